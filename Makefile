@@ -1,0 +1,55 @@
+# make demo | test | lint | bench | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
+
+PYTHON ?= python3
+VENV ?= .venv
+
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.complete
+WORKERS ?= 2
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench package clean
+
+help:
+	@echo "make demo      train a deep network on handwritten digits, layer by layer and with deeppcr"
+	@echo "make test      run the tests"
+	@echo "make lint      ruff and mypy"
+	@echo "make bench     measure on this machine; writes experiments/results/"
+	@echo "make package   build the wheel, and import it away from the checkout"
+	@echo "make clean     remove the environment, and all that was built"
+
+# The stamp is written last, and the environment starts empty each time: an interrupted install is never taken
+# for a whole one, and an environment that outlived its pyproject.toml keeps nothing of the old one.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("deeppcr needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
+	@echo "making $(VENV) (once; about a minute)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PY) -m pip install -qq --disable-pip-version-check --editable '.[test,dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(PY) -m experiments digits
+
+test: $(STAMP)
+	@$(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal --quiet
+
+lint: $(STAMP)
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(PY) -m mypy
+
+bench: $(STAMP)
+	@$(PY) -m experiments recurrence
+	@$(PY) -m experiments gradients
+
+# Away from the checkout, so that what is missing from the wheel is missed.
+package: $(STAMP)
+	@rm -rf dist build/wheel
+	@$(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir dist .
+	@$(PY) -m venv --clear build/wheel
+	@build/wheel/bin/pip install -qq --disable-pip-version-check dist/*.whl
+	@cd build/wheel && bin/python -I -W error -c 'import deeppcr; print("imported", deeppcr.__file__)'
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis digits.png
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

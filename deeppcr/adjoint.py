@@ -1,0 +1,317 @@
+"""Derivatives of a chain: its tangent equations as one linear system, and backpropagation as the transpose of its solution.
+
+A chain ``z_l = f(z_{l-1}, x_l; c)`` moved by ``dz_0``, ``dx``, ``dc`` moves by the solution of the linear recurrence
+
+    t_l = A_l t_{l-1} + B_l dx_l + C_l dc,    t_0 = dz_0,      A = df/dz,  B = df/dx,  C = df/dc,
+
+whichever way its states were found. Write ``v = (dz_0, dx, dc)``; then ``(t, v)`` solves the square linear system
+
+    [ M  -D ] [ t ]   [ 0 ]
+    [ 0   I ] [ v ] = [ v ],    M = I - (A_l below the diagonal),  D v = what the second and third term say.
+
+Its transpose, for cotangents ``g`` of the states, is the adjoint chain and then one batched vector-Jacobian product,
+
+    lam_l = g_l + A_{l+1}^T lam_{l+1},      D^T lam = (A_1^T lam_1, (B_l^T lam_l)_l, sum_l C_l^T lam_l),
+
+which is backpropagation: no Newton, one solve, and all parameter gradients at once. `jax.lax.custom_linear_solve` is told just
+this, so forward mode, reverse mode and every mixture of them are one rule; what it keeps from the forward pass is the trajectory, and
+no Jacobian.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
+
+from deeppcr.chain import Leaves, StateLayout, Step, Steps, before
+from deeppcr.linear import LinearSolver, Recurrence
+from deeppcr.linear.along import Along
+from deeppcr.linearize import derivative_of, examples_are_separate, linearize
+from deeppcr.solution import Run
+
+STRETCH = 1 << 20  # bytes of blocks that are worked on at once by a sequential solver: they stay in the cache
+
+
+class Adjoint(Protocol):
+    """How the linear recurrences of the tangents and of the adjoint are solved, over a stretch of the chain."""
+
+    def stretch(self, layout: StateLayout, length: int) -> int:
+        """How many steps to take at once; the stretches follow one another."""
+
+    def forward(self, steps: Steps, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
+        """``t_l = A_l t_{l-1} + b_l`` with ``t_0 = enter``."""
+
+    def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
+        """``lam_l = g_l + A_{l+1}^T lam_{l+1}`` with ``enter`` added to the last, and ``A_1^T lam_1``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepByStep:
+    """Products of the step's derivative with a vector, one step after another: what backpropagation does. Needs no blocks."""
+
+    def stretch(self, layout: StateLayout, length: int) -> int:
+        """The whole chain."""
+        return length
+
+    def forward(self, steps: Steps, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
+        """See `Adjoint`."""
+
+        def body(t: Leaves, step: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
+            state, inputs, b_l = step
+            _, push = derivative_of(lambda z: steps.step(z, inputs, steps.captured), state)
+            t = _add(b_l, push(t))
+            return t, t
+
+        return lax.scan(body, enter, (states, steps.inputs, b))[1]
+
+    def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
+        """See `Adjoint`."""
+
+        def body(mu: Leaves, step: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
+            state, inputs, g_l = step
+            lam = _add(g_l, mu)
+            _, pull = jax.vjp(lambda z: steps.step(z, inputs, steps.captured), state)
+            return pull(lam)[0], lam
+
+        mu, lam = lax.scan(body, enter, (states, steps.inputs, g), reverse=True)
+        return lam, mu
+
+
+@dataclasses.dataclass(frozen=True)
+class ByBlocks:
+    """Jacobian blocks of all steps, one per example, and a solver of the linear recurrence that they make.
+
+    Blocks say nothing of examples that influence each other (batch normalisation); that is checked, and such a chain goes
+    `StepByStep`.
+    """
+
+    solver: LinearSolver
+
+    def stretch(self, layout: StateLayout, length: int) -> int:
+        """The whole chain for a parallel solver; for a sequential one as much as the cache holds."""
+        if not isinstance(self.solver, Recurrence):
+            return length
+        size = layout.width**2 * int(np.prod(layout.batch_shape, dtype=int)) * layout.dtype.itemsize
+        most = max(1, STRETCH // max(size, 1))
+        return -(-length // -(-length // most))
+
+    def forward(self, steps: Steps, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
+        """See `Adjoint`."""
+        layout = steps.layout
+        _, blocks, derivative = linearize(steps, layout.flatten(states))
+
+        def by_blocks(b: Leaves, enter: Leaves) -> Leaves:
+            right = layout.flatten(b)
+            first = Along().first(blocks, 1).apply(layout.flatten(enter)[None])[0]
+            return layout.unflatten(self.solver.solve(blocks, right.at[0].add(first)))
+
+        def step_by_step(b: Leaves, enter: Leaves) -> Leaves:
+            return StepByStep().forward(steps, states, b, enter)
+
+        if _lone(layout):
+            return by_blocks(b, enter)
+        result: Leaves = lax.cond(examples_are_separate(blocks, derivative), by_blocks, step_by_step, b, enter)
+        return result
+
+    def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
+        """See `Adjoint`."""
+        layout = steps.layout
+        _, blocks, derivative = linearize(steps, layout.flatten(states))
+
+        def by_blocks(g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
+            lam = self.solver.solve_transposed(blocks, layout.flatten(g).at[-1].add(layout.flatten(enter)))
+            mu = Along().first(blocks, 1).transpose().apply(lam[:1])[0]
+            return layout.unflatten(lam), layout.unflatten(mu)
+
+        def step_by_step(g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
+            return StepByStep().backward(steps, states, g, enter)
+
+        if _lone(layout):
+            return by_blocks(g, enter)
+        result: tuple[Leaves, Leaves] = lax.cond(
+            examples_are_separate(blocks, derivative), by_blocks, step_by_step, g, enter
+        )
+        return result
+
+
+def differentiable(
+    run: Callable[[Steps, Leaves, Any], Run], step: Step, layout: StateLayout, length: int, adjoint: Adjoint
+) -> Callable[[Leaves, Leaves, Leaves, Any], Run]:
+    """Give ``run(steps, initial, guess)`` the derivatives of the chain that it solves.
+
+    Returns:
+        ``(initial, inputs, captured, guess) -> Run``, differentiable in the first three, to every order.
+    """
+
+    @jax.custom_jvp
+    def solve(initial: Leaves, inputs: Leaves, captured: Leaves, guess: Any) -> Run:
+        return run(Steps(step, layout, inputs, captured), initial, guess)
+
+    def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Run, Run]:
+        result = solve(*primals)
+        initial, inputs, captured, _ = primals
+        steps = Steps(step, layout, inputs, captured)
+        moved = _Moved(*(_split(t) for t in tangents[:3]))
+        states = before(initial, result.trajectory)
+        t = _tangents(steps, states, moved, adjoint, length)
+
+        def outputs(z: Leaves, x: Leaves, c: Leaves, after: Leaves) -> Leaves:
+            return moved.put(steps, x, c).outputs(z, after)
+
+        starts = before(moved.enter(initial, moved.initial.tangents), t)
+        _, by_outputs = jax.jvp(
+            outputs,
+            (states, moved.inputs.of(inputs), moved.captured.of(captured), result.trajectory),
+            (starts, moved.inputs.tangents, moved.captured.tangents, t),
+        )
+        fixed = jax.tree.map(_zero_tangent, (result.stats, result.result))
+        return result, Run(t, by_outputs, *fixed)
+
+    solve.defjvp(rule, symbolic_zeros=True)
+    return solve
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Which leaves of a list are differentiated, and their tangents."""
+
+    mask: tuple[bool, ...]
+    tangents: Leaves
+
+    def of(self, leaves: Leaves) -> Leaves:
+        """Those among ``leaves``."""
+        return [leaf for leaf, moves in zip(leaves, self.mask, strict=True) if moves]
+
+    def put(self, leaves: Leaves, moving: Leaves) -> Leaves:
+        """``leaves`` with ``moving`` in their places."""
+        rest = iter(moving)
+        return [next(rest) if moves else leaf for leaf, moves in zip(leaves, self.mask, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Moved:
+    """What of a chain is differentiated: the ``v`` of the linear system."""
+
+    initial: _Part
+    inputs: _Part
+    captured: _Part
+
+    @property
+    def tangents(self) -> tuple[Leaves, Leaves, Leaves]:
+        """``(dz_0, dx, dc)``."""
+        return self.initial.tangents, self.inputs.tangents, self.captured.tangents
+
+    def put(self, steps: Steps, x: Leaves, c: Leaves) -> Steps:
+        """The steps with ``x`` and ``c`` in the place of what moves in them."""
+        inputs, captured = self.inputs.put(steps.inputs, x), self.captured.put(steps.captured, c)
+        return dataclasses.replace(steps, inputs=inputs, captured=captured)
+
+    def enter(self, like: Leaves, dz: Leaves) -> Leaves:
+        """The tangent of the initial state: ``dz``, and zero where it does not move."""
+        return self.initial.put([jnp.zeros_like(z) for z in like], dz)
+
+
+def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Adjoint, length: int) -> Leaves:
+    """The tangents ``t_1 .. t_L`` of the trajectory, as the solution of the linear system above."""
+    size = adjoint.stretch(steps.layout, length)
+    initial = [z[0] for z in states]
+
+    def part_of(z: Leaves, inputs: Leaves) -> tuple[Steps, Callable[..., Leaves], Leaves, Leaves]:
+        here = dataclasses.replace(steps, inputs=inputs)
+        return here, lambda z, x, c: moved.put(here, x, c)(z), moved.inputs.of(inputs), moved.captured.of(here.captured)
+
+    def system(unknown: Any) -> Any:
+        t, (dz, dx, dc) = unknown
+        _, f, x, c = part_of(states, steps.inputs)
+        _, push = derivative_of(f, states, x, c)
+        pushed = push(before(moved.enter(initial, dz), t), dx, dc)
+        return [a - b for a, b in zip(t, pushed, strict=True)], (dz, dx, dc)
+
+    def solve(_: Any, right: Any) -> Any:
+        b, (dz, dx, dc) = right
+
+        def stretch(enter: Leaves, part: Any) -> tuple[Leaves, Leaves]:
+            z, inputs, b, dx = part
+            here, f, x, c = part_of(z, inputs)
+            _, push = derivative_of(lambda x, c: f(z, x, c), x, c)
+            t = adjoint.forward(here, z, _add(b, push(dx, dc)), enter)
+            return [leaf[-1] for leaf in t], t
+
+        _, t = _in_stretches(stretch, moved.enter(initial, dz), (states, steps.inputs, b, dx), length, size)
+        return t, (dz, dx, dc)
+
+    def transpose_solve(_: Any, right: Any) -> Any:
+        g, (by_initial, by_inputs, by_captured) = right
+
+        def stretch(carry: tuple[Leaves, Leaves], part: Any) -> tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]]:
+            enter, totals = carry
+            z, inputs, g = part
+            here, f, x, c = part_of(z, inputs)
+            lam, leave = adjoint.backward(here, z, g, enter)
+            _, pull = jax.vjp(lambda x, c: f(z, x, c), x, c)
+            from_x, from_c = pull(lam)
+            return (leave, _add(totals, from_c)), (lam, from_x)
+
+        begin = ([jnp.zeros_like(z) for z in initial], by_captured)
+        parts = (states, steps.inputs, g)
+        (leave, by_captured), (lam, from_x) = _in_stretches(stretch, begin, parts, length, size, reverse=True)
+        return lam, (_add(by_initial, moved.initial.of(leave)), _add(by_inputs, from_x), by_captured)
+
+    zeros = [_zeros_of(moved.tangents, z) for z in states]
+    t: Leaves
+    t, _ = lax.custom_linear_solve(system, (zeros, moved.tangents), solve, transpose_solve)
+    return t
+
+
+def _in_stretches(
+    f: Callable[[Any, Any], tuple[Any, Any]], carry: Any, parts: Any, length: int, size: int, reverse: bool = False
+) -> tuple[Any, Any]:
+    """`jax.lax.scan` over stretches of ``size`` steps; ``f`` takes a whole stretch, and a shorter one at the end if need be."""
+    if size >= length:
+        return f(carry, parts)
+    count, rest = divmod(length, size)
+    whole = jax.tree.map(lambda x: x[: count * size].reshape((count, size, *x.shape[1:])), parts)
+    tail = jax.tree.map(lambda x: x[count * size :], parts)
+    results = []
+    if rest and reverse:
+        carry, result = f(carry, tail)
+        results.append(result)
+    carry, result = lax.scan(f, carry, whole, reverse=reverse)
+    results.insert(0, jax.tree.map(lambda y: y.reshape((count * size, *y.shape[2:])), result))
+    if rest and not reverse:
+        carry, result = f(carry, tail)
+        results.append(result)
+    return carry, jax.tree.map(lambda *ys: jnp.concatenate(ys), *results)
+
+
+def _split(tangents: Sequence[Any]) -> _Part:
+    moves = tuple(
+        not isinstance(t, SymbolicZero) and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents
+    )
+    return _Part(moves, [t for t, moving in zip(tangents, moves, strict=True) if moving])
+
+
+def _lone(layout: StateLayout) -> bool:
+    return int(np.prod(layout.batch_shape, dtype=int)) <= 1
+
+
+def _zero_tangent(x: Array) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _zeros_of(tangents: Any, like: Array) -> Array:
+    """Zeros that are a linear function of ``tangents``, as jax wants the whole right-hand side to be: none of it, padded."""
+    least = min(jax.tree.leaves(tangents), key=lambda t: t.size)
+    nothing = least.reshape(-1)[:0].astype(like.dtype)
+    return lax.pad(nothing, jnp.zeros((), like.dtype), [(0, like.size, 0)]).reshape(like.shape)
+
+
+def _add(a: Leaves, b: Leaves) -> Leaves:
+    return [p + q for p, q in zip(a, b, strict=True)]

@@ -1,0 +1,253 @@
+"""What users call: `scan`, `solve` and `forward`, checked before anything is compiled."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from deeppcr.adjoint import Adjoint, differentiable
+from deeppcr.chain import Chain, Leaves, StateLayout, Step, Steps, chain_length, check_state, trace
+from deeppcr.layers import segments, shapes_of, stack
+from deeppcr.linear import LinearSolver
+from deeppcr.newton import Newton
+from deeppcr.plan import AUTODIFF, Method, choose_adjoint, find_adjoint, find_method
+from deeppcr.solution import NotConverged, Result, Run, Solution, Stats
+
+
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    *,
+    reverse: bool = False,
+    method: str | Method = "auto",
+    adjoint: str | LinearSolver = "auto",
+    batch_ndim: int = 0,
+) -> tuple[Any, Any]:
+    """`jax.lax.scan`, solved as one system of equations: the same arguments, the same result, the same derivatives.
+
+    Args:
+        f: ``f(carry, x) -> (carry, y)``. The carry is an array, or a pytree of them, of floating dtypes.
+        init: the carry before the first step.
+        xs: pytree of arrays ``[L, ...]``, one entry a step; or None.
+        length: L; needed only without ``xs``.
+        reverse: start from the last entry of ``xs``.
+        method: how the carries are found: "auto", "sequential", "newton", "pcr", or a `Sequential` or `Newton` object. "auto" is
+            sequential, so far.
+        adjoint: how derivatives are found, whatever the method: "auto"; "sequential", step by step; a linear solver by object
+            or by name ("pcr", ...), on the Jacobians of all steps; "autodiff", by jax through `jax.lax.scan`.
+        batch_ndim: how many leading axes of every leaf of the carry are batch axes, examples that ``f`` treats one by one. A
+            Jacobian block is then w x w for each example, and not (B w) x (B w). ``f`` gets and returns all of them at once.
+
+    Returns:
+        the last carry, and the ``y`` of all steps, stacked on axis 0.
+
+    Raises:
+        TypeError: the carry changes its structure, shape or dtype, or is not floating.
+        ValueError: lengths contradict each other, or a name is not known.
+
+    Example:
+        >>> cumsum = lambda carry, x: (carry + x, carry + x)
+        >>> deeppcr.scan(cumsum, jnp.array(0.0), jnp.array([2.0, 5.0, 4.0]))[1]
+        Array([ 2.,  7., 11.], dtype=float32)
+    """
+    length = chain_length(xs, length, "xs")
+    chosen = find_method(method)
+    wanted = find_adjoint(adjoint, chosen)
+    if wanted == AUTODIFF or length == 0:
+        return jax.lax.scan(f, init, xs, length, reverse)
+    problem = _pose(f, init, xs, length, batch_ndim, "init")
+    wanted = choose_adjoint(wanted, chosen, problem.layout, length)
+    if wanted == AUTODIFF:
+        return jax.lax.scan(f, init, xs, length, reverse)
+    if reverse:
+        problem = dataclasses.replace(problem, inputs=[jnp.flip(x, 0) for x in problem.inputs])
+    run = _run(problem, chosen, wanted)
+    step = problem.step
+    last = jax.tree.unflatten(step.state_tree, [z[-1] for z in run.trajectory])
+    ys = [jnp.flip(y, 0) for y in run.outputs] if reverse else run.outputs
+    return last, jax.tree.unflatten(step.output_tree, ys)
+
+
+def solve(
+    chain: Chain,
+    z0: Any,
+    *,
+    method: str | Method = "auto",
+    adjoint: str | LinearSolver = "auto",
+    batch_ndim: int = 0,
+) -> Solution:
+    """Solve a chain: all its states, and how they were found.
+
+    Args:
+        chain: see `Chain`.
+        z0: the initial state.
+        method: as in `scan`.
+        adjoint: as in `scan`.
+        batch_ndim: as in `scan`.
+
+    Returns:
+        `Solution`, with the last state, the trajectory, statistics and the way it ended. Its ``value`` and ``trajectory`` are
+        differentiable with respect to ``z0``, the chain's inputs and whatever its step closes over.
+
+    Raises:
+        TypeError: the state changes its structure, shape or dtype, or is not floating.
+        ValueError: lengths contradict each other, or a name is not known.
+        NotConverged: with ``Newton(on_failure="raise")``.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.linspace(0.0, 1.0, 100))
+        >>> solution = deeppcr.solve(chain, jnp.array(0.5), method="newton")
+        >>> int(solution.stats.prefix), bool(solution.converged)
+        (100, True)
+    """
+    if not isinstance(chain, Chain):
+        raise TypeError(f"chain is {type(chain).__name__}, expected a deeppcr.Chain; for layers: Chain.from_layers(layers, x).")
+    length = chain_length(chain.inputs, chain.length, "chain.inputs")
+    chosen = find_method(method)
+    wanted = find_adjoint(adjoint, chosen)
+    if wanted != AUTODIFF and length:
+        problem = _pose(lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0")
+        wanted = choose_adjoint(wanted, chosen, problem.layout, length)
+        if not isinstance(wanted, str):
+            run = _run(problem, chosen, wanted)
+            trajectory = jax.tree.unflatten(problem.step.state_tree, run.trajectory)
+            return Solution(jax.tree.map(lambda z: z[-1], trajectory), trajectory, run.stats, run.result)
+
+    def body(z: Any, x: Any) -> tuple[Any, Any]:
+        z = chain.step(z, x)
+        return z, z
+
+    value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, length)
+    stats = Stats(jnp.int32(0), jnp.float32(0), jnp.int32(length))
+    return Solution(value, trajectory, stats, jnp.int32(Result.CONVERGED))
+
+
+def forward(
+    layers: Chain | Sequence[Callable[[Any], Any]],
+    x: Any,
+    *,
+    method: str | Method = "auto",
+    adjoint: str | LinearSolver = "auto",
+    batch_ndim: int | None = None,
+) -> Any:
+    """Apply layers one after another: ``for layer in layers: x = layer(x)``.
+
+    Neighbouring layers that are alike (the same code, arrays of the same shapes) are stacked and solved as one chain; any other
+    layer is applied in its turn.
+
+    Args:
+        layers: callables ``layer(x) -> x``, or a `Chain` of layers already stacked.
+        x: what the first layer takes: an array, or a pytree of them.
+        method: as in `scan`.
+        adjoint: as in `scan`.
+        batch_ndim: leading batch axes of ``x``; None for 0 if ``x`` is a vector or a scalar, else 1.
+
+    Returns:
+        what the last layer returns.
+
+    Raises:
+        TypeError: one of ``layers`` is not callable.
+        ValueError: a name is not known.
+
+    Example:
+        >>> weights = [0.1 * jnp.eye(3), 0.2 * jnp.eye(3), 0.3 * jnp.eye(3)]
+        >>> layers = [jax.tree_util.Partial(jnp.matmul, w) for w in weights]
+        >>> deeppcr.forward(layers, jnp.ones(3))
+        Array([0.006, 0.006, 0.006], dtype=float32)
+    """
+    if batch_ndim is None:
+        batch_ndim = min(1, max(0, min((jnp.ndim(leaf) for leaf in jax.tree.leaves(x)), default=0) - 1))
+    options: dict[str, Any] = {"method": method, "adjoint": adjoint, "batch_ndim": batch_ndim}
+    if isinstance(layers, Chain):
+        return solve(layers, x, **options).value
+    find_adjoint(adjoint, find_method(method))
+    for run in segments(layers, x):
+        if len(run) == 1:
+            x = run[0].apply(x, run[0].own)
+        else:
+            x = solve(Chain(*stack(run), len(run)), x, **options).value
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """A chain, checked and traced: leaves of the initial state and of the inputs, and what the step closes over."""
+
+    step: Step
+    layout: StateLayout
+    length: int
+    initial: Leaves
+    inputs: Leaves
+    input_tree: Any
+    captured: Leaves
+
+
+def _pose(
+    f: Callable[[Any, Any], tuple[Any, Any]], initial: Any, inputs: Any, length: int, batch_ndim: int, name: str
+) -> _Problem:
+    initial = jax.tree.map(jnp.asarray, initial)
+    inputs = jax.tree.map(_as_array, inputs)
+    if not isinstance(batch_ndim, int) or batch_ndim < 0:
+        raise ValueError(f"batch_ndim is {batch_ndim!r}, expected an integer >= 0.")
+    check_state(initial, batch_ndim, name)
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
+    step, captured = trace(f, initial, first)
+    leaves = jax.tree.leaves(initial)
+    input_leaves, input_tree = jax.tree.flatten(inputs)
+    return _Problem(step, StateLayout.of(leaves, batch_ndim), length, leaves, input_leaves, input_tree, captured)
+
+
+def _run(problem: _Problem, method: Method, adjoint: Adjoint) -> Run:
+    """Solve a chain of one or more steps, differentiably."""
+    length = problem.length
+    guess = None
+    if isinstance(method, Newton) and callable(method.initial_guess):
+        guess = _guess(method.initial_guess, problem)
+
+    def run(steps: Steps, initial: Leaves, guess: Leaves | None) -> Run:
+        if isinstance(method, Newton):
+            return method.run(steps, initial, length, guess)
+        return method.run(steps, initial, length)
+
+    solved = differentiable(run, problem.step, problem.layout, length, adjoint)
+    result = solved(problem.initial, problem.inputs, problem.captured, guess)
+    if isinstance(method, Newton) and method.on_failure == "raise":
+        _raise_unless_converged(result, length)
+    return result
+
+
+def _guess(guess: Callable[[Any, Any], Any], problem: _Problem) -> Leaves:
+    """The user's own first trajectory, checked; no derivatives pass through it."""
+    state_tree = problem.step.state_tree
+    initial = jax.tree.unflatten(state_tree, problem.initial)
+    leaves, tree = jax.tree.flatten(guess(initial, jax.tree.unflatten(problem.input_tree, problem.inputs)))
+    expected = [(problem.length, *z.shape) for z in problem.initial]
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    if tree != state_tree or shapes != expected:
+        raise ValueError(
+            f"initial_guess returned leaves of shapes {shapes} in {tree}, expected {expected} in {state_tree}: a trajectory."
+        )
+    return [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
+
+
+def _raise_unless_converged(run: Run, length: int) -> None:
+    try:
+        result, prefix, residual = int(run.result), int(run.stats.prefix), float(run.stats.residual)
+    except jax.errors.ConcretizationTypeError:
+        raise ValueError(
+            'on_failure is "raise", which is not possible while jax traces the call (jit, vmap, grad): '
+            'take on_failure="return" and look at Solution.result.'
+        ) from None
+    if result != Result.CONVERGED:
+        raise NotConverged(
+            f"Newton did not converge: {prefix} of {length} states after {int(run.stats.iterations)} iterations, "
+            f"largest relative residual {residual:.1e}."
+        )
+
+
+def _as_array(x: Any) -> Any:
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)

@@ -1,0 +1,74 @@
+"""Parts of a chain, whichever axis it is on and whichever way it runs.
+
+A recurrence that runs backwards is the same algorithm with the ends of the chain swapped. Arrays stay in memory order: turning them
+round would copy every block.
+"""
+
+import dataclasses
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+Tree = TypeVar("Tree")  # an array, or blocks: anything whose arrays all have the chain on the same axis
+
+
+@dataclasses.dataclass(frozen=True)
+class Along:
+    """The chain is on ``axis`` and starts at index 0, or at the last one if ``reverse``."""
+
+    axis: int = 0
+    reverse: bool = False
+
+    def length(self, tree: Tree) -> int:
+        """The number of steps in ``tree``."""
+        leaf: Array = jax.tree.leaves(tree)[0]
+        return leaf.shape[self.axis]
+
+    def first(self, tree: Tree, count: int) -> Tree:
+        """The ``count`` steps where the chain starts."""
+        length = self.length(tree)
+        start = length - count if self.reverse else 0
+        return self._slice(tree, start, start + count, 1)
+
+    def last(self, tree: Tree, count: int) -> Tree:
+        """The ``count`` steps where the chain ends."""
+        return dataclasses.replace(self, reverse=not self.reverse).first(tree, count)
+
+    def halves(self, tree: Tree) -> tuple[Tree, Tree]:
+        """Steps 0, 2, 4, .. and steps 1, 3, 5, .., counted from where the chain starts."""
+        length = self.length(tree)
+        even, odd = ((length - 1) % 2, length % 2) if self.reverse else (0, 1)
+        return self._slice(tree, even, length, 2), self._slice(tree, odd, length, 2)
+
+    def join(self, earlier: Array, later: Array) -> Array:
+        """One chain from its start and its end."""
+        return lax.concatenate([later, earlier] if self.reverse else [earlier, later], self.axis)
+
+    def interleave(self, even: Array, odd: Array) -> Array:
+        """One chain from its `halves`."""
+        length = self.length(even) + self.length(odd)
+        if length % 2:
+            odd = self.join(odd, jnp.zeros_like(self.first(even, 1)))
+        pair = [odd, even] if self.reverse else [even, odd]
+        shape = (*even.shape[: self.axis], 2 * self.length(even), *even.shape[self.axis + 1 :])
+        return self.first(jnp.stack(pair, self.axis + 1).reshape(shape), length)
+
+    def before(self, y: Array) -> Array:
+        """The state before each step: zero before the first."""
+        nothing = jnp.zeros_like(self.first(y, 1))
+        return self.join(nothing, self.first(y, self.length(y) - 1))
+
+    def clear_first(self, y: Array) -> Array:
+        """``y`` with zeros at the first step, whatever a block that is not to be looked at has left there."""
+        index = lax.broadcasted_iota(jnp.int32, y.shape, self.axis)
+        start = self.length(y) - 1 if self.reverse else 0
+        return jnp.where(index == start, jnp.zeros_like(y), y)
+
+    def step(self, tree: Tree, index: int | Array) -> Tree:
+        """One step, without the chain axis; ``index`` counts in memory order."""
+        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, self.axis, keepdims=False), tree)
+
+    def _slice(self, tree: Tree, start: int, stop: int, stride: int) -> Tree:
+        return jax.tree.map(lambda leaf: lax.slice_in_dim(leaf, start, stop, stride, self.axis), tree)

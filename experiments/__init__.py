@@ -1,0 +1,1 @@
+"""What is measured and shown with deeppcr: `python -m experiments` lists it."""

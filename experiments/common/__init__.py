@@ -1,0 +1,1 @@
+"""What the experiments share: timing, tables, result files, data and plots."""

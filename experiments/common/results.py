@@ -1,0 +1,99 @@
+"""Result files: JSON lines, the first of which says where and when the rest was measured."""
+
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+
+FOLDER = Path(__file__).parent.parent / "results"
+
+
+def device() -> str:
+    """The default device as a folder name: "cpu", "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
+
+
+def environment() -> dict[str, Any]:
+    """What a measurement depends on beside the program."""
+    return {
+        "device": device(),
+        "devices": jax.device_count(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write(name: str, rows: Iterable[Mapping[str, Any]], folder: Path = FOLDER) -> Path:
+    """Write `rows` to `folder/<device>/<name>.jsonl`, whole or not at all.
+
+    The lines go to a temporary file that takes the old one's place once it is complete, so whatever
+    fails on the way, `rows` themselves included, leaves the last good results as they were.
+    """
+    path = folder / device() / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{name}-", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            for row in ({"environment": environment()}, *rows):
+                file.write(json.dumps(row, default=_plain) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp keeps it to its owner; results are to be committed
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The environment and the rows of a result file."""
+    header, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return header["environment"], rows
+
+
+def _plain(value: Any) -> Any:
+    """Scalars of numpy and jax as Python's own."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a result has to be plain data, got {type(value).__name__}")
+
+
+def _commit() -> str | None:
+    """The commit checked out, with "+" where tracked files differ from it; None away from git."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*args: str) -> str:
+    done = subprocess.run(
+        ["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor()

@@ -1,0 +1,288 @@
+"""The demo: a deep narrow network on handwritten digits, trained layer by layer and with deeppcr.
+
+A residual network of many narrow layers, h <- h + tanh(h W_l + b_l) / sqrt(L), each with weights of its own,
+is trained from the same weights on the same batches: by `jax.lax.scan` over the layers, and by `deeppcr` with
+what it picks itself and with everything parallel. The losses have to lie on top of each other.
+"""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm import tqdm
+
+import deeppcr
+from experiments.common import data, plots, timing
+from experiments.common.table import table
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is trained, and for how long."""
+
+    depth: int = 128
+    width: int = 16
+    batch: int = 16
+    steps: int = 1000
+    learning_rate: float = 3e-3
+    seed: int = 0
+
+
+class Affine(NamedTuple):
+    """x W + b.
+
+    Attributes:
+        weight: (in, out), or (layers, in, out).
+        bias: (out,), or (layers, out).
+    """
+
+    weight: Any
+    bias: Any
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x @ self.weight
+        return y + jnp.broadcast_to(self.bias, y.shape)
+
+
+class Network(NamedTuple):
+    """An affine layer in, a stack of residual layers, an affine layer out."""
+
+    first: Affine
+    hidden: Affine
+    last: Affine
+
+
+# How the residual layers are run: (their weights, state) -> (state, Newton iterations).
+Stack = Callable[[Affine, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def layer_by_layer(hidden: Affine, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """One layer after another, compiled once for all of them: the fastest that JAX itself offers."""
+    step = residual_layer(len(hidden.bias))
+    state, _ = jax.lax.scan(lambda h, layer: (step(h, layer), None), state, hidden)
+    return state, jnp.int32(0)
+
+
+def with_deeppcr(method: str, adjoint: str) -> Stack:
+    """All layers as one root problem."""
+
+    def run(hidden: Affine, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        chain = deeppcr.Chain(residual_layer(len(hidden.bias)), hidden)
+        solution = deeppcr.solve(chain, state, method=method, adjoint=adjoint, batch_ndim=1)
+        return solution.value, solution.stats.iterations
+
+    return run
+
+
+BASELINE, AUTO, PARALLEL = "layer by layer", "deeppcr, auto", "deeppcr, newton + pcr"
+RUNS: dict[str, Stack] = {
+    BASELINE: layer_by_layer,
+    AUTO: with_deeppcr("auto", "auto"),
+    PARALLEL: with_deeppcr("newton", "pcr"),
+}
+
+
+def residual_layer(depth: int) -> Callable[[jax.Array, Affine], jax.Array]:
+    """One layer of `depth`, scaled so that it takes the whole stack to change the state by order one."""
+    return lambda state, layer: state + jnp.tanh(layer(state)) / math.sqrt(depth)
+
+
+def initial(settings: Settings, features: int) -> Network:
+    """The weights that every run starts from."""
+    random = np.random.default_rng(settings.seed)
+
+    def affine(inputs: int, outputs: int, *layers: int) -> Affine:
+        weight = random.standard_normal((*layers, inputs, outputs)) / math.sqrt(inputs)
+        bias = np.zeros((*layers, outputs))
+        return Affine(jnp.asarray(weight, jnp.float32), jnp.asarray(bias, jnp.float32))
+
+    width = settings.width
+    return Network(affine(features, width), affine(width, width, settings.depth), affine(width, CLASSES))
+
+
+def batches(settings: Settings, examples: int) -> np.ndarray:
+    """Which examples each step sees, the same for every run: (steps, batch), each epoch in a new order."""
+    random = np.random.default_rng(settings.seed + 1)
+    needed = settings.steps * settings.batch
+    epochs = [random.permutation(examples) for _ in range(math.ceil(needed / examples))]
+    return np.concatenate(epochs)[:needed].reshape(settings.steps, settings.batch)
+
+
+def logits(stack: Stack, network: Network, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(batch, classes) scores for (batch, features) images, and the Newton iterations they took."""
+    state, iterations = stack(network.hidden, network.first(x))
+    return network.last(state), iterations
+
+
+def loss(stack: Stack, network: Network, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The mean cross-entropy, and the Newton iterations it took."""
+    scores, iterations = logits(stack, network, x)
+    return optax.softmax_cross_entropy_with_integer_labels(scores, y).mean(), iterations
+
+
+@dataclass(frozen=True)
+class Training:
+    """One finished run.
+
+    Attributes:
+        losses: (steps,), before each step.
+        iterations: (steps,), Newton iterations of each step; 0 where none were needed.
+        gradient: of the first batch's loss, at the initial weights.
+        accuracy: the share of the held-back digits it gets right.
+        compile: seconds to lower and compile the step.
+        again: repeats the last step; for timing.
+    """
+
+    losses: np.ndarray
+    iterations: np.ndarray
+    gradient: Network
+    accuracy: float
+    compile: float
+    again: Callable[[], Any]
+
+
+def train(name: str, stack: Stack, settings: Settings, split: data.Split) -> Training:
+    """Train the network with one way to run its layers."""
+    network = initial(settings, split.train_x.shape[1])
+    optimizer = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
+    moments = optimizer.init(network)
+
+    @jax.jit
+    def step(network: Network, moments: Any, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
+        value_and_grad = jax.value_and_grad(lambda n: loss(stack, n, x, y), has_aux=True)
+        (value, iterations), gradient = value_and_grad(network)
+        updates, moments = optimizer.update(gradient, moments)
+        return optax.apply_updates(network, updates), moments, value, iterations, gradient
+
+    chosen = batches(settings, len(split.train_y))
+    build = timing.build(step, network, moments, split.train_x[chosen[0]], split.train_y[chosen[0]])
+    losses, iterations, first_gradient = [], [], None
+    progress = tqdm(chosen, desc=f"{name:<{max(map(len, RUNS))}}", unit="step", disable=None)
+    for batch in progress:
+        x, y = split.train_x[batch], split.train_y[batch]
+        network, moments, value, count, gradient = build.call(network, moments, x, y)
+        first_gradient = first_gradient or gradient
+        losses.append(float(value))
+        iterations.append(int(count))
+        progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
+
+    scores, _ = jax.jit(lambda network, x: logits(stack, network, x))(network, split.test_x)
+    return Training(
+        losses=np.array(losses),
+        iterations=np.array(iterations),
+        gradient=jax.device_get(first_gradient),
+        accuracy=float(np.mean(np.argmax(scores, axis=1) == split.test_y)),
+        compile=build.lower + build.compile,
+        again=lambda: build.call(network, moments, x, y),
+    )
+
+
+def gradient_difference(one: Network, other: Network) -> float:
+    """The largest difference, as a share of the largest entry of the same array."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return max(float(np.max(np.abs(a - b)) / np.max(np.abs(a))) for a, b in pairs)
+
+
+def rows(trainings: dict[str, Training], times: dict[str, timing.Timing]) -> list[dict[str, Any]]:
+    """What is to be compared, one row a run."""
+    baseline = trainings[BASELINE]
+    return [
+        {
+            "run": name,
+            "last loss": float(run.losses[-1]),
+            "losses differ": float(np.max(np.abs(run.losses - baseline.losses))),
+            "gradients differ": gradient_difference(baseline.gradient, run.gradient),
+            "accuracy": f"{run.accuracy:.1%}",
+            "iterations": float(np.mean(run.iterations)),
+            "ms a step": times[name].median * 1e3,
+            "time": f"{times[name].median / times[BASELINE].median:.2f}x",
+            "compile s": run.compile,
+        }
+        for name, run in trainings.items()
+    ]
+
+
+def summary(settings: Settings, trainings: dict[str, Training], times: dict[str, timing.Timing]) -> str:
+    """The table in plain words."""
+    base, auto, parallel = (times[name].median for name in (BASELINE, AUTO, PARALLEL))
+    apart = max(float(np.max(np.abs(run.losses - trainings[BASELINE].losses))) for run in trainings.values())
+    iterations = np.mean(trainings[PARALLEL].iterations)
+    rounds = math.ceil(math.log2(settings.depth))
+    forward = "Newton iterations" if trainings[AUTO].iterations.any() else "a sequential forward pass"
+    verdict = "Same training" if apart < 1e-3 else "NOT the same training"
+    lines = [
+        f"{verdict}: over {settings.steps} steps the losses differ by at most {apart:.1e}.",
+        f"deeppcr left to itself used {forward} here; a step is {compared(auto, base)} layer by layer.",
+        f"Everything parallel took {iterations:.1f} Newton iterations a step, each of about {rounds} rounds",
+        f"over all layers at once; a step is {compared(parallel, base)} layer by layer.",
+    ]
+    if jax.default_backend() == "cpu" and parallel > base:
+        lines.append("As expected on a CPU: it is more arithmetic, and there are no idle cores to share it.")
+    return "\n".join(lines)
+
+
+def compared(seconds: float, baseline: float) -> str:
+    """How much faster or slower than the baseline."""
+    ratio = seconds / baseline
+    if 0.95 < ratio < 1.05:
+        return "as fast as"
+    return f"{1 / ratio:.1f}x faster than" if ratio < 1 else f"{ratio:.1f}x slower than"
+
+
+def draw(path: Path, trainings: dict[str, Training], times: dict[str, timing.Timing]) -> None:
+    """The loss curves on top of each other, and the times beside them."""
+    # Wide below, thin on top: curves that coincide can still be told apart.
+    widths = np.linspace(5, 1, len(trainings))
+    with plots.figure(path, columns=2) as (curves, bars):
+        for (name, run), width in zip(trainings.items(), widths, strict=True):
+            curves.plot(smooth(run.losses), label=name, linewidth=width, alpha=0.8)
+        curves.set(title="Training loss (running mean)", xlabel="step", yscale="log")
+        curves.legend()
+        for name in trainings:
+            bars.barh(name, times[name].median * 1e3)
+        bars.invert_yaxis()
+        bars.set(title=f"A training step on {jax.devices()[0].device_kind} (median)", xlabel="milliseconds")
+
+
+def smooth(losses: np.ndarray, window: int = 25) -> np.ndarray:
+    """The mean over up to `window` steps."""
+    window = min(window, len(losses))
+    return np.convolve(losses, np.ones(window) / window, mode="valid")
+
+
+def main(argv: list[str]) -> None:
+    """Train, compare, draw."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments digits", description=(__doc__ or "").partition("\n")[0]
+    )
+    for field in dataclasses.fields(Settings):
+        option = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(
+            option, type=type(field.default), default=field.default, help="default: %(default)s"
+        )
+    parser.add_argument(
+        "--out", type=Path, default=Path("digits.png"), help="the figure; default: %(default)s"
+    )
+    options = vars(parser.parse_args(argv))
+    out: Path = options.pop("out")
+    settings = Settings(**options)
+
+    split = data.digits()
+    print(
+        f"{settings.depth} residual layers of width {settings.width} learn {len(split.train_y)} digits, "
+        f"{len(RUNS)} times over, from the same weights and batches.\n"
+    )
+    trainings = {name: train(name, stack, settings, split) for name, stack in RUNS.items()}
+    times = timing.interleave({name: run.again for name, run in trainings.items()}, repeats=25, warmup=2)
+    draw(out, trainings, times)
+    print(f"\n{table(rows(trainings, times))}\n\n{summary(settings, trainings, times)}\n\nFigure: {out}")
