@@ -14,8 +14,8 @@ Its transpose, for cotangents ``g`` of the states, is the adjoint chain and then
     lam_l = g_l + A_{l+1}^T lam_{l+1},      D^T lam = (A_1^T lam_1, (B_l^T lam_l)_l, sum_l C_l^T lam_l),
 
 which is backpropagation: no Newton, one solve, and all parameter gradients at once. `jax.lax.custom_linear_solve` is told just
-this, so forward mode, reverse mode and every mixture of them are one rule; what it keeps from the forward pass is the trajectory, and
-no Jacobian.
+this, so forward mode, reverse mode and every mixture of them are one rule; what it keeps from the forward pass is the trajectory,
+and no Jacobian.
 """
 
 import dataclasses
@@ -28,11 +28,12 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
+from deeppcr import structure
 from deeppcr.chain import Leaves, StateLayout, Step, Steps, before
 from deeppcr.linear import LinearSolver, Recurrence
 from deeppcr.linear.along import Along
-from deeppcr.linearize import derivative_of, examples_are_separate, linearize
-from deeppcr.solution import Run
+from deeppcr.linearize import examples_are_separate, linearize
+from deeppcr.solution import Run, Solve
 
 STRETCH = 1 << 20  # bytes of blocks that are worked on at once by a sequential solver: they stay in the cache
 
@@ -63,8 +64,8 @@ class StepByStep:
 
         def body(t: Leaves, step: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
             state, inputs, b_l = step
-            _, push = derivative_of(lambda z: steps.step(z, inputs, steps.captured), state)
-            t = _add(b_l, push(t))
+            moved = jax.jvp(lambda z: steps.step(z, inputs, steps.captured), (state,), (t,))[1]
+            t = _add(b_l, moved)
             return t, t
 
         return lax.scan(body, enter, (states, steps.inputs, b))[1]
@@ -86,8 +87,8 @@ class StepByStep:
 class ByBlocks:
     """Jacobian blocks of all steps, one per example, and a solver of the linear recurrence that they make.
 
-    Blocks say nothing of examples that influence each other (batch normalisation); that is checked, and such a chain goes
-    `StepByStep`.
+    Blocks say nothing of examples that influence each other (batch normalisation). Where the program does not prove that there
+    are none, the blocks are checked as they are made, and a chain that fails goes `StepByStep`.
     """
 
     solver: LinearSolver
@@ -97,13 +98,15 @@ class ByBlocks:
         if not isinstance(self.solver, Recurrence):
             return length
         size = layout.width**2 * int(np.prod(layout.batch_shape, dtype=int)) * layout.dtype.itemsize
-        most = max(1, STRETCH // max(size, 1))
-        return -(-length // -(-length // most))
+        count = -(-length // max(1, STRETCH // max(size, 1)))
+        even = [n for n in range(count, 2 * count) if length % n == 0]  # else the last stretch is a shorter one
+        return -(-length // (even[0] if even else count))
 
     def forward(self, steps: Steps, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `Adjoint`."""
         layout = steps.layout
-        _, blocks, derivative = linearize(steps, layout.flatten(states))
+        vectors = layout.flatten(states)
+        _, blocks = linearize(steps, vectors)
 
         def by_blocks(b: Leaves, enter: Leaves) -> Leaves:
             right = layout.flatten(b)
@@ -113,15 +116,16 @@ class ByBlocks:
         def step_by_step(b: Leaves, enter: Leaves) -> Leaves:
             return StepByStep().forward(steps, states, b, enter)
 
-        if _lone(layout):
+        if structure.examples_are_separate(steps.step, layout):
             return by_blocks(b, enter)
-        result: Leaves = lax.cond(examples_are_separate(blocks, derivative), by_blocks, step_by_step, b, enter)
+        result: Leaves = lax.cond(examples_are_separate(steps, vectors, blocks), by_blocks, step_by_step, b, enter)
         return result
 
     def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
         """See `Adjoint`."""
         layout = steps.layout
-        _, blocks, derivative = linearize(steps, layout.flatten(states))
+        vectors = layout.flatten(states)
+        _, blocks = linearize(steps, vectors)
 
         def by_blocks(g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
             lam = self.solver.solve_transposed(blocks, layout.flatten(g).at[-1].add(layout.flatten(enter)))
@@ -131,26 +135,26 @@ class ByBlocks:
         def step_by_step(g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
             return StepByStep().backward(steps, states, g, enter)
 
-        if _lone(layout):
+        if structure.examples_are_separate(steps.step, layout):
             return by_blocks(g, enter)
-        result: tuple[Leaves, Leaves] = lax.cond(
-            examples_are_separate(blocks, derivative), by_blocks, step_by_step, g, enter
-        )
+        result: tuple[Leaves, Leaves] = lax.cond(examples_are_separate(steps, vectors, blocks), by_blocks, step_by_step, g, enter)
         return result
 
 
 def differentiable(
-    run: Callable[[Steps, Leaves, Any], Run], step: Step, layout: StateLayout, length: int, adjoint: Adjoint
+    run: Solve, step: Step, layout: StateLayout, length: int, adjoint: Adjoint
 ) -> Callable[[Leaves, Leaves, Leaves, Any], Run]:
-    """Give ``run(steps, initial, guess)`` the derivatives of the chain that it solves.
+    """Give ``run(steps, initial, operands)`` the derivatives of the chain that it solves.
 
     Returns:
-        ``(initial, inputs, captured, guess) -> Run``, differentiable in the first three, to every order.
+        ``(initial, inputs, captured, operands) -> Run``, differentiable in the first three, to every order.
     """
+    if step.has_custom_vjp:  # a rule that may not be linear has no blocks
+        adjoint = StepByStep()
 
     @jax.custom_jvp
-    def solve(initial: Leaves, inputs: Leaves, captured: Leaves, guess: Any) -> Run:
-        return run(Steps(step, layout, inputs, captured), initial, guess)
+    def solve(initial: Leaves, inputs: Leaves, captured: Leaves, operands: Any) -> Run:
+        return run(Steps(step, layout, inputs, captured), initial, operands)
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Run, Run]:
         result = solve(*primals)
@@ -223,14 +227,20 @@ def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Adjoint, len
 
     def part_of(z: Leaves, inputs: Leaves) -> tuple[Steps, Callable[..., Leaves], Leaves, Leaves]:
         here = dataclasses.replace(steps, inputs=inputs)
-        return here, lambda z, x, c: moved.put(here, x, c)(z), moved.inputs.of(inputs), moved.captured.of(here.captured)
+        return (
+            here,
+            lambda z, x, c: moved.put(here, x, c)(z),
+            moved.inputs.of(inputs),
+            moved.captured.of(here.captured),
+        )
 
     def system(unknown: Any) -> Any:
-        t, (dz, dx, dc) = unknown
+        t, v = unknown
+        dz, dx, dc = v
         _, f, x, c = part_of(states, steps.inputs)
-        _, push = derivative_of(f, states, x, c)
-        pushed = push(before(moved.enter(initial, dz), t), dx, dc)
-        return [a - b for a, b in zip(t, pushed, strict=True)], (dz, dx, dc)
+        pushed = jax.jvp(f, (states, x, c), (before(moved.enter(initial, dz), t), dx, dc))[1]
+        one = 1 + lax.pad(_nothing_of((states, x, c)), np.float32(0), [(0, 1, 0)])[0]
+        return [a - b for a, b in zip(t, pushed, strict=True)], jax.tree.map(lambda leaf: leaf * one.astype(leaf.dtype), v)
 
     def solve(_: Any, right: Any) -> Any:
         b, (dz, dx, dc) = right
@@ -238,8 +248,8 @@ def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Adjoint, len
         def stretch(enter: Leaves, part: Any) -> tuple[Leaves, Leaves]:
             z, inputs, b, dx = part
             here, f, x, c = part_of(z, inputs)
-            _, push = derivative_of(lambda x, c: f(z, x, c), x, c)
-            t = adjoint.forward(here, z, _add(b, push(dx, dc)), enter)
+            pushed = jax.jvp(lambda x, c: f(z, x, c), (x, c), (dx, dc))[1]
+            t = adjoint.forward(here, z, _add(b, pushed), enter)
             return [leaf[-1] for leaf in t], t
 
         _, t = _in_stretches(stretch, moved.enter(initial, dz), (states, steps.inputs, b, dx), length, size)
@@ -262,14 +272,21 @@ def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Adjoint, len
         (leave, by_captured), (lam, from_x) = _in_stretches(stretch, begin, parts, length, size, reverse=True)
         return lam, (_add(by_initial, moved.initial.of(leave)), _add(by_inputs, from_x), by_captured)
 
-    zeros = [_zeros_of(moved.tangents, z) for z in states]
+    nothing = _nothing_of(moved.tangents)
+    zeros = [_zeros_of(nothing, z) for z in states]
+    v = jax.tree.map(lambda leaf: leaf + _zeros_of(nothing, leaf), moved.tangents)
     t: Leaves
-    t, _ = lax.custom_linear_solve(system, (zeros, moved.tangents), solve, transpose_solve)
+    t, _ = lax.custom_linear_solve(system, (zeros, v), solve, transpose_solve)
     return t
 
 
 def _in_stretches(
-    f: Callable[[Any, Any], tuple[Any, Any]], carry: Any, parts: Any, length: int, size: int, reverse: bool = False
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    parts: Any,
+    length: int,
+    size: int,
+    reverse: bool = False,
 ) -> tuple[Any, Any]:
     """`jax.lax.scan` over stretches of ``size`` steps; ``f`` takes a whole stretch, and a shorter one at the end if need be."""
     if size >= length:
@@ -290,14 +307,8 @@ def _in_stretches(
 
 
 def _split(tangents: Sequence[Any]) -> _Part:
-    moves = tuple(
-        not isinstance(t, SymbolicZero) and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents
-    )
+    moves = tuple(not isinstance(t, SymbolicZero) and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents)
     return _Part(moves, [t for t, moving in zip(tangents, moves, strict=True) if moving])
-
-
-def _lone(layout: StateLayout) -> bool:
-    return int(np.prod(layout.batch_shape, dtype=int)) <= 1
 
 
 def _zero_tangent(x: Array) -> Any:
@@ -306,11 +317,19 @@ def _zero_tangent(x: Array) -> Any:
     return np.zeros(x.shape, jax.dtypes.float0)
 
 
-def _zeros_of(tangents: Any, like: Array) -> Array:
-    """Zeros that are a linear function of ``tangents``, as jax wants the whole right-hand side to be: none of it, padded."""
-    least = min(jax.tree.leaves(tangents), key=lambda t: t.size)
-    nothing = least.reshape(-1)[:0].astype(like.dtype)
-    return lax.pad(nothing, jnp.zeros((), like.dtype), [(0, like.size, 0)]).reshape(like.shape)
+def _nothing_of(tree: Any) -> Array:
+    """An array of no entries that depends on every floating leaf.
+
+    Transposing `jax.lax.custom_linear_solve` wants all of its right-hand side to depend on what is transposed, none of it to be
+    constant. Where a part does not, it is made to depend on nothing of it, which costs nothing.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.concatenate([leaf.reshape(-1)[:0].astype(np.float32) for leaf in leaves])
+
+
+def _zeros_of(nothing: Array, like: Array) -> Array:
+    """Zeros, shaped like ``like``, that depend on ``nothing``."""
+    return lax.pad(nothing.astype(like.dtype), jnp.zeros((), like.dtype), [(0, like.size, 0)]).reshape(like.shape)
 
 
 def _add(a: Leaves, b: Leaves) -> Leaves:

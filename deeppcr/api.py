@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from deeppcr.adjoint import Adjoint, differentiable
-from deeppcr.chain import Chain, Leaves, StateLayout, Step, Steps, chain_length, check_state, trace
-from deeppcr.layers import segments, shapes_of, stack
+from deeppcr.chain import Chain, Problem, chain_length, pose
+from deeppcr.layers import segments, stack
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.plan import AUTODIFF, Method, choose_adjoint, find_adjoint, find_method
@@ -59,9 +59,9 @@ def scan(
     wanted = find_adjoint(adjoint, chosen)
     if wanted == AUTODIFF or length == 0:
         return jax.lax.scan(f, init, xs, length, reverse)
-    problem = _pose(f, init, xs, length, batch_ndim, "init")
+    problem = pose(f, init, xs, length, batch_ndim, "init")
     wanted = choose_adjoint(wanted, chosen, problem.layout, length)
-    if wanted == AUTODIFF:
+    if isinstance(wanted, str):
         return jax.lax.scan(f, init, xs, length, reverse)
     if reverse:
         problem = dataclasses.replace(problem, inputs=[jnp.flip(x, 0) for x in problem.inputs])
@@ -110,7 +110,7 @@ def solve(
     chosen = find_method(method)
     wanted = find_adjoint(adjoint, chosen)
     if wanted != AUTODIFF and length:
-        problem = _pose(lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0")
+        problem = pose(lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0")
         wanted = choose_adjoint(wanted, chosen, problem.layout, length)
         if not isinstance(wanted, str):
             run = _run(problem, chosen, wanted)
@@ -166,72 +166,19 @@ def forward(
         return solve(layers, x, **options).value
     find_adjoint(adjoint, find_method(method))
     for run in segments(layers, x):
-        if len(run) == 1:
-            x = run[0].apply(x, run[0].own)
-        else:
-            x = solve(Chain(*stack(run), len(run)), x, **options).value
+        lone = len(run) == 1
+        x = run[0].apply(x, run[0].own) if lone else solve(Chain(*stack(run), len(run)), x, **options).value
     return x
 
 
-@dataclasses.dataclass(frozen=True)
-class _Problem:
-    """A chain, checked and traced: leaves of the initial state and of the inputs, and what the step closes over."""
-
-    step: Step
-    layout: StateLayout
-    length: int
-    initial: Leaves
-    inputs: Leaves
-    input_tree: Any
-    captured: Leaves
-
-
-def _pose(
-    f: Callable[[Any, Any], tuple[Any, Any]], initial: Any, inputs: Any, length: int, batch_ndim: int, name: str
-) -> _Problem:
-    initial = jax.tree.map(jnp.asarray, initial)
-    inputs = jax.tree.map(_as_array, inputs)
-    if not isinstance(batch_ndim, int) or batch_ndim < 0:
-        raise ValueError(f"batch_ndim is {batch_ndim!r}, expected an integer >= 0.")
-    check_state(initial, batch_ndim, name)
-    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
-    step, captured = trace(f, initial, first)
-    leaves = jax.tree.leaves(initial)
-    input_leaves, input_tree = jax.tree.flatten(inputs)
-    return _Problem(step, StateLayout.of(leaves, batch_ndim), length, leaves, input_leaves, input_tree, captured)
-
-
-def _run(problem: _Problem, method: Method, adjoint: Adjoint) -> Run:
+def _run(problem: Problem, method: Method, adjoint: Adjoint) -> Run:
     """Solve a chain of one or more steps, differentiably."""
-    length = problem.length
-    guess = None
-    if isinstance(method, Newton) and callable(method.initial_guess):
-        guess = _guess(method.initial_guess, problem)
-
-    def run(steps: Steps, initial: Leaves, guess: Leaves | None) -> Run:
-        if isinstance(method, Newton):
-            return method.run(steps, initial, length, guess)
-        return method.run(steps, initial, length)
-
-    solved = differentiable(run, problem.step, problem.layout, length, adjoint)
-    result = solved(problem.initial, problem.inputs, problem.captured, guess)
+    run, operands = method.bind(problem)
+    solved = differentiable(run, problem.step, problem.layout, problem.length, adjoint)
+    result = solved(problem.initial, problem.inputs, problem.captured, operands)
     if isinstance(method, Newton) and method.on_failure == "raise":
-        _raise_unless_converged(result, length)
+        _raise_unless_converged(result, problem.length)
     return result
-
-
-def _guess(guess: Callable[[Any, Any], Any], problem: _Problem) -> Leaves:
-    """The user's own first trajectory, checked; no derivatives pass through it."""
-    state_tree = problem.step.state_tree
-    initial = jax.tree.unflatten(state_tree, problem.initial)
-    leaves, tree = jax.tree.flatten(guess(initial, jax.tree.unflatten(problem.input_tree, problem.inputs)))
-    expected = [(problem.length, *z.shape) for z in problem.initial]
-    shapes = [jnp.shape(leaf) for leaf in leaves]
-    if tree != state_tree or shapes != expected:
-        raise ValueError(
-            f"initial_guess returned leaves of shapes {shapes} in {tree}, expected {expected} in {state_tree}: a trajectory."
-        )
-    return [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
 
 
 def _raise_unless_converged(run: Run, length: int) -> None:
@@ -239,7 +186,7 @@ def _raise_unless_converged(run: Run, length: int) -> None:
         result, prefix, residual = int(run.result), int(run.stats.prefix), float(run.stats.residual)
     except jax.errors.ConcretizationTypeError:
         raise ValueError(
-            'on_failure is "raise", which is not possible while jax traces the call (jit, vmap, grad): '
+            'on_failure is "raise", which is not possible while jax traces the call (jit, vmap, scan): '
             'take on_failure="return" and look at Solution.result.'
         ) from None
     if result != Result.CONVERGED:
@@ -247,7 +194,3 @@ def _raise_unless_converged(run: Run, length: int) -> None:
             f"Newton did not converge: {prefix} of {length} states after {int(run.stats.iterations)} iterations, "
             f"largest relative residual {residual:.1e}."
         )
-
-
-def _as_array(x: Any) -> Any:
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)

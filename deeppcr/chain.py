@@ -1,8 +1,8 @@
 """`Chain`: a sequential program ``z_l = step(z_{l-1}, x_l)``, ``l = 1..L``, checked and traced once.
 
-What users write is a function of pytrees that may close over arrays. What the solvers need is a pure function of arrays, whose every
-dependence can be seen and differentiated. `trace` makes the one into the other; `StateLayout` lays a state pytree out as one
-vector, which is what Jacobian blocks act on.
+What users write is a function of pytrees that may close over arrays. What the solvers need is a pure function of arrays, whose
+every dependence can be seen and differentiated. `trace` makes the one into the other; `StateLayout` lays a state pytree out as
+one vector, which is what Jacobian blocks act on.
 """
 
 import dataclasses
@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.jaxprs import evaluate
+from deeppcr.jaxprs import evaluate, has_custom_vjp, is_literal
 from deeppcr.layers import stacked
+from deeppcr.small_products import write_out
 
 Leaves = list[Any]
 
@@ -108,7 +109,6 @@ class Step:
         state_tree: the structure of a state.
         input_tree: the structure of an input.
         output_tree: the structure of the outputs of one step.
-        function: what was traced.
     """
 
     jaxpr: Any
@@ -117,26 +117,36 @@ class Step:
     state_tree: Any
     input_tree: Any
     output_tree: Any
-    function: Callable[[Any, Any], tuple[Any, Any]]
 
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
         variables = [*self.jaxpr.invars, *self.jaxpr.constvars]
         return dict(zip(variables, [*state, *inputs, *captured], strict=True))
 
+    @cached_property
+    def has_custom_vjp(self) -> bool:
+        """Whether a part of it defines only its transposed derivative, which need not even be linear (clipped gradients)."""
+        return has_custom_vjp(self.jaxpr)
+
+    @property
+    def outputs_in_state(self) -> list[int | None]:
+        """For each output, which leaf of the next state it is, if it is one."""
+        state: list[Any] = list(self.jaxpr.outvars[: self.states])
+        return [state.index(y) if not is_literal(y) and y in state else None for y in self.jaxpr.outvars[self.states :]]
+
     def __call__(self, state: Leaves, inputs: Leaves, captured: Leaves) -> Leaves:
         """The next state, and nothing else: what only the outputs need is not computed."""
         return evaluate(self.jaxpr, self._known(state, inputs, captured), self.jaxpr.outvars[: self.states])
 
-    def with_outputs(self, state: Leaves, inputs: Leaves, captured: Leaves) -> tuple[Leaves, Leaves]:
-        """The next state and the outputs."""
-        values = evaluate(self.jaxpr, self._known(state, inputs, captured), self.jaxpr.outvars)
+    def in_a_loop(self, state: Leaves, inputs: Leaves, captured: Leaves) -> tuple[Leaves, Leaves]:
+        """The next state and the outputs, in the form that is fastest as the body of a loop."""
+        values = evaluate(self.jaxpr, self._known(state, inputs, captured), self.jaxpr.outvars, write_out)
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, captured: Leaves, after: Leaves) -> Leaves:
         """The outputs, given the next state ``after``: only what lies beyond it is computed."""
         known = self._known(state, inputs, captured)
         for variable, value in zip(self.jaxpr.outvars[: self.states], after, strict=True):
-            if not hasattr(variable, "val"):  # a literal is its own value
+            if not is_literal(variable):  # a literal is its own value
                 known.setdefault(variable, value)
         return evaluate(self.jaxpr, known, self.jaxpr.outvars[self.states :])
 
@@ -162,6 +172,8 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         nonlocal output_tree
         before = jax.tree.unflatten(state_tree, leaves[: len(state_leaves)])
         result = f(before, jax.tree.unflatten(input_tree, leaves[len(state_leaves) :]))
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise TypeError(f"f returns {type(result).__name__}, expected a pair (carry, y), as from the f of jax.lax.scan.")
         after, outputs = result
         after = check_same_state(state, after)
         output_leaves, output_tree = jax.tree.flatten(outputs)
@@ -169,17 +181,19 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
 
     closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
     jaxpr = getattr(closed, "jaxpr", closed)  # a ClosedJaxpr up to jax 0.10
-    step = Step(jaxpr, len(state_leaves), len(input_leaves), state_tree, input_tree, output_tree, f)
+    step = Step(jaxpr, len(state_leaves), len(input_leaves), state_tree, input_tree, output_tree)
     return step, list(closed.consts)
 
 
 def check_same_state(before: Any, after: Any) -> Leaves:
     """The leaves of ``after``, which has to look like ``before``; weakly typed ones take on the dtype."""
+    old_tree: Any
     old, old_tree = jax.tree.flatten(before)
     new, new_tree = jax.tree.flatten(after)
     if old_tree != new_tree:
         raise TypeError(
-            f"the step changes the structure of the state: it takes {old_tree} and returns {new_tree}; expected the same structure."
+            f"the step changes the structure of the state: it takes {old_tree} and returns {new_tree}; "
+            "expected the same structure."
         )
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(before)]
     result = []
@@ -232,7 +246,9 @@ class StateLayout:
         """The layout of a state with these leaves."""
         batch_shape = tuple(leaves[0].shape[:batch_ndim]) if leaves else ()
         return cls(
-            tuple(tuple(leaf.shape[batch_ndim:]) for leaf in leaves), tuple(leaf.dtype for leaf in leaves), batch_shape
+            tuple(tuple(leaf.shape[batch_ndim:]) for leaf in leaves),
+            tuple(leaf.dtype for leaf in leaves),
+            batch_shape,
         )
 
     @cached_property
@@ -266,6 +282,41 @@ class StateLayout:
             leaves.append(part.reshape((*vector.shape[:-1], *shape)).astype(dtype))
             start += size
         return leaves
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """A chain, checked and traced.
+
+    Attributes:
+        function: the step as the user wrote it, ``(state, input) -> (state, outputs)``.
+        step: the same, traced.
+        layout: of the state.
+        length: L, at least 1.
+        initial: leaves of ``z_0``.
+        inputs: leaves ``[L, ...]``.
+        captured: arrays that the step closes over.
+    """
+
+    function: Callable[[Any, Any], tuple[Any, Any]]
+    step: Step
+    layout: StateLayout
+    length: int
+    initial: Leaves
+    inputs: Leaves
+    captured: Leaves
+
+
+def pose(f: Callable[[Any, Any], tuple[Any, Any]], initial: Any, inputs: Any, length: int, batch_ndim: int, name: str) -> Problem:
+    """Check and trace the chain of ``f(state, input) -> (state, outputs)``; ``name`` is what errors call the initial state."""
+    initial, inputs = jax.tree.map(jnp.asarray, (initial, inputs))
+    if not isinstance(batch_ndim, int) or batch_ndim < 0:
+        raise ValueError(f"batch_ndim is {batch_ndim!r}, expected an integer >= 0.")
+    check_state(initial, batch_ndim, name)
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
+    step, captured = trace(f, initial, first)
+    leaves = jax.tree.leaves(initial)
+    return Problem(f, step, StateLayout.of(leaves, batch_ndim), length, leaves, jax.tree.leaves(inputs), captured)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

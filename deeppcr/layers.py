@@ -1,8 +1,8 @@
 """From users' layers to chains: which layers are alike, and how they are stacked.
 
 Two layers are alike if they run the same code on arrays of the same shapes and dtypes. For a layer that is a pytree (a registered
-dataclass, an equinox module, `jax.tree_util.Partial`) the structure of the pytree says so. Any other callable is traced, and what is
-compared is the traced program and the arrays that it closed over.
+dataclass, an equinox module, `jax.tree_util.Partial`) the structure of the pytree says so. Any other callable is traced, and what
+is compared is the traced program and the arrays that it closed over.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ def read(layer: Callable[[Any], Any], x: Any) -> Layer:
     if arrays and not jax.tree_util.treedef_is_leaf(structure):
         return Layer((structure, _types(leaves), _types(x)), _call, layer, jax.eval_shape(layer, x))
     closed, result = jax.make_jaxpr(layer, return_shape=True)(x)
-    jaxpr = getattr(closed, "jaxpr", closed)  # a ClosedJaxpr up to jax 0.10
+    jaxpr: Any = getattr(closed, "jaxpr", closed)  # a ClosedJaxpr up to jax 0.10
     captured = list(closed.consts)
     tree = jax.tree.structure(result)
 
@@ -80,8 +80,8 @@ def stacked(layers: Sequence[Callable[[Any], Any]], x: Any) -> tuple[Step, Any]:
     if len(runs) > 1:
         number = len(runs[0])
         raise ValueError(
-            f"layers[{number}] is not like layers[{number - 1}] (other code, shapes or dtypes), or changes the shape of the state; "
-            "expected equal layers. deeppcr.forward(layers, x) takes any."
+            f"layers[{number}] is not like layers[{number - 1}] (other code, shapes or dtypes), or changes the shape of the "
+            "state; expected equal layers. deeppcr.forward(layers, x) takes any."
         )
     return stack(runs[0])
 
@@ -92,7 +92,10 @@ def shapes_of(x: Any) -> Any:
 
 
 def _types(tree: Any) -> tuple[Any, ...]:
-    return (jax.tree.structure(tree), *((jnp.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in jax.tree.leaves(tree)))
+    return (
+        jax.tree.structure(tree),
+        *((jnp.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in jax.tree.leaves(tree)),
+    )
 
 
 def _call(state: Any, layer: Any) -> Any:

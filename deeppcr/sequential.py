@@ -5,8 +5,8 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.chain import Leaves, Steps
-from deeppcr.solution import Result, Run, Stats
+from deeppcr.chain import Leaves, Problem, Steps
+from deeppcr.solution import Result, Run, Solve, Stats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,13 +15,24 @@ class Sequential:
 
     unroll: int = 1
 
-    def run(self, steps: Steps, initial: Leaves, length: int) -> Run:
-        """Run the chain of ``length`` steps from ``initial``."""
+    def bind(self, problem: Problem) -> tuple[Solve, None]:
+        """What solves the chain, and the arrays that it needs beside the chain's own: none."""
+        length = problem.length
+
+        def run(steps: Steps, initial: Leaves, _: None) -> Run:
+            return self._run(steps, initial, length)
+
+        return run, None
+
+    def _run(self, steps: Steps, initial: Leaves, length: int) -> Run:
+        same = steps.step.outputs_in_state  # most often the state itself is the output: written once, it costs half
 
         def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-            state, outputs = steps.step.with_outputs(state, inputs, steps.captured)
-            return state, (state, outputs)
+            state, outputs = steps.step.in_a_loop(state, inputs, steps.captured)
+            return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
 
-        _, (trajectory, outputs) = lax.scan(body, initial, steps.inputs, length, unroll=self.unroll)
+        _, (trajectory, own) = lax.scan(body, initial, steps.inputs, length, unroll=self.unroll)
+        rest = iter(own)
+        outputs = [next(rest) if leaf is None else trajectory[leaf] for leaf in same]
         stats = Stats(jnp.int32(0), jnp.zeros((), steps.layout.dtype), jnp.int32(length))
         return Run(trajectory, outputs, stats, jnp.int32(Result.CONVERGED))

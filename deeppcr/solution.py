@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ class Result(enum.IntEnum):
     """Newton did not converge, and was asked to return what it had: states after the converged prefix are wrong."""
 
 
-class NotConverged(RuntimeError):  # noqa: N818  a state of affairs, as in the name of the result
+class NotConverged(RuntimeError):
     """Newton did not converge within its budget, and ``on_failure="raise"``."""
 
 
@@ -31,7 +32,8 @@ class Stats:
 
     Attributes:
         iterations: int32, Newton iterations; 0 for a sequential solve.
-        residual: the largest ``|step(z_{l-1}, x_l) - z_l|``, relative to the size of the states at that step, when Newton stopped.
+        residual: the largest ``|step(z_{l-1}, x_l) - z_l|``, relative to the size of the states at that step, when Newton
+        stopped.
         prefix: int32, how many states from the start of the chain had converged then; L if all.
     """
 
@@ -40,9 +42,7 @@ class Stats:
     prefix: Array
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["value", "trajectory", "stats", "result"], meta_fields=[]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["value", "trajectory", "stats", "result"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Solution:
     """A solved chain.
@@ -65,9 +65,7 @@ class Solution:
         return self.result != Result.NOT_CONVERGED
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["trajectory", "outputs", "stats", "result"], meta_fields=[]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["trajectory", "outputs", "stats", "result"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Run:
     """What a method hands to the adjoint: leaves of ``z_1 .. z_L``, leaves of the steps' outputs, and how it went."""
@@ -76,3 +74,7 @@ class Run:
     outputs: list[Any]
     stats: Stats
     result: Array
+
+
+Solve = Callable[[Any, list[Any], Any], Run]
+"""``(steps, leaves of the initial state, further arrays) -> Run``: a method, bound to a chain."""

@@ -1,7 +1,7 @@
 """Parts of a chain, whichever axis it is on and whichever way it runs.
 
-A recurrence that runs backwards is the same algorithm with the ends of the chain swapped. Arrays stay in memory order: turning them
-round would copy every block.
+A recurrence that runs backwards is the same algorithm with the ends of the chain swapped. Arrays stay in
+memory order: turning them round would copy every block.
 """
 
 import dataclasses
@@ -68,7 +68,9 @@ class Along:
 
     def step(self, tree: Tree, index: int | Array) -> Tree:
         """One step, without the chain axis; ``index`` counts in memory order."""
-        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, self.axis, keepdims=False), tree)
+        return jax.tree.map(
+            lambda leaf: lax.dynamic_index_in_dim(leaf, index, self.axis, keepdims=False), tree
+        )
 
     def _slice(self, tree: Tree, start: int, stop: int, stride: int) -> Tree:
         return jax.tree.map(lambda leaf: lax.slice_in_dim(leaf, start, stop, stride, self.axis), tree)

@@ -1,13 +1,16 @@
 """What the blocks of a linear recurrence can be.
 
-The recurrence ``y_l = A_l y_{l-1} + b_l`` needs little of its blocks: the product with a vector (``apply``), the product of two
-blocks (``compose``), and the transpose. A class here holds the blocks of all L steps at once and does these three for all of them
-side by side, so that a solver is one piece of code for every kind of block.
+The recurrence ``y_l = A_l y_{l-1} + b_l`` needs little of its blocks: the product with a vector (``apply``),
+the product of two blocks (``compose``), and the transpose. A class here holds the blocks of all L steps at
+once and does these three for all of them side by side, so that a solver is one piece of code for every kind
+of block.
 
-Arrays carry the chain first, then batch axes, then the state: ``matrix: [chain, *batch, w, w]``, ``diagonal: [chain, *batch, w]``,
-vectors ``[chain, *batch, w]``. The one exception is `Unrolled`, a layout that solvers use among themselves; it says so in `axis`.
+Arrays carry the chain first, then batch axes, then the state: ``matrix: [chain, *batch, w, w]``, ``diagonal:
+[chain, *batch, w]``, vectors ``[chain, *batch, w]``. The one exception is `Unrolled`, a layout that solvers
+use among themselves; it says so in `axis`.
 
-A new kind of block is one dataclass whose leaves all carry the chain on `axis`: three operations and two shapes.
+A new kind of block is one dataclass whose leaves all carry the chain on `axis`: three operations and two
+shapes.
 """
 
 import dataclasses
@@ -22,13 +25,13 @@ from jax import Array, lax
 
 HIGHEST = lax.Precision.HIGHEST  # on GPUs the default float32 product is TF32: about three digits
 SMALL = 7  # up to this width a product written as w unrolled elementwise sums beats a batched matrix product
-FEW = 2048  # up to this many entries multiplying and reducing beats a matrix product, which is a library call on CPU
+FEW = 2048  # so many entries at most: multiplying and reducing beats a matrix product, a library call on CPU
 
 
 class Blocks(ABC):
     """The blocks ``A_1 .. A_L`` of a linear recurrence."""
 
-    axis: ClassVar[int] = 0  # where the chain runs, in every leaf and in the vectors that the blocks are applied to
+    axis: ClassVar[int] = 0  # where the chain runs, in every leaf and in the vectors
 
     @property
     @abstractmethod
@@ -53,7 +56,7 @@ class Blocks(ABC):
         """``A_l^T`` for all l (never conjugated)."""
 
     def lay_out(self, b: Array) -> tuple["Blocks", Array, Callable[[Array], Array]]:
-        """These blocks and ``b`` in the layout that computes fastest, and the way back for a solution in that layout."""
+        """Blocks and ``b`` in the layout that computes fastest, and the way back for a solution."""
         return self, b, lambda y: y
 
     @property
@@ -142,10 +145,10 @@ class Diagonal(Blocks):
 @partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Unrolled(Blocks):
-    """Small full matrices as a structure of arrays: ``matrix: [w, w, chain, batch]``, vectors ``[w, 1, chain, batch]``.
+    """Small matrices as a structure of arrays: ``matrix: [w, w, chain, batch]``, ``y: [w, 1, chain, batch]``.
 
-    Every entry of a product is a sum over w elementwise products of long rows, which XLA fuses into one loop; a batched
-    product of 4x4 matrices costs 3 to 5 times as much on CPU.
+    Every entry of a product is a sum over w elementwise products of long rows, which XLA fuses into one loop;
+    a batched product of 4x4 matrices costs 3 to 5 times as much on CPU.
     """
 
     matrix: Array

@@ -1,12 +1,13 @@
 """Cyclic reduction: work O(L), depth O(log L), the fewest block products.
 
-Substituting every other equation into its successor leaves a recurrence of half the length for the odd steps alone (counted from 0),
+Substituting every other equation into its successor leaves a recurrence of half the length for the odd steps
+alone (counted from 0),
 
     y_{2i+1} = (A_{2i+1} A_{2i}) y_{2i-1} + (A_{2i+1} b_{2i} + b_{2i+1}),
 
-which is solved in the same way; then the even steps follow from their predecessors by products of a block with a vector,
-``y_{2i} = A_{2i} y_{2i-1} + b_{2i}``. That is L/2 + L/4 + ... < L block products in all, half of what a prefix scan needs,
-because composed blocks of the even steps are never formed.
+which is solved in the same way; then the even steps follow from their predecessors by products of a block
+with a vector, ``y_{2i} = A_{2i} y_{2i-1} + b_{2i}``. That is L/2 + L/4 + ... < L block products in all, half
+of what a prefix scan needs, because composed blocks of the even steps are never formed.
 
 Source: Hockney & Jesshope, *Parallel Computers 2*, section 5.4.2.
 """
@@ -34,7 +35,9 @@ def _reduce(blocks: Blocks, b: Array, along: Along) -> Array:
     if along.length(b) == 1:
         return b
     (blocks_even, blocks_odd), (b_even, b_odd) = along.halves(blocks), along.halves(b)
-    pairs = along.length(b_odd)  # if the length is odd, one less than the even steps: the last has no successor
+    pairs = along.length(
+        b_odd
+    )  # if the length is odd, one less than the even steps: the last has no successor
     offsets = blocks_odd.apply(along.first(b_even, pairs)) + b_odd
     y_odd = _reduce(blocks_odd.compose(along.first(blocks_even, pairs)), offsets, along)
 

@@ -5,16 +5,17 @@ Substituting the recurrence into itself doubles the distance that an equation re
     y_l = A_l y_{l-d} + b_l,    y_{l-d} = A_{l-d} y_{l-2d} + b_{l-d}
     =>  y_l = (A_l A_{l-d}) y_{l-2d} + (A_l b_{l-d} + b_l),
 
-and all l can do so at once. After ceil(log2 L) rounds every equation reaches beyond the start of the chain, where the state is zero,
-and ``b`` is the solution. The fewest rounds of all solvers, and every round is one product of long arrays; it pays with log2 L times
-the work. Equations that have reached the start are finished, so each round works on the others only.
+and all l can do so at once. After ceil(log2 L) rounds every equation reaches beyond the start of the chain,
+where the state is zero, and ``b`` is the solution. The fewest rounds of all solvers, and every round is one
+product of long arrays; it pays with log2 L times the work. Equations that have reached the start are
+finished, so each round works on the others only.
 
 Sources: Hockney & Jesshope, *Parallel Computers 2*, section 5.4.3; Danieli et al., *DeepPCR*, NeurIPS 2023.
 """
 
 import dataclasses
 
-from jax import Array
+from jax import Array, lax
 
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks
@@ -38,5 +39,7 @@ class ParallelCyclicReduction(LinearSolver):
             still = waiting - distance  # these wait for another round
             if still > 0:
                 blocks = along.last(blocks, still).compose(along.first(blocks, still))
+                # Or else all rounds of blocks are formed, and kept, before the first of b.
+                blocks, b = lax.optimization_barrier((blocks, b))
             distance *= 2
         return restore(b)

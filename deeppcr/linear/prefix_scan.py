@@ -4,9 +4,10 @@ Step l is the affine map ``y -> A_l y + b_l``, and the composition of two affine
 
     (A, b) after (A', b') = (A A', A b' + b),
 
-is associative because composition of maps is. ``y_l`` is the offset of the first l maps composed, so that `jax.lax.associative_scan`
-with this operator solves the recurrence. It forms all L composed blocks although only the offsets are wanted: about twice the
-products of `CyclicReduction`, from which it differs by nothing else.
+is associative because composition of maps is. ``y_l`` is the offset of the first l maps composed, so that
+`jax.lax.associative_scan` with this operator solves the recurrence. It forms all L composed blocks although
+only the offsets are wanted: about twice the products of `CyclicReduction`, from which it differs by nothing
+else.
 
 Source: Blelloch, *Prefix Sums and Their Applications*, 1990, section 1.4.
 """

@@ -1,12 +1,14 @@
-"""`solve_bidiagonal`, the linear recurrence for users: checked, differentiable, with the solver of their choice.
+"""`solve_bidiagonal`, the linear recurrence for users: checked, differentiable, with any solver.
 
-``y_l = A_l y_{l-1} + b_l`` is ``M y = b`` with a block bidiagonal M. Its derivative needs no look inside the solver:
+``y_l = A_l y_{l-1} + b_l`` is ``M y = b`` with a block bidiagonal M. Its derivative needs no look inside the
+solver:
 
     M dy = db - dM y,    that is    dy_l = A_l dy_{l-1} + (db_l + dA_l y_{l-1}),
 
-the same recurrence with another right-hand side, and backwards ``M^T lam = g``: one solve of the transposed recurrence, after which
-``b`` has the gradient ``lam`` and ``A_l`` the outer product of ``lam_l`` and ``y_{l-1}``, for all l at once.
-`jax.lax.custom_linear_solve` states just that, and gives every order of derivative.
+the same recurrence with another right-hand side, and backwards ``M^T lam = g``: one solve of the transposed
+recurrence, after which ``b`` has the gradient ``lam`` and ``A_l`` the outer product of ``lam_l`` and
+``y_{l-1}``, for all l at once. `jax.lax.custom_linear_solve` states just that, and gives every order of
+derivative.
 """
 
 from typing import Any
@@ -33,15 +35,15 @@ def solve_bidiagonal(
 
     Differentiable to every order in ``A``, ``b`` and ``initial``, by the same solver and not through it.
 
-    A parallel solver multiplies blocks, so where a product of blocks overflows although every state is finite, it returns NaN or
-    infinity and the sequential one does not. Whatever is not finite travels along the chain only: a step is never harmed by the
-    ``A`` and ``b`` of the steps after it.
+    A parallel solver multiplies blocks, so where a product of blocks overflows although every state is
+    finite, it returns NaN or infinity and the sequential one does not. Whatever is not finite travels along
+    the chain only: a step is never harmed by the ``A`` and ``b`` of the steps after it.
 
     Args:
-        A: ``[L, *batch, w, w]`` for full matrices, ``[L, *batch, w]`` for diagonal ones, or one of the block classes.
-        b: ``[L, *batch, w]``, of the dtype of ``A``, with the same batch axes.
-        initial: ``y_0: [*batch, w]``; zero if None.
-        solver: a solver, or its name: "auto" (the fastest for this shape and machine), "sequential", "pcr",
+        A: ``[L, *batch, w, w]`` for full matrices, ``[L, *batch, w]`` for diagonal ones, or one of the block
+        classes. b: ``[L, *batch, w]``, of the dtype of ``A``, with the same batch axes. initial: ``y_0:
+        [*batch, w]``; zero if None. solver: a solver, or its name: "auto" (the fastest for this shape and
+        machine), "sequential", "pcr",
             "cyclic_reduction", "prefix_scan", "chunked".
         reverse: ``y_l = A_l y_{l+1} + b_l`` instead, with ``y_{L+1} = initial``.
 
@@ -62,14 +64,17 @@ def solve_bidiagonal(
     blocks = _as_blocks(A, b)
     if blocks.vector_shape != b.shape:
         raise ValueError(
-            f"A and b do not fit together: A is {type(blocks).__name__} for vectors {_axes(blocks.vector_shape)}, "
-            f"b has shape {_axes(b.shape)}; chain, batch and state axes must match exactly."
+            f"A and b do not fit together: A is {type(blocks).__name__} for vectors "
+            f"{_axes(blocks.vector_shape)}, b has shape {_axes(b.shape)}; "
+            "chain, batch and state axes must match exactly."
         )
     _check_dtype("b", b.dtype, blocks.dtype)
     if initial is not None:
         initial = jnp.asarray(initial)
         if initial.shape != b.shape[1:]:
-            raise ValueError(f"initial has shape {_axes(initial.shape)}, expected {_axes(b.shape[1:])}: one state of b.")
+            raise ValueError(
+                f"initial has shape {_axes(initial.shape)}, expected {_axes(b.shape[1:])}: one state of b."
+            )
         _check_dtype("initial", initial.dtype, blocks.dtype)
         if blocks.length:
             along = Along(reverse=reverse)
@@ -79,7 +84,7 @@ def solve_bidiagonal(
 
 
 def solve_recurrence(blocks: Blocks, b: Array, solver: LinearSolver, reverse: bool = False) -> Array:
-    """``y_l = A_l y_{l-1} + b_l`` with ``y_0 = 0``, unchecked: `LinearSolver.solve` with derivatives of every order."""
+    """``y_l = A_l y_{l-1} + b_l`` with ``y_0 = 0``, unchecked; differentiable to every order."""
     if blocks.length < 2 or b.size == 0:
         return b
 
@@ -109,16 +114,20 @@ def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
     if A.ndim == b.ndim:
         return Diagonal(A)
     raise ValueError(
-        f"A has shape {_axes(A.shape)} and b {_axes(b.shape)}; expected A {_axes((*b.shape, b.shape[-1]))} for full matrices "
-        f"or {_axes(b.shape)} for diagonal ones."
+        f"A has shape {_axes(A.shape)} and b {_axes(b.shape)}; "
+        f"expected A {_axes((*b.shape, b.shape[-1]))} if full, {_axes(b.shape)} if diagonal."
     )
 
 
 def _check_dtype(name: str, dtype: Any, expected: Any) -> None:
     if not jnp.issubdtype(expected, jnp.inexact):
-        raise TypeError(f"A has dtype {expected}, expected a floating or complex one; convert it, e.g. A.astype(float).")
+        raise TypeError(
+            f"A has dtype {expected}, expected a floating or complex one; convert it, e.g. A.astype(float)."
+        )
     if dtype != expected:
-        raise TypeError(f"{name} has dtype {dtype} and A has {expected}; they must agree, convert one of them.")
+        raise TypeError(
+            f"{name} has dtype {dtype} and A has {expected}; they must agree, convert one of them."
+        )
 
 
 def _axes(shape: tuple[int, ...]) -> str:

@@ -1,9 +1,9 @@
 """What a solver of the linear recurrence is: `solve`, and from it the solution of the transposed system.
 
-``y_l = A_l y_{l-1} + b_l`` with ``y_0 = 0`` is the block bidiagonal system ``M y = b``, ``M = I - (A_l below the
-diagonal)``. The transposed system ``M^T lam = g`` runs the other way: ``lam_L = g_L``,
-``lam_l = g_l + A_{l+1}^T lam_{l+1}``. Taken at its word, that needs the blocks moved by one place, a copy of them
-all. With ``mu_l = A_l^T lam_l`` it reads
+``y_l = A_l y_{l-1} + b_l`` with ``y_0 = 0`` is the block bidiagonal system ``M y = b``, ``M = I - (A_l below
+the diagonal)``. The transposed system ``M^T lam = g`` runs the other way: ``lam_L = g_L``, ``lam_l = g_l +
+A_{l+1}^T lam_{l+1}``. Taken at its word, that needs the blocks moved by one place, a copy of them all. With
+``mu_l = A_l^T lam_l`` it reads
 
     mu_l = A_l^T mu_{l+1} + A_l^T g_l,    lam_l = g_l + mu_{l+1},
 
@@ -23,20 +23,20 @@ from deeppcr.linear.blocks import Blocks
 class LinearSolver(ABC):
     """A way to solve the linear recurrence: frozen, hashable, and without a state.
 
-    ``b: [chain, *batch, w]``. The block of the first step (the last one if ``reverse``) meets a zero and is never
-    looked at. bfloat16 and float16 are computed in float32. Required and not checked: ``b`` has the
+    ``b: [chain, *batch, w]``. The block of the first step (the last one if ``reverse``) meets a zero and is
+    never looked at. bfloat16 and float16 are computed in float32. Required and not checked: ``b`` has the
     ``blocks.vector_shape`` and the dtype of the blocks.
     """
 
     def solve(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
-        """``y_l = A_l y_{l-1} + b_l``, ``y_0 = 0``; if ``reverse``, ``y_l = A_l y_{l+1} + b_l``, ``y_{L+1} = 0``."""
+        """``y_l = A_l y_{l-1} + b_l``, ``y_0 = 0``; ``reverse``: ``y_l = A_l y_{l+1} + b_l``."""
         if b.size == 0 or blocks.length == 1:
             return b
         working = working_dtype(b.dtype)
         return self._solve(blocks.astype(working), b.astype(working), reverse).astype(b.dtype)
 
     def solve_transposed(self, blocks: Blocks, g: Array, reverse: bool = False) -> Array:
-        """``lam_l = g_l + A_{l+1}^T lam_{l+1}``, ``lam_{L+1} = 0``: the transpose of `solve`, same arguments."""
+        """``lam_l = g_l + A_{l+1}^T lam_{l+1}``, ``lam_{L+1} = 0``: `solve` transposed."""
         if g.size == 0 or blocks.length == 1:
             return g
         working = working_dtype(g.dtype)

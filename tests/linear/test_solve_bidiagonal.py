@@ -1,5 +1,7 @@
 """`solve_bidiagonal`: what it accepts, its derivatives, transformations, and how it refuses."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,9 @@ from jax import lax
 
 from deeppcr.linear import CyclicReduction, Dense, Diagonal, find_solver, solve_bidiagonal, solve_recurrence
 from deeppcr.linear.choose import SOLVERS
-from tests.linear.loop import loop, problem
+from tests.linear.loop import compiled, loop, problem
 
-names = pytest.mark.parametrize("name", list(SOLVERS))
+names = pytest.mark.parametrize("name", [name for name in SOLVERS if name != "auto"])  # which is one of them
 
 
 def scan(A, b, initial, reverse=False):
@@ -38,7 +40,9 @@ def test_values_with_an_initial_state(name, kind, reverse):
     initial = b[0] + 1.0
     y = solve_bidiagonal(A, b, initial=initial, solver=name, reverse=reverse)
     np.testing.assert_allclose(y, loop(A, b, reverse, initial), rtol=1e-10, atol=1e-12)
-    np.testing.assert_array_equal(solve_bidiagonal(kind(A), b, solver=name), solve_bidiagonal(A, b, solver=name))
+    np.testing.assert_array_equal(
+        solve_bidiagonal(kind(A), b, solver=name), solve_bidiagonal(A, b, solver=name)
+    )
 
 
 def test_a_case_to_check_by_hand():
@@ -61,9 +65,9 @@ def test_first_derivatives(name, kind, reverse):
         return objective(scan(A, b, initial, reverse))
 
     tangents = tuple(jnp.cos(argument) for argument in arguments)
-    got, expected = jax.jvp(ours, arguments, tangents), jax.jvp(theirs, arguments, tangents)
+    got, expected = (compiled(partial(jax.jvp, f))(arguments, tangents) for f in (ours, theirs))
     np.testing.assert_allclose(got, expected, rtol=1e-10)
-    gradients = jax.grad(ours, (0, 1, 2))(*arguments), jax.grad(theirs, (0, 1, 2))(*arguments)
+    gradients = [compiled(jax.grad(f, (0, 1, 2)))(*arguments) for f in (ours, theirs)]
     for mine, reference in zip(*gradients, strict=True):
         np.testing.assert_allclose(mine, reference, rtol=1e-9, atol=1e-11)
 
@@ -77,7 +81,7 @@ def test_second_derivatives(name):
             gradient = jax.grad(lambda A, b: objective(solution(A, b)), (0, 1))(A, b)
             return sum(jnp.sum(part**2) for part in gradient)
 
-        return jax.grad(gradient_norm, (0, 1))(A, b)
+        return compiled(jax.grad(gradient_norm, (0, 1)))(A, b)
 
     ours = curvature(lambda A, b: solve_bidiagonal(A, b, solver=name))
     theirs = curvature(lambda A, b: scan(A, b, jnp.zeros_like(b[0])))
@@ -92,9 +96,9 @@ def test_vmap_over_everything_and_over_the_right_hand_side_alone(name):
     def gradient(A, b):
         return jax.grad(lambda A: objective(solve_bidiagonal(A, b, solver=name)))(A)
 
-    both = jax.vmap(gradient, in_axes=1, out_axes=1)(A, b)
-    np.testing.assert_allclose(both, gradient(A, b), rtol=1e-10, atol=1e-12)
-    one = jax.vmap(lambda b: solve_bidiagonal(A[:, 0], b, solver=name), in_axes=1, out_axes=1)(b)
+    both = compiled(jax.vmap(gradient, in_axes=1, out_axes=1))(A, b)
+    np.testing.assert_allclose(both, compiled(gradient)(A, b), rtol=1e-10, atol=1e-12)
+    one = compiled(jax.vmap(lambda b: solve_bidiagonal(A[:, 0], b, solver=name), in_axes=1, out_axes=1))(b)
     for example in range(3):
         np.testing.assert_allclose(one[:, example], loop(A[:, 0], b[:, example]), rtol=1e-10)
 
@@ -108,13 +112,18 @@ def test_inside_scan_and_jit(name):
         return lax.scan(lambda b, _: (solve_bidiagonal(A, b, solver=name), None), b, length=3)[0]
 
     np.testing.assert_allclose(thrice(b), loop(A, loop(A, loop(A, b))), rtol=1e-10)
-    np.testing.assert_allclose(jax.grad(lambda b: thrice(b).sum())(b), jax.jacrev(thrice)(b).sum((0, 1)), rtol=1e-9)
+    np.testing.assert_allclose(
+        jax.grad(lambda b: thrice(b).sum())(b),
+        jax.jacfwd(thrice)(b).sum((0, 1)),
+        rtol=1e-9,
+    )
 
 
 def test_bfloat16_has_gradients_of_its_own_dtype():
     A, b = (x.astype(jnp.bfloat16) for x in problem(Dense, 12, (), 3))
-    gradient = jax.grad(lambda A: solve_bidiagonal(A, b, solver="pcr").sum())(A)
-    expected = jax.grad(lambda A: scan(A, b.astype(jnp.float64), jnp.zeros(3)).sum())(A.astype(jnp.float64))
+    gradient = compiled(jax.grad(lambda A: solve_bidiagonal(A, b, solver="pcr").sum()))(A)
+    wide = jax.grad(lambda A: scan(A, b.astype(jnp.float64), jnp.zeros(3)).sum())
+    expected = compiled(wide)(A.astype(jnp.float64))
     assert gradient.dtype == jnp.bfloat16
     np.testing.assert_allclose(gradient.astype(jnp.float64), expected, rtol=0.05, atol=0.05)
 
@@ -142,7 +151,7 @@ def shapes(draw):
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     shape=shapes(),
     kind=st.sampled_from([Dense, Diagonal]),
@@ -155,9 +164,9 @@ def test_solution_and_transpose_for_any_shape(shape, kind, name, reverse, seed):
     A, b = problem(kind, length, batch, width, seed)
     _, g = problem(kind, length, batch, width, seed + 1)
     solver = find_solver(name)
-    y = solve_recurrence(kind(A), b, solver, reverse)
+    y = compiled(lambda A, b: solve_recurrence(kind(A), b, solver, reverse))(A, b)
     np.testing.assert_allclose(y, loop(A, b, reverse), rtol=1e-9, atol=1e-10)
-    lam = solver.solve_transposed(kind(A), g, reverse)
+    lam = compiled(lambda A, g: solver.solve_transposed(kind(A), g, reverse))(A, g)
     np.testing.assert_allclose(np.vdot(g, y), np.vdot(lam, b), rtol=1e-8, atol=1e-9)
 
 
@@ -168,10 +177,15 @@ A, b = jnp.ones((4, 2, 2)), jnp.ones((4, 2))
     ("arguments", "options", "error", "message"),
     [
         ((A[:3], b), {}, ValueError, r"A is Dense.*\[3, 2\].*b has shape \[4, 2\]"),
-        ((A[:, None], b[:, None, None]), {}, ValueError, r"A has shape \[4, 1, 2, 2\].*\[4, 1, 1, 2\]"),
+        ((A[:, None], b[:, None, None]), {}, ValueError, r"A is Diagonal.*\[4, 1, 2, 2\].*\[4, 1, 1, 2\]"),
         ((jnp.ones((4, 1, 2, 2)), jnp.ones((4, 3, 2))), {}, ValueError, "must match exactly"),
         ((jnp.ones((4, 2, 3)), b), {}, ValueError, r"A has shape \[4, 2, 3\]"),
-        ((jnp.ones(4), jnp.ones(4)), {}, ValueError, r"b has shape \[4\], expected \[chain, \*batch, state\]"),
+        (
+            (jnp.ones(4), jnp.ones(4)),
+            {},
+            ValueError,
+            r"b has shape \[4\], expected \[chain, \*batch, state\]",
+        ),
         ((Dense(A[0]), b), {}, ValueError, "fit together"),
         ((A.astype(jnp.float32), b), {}, TypeError, "b has dtype float64 and A has float32"),
         ((A.astype(int), b.astype(int)), {}, TypeError, "A has dtype int64"),
@@ -179,7 +193,12 @@ A, b = jnp.ones((4, 2, 2)), jnp.ones((4, 2))
         ((A, b), {"initial": jnp.ones(2, jnp.float32)}, TypeError, "initial has dtype float32"),
         ((A, b), {"solver": "magic"}, ValueError, "'magic'; the known names are auto, sequential, pcr"),
         ((A, b), {"solver": 3}, TypeError, "solver is 3"),
-        ((A, b), {"solver": CyclicReduction}, TypeError, r"CyclicReduction\(\)"),
+        (
+            (A, b),
+            {"solver": CyclicReduction},
+            TypeError,
+            "solver is <class.*expected a solver or one of the names",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(arguments, options, error, message):

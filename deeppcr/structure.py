@@ -1,0 +1,202 @@
+"""What a step's jaxpr proves about its Jacobian, before anything runs.
+
+`examples_are_separate`: no example of a batch can influence another, so one block an example is the whole derivative. The walk
+follows the batch axes of the state through the program. It knows the common primitives and gives up at any other: "not proven"
+is always a safe answer.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from deeppcr.chain import StateLayout, Step
+from deeppcr.jaxprs import is_literal
+
+Axes = tuple[int, ...]  # where the batch axes are in an array; empty if the array does not depend on the state
+
+
+class _Mixed(Exception):
+    """Examples may meet here."""
+
+
+def examples_are_separate(step: Step, layout: StateLayout) -> bool:
+    """Whether it is proven that each example's next state depends on that example alone."""
+    batch = tuple(range(len(layout.batch_shape)))
+    if int(np.prod(layout.batch_shape, dtype=int)) <= 1:
+        return True
+    inputs = [batch] * step.states + [()] * (len(step.jaxpr.invars) - step.states)
+    try:
+        outputs = _walk(step.jaxpr, inputs)[: step.states]
+    except _Mixed:
+        return False
+    return all(axes in (batch, ()) for axes in outputs)
+
+
+def _walk(jaxpr: Any, inputs: list[Axes]) -> list[Axes]:
+    found: dict[Any, Axes] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> Axes:
+        return () if is_literal(atom) else found.get(atom, ())  # constants are independent
+
+    for equation in jaxpr.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        results = _follow(equation, operands) if any(operands) else [()] * len(equation.outvars)
+        found.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _follow(equation: Any, operands: list[Axes]) -> list[Axes]:
+    name, count = equation.primitive.name, len(equation.outvars)
+    if name in ELEMENTWISE:
+        return [_same(operands)] * count
+    for key in ("jaxpr", "call_jaxpr"):
+        if name in CALLS and key in equation.params:
+            inner = equation.params[key]
+            return _walk(getattr(inner, "jaxpr", inner), operands)
+    if name not in RULES:
+        raise _Mixed
+    return [RULES[name](equation, operands)] * count
+
+
+def _same(operands: list[Axes]) -> Axes:
+    dependent = {axes for axes in operands if axes}
+    if len(dependent) > 1:
+        raise _Mixed
+    return dependent.pop()
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise _Mixed
+
+
+def _only_first(operands: list[Axes]) -> Axes:
+    """The axes of the first operand; the others must not depend on the state."""
+    _require(not any(operands[1:]))
+    return operands[0]
+
+
+def _without(axes: Axes, dropped: Any) -> Axes:
+    _require(not set(axes) & set(dropped))
+    return tuple(axis - sum(d < axis for d in dropped) for axis in axes)
+
+
+def _reduce(equation: Any, operands: list[Axes]) -> Axes:
+    return _without(_same(operands), equation.params["axes"])
+
+
+def _squeeze(equation: Any, operands: list[Axes]) -> Axes:
+    return _without(operands[0], equation.params["dimensions"])
+
+
+def _along(key: str) -> Callable[[Any, list[Axes]], Axes]:
+    """A rule for what mixes along one axis only."""
+
+    def rule(equation: Any, operands: list[Axes]) -> Axes:
+        axes = _same(operands)
+        _require(equation.params[key] not in axes)
+        return axes
+
+    return rule
+
+
+def _broadcast(equation: Any, operands: list[Axes]) -> Axes:
+    axes = _only_first(operands)
+    place = equation.params["broadcast_dimensions"]
+    before, after = equation.invars[0].aval.shape, equation.params["shape"]
+    _require(all(before[axis] == after[place[axis]] for axis in axes))
+    return tuple(place[axis] for axis in axes)
+
+
+def _transpose(equation: Any, operands: list[Axes]) -> Axes:
+    order = equation.params["permutation"]
+    return tuple(order.index(axis) for axis in operands[0])
+
+
+def _reshape(equation: Any, operands: list[Axes]) -> Axes:
+    before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    result = []
+    for axis in _only_first(operands):
+        start = int(np.prod(before[:axis], dtype=int))
+        places = [
+            place
+            for place, size in enumerate(after)
+            if size == before[axis] and int(np.prod(after[:place], dtype=int)) == start and place not in result
+        ]
+        _require(bool(places))
+        result.append(places[0])
+    return tuple(result)
+
+
+def _slice(equation: Any, operands: list[Axes]) -> Axes:
+    axes = _only_first(operands)
+    before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    _require(all(before[axis] == after[axis] for axis in axes))
+    return axes
+
+
+def _pad(equation: Any, operands: list[Axes]) -> Axes:
+    axes = _only_first(operands)
+    _require(all(equation.params["padding_config"][axis] == (0, 0, 0) for axis in axes))
+    return axes
+
+
+def _reverse(equation: Any, operands: list[Axes]) -> Axes:
+    _require(not set(operands[0]) & set(equation.params["dimensions"]))
+    return operands[0]
+
+
+def _dot(equation: Any, operands: list[Axes]) -> Axes:
+    contracted, batch = equation.params["dimension_numbers"]
+    ndims = [atom.aval.ndim for atom in equation.invars]
+
+    def places(side: int) -> Axes:
+        free = [axis for axis in range(ndims[side]) if axis not in (*contracted[side], *batch[side])]
+        offset = len(batch[0]) + (0 if side == 0 else ndims[0] - len(batch[0]) - len(contracted[0]))
+        order = {axis: place for place, axis in enumerate(batch[side])}
+        order |= {axis: offset + place for place, axis in enumerate(free)}
+        _require(all(axis in order for axis in operands[side]))
+        return tuple(order[axis] for axis in operands[side])
+
+    return _same([places(0), places(1)])
+
+
+def _convolution(equation: Any, operands: list[Axes]) -> Axes:
+    numbers = equation.params["dimension_numbers"]
+    _require(_only_first(operands) == (numbers.lhs_spec[0],) and equation.params["batch_group_count"] == 1)
+    return (numbers.out_spec[0],)
+
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+ELEMENTWISE = frozenset(
+    _names(
+        """
+        abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy copy_p cos cosh
+        digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p logistic lt
+        max min mul ne neg nextafter not one_minus_square or pow real reduce_precision rem round rsqrt select_n sign sin sinh
+        sqrt square stop_gradient sub tan tanh xor
+        """
+    )
+)
+CALLS = frozenset(_names("pjit jit closed_call core_call custom_jvp_call remat2 checkpoint remat"))
+RULES: dict[str, Callable[[Any, list[Axes]], Axes]] = {
+    **dict.fromkeys(_names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin"), _reduce),
+    **dict.fromkeys(_names("cumsum cumprod cummax cummin cumlogsumexp"), _along("axis")),
+    "concatenate": _along("dimension"),
+    "sort": _along("dimension"),
+    "split": _along("axis"),
+    "squeeze": _squeeze,
+    "broadcast_in_dim": _broadcast,
+    "transpose": _transpose,
+    "reshape": _reshape,
+    "slice": _slice,
+    "dynamic_slice": _slice,
+    "pad": _pad,
+    "rev": _reverse,
+    "dot_general": _dot,
+    "conv_general_dilated": _convolution,
+}

@@ -1,0 +1,368 @@
+"""Derivatives under every transformation of jax, and of every part alone, against those of `jax.lax.scan`."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from tests.problems import PROBLEMS, L, assert_agree, backpropagate, normal, oracle
+
+COMBINATIONS = {
+    "step by step": partial(deeppcr.scan, method="sequential", adjoint="sequential"),
+    "newton, pcr": partial(deeppcr.scan, method="newton", adjoint="pcr"),
+}
+ARGUMENTS = normal(0, 3, 3, scale=0.5), normal(1, 3), normal(2, L, 3)
+
+
+def step(weight, z, x):
+    new = jnp.tanh(weight @ z + x)
+    return new, new * z
+
+
+def run(scan, weight, init, xs):
+    """The last carry and all ys of a small chain that closes over ``weight``."""
+    return scan(partial(step, weight), init, xs)
+
+
+def loss(scan, weight, init, xs):
+    last, ys = run(scan, weight, init, xs)
+    return jnp.sum(last**3) + jnp.sum(jnp.sin(ys))
+
+
+def moved(seed):
+    return tuple(normal(seed + i, *a.shape) for i, a in enumerate(ARGUMENTS))
+
+
+def batch(argument, seed):
+    return jnp.stack([argument, normal(seed, *argument.shape, scale=0.5)])
+
+
+def many(which):
+    """The arguments, those in ``which`` twice; and the axes for `jax.vmap`."""
+    arguments = [batch(a, 5) if i in which else a for i, a in enumerate(ARGUMENTS)]
+    return arguments, [0 if i in which else None for i in range(3)]
+
+
+def gradient(scan, *arguments):
+    return jax.value_and_grad(partial(loss, scan), argnums=(0, 1, 2))(*arguments)
+
+
+def mapped(which):
+    def apply(scan):
+        arguments, axes = many(which)
+        return jax.vmap(partial(gradient, scan), in_axes=axes)(*arguments)
+
+    return apply
+
+
+def mapped_tangents(scan):
+    arguments, axes = many((0, 2))
+    push = jax.vmap(lambda *a: jax.jvp(partial(run, scan), a, moved(3)), in_axes=axes)
+    return push(*arguments)
+
+
+def pushed(scan):
+    return jax.jvp(partial(run, scan), ARGUMENTS, moved(3))
+
+
+def pulled(scan):
+    out, pull = jax.vjp(partial(run, scan), *ARGUMENTS)
+    return out, pull(jax.tree.map(lambda y: normal(4, *y.shape), out))
+
+
+def linearized(scan):
+    out, push = jax.linearize(partial(run, scan), *ARGUMENTS)
+    return out, push(*moved(3)), push(*moved(4))
+
+
+def gradient_of_gradient(scan):
+    def norm(*arguments):
+        return sum(jnp.sum(g**2) for g in gradient(scan, *arguments)[1])
+
+    return jax.grad(norm, argnums=(0, 1, 2))(*ARGUMENTS)
+
+
+def hessian_times_vector(scan):
+    return jax.jvp(lambda *a: gradient(scan, *a)[1], ARGUMENTS, moved(3))
+
+
+def vector_times_hessian(scan):
+    def along(*arguments):
+        return jax.jvp(partial(loss, scan), arguments, moved(3))[1]
+
+    return jax.grad(along, argnums=(0, 1, 2))(*ARGUMENTS)
+
+
+def third_order(scan):
+    def along(t):
+        return loss(scan, ARGUMENTS[0], ARGUMENTS[1] + t, ARGUMENTS[2])
+
+    return jax.jvp(lambda t: jax.jvp(jax.grad(along), (t,), (1.0,)), (0.0,), (1.0,))
+
+
+def jacobian_backwards(scan):
+    return jax.jacrev(partial(run, scan), argnums=(0, 1))(*ARGUMENTS)
+
+
+def jacobian_forwards(scan):
+    return jax.jacfwd(partial(run, scan), argnums=(0, 1))(*ARGUMENTS)
+
+
+def full_hessian(scan):
+    return jax.hessian(partial(loss, scan), argnums=1)(*ARGUMENTS)
+
+
+def checkpointed(scan):
+    return jax.value_and_grad(jax.checkpoint(partial(loss, scan)), argnums=(0, 1, 2))(*ARGUMENTS)
+
+
+def checkpointed_step(scan):
+    def value(weight, init, xs):
+        return jnp.sum(scan(jax.checkpoint(partial(step, weight)), init, xs)[1] ** 2)
+
+    return jax.value_and_grad(value, argnums=(0, 1, 2))(*ARGUMENTS)
+
+
+def inside_lax_scan(scan):
+    weight, init, xs = ARGUMENTS
+
+    def value(weight, init, xs):
+        def body(carry, shift):
+            last, ys = run(scan, weight, carry, xs + shift)
+            return last, ys.sum()
+
+        last, sums = jax.lax.scan(body, init, jnp.arange(3.0))
+        return last.sum() + jnp.sum(sums**2)
+
+    return jax.value_and_grad(value, argnums=(0, 1, 2))(weight, init, xs)
+
+
+def inside_cond(scan):
+    def value(flag, *arguments):
+        return jax.lax.cond(flag, partial(loss, scan), lambda w, i, x: jnp.sum(w) * jnp.sum(i), *arguments)
+
+    grad = jax.grad(value, argnums=(1, 2, 3))
+    return [grad(jnp.array(flag), *ARGUMENTS) for flag in (True, False)]
+
+
+def inside_itself(scan):
+    weight, init, xs = ARGUMENTS
+
+    def value(weight, init, xs):
+        def outer(carry, x):
+            last, ys = scan(lambda z, t: (jnp.tanh(weight @ z + t * x + carry), z), carry, jnp.arange(2.0))
+            return 0.5 * last, ys
+
+        last, ys = scan(outer, init, xs[:4])
+        return last.sum() + jnp.sum(ys**2)
+
+    return jax.value_and_grad(value, argnums=(0, 1, 2))(weight, init, xs)
+
+
+def inside_while_loop(scan):
+    weight, init, xs = ARGUMENTS
+
+    def turn(state):
+        count, z = state
+        return count + 1, run(scan, weight, z, xs)[0]
+
+    return jax.jvp(lambda z: jax.lax.while_loop(lambda s: s[0] < 3, turn, (0, z))[1], (init,), (init,))
+
+
+TRANSFORMATIONS = {
+    "jvp": pushed,
+    "vjp": pulled,
+    "linearize": linearized,
+    "grad of grad": gradient_of_gradient,
+    "jvp of grad": hessian_times_vector,
+    "grad of jvp": vector_times_hessian,
+    "third order": third_order,
+    "jacrev": jacobian_backwards,
+    "jacfwd": jacobian_forwards,
+    "hessian": full_hessian,
+    "vmap over parameters": mapped((0,)),
+    "vmap over the state": mapped((1,)),
+    "vmap over xs": mapped((2,)),
+    "vmap over all": mapped((0, 1, 2)),
+    "vmap of jvp": mapped_tangents,
+    "checkpoint": checkpointed,
+    "checkpoint of the step": checkpointed_step,
+    "inside lax.scan": inside_lax_scan,
+    "inside lax.cond": inside_cond,
+    "inside itself": inside_itself,
+    "inside lax.while_loop": inside_while_loop,
+}
+
+
+@cache
+def expected(name):
+    return jax.jit(partial(TRANSFORMATIONS[name], jax.lax.scan))()
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_transformations(name, combination):
+    actual = jax.jit(partial(TRANSFORMATIONS[name], COMBINATIONS[combination]))()
+    assert_agree(actual, expected(name))
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_gradients_without_jit(combination):
+    assert_agree(gradient(COMBINATIONS[combination], *ARGUMENTS), gradient(jax.lax.scan, *ARGUMENTS))
+
+
+def select(output, argument):
+    """One output alone, differentiated with respect to one argument alone."""
+
+    def value(scan, x):
+        arguments = [*ARGUMENTS[:argument], x, *ARGUMENTS[argument + 1 :]]
+        return jnp.sum(jnp.sin(run(scan, *arguments)[output]))
+
+    return lambda scan: jax.jit(jax.grad(partial(value, scan)))(ARGUMENTS[argument])
+
+
+@pytest.mark.parametrize("output", [0, 1], ids=["last carry", "ys"])
+@pytest.mark.parametrize("argument", [0, 1, 2], ids=["parameters", "init", "xs"])
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_cotangent_of_one_output_to_one_argument(combination, output, argument):
+    alone = select(output, argument)
+    assert_agree(alone(COMBINATIONS[combination]), alone(jax.lax.scan))
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_tangent_of_one_argument(combination):
+    for argument in range(3):
+
+        def push(scan, argument=argument):
+            x = ARGUMENTS[argument]
+
+            def whole(x):
+                return run(scan, *ARGUMENTS[:argument], x, *ARGUMENTS[argument + 1 :])
+
+            return jax.jit(lambda x: jax.jvp(whole, (x,), (x,)))(x)
+
+        assert_agree(push(COMBINATIONS[combination]), push(jax.lax.scan))
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_one_leaf_of_xs_is_differentiated_and_the_others_are_data(combination):
+    weight, init, xs = ARGUMENTS
+    data = {"float": normal(5, L), "int": jnp.arange(L), "bool": jnp.arange(L) % 3 == 0}
+
+    def value(scan, weight, moving):
+        def body(z, x):
+            moving, data = x
+            z = jnp.where(data["bool"], jnp.tanh(weight @ z + data["float"]), z * moving)
+            return z, z[data["int"] % 3]
+
+        return scan(body, init, (moving, data))[1].sum()
+
+    grad = jax.grad(value, argnums=(1, 2))
+    assert_agree(
+        jax.jit(partial(grad, COMBINATIONS[combination]))(weight, xs),
+        jax.jit(partial(grad, jax.lax.scan))(weight, xs),
+    )
+
+
+def test_grad_of_integer_xs_is_float0_as_in_lax_scan():
+    def value(scan, init, number):
+        return scan(lambda z, n: (jnp.sin(z) * n.astype(z.dtype), z), init, number)[0]
+
+    arguments = jnp.array(0.3), jnp.arange(1, 5)
+    grads = [
+        jax.grad(partial(value, scan), argnums=(0, 1), allow_int=True)(*arguments)
+        for scan in (partial(deeppcr.scan, adjoint="sequential"), jax.lax.scan)
+    ]
+    assert_agree(grads[0][0], grads[1][0])
+    assert grads[0][1].dtype == grads[1][1].dtype == jax.dtypes.float0
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_captured_integers_and_keys_are_data(combination):
+    table, key = jnp.arange(4), jax.random.key(3)
+
+    def value(scan, init, xs):
+        def body(z, x):
+            return z * jax.random.uniform(key, (3,), z.dtype) + table[1:].astype(z.dtype), jnp.sin(z * x)
+
+        return scan(body, init, xs)[1].sum()
+
+    grad = jax.grad(value, argnums=(1, 2))
+    scans = COMBINATIONS[combination], jax.lax.scan
+    actual, wanted = (jax.jit(partial(grad, scan))(*ARGUMENTS[1:]) for scan in scans)
+    assert_agree(actual, wanted)
+
+
+@pytest.mark.parametrize("length", [12, 13])
+@pytest.mark.parametrize("name", ["gru", "lstm", "batch norm"])
+def test_a_sequential_adjoint_in_several_stretches(monkeypatch, name, length):
+    problem = PROBLEMS[name]
+    monkeypatch.setattr("deeppcr.adjoint.STRETCH", 3 * 8 * 9 * 4)
+    scan = partial(deeppcr.scan, adjoint=deeppcr.Recurrence(), batch_ndim=problem.batch_ndim)
+    weight, init, xs = problem.params, problem.init, problem.xs[:length]
+
+    def both(scan, weight, init, xs):
+        def whole(*arguments):
+            return problem(scan, *arguments)
+
+        out, pull = jax.vjp(whole, weight, init, xs)
+        pushed = jax.jvp(whole, (weight, init, xs), (weight, init, xs))
+        return pushed, pull(jax.tree.map(jnp.ones_like, out))
+
+    actual, wanted = (jax.jit(partial(both, s))(weight, init, xs) for s in (scan, jax.lax.scan))
+    assert_agree(actual, wanted)
+
+
+@pytest.mark.parametrize("adjoint", ["sequential", "pcr", deeppcr.Recurrence()], ids=str)
+def test_one_example_that_is_nan_does_not_harm_the_others(adjoint):
+    weight, xs = ARGUMENTS[0], ARGUMENTS[2]
+    init = jnp.stack([normal(0, 3), jnp.full(3, jnp.nan), normal(1, 3)])
+
+    def value(scan, init):
+        def body(z, x):
+            new = jnp.tanh(z @ weight + jnp.broadcast_to(x, z.shape))
+            return new, new * z
+
+        return jnp.sum(scan(body, init, xs)[1] ** 2, axis=(0, 2))
+
+    def grads(scan):
+        return jax.jit(jax.grad(lambda init: value(scan, init)[jnp.array([0, 2])].sum()))(init)
+
+    actual = grads(partial(deeppcr.scan, method="newton", adjoint=adjoint, batch_ndim=1))
+    wanted = grads(jax.lax.scan)
+    assert_agree(actual[jnp.array([0, 2])], wanted[jnp.array([0, 2])])
+
+
+def test_statistics_have_no_derivative():
+    chain = deeppcr.Chain(lambda z, x: jnp.sin(z + x), normal(0, L))
+
+    def value(z0):
+        solution = deeppcr.solve(chain, z0, method="newton")
+        return solution.value + solution.stats.residual
+
+    assert_agree(
+        jax.grad(value)(jnp.array(0.3)),
+        jax.grad(lambda z: deeppcr.solve(chain, z, adjoint="autodiff").value)(jnp.array(0.3)),
+    )
+
+
+@pytest.mark.parametrize("name", ["gru", "resnet", "scalar"])
+def test_float32(name):
+    problem = PROBLEMS[name].astype(jnp.float32)
+    scan = partial(deeppcr.scan, method="newton", adjoint="pcr", batch_ndim=problem.batch_ndim)
+    assert_agree(backpropagate(problem, scan), oracle(problem), 2e-5)
+
+
+def test_no_tracer_leaks():
+    with jax.checking_leaks():
+        for scan in COMBINATIONS.values():
+            jax.jit(partial(gradient, scan))(*ARGUMENTS)
+        jax.jit(partial(hessian_times_vector, COMBINATIONS["newton, pcr"]))()
+
+
+def test_autodiff_is_lax_scan_itself():
+    scan = partial(deeppcr.scan, adjoint="autodiff")
+    ours, theirs = (str(jax.make_jaxpr(partial(run, s))(*ARGUMENTS)) for s in (scan, jax.lax.scan))
+    assert ours == theirs

@@ -1,0 +1,128 @@
+"""Narrow floating types, and what is not finite: Newton gives what the sequential program gives."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Newton, Result
+from tests.problems import L, affine, assert_agree, normal, solve, trajectory
+
+WEIGHT = normal(0, 3, 3, scale=0.5)
+XS = normal(1, L, 3)
+Z0 = normal(2, 3)
+
+
+def tanh_chain(xs):
+    return deeppcr.Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), xs)
+
+
+# Narrow floating types
+
+
+def narrow_chain(dtype, residual):
+    weight = normal(0, 4, 4, 4, scale=0.4)[0].astype(dtype)
+
+    def step(z, x):
+        new = jnp.tanh(affine(z, weight, x))
+        return 0.5 * z + new if residual else new
+
+    return deeppcr.Chain(step, normal(1, 100, 4).astype(dtype)), normal(2, 4).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("promotion", ["standard", "strict"])
+@pytest.mark.parametrize("residual", [False, True], ids=["plain", "residual"])
+def test_narrow_types_converge(dtype, promotion, residual):
+    with jax.numpy_dtype_promotion(promotion):
+        chain, z0 = narrow_chain(dtype, residual)
+        solution = solve(chain, z0, method="newton")
+        expected = trajectory(chain, z0)
+    assert solution.trajectory.dtype == dtype
+    assert solution.result == Result.CONVERGED
+    assert solution.stats.iterations <= 12
+    assert_agree(solution.trajectory, expected, 16 * float(jnp.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_step_that_insists_on_its_narrow_type(dtype):
+    weight = normal(0, 4, 4, scale=0.4).astype(dtype)
+
+    def step(z, x):
+        return jnp.tanh(weight @ z.astype(dtype) + x.astype(dtype))
+
+    chain = deeppcr.Chain(step, normal(1, 40, 4).astype(dtype))
+    z0 = normal(2, 4).astype(dtype)
+    solution = solve(chain, z0, method="newton")
+    assert solution.converged
+    assert_agree(solution.trajectory, trajectory(chain, z0), 16 * float(jnp.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("adjoint", ["sequential", "pcr"])
+def test_gradients_of_narrow_types(dtype, adjoint):
+    with jax.numpy_dtype_promotion("standard"):
+        chain, z0 = narrow_chain(dtype, False)
+        wide, wide_z0 = narrow_chain(jnp.float64, False)
+
+        def value(xs, z0, like, **options):
+            return jnp.sum(deeppcr.solve(deeppcr.Chain(like.step, xs), z0, **options).trajectory)
+
+        grad = partial(jax.grad(value, argnums=(0, 1)), method="newton", adjoint=adjoint)
+        actual = jax.jit(partial(grad, like=chain))(chain.inputs, z0)
+        exact = jax.jit(partial(grad, like=wide))(wide.inputs, wide_z0)
+    expected = jax.tree.map(lambda g: g.astype(dtype), exact)
+    assert_agree(actual, expected, 16 * float(jnp.finfo(dtype).eps))
+
+
+def test_leaves_of_two_dtypes():
+    def step(z, x):
+        wide = jnp.tanh(0.5 * z["wide"] + z["narrow"].astype(jnp.float64) + x)
+        return {"wide": wide, "narrow": (0.3 * wide).astype(jnp.float32)}
+
+    chain = deeppcr.Chain(step, normal(0, L))
+    z0 = {"wide": jnp.array(0.1), "narrow": jnp.array(0.2, jnp.float32)}
+    for method in ("newton", "sequential"):
+        solution = solve(chain, z0, method=method)
+        assert solution.converged
+        assert_agree(solution.trajectory, trajectory(chain, z0), 1e-6)
+
+
+# Not a number, infinity
+
+STEPS = {
+    "nan for good": lambda z, x: jnp.sqrt(1.0 + 0.1 * z - x),
+    "infinite for good": lambda z, x: z * jnp.exp(300 * x),
+    "infinite for one step": lambda z, x: jnp.where(jnp.isfinite(z), jnp.tanh(z) + 1e200 * x * 1e200, 0.5),
+    "one of three entries": lambda z, x: 0.5 * z + jnp.log(1.0 - x * jnp.array([0.0, 1.0, 0.0])),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("linear", ["sequential", "pcr", "cyclic_reduction", "prefix_scan", "chunked"])
+def test_non_finite_states_are_those_of_the_sequential_program(name, linear):
+    xs = jnp.zeros((20, 3)).at[7].set(jnp.array([5.0, 6.0, 7.0]))
+    chain, z0 = deeppcr.Chain(STEPS[name], xs), jnp.array([0.5, 0.6, 0.7])
+    expected = trajectory(chain, z0)
+    assert not np.isfinite(expected).all()
+    assert_agree(solve(chain, z0, method=Newton(linear=linear)).trajectory, expected)
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
+def test_a_non_finite_start_and_input(value):
+    cases = (tanh_chain(XS), Z0.at[1].set(value)), (tanh_chain(XS.at[5, 0].set(value)), Z0)
+    for chain, z0 in cases:
+        assert_agree(solve(chain, z0, method="newton").trajectory, trajectory(chain, z0))
+
+
+def test_not_a_number_is_not_convergence():
+    chain = deeppcr.Chain(STEPS["nan for good"], jnp.zeros((20, 3)).at[7].set(5.0))
+    solution = solve(chain, jnp.full(3, 0.5), method=Newton(on_failure="return"))
+    assert solution.result == Result.NOT_CONVERGED
+    assert solution.stats.prefix == 7
+    assert not math.isfinite(solution.stats.residual)
+    assert_agree(solution.trajectory[:7], trajectory(chain, jnp.full(3, 0.5))[:7])

@@ -1,0 +1,227 @@
+"""`forward` against the loop ``for layer in layers: x = layer(x)``: every sort of callable and mixture."""
+
+import dataclasses
+from functools import partial, reduce
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Chain
+from tests.problems import affine, assert_agree, normal
+
+N = 4  # layers
+X = normal(9, 3)
+BATCH = normal(9, 5, 3)
+WEIGHTS = normal(0, N, 3, 3, scale=0.5)
+
+
+def loop(layers, x):
+    """The oracle."""
+    return reduce(lambda x, layer: layer(x), layers, x)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weight", "bias"], meta_fields=["activation"])
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    weight: jax.Array
+    bias: jax.Array
+    activation: str = "tanh"
+
+    def __call__(self, x):
+        return getattr(jax.nn, self.activation)(affine(x, self.weight, self.bias))
+
+
+def dense(seed, width=3, out=3, activation="tanh"):
+    return Dense(normal(seed, width, out, scale=0.6), normal(seed, out), activation)
+
+
+class Plain:
+    """A callable that jax knows nothing of."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, x):
+        return jnp.tanh(x @ self.weight)
+
+
+def act(weight, x):
+    return jax.nn.relu(x @ weight)
+
+
+LAYERS = {
+    "pytrees": lambda: [dense(i) for i in range(N)],
+    "partials of jax": lambda: [jax.tree_util.Partial(act, w) for w in WEIGHTS],
+    "partials of functools": lambda: [partial(act, w) for w in WEIGHTS],
+    "closures": lambda: [lambda x, w=w: jnp.sin(x @ w) for w in WEIGHTS],
+    "objects": lambda: [Plain(w) for w in WEIGHTS],
+    "bound methods": lambda: [Plain(w).__call__ for w in WEIGHTS],
+    "numpy arrays": lambda: [jax.tree_util.Partial(act, np.asarray(w)) for w in WEIGHTS],
+    "closures over numpy": lambda: [lambda x, w=w: jnp.sin(x @ w) for w in np.asarray(WEIGHTS)],
+    "closures over numbers": lambda: [lambda x, c=c: jnp.sin(c * x) for c in (0.1, 0.2, 0.2, 0.3)],
+    "closures over close numbers": lambda: [lambda x, c=c: c * x for c in (1.0, 1.0 + 1e-9, 1.0 + 2e-9)],
+    "numbers in a pytree": lambda: [
+        jax.tree_util.Partial(lambda c, x: jnp.sin(c * x), c) for c in (0.1, 0.2)
+    ],
+    "shared weights": lambda: [jax.tree_util.Partial(act, WEIGHTS[0])] * 3,
+    "one weight shared by unlike closures": lambda: [
+        lambda x: jnp.sin(x @ WEIGHTS[0]) @ WEIGHTS[1],
+        lambda x: jnp.sin(x @ WEIGHTS[0]) @ WEIGHTS[0],
+        lambda x: jnp.sin(x @ WEIGHTS[1]) @ WEIGHTS[1],
+    ],
+    "two kinds of activation": lambda: [dense(i, activation=a) for i, a in enumerate(["tanh", "relu"] * 2)],
+    "two runs": lambda: [dense(i, activation=a) for i, a in enumerate(["tanh"] * 3 + ["relu"] * 2)],
+    "widths change": lambda: [dense(0, 3, 5), dense(1, 5, 5), dense(2, 5, 5), dense(3, 5, 2), dense(4, 2, 3)],
+    "functions between": lambda: [dense(0), jnp.tanh, jnp.tanh, dense(1), lambda x: -x, dense(2), dense(3)],
+    "shape and type change": lambda: [dense(0), lambda x: x.sum(-1) > 0, lambda x: x * 2.0, jnp.sin, jnp.sin],
+    "one layer": lambda: [dense(0)],
+    "a tuple": lambda: tuple(dense(i) for i in range(N)),
+}
+
+
+@pytest.mark.parametrize("method", ["sequential", "newton"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_agrees_with_the_loop(name, method):
+    layers = LAYERS[name]()
+    actual = jax.jit(lambda x: deeppcr.forward(layers, x, method=method))(X)
+    assert_agree(actual, jax.jit(partial(loop, layers))(X))
+
+
+@pytest.mark.parametrize(
+    "name", ["pytrees", "partials of jax", "widths change", "two runs", "shared weights"]
+)
+def test_gradients_agree_with_the_loop(name):
+    layers = LAYERS[name]()
+
+    def value(forward, layers, x):
+        return jnp.sum(forward(layers, x) ** 2)
+
+    grad = jax.value_and_grad(value, argnums=(1, 2))
+    actual = jax.jit(partial(grad, partial(deeppcr.forward, method="newton", adjoint="pcr")))(layers, BATCH)
+    assert_agree(actual, jax.jit(partial(grad, loop))(layers, BATCH))
+
+
+@pytest.mark.parametrize("name", ["closures", "objects", "functions between"])
+def test_gradients_of_closures(name):
+    """Gradients to the input, and to arrays that are traced when a layer closes over them."""
+
+    def value(forward, scale, x):
+        layers = [lambda x, layer=layer: scale * layer(x) for layer in LAYERS[name]()]
+        return jnp.sum(forward(layers, x) ** 2)
+
+    grad = jax.value_and_grad(value, argnums=(1, 2))
+    actual = jax.jit(partial(grad, partial(deeppcr.forward, adjoint="sequential")))(jnp.array(0.9), X)
+    assert_agree(actual, jax.jit(partial(grad, loop))(jnp.array(0.9), X))
+
+
+def test_no_layers():
+    assert_agree(deeppcr.forward([], X), X)
+
+
+def test_without_jit():
+    layers = LAYERS["two runs"]()
+    assert_agree(deeppcr.forward(layers, X), loop(layers, X))
+
+
+def test_pytree_states():
+    layers = [
+        jax.tree_util.Partial(lambda w, s: {"a": jnp.tanh(w @ s["b"]), "b": s["a"] + s["b"]}, w)
+        for w in WEIGHTS
+    ]
+    x = {"a": X, "b": 2 * X}
+    for method in ("sequential", "newton"):
+        assert_agree(deeppcr.forward(layers, x, method=method), loop(layers, x))
+
+
+def test_integer_states_run_in_order():
+    """Tokens on their way to an embedding: layers alike, of a state without derivatives."""
+    bump = [jax.tree_util.Partial(lambda n, x: (x + n) % 7, jnp.array(n)) for n in (1, 2, 3)]
+    layers = [*bump, lambda x: normal(0, 7, 3)[x], *LAYERS["pytrees"]()]
+    tokens = jnp.array([1, 5, 6])
+    assert_agree(deeppcr.forward(layers, tokens), loop(layers, tokens))
+
+
+def test_a_chain_of_layers_already_stacked():
+    layers = LAYERS["pytrees"]()
+    chain = Chain.from_layers(layers, X)
+    assert chain.length == N
+    assert_agree(deeppcr.forward(chain, X, method="newton"), loop(layers, X))
+    # The inputs of the chain are the parameters of all layers, stacked, and have the gradients of these.
+    gradient = jax.jit(jax.grad(lambda chain: deeppcr.forward(chain, X).sum()))(chain)
+    wanted = jax.grad(lambda layers: loop(layers, X).sum())(layers)
+    assert_agree(jax.tree.leaves(gradient), jax.tree.leaves(jax.tree.map(lambda *g: jnp.stack(g), *wanted)))
+
+
+def test_a_chain_written_by_hand_takes_batches():
+    chain = Chain(lambda z, w: jnp.tanh(z @ w), WEIGHTS)
+    expected = loop([lambda z, w=w: jnp.tanh(z @ w) for w in WEIGHTS], BATCH)
+    for options in ({}, {"batch_ndim": 1}, {"batch_ndim": 0}):
+        assert_agree(deeppcr.forward(chain, BATCH, method="newton", **options), expected)
+
+
+def test_from_layers_takes_closures_and_shapes_alone():
+    layers = LAYERS["closures"]()
+    chain = Chain.from_layers(layers, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    assert_agree(deeppcr.forward(chain, X), loop(layers, X))
+
+
+def test_batches_by_shape():
+    """A Jacobian block is one example's: w x w, whatever the batch."""
+    layers = LAYERS["pytrees"]()
+    for x, width in ((X, 3), (BATCH, 3), (normal(1, 2, 5, 3), 15)):
+        program = str(jax.make_jaxpr(partial(deeppcr.forward, layers, method="newton"))(x))
+        batch = x.shape[:1] if x.ndim > 1 else ()
+        shape = ",".join(map(str, (N, *batch, width, width)))
+        assert f"f64[{shape}]" in program
+        assert_agree(deeppcr.forward(layers, x, method="newton"), loop(layers, x))
+
+
+def test_a_scalar_and_a_python_number():
+    layers = [jax.tree_util.Partial(lambda c, x: jnp.sin(c * x), c) for c in normal(0, N)]
+    for x in (jnp.array(0.7), 0.7):
+        assert_agree(deeppcr.forward(layers, x, method="newton"), loop(layers, x))
+
+
+def test_layers_alike_become_one_chain():
+    """One loop and one copy of the layer's program, not N."""
+
+    def products(count):
+        layers = [dense(i) for i in range(count)]
+        return str(jax.make_jaxpr(partial(deeppcr.forward, layers, adjoint="sequential"))(X)).count(
+            "dot_general["
+        )
+
+    assert products(3) == products(12) == 1
+
+
+def test_random_layers_and_layers_that_interact_within_a_batch():
+    def dropout(key, x):
+        return jnp.where(jax.random.bernoulli(key, 0.8, x.shape), 1.1 * jnp.tanh(x), 0.0)
+
+    def batch_norm(weight, x):
+        y = x @ weight
+        spread = jnp.sqrt(y.var(0, keepdims=True) + 0.1)
+        return (y - jnp.broadcast_to(y.mean(0), y.shape)) / jnp.broadcast_to(spread, y.shape)
+
+    keys = jax.random.split(jax.random.key(1), N)
+    for layers in (
+        [jax.tree_util.Partial(dropout, key) for key in keys],
+        [jax.tree_util.Partial(batch_norm, w) for w in WEIGHTS],
+    ):
+
+        def value(forward, x, layers=layers):
+            return jnp.sum(jnp.sin(forward(layers, x)))
+
+        for options in ({"method": "newton", "adjoint": "pcr"}, {"adjoint": "auto"}):
+            actual = jax.jit(jax.value_and_grad(partial(value, partial(deeppcr.forward, **options))))(BATCH)
+            assert_agree(actual, jax.value_and_grad(partial(value, loop))(BATCH))
+
+
+def test_vmap_and_scan_over_forward():
+    layers = LAYERS["pytrees"]()
+    one = partial(deeppcr.forward, layers, method="newton")
+    assert_agree(jax.vmap(one)(BATCH), loop(layers, BATCH))
+    assert_agree(jax.lax.map(one, BATCH), loop(layers, BATCH))

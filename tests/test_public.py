@@ -1,0 +1,49 @@
+"""The public names, and the examples in docstrings."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import deeppcr
+
+ROOT = Path(__file__).parent.parent
+
+NAMES = """
+Chain Chunked CyclicReduction Dense Diagonal Newton NotConverged ParallelCyclicReduction PrefixScan
+Recurrence Result Sequential Solution Stats forward scan solve solve_bidiagonal
+"""
+
+# In a process of its own: users have float32, and no strictness but that warnings are errors here.
+DOCTESTS = """
+import doctest, importlib, pkgutil
+import jax, jax.numpy as jnp, numpy as np
+import deeppcr
+names = ["deeppcr", *(m.name for m in pkgutil.walk_packages(deeppcr.__path__, "deeppcr."))]
+known = {"jax": jax, "jnp": jnp, "np": np, "deeppcr": deeppcr}
+runner, finder = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE), doctest.DocTestFinder()
+for name in names:
+    module = importlib.import_module(name)
+    for test in finder.find(module, extraglobs=known):
+        if test.examples:
+            runner.run(test)
+            print(test.name, len(test.examples))
+raise SystemExit(runner.failures)
+"""
+
+
+def test_the_public_names():
+    assert sorted(deeppcr.__all__) == NAMES.split()
+    assert all(hasattr(deeppcr, name) for name in deeppcr.__all__)
+
+
+def test_everything_public_says_what_it_is():
+    undocumented = [name for name in deeppcr.__all__ if not getattr(deeppcr, name).__doc__]
+    assert not undocumented
+
+
+def test_the_examples_in_docstrings():
+    command = [sys.executable, "-W", "error", "-c", DOCTESTS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = {line.split()[0].rpartition(".")[2] for line in done.stdout.splitlines()}
+    assert {"Chain", "forward", "scan", "solve", "solve_bidiagonal"} <= ran

@@ -1,0 +1,321 @@
+"""`solve`: how Newton converges, what it says about it, and what it does when it does not."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Newton, Result
+from tests.problems import PROBLEMS, L, assert_agree, normal, solve, trajectory
+
+EPS = float(jnp.finfo(jnp.float64).eps)
+WEIGHT = normal(0, 3, 3, scale=0.5)
+XS = normal(1, L, 3)
+Z0 = normal(2, 3)
+CHAIN = deeppcr.Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), XS)
+RATE = 3.9
+CHAOS = deeppcr.Chain(lambda z, _: RATE * z * (1 - z), length=200)  # Lyapunov exponent about 0.5
+
+
+def test_stats_of_a_chain_that_converges():
+    solution = solve(CHAIN, Z0, method="newton")
+    assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
+    assert_agree(solution.value, solution.trajectory[-1])
+    assert solution.result == Result.CONVERGED
+    assert solution.converged
+    assert solution.stats.prefix == L
+    assert 2 <= solution.stats.iterations <= 9
+    assert solution.stats.residual <= 16 * EPS
+
+
+def test_stats_of_a_sequential_solve():
+    for adjoint in ("auto", "autodiff", "sequential"):
+        solution = solve(CHAIN, Z0, method="sequential", adjoint=adjoint)
+        assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
+        assert (solution.stats.iterations, solution.stats.residual, solution.stats.prefix) == (0, 0, L)
+        assert solution.result == Result.CONVERGED
+        assert solution.stats.iterations.dtype == solution.stats.prefix.dtype == jnp.int32
+
+
+def test_a_linear_chain_takes_one_iteration_and_one_to_see_it():
+    chain = deeppcr.Chain(lambda z, x: WEIGHT @ z + x, XS)
+    solution = solve(chain, Z0, method="newton")
+    assert_agree(solution.trajectory, trajectory(chain, Z0))
+    assert solution.stats.iterations <= 2
+
+
+@pytest.mark.parametrize("linear", ["sequential", "pcr", "cyclic_reduction", "prefix_scan", "chunked"])
+def test_iterations_do_not_depend_on_the_linear_solver(linear):
+    iterations = solve(CHAIN, Z0, method=Newton(linear=linear)).stats.iterations
+    assert abs(int(iterations) - int(solve(CHAIN, Z0, method="newton").stats.iterations)) <= 1
+
+
+def test_iterations_grow_slowly_with_the_length():
+    def iterations(length):
+        chain = deeppcr.Chain(CHAIN.step, normal(3, length, 3))
+        return int(solve(chain, Z0, method="newton").stats.iterations)
+
+    assert iterations(400) <= iterations(13) + 4
+
+
+def test_a_pytree_state_and_a_solution_through_jit_and_vmap():
+    chain = deeppcr.Chain(lambda z, x: {"a": jnp.tanh(z["b"] + x), "b": 0.5 * z["a"]}, XS[:, 0])
+    z0 = {"a": jnp.array(0.3), "b": jnp.array(-0.2)}
+    solution = solve(chain, z0, method="newton")
+    assert_agree(solution.trajectory, trajectory(chain, z0))
+    many = jax.jit(jax.vmap(partial(deeppcr.solve, CHAIN, method="newton")))(jnp.stack([Z0, 100 * Z0]))
+    assert many.stats.iterations.shape == many.result.shape == many.converged.shape == (2,)
+    assert_agree(many.trajectory, jnp.stack([trajectory(CHAIN, Z0), trajectory(CHAIN, 100 * Z0)]))
+
+
+def test_vmap_over_the_inputs_of_a_chain():
+    inputs = jnp.stack([XS, 2 * XS])
+    step = CHAIN.step
+    many = jax.vmap(lambda x: deeppcr.solve(deeppcr.Chain(step, x), Z0, method="newton").trajectory)(inputs)
+    assert_agree(many, jnp.stack([trajectory(deeppcr.Chain(step, x), Z0) for x in inputs]))
+
+
+def test_a_chain_is_a_pytree_with_gradients():
+    def value(chain, method):
+        return deeppcr.solve(chain, Z0, method=method).value.sum()
+
+    newton, sequential = (jax.grad(partial(value, method=m))(CHAIN) for m in ("newton", "sequential"))
+    assert newton.length == L
+    assert_agree(newton.inputs, sequential.inputs)
+
+
+# Chains on which Newton does not converge
+
+
+def test_chaos_is_finished_sequentially_and_gives_the_sequential_answer():
+    z0 = jnp.array(0.4)
+    solution = solve(CHAOS, z0, method="newton")
+    assert solution.result == Result.FINISHED_SEQUENTIALLY
+    assert solution.converged
+    assert 10 < solution.stats.prefix < 200
+    assert solution.stats.iterations == 64
+    states = jnp.concatenate([z0[None], solution.trajectory])
+    # Every step of it is right ...
+    assert_agree(states[1:], RATE * states[:-1] * (1 - states[:-1]), 4 * EPS)
+    # ... and so is all of it, where differences of one unit in the last place have not yet grown to 1e-10.
+    assert_agree(states[1:21], trajectory(CHAOS, z0)[:20])
+
+
+def test_chaos_gives_the_sequential_answer():
+    """A difference in the last place would be of order one after 75 steps."""
+    z0 = jnp.array(0.4)
+    assert_agree(solve(CHAOS, z0, method="newton").trajectory, trajectory(CHAOS, z0))
+
+
+def test_gradients_of_chaos_are_those_of_its_own_trajectory():
+    solution = solve(CHAOS, jnp.array(0.4), method="newton")
+    states = jnp.concatenate([jnp.array([0.4]), solution.trajectory[:-1]])
+    gradient = jax.jit(jax.grad(lambda z: deeppcr.solve(CHAOS, z, method="newton", adjoint="pcr").value))
+    np.testing.assert_allclose(gradient(jnp.array(0.4)), np.prod(RATE * (1 - 2 * states)), rtol=1e-9)
+
+
+def test_as_many_iterations_as_steps_suffice_even_for_chaos():
+    chain = deeppcr.Chain(CHAOS.step, length=30)
+    solution = solve(chain, jnp.array(0.4), method=Newton(max_iterations=31))
+    assert solution.result == Result.CONVERGED
+    assert_agree(solution.trajectory, trajectory(chain, jnp.array(0.4)), 1e-8)
+
+
+@pytest.mark.parametrize("name", ["gru", "lstm", "resnet", "odd"])
+def test_a_small_budget_is_rescued(name):
+    problem = PROBLEMS[name]
+
+    def carries(scan):
+        def carry_of(carry, x):
+            carry, _ = problem.step(problem.params, carry, x)
+            return carry, carry
+
+        return jax.jit(lambda: scan(carry_of, problem.init, problem.xs))()
+
+    newton = Newton(max_iterations=1)
+    assert_agree(
+        carries(partial(deeppcr.scan, method=newton, batch_ndim=problem.batch_ndim)), carries(jax.lax.scan)
+    )
+
+
+def test_gradients_after_a_rescue():
+    def value(z0, xs, method):
+        return jnp.sum(deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z0, method=method).trajectory ** 2)
+
+    rescued, sequential = (
+        jax.jit(jax.grad(partial(value, method=m), argnums=(0, 1)))(Z0, XS)
+        for m in (Newton(max_iterations=1), "sequential")
+    )
+    assert_agree(rescued, sequential)
+
+
+def test_return_gives_the_prefix_and_says_so():
+    solution = solve(CHAOS, jnp.array(0.4), method=Newton(on_failure="return", max_iterations=20))
+    prefix = int(solution.stats.prefix)
+    assert solution.result == Result.NOT_CONVERGED
+    assert not solution.converged
+    assert solution.stats.iterations == 20
+    assert solution.stats.residual > 16 * EPS
+    assert 5 <= prefix < 200
+    assert_agree(solution.trajectory[:prefix], trajectory(CHAOS, jnp.array(0.4))[:prefix], 1e-8)
+
+
+def test_raise_says_what_happened():
+    newton = Newton(on_failure="raise", max_iterations=20)
+    with pytest.raises(deeppcr.NotConverged, match=r"\d+ of 200 states after 20 iterations.*residual"):
+        deeppcr.solve(CHAOS, jnp.array(0.4), method=newton)
+    with pytest.raises(deeppcr.NotConverged):
+        deeppcr.scan(lambda z, _: (CHAOS.step(z, _), None), jnp.array(0.4), length=200, method=newton)
+    assert deeppcr.solve(CHAIN, Z0, method=newton).result == Result.CONVERGED
+
+
+def test_raise_works_under_grad():
+    newton = Newton(on_failure="raise", max_iterations=20)
+    with pytest.raises(deeppcr.NotConverged):
+        jax.grad(lambda z: deeppcr.solve(CHAOS, z, method=newton).value)(jnp.array(0.4))
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap], ids=["jit", "vmap"])
+def test_raise_is_refused_where_jax_traces(transform):
+    newton = Newton(on_failure="raise")
+    z0 = jnp.array([0.4, 0.5]) if transform is jax.vmap else jnp.array(0.4)
+    with pytest.raises(ValueError, match=r'on_failure is "raise".*"return"'):
+        transform(lambda z: deeppcr.solve(CHAOS, z, method=newton).value)(z0)
+
+
+def test_one_unruly_example_does_not_harm_the_others():
+    chain = deeppcr.Chain(lambda z, _: jnp.array([3.9, 2.0])[:, None] * z * (1 - z), length=100)
+    z0 = jnp.array([[0.4], [0.4]])
+    solution = solve(chain, z0, method="newton", batch_ndim=1)
+    assert solution.result == Result.FINISHED_SEQUENTIALLY
+    assert_agree(solution.trajectory[:, 1], trajectory(chain, z0)[:, 1])
+    assert_agree(solution.trajectory[:20], trajectory(chain, z0)[:20])
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.2, 2.0])
+def test_a_chain_that_forgets_nothing(gain):
+    """Isometries and expansions: small residuals are no proof, updates have to settle as well."""
+    rotation = gain * jnp.linalg.qr(normal(5, 3, 3))[0]
+    chain = deeppcr.Chain(lambda z, x: jnp.sin(rotation @ z + x), normal(6, 60, 3))
+    solution = solve(chain, Z0, method="newton")
+    expected = trajectory(chain, Z0)
+    states = jnp.concatenate([Z0[None], solution.trajectory])
+    assert_agree(solution.trajectory, jax.vmap(chain.step)(states[:-1], chain.inputs), 64 * EPS)
+    if gain < 1.5:
+        assert_agree(solution.trajectory, expected, 1e-9)
+
+
+def test_iterates_that_leave_the_domain_come_back():
+    """Far from the solution this step overflows: a first guess of 300 goes to 1e25 in three steps."""
+    chain = deeppcr.Chain(lambda z, x: z - 0.1 * z**3 + x, 0.1 * XS)
+
+    def guess(z0, xs):
+        return jnp.full_like(xs, 300.0)
+
+    for linear in ("sequential", "pcr"):
+        solution = solve(chain, Z0, method=Newton(linear=linear, initial_guess=guess))
+        assert_agree(solution.trajectory, trajectory(chain, Z0))
+
+
+# Tolerances and guesses
+
+
+def test_a_loose_tolerance_stops_earlier():
+    tight = solve(CHAIN, Z0, method=Newton())
+    loose = solve(CHAIN, Z0, method=Newton(rtol=1e-2))
+    assert loose.stats.iterations < tight.stats.iterations
+    assert loose.result == Result.CONVERGED
+    assert_agree(loose.trajectory, tight.trajectory, 0.1)
+
+
+def test_an_absolute_tolerance_stops_earlier():
+    tight = solve(CHAIN, Z0, method=Newton())
+    loose = solve(CHAIN, Z0, method=Newton(atol=1e-2))
+    assert loose.stats.iterations < tight.stats.iterations
+    assert loose.result == Result.CONVERGED
+    assert_agree(loose.trajectory, tight.trajectory, 0.1)
+
+
+def test_a_tolerance_of_zero_ends_where_the_residual_no_longer_falls():
+    solution = solve(CHAIN, Z0, method=Newton(rtol=0, atol=0))
+    assert solution.result == Result.CONVERGED
+    assert solution.stats.iterations <= 15
+    assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30, 1e-200, 1e200])
+def test_tolerances_are_relative_to_the_states(scale):
+    chain = deeppcr.Chain(lambda z, x: scale * jnp.tanh(WEIGHT @ (z / scale) + x), XS)
+    solution = solve(chain, scale * Z0, method="newton")
+    assert solution.result == Result.CONVERGED
+    assert solution.stats.iterations <= 9
+    assert_agree(solution.trajectory, trajectory(chain, scale * Z0))
+
+
+def test_states_of_zero():
+    chain = deeppcr.Chain(lambda z, x: jnp.tanh(WEIGHT @ z) * x, XS)
+    solution = solve(chain, jnp.zeros(3), method="newton")
+    assert solution.result == Result.CONVERGED
+    assert_agree(solution.trajectory, jnp.zeros_like(XS))
+
+
+@pytest.mark.parametrize("guess", ["apply", "constant", lambda z0, xs: jnp.zeros_like(xs)], ids=str)
+def test_any_guess_leads_to_the_answer(guess):
+    solution = solve(CHAIN, Z0, method=Newton(initial_guess=guess))
+    assert solution.result == Result.CONVERGED
+    assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
+
+
+def test_a_good_guess_takes_one_iteration():
+    known = trajectory(CHAIN, Z0)
+    solution = solve(CHAIN, Z0, method=Newton(initial_guess=lambda z0, xs: known))
+    assert solution.stats.iterations == 1
+    assert_agree(solution.trajectory, known)
+
+
+def test_a_guess_of_nan_leads_to_the_answer():
+    newton = Newton(initial_guess=lambda z0, xs: jnp.full_like(xs, jnp.nan))
+    assert_agree(solve(CHAIN, Z0, method=newton).trajectory, trajectory(CHAIN, Z0))
+
+
+def test_no_derivative_passes_through_the_guess():
+    def value(z0, scale, method):
+        if method is None:
+            method = Newton(initial_guess=lambda z, xs: scale * jnp.broadcast_to(z, xs.shape))
+        return deeppcr.solve(CHAIN, z0, method=method).value.sum()
+
+    grad = jax.jit(jax.grad(value, argnums=(0, 1)), static_argnums=2)
+    by_state, by_scale = grad(Z0, jnp.array(2.0), None)
+    assert by_scale == 0
+    assert_agree(by_state, grad(Z0, jnp.array(2.0), "sequential")[0])
+
+
+def test_normalising_layers_survive_the_first_guess():
+    """Zeros would be divided by zero."""
+
+    def step(z, x):
+        return z / jnp.sqrt((z**2).mean()) + 0.3 * x
+
+    chain = deeppcr.Chain(step, XS)
+    for guess in ("apply", "constant"):
+        solution = solve(chain, Z0, method=Newton(initial_guess=guess))
+        assert solution.result == Result.CONVERGED
+        assert_agree(solution.trajectory, trajectory(chain, Z0))
+
+
+# Lengths and shapes
+
+
+@pytest.mark.parametrize("method", ["sequential", "newton", "pcr"])
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_short_chains(method, length):
+    chain = deeppcr.Chain(CHAIN.step, XS[:length])
+    solution = solve(chain, Z0, method=method)
+    expected = trajectory(chain, Z0)
+    assert_agree(solution.trajectory, expected)
+    assert_agree(solution.value, expected[-1] if length else Z0)
+    assert solution.converged
+    assert solution.stats.prefix == length
