@@ -35,7 +35,7 @@ from deeppcr.linear.along import Along
 from deeppcr.linearize import examples_are_separate, linearize
 from deeppcr.solution import Run, Solve
 
-STRETCH = 1 << 20  # bytes of blocks that are worked on at once by a sequential solver: they stay in the cache
+STRETCH = 1 << 22  # bytes of blocks that are worked on at once by a sequential solver: they stay in the cache
 
 
 class Adjoint(Protocol):
@@ -141,16 +141,40 @@ class ByBlocks:
         return result
 
 
+@dataclasses.dataclass(frozen=True)
+class Autodiff:
+    """jax's own derivatives of the sequential program, which is run again for them.
+
+    The one way for steps with a `jax.custom_vjp` in them: such a rule need not be linear (clipping of gradients is the example in
+    jax's documentation), and then it has to be applied as the sequential program applies it.
+    """
+
+    def tangents(self, steps: Steps, initial: Leaves, moved: "_Moved", length: int) -> tuple[Leaves, Leaves]:
+        """The tangents of the states and of the outputs."""
+
+        def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves]:
+            here = moved.put(steps, x, c)
+
+            def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
+                state, outputs = here.step.with_outputs(state, inputs, here.captured)
+                return state, (state, outputs)
+
+            result: tuple[Leaves, Leaves] = lax.scan(body, moved.initial.put(initial, z), here.inputs, length)[1]
+            return result
+
+        primals = (moved.initial.of(initial), moved.inputs.of(steps.inputs), moved.captured.of(steps.captured))
+        tangents: tuple[Leaves, Leaves] = jax.jvp(program, primals, moved.tangents)[1]
+        return tangents
+
+
 def differentiable(
-    run: Solve, step: Step, layout: StateLayout, length: int, adjoint: Adjoint
+    run: Solve, step: Step, layout: StateLayout, length: int, adjoint: Adjoint | Autodiff
 ) -> Callable[[Leaves, Leaves, Leaves, Any], Run]:
     """Give ``run(steps, initial, operands)`` the derivatives of the chain that it solves.
 
     Returns:
         ``(initial, inputs, captured, operands) -> Run``, differentiable in the first three, to every order.
     """
-    if step.has_custom_vjp:  # a rule that may not be linear has no blocks
-        adjoint = StepByStep()
 
     @jax.custom_jvp
     def solve(initial: Leaves, inputs: Leaves, captured: Leaves, operands: Any) -> Run:
@@ -161,18 +185,21 @@ def differentiable(
         initial, inputs, captured, _ = primals
         steps = Steps(step, layout, inputs, captured)
         moved = _Moved(*(_split(t) for t in tangents[:3]))
-        states = before(initial, result.trajectory)
-        t = _tangents(steps, states, moved, adjoint, length)
+        if isinstance(adjoint, Autodiff):
+            t, by_outputs = adjoint.tangents(steps, initial, moved, length)
+        else:
+            states = before(initial, result.trajectory)
+            t = _tangents(steps, states, moved, adjoint, length)
 
-        def outputs(z: Leaves, x: Leaves, c: Leaves, after: Leaves) -> Leaves:
-            return moved.put(steps, x, c).outputs(z, after)
+            def outputs(z: Leaves, x: Leaves, c: Leaves, after: Leaves) -> Leaves:
+                return moved.put(steps, x, c).outputs(z, after)
 
-        starts = before(moved.enter(initial, moved.initial.tangents), t)
-        _, by_outputs = jax.jvp(
-            outputs,
-            (states, moved.inputs.of(inputs), moved.captured.of(captured), result.trajectory),
-            (starts, moved.inputs.tangents, moved.captured.tangents, t),
-        )
+            starts = before(moved.enter(initial, moved.initial.tangents), t)
+            _, by_outputs = jax.jvp(
+                outputs,
+                (states, moved.inputs.of(inputs), moved.captured.of(captured), result.trajectory),
+                (starts, moved.inputs.tangents, moved.captured.tangents, t),
+            )
         fixed = jax.tree.map(_zero_tangent, (result.stats, result.result))
         return result, Run(t, by_outputs, *fixed)
 

@@ -7,12 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.adjoint import Adjoint, differentiable
+from deeppcr.adjoint import Adjoint, Autodiff, differentiable
 from deeppcr.chain import Chain, Problem, chain_length, pose
 from deeppcr.layers import segments, stack
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.plan import AUTODIFF, Method, choose_adjoint, find_adjoint, find_method
+from deeppcr.plan import Method, choose_adjoint, find_adjoint, find_method
+from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Run, Solution, Stats
 
 
@@ -38,7 +39,8 @@ def scan(
         method: how the carries are found: "auto", "sequential", "newton", "pcr", or a `Sequential` or `Newton` object. "auto" is
             sequential, so far.
         adjoint: how derivatives are found, whatever the method: "auto"; "sequential", step by step; a linear solver by object
-            or by name ("pcr", ...), on the Jacobians of all steps; "autodiff", by jax through `jax.lax.scan`.
+            or by name ("pcr", ...), on the Jacobians of all steps; "autodiff", by jax,
+            through `jax.lax.scan`, which is what a step with a `jax.custom_vjp` in it always takes.
         batch_ndim: how many leading axes of every leaf of the carry are batch axes, examples that ``f`` treats one by one. A
             Jacobian block is then w x w for each example, and not (B w) x (B w). ``f`` gets and returns all of them at once.
 
@@ -56,12 +58,12 @@ def scan(
     """
     length = chain_length(xs, length, "xs")
     chosen = find_method(method)
-    wanted = find_adjoint(adjoint, chosen)
-    if wanted == AUTODIFF or length == 0:
+    wanted = find_adjoint(adjoint)
+    if _is_plain(chosen, wanted) or length == 0:
         return jax.lax.scan(f, init, xs, length, reverse)
     problem = pose(f, init, xs, length, batch_ndim, "init")
-    wanted = choose_adjoint(wanted, chosen, problem.layout, length)
-    if isinstance(wanted, str):
+    wanted = choose_adjoint(wanted, chosen, problem)
+    if _is_plain(chosen, wanted) or problem.is_empty:
         return jax.lax.scan(f, init, xs, length, reverse)
     if reverse:
         problem = dataclasses.replace(problem, inputs=[jnp.flip(x, 0) for x in problem.inputs])
@@ -108,11 +110,11 @@ def solve(
         raise TypeError(f"chain is {type(chain).__name__}, expected a deeppcr.Chain; for layers: Chain.from_layers(layers, x).")
     length = chain_length(chain.inputs, chain.length, "chain.inputs")
     chosen = find_method(method)
-    wanted = find_adjoint(adjoint, chosen)
-    if wanted != AUTODIFF and length:
+    wanted = find_adjoint(adjoint)
+    if length and not _is_plain(chosen, wanted):
         problem = pose(lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0")
-        wanted = choose_adjoint(wanted, chosen, problem.layout, length)
-        if not isinstance(wanted, str):
+        wanted = choose_adjoint(wanted, chosen, problem)
+        if not _is_plain(chosen, wanted) and not problem.is_empty:
             run = _run(problem, chosen, wanted)
             trajectory = jax.tree.unflatten(problem.step.state_tree, run.trajectory)
             return Solution(jax.tree.map(lambda z: z[-1], trajectory), trajectory, run.stats, run.result)
@@ -164,14 +166,19 @@ def forward(
     options: dict[str, Any] = {"method": method, "adjoint": adjoint, "batch_ndim": batch_ndim}
     if isinstance(layers, Chain):
         return solve(layers, x, **options).value
-    find_adjoint(adjoint, find_method(method))
+    find_method(method), find_adjoint(adjoint)
     for run in segments(layers, x):
         lone = len(run) == 1
         x = run[0].apply(x, run[0].own) if lone else solve(Chain(*stack(run), len(run)), x, **options).value
     return x
 
 
-def _run(problem: Problem, method: Method, adjoint: Adjoint) -> Run:
+def _is_plain(method: Method, adjoint: Adjoint | Autodiff | None) -> bool:
+    """Whether `jax.lax.scan` itself is what has been asked for."""
+    return isinstance(method, Sequential) and isinstance(adjoint, Autodiff)
+
+
+def _run(problem: Problem, method: Method, adjoint: Adjoint | Autodiff) -> Run:
     """Solve a chain of one or more steps, differentiably."""
     run, operands = method.bind(problem)
     solved = differentiable(run, problem.step, problem.layout, problem.length, adjoint)

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.jaxprs import evaluate, has_custom_vjp, is_literal
+from deeppcr.jaxprs import Replacement, evaluate, has_custom_vjp, is_literal
 from deeppcr.layers import stacked
-from deeppcr.small_products import write_out
 
 Leaves = list[Any]
 
@@ -137,9 +136,12 @@ class Step:
         """The next state, and nothing else: what only the outputs need is not computed."""
         return evaluate(self.jaxpr, self._known(state, inputs, captured), self.jaxpr.outvars[: self.states])
 
-    def in_a_loop(self, state: Leaves, inputs: Leaves, captured: Leaves) -> tuple[Leaves, Leaves]:
-        """The next state and the outputs, in the form that is fastest as the body of a loop."""
-        values = evaluate(self.jaxpr, self._known(state, inputs, captured), self.jaxpr.outvars, write_out)
+    def with_outputs(
+        self, state: Leaves, inputs: Leaves, captured: Leaves, replace: Replacement | None = None
+    ) -> tuple[Leaves, Leaves]:
+        """The next state and the outputs; ``replace`` as in `evaluate`."""
+        known = self._known(state, inputs, captured)
+        values = evaluate(self.jaxpr, known, self.jaxpr.outvars, replace)
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, captured: Leaves, after: Leaves) -> Leaves:
@@ -305,6 +307,11 @@ class Problem:
     initial: Leaves
     inputs: Leaves
     captured: Leaves
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a state has no entries: the idiom for a mere map."""
+        return self.layout.width * int(np.prod(self.layout.batch_shape, dtype=int)) == 0
 
 
 def pose(f: Callable[[Any, Any], tuple[Any, Any]], initial: Any, inputs: Any, length: int, batch_ndim: int, name: str) -> Problem:

@@ -34,7 +34,7 @@ def needed(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any]) -> list[
 Replacement = Callable[[Any, list[Any]], list[Any] | None]
 
 
-def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replace: Replacement = lambda *_: None) -> list[Any]:
+def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
     """The values of ``wanted``, given those of the variables in ``known``.
 
     A variable in ``known`` is taken as it is, wherever in the jaxpr it is computed, so a program can be entered midway.
@@ -44,7 +44,7 @@ def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replac
     for equation in needed(jaxpr, known, wanted):
         operands = [atom.val if is_literal(atom) else values[atom] for atom in equation.invars]
         with equation.ctx.manager:
-            results = replace(equation, operands)
+            results = replace(equation, operands) if replace else None
             if results is None:
                 results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
                 results = results if equation.primitive.multiple_results else [results]

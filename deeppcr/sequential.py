@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from deeppcr.chain import Leaves, Problem, Steps
+from deeppcr.small_products import write_out
 from deeppcr.solution import Result, Run, Solve, Stats
 
 
@@ -28,7 +29,7 @@ class Sequential:
         same = steps.step.outputs_in_state  # most often the state itself is the output: written once, it costs half
 
         def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-            state, outputs = steps.step.in_a_loop(state, inputs, steps.captured)
+            state, outputs = steps.step.with_outputs(state, inputs, steps.captured, write_out)
             return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
 
         _, (trajectory, own) = lax.scan(body, initial, steps.inputs, length, unroll=self.unroll)

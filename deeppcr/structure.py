@@ -8,9 +8,10 @@ is always a safe answer.
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
-from deeppcr.chain import StateLayout, Step
+from deeppcr.chain import Leaves, StateLayout, Step
 from deeppcr.jaxprs import is_literal
 
 Axes = tuple[int, ...]  # where the batch axes are in an array; empty if the array does not depend on the state
@@ -21,13 +22,26 @@ class _Mixed(Exception):
 
 
 def examples_are_separate(step: Step, layout: StateLayout) -> bool:
-    """Whether it is proven that each example's next state depends on that example alone."""
-    batch = tuple(range(len(layout.batch_shape)))
+    """Whether it is proven that the derivative of each example's next state involves that example alone.
+
+    What is walked is the program of the derivative: a `jax.custom_jvp` may mix what its function keeps apart.
+    """
     if int(np.prod(layout.batch_shape, dtype=int)) <= 1:
         return True
-    inputs = [batch] * step.states + [()] * (len(step.jaxpr.invars) - step.states)
+    variables = [*step.jaxpr.invars, *step.jaxpr.constvars]
+    shapes = [jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in variables]
+    state, others = shapes[: step.states], shapes[step.states :]
+
+    def derivative(state: Leaves, tangents: Leaves, others: Leaves) -> Leaves:
+        inputs, captured = others[: step.inputs], others[step.inputs :]
+        moved: Leaves = jax.jvp(lambda z: step(z, inputs, captured), (state,), (tangents,))[1]
+        return moved
+
+    closed = jax.make_jaxpr(derivative)(state, state, others)
+    jaxpr = getattr(closed, "jaxpr", closed)  # a ClosedJaxpr up to jax 0.10
+    batch = tuple(range(len(layout.batch_shape)))
     try:
-        outputs = _walk(step.jaxpr, inputs)[: step.states]
+        outputs = _walk(jaxpr, [batch] * (2 * len(state)) + [()] * len(others))
     except _Mixed:
         return False
     return all(axes in (batch, ()) for axes in outputs)

@@ -31,10 +31,10 @@ class Settings:
     """What is trained, and for how long."""
 
     depth: int = 128
-    width: int = 16
-    batch: int = 16
-    steps: int = 1000
-    learning_rate: float = 3e-3
+    width: int = 8
+    batch: int = 8
+    steps: int = 3000
+    learning_rate: float = 5e-3
     seed: int = 0
 
 

@@ -62,8 +62,7 @@ def test_a_step_that_insists_on_its_narrow_type(dtype):
     assert_agree(solution.trajectory, trajectory(chain, z0), 16 * float(jnp.finfo(dtype).eps))
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("adjoint", ["sequential", "pcr"])
+@pytest.mark.parametrize(("dtype", "adjoint"), [(jnp.bfloat16, "pcr"), (jnp.float16, "sequential")])
 def test_gradients_of_narrow_types(dtype, adjoint):
     with jax.numpy_dtype_promotion("standard"):
         chain, z0 = narrow_chain(dtype, False)
@@ -103,7 +102,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("linear", ["sequential", "pcr", "cyclic_reduction", "prefix_scan", "chunked"])
+@pytest.mark.parametrize("linear", ["sequential", "pcr", "chunked"])
 def test_non_finite_states_are_those_of_the_sequential_program(name, linear):
     xs = jnp.zeros((20, 3)).at[7].set(jnp.array([5.0, 6.0, 7.0]))
     chain, z0 = deeppcr.Chain(STEPS[name], xs), jnp.array([0.5, 0.6, 0.7])

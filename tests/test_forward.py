@@ -63,9 +63,7 @@ LAYERS = {
     "closures over numpy": lambda: [lambda x, w=w: jnp.sin(x @ w) for w in np.asarray(WEIGHTS)],
     "closures over numbers": lambda: [lambda x, c=c: jnp.sin(c * x) for c in (0.1, 0.2, 0.2, 0.3)],
     "closures over close numbers": lambda: [lambda x, c=c: c * x for c in (1.0, 1.0 + 1e-9, 1.0 + 2e-9)],
-    "numbers in a pytree": lambda: [
-        jax.tree_util.Partial(lambda c, x: jnp.sin(c * x), c) for c in (0.1, 0.2)
-    ],
+    "numbers in a pytree": lambda: [jax.tree_util.Partial(lambda c, x: jnp.sin(c * x), c) for c in (0.1, 0.2)],
     "shared weights": lambda: [jax.tree_util.Partial(act, WEIGHTS[0])] * 3,
     "one weight shared by unlike closures": lambda: [
         lambda x: jnp.sin(x @ WEIGHTS[0]) @ WEIGHTS[1],
@@ -76,7 +74,7 @@ LAYERS = {
     "two runs": lambda: [dense(i, activation=a) for i, a in enumerate(["tanh"] * 3 + ["relu"] * 2)],
     "widths change": lambda: [dense(0, 3, 5), dense(1, 5, 5), dense(2, 5, 5), dense(3, 5, 2), dense(4, 2, 3)],
     "functions between": lambda: [dense(0), jnp.tanh, jnp.tanh, dense(1), lambda x: -x, dense(2), dense(3)],
-    "shape and type change": lambda: [dense(0), lambda x: x.sum(-1) > 0, lambda x: x * 2.0, jnp.sin, jnp.sin],
+    "shape and type change": lambda: [dense(0), lambda x: x.sum(-1) > 0, lambda x: x.astype(X.dtype), jnp.sin, jnp.sin],
     "one layer": lambda: [dense(0)],
     "a tuple": lambda: tuple(dense(i) for i in range(N)),
 }
@@ -90,9 +88,7 @@ def test_agrees_with_the_loop(name, method):
     assert_agree(actual, jax.jit(partial(loop, layers))(X))
 
 
-@pytest.mark.parametrize(
-    "name", ["pytrees", "partials of jax", "widths change", "two runs", "shared weights"]
-)
+@pytest.mark.parametrize("name", ["pytrees", "partials of jax", "widths change", "two runs", "shared weights"])
 def test_gradients_agree_with_the_loop(name):
     layers = LAYERS[name]()
 
@@ -127,10 +123,7 @@ def test_without_jit():
 
 
 def test_pytree_states():
-    layers = [
-        jax.tree_util.Partial(lambda w, s: {"a": jnp.tanh(w @ s["b"]), "b": s["a"] + s["b"]}, w)
-        for w in WEIGHTS
-    ]
+    layers = [jax.tree_util.Partial(lambda w, s: {"a": jnp.tanh(w @ s["b"]), "b": s["a"] + s["b"]}, w) for w in WEIGHTS]
     x = {"a": X, "b": 2 * X}
     for method in ("sequential", "newton"):
         assert_agree(deeppcr.forward(layers, x, method=method), loop(layers, x))
@@ -186,15 +179,13 @@ def test_a_scalar_and_a_python_number():
 
 
 def test_layers_alike_become_one_chain():
-    """One loop and one copy of the layer's program, not N."""
+    """One loop with one copy of the layer's program, not N."""
 
-    def products(count):
+    def tanhs(count):
         layers = [dense(i) for i in range(count)]
-        return str(jax.make_jaxpr(partial(deeppcr.forward, layers, adjoint="sequential"))(X)).count(
-            "dot_general["
-        )
+        return str(jax.make_jaxpr(partial(deeppcr.forward, layers, adjoint="sequential"))(X)).count("= tanh ")
 
-    assert products(3) == products(12) == 1
+    assert tanhs(3) == tanhs(12) == 1
 
 
 def test_random_layers_and_layers_that_interact_within_a_batch():
@@ -215,9 +206,9 @@ def test_random_layers_and_layers_that_interact_within_a_batch():
         def value(forward, x, layers=layers):
             return jnp.sum(jnp.sin(forward(layers, x)))
 
-        for options in ({"method": "newton", "adjoint": "pcr"}, {"adjoint": "auto"}):
-            actual = jax.jit(jax.value_and_grad(partial(value, partial(deeppcr.forward, **options))))(BATCH)
-            assert_agree(actual, jax.value_and_grad(partial(value, loop))(BATCH))
+        options = {"method": "newton", "adjoint": "pcr"}
+        actual = jax.jit(jax.value_and_grad(partial(value, partial(deeppcr.forward, **options))))(BATCH)
+        assert_agree(actual, jax.jit(jax.value_and_grad(partial(value, loop)))(BATCH))
 
 
 def test_vmap_and_scan_over_forward():

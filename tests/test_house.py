@@ -25,13 +25,17 @@ FLOORS = {
     "api": 4,
     "plan": 3,
     "newton": 2,
+    "sequential": 2,
     "adjoint": 2,
     "sharding": 2,
     "linearize": 1,
     "linear": 1,
-    "layers": 1,
+    "structure": 1,
     "solution": 1,
+    "small_products": 1,
     "chain": 0,
+    "layers": 0,
+    "jaxprs": 0,
 }
 
 FILES = sorted(

@@ -1,0 +1,77 @@
+"""Products written out as sums are the products, whatever their dimensions and dtypes."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from deeppcr.jaxprs import evaluate
+from deeppcr.small_products import MOST, write_out
+from tests.problems import assert_agree, normal
+
+SIZES = {"a": 2, "b": 3, "i": 4, "j": 1, "k": 5, "l": 6}
+EINSUMS = [
+    *["i,ik->k", "ik,k->i", "k,k->", "i,k->ik", "ik,ik->", "bi,ik->bk", "ik,bk->bi", "bik,bkl->bil", "bik,kb->ib"],
+    *["abi,il->abl", "ikl,kl->i", "ikl,lk->i", "bij,bjk->bik", "abik,abkl->abil", "kil,bki->bl", "jj,jk->k"],
+]
+
+
+def arrays(spec, dtype):
+    left, right = spec.partition("->")[0].split(",")
+    return [normal(n, *(SIZES[axis] for axis in axes)).astype(dtype) for n, axes in enumerate((left, right))]
+
+
+def written_out(f, *arguments):
+    closed = jax.make_jaxpr(f)(*arguments)
+    jaxpr = getattr(closed, "jaxpr", closed)
+    variables = [*jaxpr.constvars, *jaxpr.invars]
+
+    def program(*arguments):
+        known = dict(zip(variables, [*closed.consts, *arguments], strict=True))
+        return evaluate(jaxpr, known, jaxpr.outvars, write_out)[0]
+
+    if jax.default_backend() == "cpu":
+        assert "dot_general" not in str(jax.make_jaxpr(program)(*arguments))
+    return program(*arguments)
+
+
+@pytest.mark.parametrize("spec", EINSUMS)
+def test_any_dimensions(spec):
+    def f(a, b):
+        return jnp.einsum(spec, a, b)
+
+    a, b = arrays(spec, jnp.float64)
+    assert_agree(written_out(f, a, b), f(a, b))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-6), (jnp.bfloat16, 1e-2), (jnp.float16, 2e-3)])
+def test_narrow_types(dtype, tolerance):
+    a, b = arrays("bi,ik->bk", dtype)
+    assert_agree(written_out(jnp.matmul, a, b), a @ b, tolerance)
+
+    def mixed(a, b):
+        return jnp.matmul(a, b, preferred_element_type=jnp.float32)
+
+    assert_agree(written_out(mixed, a, b), mixed(a, b), tolerance)
+
+
+def test_products_inside_of_calls():
+    weight = normal(3, 4, 4)
+    inner = jax.jit(lambda z: jax.checkpoint(lambda z: jax.nn.relu(z @ weight))(z) @ weight)
+    assert_agree(written_out(inner, normal(0, 4)), inner(normal(0, 4)))
+
+
+def test_non_finite_entries():
+    a = normal(0, 3, 4).at[1, 2].set(jnp.inf).at[0, 0].set(jnp.nan)
+    assert_agree(written_out(jnp.matmul, a, normal(1, 4, 2)), a @ normal(1, 4, 2))
+
+
+def test_large_products_and_integers_stay():
+    width = int(MOST ** (1 / 3)) + 2
+    for a in (normal(0, width, width), jnp.arange(4).reshape(2, 2)):
+        closed = jax.make_jaxpr(jnp.matmul)(a, a)
+        jaxpr = getattr(closed, "jaxpr", closed)
+
+        def program(*z, jaxpr=jaxpr):
+            return evaluate(jaxpr, dict(zip(jaxpr.invars, z, strict=True)), jaxpr.outvars, write_out)
+
+        assert "dot_general" in str(jax.make_jaxpr(program)(a, a))
