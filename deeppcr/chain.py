@@ -184,7 +184,7 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
     jaxpr = getattr(closed, "jaxpr", closed)  # a ClosedJaxpr up to jax 0.10
     step = Step(jaxpr, len(state_leaves), len(input_leaves), state_tree, input_tree, output_tree)
-    return step, list(closed.consts)
+    return step, [jnp.asarray(constant) for constant in closed.consts]  # numbers and numpy arrays, too
 
 
 def check_same_state(before: Any, after: Any) -> Leaves:

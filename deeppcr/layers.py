@@ -43,7 +43,7 @@ def read(layer: Callable[[Any], Any], x: Any) -> Layer:
         return Layer((structure, _types(leaves), _types(x)), _call, layer, jax.eval_shape(layer, x))
     closed, result = jax.make_jaxpr(layer, return_shape=True)(x)
     jaxpr: Any = getattr(closed, "jaxpr", closed)  # a ClosedJaxpr up to jax 0.10
-    captured = list(closed.consts)
+    captured = [jnp.asarray(constant) for constant in closed.consts]  # numbers and numpy arrays, too
     tree = jax.tree.structure(result)
 
     def apply(state: Any, own: Any) -> Any:

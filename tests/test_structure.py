@@ -156,8 +156,10 @@ def clipped(z):
 clipped.defvjp(lambda z: (z, None), lambda _, g: (jnp.clip(g, -0.3, 0.3),))
 
 
-@pytest.mark.parametrize("adjoint", ["auto", "sequential", "pcr", deeppcr.Recurrence()], ids=str)
-@pytest.mark.parametrize("method", ["sequential", "newton"])
+@pytest.mark.parametrize(
+    ("method", "adjoint"),
+    [("sequential", "auto"), ("sequential", "sequential"), ("newton", "pcr"), ("newton", "sequential")],
+)
 def test_clipped_gradients(method, adjoint):
     def step(weight, z, x):
         new = jnp.tanh(clipped(z) @ weight + clipped(x))
