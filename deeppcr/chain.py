@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.jaxprs import Replacement, evaluate, has_custom_vjp, is_literal
+from deeppcr.jaxprs import Program, Replacement, evaluate, has_custom_vjp, is_literal
 from deeppcr.layers import stacked
 
 Leaves = list[Any]
@@ -110,7 +110,7 @@ class Step:
         output_tree: the structure of the outputs of one step.
     """
 
-    jaxpr: Any
+    jaxpr: Program
     states: int
     inputs: int
     state_tree: Any
@@ -182,8 +182,7 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         return [*after, *map(jnp.asarray, output_leaves)]
 
     closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
-    jaxpr = getattr(closed, "jaxpr", closed)  # a ClosedJaxpr up to jax 0.10
-    step = Step(jaxpr, len(state_leaves), len(input_leaves), state_tree, input_tree, output_tree)
+    step = Step(Program.of(closed), len(state_leaves), len(input_leaves), state_tree, input_tree, output_tree)
     return step, [jnp.asarray(constant) for constant in closed.consts]  # numbers and numpy arrays, too
 
 

@@ -1,9 +1,26 @@
-"""Evaluating parts of a jaxpr: what some outputs need, and no more."""
+"""Evaluating parts of a jaxpr: what some outputs need and no more, in the order that compiles best."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import jaxprs_in_params
+
+
+class Program(NamedTuple):
+    """A jaxpr without the values of its constants, which may be tracers that must not be kept."""
+
+    constvars: list[Any]
+    invars: list[Any]
+    eqns: list[Any]
+    outvars: list[Any]
+
+    @classmethod
+    def of(cls, closed: Any) -> Self:
+        """From what `jax.make_jaxpr` returns: a ClosedJaxpr up to jax 0.10, a Jaxpr since."""
+        jaxpr = getattr(closed, "jaxpr", closed)
+        return cls(list(jaxpr.constvars), list(jaxpr.invars), list(jaxpr.eqns), list(jaxpr.outvars))
 
 
 def is_literal(atom: Any) -> bool:
@@ -31,6 +48,19 @@ def needed(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any]) -> list[
     return kept[::-1]
 
 
+def only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> dict[Any, Any]:
+    """Elementwise results that are used in pieces only, cut by `CUTS`, with the equations that make them."""
+    whole = {atom for atom in wanted if not is_literal(atom)}
+    for equation in equations:
+        if equation.primitive.name not in CUTS:
+            whole |= {atom for atom in equation.invars if not is_literal(atom)}
+    return {
+        equation.outvars[0]: equation
+        for equation in equations
+        if equation.primitive.name in ELEMENTWISE and equation.outvars[0] not in whole
+    }
+
+
 Replacement = Callable[[Any, list[Any]], list[Any] | None]
 
 
@@ -39,15 +69,70 @@ def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replac
 
     A variable in ``known`` is taken as it is, wherever in the jaxpr it is computed, so a program can be entered midway.
     ``replace(equation, operands)`` may compute the results of an equation in its own way, or return None.
+
+    What is computed elementwise and then cut into pieces, as the gates of a recurrent cell are, is cut first and computed
+    afterwards. It is the same arithmetic, but XLA's CPU kernels for the pieces of a sum are scalar code, those for the sum of
+    pieces vector code: a GRU step of 8 units and 8 examples takes 0.3 us instead of 1.2.
     """
     values = dict(known)
-    for equation in needed(jaxpr, known, wanted):
-        operands = [atom.val if is_literal(atom) else values[atom] for atom in equation.invars]
+    equations = needed(jaxpr, known, wanted)
+    in_pieces = {variable: made for variable, made in only_cut(equations, wanted).items() if variable not in known}
+
+    def read(atom: Any) -> Any:
+        return atom.val if is_literal(atom) else values[atom]
+
+    def bind(equation: Any, operands: list[Any]) -> list[Any]:
         with equation.ctx.manager:
             results = replace(equation, operands) if replace else None
             if results is None:
                 results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
                 results = results if equation.primitive.multiple_results else [results]
+        return list(results)
+
+    def cut(knife: Any, atom: Any) -> list[Any]:
+        """What the equation ``knife`` makes of ``atom``."""
+        made = in_pieces.get(atom) if not is_literal(atom) else None
+        if made is None:
+            return _cut(knife, read(atom))
+        parts = [cut(knife, operand) for operand in made.invars]
+        return [bind(made, list(operands))[0] for operands in zip(*parts, strict=True)]
+
+    for equation in equations:
+        if all(variable in in_pieces for variable in equation.outvars):
+            continue
+        is_cut = equation.primitive.name in CUTS and equation.invars[0] in in_pieces
+        results = cut(equation, equation.invars[0]) if is_cut else bind(equation, [read(atom) for atom in equation.invars])
         for variable, value in zip(equation.outvars, results, strict=True):
             values.setdefault(variable, value)
-    return [atom.val if is_literal(atom) else values[atom] for atom in wanted]
+    return [read(atom) for atom in wanted]
+
+
+def _cut(knife: Any, value: Any) -> list[Any]:
+    """The pieces of ``value``, which may be a number or have axes of size 1 where what the knife is made for has more."""
+    shape = knife.invars[0].aval.shape
+    if jnp.ndim(value) != len(shape):
+        return [value] * len(knife.outvars)
+    spread = [size != full for size, full in zip(value.shape, shape, strict=True)]
+    if knife.primitive.name == "split":
+        sizes, axis = knife.params["sizes"], knife.params["axis"]
+        return [value] * len(sizes) if spread[axis] else list(lax.split(value, sizes, axis))
+    starts = [0 if wide else start for wide, start in zip(spread, knife.params["start_indices"], strict=True)]
+    limits = [1 if wide else limit for wide, limit in zip(spread, knife.params["limit_indices"], strict=True)]
+    strides = knife.params["strides"] or [1] * len(shape)
+    return [lax.slice(value, starts, limits, [1 if wide else k for wide, k in zip(spread, strides, strict=True)])]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+CUTS = _words("slice split")
+# One result, each entry of it from the same entries of the operands.
+ELEMENTWISE = _words(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy copy_p cos cosh
+    digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p logistic lt
+    max min mul ne neg nextafter not one_minus_square or pow real reduce_precision rem round rsqrt select_n sign sin sinh
+    sqrt square stop_gradient sub tan tanh xor
+    """
+)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from deeppcr.chain import Leaves, StateLayout, Step
-from deeppcr.jaxprs import is_literal
+from deeppcr.jaxprs import ELEMENTWISE, Program, is_literal
 
 Axes = tuple[int, ...]  # where the batch axes are in an array; empty if the array does not depend on the state
 
@@ -38,10 +38,9 @@ def examples_are_separate(step: Step, layout: StateLayout) -> bool:
         return moved
 
     closed = jax.make_jaxpr(derivative)(state, state, others)
-    jaxpr = getattr(closed, "jaxpr", closed)  # a ClosedJaxpr up to jax 0.10
     batch = tuple(range(len(layout.batch_shape)))
     try:
-        outputs = _walk(jaxpr, [batch] * (2 * len(state)) + [()] * len(others))
+        outputs = _walk(Program.of(closed), [batch] * (2 * len(state)) + [()] * len(others))
     except _Mixed:
         return False
     return all(axes in (batch, ()) for axes in outputs)
@@ -186,16 +185,6 @@ def _names(text: str) -> list[str]:
     return text.split()
 
 
-ELEMENTWISE = frozenset(
-    _names(
-        """
-        abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy copy_p cos cosh
-        digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p logistic lt
-        max min mul ne neg nextafter not one_minus_square or pow real reduce_precision rem round rsqrt select_n sign sin sinh
-        sqrt square stop_gradient sub tan tanh xor
-        """
-    )
-)
 CALLS = frozenset(_names("pjit jit closed_call core_call custom_jvp_call remat2 checkpoint remat"))
 RULES: dict[str, Callable[[Any, list[Axes]], Axes]] = {
     **dict.fromkeys(_names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin"), _reduce),

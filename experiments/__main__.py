@@ -16,11 +16,7 @@ OURS = ("deeppcr", "depth", "experiments")
 def registry() -> dict[str, str]:
     """The experiments, name -> module: each module of this package that is not itself a package."""
     found = pkgutil.iter_modules(experiments.__path__)
-    return {
-        entry.name: f"experiments.{entry.name}"
-        for entry in found
-        if not entry.ispkg and not entry.name.startswith("_")
-    }
+    return {entry.name: f"experiments.{entry.name}" for entry in found if not entry.ispkg and not entry.name.startswith("_")}
 
 
 def summary(name: str) -> str:

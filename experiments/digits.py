@@ -262,17 +262,11 @@ def smooth(losses: np.ndarray, window: int = 25) -> np.ndarray:
 
 def main(argv: list[str]) -> None:
     """Train, compare, draw."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments digits", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m experiments digits", description=(__doc__ or "").partition("\n")[0])
     for field in dataclasses.fields(Settings):
         option = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(
-            option, type=type(field.default), default=field.default, help="default: %(default)s"
-        )
-    parser.add_argument(
-        "--out", type=Path, default=Path("digits.png"), help="the figure; default: %(default)s"
-    )
+        parser.add_argument(option, type=type(field.default), default=field.default, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("digits.png"), help="the figure; default: %(default)s")
     options = vars(parser.parse_args(argv))
     out: Path = options.pop("out")
     settings = Settings(**options)

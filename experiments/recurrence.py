@@ -70,9 +70,7 @@ def row(kind: str, width: int, length: int, batch: int, options: argparse.Namesp
     if "associative_scan" in ms and parallel:
         line["scan/best parallel"] = ms["associative_scan"] / min(parallel)
     chosen = choose_solver(inputs[0][0], jax.default_backend())
-    line["auto"] = next(
-        (name for name in options.solvers if find_solver(name) == chosen), type(chosen).__name__
-    )
+    line["auto"] = next((name for name in options.solvers if find_solver(name) == chosen), type(chosen).__name__)
     if line["auto"] in ms:
         line["auto/best"] = ms[line["auto"]] / min(ms.values())
     return line

@@ -245,12 +245,8 @@ PROBLEMS = {
         (normal(1, L, 4, 6, scale=0.4), normal(2, L, 6), normal(3, L, 6, 4, scale=0.3)),
         batch_ndim=1,
     ),
-    "mlp of a grid": Problem(
-        tanh_layer, None, normal(0, 2, 3, 2), (normal(1, L, 2, 2), normal(2, L, 2)), batch_ndim=2
-    ),
-    "gru": Problem(
-        gru, (normal(0, 3, 9, scale=0.6), normal(1, 2, 9), normal(2, 9)), normal(3, 3), normal(4, L, 2)
-    ),
+    "mlp of a grid": Problem(tanh_layer, None, normal(0, 2, 3, 2), (normal(1, L, 2, 2), normal(2, L, 2)), batch_ndim=2),
+    "gru": Problem(gru, (normal(0, 3, 9, scale=0.6), normal(1, 2, 9), normal(2, 9)), normal(3, 3), normal(4, L, 2)),
     "gru backwards": Problem(
         gru,
         (normal(0, 3, 9, scale=0.6), normal(1, 2, 9), normal(2, 9)),
@@ -294,7 +290,5 @@ PROBLEMS = {
     ),
     "custom vjp": Problem(only_backwards, normal(0, 3, 3, scale=0.6), normal(1, 3), normal(2, L, 3)),
     "custom jvp": Problem(own_forwards, normal(0, 3, 3, scale=0.6), normal(1, 3), normal(2, L, 3)),
-    "scalar": Problem(
-        lambda a, z, x: (a * jnp.sin(z) + x, z * x), jnp.array(0.9), jnp.array(0.3), normal(0, L)
-    ),
+    "scalar": Problem(lambda a, z, x: (a * jnp.sin(z) + x, z * x), jnp.array(0.9), jnp.array(0.3), normal(0, L)),
 }

@@ -180,12 +180,6 @@ CASES = {
         TypeError,
         "adjoint is 0.*expected",
     ),
-    "autodiff of Newton": (
-        lambda z: scan(keep, z, XS, method="newton", adjoint="autodiff"),
-        (X,),
-        ValueError,
-        'adjoint.*autodiff.*method="sequential"',
-    ),
     "linear solver": (lambda: Newton(linear="?"), (), ValueError, "(linear|solver) is '.'.*pcr"),
     "linear solver of another type": (
         lambda: Newton(linear=1),

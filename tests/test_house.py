@@ -38,12 +38,7 @@ FLOORS = {
     "jaxprs": 0,
 }
 
-FILES = sorted(
-    path
-    for folder in (*HOUSES, "tests")
-    if (ROOT / folder).is_dir()
-    for path in (ROOT / folder).rglob("*.py")
-)
+FILES = sorted(path for folder in (*HOUSES, "tests") if (ROOT / folder).is_dir() for path in (ROOT / folder).rglob("*.py"))
 OF_DEEPPCR = [path for path in FILES if path.is_relative_to(ROOT / "deeppcr")]
 SHIPPED = [path for path in FILES if path.relative_to(ROOT).parts[0] in ("deeppcr", "depth")]
 
@@ -107,9 +102,7 @@ def test_no_file_is_too_long(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=named)
 def test_nothing_private_to_jax_is_used(path: Path) -> None:
     private = [name for name in imported(path) if name.startswith("jax._")]
-    reached = [
-        node for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute) and node.attr == "_src"
-    ]
+    reached = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute) and node.attr == "_src"]
     assert not private
     assert not reached
 

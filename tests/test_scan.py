@@ -224,6 +224,13 @@ def test_unroll_of_the_sequential_method():
     assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru backwards"])
+def test_autodiff_with_newton(name):
+    problem = PROBLEMS[name]
+    scan = partial(deeppcr.scan, method="newton", adjoint="autodiff", batch_ndim=1)
+    assert_agree(backpropagate(problem, scan), oracle(problem))
+
+
 def test_a_long_chain():
     problem = Problem(PROBLEMS["gru"].step, PROBLEMS["gru"].params, normal(3, 2, 3), normal(4, 3001, 2, 2), batch_ndim=1)
     for scan in (

@@ -136,9 +136,7 @@ def test_a_small_budget_is_rescued(name):
         return jax.jit(lambda: scan(carry_of, problem.init, problem.xs))()
 
     newton = Newton(max_iterations=1)
-    assert_agree(
-        carries(partial(deeppcr.scan, method=newton, batch_ndim=problem.batch_ndim)), carries(jax.lax.scan)
-    )
+    assert_agree(carries(partial(deeppcr.scan, method=newton, batch_ndim=problem.batch_ndim)), carries(jax.lax.scan))
 
 
 def test_gradients_after_a_rescue():
@@ -146,8 +144,7 @@ def test_gradients_after_a_rescue():
         return jnp.sum(deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z0, method=method).trajectory ** 2)
 
     rescued, sequential = (
-        jax.jit(jax.grad(partial(value, method=m), argnums=(0, 1)))(Z0, XS)
-        for m in (Newton(max_iterations=1), "sequential")
+        jax.jit(jax.grad(partial(value, method=m), argnums=(0, 1)))(Z0, XS) for m in (Newton(max_iterations=1), "sequential")
     )
     assert_agree(rescued, sequential)
 

@@ -81,7 +81,6 @@ SEPARATE = {
     "reshaped": lambda z: jnp.sin(z.reshape(B, 1, B)[:, 0]),
     "rolled within": lambda z: jnp.roll(z, 1, axis=1),
     "cumulated within": lambda z: jnp.cumsum(z, axis=1),
-    "sorted within": lambda z: jnp.sort(z, axis=1),
 }
 
 

@@ -68,9 +68,7 @@ class Along:
 
     def step(self, tree: Tree, index: int | Array) -> Tree:
         """One step, without the chain axis; ``index`` counts in memory order."""
-        return jax.tree.map(
-            lambda leaf: lax.dynamic_index_in_dim(leaf, index, self.axis, keepdims=False), tree
-        )
+        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, self.axis, keepdims=False), tree)
 
     def _slice(self, tree: Tree, start: int, stop: int, stride: int) -> Tree:
         return jax.tree.map(lambda leaf: lax.slice_in_dim(leaf, start, stop, stride, self.axis), tree)

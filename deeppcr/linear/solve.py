@@ -72,9 +72,7 @@ def solve_bidiagonal(
     if initial is not None:
         initial = jnp.asarray(initial)
         if initial.shape != b.shape[1:]:
-            raise ValueError(
-                f"initial has shape {_axes(initial.shape)}, expected {_axes(b.shape[1:])}: one state of b."
-            )
+            raise ValueError(f"initial has shape {_axes(initial.shape)}, expected {_axes(b.shape[1:])}: one state of b.")
         _check_dtype("initial", initial.dtype, blocks.dtype)
         if blocks.length:
             along = Along(reverse=reverse)
@@ -121,13 +119,9 @@ def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
 
 def _check_dtype(name: str, dtype: Any, expected: Any) -> None:
     if not jnp.issubdtype(expected, jnp.inexact):
-        raise TypeError(
-            f"A has dtype {expected}, expected a floating or complex one; convert it, e.g. A.astype(float)."
-        )
+        raise TypeError(f"A has dtype {expected}, expected a floating or complex one; convert it, e.g. A.astype(float).")
     if dtype != expected:
-        raise TypeError(
-            f"{name} has dtype {dtype} and A has {expected}; they must agree, convert one of them."
-        )
+        raise TypeError(f"{name} has dtype {dtype} and A has {expected}; they must agree, convert one of them.")
 
 
 def _axes(shape: tuple[int, ...]) -> str:

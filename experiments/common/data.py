@@ -27,9 +27,7 @@ def digits(held_back: float = 0.2, seed: int = 0) -> Split:
     from sklearn.model_selection import train_test_split
 
     images, labels = load_digits(return_X_y=True)
-    train_x, test_x, train_y, test_y = train_test_split(
-        images, labels, test_size=held_back, random_state=seed, stratify=labels
-    )
+    train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=held_back, random_state=seed, stratify=labels)
     mean, deviation = train_x.mean(axis=0), train_x.std(axis=0)
     deviation[deviation == 0] = 1.0  # pixels in the corners are never inked
     scaled = [((x - mean) / deviation).astype(np.float32) for x in (train_x, test_x)]

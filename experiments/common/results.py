@@ -85,9 +85,7 @@ def _commit() -> str | None:
 
 
 def _git(*args: str) -> str:
-    done = subprocess.run(
-        ["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 

@@ -13,9 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_alone_it_lists_every_experiment_with_a_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True, check=True)
     listed = [line.split(maxsplit=1) for line in done.stdout.splitlines()[2:]]
     assert [name for name, _ in listed] == sorted(command.registry())
     assert "digits" in command.registry()

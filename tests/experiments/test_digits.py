@@ -27,9 +27,7 @@ def trainings(standard_promotion: None) -> dict[str, digits.Training]:
 
 
 @pytest.mark.parametrize("name", [digits.AUTO, digits.PARALLEL])
-def test_losses_and_gradients_agree_with_layer_by_layer(
-    trainings: dict[str, digits.Training], name: str
-) -> None:
+def test_losses_and_gradients_agree_with_layer_by_layer(trainings: dict[str, digits.Training], name: str) -> None:
     baseline, run = trainings[digits.BASELINE], trainings[name]
     assert len(run.losses) == SETTINGS.steps
     np.testing.assert_allclose(run.losses, baseline.losses, rtol=1e-5)
@@ -51,9 +49,7 @@ def test_batches_cover_each_epoch_once_and_are_the_same_for_every_run() -> None:
     np.testing.assert_array_equal(chosen, digits.batches(settings, examples=10))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.5, "2.0x faster than"), (1.0, "as fast as"), (3.0, "3.0x slower than")]
-)
+@pytest.mark.parametrize(("seconds", "words"), [(0.5, "2.0x faster than"), (1.0, "as fast as"), (3.0, "3.0x slower than")])
 def test_times_are_compared_in_plain_words(seconds: float, words: str) -> None:
     assert digits.compared(seconds, 1.0) == words
 

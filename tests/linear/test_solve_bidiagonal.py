@@ -40,9 +40,7 @@ def test_values_with_an_initial_state(name, kind, reverse):
     initial = b[0] + 1.0
     y = solve_bidiagonal(A, b, initial=initial, solver=name, reverse=reverse)
     np.testing.assert_allclose(y, loop(A, b, reverse, initial), rtol=1e-10, atol=1e-12)
-    np.testing.assert_array_equal(
-        solve_bidiagonal(kind(A), b, solver=name), solve_bidiagonal(A, b, solver=name)
-    )
+    np.testing.assert_array_equal(solve_bidiagonal(kind(A), b, solver=name), solve_bidiagonal(A, b, solver=name))
 
 
 def test_a_case_to_check_by_hand():

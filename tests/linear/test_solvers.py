@@ -48,9 +48,7 @@ def solve_transposed(solver, blocks, g, reverse=False):
 def test_agrees_with_the_loop_at_every_length(solver, kind, reverse):
     for length in LENGTHS:
         A, b = problem(kind, length, (), 3)
-        np.testing.assert_allclose(
-            solve(solver, kind(A), b, reverse), loop(A, b, reverse), rtol=1e-10, atol=1e-10
-        )
+        np.testing.assert_allclose(solve(solver, kind(A), b, reverse), loop(A, b, reverse), rtol=1e-10, atol=1e-10)
 
 
 @solvers
@@ -97,9 +95,7 @@ def test_what_is_not_finite_never_travels_backwards(solver, reverse, bad):
         place = 15 - step if reverse else step
         for A_bad, b_bad in [(A, b.at[place].set(bad)), (A.at[place].set(bad), b)]:
             y = np.asarray(solve(solver, Dense(A_bad), b_bad, reverse))[:: -1 if reverse else 1]
-            np.testing.assert_allclose(
-                y[:step], loop(A, b, reverse)[:: -1 if reverse else 1][:step], rtol=1e-10
-            )
+            np.testing.assert_allclose(y[:step], loop(A, b, reverse)[:: -1 if reverse else 1][:step], rtol=1e-10)
             assert not np.isfinite(y[step:]).all(axis=-1).any()
 
 
@@ -111,9 +107,7 @@ def test_the_first_block_is_ignored(solver, kind, reverse):
         A, b = problem(kind, length, (), 3)
         first = length - 1 if reverse else 0
         A_bad = A.at[first].set(np.nan)
-        np.testing.assert_allclose(
-            solve(solver, kind(A_bad), b, reverse), loop(A, b, reverse), rtol=1e-10, atol=1e-12
-        )
+        np.testing.assert_allclose(solve(solver, kind(A_bad), b, reverse), loop(A, b, reverse), rtol=1e-10, atol=1e-12)
         _, g = problem(kind, length, (), 3, seed=1)
         np.testing.assert_array_equal(
             solve_transposed(solver, kind(A_bad), g, reverse), solve_transposed(solver, kind(A), g, reverse)
