@@ -39,7 +39,7 @@ lint: $(STAMP)
 	@$(PY) -m mypy
 
 bench: $(STAMP)
-	@$(PY) -m experiments recurrence
+	@$(PY) -m experiments recurrence --keep recurrence
 	@$(PY) -m experiments gradients
 
 # Away from the checkout, so that what is missing from the wheel is missed.

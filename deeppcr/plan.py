@@ -68,7 +68,7 @@ def choose_adjoint(adjoint: Adjoint | Autodiff | None, method: Method, problem: 
     if jax.default_backend() != "cpu":
         return ByBlocks(ParallelCyclicReduction()) if width <= 64 and problem.length >= 64 else rest
     blocks = width * width * batch
-    own_weights = sum(x.size for x in problem.inputs) >= problem.length * width * width
-    if not own_weights:
+    shared_weights = sum(c.size for c in problem.captured) >= width * width
+    if shared_weights:
         return ByBlocks(Recurrence()) if blocks <= 2048 else rest
     return ByBlocks(Recurrence()) if 16 < blocks <= 512 else rest

@@ -11,6 +11,7 @@ from jax import Array, lax
 
 from deeppcr.linear import Blocks, Dense, Diagonal, choose_solver, find_solver, solve_recurrence
 from deeppcr.linear.choose import SOLVERS
+from experiments.common.results import write
 from experiments.common.table import table
 from experiments.common.timing import Timing, interleave
 
@@ -80,12 +81,13 @@ def main(argv: list[str]) -> None:
     """Time the solvers and print a table, milliseconds a solution."""
     parser = argparse.ArgumentParser(prog="python -m experiments recurrence", description=__doc__)
     parser.add_argument("--kind", nargs="+", choices=["dense", "diagonal"], default=["dense"])
-    parser.add_argument("--widths", nargs="+", type=int, default=[4, 8, 16, 32])
-    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096])
+    parser.add_argument("--widths", nargs="+", type=int, default=[4, 8, 16, 32, 64])
+    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 2048, 4096, 8192])
     parser.add_argument("--batches", nargs="+", type=int, default=[1])
     parser.add_argument("--solvers", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--transposed", action="store_true", help="as the adjoint uses it")
+    parser.add_argument("--keep", metavar="NAME", help="write the rows to results/<device>/NAME.jsonl, too")
     options = parser.parse_args(argv)
     rows = [
         row(kind, width, length, batch, options)
@@ -95,3 +97,5 @@ def main(argv: list[str]) -> None:
         for batch in options.batches
     ]
     print(table(rows))
+    if options.keep:
+        print("kept in", write(options.keep, rows))
