@@ -259,7 +259,7 @@ def test_states_of_zero():
     assert_agree(solution.trajectory, jnp.zeros_like(XS))
 
 
-@pytest.mark.parametrize("guess", ["apply", "constant", lambda z0, xs: jnp.zeros_like(xs)], ids=str)
+@pytest.mark.parametrize("guess", ["apply", "constant", lambda z0, xs: jnp.zeros_like(xs)], ids=["apply", "constant", "own"])
 def test_any_guess_leads_to_the_answer(guess):
     solution = solve(CHAIN, Z0, method=Newton(initial_guess=guess))
     assert solution.result == Result.CONVERGED
