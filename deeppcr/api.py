@@ -7,12 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.adjoint import Adjoint, Autodiff, differentiable
+from deeppcr.adjoint import Autodiff, differentiable
 from deeppcr.chain import Chain, Problem, chain_length, pose
 from deeppcr.layers import segments, stack
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.plan import Method, choose_adjoint, find_adjoint, find_method
+from deeppcr.propagate import Adjoint
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Run, Solution, Stats
 

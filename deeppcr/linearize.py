@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.chain import Leaves, Steps
+from deeppcr.chain import Steps
 from deeppcr.linear import Blocks, Dense
+from deeppcr.state import Leaves
 
 
 def linearize(steps: Steps, vectors: Array) -> tuple[Array, Blocks]:

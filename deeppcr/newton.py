@@ -30,10 +30,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.chain import Leaves, Problem, StateLayout, Steps, before, trace
+from deeppcr.chain import Problem, Steps
 from deeppcr.linear import LinearSolver, find_solver
 from deeppcr.linearize import linearize
 from deeppcr.solution import Result, Run, Solve, Stats
+from deeppcr.state import Leaves, StateLayout, before
+from deeppcr.step import trace
 
 OnFailure = Literal["sequential", "raise", "return"]
 Guess = Literal["apply", "constant"] | Callable[[Any, Any], Any]

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.adjoint import Adjoint, Autodiff, ByBlocks, StepByStep
+from deeppcr.adjoint import Autodiff
 from deeppcr.chain import Problem
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction, Recurrence, find_solver
 from deeppcr.newton import Newton
+from deeppcr.propagate import Adjoint, ByBlocks, StepByStep
 from deeppcr.sequential import Sequential
 
 Method = Sequential | Newton

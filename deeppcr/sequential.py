@@ -5,9 +5,10 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.chain import Leaves, Problem, Steps
+from deeppcr.chain import Problem, Steps
 from deeppcr.small_products import write_out
 from deeppcr.solution import Result, Run, Solve, Stats
+from deeppcr.state import Leaves
 
 
 @dataclasses.dataclass(frozen=True)

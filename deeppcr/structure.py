@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.chain import Leaves, StateLayout, Step
 from deeppcr.jaxprs import ELEMENTWISE, Program, is_literal
+from deeppcr.state import Leaves, StateLayout
+from deeppcr.step import Step
 
 Axes = tuple[int, ...]  # where the batch axes are in an array; empty if the array does not depend on the state
 

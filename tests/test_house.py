@@ -33,7 +33,10 @@ FLOORS = {
     "structure": 1,
     "solution": 1,
     "small_products": 1,
+    "propagate": 2,
     "chain": 0,
+    "step": 0,
+    "state": 0,
     "layers": 0,
     "jaxprs": 0,
 }

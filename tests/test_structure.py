@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.chain import StateLayout, trace
+from deeppcr.state import StateLayout
+from deeppcr.step import trace
 from deeppcr.structure import examples_are_separate
 from tests.problems import PROBLEMS, Problem, assert_agree, backpropagate, normal, oracle
 

@@ -1,0 +1,99 @@
+"""What goes from step to step: pytrees of floating arrays, each laid out as one vector, which is what Jacobian blocks act on."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+Leaves = list[Any]
+
+
+def check_state(state: Any, batch_ndim: int, name: str) -> None:
+    """A state that parallel methods can work on: floating leaves, with the same ``batch_ndim`` leading axes in each."""
+    batches = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        where = name + jax.tree_util.keystr(path)
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"{where} has dtype {leaf.dtype}, expected a floating one: Newton and the parallel adjoint need derivatives with "
+                "respect to the state. Pass what is only counted or looked up as an input of the step, or take "
+                'method="sequential", adjoint="autodiff", which is jax.lax.scan.'
+            )
+        if leaf.ndim < batch_ndim:
+            raise ValueError(f"{where} has shape {list(leaf.shape)}, expected at least batch_ndim = {batch_ndim} axes.")
+        batches[where] = leaf.shape[:batch_ndim]
+    if len(set(batches.values())) > 1:
+        found = ", ".join(f"{where}: {list(shape)}" for where, shape in batches.items())
+        raise ValueError(f"the leaves of {name} differ in their {batch_ndim} leading batch axes: {found}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class StateLayout:
+    """How the leaves of a state lie in one vector: ``[*batch, ...]`` each, ``[*batch, w]`` together.
+
+    Attributes:
+        shapes: of each leaf, without leading batch axes.
+        dtypes: of each leaf.
+        batch_shape: the batch axes of a state.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...]
+    batch_shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, leaves: Sequence[Any], batch_ndim: int) -> Self:
+        """The layout of a state with these leaves."""
+        batch_shape = tuple(leaves[0].shape[:batch_ndim]) if leaves else ()
+        return cls(
+            tuple(tuple(leaf.shape[batch_ndim:]) for leaf in leaves),
+            tuple(leaf.dtype for leaf in leaves),
+            batch_shape,
+        )
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """How many entries of the vector each leaf takes."""
+        return [int(np.prod(shape, dtype=int)) for shape in self.shapes]
+
+    @property
+    def width(self) -> int:
+        """w, the number of entries of one state of one example."""
+        return sum(self.sizes)
+
+    @property
+    def dtype(self) -> Any:
+        """What the vector is computed in: wide enough for every leaf, and float32 or better."""
+        return np.result_type(np.float32, *self.dtypes)
+
+    def flatten(self, leaves: Leaves) -> Array:
+        """Leaves ``[..., *batch, *shape]`` as one array ``[..., *batch, w]``."""
+        rows = [
+            leaf.astype(self.dtype).reshape((*leaf.shape[: leaf.ndim - len(shape)], size))
+            for leaf, shape, size in zip(leaves, self.shapes, self.sizes, strict=True)
+        ]
+        return rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis=-1)
+
+    def unflatten(self, vector: Array) -> Leaves:
+        """The way back."""
+        leaves, start = [], 0
+        for shape, dtype, size in zip(self.shapes, self.dtypes, self.sizes, strict=True):
+            part = jax.lax.slice_in_dim(vector, start, start + size, axis=vector.ndim - 1)
+            leaves.append(part.reshape((*vector.shape[:-1], *shape)).astype(dtype))
+            start += size
+        return leaves
+
+
+def before(initial: Leaves, trajectory: Leaves) -> Leaves:
+    """The states that the steps start from, ``z_0 .. z_{L-1}``, from ``z_0`` and ``z_1 .. z_L``."""
+    return [jnp.concatenate([z[None], rest[:-1]]) for z, rest in zip(initial, trajectory, strict=True)]
+
+
+def add(a: Leaves, b: Leaves) -> Leaves:
+    """The sum, leaf by leaf."""
+    return [p + q for p, q in zip(a, b, strict=True)]

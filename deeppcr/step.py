@@ -1,0 +1,128 @@
+"""`Step`: what a user's step does, as a pure function of arrays.
+
+Users write a function of pytrees that may close over arrays. What the solvers need is a function whose every dependence can be
+seen and differentiated. `trace` makes the one into the other.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from deeppcr.jaxprs import Program, Replacement, evaluate, has_custom_vjp, is_literal
+from deeppcr.state import Leaves
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """A traced step: a pure function of lists of arrays, ``(state, input, captured) -> state`` and outputs.
+
+    Attributes:
+        jaxpr: of ``(*state, *input) -> (*state, *outputs)``; its constants are what the function closed over.
+        states: how many leaves a state has.
+        inputs: how many leaves an input has.
+        state_tree: the structure of a state.
+        input_tree: the structure of an input.
+        output_tree: the structure of the outputs of one step.
+    """
+
+    jaxpr: Program
+    states: int
+    inputs: int
+    state_tree: Any
+    input_tree: Any
+    output_tree: Any
+
+    def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
+        variables = [*self.jaxpr.invars, *self.jaxpr.constvars]
+        return dict(zip(variables, [*state, *inputs, *captured], strict=True))
+
+    @cached_property
+    def has_custom_vjp(self) -> bool:
+        """Whether a part of it defines only its transposed derivative, which need not even be linear (clipped gradients)."""
+        return has_custom_vjp(self.jaxpr)
+
+    @property
+    def outputs_in_state(self) -> list[int | None]:
+        """For each output, which leaf of the next state it is, if it is one."""
+        state: list[Any] = list(self.jaxpr.outvars[: self.states])
+        return [state.index(y) if not is_literal(y) and y in state else None for y in self.jaxpr.outvars[self.states :]]
+
+    def __call__(self, state: Leaves, inputs: Leaves, captured: Leaves) -> Leaves:
+        """The next state, and nothing else: what only the outputs need is not computed."""
+        return evaluate(self.jaxpr, self._known(state, inputs, captured), self.jaxpr.outvars[: self.states])
+
+    def with_outputs(
+        self, state: Leaves, inputs: Leaves, captured: Leaves, replace: Replacement | None = None
+    ) -> tuple[Leaves, Leaves]:
+        """The next state and the outputs; ``replace`` as in `evaluate`."""
+        known = self._known(state, inputs, captured)
+        values = evaluate(self.jaxpr, known, self.jaxpr.outvars, replace)
+        return values[: self.states], values[self.states :]
+
+    def outputs(self, state: Leaves, inputs: Leaves, captured: Leaves, after: Leaves) -> Leaves:
+        """The outputs, given the next state ``after``: only what lies beyond it is computed."""
+        known = self._known(state, inputs, captured)
+        for variable, value in zip(self.jaxpr.outvars[: self.states], after, strict=True):
+            if not is_literal(variable):  # a literal is its own value
+                known.setdefault(variable, value)
+        return evaluate(self.jaxpr, known, self.jaxpr.outvars[self.states :])
+
+
+def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> tuple[Step, Leaves]:
+    """Trace ``f(state, input) -> (state, outputs)``, the step of a chain.
+
+    Args:
+        state: the initial state, or `jax.ShapeDtypeStruct` for it.
+        inputs: what step 1 gets, as `jax.ShapeDtypeStruct`.
+
+    Returns:
+        the step, and the arrays that ``f`` closed over.
+
+    Raises:
+        TypeError: the state that comes out differs from the one that went in, in structure, shape or dtype.
+    """
+    state_leaves, state_tree = jax.tree.flatten(state)
+    input_leaves, input_tree = jax.tree.flatten(inputs)
+    output_tree: Any = None
+
+    def flat(*leaves: Any) -> Leaves:
+        nonlocal output_tree
+        before = jax.tree.unflatten(state_tree, leaves[: len(state_leaves)])
+        result = f(before, jax.tree.unflatten(input_tree, leaves[len(state_leaves) :]))
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise TypeError(f"f returns {type(result).__name__}, expected a pair (carry, y), as from the f of jax.lax.scan.")
+        after, outputs = result
+        after = check_same_state(state, after)
+        output_leaves, output_tree = jax.tree.flatten(outputs)
+        return [*after, *map(jnp.asarray, output_leaves)]
+
+    closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
+    step = Step(Program.of(closed), len(state_leaves), len(input_leaves), state_tree, input_tree, output_tree)
+    return step, [jnp.asarray(constant) for constant in closed.consts]  # numbers and numpy arrays, too
+
+
+def check_same_state(before: Any, after: Any) -> Leaves:
+    """The leaves of ``after``, which has to look like ``before``; weakly typed ones take on the dtype."""
+    old_tree: Any
+    old, old_tree = jax.tree.flatten(before)
+    new, new_tree = jax.tree.flatten(after)
+    if old_tree != new_tree:
+        raise TypeError(
+            f"the step changes the structure of the state: it takes {old_tree} and returns {new_tree}; "
+            "expected the same structure."
+        )
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(before)]
+    result = []
+    for path, a, b in zip(paths, old, new, strict=True):
+        b = jnp.asarray(b)
+        if a.shape != b.shape or (a.dtype != b.dtype and not b.aval.weak_type):
+            raise TypeError(
+                f"the step changes state{path} from {a.dtype}{list(a.shape)} to {b.dtype}{list(b.shape)}; "
+                "expected the same shape and dtype at every step."
+            )
+        result.append(b.astype(a.dtype))
+    return result
