@@ -15,7 +15,7 @@ from deeppcr.state import Leaves
 def linearize(steps: Steps, vectors: Array) -> tuple[Array, Blocks]:
     """``f(z_{l-1}, x_l)`` and the blocks ``df/dz`` there, for every step and every example.
 
-    If the examples of a batch interact, a block sums up what all of them do to one: see `examples_are_separate`.
+    If the examples of a batch interact, a block sums up what all of them do to one: see `is_block_diagonal`.
 
     Args:
         steps: of L steps.
@@ -29,7 +29,7 @@ def linearize(steps: Steps, vectors: Array) -> tuple[Array, Blocks]:
     return value, Dense(matrix)
 
 
-def examples_are_separate(steps: Steps, vectors: Array, blocks: Blocks) -> Array:
+def is_block_diagonal(steps: Steps, vectors: Array, blocks: Blocks) -> Array:
     """Whether the blocks are the whole derivative: bool scalar.
 
     Each example is moved in a direction of its own. Where examples interact, by batch normalisation for one, what comes out is

@@ -14,7 +14,7 @@ from deeppcr import structure
 from deeppcr.chain import Steps
 from deeppcr.linear import LinearSolver, Recurrence
 from deeppcr.linear.along import Along
-from deeppcr.linearize import examples_are_separate, linearize
+from deeppcr.linearize import is_block_diagonal, linearize
 from deeppcr.state import Leaves, StateLayout, add
 
 STRETCH = 1 << 22  # bytes of blocks that are worked on at once by a sequential solver: they stay in the cache
@@ -100,7 +100,7 @@ class ByBlocks:
 
         if structure.examples_are_separate(steps.step, layout):
             return by_blocks(b, enter)
-        result: Leaves = lax.cond(examples_are_separate(steps, vectors, blocks), by_blocks, step_by_step, b, enter)
+        result: Leaves = lax.cond(is_block_diagonal(steps, vectors, blocks), by_blocks, step_by_step, b, enter)
         return result
 
     def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
@@ -119,5 +119,5 @@ class ByBlocks:
 
         if structure.examples_are_separate(steps.step, layout):
             return by_blocks(g, enter)
-        result: tuple[Leaves, Leaves] = lax.cond(examples_are_separate(steps, vectors, blocks), by_blocks, step_by_step, g, enter)
+        result: tuple[Leaves, Leaves] = lax.cond(is_block_diagonal(steps, vectors, blocks), by_blocks, step_by_step, g, enter)
         return result
