@@ -17,7 +17,7 @@ from deeppcr.linear.along import Along
 from deeppcr.linearize import is_block_diagonal, linearize
 from deeppcr.state import Leaves, StateLayout, add
 
-STRETCH = 1 << 22  # bytes of blocks that are worked on at once by a sequential solver: they stay in the cache
+STRETCH = 1 << 21  # bytes of blocks that are worked on at once by a sequential solver: they stay in the cache
 
 
 class Adjoint(Protocol):
