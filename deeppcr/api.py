@@ -167,7 +167,8 @@ def forward(
     options: dict[str, Any] = {"method": method, "adjoint": adjoint, "batch_ndim": batch_ndim}
     if isinstance(layers, Chain):
         return solve(layers, x, **options).value
-    find_method(method), find_adjoint(adjoint)
+    find_method(method)  # names are checked even where no run of layers is long enough to need them
+    find_adjoint(adjoint)
     for run in segments(layers, x):
         lone = len(run) == 1
         x = run[0].apply(x, run[0].own) if lone else solve(Chain(*stack(run), len(run)), x, **options).value

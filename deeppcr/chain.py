@@ -116,7 +116,7 @@ class Problem:
     @property
     def is_empty(self) -> bool:
         """Whether a state has no entries: the idiom for a mere map."""
-        return self.layout.width * int(np.prod(self.layout.batch_shape, dtype=int)) == 0
+        return self.layout.width * self.layout.examples == 0
 
 
 def pose(f: Callable[[Any, Any], tuple[Any, Any]], initial: Any, inputs: Any, length: int, batch_ndim: int, name: str) -> Problem:

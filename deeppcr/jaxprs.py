@@ -19,8 +19,20 @@ class Program(NamedTuple):
     @classmethod
     def of(cls, closed: Any) -> Self:
         """From what `jax.make_jaxpr` returns: a ClosedJaxpr up to jax 0.10, a Jaxpr since."""
-        jaxpr = getattr(closed, "jaxpr", closed)
+        jaxpr = without_constants(closed)
         return cls(list(jaxpr.constvars), list(jaxpr.invars), list(jaxpr.eqns), list(jaxpr.outvars))
+
+
+def without_constants(closed: Any) -> Any:
+    """The jaxpr proper of a ClosedJaxpr, which is what `jax.make_jaxpr` returns up to jax 0.10; a Jaxpr is one already."""
+    return getattr(closed, "jaxpr", closed)
+
+
+def called(equation: Any) -> Any | None:
+    """The program that an equation calls with its operands as they are, closed; None if it is no such call."""
+    if equation.primitive.name not in CALLS:
+        return None
+    return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
 
 
 def is_literal(atom: Any) -> bool:
@@ -32,7 +44,7 @@ def has_custom_vjp(jaxpr: Any) -> bool:
     """Whether a function with a `jax.custom_vjp` is called, at any depth."""
     return any(
         equation.primitive.name.startswith("custom_vjp")
-        or any(has_custom_vjp(getattr(inner, "jaxpr", inner)) for inner in jaxprs_in_params(equation.params))
+        or any(has_custom_vjp(without_constants(inner)) for inner in jaxprs_in_params(equation.params))
         for equation in jaxpr.eqns
     )
 
@@ -127,6 +139,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 CUTS = _words("slice split")
+CALLS = _words("jit pjit closed_call core_call custom_jvp_call custom_vjp_call checkpoint remat remat2")
 # One result, each entry of it from the same entries of the operands.
 ELEMENTWISE = _words(
     """

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from deeppcr.jaxprs import without_constants
+
 Step = Callable[[Any, Any], Any]
 
 
@@ -42,7 +44,7 @@ def read(layer: Callable[[Any], Any], x: Any) -> Layer:
     if arrays and not jax.tree_util.treedef_is_leaf(structure):
         return Layer((structure, _types(leaves), _types(x)), _call, layer, jax.eval_shape(layer, x))
     closed, result = jax.make_jaxpr(layer, return_shape=True)(x)
-    jaxpr: Any = getattr(closed, "jaxpr", closed)  # a ClosedJaxpr up to jax 0.10
+    jaxpr = without_constants(closed)
     captured = [jnp.asarray(constant) for constant in closed.consts]  # numbers and numpy arrays, too
     tree = jax.tree.structure(result)
 

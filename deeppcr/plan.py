@@ -6,7 +6,6 @@
 from typing import Any
 
 import jax
-import numpy as np
 
 from deeppcr.adjoint import Autodiff
 from deeppcr.chain import Problem
@@ -64,7 +63,7 @@ def choose_adjoint(adjoint: Adjoint | Autodiff | None, method: Method, problem: 
         return Autodiff()
     if adjoint is not None:
         return adjoint
-    width, batch = problem.layout.width, int(np.prod(problem.layout.batch_shape, dtype=int))
+    width, batch = problem.layout.width, problem.layout.examples
     rest = Autodiff() if isinstance(method, Sequential) else StepByStep()
     if jax.default_backend() != "cpu":
         return ByBlocks(ParallelCyclicReduction()) if width <= 64 and problem.length >= 64 else rest

@@ -7,7 +7,6 @@ import dataclasses
 from typing import Protocol
 
 import jax
-import numpy as np
 from jax import lax
 
 from deeppcr import structure
@@ -79,7 +78,7 @@ class ByBlocks:
         """The whole chain for a parallel solver; for a sequential one as much as the cache holds."""
         if not isinstance(self.solver, Recurrence):
             return length
-        size = layout.width**2 * int(np.prod(layout.batch_shape, dtype=int)) * layout.dtype.itemsize
+        size = layout.width**2 * layout.examples * layout.dtype.itemsize
         count = -(-length // max(1, STRETCH // max(size, 1)))
         even = [n for n in range(count, 2 * count) if length % n == 0]  # else the last stretch is a shorter one
         return -(-length // (even[0] if even else count))

@@ -18,12 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.jaxprs import evaluate, is_literal
+from deeppcr.jaxprs import called, evaluate, is_literal, without_constants
 
 MOST = 4096  # multiplications up to which a product is written out
 TINY = 128  # multiplications up to which a short sum is written term by term, and not as a reduction
 SHORT = 4  # terms
-CALLS = frozenset(["jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"])
 
 
 def write_out(equation: Any, operands: list[Any]) -> list[Any] | None:
@@ -32,27 +31,18 @@ def write_out(equation: Any, operands: list[Any]) -> list[Any] | None:
         return None
     if _is_small_product(equation):
         return [_written_out(equation, *operands)]
-    inner = _called(equation)
-    if inner is None or not _holds_small_product(inner[0]):
+    inner = called(equation)
+    if inner is None or not _holds_small_product(inner):
         return None
-    jaxpr, constants = inner
-    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *operands], strict=True))
+    jaxpr = without_constants(inner)
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*getattr(inner, "consts", ()), *operands], strict=True))
     return evaluate(jaxpr, known, jaxpr.outvars, write_out)
 
 
-def _called(equation: Any) -> tuple[Any, list[Any]] | None:
-    if equation.primitive.name not in CALLS:
-        return None
-    inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-    if inner is None:
-        return None
-    return getattr(inner, "jaxpr", inner), list(getattr(inner, "consts", ()))
-
-
-def _holds_small_product(jaxpr: Any) -> bool:
-    for equation in jaxpr.eqns:
-        inner = _called(equation)
-        if _is_small_product(equation) or (inner is not None and _holds_small_product(inner[0])):
+def _holds_small_product(closed: Any) -> bool:
+    for equation in without_constants(closed).eqns:
+        inner = called(equation)
+        if _is_small_product(equation) or (inner is not None and _holds_small_product(inner)):
             return True
     return False
 

@@ -67,6 +67,11 @@ class StateLayout:
         return sum(self.sizes)
 
     @property
+    def examples(self) -> int:
+        """How many examples a batch has; 1 without batch axes."""
+        return int(np.prod(self.batch_shape, dtype=int))
+
+    @property
     def dtype(self) -> Any:
         """What the vector is computed in: wide enough for every leaf, and float32 or better."""
         return np.result_type(np.float32, *self.dtypes)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.jaxprs import ELEMENTWISE, Program, is_literal
+from deeppcr.jaxprs import ELEMENTWISE, Program, called, is_literal, without_constants
 from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step
 
@@ -27,7 +27,7 @@ def examples_are_separate(step: Step, layout: StateLayout) -> bool:
 
     What is walked is the program of the derivative: a `jax.custom_jvp` may mix what its function keeps apart.
     """
-    if int(np.prod(layout.batch_shape, dtype=int)) <= 1:
+    if layout.examples <= 1:
         return True
     variables = [*step.jaxpr.invars, *step.jaxpr.constvars]
     shapes = [jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in variables]
@@ -64,10 +64,9 @@ def _follow(equation: Any, operands: list[Axes]) -> list[Axes]:
     name, count = equation.primitive.name, len(equation.outvars)
     if name in ELEMENTWISE:
         return [_same(operands)] * count
-    for key in ("jaxpr", "call_jaxpr"):
-        if name in CALLS and key in equation.params:
-            inner = equation.params[key]
-            return _walk(getattr(inner, "jaxpr", inner), operands)
+    inner = called(equation)
+    if inner is not None:
+        return _walk(without_constants(inner), operands)
     if name not in RULES:
         raise _Mixed
     return [RULES[name](equation, operands)] * count
@@ -186,7 +185,6 @@ def _names(text: str) -> list[str]:
     return text.split()
 
 
-CALLS = frozenset(_names("pjit jit closed_call core_call custom_jvp_call remat2 checkpoint remat"))
 RULES: dict[str, Callable[[Any, list[Axes]], Axes]] = {
     **dict.fromkeys(_names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin"), _reduce),
     **dict.fromkeys(_names("cumsum cumprod cummax cummin cumlogsumexp"), _along("axis")),
