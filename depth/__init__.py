@@ -1,0 +1,25 @@
+"""The serial depth, work and traffic of any JAX program, from its jaxpr, and the time to expect of it, before it runs."""
+
+from depth.analysis import analyze, by_output, compute_depth, serial_depth
+from depth.calibration import calibrate
+from depth.comparison import Comparison, compare
+from depth.cost import Cost, Operations
+from depth.device import Device, devices
+from depth.prediction import predict
+from depth.reader import Unknown
+
+__all__ = [
+    "Comparison",
+    "Cost",
+    "Device",
+    "Operations",
+    "Unknown",
+    "analyze",
+    "by_output",
+    "calibrate",
+    "compare",
+    "compute_depth",
+    "devices",
+    "predict",
+    "serial_depth",
+]

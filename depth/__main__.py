@@ -1,0 +1,117 @@
+"""The command line: the score of a function, of an example, or of this machine.
+
+python -m depth --example mlp                             a program that comes with the package
+python -m depth model.py:step "f32[64]" "f32[64,64]"      a function of yours, with the types of its arguments
+python -m depth package.model:step "f32[64]" --device H100
+python -m depth --calibrate                               what things take on this machine
+"""
+
+import argparse
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from depth.analysis import analyze
+from depth.calibration import cache_file, calibrate
+from depth.device import Device, devices
+from depth.examples import EXAMPLES
+from depth.prediction import predict
+from depth.report import device_table, seconds
+
+DTYPES = {
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"{short}{bits}": f"{long}{bits}" for short, long in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)},
+    "bf16": "bfloat16",
+    "c64": "complex64",
+    "c128": "complex128",
+    "bool": "bool",
+    "pred": "bool",
+}
+
+
+def argument(text: str) -> jax.ShapeDtypeStruct:
+    """``f32[8,16]`` as an argument."""
+    found = re.fullmatch(r"(\w+)\[([\d,\s]*)\]", text.strip())
+    if not found or found[1] not in DTYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no type such as f32[8,16]; dtypes: {', '.join(DTYPES)}")
+    if found[1] in ("f64", "i64", "u64", "c128"):
+        jax.config.update("jax_enable_x64", True)
+    return jax.ShapeDtypeStruct(tuple(int(size) for size in found[2].split(",") if size.strip()), DTYPES[found[1]])
+
+
+def function(text: str) -> Callable[..., Any]:
+    """The function that ``path/to/file.py:name`` or ``package.module:name`` names."""
+    place, separator, name = text.rpartition(":")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} names no function: file.py:function or package.module:function")
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise argparse.ArgumentTypeError(f"there is no file {place!r}")
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(Path(place).resolve().parent))
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise argparse.ArgumentTypeError(f"{place!r} cannot be imported: {error}") from error
+    found = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise argparse.ArgumentTypeError(f"{place} has no {name!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise argparse.ArgumentTypeError(f"{text} is no function but {type(found).__name__}")
+    return found
+
+
+def model(name: str) -> Device:
+    """A device by its name; "here" for the one at hand."""
+    return calibrate() if name == "here" else devices[name]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m depth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("function", nargs="?", type=function, help="file.py:function or package.module:function")
+    parser.add_argument("arguments", nargs="*", type=argument, help="types of its arguments, as f32[8,16]")
+    parser.add_argument("--example", choices=EXAMPLES, help="a program that comes with the package")
+    parser.add_argument("--trip-counts", type=int, metavar="N", help="how often while loops turn that do not say it")
+    parser.add_argument("--device", choices=["here", *devices], metavar="NAME", help=f"here, {', '.join(devices)}")
+    parser.add_argument("--calibrate", action="store_true", help="measure this machine anew, and keep the result")
+    options = parser.parse_args(argv)
+    if not (options.function or options.example or options.calibrate):
+        parser.error("give a function, --example or --calibrate")
+    if options.function and options.example:
+        parser.error("give a function or --example, not both")
+    if options.calibrate:
+        print(device_table(calibrate(refresh=True)))
+        print(f"kept in {cache_file()}")
+    if options.example:
+        program, args = EXAMPLES[options.example]()
+        print(EXAMPLES[options.example].__doc__, end="\n\n")
+    elif options.function:
+        program, args = options.function, tuple(options.arguments)
+    else:
+        return
+    cost = analyze(program, *args, trip_counts=options.trip_counts)
+    print(cost)
+    if options.device:
+        device = model(options.device)
+        print(f"\npredicted    {seconds(predict(cost, device))} on {device.name}")
+
+
+if __name__ == "__main__":
+    main()

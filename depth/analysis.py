@@ -1,0 +1,128 @@
+"""From a function to its `Cost`: trace it, read the jaxpr as a graph, and find the latest output and what made it late."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from depth.cost import Cost, Operations
+from depth.graph import Node, explain
+from depth.jaxprs import Location, without_constants
+from depth.kernels import Kernels
+from depth.maxplus import Algebra
+from depth.reader import Reader, TripCounts, matches
+from depth.rules import RULES, elements, traffic
+
+
+def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Cost:
+    """The cost of ``fn(*args)``, from its jaxpr. Nothing is executed, and nothing is allocated.
+
+    A `jax.lax.scan` counts as its unrolled program, a branch as the deepest of its branches, a `jax.lax.while_loop` as often
+    as it provably turns, or as ``trip_counts`` says.
+
+    Args:
+        fn: A function that jax can trace.
+        *args: Its arguments: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
+        trip_counts: How often while loops turn that do not say it themselves: one number for all, or a number for each
+            source line, as ``{"sampler.py:12": 40}``.
+
+    Returns:
+        The `Cost`.
+
+    Raises:
+        TypeError: If ``fn`` is no function, or ``trip_counts`` no number and no mapping.
+        ValueError: If a number of turns is negative, or a line in ``trip_counts`` has no such loop.
+
+    Example:
+        >>> import depth, jax, jax.numpy as jnp
+        >>> x = jax.ShapeDtypeStruct((8,), "float32")
+        >>> depth.analyze(lambda x: jnp.sum(x * x), x).depth  # one product, then a tree over 8
+        4
+
+    References:
+        The rules are those of google-deepmind/serial_depth; loops and branches are exact here.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function, but it is {type(fn).__name__}: {fn!r}")
+    jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+    cost = analyze_jaxpr(jaxpr, trip_counts=trip_counts)
+    by_output = jax.tree.unflatten(jax.tree.structure(shapes), cost.by_output)
+    return _replace(cost, by_output)
+
+
+def _replace(cost: Cost, by_output: Any) -> Cost:
+    return Cost(cost.depth, cost.work, cost.bytes, by_output, cost.critical_path, cost.unknown, cost.program)
+
+
+def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
+    """As `analyze`, of a Jaxpr or ClosedJaxpr; ``by_output`` is a tuple."""
+    proper = without_constants(jaxpr)
+    if not hasattr(proper, "eqns"):
+        raise TypeError(f"jaxpr must be a Jaxpr or ClosedJaxpr, as of jax.make_jaxpr, but it is {type(jaxpr).__name__}")
+    _check_trip_counts(trip_counts)
+    reader = Reader(trip_counts)
+    block = reader.block(proper)
+    _check_lines(trip_counts, reader)
+    algebra = Algebra.up_to(block.longest)
+    ready = block.ready(algebra, [0] * (block.inputs + 1))
+    depths = tuple(max(ready[slot], 0) for slot in block.outputs)
+    latest = max(range(len(depths)), key=depths.__getitem__, default=None)
+    path = () if latest is None else _critical_path(explain(algebra, block, latest))
+    return Cost(max(depths, default=0), *block.totals, depths, path, tuple(reader.unknown), Kernels().program(block))
+
+
+def compute_depth(jaxpr: Any) -> int:
+    """The serial depth of a Jaxpr or ClosedJaxpr, as `jax.make_jaxpr` returns it; see `analyze`."""
+    return analyze_jaxpr(jaxpr).depth
+
+
+def serial_depth(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> int:
+    """The serial depth of ``fn(*args)``: the longest chain of operations that wait for one another. See `analyze`.
+
+    Example:
+        >>> import depth, jax, jax.numpy as jnp
+        >>> w = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> x = jax.ShapeDtypeStruct((8,), "float32")
+        >>> depth.serial_depth(lambda w, x: jnp.tanh(w @ x), w, x)  # products, a tree over 8, tanh
+        5
+    """
+    return analyze(fn, *args, trip_counts=trip_counts).depth
+
+
+def by_output(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Any:
+    """The serial depth of every output of ``fn(*args)``, in a pytree like its result. See `analyze`."""
+    return analyze(fn, *args, trip_counts=trip_counts).by_output
+
+
+def _critical_path(nodes: list[tuple[Node, Location, int]]) -> tuple[Operations, ...]:
+    """The nodes with a depth, by primitive and source line, the deepest first."""
+    sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for node, where, count in nodes:
+        if node.depth:
+            equation = node.equation
+            rule = RULES.get(equation.primitive.name)
+            work = rule.work(equation) if rule else elements(equation)
+            entry = sums[equation.primitive.name, where]
+            for i, amount in enumerate((1, node.depth, work, traffic(equation))):
+                entry[i] += count * amount
+    rows = [Operations(primitive, line, *entry) for (primitive, line), entry in sums.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.depth, row.primitive, row.location)))
+
+
+def _check_trip_counts(trip_counts: Any) -> None:
+    if trip_counts is not None and (isinstance(trip_counts, bool) or not isinstance(trip_counts, int | Mapping)):
+        raise TypeError(f"trip_counts must be a number of turns or a mapping from source lines, but it is {trip_counts!r}")
+    items = trip_counts.items() if isinstance(trip_counts, Mapping) else [("trip_counts", trip_counts)]
+    for key, turns in items:
+        if turns is not None and (isinstance(turns, bool) or not isinstance(turns, int) or turns < 0):
+            raise ValueError(f"a number of turns must be a whole number >= 0, but for {key!r} it is {turns!r}")
+
+
+def _check_lines(trip_counts: Any, reader: Reader) -> None:
+    if not isinstance(trip_counts, Mapping):
+        return
+    for key in trip_counts:
+        if not any(matches(key, where) for where in reader.loops):
+            lines = ", ".join(sorted(str(where) for where in reader.loops)) or "none"
+            raise ValueError(f"trip_counts names {key!r}, where no while loop needs it; those that do: {lines}")

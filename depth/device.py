@@ -1,0 +1,202 @@
+"""Device models: what an operation, a kernel and a turn of a loop take on a device.
+
+Rates, bandwidths and sizes in `devices` are published ones, of dense arithmetic.  Latencies are hardly ever published for a
+device by name: those of GPUs here are put together from what is published for kernels in a stream and in a CUDA graph, for a
+scan in JAX, and for the host's wait; those of TPUs from XLA's own cycle estimates.  They are good to a factor of two.  For the
+device at hand, `calibrate` measures them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Device:
+    """What things take on one device.
+
+    Attributes:
+        name: What it is called.
+        call_latency: Seconds from the call of a compiled program to its result, if it does next to nothing.
+        kernel_latency: Seconds of a small kernel that waits for the one before it.
+        loop_latency: Seconds of a step of a loop of a known number of turns, beside its kernels.
+        turn_latency: Seconds of a turn of a loop whose end depends on data; on a GPU the host waits for the condition.
+        step_latencies: Seconds of a small kernel inside a loop, by its kind: "elementwise", "reduction", "vector product",
+            "product", "transposed product", and "beside product" for all but products in a loop that has one; other kinds as
+            "elementwise", and ``kernel_latency`` if it is empty.
+        piece_latency: Seconds that each further product of a batch of small products adds.
+        rates: Operations a second in products, by dtype.
+        vector_rates: Operations a second of all else in float32, by class: "arithmetic", "transcendental" (``exp``, ``tanh``,
+            ``sin`` ...), "reduction", "cumulative", "move" (elements that change places); ``rates`` where not given.
+        bandwidth: Bytes a second from memory.
+        cache_bandwidth: Bytes a second from the last cache; ``bandwidth`` if not given.
+        cache: Bytes of the last cache: kernels that move less find their operands there.
+        memory: Bytes of memory.
+        source: Where the figures come from.
+    """
+
+    name: str
+    kernel_latency: float
+    loop_latency: float
+    turn_latency: float
+    rates: Mapping[str, float]
+    bandwidth: float
+    memory: float
+    source: str = field(default="", compare=False)
+    call_latency: float = 0.0
+    step_latencies: Mapping[str, float] = field(default_factory=dict)
+    piece_latency: float = 0.0
+    vector_rates: Mapping[str, float] = field(default_factory=dict)
+    cache_bandwidth: float | None = None
+    cache: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("rates", "vector_rates", "step_latencies"):
+            object.__setattr__(self, name, dict(getattr(self, name)))
+        if not self.rates:
+            raise ValueError(f"rates of {self.name} must name a dtype at least, but they are empty")
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            amounts = value.values() if isinstance(value, Mapping) else [value] if isinstance(value, float | int) else []
+            for amount in amounts:
+                if amount < 0 or (amount == 0 and entry.name in ("rates", "vector_rates", "bandwidth")):
+                    raise ValueError(f"{entry.name} of {self.name} must be positive, but it is {value}")
+
+    def rate(self, dtype: str) -> float:
+        """Operations a second in products of ``dtype``; where it has none of its own, that of float32 or the nearest."""
+        return _rate(self.rates, dtype)
+
+    def vector_rate(self, kind: str, dtype: str) -> float:
+        """Operations a second of a class other than products; on 64 bits half as many, on 16 as many as on 32."""
+        arithmetic = self.vector_rates.get("arithmetic", self.rate("float32"))
+        rate = self.vector_rates.get(kind, arithmetic / 10 if kind == "transcendental" else arithmetic)
+        return rate / 2 if dtype.endswith(("64", "128")) else rate
+
+    def latency(self, kind: str, place: str) -> float:
+        """Seconds of a small kernel at a ``place``: "program", "loop", or "loop with product"."""
+        if place == "program" or not self.step_latencies:
+            return self.kernel_latency
+        if place == "loop with product" and kind not in ("product", "transposed product"):
+            kind = "beside product"
+        return self.step_latencies.get(kind, self.step_latencies.get("elementwise", self.kernel_latency))
+
+    def memory_rate(self, amount: float) -> float:
+        """Bytes a second for a kernel that moves ``amount`` of them."""
+        return self.cache_bandwidth if self.cache_bandwidth and amount <= self.cache else self.bandwidth
+
+    def replace(self, **changes: Any) -> "Device":
+        """The same device with other figures."""
+        return replace(self, **changes)
+
+
+def _rate(rates: Mapping[str, float], dtype: str) -> float:
+    if dtype in rates:
+        return rates[dtype]
+    if dtype in ("float64", "complex128", "int64", "uint64") and "float64" in rates:
+        return rates["float64"]
+    return rates.get("float32", max(rates.values()))
+
+
+_T, _G, _US = 1e12, 2**30, 1e-6
+_GPU = "latencies: kernels in a CUDA stream take 3 to 5 us, a lax.scan of a scalar 8 us a step (QuantEcon, JAX 0.8.1); see module"
+_TPU = "latencies: XLA's estimates of some 600 cycles for a small fusion; float32 products of full precision take 6 passes"
+
+
+def _gpu(name: str, rates: dict[str, float], vector: float, bandwidth: float, memory: float, source: str, us: float) -> Device:
+    """A GPU: kernels are launched one by one, and the host reads the condition of a loop that depends on data."""
+    return Device(
+        name,
+        kernel_latency=us * _US,
+        loop_latency=1 * _US,
+        turn_latency=15 * _US,
+        rates=rates,
+        bandwidth=bandwidth,
+        memory=memory,
+        source=f"{source}; {_GPU}",
+        call_latency=20 * _US,
+        vector_rates={"arithmetic": vector},
+    )
+
+
+def _tpu(name: str, bf16: float, vector: float, bandwidth: float, memory: float, clock: float, source: str) -> Device:
+    """A TPU: programs run on the chip with their loops, and products on units for bfloat16."""
+    kernel = 600 / clock
+    return Device(
+        name,
+        kernel_latency=kernel,
+        loop_latency=0.1 * _US,
+        turn_latency=0.2 * _US,
+        rates={"bfloat16": bf16, "float32": bf16 / 6},
+        bandwidth=bandwidth,
+        memory=memory,
+        source=f"{source}; {_TPU}",
+        call_latency=30 * _US,
+        vector_rates={"arithmetic": vector},
+    )
+
+
+def _named(*models: Device) -> Mapping[str, Device]:
+    return MappingProxyType({model.name: model for model in models})
+
+
+# GPU rates of float32 are those of ordinary cores; float16 and bfloat16 run on tensor cores.
+devices: Mapping[str, Device] = _named(
+    _gpu(
+        "V100",
+        {"float64": 7.8 * _T, "float32": 15.7 * _T, "float16": 125 * _T},
+        15.7 * _T,
+        0.9 * _T,
+        32 * _G,
+        "NVIDIA V100 SXM2 32 GB: cvw.cac.cornell.edu/gpu-architecture/gpu-example-tesla-v100; openxla/xla specs/v100",
+        4.0,
+    ),
+    _gpu(
+        "A100",
+        {"float64": 19.5 * _T, "float32": 19.5 * _T, "float16": 312 * _T, "bfloat16": 312 * _T},
+        19.5 * _T,
+        2.039 * _T,
+        80 * _G,
+        "NVIDIA A100 SXM4 80 GB: developer.nvidia.com/blog/nvidia-ampere-architecture-in-depth; openxla/xla specs/a100_sxm_80",
+        3.0,
+    ),
+    _gpu(
+        "H100",
+        {"float64": 66.9 * _T, "float32": 66.9 * _T, "float16": 989.4 * _T, "bfloat16": 989.4 * _T},
+        66.9 * _T,
+        3.352 * _T,
+        80 * _G,
+        "NVIDIA H100 SXM5 80 GB: www.nvidia.com/en-us/data-center/h100 (whitepaper); openxla/xla specs/h100_sxm",
+        2.5,
+    ),
+    _gpu(
+        "H200",
+        {"float64": 66.9 * _T, "float32": 66.9 * _T, "float16": 989.4 * _T, "bfloat16": 989.4 * _T},
+        66.9 * _T,
+        4.8 * _T,
+        141e9,
+        "NVIDIA H200 SXM 141 GB: www.nvidia.com/en-us/data-center/h200; openxla/xla specs/h200",
+        2.5,
+    ),
+    _tpu("TPU v4", 275 * _T, 4.3 * _T, 1.2 * _T, 32 * _G, 1.05e9, "cloud.google.com/tpu/docs/v4"),
+    _tpu("TPU v5e", 197 * _T, 6.2 * _T, 0.819 * _T, 16e9, 1.5e9, "cloud.google.com/tpu/docs/v5e"),
+    _tpu(
+        "TPU v5p",
+        459 * _T,
+        14.3 * _T,
+        2.765 * _T,
+        95 * _G,
+        1.75e9,
+        "cloud.google.com/tpu/docs/v5p; jax-ml.github.io/scaling-book",
+    ),
+    _tpu("TPU v6e", 918 * _T, 7.2 * _T, 1.638 * _T, 32e9, 1.75e9, "cloud.google.com/tpu/docs/v6e"),
+)
+
+
+def find_device(device: "Device | str") -> Device:
+    """A `Device`, or the one of `devices` that is named."""
+    if isinstance(device, Device):
+        return device
+    if isinstance(device, str) and device in devices:
+        return devices[device]
+    raise ValueError(f"device must be a depth.Device or one of {', '.join(map(repr, devices))}, but it is {device!r}")

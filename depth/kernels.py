@@ -1,0 +1,302 @@
+"""How a program may run: as kernels one after another, and loops of them. What `depth.predict` puts times to.
+
+No compiler is asked, so this is a guess at what all of them do.  What is elementwise, or only moves data, is computed together
+with what it feeds, without going through memory in between; a reduction is computed together with what feeds it; a product,
+a sort or a factorization is a kernel of its own, and ends what came before.  Two operations that are computed elementwise
+therefore share a kernel if one feeds the other and no kernel of another kind lies between them.  What several operations cut
+or rearrange, each in its own way, is written to memory first: a tree of such levels is not one kernel.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from depth.control import Branches, Call, Scan, While
+from depth.graph import START, Block, Node
+from depth.rules import RULES, elements, nbytes, shape, size
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUSED = frozenset({"elementwise", "move", "random"})
+FREE = frozenset({"reshape", "squeeze", "copy", "stop_gradient", "name", "optimization_barrier", "pvary", "bitcast_convert_type"})
+# Functions that a processor has no instruction for: some ten to twenty others each.
+TRANSCENDENTAL = _words(
+    """
+    acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf erf_inv erfc exp exp2 expm1 igamma
+    igamma_grad_a igammac lgamma log log1p log2 logistic polygamma pow regularized_incomplete_beta sin sinh tan tanh zeta
+    """
+)
+# What one kind of operation costs differs by class more than by primitive.
+CLASSES = ("arithmetic", "transcendental", "reduction", "cumulative", "move", "product")
+CLASS_OF_KIND = {
+    "elementwise": "arithmetic",
+    "random": "transcendental",
+    "scan": "cumulative",
+    "product": "product",
+    "factorization": "cumulative",
+    "sort": "cumulative",
+}
+# Data that changes its order, or its neighbours: what a processor cannot do by reading straight on.
+REORDERS = frozenset({"transpose", "concatenate", "pad", "rev", "gather", "scatter", "split", "stack", "unstack", "tile"})
+# Of the first operand only a part is read, as much as comes out, or as much as the given operand replaces.
+CUTS = frozenset({"slice", "dynamic_slice", "gather", "split", "unstack"})
+UPDATES = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2, "scatter-mul": 2, "scatter-min": 2, "scatter-max": 2}
+# Programs of so many operations are looked at in the place where they are called.
+SMALL = 300
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch: its operations by class, of `CLASSES`, and its memory traffic in bytes.
+
+    A product is of ``pieces`` in a batch. Its kind is "vector product" where one side is a vector, "transposed product" where
+    what is contracted is not the last axis on the left and the first on the right, else "product".
+    """
+
+    kind: str
+    dtype: str
+    operations: tuple[tuple[str, int], ...]
+    bytes: int
+    pieces: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """``turns`` times ``condition`` and ``body``. ``counted``: the number of turns is known before the loop starts."""
+
+    turns: int
+    body: "Program"
+    condition: "Program | None" = None
+    counted: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """One of several programs; the slowest counts."""
+
+    programs: "tuple[Program, ...]"
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Kernels, and programs inside, that run one after another, with how often each occurs."""
+
+    kernels: tuple[tuple[Kernel, int], ...]
+    parts: "tuple[tuple[Loop | Choice | Program, int], ...]"
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether there is a product of matrices among the kernels."""
+        return any(kernel.kind in ("product", "transposed product") for kernel, _ in self.kernels)
+
+
+class Kernels:
+    """Turns graphs into programs, each once."""
+
+    def __init__(self) -> None:
+        self._programs: dict[Block, Program] = {}
+        self._sizes: dict[Block, int] = {}
+
+    def program(self, block: Block) -> Program:
+        """The program of a graph."""
+        if block not in self._programs:
+            self._programs[block] = self._grouped(block)
+        return self._programs[block]
+
+    def _size(self, block: Block) -> int:
+        """The operations of a graph, with those that it calls."""
+        if block not in self._sizes:
+            held: list[Any] = [node.transfer for node in block.nodes]
+            called = [transfer.block for transfer in held if isinstance(transfer, Call)]
+            self._sizes[block] = len(block.nodes) + sum(map(self._size, called))
+        return self._sizes[block]
+
+    def _grouped(self, block: Block) -> Program:
+        nodes, outputs = self._flat(block)
+        kernels: Counter[Kernel] = Counter()
+        parts: Counter[Any] = Counter()
+        for node in nodes:
+            if node.transfer:
+                parts[self._part(node.transfer)] += getattr(node.transfer, "times", 1)
+        kernels.update(fuse(nodes, outputs))
+        return Program(tuple(kernels.items()), tuple(parts.items()))
+
+    def _part(self, transfer: Any) -> "Loop | Choice | Program":
+        match transfer:
+            case Call(block):
+                return self.program(block)
+            case Branches(blocks):
+                return Choice(tuple(map(self.program, blocks)))
+            case Scan(block):
+                return Loop(transfer.turns, self._with_slices(transfer))
+            case While(condition, body):
+                return Loop(transfer.turns, self.program(body), self.program(condition), transfer.proven)
+        raise TypeError(f"no such transfer: {type(transfer).__name__}")
+
+    def _with_slices(self, scan: Scan) -> Program:
+        """A step of a scan, with a copy of each slice that a kernel of its own reads or makes."""
+        program, block = self.program(scan.block), scan.block
+        nodes, ends = self._flat(block)
+        alone = [node for node in nodes if _kind(node) not in FUSED and _kind(node) != "reduction"]
+        read = {slot for node in alone for slot in node.operands}
+        made = {slot for node in alone for slot in node.results}
+        first = 1 + scan.consts + scan.carry
+        copied = [block.jaxpr.invars[slot - 1] for slot in range(first, block.inputs + 1) if slot in read]
+        stacked = zip(ends[scan.carry :], block.jaxpr.outvars[scan.carry :], strict=False)
+        copied += [variable for slot, variable in stacked if slot in made]
+        copies = Counter(Kernel("move", str(variable.aval.dtype), (), 2 * nbytes(variable)) for variable in copied)
+        return Program((*program.kernels, *copies.items()), program.parts)
+
+    def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
+        """The nodes of a graph, with small programs in place of their calls, and the slots of the results."""
+        nodes: list[Node] = []
+        slots = block.slots
+
+        def add(block: Block, place: dict[int, int]) -> None:
+            nonlocal slots
+            for node in block.nodes:
+                operands = tuple(place[slot] for slot in node.operands)
+                call = node.transfer
+                if isinstance(call, Call) and call.times == 1 and self._size(call.block) <= SMALL:
+                    inner = {START: START}
+                    inner |= {1 + i: START if at is None else operands[at] for i, at in enumerate(call.sources)}
+                    add(call.block, inner)
+                    place.update(
+                        {slot: inner[call.block.ends[end]] for slot, end in zip(node.results, call.results, strict=True)}
+                    )
+                    continue
+                place.update({slot: slots + i for i, slot in enumerate(node.results)})
+                slots += len(node.results)
+                nodes.append(node._replace(operands=operands, results=tuple(place[slot] for slot in node.results)))
+
+        place = {slot: slot for slot in range(block.inputs + 1)}
+        add(block, place)
+        return nodes, [place[slot] for slot in block.ends]
+
+
+def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
+    """The kernels of a straight line of nodes."""
+    cuts = Counter(slot for node in nodes if node.equation.primitive.name in CUTS | REORDERS for slot in set(node.operands))
+    stage: dict[int, int] = {}  # of a slot: how many kernels of their own lie before it
+    maker: dict[int, int] = {}
+    group = list(range(len(nodes)))
+
+    def root(k: int) -> int:
+        while group[k] != k:
+            group[k] = group[group[k]]
+            k = group[k]
+        return k
+
+    for k, node in enumerate(nodes):
+        kind = _kind(node)
+        before = max((stage.get(slot, 0) for slot in node.operands), default=0)
+        alone = kind not in FUSED and kind != "reduction"
+        joined = [
+            maker[slot]
+            for slot in node.operands
+            if not alone and slot in maker and stage[slot] == before and cuts[slot] <= 1 and _kind(nodes[maker[slot]]) in FUSED
+        ]
+        for other in joined:
+            group[root(other)] = root(k)
+        # What follows a kernel of its own, or a reduction, is in a later stage, as is such a kernel itself.
+        ends = alone or kind == "reduction"
+        for slot in node.results:
+            stage[slot], maker[slot] = before + (ends or cuts[slot] > 1), k
+
+    members: dict[int, list[int]] = {}
+    for k, node in enumerate(nodes):
+        if node.transfer is None:
+            members.setdefault(root(k), []).append(k)
+    read_by: dict[int, set[int]] = {}
+    for k, node in enumerate(nodes):
+        for slot in node.operands:
+            read_by.setdefault(slot, set()).add(root(k))
+    returned = set(outputs)
+    for leader, inside in members.items():
+        kernel = _kernel([nodes[k] for k in inside], leader, read_by, returned)
+        if kernel:
+            yield kernel
+
+
+def _kind(node: Node) -> str:
+    rule = RULES.get(node.equation.primitive.name)
+    return "own" if node.transfer or rule is None else rule.kind
+
+
+def _kernel(nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: set[int]) -> Kernel | None:
+    """The kernel of the nodes that are computed together; None if nothing is computed or moved, or only an index."""
+    results = [variable for node in nodes for variable in node.equation.outvars]
+    if all(node.equation.primitive.name in FREE for node in nodes) or all(map(_is_index, results)):
+        return None
+    made = {slot for node in nodes for slot in node.results}
+    read: dict[Any, int] = {}
+    operations: Counter[str] = Counter()
+    written, pieces = 0, 1
+    dtype = kind = ""
+    for node in nodes:
+        equation, name = node.equation, node.equation.primitive.name
+        own = _kind(node)
+        operations.update(_operations(equation, own))
+        if own not in FUSED or not kind:
+            kind, dtype = own, str(getattr(equation.invars[0].aval, "dtype", "")) if equation.invars else ""
+        if name == "dot_general":
+            kind, pieces = _product(equation)
+        for position, (slot, atom) in enumerate(zip(node.operands, equation.invars, strict=False)):
+            if slot not in made:
+                amount = nbytes(atom)
+                if position == 0 and name in CUTS:
+                    amount = min(amount, sum(map(nbytes, equation.outvars)))
+                if position == 0 and name in UPDATES:
+                    amount = min(amount, nbytes(equation.invars[UPDATES[name]]))
+                read[slot, id(atom) if slot == START else 0] = max(read.get((slot, 0), 0), amount)
+        for slot, atom in zip(node.results, equation.outvars, strict=False):
+            if slot in ends or read_by.get(slot, set()) - {leader}:
+                amount = nbytes(atom)
+                if name in UPDATES:  # in place
+                    amount = min(amount, nbytes(equation.invars[UPDATES[name]]))
+                written += amount
+    if operations["move"]:  # what is read out of order is computed out of order, too
+        operations["move"] += operations.pop("arithmetic", 0)
+    return Kernel(kind, dtype, tuple(sorted(operations.items())), sum(read.values()) + written, pieces)
+
+
+def _operations(equation: Any, kind: str) -> dict[str, int]:
+    """The operations of an equation, by class."""
+    name, rule = equation.primitive.name, RULES.get(equation.primitive.name)
+    if name in REORDERS or (name == "slice" and not _is_straight(equation)):
+        return {"move": sum(map(size, equation.outvars))}
+    if name in TRANSCENDENTAL:
+        return {"transcendental": size(equation.outvars[0])}
+    work = rule.work(equation) if rule else elements(equation)
+    return {CLASS_OF_KIND.get(kind, "reduction"): work} if work else {}
+
+
+def _is_straight(equation: Any) -> bool:
+    """Whether a slice takes neighbours: all of each axis but the first."""
+    full, part = shape(equation.invars[0]), shape(equation.outvars[0])
+    strides = equation.params["strides"] or (1,) * len(full)
+    return full[1:] == part[1:] and set(strides) <= {1}
+
+
+def _is_index(variable: Any) -> bool:
+    """Whether a result is one integer or truth value, which a loop keeps beside its kernels."""
+    dtype = getattr(variable.aval, "dtype", None)
+    return size(variable) == 1 and getattr(dtype, "kind", "") in "iub"
+
+
+def _product(equation: Any) -> tuple[str, int]:
+    """The kind of a product, and how many there are in a batch."""
+    left, right = (shape(atom) for atom in equation.invars)
+    (contracted, on_right), (batch, _) = equation.params["dimension_numbers"]
+    pieces = prod(left[axis] for axis in batch)
+    inner = prod(left[axis] for axis in contracted)
+    rows, columns = (prod(sizes) // max(pieces * inner, 1) for sizes in (left, right))
+    if min(rows, columns, inner) <= 1:
+        return "vector product", pieces
+    straight = max(contracted) == len(left) - 1 and min(on_right) == len(batch)
+    return "product" if straight else "transposed product", pieces

@@ -1,0 +1,189 @@
+"""From a jaxpr to its graph: every equation becomes a node, and every program inside one a graph of its own, made once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from depth.graph import START, Block, Node, Totals, Transfer
+from depth.jaxprs import NOWHERE, Location, inside, is_literal, is_reference, live_equations, location, without_constants
+from depth.rules import RULES, Rule, Unbound, ceil_log2, devices, elements, size, traffic
+from depth.structures import ENTERED
+from depth.trips import COPIES, in_range, is_integer, known_integers, trip_count
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Something that makes the depth a lower bound: which primitive, where, and what could not be known."""
+
+    primitive: str
+    location: Location
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.primitive} at {self.location}: {self.reason}"
+
+
+TripCounts = int | Mapping[str, int] | None
+
+
+class Reader:
+    """Reads the jaxprs of one program. What it finds is kept for that program only."""
+
+    def __init__(self, trip_counts: TripCounts = None):
+        self.trip_counts = trip_counts
+        self.unknown: dict[Unknown, None] = {}
+        self.loops: dict[Location, None] = {}  # while loops without a proven trip count
+        self._blocks: dict[Any, Block] = {}
+        self._loops_inside: dict[int, bool] = {}
+
+    def block(
+        self,
+        jaxpr: Any,
+        caller: Location = NOWHERE,
+        axes: Mapping[str, int] | None = None,
+        known: Sequence[int | None] | None = None,
+    ) -> Block:
+        """The graph of ``jaxpr``.
+
+        ``caller`` stands for equations without a line of their own, ``axes`` are the sizes of named axes, and ``known`` the
+        values of inputs that are known integers.
+        """
+        jaxpr = without_constants(jaxpr)
+        values = tuple(known) if known and self._has_loop(jaxpr) else (None,) * len(jaxpr.invars)
+        key = id(jaxpr), tuple(sorted((axes or {}).items())), values
+        if key not in self._blocks:  # a block keeps its jaxpr, and so the id
+            self._blocks[key] = _Read(self, jaxpr, caller, dict(axes or {}), values).block()
+        return self._blocks[key]
+
+    def next_order(self) -> int:
+        """A number higher than those of all blocks made so far."""
+        return len(self._blocks)
+
+    def turns(self, equation: Any, operands: list[int | None], where: Location) -> tuple[int | None, bool]:
+        """The number of turns of the while loop at ``where``, proven or given by the caller, and whether it is proven."""
+        proven = trip_count(equation, operands)
+        if proven is not None:
+            return proven, True
+        self.loops[where] = None
+        if isinstance(self.trip_counts, Mapping):
+            return next((turns for key, turns in self.trip_counts.items() if matches(key, where)), None), False
+        return self.trip_counts, False
+
+    def _has_loop(self, jaxpr: Any) -> bool:
+        if id(jaxpr) not in self._loops_inside:
+            self._loops_inside[id(jaxpr)] = any(
+                equation.primitive.name == "while" or any(self._has_loop(inner) for inner in inside(equation))
+                for equation in jaxpr.eqns
+            )
+        return self._loops_inside[id(jaxpr)]
+
+
+def matches(key: str, where: Location) -> bool:
+    """Whether ``key``, as ``file.py:12``, names ``where``."""
+    file, _, line = key.rpartition(":")
+    return str(where.line) == line and f"/{where.file}".endswith(f"/{file}")
+
+
+class _Read:
+    """One jaxpr being read: its variables are numbered, and its equations turned into nodes one by one."""
+
+    def __init__(self, reader: Reader, jaxpr: Any, caller: Location, axes: dict[str, int], known: tuple[int | None, ...]):
+        self.reader, self.jaxpr, self.caller, self.axes = reader, jaxpr, caller, axes
+        self.slot: dict[Any, int] = dict.fromkeys(jaxpr.constvars, START)
+        self.slot |= {variable: 1 + i for i, variable in enumerate(jaxpr.invars)}
+        self.known = {variable: value for variable, value in zip(jaxpr.invars, known, strict=True) if value is not None}
+        self.slots = 1 + len(jaxpr.invars)
+        self.nodes: list[Node] = []
+        self.work = self.bytes = 0
+
+    def block(self) -> Block:
+        """The graph."""
+        for equation in live_equations(self.jaxpr):
+            self.read(equation)
+        inputs = enumerate(self.jaxpr.invars)
+        references = {i: self.slot[variable] for i, variable in inputs if is_reference(variable)}
+        outputs = [self.at(atom) for atom in self.jaxpr.outvars]
+        totals = Totals(self.work, self.bytes)
+        order, inputs_ = self.reader.next_order(), len(self.jaxpr.invars)
+        return Block(self.jaxpr, self.caller, order, inputs_, self.nodes, outputs, references, self.slots, totals)
+
+    def at(self, atom: Any) -> int:
+        """The slot of an operand."""
+        return START if is_literal(atom) else self.slot[atom]
+
+    def inner(
+        self, equation: Any, jaxpr: Any, known: Sequence[int | None] | None = None, axes: Mapping[str, int] | None = None
+    ) -> Block:
+        """The graph of a program that ``equation`` holds."""
+        return self.reader.block(jaxpr, location(equation, self.caller), {**self.axes, **(axes or {})}, known)
+
+    def note(self, equation: Any, reason: str) -> None:
+        """Remember what could not be known of ``equation``."""
+        self.reader.unknown[Unknown(equation.primitive.name, location(equation, self.caller), reason)] = None
+
+    def node(
+        self,
+        equation: Any,
+        operands: Sequence[Any],
+        results: Sequence[Any],
+        depth: int = 0,
+        transfer: Transfer | None = None,
+    ) -> None:
+        """Add a node from the variables ``operands`` to the variables ``results``; a reference gets a new slot."""
+        read = tuple(self.at(atom) for atom in operands)
+        made = tuple(range(self.slots, self.slots + len(results)))
+        self.slots += len(results)
+        self.slot.update(zip(results, made, strict=True))
+        self.nodes.append(Node(equation, read if transfer else read or (START,), made, depth, transfer))
+
+    def leaf(self, equation: Any, depth: int, work: int) -> None:
+        """An equation whose results all are ``depth`` later than its latest operand."""
+        self.node(equation, equation.invars, equation.outvars, depth)
+        self.count(equation, work)
+
+    def count(self, equation: Any, work: int) -> None:
+        """Count the work and the traffic of an equation."""
+        self.work += work
+        self.bytes += traffic(equation)
+
+    def read(self, equation: Any) -> None:
+        """Add the equation, by its class."""
+        name = equation.primitive.name
+        if name in ENTERED:
+            ENTERED[name](self, equation)
+        elif name in RULES:
+            self.ruled(equation, RULES[name])
+        else:
+            self.note(equation, "no rule for this primitive; counted as one operation")
+            self.leaf(equation, 1, elements(equation))
+
+    def ruled(self, equation: Any, rule: Rule) -> None:
+        """Add an equation of the table."""
+        depth = rule.depth(equation)
+        if rule.kind == "collective":
+            try:
+                depth += ceil_log2(devices(equation, self.axes))
+            except Unbound as unbound:
+                self.note(equation, str(unbound))
+        if rule.bound:
+            self.note(equation, rule.bound)
+        self.leaf(equation, depth, rule.work(equation))
+        if equation.primitive.name in COPIES and size(equation.outvars[0]) == 1:
+            (value,) = self.integers(equation)
+            result = equation.outvars[0]
+            if value is not None and is_integer(result) and in_range(value, result.aval.dtype):
+                self.known[equation.outvars[0]] = value
+
+    def integers(self, equation: Any) -> list[int | None]:
+        """The operands whose value is known."""
+        return known_integers(equation, self.known)
+
+    def turns(self, equation: Any, operands: list[int | None]) -> tuple[int | None, bool]:
+        """The number of turns of a while loop, and whether it is proven."""
+        return self.reader.turns(equation, operands, location(equation, self.caller))
+
+    def enter(self, equation: Any, transfer: Any, results: Sequence[Any] | None = None) -> None:
+        """Add a node that holds programs; ``results`` where it also changes references."""
+        self.node(equation, equation.invars, equation.outvars if results is None else results, 0, transfer)
+        self.work += transfer.totals.work
+        self.bytes += transfer.totals.bytes

@@ -1,0 +1,247 @@
+"""Equations that hold programs or write to references: one function each, which adds their nodes to the graph being read."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import jax
+
+from depth.control import Branches, Call, Scan, While
+from depth.graph import Block
+from depth.jaxprs import is_reference, scan_parts, without_constants
+from depth.maxplus import Algebra
+from depth.rules import ceil_log2, elements, reduced, size
+
+# The reading of one jaxpr (`depth.reader`), and an equation in it.
+Enter = Callable[[Any, Any], None]
+ENTERED: dict[str, Enter] = {}
+
+
+def enters(names: str) -> Callable[[Enter], Enter]:
+    """Register the function for all primitives in ``names``, separated by blanks."""
+
+    def register(function: Enter) -> Enter:
+        ENTERED.update(dict.fromkeys(names.split(), function))
+        return function
+
+    return register
+
+
+# -- calls ----------------------------------------------------------------------------------------------------------------------
+
+_CALLED = ("jaxpr", "call_jaxpr", "call", "callee", "fun_jaxpr", "fwd_jaxpr")
+
+
+def run(reading: Any, equation: Any, jaxpr: Any, axes: dict[str, int] | None = None) -> None:
+    """Add a program that takes the operands as they are and returns the results as they are."""
+    block = reading.inner(equation, jaxpr, reading.integers(equation), axes)
+    written = [equation.invars[i] for i in block.references]
+    transfer = Call(block, len(equation.invars), range(len(equation.invars)), range(len(block.ends)))
+    reading.enter(equation, transfer, [*equation.outvars, *written])
+
+
+def fits(equation: Any, jaxpr: Any) -> bool:
+    """Whether the program has the operands and results of the equation."""
+    return len(jaxpr.invars) == len(equation.invars) and len(jaxpr.outvars) == len(equation.outvars)
+
+
+def opaque(reading: Any, equation: Any, reason: str) -> None:
+    """Add an equation that could not be entered, as one operation."""
+    reading.note(equation, reason)
+    reading.leaf(equation, 1, elements(equation))
+
+
+@enters(
+    "call checkpoint closed_call composite compute_on core_call custom_jvp_call custom_jvp_call_jaxpr custom_partitioning "
+    "custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr fused_call jaxpr_call jit linear_call pjit remat remat2 "
+    "remat_opt stage xla_metadata_call"
+)
+def call(reading: Any, equation: Any) -> None:
+    """A program called with the operands of the equation."""
+    candidates = [without_constants(equation.params[name]) for name in _CALLED if name in equation.params]
+    for jaxpr in candidates:
+        if hasattr(jaxpr, "eqns") and fits(equation, jaxpr):
+            return run(reading, equation, jaxpr)
+    opaque(reading, equation, "the program that it calls is not visible; counted as one operation")
+
+
+@enters("shard_map")
+def shard_map(reading: Any, equation: Any) -> None:
+    """The program of one device, which knows the sizes of the mesh; its work counts for every device."""
+    mesh = equation.params["mesh"]
+    sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    block = reading.inner(equation, equation.params["jaxpr"], axes=sizes)
+    manual = equation.params.get("manual_axes", equation.params.get("newly_manual_axes", mesh.axis_names))
+    count = prod(sizes[name] for name in manual)
+    operands = range(len(equation.invars))
+    reading.enter(equation, Call(block, len(operands), operands, range(len(block.outputs)), count))
+
+
+@enters("custom_linear_solve")
+def custom_linear_solve(reading: Any, equation: Any) -> None:
+    """What runs is ``solve``, with its constants and the right-hand sides."""
+    lengths, jaxprs = equation.params["const_lengths"], equation.params["jaxprs"]
+    first = lengths.matvec + lengths.vecmat
+    sources = [*range(first, first + lengths.solve), *range(sum(lengths), len(equation.invars))]
+    block = reading.inner(equation, jaxprs.solve)
+    reading.enter(equation, Call(block, len(equation.invars), sources, range(len(block.outputs))))
+
+
+@enters("call_hi_primitive call_hi_primitive_linearized")
+def call_hi_primitive(reading: Any, equation: Any) -> None:
+    """A primitive that says itself which program it stands for."""
+    primitive = equation.params.get("_prim")
+    try:
+        avals = [atom.aval for atom in equation.invars]
+        jaxpr = jax.make_jaxpr(lambda *flat: primitive.expand(*jax.tree.unflatten(primitive.in_tree, flat)))(*avals)
+    except Exception as error:  # whatever a foreign `expand` raises, the answer is a lower bound
+        return opaque(reading, equation, f"it could not be expanded ({type(error).__name__}); counted as one operation")
+    inner = without_constants(jaxpr)
+    if not fits(equation, inner):
+        return opaque(reading, equation, "its expansion has other operands; counted as one operation")
+    run(reading, equation, inner)
+
+
+# -- branches and loops ---------------------------------------------------------------------------------------------------------
+
+
+def read_only(reading: Any, equation: Any, *blocks: Block) -> None:
+    """Note it if a branch or a loop writes to a reference: only calls hand back what it holds in the end."""
+    if any(end != 1 + i for block in blocks for i, end in block.references.items()):
+        reading.note(equation, "it writes to a mutable reference, and what is read from that later is not made to wait")
+
+
+@enters("cond")
+def cond(reading: Any, equation: Any) -> None:
+    """One of several programs."""
+    known = reading.integers(equation)[1:]
+    blocks = [reading.inner(equation, branch, known) for branch in equation.params["branches"]]
+    read_only(reading, equation, *blocks)
+    reading.enter(equation, Branches(blocks))
+
+
+@enters("scan")
+def scan(reading: Any, equation: Any) -> None:
+    """A program repeated a known number of times."""
+    consts, carry, _ = scan_parts(equation)
+    known = [*reading.integers(equation)[:consts], *[None] * (len(equation.invars) - consts)]
+    block = reading.inner(equation, equation.params["jaxpr"], known)
+    read_only(reading, equation, block)
+    reading.enter(equation, Scan(block, consts, carry, equation.params["length"]))
+
+
+@enters("while")
+def while_loop(reading: Any, equation: Any) -> None:
+    """A program repeated while a condition holds."""
+    params, known = equation.params, reading.integers(equation)
+    in_condition, in_body = params["cond_nconsts"], params["body_nconsts"]
+    blank = [None] * (len(known) - in_condition - in_body)
+    condition = reading.inner(equation, params["cond_jaxpr"], [*known[:in_condition], *blank])
+    body = reading.inner(equation, params["body_jaxpr"], [*known[in_condition : in_condition + in_body], *blank])
+    read_only(reading, equation, condition, body)
+    turns, proven = reading.turns(equation, known)
+    if turns is None:
+        one = While(condition, body, in_condition, in_body, 1)
+        algebra = Algebra.up_to(one.longest)
+        deeper = int(one.matrix(algebra).max(initial=0))
+        reading.note(
+            equation, f"the number of turns is not known, so none is counted (with one: depth {deeper}); give trip_counts="
+        )
+        turns = 0
+    reading.enter(equation, While(condition, body, in_condition, in_body, turns, proven))
+
+
+# -- operations given as programs -----------------------------------------------------------------------------------------------
+
+
+def combining(reading: Any, equation: Any, parameter: str = "jaxpr") -> int:
+    """The depth of the program by which a reduction combines two elements."""
+    block = reading.inner(equation, equation.params[parameter])
+    algebra = Algebra.up_to(block.longest)
+    ready = block.ready(algebra, [0] * (block.inputs + 1))
+    return max((ready[slot] for slot in block.ends), default=0)
+
+
+@enters("reduce")
+def reduce(reading: Any, equation: Any) -> None:
+    """A tree of the given operation."""
+    depth = ceil_log2(reduced(equation)) * combining(reading, equation)
+    reading.leaf(equation, depth, size(equation.invars[0]))
+
+
+@enters("reduce_window")
+def reduce_window(reading: Any, equation: Any) -> None:
+    """A tree of the given operation over every window."""
+    window = prod(equation.params["window_dimensions"])
+    reading.leaf(equation, ceil_log2(window) * combining(reading, equation), window * size(equation.outvars[0]))
+
+
+@enters("select_and_scatter")
+def select_and_scatter(reading: Any, equation: Any) -> None:
+    """The selection from every window, then the given operation over the windows that an element lies in."""
+    sizes, strides = equation.params["window_dimensions"], equation.params["window_strides"]
+    overlap = prod(-(-width // stride) for width, stride in zip(sizes, strides, strict=True))
+    selecting = ceil_log2(prod(sizes)) * combining(reading, equation, "select_jaxpr")
+    adding = ceil_log2(overlap) * combining(reading, equation, "scatter_jaxpr")
+    reading.leaf(equation, selecting + adding, prod(sizes) * size(equation.invars[1]))
+
+
+# -- mutable references ---------------------------------------------------------------------------------------------------------
+
+
+@enters("new_ref empty_ref get freeze")
+def move(reading: Any, equation: Any) -> None:
+    """Into a reference, or out of it."""
+    reading.leaf(equation, 0, 0)
+
+
+@enters("swap masked_swap")
+def swap(reading: Any, equation: Any) -> None:
+    """What the reference held comes out; afterwards it is as late as what was written, and as what of it was kept."""
+    reference, value, *rest = equation.invars
+    whole = size(value) == prod(reference.aval.inner_aval.shape) and not rest
+    reading.node(equation, [reference, *rest], equation.outvars)
+    reading.node(equation, [value, *rest, *([] if whole else [reference])], [reference])
+    reading.count(equation, 0)
+
+
+@enters("addupdate accum_grad_in_ref")
+def add_update(reading: Any, equation: Any) -> None:
+    """The reference is added to."""
+    reading.node(equation, equation.invars, [equation.invars[0]], 1)
+    reading.count(equation, size(equation.invars[1]))
+
+
+@enters("run_state")
+def run_state(reading: Any, equation: Any) -> None:
+    """A program on references that are made from the operands; its results are what these hold in the end."""
+    block = reading.inner(equation, equation.params["jaxpr"])
+    if block.inputs != len(equation.invars) or len(block.references) != len(equation.outvars):
+        return opaque(reading, equation, "references without a first value; counted as one operation")
+    outputs = len(block.outputs)
+    transfer = Call(block, block.inputs, range(block.inputs), range(outputs, outputs + len(block.references)))
+    reading.enter(equation, transfer)
+
+
+@enters("pallas_call")
+def pallas_call(reading: Any, equation: Any) -> None:
+    """A kernel, on references to blocks of its operands and results. One step of the grid counts."""
+    kernel, grid = without_constants(equation.params["jaxpr"]), equation.params["grid_mapping"].grid
+    operands, results = len(equation.invars), len(equation.outvars)
+    if len(kernel.invars) < operands + results or not all(is_reference(atom) for atom in kernel.invars):
+        return opaque(reading, equation, "a kernel with operands of an unknown kind; counted as one operation")
+    block = reading.inner(equation, kernel)
+    steps = prod(extent for extent in grid if isinstance(extent, int))
+    if steps != 1 or not all(isinstance(extent, int) for extent in grid):
+        reading.note(equation, "the steps of its grid are taken as side by side; one counts")
+    ends = [len(block.outputs) + operands + i for i in range(results)]
+    sources = [*range(operands), *[None] * (block.inputs - operands)]
+    reading.enter(equation, Call(block, operands, sources, ends, steps))
+
+
+@enters(
+    "box_get box_set core_map get_mutable new_box new_log run_scoped",
+)
+def foreign(reading: Any, equation: Any) -> None:
+    """What keeps state that is not followed."""
+    opaque(reading, equation, "it keeps state that is not followed; counted as one operation")

@@ -1,0 +1,172 @@
+"""How often a while loop turns, where the program itself proves it.
+
+The proof follows integers: what in the condition and in the body is the counter plus a constant, or a constant.  A loop counts
+if its condition compares such a counter with such a constant, and its body adds a constant to the counter.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from depth.jaxprs import inside, is_literal, without_constants
+
+CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"})
+COPIES = frozenset({"convert_element_type", "copy", "squeeze", "reshape", "broadcast_in_dim", "stop_gradient"})
+COMPARISONS = frozenset({"lt", "le", "gt", "ge", "ne"})
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
+
+
+class Affine(NamedTuple):
+    """The input ``source`` plus ``offset``; the constant ``offset`` where ``source`` is None.
+
+    ``via`` are the offsets and dtypes of this value and of those that it was computed from: integers wrap around, so it is
+    what it says only while all of them fit.
+    """
+
+    source: int | None
+    offset: int
+    via: tuple[tuple[int, Any], ...] = ()
+
+    def same(self, other: "Value") -> bool:
+        """Whether both are the same input plus the same constant."""
+        return isinstance(other, Affine) and self[:2] == other[:2]
+
+    def fits(self, low: int, high: int) -> bool:
+        """Whether nothing wraps around while the input is between ``low`` and ``high``."""
+        return all(in_range(low + offset, dtype) and in_range(high + offset, dtype) for offset, dtype in self.via)
+
+
+class Comparison(NamedTuple):
+    """``left name right``."""
+
+    name: str
+    left: Affine
+    right: Affine
+
+
+Value = Affine | Comparison | None
+
+
+def is_integer(atom: Any) -> bool:
+    """Whether an operand or a result holds integers."""
+    return np.issubdtype(getattr(atom.aval, "dtype", np.void), np.integer)
+
+
+def in_range(value: int, dtype: Any) -> bool:
+    """Whether an integer dtype holds ``value``."""
+    limits = np.iinfo(dtype)
+    return int(limits.min) <= value <= int(limits.max)
+
+
+def integer(atom: Any) -> int | None:
+    """The value of a literal that is one integer."""
+    if is_literal(atom) and np.ndim(atom.val) == 0 and isinstance(np.asarray(atom.val).item(), int):
+        return int(atom.val)
+    return None
+
+
+def follow(jaxpr: Any, inputs: list[Value]) -> list[Value]:
+    """What is known of each result, given what is known of each input."""
+    known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> Value:
+        if is_literal(atom):
+            value = integer(atom)
+            return None if value is None else Affine(None, value)
+        return known.get(atom)
+
+    for equation in jaxpr.eqns:
+        name, operands = equation.primitive.name, [read(atom) for atom in equation.invars]
+        if name in CALLS:
+            results = follow(inside(equation)[0], operands)
+        else:
+            results = [_apply(name, operands, equation)] + [None] * (len(equation.outvars) - 1)
+        known.update(zip(equation.outvars, results, strict=False))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(name: str, operands: list[Value], equation: Any) -> Value:
+    if not equation.outvars or any(getattr(variable.aval, "size", None) != 1 for variable in equation.outvars):
+        return None
+    if not all(isinstance(operand, Affine) for operand in operands):
+        return operands[0] if name in COPIES and isinstance(operands[0], Comparison) else None
+    match name, operands:
+        case _, [Affine() as only] if name in COPIES:
+            return _made(only.source, only.offset, [only], equation)
+        case "add", [Affine(source, offset) as left, Affine(None, more) as right]:
+            return _made(source, offset + more, [left, right], equation)
+        case "add", [Affine(None, more) as left, Affine(source, offset) as right]:
+            return _made(source, offset + more, [left, right], equation)
+        case "sub", [Affine(source, offset) as left, Affine(None, less) as right]:
+            return _made(source, offset - less, [left, right], equation)
+        case _, [Affine() as left, Affine() as right] if name in COMPARISONS:
+            return Comparison(name, left, right)
+    return None
+
+
+def _made(source: int | None, offset: int, operands: list[Affine], equation: Any) -> Affine | None:
+    """A new integer; None where it is no integer, or a constant that does not fit."""
+    if not is_integer(equation.outvars[0]):
+        return None
+    dtype = equation.outvars[0].aval.dtype
+    if source is None:
+        return Affine(None, offset) if in_range(offset, dtype) else None
+    via = tuple(entry for operand in operands for entry in operand.via)
+    return Affine(source, offset, (*via, (offset, dtype)))
+
+
+def known_integers(equation: Any, known: Mapping[Any, int]) -> list[int | None]:
+    """What is known of each operand, from literals and from ``known`` variables."""
+    return [integer(atom) if is_literal(atom) else known.get(atom) for atom in equation.invars]
+
+
+def trip_count(equation: Any, operands: list[int | None]) -> int | None:
+    """The number of turns of a ``while`` equation, given what is known of its operands; None where it is not proven."""
+    params = equation.params
+    n_condition, n_body = params["cond_nconsts"], params["body_nconsts"]
+    condition, body = without_constants(params["cond_jaxpr"]), without_constants(params["body_jaxpr"])
+    init = operands[n_condition + n_body :]
+
+    def fixed(values: list[int | None]) -> list[Value]:
+        return [None if value is None else Affine(None, value) for value in values]
+
+    def turn(state: list[Value]) -> list[Value]:
+        return follow(body, fixed(operands[n_condition : n_condition + n_body]) + state)
+
+    own = [Affine(i, 0) for i in range(len(init))]
+    same = [before.same(result) for result, before in zip(turn(list(own)), own, strict=True)]
+    state: list[Value] = [
+        Affine(None, value) if unchanged and value is not None else before
+        for unchanged, value, before in zip(same, init, own, strict=True)
+    ]
+    (test,) = follow(condition, fixed(operands[:n_condition]) + state)
+    if not isinstance(test, Comparison):
+        return None
+    if test.left.source is None:
+        test = Comparison(MIRRORED[test.name], test.right, test.left)
+    if test.left.source is None or test.right.source is not None:
+        return None
+    counter = test.left.source
+    step, start = turn(state)[counter], init[counter]
+    if not isinstance(step, Affine) or step.source != counter or start is None:
+        return None
+    turns = _count(test.name, start, step.offset, test.right.offset - test.left.offset)
+    if turns is None or not test.left.fits(*sorted((start, start + turns * step.offset))):
+        return None
+    last = start + max(turns - 1, 0) * step.offset  # that a turn starts from
+    return turns if turns == 0 or step.fits(*sorted((start, last))) else None
+
+
+def _count(name: str, start: int, step: int, bound: int) -> int | None:
+    """How often ``while i name bound: i += step`` turns from ``i = start``, without limits; None if it never ends."""
+    if name in ("gt", "ge"):  # downwards is upwards, mirrored
+        name, start, step, bound = MIRRORED[name], -start, -step, -bound
+    if name == "ne":
+        turns, rest = divmod(bound - start, step) if step else (0, bound - start)
+        return turns if rest == 0 and turns >= 0 else None
+    if name == "le":
+        bound += 1
+    if start >= bound:
+        return 0
+    return -((start - bound) // step) if step > 0 else None

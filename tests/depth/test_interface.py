@@ -1,0 +1,245 @@
+"""What goes in, what comes out, what is refused, and that nothing is executed."""
+
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import depth
+from tests.depth.cases import b, f, i, key, sines
+
+
+def affine(params, x):
+    return {"y": jnp.tanh(params["w"] @ x + params["b"]), "x": x, "none": None}
+
+
+PARAMS = {"w": f(8, 8), "b": f(8)}
+
+
+def never(*args):
+    raise AssertionError("nothing may be executed")
+
+
+@pytest.mark.parametrize(
+    ("params", "x"),
+    [
+        (PARAMS, f(8)),
+        ({"w": np.ones((8, 8), np.float32), "b": np.ones(8, np.float32)}, np.ones(8, np.float32)),
+        ({"w": jnp.ones((8, 8)), "b": jnp.ones(8)}, jnp.ones(8)),
+        ({"w": f(8, 8), "b": np.ones(8, np.float32)}, jnp.ones(8, jnp.float32)),
+    ],
+    ids=["abstract", "numpy", "jax", "mixed"],
+)
+def test_arguments_are_arrays_or_their_shapes(params, x):
+    cost = depth.analyze(affine, params, x)
+    assert cost.depth == 6  # dot over 8: 1 + 3; add 5, tanh 6
+    assert cost.by_output == {"y": 6, "x": 0, "none": None}
+    assert depth.serial_depth(affine, params, x) == 6
+    assert depth.by_output(affine, params, x) == cost.by_output
+
+
+@pytest.mark.parametrize("x", [1, 1.5, np.float32(2), True, 2j, key()], ids=repr)
+def test_arguments_may_be_scalars(x):
+    assert depth.serial_depth(lambda x: x, x) == 0
+    assert depth.by_output(lambda *args: args, x, f(3)) == (0, 0)
+
+
+def test_results_keep_their_structure():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class State:
+        first: object
+        second: object
+
+    got = depth.by_output(lambda x: [State(jnp.sin(x), x), (sines(x, 3),)], f(3))
+    assert isinstance(got[0], State)
+    assert (got[0].first, got[0].second, got[1]) == (1, 0, (3,))
+    assert depth.by_output(lambda x: sines(x, 2), f(3)) == 2
+    assert depth.by_output(lambda x: None, f(3)) is None
+    assert depth.by_output(lambda x: {}, f(3)) == {}
+
+
+def test_a_jaxpr_of_either_kind():
+    closed = jax.make_jaxpr(lambda x: jnp.sin(x) + np.arange(8.0))(jnp.ones(8))
+    assert depth.compute_depth(closed) == 2  # sin 1 + add 1
+    assert depth.compute_depth(getattr(closed, "jaxpr", closed)) == 2
+
+
+def test_methods_and_partial_functions():
+    class Model:
+        def __init__(self, scale):
+            self.scale = scale
+
+        def __call__(self, x):
+            return jnp.sin(x * self.scale)
+
+        def twice(self, x):
+            return self(self(x))
+
+    assert depth.serial_depth(Model(2.0), f(3)) == 2
+    assert depth.serial_depth(Model(2.0).twice, f(3)) == 4
+    assert depth.serial_depth(jax.tree_util.Partial(Model(2.0)), f(3)) == 2
+    assert depth.serial_depth(jax.jit(Model(2.0).twice), f(3)) == 4
+
+
+@pytest.mark.parametrize("function", [depth.analyze, depth.serial_depth, depth.by_output])
+@pytest.mark.parametrize("fn", [3, "sin", None, f(3)], ids=repr)
+def test_what_is_no_function_is_named(function, fn):
+    with pytest.raises(TypeError, match="fn must be a function"):
+        function(fn, f(8))
+
+
+@pytest.mark.parametrize("jaxpr", [3, "jaxpr", None, jnp.sin, f(3)], ids=["number", "text", "none", "function", "shape"])
+def test_what_is_no_jaxpr_is_named(jaxpr):
+    with pytest.raises(TypeError, match="Jaxpr"):
+        depth.compute_depth(jaxpr)
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "work", "traffic", "why"),
+    [
+        (lambda x: x, (f(8),), 0, 0, "nothing is done"),
+        (jnp.sin, (f(8),), 8, 64, "8 sines; reads and writes 8 of 4 bytes"),
+        (jnp.sin, (f(8, dtype="bfloat16"),), 8, 32, "8 sines; reads and writes 8 of 2 bytes"),
+        (jnp.sin, (f(8, dtype="float64"),), 8, 128, "8 sines; reads and writes 8 of 8 bytes"),
+        (lambda x, y: x * y, (f(8), f(8)), 8, 96, "8 products; three arrays of 32 bytes"),
+        (lambda x, y: jnp.sum(x * y), (f(8), f(8)), 15, 132, "8 products, 7 additions; 96 and 32 + 4 bytes"),
+        (lambda x: x.reshape(2, 4), (f(8),), 0, 64, "a move: no work; 32 bytes in, 32 out"),
+        (lambda x, y: x < y, (f(8), f(8)), 8, 72, "8 comparisons; 32 + 32 + 8 bytes"),
+        (lambda x: x.astype("float64"), (f(8),), 8, 96, "8 casts; 32 + 64 bytes"),
+        (lambda w, x: w @ x, (f(8, 8), f(8)), 128, 320, "2 for each of 64 elements; 256 + 32 + 32 bytes"),
+        (lambda x, y: x @ y, (f(4, 6), f(6, 5)), 240, 296, "2 * 4 * 6 * 5; 96 + 120 + 80 bytes"),
+        (jax.vmap(jnp.matmul), (f(9, 4, 6), f(9, 6, 5)), 2160, 2664, "9 times 240; 9 times 296 bytes"),
+        (lambda x: sines(x, 3), (f(8),), 24, 192, "3 times 8; 3 times 64 bytes"),
+        (jax.jit(jax.jit(jnp.sin)), (f(8),), 8, 64, "as without the calls"),
+        (lambda x: lax.scan(lambda x, _: (jnp.sin(x), None), x, length=9)[0], (f(8),), 72, 576, "9 times 8; 9 times 64 bytes"),
+        (lambda x: (sines(x, 9), jnp.sin(x))[1], (f(8),), 8, 64, "what no output needs is not done"),
+        (
+            lambda p, x: lax.cond(p, lambda x: sines(x, 3), jnp.sin, x),
+            (b(), f(8)),
+            25,
+            197,
+            "cast 1, the branch with more work 24; 1 + 4 and 3 * 64 bytes",
+        ),
+        (lambda n: n + n, (i(8),), 8, 96, "8 additions; three operands and results of 32 bytes"),
+    ],
+)
+def test_work_and_bytes(program, args, work, traffic, why):
+    cost = depth.analyze(program, *args)
+    assert (cost.work, cost.bytes) == (work, traffic), why
+
+
+def branched(w, x):
+    y = jnp.tanh(w @ x)
+    side = jnp.cos(x) * 2.0
+    for _ in range(3):
+        y = jnp.sin(y)
+    return jnp.sum(y * side)
+
+
+def test_the_critical_path_by_primitive_and_line():
+    cost = depth.analyze(branched, f(8, 8), f(8))
+    first = branched.__code__.co_firstlineno
+    got = {(row.primitive, row.location.line - first): (row.count, row.depth, row.work, row.bytes) for row in cost.critical_path}
+    assert got == {
+        ("dot_general", 1): (1, 4, 128, 320),  # 1 + 3
+        ("tanh", 1): (1, 1, 8, 64),
+        ("sin", 4): (3, 3, 24, 192),
+        ("mul", 5): (1, 1, 8, 96),
+        ("reduce_sum", 5): (1, 3, 7, 36),  # over 8
+    }
+    assert cost.depth == 12
+    assert (cost.critical_work, cost.critical_bytes) == (175, 708)
+    assert cost.work == 175 + 8 + 8  # beside the path a cosine and a product by 2
+    assert [row.depth for row in cost.critical_path] == sorted((row.depth for row in cost.critical_path), reverse=True)
+    assert {row.location.function for row in cost.critical_path} == {"branched"}
+    assert {row.location.file for row in cost.critical_path} == {__file__}
+
+
+def test_parallelism_is_work_for_each_unit_of_depth():
+    assert depth.analyze(lambda x: sines(x, 3), f(8)).parallelism == 8
+    assert depth.analyze(lambda x: x, f(8)).parallelism == 0
+
+
+def test_the_table_is_short_and_says_what_counts():
+    cost = depth.analyze(branched, f(8, 8), f(8))
+    lines = str(cost).splitlines()
+    assert len(lines) <= 20
+    assert lines[0].split() == ["depth", "12"]
+    assert str(cost.work) in lines[1]
+    assert max(map(len, lines)) <= 100
+    for row in cost.critical_path:
+        line = row.location.line
+        assert any(row.primitive in text and f"test_interface.py:{line}" in text for text in lines)
+
+
+def test_a_long_path_is_summed_up():
+    functions = [
+        jnp.sin,
+        jnp.cos,
+        jnp.tan,
+        jnp.tanh,
+        jnp.exp,
+        jnp.log,
+        jnp.sqrt,
+        jnp.abs,
+        jnp.floor,
+        jnp.ceil,
+        jnp.sign,
+        jnp.square,
+    ]
+    functions += [jnp.expm1, jnp.log1p, lax.erf, lax.rsqrt, lax.lgamma, lax.digamma, lax.logistic, lax.neg, lax.cbrt, jnp.arctan]
+
+    def program(x):
+        for function in functions:
+            x = function(x)
+        return x
+
+    cost = depth.analyze(program, f(8))
+    assert cost.depth == sum(row.depth for row in cost.critical_path) == len(functions)
+    assert len(str(cost).splitlines()) <= 20
+
+
+def test_a_cost_is_a_value():
+    first, second = (depth.analyze(branched, f(8, 8), f(8)) for _ in range(2))
+    assert first == second
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.depth = 3
+
+
+def test_nothing_is_executed():
+    def program(x):
+        jax.debug.callback(never, x)
+        return jax.pure_callback(never, x, x) + lax.while_loop(lambda x: x[0] < 1, lambda x: x * 1, x)
+
+    assert depth.analyze(program, f(8), trip_counts=10**9).depth > 10**9
+
+
+def test_nothing_is_allocated():
+    def program(x, w):
+        return jnp.sum(jnp.sin(x) + jnp.zeros(10**12, "float32")), jnp.sum(w @ w), lax.iota("int32", 2**31 - 1)
+
+    cost = depth.analyze(program, f(10**12), f(10**6, 10**6))
+    assert cost.by_output == (42, 61, 1)  # sin, add, 40 for 10^12; 1 + 20, 40 for 10^12; iota
+    assert cost.work > 2 * 10**18
+
+
+def test_thirty_thousand_equations_do_not_take_long():
+    def program(x):
+        for _ in range(10_000):
+            x = lax.mul(lax.add(lax.sin(x), x), x)
+        return x
+
+    jaxpr = jax.make_jaxpr(program)(f(8))
+    start = time.perf_counter()
+    assert depth.compute_depth(jaxpr) == 30_000
+    assert time.perf_counter() - start < 5  # 1 s on an idle core
+
+
+def test_the_public_names():
+    assert set(depth.__all__) >= {"analyze", "serial_depth", "compute_depth", "by_output", "Cost"}
+    assert all(hasattr(depth, name) for name in depth.__all__)

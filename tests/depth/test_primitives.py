@@ -1,0 +1,79 @@
+"""Every primitive of the installed jax has one class, and a new one is named here before a user meets it."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from depth.rules import RULES, classify
+from depth.structures import ENTERED
+
+# In a process of its own: which primitives exist depends on what was imported, and other tests make some of their own.
+# Instructions of one kind of device, which only its kernels know, are left out: inside `pallas_call` they are flagged.
+COLLECT = """
+import gc, importlib, json, pkgutil, sys
+import jax
+from jax.extend.core import Primitive
+
+DEVICES = ("mosaic", "triton", "tpu", "pallas.fuser", "einshape", "thunky")
+
+def private(name):
+    return any(part.startswith("_") for part in name.split("."))
+
+def of_devices(name):
+    return any(word in name for word in DEVICES)
+
+for module in pkgutil.walk_packages(jax.__path__, "jax.", onerror=lambda name: None):
+    if not private(module.name) and not of_devices(module.name) and not module.name.startswith("jax.tools"):
+        try:
+            importlib.import_module(module.name)
+        except ImportError:  # it needs what is not installed
+            pass
+homes = {}
+for name, module in list(sys.modules.items()):
+    for thing in list(vars(module).values()) if name.startswith("jax") else ():
+        if isinstance(thing, Primitive):
+            homes.setdefault(id(thing), []).append(name)
+primitives = [thing for thing in gc.get_objects() if isinstance(thing, Primitive)]
+kept = [thing for thing in primitives if not homes.get(id(thing)) or not all(map(of_devices, homes[id(thing)]))]
+print(json.dumps(sorted({thing.name for thing in kept})))
+"""
+
+
+@cache
+def found() -> list[str]:
+    command = [sys.executable, "-W", "ignore", "-c", COLLECT]
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_primitive_has_a_class():
+    assert len(found()) >= 286, "the search is broken: jax 0.10.2 has more primitives than this"
+    missing = [name for name in found() if name not in RULES and name not in ENTERED]
+    assert not missing, f"without a class in depth.rules or depth.structures: {', '.join(missing)}"
+
+
+def test_no_primitive_has_two_classes():
+    assert not RULES.keys() & ENTERED.keys()
+
+
+def test_what_everyone_uses_was_found():
+    assert {"add", "dot_general", "scan", "while", "cond", "jit", "pallas_call", "shard_map", "pure_callback"} <= set(found())
+
+
+@pytest.mark.parametrize("name", ["sin", "cumsum", "psum"])
+def test_a_second_class_is_refused(name):
+    with pytest.raises(ValueError, match=name):
+        classify(name, "move", lambda equation: 0, lambda equation: 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["pure_callback", "io_callback", "ffi_call", "svd", "eigh", "eig", "random_gamma", "dot_product_attention_fwd"]
+)
+def test_what_cannot_be_looked_into_is_a_lower_bound(name):
+    assert RULES[name].bound

@@ -1,0 +1,176 @@
+"""What cannot be known makes the answer a lower bound that says so, and never a silent 0."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.core import ShapedArray
+from jax.experimental import io_callback
+from jax.extend.core import Primitive
+
+import depth
+from tests.depth.cases import Case, check, f, key, sines
+
+home_made = Primitive("home_made")
+home_made.def_abstract_eval(lambda x: ShapedArray(x.shape, x.dtype))
+home_made_pair = Primitive("home_made_pair")
+home_made_pair.multiple_results = True
+home_made_pair.def_abstract_eval(lambda x, y: (ShapedArray(x.shape, x.dtype), ShapedArray(y.shape, y.dtype)))
+
+
+def never(*args):
+    raise AssertionError("nothing may be executed")
+
+
+def own(x):
+    return home_made.bind(x)
+
+
+def callback(x):
+    return jax.pure_callback(never, x, x)
+
+
+def foreign(x):
+    return jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+def inside_scan(fn):
+    return lambda x: lax.scan(lambda x, _: (fn(x), None), x, length=5)[0]
+
+
+def inside_cond(fn):
+    return lambda x: lax.cond(jnp.sum(x) > 0, fn, jnp.sin, x)
+
+
+def inside_while(fn):
+    return lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, fn(s[1])), (0, x))[1]
+
+
+def inside_derivative(fn):
+    @jax.custom_jvp
+    def wrapped(x):
+        return fn(x)
+
+    wrapped.defjvp(lambda primals, tangents: (wrapped(*primals), *tangents))
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "primitive", "at_least", "why"),
+    [
+        (callback, (f(8),), "pure_callback", 1, "something is done: 1"),
+        (lambda x: callback(sines(x, 3)), (f(8),), "pure_callback", 4, "3 and at least 1"),
+        (lambda x: jnp.sin(callback(x)), (f(8),), "pure_callback", 2, "at least 1, sin 1"),
+        (lambda x: io_callback(never, x, x), (f(8),), "io_callback", 1, "something is done: 1"),
+        (lambda x: io_callback(never, x, x, ordered=True), (f(8),), "io_callback", 1, "something is done: 1"),
+        (foreign, (f(8),), "ffi_call", 1, "something is done: 1"),
+        (own, (f(8),), "home_made", 1, "something is done: 1"),
+        (lambda x: jnp.sin(own(sines(x, 2))), (f(8),), "home_made", 4, "2, at least 1, sin 1"),
+        (lambda x, y: home_made_pair.bind(sines(x, 2), y), (f(8), f(3)), "home_made_pair", 3, "2 and at least 1"),
+        (lambda x: lax.linalg.svd(x, compute_uv=False), (f(4, 4),), "svd", 4, "depends on 16 elements: a tree over 16"),
+        (lambda x: lax.linalg.eigh(x, symmetrize_input=False), (f(8, 8),), "eigh", 6, "depends on 64 elements: a tree over 64"),
+        (lambda x: lax.linalg.schur(x), (f(4, 4),), "schur", 4, "depends on 16 elements: a tree over 16"),
+        (lambda k: jax.random.gamma(k, jnp.float32(2), (3,)), (key(),), "random_gamma", 1, "draws at least once"),
+        (jax.jit(callback), (f(8),), "pure_callback", 1, "seen through a call"),
+        (jax.jit(jax.jit(own)), (f(8),), "home_made", 1, "seen through two calls"),
+        (jax.checkpoint(own), (f(8),), "home_made", 1, "seen through remat"),
+        (inside_derivative(callback), (f(8),), "pure_callback", 1, "seen through custom_jvp"),
+        (inside_scan(callback), (f(8),), "pure_callback", 5, "5 turns of at least 1"),
+        (inside_scan(own), (f(8),), "home_made", 5, "5 turns of at least 1"),
+        (inside_cond(own), (f(8),), "home_made", 6, "sum 3, gt 4, cast 5, at least 1"),
+        (inside_while(own), (f(8),), "home_made", 7, "3 turns of at least 1: predicate 2 * 3 + 1"),
+        (lambda x: lax.map(callback, x), (f(4, 8),), "pure_callback", 1, "rows side by side: at least 1"),
+    ],
+)
+def test_a_flagged_lower_bound(program, args, primitive, at_least, why):
+    cost = depth.analyze(program, *args)
+    assert cost.depth >= at_least, why
+    assert not cost.exact
+    assert [unknown.primitive for unknown in cost.unknown] == [primitive]
+    assert cost.unknown[0].reason
+    assert cost.unknown[0].location.file.endswith(".py")
+    assert primitive in str(cost)
+    assert ">=" in str(cost)
+    assert sum(row.depth for row in cost.critical_path) == cost.depth
+
+
+def test_where_it_is_unknown_is_told():
+    def program(x):
+        return sines(x, 2) + callback(x)
+
+    (unknown,) = depth.analyze(program, f(8)).unknown
+    line = callback.__code__.co_firstlineno + 1
+    assert (unknown.location.line, unknown.location.function) == (line, "callback")
+    assert f"test_unknown.py:{line}" in str(unknown)
+
+
+def test_one_line_is_told_once():
+    cost = depth.analyze(lambda x: callback(callback(x)), f(8))
+    assert len(cost.unknown) == 1
+    assert cost.depth == 2
+
+
+def test_several_are_all_told():
+    cost = depth.analyze(lambda x: foreign(callback(own(x))), f(8))
+    assert {unknown.primitive for unknown in cost.unknown} == {"ffi_call", "pure_callback", "home_made"}
+    assert cost.depth == 3
+
+
+def test_dead_unknowns_are_of_no_concern():
+    check(Case("dead", lambda x: (own(x), jnp.sin(x))[1], (f(8),), 1, "sin 1; the other is not used"))
+
+
+def printing(x):
+    jax.debug.print("x is {}", sines(x, 5))
+    return jnp.sin(x)
+
+
+def calling_back(x):
+    jax.debug.callback(never, sines(x, 5))
+    return jnp.sin(x)
+
+
+@pytest.mark.parametrize("program", [printing, calling_back, jax.jit(printing)], ids=["print", "callback", "jit"])
+def test_what_returns_nothing_leaves_the_depth_exact(program):
+    check(Case("effect", program, (f(8),), 1, "no output waits for what is printed: sin 1"))
+
+
+def test_an_exact_answer_says_nothing_of_bounds():
+    assert ">=" not in str(depth.analyze(jnp.sin, f(8)))
+
+
+def test_a_reference_written_in_a_loop_is_right_or_flagged():
+    def program(x):
+        ref = jax.new_ref(x)
+        lax.fori_loop(0, 10, lambda _, none: ref.set(jnp.sin(ref[...])), None)
+        return ref[...]
+
+    cost = depth.analyze(program, f(8))  # each turn reads what the one before wrote: 10
+    assert (cost.exact, cost.depth) == (True, 10) or (not cost.exact and cost.depth <= 10)
+
+
+def test_a_reference_written_in_a_branch_is_right_or_flagged():
+    def program(p, x):
+        ref = jax.new_ref(x)
+
+        def write():
+            ref[...] = sines(ref[...], 3)
+
+        lax.cond(p, write, lambda: None)
+        return ref[...]
+
+    cost = depth.analyze(program, jax.ShapeDtypeStruct((), "bool"), f(8))  # cast of the index 1, sines 3
+    assert (cost.exact, cost.depth) == (True, 4) or (not cost.exact and cost.depth <= 4)
+
+
+def test_sparse_products_are_flagged():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sparse = pytest.importorskip("jax.experimental.sparse", exc_type=ImportError)
+        matrix = sparse.BCOO.fromdense(np.eye(8, dtype=np.float32))
+    cost = depth.analyze(lambda x: matrix @ x, f(8))
+    assert not cost.exact
+    assert "bcoo_dot_general" in {unknown.primitive for unknown in cost.unknown}
