@@ -41,6 +41,8 @@ lint: $(STAMP)
 bench: $(STAMP)
 	@$(PY) -m experiments recurrence --keep recurrence
 	@$(PY) -m experiments gradients
+	@$(PY) -m experiments analysis --keep analysis
+	@$(PY) -m experiments prediction --keep prediction
 
 # Away from the checkout, so that what is missing from the wheel is missed.
 package: $(STAMP)
@@ -48,7 +50,7 @@ package: $(STAMP)
 	@$(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir dist .
 	@$(PY) -m venv --clear build/wheel
 	@build/wheel/bin/pip install -qq --disable-pip-version-check dist/*.whl
-	@cd build/wheel && bin/python -I -W error -c 'import deeppcr; print("imported", deeppcr.__file__)'
+	@cd build/wheel && bin/python -I -W error -c 'import deeppcr, depth; print("imported", deeppcr.__file__, depth.__file__)'
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis digits.png

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,7 +10,6 @@ import jax
 from depth.cost import Cost, Operations
 from depth.graph import Node, explain
 from depth.jaxprs import Location, without_constants
-from depth.kernels import Kernels
 from depth.maxplus import Algebra
 from depth.reader import Reader, TripCounts, matches
 from depth.rules import RULES, elements, traffic
@@ -48,11 +48,7 @@ def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) 
     jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
     cost = analyze_jaxpr(jaxpr, trip_counts=trip_counts)
     by_output = jax.tree.unflatten(jax.tree.structure(shapes), cost.by_output)
-    return _replace(cost, by_output)
-
-
-def _replace(cost: Cost, by_output: Any) -> Cost:
-    return Cost(cost.depth, cost.work, cost.bytes, by_output, cost.critical_path, cost.unknown, cost.program)
+    return replace(cost, by_output=by_output)
 
 
 def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
@@ -69,7 +65,7 @@ def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
     depths = tuple(max(ready[slot], 0) for slot in block.outputs)
     latest = max(range(len(depths)), key=depths.__getitem__, default=None)
     path = () if latest is None else _critical_path(explain(algebra, block, latest))
-    return Cost(max(depths, default=0), *block.totals, depths, path, tuple(reader.unknown), Kernels().program(block))
+    return Cost(max(depths, default=0), *block.totals, depths, path, tuple(reader.unknown), block)
 
 
 def compute_depth(jaxpr: Any) -> int:

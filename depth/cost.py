@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from depth.graph import Block
 from depth.jaxprs import Location
+from depth.kernels import Kernels, Program
 from depth.reader import Unknown
 from depth.report import count
 
@@ -46,7 +49,7 @@ class Cost:
     by_output: Any
     critical_path: tuple[Operations, ...]
     unknown: tuple[Unknown, ...]
-    program: Any = field(repr=False, compare=False, default=None)
+    graph: Block = field(repr=False, compare=False)
 
     @property
     def exact(self) -> bool:
@@ -67,6 +70,11 @@ class Cost:
     def parallelism(self) -> float:
         """Work for each unit of depth: how many processors could be kept busy."""
         return self.work / max(self.depth, 1)
+
+    @cached_property
+    def program(self) -> Program:
+        """The program as kernels and loops, as `depth.predict` takes it."""
+        return Kernels().program(self.graph)
 
     def __str__(self) -> str:
         """The score, the critical path by primitive and source line, and what could not be known."""

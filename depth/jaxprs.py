@@ -1,6 +1,7 @@
 """Reading jaxprs through what jax makes public: programs inside equations, literals, references, source lines."""
 
 import os
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -27,10 +28,15 @@ NOWHERE = Location("", 0, "")
 def location(equation: Any, caller: Location = NOWHERE) -> Location:
     """The innermost line outside jax and this package that led to ``equation``; where jax kept none, ``caller``."""
     traceback = equation.source_info.traceback
-    for frame in traceback.frames if traceback else ():
+    return (_innermost(traceback) if traceback else None) or caller
+
+
+@lru_cache(maxsize=1024)  # equations of one line have equal tracebacks
+def _innermost(traceback: Any) -> Location | None:
+    for frame in traceback.frames:
         if not frame.file_name.startswith((_JAX, *_OURS, "<frozen")):
             return Location(frame.file_name, frame.line_num, frame.function_name)
-    return caller
+    return None
 
 
 def without_constants(jaxpr: Any) -> Any:

@@ -140,7 +140,7 @@ def test_importing_changes_no_configuration_and_starts_no_device() -> None:
     program = """
 import jax
 before = dict(jax.config.values)
-import deeppcr
+import deeppcr, depth
 changed = {key for key, value in jax.config.values.items() if key in before and value != before[key]}
 assert not changed, changed
 """
