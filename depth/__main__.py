@@ -36,13 +36,18 @@ DTYPES = {
 
 
 def argument(text: str) -> jax.ShapeDtypeStruct:
-    """``f32[8,16]`` as an argument."""
-    found = re.fullmatch(r"(\w+)\[([\d,\s]*)\]", text.strip())
+    """``f32[8,16]`` as an argument without values."""
+    found = re.fullmatch(r"(\w+)\[((\s*\d+\s*(,\s*\d+\s*)*)?)\]", text.strip())
     if not found or found[1] not in DTYPES:
         raise argparse.ArgumentTypeError(f"{text!r} is no type such as f32[8,16]; dtypes: {', '.join(DTYPES)}")
-    if found[1] in ("f64", "i64", "u64", "c128"):
-        jax.config.update("jax_enable_x64", True)
     return jax.ShapeDtypeStruct(tuple(int(size) for size in found[2].split(",") if size.strip()), DTYPES[found[1]])
+
+
+def turns(text: str) -> int:
+    """A whole number, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number >= 0")
+    return int(text)
 
 
 def function(text: str) -> Callable[..., Any]:
@@ -50,22 +55,12 @@ def function(text: str) -> Callable[..., Any]:
     place, separator, name = text.rpartition(":")
     if not separator:
         raise argparse.ArgumentTypeError(f"{text!r} names no function: file.py:function or package.module:function")
-    if place.endswith(".py"):
-        if not Path(place).is_file():
-            raise argparse.ArgumentTypeError(f"there is no file {place!r}")
-        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, str(Path(place).resolve().parent))
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise argparse.ArgumentTypeError(f"{place!r} cannot be imported: {error}") from error
-    found = module
+    if place.endswith(".py") and not Path(place).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {place!r}")
+    try:
+        found = _load(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:  # whatever running the user's file raises
+        raise argparse.ArgumentTypeError(f"{text!r}: {place!r} cannot be imported: {type(error).__name__}: {error}") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise argparse.ArgumentTypeError(f"{place} has no {name!r}")
@@ -75,6 +70,17 @@ def function(text: str) -> Callable[..., Any]:
     return found
 
 
+def _load(path: Path) -> Any:
+    """The module in a file, which may import its neighbours."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
+    sys.path.insert(0, str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    return module
+
+
 def model(name: str) -> Device:
     """A device by its name; "here" for the one at hand."""
     return calibrate() if name == "here" else devices[name]
@@ -82,27 +88,40 @@ def model(name: str) -> Device:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
+    path, x64 = list(sys.path), jax.config.read("jax_enable_x64")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        _main(argv)
+    finally:
+        sys.path[:] = path
+        jax.config.update("jax_enable_x64", x64)
+
+
+def _main(argv: Sequence[str] | None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m depth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("function", nargs="?", type=function, help="file.py:function or package.module:function")
     parser.add_argument("arguments", nargs="*", type=argument, help="types of its arguments, as f32[8,16]")
     parser.add_argument("--example", choices=EXAMPLES, help="a program that comes with the package")
-    parser.add_argument("--trip-counts", type=int, metavar="N", help="how often while loops turn that do not say it")
+    parser.add_argument("--trip-counts", type=turns, metavar="N", help="how often while loops turn that do not say it")
     parser.add_argument("--device", choices=["here", *devices], metavar="NAME", help=f"here, {', '.join(devices)}")
     parser.add_argument("--calibrate", action="store_true", help="measure this machine anew, and keep the result")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     if not (options.function or options.example or options.calibrate):
         parser.error("give a function, --example or --calibrate")
     if options.function and options.example:
         parser.error("give a function or --example, not both")
     if options.calibrate:
         print(device_table(calibrate(refresh=True)))
-        print(f"kept in {cache_file()}")
+        if cache_file().exists():
+            print(f"kept in {cache_file()}")
     if options.example:
         program, args = EXAMPLES[options.example]()
         print(EXAMPLES[options.example].__doc__, end="\n\n")
     elif options.function:
+        if any(given.dtype.name in ("float64", "int64", "uint64", "complex128") for given in options.arguments):
+            jax.config.update("jax_enable_x64", True)
         program, args = options.function, tuple(options.arguments)
     else:
         return

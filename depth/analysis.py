@@ -1,7 +1,8 @@
 """From a function to its `Cost`: trace it, read the jaxpr as a graph, and find the latest output and what made it late."""
 
+import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,12 +44,22 @@ def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) 
     References:
         The rules are those of google-deepmind/serial_depth; loops and branches are exact here.
     """
-    if not callable(fn):
-        raise TypeError(f"fn must be a function, but it is {type(fn).__name__}: {fn!r}")
-    jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-    cost = analyze_jaxpr(jaxpr, trip_counts=trip_counts)
-    by_output = jax.tree.unflatten(jax.tree.structure(shapes), cost.by_output)
-    return replace(cost, by_output=by_output)
+    (cost,) = analyze_all((fn,), args, trip_counts)
+    return cost
+
+
+def analyze_all(fns: Sequence[Callable[..., Any]], args: Sequence[Any], trip_counts: TripCounts = None) -> list[Cost]:
+    """As `analyze`, of several functions of the same arguments; each line in ``trip_counts`` has to be of one of them."""
+    costs, loops = [], set[Location]()
+    for fn in fns:
+        if not callable(fn):
+            raise TypeError(f"fn must be a function, but it is {type(fn).__name__}: {fn!r}")
+        jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        cost, found = _analyze(without_constants(jaxpr), trip_counts)
+        costs.append(replace(cost, by_output=jax.tree.unflatten(jax.tree.structure(shapes), cost.by_output)))
+        loops |= found
+    _check_lines(trip_counts, loops)
+    return costs
 
 
 def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
@@ -56,16 +67,22 @@ def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
     proper = without_constants(jaxpr)
     if not hasattr(proper, "eqns"):
         raise TypeError(f"jaxpr must be a Jaxpr or ClosedJaxpr, as of jax.make_jaxpr, but it is {type(jaxpr).__name__}")
+    cost, loops = _analyze(proper, trip_counts)
+    _check_lines(trip_counts, loops)
+    return cost
+
+
+def _analyze(jaxpr: Any, trip_counts: TripCounts) -> tuple[Cost, set[Location]]:
+    """The cost, and the lines of while loops whose turns are not proven."""
     _check_trip_counts(trip_counts)
     reader = Reader(trip_counts)
-    block = reader.block(proper)
-    _check_lines(trip_counts, reader)
+    block = reader.block(jaxpr)
     algebra = Algebra.up_to(block.longest)
     ready = block.ready(algebra, [0] * (block.inputs + 1))
     depths = tuple(max(ready[slot], 0) for slot in block.outputs)
     latest = max(range(len(depths)), key=depths.__getitem__, default=None)
     path = () if latest is None else _critical_path(explain(algebra, block, latest))
-    return Cost(max(depths, default=0), *block.totals, depths, path, tuple(reader.unknown), block)
+    return Cost(max(depths, default=0), *block.totals, depths, path, tuple(reader.unknown), block), set(reader.loops)
 
 
 def compute_depth(jaxpr: Any) -> int:
@@ -115,10 +132,8 @@ def _check_trip_counts(trip_counts: Any) -> None:
             raise ValueError(f"a number of turns must be a whole number >= 0, but for {key!r} it is {turns!r}")
 
 
-def _check_lines(trip_counts: Any, reader: Reader) -> None:
-    if not isinstance(trip_counts, Mapping):
-        return
-    for key in trip_counts:
-        if not any(matches(key, where) for where in reader.loops):
-            lines = ", ".join(sorted(str(where) for where in reader.loops)) or "none"
+def _check_lines(trip_counts: Any, loops: set[Location]) -> None:
+    for key in trip_counts if isinstance(trip_counts, Mapping) else ():
+        if not any(matches(key, where) for where in loops):
+            lines = ", ".join(sorted(f"{os.path.basename(where.file)}:{where.line}" for where in loops)) or "none"
             raise ValueError(f"trip_counts names {key!r}, where no while loop needs it; those that do: {lines}")

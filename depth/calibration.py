@@ -21,7 +21,8 @@ from jax import Array, lax
 from depth.device import Device
 
 SECONDS = 15.0  # when this much has passed, what is left is measured by fewer calls
-VERSION = 5  # of the measurement: files of another one are not read
+VERSION = 6  # of the measurement: files of another one are not read
+FLOAT = "float32"  # of all that is measured but products
 
 Step = Callable[[Array], Array]
 
@@ -60,13 +61,13 @@ def calibrate(*, refresh: bool = False) -> Device:
 def measure() -> Device:
     """The model of jax's default device, measured now."""
     clock = _Clock()
-    one = jnp.ones(8)
+    one = jnp.ones(8, FLOAT)
     call = clock.seconds(lambda x: x * 0.5 + 1, one)
 
     # A loop with one kernel, then with two more of a kind: a reduction ends a kernel, a product is one.
     thin = clock.turn(_thin, one, 4000)
-    weights = jnp.eye(16)
-    vector, matrix = jnp.ones(16), jnp.ones((8, 16))
+    weights = jnp.eye(16, dtype=FLOAT)
+    vector, matrix = jnp.ones(16, FLOAT), jnp.ones((8, 16), FLOAT)
     reduced = clock.turn(lambda x: _thin(_reduced(x)), one, 4000)
     beside = clock.turn(lambda x: _reduced(_reduced(_reduced(x @ weights))), matrix, 1000)
     step = {
@@ -88,7 +89,7 @@ def measure() -> Device:
         if dtype != "float64" or jax.config.read("jax_enable_x64"):
             square = jnp.eye(256, dtype=dtype)
             rates[dtype] = 2 * 64 * 256**2 / clock.turn(_product(square), square[:64], 64)
-    page = jnp.ones(1 << 13)
+    page = jnp.ones(1 << 13, FLOAT)
     rows = page.reshape(-1, 16)
     vector_rates = {
         "arithmetic": 16 * page.size / clock.turn(_polynomial, page, 200),
@@ -97,7 +98,9 @@ def measure() -> Device:
         "cumulative": page.size * 13 / clock.turn(jnp.cumsum, page, 100),
         "move": 6 * page.size / clock.turn(_columns, page.reshape(-1, 4), 100),
     }
-    memory_rates = {2 * 4 << k: (2 * 4 << k) / clock.turn(_thin, jnp.ones(1 << k), 1 << max(1, 23 - k)) for k in range(16, 25, 2)}
+    memory_rates = {
+        2 * 4 << k: (2 * 4 << k) / clock.turn(_thin, jnp.ones(1 << k, FLOAT), 1 << max(1, 23 - k)) for k in range(16, 25, 2)
+    }
     bandwidth, cache_bandwidth = memory_rates[max(memory_rates)], memory_rates[min(memory_rates)]
     return Device(
         name=f"{jax.devices()[0].device_kind}, {cores()} cores, as measured",
@@ -211,12 +214,15 @@ def _read(path: Path) -> Device | None:
 
 def _write(path: Path, device: Device) -> None:
     """Keep ``device`` in ``path``, whole or not at all."""
-    kept = {name: dict(value) if hasattr(value, "items") else value for name, value in vars(device).items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".calibration-", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(kept, file, indent=1)
-        os.replace(temporary, path)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(vars(device), file, indent=1)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
     except OSError as error:
         print(f"depth.calibrate: the measurement is not kept, since {path.parent}: {error.strerror}", file=sys.stderr)

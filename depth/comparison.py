@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
-from depth.analysis import analyze
+from depth.analysis import analyze_all
 from depth.cost import Cost, reasons
 from depth.device import Device, find_device
 from depth.prediction import predict
@@ -33,19 +34,19 @@ class Comparison:
     @property
     def depth_speedup(self) -> float:
         """How many times shallower the parallel program is: the speedup of unlimited processors."""
-        return self.sequential.depth / max(self.parallel.depth, 1)
+        return _ratio(self.sequential.depth, max(self.parallel.depth, 1) if self.sequential.depth else self.parallel.depth)
 
     @property
     def work_ratio(self) -> float:
         """How many times the work of the sequential program the parallel one does."""
-        return self.parallel.work / max(self.sequential.work, 1)
+        return _ratio(self.parallel.work, max(self.sequential.work, 1) if self.parallel.work else self.sequential.work)
 
     @property
     def predicted_speedup(self) -> float | None:
         """How many times faster the parallel program is on the device; below 1 it is slower."""
         if self.sequential_seconds is None or self.parallel_seconds is None:
             return None
-        return self.sequential_seconds / self.parallel_seconds
+        return _ratio(self.sequential_seconds, self.parallel_seconds)
 
     @property
     def exact(self) -> bool:
@@ -71,6 +72,11 @@ class Comparison:
         return "\n".join(lines + reasons(tuple(dict.fromkeys((*a.unknown, *b.unknown)))))
 
 
+def _ratio(a: float, b: float) -> float:
+    """How many times b a is; 1 for nothing of nothing."""
+    return a / b if b else (inf if a else 1.0)
+
+
 def compare(
     sequential_fn: Callable[..., Any],
     parallel_fn: Callable[..., Any],
@@ -85,7 +91,7 @@ def compare(
         parallel_fn: Another, which should compute the same.
         *args: What both are called with: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
         device: A `Device`, as `depth.calibrate` returns it, or the name of one of `depth.devices`; None for no times.
-        trip_counts: As in `analyze`.
+        trip_counts: As in `analyze`; a source line may be of either program.
 
     Returns:
         The `Comparison`; printed, a table.
@@ -102,8 +108,7 @@ def compare(
         True
     """
     model = None if device is None else find_device(device)
-    sequential = analyze(sequential_fn, *args, trip_counts=trip_counts)
-    parallel = analyze(parallel_fn, *args, trip_counts=trip_counts)
+    sequential, parallel = analyze_all((sequential_fn, parallel_fn), args, trip_counts)
     if model is None:
         return Comparison(sequential, parallel)
     return Comparison(sequential, parallel, model, predict(sequential, model), predict(parallel, model))

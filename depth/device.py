@@ -8,6 +8,7 @@ device at hand, `calibrate` measures them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
@@ -53,15 +54,21 @@ class Device:
 
     def __post_init__(self) -> None:
         for name in ("rates", "vector_rates", "step_latencies"):
-            object.__setattr__(self, name, dict(getattr(self, name)))
+            figures = getattr(self, name)
+            if not isinstance(figures, Mapping):
+                raise ValueError(f"{name} of {self.name} must map names to numbers, but it is {figures!r}")
+            object.__setattr__(self, name, dict(figures))
         if not self.rates:
             raise ValueError(f"rates of {self.name} must name a dtype at least, but they are empty")
         for entry in fields(self):
             value = getattr(self, entry.name)
-            amounts = value.values() if isinstance(value, Mapping) else [value] if isinstance(value, float | int) else []
-            for amount in amounts:
-                if amount < 0 or (amount == 0 and entry.name in ("rates", "vector_rates", "bandwidth")):
-                    raise ValueError(f"{entry.name} of {self.name} must be positive, but it is {value}")
+            if entry.name in ("name", "source") or (entry.name == "cache_bandwidth" and value is None):
+                continue
+            never_zero = entry.name in ("rates", "vector_rates", "bandwidth", "cache_bandwidth")
+            for amount in value.values() if isinstance(value, dict) else [value]:
+                real = isinstance(amount, Real) and not isinstance(amount, bool)
+                if not real or not amount >= 0 or (never_zero and not amount > 0):
+                    raise ValueError(f"{entry.name} of {self.name} must be positive, but it is {value!r}")
 
     def rate(self, dtype: str) -> float:
         """Operations a second in products of ``dtype``; where it has none of its own, that of float32 or the nearest."""

@@ -182,8 +182,26 @@ class Kernels:
 def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     """The kernels of a straight line of nodes."""
     cuts = Counter(slot for node in nodes if node.equation.primitive.name in CUTS | REORDERS for slot in set(node.operands))
-    stage: dict[int, int] = {}  # of a slot: how many kernels of their own lie before it
-    maker: dict[int, int] = {}
+    kinds = [_kind(node) for node in nodes]
+    maker = {slot: k for k, node in enumerate(nodes) for slot in node.results}
+    readers: dict[int, set[int]] = {}
+    for k, node in enumerate(nodes):
+        for slot in node.operands:
+            readers.setdefault(slot, set()).add(k)
+    returned = set(outputs)
+
+    # A node's stage: how many kernels of their own lie before it on the longest way; then as late as its readers allow.
+    stage: list[int] = []
+    after: dict[int, int] = {}
+    for node, kind in zip(nodes, kinds, strict=True):
+        stage.append(max((after.get(slot, 0) for slot in node.operands), default=0))
+        after.update({slot: stage[-1] + (kind not in FUSED or cuts[slot] > 1) for slot in node.results})
+    for k in reversed(range(len(nodes))):
+        results = nodes[k].results
+        waiting = set[int]().union(*(readers.get(slot, ()) for slot in results))
+        if kinds[k] in FUSED and waiting and not any(slot in returned or cuts[slot] > 1 for slot in results):
+            stage[k] = max(stage[k], min(stage[reader] for reader in waiting))
+
     group = list(range(len(nodes)))
 
     def root(k: int) -> int:
@@ -193,30 +211,16 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
         return k
 
     for k, node in enumerate(nodes):
-        kind = _kind(node)
-        before = max((stage.get(slot, 0) for slot in node.operands), default=0)
-        alone = kind not in FUSED and kind != "reduction"
-        joined = [
-            maker[slot]
-            for slot in node.operands
-            if not alone and slot in maker and stage[slot] == before and cuts[slot] <= 1 and _kind(nodes[maker[slot]]) in FUSED
-        ]
-        for other in joined:
-            group[root(other)] = root(k)
-        # What follows a kernel of its own, or a reduction, is in a later stage, as is such a kernel itself.
-        ends = alone or kind == "reduction"
-        for slot in node.results:
-            stage[slot], maker[slot] = before + (ends or cuts[slot] > 1), k
+        for slot in node.operands if kinds[k] in FUSED or kinds[k] == "reduction" else ():
+            made = maker.get(slot)
+            if made is not None and kinds[made] in FUSED and stage[made] == stage[k] and cuts[slot] <= 1:
+                group[root(made)] = root(k)
 
     members: dict[int, list[int]] = {}
     for k, node in enumerate(nodes):
         if node.transfer is None:
             members.setdefault(root(k), []).append(k)
-    read_by: dict[int, set[int]] = {}
-    for k, node in enumerate(nodes):
-        for slot in node.operands:
-            read_by.setdefault(slot, set()).add(root(k))
-    returned = set(outputs)
+    read_by = {slot: {root(reader) for reader in found} for slot, found in readers.items()}
     for leader, inside in members.items():
         kernel = _kernel([nodes[k] for k in inside], leader, read_by, returned)
         if kernel:
@@ -230,8 +234,8 @@ def _kind(node: Node) -> str:
 
 def _kernel(nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: set[int]) -> Kernel | None:
     """The kernel of the nodes that are computed together; None if nothing is computed or moved, or only an index."""
-    results = [variable for node in nodes for variable in node.equation.outvars]
-    if all(node.equation.primitive.name in FREE for node in nodes) or all(map(_is_index, results)):
+    atoms = [atom for node in nodes for atom in (*node.equation.invars, *node.equation.outvars)]
+    if all(node.equation.primitive.name in FREE for node in nodes) or all(map(_is_index, atoms)):
         return None
     made = {slot for node in nodes for slot in node.results}
     read: dict[Any, int] = {}
@@ -284,7 +288,7 @@ def _is_straight(equation: Any) -> bool:
 
 
 def _is_index(variable: Any) -> bool:
-    """Whether a result is one integer or truth value, which a loop keeps beside its kernels."""
+    """Whether something is one integer or truth value, which a loop keeps beside its kernels."""
     dtype = getattr(variable.aval, "dtype", None)
     return size(variable) == 1 and getattr(dtype, "kind", "") in "iub"
 

@@ -11,7 +11,7 @@ def count(value: float) -> str:
 def seconds(value: float) -> str:
     """A time with its unit: 1.23 ms."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= size:
+        if value >= 0.9995 * size:
             return f"{value / size:.3g} {unit}"
     return f"{value / 1e-9:.3g} ns"
 

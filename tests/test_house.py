@@ -22,6 +22,8 @@ FLOORS = {
     "__init__": 5,
     "diffusion": 5,
     "optim": 5,
+    "stack": 5,
+    "delay": 5,
     "api": 4,
     "plan": 3,
     "newton": 2,

@@ -1,0 +1,339 @@
+"""``python -m depth``: what it prints of examples, functions and this machine, and what it says of bad input."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import depth
+from depth import calibration
+from depth.__main__ import DTYPES, argument, main
+from depth.examples import EXAMPLES
+from depth.report import device_table
+
+ROOT = Path(__file__).parents[2]
+MODEL = '''
+import jax
+import jax.numpy as jnp
+from helper_of_the_model import scale
+
+
+class Model:
+    @staticmethod
+    def step(w, x):
+        return jnp.tanh(w @ x)
+
+
+def step(w, x):
+    """Depth 1 + 3 + 1."""
+    return jnp.tanh(w @ x)
+
+
+def sines(x):
+    return scale(jnp.sin(jnp.sin(x)))
+
+
+def until(x):
+    return jax.lax.while_loop(lambda x: x[0] < 9, lambda x: x * 2, x)
+
+
+def nothing():
+    return jnp.zeros(3)
+
+
+weights = 3
+'''
+DEVICE = depth.Device(
+    "the one at hand", kernel_latency=1.0, loop_latency=1.0, turn_latency=1.0, rates={"float32": 1e9}, bandwidth=1e9, memory=1e9
+)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A folder with a file and a module in it; what a run changes of the interpreter is put back."""
+    for name in ("model_file.py", "model_module.py", "inside/model_inside.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(MODEL)
+        Path(path.parent, "helper_of_the_model.py").write_text("def scale(x):\n    return x * 2\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    known, path, x64 = set(sys.modules), list(sys.path), jax.config.read("jax_enable_x64")
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if "model" in name:
+            del sys.modules[name]
+    sys.path[:] = path
+    jax.config.update("jax_enable_x64", x64)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    calls = []
+    monkeypatch.setattr(calibration, "measure", lambda: calls.append(1) or DEVICE.replace(call_latency=float(len(calls))))
+    return calls
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs it, and hands back what is printed."""
+
+    def run(*argv):
+        main(list(argv))
+        output = capsys.readouterr()
+        assert output.err == ""
+        return output.out
+
+    return run
+
+
+@pytest.fixture
+def fails(capsys):
+    """Runs it, and hands back what it complains of."""
+
+    def fails(*argv):
+        with pytest.raises(SystemExit) as stopped:
+            main(list(argv))
+        assert stopped.value.code == 2
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert "usage: python -m depth" in output.err
+        return output.err.splitlines()[-1]
+
+    return fails
+
+
+def depth_in(text):
+    """The depth that is printed."""
+    (found,) = re.findall(r"^depth +(?:>= )?([\d,]+)$", text, re.MULTILINE)
+    return int(found.replace(",", ""))
+
+
+# -- examples -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples(run, name):
+    fn, args = EXAMPLES[name]()
+    cost = depth.analyze(fn, *args)
+    text = run("--example", name)
+    assert cost.exact
+    assert depth_in(text) == cost.depth
+    assert text.endswith(f"\n\n{cost}\n")
+    assert text.startswith(EXAMPLES[name].__doc__)
+    assert "predicted" not in text
+
+
+def test_the_depth_of_the_small_examples(run):
+    assert list(EXAMPLES) == ["mlp", "attention", "resnet", "rnn"]
+    assert depth_in(run("--example", "mlp")) == 11  # 1 + log2(1), max; 1 + 3, max; 1 + 3
+    # A block: convolution over 3 * 3 * 32 = 288 elements 1 + 9, relu 1, the same, and an addition: 23. The mean: 10, division 1.
+    assert depth_in(run("--example", "resnet")) == 8 * 23 + 11
+
+
+def test_from_the_shell():
+    done = subprocess.run(
+        [sys.executable, "-m", "depth", "--example", "mlp"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert depth_in(done.stdout) == 11
+    assert done.stderr == ""
+
+
+# -- functions ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "model_file.py:step",
+        "./model_file.py:step",
+        "inside/model_inside.py:step",
+        "model_module:step",
+        "inside.model_inside:step",
+    ],
+)
+def test_a_function_and_the_types_of_its_arguments(run, named, monkeypatch):
+    monkeypatch.syspath_prepend("inside")
+    text = run(named, "f32[8,8]", "f32[8]")
+    assert depth_in(text) == 5
+    assert "dot_general" in text
+    assert "model_" in text.splitlines()[-1], "the critical path names lines of the file"
+
+
+def test_a_file_by_its_full_path_and_what_it_imports_from_beside(run, place, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert depth_in(run(f"{place}/inside/model_inside.py:sines", "f32[8]")) == 3
+
+
+def test_a_name_inside_another_and_no_arguments(run):
+    assert depth_in(run("model_file.py:Model.step", "f32[8,8]", "f32[8]")) == 5
+    assert depth_in(run("model_file.py:nothing")) == 0
+
+
+def test_a_file_with_dataclasses_whose_annotations_are_postponed(run, place):
+    Path(place, "model_data.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
+        "@dataclass\nclass Sizes:\n    width: int = 3\n\n\ndef step(x):\n    return x + Sizes().width\n"
+    )
+    assert depth_in(run("model_data.py:step", "f32[8]")) == 1
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--device", "H100", "model_file.py:step", "f32[8,8]", "f32[8]"],
+        ["model_file.py:step", "f32[8,8]", "f32[8]", "--device", "H100"],
+        ["model_file.py:step", "--device", "H100", "f32[8,8]", "f32[8]"],
+    ],
+    ids=["before", "after", "between"],
+)
+def test_a_device_wherever_it_is_given_adds_a_time(run, argv):
+    """A launch of a call and two kernels: 20 + 2 * 2.5 us, and next to no work."""
+    lines = run(*argv).splitlines()
+    assert lines[-2:] == ["", "predicted    25 us on H100"]
+
+
+def test_every_device_can_be_chosen(run):
+    for name in depth.devices:
+        assert run("--example", "attention", "--device", name).splitlines()[-1].endswith(f" on {name}")
+
+
+def test_trip_counts(run):
+    assert ">=" in run("model_file.py:until", "f32[8]")
+    assert "a lower bound, since" in run("model_file.py:until", "f32[8]")
+    text = run("model_file.py:until", "f32[8]", "--trip-counts", "7")
+    assert depth_in(text) == 15  # 7 comparisons, each with the product after it, and the comparison that ends it
+    assert ">=" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "dtype"),
+    [
+        ("f32[8,16]", (8, 16), "float32"),
+        ("f32[]", (), "float32"),
+        ("f32[0]", (0,), "float32"),
+        (" f32[8, 16] ", (8, 16), "float32"),
+        ("bf16[3]", (3,), "bfloat16"),
+        ("pred[3]", (3,), "bool"),
+        ("f64[3]", (3,), "float64"),
+        ("c128[3]", (3,), "complex128"),
+        ("i64[3]", (3,), "int64"),
+        ("u8[3]", (3,), "uint8"),
+    ],
+)
+def test_types(text, shape, dtype):
+    got = argument(text)
+    assert (got.shape, got.dtype) == (shape, dtype)
+
+
+@pytest.mark.parametrize("short", DTYPES)
+def test_every_dtype_is_one(short):
+    assert argument(f"{short}[2]").dtype == DTYPES[short]
+
+
+def test_wide_types_are_wide_without_x64(run):
+    jax.config.update("jax_enable_x64", False)
+    assert "traffic      392 bytes" in run("model_file.py:sines", "f64[8]")  # three times 64 in and 64 out, and the 2
+    assert "traffic      196 bytes" in run("model_file.py:sines", "f32[8]")
+
+
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_a_run_leaves_x64_as_it_was(run, kind):
+    jax.config.update("jax_enable_x64", False)
+    run("model_file.py:sines", f"{kind}[8]")
+    assert jax.config.read("jax_enable_x64") is False
+
+
+@pytest.mark.parametrize("name", ["model_file.py", "model_module"])
+def test_a_run_leaves_the_path_as_it_was(run, name):
+    before = list(sys.path)
+    run(f"{name}:sines", "f32[8]")
+    assert sys.path == before
+
+
+# -- this machine ---------------------------------------------------------------------------------------------------------------
+
+
+def test_calibrate(run, measured, place):
+    for times in (1, 2):  # measured anew each time
+        text = run("--calibrate")
+        assert text == f"{device_table(DEVICE.replace(call_latency=float(times)))}\nkept in {calibration.cache_file()}\n"
+        assert len(measured) == times
+    assert calibration.cache_file().is_relative_to(place / "cache")
+    assert depth.calibrate().call_latency == 2.0
+
+
+def test_calibrate_and_then_an_example_here(run, measured):
+    text = run("--calibrate", "--example", "mlp", "--device", "here")
+    assert text.startswith("the one at hand\n")
+    assert text.splitlines()[-1].endswith("on the one at hand")
+    assert len(measured) == 1
+    run("--example", "mlp", "--device", "here")
+    assert len(measured) == 1
+
+
+def test_what_is_not_kept_is_not_said_to_be(measured, monkeypatch, place, capsys):
+    Path(place, "taken").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "taken"))
+    main(["--calibrate"])
+    output = capsys.readouterr()
+    assert "not kept" in output.err
+    assert "kept in" not in output.out
+
+
+# -- bad input ------------------------------------------------------------------------------------------------------------------
+
+BAD = {
+    "nothing": ([], "--calibrate"),
+    "types only": (["f32[8]"], "f32[8]"),
+    "an unknown dtype": (["model_file.py:step", "f99[8]"], "f99[8]"),
+    "no brackets": (["model_file.py:step", "f32"], "f32"),
+    "an open bracket": (["model_file.py:step", "f32[8"], "f32[8"),
+    "a negative size": (["model_file.py:step", "f32[-8]"], "f32[-8]"),
+    "a size in words": (["model_file.py:step", "f32[eight]"], "f32[eight]"),
+    "two sizes without a comma": (["model_file.py:step", "f32[8 8]"], "f32[8 8]"),
+    "a missing function": (["model_file.py:stop"], "stop"),
+    "a missing method": (["model_file.py:Model.stop"], "Model.stop"),
+    "no name": (["model_file.py:"], "model_file.py"),
+    "no separator": (["model_file.py"], "model_file.py"),
+    "no function but a number": (["model_file.py:weights"], "weights"),
+    "a missing file": (["model_lost.py:step"], "model_lost.py"),
+    "a folder": (["inside.py:step"], "inside.py"),
+    "a missing module": (["model_lost.inside:step"], "model_lost"),
+    "no module": ([":step"], ":step"),
+    "a relative module": ([".model_module:step"], ".model_module"),
+    "a missing function of a module": (["model_module:stop"], "stop"),
+    "an unknown example": (["--example", "vgg"], "vgg"),
+    "an example and a function": (["--example", "mlp", "model_file.py:step"], "not both"),
+    "an unknown device": (["--example", "mlp", "--device", "H300"], "H300"),
+    "turns in words": (["--example", "mlp", "--trip-counts", "many"], "many"),
+    "negative turns": (["--example", "mlp", "--trip-counts", "-1"], "-1"),
+}
+
+
+@pytest.mark.parametrize(("argv", "named"), BAD.values(), ids=BAD)
+def test_bad_input_is_named(fails, argv, named):
+    assert named in fails(*argv)
+
+
+def test_a_module_that_lacks_another_names_that(fails, place):
+    Path(place, "model_lacking.py").write_text("import lost_somewhere\n")
+    assert "lost_somewhere" in fails("model_lacking:step")
+
+
+def test_help_lists_what_there_is(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert all(name in text for name in (*EXAMPLES, "H100", "--calibrate", "--trip-counts", "file.py:function"))
+
+
+def test_scores_need_no_cache_folder(run, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", os.devnull)
+    assert depth_in(run("--example", "mlp", "--device", "V100")) == 11
