@@ -1,7 +1,7 @@
 """What users call: `scan`, `solve` and `forward`, checked before anything is compiled."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from deeppcr.adjoint import Autodiff, differentiable
 from deeppcr.chain import Chain, Problem, chain_length, pose
-from deeppcr.layers import segments, stack
+from deeppcr.layers import Repeated, as_callable, listed, read, segments, shapes_of, stack_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.plan import Method, choose_adjoint, find_adjoint, find_method
@@ -130,7 +130,7 @@ def solve(
 
 
 def forward(
-    layers: Chain | Sequence[Callable[[Any], Any]],
+    layers: Any,
     x: Any,
     *,
     method: str | Method = "auto",
@@ -139,21 +139,25 @@ def forward(
 ) -> Any:
     """Apply layers one after another: ``for layer in layers: x = layer(x)``.
 
-    Neighbouring layers that are alike (the same code, arrays of the same shapes) are stacked and solved as one chain; any other
-    layer is applied in its turn.
+    Neighbouring layers that are alike (the same code, arrays of the same shapes) are stacked and solved as one chain, and so are
+    layers in a period (`Linear`, `relu`, `Linear`, `relu`, ...). Any other layer is called in its turn, as is one that changes
+    itself when it is called: batch statistics and random counters of flax nnx modules come out as from the loop.
+    `deeppcr.layers.describe(layers, x)` says what was found.
 
     Args:
-        layers: callables ``layer(x) -> x``, or a `Chain` of layers already stacked.
+        layers: a list of layers: callables ``layer(x) -> x`` (functions, methods, partials, jitted functions, flax nnx, bound
+            flax linen and equinox modules, other pytrees), or pairs ``(apply, params)``; or ``(apply, [params, ...])``, a
+            `Sequential` of flax or equinox, ``deeppcr.stack(layers)``, or a `Chain` of layers already stacked.
         x: what the first layer takes: an array, or a pytree of them.
         method: as in `scan`.
         adjoint: as in `scan`.
-        batch_ndim: leading batch axes of ``x``; None for 0 if ``x`` is a vector or a scalar, else 1.
+        batch_ndim: leading batch axes of ``x``; None for 0 if what a chain of layers takes is a vector or a scalar, else 1.
 
     Returns:
         what the last layer returns.
 
     Raises:
-        TypeError: one of ``layers`` is not callable.
+        TypeError: ``layers`` is no list of layers, or one of them is not callable.
         ValueError: a name is not known.
 
     Example:
@@ -162,17 +166,37 @@ def forward(
         >>> deeppcr.forward(layers, jnp.ones(3))
         Array([0.006, 0.006, 0.006], dtype=float32)
     """
-    if batch_ndim is None:
-        batch_ndim = min(1, max(0, min((jnp.ndim(leaf) for leaf in jax.tree.leaves(x)), default=0) - 1))
-    options: dict[str, Any] = {"method": method, "adjoint": adjoint, "batch_ndim": batch_ndim}
-    if isinstance(layers, Chain):
-        return solve(layers, x, **options).value
     find_method(method)  # names are checked even where no run of layers is long enough to need them
     find_adjoint(adjoint)
-    for run in segments(layers, x):
-        lone = len(run) == 1
-        x = run[0].apply(x, run[0].own) if lone else solve(Chain(*stack(run), len(run)), x, **options).value
+
+    def chain(chain: Chain, x: Any) -> Any:
+        examples = _batch_ndim(x) if batch_ndim is None else batch_ndim
+        return solve(chain, x, method=method, adjoint=adjoint, batch_ndim=examples).value
+
+    if isinstance(layers, Chain):
+        return chain(layers, x)
+    if isinstance(layers, Repeated):
+        layers.check(shapes_of(x))
+        return chain(Chain(layers.step, layers.inputs, layers.length), x)
+    rest = listed(layers)
+    while rest:
+        found = read(rest, x)
+        for segment in segments(found):
+            if segment.reason:
+                for layer in segment.layers:
+                    x = layer.call(x)
+            else:
+                run = stack_layers(segment.layers, segment.period)
+                x = chain(Chain(run.step, run.inputs, run.length), x)
+        rest = rest[len(found) :]
+        if rest:  # a layer that cannot be looked at beforehand: called as it is, and so it raises what it would
+            x, rest = as_callable(rest[0])(x), rest[1:]
     return x
+
+
+def _batch_ndim(x: Any) -> int:
+    """One batch axis, where all arrays have an axis to spare."""
+    return min(1, max(0, min((jnp.ndim(leaf) for leaf in jax.tree.leaves(x)), default=0) - 1))
 
 
 def _is_plain(method: Method, adjoint: Adjoint | Autodiff | None) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.layers import stacked
+from deeppcr.layers import repeated, shapes_of
 from deeppcr.state import Leaves, StateLayout, check_state
 from deeppcr.step import Step, trace
 
@@ -47,18 +47,18 @@ class Chain:
             object.__setattr__(self, "length", chain_length(self.inputs, self.length, "inputs"))
 
     @classmethod
-    def from_layers(cls, layers: Sequence[Callable[[Any], Any]], x: Any) -> Self:
+    def from_layers(cls, layers: Any, x: Any) -> Self:
         """The chain of ``layers``, which have to be alike: the same code and the same shapes, each with its own arrays.
 
         Args:
-            layers: callables ``layer(x) -> x``.
+            layers: as in `deeppcr.forward`; layers in a period make one step of the chain together.
             x: what the first layer takes, or `jax.ShapeDtypeStruct` for it.
 
         Raises:
             ValueError: the layers are not alike, or there are none; the message names the first that differs.
         """
-        step, inputs = stacked(layers, x)
-        return cls(step, inputs, len(layers))
+        run = repeated(layers, shapes_of(x))
+        return cls(run.step, run.inputs, run.length)
 
 
 def chain_length(inputs: Any, length: int | None, name: str) -> int:

@@ -21,9 +21,7 @@ HOUSES = {"experiments": {"deeppcr", "depth"}, "deeppcr": {"depth"}, "depth": se
 FLOORS = {
     "__init__": 5,
     "diffusion": 5,
-    "optim": 5,
     "stack": 5,
-    "delay": 5,
     "api": 4,
     "plan": 3,
     "newton": 2,
@@ -33,6 +31,7 @@ FLOORS = {
     "linearize": 1,
     "linear": 1,
     "structure": 1,
+    "optim": 1,
     "solution": 1,
     "small_products": 1,
     "propagate": 2,
@@ -40,6 +39,7 @@ FLOORS = {
     "step": 0,
     "state": 0,
     "layers": 0,
+    "delay": 0,
     "jaxprs": 0,
 }
 

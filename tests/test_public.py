@@ -9,8 +9,8 @@ import deeppcr
 ROOT = Path(__file__).parent.parent
 
 NAMES = """
-Chain Chunked CyclicReduction Dense Diagonal Newton NotConverged ParallelCyclicReduction PrefixScan
-Recurrence Result Sequential Solution Stats forward scan solve solve_bidiagonal
+Chain Chunked CyclicReduction Dense Diagonal Newton NotConverged Packed Packing ParallelCyclicReduction PrefixScan
+Recurrence Result Sequential Solution Stack Stats delay forward layers pack scan solve solve_bidiagonal stack
 """
 
 # In a process of its own: users have float32, and no strictness but that warnings are errors here.
@@ -18,8 +18,10 @@ DOCTESTS = """
 import doctest, importlib, pkgutil
 import jax, jax.numpy as jnp, numpy as np
 import deeppcr
-names = ["deeppcr", *(m.name for m in pkgutil.walk_packages(deeppcr.__path__, "deeppcr."))]
-known = {"jax": jax, "jnp": jnp, "np": np, "deeppcr": deeppcr}
+import depth
+packages = [deeppcr, depth]
+names = [m.name for p in packages for m in pkgutil.walk_packages(p.__path__, p.__name__ + ".") if "__main__" not in m.name]
+known = {"jax": jax, "jnp": jnp, "np": np, "deeppcr": deeppcr, "depth": depth}
 runner, finder = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE), doctest.DocTestFinder()
 for name in names:
     module = importlib.import_module(name)

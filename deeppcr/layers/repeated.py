@@ -1,0 +1,166 @@
+"""Layers alike, one behind the other, as one chain: stacked once, traced once."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from deeppcr.layers.reading import Layer, array_types, listed, read, take_all_apart, try_out, types_of
+
+
+class Plan:
+    """How one step of a run is made of its layers: static, and equal for runs of layers alike."""
+
+    def __init__(self, codes: Sequence[Any], counts: Sequence[int], shared: Sequence[bool], types: Sequence[Any]):
+        self.codes, self.counts, self.shared, self.types = tuple(codes), tuple(counts), tuple(shared), tuple(types)
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.codes, self.counts, self.shared, self.types
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash((self.counts, self.shared))
+
+    def layers(self, arrays: Sequence[Any]) -> list[Any]:
+        """The layers of one step, with ``arrays`` in them."""
+        source = iter(arrays)
+        return [code.build(source, []) for code in self.codes]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["plan", "length"])
+@dataclasses.dataclass(frozen=True)
+class Repeated:
+    """A chain of ``length`` steps, each of one layer, or of a few in turn (`Dense`, `relu`, `Dense`, `relu`, ...).
+
+    Attributes:
+        arrays: those of one step, stacked on axis 0; an array that all steps share, as it is.
+        plan: the code.
+        length: the number of steps.
+    """
+
+    arrays: list[Any]
+    plan: Plan
+    length: int
+
+    @property
+    def period(self) -> int:
+        """The number of layers in a step."""
+        return len(self.plan.codes)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """What differs from step to step."""
+        return [array for array, shared in zip(self.arrays, self.plan.shared, strict=True) if not shared]
+
+    def step(self, x: Any, own: Sequence[Any]) -> Any:
+        """One step, with its ``own`` slices of `inputs`."""
+        for layer in self.plan.layers(self._merged(own)):
+            x = layer(x)
+        return x
+
+    def check(self, x: Any) -> None:
+        """Raise if calling a layer changes it, which a stack of copies would lose.
+
+        Raises:
+            ValueError: names what is changed.
+        """
+        arrays = iter([array if shared else array[0] for array, shared in zip(self.arrays, self.plan.shared, strict=True)])
+        for number, (code, count) in enumerate(zip(self.plan.codes, self.plan.counts, strict=True)):
+            x, changed = try_out(code, [next(arrays) for _ in range(count)], x)
+            if changed:
+                raise ValueError(
+                    f"layer {number} of a stack changes {', '.join(changed)} when it is called, which would be lost: stacked "
+                    "layers are copies. Switch it to evaluation, or take deeppcr.forward(layers, x), which calls such layers one "
+                    "by one."
+                )
+
+    def _merged(self, own: Sequence[Any]) -> list[Any]:
+        source = iter(own)
+        return [array if shared else next(source) for array, shared in zip(self.arrays, self.plan.shared, strict=True)]
+
+    def layers(self) -> list[Any]:
+        """All layers, one by one."""
+        steps = [self.plan.layers(self._merged([array[step] for array in self.inputs])) for step in range(self.length)]
+        return [layer for step in steps for layer in step]
+
+
+def stack_layers(layers: Sequence[Layer], period: int) -> Repeated:
+    """The run of layers of which those ``period`` apart are alike."""
+    length = len(layers) // period
+    steps = [[array for layer in layers[i * period : (i + 1) * period] for array in layer.arrays] for i in range(length)]
+    columns = list(zip(*steps, strict=True))
+    shared = [length > 1 and all(array is column[0] for array in column) for column in columns]
+    arrays = [column[0] if same else stack_arrays(column) for column, same in zip(columns, shared, strict=True)]
+    first = layers[:period]
+    plan = Plan([layer.code for layer in first], [len(layer.arrays) for layer in first], shared, array_types(steps[0]))
+    return Repeated([jnp.asarray(array) for array in arrays], plan, length)
+
+
+def repeated(layers: Any, x: Any = None) -> Repeated:
+    """The one run that all ``layers`` make, with the shortest period.
+
+    Args:
+        layers: as in `deeppcr.forward`.
+        x: what the first layer takes. Without it, layers have to be such as can be taken apart, and nothing is known of what they
+            return.
+
+    Raises:
+        ValueError: there are no layers, or they make no one run; the message names the first layer that does not fit.
+    """
+    if isinstance(layers, Repeated):
+        return layers
+    found = listed(layers)
+    if not found:
+        raise ValueError("layers is empty, expected at least one layer.")
+    read_ = read(found, x) if x is not None else take_all_apart(found)
+    if len(read_) < len(found):
+        found[len(read_)](read_[-1].returns if read_ else x)  # most likely raises, and says why
+        raise ValueError(f"layers[{len(read_)}] cannot be called on shapes alone; deeppcr.forward(layers, x) takes any.")
+    for number, layer in enumerate(read_):
+        if layer.needs_weak:
+            raise ValueError(
+                f"layers[{number}] has weakly typed arrays, made of Python numbers without a dtype, which stacked would not give "
+                "way to other dtypes; give them one: jnp.asarray(0.5, dtype)."
+            )
+        if layer.changes:
+            raise ValueError(
+                f"layers[{number}] changes {', '.join(layer.changes)} when it is called, which would be lost: stacked layers are "
+                "copies. Switch it to evaluation, or take deeppcr.forward(layers, x), which calls such layers one by one."
+            )
+    kinds = [(layer.kind, layer.takes) for layer in read_]
+    for period in range(1, len(kinds) + 1):
+        if len(kinds) % period == 0 and all(kinds[i] == kinds[i - period] for i in range(period, len(kinds))):
+            if period < len(kinds) or len(kinds) == 1:
+                return _closed(read_, period)
+            break
+    number = next((i for i in range(1, len(kinds)) if kinds[i] != kinds[i - 1]), 0)
+    raise ValueError(
+        f"layers[{number}] is not like layers[{number - 1}] (other code, shapes or dtypes), or changes the shape of the state, "
+        "and they do not alternate; expected equal layers. deeppcr.forward(layers, x) takes any."
+    )
+
+
+def _closed(layers: Sequence[Layer], period: int) -> Repeated:
+    last, first = layers[period - 1], layers[0]
+    if first.takes is not None and types_of(last.returns) != first.takes:
+        raise ValueError(
+            f"layers[{period - 1}] changes the shape of the state; expected equal layers that return what they take. "
+            "deeppcr.forward(layers, x) takes any."
+        )
+    return stack_layers(layers, period)
+
+
+def stack_arrays(arrays: Sequence[Any]) -> Any:
+    """Arrays of one type on a new axis 0; at once, where none of them is being traced."""
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        return jnp.stack(arrays)
+    with jax.ensure_compile_time_eval():
+        if all(isinstance(array, np.ndarray) for array in arrays):
+            return jnp.asarray(np.stack(arrays))
+        return jnp.stack(arrays)

@@ -1,0 +1,112 @@
+"""Layers that cannot be taken apart: compared by the program they run, traced once each."""
+
+import copy
+import dataclasses
+import itertools
+import os
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from deeppcr.jaxprs import without_constants
+
+# Functions of jax whose derivative rules are their own, and nobody else's.
+_OF_JAX = tuple(os.path.join(os.path.dirname(jax.__file__), "_src", room) + os.sep for room in ("nn", "numpy", "scipy"))
+_number = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A traced layer without the arrays it closed over; equal if the programs read the same.
+
+    ``held`` are constants and functions inside the program that are in no text: they have to be the same objects.
+    """
+
+    text: str
+    tree: Any
+    held: tuple[int, ...]
+    jaxpr: Any = dataclasses.field(compare=False)
+    kept: Any = dataclasses.field(compare=False, repr=False)  # what `held` identifies, kept alive
+
+    def build(self, arrays: Iterator[Any], built: list[Any]) -> Any:
+        """The program with other arrays."""
+        own = [next(arrays) for _ in self.jaxpr.constvars]
+        return lambda x: jax.tree.unflatten(self.tree, jax.core.eval_jaxpr(self.jaxpr, own, *jax.tree.leaves(x)))
+
+
+def trace(layer: Any, x: Any) -> tuple[Traced, list[Any], Any, tuple[str, ...]]:
+    """The program of a layer that takes ``x`` (`jax.ShapeDtypeStruct`), its arrays, what it returns, and what it changes."""
+    double, attributes = double_of(layer)
+    before = dict(attributes)
+    closed, result = jax.make_jaxpr(double, return_shape=True)(x)
+    names = dict.fromkeys((*before, *attributes))
+    changed = [f"{type(layer).__name__}.{name}" for name in names if attributes.get(name, names) is not before.get(name, names)]
+    jaxpr = without_constants(closed)
+    if any(hasattr(variable.aval, "inner_aval") for variable in jaxpr.constvars):
+        changed.append("a mutable reference")
+    kept = [*_held(jaxpr), *([_Once(next(_number))] if changed else [])]
+    captured = (
+        [] if changed else [constant if isinstance(constant, jax.Array) else jnp.asarray(constant) for constant in closed.consts]
+    )
+    code = Traced(str(jaxpr), jax.tree.structure(result), tuple(map(id, kept)), jaxpr, kept)
+    return code, captured, result, tuple(changed)
+
+
+def double_of(layer: Any) -> tuple[Callable[[Any], Any], dict[str, Any]]:
+    """A shallow copy of a layer, and its attributes: what it sets on itself when it is traced, it does not set on the user's."""
+    bound = isinstance(layer, types.MethodType)
+    owner = layer.__self__ if bound else layer
+    if isinstance(owner, types.FunctionType | types.ModuleType | type) or not hasattr(owner, "__dict__"):
+        return layer, {}
+    try:
+        double = copy.copy(owner)
+        return types.MethodType(layer.__func__, double) if bound else double, vars(double)
+    except Exception:  # not everything can be copied
+        return layer, {}
+
+
+def _programs(parameter: Any) -> Iterator[Any]:
+    """The programs in a parameter of an equation, with their constants."""
+    for item in parameter if isinstance(parameter, tuple | list) else (parameter,):
+        if hasattr(item, "eqns"):
+            yield item
+
+
+def _held(jaxpr: Any) -> Iterator[Any]:
+    """Constants of programs inside, and functions in parameters: callbacks, rules for derivatives that are not jax's own."""
+    for equation in jaxpr.eqns:
+        rule = equation.primitive.name.startswith(("custom_jvp", "custom_vjp"))
+        if rule and not _is_of_jax(equation):
+            yield _Once(next(_number))  # rules are made anew by each trace: like no other
+        for parameter in equation.params.values():
+            for inner in _programs(parameter):
+                yield from getattr(inner, "consts", ())
+                yield from _held(inner)
+            if not rule and equation.primitive.name not in _PLAIN_CALLS and _is_foreign(parameter):
+                yield parameter
+
+
+# Their functions are made by jax, from the program that stands beside them.
+_PLAIN_CALLS = frozenset({"jit", "pjit", "scan", "while", "cond", "remat2", "checkpoint", "reduce", "custom_linear_solve"})
+
+
+def _is_foreign(parameter: Any) -> bool:
+    """Whether a parameter is a function or an object that no text describes."""
+    return callable(parameter) and not isinstance(parameter, type | np.dtype) and not hasattr(parameter, "eqns")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Once:
+    """Something that is the same as nothing else."""
+
+    number: int
+
+
+def _is_of_jax(equation: Any) -> bool:
+    """Whether the function that brings a rule is one of jax's library."""
+    program = without_constants(equation.params.get("call_jaxpr", equation.params.get("fun_jaxpr")))
+    return str(getattr(getattr(program, "debug_info", None), "func_filename", "")).startswith(_OF_JAX)

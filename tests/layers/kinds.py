@@ -1,0 +1,112 @@
+"""What layers are compared with: the loop, its values, and its gradients to parameters, input and captured arrays."""
+
+import dataclasses
+from functools import partial, reduce
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+
+import deeppcr
+from tests.problems import assert_agree, normal
+
+N = 4
+X = normal(9, 3)
+BATCH = normal(9, 4, 3)
+WEIGHTS = list(normal(0, N, 3, 3, scale=0.5))
+
+METHODS = list(product(["auto", "sequential", "newton"], ["sequential", "pcr"]))
+NAMES = [f"{method}-{adjoint}" for method, adjoint in METHODS]
+
+
+def options(number):
+    """One of all methods and adjoints, by turns."""
+    method, adjoint = METHODS[number % len(METHODS)]
+    return {"method": method, "adjoint": adjoint}
+
+
+def call(layer, x):
+    return layer[0](layer[1], x) if isinstance(layer, tuple) else layer(x)
+
+
+def loop(layers, x):
+    """The oracle. A pair ``(apply, [params, ...])`` is the layers ``(apply, params)``."""
+    if isinstance(layers, tuple) and isinstance(layers[1], list):
+        layers = [(layers[0], params) for params in layers[1]]
+    return reduce(lambda x, layer: call(layer, x), layers, x)
+
+
+def square(x):
+    return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(x))
+
+
+def gradients(run, make, params, x):
+    """A value, and its gradients to the parameters of ``make(params)``, in their own structure, and to the input."""
+    return jax.value_and_grad(lambda params, x: square(run(make(params), x)), argnums=(0, 1))(params, x)
+
+
+def check(make, params=None, x=X, tolerance=1e-10, **chosen):
+    """``make(params)`` are layers; `deeppcr.forward` has to do with them what the loop does."""
+    params = WEIGHTS if params is None else params
+    run = partial(deeppcr.forward, **chosen)
+    actual = jax.jit(partial(gradients, run, make))(params, x)
+    assert_agree(actual, gradients(loop, make, params, x), tolerance)
+
+
+def same_as_loop(make, x=X, tolerance=1e-12, **chosen):
+    """Values and the gradient to ``x``, without jit, of layers made anew for each."""
+    actual = deeppcr.forward(make(), x, **chosen)
+    assert_agree(actual, loop(make(), x), tolerance)
+
+
+def same_gradient(make, x=X, tolerance=1e-12, **chosen):
+    layers = make()
+    actual = jax.grad(lambda x: square(deeppcr.forward(layers, x, **chosen)))(x)
+    assert_agree(actual, jax.grad(lambda x: square(loop(layers, x)))(x), tolerance)
+
+
+def chains(layers, x=X):
+    """The first layer, the number of steps and the period of each segment, "" or why it runs in order."""
+    found = deeppcr.layers.describe(layers, x).segments
+    return [(segment.start, segment.length, segment.period, segment.reason) for segment in found]
+
+
+def is_one_chain(layers, x=X, period=1):
+    return chains(layers, x) == [(0, len(layers) // period, period, "")]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weight", "bias"], meta_fields=["static"])
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    weight: jax.Array
+    bias: jax.Array
+    static: object = "tanh"
+
+    def __call__(self, x):
+        return getattr(jax.nn, self.static)(self.affine(x))
+
+    def affine(self, x):
+        y = x @ self.weight
+        return y + jnp.broadcast_to(self.bias, y.shape)
+
+
+def dense(seed, width=3, out=3, static="tanh"):
+    return Dense(normal(seed, width, out, scale=0.6), normal(seed, out), static)
+
+
+def denses(count):
+    return [dense(i) for i in range(count)]
+
+
+def closure(weight):
+    return lambda x: jnp.tanh(x @ weight)
+
+
+class Plain:
+    """An object that jax knows nothing of: it calls what it was given."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, x):
+        return self.function(x)

@@ -1,0 +1,80 @@
+"""Layers with state that is no array: the loop changes it once for each call; `forward` does the same, or says that it cannot."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from tests.layers.kinds import X, loop
+from tests.problems import assert_agree
+
+
+@contextlib.contextmanager
+def right_or_refused():
+    """An error has to name the layer."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if "layers[" not in str(error):
+            raise
+
+
+def counting():
+    count = 0
+
+    def layer(x):
+        nonlocal count
+        count += 1
+        return x * count
+
+    return layer
+
+
+class Counting:
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, x):
+        self.count += 1
+        self.last = x
+        return jnp.sin(x * self.count)
+
+
+def listing():
+    seen = []
+
+    def layer(x):
+        seen.append(x)
+        return x * len(seen)
+
+    return layer
+
+
+def referring():
+    state = jax.new_ref(jnp.array(0.0))
+
+    def layer(x):
+        state[...] = state[...] + 1.0
+        return x * state[...]
+
+    return layer
+
+
+@pytest.mark.parametrize("make", [counting, Counting, listing, referring], ids=["nonlocal", "object", "list", "ref"])
+@pytest.mark.parametrize("shared", [False, True], ids=["each", "shared"])
+def test_side_effects_are_the_loop_s_or_an_error(make, shared):
+    def twice(run):
+        layers = [make()] * 3 if shared else [make() for _ in range(3)]
+        return run(layers, X), run(layers, X)
+
+    with right_or_refused():
+        assert_agree(twice(deeppcr.forward), twice(loop))
+
+
+def test_no_tracer_is_left_in_objects():
+    layers = [Counting() for _ in range(3)]
+    with right_or_refused():
+        deeppcr.forward(layers, X)
+    assert not any(isinstance(getattr(layer, "last", None), jax.core.Tracer) for layer in layers)

@@ -1,0 +1,119 @@
+"""equinox modules, of which deeppcr knows nothing but that they are pytrees."""
+
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from tests.layers.kinds import METHODS, NAMES, X, chains, is_one_chain, loop, options, square
+from tests.problems import assert_agree
+
+N = 4
+KEYS = list(jax.random.split(jax.random.key(0), N))
+
+
+def mlps(activation=jax.nn.softplus):
+    return [eqx.nn.MLP(3, 3, 4, 1, activation, key=key) for key in KEYS]
+
+
+def linears():
+    return [eqx.nn.Linear(3, 3, key=key) for key in KEYS]
+
+
+def norms():
+    return [eqx.tree_at(lambda m: m.weight, eqx.nn.LayerNorm(3), 1.0 + 0.1 * i + jnp.arange(3.0)) for i in range(N)]
+
+
+class Residual(eqx.Module):
+    """A function, a number and a name among its fields, one of them static."""
+
+    linear: eqx.nn.Linear
+    act: object
+    scale: float
+    name: str = eqx.field(static=True, default="a")
+
+    def __call__(self, x, *, key=None):
+        return x + self.scale * self.act(self.linear(x))
+
+    def halved(self, x):
+        return 0.5 * self(x)
+
+
+LISTS = {
+    "linear": linears,
+    "mlp": mlps,
+    "mlp with lambdas": lambda: [m for key in KEYS for m in [eqx.nn.MLP(3, 3, 4, 1, lambda x: jnp.sin(x), key=key)]],
+    "layer norm": norms,
+    "residual": lambda: [Residual(m, jnp.tanh, 0.5) for m in linears()],
+    "methods": lambda: [Residual(m, jnp.tanh, 0.5).halved for m in linears()],
+    "filter_jit": lambda: [eqx.filter_jit(m) for m in linears()],
+    "closures": lambda: [lambda x, m=m: m(x) for m in linears()],
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists(name):
+    layers = LISTS[name]()
+    assert_agree(deeppcr.forward(layers, X, **options(list(LISTS).index(name))), loop(layers, X))
+    assert is_one_chain(layers)
+
+
+def test_unlike_fields():
+    """Functions and numbers that are leaves, and static fields."""
+    made = linears()
+    for fields in (
+        [(jnp.tanh, 0.5), (jnp.sin, 0.5), (jnp.tanh, 0.5)],
+        [(jnp.tanh, 0.5), (jnp.tanh, 0.25), (jnp.tanh, 0.5)],
+        [(jnp.tanh, 1), (jnp.tanh, 1.0), (jnp.tanh, -1)],
+        [(lambda x: jnp.sin(x), 1.0), (lambda x: jnp.cos(x), 1.0)],
+    ):
+        layers = [Residual(m, act, scale) for m, (act, scale) in zip(made, fields, strict=False)]
+        assert_agree(deeppcr.forward(layers, X), loop(layers, X))
+    assert len(chains([Residual(made[0], jnp.tanh, 0.5, name) for name in "aab"])) == 2
+
+
+@pytest.mark.parametrize(("method", "adjoint"), METHODS[1::2], ids=NAMES[1::2])
+def test_filter_grad(method, adjoint):
+    """Gradients in the modules' own structure, with None for what is no array."""
+
+    def gradient(run):
+        return eqx.filter_jit(eqx.filter_value_and_grad(lambda m, x: square(run(m, x))))(mlps(), X)
+
+    assert_agree(gradient(partial(deeppcr.forward, method=method, adjoint=adjoint)), gradient(loop))
+
+
+def test_sequential():
+    dropout = eqx.nn.Dropout(0.5, inference=True)
+    layers = [m for linear in linears() for m in (linear, eqx.nn.Lambda(jax.nn.relu), dropout)]
+    sequential = eqx.nn.Sequential(layers)
+    assert chains(sequential) == [(0, N, 3, "")]
+    run = partial(deeppcr.forward, method="newton", adjoint="pcr")
+    gradient = eqx.filter_jit(eqx.filter_value_and_grad(lambda m: square(run(m, X))))(sequential)
+    assert_agree(gradient, eqx.filter_jit(eqx.filter_value_and_grad(lambda m: square(m(X))))(sequential))
+
+
+def test_batches_by_vmap():
+    layers, batch = mlps(), jnp.stack([X, 2 * X])
+    assert_agree(jax.vmap(partial(deeppcr.forward, layers))(batch), jax.vmap(partial(loop, layers))(batch))
+    each = [jax.vmap(m) for m in layers]
+    assert_agree(deeppcr.forward(each, batch), loop(each, batch))
+
+
+def test_stacks():
+    layers = mlps()
+    stack = deeppcr.stack(layers)
+    assert_agree(stack(X), loop(layers, X))
+    back = stack.unstack()
+    assert jax.tree.structure(back) == jax.tree.structure(layers)
+    assert_agree(eqx.filter(back, eqx.is_array), eqx.filter(layers, eqx.is_array))
+    gradient = eqx.filter_grad(lambda stack: square(stack(X)))(stack)
+    wanted = eqx.filter_grad(lambda layers: square(loop(layers, X)))(layers)
+    assert_agree(eqx.filter(gradient.unstack(), eqx.is_array), eqx.filter(wanted, eqx.is_array))
+
+
+def test_random_layers_without_a_key_raise_what_equinox_raises():
+    with pytest.raises(RuntimeError, match="Dropout"):
+        deeppcr.forward([eqx.nn.Dropout(0.5)] * 3, X)

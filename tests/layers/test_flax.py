@@ -1,0 +1,299 @@
+"""flax modules, nnx and linen: values, gradients, random numbers and batch statistics as from the loop."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+import deeppcr
+from tests.layers.kinds import METHODS, NAMES, Plain, chains, is_one_chain, loop, options, square
+from tests.problems import assert_agree, normal
+
+N = 4
+BATCH = normal(9, 4, 3).astype(jnp.float32)  # the dtype that flax's normalisations compute in
+CLOSE = 2e-5
+agree = partial(assert_agree, tolerance=CLOSE)
+
+
+class Block(nnx.Module):
+    def __init__(self, seed, rate=0.0, norm=False, act=nnx.tanh, width=3):
+        rngs = nnx.Rngs(seed)
+        self.linear = nnx.Linear(3, width, rngs=rngs)
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+        self.norm = nnx.BatchNorm(width, rngs=rngs) if norm else None
+        self.act = act
+
+    def __call__(self, x):
+        y = self.linear(x)
+        y = y if self.norm is None else self.norm(y)
+        return self.dropout(self.act(y)) * 1.5
+
+
+def blocks(count=N, mode="train", **options):
+    made = [Block(seed, **options) for seed in range(count)]
+    for block in made:
+        getattr(block, mode)()
+    return made
+
+
+def state(layers):
+    """All arrays in modules."""
+    leaves = [leaf for layer in layers for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(layer)))]
+    return [jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf for leaf in leaves]
+
+
+def twice(run, make, wrap=lambda layer: layer):
+    """Two calls, and what they leave in the modules."""
+    modules = make()
+    layers = [wrap(module) for module in modules]
+    return run(layers, BATCH), run(layers, BATCH), state(modules)
+
+
+class Model(nnx.Module):
+    def __init__(self, **options):
+        self.blocks = nnx.List([Block(seed, **options) for seed in range(N)])
+
+    def __call__(self, x, run):
+        return run(self.blocks, x)
+
+
+SORTS = {
+    "linear": ({}, True),
+    "dropout in training": ({"rate": 0.5}, False),
+    "dropout in evaluation": ({"rate": 0.5, "mode": "eval"}, True),
+    "statistics in training": ({"norm": True}, False),
+    "statistics in evaluation": ({"norm": True, "mode": "eval"}, True),
+    "dropout and statistics": ({"norm": True, "rate": 0.5}, False),
+}
+WRAPS = {
+    "modules": lambda module: module,
+    "closures": lambda module: lambda x: module(x),
+    "bound methods": lambda module: module.__call__,
+    "partials": lambda module: partial(Block.__call__, module),
+    "nnx.jit inside": lambda module: lambda x: nnx.jit(lambda module, x: module(x))(module, x),
+    "nnx.remat inside": lambda module: lambda x: nnx.remat(lambda module, x: module(x))(module, x),
+}
+
+
+HELD = [("modules", sort) for sort in SORTS]
+HELD += [(wrap, sort) for wrap in list(WRAPS)[1:] for sort in ("dropout in training", "statistics in training")]
+HELD += [("closures", "dropout in evaluation"), ("bound methods", "linear"), ("nnx.jit inside", "linear")]
+
+
+@pytest.mark.parametrize(("wrap", "sort"), HELD, ids=[f"{wrap}-{sort}" for wrap, sort in HELD])
+def test_nnx_modules_and_what_holds_them(wrap, sort):
+    """Counters of random numbers and batch statistics advance as in the loop; who changes nothing is part of a chain."""
+    chosen, alike = SORTS[sort]
+    make = partial(blocks, **chosen)
+    number = list(WRAPS).index(wrap) + list(SORTS).index(sort)
+    agree(twice(partial(deeppcr.forward, **options(number)), make, WRAPS[wrap]), twice(loop, make, WRAPS[wrap]))
+    found = chains([WRAPS[wrap](module) for module in make()], BATCH)
+    if alike and "inside" not in wrap:  # nnx.jit and nnx.remat write everything back, changed or not
+        assert found == [(0, N, 1, "")]
+    elif not alike:
+        assert all("changes" in reason for _, _, _, reason in found)
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_objects_that_hold_nnx_modules(sort):
+    make = partial(blocks, **SORTS[sort][0])
+    try:
+        actual = twice(deeppcr.forward, make, Plain)
+    except (TypeError, ValueError) as error:
+        if "layers[0]" not in str(error):
+            raise
+    else:
+        agree(actual, twice(loop, make, Plain))
+
+
+@pytest.mark.parametrize(("method", "adjoint"), METHODS[1::2], ids=NAMES[1::2])
+def test_nnx_grad(method, adjoint):
+    """Gradients in the module's own structure, under nnx.jit; the statistics change as in the loop."""
+
+    def step(run, model):
+        def loss(model):
+            return square(model(BATCH, run))
+
+        return nnx.jit(lambda model: nnx.value_and_grad(loss)(model))(model)
+
+    norm = (method, adjoint) == ("newton", "pcr")
+    for made in (Model(), Model(norm=True, rate=0.5)) if norm else (Model(),):
+        copy = nnx.clone(made)
+        agree(step(partial(deeppcr.forward, method=method, adjoint=adjoint), made), step(loop, copy))
+        agree(state([made]), state([copy]))
+
+
+def test_a_training_step():
+    def train(run, model):
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+
+        @nnx.jit
+        def step(model, optimizer):
+            value, gradient = nnx.value_and_grad(lambda model: square(model(BATCH, run)))(model)
+            optimizer.update(model, gradient)
+            return value
+
+        return [step(model, optimizer) for _ in range(2)], state([model])
+
+    agree(train(partial(deeppcr.forward, adjoint="pcr"), Model()), train(loop, Model()))
+
+
+def test_nnx_sequential_is_a_period():
+    layers = [layer for seed in range(N) for layer in (nnx.Linear(3, 3, rngs=nnx.Rngs(seed)), nnx.relu)]
+    sequential = nnx.Sequential(*layers)
+    assert chains(sequential, BATCH) == [(0, N, 2, "")]
+    gradient = nnx.jit(nnx.value_and_grad(lambda model: square(deeppcr.forward(model, BATCH, method="newton", adjoint="pcr"))))
+    agree(gradient(sequential), nnx.jit(nnx.value_and_grad(lambda model: square(model(BATCH))))(sequential))
+
+
+def test_nnx_attributes_are_part_of_the_code():
+    def make():
+        acts = [nnx.tanh, nnx.tanh, nnx.relu, nnx.sigmoid, lambda x: jnp.sin(x), lambda x: jnp.cos(x)]
+        return [Block(0, act=act) for act in acts]
+
+    agree(twice(deeppcr.forward, make), twice(loop, make))
+    assert [start for start, *_ in chains(make(), BATCH)][:3] == [0, 2, 3]
+    rates = [*blocks(2, "eval", rate=0.3), *blocks(2, rate=0.0)]  # other values of static fields, the same result
+    agree(deeppcr.forward(rates, BATCH), loop(rates, BATCH))
+
+
+def test_a_shared_nnx_module_is_not_copied():
+    block = Block(0)
+    program = jax.make_jaxpr(lambda block, x: deeppcr.forward([block] * 8, x, method="sequential"))(block, BATCH)
+    assert "8,3,3" not in str(program)
+    gradient = nnx.jit(nnx.grad(lambda block: square(deeppcr.forward([block] * 8, BATCH, adjoint="pcr"))))(block)
+    agree(gradient, nnx.jit(nnx.grad(lambda block: square(loop([block] * 8, BATCH))))(block))
+
+
+class Counter(nnx.Module):
+    """State that is static, and state that is not there before the first call."""
+
+    def __init__(self, seed):
+        self.linear, self.count = nnx.Linear(3, 3, rngs=nnx.Rngs(seed)), 0
+
+    def __call__(self, x):
+        self.count += 1
+        return jnp.tanh(self.linear(x)) * self.count
+
+
+class Late(nnx.Module):
+    def __init__(self, seed):
+        self.seed = seed
+
+    def __call__(self, x):
+        if not hasattr(self, "weight"):
+            self.weight = nnx.Param(jnp.full((3, 3), 0.1))
+        return x @ self.weight[...]
+
+
+@pytest.mark.parametrize("kind", [Counter, Late])
+def test_nnx_modules_that_change_their_structure(kind):
+    def make():
+        return [kind(0) for _ in range(3)]
+
+    agree(twice(deeppcr.forward, make), twice(loop, make))
+
+
+STATEFUL = [({"rate": 0.5}, r"rngs\.count"), ({"norm": True}, r"norm\.mean")]
+
+
+@pytest.mark.parametrize(("chosen", "words"), STATEFUL, ids=["dropout", "statistics"])
+def test_stacks_of_what_changes_are_refused(chosen, words):
+    """With an example of x at once, without one at the latest when they are called; never silently."""
+    with pytest.raises(ValueError, match=words):
+        deeppcr.stack(blocks(**chosen), BATCH)
+    with pytest.raises(ValueError, match=words):
+        deeppcr.Chain.from_layers(blocks(**chosen), BATCH)
+    with pytest.raises(ValueError, match=words):
+        deeppcr.stack(blocks(**chosen))(BATCH)
+    layers = blocks(mode="eval", **chosen)
+    agree(deeppcr.stack(layers, BATCH)(BATCH), loop(layers, BATCH))
+
+
+class Linen(linen.Module):
+    rate: float = 0.0
+    norm: bool = False
+    train: bool = False
+
+    @linen.compact
+    def __call__(self, x):
+        y = linen.Dense(3)(x)
+        y = linen.BatchNorm(use_running_average=not self.train)(y) if self.norm else y
+        return linen.Dropout(self.rate, deterministic=not self.train)(linen.tanh(y)) * 1.5
+
+
+def variables(count=N, **fields):
+    return [Linen(**fields).init({"params": jax.random.key(i), "dropout": jax.random.key(9)}, BATCH) for i in range(count)]
+
+
+def bound(count=N, rngs=False, mutable=False, **fields):
+    keys = [{"dropout": jax.random.key(i)} if rngs else None for i in range(count)]
+    return [Linen(**fields).bind(v, rngs=k, mutable=mutable) for v, k in zip(variables(count, **fields), keys, strict=True)]
+
+
+LINEN = {
+    "bound": bound,
+    "bound, statistics in evaluation": partial(bound, norm=True),
+    "bound, dropout in evaluation": partial(bound, rate=0.5),
+    "pairs": lambda: [(Linen().apply, v) for v in variables()],
+    "apply and a list": lambda: (Linen().apply, variables()),
+    "partials": lambda: [partial(Linen().apply, v) for v in variables()],
+    "closures": lambda: [lambda x, v=v: Linen().apply(v, x) for v in variables()],
+}
+
+
+@pytest.mark.parametrize("name", LINEN)
+def test_linen(name):
+    chosen = options(list(LINEN).index(name))
+    agree(deeppcr.forward(LINEN[name](), BATCH, **chosen), loop(LINEN[name](), BATCH))
+    assert chains(LINEN[name](), BATCH) == [(0, N, 1, "")]
+
+
+@pytest.mark.parametrize(("method", "adjoint"), [METHODS[1], METHODS[5]], ids=[NAMES[1], NAMES[5]])
+def test_linen_gradients_are_lists_of_dicts(method, adjoint):
+    def gradient(run):
+        return jax.jit(jax.grad(lambda v: square(run((Linen().apply, v), BATCH))))(variables())
+
+    agree(gradient(partial(deeppcr.forward, method=method, adjoint=adjoint)), gradient(loop))
+
+
+@pytest.mark.parametrize("count", [1, N])
+def test_linen_bound_with_random_numbers(count):
+    """The counter in a bound module advances with every call, the first mask is that of the first call."""
+
+    def run(forward):
+        layers = bound(count, rngs=True, rate=0.5, train=True)
+        return forward(layers, BATCH), forward(layers, BATCH)
+
+    agree(run(deeppcr.forward), run(loop))
+
+
+def test_linen_bound_with_changing_statistics():
+    def run(forward):
+        layers = bound(mutable=["batch_stats"], norm=True, train=True)
+        return forward(layers, BATCH), forward(layers, BATCH), [dict(layer.variables) for layer in layers]
+
+    agree(run(deeppcr.forward), run(loop))
+
+
+def test_linen_sequential():
+    model = linen.Sequential([layer for _ in range(3) for layer in (linen.Dense(3), linen.tanh)])
+    params = model.init(jax.random.key(0), BATCH)
+    agree(deeppcr.forward(model.bind(params), BATCH), model.apply(params, BATCH))
+    assert is_one_chain([Linen().bind(v) for v in variables()], BATCH)
+
+
+def test_linen_modules_without_variables():
+    with pytest.raises(Exception, match="unbound"):
+        deeppcr.forward([Linen()] * 3, BATCH)
+
+
+def test_stacks_of_linen_and_of_nnx():
+    for layers in (bound(), LINEN["pairs"](), blocks(mode="eval", norm=True)):
+        stack = deeppcr.stack(layers)
+        agree(stack(BATCH), loop(layers, BATCH))
+        assert all(np.shape(leaf)[0] == N for leaf in jax.tree.leaves(stack))

@@ -1,0 +1,259 @@
+"""Where a list of layers makes chains: widths, periods, remainders, reasons; and how often a layer's code runs."""
+
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from tests.layers.kinds import METHODS, NAMES, Dense, Plain, X, chains, check, closure, dense, loop, options, same_as_loop
+from tests.problems import assert_agree, normal
+
+
+def a(seed):
+    return dense(seed, static="tanh")
+
+
+def b(seed):
+    return dense(seed, static="softplus")
+
+
+def letters(text):
+    """A for one kind of module, B for another, f and g for functions."""
+    known = {"A": a, "B": b, "f": lambda _: jnp.sin, "g": lambda _: lambda x: 0.5 * x}
+    return [known[letter](seed) for seed, letter in enumerate(text)]
+
+
+FOUND = {
+    "AAAA": [(0, 4, 1)],
+    "A": [(0, 1, 1)],
+    "AB": [(0, 1, 1), (1, 1, 1)],
+    "ABABAB": [(0, 3, 2)],
+    "ABABABA": [(0, 3, 2), (6, 1, 1)],
+    "AfAfAf": [(0, 3, 2)],
+    "fAfAfA": [(0, 3, 2)],
+    "AfgAfgAfgA": [(0, 3, 3), (9, 1, 1)],
+    "AfgAfgAfgAf": [(0, 3, 3), (9, 1, 1), (10, 1, 1)],
+    "AABAABAAB": [(0, 3, 3)],
+    "AABAABAABAA": [(0, 3, 3), (9, 2, 1)],
+    "AAABBB": [(0, 3, 1), (3, 3, 1)],
+    "BAAAA": [(0, 1, 1), (1, 4, 1)],
+    "AAAAAB": [(0, 5, 1), (5, 1, 1)],
+    "gABABABf": [(0, 1, 1), (1, 3, 2), (7, 1, 1)],
+    "AAABAAAB": [(0, 2, 4)],
+}
+
+
+@pytest.mark.parametrize("text", FOUND)
+def test_runs_and_periods(text):
+    assert [segment[:3] for segment in chains(letters(text))] == FOUND[text]
+
+
+@pytest.mark.parametrize("text", ["AABAABAABAA", "gABABABf"])
+def test_periods_agree_with_the_loop(text):
+    def make(modules):
+        modules = iter(modules)
+        return [next(modules) if isinstance(layer, Dense) else layer for layer in letters(text)]
+
+    modules = [layer for layer in letters(text) if isinstance(layer, Dense)]
+    check(make, modules, **options(1 + len(text)))
+
+
+@pytest.mark.parametrize(("method", "adjoint"), METHODS, ids=NAMES)
+def test_blocks_between_two_other_widths(method, adjoint):
+    layers = [dense(0, 5, 3), *[dense(i) for i in range(1, 7)], dense(7, 3, 2)]
+    assert [segment[:3] for segment in chains(layers, normal(1, 5))] == [(0, 1, 1), (1, 6, 1), (7, 1, 1)]
+    check(lambda layers: layers, layers, normal(1, 2, 5), method=method, adjoint=adjoint)
+
+
+def test_widths_that_come_back():
+    """Down and up again, four times: a step of two layers; and widths that never come back."""
+    layers = [layer for i in range(4) for layer in (dense(i, 3, 2), dense(i, 2, 3))]
+    assert chains(layers) == [(0, 4, 2, "")]
+    check(lambda layers: layers, layers, **options(5))
+    pyramid = [dense(i, 6 - i, 5 - i) for i in range(5)]
+    assert {(length, reason) for _, length, _, reason in chains(pyramid, normal(1, 6))} == {
+        (1, "it changes the type of the state")
+    }
+    same_as_loop(lambda: pyramid, normal(1, 6))
+
+
+def test_dtypes_that_change():
+    def halved(x):
+        return x.astype(jnp.float32)
+
+    layers = [a(0), a(1), halved, *[jax.tree.map(lambda w: w.astype(jnp.float32), a(i)) for i in range(3)]]
+    assert [segment[:3] for segment in chains(layers)] == [(0, 2, 1), (2, 1, 1), (3, 3, 1)]
+    same_as_loop(lambda: layers, tolerance=1e-6, method="newton")
+
+
+def test_states_without_derivatives_run_in_order():
+    def bump(n):
+        return lambda x: (x + n) % 7
+
+    layers = [*[bump(n) for n in jnp.arange(4)], lambda i: normal(0, 7, 3)[i], *letters("AAA")]
+    tokens = jnp.array([1, 5, 6])
+    found = chains(layers, tokens)
+    assert {reason for _, _, _, reason in found[:4]} == {"it returns what is not floating"}
+    assert found[5:] == [(5, 3, 1, "")]
+    same_as_loop(lambda: layers, tokens, method="newton")
+    both = [lambda s, n=n: (s[0] + n, jnp.sin(s[1] * s[0].astype(s[1].dtype))) for n in jnp.arange(3)]
+    same_as_loop(lambda: both, (jnp.array([1, 2, 3]), X), method="newton")
+
+
+def test_states_that_change_their_structure():
+    layers = [lambda x: (x, x), *[lambda s: (jnp.sin(s[1]), s[0])] * 3, lambda s: {"a": s[0]}, *[lambda s: {"a": 2 * s["a"]}] * 2]
+    same_as_loop(lambda: layers, method="newton")
+    assert [length for _, length, _, _ in chains(layers)] == [1, 3, 1, 2]
+
+
+def test_a_state_that_a_layer_keeps():
+    """A layer that returns its argument, or what it captured."""
+    same_as_loop(lambda: [lambda x: x] * 3, method="newton")
+    same_as_loop(lambda: [lambda x, w=w: w for w in normal(0, 3, 3)], method="newton")
+    same_as_loop(lambda: [lambda x: jnp.zeros(3)] * 2, method="newton")
+
+
+TABLES = {
+    "a chain between": (
+        lambda: [dense(0, 5, 3), *[dense(i) for i in range(1, 7)], dense(7, 3, 2)],
+        (5,),
+        """
+layers  steps  layers a step  state
+0       1      1              float64[5] -> float64[3]  in order: it changes the type of the state
+1..6    6      1              float64[3]                a chain
+7       1      1              float64[3] -> float64[2]  in order: it changes the type of the state
+""",
+    ),
+    "periods": (
+        lambda: letters("ABABABf"),
+        (2, 3),
+        """
+layers  steps  layers a step  state
+0..5    3      2              float64[2, 3]  a chain
+6       1      1              float64[2, 3]  in order: no neighbour is like it
+""",
+    ),
+    "a side effect": (
+        lambda: [jnp.sin, jnp.sin, lambda x, seen=[]: (seen.append(x), x)[1], lambda x: x > 0],
+        (3,),
+        """
+layers  steps  layers a step  state
+0..1    2      1              float64[3]             a chain
+2       1      1              float64[3]             in order: calling it changes the structure of list
+3       1      1              float64[3] -> bool[3]  in order: it returns what is not floating
+""",
+    ),
+    "nothing": (list, (3,), "layers  steps  layers a step  state"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_describe(name):
+    layers, shape, table = TABLES[name]
+    assert str(deeppcr.layers.describe(layers(), jax.ShapeDtypeStruct(shape, X.dtype))) == table.strip()
+    assert str(deeppcr.layers.describe(tuple(layers()), jnp.zeros(shape))) == table.strip()
+
+
+def test_describe_takes_what_forward_takes():
+    modules = [a(i) for i in range(4)]
+    text = str(deeppcr.layers.describe(modules, X))
+    assert "0..3" in text
+    assert str(deeppcr.layers.describe(deeppcr.stack(modules), X)) == text
+    assert str(deeppcr.layers.describe((lambda p, x: p(x), modules), X)) == text
+    assert str(deeppcr.layers.describe((layer for layer in modules), X)) == text
+    assert deeppcr.Chain.from_layers(deeppcr.stack(modules), X).length == 4
+
+
+class Counted(Dense):
+    calls = 0
+
+    def __call__(self, x):
+        Counted.calls += 1
+        return super().__call__(x)
+
+
+jax.tree_util.register_dataclass(Counted, ["weight", "bias"], ["static"])
+
+
+def counted(seed):
+    layer = dense(seed)
+    return Counted(layer.weight, layer.bias)
+
+
+def counted_closure(seed):
+    layer = dense(seed)
+
+    def call(x):
+        Counted.calls += 1
+        return layer(x)
+
+    return call
+
+
+def alternately(seed):
+    return jnp.sin if seed % 2 else counted(seed)
+
+
+SORTS = {
+    "modules": counted,
+    "closures": counted_closure,
+    "jitted closures": lambda seed: jax.jit(counted_closure(seed)),
+    "methods": lambda seed: counted(seed).__call__,
+    "pairs": lambda seed: (lambda p, x: p["module"](x), {"module": counted(seed)}),
+    "a period": alternately,
+}
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("adjoint", ["auto", "pcr"])
+def test_how_often_code_runs_does_not_grow(sort, adjoint):
+    def calls(count):
+        layers = [SORTS[sort](seed) for seed in range(count)]
+        Counted.calls = 0
+        jax.make_jaxpr(jax.grad(lambda x: deeppcr.forward(layers, x, method="newton", adjoint=adjoint).sum()))(X)
+        return Counted.calls
+
+    few = calls(8)
+    assert 0 < few <= 12
+    assert calls(64) == few
+
+
+def test_programs_do_not_grow():
+    """With parameters that are traced, the program has one equation an array to stack, and no more."""
+
+    def equations(count):
+        value = jax.grad(lambda layers: deeppcr.forward(layers, X, method="newton", adjoint="pcr").sum())
+        return len(jax.make_jaxpr(value)([a(i) for i in range(count)]).eqns)
+
+    assert equations(32) - equations(16) <= 16 * 2 * 6  # two arrays a layer
+
+
+@pytest.mark.parametrize("kind", ["modules", "closures", "in turn", "traced", "unlike", "at random"])
+def test_300_layers_are_read_fast(kind):
+    layers = {
+        "modules": lambda: [a(i) for i in range(300)],
+        "closures": lambda: [closure(w) for w in normal(0, 300, 3, 3)],
+        "in turn": lambda: letters("AfgBAfgBff" * 30),
+        "traced": lambda: [Plain(closure(w)) for w in normal(0, 300, 3, 3)],
+        "unlike": lambda: [lambda x, c=c: c * x for c in range(300)],
+        "at random": lambda: letters("".join("ABf"[int(i)] for i in jax.random.randint(jax.random.key(0), 300, 0, 3))),
+    }[kind]()
+    start = time.process_time()
+    deeppcr.layers.describe(layers, X)
+    assert time.process_time() - start < 5
+
+
+def test_a_mixture():
+    layers = letters("".join("ABf"[int(i)] for i in jax.random.randint(jax.random.key(0), 40, 0, 3)))
+    same_as_loop(lambda: layers)
+
+
+def test_segments_in_jit_vmap_and_grad():
+    layers = letters("fABABABg")
+    batch = normal(1, 4, 3)
+    run = jax.jit(jax.vmap(jax.value_and_grad(lambda x: deeppcr.forward(layers, x, method="newton", adjoint="pcr").sum())))
+    assert_agree(run(batch), jax.vmap(jax.value_and_grad(lambda x: loop(layers, x).sum()))(batch))
+    assert_agree(jax.jvp(partial(deeppcr.forward, layers), (X,), (X,)), jax.jvp(partial(loop, layers), (X,), (X,)))

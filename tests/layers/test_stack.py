@@ -1,0 +1,248 @@
+"""`stack`: a pytree of stacked layers, to train with."""
+
+import copy
+import pickle
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import deeppcr
+from tests.layers.kinds import METHODS, NAMES, WEIGHTS, Dense, Plain, X, closure, dense, denses, loop, square
+from tests.problems import assert_agree, normal
+
+N = 5
+BATCH = normal(9, 4, 3)
+
+
+def stacked(layers):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+
+
+def same_arrays(stack, tree):
+    assert_agree(jax.tree.leaves(stack), jax.tree.leaves(tree))
+
+
+def multiply(params, x):
+    return jnp.tanh(x @ params["w"]) * params["c"].sum()
+
+
+KINDS = {
+    "modules": lambda: denses(N),
+    "closures": lambda: [closure(w) for w in WEIGHTS],
+    "jitted closures": lambda: [jax.jit(closure(w)) for w in WEIGHTS],
+    "pairs": lambda: [(multiply, {"w": w, "c": w[0]}) for w in WEIGHTS],
+    "apply and a list": lambda: (multiply, [{"w": w, "c": w[0]} for w in WEIGHTS]),
+    "partials": lambda: [partial(multiply, {"w": w, "c": w[0]}) for w in WEIGHTS],
+    "methods": lambda: [layer.affine for layer in denses(N)],
+    "a period": lambda: [layer for m in denses(N) for layer in (m, jnp.sin, lambda x: 0.5 * x)],
+    "one layer": lambda: denses(1),
+    "numpy": lambda: [closure(np.asarray(w)) for w in WEIGHTS],
+    "numbers": lambda: [lambda x, c=0.5: c * x] * 3,
+    "stacks": lambda: [deeppcr.stack(denses(2)), deeppcr.stack([dense(8), dense(9)])],
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_agrees_with_the_loop(name):
+    layers = KINDS[name]()
+    stack = deeppcr.stack(layers)
+    expected = loop(layers, BATCH)
+    run = stack if list(KINDS).index(name) % 2 else partial(deeppcr.forward, stack, method="newton")
+    assert_agree(run(BATCH), expected)
+    assert jax.tree.structure(deeppcr.stack(layers, BATCH)) == jax.tree.structure(stack)
+    assert_agree(loop(stack.unstack(), BATCH), expected)
+    assert len(stack) == len(stack.unstack()) == (len(layers[1]) if name == "apply and a list" else len(layers))
+    assert_agree(deeppcr.stack(stack), stack)
+
+
+def test_objects_need_an_example():
+    layers = [Plain(closure(w)) for w in WEIGHTS]
+    with pytest.raises(TypeError, match=r"layers\[0\].*Plain"):
+        deeppcr.stack(layers)
+    assert_agree(deeppcr.stack(layers, jax.ShapeDtypeStruct(X.shape, X.dtype))(X), loop(layers, X))
+
+
+@pytest.mark.parametrize(("method", "adjoint"), METHODS, ids=NAMES)
+def test_gradients_are_stacks(method, adjoint):
+    layers = denses(N)
+    stack = deeppcr.stack(layers)
+    gradient = jax.jit(jax.grad(lambda stack: square(stack(BATCH, method=method, adjoint=adjoint))))(stack)
+    assert isinstance(gradient, deeppcr.Stack)
+    assert jax.tree.structure(gradient) == jax.tree.structure(stack)
+    wanted = jax.grad(lambda layers: square(loop(layers, BATCH)))(layers)
+    assert_agree(gradient.unstack(), wanted)
+    assert_agree(deeppcr.stack(wanted), gradient)
+
+
+def test_gradients_of_layers_stacked_while_traced():
+    """In the user's own structure."""
+    gradient = jax.jit(jax.grad(lambda layers: square(deeppcr.stack(layers)(BATCH, adjoint="pcr"))))(denses(N))
+    assert_agree(gradient, jax.grad(lambda layers: square(loop(layers, BATCH)))(denses(N)))
+
+
+def test_is_a_pytree():
+    stack = deeppcr.stack(denses(N))
+    leaves, structure = jax.tree.flatten(stack)
+    assert [leaf.shape for leaf in leaves] == [(N, 3, 3), (N, 3)]
+    assert_agree(jax.tree.unflatten(structure, leaves), stack)
+    other = deeppcr.stack([dense(10 + i) for i in range(N)])
+    assert jax.tree.structure(other) == structure
+    assert hash(jax.tree.structure(other)) == hash(structure)
+    assert jax.tree.structure(deeppcr.stack(denses(N - 1))) != structure
+    assert jax.tree.structure(deeppcr.stack([dense(i, static="relu") for i in range(N)])) != structure
+    difference = jax.tree.map(jnp.subtract, other, stack)
+    assert_agree(jax.tree.map(jnp.add, stack, difference), other)
+    masks = jax.tree.map(lambda leaf: leaf.ndim > 2, stack)
+    assert jax.tree.leaves(masks) == [True, False]
+    assert jax.tree.leaves(jax.tree.map(lambda leaf: None, stack)) == []
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(stack)]
+    assert len(set(paths)) == 2
+
+
+def test_closures_made_alike_have_one_structure():
+    structures = [jax.tree.structure(deeppcr.stack([closure(s * w) for w in WEIGHTS])) for s in (1.0, 2.0)]
+    assert structures[0] == structures[1]
+    assert hash(structures[0]) == hash(structures[1])
+
+
+def test_jit_traces_once():
+    traced = []
+
+    @jax.jit
+    def call(stack, x):
+        traced.append(1)
+        return stack(x)
+
+    stack = deeppcr.stack(denses(N))
+    for other in (stack, deeppcr.stack([dense(10 + i) for i in range(N)]), jax.tree.map(lambda leaf: 2 * leaf, stack)):
+        call(other, X)
+    assert len(traced) == 1
+    static = jax.jit(lambda structure, leaves: jax.tree.unflatten(structure, leaves)(X), static_argnums=0)
+    leaves, structure = jax.tree.flatten(stack)
+    assert_agree(static(structure, leaves), stack(X))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "masked", "clipped"])
+def test_training_with_optax(optimizer):
+    """As with the list of layers, in one jitted and donated loop."""
+    optimizer = {
+        "adam": optax.adam(0.1),
+        "masked": optax.masked(optax.sgd(0.1, momentum=0.9), lambda tree: jax.tree.map(lambda leaf: True, tree)),
+        "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)),
+    }[optimizer]
+
+    def train(params, run):
+        def step(_, carry):
+            params, state = carry
+            gradient = jax.grad(lambda params: square(run(params, BATCH)))(params)
+            updates, state = optimizer.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state
+
+        with jax.numpy_dtype_promotion("standard"):  # of optax's own making
+            trained = jax.jit(lambda params: jax.lax.fori_loop(0, 3, step, (params, optimizer.init(params)))[0], donate_argnums=0)
+            return trained(params)
+
+    trained = train(deeppcr.stack(denses(N)), deeppcr.forward)
+    assert_agree(trained.unstack(), train(denses(N), loop))
+
+
+def test_donation():
+    stack = deeppcr.stack(denses(N))
+    expected = stack(X)
+    given = jax.tree.map(jnp.copy, stack)
+    kept = jax.jit(lambda stack: jax.tree.map(lambda leaf: leaf + 0, stack), donate_argnums=0)(given)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+    assert_agree(kept(X), expected)
+
+
+def test_vmap_over_an_ensemble():
+    stacks = [deeppcr.stack([dense(10 * k + i) for i in range(N)]) for k in range(3)]
+    ensemble = stacked(stacks)
+    actual = jax.jit(jax.vmap(lambda stack, x: stack(x, method="newton"), in_axes=(0, None)))(ensemble, X)
+    assert_agree(actual, jnp.stack([stack(X) for stack in stacks]))
+
+
+def test_unstack_gives_the_layers_back():
+    layers = [layer for m in denses(N) for layer in (m, jax.nn.relu)]
+    back = deeppcr.stack(layers).unstack()
+    assert_agree(back[::2], layers[::2])
+    assert all(isinstance(layer, Dense) for layer in back[::2])
+    assert all(layer is jax.nn.relu for layer in back[1::2])
+    assert_agree(deeppcr.stack(back), deeppcr.stack(layers))
+    assert_agree(deeppcr.stack(deeppcr.stack(denses(N)).unstack()[1:])(X), loop(denses(N)[1:], X))
+
+
+def test_shared_arrays_are_kept_once():
+    layer, shared = dense(0), normal(3, 3, 3)
+    stack = deeppcr.stack([layer] * N)
+    assert [leaf.shape for leaf in jax.tree.leaves(stack)] == [(3, 3), (3,)]
+    gradient = jax.jit(jax.grad(lambda stack: square(stack(BATCH, method="newton", adjoint="pcr"))))(stack)
+    same_arrays(gradient, jax.grad(lambda layer: square(loop([layer] * N, BATCH)))(layer))
+    assert_agree(jax.jit(lambda stack: stack(BATCH))(jax.tree.map(jnp.copy, stack)), loop([layer] * N, BATCH))
+    mixed = [lambda x, w=w: jnp.tanh(x @ w) @ shared for w in WEIGHTS]
+    assert sorted(leaf.shape for leaf in jax.tree.leaves(deeppcr.stack(mixed))) == [(3, 3), (len(WEIGHTS), 3, 3)]
+    assert_agree(loop(deeppcr.stack(mixed).unstack(), X), loop(mixed, X))
+
+
+def test_a_stack_among_layers():
+    """It is a layer as any other; the chain of a list may be made of stacks."""
+    layers = denses(6)
+    for mixed in ([deeppcr.stack(layers[:3]), deeppcr.stack(layers[3:])], [layers[0], deeppcr.stack(layers[1:5]), layers[5]]):
+        actual = jax.jit(jax.grad(lambda x, mixed=mixed: square(deeppcr.forward(mixed, x, method="newton", adjoint="pcr"))))(X)
+        assert_agree(actual, jax.grad(lambda x: square(loop(layers, x)))(X))
+
+
+def test_copies_and_pickles():
+    stack = deeppcr.stack(denses(N))
+    for other in (copy.copy(stack), copy.deepcopy(stack), pickle.loads(pickle.dumps(stack))):
+        assert_agree(other, stack)
+        assert_agree(other(X), stack(X))
+    assert_agree(copy.deepcopy(deeppcr.stack([closure(w) for w in WEIGHTS]))(X), loop([closure(w) for w in WEIGHTS], X))
+
+
+def test_from_layers_and_solve():
+    layers = denses(N)
+    stack = deeppcr.stack(layers)
+    for given in (layers, stack, (layer for layer in layers), (lambda p, x: p(x), layers)):
+        chain = deeppcr.Chain.from_layers(given, X)
+        assert chain.length == N
+        assert_agree(deeppcr.solve(chain, X, method="newton").value, loop(layers, X))
+
+
+def test_weak_types():
+    x = X.astype(jnp.float32)
+    layers = [lambda x, c=c: jnp.sin(c * x) for c in map(jnp.asarray, (0.5, 0.25))]
+    with pytest.raises(ValueError, match="weakly typed"):
+        deeppcr.stack(layers, x)
+    assert_agree(deeppcr.forward(layers, x), loop(layers, x), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layers", "error", "words"),
+    [
+        (list, ValueError, "empty"),
+        (lambda: [dense(0), dense(1, static="relu")], ValueError, r"layers\[1\]"),
+        (lambda: [*denses(3), jnp.sin], ValueError, r"layers\[3\]"),
+        (lambda: [dense(0), dense(1, 3, 4)], ValueError, r"layers\[1\]"),
+        (lambda: [jnp.sin, lambda x: x], ValueError, r"layers\[1\]"),
+        (lambda: [dense(0), 3], TypeError, r"layers\[1\]"),
+        (lambda: 3, TypeError, "int"),
+        (lambda: [dense(0, static=np.array([i, 1])) for i in range(2)], (TypeError, ValueError), r"layers\["),
+    ],
+    ids=["empty", "fields", "a last one", "shapes", "functions", "no layer", "no list", "static arrays"],
+)
+def test_what_cannot_be_stacked(layers, error, words):
+    with pytest.raises(error, match=words):
+        deeppcr.stack(layers())
+
+
+def test_what_changes_the_state_is_refused():
+    layers = [dense(0, 3, 2)]
+    with pytest.raises(ValueError, match="shape of the state"):
+        deeppcr.stack(layers, X)
+    with pytest.raises((TypeError, ValueError), match=r"state|carry"):
+        deeppcr.stack(layers)(X)

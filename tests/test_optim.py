@@ -1,0 +1,280 @@
+"""Packed optimizers against the plain ones; what is not trained."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+from deeppcr.optim import Packed, Packing, pack
+from tests.parameters import SHAPES, assert_same, by_ndim, everything, mixed, tree
+
+
+def multi(schedule):
+    return optax.MultiSteps(optax.sgd(0.1, 0.9), 2, should_skip_update_fn=schedule).gradient_transformation()
+
+
+TOGETHER = {
+    "adabelief": lambda: optax.adabelief(1e-2),
+    "adadelta": lambda: optax.adadelta(1e-2),
+    "adagrad": lambda: optax.adagrad(1e-2),
+    "adam": lambda: optax.adam(1e-2),
+    "adam, first moment in bfloat16": lambda: optax.adam(1e-2, mu_dtype=jnp.bfloat16),
+    "adamax": lambda: optax.adamax(1e-2),
+    "adamw": lambda: optax.adamw(1e-2, weight_decay=0.1),
+    "adamw, mask of all": lambda: optax.adamw(1e-2, mask=lambda p: jax.tree.map(lambda _: True, p)),
+    "adan": lambda: optax.adan(1e-2),
+    "amsgrad": lambda: optax.amsgrad(1e-2),
+    "apply_every": lambda: optax.chain(optax.apply_every(2), optax.sgd(0.1)),
+    "apply_if_finite": lambda: optax.apply_if_finite(optax.adam(1e-2), 3),
+    "clip": lambda: optax.chain(optax.clip(0.3), optax.sgd(0.1)),
+    "clip_by_global_norm": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2)),
+    "conditionally_transform": lambda: optax.conditionally_transform(optax.sgd(0.1, 0.9), lambda step: step < 2),
+    "dog": lambda: contrib.dog(),
+    "ema": lambda: optax.chain(optax.sgd(0.1), optax.ema(0.9)),
+    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.sgd)(optax.cosine_decay_schedule(0.1, 10)),
+    "keep_params_nonnegative": lambda: optax.keep_params_nonnegative(),
+    "lion": lambda: optax.lion(1e-2),
+    "madgrad": lambda: contrib.madgrad(0.1),
+    "momentum": lambda: optax.sgd(1e-2, 0.9, nesterov=True),
+    "MultiSteps": lambda: multi(optax.skip_not_finite),
+    "MultiSteps, large ones skipped": lambda: multi(lambda u, s, p: optax.skip_large_updates(u, s, p, 20.0)),
+    "nadam": lambda: optax.nadam(1e-2),
+    "normalize_by_update_norm": lambda: optax.normalize_by_update_norm(),
+    "prodigy": lambda: contrib.prodigy(),
+    "radam": lambda: optax.radam(1e-2),
+    "rmsprop": lambda: optax.rmsprop(1e-2, centered=True, momentum=0.9),
+    "rprop": lambda: optax.rprop(1e-2),
+    "schedule": lambda: optax.adam(optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 10)),
+    "schedule_free": lambda: contrib.schedule_free_sgd(0.1),
+    "sgd": lambda: optax.sgd(1e-2),
+    "sign_sgd": lambda: optax.sign_sgd(1e-2),
+    "yogi": lambda: optax.yogi(1e-2),
+}
+
+
+def trained(optimizer, params, gradients):
+    """The parameters after some steps, compiled, as a training loop would have it."""
+
+    def step(carry, g):
+        params, state = carry
+        updates, state = optimizer.update(g, state, params)
+        assert jax.tree.structure(updates) == jax.tree.structure(params)
+        return (optax.apply_updates(params, updates), state), updates
+
+    (params, _), updates = jax.lax.scan(step, (params, optimizer.init(params)), gradients)
+    return params, updates
+
+
+def assert_close(found, expected, factor=50, atleast=0.0):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        rtol = max(factor * float(jnp.finfo(theirs.dtype).eps), atleast)
+        np.testing.assert_allclose(ours.astype("float64"), theirs.astype("float64"), rtol=rtol, atol=rtol / 10)
+
+
+@pytest.fixture(autouse=True)
+def _promotion():
+    """Optax has not been written for strict promotion."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # to compile; nothing runs for long
+GRADIENTS = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(tree, range(1, 5)))
+
+
+def run(optimizer, params=None, gradients=GRADIENTS):
+    compiled = jax.jit(lambda p, g: trained(optimizer, p, g), compiler_options=FAST)
+    return compiled(tree(0) if params is None else params, gradients)
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_what_treats_entries_alike_gives_what_the_plain_one_gives(name):
+    optimizer = TOGETHER[name]()
+    assert_close(run(pack(optimizer)), run(optimizer))
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "clip", "lion", "sign_sgd"])
+def test_elementwise_optimizers_run_eagerly_give_the_same_bits(name):
+    optimizer = TOGETHER[name]()
+    packed, params, gradients = pack(optimizer), tree(0), tree(1)
+    ours, theirs = packed.init(params), optimizer.init(params)
+    for _ in range(2):
+        ours, theirs = packed.update(gradients, ours, params), optimizer.update(gradients, theirs, params)
+        assert_same(ours[0], theirs[0])
+        ours, theirs = ours[1], theirs[1]
+
+
+def test_each_dtype_has_its_array_and_nothing_is_cast():
+    optimizer, params = optax.adam(1e-2), mixed(0)
+    gradients = jax.tree.map(lambda x: jnp.stack([x, -2 * x]), mixed(1))
+    assert_close(run(pack(optimizer), params, gradients), run(optimizer, params, gradients))
+    # The norm over all dtypes is summed in the narrower ones too, in another order.
+    together = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1e-2))
+    assert_close(run(pack(together), params, gradients), run(together, params, gradients), atleast=1e-2)
+    state = pack(optax.adam(1e-2)).init(params).inner_state
+    size = sum(int(np.prod(shape)) for shape in SHAPES.values())
+    assert {name: (a.dtype.name, a.shape) for name, a in state[0].mu.arrays.items()} == {d: (d, (size,)) for d in params}
+    assert len(jax.tree.leaves(state)) == 1 + 2 * 4
+
+
+def test_one_leaf_a_dtype_may_be_treated_by_itself():
+    params = {"w": jnp.ones((2, 3)), "b": jnp.full(3, 0.5, "float32"), "none": jnp.zeros((0, 2))}
+    gradients = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), params)
+    assert_close(run(pack(optax.lamb(1e-2)), params, gradients), run(optax.lamb(1e-2), params, gradients))
+
+
+@pytest.mark.parametrize("params", [jnp.float32(2.0), jnp.ones((2, 2)), (jnp.float32(1.0), jnp.zeros((0,), "float32"))])
+def test_a_scalar_an_array_and_nothing_are_trees_too(params):
+    optimizer = optax.chain(optax.apply_if_finite(optax.clip_by_global_norm(0.5), 2), optax.adam(0.1))
+    gradients = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), params)
+    assert_close(run(pack(optimizer), params, gradients), run(optimizer, params, gradients))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"w": True, "frozen": False, "count": True, "flag": True, "key": True, "nothing": True},
+        {"w": np.True_, "frozen": (False, False), "count": False, "flag": False, "key": False, "nothing": None},
+        lambda params: {**jax.tree.map(lambda _: True, params), "frozen": False},
+    ],
+    ids=["prefix", "full", "function"],
+)
+def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mask):
+    optimizer, params = pack(optax.adamw(0.1, weight_decay=0.5), mask=mask), everything()
+    state = optimizer.init(params)
+    assert {name: array.shape for name, array in state.inner_state[0].mu.arrays.items()} == {"float32": (4,)}
+    gradients = {**params, "w": jnp.ones((2, 2), "float32")}
+    gradients |= {"count": np.zeros((), jax.dtypes.float0), "key": np.zeros(2, jax.dtypes.float0), "flag": None}
+
+    @jax.jit
+    def step(params, state):
+        updates, state = optimizer.update({**gradients, "flag": jnp.zeros(2, bool)}, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(2):
+        moved, state = step(params, state)
+        kept = [name for name in params if name != "w"]
+        assert_same({name: moved[name] for name in kept}, {name: params[name] for name in kept})
+        assert not np.array_equal(moved["w"], params["w"], equal_nan=True)
+        params = moved
+    assert optimizer.update(gradients, state, params)[0]["flag"] is None
+
+
+def test_without_parameters_there_is_nothing_to_do():
+    optimizer = pack(optax.adam(0.1))
+    assert optimizer.update({}, optimizer.init({}), {})[0] == {}
+
+
+def test_the_trained_part_goes_as_if_it_were_alone():
+    params, mask = tree(0), {**dict.fromkeys(SHAPES, True), "b": False}
+    part = lambda t: {name: leaf for name, leaf in t.items() if name != "b"}  # noqa: E731
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
+    found, _ = run(pack(optimizer, mask=mask))
+    expected, _ = run(optimizer, part(params), part(GRADIENTS))
+    assert_close(part(found), expected)
+    assert_same(found["b"], params["b"])
+
+
+def test_masks_of_the_optimizer_become_a_partition_of_packed_ones():
+    decayed, plain = optax.adamw(1e-2, weight_decay=0.1), optax.adamw(1e-2, weight_decay=0.0)
+    parts = {True: pack(decayed), False: pack(plain)}
+    expected = optax.adamw(1e-2, weight_decay=0.1, mask=by_ndim)
+    gradients = jax.tree.map(lambda x: x[:2], GRADIENTS)
+    assert_close(run(optax.partition(parts, by_ndim), None, gradients), run(expected, None, gradients))
+
+
+def loss(params, x):
+    return jnp.square(jnp.tanh(x @ params["w"] + params["b"]) @ params["v"] - params["s"]).mean()
+
+
+def test_packed_parameters_train_in_a_loop_as_plain_ones_do():
+    params, optimizer = tree(0), optax.adamw(1e-2)
+    xs = jnp.asarray(np.random.default_rng(5).standard_normal((6, 4, 2)), "float32")
+    params |= {"count": jnp.int32(1)}
+    packing, packer = Packing.of(params), pack(optimizer)
+    floats = lambda p: {name: p[name] for name in SHAPES}  # noqa: E731
+
+    @jax.jit
+    def ours(params):
+        def step(carry, x):
+            packed, state = carry
+            gradients = jax.grad(lambda p: loss({**params, **p}, x))(floats(packing.unpack(packed)))
+            updates, state = packer.update(packing.pack({**gradients, "count": jnp.int32(0)}), state, packed)
+            return (optax.apply_updates(packed, updates), state), None
+
+        packed = packing.pack(params)
+        (packed, _), _ = jax.lax.scan(step, (packed, packer.init(packed)), xs)
+        return packing.unpack(packed)
+
+    @jax.jit
+    def theirs(params):
+        def step(carry, x):
+            params, state = carry
+            updates, state = optimizer.update(jax.grad(loss)(params, x), state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(step, (params, optimizer.init(params)), xs)[0][0]
+
+    with jax.numpy_rank_promotion("allow"):
+        assert_close(floats(ours(params)), theirs(floats(params)), factor=500)
+
+
+def test_extra_arguments_reach_the_optimizer():
+    optimizer, params, gradients = contrib.reduce_on_plateau(patience=1), tree(0), tree(1)
+    packed = pack(optimizer)
+    state, plain = packed.init(params), optimizer.init(params)
+    for value in (1.0, 2.0, 3.0):
+        found, state = packed.update(gradients, state, params, value=jnp.float32(value), unused=len)
+        expected, plain = optimizer.update(gradients, plain, params, value=jnp.float32(value))
+    assert_close(found, expected)
+
+
+def test_the_learning_rate_may_be_traced():
+    @jax.jit
+    def step(rate, params):
+        optimizer = pack(optax.sgd(rate))
+        return optimizer.update(params, optimizer.init(params))[0]
+
+    assert_close(step(jnp.float32(0.5), tree(0)), jax.tree.map(lambda x: -x / 2, tree(0)))
+
+
+def test_what_is_proven_once_is_not_traced_again():
+    calls = []
+
+    def update(updates, state, params=None):
+        calls.append(isinstance(updates, Packed))
+        return jax.tree.map(jnp.negative, updates), state
+
+    optimizer = pack(optax.GradientTransformation(lambda params: (), update))
+    state = optimizer.init(tree(0))
+    for _ in range(3):
+        optimizer.update(tree(1), state, tree(0))
+    assert calls.count(False) == 1
+
+
+def test_bad_arguments_are_named():
+    params = tree(0)
+    with pytest.raises(TypeError, match="optimizer is float, expected an optax"):
+        pack(0.1)
+    with pytest.raises(ValueError, match=r"mask has the structure .* expected a prefix"):
+        pack(optax.sgd(0.1), mask={"w": True}).init(params)
+    with pytest.raises(TypeError, match="mask has a leaf of type int, expected bool"):
+        pack(optax.sgd(0.1), mask=1).init(params)
+    with pytest.raises(TypeError, match=r"params\['w'\] is str, expected an array"):
+        pack(optax.sgd(0.1)).init({**params, "w": "seven"})
+    optimizer = pack(optax.sgd(0.1))
+    state = optimizer.init(params)
+    with pytest.raises(ValueError, match="updates has the structure"):
+        optimizer.update({"w": params["w"]}, state, params)
+    with pytest.raises(ValueError, match=r"updates\['b'\] has shape \[4\], expected \[3\]"):
+        optimizer.update({**params, "b": jnp.ones(4)}, state, params)
+    with pytest.raises(TypeError, match=r"differ in dtype.*packing casts nothing"):
+        optimizer.update({**params, "b": params["b"].astype("bfloat16")}, state, params)
+    with pytest.raises(TypeError, match="state is tuple, expected what"):
+        optimizer.update(params, (), params)
+    with pytest.raises(ValueError, match="mask is given and params is Packed"):
+        pack(optax.sgd(0.1), mask=True).init(Packing.of(params).pack(params))
