@@ -41,6 +41,8 @@ lint: $(STAMP)
 bench: $(STAMP)
 	@$(PY) -m experiments recurrence --keep recurrence
 	@$(PY) -m experiments gradients
+	@$(PY) -m experiments compile_time --keep compile_time
+	@$(PY) -m experiments training_loop --keep training_loop
 	@$(PY) -m experiments analysis --keep analysis
 	@$(PY) -m experiments prediction --keep prediction
 

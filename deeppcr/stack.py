@@ -26,7 +26,7 @@ class Stack(Repeated):
         return self.length * self.period
 
     def unstack(self) -> list[Any]:
-        """The layers, one by one, as they were given."""
+        """The layers, one by one: modules and other pytrees as they were given, of methods, partials and pairs a partial."""
         return self.layers()
 
 

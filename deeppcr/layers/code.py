@@ -192,7 +192,9 @@ class Applied:
         """A partial of the function."""
         function = self.function.build(arrays, built)
         arguments = [argument.build(arrays, built) for argument in self.arguments]
-        return functools.partial(function, *arguments, **{name: value.build(arrays, built) for name, value in self.keywords})
+        keywords = {name: value.build(arrays, built) for name, value in self.keywords}
+        make = jax.tree_util.Partial if self.kind == "Partial" else functools.partial
+        return make(function, *arguments, **keywords)
 
 
 def method(value: Any, take_apart: TakeApart) -> Code | None:
@@ -203,11 +205,11 @@ def method(value: Any, take_apart: TakeApart) -> Code | None:
 
 
 def partial(value: Any, take_apart: TakeApart) -> Code | None:
-    """A partial of functools."""
-    if type(value) is not functools.partial:
+    """A partial of functools, or of jax, of which the function is taken apart, too."""
+    if type(value) not in (functools.partial, jax.tree_util.Partial):
         return None
     keywords = tuple((name, take_apart(argument)) for name, argument in value.keywords.items())
-    return Applied("partial", take_apart(value.func), tuple(map(take_apart, value.args)), keywords)
+    return Applied(type(value).__name__, take_apart(value.func), tuple(map(take_apart, value.args)), keywords)
 
 
 def changes(built: Built) -> list[str]:

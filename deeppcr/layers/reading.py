@@ -49,7 +49,7 @@ def listed(layers: Any) -> list[Any]:
     Raises:
         TypeError: ``layers`` is none of these, or one of them is not callable.
     """
-    if type(layers).__name__ == "Sequential" and hasattr(layers, "layers"):
+    if _is_sequential(layers):
         layers = layers.layers
     elif is_pair(layers) and isinstance(layers[1], list | tuple) and not is_pair(layers[1]):
         layers = [(layers[0], parameters) for parameters in layers[1]]
@@ -63,6 +63,14 @@ def listed(layers: Any) -> list[Any]:
         if not callable(layer) and not is_pair(layer):
             raise TypeError(f"layers[{number}] is {layer!r}, expected a callable layer(x) -> x, or a pair (apply, params).")
     return found
+
+
+def _is_sequential(layers: Any) -> bool:
+    """Whether ``layers`` is a ``Sequential`` of flax or equinox, or a subclass that is called as it is."""
+    for base in type(layers).__mro__:
+        if base.__name__ == "Sequential" and base.__module__.partition(".")[0] in ("flax", "equinox"):
+            return type(layers).__call__ is base.__call__
+    return False
 
 
 def read(layers: Sequence[Any], x: Any) -> list[Layer]:
