@@ -48,19 +48,19 @@ def pack(optimizer: Any, mask: Any = None) -> Any:
         ValueError: ``mask`` is not a prefix of the parameters; from ``init`` and ``update``: the optimizer treats leaves
             separately (the message says where), or the gradients are not of the parameters' structure.
 
-    When it pays: with stacked layers; with a list of layers it does not. A jitted `jax.lax.scan` of 200 Adam steps, 16 residual
-    modules of 12 arrays (26,624 parameters, float32), batch 32; seconds to trace, lower and compile, and microseconds a step, on
-    two CPU cores (jax 0.10.2; medians of 3 and 5; other programs on the machine move the seconds by half, the ratios less):
+    When it pays: seldom. With stacked layers there is little left to pack, and with a list of layers it costs more than it saves.
+    A jitted `jax.lax.scan` of 200 Adam steps, 16 residual
+    modules of 12 arrays (26,624 parameters, float32), batch 32, by ``python -m experiments training_loop``; seconds to trace,
+    lower and compile, and microseconds a step, on two CPU cores (jax 0.10.2, medians of 5):
 
     =================================  =======  =====  ======
     parameters, optimizer              seconds         a step
     =================================  =======  =====  ======
-    list of dicts, `optax.adam`            3.2            470
-    list, packed optimizer                 3.1  1.03x     430
-    list, parameters packed too            4.4  0.74x     406
-    stacked, `optax.adam`                  1.6  2.0x      469
-    stacked, packed optimizer              1.1  2.9x      466
-    stacked, parameters packed too         1.1  2.9x      448
+    list of dicts, `optax.adam`           1.86            535
+    list, packed optimizer                2.68  0.69x     485
+    stacked, `optax.adam`                 0.55  3.4x      518
+    stacked, packed optimizer             0.56  3.3x      546
+    stacked, parameters packed too        0.57  3.3x      536
     =================================  =======  =====  ======
 
     Packing 192 arrays costs XLA what it saves elsewhere. No other device has been measured.
