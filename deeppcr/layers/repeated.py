@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from deeppcr.layers.code import as_callable
 from deeppcr.layers.reading import Layer, array_types, listed, read, take_all_apart, try_out, types_of
 
 
@@ -120,7 +121,8 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
         raise ValueError("layers is empty, expected at least one layer.")
     read_ = read(found, x) if x is not None else take_all_apart(found)
     if len(read_) < len(found):
-        found[len(read_)](read_[-1].returns if read_ else x)  # most likely raises, and says why
+        call, takes = as_callable(found[len(read_)]), read_[-1].returns if read_ else x
+        jax.eval_shape(call, takes)  # most likely raises, and says why
         raise ValueError(f"layers[{len(read_)}] cannot be called on shapes alone; deeppcr.forward(layers, x) takes any.")
     for number, layer in enumerate(read_):
         if layer.needs_weak:
