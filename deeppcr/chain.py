@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.layers import repeated, shapes_of
+from deeppcr.layers import repeated
 from deeppcr.state import Leaves, StateLayout, check_state
 from deeppcr.step import Step, trace
 
@@ -57,7 +57,7 @@ class Chain:
         Raises:
             ValueError: the layers are not alike, or there are none; the message names the first that differs.
         """
-        run = repeated(layers, shapes_of(x))
+        run = repeated(layers, x)
         return cls(run.step, run.inputs, run.length)
 
 

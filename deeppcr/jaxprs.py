@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxprs_in_params
 
+from depth.jaxprs import is_literal, without_constants
+
 
 class Program(NamedTuple):
     """A jaxpr without the values of its constants, which may be tracers that must not be kept."""
@@ -23,21 +25,11 @@ class Program(NamedTuple):
         return cls(list(jaxpr.constvars), list(jaxpr.invars), list(jaxpr.eqns), list(jaxpr.outvars))
 
 
-def without_constants(closed: Any) -> Any:
-    """The jaxpr proper of a ClosedJaxpr, which is what `jax.make_jaxpr` returns up to jax 0.10; a Jaxpr is one already."""
-    return getattr(closed, "jaxpr", closed)
-
-
 def called(equation: Any) -> Any | None:
     """The program that an equation calls with its operands as they are, closed; None if it is no such call."""
     if equation.primitive.name not in CALLS:
         return None
     return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-
-
-def is_literal(atom: Any) -> bool:
-    """Whether an operand is a constant written into the equation."""
-    return hasattr(atom, "val")
 
 
 def has_custom_vjp(jaxpr: Any) -> bool:

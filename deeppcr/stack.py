@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from deeppcr.api import forward
-from deeppcr.layers import Repeated, repeated, shapes_of
+from deeppcr.layers import Repeated, repeated
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["plan", "length"])
@@ -57,5 +57,5 @@ def stack(layers: Any, x: Any = None) -> Stack:
         >>> jax.tree.map(jnp.shape, stacked.arrays)
         [(3, 3)]
     """
-    run = layers if isinstance(layers, Repeated) else repeated(layers, None if x is None else shapes_of(x))
+    run = repeated(layers, x)
     return Stack(run.arrays, run.plan, run.length)

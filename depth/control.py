@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from depth.graph import START, Block, Totals, Wanted
-from depth.maxplus import Algebra, Array, Power
+from depth.maxplus import Algebra, Array, Power, where
 
 Paths = list[tuple[Block, Wanted]]
 
@@ -91,23 +91,17 @@ class Branches:
     def explain(self, algebra: Algebra, wanted: Wanted) -> Paths:
         """The paths through whichever branch is as late as the result."""
         matrix = self.matrix(algebra)
-        return [
-            (self._found(algebra, matrix, pair), Counter({self._path(algebra, matrix, pair): n})) for pair, n in wanted.items()
-        ]
+        return [self._path(algebra, pair, matrix[pair], count) for pair, count in wanted.items()]
 
-    def _found(self, algebra: Algebra, matrix: Array, pair: tuple[int, int]) -> Block:
-        return next(block for block in self.blocks if self._source(algebra, block, matrix, pair) is not None)
-
-    def _path(self, algebra: Algebra, matrix: Array, pair: tuple[int, int]) -> tuple[int, int]:
-        source = self._source(algebra, self._found(algebra, matrix, pair), matrix, pair)
-        assert source is not None
-        return pair[0], source
-
-    def _source(self, algebra: Algebra, block: Block, matrix: Array, pair: tuple[int, int]) -> int | None:
+    def _path(self, algebra: Algebra, pair: tuple[int, int], value: int, count: int) -> tuple[Block, Wanted]:
+        """A branch with a path of depth ``value``, and the path."""
         output, column = pair
-        row = block.matrix(algebra)[output].tolist()
-        allowed = range(len(row)) if column == 1 else [column - 1]
-        return next((i for i in allowed if row[i] == matrix[output, column]), None)
+        for block in self.blocks:
+            row = block.matrix(algebra)[output]
+            for source in range(len(row)) if column == 1 else [column - 1]:
+                if row[source] == value:
+                    return block, Wanted({(output, source): count})
+        raise AssertionError("no branch is as late as the latest of them")
 
 
 class Iteration:
@@ -140,13 +134,13 @@ class Iteration:
     def entries(self, last: Sequence[Wanted], latest: Sequence[Wanted]) -> tuple[Wanted, Wanted]:
         """The entries of ``A`` and of ``B`` on paths to `last` and to `latest`, each from the state and from the others."""
         in_a, in_b = self.power.entries(last[0]), Wanted()
-        for total, from_state, from_others in ((self.sums[1], latest[0], last[1]), (self.sums[0], Wanted(), latest[1])):
+        ways = (self.sums[1], latest[0], last[1], self.last[1]), (self.sums[0], Wanted(), latest[1], self.latest[1])
+        for total, from_state, from_others, late in ways:
             if total is None:
                 continue
             inner = Wanted(from_state)
-            late = self._from_others(total)
             for (i, source), count in from_others.items():
-                middle = int(np.flatnonzero(total.value[i] + self.b[:, source] == late[i, source])[0])
+                middle = where(total.value[i], self.b[:, source], late[i, source])
                 in_b[middle, source] += count
                 inner[i, middle] += count
             for (i, j), count in total.entries(inner).items():
@@ -177,12 +171,6 @@ class _Loop:
             part, i = where[column]
             parts[part][output, i] += count
         return parts
-
-
-def _middle(left: Array, right: Array, value: int) -> int | None:
-    """Where ``left + right`` is ``value``, for a path of that depth; None if nowhere."""
-    found = np.flatnonzero(left + right == value)
-    return int(found[0]) if found.size else None
 
 
 @dataclass(eq=False)
@@ -258,8 +246,7 @@ class Scan(_Loop):
                 if part == 1 and e[row, source] == value:
                     paths[self.carry + row, columns[source]] += count
                     continue
-                middle = _middle(d[row], iteration.latest[part][:, source], value)
-                assert middle is not None
+                middle = where(d[row], iteration.latest[part][:, source], value)
                 paths[self.carry + row, self._state[middle]] += count
                 latest[part][middle, source] += count
         in_a, in_b = iteration.entries(last, latest)
@@ -353,8 +340,7 @@ class While(_Loop):
             elif column in self._others and condition[column] == value:
                 in_condition[0, column] += count
             else:
-                middle = _middle(condition[self._state], state[:, column], value)
-                assert middle is not None
+                middle = where(condition[self._state], state[:, column], value)
                 in_condition[0, self._state[middle]] += count
                 last[middle, column] += count
         in_a, in_b = self._iteration(algebra).entries(self._split(last), (Wanted(), Wanted()))

@@ -67,6 +67,11 @@ class Algebra(NamedTuple):
         return self.tidy(result)
 
 
+def where(left: Array, right: Array, value: Any) -> int:
+    """The k at which ``left[k] + right[k]`` is ``value``, the depth of a path."""
+    return int(np.flatnonzero(left + right == value)[0])
+
+
 class Power:
     """``matrix`` to the power ``exponent``, with the way back: which entries of ``matrix`` make up a path.
 
@@ -105,7 +110,7 @@ class Power:
         """The entries of ``right`` and of ``left`` on the paths ``wanted`` of ``product = left right``."""
         in_right, in_left = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
         for (i, j), count in wanted.items():
-            middle = int(np.flatnonzero(left[i] + right[:, j] == product[i, j])[0])
+            middle = where(left[i], right[:, j], product[i, j])
             in_right[middle, j] += count
             in_left[i, middle] += count
         return in_right, in_left

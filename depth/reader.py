@@ -168,11 +168,10 @@ class _Read:
         if rule.bound:
             self.note(equation, rule.bound)
         self.leaf(equation, depth, rule.work(equation))
-        if equation.primitive.name in COPIES and size(equation.outvars[0]) == 1:
+        if equation.primitive.name in COPIES and size(result := equation.outvars[0]) == 1:
             (value,) = self.integers(equation)
-            result = equation.outvars[0]
             if value is not None and is_integer(result) and in_range(value, result.aval.dtype):
-                self.known[equation.outvars[0]] = value
+                self.known[result] = value
 
     def integers(self, equation: Any) -> list[int | None]:
         """The operands whose value is known."""

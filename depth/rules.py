@@ -89,11 +89,12 @@ def _along(equation: Any) -> int:
     return extent[axis] if extent else 1
 
 
-def _window(equation: Any) -> int:
+def window(equation: Any) -> int:
+    """The elements of a window."""
     return prod(equation.params["window_dimensions"])
 
 
-def _overlap(equation: Any) -> int:
+def overlap(equation: Any) -> int:
     """How many windows an element can lie in."""
     sizes, strides = equation.params["window_dimensions"], equation.params["window_strides"]
     return prod(-(-width // stride) for width, stride in zip(sizes, strides, strict=True))
@@ -239,15 +240,15 @@ classify("cumlogsumexp cummax cummin cumprod cumsum", "scan", lambda equation: c
 classify(
     "reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add",
     "window",
-    lambda equation: ceil_log2(_window(equation)),
-    lambda equation: results(equation) * max(_window(equation) - 1, 0),
+    lambda equation: ceil_log2(window(equation)),
+    lambda equation: results(equation) * max(window(equation) - 1, 0),
 )
 # The element of each window is selected, then what falls on one element is added up.
 classify(
     "select_and_scatter_add",
     "window",
-    lambda equation: ceil_log2(_window(equation)) + ceil_log2(_overlap(equation)),
-    lambda equation: size(equation.invars[0]) * _window(equation),
+    lambda equation: ceil_log2(window(equation)) + ceil_log2(overlap(equation)),
+    lambda equation: size(equation.invars[0]) * window(equation),
 )
 # All updates could fall on one element: a reduction over them and the operand's own.
 classify(
@@ -263,24 +264,21 @@ classify(
     lambda equation: ceil_log2(_along(equation)),
     lambda equation: size(equation.invars[0]) * ceil_log2(_along(equation)),
 )
-classify(
-    "dot_general",
-    "product",
-    lambda equation: 1 + ceil_log2(_contracted(equation)),
-    lambda equation: 2 * results(equation) * _contracted(equation),
-)
-classify(
-    "ragged_dot_general",
-    "product",
-    lambda equation: 1 + ceil_log2(_ragged(equation)),
-    lambda equation: 2 * results(equation) * _ragged(equation),
-)
-classify(
-    "conv_general_dilated",
-    "product",
-    lambda equation: 1 + ceil_log2(_convolved(equation)),
-    lambda equation: 2 * results(equation) * _convolved(equation),
-)
+
+
+def contraction(name: str, contracted: Count) -> None:
+    """Classify a product by how many elements each element of its result is contracted from."""
+    classify(
+        name,
+        "product",
+        lambda equation: 1 + ceil_log2(contracted(equation)),
+        lambda equation: 2 * results(equation) * contracted(equation),
+    )
+
+
+contraction("dot_general", _contracted)
+contraction("ragged_dot_general", _ragged)
+contraction("conv_general_dilated", _convolved)
 # One product of each element with its root of unity, then a sum over the transformed elements.
 classify(
     "fft",

@@ -10,7 +10,7 @@ from depth.control import Branches, Call, Scan, While
 from depth.graph import Block
 from depth.jaxprs import is_reference, scan_parts, without_constants
 from depth.maxplus import Algebra
-from depth.rules import ceil_log2, elements, reduced, size
+from depth.rules import ceil_log2, elements, overlap, reduced, size, window
 
 # The reading of one jaxpr (`depth.reader`), and an equation in it.
 Enter = Callable[[Any, Any], None]
@@ -32,9 +32,9 @@ def enters(names: str) -> Callable[[Enter], Enter]:
 _CALLED = ("jaxpr", "call_jaxpr", "call", "callee", "fun_jaxpr", "fwd_jaxpr")
 
 
-def run(reading: Any, equation: Any, jaxpr: Any, axes: dict[str, int] | None = None) -> None:
+def run(reading: Any, equation: Any, jaxpr: Any) -> None:
     """Add a program that takes the operands as they are and returns the results as they are."""
-    block = reading.inner(equation, jaxpr, reading.integers(equation), axes)
+    block = reading.inner(equation, jaxpr, reading.integers(equation))
     written = [equation.invars[i] for i in block.references]
     transfer = Call(block, len(equation.invars), range(len(equation.invars)), range(len(block.ends)))
     reading.enter(equation, transfer, [*equation.outvars, *written])
@@ -172,18 +172,16 @@ def reduce(reading: Any, equation: Any) -> None:
 @enters("reduce_window")
 def reduce_window(reading: Any, equation: Any) -> None:
     """A tree of the given operation over every window."""
-    window = prod(equation.params["window_dimensions"])
-    reading.leaf(equation, ceil_log2(window) * combining(reading, equation), window * size(equation.outvars[0]))
+    depth = ceil_log2(window(equation)) * combining(reading, equation)
+    reading.leaf(equation, depth, window(equation) * size(equation.outvars[0]))
 
 
 @enters("select_and_scatter")
 def select_and_scatter(reading: Any, equation: Any) -> None:
     """The selection from every window, then the given operation over the windows that an element lies in."""
-    sizes, strides = equation.params["window_dimensions"], equation.params["window_strides"]
-    overlap = prod(-(-width // stride) for width, stride in zip(sizes, strides, strict=True))
-    selecting = ceil_log2(prod(sizes)) * combining(reading, equation, "select_jaxpr")
-    adding = ceil_log2(overlap) * combining(reading, equation, "scatter_jaxpr")
-    reading.leaf(equation, selecting + adding, prod(sizes) * size(equation.invars[1]))
+    selecting = ceil_log2(window(equation)) * combining(reading, equation, "select_jaxpr")
+    adding = ceil_log2(overlap(equation)) * combining(reading, equation, "scatter_jaxpr")
+    reading.leaf(equation, selecting + adding, window(equation) * size(equation.invars[1]))
 
 
 # -- mutable references ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from deeppcr.layers.reading import listed, read, shapes_of, types_of
+from deeppcr.layers.reading import listed, read, types_of
 from deeppcr.layers.repeated import Repeated
 from deeppcr.layers.segments import Segment, segments
 
@@ -59,7 +59,7 @@ def describe(layers: Any, x: Any) -> Description:
         1..100  100    1              float32[3]  a chain
     """
     found = layers.layers() if isinstance(layers, Repeated) else listed(layers)
-    layers_read = read(found, shapes_of(x))
+    layers_read = read(found, x)
     if len(layers_read) < len(found):
         number = len(layers_read)
         raise ValueError(

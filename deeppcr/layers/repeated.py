@@ -71,15 +71,11 @@ class Repeated:
         Raises:
             ValueError: names what is changed.
         """
-        arrays = iter([array if shared else array[0] for array, shared in zip(self.arrays, self.plan.shared, strict=True)])
+        arrays = iter(self._merged([jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in self.inputs]))
         for number, (code, count) in enumerate(zip(self.plan.codes, self.plan.counts, strict=True)):
             x, changed = try_out(code, [next(arrays) for _ in range(count)], x)
             if changed:
-                raise ValueError(
-                    f"layer {number} of a stack changes {', '.join(changed)} when it is called, which would be lost: stacked "
-                    "layers are copies. Switch it to evaluation, or take deeppcr.forward(layers, x), which calls such layers one "
-                    "by one."
-                )
+                raise _lost(f"layer {number} of a stack", changed)
 
     def _merged(self, own: Sequence[Any]) -> list[Any]:
         source = iter(own)
@@ -89,6 +85,13 @@ class Repeated:
         """All layers, one by one."""
         steps = [self.plan.layers(self._merged([array[step] for array in self.inputs])) for step in range(self.length)]
         return [layer for step in steps for layer in step]
+
+
+def _lost(layer: str, changes: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"{layer} changes {', '.join(changes)} when it is called, which would be lost: stacked layers are copies. Switch it to "
+        "evaluation, or take deeppcr.forward(layers, x), which calls such layers one by one."
+    )
 
 
 def stack_layers(layers: Sequence[Layer], period: int) -> Repeated:
@@ -131,10 +134,7 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
                 "way to other dtypes; give them one: jnp.asarray(0.5, dtype)."
             )
         if layer.changes:
-            raise ValueError(
-                f"layers[{number}] changes {', '.join(layer.changes)} when it is called, which would be lost: stacked layers are "
-                "copies. Switch it to evaluation, or take deeppcr.forward(layers, x), which calls such layers one by one."
-            )
+            raise _lost(f"layers[{number}]", layer.changes)
     kinds = [(layer.kind, layer.takes) for layer in read_]
     for period in range(1, len(kinds) + 1):
         if len(kinds) % period == 0 and all(kinds[i] == kinds[i - period] for i in range(period, len(kinds))):

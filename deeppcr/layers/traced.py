@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import itertools
 import os
 import types
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from deeppcr.jaxprs import without_constants
 
 # Functions of jax whose derivative rules are their own, and nobody else's.
 _OF_JAX = tuple(os.path.join(os.path.dirname(jax.__file__), "_src", room) + os.sep for room in ("nn", "numpy", "scipy"))
-_number = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +46,7 @@ def trace(layer: Any, x: Any) -> tuple[Traced, list[Any], Any, tuple[str, ...]]:
     jaxpr = without_constants(closed)
     if any(hasattr(variable.aval, "inner_aval") for variable in jaxpr.constvars):
         changed.append("a mutable reference")
-    kept = [*_held(jaxpr), *([_Once(next(_number))] if changed else [])]
+    kept = [*_held(jaxpr), *([object()] if changed else [])]
     captured = (
         [] if changed else [constant if isinstance(constant, jax.Array) else jnp.asarray(constant) for constant in closed.consts]
     )
@@ -81,7 +79,7 @@ def _held(jaxpr: Any) -> Iterator[Any]:
     for equation in jaxpr.eqns:
         rule = equation.primitive.name.startswith(("custom_jvp", "custom_vjp"))
         if rule and not _is_of_jax(equation):
-            yield _Once(next(_number))  # rules are made anew by each trace: like no other
+            yield object()  # rules are made anew by each trace: like no other
         for parameter in equation.params.values():
             for inner in _programs(parameter):
                 yield from getattr(inner, "consts", ())
@@ -97,13 +95,6 @@ _PLAIN_CALLS = frozenset({"jit", "pjit", "scan", "while", "cond", "remat2", "che
 def _is_foreign(parameter: Any) -> bool:
     """Whether a parameter is a function or an object that no text describes."""
     return callable(parameter) and not isinstance(parameter, type | np.dtype) and not hasattr(parameter, "eqns")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Once:
-    """Something that is the same as nothing else."""
-
-    number: int
 
 
 def _is_of_jax(equation: Any) -> bool:
