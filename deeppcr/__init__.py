@@ -7,8 +7,6 @@ from deeppcr.delay import delay
 from deeppcr.linear import (
     Chunked,
     CyclicReduction,
-    Dense,
-    Diagonal,
     ParallelCyclicReduction,
     PrefixScan,
     Recurrence,
@@ -24,8 +22,6 @@ __all__ = [
     "Chain",
     "Chunked",
     "CyclicReduction",
-    "Dense",
-    "Diagonal",
     "Newton",
     "NotConverged",
     "Packed",

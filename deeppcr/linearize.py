@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 
 from deeppcr.chain import Steps
-from deeppcr.linear import Blocks, Dense
+from deeppcr.linear import Blocks, Matrices
 from deeppcr.state import Leaves
 
 
@@ -26,7 +26,7 @@ def linearize(steps: Steps, vectors: Array) -> tuple[Array, Blocks]:
     basis = jnp.broadcast_to(ones.reshape((len(ones), *(1,) * (vectors.ndim - 2), -1)), shape)
     derivatives = _along_directions if not steps.step.has_custom_vjp else _by_rows
     value, matrix = derivatives(steps, vectors, basis)
-    return value, Dense(matrix)
+    return value, Matrices(matrix)
 
 
 def is_block_diagonal(steps: Steps, vectors: Array, blocks: Blocks) -> Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.linear import Blocks, Dense, Diagonal, choose_solver, find_solver, solve_recurrence
+from deeppcr.linear import Blocks, Diagonals, Matrices, choose_solver, find_solver, solve_recurrence
 from deeppcr.linear.choose import SOLVERS
 from experiments.common.results import write
 from experiments.common.table import table
@@ -24,7 +24,7 @@ def associative_scan(blocks: Blocks, b: Array) -> Array:
 
     def combine(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
         (A, a), (B, b) = earlier, later
-        if isinstance(blocks, Diagonal):
+        if isinstance(blocks, Diagonals):
             return B * A, B * a + b
         return B @ A, jnp.einsum("...ij,...j->...i", B, a) + b
 
@@ -47,8 +47,8 @@ def problem(kind: str, width: int, length: int, batch: int, seed: int) -> tuple[
     shape = (length, *([batch] if batch > 1 else []), width)
     b = jax.random.normal(keys[1], shape)
     if kind == "diagonal":
-        return Diagonal(jax.random.normal(keys[0], shape) / 2), b
-    return Dense(jax.random.normal(keys[0], (*shape, width)) / (2 * width**0.5)), b
+        return Diagonals(jax.random.normal(keys[0], shape) / 2), b
+    return Matrices(jax.random.normal(keys[0], (*shape, width)) / (2 * width**0.5)), b
 
 
 def measure(functions: dict[str, Callable[..., Array]], inputs: list[Any], repeats: int) -> dict[str, Timing]:

@@ -9,7 +9,7 @@ import deeppcr
 ROOT = Path(__file__).parent.parent
 
 NAMES = """
-Chain Chunked CyclicReduction Dense Diagonal Newton NotConverged Packed Packing ParallelCyclicReduction PrefixScan
+Chain Chunked CyclicReduction Newton NotConverged Packed Packing ParallelCyclicReduction PrefixScan
 Recurrence Result Sequential Solution Stack Stats delay forward layers pack scan solve solve_bidiagonal stack
 """
 

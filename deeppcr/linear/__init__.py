@@ -4,7 +4,7 @@ For users, checked and differentiable:
 
     solve_bidiagonal(A, b, *, initial=None, solver="auto", reverse=False) -> y
 
-For the rest of deeppcr, unchecked, with ``blocks: Blocks`` (`Dense(matrix)`, `Diagonal(diagonal)`) and
+For the rest of deeppcr, unchecked, with ``blocks: Blocks`` (`Matrices(matrix)`, `Diagonals(diagonal)`) and
 vectors ``[L, *batch, w]``:
 
     solve_recurrence(blocks, b, solver, reverse=False) -> y     differentiable to every order
@@ -18,7 +18,7 @@ new solver is one file with a `LinearSolver` and one line in `choose.SOLVERS`; a
 class in `blocks`.
 """
 
-from deeppcr.linear.blocks import Blocks, Dense, Diagonal
+from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
 from deeppcr.linear.choose import SOLVERS, Auto, choose_solver, find_solver
 from deeppcr.linear.chunked import Chunked
 from deeppcr.linear.cyclic_reduction import CyclicReduction
@@ -34,9 +34,9 @@ __all__ = [
     "Blocks",
     "Chunked",
     "CyclicReduction",
-    "Dense",
-    "Diagonal",
+    "Diagonals",
     "LinearSolver",
+    "Matrices",
     "ParallelCyclicReduction",
     "PrefixScan",
     "Recurrence",

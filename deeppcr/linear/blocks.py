@@ -84,7 +84,7 @@ class Blocks(ABC):
 
 @partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
-class Dense(Blocks):
+class Matrices(Blocks):
     """Full matrices, ``matrix: [chain, *batch, w, w]``."""
 
     matrix: Array
@@ -119,8 +119,8 @@ class Dense(Blocks):
 
 @partial(jax.tree_util.register_dataclass, data_fields=["diagonal"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
-class Diagonal(Blocks):
-    """Diagonal matrices, ``diagonal: [chain, *batch, w]``."""
+class Diagonals(Blocks):
+    """Diagonals matrices, ``diagonal: [chain, *batch, w]``."""
 
     diagonal: Array
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 from jax import Array
 
-from deeppcr.linear.blocks import Blocks, Dense
+from deeppcr.linear.blocks import Blocks, Matrices
 from deeppcr.linear.chunked import Chunked
 from deeppcr.linear.cyclic_reduction import CyclicReduction
 from deeppcr.linear.pcr import ParallelCyclicReduction
@@ -60,6 +60,6 @@ def choose_solver(blocks: Blocks, platform: str) -> LinearSolver:
     """
     if platform == "cpu" or blocks.length <= FEW_STEPS:
         return Recurrence()
-    if isinstance(blocks, Dense) and blocks.width > NARROW:
+    if isinstance(blocks, Matrices) and blocks.width > NARROW:
         return CyclicReduction()
     return ParallelCyclicReduction()

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from deeppcr.linear.along import Along
-from deeppcr.linear.blocks import Blocks, Dense, Diagonal
+from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
 from deeppcr.linear.choose import find_solver
 from deeppcr.linear.solver import LinearSolver
 
@@ -108,9 +108,9 @@ def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
     if b.ndim < 2:
         raise ValueError(f"b has shape {_axes(b.shape)}, expected [chain, *batch, state].")
     if A.ndim == b.ndim + 1 and A.shape[-1] == A.shape[-2]:
-        return Dense(A)
+        return Matrices(A)
     if A.ndim == b.ndim:
-        return Diagonal(A)
+        return Diagonals(A)
     raise ValueError(
         f"A has shape {_axes(A.shape)} and b {_axes(b.shape)}; "
         f"expected A {_axes((*b.shape, b.shape[-1]))} if full, {_axes(b.shape)} if diagonal."

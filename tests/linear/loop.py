@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.linear import Dense
+from deeppcr.linear import Matrices
 
 
 def compiled(function, **options):
@@ -27,5 +27,5 @@ def problem(kind, length, batch, width, seed=0):
     """Blocks of norm about 1/2, and right-hand sides."""
     rng = np.random.default_rng(seed)
     shape = (length, *batch, width)
-    A = rng.normal(size=(*shape, width) if kind is Dense else shape) / (2 * np.sqrt(width))
+    A = rng.normal(size=(*shape, width) if kind is Matrices else shape) / (2 * np.sqrt(width))
     return jnp.asarray(A), jnp.asarray(rng.normal(size=shape))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from deeppcr.linear import CyclicReduction, Dense, Diagonal, find_solver, solve_bidiagonal, solve_recurrence
+from deeppcr.linear import CyclicReduction, Diagonals, Matrices, find_solver, solve_bidiagonal, solve_recurrence
 from deeppcr.linear.choose import SOLVERS
 from tests.linear.loop import compiled, loop, problem
 
@@ -33,7 +33,7 @@ def objective(solution):
 
 
 @names
-@pytest.mark.parametrize("kind", [Dense, Diagonal])
+@pytest.mark.parametrize("kind", [Matrices, Diagonals])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_values_with_an_initial_state(name, kind, reverse):
     A, b = problem(kind, 9, (2,), 3)
@@ -50,7 +50,7 @@ def test_a_case_to_check_by_hand():
 
 
 @names
-@pytest.mark.parametrize("kind", [Dense, Diagonal])
+@pytest.mark.parametrize("kind", [Matrices, Diagonals])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_first_derivatives(name, kind, reverse):
     A, b = problem(kind, 7, (), 3)
@@ -72,7 +72,7 @@ def test_first_derivatives(name, kind, reverse):
 
 @names
 def test_second_derivatives(name):
-    A, b = problem(Dense, 6, (), 2)
+    A, b = problem(Matrices, 6, (), 2)
 
     def curvature(solution):
         def gradient_norm(A, b):
@@ -89,7 +89,7 @@ def test_second_derivatives(name):
 
 @names
 def test_vmap_over_everything_and_over_the_right_hand_side_alone(name):
-    A, b = problem(Dense, 10, (3,), 2)
+    A, b = problem(Matrices, 10, (3,), 2)
 
     def gradient(A, b):
         return jax.grad(lambda A: objective(solve_bidiagonal(A, b, solver=name)))(A)
@@ -103,7 +103,7 @@ def test_vmap_over_everything_and_over_the_right_hand_side_alone(name):
 
 @names
 def test_inside_scan_and_jit(name):
-    A, b = problem(Dense, 8, (), 2)
+    A, b = problem(Matrices, 8, (), 2)
 
     @jax.jit
     def thrice(b):
@@ -118,7 +118,7 @@ def test_inside_scan_and_jit(name):
 
 
 def test_bfloat16_has_gradients_of_its_own_dtype():
-    A, b = (x.astype(jnp.bfloat16) for x in problem(Dense, 12, (), 3))
+    A, b = (x.astype(jnp.bfloat16) for x in problem(Matrices, 12, (), 3))
     gradient = compiled(jax.grad(lambda A: solve_bidiagonal(A, b, solver="pcr").sum()))(A)
     wide = jax.grad(lambda A: scan(A, b.astype(jnp.float64), jnp.zeros(3)).sum())
     expected = compiled(wide)(A.astype(jnp.float64))
@@ -127,7 +127,7 @@ def test_bfloat16_has_gradients_of_its_own_dtype():
 
 
 def test_differentiation_does_not_go_through_the_solver():
-    A, b = problem(Dense, 1024, (), 4)
+    A, b = problem(Matrices, 1024, (), 4)
     lower = jax.jit(jax.grad(lambda A: solve_bidiagonal(A, b, solver="cyclic_reduction").sum())).lower(A)
     # Gradients through cyclic reduction itself would keep and add up copies of the blocks of every level.
     assert lower.compile().memory_analysis().temp_size_in_bytes < 6 * A.nbytes
@@ -135,8 +135,8 @@ def test_differentiation_does_not_go_through_the_solver():
 
 @pytest.mark.parametrize("name", ["sequential", "cyclic_reduction", "prefix_scan", "chunked"])
 def test_the_adjoint_needs_little_memory(name):
-    A, b = problem(Dense, 1024, (), 16)
-    compiled = jax.jit(find_solver(name).solve_transposed).lower(Dense(A), b).compile()
+    A, b = problem(Matrices, 1024, (), 16)
+    compiled = jax.jit(find_solver(name).solve_transposed).lower(Matrices(A), b).compile()
     assert compiled.memory_analysis().temp_size_in_bytes <= 3 * A.nbytes
 
 
@@ -152,7 +152,7 @@ def shapes(draw):
 @settings(max_examples=20, deadline=None)
 @given(
     shape=shapes(),
-    kind=st.sampled_from([Dense, Diagonal]),
+    kind=st.sampled_from([Matrices, Diagonals]),
     name=st.sampled_from(list(SOLVERS)),
     reverse=st.booleans(),
     seed=st.integers(0, 2**16),
@@ -174,8 +174,8 @@ A, b = jnp.ones((4, 2, 2)), jnp.ones((4, 2))
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((A[:3], b), {}, ValueError, r"A is Dense.*\[3, 2\].*b has shape \[4, 2\]"),
-        ((A[:, None], b[:, None, None]), {}, ValueError, r"A is Diagonal.*\[4, 1, 2, 2\].*\[4, 1, 1, 2\]"),
+        ((A[:3], b), {}, ValueError, r"A is Matrices.*\[3, 2\].*b has shape \[4, 2\]"),
+        ((A[:, None], b[:, None, None]), {}, ValueError, r"A is Diagonals.*\[4, 1, 2, 2\].*\[4, 1, 1, 2\]"),
         ((jnp.ones((4, 1, 2, 2)), jnp.ones((4, 3, 2))), {}, ValueError, "must match exactly"),
         ((jnp.ones((4, 2, 3)), b), {}, ValueError, r"A has shape \[4, 2, 3\]"),
         (
@@ -184,7 +184,7 @@ A, b = jnp.ones((4, 2, 2)), jnp.ones((4, 2))
             ValueError,
             r"b has shape \[4\], expected \[chain, \*batch, state\]",
         ),
-        ((Dense(A[0]), b), {}, ValueError, "fit together"),
+        ((Matrices(A[0]), b), {}, ValueError, "fit together"),
         ((A.astype(jnp.float32), b), {}, TypeError, "b has dtype float64 and A has float32"),
         ((A.astype(int), b.astype(int)), {}, TypeError, "A has dtype int64"),
         ((A, b), {"initial": jnp.ones(3)}, ValueError, r"initial has shape \[3\], expected \[2\]"),

@@ -11,8 +11,8 @@ import pytest
 from deeppcr.linear import (
     Chunked,
     CyclicReduction,
-    Dense,
-    Diagonal,
+    Diagonals,
+    Matrices,
     ParallelCyclicReduction,
     PrefixScan,
     Recurrence,
@@ -29,7 +29,7 @@ SOLVERS = [
 ]
 LENGTHS = (0, 1, 2, 3, 7, 16, 37)
 solvers = pytest.mark.parametrize("solver", SOLVERS, ids=repr)
-kinds = pytest.mark.parametrize("kind", [Dense, Diagonal])
+kinds = pytest.mark.parametrize("kind", [Matrices, Diagonals])
 
 
 @partial(compiled, static_argnames=("solver", "reverse"))
@@ -55,8 +55,8 @@ def test_agrees_with_the_loop_at_every_length(solver, kind, reverse):
 @pytest.mark.parametrize("batch", [(1,), (2, 3)], ids=str)
 @pytest.mark.parametrize("width", [1, 4, 9])
 def test_agrees_with_the_loop_for_batches_and_widths(solver, batch, width):
-    A, b = problem(Dense, 11, batch, width)
-    np.testing.assert_allclose(solve(solver, Dense(A), b), loop(A, b), rtol=1e-10, atol=1e-10)
+    A, b = problem(Matrices, 11, batch, width)
+    np.testing.assert_allclose(solve(solver, Matrices(A), b), loop(A, b), rtol=1e-10, atol=1e-10)
 
 
 @solvers
@@ -75,11 +75,11 @@ def test_transposed_solves_the_transposed_system(solver, kind, reverse):
     [(jnp.float32, 1e-5), (jnp.bfloat16, 1e-2), (jnp.float16, 2e-3), (jnp.complex128, 1e-10)],
 )
 def test_other_dtypes(solver, dtype, tolerance):
-    A, b = problem(Dense, 21, (), 4)
+    A, b = problem(Matrices, 21, (), 4)
     if dtype == jnp.complex128:
         A, b = np.asarray(A) * (1 + 0.5j), np.asarray(b) * (1 - 2j)
     A, b = jnp.asarray(A).astype(dtype), jnp.asarray(b).astype(dtype)
-    y = solve(solver, Dense(A), b)
+    y = solve(solver, Matrices(A), b)
     wide = jnp.complex128 if dtype == jnp.complex128 else jnp.float64
     expected = loop(np.asarray(A.astype(wide)), np.asarray(b.astype(wide)))
     assert y.dtype == dtype
@@ -90,11 +90,11 @@ def test_other_dtypes(solver, dtype, tolerance):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_never_travels_backwards(solver, reverse, bad):
-    A, b = problem(Dense, 16, (), 3)
+    A, b = problem(Matrices, 16, (), 3)
     for step in (4, 9, 15):
         place = 15 - step if reverse else step
         for A_bad, b_bad in [(A, b.at[place].set(bad)), (A.at[place].set(bad), b)]:
-            y = np.asarray(solve(solver, Dense(A_bad), b_bad, reverse))[:: -1 if reverse else 1]
+            y = np.asarray(solve(solver, Matrices(A_bad), b_bad, reverse))[:: -1 if reverse else 1]
             np.testing.assert_allclose(y[:step], loop(A, b, reverse)[:: -1 if reverse else 1][:step], rtol=1e-10)
             assert not np.isfinite(y[step:]).all(axis=-1).any()
 
@@ -117,8 +117,8 @@ def test_the_first_block_is_ignored(solver, kind, reverse):
 @pytest.mark.parametrize("solver", SOLVERS, ids=repr)
 def test_programs_do_not_grow_with_the_chain(solver):
     def size(length):
-        A, b = problem(Dense, length, (), 2)
-        return len(str(jax.make_jaxpr(partial(solver.solve))(Dense(A), b)))
+        A, b = problem(Matrices, length, (), 2)
+        return len(str(jax.make_jaxpr(partial(solver.solve))(Matrices(A), b)))
 
     levels = 4  # from 64 to 1024: logarithmic growth is allowed, 16 times the program is not
     assert size(1024) < size(64) * (1 + levels)
@@ -131,8 +131,8 @@ def test_solvers_are_hashable_values():
 
 
 def test_a_block_kind_is_a_pytree_with_shapes():
-    A, _ = problem(Dense, 5, (2, 4), 3)
-    blocks = jax.tree.map(lambda leaf: leaf, Dense(A))
+    A, _ = problem(Matrices, 5, (2, 4), 3)
+    blocks = jax.tree.map(lambda leaf: leaf, Matrices(A))
     assert (blocks.length, blocks.batch_shape, blocks.width, blocks.dtype) == (5, (2, 4), 3, jnp.float64)
     assert blocks.vector_shape == (5, 2, 4, 3)
 
