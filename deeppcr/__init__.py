@@ -1,9 +1,13 @@
 """Sequential programs in parallel: layers, recurrences and samplers as one system of equations, solved in logarithmic depth."""
 
 from deeppcr import layers
+from deeppcr.acceleration import Anderson
+from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
 from deeppcr.chain import Chain
+from deeppcr.damping import TrustRegion
 from deeppcr.delay import delay
+from deeppcr.describe import describe
 from deeppcr.linear import (
     Chunked,
     CyclicReduction,
@@ -12,16 +16,23 @@ from deeppcr.linear import (
     Recurrence,
     solve_bidiagonal,
 )
-from deeppcr.newton import Newton
+from deeppcr.linearize import BlockDiagonal, Diagonal, Frozen, Scalar
+from deeppcr.newton import Coarse, Newton
 from deeppcr.optim import Packed, Packing, pack
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, Stats
 from deeppcr.stack import Stack, stack
 
 __all__ = [
+    "Adjoint",
+    "Anderson",
+    "BlockDiagonal",
     "Chain",
     "Chunked",
+    "Coarse",
     "CyclicReduction",
+    "Diagonal",
+    "Frozen",
     "Newton",
     "NotConverged",
     "Packed",
@@ -30,11 +41,14 @@ __all__ = [
     "PrefixScan",
     "Recurrence",
     "Result",
+    "Scalar",
     "Sequential",
     "Solution",
     "Stack",
     "Stats",
+    "TrustRegion",
     "delay",
+    "describe",
     "forward",
     "layers",
     "pack",

@@ -7,13 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.adjoint import Autodiff, differentiable
+from deeppcr.adjoint import Adjoint, Autodiff, Propagation, differentiable
 from deeppcr.chain import Chain, Problem, chain_length, pose
 from deeppcr.layers import Repeated, as_callable, listed, read, segments, shapes_of, stack_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.plan import Method, choose_adjoint, find_adjoint, find_method
-from deeppcr.propagate import Adjoint
+from deeppcr.plan import Method, Wanted, choose_adjoint, find_adjoint, find_method
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Run, Solution, Stats
 
@@ -26,7 +25,7 @@ def scan(
     *,
     reverse: bool = False,
     method: str | Method = "auto",
-    adjoint: str | LinearSolver = "auto",
+    adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
 ) -> tuple[Any, Any]:
     """`jax.lax.scan`, solved as one system of equations: the same arguments, the same result, the same derivatives.
@@ -63,12 +62,12 @@ def scan(
     if _is_plain(chosen, wanted) or length == 0:
         return jax.lax.scan(f, init, xs, length, reverse)
     problem = pose(f, init, xs, length, batch_ndim, "init")
-    wanted = choose_adjoint(wanted, chosen, problem)
-    if _is_plain(chosen, wanted) or problem.is_empty:
+    bound = None if problem.is_empty else choose_adjoint(wanted, chosen, problem)
+    if bound is None or _is_plain(chosen, bound):
         return jax.lax.scan(f, init, xs, length, reverse)
     if reverse:
         problem = dataclasses.replace(problem, inputs=[jnp.flip(x, 0) for x in problem.inputs])
-    run = _run(problem, chosen, wanted)
+    run = _run(problem, chosen, bound)
     step = problem.step
     last = jax.tree.unflatten(step.state_tree, [z[-1] for z in run.trajectory])
     ys = [jnp.flip(y, 0) for y in run.outputs] if reverse else run.outputs
@@ -80,7 +79,7 @@ def solve(
     z0: Any,
     *,
     method: str | Method = "auto",
-    adjoint: str | LinearSolver = "auto",
+    adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
 ) -> Solution:
     """Solve a chain: all its states, and how they were found.
@@ -114,9 +113,9 @@ def solve(
     wanted = find_adjoint(adjoint)
     if length and not _is_plain(chosen, wanted):
         problem = pose(lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0")
-        wanted = choose_adjoint(wanted, chosen, problem)
-        if not _is_plain(chosen, wanted) and not problem.is_empty:
-            run = _run(problem, chosen, wanted)
+        bound = None if problem.is_empty else choose_adjoint(wanted, chosen, problem)
+        if bound is not None and not _is_plain(chosen, bound):
+            run = _run(problem, chosen, bound)
             trajectory = jax.tree.unflatten(problem.step.state_tree, run.trajectory)
             return Solution(jax.tree.map(lambda z: z[-1], trajectory), trajectory, run.stats, run.result)
 
@@ -134,7 +133,7 @@ def forward(
     x: Any,
     *,
     method: str | Method = "auto",
-    adjoint: str | LinearSolver = "auto",
+    adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int | None = None,
 ) -> Any:
     """Apply layers one after another: ``for layer in layers: x = layer(x)``.
@@ -170,7 +169,7 @@ def forward(
     find_adjoint(adjoint)
 
     def chain(chain: Chain, x: Any) -> Any:
-        examples = _batch_ndim(x) if batch_ndim is None else batch_ndim
+        examples = vector_batch(x) if batch_ndim is None else batch_ndim
         return solve(chain, x, method=method, adjoint=adjoint, batch_ndim=examples).value
 
     if isinstance(layers, Chain):
@@ -194,21 +193,21 @@ def forward(
     return x
 
 
-def _batch_ndim(x: Any) -> int:
+def vector_batch(x: Any) -> int:
     """One batch axis, where all arrays have an axis to spare."""
     return min(1, max(0, min((jnp.ndim(leaf) for leaf in jax.tree.leaves(x)), default=0) - 1))
 
 
-def _is_plain(method: Method, adjoint: Adjoint | Autodiff | None) -> bool:
+def _is_plain(method: Method, adjoint: Wanted | Propagation) -> bool:
     """Whether `jax.lax.scan` itself is what has been asked for."""
     return isinstance(method, Sequential) and isinstance(adjoint, Autodiff)
 
 
-def _run(problem: Problem, method: Method, adjoint: Adjoint | Autodiff) -> Run:
+def _run(problem: Problem, method: Method, adjoint: Propagation | Autodiff) -> Run:
     """Solve a chain of one or more steps, differentiably."""
     run, operands = method.bind(problem)
-    solved = differentiable(run, problem.step, problem.layout, problem.length, adjoint)
-    result = solved(problem.initial, problem.inputs, problem.captured, operands)
+    solved = differentiable(run, problem.step, problem.layout, problem.length)
+    result = solved(problem.initial, problem.inputs, problem.captured, operands, adjoint)
     if isinstance(method, Newton) and method.on_failure == "raise":
         _raise_unless_converged(result, problem.length)
     return result

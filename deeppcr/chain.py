@@ -9,7 +9,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from deeppcr.layers import repeated
 from deeppcr.state import Leaves, StateLayout, check_state
@@ -140,12 +140,23 @@ class Steps:
         layout: of its state.
         inputs: leaves ``[L, ...]``.
         captured: arrays that the step closes over.
+        length: L.
+        first: the place of the first of them in the whole chain, counted from 0.
     """
 
     step: Step
     layout: StateLayout
     inputs: Leaves
     captured: Leaves
+    length: int
+    first: int | Array = 0
+
+    def part(self, first: int | Array, length: int) -> "Steps":
+        """``length`` of them, from ``first`` on."""
+        if length == self.length:
+            return self
+        inputs = [lax.dynamic_slice_in_dim(x, first, length) for x in self.inputs]
+        return dataclasses.replace(self, inputs=inputs, length=length, first=self.first + first)
 
     def __call__(self, states: Leaves) -> Leaves:
         """``step(z_{l-1}, x_l)`` for all l at once, from ``z_0 .. z_{L-1}``."""

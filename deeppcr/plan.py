@@ -3,16 +3,17 @@
 `python -m experiments gradients` makes the figures that `choose_adjoint` is read off.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
 
-from deeppcr.adjoint import Autodiff
+from deeppcr.adjoint import Adjoint, Autodiff, Propagation, StepByStep
 from deeppcr.chain import Problem
-from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction, Recurrence, find_solver
+from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.newton import Newton
-from deeppcr.propagate import Adjoint, ByBlocks, StepByStep
 from deeppcr.sequential import Sequential
+from deeppcr.structure import find_structure
 
 Method = Sequential | Newton
 
@@ -35,20 +36,30 @@ def find_method(method: Any) -> Method:
     return METHODS["sequential" if method == "auto" else method]
 
 
-def find_adjoint(adjoint: Any) -> Adjoint | Autodiff | None:
+Wanted = Adjoint | StepByStep | Autodiff | None
+"""An adjoint as it is asked for; None for "auto"."""
+
+
+def find_adjoint(adjoint: Any) -> Wanted:
     """The adjoint of that name; None for "auto"."""
+    if isinstance(adjoint, Adjoint):
+        return adjoint
     if isinstance(adjoint, LinearSolver):
-        return ByBlocks(adjoint)
-    names = ["auto", "autodiff", *SOLVERS]
+        return Adjoint(linear=adjoint)
+    names = [*SOLVERS, "autodiff"]
     if not isinstance(adjoint, str):
-        raise TypeError(f"adjoint is {adjoint!r}, expected a linear solver such as Recurrence(), or one of {names}.")
+        raise TypeError(
+            f"adjoint is {adjoint!r}, expected Adjoint(...), a linear solver such as Recurrence(), or one of {names}."
+        )
     if adjoint not in names:
-        raise ValueError(f"adjoint is {adjoint!r}, expected one of {names}, or a linear solver such as Recurrence().")
-    own: dict[str, Adjoint | Autodiff | None] = {"auto": None, "autodiff": Autodiff(), "sequential": StepByStep()}
-    return own[adjoint] if adjoint in own else ByBlocks(find_solver(adjoint))
+        raise ValueError(
+            f"adjoint is {adjoint!r}, expected one of {names}, Adjoint(...) or a linear solver such as Recurrence()."
+        )
+    own: dict[str, Wanted] = {"auto": None, "autodiff": Autodiff(), "sequential": StepByStep()}
+    return own[adjoint] if adjoint in own else Adjoint(linear=adjoint)
 
 
-def choose_adjoint(adjoint: Adjoint | Autodiff | None, method: Method, problem: Problem) -> Adjoint | Autodiff:
+def choose_adjoint(adjoint: Wanted, method: Method, problem: Problem) -> Propagation | Autodiff:
     """What `find_adjoint` found, or for "auto" what is fastest for a chain of these shapes on the default device.
 
     Measured on two CPU cores: speedup over the gradient of `jax.lax.scan`, by blocks / step by step, w entries, B examples.
@@ -61,14 +72,24 @@ def choose_adjoint(adjoint: Adjoint | Autodiff | None, method: Method, problem: 
     """
     if problem.step.has_custom_vjp:
         return Autodiff()
-    if adjoint is not None:
+    if adjoint is None:
+        adjoint = _fastest(method, problem)
+    if not isinstance(adjoint, Adjoint):
         return adjoint
-    width, batch = problem.layout.width, problem.layout.examples
+    if adjoint.linearize == "auto" and isinstance(method, Newton):
+        adjoint = dataclasses.replace(adjoint, linearize=method.linearize)
+    return adjoint.bind(problem)
+
+
+def _fastest(method: Method, problem: Problem) -> Adjoint | StepByStep | Autodiff:
     rest = Autodiff() if isinstance(method, Sequential) else StepByStep()
+    groups = find_structure(problem.step, problem.layout).groups
+    entries = groups.size * groups.shape[1]  # of the exact Jacobian, in its narrowest form
     if jax.default_backend() != "cpu":
-        return ByBlocks(ParallelCyclicReduction()) if width <= 64 and problem.length >= 64 else rest
-    blocks = width * width * batch
-    shared_weights = sum(c.size for c in problem.captured) >= width * width
+        cheap = entries <= 64**2 or (isinstance(method, Newton) and method.linearize != "auto")
+        return Adjoint(linear="pcr") if cheap and problem.length >= 64 else rest
+    blocks = entries * problem.layout.examples
+    shared_weights = sum(c.size for c in problem.captured) >= problem.layout.width**2
     if shared_weights:
-        return ByBlocks(Recurrence()) if blocks <= 2048 else rest
-    return ByBlocks(Recurrence()) if 16 < blocks <= 512 else rest
+        return Adjoint(linear="sequential") if blocks <= 2048 else rest
+    return Adjoint(linear="sequential") if 16 < blocks <= 512 else rest

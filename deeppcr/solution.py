@@ -25,7 +25,11 @@ class NotConverged(RuntimeError):
     """Newton did not converge within its budget, and ``on_failure="raise"``."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["iterations", "residual", "prefix"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["iterations", "residual", "prefix", "residuals", "growth_rate"],
+    meta_fields=[],
+)
 @dataclasses.dataclass(frozen=True)
 class Stats:
     """How a solve went. Scalars; no derivatives pass through them.
@@ -35,11 +39,17 @@ class Stats:
         residual: the largest ``|step(z_{l-1}, x_l) - z_l|``, relative to the size of the states at that step, when Newton
         stopped.
         prefix: int32, how many states from the start of the chain had converged then; L if all.
+        residuals: with ``Newton(record=True)``, that residual for the initial guess and after every iteration, NaN after the
+            last.
+        growth_rate: with ``record=True``, the largest Lyapunov exponent of the chain: the rate per step at which small
+            differences grow, or die out where it is negative; natural logarithm. See `deeppcr.lyapunov`.
     """
 
     iterations: Array
     residual: Array
     prefix: Array
+    residuals: Array | None = None
+    growth_rate: Array | None = None
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["value", "trajectory", "stats", "result"], meta_fields=[])
@@ -64,6 +74,12 @@ class Solution:
         """Whether ``value`` and ``trajectory`` are the sequential program's, to the tolerance: bool scalar."""
         return self.result != Result.NOT_CONVERGED
 
+    def __str__(self) -> str:
+        try:
+            return "\n".join(_lines(self))
+        except (jax.errors.ConcretizationTypeError, TypeError, ValueError, IndexError):
+            return repr(self)  # traced, or of several chains: no numbers to print
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["trajectory", "outputs", "stats", "result"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
@@ -78,3 +94,21 @@ class Run:
 
 Solve = Callable[[Any, list[Any], Any], Run]
 """``(steps, leaves of the initial state, further arrays) -> Run``: a method, bound to a chain."""
+
+
+def _lines(solution: Solution) -> list[str]:
+    stats, result = solution.stats, Result(int(solution.result))
+    length = len(jax.tree.leaves(solution.trajectory)[0])
+    rows = {
+        "result": result.name.lower().replace("_", " "),
+        "iterations": f"{int(stats.iterations)}",
+        "converged": f"{int(stats.prefix)} of {length} states",
+        "residual": f"{float(stats.residual):.1e}",
+    }
+    if stats.growth_rate is not None:
+        rows["growth rate"] = f"{float(stats.growth_rate):+.3g} a step"
+    lines = [f"{name:<11}  {text}" for name, text in rows.items()]
+    if stats.residuals is not None:
+        history = stats.residuals[: int(stats.iterations) + 1].tolist()
+        lines += ["", "iteration  residual", *(f"{k:>9}  {residual:.1e}" for k, residual in enumerate(history))]
+    return lines

@@ -7,14 +7,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-from deeppcr.linear import Blocks, Diagonals, Matrices, choose_solver, find_solver, solve_recurrence
+from deeppcr.linear import (
+    BlockDiagonals,
+    Blocks,
+    Diagonals,
+    Matrices,
+    Scalars,
+    Zeros,
+    choose_solver,
+    find_solver,
+    solve_recurrence,
+)
 from deeppcr.linear.choose import SOLVERS
 from experiments.common.results import write
 from experiments.common.table import table
 from experiments.common.timing import Timing, interleave
 
+KINDS = ["dense", "pairs", "neighbours", "diagonal", "scalar", "zero"]
 NAMES = [name for name in SOLVERS if name != "auto"]
 COPIES = 3  # inputs in turn, so that none is still in a cache only because it was used last
 
@@ -24,12 +36,23 @@ def associative_scan(blocks: Blocks, b: Array) -> Array:
 
     def combine(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
         (A, a), (B, b) = earlier, later
-        if isinstance(blocks, Diagonals):
+        if A.ndim == a.ndim:
             return B * A, B * a + b
         return B @ A, jnp.einsum("...ij,...j->...i", B, a) + b
 
-    y: Array = lax.associative_scan(combine, (jax.tree.leaves(blocks)[0], b))[1]
-    return y
+    def scan(A: Array, b: Array) -> Array:
+        y: Array = lax.associative_scan(combine, (A, b))[1]
+        return y
+
+    match blocks:
+        case Zeros():
+            return b
+        case Scalars(scalar):
+            return scan(scalar.reshape(-1, *(1,) * (b.ndim - 1)), b)
+        case BlockDiagonals(matrix, groups):
+            return groups.merge(scan(matrix, groups.split(b)))
+        case _:
+            return scan(jax.tree.leaves(blocks)[0], b)
 
 
 def programs(transposed: bool, names: list[str]) -> dict[str, Callable[..., Array]]:
@@ -42,13 +65,29 @@ def programs(transposed: bool, names: list[str]) -> dict[str, Callable[..., Arra
 
 
 def problem(kind: str, width: int, length: int, batch: int, seed: int) -> tuple[Blocks, Array]:
-    """Blocks of norm about 1/2; no batch axis for a batch of 1."""
+    """Blocks of norm about 1/2; no batch axis for a batch of 1. Pairs are of entries of the two halves of the state."""
     keys = jax.random.split(jax.random.key(seed))
-    shape = (length, *([batch] if batch > 1 else []), width)
-    b = jax.random.normal(keys[1], shape)
-    if kind == "diagonal":
-        return Diagonals(jax.random.normal(keys[0], shape) / 2), b
-    return Matrices(jax.random.normal(keys[0], (*shape, width)) / (2 * width**0.5)), b
+    batch_shape = (batch,) if batch > 1 else ()
+    b = jax.random.normal(keys[1], (length, *batch_shape, width))
+
+    def blocks(*shape: int) -> Array:
+        return jax.random.normal(keys[0], (length, *shape)) / 2
+
+    match kind:
+        case "diagonal":
+            return Diagonals(blocks(*batch_shape, width)), b
+        case "scalar":
+            return Scalars(blocks(), batch_shape, width), b
+        case "zero":
+            return Zeros.like(b), b
+        case "pairs" | "neighbours":
+            if width % 2:
+                raise ValueError(f"width is {width}, expected an even number for {kind}.")
+            entries = np.arange(width)
+            groups = entries.reshape(2, -1).T if kind == "pairs" else entries.reshape(-1, 2)
+            return BlockDiagonals(blocks(*batch_shape, width // 2, 2, 2) / 2**0.5, groups), b
+        case _:
+            return Matrices(blocks(*batch_shape, width, width) / width**0.5), b
 
 
 def measure(functions: dict[str, Callable[..., Array]], inputs: list[Any], repeats: int) -> dict[str, Timing]:
@@ -80,7 +119,7 @@ def row(kind: str, width: int, length: int, batch: int, options: argparse.Namesp
 def main(argv: list[str]) -> None:
     """Time the solvers and print a table, milliseconds a solution."""
     parser = argparse.ArgumentParser(prog="python -m experiments recurrence", description=__doc__)
-    parser.add_argument("--kind", nargs="+", choices=["dense", "diagonal"], default=["dense"])
+    parser.add_argument("--kind", nargs="+", choices=KINDS, default=["dense"])
     parser.add_argument("--widths", nargs="+", type=int, default=[4, 8, 16, 32, 64])
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 2048, 4096, 8192])
     parser.add_argument("--batches", nargs="+", type=int, default=[1])

@@ -10,6 +10,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Chain, Newton, forward, scan, solve, solve_bidiagonal
+from tests.bad_options import OPTIONS
 
 X = jnp.ones(3)
 XS = jnp.ones((5, 3))
@@ -286,6 +287,7 @@ CASES = {
         r"initial.*\[2\].*expected.*\[3\]",
     ),
     "solver": (partial(solve_bidiagonal, solver="?"), (XS, XS), ValueError, "solver is '.'.*pcr"),
+    **OPTIONS,
 }
 
 

@@ -9,8 +9,9 @@ import deeppcr
 ROOT = Path(__file__).parent.parent
 
 NAMES = """
-Chain Chunked CyclicReduction Newton NotConverged Packed Packing ParallelCyclicReduction PrefixScan
-Recurrence Result Sequential Solution Stack Stats delay forward layers pack scan solve solve_bidiagonal stack
+Adjoint Anderson BlockDiagonal Chain Chunked Coarse CyclicReduction Diagonal Frozen Newton NotConverged Packed Packing
+ParallelCyclicReduction PrefixScan Recurrence Result Scalar Sequential Solution Stack Stats TrustRegion delay describe
+forward layers pack scan solve solve_bidiagonal stack
 """
 
 # In a process of its own: users have float32, and no strictness but that warnings are errors here.

@@ -4,8 +4,7 @@ For users, checked and differentiable:
 
     solve_bidiagonal(A, b, *, initial=None, solver="auto", reverse=False) -> y
 
-For the rest of deeppcr, unchecked, with ``blocks: Blocks`` (`Matrices(matrix)`, `Diagonals(diagonal)`) and
-vectors ``[L, *batch, w]``:
+For the rest of deeppcr, unchecked, with ``blocks: Blocks`` (see below) and vectors ``[L, *batch, w]``:
 
     solve_recurrence(blocks, b, solver, reverse=False) -> y     differentiable to every order
     solver.solve(blocks, b, reverse=False) -> y                 y_l = A_l y_{l-1} + b_l, y_0 = 0; not for differentiation
@@ -13,12 +12,26 @@ vectors ``[L, *batch, w]``:
                                                                 adjoint: the transpose of ``solve``, same arguments
     find_solver("auto" | "sequential" | ... | solver) -> solver
 
-To start a recurrence at y_0, add ``A_1 y_0`` to ``b_1``. Blocks of the first step are otherwise ignored. A
-new solver is one file with a `LinearSolver` and one line in `choose.SOLVERS`; a new kind of block is one
-class in `blocks`.
+To start a recurrence at y_0, add ``A_1 y_0`` to ``b_1``. Blocks of the first step are otherwise ignored.
+
+Every solver takes every kind of blocks:
+
+    Matrices(matrix [L, *batch, w, w])                    full
+    BlockDiagonals(matrix [L, *batch, m, k, k], groups)   small matrices: block g on the entries groups[g] of the state
+    Diagonals(diagonal [L, *batch, w])                    diagonal
+    Scalars(scalar [L], batch_shape, width)               c_l I; cumulative and discounted sums
+    Zeros.like(b)                                         none: y = b, no solver is asked
+
+    blocks.length, .dtype, .width, .batch_shape, .vector_shape = (L, *batch, w)
+    blocks.nbytes       what the blocks of all steps take
+    blocks.coupled      how many entries mix: w, k, 1, 1, 0
+    blocks.apply(y), .compose(earlier), .transpose(), .astype(dtype)
+
+A new solver is one file with a `LinearSolver` and one line in `choose.SOLVERS`; a new kind of block is one
+file in `blocks`.
 """
 
-from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
+from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices, Scalars, Zeros
 from deeppcr.linear.choose import SOLVERS, Auto, choose_solver, find_solver
 from deeppcr.linear.chunked import Chunked
 from deeppcr.linear.cyclic_reduction import CyclicReduction
@@ -31,6 +44,7 @@ from deeppcr.linear.solver import LinearSolver
 __all__ = [
     "SOLVERS",
     "Auto",
+    "BlockDiagonals",
     "Blocks",
     "Chunked",
     "CyclicReduction",
@@ -40,6 +54,8 @@ __all__ = [
     "ParallelCyclicReduction",
     "PrefixScan",
     "Recurrence",
+    "Scalars",
+    "Zeros",
     "choose_solver",
     "find_solver",
     "solve_bidiagonal",

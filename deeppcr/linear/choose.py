@@ -5,7 +5,7 @@ import dataclasses
 import jax
 from jax import Array
 
-from deeppcr.linear.blocks import Blocks, Matrices
+from deeppcr.linear.blocks import Blocks
 from deeppcr.linear.chunked import Chunked
 from deeppcr.linear.cyclic_reduction import CyclicReduction
 from deeppcr.linear.pcr import ParallelCyclicReduction
@@ -56,10 +56,11 @@ def choose_solver(blocks: Blocks, platform: str) -> LinearSolver:
     of them took as long for 1x1 blocks, 2 to 8 times as long for blocks of 2x2 to 64x64, and 1 to 2.5 times
     as long for diagonal ones. On a GPU a sequential step costs a kernel launch whatever its size (8 to 10 us
     for a step of `jax.lax.scan`, by others' logs), so that rounds count: PCR has the fewest, and log2 L times
-    the work, which only narrow blocks can afford.
+    the work, which only narrow blocks can afford. What counts is how many entries are coupled: many narrow
+    blocks on the diagonal are a batch.
     """
     if platform == "cpu" or blocks.length <= FEW_STEPS:
         return Recurrence()
-    if isinstance(blocks, Matrices) and blocks.width > NARROW:
+    if blocks.coupled > NARROW:
         return CyclicReduction()
     return ParallelCyclicReduction()

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.linear.along import Along
-from deeppcr.linear.blocks import Blocks, Matrices
+from deeppcr.linear.blocks import Blocks
 from deeppcr.linear.recurrence import Recurrence
 from deeppcr.linear.solver import LinearSolver
 
@@ -102,9 +102,9 @@ def default_chunks(blocks: Blocks) -> int:
     64x64 blocks take 73, 78, 97 ms. With 8, 16, 32 chunks, 1024 steps of 8x8 blocks take 0.25, 0.22, 0.21 ms,
     and 4096 steps of 2x2 blocks 0.06, 0.13, 0.20 ms.
     """
-    if not isinstance(blocks, Matrices) or blocks.width < MEDIUM:
+    if blocks.coupled < MEDIUM:
         return 16
-    return 32 if blocks.width < WIDE else 4
+    return 32 if blocks.coupled < WIDE else 4
 
 
 def _split(leaf: Array, size: int, axis: int, inside: int) -> Array:

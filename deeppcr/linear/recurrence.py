@@ -33,7 +33,7 @@ class Recurrence(LinearSolver):
             y, trajectory = carry
             place = last - index if reverse else index
             block, b_l = along.step((steps, b), place)
-            y = block.apply(y) + b_l
+            y = block.apply_step(y) + b_l
             return y, lax.dynamic_update_index_in_dim(trajectory, y, place, 0)
 
         start = (along.first(b, 1)[0], b)
@@ -46,7 +46,7 @@ class Recurrence(LinearSolver):
         def step(mu: Array, inputs: tuple[Blocks, Array]) -> tuple[Array, Array]:
             block, g_l = inputs
             lam = g_l + mu
-            return block.transpose().apply(lam), lam
+            return block.transpose().apply_step(lam), lam
 
         unroll = self.unroll or _unroll(blocks, g)
         _, lam = lax.scan(step, jnp.zeros_like(g[0]), (blocks, g), reverse=not reverse, unroll=unroll)
@@ -60,5 +60,5 @@ def _unroll(blocks: Blocks, b: Array) -> int:
     with four; a transposed 4x4 step 16, 13, 30, and a transposed 8x8 step 23, 52, 43. In batches of 8, from
     2x2 on, one step a turn is the fastest or nearly so.
     """
-    entries = sum(leaf.size for leaf in jax.tree.leaves(blocks)) // len(b)
+    entries = max(b.size, sum(leaf.size for leaf in jax.tree.leaves(blocks))) // len(b)
     return 4 if entries <= 4 else 2 if entries <= 16 else 1

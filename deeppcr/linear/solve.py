@@ -18,9 +18,9 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from deeppcr.linear.along import Along
-from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
+from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices
 from deeppcr.linear.choose import find_solver
-from deeppcr.linear.solver import LinearSolver
+from deeppcr.linear.solver import LinearSolver, stand_alone
 
 
 def solve_bidiagonal(
@@ -40,10 +40,11 @@ def solve_bidiagonal(
     the chain only: a step is never harmed by the ``A`` and ``b`` of the steps after it.
 
     Args:
-        A: ``[L, *batch, w, w]`` for full matrices, ``[L, *batch, w]`` for diagonal ones, or one of the block
-        classes. b: ``[L, *batch, w]``, of the dtype of ``A``, with the same batch axes. initial: ``y_0:
-        [*batch, w]``; zero if None. solver: a solver, or its name: "auto" (the fastest for this shape and
-        machine), "sequential", "pcr",
+        A: ``[L, *batch, w, w]`` for full matrices, ``[L, *batch, w]`` for diagonal ones, or blocks of any kind:
+            `Matrices`, `BlockDiagonals`, `Diagonals`, `Scalars`, `Zeros`.
+        b: ``[L, *batch, w]``, of the dtype of ``A``, with the same batch axes.
+        initial: ``y_0: [*batch, w]``; zero if None.
+        solver: a solver, or its name: "auto" (the fastest for this shape and machine), "sequential", "pcr",
             "cyclic_reduction", "prefix_scan", "chunked".
         reverse: ``y_l = A_l y_{l+1} + b_l`` instead, with ``y_{L+1} = initial``.
 
@@ -83,7 +84,7 @@ def solve_bidiagonal(
 
 def solve_recurrence(blocks: Blocks, b: Array, solver: LinearSolver, reverse: bool = False) -> Array:
     """``y_l = A_l y_{l-1} + b_l`` with ``y_0 = 0``, unchecked; differentiable to every order."""
-    if blocks.length < 2 or b.size == 0:
+    if stand_alone(blocks, b):
         return b
 
     along = Along(reverse=reverse)
@@ -102,6 +103,10 @@ def solve_recurrence(blocks: Blocks, b: Array, solver: LinearSolver, reverse: bo
 
 
 def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
+    if isinstance(A, BlockDiagonals):
+        expected = (A.groups.count, A.groups.size, A.groups.size)
+        if A.matrix.shape[-3:] != expected:
+            raise ValueError(f"A.matrix has shape {_axes(A.matrix.shape)}, and A.groups expects it to end in {_axes(expected)}.")
     if isinstance(A, Blocks):
         return A
     A = jnp.asarray(A)

@@ -28,13 +28,14 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
+from deeppcr.adjoint.step_by_step import Propagation
 from deeppcr.chain import Steps
-from deeppcr.propagate import Adjoint
 from deeppcr.solution import Run, Solve
 from deeppcr.state import Leaves, StateLayout, add, before
 from deeppcr.step import Step
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Autodiff:
     """jax's own derivatives of the sequential program, which is run again for them.
@@ -43,7 +44,7 @@ class Autodiff:
     jax's documentation), and then it has to be applied as the sequential program applies it.
     """
 
-    def tangents(self, steps: Steps, initial: Leaves, moved: "_Moved", length: int) -> tuple[Leaves, Leaves]:
+    def tangents(self, steps: Steps, initial: Leaves, moved: "_Moved") -> tuple[Leaves, Leaves]:
         """The tangents of the states and of the outputs."""
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves]:
@@ -53,7 +54,7 @@ class Autodiff:
                 state, outputs = here.step.with_outputs(state, inputs, here.captured)
                 return state, (state, outputs)
 
-            result: tuple[Leaves, Leaves] = lax.scan(body, moved.initial.put(initial, z), here.inputs, length)[1]
+            result: tuple[Leaves, Leaves] = lax.scan(body, moved.initial.put(initial, z), here.inputs, steps.length)[1]
             return result
 
         primals = (moved.initial.of(initial), moved.inputs.of(steps.inputs), moved.captured.of(steps.captured))
@@ -62,28 +63,28 @@ class Autodiff:
 
 
 def differentiable(
-    run: Solve, step: Step, layout: StateLayout, length: int, adjoint: Adjoint | Autodiff
-) -> Callable[[Leaves, Leaves, Leaves, Any], Run]:
+    run: Solve, step: Step, layout: StateLayout, length: int
+) -> Callable[[Leaves, Leaves, Leaves, Any, Propagation | Autodiff], Run]:
     """Give ``run(steps, initial, operands)`` the derivatives of the chain that it solves.
 
     Returns:
-        ``(initial, inputs, captured, operands) -> Run``, differentiable in the first three, to every order.
+        ``(initial, inputs, captured, operands, adjoint) -> Run``, differentiable in the first three, to every order.
     """
 
     @jax.custom_jvp
-    def solve(initial: Leaves, inputs: Leaves, captured: Leaves, operands: Any) -> Run:
-        return run(Steps(step, layout, inputs, captured), initial, operands)
+    def solve(initial: Leaves, inputs: Leaves, captured: Leaves, operands: Any, _: Propagation | Autodiff) -> Run:
+        return run(Steps(step, layout, inputs, captured, length), initial, operands)
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Run, Run]:
         result = solve(*primals)
-        initial, inputs, captured, _ = primals
-        steps = Steps(step, layout, inputs, captured)
+        initial, inputs, captured, _, adjoint = primals
+        steps = Steps(step, layout, inputs, captured, length)
         moved = _Moved(*(_split(t) for t in tangents[:3]))
         if isinstance(adjoint, Autodiff):
-            t, by_outputs = adjoint.tangents(steps, initial, moved, length)
+            t, by_outputs = adjoint.tangents(steps, initial, moved)
         else:
             states = before(initial, result.trajectory)
-            t = _tangents(steps, states, moved, adjoint, length)
+            t = _tangents(steps, states, moved, adjoint)
 
             def outputs(z: Leaves, x: Leaves, c: Leaves, after: Leaves) -> Leaves:
                 return moved.put(steps, x, c).outputs(z, after)
@@ -141,13 +142,14 @@ class _Moved:
         return self.initial.put([jnp.zeros_like(z) for z in like], dz)
 
 
-def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Adjoint, length: int) -> Leaves:
+def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Propagation) -> Leaves:
     """The tangents ``t_1 .. t_L`` of the trajectory, as the solution of the linear system above."""
-    size = adjoint.stretch(steps.layout, length)
+    length, size = steps.length, adjoint.stretch(steps)
     initial = [z[0] for z in states]
+    places = jnp.arange(length, dtype=jnp.int32)
 
-    def part_of(z: Leaves, inputs: Leaves) -> tuple[Steps, Callable[..., Leaves], Leaves, Leaves]:
-        here = dataclasses.replace(steps, inputs=inputs)
+    def part_of(places: Array, inputs: Leaves) -> tuple[Steps, Callable[..., Leaves], Leaves, Leaves]:
+        here = dataclasses.replace(steps, inputs=inputs, length=len(places), first=places[0])
         return (
             here,
             lambda z, x, c: moved.put(here, x, c)(z),
@@ -158,7 +160,7 @@ def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Adjoint, len
     def system(unknown: Any) -> Any:
         t, v = unknown
         dz, dx, dc = v
-        _, f, x, c = part_of(states, steps.inputs)
+        _, f, x, c = part_of(places, steps.inputs)
         pushed = jax.jvp(f, (states, x, c), (before(moved.enter(initial, dz), t), dx, dc))[1]
         one = 1 + lax.pad(_nothing_of((states, x, c)), np.float32(0), [(0, 1, 0)])[0]
         return [a - b for a, b in zip(t, pushed, strict=True)], jax.tree.map(lambda leaf: leaf * one.astype(leaf.dtype), v)
@@ -167,13 +169,13 @@ def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Adjoint, len
         b, (dz, dx, dc) = right
 
         def stretch(enter: Leaves, part: Any) -> tuple[Leaves, Leaves]:
-            z, inputs, b, dx = part
-            here, f, x, c = part_of(z, inputs)
+            places, z, inputs, b, dx = part
+            here, f, x, c = part_of(places, inputs)
             pushed = jax.jvp(lambda x, c: f(z, x, c), (x, c), (dx, dc))[1]
             t = adjoint.forward(here, z, add(b, pushed), enter)
             return [leaf[-1] for leaf in t], t
 
-        _, t = _in_stretches(stretch, moved.enter(initial, dz), (states, steps.inputs, b, dx), length, size)
+        _, t = _in_stretches(stretch, moved.enter(initial, dz), (places, states, steps.inputs, b, dx), length, size)
         return t, (dz, dx, dc)
 
     def transpose_solve(_: Any, right: Any) -> Any:
@@ -181,15 +183,15 @@ def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Adjoint, len
 
         def stretch(carry: tuple[Leaves, Leaves], part: Any) -> tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]]:
             enter, totals = carry
-            z, inputs, g = part
-            here, f, x, c = part_of(z, inputs)
+            places, z, inputs, g = part
+            here, f, x, c = part_of(places, inputs)
             lam, leave = adjoint.backward(here, z, g, enter)
             _, pull = jax.vjp(lambda x, c: f(z, x, c), x, c)
             from_x, from_c = pull(lam)
             return (leave, add(totals, from_c)), (lam, from_x)
 
         begin = ([jnp.zeros_like(z) for z in initial], by_captured)
-        parts = (states, steps.inputs, g)
+        parts = (places, states, steps.inputs, g)
         (leave, by_captured), (lam, from_x) = _in_stretches(stretch, begin, parts, length, size, reverse=True)
         return lam, (add(by_initial, moved.initial.of(leave)), add(by_inputs, from_x), by_captured)
 

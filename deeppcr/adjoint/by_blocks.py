@@ -1,0 +1,161 @@
+"""Tangents and adjoints by Jacobian blocks of all steps at once, and a solver of the linear recurrence that they make.
+
+Exact blocks take one solve. Others, quasi-Newton ones or those of examples that influence each other (batch normalisation), are
+corrected against the true derivative until the residual is at rounding level: see `refine`. So whatever the blocks, the
+derivative is exact.
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from deeppcr.adjoint.refine import refine
+from deeppcr.chain import Problem, Steps
+from deeppcr.checks import check_count
+from deeppcr.convergence import ROUNDING, Criterion
+from deeppcr.linear import Blocks, LinearSolver, Recurrence, find_solver
+from deeppcr.linear.along import Along
+from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
+from deeppcr.state import Leaves, StateLayout
+
+STRETCH = 1 << 21  # bytes of blocks that are worked on at once by a sequential solver: they stay in the cache
+BUDGET = 64  # turns
+
+
+@dataclasses.dataclass(frozen=True)
+class Adjoint:
+    """Derivatives by one linear recurrence over all steps, instead of backpropagation step by step.
+
+    Attributes:
+        linearize: what its blocks are, as in `Newton`. Exact ones take one solve; with any other, solves are repeated until the
+            residual against the true derivative is at rounding level, so that gradients are exact, too. "auto": as `Newton` has
+            it, if that is the method; else the exact Jacobian in its narrowest form.
+        linear: the solver of the linear recurrence, see `deeppcr.solve_bidiagonal`.
+        rtol: how large that residual may be, relative to the adjoint state; None for 16 units in the last place of the dtype.
+        max_iterations: how many solves before the rest is done step by step.
+        memory: bytes that blocks may take, as in `Newton`; longer chains are taken in stretches.
+    """
+
+    linearize: str | Linearization = "auto"
+    linear: str | LinearSolver = "auto"
+    rtol: float | None = None
+    max_iterations: int = BUDGET
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        find_linearization(self.linearize)
+        find_solver(self.linear)
+        if self.rtol is not None and not self.rtol >= 0:
+            raise ValueError(f"rtol is {self.rtol}, expected a number >= 0, or None.")
+        check_count("max_iterations", self.max_iterations, "how many solves")
+        check_count("memory", self.memory, "how many bytes", optional=True)
+
+    def bind(self, problem: Problem) -> "ByBlocks":
+        """For this chain."""
+        step, layout = problem.step, problem.layout
+        choice = choose_linearization(self.linearize, step, layout, problem.length, None, self.memory)
+        eps = max(float(jnp.finfo(dtype).eps) for dtype in layout.dtypes)
+        atol = ROUNDING * float(jnp.finfo(layout.dtype).tiny)
+        criterion = Criterion(ROUNDING * eps if self.rtol is None else self.rtol, atol, eps, quadratic=False)
+        fresh = constant(choice.linearization.fresh)
+        is_exact = fresh.is_exact(step, layout)
+        return ByBlocks(fresh, find_solver(self.linear), is_exact, criterion, self.max_iterations, choice.window)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["linearization"],
+    meta_fields=["solver", "is_exact", "criterion", "budget", "window"],
+)
+@dataclasses.dataclass(frozen=True)
+class ByBlocks:
+    """`Adjoint`, bound to a chain."""
+
+    linearization: Linearization
+    solver: LinearSolver
+    is_exact: bool
+    criterion: Criterion
+    budget: int
+    window: int
+
+    def stretch(self, steps: Steps) -> int:
+        """As much as the memory holds for a parallel solver, and as the cache holds for a sequential one."""
+        length, most = steps.length, self.window
+        if isinstance(self.solver, Recurrence):
+            size = self.linearization.bytes_per_step(steps.step, steps.layout)
+            most = min(most, max(1, STRETCH // max(size, 1)))
+        count = -(-length // most)
+        even = [n for n in range(count, 2 * count) if length % n == 0]  # else the last stretch is a shorter one
+        return -(-length // (even[0] if even else count))
+
+    def forward(self, steps: Steps, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
+        """See `Propagation`."""
+        layout, blocks = steps.layout, self._blocks(steps, states)
+        first = _push(layout, _one(steps, states, 0), layout.flatten(enter))
+        right = layout.flatten(b).at[0].add(first)
+
+        def solve(right: Array) -> Array:
+            return self.solver.solve(blocks, right)
+
+        if self.is_exact:
+            return layout.unflatten(solve(right))
+
+        def couple(t: Array) -> Array:
+            return layout.flatten(jax.jvp(steps, (states,), (layout.unflatten(Along().before(t)),))[1])
+
+        def one_step(index: Array, t: Array) -> Array:
+            return _push(layout, _one(steps, states, index), t)
+
+        return layout.unflatten(refine(couple, solve, one_step, right, self.criterion, self.budget, reverse=False))
+
+    def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
+        """See `Propagation`."""
+        layout, blocks = steps.layout, self._blocks(steps, states)
+        right = layout.flatten(g).at[-1].add(layout.flatten(enter))
+
+        def solve(right: Array) -> Array:
+            return self.solver.solve_transposed(blocks, right)
+
+        if self.is_exact:
+            lam = solve(right)
+            mu = Along().first(blocks, 1).transpose().apply(lam[:1])[0]
+            return layout.unflatten(lam), layout.unflatten(mu)
+
+        _, pull = jax.vjp(steps, states)
+
+        def couple(lam: Array) -> Array:
+            return Along(reverse=True).before(layout.flatten(pull(layout.unflatten(lam))[0]))
+
+        def one_step(index: Array, lam: Array) -> Array:
+            return _pull(layout, _one(steps, states, jnp.minimum(index + 1, steps.length - 1)), lam)
+
+        lam = refine(couple, solve, one_step, right, self.criterion, self.budget, reverse=True)
+        return layout.unflatten(lam), layout.unflatten(_pull(layout, _one(steps, states, 0), lam[0]))
+
+    def _blocks(self, steps: Steps, states: Leaves) -> Blocks:
+        return self.linearization.blocks(steps, steps.layout.flatten(states))
+
+
+_One = tuple[Steps, Leaves, Leaves]  # one step: its state and its inputs
+
+
+def _one(steps: Steps, states: Leaves, index: int | Array) -> _One:
+    def at(leaves: Leaves) -> Leaves:
+        return [lax.dynamic_index_in_dim(x, index, keepdims=False) for x in leaves]
+
+    return steps, at(states), at(steps.inputs)
+
+
+def _push(layout: StateLayout, one: _One, t: Array) -> Array:
+    steps, state, inputs = one
+    moved = jax.jvp(lambda z: steps.step(z, inputs, steps.captured), (state,), (layout.unflatten(t),))[1]
+    return layout.flatten(moved)
+
+
+def _pull(layout: StateLayout, one: _One, lam: Array) -> Array:
+    steps, state, inputs = one
+    pull = jax.vjp(lambda z: steps.step(z, inputs, steps.captured), state)[1]
+    return layout.flatten(pull(layout.unflatten(lam))[0])

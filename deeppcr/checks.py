@@ -1,0 +1,19 @@
+"""Checks of arguments that many options share."""
+
+import operator
+from typing import Any
+
+
+def check_count(name: str, value: Any, meaning: str, least: int = 1, optional: bool = False) -> None:
+    """Raise unless ``value`` is an integer from ``least`` on, or None where that is allowed."""
+    if optional and value is None:
+        return
+    expected = f"expected {meaning}: an integer >= {least}" + (", or None." if optional else ".")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}, {expected}") from None
+    if isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, {expected}")
+    if number < least:
+        raise ValueError(f"{name} is {value!r}, {expected}")

@@ -1,0 +1,37 @@
+"""Where the blocks ``A_l`` of the linear recurrence come from, one file for each way.
+
+    "dense"            df/dz                                        DeepPCR, DEER
+    BlockDiagonal(k)   blocks on the diagonal of df/dz              ParaRNN
+    "diagonal"         the diagonal of df/dz                        quasi-DEER
+    Scalar(c)          c_l I; "identity" is c = 1                   Picard iteration, ParaDiGMS
+    "zero"             0                                            Jacobi iteration
+    Frozen(every=m)    those of another one, kept for m iterations  chord method
+    "auto"             the narrowest of the first three that is proven to be exact
+
+A new one is one file with a `Linearization`.
+"""
+
+from deeppcr.linearize.block_diagonal import BlockDiagonal
+from deeppcr.linearize.choose import LINEARIZATIONS, Choice, choose_linearization, find_linearization, memory_budget
+from deeppcr.linearize.dense import Dense
+from deeppcr.linearize.diagonal import Diagonal
+from deeppcr.linearize.frozen import Frozen
+from deeppcr.linearize.linearization import Linearization, constant
+from deeppcr.linearize.scalar import Scalar
+from deeppcr.linearize.zero import Zero
+
+__all__ = [
+    "LINEARIZATIONS",
+    "BlockDiagonal",
+    "Choice",
+    "Dense",
+    "Diagonal",
+    "Frozen",
+    "Linearization",
+    "Scalar",
+    "Zero",
+    "choose_linearization",
+    "constant",
+    "find_linearization",
+    "memory_budget",
+]

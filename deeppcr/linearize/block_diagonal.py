@@ -1,0 +1,67 @@
+"""Blocks on the diagonal of the Jacobian: ParaRNN (Danieli et al., 2025), and Newton's method where steps have that structure."""
+
+import dataclasses
+
+import jax
+import numpy as np
+from jax import Array
+
+from deeppcr.chain import Steps
+from deeppcr.checks import check_count
+from deeppcr.linear import BlockDiagonals, Blocks
+from deeppcr.linearize.jacobian import block_diagonals
+from deeppcr.linearize.linearization import Linearization
+from deeppcr.state import StateLayout
+from deeppcr.step import Step
+from deeppcr.structure import find_structure
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class BlockDiagonal(Linearization):
+    """``A_l``: blocks of ``size`` x ``size`` on the diagonal of df/dz, w k^2 log L for the recurrence.
+
+    Which entries of the state make a block: those that influence each other, where the step's structure has such groups of
+    ``size`` entries or fewer, which is then Newton's method. Else the i-th entries of all leaves, if the state has ``size``
+    leaves of equal shapes (the h and c of an LSTM); else ``size`` neighbours.
+
+    Attributes:
+        size: k.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        check_count("size", self.size, "how many entries a block has")
+
+    def blocks(self, steps: Steps, states: Array) -> Blocks:
+        """See `Linearization`."""
+        found = find_structure(steps.step, steps.layout).groups
+        groups = self.groups(steps.step, steps.layout)
+        return BlockDiagonals(block_diagonals(steps, states, groups, found), groups)
+
+    def groups(self, step: Step, layout: StateLayout) -> np.ndarray:
+        """The entries of each block, int32 [m, k]; -1 where one is smaller."""
+        found = find_structure(step, layout).groups
+        if found.shape[1] <= self.size:
+            return found
+        width, leaves = layout.width, layout.sizes
+        if len(leaves) == self.size and len(set(leaves)) == 1:
+            return np.arange(width, dtype=np.int32).reshape(self.size, -1).T
+        size = min(self.size, width)
+        padded = np.full(-(-width // size) * size, -1, np.int32)
+        padded[:width] = np.arange(width)
+        return padded.reshape(-1, size)
+
+    def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
+        """See `Linearization`."""
+        count, size = self.groups(step, layout).shape
+        return count * size**2 * layout.examples * layout.dtype.itemsize
+
+    def is_exact(self, step: Step, layout: StateLayout) -> bool:
+        """See `Linearization`."""
+        structure = find_structure(step, layout)
+        return structure.separate and structure.groups.shape[1] <= self.size
+
+    def __str__(self) -> str:
+        return f"{self.size} x {self.size} blocks"

@@ -1,0 +1,110 @@
+"""Which linearisation: by name, and the rule behind the name "auto"."""
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+
+from deeppcr.linearize.block_diagonal import BlockDiagonal
+from deeppcr.linearize.dense import Dense
+from deeppcr.linearize.diagonal import Diagonal
+from deeppcr.linearize.frozen import Frozen
+from deeppcr.linearize.linearization import Linearization
+from deeppcr.linearize.scalar import Scalar
+from deeppcr.linearize.zero import Zero
+from deeppcr.state import StateLayout
+from deeppcr.step import Step
+from deeppcr.structure import find_structure
+
+LINEARIZATIONS: dict[str, Linearization] = {
+    "dense": Dense(),
+    "diagonal": Diagonal(),
+    "identity": Scalar(),
+    "zero": Zero(),
+}
+COPIES = 4  # of the blocks, that a parallel solver holds while it works
+SHORTEST = 64  # steps of a window: shorter ones leave little to do side by side
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How a chain is linearised.
+
+    Attributes:
+        linearization: what makes the blocks.
+        window: how many steps are solved at once.
+        is_exact: whether the blocks are proven to be the whole derivative.
+        reason: why not all exact Jacobians at once, in words; empty if they are, or were not wanted.
+    """
+
+    linearization: Linearization
+    window: int
+    is_exact: bool
+    reason: str
+
+
+def find_linearization(linearize: Any) -> Linearization | None:
+    """The linearisation itself, or the one of that name; None for "auto"."""
+    if isinstance(linearize, Linearization):
+        return linearize
+    names = ["auto", *LINEARIZATIONS]
+    if not isinstance(linearize, str):
+        raise TypeError(f"linearize is {linearize!r}, expected BlockDiagonal(k), Frozen(every=m), .. or one of {names}.")
+    if linearize not in names:
+        raise ValueError(f"linearize is {linearize!r}, expected one of {names}, BlockDiagonal(k), Frozen(every=m), ...")
+    return LINEARIZATIONS.get(linearize)
+
+
+def choose_linearization(
+    linearize: str | Linearization, step: Step, layout: StateLayout, length: int, window: int | None, memory: int | None
+) -> Choice:
+    """The linearisation and the window for a chain of ``length`` steps.
+
+    "auto" takes the exact Jacobian in the narrowest form that the step's structure proves: diagonal, block-diagonal or dense. If
+    the blocks of all steps take more than ``memory`` bytes (None: see `memory_budget`), a window slides along the chain; if not
+    even 64 steps fit, only the diagonal is taken, which is a quasi-Newton method.
+    """
+    wanted = find_linearization(linearize)
+    budget = memory_budget() if memory is None else memory
+    structure = find_structure(step, layout)
+    if isinstance(wanted, Frozen) and wanted.of is None:
+        wanted = dataclasses.replace(wanted, of=_exact(structure.groups.shape))
+    chosen = wanted or _exact(structure.groups.shape)
+    chosen.check(length, layout)
+    reasons = []
+    size = COPIES * max(1, chosen.bytes_per_step(step, layout))
+    if wanted is None and window is None and length * size > budget and budget // size < min(SHORTEST, length):
+        reasons.append(f"{length} exact Jacobians would take {_bytes(length * size)} of {_bytes(budget)}, so the diagonal only")
+        chosen = Diagonal()
+        size = COPIES * max(1, chosen.bytes_per_step(step, layout))
+    if window is None and length * size > budget:
+        window = max(1, budget // size)
+        reasons.append(f"all {length} steps would take {_bytes(length * size)} of {_bytes(budget)}, so {window} at once")
+    return Choice(chosen, min(length, window or length), chosen.is_exact(step, layout), "; ".join(reasons))
+
+
+def _exact(groups: tuple[int, ...]) -> Linearization:
+    count, size = groups
+    if size == 1:
+        return Diagonal()
+    return Dense() if count * size**2 * 2 > (count * size) ** 2 else BlockDiagonal(size)
+
+
+def memory_budget() -> int:
+    """Bytes that Jacobian blocks may take: half of an accelerator's memory, a quarter of the machine's."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(stats["bytes_limit"]) // 2
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    except (ValueError, OSError, AttributeError):
+        return 1 << 32
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

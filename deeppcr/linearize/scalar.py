@@ -1,0 +1,77 @@
+"""A number in the place of the Jacobian: Picard iteration, as in ParaDiGMS (Shih et al., NeurIPS 2023)."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from deeppcr.chain import Steps
+from deeppcr.linear import Blocks, Scalars
+from deeppcr.linearize.linearization import Linearization
+from deeppcr.state import StateLayout
+from deeppcr.step import Step
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["coefficient"], meta_fields=["of_input"])
+@dataclasses.dataclass(frozen=True)
+class Scalar(Linearization):
+    """``A_l = c_l I``: no derivatives at all, and the recurrence is a weighted cumulative sum.
+
+    A diffusion step ``x' = a x + b eps(x)`` has ``c_l = a``; ``c = 1`` is Picard iteration for ``z' = z + h g(z)``.
+
+    Attributes:
+        coefficient: c, a number, or an array ``[L]``.
+        of_input: instead of it, a function of the step's input that returns the number.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: x["a"] * z + 0.1 * jnp.sin(z), {"a": jnp.linspace(0.9, 1.0, 50)})
+        >>> newton = deeppcr.Newton(linearize=deeppcr.Scalar(of_input=lambda x: x["a"]))
+        >>> bool(deeppcr.solve(chain, jnp.ones(3), method=newton).converged)
+        True
+    """
+
+    coefficient: Any = 1.0
+    of_input: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.coefficient is None or isinstance(self.coefficient, str | complex):
+            raise TypeError(f"coefficient is {self.coefficient!r}, expected a real number, or an array with one for each step.")
+        if self.of_input is not None and not callable(self.of_input):
+            raise TypeError(f"of_input is {self.of_input!r}, expected a function of the step's input, or None.")
+
+    def check(self, length: int, layout: StateLayout) -> None:
+        """See `Linearization`."""
+        shape, dtype = jnp.shape(self.coefficient), jnp.result_type(self.coefficient)
+        if shape not in ((), (length,)) or not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
+            raise ValueError(f"coefficient is {dtype}{list(shape)}, expected a real number, or one for each of {length} steps.")
+
+    def blocks(self, steps: Steps, states: Array) -> Blocks:
+        """See `Linearization`."""
+        length = len(states)
+        if self.of_input is not None:
+            tree = steps.step.input_tree
+            scalar = jax.vmap(lambda *x: self._number(jax.tree.unflatten(tree, x)))(*steps.inputs)
+        else:
+            scalar = jnp.asarray(self.coefficient)
+            if scalar.ndim and len(scalar) != length:  # these steps are a part of the chain
+                scalar = lax.dynamic_slice_in_dim(scalar, steps.first, length)
+        scalar = jnp.broadcast_to(scalar.astype(states.dtype), (length,))
+        return Scalars(scalar, states.shape[1:-1], states.shape[-1])
+
+    def _number(self, inputs: Any) -> Array:
+        assert self.of_input is not None
+        number = jnp.asarray(self.of_input(inputs))
+        if number.ndim:
+            raise ValueError(f"of_input returned an array of shape {list(number.shape)}, expected a number for each step.")
+        return number
+
+    def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
+        """See `Linearization`."""
+        return int(layout.dtype.itemsize)
+
+    def __str__(self) -> str:
+        return "scalar"

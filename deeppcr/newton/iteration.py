@@ -1,0 +1,200 @@
+"""Linearise, solve, check, repeat: the loop of every Newton-like method, over the whole chain or a window that slides along it.
+
+A window is the next W states that have not converged. In every turn it moves on by the states that have, so memory is that of W
+blocks; the trajectory itself is the only array of all L steps. A window of all steps never moves.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from deeppcr.acceleration import Anderson
+from deeppcr.chain import Steps
+from deeppcr.convergence import Criterion, Judgement, largest, leading
+from deeppcr.damping import TrustRegion
+from deeppcr.linear import LinearSolver
+from deeppcr.linearize import Linearization
+
+
+class Iterate(NamedTuple):
+    """Where an iteration stands.
+
+    Attributes:
+        iterations: int32.
+        place: int32, the step at which the window starts, counted from 0.
+        entry: the state before it.
+        states: ``[W, *batch, w]``, the window.
+        value: what the steps make of them: closer to the answer by one step, and the user's own rounding.
+        judgement: of the states.
+        prefix: int32, how many states from the start of the chain have converged.
+        exact: int32, how many of them are the sequential program's to the last bit.
+        whole: ``[L, *batch, w]``, all states; empty if the window is the chain.
+        memory: of the linearisation.
+        sizes: what the damping remembers.
+        past: what the acceleration remembers of earlier iterates.
+        history: residuals by iteration, that of the guess first; empty if not asked for.
+    """
+
+    iterations: Array
+    place: Array
+    entry: Array
+    states: Array
+    value: Array
+    judgement: Judgement
+    prefix: Array
+    exact: Array
+    whole: Array
+    memory: Any
+    sizes: Any
+    past: Any
+    history: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """One Newton-like method, with all that it needs to run.
+
+    Attributes:
+        linearization: where blocks come from.
+        solver: of the linear recurrence.
+        damping: what keeps updates within reason, if anything.
+        acceleration: what makes better iterates of the last few, if anything.
+        criterion: what counts as converged.
+        budget: how many iterations.
+        window: how many states at once, at most L.
+        continues: whether states that enter the window start from the last one in it, and not from the guess.
+        history: whether residuals are kept.
+    """
+
+    linearization: Linearization
+    solver: LinearSolver
+    damping: TrustRegion | None
+    acceleration: Anderson | None
+    criterion: Criterion
+    budget: int
+    window: int
+    continues: bool
+    history: bool
+
+    def run(self, steps: Steps, start: Array, first: Array) -> Iterate:
+        """Iterate from the trajectory ``first``: ``[L, *batch, w]``, or its first W states if the rest continues."""
+        length = steps.length
+
+        def goes_on(now: Iterate) -> Array:
+            return (now.iterations < self.budget) & (now.prefix < length)
+
+        end = lax.while_loop(goes_on, lambda now: self._turn(steps, start, now), self._begin(steps, start, first))
+        return end._replace(whole=self._written(end))
+
+    def _begin(self, steps: Steps, start: Array, first: Array) -> Iterate:
+        window, length = self.window, steps.length
+        states = first[:window]
+        here = steps.part(jnp.int32(0), window)
+        whole = jnp.zeros_like(first[:0])
+        if window < length:
+            unknown = jnp.zeros((length - len(first), *first.shape[1:]), first.dtype)
+            whole = jnp.concatenate([first, unknown])
+        now = Iterate(
+            iterations=jnp.int32(0),
+            place=jnp.int32(0),
+            entry=start,
+            states=states,
+            value=states,
+            judgement=Judgement.unknown(states),
+            prefix=jnp.int32(0),
+            exact=jnp.int32(0),
+            whole=whole,
+            memory=self.linearization.begin(here, _before(start, states)),
+            sizes=(),
+            past=self.acceleration.begin(states) if self.acceleration else (),
+            history=jnp.full((self.budget + 1 if self.history else 0,), jnp.nan, start.dtype),
+        )
+        now = self._checked(here, now, jnp.full(states.shape[:-1], jnp.inf, start.dtype))
+        return now._replace(sizes=self.damping.begin(states, now.value)) if self.damping else now
+
+    def _turn(self, steps: Steps, start: Array, now: Iterate) -> Iterate:
+        here = steps.part(now.place, self.window)
+        inputs = _before(now.entry, now.states)
+        blocks, memory = self.linearization.next(here, inputs, now.memory, now.iterations)
+        sizes = now.sizes
+        if self.damping:
+            converged = jnp.arange(self.window) < now.prefix - now.place
+
+            def evaluate(states: Array) -> Array:
+                return here.evaluate(_before(now.entry, states))
+
+            states, sizes = self.damping.update(self.solver, blocks, now.states, now.value, converged, now.sizes, evaluate)
+        else:
+            b = (now.value - blocks.apply(inputs)).at[0].set(now.value[0])  # the first step starts from what is known
+            states = self.solver.solve(blocks, b)
+        # An overflow on the way is no answer, and would spoil all later steps for good.
+        states = jnp.where(jnp.isfinite(states), states, now.states)
+        # What is right to the last bit is kept: a solution of the recurrence would be so to rounding only.
+        states = jnp.where(_index(states) < now.exact - now.place, now.value, states)
+        past = now.past
+        if self.acceleration:
+            states, past = self.acceleration(past, now.states, states)
+        update = largest(states - now.states)
+        moved = now._replace(iterations=now.iterations + jnp.int32(1), states=states, memory=memory, sizes=sizes, past=past)
+        if self.window < steps.length:
+            moved, update = self._slide(steps, moved, update)
+            here = steps.part(moved.place, self.window)
+        return self._checked(here, moved, update)
+
+    def _slide(self, steps: Steps, now: Iterate, update: Array) -> tuple[Iterate, Array]:
+        """Move the window to the first state that had not converged before this turn."""
+        window, length = self.window, steps.length
+        whole = self._written(now)
+        place = jnp.minimum(now.prefix, jnp.int32(length - window))
+        distance = place - now.place
+        last = lax.dynamic_index_in_dim(now.value, jnp.maximum(distance - 1, 0), keepdims=False)
+        entry = jnp.where(distance > 0, last, now.entry)
+        guess = lax.dynamic_slice_in_dim(whole, place, window)
+        if self.continues:
+            guess = jnp.broadcast_to(now.states[-1], guess.shape)
+        enters = _index(guess) >= window - distance
+
+        def forward(tree: Any) -> Any:
+            return jax.tree.map(lambda leaf: jnp.roll(leaf, -distance, axis=0), tree)
+
+        states = jnp.where(enters, guess, forward(now.states))
+        update = jnp.where(enters.all(axis=-1), jnp.inf, forward(update))
+        begun = distance > 0  # other states: whether residuals fall begins anew
+        judgement = now.judgement._replace(
+            least=jnp.where(begun, jnp.inf, now.judgement.least),
+            stalled=jnp.where(begun, 0, now.judgement.stalled),
+            moved=jnp.where(enters.all(axis=-1), jnp.inf, forward(now.judgement.moved)),
+        )
+        moved = now._replace(place=place, entry=entry, states=states, whole=whole, judgement=judgement)
+        past = self.acceleration.shift(now.past, distance) if self.acceleration else now.past
+        return moved._replace(memory=forward(now.memory), past=past), update
+
+    def _checked(self, here: Steps, now: Iterate, update: Array) -> Iterate:
+        """Apply the steps to the states, and judge these."""
+        inputs = _before(now.entry, now.states)
+        value = here.evaluate(inputs)
+        # To the last bit: the state after those that are what the step makes of the one before them.
+        exact = now.place + jnp.minimum(leading(value == now.states) + jnp.int32(1), jnp.int32(self.window))
+        exact = jnp.where(now.place <= now.exact, exact, now.exact)
+        states = jnp.where(_index(value) < exact - now.place, value, now.states)
+        judgement = self.criterion(value, states, largest(inputs), update, now.judgement)
+        prefix = jnp.maximum(now.place + leading(judgement.good), exact)
+        history = now.history.at[now.iterations].set(judgement.worst) if self.history else now.history
+        return now._replace(value=value, judgement=judgement, prefix=prefix, exact=exact, history=history)
+
+    def _written(self, now: Iterate) -> Array:
+        """All states, with the window in its place."""
+        if not now.whole.size:
+            return now.value
+        return lax.dynamic_update_slice_in_dim(now.whole, now.value, now.place, 0)
+
+
+def _before(entry: Array, states: Array) -> Array:
+    return jnp.concatenate([entry[None], states[:-1]])
+
+
+def _index(states: Array) -> Array:
+    return lax.broadcasted_iota(jnp.int32, states.shape, 0)

@@ -1,0 +1,177 @@
+"""`Structure`: which entries of the state can influence each other, proven from the step's jaxpr.
+
+Every element of every array in the program carries a label, 0 or an entry of the state of the whole batch (`groups`). The
+primitives move labels, or join the groups of those that they combine (`rules`, `indexing`, `control`). In the end each entry of
+the next state belongs with the entries that it may depend on. A primitive that no rule knows joins all that its operands depend
+on, so the walk can always go on, and "not proven" means larger groups, never an error.
+
+What is proven holds for the values of the next state, so also for its derivatives, and for those that functions define for
+themselves (`derivatives`), and for all inputs and captured arrays. The groups are the connected components of the pattern that
+sparse Jacobians are compressed by (Griewank and Walther, "Evaluating Derivatives", 2008, section 7.1).
+"""
+
+import dataclasses
+import os
+from collections import Counter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from deeppcr.state import StateLayout
+from deeppcr.step import Step
+from deeppcr.structure.groups import Array, Groups, filled
+from deeppcr.structure.known import Known
+from deeppcr.structure.walk import Walk
+from depth.jaxprs import location
+
+HERE = os.path.dirname(__file__) + os.sep
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Structure:
+    """Which entries of the state can influence each other. Printed, it says so in one line.
+
+    Attributes:
+        groups: int32 ``[m, k]``, entries of the state laid out as one vector (`StateLayout.flatten`). Entries in different rows
+            do not influence each other. Every entry is in one row; -1 fills up rows. k is the size of the largest group, and
+            smaller ones may share a row.
+        separate: no example of a batch can influence another, here or on another device.
+        mixed_by: what joined most entries, and where; "" if nothing did.
+    """
+
+    groups: Array
+    separate: bool
+    mixed_by: str
+
+    @property
+    def width(self) -> int:
+        """w, the number of entries."""
+        return int((self.groups >= 0).sum())
+
+    @property
+    def kind(self) -> str:
+        """ "elementwise", "block-diagonal" or "dense"."""
+        size = self.groups.shape[1]
+        return "elementwise" if size <= 1 else "dense" if size == self.width else "block-diagonal"
+
+    def __str__(self) -> str:
+        rows, size = self.groups.shape
+        what = {
+            "elementwise": "no entry of the state reaches another",
+            "block-diagonal": f"{rows} groups of {'up to ' if (self.groups < 0).any() else ''}{size} entries: {self.mixed_by}",
+            "dense": self.mixed_by,
+        }[self.kind]
+        return f"{self.kind}: {what}" + ("" if self.separate else "; the examples of a batch may influence each other")
+
+
+_FOUND: WeakKeyDictionary[Step, dict[StateLayout, Structure]] = WeakKeyDictionary()
+
+
+def find_structure(step: Step, layout: StateLayout) -> Structure:
+    """What the program of ``step`` proves about a state with this ``layout``; found once for each step."""
+    found = _FOUND.setdefault(step, {})
+    if layout not in found:
+        lowest, separate, mixed_by = connect(step, layout)
+        found[layout] = Structure(_rows(lowest), separate, mixed_by)
+    return found[layout]
+
+
+def examples_are_separate(step: Step, layout: StateLayout) -> bool:
+    """Whether it is proven that each example's next state, and its derivative, involve that example alone."""
+    return find_structure(step, layout).separate
+
+
+def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, str]:
+    """For each entry of the state the lowest entry of its group; whether examples are separate; what joined most entries."""
+    groups = Groups(layout.examples * layout.width)
+    entries = groups.parent[1:].reshape(layout.examples, layout.width).copy()
+    if entries.size == 0:
+        return np.arange(layout.width), True, ""
+    before = _leaves(entries, layout)
+    walk = Walk(groups)
+    after = walk.program(
+        step.jaxpr,
+        [*before, *[None] * step.inputs],
+        Known(step.jaxpr),
+        [i < step.states for i in range(len(step.jaxpr.outvars))],
+    )
+    for old, new in zip(before, after, strict=False):
+        there = filled(new, old.shape)
+        groups.unite(old[there != 0], there[there != 0])
+    lowest, mixed_by = _of_one_example(groups, entries)
+    return lowest, _are_separate(groups, entries) and not walk.across_devices, mixed_by
+
+
+def _leaves(entries: Array, layout: StateLayout) -> list[Array]:
+    """The labels of the leaves of a state."""
+    parts = np.split(entries, np.cumsum(layout.sizes)[:-1], axis=1)
+    return [part.reshape((*layout.batch_shape, *shape)) for part, shape in zip(parts, layout.shapes, strict=True)]
+
+
+def _are_separate(groups: Groups, entries: Array) -> bool:
+    """Whether no group has entries of several examples."""
+    roots = groups.find(entries)
+    example = np.broadcast_to(np.arange(len(entries))[:, None], entries.shape)
+    first = np.full(len(groups.parent), len(entries))
+    np.minimum.at(first, roots, example)
+    return bool((first[roots] == example).all())
+
+
+def _of_one_example(groups: Groups, entries: Array) -> tuple[Array, str]:
+    """The groups of the entries of one example, by all that was joined in any; and what joined most."""
+    examples, width = entries.shape
+    extra = len(groups.parent) - 1 - entries.size  # entries that are no part of the state
+    of_example = np.concatenate([[0], np.tile(np.arange(1, 1 + width), examples), np.arange(1 + width, 1 + width + extra)])
+    single, own = Groups(width + extra), np.arange(1, 1 + width)
+    joined: Counter[str] = Counter()
+    largest: dict[str, int] = {}
+    for cause, left, right in groups.joins:
+        before = single.find(own)
+        single.unite(of_example[left], of_example[right])
+        after = single.find(own)
+        if (changed := after[after != before]).size:
+            name = _name(cause)
+            joined[name] += int(np.count_nonzero(before == own) - np.count_nonzero(after == own))  # roots
+            largest[name] = max(largest.get(name, 0), int(np.bincount(after)[changed].max()))
+    name = max(joined, key=lambda name: joined[name], default="")
+    size = largest.get(name, 0)
+    return single.find(own) - 1, f"{name} joins {'all ' if size == width else ''}{size} entries" if name else ""
+
+
+def _name(cause: Any) -> str:
+    """The primitive, and the line that the user wrote."""
+    if cause is None:
+        return "moving to other places"
+    name, where = cause.equation.primitive.name, None
+    while cause is not None and where is None:
+        found = location(cause.equation)
+        if found.line and not found.file.startswith(HERE):
+            where = f"{os.path.basename(found.file)}:{found.line}"
+        cause = cause.outer
+    return f"{name} ({where})" if where else name
+
+
+def _rows(lowest: Array) -> Array:
+    """The groups as rows, several in a row as long as they fit, the largest first; rows by their first entry."""
+    order = np.argsort(lowest, kind="stable")
+    starts = np.flatnonzero(np.diff(lowest[order], prepend=-1))
+    sizes = np.diff(starts, append=len(order))
+    size = int(sizes.max(initial=1))
+    if (sizes == size).all():
+        return order.reshape(-1, size).astype(np.int32)
+    members: list[Array] = np.split(order, starts[1:])
+    rows: list[list[int]] = []
+    room: dict[int, list[int]] = {}  # rows by how many entries still fit
+    for group in sorted(members, key=len, reverse=True):
+        free = min((left for left, some in room.items() if some and left >= len(group)), default=None)
+        row = room[free].pop() if free is not None else len(rows)
+        if free is None:
+            rows.append([])
+        rows[row].extend(map(int, group))
+        room.setdefault(size - len(rows[row]), []).append(row)
+    rows.sort(key=lambda row: min(row))
+    result = np.full((len(rows), size), -1, np.int32)
+    for i, some in enumerate(rows):
+        result[i, : len(some)] = some
+    return result

@@ -1,0 +1,135 @@
+"""Groups of state entries, as a union-find, and arrays of labels that say to which group each element of an array belongs.
+
+A label is 0 for an element that does not depend on the state, else one of the entries that it may depend on. All others that it
+may depend on are in that entry's group: whenever a program combines elements of two groups, the groups become one. Nothing is
+lost by this. Entries that meet in an element both reach whatever the element reaches, so they belong together anyway.
+
+All unions are made for whole arrays: of each pair of roots the higher is hooked to the lower, and pointers are doubled until all
+point to roots (Shiloach and Vishkin, "An O(log n) parallel connectivity algorithm", 1982).
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Labels = Array | None  # None: no element depends on the state
+
+HOOKED = 32  # rounds of hooking before pointers are doubled: the paths to the roots stay short
+
+
+class Join(NamedTuple):
+    """What an equation joined: pairs of roots, as they were before."""
+
+    cause: Any
+    left: Array
+    right: Array
+
+
+class Groups:
+    """The entries ``1 .. n`` in disjoint groups, at first one each.
+
+    Attributes:
+        parent: for each entry one of its group on the way to the root, which is the lowest; 0 for 0.
+        joins: what was joined, in order.
+        cause: the equation at work, to be named in ``joins``.
+    """
+
+    def __init__(self, entries: int):
+        self.parent = np.arange(1 + entries, dtype=np.int32)
+        self.joins: list[Join] = []
+        self.cause: Any = None
+        self._hooked = 0  # how often roots were hooked since all entries pointed to roots
+
+    def new(self, shape: Sequence[int]) -> Array:
+        """Labels of new entries, in groups of their own."""
+        start = len(self.parent)
+        more = np.arange(start, start + prod(shape), dtype=np.int32)
+        self.parent = np.concatenate([self.parent, more])
+        return more.reshape(shape)
+
+    def find(self, labels: Array) -> Array:
+        """The roots of their groups."""
+        roots: Array = self.parent[labels]
+        while self._hooked and not np.array_equal(higher := self.parent[roots], roots):
+            roots = higher
+        return roots
+
+    def unite(self, left: Array, right: Array) -> None:
+        """Make one group of each pair of labels, none of them 0."""
+        left, right = self._apart(left, right)
+        if left.size:
+            self.joins.append(Join(self.cause, left, right))
+        while left.size:
+            np.minimum.at(self.parent, np.maximum(left, right), np.minimum(left, right))
+            self._hooked += 1
+            if self._hooked > HOOKED or left.size * HOOKED > self.parent.size:
+                self._flatten()
+            left, right = self._apart(left, right)
+
+    def _flatten(self) -> None:
+        while not np.array_equal(roots := self.parent[self.parent], self.parent):
+            self.parent = roots
+        self._hooked = 0
+
+    def _apart(self, left: Array, right: Array) -> tuple[Array, Array]:
+        left, right = self.find(left), self.find(right)
+        apart = left != right
+        return left[apart], right[apart]
+
+    def combine(self, *labels: Labels, shape: Sequence[int]) -> Labels:
+        """The labels of what is computed element by element; each array is a scalar, or has ``shape`` or 1 in place of it."""
+        arrays = [array for array in labels if array is not None]
+        if not arrays:
+            return None
+        if any(array.ndim not in (0, len(shape)) for array in arrays):
+            raise ValueError(f"labels of shapes {[array.shape for array in arrays]} for elements of shape {shape}")
+        result = arrays[0]
+        for array in arrays[1:]:
+            result = self._pair(result, array)
+        return np.broadcast_to(result, tuple(shape))
+
+    def _pair(self, a: Array, b: Array) -> Array:
+        if a is b:
+            return a
+        a, b = sorted((self.find(thin(a)), self.find(thin(b))), key=lambda array: array.size)
+        met = (a != b) & (a != 0) & (b != 0)
+        if met.any():
+            self.unite(np.broadcast_to(a, met.shape)[met], np.broadcast_to(b, met.shape)[met])
+        if a.all():  # the groups of b now are those of a, which has fewer elements
+            return a
+        larger: Array = np.maximum(a, b)
+        return larger
+
+    def along(self, labels: Labels, axes: Sequence[int]) -> Labels:
+        """One label for all elements along ``axes``, which stay as axes of size 1."""
+        if labels is None or labels.size == 0:
+            return None
+        shape = tuple(1 if axis in axes else size for axis, size in enumerate(labels.shape))
+        roots = self.find(thin(labels))
+        none = len(self.parent)
+        first = np.where(roots == 0, none, roots).min(axis=tuple(axes), keepdims=True)
+        first[first == none] = 0
+        met = (roots != first) & (roots != 0)
+        if met.any():
+            self.unite(roots[met], np.broadcast_to(first, roots.shape)[met])
+        return np.broadcast_to(first, shape)
+
+    def all_of(self, *labels: Labels) -> Labels:
+        """One label, a scalar, for all elements of all arrays."""
+        flat = [thin(array).reshape(-1) for array in labels if array is not None]
+        joined = self.along(np.concatenate(flat), [0]) if flat else None
+        return None if joined is None else joined.reshape(())
+
+
+def thin(array: Array) -> Array:
+    """The array with size 1 along axes that it was broadcast along, so that what repeats is not worked on again."""
+    return array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
+
+
+def filled(labels: Labels, shape: Sequence[int]) -> Array:
+    """The labels as an array."""
+    return np.broadcast_to(np.int32(0), tuple(shape)) if labels is None else labels

@@ -1,0 +1,148 @@
+"""The kinds of blocks: what they do to vectors and to each other, their shapes, and what they refuse."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deeppcr.linear import BlockDiagonals, Matrices, Scalars, Zeros
+from deeppcr.linear.blocks.groups import Groups
+from deeppcr.linear.blocks.matrices import FEW
+from tests.linear.loop import KINDS, compiled, full, problem, ragged
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+batches = pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
+
+
+@kinds
+@batches
+def test_products_are_those_of_the_full_matrices(kind, batch):
+    blocks, y = problem(kind, 5, batch, 4)
+    other, _ = problem(kind, 5, batch, 4, seed=1)
+    A, B = np.asarray(full(blocks)), np.asarray(full(other))
+    expected = np.einsum("...ij,...j->...i", A, y)
+
+    def operations(blocks, other, y):
+        one = jax.tree.map(lambda leaf: leaf[2], blocks)
+        return blocks.apply(y), one.apply_step(y[2]), blocks.compose(other), blocks.transpose()
+
+    applied, step, composed, transposed = compiled(operations)(blocks, other, y)
+    np.testing.assert_allclose(applied, expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(step, expected[2], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(full(composed), A @ B, rtol=1e-12, atol=1e-14)
+    np.testing.assert_array_equal(full(transposed), np.swapaxes(A, -1, -2))
+
+
+@kinds
+@batches
+def test_blocks_are_a_pytree_with_shapes(kind, batch):
+    blocks, b = problem(kind, 5, batch, 4)
+    assert blocks.vector_shape == b.shape
+    assert (blocks.length, blocks.batch_shape, blocks.width, blocks.dtype) == (5, batch, 4, jnp.float64)
+    assert all(leaf.shape[0] == 5 for leaf in jax.tree.leaves(blocks))
+    shorter = jax.tree.map(lambda leaf: leaf[:3], blocks)
+    assert (type(shorter), shorter.vector_shape) == (type(blocks), (3, *batch, 4))
+    assert blocks.astype(jnp.float32).dtype == jnp.float32
+    assert jax.tree.structure(blocks) == jax.tree.structure(problem(kind, 5, batch, 4)[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "coupled"),
+    [("matrices", 16, 4), ("pairs", 8, 2), ("ragged", 12, 2), ("diagonals", 4, 1), ("scalars", 1 / 3, 1), ("zeros", 0, 0)],
+)
+def test_what_blocks_cost(kind, numbers, coupled):
+    blocks, _ = problem(kind, 5, (3,), 4)
+    assert blocks.coupled == coupled
+    assert blocks.nbytes == 5 * 3 * numbers * 8
+    assert jax.eval_shape(lambda: blocks.astype(jnp.float32)).nbytes == blocks.nbytes / 2
+
+
+@pytest.mark.parametrize("width", [3, 8])  # narrow, and too wide for a sum over columns
+def test_a_step_of_many_numbers(width):
+    matrix, y = np.random.default_rng(0).normal(size=(2, FEW, width, width))
+    expected = np.einsum("bij,bj->bi", matrix, y[:, 0])
+    np.testing.assert_allclose(Matrices(jnp.asarray(matrix)).apply_step(jnp.asarray(y[:, 0])), expected, rtol=1e-10, atol=1e-12)
+
+
+GROUPS = {
+    "neighbours": [[0, 1, 2], [3, 4, 5]],
+    "neighbours, the last one short": [[0, 1], [2, 3], [4, -1]],
+    "pairs": [[0, 3], [1, 4], [2, 5]],
+    "triples": [[0, 2, 4], [1, 3, 5]],
+    "out of order": [[5, 0], [2, 4], [1, 3]],
+    "short ones": [[-1, 3, -1], [0, -1, 2], [-1, -1, -1], [1, -1, -1]],
+    "one group": [[2, 0, 1]],
+    "single entries": [[1], [0], [2]],
+    "one entry": [[0]],
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_vectors_are_split_into_groups_and_merged(name):
+    groups = Groups.of(GROUPS[name])
+    y = jnp.arange(1.0, 2 * groups.width + 1).reshape(2, -1)
+    parts, merged, mapped = compiled(lambda y: (groups.split(y), groups.merge(groups.split(y)), jax.vmap(groups.split)(y)))(y)
+    expected = np.where(np.array(GROUPS[name]) >= 0, np.asarray(y)[:, np.array(GROUPS[name])], 0)
+    np.testing.assert_array_equal(parts, expected)
+    np.testing.assert_array_equal(merged, y)
+    np.testing.assert_array_equal(mapped, parts)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_splitting_and_merging_are_transposes(name):
+    groups = Groups.of(GROUPS[name])
+    y = jnp.arange(1.0, groups.width + 1)
+
+    @compiled
+    def there_and_back(y):
+        parts = jnp.sin(1 + groups.split(y))
+        (back,) = jax.linear_transpose(groups.split, y)(parts)
+        (forth,) = jax.linear_transpose(groups.merge, parts)(y)
+        return (back, groups.merge(parts)), (forth, groups.split(y))
+
+    for transposed, other in there_and_back(y):
+        np.testing.assert_array_equal(transposed, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("neighbours", False), ("pairs", False), ("triples", False), ("out of order", True)]
+)
+def test_only_groups_out_of_order_need_a_gather_and_none_a_scatter(name, expected):
+    groups = Groups.of(GROUPS[name])
+
+    def program(y):
+        return jax.vjp(lambda y: groups.merge(2 * groups.split(y)), y)[1](y)
+
+    text = jax.jit(program).lower(jnp.ones((7, 6))).as_text()
+    assert ("gather" in text) == expected
+    assert "scatter" not in text
+
+
+def test_groups_are_values():
+    matrix = jnp.ones((5, 3, 2, 2))
+    one, other = BlockDiagonals(matrix, ragged(4)), BlockDiagonals(matrix, ragged(4).tolist())
+    assert hash(one.groups) == hash(other.groups)
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    assert jax.tree.structure(one) != jax.tree.structure(BlockDiagonals(matrix, ragged(4)[::-1]))
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (np.array([0, 1]), r"shape \[2\] and dtype int64, expected integers \[m, k\]"),
+        (np.array([[0.0, 1.0]]), r"shape \[1, 2\] and dtype float64"),
+        ([[0, 1], [1, -1]], r"entries 0, 1, 1, expected each of 0 .. w-1 once"),
+        ([[0, 3], [1, -1]], r"entries 0, 1, 3, expected"),
+        ([[0, -2]], r"entries -2, 0, expected"),
+        (np.arange(1, 21)[:, None], r"1, 2, 3, 4, 5, 6, 7, 8, .. \(20 of them\)"),
+    ],
+    ids=["vector", "floats", "twice", "missing", "negative", "many"],
+)
+def test_groups_that_are_no_partition_are_refused(groups, message):
+    with pytest.raises(ValueError, match=message):
+        Groups.of(groups)
+
+
+@pytest.mark.parametrize("blocks", [Scalars(jnp.ones(4)), Zeros.like(jnp.ones((4, 1)))], ids=["scalars", "zeros"])
+def test_a_scalar_recurrence_is_the_default(blocks):
+    assert blocks.vector_shape == (4, 1)

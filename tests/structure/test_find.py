@@ -1,0 +1,333 @@
+"""`find_structure`: what it says, what it keeps, and that it is never at a loss."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from deeppcr.state import StateLayout
+from deeppcr.step import trace
+from deeppcr.structure import examples_are_separate, find_structure, walk
+from tests.structure.dependence import assert_sound, differentiated, structure_of, traced
+
+Z = jnp.zeros(6)
+SQUARE = jnp.ones((6, 6))
+
+
+def line_of(function):
+    """Where the body of a function of two lines is."""
+    return f"test_find.py:{function.__code__.co_firstlineno + 1}"
+
+
+# -- what it says ---------------------------------------------------------------------------------------------------------------
+
+
+def dense(z):
+    return jnp.tanh(SQUARE @ z)
+
+
+def in_pairs(z):
+    return jnp.tile(z.reshape(3, 2).sum(1, keepdims=True), 2).reshape(-1)
+
+
+def first_four(z):
+    return jnp.concatenate([jnp.cumsum(z[:4]), z[4:]])
+
+
+def swapped(z):
+    return jnp.concatenate([z[1:2], z[:1], z[2:]])
+
+
+def test_it_says_what_joins_entries_and_where():
+    assert str(structure_of(jnp.sin, Z)) == "elementwise: no entry of the state reaches another"
+    assert str(structure_of(dense, Z)) == f"dense: dot_general ({line_of(dense)}) joins all 6 entries"
+    found = f"block-diagonal: 3 groups of 2 entries: reduce_sum ({line_of(in_pairs)}) joins 2 entries"
+    assert str(structure_of(in_pairs, Z)) == found
+    assert structure_of(swapped, Z).mixed_by == "moving to other places joins 2 entries"
+    assert str(structure_of(jax.jit(dense), Z)) == str(structure_of(dense, Z))
+
+
+def test_it_names_what_joins_most():
+    found = structure_of(lambda z: dense(swapped(z)), Z)
+    assert found.mixed_by == f"dot_general ({line_of(dense)}) joins all 6 entries"
+    found = structure_of(lambda z: lax.scan(lambda c, x: (c + x, c + x), 0.0, z)[1], Z)
+    assert found.mixed_by.startswith("add (test_find.py:")
+    assert found.mixed_by.endswith(" joins all 6 entries")
+
+
+def test_small_groups_share_a_row():
+    found = structure_of(first_four, jnp.zeros(11))
+    assert found.groups.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, -1]]
+    assert found.groups.dtype == np.int32
+    assert str(found).startswith("block-diagonal: 3 groups of up to 4 entries: cumsum")
+
+
+def test_entries_are_counted_as_they_are_laid_out():
+    state = {"a": jnp.zeros((2, 2, 2)), "b": jnp.zeros(2)}
+    found = structure_of(lambda s: {"a": s["a"] * s["b"][:, None, None], "b": s["a"][:, 1, 0]}, state, 1)
+    assert found.separate
+    assert found.groups.tolist() == [[0, 1, 2, 3, 4]]
+    found = structure_of(lambda s: {"a": jnp.sin(s["a"]), "b": s["a"][:, 1, 0] + s["b"]}, state, 1)
+    assert found.groups.tolist() == [[0, 1], [2, 4], [3, -1]]
+
+
+def test_examples_that_meet_entry_by_entry():
+    found = structure_of(lambda z: z - jnp.broadcast_to(z.mean(0), z.shape), jnp.zeros((4, 3)), 1)
+    assert not found.separate
+    assert found.groups.tolist() == [[0], [1], [2]]
+    assert found.mixed_by == ""
+    assert str(found).endswith("; the examples of a batch may influence each other")
+
+
+def test_groups_hold_for_every_example():
+    """Entries 0 and 1 meet in the first example, 1 and 2 in the second."""
+    found = structure_of(lambda z: z.at[0, 0].add(z[0, 1]).at[1, 2].add(z[1, 1]), jnp.zeros((2, 3)), 1)
+    assert found.separate
+    assert found.groups.tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(("shape", "batch_ndim", "width"), [((0,), 0, 0), ((0, 3), 1, 3), ((3, 0), 1, 0)])
+def test_empty_states(shape, batch_ndim, width):
+    found = structure_of(jnp.sin, jnp.zeros(shape), batch_ndim)
+    assert found.groups.shape == (width, 1)
+    assert found.separate
+    assert found.kind == "elementwise"
+
+
+# -- what it keeps --------------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_found_once_and_keeps_nothing_alive():
+    def find():
+        @jax.custom_jvp
+        def own(z):
+            return jnp.sin(z)
+
+        own.defjvps(lambda t, out, z: t * jnp.cos(z))
+        step, layout = traced(lambda z: own(z) * 2, Z)
+        found = find_structure(step, layout)
+        assert find_structure(step, layout) is found
+        assert find_structure(step, StateLayout((), (jnp.float64,), (6,))) is not found
+        return weakref.ref(step), weakref.ref(own)
+
+    step, own = find()
+    gc.collect()
+    assert step() is None
+    jax.clear_caches()  # of traced functions
+    gc.collect()
+    assert own() is None
+
+
+def test_what_does_not_depend_on_the_state_costs_nothing():
+    """Labels of these inputs would take 64 GB."""
+    inputs = jax.ShapeDtypeStruct((1 << 17, 1 << 17), jnp.float64)
+    traced, _ = trace(lambda z, x: (z * (x @ jnp.sin(x).T).sum(), None), Z, inputs)
+    assert find_structure(traced, StateLayout.of([Z], 0)).kind == "elementwise"
+
+
+def test_what_is_too_large_to_follow_is_joined():
+    def step(z):
+        return jnp.sin(jnp.broadcast_to(z[:, None], (6, 1 << 40))).sum(1)
+
+    assert structure_of(step, Z).kind == "dense"
+
+
+# -- what it does not know ------------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_that_fails_is_as_good_as_none(monkeypatch):
+    def broken(visit):
+        raise KeyError("a parameter with another name")
+
+    monkeypatch.setitem(walk.KNOWN, "sin", broken)
+    assert structure_of(jnp.sin, Z).kind == "dense"
+    monkeypatch.setitem(walk.KNOWN, "sin", lambda visit: [visit.operands[0][:1]])
+    assert structure_of(jnp.sin, Z).kind == "dense"
+
+
+def test_indices_that_take_long_to_compute():
+    def step(z, turns):
+        index = jnp.arange(6)
+        for _ in range(turns):
+            index = (index + 1) - 1
+        return z[index]
+
+    assert structure_of(lambda z: step(z, 10), Z).kind == "elementwise"
+    assert structure_of(lambda z: step(z, 2000), Z).kind == "dense"
+
+
+def test_a_loop_that_reaches_one_entry_more_each_turn():
+    def step(z):
+        return lax.fori_loop(0, 10**6, lambda i, y: jnp.concatenate([z[:1], y[:-1]]), jnp.zeros_like(z))
+
+    assert structure_of(step, jnp.zeros(30)).kind == "dense"
+
+
+def test_mutable_arrays():
+    def step(z):
+        ref = jax.new_ref(jnp.zeros_like(z))
+
+        def body(i, _):
+            ref[i] = z[5 - i]
+
+        lax.fori_loop(0, 6, body, None)
+        return ref[...]
+
+    assert structure_of(step, Z).kind == "dense"
+
+
+def test_what_is_handed_to_python_may_come_back_anywhere():
+    held = []
+
+    def step(z):
+        jax.experimental.io_callback(held.append, None, z, ordered=True)
+        return jax.experimental.io_callback(lambda: held.pop(), z, ordered=True)
+
+    found = structure_of(step, jnp.zeros((2, 3)), 1)
+    assert found.kind == "dense"
+    assert not found.separate
+
+
+def test_printing_joins_nothing():
+    def step(z):
+        jax.debug.print("{}", z.sum())
+        return lax.fori_loop(0, 3, lambda i, z: (jax.debug.print("{}", z.sum()), jnp.sin(z))[1], z)
+
+    assert structure_of(step, Z).kind == "elementwise"
+
+
+def test_other_devices_are_examples_of_their_own():
+    mesh = Mesh(np.array(jax.devices()[:1]), ("i",))
+    found = []
+
+    def local(z):
+        step, layout = traced(lambda z: jax.nn.relu(z) * lax.axis_index("i").astype(z.dtype), z, 1)
+        found.append(find_structure(step, layout))
+        step, layout = traced(lambda z: z - lax.pmean(z, "i"), z, 1)
+        found.append(find_structure(step, layout))
+        assert not examples_are_separate(step, layout)
+        return z
+
+    jax.jit(jax.shard_map(local, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))).lower(jnp.zeros((1, 3)))
+    alone, together = found
+    assert (alone.kind, alone.separate) == ("elementwise", True)
+    assert not together.separate
+
+
+def test_within_transformations():
+    """What the step closes over may be traced."""
+
+    def loss(weight, z):
+        @jax.custom_jvp
+        def scaled(z):
+            return weight * z
+
+        scaled.defjvp(lambda primals, tangents: (scaled(*primals), weight * tangents[0]))
+        found.append(structure_of(lambda z: scaled(z) + jax.nn.relu(weight * z), z))
+        return (weight * z).sum()
+
+    found = []
+    jax.jit(jax.vmap(jax.grad(loss), in_axes=(0, None)))(jnp.ones(3), Z)
+    assert [structure.kind for structure in found] == ["elementwise"]
+
+
+# -- derivatives of their own ---------------------------------------------------------------------------------------------------
+
+
+@jax.custom_jvp
+def sine(z):
+    return jnp.sin(z)
+
+
+@sine.defjvp
+def _(primals, tangents):
+    """Calls the function itself."""
+    (z,), (t,) = primals, tangents
+    return sine(z), sine(z + jnp.pi / 2) * t
+
+
+@jax.custom_jvp
+def lagging(z):
+    return jnp.sin(z)
+
+
+@lagging.defjvp
+def _(primals, tangents):
+    (z,), (t,) = primals, tangents
+    return jnp.sin(z), jnp.cos(z) * jnp.tile(t.reshape(3, 2).sum(1, keepdims=True), 2).reshape(-1)
+
+
+@jax.custom_jvp
+def looking(z, other):
+    return z + jnp.sin(other)
+
+
+def look(primals, tangents):
+    t, other = tangents
+    return looking(*primals), t if isinstance(other, jax.custom_derivatives.SymbolicZero) else t[::-1]
+
+
+looking.defjvp(look, symbolic_zeros=True)
+
+
+def with_backward(rule):
+    @jax.custom_vjp
+    def function(z):
+        return 2 * z
+
+    function.defvjp(lambda z: (2 * z, z), rule)
+    return function
+
+
+clipped = with_backward(lambda z, g: (jnp.clip(g, -0.3, 0.3),))
+normalised = with_backward(lambda z, g: (g / (1 + jnp.abs(g).sum()),))
+paired = with_backward(lambda z, g: (g.reshape(3, 2)[:, ::-1].reshape(-1),))
+weighted = with_backward(lambda z, g: (g * jnp.tile(z.reshape(3, 2)[:, :1], 2).reshape(-1),))
+PAIRS = [[0, 1], [2, 3], [4, 5]]
+
+
+@jax.custom_vjp
+def straight_through(z):
+    """Zero, with the derivative of the mean."""
+    return jnp.zeros_like(z)
+
+
+straight_through.defvjp(lambda z: (jnp.zeros_like(z), None), lambda _, g: (jnp.broadcast_to(g.mean(), g.shape),))
+
+
+def solved_roughly(z):
+    """The rough solution z / 2 depends on z alone, its derivative on the matrix, too."""
+    return lax.custom_linear_solve(lambda v: (2 + z[::-1]) * v, z, lambda matrix, b: b / 2)
+
+
+OWN = {
+    "own jvp": (lambda z: sine(z) * z, [[i] for i in range(6)]),
+    "own jvp, pairs": (lagging, PAIRS),
+    "own jvp, pairs, in a loop": (lambda z: lax.fori_loop(0, 2, lambda i, z: lagging(z), z), PAIRS),
+    "own jvp, pairs, in jit in checkpoint": (jax.checkpoint(lambda z: jax.jit(lagging)(z) * 2), PAIRS),
+    "own jvp that looks": (lambda z: looking(z, jnp.ones(6)), [[0, 1, 2, 3, 4, 5]]),
+    "a linear solve": (solved_roughly, [[0, 5], [1, 4], [2, 3]]),
+    "clipped": (lambda z: jnp.sin(clipped(z)), [[i] for i in range(6)]),
+    "normalised": (normalised, [[0, 1, 2, 3, 4, 5]]),
+    "paired": (lambda z: jnp.sin(paired(z)), PAIRS),
+    "weighted by the first": (weighted, PAIRS),
+    "in a scan": (lambda z: lax.scan(lambda c, _: (clipped(c), None), paired(z), None, 2)[0], PAIRS),
+    "in a map": (lambda z: lax.map(clipped, z), [[i] for i in range(6)]),
+    "straight through": (straight_through, [[0, 1, 2, 3, 4, 5]]),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_derivatives_of_their_own(name):
+    step, groups = OWN[name]
+    found = structure_of(step, Z)
+    assert found.groups.tolist() == groups
+    jacobian = jax.jacrev if traced(step, Z)[0].has_custom_vjp else jax.jacfwd
+    (depends,) = differentiated([step], 6, jacobian)
+    assert_sound(step, (6,), depends)
+    assert_sound(step, (3, 2), depends, batch_ndim=1)

@@ -1,0 +1,45 @@
+"""Random programs never depend on more than is proven that they may."""
+
+from functools import cache
+
+import pytest
+
+from tests.structure.dependence import assert_sound, differentiated, moved
+from tests.structure.programs import OPERATIONS, WIDTH, alone, random_program
+
+PROGRAMS, TOGETHER = 320, 40
+
+
+@cache
+def dependences(start):
+    """What ``TOGETHER`` programs depend on; of every fourth by its Jacobian, too."""
+    programs = [random_program(seed) for seed in range(start, start + TOGETHER)]
+    found = moved(programs, 2 * WIDTH)
+    for i, jacobian in zip(range(0, TOGETHER, 4), differentiated(programs[::4], 2 * WIDTH), strict=True):
+        found[i] = found[i] | jacobian
+    return list(zip(programs, found, strict=True))
+
+
+@pytest.mark.parametrize("start", range(0, PROGRAMS, TOGETHER))
+def test_random_programs(start):
+    fine = 0
+    for program, depends in dependences(start):
+        lowest, _ = assert_sound(program, (2 * WIDTH,), depends)
+        assert_sound(program, (2, WIDTH), depends, batch_ndim=1)
+        fine += len(set(lowest[:WIDTH])) > 1
+    assert fine > TOGETHER / 4  # else nothing much was said
+
+
+@cache
+def of_operations():
+    programs = list(map(alone, OPERATIONS.values()))
+    both = zip(moved(programs, 3 * WIDTH), differentiated(programs, 3 * WIDTH), strict=True)
+    return dict(zip(OPERATIONS, zip(programs, [a | b for a, b in both], strict=True), strict=True))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_alone(name):
+    program, depends = of_operations()[name]
+    assert_sound(program, (3 * WIDTH,), depends)
+    assert_sound(program, (9, 2), depends, batch_ndim=1)
+    assert_sound(program, (3, 3, 2), depends, batch_ndim=2)

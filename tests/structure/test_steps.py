@@ -1,0 +1,248 @@
+"""Steps that people write, and the groups of their states: as small as they truly are, in every way of writing them."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.problems import gru, lstm, rk4
+from tests.structure.dependence import differentiated, moved, structure_of
+
+N = 6
+A, B = (jnp.asarray(np.random.default_rng(i).normal(size=N)) for i in (1, 2))
+SQUARE = jnp.asarray(np.random.default_rng(3).normal(size=(N, N)))
+
+
+def singles(n=N):
+    return [[i] for i in range(n)]
+
+
+def pairs(n):
+    """The i-th entries of two leaves."""
+    return [[i, n + i] for i in range(n)]
+
+
+def rows(*shape):
+    return np.arange(np.prod(shape)).reshape(shape).tolist()
+
+
+def recurrent(z):
+    """A minimal gated unit: the gates see the entry itself only."""
+    gate = jax.nn.sigmoid(A * z + B)
+    return gate * z + (1 - gate) * jnp.tanh(B * z)
+
+
+def concatenated(z):
+    gates = jax.nn.sigmoid(jnp.concatenate([A * z, B * z]))
+    return gates[:N] * z + gates[N:]
+
+
+def split(z):
+    reset, update = jnp.split(jnp.tile(z, 2) * jnp.concatenate([A, B]), 2)
+    return jnp.tanh(reset) * z + update
+
+
+def stacked(z):
+    return (jnp.stack([jnp.sin(z), jnp.cos(z)], axis=-1) * SQUARE[:, :2]).sum(-1)
+
+
+def limited(z):
+    return jnp.where(z > 0, jnp.clip(z, -1.0, 0.5), jnp.round(A * z)) + (z < 3).astype(z.dtype)
+
+
+def activations(z):
+    return jax.nn.relu(z) + jax.nn.softplus(z) * jax.nn.gelu(z) + jax.nn.silu(z) + jax.nn.elu(z)
+
+
+def special(z):
+    return jax.scipy.special.erf(z) + jnp.logaddexp(z, A) + jnp.nan_to_num(jnp.sinc(z)) + jnp.hypot(z, B)
+
+
+def rotated(z):
+    """A linear recurrent unit with real and imaginary parts side by side."""
+    c = lax.complex(z[:3], z[3:]) * jnp.exp(lax.complex(-jnp.abs(A[:3]), B[:3]))
+    return jnp.concatenate([c.real, c.imag])
+
+
+def diagonal_lstm(carry):
+    h, c = carry
+    i, f, g, o = jnp.split(jnp.concatenate([h, h * 2, h * 3, h * 4]), 4)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+
+def oscillators(s):
+    return {"q": s["q"] + 0.1 * s["p"], "p": s["p"] - 0.1 * jnp.sin(s["q"])}
+
+
+def runge_kutta(slope):
+    def step(z):
+        k1 = slope(z)
+        k2 = slope(z + 0.05 * k1)
+        k3 = slope(z + 0.05 * k2)
+        return z + 0.1 / 6 * (k1 + 4 * k2 + slope(z + 0.1 * k3))
+
+    return step
+
+
+def heads(z):
+    return jax.vmap(lambda x, w: jnp.tanh(w @ x))(z.reshape(2, 3), SQUARE.reshape(4, 3, 3)[:2]).reshape(-1)
+
+
+def implicit(z):
+    """Implicit Euler of three independent pairs: a linear system for each."""
+    pair = z.reshape(3, 2, 1)
+    jacobian = jnp.eye(2)[None] + 0.1 * jnp.tile(pair, 2) * jnp.swapaxes(jnp.tile(pair, 2), 1, 2)
+    return jnp.linalg.solve(jacobian, pair).reshape(-1)
+
+
+def in_turn(z):
+    return lax.fori_loop(0, N, lambda i, z: z.at[i].set(jnp.sin(z[i])), z)
+
+
+def scanned(z):
+    return lax.scan(lambda c, x: (c + 1, jnp.sin(x) * c), 0.0, z)[1]
+
+
+def newton_root(z):
+    """A loop that stops when a counter says so."""
+
+    def body(turn):
+        i, y = turn
+        return i + 1, y - (y**3 + y - z) / (3 * y**2 + 1)
+
+    return lax.while_loop(lambda turn: turn[0] < 5, body, (0, z))[1]
+
+
+def statistics_aside(z):
+    """What is computed only to be looked at joins nothing."""
+    new, norm = jax.jit(lambda z: (jnp.sin(z), jnp.linalg.norm(z)))(z)
+    jax.debug.callback(lambda norm: None, norm)
+    (new, _), _ = lax.scan(lambda c, _: ((jnp.sin(c[0]), c[1] + c[0].sum()), c[0].sum()), (new, 0.0), None, 3)
+    return new
+
+
+ELEMENTWISE = {
+    "gated": recurrent,
+    "concatenated gates": concatenated,
+    "split gates": split,
+    "stacked": stacked,
+    "limited": limited,
+    "activations": activations,
+    "special functions": special,
+    "vmap": jax.vmap(lambda x: jnp.tanh(x) * x),
+    "einsum": lambda z: jnp.einsum("i,i->i", A, jnp.sin(z)),
+    "diagonal matrix": lambda z: (jnp.outer(z, jnp.ones(N)) * jnp.eye(N)).sum(1),
+    "checkpoint": jax.checkpoint(recurrent),
+    "jit": jax.jit(recurrent),
+    "rk4": runge_kutta(lambda z: A * jnp.cos(z) - z**3),
+    "rk4 in a loop": lambda z: lax.fori_loop(0, 3, lambda i, z: runge_kutta(jnp.cos)(z) * i, z),
+    "long loop": lambda z: lax.fori_loop(0, 10**4, lambda i, z: jnp.sin(z), z),
+    "one after another": in_turn,
+    "scan": scanned,
+    "map": lambda z: lax.map(jnp.sin, z),
+    "while": newton_root,
+    "cond": lambda z: lax.cond(A[0] > 0, jnp.sin, jnp.cos, z),
+    "switch": lambda z: lax.switch(1, [lambda z: z[::-1], jnp.sin], z),
+    "indexed in order": lambda z: z[jnp.arange(N)] * 2,
+    "there and back": lambda z: jnp.sin(z.reshape(2, 3).T[::-1]).reshape(-1).reshape(3, 2)[::-1].T.reshape(-1),
+    "written in parts": lambda z: jnp.zeros(N).at[:3].set(jnp.sin(z[:3])).at[jnp.arange(3) + 3].add(z[3:]),
+    "masked": lambda z: jnp.where(jnp.arange(N) < N, z, z[::-1]),
+    "padded": lambda z: jnp.pad(jnp.pad(z, 2)[1:-1] * 2, (0, 1))[1:-2],
+    "statistics aside": statistics_aside,
+    "the same at all": lambda z: jnp.broadcast_to(A.sum(), (N,)),
+}
+ZERO = jnp.zeros(N)
+CASES = {
+    **{name: (step, ZERO, 0, singles()) for name, step in ELEMENTWISE.items()},
+    "real and imaginary parts": (rotated, ZERO, 0, pairs(3)),
+    "lstm, diagonal": (diagonal_lstm, (ZERO, ZERO), 0, pairs(N)),
+    "oscillators": (oscillators, {"q": ZERO, "p": ZERO}, 0, pairs(N)),
+    "oscillators, rk4": (runge_kutta(lambda z: jnp.concatenate([z[3:], -jnp.sin(z[:3])])), ZERO, 0, pairs(3)),
+    "blocks by einsum": (
+        lambda z: jnp.einsum("bi,bij->bj", z.reshape(3, 2), SQUARE.reshape(9, 2, 2)[:3]).reshape(-1),
+        ZERO,
+        0,
+        rows(3, 2),
+    ),
+    "heads": (heads, ZERO, 0, rows(2, 3)),
+    "implicit": (implicit, ZERO, 0, rows(3, 2)),
+    "layer norm of rows": (lambda z: jax.nn.softmax(z.reshape(2, 3), axis=1).reshape(-1), ZERO, 0, rows(2, 3)),
+    "sorted rows": (lambda z: jnp.sort(z.reshape(2, 3), axis=1).reshape(-1), ZERO, 0, rows(2, 3)),
+    "mirrored": (lambda z: z[::-1], ZERO, 0, [[0, 5], [1, 4], [2, 3]]),
+    "rolled by two": (lambda z: jnp.roll(z, 2), ZERO, 0, [[0, 2, 4], [1, 3, 5]]),
+    "pooled": (lambda z: jnp.repeat(lax.reduce_window(z, 0.0, lax.add, (2,), (2,), "VALID"), 2), ZERO, 0, rows(3, 2)),
+    "depthwise": (
+        lambda z: lax.conv_general_dilated(
+            z, jnp.ones((3, 1, 2)), (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"), feature_group_count=2
+        ),
+        jnp.zeros((1, 3, 2)),
+        0,
+        [[0, 2, 4], [1, 3, 5]],
+    ),
+    "pointwise": (
+        lambda z: lax.conv_general_dilated(z, jnp.ones((1, 2, 2)), (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC")),
+        jnp.zeros((1, 3, 2)),
+        0,
+        rows(3, 2),
+    ),
+    "dense": (lambda z: jnp.tanh(SQUARE @ z), ZERO, 0, rows(1, N)),
+    "running sum": (lambda z: lax.scan(lambda c, x: (c + x, c + x), 0.0, z)[1], ZERO, 0, rows(1, N)),
+    "a branch chosen by one": (lambda z: lax.cond(z[0] > 0, jnp.sin, jnp.cos, z), ZERO, 0, rows(1, N)),
+    "a loop ended by one": (lambda z: lax.while_loop(lambda y: y[0] < 1, lambda y: y + 1, z), ZERO, 0, rows(1, N)),
+    "a loop ended by another": (
+        lambda s: (s[0], lax.while_loop(lambda y: y[0] < s[0][0], lambda y: (y[0] + 1, y[1] * 2), (0.0, s[1]))[1]),
+        (jnp.zeros(2), jnp.zeros(2)),
+        0,
+        [[0, 2, 3], [1]],
+    ),
+    "an unknown primitive": (lambda z: jax.pure_callback(np.sin, z, z), ZERO, 0, rows(1, N)),
+    "gru": (
+        lambda z: gru((SQUARE[:3].repeat(2, 1)[:, :9], SQUARE[:2, :1].repeat(9, 1), jnp.ones(9)), z, jnp.ones(2))[0],
+        jnp.zeros(3),
+        0,
+        rows(1, 3),
+    ),
+    "lstm": (
+        lambda z: lstm((SQUARE.repeat(4, 1)[:3, :12], SQUARE[:2, :1].repeat(12, 1), jnp.ones(12)), z, jnp.ones((1, 2)))[0],
+        (jnp.zeros((1, 3)), jnp.zeros((1, 3))),
+        1,
+        rows(1, 6),
+    ),
+    "van der pol": (lambda z: rk4({"stiffness": 1.5, "h": 0.1}, z, None)[0], jnp.zeros(2), 0, rows(1, 2)),
+    "scalar": (jnp.sin, jnp.zeros(()), 0, singles(1)),
+    "a batch of numbers": (jnp.sin, jnp.zeros(4), 1, singles(1)),
+    "a batch": (lambda z: jnp.tanh(z) * A[:3][None], jnp.zeros((4, 3)), 1, singles(3)),
+    "two batch axes": (lambda z: jnp.tanh(jnp.einsum("abi,ij->abj", z, SQUARE[:2, :2])), jnp.zeros((2, 3, 2)), 2, rows(1, 2)),
+    "one of two batch axes": (lambda z: jnp.tanh(z), jnp.zeros((2, 3, 2)), 1, singles()),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_groups(name):
+    step, state, batch_ndim, groups = CASES[name]
+    found = structure_of(step, state, batch_ndim)
+    assert found.separate
+    assert sorted(sorted(entry for entry in row if entry >= 0) for row in found.groups.tolist()) == groups
+    assert found.kind == ("elementwise" if len(groups[0]) == 1 else "dense" if len(groups) == 1 else "block-diagonal")
+    assert (found.mixed_by == "") == (found.kind == "elementwise")
+
+
+FLAT = [name for name, (_, state, _, _) in CASES.items() if np.shape(state) == (N,) and name != "an unknown primitive"]
+
+
+@cache
+def dependences():
+    steps = [CASES[name][0] for name in FLAT]
+    both = zip(moved(steps, N), differentiated(steps, N), strict=True)
+    return dict(zip(FLAT, [a | b for a, b in both], strict=True))
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_the_groups_are_those_that_there_are(name):
+    depends = dependences()[name]
+    joined = np.linalg.matrix_power((depends | depends.T | np.eye(N, dtype=bool)).astype(int), N) > 0
+    assert sorted({tuple(np.flatnonzero(row)) for row in joined}) == [tuple(group) for group in CASES[name][3]]

@@ -1,0 +1,243 @@
+"""Anderson acceleration is the least squares problem it says it is, and never lets the end of a chain disturb its start."""
+
+import itertools
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deeppcr.acceleration import Anderson
+from tests.problems import assert_agree, normal
+
+L, BATCH, W = 11, 2, 3
+CALLS = 7
+
+
+def iterates(seed=0, calls=CALLS):
+    """(trajectory, proposed) of every call: not an iteration's, but what is computed from them does not depend on that."""
+    return [(normal(seed + 2 * k, L, BATCH, W), normal(seed + 2 * k + 1, L, BATCH, W)) for k in range(calls)]
+
+
+@cache
+def compiled(function):
+    return jax.jit(function)
+
+
+def run(accelerate, pairs, state=None):
+    """What each call returns, and the last history."""
+    call, outputs = compiled(accelerate), []
+    state = accelerate.begin(pairs[0][0]) if state is None else state
+    for trajectory, proposed in pairs:
+        accelerated, state = call(state, trajectory, proposed)
+        outputs.append(accelerated)
+    return outputs, state
+
+
+def reference(accelerate, pairs):
+    """The last accelerated trajectory, step by step, by a dense solve for each."""
+    pairs = [tuple(map(np.asarray, pair)) for pair in pairs[-accelerate.history - 1 :]]
+    moves = [after[1] - before[1] for before, after in itertools.pairwise(pairs)]
+    residuals = [proposed - trajectory for trajectory, proposed in pairs]
+    changes = [after - before for before, after in itertools.pairwise(residuals)]
+    expected = pairs[-1][1].copy()
+    for step in range(1, L):  # the first step that is not settled is left alone
+        for example in range(BATCH):
+            so_far = np.s_[: step + 1, example]
+            columns = np.stack([change[so_far].ravel() for change in changes], axis=1)
+            target = residuals[-1][so_far].ravel()
+            sizes = np.linalg.norm(columns, axis=0)
+            unit = columns / sizes
+            weights = np.linalg.solve(unit.T @ unit + accelerate.regularization * np.eye(len(changes)), unit.T @ target)
+            share = weights @ (unit.T @ target) / (target @ target)
+            expected[step, example] -= share * sum(
+                g / s * move[step, example] for g, s, move in zip(weights, sizes, moves, strict=True)
+            )
+    return expected
+
+
+@pytest.mark.parametrize("history", [1, 2, 3])
+@pytest.mark.parametrize("calls", [2, 3, CALLS])
+def test_least_squares_over_the_steps_so_far(history, calls):
+    accelerate, pairs = Anderson(history), iterates(calls=calls)
+    assert_agree(run(accelerate, pairs)[0][-1], jnp.asarray(reference(accelerate, pairs)))
+
+
+def test_the_first_call_has_nothing_to_go_by():
+    [(trajectory, proposed)] = pairs = iterates(calls=1)
+    assert_agree(run(Anderson(), pairs)[0], [proposed], 0)
+    again = run(Anderson(), [(trajectory, proposed)] * 5)[0]  # no differences
+    assert_agree(again, [proposed] * 5, 0)
+
+
+def test_an_iterate_that_comes_again_tells_nothing():
+    first, second, third = iterates(calls=3)
+    accelerated = run(Anderson(), [first, second, second, third])[0][-1]
+    assert_agree(accelerated, run(Anderson(), [first, second, third])[0][-1])
+
+
+@pytest.mark.parametrize("disturbance", [1.0, 1e200, np.inf, np.nan], ids=["ordinary", "huge", "infinite", "nan"])
+def test_later_steps_do_not_disturb_earlier_ones(disturbance):
+    pairs = iterates()
+    trajectory, proposed = pairs[3]
+    disturbed = [*pairs[:3], (trajectory, proposed.at[5, 1].add(disturbance)), *pairs[4:]]
+    outputs, others = run(Anderson(), pairs)[0], run(Anderson(), disturbed)[0]
+    assert_agree([z[:5] for z in others], [z[:5] for z in outputs], 0)
+    assert_agree([z[:, 0] for z in others], [z[:, 0] for z in outputs], 0)  # nor the other example
+    assert not np.array_equal(others[-1][5:, 1], outputs[-1][5:, 1])
+    for accelerated in [*others[:3], *others[4:]]:
+        assert jnp.isfinite(accelerated).all()
+
+
+def test_what_is_not_finite_is_forgotten():
+    accelerate, pairs = Anderson(2), iterates()
+    spoilt = [(pairs[0][0], pairs[0][1].at[4].set(jnp.nan)), *pairs[1:]]
+    assert_agree(run(accelerate, spoilt)[0][-1], run(accelerate, pairs)[0][-1], 0)
+
+
+@pytest.mark.parametrize("settled", [1, 4, L])
+def test_what_has_settled_and_the_next_step_are_left_alone(settled):
+    pairs = iterates()
+    trajectory, proposed = pairs[-1]
+    trajectory = trajectory.at[:settled].set(proposed[:settled] * (1 + 4e-16))
+    accelerated = run(Anderson(), [*pairs[:-1], (trajectory, proposed)])[0][-1]
+    plain = (accelerated == proposed).all(axis=-1)
+    np.testing.assert_array_equal(plain, np.broadcast_to((np.arange(L) <= settled)[:, None], plain.shape))
+
+
+def test_examples_settle_on_their_own():
+    pairs = iterates()
+    trajectory, proposed = pairs[-1]
+    accelerated = run(Anderson(), [*pairs[:-1], (trajectory.at[:6, 0].set(proposed[:6, 0]), proposed)])[0][-1]
+    assert_agree(accelerated[:7, 0], proposed[:7, 0], 0)
+    assert_agree(accelerated[:, 1], run(Anderson(), pairs)[0][-1][:, 1], 0)
+
+
+@pytest.mark.parametrize("size", [2.0**-30, 2.0**30], ids=["small", "large"])
+def test_states_of_any_size(size):
+    narrow = [(z.astype(jnp.float32), y.astype(jnp.float32)) for z, y in iterates()]
+    scaled = [(size * z, size * y) for z, y in narrow]
+    outputs, others = run(Anderson(), narrow)[0], run(Anderson(), scaled)[0]
+    assert_agree([z / size for z in others], outputs, 1e-5)
+    assert not np.allclose(outputs[-1], narrow[-1][1])
+
+
+def test_parallel_differences_do_no_harm():
+    """Every difference is the same: the Gram matrix has rank one."""
+    start, move = normal(0, L, BATCH, W).astype(jnp.float32), normal(1, L, BATCH, W).astype(jnp.float32)
+    pairs = [(start + (k + 1) * move, start - k * move) for k in range(CALLS)]
+    accelerated = run(Anderson(), pairs)[0][-1]
+    # Each step of k changes Y - Z by -2 move: both vanish at k = -1/2, where Y is start + move / 2.
+    expected = (start + 0.5 * move).at[0].set(pairs[-1][1][0])
+    assert_agree(accelerated, expected, 2e-3)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 2), (4, 0), (5, 1), (3, 2, 1, 2)], ids=["one step", "no entries", "one entry", "two batch axes"]
+)
+def test_any_shape(shape):
+    pairs = [(normal(k, *shape), normal(k + 1, *shape)) for k in range(0, 8, 2)]
+    for accelerated, (_, proposed) in zip(run(Anderson(), pairs)[0], pairs, strict=True):
+        assert accelerated.shape == shape
+        assert_agree(accelerated[:1], proposed[:1], 0)
+
+
+COUNT = 3  # steps that a window moves
+
+
+def test_a_window_that_stays_forgets_nothing():
+    pairs = iterates()
+    _, state = run(Anderson(), pairs)
+    assert_agree(compiled(Anderson().shift)(state, 0), state, 0)
+
+
+def test_steps_that_enter_a_window_know_nothing():
+    accelerate, pairs = Anderson(2), iterates()
+    _, state = run(accelerate, pairs[:3])
+    state = compiled(accelerate.shift)(state, jnp.int32(COUNT))
+    later = run(accelerate, pairs[3:6], state)[0]
+    entered = [(z == y).all(axis=-1)[-COUNT:].all() for z, (_, y) in zip(later, pairs[3:6], strict=True)]
+    assert entered == [True, False, False]  # two iterates make a difference
+    assert not (later[0] == pairs[3][1]).all(axis=-1)[1:-COUNT].any()
+    # Then they know one difference, and what earlier steps know beside it is none of theirs.
+    assert_agree(later[1][-COUNT:], jnp.asarray(reference(Anderson(1), pairs[3:5]))[-COUNT:])
+
+
+def test_steps_that_leave_a_window_count_on():
+    """What is left in the window is accelerated as if the whole chain still were."""
+    accelerate, pairs = Anderson(), iterates()
+    settled = [(z.at[:COUNT].set(1.0), y.at[:COUNT].set(1.0)) for z, y in pairs[3:]]
+    whole = run(accelerate, [*pairs[:3], *settled])[0][4:]
+    _, state = run(accelerate, [*pairs[:3], settled[0]])
+    state = compiled(accelerate.shift)(state, jnp.int32(COUNT))
+
+    def window(array):
+        return jnp.concatenate([array[COUNT:], jnp.zeros_like(array[:COUNT])])
+
+    inside = run(accelerate, [(window(z), window(y)) for z, y in settled[1:]], state)[0]
+    assert_agree([z[: L - COUNT] for z in inside], [z[COUNT:] for z in whole], 1e-10)
+
+
+LENGTH = 60
+WEIGHT = normal(3, W, W, scale=0.15).astype(jnp.float32)
+BIAS = normal(4, LENGTH, W, scale=0.05).astype(jnp.float32)
+
+
+def step(z, bias):
+    return z + jnp.tanh(z @ WEIGHT) + jnp.broadcast_to(bias, z.shape)
+
+
+def picard(accelerate, start):
+    """z_l = z_0 + the sum of all increments, iterated to rounding: the trajectory and the iterations, in one compiled loop."""
+
+    def plain(trajectory):
+        states = jnp.concatenate([start[None], trajectory[:-1]])
+        return start[None] + jnp.cumsum(jax.vmap(step)(states, BIAS) - states, axis=0)
+
+    def goes_on(carry):
+        turn, trajectory, proposed, _ = carry
+        return (turn < LENGTH) & (jnp.abs(proposed - trajectory).max() > 1e-5 * jnp.abs(proposed).max())
+
+    def iterate(carry):
+        turn, trajectory, proposed, state = carry
+        trajectory = proposed
+        if accelerate is not None:
+            trajectory, state = accelerate(state, carry[1], proposed)
+        return turn + 1, trajectory, plain(trajectory), state
+
+    @jax.jit
+    def solve():
+        first = jnp.broadcast_to(start, (LENGTH, *start.shape))
+        state = None if accelerate is None else accelerate.begin(first)
+        turns, _, proposed, _ = jax.lax.while_loop(goes_on, iterate, (jnp.int32(0), first, plain(first), state))
+        return proposed, turns
+
+    return solve()
+
+
+def test_picard_iterations_are_saved():
+    start = normal(5, BATCH, W).astype(jnp.float32)
+    expected = jax.lax.scan(lambda z, b: (step(z, b),) * 2, start, BIAS)[1]
+    plain, turns = picard(None, start)
+    accelerated, fewer = picard(Anderson(), start)
+    assert_agree(plain, expected, 1e-4)
+    assert_agree(accelerated, expected, 1e-4)
+    turns, fewer = int(turns), int(fewer)
+    assert fewer < 0.75 * turns
+
+
+@pytest.mark.parametrize("history", [0, -1, 9, 2.0, True, None], ids=str)
+def test_history_is_checked(history):
+    with pytest.raises(ValueError, match=f"history is {history}, expected an integer from 1 to 8"):
+        Anderson(history)
+
+
+@pytest.mark.parametrize("regularization", [0.0, -1.0, float("nan"), float("inf")], ids=str)
+def test_regularization_is_checked(regularization):
+    with pytest.raises(ValueError, match=f"regularization is {regularization}, expected a number > 0"):
+        Anderson(regularization=regularization)
+
+
+def test_it_is_hashable():
+    assert len({Anderson(), Anderson(3, 1e-4), Anderson(4)}) == 2

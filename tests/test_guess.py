@@ -1,0 +1,163 @@
+"""Whatever trajectory Newton starts from, it ends at the sequential one; a good start saves iterations."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Chain, Coarse, Newton, Result
+from deeppcr.chain import pose
+from tests.problems import PROBLEMS, L, assert_agree, backpropagate, normal, oracle, solve, trajectory
+
+WEIGHT = normal(0, 3, 3, scale=0.5)
+XS = normal(1, L, 3)
+Z0 = normal(2, 3)
+CHAIN = Chain(lambda z, x: jnp.tanh(z @ WEIGHT + jnp.broadcast_to(x, z.shape)), XS)
+PAIR = {"a": normal(3, 2), "b": (jnp.array(0.3),)}
+PAIRS = Chain(lambda z, x: {"a": jnp.tanh(z["a"] * z["b"][0] + x[:2]), "b": (jnp.sin(z["a"].sum() + x[2]),)}, XS)
+
+
+def doubled(z, xs):
+    """A coarse step of the chain above: its inputs come stacked, as many as it stands for."""
+    return jnp.tanh(z @ WEIGHT + xs.mean(0))
+
+
+GUESSES = {
+    "apply": "apply",
+    "constant": "constant",
+    "trajectory": normal(4, L, 3),
+    "trajectory of numpy": np.zeros((L, 3), np.float32),
+    "trajectory of integers": np.ones((L, 3), int),
+    "infinite in part": normal(4, L, 3).at[4, 1].set(jnp.inf),
+    "nan": jnp.full((L, 3), jnp.nan),
+    "function": lambda z, xs: jnp.broadcast_to(z, xs.shape) + xs,
+    "every step": Coarse(every=1),
+    "every 3 steps": Coarse(every=3),
+    "every 7 steps": Coarse(every=7),
+    "every 100 steps": Coarse(every=100),
+    "own step": Coarse(every=3, step=doubled),
+}
+
+
+@pytest.mark.parametrize("name", GUESSES)
+def test_any_guess_leads_to_the_answer(name):
+    solution = solve(CHAIN, Z0, method=Newton(initial_guess=GUESSES[name]))
+    assert solution.result == Result.CONVERGED
+    assert solution.stats.iterations <= L
+    assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
+
+
+def test_guesses_of_a_pytree_and_of_a_batch():
+    expected = trajectory(PAIRS, PAIR)
+    for guess in (jax.tree.map(jnp.zeros_like, expected), Coarse(every=4), lambda z, xs: jax.tree.map(jnp.ones_like, expected)):
+        solution = solve(PAIRS, PAIR, method=Newton(initial_guess=guess))
+        assert_agree(solution.trajectory, expected)
+    batch = normal(5, 2, 3)
+    solution = solve(CHAIN, batch, method=Newton(initial_guess=Coarse(every=4)), batch_ndim=1)
+    assert_agree(solution.trajectory, trajectory(CHAIN, batch))
+
+
+def test_the_previous_solution_is_the_best_guess():
+    first = solve(CHAIN, Z0, method="newton")
+    again = solve(CHAIN, Z0, method=Newton(initial_guess=first.trajectory))
+    assert first.stats.iterations >= 3
+    assert again.stats.iterations <= 1
+    assert_agree(again.trajectory, first.trajectory)
+    nearby = solve(CHAIN, Z0 + 1e-6, method=Newton(initial_guess=first.trajectory))
+    assert nearby.stats.iterations <= 3
+
+
+def test_the_previous_solution_as_an_argument_of_a_compiled_function():
+    @jax.jit
+    def again(z0, guess):
+        return deeppcr.solve(CHAIN, z0, method=Newton(initial_guess=guess)).trajectory
+
+    assert_agree(again(Z0, normal(4, L, 3)), trajectory(CHAIN, Z0))
+    many = jax.vmap(again)(jnp.stack([Z0, -Z0]), normal(4, 2, L, 3))
+    assert_agree(many, jnp.stack([trajectory(CHAIN, Z0), trajectory(CHAIN, -Z0)]))
+
+
+def test_the_guess_of_a_narrow_dtype():
+    narrow = Chain(lambda z, x: jnp.tanh(z @ WEIGHT.astype(z.dtype) + x), XS.astype(jnp.bfloat16))
+    z0 = Z0.astype(jnp.bfloat16)
+    for guess in (normal(4, L, 3), trajectory(narrow, z0), Coarse(every=3)):
+        solution = solve(narrow, z0, method=Newton(initial_guess=guess))
+        assert_agree(solution.trajectory, trajectory(narrow, z0), 2e-2)
+
+
+# Coarse
+
+
+def test_a_coarse_chain_of_every_step_is_the_chain_itself():
+    solution = solve(CHAIN, Z0, method=Newton(initial_guess=Coarse(every=1)))
+    assert solution.stats.iterations <= 1  # to see that it is right to rounding
+
+
+def test_a_coarse_chain_is_nearly_right_where_a_chain_discretises_time():
+    h = 0.01
+    chain = Chain(lambda z, x: z + h * (jnp.stack([z[1], -z[0]]) + x), 0.1 * normal(6, 200, 2))
+    z0 = jnp.array([1.0, 0.0])
+    residuals = [
+        float(solve(chain, z0, method=Newton(initial_guess=guess, linearize="identity", record=True)).stats.residuals[0])
+        for guess in ("constant", Coarse(every=10))
+    ]
+    assert residuals[1] < 0.5 * residuals[0]
+
+
+def test_coarse_without_inputs_and_with_a_step_of_its_own():
+    h = 0.05
+
+    def step(z, x):
+        assert x is None
+        return z + h * jnp.cos(z)
+
+    def exact(z, xs):
+        """Euler's method itself, ten times."""
+        assert xs is None
+        return jax.lax.fori_loop(0, 10, lambda i, z: step(z, None), z)
+
+    chain = Chain(step, length=40)
+    z0 = jnp.array(-1.0)
+    for guess in (Coarse(every=10), Coarse(every=10, step=exact), Coarse(every=7, step=exact)):
+        solution = solve(chain, z0, method=Newton(initial_guess=guess))
+        assert_agree(solution.trajectory, trajectory(chain, z0))
+    problem = pose(lambda z, x: (chain.step(z, x), None), z0, None, 40, 0, "z0")
+    (states,) = Coarse(every=10, step=exact).trajectory(problem)
+    assert_agree(states[9::10], trajectory(chain, z0)[9::10])  # where coarse steps end it is right
+    assert_agree(states[:10], jnp.linspace(z0, states[9], 11)[1:])  # and straight in between
+
+
+def test_a_coarse_step_that_changes_the_state():
+    for step in (lambda z, xs: (z, z), lambda z, xs: z[:1]):
+        with pytest.raises((TypeError, ValueError), match=r"Coarse.*expected"):
+            deeppcr.solve(CHAIN, Z0, method=Newton(initial_guess=Coarse(every=2, step=step)))
+
+
+# Derivatives
+
+
+@pytest.mark.parametrize("guess", [Coarse(every=3), "constant"], ids=["coarse", "constant"])
+def test_derivatives_are_the_chain_s(guess):
+    problem = PROBLEMS["gru"]
+    assert_agree(backpropagate(problem, partial(deeppcr.scan, method=Newton(initial_guess=guess))), oracle(problem))
+
+
+def test_a_chain_with_reverse_mode_only():
+    problem = PROBLEMS["custom vjp"]
+    scan = partial(deeppcr.scan, method=Newton(initial_guess=Coarse(every=3)))
+    assert_agree(backpropagate(problem, scan), oracle(problem))
+
+
+def test_no_derivative_passes_through_the_guess():
+    def value(guess, scale):
+        by_array = deeppcr.solve(CHAIN, Z0, method=Newton(initial_guess=guess, max_iterations=1, on_failure="return"))
+        step = Coarse(every=4, step=lambda z, xs: scale * z)
+        by_step = deeppcr.solve(CHAIN, Z0, method=Newton(initial_guess=step, max_iterations=1, on_failure="return"))
+        return by_array.value.sum() + by_step.value.sum()
+
+    by_guess, by_scale = jax.jit(jax.grad(value, argnums=(0, 1)))(normal(4, L, 3), jnp.array(1.0))
+    assert_agree(by_guess, jnp.zeros((L, 3)))
+    assert by_scale == 0

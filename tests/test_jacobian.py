@@ -1,0 +1,112 @@
+"""Blocks are the parts of the Jacobian that they say they are, by no more derivatives than the structure needs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deeppcr import BlockDiagonal, Diagonal
+from deeppcr.chain import Steps, pose
+from deeppcr.linearize import Dense
+from tests.problems import L, assert_agree, normal
+from tests.steps import MIX, W, by_rows, dense, elementwise, in_pairs
+
+
+def side_by_side(step, state, inputs, batch_ndim=0):
+    """All steps of a chain, the states of which are ``state``, another one at each step; and these as vectors."""
+    first = jax.tree.map(lambda leaf: leaf[0], state)
+    problem = pose(lambda z, x: (step(z, x), None), first, inputs, len(jax.tree.leaves(inputs)[0]), batch_ndim, "z0")
+    steps = Steps(problem.step, problem.layout, problem.inputs, problem.captured, problem.length)
+    return steps, problem.layout.flatten(jax.tree.leaves(state))
+
+
+def full(steps, linearization, vectors):
+    """Blocks as full matrices ``[L, *batch, w, w]``, and the Jacobians."""
+
+    @jax.jit
+    def both(vectors):
+        blocks = linearization.blocks(steps, vectors)
+        columns = jax.vmap(blocks.apply, out_axes=-1)(
+            jnp.broadcast_to(jnp.eye(vectors.shape[-1]).reshape(vectors.shape[-1], *(1,) * (vectors.ndim - 1), -1), shape)
+        )
+        jacobian = jax.jacrev if steps.step.has_custom_vjp else jax.jacfwd
+
+        def one(state, inputs):
+            def f(vector):
+                layout = steps.layout
+                return layout.flatten(steps.step(layout.unflatten(vector), inputs, steps.captured))
+
+            return jacobian(f)(state)
+
+        return columns, jax.vmap(one)(vectors, steps.inputs)
+
+    shape = (vectors.shape[-1], *vectors.shape)
+    columns, jacobians = both(vectors)
+    if vectors.ndim == 3:  # examples that do not interact: their own parts of it
+        jacobians = jnp.stack([jacobians[:, i, :, i] for i in range(vectors.shape[1])], axis=1)
+    return columns, jacobians
+
+
+def within(groups, width):
+    """The mask of the entries inside of groups."""
+    mask = np.zeros((width, width))
+    for group in groups:
+        mask[np.ix_(group, group)] = 1
+    return jnp.asarray(mask)
+
+
+PAIR = {"a": normal(5, L, W), "b": normal(6, L, W)}
+NEIGHBOURS = within([[0, 1, 2], [3, 4, 5], [6, 7]], 2 * W)
+PAIRED = within([[i, i + W] for i in range(W)], 2 * W)
+ALL, ALONE = jnp.ones((2 * W, 2 * W)), jnp.eye(2 * W)
+
+
+@pytest.mark.parametrize("at_once", [1 << 26, 1], ids=["at once", "one by one"])
+@pytest.mark.parametrize("step", [elementwise, in_pairs, dense, by_rows], ids=lambda step: step.__name__)
+@pytest.mark.parametrize(
+    ("linearization", "mask"),
+    [(Dense(), ALL), (Diagonal(0), ALONE), (BlockDiagonal(2), PAIRED), (BlockDiagonal(3), NEIGHBOURS), (BlockDiagonal(99), ALL)],
+    ids=["dense", "diagonal", "paired leaves", "neighbours", "all"],
+)
+def test_blocks_are_parts_of_the_jacobian(monkeypatch, step, linearization, mask, at_once):
+    monkeypatch.setattr("deeppcr.linearize.jacobian.AT_ONCE", at_once)
+    steps, vectors = side_by_side(step, PAIR, normal(8, L, W))
+    blocks, jacobians = full(steps, linearization, vectors)
+    proven = step in (elementwise, in_pairs) and not isinstance(linearization, Diagonal)
+    assert_agree(blocks, jacobians if proven else jacobians * mask[None], 1e-13)
+
+
+def test_blocks_of_a_batch():
+    state = {"a": normal(5, L, 2, W), "b": normal(6, L, 2, W)}
+
+    def step(z, x):
+        return {"a": jnp.tanh(z["a"] @ MIX[:W, :W] + z["b"]), "b": z["a"] * z["b"] + jnp.broadcast_to(x, (2, W))}
+
+    steps, vectors = side_by_side(step, state, normal(8, L, W), 1)
+    for linearization, mask in ((Dense(), ALL), (Diagonal(), ALONE), (BlockDiagonal(2), PAIRED)):
+        blocks, jacobians = full(steps, linearization, vectors)
+        assert_agree(blocks, jacobians * mask[None, None], 1e-13)
+
+
+def test_probes_estimate_the_diagonal():
+    steps, vectors = side_by_side(dense, PAIR, normal(8, L, W))
+    estimate, jacobians = full(steps, Diagonal(probes=7), vectors)
+    beside = jnp.sqrt(((jacobians * (1 - ALONE)[None]) ** 2).sum(-1))  # the deviation by one probe
+    error = jnp.abs(jnp.diagonal(estimate - jacobians, axis1=-2, axis2=-1))
+    assert (error > 0).any()
+    assert (error < 5 * beside / 7**0.5).all()
+    exact, _ = full(steps, Diagonal(probes=8), vectors)  # as many as there are entries: no need to guess
+    assert_agree(exact, jacobians * ALONE[None], 1e-13)
+
+
+def derivatives(step, linearization):
+    """How many products of the step's derivative it takes, by the sines that are made of directions at once."""
+    steps, vectors = side_by_side(step, PAIR, normal(8, L, W))
+    jaxpr = jax.make_jaxpr(lambda vectors: jax.tree.leaves(linearization.blocks(steps, vectors)))(vectors)
+    return max(eqn.outvars[0].aval.size for eqn in jaxpr.jaxpr.eqns if eqn.outvars) // vectors.size
+
+
+def test_structure_saves_derivatives():
+    counts = [derivatives(step, Diagonal(0)) for step in (elementwise, in_pairs, dense)]
+    assert counts == [1, 2, 2 * W]
+    assert derivatives(in_pairs, BlockDiagonal(2)) <= 4 < derivatives(dense, BlockDiagonal(2))

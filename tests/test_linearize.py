@@ -1,0 +1,263 @@
+"""Every linearisation gives the same answer, and "auto" finds the narrowest that is exact."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from deeppcr import Adjoint, BlockDiagonal, Chain, Diagonal, Frozen, Newton, Result, Scalar
+from deeppcr.chain import pose
+from deeppcr.linear import Diagonals
+from deeppcr.linearize import Dense, Linearization, Zero, choose_linearization
+from tests.problems import PROBLEMS, L, assert_agree, backpropagate, gru, normal, oracle, solve, trajectory
+from tests.steps import dense, elementwise, in_pairs
+
+
+def half(x):
+    return 0.5
+
+
+LINEARIZATIONS = {
+    "auto": "auto",
+    "dense": "dense",
+    "diagonal": "diagonal",
+    "exact diagonal": Diagonal(probes=0),
+    "4 probes": Diagonal(probes=4),
+    "1 x 1": BlockDiagonal(1),
+    "2 x 2": BlockDiagonal(2),
+    "3 x 3": BlockDiagonal(3),
+    "99 x 99": BlockDiagonal(99),
+    "identity": "identity",
+    "scalar": Scalar(0.5),
+    "scalars": Scalar(jnp.linspace(0.0, 1.0, L)),
+    "of input": Scalar(of_input=half),
+    "zero": "zero",
+    "frozen for 1": Frozen(1),
+    "frozen for 3": Frozen(3),
+    "frozen diagonal": Frozen(2, of=Diagonal()),
+}
+EXACT = ("auto", "dense", "99 x 99")
+WEIGHT = normal(0, 3, 3, scale=0.5)
+XS = normal(1, L, 3)
+Z0 = normal(2, 3)
+CHAIN = Chain(lambda z, x: jnp.tanh(z @ WEIGHT.astype(z.dtype) + jnp.broadcast_to(x, z.shape)), XS)
+
+
+def pairs():
+    """Two linearisations for each problem; 17 and 13 have no common factor, so that every one meets some."""
+    for turn in range(2 * len(PROBLEMS)):
+        yield list(PROBLEMS)[turn // 2], list(LINEARIZATIONS)[turn % len(LINEARIZATIONS)]
+
+
+def test_the_table_has_every_linearization():
+    assert {name for _, name in pairs()} == set(LINEARIZATIONS)
+
+
+@pytest.mark.parametrize(("problem", "name"), list(pairs()))
+def test_agrees_with_lax_scan(problem, name):
+    """Values, and gradients by the same linearisation."""
+    problem = PROBLEMS[problem]
+    newton = Newton(linearize=LINEARIZATIONS[name])
+    scan = partial(deeppcr.scan, method=newton, adjoint=Adjoint(linear="sequential"), batch_ndim=problem.batch_ndim)
+    assert_agree(backpropagate(problem, scan), oracle(problem))
+
+
+@pytest.mark.parametrize("name", LINEARIZATIONS)
+def test_converges(name):
+    """Within L iterations, whatever the blocks: each gets one more state right."""
+    solution = solve(CHAIN, Z0, method=Newton(linearize=LINEARIZATIONS[name], record=True))
+    assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
+    assert solution.result == Result.CONVERGED
+    assert solution.stats.prefix == L
+    assert solution.stats.iterations <= (7 if name in EXACT else L)
+    assert not jnp.isnan(solution.stats.residuals[: int(solution.stats.iterations) + 1]).any()
+
+
+SOME = {name: LINEARIZATIONS[name] for name in ("exact diagonal", "2 x 2", "scalars", "zero", "frozen for 3")}
+some = pytest.mark.parametrize("linearize", SOME.values(), ids=SOME.keys())
+
+
+@some
+def test_under_vmap_and_inside_lax_scan(linearize):
+    newton = Newton(linearize=linearize)
+
+    def last(method, z0):
+        def body(z, shift):
+            z = deeppcr.solve(Chain(CHAIN.step, XS + shift), z, method=method).value
+            return z, z
+
+        return jax.lax.scan(body, z0, jnp.arange(2.0))
+
+    many = jnp.stack([Z0, 3 * Z0])
+    actual, expected = (jax.jit(jax.vmap(partial(last, method)))(many) for method in (newton, "sequential"))
+    assert_agree(actual, expected)
+
+
+@some
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)], ids=["float32", "bfloat16"])
+def test_narrow_dtypes(linearize, dtype, tolerance):
+    chain = Chain(CHAIN.step, XS.astype(dtype))
+    solution = solve(chain, Z0.astype(dtype), method=Newton(linearize=linearize))
+    assert solution.result == Result.CONVERGED
+    assert_agree(solution.trajectory, trajectory(chain, Z0.astype(dtype)), tolerance)
+
+
+SLOW = {  # dtype, length, how far a step goes, and how near the answer has to be
+    "bfloat16": (jnp.bfloat16, 60, 0.05, 0.05),
+    "float32": (jnp.float32, 1000, 1.5e-6, 1e-4),
+}
+
+
+@pytest.mark.parametrize("linearize", ["zero", "identity", Scalar(0.5)], ids=str)
+@pytest.mark.parametrize("name", SLOW)
+def test_slow_iterations_are_not_taken_for_converged(linearize, name):
+    """Every residual and every update is small from the start, and what they add up to is not."""
+    dtype, length, h, tolerance = SLOW[name]
+    weight, bias = WEIGHT.astype(dtype), jnp.ones(3, dtype)
+    chain = Chain(lambda z, _: z + jnp.asarray(h, dtype) * jnp.cos(weight @ z + bias), length=length)
+    solution = solve(chain, Z0.astype(dtype), method=Newton(linearize=linearize, initial_guess="constant"))
+    assert_agree(solution.trajectory, trajectory(chain, Z0.astype(dtype)), tolerance)
+
+
+@some
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_chains_of_a_batch_of_one(linearize, length):
+    if isinstance(linearize, Scalar):
+        linearize = Scalar(jnp.full(length, 0.3))
+    chain = Chain(CHAIN.step, XS[:length])
+    solution = solve(chain, Z0[None], method=Newton(linearize=linearize), batch_ndim=1)
+    assert_agree(solution.trajectory, trajectory(chain, Z0[None]))
+
+
+@pytest.mark.parametrize("name", ["auto", "2 x 2", "4 probes"])
+def test_a_state_of_one_entry(name):
+    chain = Chain(lambda z, x: jnp.sin(z + x), XS[:, :1])
+    solution = solve(chain, Z0[:1], method=Newton(linearize=LINEARIZATIONS[name]))
+    assert_agree(solution.trajectory, trajectory(chain, Z0[:1]))
+    assert solution.stats.iterations <= 7  # all of these are exact
+
+
+def test_vmap_over_the_coefficients_and_no_derivative_through_them():
+    def value(c):
+        return deeppcr.solve(CHAIN, Z0, method=Newton(linearize=Scalar(c)), adjoint=Adjoint()).value
+
+    many = jax.jit(jax.vmap(value))(jnp.stack([jnp.zeros(L), jnp.linspace(0.0, 1.0, L)]))
+    assert_agree(many, jnp.stack([trajectory(CHAIN, Z0)[-1]] * 2))
+    assert_agree(jax.grad(lambda c: value(c).sum())(jnp.full(L, 0.5)), jnp.zeros(L))
+
+
+# What "auto" takes
+
+W = 4
+FIRST = {"a": normal(5, W), "b": normal(6, W)}
+
+
+def choose(step, state, inputs, linearize="auto", batch_ndim=0, window=None, memory=None):
+    length = len(jax.tree.leaves(inputs)[0])
+    problem = pose(lambda z, x: (step(z, x), None), state, inputs, length, batch_ndim, "z0")
+    return choose_linearization(linearize, problem.step, problem.layout, length, window, memory)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"), [(elementwise, Diagonal()), (in_pairs, BlockDiagonal(2)), (dense, Dense())], ids=["1", "2", "8"]
+)
+def test_auto_takes_the_narrowest_form_that_is_exact(step, expected):
+    choice = choose(step, FIRST, normal(8, L, W))
+    assert (choice.linearization, choice.window, choice.is_exact, choice.reason) == (expected, L, True, "")
+
+
+def test_an_lstm_with_a_diagonal_recurrence_is_made_of_pairs():
+    weights, bias = normal(0, 4, W), normal(1, 4, W)
+
+    def step(carry, x):
+        h, c = carry
+        i, f, g, o = (w * h + b + x for w, b in zip(weights, bias, strict=True))
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+    assert choose(step, (Z0[:1].repeat(W), Z0[:1].repeat(W)), normal(2, L, W)).linearization == BlockDiagonal(2)
+
+
+def test_what_is_exact():
+    def exact(step, linearize):
+        return choose(step, FIRST, normal(8, L, W), linearize).is_exact
+
+    assert all(exact(dense, x) for x in ("dense", BlockDiagonal(8)))
+    assert not any(exact(dense, x) for x in ("diagonal", BlockDiagonal(7), "identity", "zero", Frozen(2), Scalar(0.5)))
+    assert all(exact(in_pairs, x) for x in ("dense", BlockDiagonal(2)))
+    assert not exact(in_pairs, "diagonal")
+    assert exact(elementwise, "diagonal")
+
+
+def test_examples_that_interact_have_no_exact_blocks():
+    problem = PROBLEMS["batch norm"]
+    choice = choose(lambda z, x: problem.step(problem.params, z, x)[0], problem.init, problem.xs, "dense", batch_ndim=1)
+    assert not choice.is_exact
+
+
+def test_frozen_takes_what_auto_would():
+    choice = choose(in_pairs, FIRST, normal(8, L, W), Frozen(3))
+    assert choice.linearization == Frozen(3, of=BlockDiagonal(2))
+    assert not choice.is_exact
+
+
+def test_memory_makes_windows_and_then_diagonals():
+    xs = normal(8, 1000, W)
+    one = 4 * 8 * (2 * W) ** 2  # bytes: four copies of a block of float64
+    wide = choose(dense, FIRST, xs, memory=100 * one)
+    assert (wide.linearization, wide.window, wide.is_exact) == (Dense(), 100, True)
+    assert "1000 steps" in wide.reason
+    assert "100 at once" in wide.reason
+    narrow = choose(dense, FIRST, xs, memory=10 * one)
+    assert (narrow.linearization, narrow.is_exact) == (Diagonal(), False)
+    assert "diagonal" in narrow.reason
+    assert choose(dense, FIRST, xs, "dense", memory=10 * one).window == 10  # what was asked for is done
+    assert choose(dense, FIRST, xs, window=7, memory=1).window == 7
+    assert choose(dense, FIRST, xs, memory=1).window == 1
+
+
+def test_a_wide_elementwise_chain_needs_no_matrices():
+    """Forward and gradient: 512 x 512 Jacobians of 3000 steps would take 3 GB."""
+    length, width = 3000, 512
+    weight = jnp.linspace(0.1, 0.9, width, dtype=jnp.float32)
+
+    def value(xs, z0):
+        chain = Chain(lambda z, x: weight * jnp.tanh(z) + x, xs)
+        return deeppcr.solve(chain, z0, method=Newton(linear="sequential"), adjoint=Adjoint(linear="sequential")).value.sum()
+
+    shapes = jax.ShapeDtypeStruct((length, width), jnp.float32), jax.ShapeDtypeStruct((width,), jnp.float32)
+    for function in (value, jax.grad(value)):
+        memory = jax.jit(function).lower(*shapes).compile().memory_analysis()
+        assert memory.temp_size_in_bytes < 12 * length * width * 4
+
+
+# One of the user's own
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Damped(Linearization):
+    """The diagonal, a little too small."""
+
+    factor: float
+
+    def blocks(self, steps, states):
+        return Diagonals(self.factor * Diagonal(0).blocks(steps, states).diagonal)
+
+    def bytes_per_step(self, step, layout):
+        return layout.width * layout.examples * layout.dtype.itemsize
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_linearization_of_ones_own(window):
+    problem = PROBLEMS["gru"]
+    scan = partial(deeppcr.scan, method=Newton(linearize=Damped(0.9), window=window), adjoint=Adjoint(linearize=Damped(0.8)))
+    assert_agree(backpropagate(problem, scan), oracle(problem))
+    chain = Chain(lambda z, x: gru(problem.params, z, x)[0], problem.xs)
+    assert "Damped" in str(deeppcr.describe(chain, problem.init, method=Newton(linearize=Damped(0.9))))
+    for linearize in (Frozen(2, of=Damped(0.9)), Frozen(2, of=Zero())):
+        solution = solve(chain, problem.init, method=Newton(linearize=linearize, window=window))
+        assert_agree(solution.trajectory, trajectory(chain, problem.init))

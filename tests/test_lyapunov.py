@@ -1,0 +1,195 @@
+"""How fast a chain amplifies differences, and what `solve` records on the way."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Chain, Newton
+from deeppcr.lyapunov import forecast_iterations
+from tests.problems import L, doubled_backwards, normal, solve, trajectory
+
+WEIGHT = normal(0, 3, 3, scale=0.5)
+XS = normal(1, L, 3)
+Z0 = normal(2, 3)
+CHAIN = Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), XS)
+RECORD = Newton(record=True)
+
+
+def rate(chain, z0, method=RECORD, **options):
+    return solve(chain, z0, method=method, **options).stats.growth_rate
+
+
+def by_products(chain, z0):
+    """The largest exponent, from the Jacobians one after another: the growth of an orthogonal basis (Benettin et al., 1980)."""
+    states = jnp.concatenate([z0[None], trajectory(chain, z0)[:-1]])
+    if chain.inputs is None:
+        jacobians = jax.jit(jax.vmap(lambda z: jax.jacfwd(chain.step)(z, None)))(states)
+    else:
+        jacobians = jax.jit(jax.vmap(jax.jacfwd(chain.step)))(states, chain.inputs)
+    basis, total = np.eye(len(z0)), 0.0
+    for jacobian in np.asarray(jacobians):
+        basis, triangle = np.linalg.qr(jacobian @ basis)
+        total += np.log(abs(triangle[0, 0]))
+    return total / len(states)
+
+
+def test_the_logistic_map_is_chaotic():
+    """At 3.9 the exponent is 0.4945; over a finite stretch it is the mean of log |f'| there."""
+    chain = Chain(lambda z, _: 3.9 * z * (1 - z), length=400)
+    z0 = jnp.array(0.4)
+    states = jnp.concatenate([z0[None], trajectory(chain, z0)[:-1]])
+    found = rate(chain, z0)
+    assert found.shape == ()
+    np.testing.assert_allclose(found, jnp.log(jnp.abs(3.9 * (1 - 2 * states))).mean(), rtol=1e-6)
+    assert 0.4 < found < 0.6
+
+
+def test_a_network_that_contracts():
+    chain = Chain(CHAIN.step, normal(3, 900, 3))
+    found, expected = rate(chain, Z0), by_products(chain, Z0)
+    assert expected < -0.1
+    np.testing.assert_allclose(found, expected, rtol=0.05)
+
+
+def test_a_network_that_amplifies():
+    weight = normal(4, 8, 8, scale=1.2)
+    chain = Chain(lambda z, x: jnp.tanh(weight @ z + x), 0.1 * normal(5, 900, 8))
+    found, expected = rate(chain, normal(6, 8)), by_products(chain, normal(6, 8))
+    assert expected > 0.05
+    np.testing.assert_allclose(found, expected, atol=0.03)
+
+
+@pytest.mark.parametrize("friction", [0.0, 1.0])
+def test_a_pendulum(friction):
+    """Undamped, differences grow linearly at most, so at a rate of 0; damped, as exp(-friction t / 2)."""
+    h = 0.1
+
+    def slope(z):
+        return jnp.stack([z[1], -jnp.sin(z[0]) - friction * z[1]])
+
+    def step(z, _):
+        k1 = slope(z)
+        k2 = slope(z + h / 2 * k1)
+        k3 = slope(z + h / 2 * k2)
+        return z + h / 6 * (k1 + 2 * k2 + 2 * k3 + slope(z + h * k3))
+
+    found = rate(Chain(step, length=2025), jnp.array([1.0, 0.0]))
+    np.testing.assert_allclose(found, -friction * h / 2, atol=0.005)
+
+
+def test_the_worst_example_of_a_batch():
+    gains = jnp.broadcast_to(jnp.array([0.5, 2.0, 1.0])[:, None], (3, 2))
+    chain = Chain(lambda z, x: gains * z + x, normal(3, L, 3, 2))
+    np.testing.assert_allclose(rate(chain, jnp.ones((3, 2)), batch_ndim=1), np.log(2), rtol=1e-10)
+
+
+def test_a_chain_with_reverse_mode_only():
+    chain = Chain(lambda z, x: doubled_backwards(0.4 * WEIGHT @ z + x), normal(3, 100, 3))
+    plain = Chain(lambda z, x: 2 * jnp.sin(0.4 * WEIGHT @ z + x), normal(3, 100, 3))
+    found = rate(chain, Z0)
+    states = jnp.concatenate([Z0[None], trajectory(chain, Z0)[:-1]])
+    jacobians = jax.jit(jax.vmap(jax.jacfwd(plain.step)))(states, chain.inputs)
+    product, total = np.eye(3), 0.0
+    for jacobian in np.asarray(jacobians):
+        product, triangle = np.linalg.qr(jacobian @ product)
+        total += np.log(abs(triangle[0, 0]))
+    np.testing.assert_allclose(found, total / 100, rtol=0.15)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+def test_short_chains(length):
+    found = rate(Chain(lambda z, _: 0.5 * z, length=length), Z0)
+    np.testing.assert_allclose(found, np.log(0.5), rtol=1e-10)
+
+
+def test_a_chain_that_forgets_at_once():
+    found = rate(Chain(lambda z, x: x, XS), Z0)
+    assert found < -100
+    assert not jnp.isnan(found)
+
+
+# What is recorded
+
+
+@pytest.mark.parametrize("linearize", ["dense", "diagonal"])
+def test_residuals_by_iteration(linearize):
+    solution = solve(CHAIN, Z0, method=Newton(linearize=linearize, record=True))
+    residuals, iterations = np.asarray(solution.stats.residuals), int(solution.stats.iterations)
+    assert residuals.shape == (L + 2,)  # the guess, and up to L + 1 iterations
+    assert np.isfinite(residuals[: iterations + 1]).all()
+    assert np.isnan(residuals[iterations + 1 :]).all()
+    assert residuals[iterations] == solution.stats.residual
+    assert (np.diff(residuals[1 : iterations + 1]) < 0).all()
+    assert residuals[iterations] < 1e-13 < residuals[0]
+
+
+def test_nothing_is_recorded_unless_asked_for():
+    stats = solve(CHAIN, Z0, method="newton").stats
+    assert stats.residuals is None
+    assert stats.growth_rate is None
+
+
+def test_recording_changes_nothing_and_has_no_derivative():
+    def value(z, record):
+        solution = deeppcr.solve(CHAIN, z, method=Newton(record=record))
+        extra = solution.stats.growth_rate + solution.stats.residuals[0] if record else 0.0
+        return solution.value.sum() + 0.0 * extra, solution.value
+
+    gradients = [jax.jit(jax.grad(partial(value, record=record), has_aux=True))(Z0) for record in (True, False)]
+    np.testing.assert_array_equal(gradients[0][1], gradients[1][1])
+    np.testing.assert_allclose(gradients[0][0], gradients[1][0], rtol=1e-12)
+
+
+def test_record_under_vmap():
+    many = jax.jit(jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=RECORD).stats))(jnp.stack([Z0, 2 * Z0]))
+    assert many.residuals.shape == (2, L + 2)
+    assert many.growth_rate.shape == (2,)
+
+
+def test_forecast():
+    assert forecast_iterations(-0.5, 1) == 2  # L + 1 always suffice
+    assert 5 <= forecast_iterations(-0.5, 1000) <= 15
+    assert forecast_iterations(-0.5, 10**6) <= 20
+    assert forecast_iterations(0.0, 200) < forecast_iterations(0.1, 200) <= forecast_iterations(0.5, 200) == 201
+    for length in (13, 900):
+        chain = Chain(CHAIN.step, normal(3, length, 3))
+        stats = solve(chain, Z0, method=RECORD).stats
+        forecast = forecast_iterations(float(stats.growth_rate), length)
+        assert forecast / 3 <= int(stats.iterations) <= 3 * forecast
+
+
+# Printed
+
+
+def test_a_solution_prints_as_a_table():
+    text = str(solve(CHAIN, Z0, method=RECORD))
+    lines = text.splitlines()
+    assert lines[0].split() == ["result", "converged"]
+    assert any(line.split() == ["converged", "13", "of", "13", "states"] for line in lines)
+    assert any(line.startswith("growth rate") for line in lines)
+    assert len(lines) < 30
+    assert "[" not in text  # no arrays
+    assert "growth" not in str(solve(CHAIN, Z0, method="newton"))
+    assert "iterations   0" in str(solve(CHAIN, Z0, method="sequential"))
+
+
+def test_printing_never_raises():
+    def inside(z):
+        solution = deeppcr.solve(CHAIN, z, method=RECORD)
+        assert str(solution)
+        assert "Solution" in repr(solution)
+        return solution
+
+    jax.jit(inside)(Z0)
+    jax.grad(lambda z: inside(z).value.sum())(Z0)
+    for batch in (jnp.stack([Z0, Z0]), Z0[None]):
+        assert "Solution" in str(jax.vmap(inside)(batch))
+    for state in (None, jnp.zeros((0,))):  # no entries
+        assert "converged" in str(deeppcr.solve(Chain(lambda z, x: z, XS), state, method=RECORD))
+    chaos = Chain(lambda z, _: 3.9 * z * (1 - z), length=100)
+    assert "not converged" in str(solve(chaos, jnp.array(0.4), method=Newton(max_iterations=3, on_failure="return")))
+    assert str(jax.tree.map(lambda x: None, solve(CHAIN, Z0, method=RECORD)))

@@ -1,0 +1,258 @@
+"""Gradients are exact whatever the blocks: of the forward iteration, and of the adjoint itself."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Adjoint, BlockDiagonal, Diagonal, Frozen, Newton, Scalar
+from deeppcr.chain import pose
+from deeppcr.linearize import Zero
+from deeppcr.plan import choose_adjoint
+from tests.problems import PROBLEMS, L, assert_agree, backpropagate, normal, oracle
+
+SEQUENTIAL = {"linear": "sequential"}
+ADJOINTS = {
+    "dense": Adjoint("dense", "sequential"),
+    "dense by pcr": Adjoint("dense", "pcr"),
+    "diagonal": Adjoint("diagonal", "sequential"),
+    "diagonal by cyclic reduction": Adjoint("diagonal", "cyclic_reduction"),
+    "2 probes": Adjoint(Diagonal(probes=2), "sequential"),
+    "2 x 2": Adjoint(BlockDiagonal(2), "sequential"),
+    "identity": Adjoint("identity", "sequential"),
+    "scalars": Adjoint(Scalar(jnp.linspace(0.0, 1.0, L)), "pcr"),
+    "zero": Adjoint("zero", "prefix_scan"),
+    "frozen": Adjoint(Frozen(3), "sequential"),
+    "as forward": Adjoint("auto", "sequential"),
+    "rescued at once": Adjoint("diagonal", "sequential", max_iterations=1),
+    "rescued at once from nothing": Adjoint("zero", "sequential", max_iterations=2),
+    "in stretches": Adjoint("diagonal", "pcr", memory=4 * 5 * 8 * 3),
+    "in stretches of scalars": Adjoint(Scalar(jnp.linspace(0.0, 1.0, L)), "sequential", memory=4 * 5 * 8),
+    "in stretches of one": Adjoint("dense", "sequential", memory=1),
+}
+FORWARDS = {
+    "newton": "newton",
+    "diagonal": Newton(linearize="diagonal", **SEQUENTIAL),
+    "zero in windows": Newton(linearize="zero", window=4, **SEQUENTIAL),
+    "sequential": "sequential",
+    "scalars": Newton(linearize=Scalar(jnp.linspace(0.0, 1.0, L)), **SEQUENTIAL),
+}
+NAMES = ("gru", "lstm", "mlp", "batch norm", "odd", "ode", "custom vjp")
+
+
+def cases():
+    """Two problems for each adjoint, with one forward after the other: 7, 5 and 16 have no common factor."""
+    for turn in range(2 * len(ADJOINTS)):
+        yield list(ADJOINTS)[turn // 2], NAMES[turn % len(NAMES)], list(FORWARDS)[turn % len(FORWARDS)]
+
+
+@pytest.mark.parametrize(("adjoint", "problem", "method"), list(cases()))
+def test_agrees_with_lax_scan(adjoint, problem, method):
+    problem = PROBLEMS[problem]
+    scan = partial(deeppcr.scan, method=FORWARDS[method], adjoint=ADJOINTS[adjoint], batch_ndim=problem.batch_ndim)
+    assert_agree(backpropagate(problem, scan), oracle(problem))
+
+
+# Every transformation, on one small chain that closes over a matrix.
+
+ARGUMENTS = normal(0, 3, 3, scale=0.5), normal(1, 3), normal(2, L, 3)
+MOVES = tuple(normal(3 + i, *a.shape) for i, a in enumerate(ARGUMENTS))
+
+
+def loss(scan, weight, init, xs):
+    def step(z, x):
+        new = jnp.tanh(weight @ z + x)
+        return new, new * z
+
+    last, ys = scan(step, init, xs)
+    return jnp.sum(last**3) + jnp.sum(jnp.sin(ys))
+
+
+def gradient(scan, *arguments):
+    return jax.grad(partial(loss, scan), argnums=(0, 1, 2))(*arguments)
+
+
+def tangent(scan):
+    return jax.jvp(partial(loss, scan), ARGUMENTS, MOVES)
+
+
+def gradient_of_gradient(scan):
+    return jax.grad(lambda *a: sum(jnp.sum(g**2) for g in gradient(scan, *a)), argnums=(0, 1, 2))(*ARGUMENTS)
+
+
+def hessian_times_vector(scan):
+    return jax.jvp(partial(gradient, scan), ARGUMENTS, MOVES)
+
+
+def gradients_of_many(scan):
+    weight, init, xs = ARGUMENTS
+    return jax.vmap(partial(gradient, scan), in_axes=(0, 0, None))(jnp.stack([weight, 2 * weight]), jnp.stack([init, -init]), xs)
+
+
+def jacobian_backwards(scan):
+    weight, init, xs = ARGUMENTS
+    return jax.jacrev(lambda z: scan(lambda z, x: (jnp.tanh(weight @ z + x), z), z, xs))(init)
+
+
+TRANSFORMATIONS = {
+    "jvp": tangent,
+    "grad of grad": gradient_of_gradient,
+    "jvp of grad": hessian_times_vector,
+    "vmap of grad": gradients_of_many,
+    "jacrev": jacobian_backwards,
+}
+
+
+@cache
+def expected(name):
+    return jax.jit(partial(TRANSFORMATIONS[name], jax.lax.scan))()
+
+
+TRANSFORMED = [(name, adjoint) for name in TRANSFORMATIONS for adjoint in ("diagonal", "rescued at once")]
+TRANSFORMED += [("jvp", "zero"), ("jvp of grad", "scalars"), ("vmap of grad", "scalars"), ("jacrev", "zero")]
+
+
+@pytest.mark.parametrize(("name", "adjoint"), TRANSFORMED)
+def test_transformations(name, adjoint):
+    scan = partial(deeppcr.scan, method="sequential", adjoint=ADJOINTS[adjoint])
+    assert_agree(jax.jit(partial(TRANSFORMATIONS[name], scan))(), expected(name))
+
+
+# Cotangents of every kind
+
+
+def pulled(scan, g, batch_ndim=0):
+    weight, init, xs = ARGUMENTS
+    if batch_ndim:
+        init = jnp.stack([init, -init])
+
+    def states(init, xs):
+        def step(z, x):
+            z = jnp.tanh(z @ weight + jnp.broadcast_to(x, z.shape))
+            return z, z
+
+        return scan(step, init, xs)[1]
+
+    return jax.jit(lambda g: jax.vjp(states, init, xs)[1](g))(g)
+
+
+QUASI = pytest.mark.parametrize("adjoint", ["dense", "diagonal", "zero", "rescued at once"])
+
+
+@QUASI
+def test_cotangents_of_zero(adjoint):
+    """There is nothing to divide a residual by."""
+    scan = partial(deeppcr.scan, adjoint=ADJOINTS[adjoint])
+    assert_agree(pulled(scan, jnp.zeros((L, 3))), (jnp.zeros(3), jnp.zeros((L, 3))))
+    one = jnp.zeros((L, 3)).at[-1, 0].set(1e-200)  # and next to nothing
+    assert_agree(pulled(scan, one), pulled(jax.lax.scan, one))
+
+
+@QUASI
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf], ids=["nan", "inf"])
+def test_cotangents_that_are_not_finite_stay_where_they_are(adjoint, value):
+    """The gradient to the inputs of later steps does not see them."""
+    g = normal(6, L, 3).at[5, 1].set(value)
+    actual, wanted = (pulled(scan, g) for scan in (partial(deeppcr.scan, adjoint=ADJOINTS[adjoint]), jax.lax.scan))
+    assert_agree(actual[1][6:], wanted[1][6:])
+    assert not jnp.isfinite(wanted[0]).any()
+    assert not jnp.isfinite(actual[0]).any()
+    assert_agree(jnp.isfinite(actual[1]), jnp.isfinite(wanted[1]))
+
+
+@pytest.mark.parametrize("adjoint", ["dense", "diagonal"])
+def test_a_cotangent_of_one_example_that_is_nan_does_not_harm_the_other(adjoint):
+    g = normal(6, L, 2, 3).at[5, 0].set(jnp.nan)
+    scan = partial(deeppcr.scan, adjoint=ADJOINTS[adjoint], batch_ndim=1)
+    actual, wanted = (pulled(s, g, batch_ndim=1)[0] for s in (scan, jax.lax.scan))
+    assert_agree(actual[1], wanted[1])
+    assert jnp.isnan(actual[0]).all()
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e150])
+def test_cotangents_of_any_size(scale):
+    scan = partial(deeppcr.scan, adjoint=ADJOINTS["diagonal"])
+    g = scale * normal(6, L, 3)
+    assert_agree(pulled(scan, g), pulled(jax.lax.scan, g))
+
+
+def test_a_chain_that_amplifies():
+    """Gradients of order 2^60, relative to which those of the last steps are nothing: each is right by its own measure."""
+    weight = 2.0 * jnp.linalg.qr(normal(0, 3, 3))[0]
+
+    def states(scan, init, xs):
+        return scan(lambda z, x: ((new := weight @ z * (1 + 0.1 * jnp.sin(x))), new), init, xs)[1]
+
+    def grads(scan):
+        return jax.jit(jax.grad(lambda init, xs: states(scan, init, xs).sum(), argnums=(0, 1)))(ARGUMENTS[1], normal(7, 60, 3))
+
+    wanted = grads(jax.lax.scan)
+    for adjoint in (Adjoint("diagonal", "sequential"), Adjoint("dense", "pcr")):
+        actual = grads(partial(deeppcr.scan, adjoint=adjoint))
+        np.testing.assert_allclose(actual[0], wanted[0], rtol=1e-10)
+        size = jnp.abs(wanted[1]).max(1, keepdims=True)
+        assert (jnp.abs(actual[1] - wanted[1]) <= 1e-10 * size).all()
+
+
+@pytest.mark.parametrize("linearize", ["dense", "identity", "zero", Scalar(0.5)], ids=str)
+def test_slow_corrections_are_not_taken_for_converged(linearize):
+    """In bfloat16, where each correction is soon small beside the sum of all."""
+    weight, init = ARGUMENTS[0].astype(jnp.bfloat16), ARGUMENTS[1].astype(jnp.bfloat16)
+    xs = normal(7, 60, 3).astype(jnp.bfloat16)
+
+    def grad(scan):
+        def step(z, x):
+            z = z + jnp.asarray(0.05, z.dtype) * jnp.tanh(weight @ z + x)
+            return z, z
+
+        return jax.jit(jax.grad(lambda init: scan(step, init, xs)[1].astype(jnp.float32).sum()))(init)
+
+    assert_agree(grad(_with(Adjoint(linearize, "sequential"))), grad(jax.lax.scan), 0.05)
+
+
+def test_float32():
+    problem = PROBLEMS["gru"].astype(jnp.float32)
+    scan = partial(deeppcr.scan, adjoint=ADJOINTS["diagonal"])
+    assert_agree(backpropagate(problem, scan), oracle(problem), 2e-5)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_chains(length):
+    weight, init, xs = ARGUMENTS
+    for adjoint in (Adjoint("diagonal"), Adjoint(Scalar(jnp.full(length, 0.5)))):
+        actual, wanted = (jax.jit(partial(gradient, scan))(weight, init, xs[:length]) for scan in (_with(adjoint), jax.lax.scan))
+        assert_agree(actual, wanted)
+
+
+def _with(adjoint):
+    return partial(deeppcr.scan, adjoint=adjoint)
+
+
+def test_a_loose_tolerance_is_looser():
+    loose = _with(Adjoint("zero", rtol=1e-1))
+    actual, wanted = (jax.jit(partial(gradient, scan))(*ARGUMENTS) for scan in (loose, jax.lax.scan))
+    assert_agree(actual, wanted, 0.5)
+    with pytest.raises(AssertionError):
+        assert_agree(actual, wanted, 1e-9)
+
+
+# Which blocks
+
+
+def bound(adjoint, method, step=lambda z, x: jnp.tanh(ARGUMENTS[0] @ z + x)):
+    problem = pose(lambda z, x: (step(z, x), None), ARGUMENTS[1], ARGUMENTS[2], L, 0, "z0")
+    return choose_adjoint(adjoint, method, problem)
+
+
+def test_auto_takes_the_linearization_of_newton():
+    assert bound(Adjoint(), Newton(linearize="zero")).linearization == Zero()
+    assert bound(Adjoint(), Newton(linearize=Frozen(4, of=Diagonal()))).linearization == Diagonal()
+    assert bound(Adjoint(linearize="diagonal"), Newton(linearize="zero")).linearization == Diagonal()
+    assert bound(Adjoint(), deeppcr.Sequential()).is_exact
+    assert bound(Adjoint(), Newton()).is_exact
+    assert not bound(Adjoint("diagonal"), Newton()).is_exact
+    assert bound(Adjoint("diagonal"), Newton(), lambda z, x: jnp.sin(z) + x).is_exact
+    assert isinstance(bound(None, Newton(linearize="zero")), type(bound(Adjoint(), Newton())))

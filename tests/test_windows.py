@@ -1,0 +1,160 @@
+"""A window that slides along the chain: the same answer in less memory."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from deeppcr import Adjoint, Chain, Coarse, Diagonal, Frozen, Newton, Result, Scalar
+from deeppcr.acceleration import Anderson
+from tests.problems import PROBLEMS, L, assert_agree, backpropagate, normal, oracle, solve, trajectory
+
+WEIGHT = normal(0, 3, 3, scale=0.5)
+XS = normal(1, L, 3)
+Z0 = normal(2, 3)
+CHAIN = Chain(lambda z, x: jnp.tanh(z @ WEIGHT + jnp.broadcast_to(x, z.shape)), XS)
+CHAOS = Chain(lambda z, _: 3.9 * z * (1 - z), length=200)
+WINDOWS = [1, 2, 5, L - 1, L, 100]
+
+
+def zeros(z0, xs):
+    return jnp.zeros((L, *z0.shape))
+
+
+def nans(z0, xs):
+    return jnp.full((L, *z0.shape), jnp.nan)
+
+
+OPTIONS = {
+    "newton": {},
+    "constant": {"initial_guess": "constant"},
+    "own guess": {"initial_guess": zeros},
+    "guess of nan": {"initial_guess": nans},
+    "coarse guess": {"initial_guess": Coarse(every=3)},
+    "sequential solver": {"linear": "sequential"},
+    "chunks": {"linear": deeppcr.Chunked(3)},
+    "frozen": {"linearize": Frozen(2)},
+    "frozen long": {"linearize": Frozen(50, of=Diagonal())},
+    "diagonal": {"linearize": "diagonal", "record": True},
+    "zero": {"linearize": "zero"},
+    "scalars": {"linearize": Scalar(jnp.linspace(0.0, 1.0, L))},
+    "anderson": {"linearize": "identity", "acceleration": Anderson()},
+    "anderson and scalars": {"linearize": Scalar(jnp.linspace(0.0, 1.0, L)), "acceleration": Anderson(2)},
+}
+
+
+def cases():
+    """Every option with two windows, and over all of them every window with several options."""
+    for turn in range(2 * len(OPTIONS)):
+        yield list(OPTIONS)[turn // 2], WINDOWS[(turn + turn // 6) % len(WINDOWS)]
+
+
+def test_the_table_has_every_window():
+    assert {window for _, window in cases()} == set(WINDOWS)
+
+
+@pytest.mark.parametrize(("name", "window"), list(cases()))
+def test_the_same_answer(name, window):
+    """Of a window that converges within itself, one iteration after another makes at least one state right."""
+    solution = solve(CHAIN, Z0, method=Newton(window=window, max_iterations=2 * L, **OPTIONS[name]))
+    assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
+    assert solution.result == Result.CONVERGED
+    assert solution.stats.prefix == L
+    assert solution.stats.iterations <= 2 * L
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_iterations_are_few(window):
+    """A window moves on by as much as has converged: all of it after at most 7 iterations, as without a window."""
+    solution = solve(CHAIN, Z0, method=Newton(window=window))
+    windows = -(-L // window)
+    assert solution.stats.iterations <= min(7 * windows, L)
+
+
+def test_a_window_of_one_is_the_sequential_program():
+    solution = solve(CHAIN, Z0, method=Newton(window=1, linearize="zero"))
+    assert solution.stats.iterations <= L
+    assert_agree(solution.trajectory, trajectory(CHAIN, Z0), 1e-15)
+
+
+@pytest.mark.parametrize(("problem", "window"), [("lstm", 5), ("odd", 3), ("batch norm", 4), ("custom vjp", 2)])
+def test_other_chains(problem, window):
+    """Batches, pytrees, examples that interact, reverse mode only; and the gradient in stretches of a few steps."""
+    problem = PROBLEMS[problem]
+    adjoint = Adjoint(linear="sequential", memory=4 * 5 * 8 * 6**2)
+    scan = partial(deeppcr.scan, method=Newton(window=window), adjoint=adjoint, batch_ndim=problem.batch_ndim)
+    assert_agree(backpropagate(problem, scan), oracle(problem))
+
+
+def test_under_vmap():
+    """Windows of several examples move on their own."""
+    many = jnp.stack([Z0, 50 * Z0, 0 * Z0])
+    run = jax.jit(jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=Newton(window=4)).trajectory))
+    assert_agree(run(many), jnp.stack([trajectory(CHAIN, z) for z in many]))
+
+
+def test_a_window_from_memory():
+    """Blocks of 9 numbers, four times: memory for 4 of them makes a window of 4 steps."""
+    by_memory, by_window = (solve(CHAIN, Z0, method=newton) for newton in (Newton(linearize="dense", memory=4 * 4 * 72), W4))
+    assert by_memory.stats.iterations == by_window.stats.iterations
+    assert_agree(by_memory.trajectory, by_window.trajectory, 0)
+
+
+W4 = Newton(linearize="dense", window=4)
+
+
+# Chains that do not converge
+
+
+@pytest.mark.parametrize("window", [20, 150])
+def test_chaos_in_a_window_is_finished_sequentially(window):
+    solution = solve(CHAOS, jnp.array(0.4), method=Newton(window=window, max_iterations=15))
+    assert solution.result == Result.FINISHED_SEQUENTIALLY
+    assert solution.stats.iterations == 15
+    assert_agree(solution.trajectory, trajectory(CHAOS, jnp.array(0.4)))
+
+
+@pytest.mark.parametrize("window", [20, 150])
+def test_return_gives_the_prefix(window):
+    solution = solve(CHAOS, jnp.array(0.4), method=Newton(window=window, max_iterations=15, on_failure="return"))
+    prefix = int(solution.stats.prefix)
+    assert solution.result == Result.NOT_CONVERGED
+    assert 10 <= prefix < 200
+    assert_agree(solution.trajectory[:prefix], trajectory(CHAOS, jnp.array(0.4))[:prefix], 1e-8)
+
+
+def test_raise_says_how_far_it_came():
+    newton = Newton(window=20, max_iterations=15, on_failure="raise")
+    with pytest.raises(deeppcr.NotConverged, match=r"\d+ of 200 states after 15 iterations"):
+        deeppcr.solve(CHAOS, jnp.array(0.4), method=newton)
+
+
+def test_an_infinity_in_the_chain_comes_out_as_the_sequential_program_gives_it():
+    chain = Chain(lambda z, x: z * z + x, jnp.abs(XS) + 1)
+    for window in (3, 6):
+        actual = solve(chain, Z0, method=Newton(window=window)).trajectory
+        expected = trajectory(chain, Z0)
+        assert jnp.isinf(expected).any()
+        finite = jnp.isfinite(expected)
+        assert_agree(jnp.isfinite(actual), finite)
+        assert_agree(jnp.where(finite, actual, 0.0), jnp.where(finite, expected, 0.0))
+
+
+def test_it_takes_less_memory():
+    """Matrices of 32 x 32 in 2000 steps."""
+    length, width = 2000, 32
+    weight = normal(3, width, width, scale=0.1).astype(jnp.float32)
+
+    def temporaries(window):
+        def value(xs, z0):
+            chain = Chain(lambda z, x: jnp.tanh(weight @ z + x), xs)
+            return deeppcr.solve(chain, z0, method=Newton(linear="sequential", window=window)).trajectory
+
+        shapes = jax.ShapeDtypeStruct((length, width), jnp.float32), jax.ShapeDtypeStruct((width,), jnp.float32)
+        return jax.jit(value).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+    matrices = 4 * length * width**2
+    assert temporaries(None) > matrices
+    assert temporaries(50) < matrices / 4
