@@ -72,7 +72,7 @@ class TrustRegion:
         """
         known = converged.reshape((-1, *(1,) * (states.ndim - 1)))
         sizes = jnp.maximum(sizes, _largest(jnp.where(known, states, jnp.zeros_like(states))))
-        unit = jnp.where(sizes > 0, sizes, jnp.ones_like(sizes)) * self.radius
+        unit = (jnp.where(sizes > 0, sizes, jnp.ones_like(sizes)) * self.radius)[None]
         residual = value - states
         finite = jnp.isfinite(residual).all(axis=-1)
         residual = jnp.where(finite[..., None], residual, jnp.zeros_like(residual))

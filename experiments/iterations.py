@@ -3,6 +3,7 @@
 forms       every form on every chain: iterations, error, time beside `jax.lax.scan`, memory
 accuracy    the error after k iterations, and how many digits a classifier gets right with them
 width       time and memory of a GRU against its width, at one length
+damping     Newton's method plain and damped, on a trained GRU that samples waves from its own output, and chaos; growth rates
 
 An error is the largest difference from the sequential program's states, relative to the largest of these.
 """
@@ -21,8 +22,9 @@ import numpy as np
 from jax import Array, lax
 
 import deeppcr
-from deeppcr import BlockDiagonal, Diagonal, Newton, Result, Scalar
-from experiments.common import data, models
+from deeppcr import BlockDiagonal, Diagonal, Newton, Result, Scalar, TrustRegion
+from deeppcr.lyapunov import forecast_iterations
+from experiments.common import autoregressive, data, models
 from experiments.common.forms import Case, case, forms
 from experiments.common.iterations_figure import draw
 from experiments.common.results import FOLDER, device, write
@@ -49,6 +51,9 @@ QUICK_COUNTS = {"dense": (1, 2, 3), "diagonal": (1, 4), "scalar": (1, 4)}
 QUICK_WIDTHS = [2, 8]
 
 WIDE_LENGTH = 1024
+PARTS = ["forms", "accuracy", "width", "damping"]
+DAMPED = 300  # iterations, most
+LOGISTIC = (3.2, 3.6, 3.9)
 IMAGES = 128
 SECONDS = 1.0  # a call that takes longer is timed once
 REPEATS = 7
@@ -201,6 +206,27 @@ def by_width(widths: list[int], length: int, repeats: int) -> Iterator[Row]:
             yield {"part": "width", "chain": "gru", "w": width, "L": length, **row}
 
 
+def by_damping(seeds: int, length: int, repeats: int) -> Iterator[Row]:
+    """Plain and damped, on chains on which iterates overflow or wander."""
+    methods = {"plain": Newton(max_iterations=DAMPED), "trust region": Newton(max_iterations=DAMPED, damping=TrustRegion())}
+    chains = {f"sampling gru, seed {seed}": partial(sampling, seed, length) for seed in range(seeds)}
+    chains |= {f"logistic {rate}": partial(models.logistic_chain, 256, rate) for rate in LOGISTIC[:seeds]}
+    for name in progress(list(chains), "damping"):
+        model = chains[name]()
+        chain = deeppcr.Chain(model.step, model.inputs)
+        solution = jax.jit(partial(deeppcr.solve, method=Newton(max_iterations=1, record=True)))(chain, model.z0)
+        assert solution.stats.growth_rate is not None
+        rate, steps = float(solution.stats.growth_rate), len(jax.tree.leaves(model.inputs)[0])
+        for row in compare(model, methods, repeats):
+            forecast = forecast_iterations(rate, steps)
+            yield {"part": "damping", "chain": name, "L": steps, "growth rate": rate, "forecast": forecast, **row}
+
+
+def sampling(seed: int, length: int) -> models.Model:
+    """The chain of `experiments.common.autoregressive`."""
+    return models.Model(*autoregressive.sampling_chain(autoregressive.train(seed), length, seed))
+
+
 def progress(items: list[Any], name: str) -> Iterable[Any]:
     """The items, with a bar on stderr if they take longer than 3 s, where tqdm is installed."""
     try:
@@ -216,7 +242,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m experiments iterations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", nargs="+", choices=["forms", "accuracy", "width"], default=["forms", "accuracy", "width"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--quick", action="store_true", help="small sizes only, less than a minute")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="timed calls of each program")
     parser.add_argument("--keep", metavar="NAME", help="write the rows to results/<device>/NAME.jsonl, and draw NAME.png beside")
@@ -231,6 +257,7 @@ def main(argv: list[str]) -> None:
         "accuracy": partial(by_count, QUICK_CURVES if quick else CURVES, QUICK_COUNTS if quick else COUNTS),
         "width": partial(by_width, QUICK_WIDTHS if quick else WIDTHS, WIDE_LENGTH, options.repeats),
     }
+    parts["damping"] = partial(by_damping, 1 if quick else 6, 256 if quick else 1000, options.repeats)
     rows: list[Row] = []
     for name in options.parts:
         found = list(parts[name]())

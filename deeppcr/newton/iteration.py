@@ -121,7 +121,7 @@ class Iteration:
         blocks, memory = self.linearization.next(here, inputs, now.memory, now.iterations)
         sizes = now.sizes
         if self.damping:
-            converged = jnp.arange(self.window) < now.prefix - now.place
+            converged = lax.iota(jnp.int32, self.window) < now.prefix - now.place
 
             def evaluate(states: Array) -> Array:
                 return here.evaluate(_before(now.entry, states))
