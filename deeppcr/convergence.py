@@ -54,15 +54,17 @@ class Criterion:
     """What counts as converged.
 
     Attributes:
-        rtol: how large a residual may be, relative to the size of the state.
+        rtol: how large a residual may be, relative to the size of the state; None for rounding.
         atol: how large it may be in any case.
         eps: of the dtypes of the state.
+        working: of the dtype that iterates are computed in.
         quadratic: whether the iteration is Newton's.
     """
 
-    rtol: float
+    rtol: float | None
     atol: float
     eps: float
+    working: float
     quadratic: bool
 
     def __call__(self, value: Array, iterate: Array, scale: Array, update: Array, last: Judgement) -> Judgement:
@@ -86,16 +88,18 @@ class Criterion:
         stagnates = (worst <= STAGNATION * self.eps) & (stalled >= patience)
         moved = lax.cummax(jnp.maximum(update - self.atol, 0) / unit, axis=0)
         settled = self._settled(moved, last.moved)
-        good = finite & settled & ((residual <= self.atol + self.rtol * size) | stagnates)
+        rtol = ROUNDING * self.eps if self.rtol is None else self.rtol
+        good = finite & settled & ((residual <= self.atol + rtol * size) | stagnates)
         return Judgement(worst, jnp.minimum(worst, last.least), stalled, moved, good)
 
     def _settled(self, moved: Array, before: Array) -> Array:
         """Whether no more is to come than what counts as rounding."""
+        asked = self.rtol or 0.0
         if self.quadratic:
-            return moved <= max(self.eps**0.5, self.rtol)
+            return moved <= max(self.eps**0.5, asked)
         known = jnp.isfinite(before) & (moved < before)
         to_come = moved * moved / jnp.where(known, before - moved, 1)  # u rho / (1 - rho), rho = u / before
-        return (moved <= NOISE * self.eps) | (known & (to_come <= max(self.rtol, ROUNDING * self.eps)))
+        return (moved <= NOISE * self.working) | (known & (to_come <= max(ROUNDING * self.working, asked)))
 
 
 def largest(values: Array) -> Array:

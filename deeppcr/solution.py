@@ -98,7 +98,8 @@ Solve = Callable[[Any, list[Any], Any], Run]
 
 def _lines(solution: Solution) -> list[str]:
     stats, result = solution.stats, Result(int(solution.result))
-    length = len(jax.tree.leaves(solution.trajectory)[0])
+    states = jax.tree.leaves(solution.trajectory)
+    length = len(states[0]) if states else int(stats.prefix)
     rows = {
         "result": result.name.lower().replace("_", " "),
         "iterations": f"{int(stats.iterations)}",

@@ -165,7 +165,7 @@ def test_batches_by_shape():
     """A Jacobian block is one example's: w x w, whatever the batch."""
     layers = LAYERS["pytrees"]()
     for x, width in ((X, 3), (BATCH, 3), (normal(1, 2, 5, 3), 15)):
-        program = str(jax.make_jaxpr(partial(deeppcr.forward, layers, method="newton"))(x))
+        program = str(jax.make_jaxpr(partial(deeppcr.forward, layers, method=deeppcr.Newton(linearize="dense")))(x))
         batch = x.shape[:1] if x.ndim > 1 else ()
         shape = ",".join(map(str, (N, *batch, width, width)))
         assert f"f64[{shape}]" in program

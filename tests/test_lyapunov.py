@@ -123,7 +123,7 @@ def test_residuals_by_iteration(linearize):
     assert np.isfinite(residuals[: iterations + 1]).all()
     assert np.isnan(residuals[iterations + 1 :]).all()
     assert residuals[iterations] == solution.stats.residual
-    assert (np.diff(residuals[1 : iterations + 1]) < 0).all()
+    assert (np.diff(residuals[1 : iterations + 1]) < 1e-15).all()  # falling, down to rounding
     assert residuals[iterations] < 1e-13 < residuals[0]
 
 

@@ -71,7 +71,7 @@ def choose_linearization(
     if isinstance(wanted, Frozen) and wanted.of is None:
         wanted = dataclasses.replace(wanted, of=_exact(structure.groups.shape))
     chosen = wanted or _exact(structure.groups.shape)
-    chosen.check(length, layout)
+    chosen.check(step, length)
     reasons = []
     size = COPIES * max(1, chosen.bytes_per_step(step, layout))
     if wanted is None and window is None and length * size > budget and budget // size < min(SHORTEST, length):

@@ -43,9 +43,9 @@ class Frozen(Linearization):
         """See `Linearization`: the one whose blocks are kept."""
         return Dense() if self.of is None else self.of
 
-    def check(self, length: int, layout: StateLayout) -> None:
+    def check(self, step: Step, length: int) -> None:
         """See `Linearization`."""
-        self.fresh.check(length, layout)
+        self.fresh.check(step, length)
 
     def blocks(self, steps: Steps, states: Array) -> Blocks:
         """See `Linearization`."""

@@ -33,7 +33,8 @@ def diagonals(steps: Steps, states: Array, directions: np.ndarray) -> Array:
     def pick(derivatives: Array, part: Array) -> Array:
         if by_one and len(part) == len(directions):
             return derivatives[..., entries, only][..., None]
-        return (derivatives * part.T).sum(axis=-1, keepdims=True)
+        signs = part.T.reshape((*(1,) * (derivatives.ndim - 2), *part.T.shape))
+        return (derivatives * signs).sum(axis=-1, keepdims=True)
 
     return _picked(steps, states, pick, directions).sum(axis=-1)
 

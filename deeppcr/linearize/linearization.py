@@ -37,8 +37,8 @@ class Linearization(ABC):
         """Whether it is proven that the blocks are the whole derivative: Newton's method, and an adjoint of one solve."""
         return False
 
-    def check(self, length: int, layout: StateLayout) -> None:  # noqa: B027
-        """Raise a `ValueError` where it does not suit a chain of ``length`` steps with such a state."""
+    def check(self, step: Step, length: int) -> None:  # noqa: B027
+        """Raise a `ValueError` where it does not suit a chain of ``length`` such steps."""
 
     @property
     def fresh(self) -> "Linearization":

@@ -43,7 +43,6 @@ class Coarse:
         every = min(self.every, problem.length)
         count = problem.length // every
         state_tree, input_tree = problem.step.state_tree, problem.step.input_tree
-        inputs = [x[: count * every].reshape((count, every, *x.shape[1:])) for x in problem.inputs]
 
         def euler(z: Any, xs: Any) -> Any:
             moved, _ = problem.function(z, jax.tree.map(lambda x: x[0], xs))
@@ -61,6 +60,9 @@ class Coarse:
             after = [jnp.asarray(a, z.dtype) for a, z in zip(after, leaves, strict=True)]
             return after, after
 
+        # Before anything is computed: whether it returns a state at all.
+        jax.eval_shape(body, problem.initial, [jax.ShapeDtypeStruct((every, *x.shape[1:]), x.dtype) for x in problem.inputs])
+        inputs = [x[: count * every].reshape((count, every, *x.shape[1:])) for x in problem.inputs]
         _, ends = lax.scan(body, problem.initial, inputs, count)
         return [self._between(z, end, every, problem.length) for z, end in zip(problem.initial, ends, strict=True)]
 

@@ -86,7 +86,7 @@ class Iteration:
         def goes_on(now: Iterate) -> Array:
             return (now.iterations < self.budget) & (now.prefix < length)
 
-        end = lax.while_loop(goes_on, lambda now: self._turn(steps, start, now), self._begin(steps, start, first))
+        end = lax.while_loop(goes_on, lambda now: self._turn(steps, now), self._begin(steps, start, first))
         return end._replace(whole=self._written(end))
 
     def _begin(self, steps: Steps, start: Array, first: Array) -> Iterate:
@@ -115,7 +115,7 @@ class Iteration:
         now = self._checked(here, now, jnp.full(states.shape[:-1], jnp.inf, start.dtype))
         return now._replace(sizes=self.damping.begin(states, now.value)) if self.damping else now
 
-    def _turn(self, steps: Steps, start: Array, now: Iterate) -> Iterate:
+    def _turn(self, steps: Steps, now: Iterate) -> Iterate:
         here = steps.part(now.place, self.window)
         inputs = _before(now.entry, now.states)
         blocks, memory = self.linearization.next(here, inputs, now.memory, now.iterations)
@@ -177,13 +177,14 @@ class Iteration:
         inputs = _before(now.entry, now.states)
         value = here.evaluate(inputs)
         # To the last bit: the state after those that are what the step makes of the one before them.
-        exact = now.place + jnp.minimum(leading(value == now.states) + jnp.int32(1), jnp.int32(self.window))
-        exact = jnp.where(now.place <= now.exact, exact, now.exact)
+        reached = jnp.minimum(leading(value == now.states) + jnp.int32(1), jnp.int32(self.window))
+        exact = jnp.where(now.place <= now.exact, now.place + reached, now.exact)
         states = jnp.where(_index(value) < exact - now.place, value, now.states)
         judgement = self.criterion(value, states, largest(inputs), update, now.judgement)
-        prefix = jnp.maximum(now.place + leading(judgement.good), exact)
+        certain = jnp.minimum(reached, leading(jnp.isfinite(value)))
+        converged = jnp.maximum(leading(judgement.good), jnp.where(now.place <= now.exact, certain, 0))
         history = now.history.at[now.iterations].set(judgement.worst) if self.history else now.history
-        return now._replace(value=value, judgement=judgement, prefix=prefix, exact=exact, history=history)
+        return now._replace(value=value, judgement=judgement, prefix=now.place + converged, exact=exact, history=history)
 
     def _written(self, now: Iterate) -> Array:
         """All states, with the window in its place."""

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from deeppcr.acceleration import Anderson
 from deeppcr.chain import Problem, Steps
 from deeppcr.checks import check_count
-from deeppcr.convergence import ROUNDING, Criterion
+from deeppcr.convergence import Criterion
 from deeppcr.damping import TrustRegion
 from deeppcr.linear import LinearSolver, find_solver
 from deeppcr.linearize import Choice, Linearization, choose_linearization, constant, find_linearization
@@ -109,19 +109,23 @@ class Newton:
         # A slow iteration has to be followed to the rounding of what it is computed in; Newton's is there at once.
         dtypes = problem.layout.dtypes if choice.is_exact else layout.dtypes
         eps = max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
+        working = float(jnp.finfo(layout.dtype).eps)
+        criterion = Criterion(self.rtol, self.atol, eps, working, quadratic=choice.is_exact and not self.acceleration)
 
         def run(steps: Steps, initial: Leaves, operands: _Operands) -> Run:
             inside = Steps(step, layout, cast(steps.inputs, wide_inputs), operands.captured, length)
             bound = dataclasses.replace(choice, linearization=operands.linearization)
-            return self._run(steps, inside, initial, operands.guess, bound, eps)
+            return self._run(steps, inside, initial, operands.guess, bound, criterion)
 
         wide_inputs = [x.dtype for x in wide.inputs]
         return run, _Operands(users_guess(self.initial_guess, problem), wide.captured, constant(choice.linearization))
 
-    def _run(self, steps: Steps, inside: Steps, initial: Leaves, guess: Leaves | None, choice: Choice, eps: float) -> Run:
+    def _run(
+        self, steps: Steps, inside: Steps, initial: Leaves, guess: Leaves | None, choice: Choice, criterion: Criterion
+    ) -> Run:
         length, layout = steps.length, inside.layout
         start = layout.flatten(cast(initial, layout.dtypes))
-        iteration = self._iteration(choice, length, eps, continues=guess is None)
+        iteration = self._iteration(choice, length, criterion, continues=guess is None)
         first = first_trajectory(self.initial_guess, guess, inside.part(0, choice.window), start, choice.window)
         end = iteration.run(inside, start, first)
         ok = end.prefix >= length
@@ -138,16 +142,15 @@ class Newton:
         outputs = steps.outputs(states, trajectory)
         return Run(trajectory, outputs, stats, jnp.where(ok, jnp.int32(Result.CONVERGED), jnp.int32(failure)))
 
-    def _iteration(self, choice: Choice, length: int, eps: float, continues: bool) -> Iteration:
+    def _iteration(self, choice: Choice, length: int, criterion: Criterion, continues: bool) -> Iteration:
         windows = -(-length // choice.window)
-        rtol = ROUNDING * eps if self.rtol is None else self.rtol
         usual = (BUDGET if choice.is_exact else QUASI_BUDGET) * windows
         return Iteration(
             linearization=choice.linearization,
             solver=find_solver(self.linear),
             damping=self.damping,
             acceleration=self.acceleration,
-            criterion=Criterion(rtol, self.atol, eps, quadratic=choice.is_exact and not self.acceleration),
+            criterion=criterion,
             budget=min(self.max_iterations or usual, 2 * length if windows > 1 else length + 1),
             window=choice.window,
             continues=continues,
