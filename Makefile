@@ -45,6 +45,7 @@ bench: $(STAMP)
 	@$(PY) -m experiments training_loop --keep training_loop
 	@$(PY) -m experiments analysis --keep analysis
 	@$(PY) -m experiments prediction --keep prediction
+	@$(PY) -m experiments iterations --keep iterations
 
 # Away from the checkout, so that what is missing from the wheel is missed.
 package: $(STAMP)
