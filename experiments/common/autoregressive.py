@@ -23,20 +23,24 @@ Parameters = dict[str, Array]
 def cell(parameters: Parameters, h: Array, y: Array) -> tuple[Array, Array, Array]:
     """The next hidden state, and mean and log deviation of the next value."""
     n = h.shape[-1]
-    a, b = h @ parameters["h"], y @ parameters["y"] + parameters["bias"]
+    a, b = h @ parameters["h"], _affine(y, parameters["y"], parameters["bias"])
     reset, update = jax.nn.sigmoid(a[..., :n] + b[..., :n]), jax.nn.sigmoid(a[..., n : 2 * n] + b[..., n : 2 * n])
     h = update * h + (1 - update) * jnp.tanh(b[..., 2 * n :] + reset * a[..., 2 * n :])
     out = h @ parameters["out"]
     return h, out[..., :1], out[..., 1:]
 
 
+def _affine(y: Array, weight: Array, bias: Array) -> Array:
+    return y @ weight + jnp.broadcast_to(bias, (*y.shape[:-1], bias.shape[-1]))
+
+
 def _waves(key: Array) -> Array:
     """``[BATCH, LENGTH]``"""
     of_phase, of_noise = jax.random.split(key)
-    phases = jax.random.uniform(of_phase, (len(PERIODS), BATCH, 1), maxval=2 * jnp.pi)
-    time = jnp.arange(LENGTH)
+    phases = jax.random.uniform(of_phase, (len(PERIODS), BATCH, 1), jnp.float32, maxval=2 * jnp.pi)
+    time = jnp.arange(LENGTH, dtype=jnp.float32)[None]
     clean = sum(size * jnp.sin(2 * jnp.pi * time / period + phase) for (size, period), phase in zip(PERIODS, phases, strict=True))
-    return clean + NOISE * jax.random.normal(of_noise, (BATCH, LENGTH))
+    return clean + NOISE * jax.random.normal(of_noise, (BATCH, LENGTH), jnp.float32)
 
 
 def _loss(parameters: Parameters, ys: Array) -> Array:
@@ -47,7 +51,7 @@ def _loss(parameters: Parameters, ys: Array) -> Array:
         h, mean, deviation = cell(parameters, h, now[:, None])
         return h, (deviation + 0.5 * jnp.square((after[:, None] - mean) * jnp.exp(-deviation))).mean()
 
-    return lax.scan(body, jnp.zeros((BATCH, parameters["h"].shape[0])), (ys.T[:-1], ys.T[1:]))[1].mean()
+    return lax.scan(body, jnp.zeros((BATCH, parameters["h"].shape[0]), jnp.float32), (ys.T[:-1], ys.T[1:]))[1].mean()
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -56,7 +60,7 @@ def train(seed: int, hidden: int = HIDDEN, steps: int = 1000) -> Parameters:
     keys = jax.random.split(jax.random.key(seed), 5)
 
     def uniform(key: Array, *shape: int) -> Array:
-        return hidden**-0.5 * jax.random.uniform(key, shape, minval=-1.0, maxval=1.0)
+        return hidden**-0.5 * jax.random.uniform(key, shape, jnp.float32, minval=-1.0, maxval=1.0)
 
     start = {
         "y": uniform(keys[0], 1, 3 * hidden),
@@ -70,7 +74,7 @@ def train(seed: int, hidden: int = HIDDEN, steps: int = 1000) -> Parameters:
         gradient = jax.grad(_loss)(parameters, _waves(jax.random.fold_in(keys[4], turn)))
         mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
         square = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, square, gradient)
-        count = turn + 1.0
+        count = turn.astype(jnp.float32) + 1
         rate = RATE * jnp.sqrt(1 - 0.999**count) / (1 - 0.9**count)
         parameters = jax.tree.map(lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-8), parameters, mean, square)
         return (parameters, mean, square), None
@@ -88,4 +92,4 @@ def sampling_chain(parameters: Parameters, length: int, seed: int = 0) -> tuple[
         return jnp.concatenate([h, mean + jnp.exp(deviation) * noise])
 
     noise = np.random.default_rng(seed).normal(size=(length, 1)).astype(np.float32)
-    return step, jnp.asarray(noise), jnp.zeros(parameters["h"].shape[0] + 1)
+    return step, jnp.asarray(noise), jnp.zeros(parameters["h"].shape[0] + 1, jnp.float32)

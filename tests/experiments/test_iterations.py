@@ -46,8 +46,11 @@ def test_the_command_runs_from_start_to_end(tiny: Path, capsys: pytest.CaptureFi
     assert lines[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
     assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
     _, rows = results.read(folder / "toy.jsonl")
-    of = {part: [row for row in rows if row["part"] == part] for part in ("forms", "accuracy", "width")}
+    of = {part: [row for row in rows if row["part"] == part] for part in ("forms", "accuracy", "width", "damping")}
     assert sum(map(len, of.values())) == len(rows)
+
+    assert [row["form"] for row in of["damping"]] == ["plain", "trust region"] * 2
+    assert all(row["error"] < 1e-4 and row["forecast"] > 0 for row in of["damping"])
 
     skipped, *measured = of["forms"]
     assert skipped == {"part": "forms", "chain": "gru", "w": 2, "L": 12, "form": "window 256", "ended": "skipped: short"}
