@@ -46,6 +46,7 @@ bench: $(STAMP)
 	@$(PY) -m experiments analysis --keep analysis
 	@$(PY) -m experiments prediction --keep prediction
 	@$(PY) -m experiments iterations --keep iterations
+	@$(PY) -m experiments decide --keep decide
 
 # Away from the checkout, so that what is missing from the wheel is missed.
 package: $(STAMP)

@@ -19,6 +19,8 @@ from deeppcr.linear import (
 from deeppcr.linearize import BlockDiagonal, Diagonal, Frozen, Scalar
 from deeppcr.newton import Coarse, Newton
 from deeppcr.optim import Packed, Packing, pack
+from deeppcr.plan import Plan
+from deeppcr.planner import plan
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, Stats
 from deeppcr.stack import Stack, stack
@@ -38,6 +40,7 @@ __all__ = [
     "Packed",
     "Packing",
     "ParallelCyclicReduction",
+    "Plan",
     "PrefixScan",
     "Recurrence",
     "Result",
@@ -52,6 +55,7 @@ __all__ = [
     "forward",
     "layers",
     "pack",
+    "plan",
     "scan",
     "solve",
     "solve_bidiagonal",

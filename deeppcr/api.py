@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.adjoint import Adjoint, Autodiff, Propagation, differentiable
+from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.chain import Chain, Problem, chain_length, pose
 from deeppcr.layers import Repeated, as_callable, listed, read, segments, shapes_of, stack_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.plan import Method, Wanted, choose_adjoint, find_adjoint, find_method
+from deeppcr.plan import Method, Wanted, find_adjoint, find_method, run
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Run, Solution, Stats
 
@@ -37,7 +37,7 @@ def scan(
         length: L; needed only without ``xs``.
         reverse: start from the last entry of ``xs``.
         method: how the carries are found: "auto", "sequential", "newton", "pcr", or a `Sequential` or `Newton` object. "auto" is
-            sequential, so far.
+            what is predicted to be fastest: see `deeppcr.plan`.
         adjoint: how derivatives are found, whatever the method: "auto"; "sequential", step by step; a linear solver by object
             or by name ("pcr", ...), on the Jacobians of all steps; "autodiff", by jax,
             through `jax.lax.scan`, which is what a step with a `jax.custom_vjp` in it always takes.
@@ -62,15 +62,14 @@ def scan(
     if _is_plain(chosen, wanted) or length == 0:
         return jax.lax.scan(f, init, xs, length, reverse)
     problem = pose(f, init, xs, length, batch_ndim, "init")
-    bound = None if problem.is_empty else choose_adjoint(wanted, chosen, problem)
-    if bound is None or _is_plain(chosen, bound):
+    if problem.is_empty:
         return jax.lax.scan(f, init, xs, length, reverse)
     if reverse:
         problem = dataclasses.replace(problem, inputs=[jnp.flip(x, 0) for x in problem.inputs])
-    run = _run(problem, chosen, bound)
+    found = _run(problem, chosen, wanted)
     step = problem.step
-    last = jax.tree.unflatten(step.state_tree, [z[-1] for z in run.trajectory])
-    ys = [jnp.flip(y, 0) for y in run.outputs] if reverse else run.outputs
+    last = jax.tree.unflatten(step.state_tree, [z[-1] for z in found.trajectory])
+    ys = [jnp.flip(y, 0) for y in found.outputs] if reverse else found.outputs
     return last, jax.tree.unflatten(step.output_tree, ys)
 
 
@@ -113,11 +112,10 @@ def solve(
     wanted = find_adjoint(adjoint)
     if length and not _is_plain(chosen, wanted):
         problem = pose(lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0")
-        bound = None if problem.is_empty else choose_adjoint(wanted, chosen, problem)
-        if bound is not None and not _is_plain(chosen, bound):
-            run = _run(problem, chosen, bound)
-            trajectory = jax.tree.unflatten(problem.step.state_tree, run.trajectory)
-            return Solution(jax.tree.map(lambda z: z[-1], trajectory), trajectory, run.stats, run.result)
+        if not problem.is_empty:
+            found = _run(problem, chosen, wanted)
+            trajectory = jax.tree.unflatten(problem.step.state_tree, found.trajectory)
+            return Solution(jax.tree.map(lambda z: z[-1], trajectory), trajectory, found.stats, found.result)
 
     def body(z: Any, x: Any) -> tuple[Any, Any]:
         z = chain.step(z, x)
@@ -198,16 +196,14 @@ def vector_batch(x: Any) -> int:
     return min(1, max(0, min((jnp.ndim(leaf) for leaf in jax.tree.leaves(x)), default=0) - 1))
 
 
-def _is_plain(method: Method, adjoint: Wanted | Propagation) -> bool:
+def _is_plain(method: Method | None, adjoint: Wanted) -> bool:
     """Whether `jax.lax.scan` itself is what has been asked for."""
-    return isinstance(method, Sequential) and isinstance(adjoint, Autodiff)
+    return method == Sequential() and adjoint == Autodiff()
 
 
-def _run(problem: Problem, method: Method, adjoint: Propagation | Autodiff) -> Run:
+def _run(problem: Problem, method: Method | None, adjoint: Wanted) -> Run:
     """Solve a chain of one or more steps, differentiably."""
-    run, operands = method.bind(problem)
-    solved = differentiable(run, problem.step, problem.layout, problem.length)
-    result = solved(problem.initial, problem.inputs, problem.captured, operands, adjoint)
+    result = run(problem, method, adjoint)
     if isinstance(method, Newton) and method.on_failure == "raise":
         _raise_unless_converged(result, problem.length)
     return result

@@ -36,5 +36,4 @@ class Sequential:
         _, (trajectory, own) = lax.scan(body, initial, steps.inputs, length, unroll=self.unroll)
         rest = iter(own)
         outputs = [next(rest) if leaf is None else trajectory[leaf] for leaf in same]
-        stats = Stats(jnp.int32(0), jnp.zeros((), steps.layout.dtype), jnp.int32(length))
-        return Run(trajectory, outputs, stats, jnp.int32(Result.CONVERGED))
+        return Run(trajectory, outputs, Stats.of_sequential(length, steps.layout.dtype), jnp.int32(Result.CONVERGED))

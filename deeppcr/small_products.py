@@ -20,7 +20,7 @@ from jax import Array
 
 from deeppcr.jaxprs import called, evaluate, is_literal, without_constants
 
-MOST = 4096  # multiplications up to which a product is written out
+MOST = 2048  # multiplications up to which a product is written out; from 4096 on XLA cuts the sum into tasks for its threads
 TINY = 128  # multiplications up to which a short sum is written term by term, and not as a reduction
 SHORT = 4  # terms
 

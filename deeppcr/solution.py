@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 
@@ -50,6 +51,11 @@ class Stats:
     prefix: Array
     residuals: Array | None = None
     growth_rate: Array | None = None
+
+    @classmethod
+    def of_sequential(cls, length: int, dtype: Any) -> "Stats":
+        """Those of a chain of ``length`` steps that was run step by step."""
+        return cls(jnp.int32(0), jnp.zeros((), dtype), jnp.int32(length))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["value", "trajectory", "stats", "result"], meta_fields=[])

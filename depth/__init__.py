@@ -1,6 +1,7 @@
 """The serial depth, work and traffic of any JAX program, from its jaxpr, and the time to expect of it, before it runs."""
 
 from depth.analysis import analyze, by_output, compute_depth, serial_depth
+from depth.at_hand import at_hand
 from depth.calibration import calibrate
 from depth.comparison import Comparison, compare
 from depth.cost import Cost, Operations
@@ -15,6 +16,7 @@ __all__ = [
     "Operations",
     "Unknown",
     "analyze",
+    "at_hand",
     "by_output",
     "calibrate",
     "compare",

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from depth.analysis import analyze
-from depth.calibration import cache_file, calibrate
+from depth.calibration import cache_file, calibrate, default_device, kept
 from depth.device import Device, devices
 from depth.examples import EXAMPLES
 from depth.prediction import predict
@@ -113,8 +113,9 @@ def _main(argv: Sequence[str] | None) -> None:
     if options.function and options.example:
         parser.error("give a function or --example, not both")
     if options.calibrate:
-        print(device_table(calibrate(refresh=True)))
-        if cache_file().exists():
+        measured = calibrate(refresh=True)
+        print(device_table(measured))
+        if kept(default_device()) == measured:
             print(f"kept in {cache_file()}")
     if options.example:
         program, args = EXAMPLES[options.example]()

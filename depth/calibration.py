@@ -2,15 +2,22 @@
 
 Every figure is a difference: of the same program with more of one thing and with less of it, each the least of several calls,
 so that what they share drops out.
+
+The result is kept in a file, together with the conditions it was measured under.  Under others it is not believed, whatever the
+file is called; and a file that is cut off, unreadable or no calibration at all is as good as none.
 """
 
+import errno
 import json
+import math
 import os
 import re
+import stat
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +25,43 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from depth.device import Device
+from depth.device import SMALL_LOOP, Device
+from depth.prediction import BESIDE
 
 SECONDS = 15.0  # when this much has passed, what is left is measured by fewer calls
-VERSION = 6  # of the measurement: files of another one are not read
+VERSION = 8  # of the measurement and of its file: files of another one are not read
+LARGEST = 1 << 16  # bytes of a file that is read: calibrations take some thousand
+GROUPS = 64  # of a convolution
 FLOAT = "float32"  # of all that is measured but products
 
-Step = Callable[[Array], Array]
+Step = Callable[[Any], Any]
 
 
-def cache_file() -> Path:
-    """The file that keeps the measurement of this device, jax version and number of cores."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    kind = re.sub(r"[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
+def chosen_device() -> jax.Device | str | None:
+    """What jax is told to compute on by default: a device or a platform, if anything."""
+    chosen: jax.Device | str | None = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return chosen
+
+
+def default_device() -> jax.Device:
+    """The device that jax computes on by default: the chosen one, or the first of this process."""
+    chosen = chosen_device()
+    return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
+
+
+def cache_file(device: jax.Device | None = None) -> Path:
+    """The file that keeps the measurement of a device (jax's default one), jax version and number of cores."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    if not os.path.isabs(base):  # the rule of XDG for what is set to a relative path: as if it were not set
+        base = os.path.join(os.path.expanduser("~"), ".cache")
+    name = "{device}-{cores}-cores-jax-{jax}-{bits}-v{version}".format(**_conditions(device or default_device()))
+    return Path(base) / "depth" / f"{re.sub('[^a-z0-9.]+', '-', name.lower()).strip('-')}.json"
+
+
+def _conditions(device: jax.Device) -> dict[str, str | int]:
+    """What a measurement holds for, as it is written in its file."""
     bits = "x64" if jax.config.read("jax_enable_x64") else "x32"
-    return Path(base) / "depth" / f"{kind}-{cores()}-cores-jax-{jax.__version__}-{bits}-v{VERSION}.json"
+    return {"device": device.device_kind, "cores": cores(), "jax": jax.__version__, "bits": bits, "version": VERSION}
 
 
 def cores() -> int:
@@ -47,15 +76,38 @@ def calibrate(*, refresh: bool = False) -> Device:
     number of cores. Where it cannot be written, the measurement is made again each time, with a warning. On a machine that is
     busy with other things, the figures are those of a slower machine: ``refresh=True`` measures anew.
 
+    From then on `at_hand` hands out what is kept, and with it `deeppcr` decides wherever its choice is left to ``"auto"``: in
+    this process and in later ones, until jax, the number of cores or ``jax_enable_x64`` is another.
+
+    Args:
+        refresh: Measure even if a measurement is kept, and replace it.
+
     Returns:
         A `Device` with what was measured. It has no float64 rate unless ``jax_enable_x64`` is on.
+
+    Example:
+        >>> depth.calibrate().rate("float32")  # doctest: +SKIP
+        102350771004.2
     """
-    path = cache_file()
-    if not refresh and (known := _read(path)):
+    device = default_device()
+    if not refresh and (known := kept(device)):
         return known
-    device = measure()
-    _write(path, device)
-    return device
+    measured = measure()
+    _keep(cache_file(device), {"conditions": _conditions(device), "device": vars(measured)})
+    return measured
+
+
+def kept(device: jax.Device) -> Device | None:
+    """The measurement that is kept of ``device`` under the conditions of now; None if there is none that can be believed."""
+    path = cache_file(device)
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:  # to read a pipe is to wait for its other end
+            return None
+        stamp = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return _read(path, tuple(_conditions(device).items()), stamp)
+    except OSError:
+        return None
 
 
 def measure() -> Device:
@@ -69,7 +121,7 @@ def measure() -> Device:
     weights = jnp.eye(16, dtype=FLOAT)
     vector, matrix = jnp.ones(16, FLOAT), jnp.ones((8, 16), FLOAT)
     reduced = clock.turn(lambda x: _thin(_reduced(x)), one, 4000)
-    beside = clock.turn(lambda x: _reduced(_reduced(_reduced(x @ weights))), matrix, 1000)
+    few, many = (clock.stacked(count, 2000) / (count + BESIDE) for count in (3, 16))
     step = {
         "elementwise": thin / 2,  # a turn with one kernel: half of it for the turn, half for the kernel
         "reduction": max(reduced - thin, thin / 2),
@@ -77,7 +129,8 @@ def measure() -> Device:
         "product": clock.turn(lambda x: jnp.tanh(jnp.tanh(x @ weights) @ weights), matrix, 1000) / 2,
         "transposed product": clock.turn(lambda x: _thin(x) + (x.T @ x)[:8], matrix, 1000),
     }
-    step["beside product"] = max((beside - step["product"]) / 6, step["elementwise"])
+    step["beside product"] = max(few, step["elementwise"])
+    step["crowded"] = max(many, step["beside product"])
     batch = jnp.broadcast_to(weights, (64, 16, 16))
     pieces = [clock.turn(_batched(batch[:n]), batch[:n], 6400 // n) for n in (1, 64)]
     stack = jnp.broadcast_to(weights, (48, 16, 16))
@@ -95,19 +148,24 @@ def measure() -> Device:
         "arithmetic": 16 * page.size / clock.turn(_polynomial, page, 200),
         "transcendental": 3 * page.size / clock.turn(lambda x: jnp.log(jnp.exp(-x) + jnp.tanh(x)), page, 100),
         "reduction": page.size / clock.turn(lambda x: x - jnp.sum(x, axis=-1, keepdims=True), rows, 100),
+        "contraction": 16 * rows.size / clock.turn(_written_out(weights), rows, 100),
         "cumulative": page.size * 13 / clock.turn(jnp.cumsum, page, 100),
         "move": 6 * page.size / clock.turn(_columns, page.reshape(-1, 4), 100),
     }
     memory_rates = {
         2 * 4 << k: (2 * 4 << k) / clock.turn(_thin, jnp.ones(1 << k, FLOAT), 1 << max(1, 23 - k)) for k in range(16, 25, 2)
     }
+    if default_device().platform == "cpu":
+        signals, filters = jnp.ones((GROUPS, 1, 16, 4), FLOAT), jnp.ones((GROUPS, 3, 4, 4), FLOAT)
+        work = 2 * GROUPS * 16 * 3 * 4 * 4
+        vector_rates["expanded"] = (GROUPS - 1) * work / clock.turn(_grouped(filters), signals, 16)
     bandwidth, cache_bandwidth = memory_rates[max(memory_rates)], memory_rates[min(memory_rates)]
     return Device(
-        name=f"{jax.devices()[0].device_kind}, {cores()} cores, as measured",
+        name=f"{default_device().device_kind}, {cores()} cores, as measured",
         call_latency=call,
-        kernel_latency=max(layers, 0.0) / (32 * 3),
+        kernel_latency=max(layers / (32 * 3), step["beside product"]),
         loop_latency=thin / 2,
-        turn_latency=max(waiting / 1000, 0.0),
+        turn_latency=max(waiting / 1000, thin / 2),
         step_latencies=step,
         piece_latency=max((pieces[1] - pieces[0]) / 63 - 2 * 16**3 / rates["float32"], 0.0),
         rates=rates,
@@ -116,6 +174,7 @@ def measure() -> Device:
         cache_bandwidth=cache_bandwidth,
         cache=max(size for size, rate in memory_rates.items() if rate**2 >= bandwidth * cache_bandwidth),
         memory=_memory(),
+        small_loop=SMALL_LOOP if default_device().platform == "cpu" else 0.0,
         source=f"measured by depth.calibrate with jax {jax.__version__}",
     )
 
@@ -126,7 +185,7 @@ class _Clock:
     def __init__(self) -> None:
         self.start = time.perf_counter()
 
-    def seconds(self, function: Callable[..., Any], *args: Array) -> float:
+    def seconds(self, function: Callable[..., Any], *args: Any) -> float:
         """Of one call."""
         call = jax.jit(function).lower(*args).compile()
         jax.block_until_ready(call(*args))
@@ -141,17 +200,32 @@ class _Clock:
                 break
         return least
 
-    def difference(self, program: Callable[[int], Step], x: Array, few: int, many: int) -> float:
+    def difference(self, program: Callable[[int], Step], x: Any, few: int, many: int) -> float:
         """Of one more of what ``program`` repeats."""
         return max(self.seconds(program(many), x) - self.seconds(program(few), x), 0.0) / (many - few)
 
-    def turn(self, step: Step, x: Array, turns: int) -> float:
+    def turn(self, step: Step, x: Any, turns: int) -> float:
         """Of one turn of a counted loop."""
 
         def loop(turns: int) -> Step:
             return lambda x: lax.scan(lambda x, _: (step(x), None), x, length=turns)[0]
 
         return max(self.difference(loop, x, turns // 4, turns), 1e-10)
+
+    def stacked(self, count: int, turns: int) -> float:
+        """Of one turn of a loop that writes ``count`` arrays."""
+        x, ys = jnp.ones(64, FLOAT), jnp.ones((turns, 64), FLOAT)
+        difference = self.seconds(_stacked(count), x, ys) - self.seconds(_stacked(count), x, ys[: turns // 4])
+        return max(difference, 0.0) / (turns - turns // 4)
+
+
+def _stacked(count: int) -> Callable[[Array, Array], Any]:
+    """A loop that writes so many arrays in every turn, too large to be compiled as one piece."""
+
+    def step(x: Array, y: Array) -> tuple[Array, tuple[Array, ...]]:
+        return _thin(x), tuple(x * (2.0 + k) + y for k in range(count))
+
+    return lambda x, ys: lax.scan(step, x, ys)
 
 
 def _thin(x: Array) -> Array:
@@ -177,6 +251,20 @@ def _product(y: Array) -> Step:
     return lambda x: x @ y
 
 
+def _written_out(y: Array) -> Step:
+    """A product with 16 x 16 weights as a sum of products."""
+    return lambda x: (x[:, :, None] * y[None]).sum(axis=1)
+
+
+def _grouped(filters: Array) -> Step:
+    """Convolutions, each with a filter of its own."""
+
+    def one(x: Array, y: Array) -> Array:
+        return lax.conv_general_dilated(x, y, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+
+    return lambda x: jax.vmap(one)(x, filters)
+
+
 def _batched(y: Array) -> Step:
     return lambda x: jnp.einsum("bij,bjk->bik", x, y)
 
@@ -196,7 +284,7 @@ def _polynomial(x: Array) -> Array:
 
 def _memory() -> float:
     """Bytes of the device's memory, or of the machine's."""
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = default_device().memory_stats() or {}
     if "bytes_limit" in stats:
         return float(stats["bytes_limit"])
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -204,25 +292,49 @@ def _memory() -> float:
     return 0.0
 
 
-def _read(path: Path) -> Device | None:
-    """The device kept in ``path``; None if there is none, or none that can be read."""
+@lru_cache(maxsize=16)
+def _read(path: Path, conditions: tuple[tuple[str, str | int], ...], stamp: tuple[int, ...]) -> Device | None:
+    """The device kept in ``path`` if it was measured under ``conditions``; read once for each ``stamp`` of the file."""
     try:
-        return Device(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["conditions"] != dict(conditions):
+            return None
+        device = Device(**content["device"])
+        return device if _sensible(device) else None
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):  # whatever another file may hold
         return None
 
 
-def _write(path: Path, device: Device) -> None:
-    """Keep ``device`` in ``path``, whole or not at all."""
+def _sensible(device: Device) -> bool:
+    """Whether a device that was read has texts for texts, and figures that are finite."""
+    figures = [value for value in vars(device).values() if isinstance(value, int | float)]
+    figures += [*device.rates.values(), *device.vector_rates.values(), *device.step_latencies.values()]
+    return isinstance(device.name, str) and isinstance(device.source, str) and all(map(math.isfinite, figures))
+
+
+def _keep(path: Path, content: dict[str, Any]) -> None:
+    """Write the file of the calibration, or say why not."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".calibration-", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(vars(device), file, indent=1)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, content)
     except OSError as error:
         print(f"depth.calibrate: the measurement is not kept, since {path.parent}: {error.strerror}", file=sys.stderr)
+    _read.cache_clear()  # the stamp of the new file may be that of one before the last
+
+
+def write_whole(path: Path, content: Any) -> None:
+    """Write ``content`` as JSON, whole or not at all: who reads at the same time finds the old file or the new one.
+
+    Raises:
+        OSError: It cannot be written; the old file is as it was.
+    """
+    if not path.is_absolute():
+        raise FileNotFoundError(errno.ENOENT, "No home folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".calibration-", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -3,13 +3,13 @@
 Rates, bandwidths and sizes in `devices` are published ones, of dense arithmetic.  Latencies are hardly ever published for a
 device by name: those of GPUs here are put together from what is published for kernels in a stream and in a CUDA graph, for a
 scan in JAX, and for the host's wait; those of TPUs from XLA's own cycle estimates.  They are good to a factor of two.  For the
-device at hand, `calibrate` measures them.
+device at hand, `calibrate` measures them.  Generic models stand in for devices of which only the kind is known.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import inf
 from numbers import Real
-from types import MappingProxyType
 from typing import Any
 
 
@@ -34,6 +34,9 @@ class Device:
         cache_bandwidth: Bytes a second from the last cache; ``bandwidth`` if not given.
         cache: Bytes of the last cache: kernels that move less find their operands there.
         memory: Bytes of memory.
+        small_loop: Bytes: XLA compiles a loop on a CPU as one piece if a turn moves no more and calls no library, and otherwise
+            makes each array by a kernel of its own. The latencies in ``step_latencies`` are those of small loops; in others
+            that of every array is "beside product", and "crowded" if there are more than 8. 0: all loops are alike.
         source: Where the figures come from.
     """
 
@@ -51,9 +54,11 @@ class Device:
     vector_rates: Mapping[str, float] = field(default_factory=dict)
     cache_bandwidth: float | None = None
     cache: float = 0.0
+    small_loop: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("rates", "vector_rates", "step_latencies"):
+        tables = ("rates", "vector_rates", "step_latencies")
+        for name in tables:
             figures = getattr(self, name)
             if not isinstance(figures, Mapping):
                 raise ValueError(f"{name} of {self.name} must map names to numbers, but it is {figures!r}")
@@ -65,7 +70,7 @@ class Device:
             if entry.name in ("name", "source") or (entry.name == "cache_bandwidth" and value is None):
                 continue
             never_zero = entry.name in ("rates", "vector_rates", "bandwidth", "cache_bandwidth")
-            for amount in value.values() if isinstance(value, dict) else [value]:
+            for amount in value.values() if entry.name in tables else [value]:
                 real = isinstance(amount, Real) and not isinstance(amount, bool)
                 if not real or not amount >= 0 or (never_zero and not amount > 0):
                     raise ValueError(f"{entry.name} of {self.name} must be positive, but it is {value!r}")
@@ -76,14 +81,21 @@ class Device:
 
     def vector_rate(self, kind: str, dtype: str) -> float:
         """Operations a second of a class other than products; on 64 bits half as many, on 16 as many as on 32."""
+        if kind == "expanded":  # only where convolutions in groups are computed without
+            return self.vector_rates.get(kind, inf)
+        if kind == "contraction" and kind not in self.vector_rates:
+            kind = "reduction"
         arithmetic = self.vector_rates.get("arithmetic", self.rate("float32"))
         rate = self.vector_rates.get(kind, arithmetic / 10 if kind == "transcendental" else arithmetic)
         return rate / 2 if dtype.endswith(("64", "128")) else rate
 
     def latency(self, kind: str, place: str) -> float:
-        """Seconds of a small kernel at a ``place``: "program", "loop", or "loop with product"."""
+        """Seconds of a small kernel at a ``place``: "program", "loop", "loop with product" or "crowded loop"."""
         if place == "program" or not self.step_latencies:
             return self.kernel_latency
+        if place == "crowded loop":
+            crowded = self.step_latencies.get("crowded", 0.0)
+            return crowded + (self.step_latencies.get(kind, 0.0) if "product" in kind else 0.0)
         if place == "loop with product" and kind not in ("product", "transposed product"):
             kind = "beside product"
         return self.step_latencies.get(kind, self.step_latencies.get("elementwise", self.kernel_latency))
@@ -143,12 +155,25 @@ def _tpu(name: str, bf16: float, vector: float, bandwidth: float, memory: float,
     )
 
 
-def _named(*models: Device) -> Mapping[str, Device]:
-    return MappingProxyType({model.name: model for model in models})
+class Devices(Mapping[str, Device]):
+    """Device models by name, in upper or lower case: ``depth.devices["h200"]``."""
+
+    def __init__(self, *models: Device):
+        self._models = {model.name: model for model in models}
+        self._names = {name.lower(): name for name in self._models}
+
+    def __getitem__(self, name: str) -> Device:
+        return self._models[self._names[name.lower()]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
 
 
 # GPU rates of float32 are those of ordinary cores; float16 and bfloat16 run on tensor cores.
-devices: Mapping[str, Device] = _named(
+devices = Devices(
     _gpu(
         "V100",
         {"float64": 7.8 * _T, "float32": 15.7 * _T, "float16": 125 * _T},
@@ -198,6 +223,66 @@ devices: Mapping[str, Device] = _named(
     ),
     _tpu("TPU v6e", 918 * _T, 7.2 * _T, 1.638 * _T, 32e9, 1.75e9, "cloud.google.com/tpu/docs/v6e"),
 )
+
+
+SMALL_LOOP = 1024.0  # bytes; XLA's flag is called xla_cpu_small_while_loop_byte_threshold
+
+
+def generic_cpu(cores: int) -> Device:
+    """A CPU of so many cores: rounded figures of what `calibrate` measures on two cores of an AMD EPYC, scaled.
+
+    Latencies are those of one thread whatever the number of cores, and so are one core's rates: pinned to one of the two, the
+    measurement came out the same, but for products on an idle machine.  Above two, rates grow with the cores up to eight, since
+    XLA seldom splits a kernel of a small program further, and the bandwidth of memory up to four, which saturate it: that is
+    assumed, not measured.
+
+    Args:
+        cores: The processor cores that a process may use, at least 1.
+
+    Returns:
+        A `Device` named "generic CPU, ``cores`` cores", of 4 GiB of memory for each core.
+
+    Example:
+        >>> depth.device.generic_cpu(8).rates["float32"] / depth.device.generic_cpu(2).rates["float32"]
+        4.0
+    """
+    if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
+        raise ValueError(f"cores must be a whole number >= 1, but it is {cores!r}")
+    scale = min(max(cores, 2), 8) / 2
+    rates = {"float32": 120e9, "float64": 50e9, "bfloat16": 100e9, "float16": 100e9}
+    vector_rates = {"arithmetic": 80e9, "transcendental": 1.8e9, "reduction": 2e9}
+    vector_rates |= {"contraction": 12e9, "cumulative": 2e9, "move": 9e9, "expanded": 10e9}
+    return Device(
+        f"generic CPU, {cores} cores",
+        kernel_latency=0.3 * _US,
+        loop_latency=0.003 * _US,
+        turn_latency=0.0035 * _US,
+        rates={dtype: rate * scale for dtype, rate in rates.items()},
+        bandwidth=25e9 * min(scale, 2),
+        memory=4 * _G * cores,
+        source="rounded figures of depth.calibrate on two cores of an AMD EPYC, jax 0.10.2; above two cores by assumption",
+        call_latency=6 * _US,
+        step_latencies={
+            "elementwise": 0.003 * _US,
+            "reduction": 0.01 * _US,
+            "vector product": 0.045 * _US,
+            "product": 0.45 * _US,
+            "transposed product": 0.9 * _US,
+            "beside product": 0.02 * _US,
+            "crowded": 0.16 * _US,
+        },
+        piece_latency=0.15 * _US,
+        vector_rates={kind: rate * scale for kind, rate in vector_rates.items()},
+        cache_bandwidth=160e9 * scale,
+        cache=16 * 2**20,
+        small_loop=SMALL_LOOP,
+    )
+
+
+def generic_accelerator(platform: str) -> Device:
+    """An accelerator of which only the platform is known: "tpu" has the figures of TPU v5e, all else those of A100."""
+    name, like = ("generic TPU", devices["TPU v5e"]) if platform == "tpu" else ("generic GPU", devices["A100"])
+    return like.replace(name=name, source=f"the figures of {like.name}, for want of this device's own; {like.source}")
 
 
 def find_device(device: "Device | str") -> Device:

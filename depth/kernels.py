@@ -32,7 +32,7 @@ TRANSCENDENTAL = _words(
     """
 )
 # What one kind of operation costs differs by class more than by primitive.
-CLASSES = ("arithmetic", "transcendental", "reduction", "cumulative", "move", "product")
+CLASSES = ("arithmetic", "transcendental", "reduction", "contraction", "cumulative", "move", "product", "expanded")
 CLASS_OF_KIND = {
     "elementwise": "arithmetic",
     "random": "transcendental",
@@ -54,8 +54,10 @@ SMALL = 300
 class Kernel:
     """One launch: its operations by class, of `CLASSES`, and its memory traffic in bytes.
 
-    A product is of ``pieces`` in a batch. Its kind is "vector product" where one side is a vector, "transposed product" where
-    what is contracted is not the last axis on the left and the first on the right, else "product".
+    It writes ``results`` arrays; a compiler that makes one array with each kernel makes so many of it, which then read and write
+    ``apart`` bytes. A product is of ``pieces`` in a batch. Its kind is "vector product" where one side is a vector, "transposed
+    product" where what is contracted is not the last axis on the left and the first on the right, else "product". "expanded" are
+    the operations that a convolution in groups takes besides where it is computed as one without groups.
     """
 
     kind: str
@@ -63,6 +65,8 @@ class Kernel:
     operations: tuple[tuple[str, int], ...]
     bytes: int
     pieces: int = 1
+    results: int = 1
+    apart: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +95,18 @@ class Program:
 
     @property
     def multiplies(self) -> bool:
-        """Whether there is a product of matrices among the kernels."""
-        return any(kernel.kind in ("product", "transposed product") for kernel, _ in self.kernels)
+        """Whether there is a product of matrices among the kernels, or a call of anything else that a library does."""
+        return any(kernel.kind in ("product", "transposed product", "own") for kernel, _ in self.kernels)
+
+    @property
+    def arrays(self) -> int:
+        """How many arrays its own kernels write."""
+        return sum(count * kernel.results for kernel, count in self.kernels)
+
+    @property
+    def apart(self) -> int:
+        """The bytes that its own kernels read and write if each makes one array."""
+        return sum(count * kernel.apart for kernel, count in self.kernels)
 
 
 class Kernels:
@@ -116,8 +130,15 @@ class Kernels:
             self._sizes[block] = len(block.nodes) + sum(map(self._size, called))
         return self._sizes[block]
 
-    def _grouped(self, block: Block) -> Program:
+    def _grouped(self, block: Block, fixed: range = range(0)) -> Program:
+        """The program of a graph but for what follows from the slots in ``fixed`` alone: compilers take that out of a loop."""
         nodes, outputs = self._flat(block)
+        if fixed:
+            known = {START, *fixed}
+            for node in nodes:
+                if known.issuperset(node.operands):
+                    known.update(node.results)
+            nodes = [node for node in nodes if not known.issuperset(node.results)]
         kernels: Counter[Kernel] = Counter()
         parts: Counter[Any] = Counter()
         for node in nodes:
@@ -140,7 +161,7 @@ class Kernels:
 
     def _with_slices(self, scan: Scan) -> Program:
         """A step of a scan, with a copy of each slice that a kernel of its own reads or makes."""
-        program, block = self.program(scan.block), scan.block
+        program, block = self._grouped(scan.block, range(1, 1 + scan.consts)), scan.block
         nodes, ends = self._flat(block)
         alone = [node for node in nodes if _kind(node) not in FUSED and _kind(node) != "reduction"]
         read = {slot for node in alone for slot in node.operands}
@@ -149,7 +170,7 @@ class Kernels:
         copied = [block.jaxpr.invars[slot - 1] for slot in range(first, block.inputs + 1) if slot in read]
         stacked = zip(ends[scan.carry :], block.jaxpr.outvars[scan.carry :], strict=False)
         copied += [variable for slot, variable in stacked if slot in made]
-        copies = Counter(Kernel("move", str(variable.aval.dtype), (), 2 * nbytes(variable)) for variable in copied)
+        copies = Counter(_copy(variable) for variable in copied)
         return Program((*program.kernels, *copies.items()), program.parts)
 
     def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
@@ -177,6 +198,11 @@ class Kernels:
         place = {slot: slot for slot in range(block.inputs + 1)}
         add(block, place)
         return nodes, [place[slot] for slot in block.ends]
+
+
+def _copy(variable: Any) -> Kernel:
+    moved = 2 * nbytes(variable)
+    return Kernel("move", str(variable.aval.dtype), (), moved, apart=moved)
 
 
 def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
@@ -237,36 +263,57 @@ def _kernel(nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: 
     atoms = [atom for node in nodes for atom in (*node.equation.invars, *node.equation.outvars)]
     if all(node.equation.primitive.name in FREE for node in nodes) or all(map(_is_index, atoms)):
         return None
-    made = {slot for node in nodes for slot in node.results}
+    by = {slot: node.equation.primitive.name for node in nodes for slot in node.results}
+    readers = Counter(slot for node in nodes for slot in set(node.operands))
     read: dict[Any, int] = {}
+    reach: dict[int, dict[Any, int]] = {}  # what each result is made of, and its bytes
     operations: Counter[str] = Counter()
-    written, pieces = 0, 1
-    dtype = kind = ""
+    written = apart = results = 0
+    pieces, dtype, kind = 1, "", ""
     for node in nodes:
         equation, name = node.equation, node.equation.primitive.name
         own = _kind(node)
         operations.update(_operations(equation, own))
+        if name == "reduce_sum" and by.get(node.operands[0]) == "mul":  # a product, written out
+            operations["contraction"] += operations.pop("reduction", 0)
         if own not in FUSED or not kind:
             kind, dtype = own, str(getattr(equation.invars[0].aval, "dtype", "")) if equation.invars else ""
         if name == "dot_general":
             kind, pieces = _product(equation)
-        for position, (slot, atom) in enumerate(zip(node.operands, equation.invars, strict=False)):
-            if slot not in made:
-                amount = nbytes(atom)
-                if position == 0 and name in CUTS:
-                    amount = min(amount, sum(map(nbytes, equation.outvars)))
-                if position == 0 and name in UPDATES:
-                    amount = min(amount, nbytes(equation.invars[UPDATES[name]]))
-                read[slot, id(atom) if slot == START else 0] = max(read.get((slot, 0), 0), amount)
+        inputs = _inputs(node, reach)
+        for key, amount in inputs.items():
+            if key not in by:
+                read[key] = max(read.get(key, 0), amount)
         for slot, atom in zip(node.results, equation.outvars, strict=False):
-            if slot in ends or read_by.get(slot, set()) - {leader}:
-                amount = nbytes(atom)
-                if name in UPDATES:  # in place
-                    amount = min(amount, nbytes(equation.invars[UPDATES[name]]))
-                written += amount
+            amount = min(nbytes(atom), nbytes(equation.invars[UPDATES[name]])) if name in UPDATES else nbytes(atom)  # in place
+            leaves = slot in ends or bool(read_by.get(slot, set()) - {leader})
+            reach[slot] = inputs
+            if leaves or (name in TRANSCENDENTAL and readers[slot] > 1):  # too dear to be computed twice
+                written += amount * leaves
+                apart += sum(inputs.values()) + amount
+                results += 1
+                reach[slot] = {slot: amount}
     if operations["move"]:  # what is read out of order is computed out of order, too
         operations["move"] += operations.pop("arithmetic", 0)
-    return Kernel(kind, dtype, tuple(sorted(operations.items())), sum(read.values()) + written, pieces)
+    moved = sum(read.values()) + written
+    return Kernel(kind, dtype, tuple(sorted(operations.items())), moved, pieces, max(results, 1), max(apart, moved))
+
+
+def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:
+    """What a node of a kernel is made of: what comes from outside, or was written before."""
+    equation, name = node.equation, node.equation.primitive.name
+    inputs: dict[Any, int] = {}
+    for position, (slot, atom) in enumerate(zip(node.operands, equation.invars, strict=False)):
+        if slot in reach:
+            inputs |= reach[slot]
+            continue
+        amount = nbytes(atom)
+        if position == 0 and name in CUTS:
+            amount = min(amount, sum(map(nbytes, equation.outvars)))
+        if position == 0 and name in UPDATES:
+            amount = min(amount, nbytes(equation.invars[UPDATES[name]]))
+        inputs[(START, id(atom)) if slot == START else slot] = amount
+    return inputs
 
 
 def _operations(equation: Any, kind: str) -> dict[str, int]:
@@ -277,6 +324,9 @@ def _operations(equation: Any, kind: str) -> dict[str, int]:
     if name in TRANSCENDENTAL:
         return {"transcendental": size(equation.outvars[0])}
     work = rule.work(equation) if rule else elements(equation)
+    if name == "conv_general_dilated":
+        groups = max(equation.params["feature_group_count"], equation.params["batch_group_count"])
+        return {"product": work, "expanded": work * (groups - 1)}
     return {CLASS_OF_KIND.get(kind, "reduction"): work} if work else {}
 
 

@@ -42,6 +42,10 @@ def predict(cost: Cost, device: Device | str) -> float:
     return model.call_latency + Seconds(model).program(cost.program)
 
 
+CROWD = 8  # arrays made in a turn; a longer list of kernels is executed by the thread pool of XLA on a CPU
+BESIDE = 4  # kernels in every turn that are not the program's: the counter, the condition, two copies of what is carried
+
+
 class Seconds:
     """The times of programs on one device, each computed once."""
 
@@ -61,20 +65,35 @@ class Seconds:
         """Seconds of a program inside another."""
         match part:
             case Loop(turns, body, condition, counted):
-                inside = "loop with product" if body.multiplies else "loop"
+                inside = self._place(body)
                 latency = self.device.loop_latency if counted else self.device.turn_latency
+                if self.device.small_loop and inside != "loop":
+                    latency += BESIDE * self.device.latency("elementwise", inside)
                 test = self.program(condition, inside) if condition else 0.0
                 return turns * (latency + test + self.program(body, inside))
             case Choice(programs):
                 return max(self.program(program, place) for program in programs)
         return self.program(part, place)
 
+    def _place(self, body: Program) -> str:
+        """How a loop is run: compiled as one piece, kernel by kernel, or by several threads that are handed its kernels."""
+        small = self.device.small_loop
+        if not (body.multiplies or (small and (body.parts or body.apart > small))):
+            return "loop"
+        return "crowded loop" if small and body.arrays > CROWD else "loop with product"
+
     def kernel(self, kernel: Kernel, place: str) -> float:
         """Seconds of one kernel: its launch, and its arithmetic or its traffic, whichever takes longer."""
         device = self.device
-        work = sum(
-            count / (device.rate(kernel.dtype) if kind == "product" else device.vector_rate(kind, kernel.dtype))
-            for kind, count in kernel.operations
-        )
+        # XLA on a CPU calls no library for many products with vectors: they are sums of products, with no call for each.
+        inline = bool(device.small_loop) and kernel.kind == "vector product" and kernel.pieces > 1
+        work = 0.0
+        for kind, count in kernel.operations:
+            if kind == "product" and not inline:
+                work += count / device.rate(kernel.dtype)
+            else:
+                work += count / device.vector_rate("contraction" if kind == "product" else kind, kernel.dtype)
         traffic = kernel.bytes / device.memory_rate(kernel.bytes)
-        return device.latency(kernel.kind, place) + (kernel.pieces - 1) * device.piece_latency + max(work, traffic)
+        apart = kernel.results if device.small_loop and place in ("loop with product", "crowded loop") else 1
+        pieces = 0 if inline else kernel.pieces - 1
+        return apart * device.latency(kernel.kind, place) + pieces * device.piece_latency + max(work, traffic)

@@ -5,13 +5,18 @@ import sys
 from pathlib import Path
 
 import deeppcr
+import depth
 
 ROOT = Path(__file__).parent.parent
 
 NAMES = """
 Adjoint Anderson BlockDiagonal Chain Chunked Coarse CyclicReduction Diagonal Frozen Newton NotConverged Packed Packing
-ParallelCyclicReduction PrefixScan Recurrence Result Scalar Sequential Solution Stack Stats TrustRegion delay describe
-forward layers pack scan solve solve_bidiagonal stack
+ParallelCyclicReduction Plan PrefixScan Recurrence Result Scalar Sequential Solution Stack Stats TrustRegion delay describe
+forward layers pack plan scan solve solve_bidiagonal stack
+"""
+
+NAMES_OF_DEPTH = """
+Comparison Cost Device Operations Unknown analyze at_hand by_output calibrate compare compute_depth devices predict serial_depth
 """
 
 # In a process of its own: users have float32, and no strictness but that warnings are errors here.
@@ -37,10 +42,13 @@ raise SystemExit(runner.failures)
 def test_the_public_names():
     assert sorted(deeppcr.__all__) == NAMES.split()
     assert all(hasattr(deeppcr, name) for name in deeppcr.__all__)
+    assert sorted(depth.__all__) == NAMES_OF_DEPTH.split()
+    assert all(callable(getattr(depth, name)) for name in depth.__all__ if name != "devices")
 
 
 def test_everything_public_says_what_it_is():
-    undocumented = [name for name in deeppcr.__all__ if not getattr(deeppcr, name).__doc__]
+    named = {name: getattr(package, name) for package in (deeppcr, depth) for name in package.__all__ if name != "devices"}
+    undocumented = [name for name, what in named.items() if not what.__doc__]
     assert not undocumented
 
 

@@ -11,7 +11,7 @@ import deeppcr
 from deeppcr import Adjoint, BlockDiagonal, Diagonal, Frozen, Newton, Scalar
 from deeppcr.chain import pose
 from deeppcr.linearize import Zero
-from deeppcr.plan import choose_adjoint
+from deeppcr.plan import Pieces, bind_adjoint
 from tests.problems import PROBLEMS, L, assert_agree, backpropagate, normal, oracle
 
 SEQUENTIAL = {"linear": "sequential"}
@@ -244,7 +244,7 @@ def test_a_loose_tolerance_is_looser():
 
 def bound(adjoint, method, step=lambda z, x: jnp.tanh(ARGUMENTS[0] @ z + x)):
     problem = pose(lambda z, x: (step(z, x), None), ARGUMENTS[1], ARGUMENTS[2], L, 0, "z0")
-    return choose_adjoint(adjoint, method, problem)
+    return bind_adjoint(adjoint, method, Pieces.of(problem))
 
 
 def test_auto_takes_the_linearization_of_newton():
@@ -255,4 +255,3 @@ def test_auto_takes_the_linearization_of_newton():
     assert bound(Adjoint(), Newton()).is_exact
     assert not bound(Adjoint("diagonal"), Newton()).is_exact
     assert bound(Adjoint("diagonal"), Newton(), lambda z, x: jnp.sin(z) + x).is_exact
-    assert isinstance(bound(None, Newton(linearize="zero")), type(bound(Adjoint(), Newton())))

@@ -7,7 +7,7 @@ refine.py        the same with blocks that are only nearly right
 """
 
 from deeppcr.adjoint.by_blocks import Adjoint, ByBlocks
-from deeppcr.adjoint.rules import Autodiff, differentiable
+from deeppcr.adjoint.rules import Autodiff, Way, differentiable
 from deeppcr.adjoint.step_by_step import Propagation, StepByStep
 
-__all__ = ["Adjoint", "Autodiff", "ByBlocks", "Propagation", "StepByStep", "differentiable"]
+__all__ = ["Adjoint", "Autodiff", "ByBlocks", "Propagation", "StepByStep", "Way", "differentiable"]

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.adjoint.refine import refine
-from deeppcr.chain import Problem, Steps
+from deeppcr.chain import Steps
 from deeppcr.checks import check_count
 from deeppcr.convergence import ROUNDING, Criterion
 from deeppcr.linear import Blocks, LinearSolver, Recurrence, find_solver
 from deeppcr.linear.along import Along
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
 from deeppcr.state import Leaves, StateLayout
+from deeppcr.step import Step
 
 STRETCH = 1 << 21  # bytes of blocks that are worked on at once by a sequential solver: they stay in the cache
 BUDGET = 64  # turns
@@ -53,10 +54,9 @@ class Adjoint:
         check_count("max_iterations", self.max_iterations, "how many solves")
         check_count("memory", self.memory, "how many bytes", optional=True)
 
-    def bind(self, problem: Problem) -> "ByBlocks":
-        """For this chain."""
-        step, layout = problem.step, problem.layout
-        choice = choose_linearization(self.linearize, step, layout, problem.length, None, self.memory)
+    def bind(self, step: Step, layout: StateLayout, length: int) -> "ByBlocks":
+        """For the chain of ``length`` such steps."""
+        choice = choose_linearization(self.linearize, step, layout, length, None, self.memory)
         eps = max(float(jnp.finfo(dtype).eps) for dtype in layout.dtypes)
         atol = ROUNDING * float(jnp.finfo(layout.dtype).tiny)
         working = float(jnp.finfo(layout.dtype).eps)

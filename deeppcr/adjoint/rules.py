@@ -19,7 +19,8 @@ and no Jacobian.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -30,7 +31,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from deeppcr.adjoint.step_by_step import Propagation
 from deeppcr.chain import Steps
-from deeppcr.solution import Run, Solve
+from deeppcr.platforms import DEFAULT, by_platform
+from deeppcr.small_products import write_out
+from deeppcr.solution import Result, Run, Solve, Stats
 from deeppcr.state import Leaves, StateLayout, add, before
 from deeppcr.step import Step
 
@@ -42,64 +45,95 @@ class Autodiff:
 
     The one way for steps with a `jax.custom_vjp` in them: such a rule need not be linear (clipping of gradients is the example in
     jax's documentation), and then it has to be applied as the sequential program applies it.
+
+    Attributes:
+        with_states: whether the states, too, are taken from that run, so that there is no other.
     """
 
-    def tangents(self, steps: Steps, initial: Leaves, moved: "_Moved") -> tuple[Leaves, Leaves]:
-        """The tangents of the states and of the outputs."""
+    with_states: bool = False
+
+    def push(self, steps: Steps, initial: Leaves, moved: "_Moved") -> tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]]:
+        """The states and the outputs, and their tangents."""
+        replace = None if steps.step.has_custom_vjp else write_out
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves]:
             here = moved.put(steps, x, c)
 
             def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-                state, outputs = here.step.with_outputs(state, inputs, here.captured)
+                state, outputs = here.step.with_outputs(state, inputs, here.captured, replace)
                 return state, (state, outputs)
 
             result: tuple[Leaves, Leaves] = lax.scan(body, moved.initial.put(initial, z), here.inputs, steps.length)[1]
             return result
 
         primals = (moved.initial.of(initial), moved.inputs.of(steps.inputs), moved.captured.of(steps.captured))
-        tangents: tuple[Leaves, Leaves] = jax.jvp(program, primals, moved.tangents)[1]
-        return tangents
+        pushed: tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]] = jax.jvp(program, primals, moved.tangents)
+        return pushed
+
+
+Way = Propagation | Autodiff
+"""How derivatives are found."""
+
+Choose = Callable[[], Mapping[str, Way]]
+"""What to do on which platform, as `by_platform` takes it: asked only once a derivative is wanted."""
 
 
 def differentiable(
-    run: Solve, step: Step, layout: StateLayout, length: int
-) -> Callable[[Leaves, Leaves, Leaves, Any, Propagation | Autodiff], Run]:
+    run: Solve, step: Step, layout: StateLayout, length: int, choose: Choose
+) -> Callable[[Leaves, Leaves, Leaves, Any, Way | None], Run]:
     """Give ``run(steps, initial, operands)`` the derivatives of the chain that it solves.
 
     Returns:
-        ``(initial, inputs, captured, operands, adjoint) -> Run``, differentiable in the first three, to every order.
+        ``(initial, inputs, captured, operands, adjoint) -> Run``, differentiable in the first three, to every order. ``adjoint``
+        None: as ``choose`` says.
     """
 
     @jax.custom_jvp
-    def solve(initial: Leaves, inputs: Leaves, captured: Leaves, operands: Any, _: Propagation | Autodiff) -> Run:
+    def solve(initial: Leaves, inputs: Leaves, captured: Leaves, operands: Any, _: Way | None) -> Run:
         return run(Steps(step, layout, inputs, captured, length), initial, operands)
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Run, Run]:
-        result = solve(*primals)
-        initial, inputs, captured, _, adjoint = primals
-        steps = Steps(step, layout, inputs, captured, length)
+        initial, inputs, captured, operands, adjoint = primals
         moved = _Moved(*(_split(t) for t in tangents[:3]))
-        if isinstance(adjoint, Autodiff):
-            t, by_outputs = adjoint.tangents(steps, initial, moved)
-        else:
-            states = before(initial, result.trajectory)
-            t = _tangents(steps, states, moved, adjoint)
 
-            def outputs(z: Leaves, x: Leaves, c: Leaves, after: Leaves) -> Leaves:
-                return moved.put(steps, x, c).outputs(z, after)
+        def push(
+            way: Way, initial: Leaves, inputs: Leaves, captured: Leaves, tangents: tuple[Leaves, Leaves, Leaves]
+        ) -> tuple[Run, Leaves, Leaves]:
+            steps, here = Steps(step, layout, inputs, captured, length), moved.with_tangents(tangents)
+            if isinstance(way, Autodiff):
+                (states, outputs), (t, by_outputs) = way.push(steps, initial, here)
+                if way.with_states:
+                    stats = Stats.of_sequential(length, layout.dtype)
+                    return Run(states, outputs, stats, jnp.int32(Result.CONVERGED)), t, by_outputs
+                return solve(*primals), t, by_outputs
+            result = solve(initial, inputs, captured, operands, adjoint)
+            return result, *_push(steps, initial, here, result.trajectory, way)
 
-            starts = before(moved.enter(initial, moved.initial.tangents), t)
-            _, by_outputs = jax.jvp(
-                outputs,
-                (states, moved.inputs.of(inputs), moved.captured.of(captured), result.trajectory),
-                (starts, moved.inputs.tangents, moved.captured.tangents, t),
-            )
+        ways = choose() if adjoint is None else {DEFAULT: adjoint}
+        pushes = {platform: partial(push, way) for platform, way in ways.items()}
+        result, t, by_outputs = by_platform(pushes, initial, inputs, captured, moved.tangents)
         fixed = jax.tree.map(_zero_tangent, (result.stats, result.result))
         return result, Run(t, by_outputs, *fixed)
 
     solve.defjvp(rule, symbolic_zeros=True)
     return solve
+
+
+def _push(steps: Steps, initial: Leaves, moved: "_Moved", trajectory: Leaves, adjoint: Propagation) -> tuple[Leaves, Leaves]:
+    """The tangents of the states and of the outputs, at a known trajectory."""
+    states = before(initial, trajectory)
+    t = _tangents(steps, states, moved, adjoint)
+
+    def outputs(z: Leaves, x: Leaves, c: Leaves, after: Leaves) -> Leaves:
+        return moved.put(steps, x, c).outputs(z, after)
+
+    starts = before(moved.enter(initial, moved.initial.tangents), t)
+    _, by_outputs = jax.jvp(
+        outputs,
+        (states, moved.inputs.of(steps.inputs), moved.captured.of(steps.captured), trajectory),
+        (starts, moved.inputs.tangents, moved.captured.tangents, t),
+    )
+    return t, by_outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +165,11 @@ class _Moved:
     def tangents(self) -> tuple[Leaves, Leaves, Leaves]:
         """``(dz_0, dx, dc)``."""
         return self.initial.tangents, self.inputs.tangents, self.captured.tangents
+
+    def with_tangents(self, tangents: tuple[Leaves, Leaves, Leaves]) -> "_Moved":
+        """The same parts, moved otherwise."""
+        parts = zip((self.initial, self.inputs, self.captured), tangents, strict=True)
+        return _Moved(*(_Part(part.mask, t) for part, t in parts))
 
     def put(self, steps: Steps, x: Leaves, c: Leaves) -> Steps:
         """The steps with ``x`` and ``c`` in the place of what moves in them."""

@@ -32,7 +32,7 @@ file in `blocks`.
 """
 
 from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices, Scalars, Zeros
-from deeppcr.linear.choose import SOLVERS, Auto, choose_solver, find_solver
+from deeppcr.linear.choose import SOLVERS, Auto, choose_parallel_solver, choose_solver, find_solver, name_of
 from deeppcr.linear.chunked import Chunked
 from deeppcr.linear.cyclic_reduction import CyclicReduction
 from deeppcr.linear.pcr import ParallelCyclicReduction
@@ -56,8 +56,10 @@ __all__ = [
     "Recurrence",
     "Scalars",
     "Zeros",
+    "choose_parallel_solver",
     "choose_solver",
     "find_solver",
+    "name_of",
     "solve_bidiagonal",
     "solve_recurrence",
 ]

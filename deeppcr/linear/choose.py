@@ -49,18 +49,30 @@ def find_solver(solver: str | LinearSolver) -> LinearSolver:
     return SOLVERS[solver]
 
 
+def name_of(solver: str | LinearSolver) -> str:
+    """The name of a solver, or how it is written if it has none."""
+    if isinstance(solver, str):
+        return solver
+    return next((name for name, known in SOLVERS.items() if known == solver), str(solver))
+
+
 def choose_solver(blocks: Blocks, platform: str) -> LinearSolver:
-    """The rule behind "auto".
+    """The rule behind "auto": on a CPU the sequential recurrence, elsewhere the parallel solver that suits the blocks.
 
     On a CPU no parallel solver has beaten the sequential one: with 2 cores and 2000 to 8192 steps, the best
     of them took as long for 1x1 blocks, 2 to 8 times as long for blocks of 2x2 to 64x64, and 1 to 2.5 times
     as long for diagonal ones. On a GPU a sequential step costs a kernel launch whatever its size (8 to 10 us
-    for a step of `jax.lax.scan`, by others' logs), so that rounds count: PCR has the fewest, and log2 L times
-    the work, which only narrow blocks can afford. What counts is how many entries are coupled: many narrow
-    blocks on the diagonal are a batch.
+    for a step of `jax.lax.scan`, by others' logs).
     """
     if platform == "cpu" or blocks.length <= FEW_STEPS:
         return Recurrence()
-    if blocks.coupled > NARROW:
-        return CyclicReduction()
-    return ParallelCyclicReduction()
+    return choose_parallel_solver(blocks)
+
+
+def choose_parallel_solver(blocks: Blocks) -> LinearSolver:
+    """The parallel solver that suits the blocks, where rounds cost more than work.
+
+    PCR has the fewest rounds, and log2 L times the work, which only narrow blocks can afford. What counts is how many entries
+    are coupled: many narrow blocks on the diagonal are a batch.
+    """
+    return CyclicReduction() if blocks.coupled > NARROW else ParallelCyclicReduction()

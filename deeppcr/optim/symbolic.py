@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.jaxprs import ELEMENTWISE, called, is_literal, without_constants
-from deeppcr.optim.signature import signature
+from deeppcr.signature import signature
 
 MERGES = {"add": "sum", "add_any": "sum", "max": "max", "min": "min", "mul": "prod", "and": "and", "or": "or"}
 REDUCTIONS = {f"reduce_{op}": op for op in ("sum", "max", "min", "prod", "and", "or")}

@@ -1,20 +1,15 @@
-"""Device models: the table, the figures that are not given, what is refused; and the calibration, what it keeps and where."""
+"""Device models: the table, the figures that are not given, what is refused, and the generic ones."""
 
 import dataclasses
-import json
 import math
-import os
 import pickle
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import depth
-from depth import calibration
-from depth.device import find_device
+from depth.device import find_device, generic_accelerator, generic_cpu
+from depth.kernels import CLASSES
 from depth.report import device_table
 
 NAMES = ["V100", "A100", "H100", "H200", "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e"]
@@ -150,6 +145,7 @@ BAD = {
     "one rate not a number": ("rates", {"float32": math.nan}),
     "bandwidth of numpy": ("bandwidth", np.float32(-1)),
     "loop_latency of numpy": ("loop_latency", np.int32(-1)),
+    "bandwidth by dtype": ("bandwidth", {"float32": 1.0}),
 }
 
 
@@ -198,152 +194,60 @@ def test_a_device_survives_pickling(device):
 def test_finding_a_device():
     assert find_device(FULL) is FULL
     assert find_device("TPU v4") is depth.devices["TPU v4"]
+    assert find_device("h200") is depth.devices["h200"] is depth.devices["H200"]
+    assert "h200" in depth.devices
+    assert next(iter(depth.devices)) == "V100"
 
 
-@pytest.mark.parametrize("device", ["h100", "", "here", None, 3, {"name": "H100"}], ids=repr)
+@pytest.mark.parametrize("device", ["b100", "", "here", None, 3, {"name": "H100"}], ids=repr)
 def test_an_unknown_device_is_named_beside_those_there_are(device):
     with pytest.raises(ValueError, match="'V100', 'A100'") as error:
         find_device(device)
     assert repr(device) in str(error.value)
 
 
-# -- the calibration ------------------------------------------------------------------------------------------------------------
+# -- generic models -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def measured(monkeypatch, tmp_path):
-    """How often it was measured; each time another device comes out."""
-    calls = []
-
-    def measure():
-        calls.append(FULL.replace(call_latency=1.0 / 3.0 + len(calls)))
-        return calls[-1]
-
-    monkeypatch.setattr(calibration, "measure", measure)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return calls
-
-
-def test_the_cache_file_depends_on_what_is_measured(monkeypatch, tmp_path):
-    class Other:
-        device_kind = "NVIDIA H200 (rev 2)"
-
-    files = []
-    for name in ("one", "two"):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
-        files.append(calibration.cache_file())
-        assert files[-1].parent == tmp_path / name / "depth"
-    assert files[0].name == files[1].name
-    monkeypatch.setattr(calibration, "cores", lambda: 12345)
-    files.append(calibration.cache_file())
-    monkeypatch.setattr(jax, "__version__", "0.99.1")
-    files.append(calibration.cache_file())
-    with jax.enable_x64(False):
-        files.append(calibration.cache_file())
-    monkeypatch.setattr(jax, "devices", lambda: [Other()])
-    files.append(calibration.cache_file())
-    assert "12345" in files[2].name
-    assert "0.99.1" in files[3].name
-    assert "nvidia-h200-rev-2" in files[5].name
-    assert len(set(files)) == len(files)
+def test_a_generic_cpu_has_latencies_of_its_own_and_rates_by_its_cores():
+    two = generic_cpu(2)
+    assert generic_cpu(1) == two.replace(name="generic CPU, 1 cores", memory=two.memory / 2)
+    assert two.name == "generic CPU, 2 cores"
+    rates = [[generic_cpu(cores).rate(dtype) for dtype in two.rates] for cores in (2, 3, 4, 8, 9, 256)]
+    vector_rates = [[generic_cpu(cores).vector_rate(kind, "float32") for kind in two.vector_rates] for cores in (2, 4, 8, 64)]
+    assert [rate / rates[0][0] for rate, *_ in rates] == [1, 1.5, 2, 4, 4, 4]
+    assert [rate / vector_rates[0][0] for rate, *_ in vector_rates] == [1, 2, 4, 4]
+    assert [generic_cpu(cores).bandwidth / two.bandwidth for cores in (2, 4, 64)] == [1, 2, 2]
+    for figure in ("call_latency", "kernel_latency", "loop_latency", "turn_latency", "step_latencies", "piece_latency"):
+        assert getattr(generic_cpu(64), figure) == getattr(two, figure)
+    assert "calibrate" in two.source
 
 
-@pytest.mark.parametrize("unset", [True, False], ids=["unset", "empty"])
-def test_without_a_cache_folder_that_of_the_home_is_taken(monkeypatch, tmp_path, unset):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    if unset:
-        monkeypatch.delenv("XDG_CACHE_HOME")
-    assert calibration.cache_file().parent == tmp_path / ".cache" / "depth"
-
-
-def test_the_cores_are_those_this_process_may_use():
-    assert 1 <= calibration.cores() <= os.cpu_count()
-
-
-def test_a_measurement_is_kept_and_read_back(measured):
-    first = depth.calibrate()
-    path = calibration.cache_file()
-    assert os.listdir(path.parent) == [path.name]
-    assert depth.calibrate() == first == measured[0]
-    assert depth.calibrate().source == "made up"
-    assert len(measured) == 1
-    assert json.loads(path.read_text())["call_latency"] == 1.0 / 3.0
-
-
-def test_refresh_measures_again_and_keeps_that(measured):
-    depth.calibrate()
-    second = depth.calibrate(refresh=True)
-    assert len(measured) == 2
-    assert depth.calibrate() == second == measured[1] != measured[0]
-    assert len(os.listdir(calibration.cache_file().parent)) == 1
-
-
-GOOD = dataclasses.asdict(FULL)
-CORRUPT = {
-    "empty": "",
-    "cut off": json.dumps(GOOD)[:-9],
-    "list": "[]",
-    "null": "null",
-    "no text": b"\xff\xfe\x00",
-    "unknown field": json.dumps({**GOOD, "colour": "red"}),
-    "missing field": json.dumps({name: value for name, value in GOOD.items() if name != "bandwidth"}),
-    "negative": json.dumps({**GOOD, "bandwidth": -1.0}),
-    "rates of text": json.dumps({**GOOD, "rates": "fast"}),
-    "text for a number": json.dumps({**GOOD, "bandwidth": "fast"}),
-    "null for a number": json.dumps({**GOOD, "kernel_latency": None}),
-    "not a number": json.dumps({**GOOD, "kernel_latency": math.nan}),
-}
-
-
-@pytest.mark.parametrize("content", CORRUPT.values(), ids=CORRUPT)
-def test_what_cannot_be_read_is_measured_again(measured, content):
-    path = calibration.cache_file()
-    path.parent.mkdir()
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert depth.calibrate() == FULL.replace(call_latency=1.0 / 3.0)
-    assert depth.calibrate() == measured[0]
-    assert len(measured) == 1
-
-
-@pytest.mark.parametrize("where", ["a file for the folder", "a folder for the file"])
-def test_where_nothing_can_be_kept_the_result_comes_with_a_warning(measured, monkeypatch, tmp_path, capsys, where):
-    if where == "a file for the folder":
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
-        Path(tmp_path, "taken").write_text("")
-    else:
-        calibration.cache_file().mkdir(parents=True)
-    assert depth.calibrate() == measured[0]
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert "depth.calibrate" in output.err
-    assert str(calibration.cache_file().parent) in output.err
-    assert list(tmp_path.rglob("*.tmp")) == [], "what is not kept leaves nothing behind"
-
-
-def test_an_interrupted_write_keeps_the_last_measurement(measured, monkeypatch):
-    first = depth.calibrate()
-
-    def interrupted(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(calibration.os, "replace", interrupted)
-    depth.calibrate(refresh=True)
-    assert depth.calibrate() == first
-
-
-def test_measuring_this_machine(monkeypatch):
-    monkeypatch.setattr(calibration, "SECONDS", -1.0)  # late from the start: few calls of each
-    device = calibration.measure()
-    table = device_table(device)
+def test_a_generic_cpu_gives_every_figure_that_is_measured():
+    device = generic_cpu(4)
     assert set(device.rates) == {"float32", "float64", "bfloat16", "float16"}
-    assert set(device.vector_rates) == {"arithmetic", "transcendental", "reduction", "cumulative", "move"}
-    for figure in FIGURES:
-        value = getattr(device, figure)
-        for amount in value.values() if isinstance(value, dict) else [value]:
-            assert math.isfinite(amount), figure
-            assert amount > 0 or figure in ("piece_latency", "turn_latency", "kernel_latency"), figure  # differences of times
-    assert str(calibration.cores()) in device.name
-    assert jax.__version__ in device.source
-    assert table.startswith(device.name)
-    assert 0 < depth.predict(depth.analyze(jnp.sin, jnp.ones(8)), device) < 1
+    assert set(device.vector_rates) == {*CLASSES} - {"product"}
+    assert set(device.step_latencies) == {*STEPS}
+    assert all(getattr(device, figure) for figure in FIGURES)
+    assert device.cache_bandwidth > device.bandwidth
+
+
+STEPS = ["elementwise", "reduction", "vector product", "product", "transposed product", "beside product", "crowded"]
+
+
+@pytest.mark.parametrize("cores", [0, -1, 2.0, None, True], ids=repr)
+def test_a_cpu_without_cores_is_refused(cores):
+    with pytest.raises(ValueError, match=rf"cores must be a whole number >= 1, but it is {cores!r}"):
+        generic_cpu(cores)
+
+
+@pytest.mark.parametrize(
+    ("platform", "name", "like"),
+    [("gpu", "generic GPU", "A100"), ("tpu", "generic TPU", "TPU v5e"), ("neuron", "generic GPU", "A100")],
+    ids=["gpu", "tpu", "other"],
+)
+def test_a_generic_accelerator_says_whose_figures_it_has(platform, name, like):
+    device = generic_accelerator(platform)
+    assert device == depth.devices[like].replace(name=name)
+    assert device.source.startswith(f"the figures of {like}")
+    assert name not in depth.devices

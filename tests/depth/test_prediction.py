@@ -319,6 +319,9 @@ def test_rates_are_those_of_float32_whatever_the_default(monkeypatch, x64):
             assert jax.eval_shape(step, x) == jax.eval_shape(lambda x: x, x)
             return 2 * x.nbytes / 1e9
 
+        def stacked(self, count, turns):
+            return 1e-6
+
     monkeypatch.setattr(calibration, "_Clock", Clock)
     with jax.enable_x64(x64):
         device = calibration.measure()

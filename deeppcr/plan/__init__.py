@@ -1,0 +1,35 @@
+"""Which method and which adjoint pay off.
+
+names.py       methods and adjoints by name
+pieces.py      what candidates are made of, and what each piece costs, by `depth`
+candidates.py  what is in the running, and its predicted time
+choose.py      the best of them, kept by signature
+auto.py        a chain solved as it is asked for, on whichever platform
+"""
+
+from deeppcr.plan.auto import bind_adjoint, run
+from deeppcr.plan.candidates import Candidate, Field
+from deeppcr.plan.choose import best_gradient, best_method
+from deeppcr.plan.names import METHODS, Method, Wanted, find_adjoint, find_method
+from deeppcr.plan.pieces import Pieces
+from deeppcr.plan.report import ChainPlan, Plan
+from deeppcr.plan.trials import read_trials, write_trials
+
+__all__ = [
+    "METHODS",
+    "Candidate",
+    "ChainPlan",
+    "Field",
+    "Method",
+    "Pieces",
+    "Plan",
+    "Wanted",
+    "best_gradient",
+    "best_method",
+    "bind_adjoint",
+    "find_adjoint",
+    "find_method",
+    "read_trials",
+    "run",
+    "write_trials",
+]

@@ -1,0 +1,267 @@
+"""What a chain's candidates are made of, and what each piece costs: read by `depth`, once for all candidates that share it.
+
+No candidate is traced as a whole: that takes longer than a planner may. A candidate is a sequence of pieces and of loops over
+them, and each piece is the code that would run, traced with shapes alone: one step, the derivative of a step, the Jacobian
+blocks of all steps, a linear recurrence. Costs of pieces in a row add up, their depths, too: they wait for one another.
+"""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from deeppcr.chain import Problem, Steps
+from deeppcr.jaxprs import Replacement
+from deeppcr.linear import Blocks, LinearSolver
+from deeppcr.linearize import Linearization
+from deeppcr.signature import signature
+from deeppcr.small_products import write_out
+from deeppcr.state import Leaves, StateLayout, add
+from deeppcr.step import Step
+from depth import Cost, Device
+from depth.analysis import analyze_jaxpr
+from depth.kernels import Choice, Kernel, Loop, Program
+from depth.prediction import Seconds
+
+NOTHING = Program((), ())
+ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of a function, which differs from process to process
+LATENCIES: dict[str, Any] = dict.fromkeys(("kernel_latency", "loop_latency", "turn_latency", "piece_latency"), 0.0) | {
+    "step_latencies": {}
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Amount:
+    """What a part of a candidate costs.
+
+    Attributes:
+        depth: of its longest chain of operations.
+        work: arithmetic operations.
+        program: its kernels and loops, which a device puts times to.
+    """
+
+    depth: int = 0
+    work: int = 0
+    program: Program = NOTHING
+
+    @classmethod
+    def of(cls, cost: Cost) -> "Amount":
+        """That of a program which `depth` has read."""
+        return cls(cost.depth, cost.work, cost.program)
+
+    def __add__(self, other: "Amount") -> "Amount":
+        """One after the other."""
+        mine, its = self.program, other.program
+        whole = Program((*mine.kernels, *its.kernels), (*mine.parts, *its.parts))
+        return Amount(self.depth + other.depth, self.work + other.work, whole)
+
+    def times(self, turns: int, counted: bool = True) -> "Amount":
+        """In a loop; ``counted``: whether it is known beforehand how often."""
+        loop = Program((), ((Loop(turns, self.program, None, counted), 1),))
+        return Amount(turns * self.depth, turns * self.work, loop)
+
+    def seconds(self, device: Device) -> float:
+        """The time it takes on a device."""
+        return Seconds(device).program(self.program)
+
+    @property
+    def traffic(self) -> int:
+        """The bytes that its kernels read and write."""
+        return _traffic(self.program)
+
+    def busy_seconds(self, device: Device) -> float:
+        """The time of its arithmetic alone, if nothing waited for anything."""
+        return Seconds(device.replace(**LATENCIES)).program(self.program)
+
+
+def _traffic(part: Any) -> int:
+    match part:
+        case Loop(turns, body, condition, _):
+            return turns * (_traffic(body) + (_traffic(condition) if condition else 0))
+        case Choice(programs):
+            return max(map(_traffic, programs))
+    return sum(times * kernel.bytes for kernel, times in part.kernels) + sum(times * _traffic(p) for p, times in part.parts)
+
+
+def passes(count: int, entries: int, itemsize: int) -> Amount:
+    """``count`` elementwise passes over an array, as one kernel that reads and writes it."""
+    kernel = Kernel(
+        "elementwise", "float32", (("arithmetic", count * entries),), 2 * entries * itemsize, apart=2 * entries * itemsize
+    )
+    return Amount(count, count * entries, Program(((kernel, 1),), ()))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pieces:
+    """A chain's pieces, from shapes alone.
+
+    Attributes:
+        step: the traced step.
+        layout: of its state.
+        length: L.
+        initial: shapes of the leaves of ``z_0``.
+        inputs: those of the inputs of all steps.
+        captured: those of what the step closes over.
+        on_cpu: whether small products of loops are written out, as they are there.
+    """
+
+    step: Step
+    layout: StateLayout
+    length: int
+    initial: Leaves
+    inputs: Leaves
+    captured: Leaves
+    on_cpu: bool = True
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Pieces":
+        """Those of a chain."""
+        initial, inputs, captured = (list(map(_shape, part)) for part in (problem.initial, problem.inputs, problem.captured))
+        return cls(problem.step, problem.layout, problem.length, initial, inputs, captured)
+
+    @cached_property
+    def signature(self) -> str:
+        """The same for chains of the same program and shapes, in other processes, too; as good as never for others."""
+        text = repr((signature(self.step.jaxpr), self.layout, self.length))
+        return hashlib.sha256(ADDRESS.sub("", text).encode()).hexdigest()[:32]
+
+    # -- one step ---------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _one(self) -> tuple[Leaves, Leaves, Leaves]:
+        return self.initial, [_without_first(x) for x in self.inputs], self.captured
+
+    @cached_property
+    def step_by_step(self) -> Amount:
+        """The sequential program."""
+        return _read(lambda z, x, c: self.step.with_outputs(z, x, c, self._replace), *self._one).times(self.length)
+
+    @property
+    def _replace(self) -> Replacement | None:
+        return write_out if self.on_cpu else None
+
+    @cached_property
+    def autodiff(self) -> tuple[Amount, int]:
+        """The sequential program's own gradient, by jax, forwards and backwards; and the bytes that it keeps in between."""
+        kept = 0
+        replace = None if self.step.has_custom_vjp else self._replace
+
+        def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
+            def body(state: Leaves, inputs: Leaves) -> Any:
+                state, outputs = self.step.with_outputs(state, inputs, c, replace)
+                return state, (state, outputs)
+
+            return lax.scan(body, z, x, self.length)[1]
+
+        def gradient(z: Leaves, x: Leaves, c: Leaves, g: Any) -> Any:
+            nonlocal kept
+            _, pull = jax.vjp(program, z, x, c)
+            kept = sum(map(_bytes, jax.tree.leaves(pull)))
+            return pull(g)
+
+        arguments = self.initial, self.inputs, self.captured
+        g = jax.eval_shape(program, *arguments)
+        amount = _read(gradient, *arguments, g)
+        known = sum(map(_bytes, jax.tree.leaves(arguments)))
+        return amount, max(0, kept - known)
+
+    @cached_property
+    def pull_states_step_by_step(self) -> Amount:
+        """Backpropagation through the states alone, each step computed anew."""
+
+        def pull(z: Leaves, x: Leaves, c: Leaves, g: Leaves) -> Any:
+            def body(mu: Leaves, step: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
+                state, inputs, g_l = step
+                lam = add(g_l, mu)
+                return jax.vjp(lambda z: self.step(z, inputs, c), state)[1](lam)[0], lam
+
+            return lax.scan(body, [leaf[0] for leaf in g], (z, x, g), reverse=True)
+
+        states = [jax.ShapeDtypeStruct((self.length, *z.shape), z.dtype) for z in self.initial]
+        return _read(pull, states, self.inputs, self.captured, states)
+
+    # -- all steps at once ------------------------------------------------------------------------------------------------------
+
+    def _steps(self, inputs: Leaves, captured: Leaves) -> Steps:
+        return Steps(self.step, self.layout, inputs, captured, self.length)
+
+    @cached_property
+    def states(self) -> Any:
+        """The shape of all states, laid out as ``[L, *batch, w]``."""
+        shape = (self.length, *self.layout.batch_shape, self.layout.width)
+        return jax.ShapeDtypeStruct(shape, self.layout.dtype)
+
+    @property
+    def trajectory_bytes(self) -> int:
+        """Of all states."""
+        return _bytes(self.states)
+
+    @cached_property
+    def evaluate(self) -> Amount:
+        """Every step once, side by side."""
+        return _read(lambda z, x, c: self._steps(x, c).evaluate(z), self.states, self.inputs, self.captured)
+
+    @cached_property
+    def pull_rest(self) -> Amount:
+        """The gradients of inputs and of what steps share, from the adjoint states: one batched product."""
+
+        def pull(z: Any, x: Leaves, c: Leaves, g: Any) -> Any:
+            floating = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in [*x, *c]]
+
+            def f(moving: Leaves) -> Array:
+                rest = iter(moving)
+                leaves = [next(rest) if moves else leaf for leaf, moves in zip([*x, *c], floating, strict=True)]
+                return self._steps(leaves[: len(x)], leaves[len(x) :]).evaluate(z)
+
+            moving = [leaf for leaf, moves in zip([*x, *c], floating, strict=True) if moves]
+            return jax.vjp(f, moving)[1](g)[0]
+
+        return _read(pull, self.states, self.inputs, self.captured, self.states)
+
+    def blocks(self, linearization: Linearization) -> tuple[Amount, Blocks]:
+        """Jacobian blocks of all steps, and their shapes."""
+        known = self._blocks.get(id(linearization))
+        if known is None:
+
+            def blocks(z: Array, x: Leaves, c: Leaves) -> Blocks:
+                return linearization.blocks(self._steps(x, c), z)
+
+            arguments = self.states, self.inputs, self.captured
+            known = linearization, _read(blocks, *arguments), jax.eval_shape(blocks, *arguments)
+            self._blocks[id(linearization)] = known  # with the object itself, so that its id stays its own
+        return known[1:]
+
+    @cached_property
+    def _blocks(self) -> dict[int, tuple[Linearization, Amount, Blocks]]:
+        return {}
+
+    def solve(self, solver: LinearSolver, blocks: Blocks, transposed: bool = False) -> Amount:
+        """The linear recurrence."""
+        solve = solver.solve_transposed if transposed else solver.solve
+        return _read(lambda blocks, b: solve(blocks, b), blocks, self.states)
+
+
+def _read(f: Callable[..., Any], *arguments: Any) -> Amount:
+    return Amount.of(analyze_jaxpr(jax.make_jaxpr(f)(*arguments)))
+
+
+def _shape(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _without_first(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+
+
+def _entries(x: Any) -> int:
+    return int(jnp.size(x)) if not hasattr(x, "size") else int(x.size)
+
+
+def _bytes(x: Any) -> int:
+    return _entries(x) * int(x.dtype.itemsize)

@@ -1,0 +1,29 @@
+"""Every test has an empty cache folder, so that what its user keeps neither counts nor changes."""
+
+import pytest
+
+import depth
+from deeppcr.plan.choose import _CHOICES
+from tests.plan.chains import SLOW_LOOPS
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """The cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def memo():
+    """The choices that are kept: none, before and after."""
+    _CHOICES.clear()
+    yield _CHOICES
+    _CHOICES.clear()
+
+
+@pytest.fixture
+def parallel(monkeypatch, memo):
+    """Choices are made as for a device on which Newton's method pays off, whatever the platform."""
+    monkeypatch.setattr(depth, "at_hand", lambda platform=None: SLOW_LOOPS)
+    return SLOW_LOOPS

@@ -1,0 +1,71 @@
+"""Never worse than twice: a planned Newton stops when it has taken as long as the sequential program is predicted to take."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from tests.plan.chains import L, elementwise, like, radius
+from tests.problems import assert_agree, normal, trajectory
+
+LONG = 1024
+WEIGHTS = radius(normal(3, 16, 16), 2.0)
+
+
+def logistic(z, _):
+    return 3.9 * z * (1 - z)
+
+
+def recurrent(z, x):
+    return jnp.tanh(WEIGHTS @ z + 0.01 * x)
+
+
+CHAOTIC = {
+    "logistic map": (deeppcr.Chain(logistic, length=LONG), jnp.linspace(0.1, 0.8, 8), 1),
+    "recurrent network": (deeppcr.Chain(recurrent, normal(5, LONG, 16)), normal(6, 16), 0),
+}
+
+
+@pytest.mark.parametrize("name", CHAOTIC)
+def test_a_chain_that_does_not_suit_newton_is_finished_in_order(name):
+    chain, z0, batch_ndim = CHAOTIC[name]
+    found = deeppcr.plan(chain, z0, device="H200", batch_ndim=batch_ndim)
+    assert isinstance(found.method, deeppcr.Newton)
+    best = found.main.forward[0]
+    assert found.method.max_iterations * best.iteration_seconds <= found.main.sequential.seconds
+    solution = jax.jit(lambda z: deeppcr.solve(chain, z, method=found.method, batch_ndim=batch_ndim))(z0)
+    assert solution.result == deeppcr.Result.FINISHED_SEQUENTIALLY
+    assert int(solution.stats.iterations) <= found.method.max_iterations
+    assert int(solution.stats.prefix) < LONG
+    assert_agree(solution.trajectory, trajectory(chain, z0))
+
+
+@pytest.mark.parametrize("device", ["H200", "V100", "TPU v5e"])
+@pytest.mark.parametrize("shape", [(1, 64), (64, 4096)], ids=str)
+def test_the_budget_of_every_candidate(device, shape):
+    for iterations in (None, 1000):
+        plan = deeppcr.plan(*like(*shape), device=device, iterations=iterations).main
+        newton = [candidate for candidate in plan.forward if isinstance(candidate.method, deeppcr.Newton)]
+        assert newton
+        for candidate in newton:
+            budget = candidate.method.max_iterations
+            assert budget == 1 or budget * candidate.iteration_seconds <= plan.sequential.seconds
+            assert (budget + 1) * candidate.iteration_seconds > plan.sequential.seconds
+            assert candidate.method.on_failure == "sequential"
+
+
+def test_what_is_chosen_is_expected_to_end_within_its_budget():
+    for width in (1, 8, 64):
+        best = deeppcr.plan(*like(width, 2048), device="H200").main.forward[0]
+        assert best.iterations <= best.method.max_iterations
+
+
+def test_auto_has_the_budget_that_is_planned(parallel):
+    chain, z0 = deeppcr.Chain(elementwise, normal(0, L, 4)), normal(1, 4)
+    budget = deeppcr.plan(chain, z0).method.max_iterations
+    auto = jax.make_jaxpr(lambda z: deeppcr.solve(chain, z).value)(z0)
+    given = jax.make_jaxpr(lambda z: deeppcr.solve(chain, z, method=deeppcr.plan(chain, z).method).value)(z0)
+    other = deeppcr.Newton(linearize="diagonal", linear="pcr", max_iterations=1)
+    changed = jax.make_jaxpr(lambda z: deeppcr.solve(chain, z, method=other).value)(z0)
+    assert budget > 1
+    assert str(auto) == str(given) != str(changed)

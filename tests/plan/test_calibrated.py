@@ -1,0 +1,66 @@
+"""What `depth.calibrate` has kept decides what "auto" takes, at once; what it measured under other conditions does not."""
+
+import json
+import os
+
+import jax
+import pytest
+
+import deeppcr
+import depth
+from deeppcr.plan.choose import choose_adjoint, choose_method
+from depth import calibration
+from tests.plan.chains import CHAINS, SLOW_LOOPS, pieces_of
+
+CHAIN, Z0 = CHAINS["elementwise"]
+
+
+@pytest.fixture
+def pieces(memo, monkeypatch):
+    monkeypatch.setattr(calibration, "measure", lambda: SLOW_LOOPS)
+    return pieces_of(CHAIN, Z0)
+
+
+def test_a_calibration_decides_from_then_on(pieces):
+    assert choose_method(pieces, "cpu") == deeppcr.Sequential()
+    depth.calibrate()
+    assert isinstance(choose_method(pieces, "cpu"), deeppcr.Newton)
+    assert isinstance(choose_adjoint(pieces, None, "cpu"), deeppcr.Adjoint)
+    assert isinstance(deeppcr.plan(CHAIN, Z0).method, deeppcr.Newton)
+    os.unlink(calibration.cache_file())
+    assert choose_method(pieces, "cpu") == deeppcr.Sequential()
+
+
+def test_a_new_calibration_decides_anew(pieces, monkeypatch):
+    depth.calibrate()
+    assert isinstance(choose_method(pieces, "cpu"), deeppcr.Newton)
+    monkeypatch.setattr(calibration, "measure", lambda: SLOW_LOOPS.replace(loop_latency=0.0, kernel_latency=0.0))
+    depth.calibrate(refresh=True)
+    assert choose_method(pieces, "cpu") == deeppcr.Sequential()
+
+
+def test_a_calibration_changes_what_is_traced(pieces):
+    def program():
+        return str(jax.make_jaxpr(lambda z: deeppcr.solve(CHAIN, z).value)(Z0))
+
+    before = program()
+    depth.calibrate()
+    assert ("while[" in before, "while[" in program()) == (False, True)
+
+
+@pytest.mark.parametrize("condition", ["device", "cores", "jax", "bits", "version"])
+def test_a_stale_calibration_does_not_decide(pieces, condition):
+    depth.calibrate()
+    path = calibration.cache_file()
+    content = json.loads(path.read_text())
+    content["conditions"][condition] = "another"
+    path.write_text(json.dumps(content))
+    assert choose_method(pieces, "cpu") == deeppcr.Sequential()
+    assert deeppcr.plan(CHAIN, Z0).method == deeppcr.Sequential()
+
+
+def test_a_calibration_that_is_cut_off_does_not_decide(pieces):
+    depth.calibrate()
+    path = calibration.cache_file()
+    path.write_text(path.read_text()[:-20])
+    assert choose_method(pieces, "cpu") == deeppcr.Sequential()

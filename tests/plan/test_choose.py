@@ -1,0 +1,184 @@
+"""What is chosen is kept for programs of the same signature, and nothing else is kept with it."""
+
+import gc
+import importlib
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+import depth
+from tests.plan.chains import CHAINS, SLOW_LOOPS, L, like, pieces_of
+from tests.problems import assert_agree, normal
+
+choose = importlib.import_module("deeppcr.plan.choose")
+H200 = depth.devices["H200"]
+
+
+@pytest.fixture
+def asked(monkeypatch, memo):
+    """For which lengths, dtypes and devices candidates were scored: an entry each time."""
+    asked = []
+
+    def count(function):
+        def counted(field, *rest, **options):
+            asked.append((field.pieces.length, str(field.pieces.layout.dtype), field.device.name))
+            return function(field, *rest, **options)
+
+        return counted
+
+    for name in ("best_method", "best_gradient"):
+        monkeypatch.setattr(choose, name, count(getattr(choose, name)))
+    return asked
+
+
+def trace(width=3, length=5, dtype="float32", grows=1.0, what=deeppcr.scan):
+    """A program made of a new function of the same code, every time."""
+
+    def f(xs, z):
+        return what(lambda z, x: (jnp.sin(z * jnp.asarray(grows, z.dtype) + x), None), z, xs)[0].sum()
+
+    return jax.make_jaxpr(f)(jnp.zeros((length, width), dtype), jnp.zeros(width, dtype))
+
+
+def test_the_same_program_is_scored_once(asked):
+    for _ in range(3):
+        trace()
+    assert len(asked) == 1
+
+
+def test_the_same_gradient_is_scored_once(asked, parallel):
+    def gradient():
+        jax.make_jaxpr(jax.grad(lambda z: deeppcr.scan(lambda z, x: (jnp.sin(z + x), None), z, jnp.ones((5, 3)))[0].sum()))(
+            jnp.ones(3)
+        )
+
+    gradient()
+    first = len(asked)
+    assert first
+    for _ in range(2):
+        gradient()
+    assert len(asked) == first
+
+
+@pytest.mark.parametrize("changes", [{"length": 6}, {"dtype": "float64"}, {"width": 4}, {"grows": 0.5}], ids=str)
+def test_another_program_is_scored_anew(asked, parallel, changes):
+    trace()
+    trace(**changes)
+    assert len(asked) == 2
+    trace()
+    trace(**changes)
+    assert len(asked) == 2
+
+
+def test_another_device_is_asked_anew(asked, monkeypatch):
+    for name in ("H200", "A100", "H200", "A100"):
+        monkeypatch.setattr(depth, "at_hand", lambda platform=None, name=name: depth.devices[name])
+        trace()
+    assert [device for *_, device in asked] == ["H200", "A100"]
+
+
+def test_a_device_that_takes_the_place_of_another_in_memory_is_not_taken_for_it(asked, monkeypatch):
+    pieces = pieces_of(*like(8, 1024))
+    for latency in (0.0, 1e-3) * 4:
+        device = H200.replace(kernel_latency=latency, loop_latency=latency)
+        monkeypatch.setattr(depth, "at_hand", lambda platform=None, device=device: device)
+        assert isinstance(choose.choose_method(pieces, "cuda"), deeppcr.Newton if latency else deeppcr.Sequential)
+        del device
+
+
+def test_no_more_are_kept_than_that(monkeypatch, memo):
+    monkeypatch.setattr(choose, "KEPT", 3)
+    for length in range(2, 9):
+        trace(length=length)
+        assert len(memo) <= 3
+    assert [key[0][0] for key in memo] == ["method"] * 3
+
+
+def test_what_was_asked_for_last_is_kept_longest(asked, monkeypatch):
+    monkeypatch.setattr(choose, "KEPT", 2)
+    for length in (2, 3, 2, 4, 2):
+        trace(length=length)
+    assert [length for length, *_ in asked] == [2, 3, 4]
+
+
+# -- nothing else is kept -------------------------------------------------------------------------------------------------------
+
+
+def trace_gradient(name):
+    """A value and a gradient by a step that closes over a traced array."""
+    chain, z0 = CHAINS[name]
+
+    def loss(scale, z0):
+        def step(z, x):
+            return chain.step(z * scale, x), None
+
+        return deeppcr.scan(step, z0, chain.inputs)[0].sum()
+
+    return jax.make_jaxpr(jax.jit(jax.value_and_grad(loss, (0, 1))))(jnp.array(0.5), z0)
+
+
+def test_no_tracer_leaks(parallel):
+    with jax.checking_leaks():
+        trace_gradient("elementwise")
+
+
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "known"])
+def test_a_linearisation_that_holds_arrays_is_not_kept(parallel, memo, traced):
+    z0, xs, coefficient = normal(0, 4), normal(1, 16, 4), jnp.array(0.5)
+
+    def loss(z0, method, coefficient):
+        method = method or deeppcr.Newton(linearize=deeppcr.Scalar(coefficient))
+        return deeppcr.scan(lambda z, x: (jnp.tanh(0.5 * z + x), None), z0, xs, method=method)[0].sum()
+
+    if traced:
+        found = jax.jit(jax.grad(lambda z, c: loss(z, None, c)))(z0, coefficient)
+    else:
+        found = jax.jit(jax.grad(lambda z: loss(z, None, coefficient)))(z0)
+    assert_agree(found, jax.jit(jax.grad(lambda z: loss(z, "sequential", coefficient)))(z0))
+    assert "Tracer" not in repr(memo)
+
+
+@pytest.mark.parametrize("device", ["parallel", "at hand"])
+def test_the_step_does_not_outlive_the_call(monkeypatch, memo, device):
+    found = SLOW_LOOPS if device == "parallel" else depth.at_hand()
+    monkeypatch.setattr(depth, "at_hand", lambda platform=None: found)
+
+    class Owner:
+        pass
+
+    def call():
+        own = Owner()
+
+        def step(z, x):
+            own.used = True
+            return jnp.sin(z + x), None
+
+        def loss(z, xs):
+            return deeppcr.scan(step, z, xs)[0].sum()
+
+        jax.make_jaxpr(loss)(jnp.ones(3), jnp.ones((L, 3)))
+        jax.make_jaxpr(jax.grad(loss))(jnp.ones(3), jnp.ones((L, 3)))
+        assert own.used
+        return weakref.ref(step), weakref.ref(own)
+
+    step, own = call()
+    assert len(memo) == 2
+    jax.clear_caches()  # jax's own, which hold on to what has been traced
+    gc.collect()
+    assert step() is None
+    assert own() is None
+
+
+def test_what_is_kept_holds_no_pieces(parallel, memo):
+    chain, z0 = CHAINS["gru"]
+    pieces = pieces_of(chain, z0)
+    choose.choose_method(pieces, "cpu")
+    choose.choose_adjoint(pieces, None, "cpu")
+    alive = weakref.ref(pieces)
+    del pieces
+    gc.collect()
+    assert len(memo) == 2
+    assert alive() is None

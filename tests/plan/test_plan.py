@@ -1,0 +1,251 @@
+"""`deeppcr.plan`: what it takes, what it expects of Newton's method, what fits, and that what it names can be passed on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+import depth
+from deeppcr.adjoint import Autodiff
+from deeppcr.plan.choose import choose_adjoint, choose_method
+from tests.plan.chains import CHAINS, SLOW_LOOPS, elementwise, like, pieces_of
+from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle
+
+H200 = depth.devices["H200"]
+
+
+def dense(z, x):
+    return jnp.tanh(z.sum() * jnp.ones_like(z) + x)
+
+
+def chain_of(problem):
+    """Its states alone."""
+    return deeppcr.Chain(lambda z, x: problem.step(problem.params, z, x)[0], problem.xs, problem.length)
+
+
+# -- what it takes --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "batch norm", "custom vjp", "odd", "scalar"])
+def test_what_is_planned_gives_the_values_and_gradients_of_the_sequential_program(name):
+    problem = PROBLEMS[name]
+    found = deeppcr.plan(chain_of(problem), problem.init, device=SLOW_LOOPS, batch_ndim=problem.batch_ndim)
+    assert isinstance(found.method, deeppcr.Newton)
+
+    def scan(f, init, xs, length, reverse):
+        options = {"method": found.method, "adjoint": found.adjoint, "batch_ndim": problem.batch_ndim}
+        return deeppcr.scan(f, init, xs, length, reverse=reverse, **options)
+
+    assert_agree(backpropagate(problem, scan), oracle(problem))
+
+
+def test_solve_takes_what_is_planned():
+    chain, z0 = CHAINS["elementwise"]
+    found = deeppcr.plan(chain, z0, device=SLOW_LOOPS)
+    assert isinstance(found.method, deeppcr.Newton)
+    assert isinstance(found.adjoint, deeppcr.Adjoint)
+
+    def loss(inputs, z0, method, adjoint):
+        here = deeppcr.Chain(chain.step, inputs)
+        return jnp.sum(deeppcr.solve(here, z0, method=method, adjoint=adjoint).trajectory ** 2)
+
+    def both(method, adjoint):
+        return jax.jit(jax.value_and_grad(lambda x, z: loss(x, z, method, adjoint), (0, 1)))(chain.inputs, z0)
+
+    assert_agree(both(found.method, found.adjoint), both("sequential", "autodiff"))
+
+
+@pytest.mark.parametrize("name", ["gru", "lstm", "odd", "batch norm"])
+def test_shapes_are_enough(name):
+    problem = PROBLEMS[name]
+    shapes = jax.eval_shape(lambda z: z, problem.init)
+    found, known = (
+        deeppcr.plan(chain_of(problem), z, device="A100", batch_ndim=problem.batch_ndim) for z in (shapes, problem.init)
+    )
+    assert found.to_json() == known.to_json()
+
+
+def layer(kind, weight):
+    return jax.tree_util.Partial(kind, weight)
+
+
+def narrow(weight, z):
+    return jnp.tanh(z * jnp.broadcast_to(weight, z.shape))
+
+
+def wide(weight, z):
+    return z + jnp.tanh(z @ weight)
+
+
+def test_layers_make_a_plan_for_every_chain():
+    layers = [layer(narrow, normal(i, 3)) for i in range(4)]
+    layers += [lambda z: jnp.concatenate([z, z], -1)]
+    layers += [layer(wide, normal(i, 6, 6, scale=0.1)) for i in range(7)]
+    x = normal(0, 2, 3)
+    found = deeppcr.plan(layers, x, device="H200")
+    assert [(chain.length, chain.width, chain.examples) for chain in found.chains] == [(4, 3, 2), (7, 6, 2)]
+    assert found.main is found.chains[1]
+    assert str(found) == "\n\n".join(map(str, found.chains))
+    expected = x
+    for each in layers:
+        expected = each(expected)
+    assert_agree(deeppcr.forward(layers, x, method=found.method, adjoint=found.adjoint), expected)
+    alone = deeppcr.plan(layers[5:], normal(0, 2, 6), device="H200")
+    assert alone.chains[0].to_json() == found.chains[1].to_json()
+
+
+def test_the_examples_of_layers_are_counted_as_in_forward():
+    layers = [layer(narrow, normal(i, 3)) for i in range(4)]
+    sizes = {batch: deeppcr.plan(layers, jnp.zeros((2, 3)), batch_ndim=batch).main for batch in (None, 0, 1)}
+    assert {batch: (chain.examples, chain.width) for batch, chain in sizes.items()} == {None: (2, 3), 0: (1, 6), 1: (2, 3)}
+
+
+def test_layers_of_which_no_two_are_alike_are_no_chain():
+    with pytest.raises(ValueError, match="no chain to plan"):
+        deeppcr.plan([jnp.sin, jnp.cos], jnp.ones(3))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("length", [1, 64])
+def test_every_dtype_and_short_chains(dtype, length):
+    chain, state = like(4, length, dtype)
+    found = deeppcr.plan(chain, state, device="H200")
+    z0 = jnp.ones(4, dtype)
+    solved = deeppcr.solve(chain, z0, method=found.method, adjoint=found.adjoint)
+    expected = deeppcr.solve(chain, z0, method="sequential")
+    assert_agree(solved.trajectory, expected.trajectory, 0.02 if dtype == "bfloat16" else 1e-5)
+    if length == 1:
+        assert isinstance(found.method, deeppcr.Sequential)
+
+
+def test_the_initial_state_may_be_traced():
+    chain, z0 = CHAINS["elementwise"]
+    seen = []
+
+    def f(z, x):
+        seen.append(deeppcr.plan(deeppcr.Chain(elementwise, x), z, device="H200"))
+        return z
+
+    jax.make_jaxpr(f)(z0, chain.inputs)
+    assert seen[0].to_json() == deeppcr.plan(chain, z0, device="H200").to_json()
+
+
+def test_a_step_with_a_rule_of_its_own_is_left_to_jax():
+    problem = PROBLEMS["custom vjp"]
+    found = deeppcr.plan(chain_of(problem), problem.init, device="H200")
+    assert isinstance(found.adjoint, Autodiff)
+
+
+# -- the device -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_device_decides():
+    found = deeppcr.plan(*like(), device="H200")
+    assert found.predicted_speedup > 2
+    assert found.gradient_speedup > 2
+    assert isinstance(found.method, deeppcr.Newton)
+    assert found.method.max_iterations
+    here = deeppcr.plan(*like())
+    assert here.method == deeppcr.Sequential()
+    assert here.predicted_speedup == 1
+    assert here.main.device == depth.at_hand()
+
+
+@pytest.mark.parametrize("name", ["H200", "A100", "TPU v5e"])
+def test_a_device_by_name_is_the_device(name):
+    found, known = (deeppcr.plan(*like(), device=device) for device in (name, depth.devices[name]))
+    assert found.to_json() == known.to_json()
+    assert found.main.device is depth.devices[name]
+
+
+def test_the_case_of_its_name_is_of_no_matter():
+    assert depth.devices["h200"] is H200
+    assert deeppcr.plan(*like(), device="h200").main.device is H200
+
+
+@pytest.mark.parametrize("device", ["H2000", "", "gpu", 3], ids=repr)
+def test_an_unknown_device_is_named(device):
+    with pytest.raises(ValueError, match="device") as error:
+        deeppcr.plan(*like(), device=device)
+    assert repr(device) in str(error.value)
+
+
+def test_what_does_not_fit_is_never_chosen():
+    chain, state = like(8, 1024)
+    for memory in (1e3, 1e5, 2e5, 5e5, 1e6, 1e9):
+        found = deeppcr.plan(chain, state, device=H200.replace(memory=memory)).main
+        for candidate in (found.forward[0], found.gradient[0]):
+            assert candidate.is_sequential or candidate.memory <= memory
+        fits = [candidate.memory <= memory or candidate.is_sequential for candidate in found.gradient]
+        assert fits == sorted(fits, reverse=True)
+        lines = str(found).splitlines()[-len(found.gradient) :]
+        for candidate, line in zip(found.gradient[1:], lines[1:], strict=True):
+            assert ("do not fit" in line) == (candidate.memory > memory and not candidate.is_sequential)
+    assert not found.forward[0].is_sequential
+
+
+@pytest.mark.parametrize("device", ["H200", "V100", "TPU v5e", "TPU v6e", "generic"])
+def test_auto_takes_what_is_planned(monkeypatch, memo, device):
+    model = depth.devices.get(device) or depth.device.generic_cpu(2)
+    monkeypatch.setattr(depth, "at_hand", lambda platform=None: model)
+    cases = [like(width, length) for width in (1, 64) for length in (2, 16, 128, 1024)]
+    cases += [like(width, 256, step=dense) for width in (2, 16, 48)]
+    for chain, state in cases:
+        found, pieces = deeppcr.plan(chain, state, device=model), pieces_of(chain, state)
+        size = (found.main.length, found.main.width)
+        assert (size, choose_method(pieces, "cpu")) == (size, found.method)
+        assert (size, choose_adjoint(pieces, None, "cpu")) == (size, found.adjoint)
+        best = found.main.gradient[0]  # whose forward pass is the one that is chosen, or jax's own
+        assert best.method == found.method or best.is_sequential, size
+
+
+# -- how many iterations --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("device", "width"), [("H200", 64), ("A100", 1), ("TPU v6e", 64)], ids=["H200", "A100", "TPU v6e"])
+def test_more_iterations_never_promise_more(device, width):
+    chain, state = like(width, 1024)
+    found = [deeppcr.plan(chain, state, device=device, iterations=n) for n in (1, 3, 10, 30, 300, 10**6)]
+    assert [plan.main.iterations for plan in found] == [1, 3, 10, 30, 300, 10**6]
+    for name in ("predicted_speedup", "gradient_speedup"):
+        speedups = [getattr(plan, name) for plan in found]
+        assert speedups == sorted(speedups, reverse=True)
+    assert found[0].predicted_speedup > found[-1].predicted_speedup == 1
+
+
+def logistic(z, _):
+    return 3.9 * z * (1 - z)
+
+
+def test_a_sample_tells_a_chain_that_amplifies_differences():
+    chain, z0 = deeppcr.Chain(logistic, length=1024), jnp.linspace(0.1, 0.8, 8)
+    found = deeppcr.plan(chain, z0, device="H200", iterations="sample", batch_ndim=1)
+    assert found.main.iterations > 500
+    assert "grow" in found.main.expectation
+    assert found.method == deeppcr.Sequential()
+    assert isinstance(deeppcr.plan(chain, z0, device="H200", batch_ndim=1).method, deeppcr.Newton)
+
+
+def test_a_sample_tells_a_chain_that_forgets():
+    chain, z0 = deeppcr.Chain(elementwise, normal(0, 512, 4)), normal(1, 4)
+    found = deeppcr.plan(chain, z0, device="H200", iterations="sample")
+    assert found.main.iterations <= 10
+    assert "die out" in found.main.expectation
+    assert isinstance(found.method, deeppcr.Newton)
+
+
+def test_a_sample_needs_arrays():
+    with pytest.raises(ValueError, match=r"x is made of shapes .* iterations='sample'"):
+        deeppcr.plan(*like(), iterations="sample")
+
+
+@pytest.mark.parametrize("iterations", [0, -1, 1.5, True, "samples", [3]], ids=repr)
+def test_a_bad_number_of_iterations_is_refused_at_once(monkeypatch, iterations):
+    monkeypatch.setattr(depth, "at_hand", lambda platform=None: pytest.fail("too late"))
+    with pytest.raises((TypeError, ValueError), match="iterations is"):
+        deeppcr.plan(*like(), iterations=iterations)
+
+
+def test_any_integer_is_a_number_of_iterations():
+    assert deeppcr.plan(*like(), device="H200", iterations=np.int64(500)).main.iterations == 500

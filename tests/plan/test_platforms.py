@@ -1,0 +1,134 @@
+"""A process with a GPU and a CPU: one program, of which jax lowers what is best for the platform that it runs on."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+import depth
+from deeppcr.platforms import by_platform, differing, platforms
+from tests.plan.chains import CHAINS, SLOW_LOOPS
+from tests.problems import assert_agree
+
+auto = importlib.import_module("deeppcr.plan.auto")
+CHAIN, Z0 = CHAINS["elementwise"]
+LOOP = "stablehlo.while"
+
+
+@pytest.fixture(params=[("cpu", "cuda"), ("cuda", "cpu")], ids=" ".join)
+def both(request, monkeypatch, memo):
+    """A process with a GPU on which Newton's method pays off; jax's default device is the first of the two."""
+    here = depth.at_hand("cpu")
+    monkeypatch.setattr(auto, "platforms", lambda: request.param)
+    monkeypatch.setattr(depth, "at_hand", lambda platform=None: SLOW_LOOPS if platform == "cuda" else here)
+
+
+def states(z, xs):
+    return deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z).trajectory
+
+
+def gradient(z, xs):
+    return jax.grad(lambda z, xs: (states(z, xs) ** 2).sum(), (0, 1))(z, xs)
+
+
+def gradient_after_sequential(z, xs):
+    def loss(z, xs):
+        return (deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z, method="sequential").trajectory ** 2).sum()
+
+    return jax.grad(loss, (0, 1))(z, xs)
+
+
+def sequential(f):
+    """The same without "auto"."""
+
+    def states(z, xs):
+        return deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z, method="sequential", adjoint="autodiff").trajectory
+
+    if f is not globals()["states"]:
+        return jax.grad(lambda z, xs: (states(z, xs) ** 2).sum(), (0, 1))
+    return states
+
+
+def lowered(f, *platforms):
+    return jax.jit(f).trace(Z0, CHAIN.inputs).lower(lowering_platforms=platforms).as_text()
+
+
+def conditions(text):
+    """How loops go on: those that count compare integers alone, Newton's compares two of its own."""
+    return sum("stablehlo.and" in part.partition("} do {")[0] for part in text.split("cond {")[1:])
+
+
+@pytest.mark.parametrize("f", [states, gradient], ids=["states", "gradient"])
+def test_each_platform_gets_its_own(both, f):
+    cpu, cuda = lowered(f, "cpu"), lowered(f, "cuda")
+    assert (conditions(cpu), conditions(cuda)) == (0, 1)  # none but Newton's own loop waits for its result
+    assert cpu.count(LOOP) >= 1
+
+
+def test_each_platform_has_its_own_adjoint(both):
+    cpu, cuda = lowered(gradient_after_sequential, "cpu"), lowered(gradient_after_sequential, "cuda")
+    assert cpu.count(LOOP) == 2  # forwards, backwards
+    assert cuda.count(LOOP) == 1  # backwards, all at once
+
+
+@pytest.mark.parametrize("f", [states, gradient, gradient_after_sequential], ids=lambda f: f.__name__)
+def test_on_this_machine_it_is_the_sequential_program(both, f):
+    assert_agree(jax.jit(f)(Z0, CHAIN.inputs), jax.jit(sequential(f))(Z0, CHAIN.inputs))
+
+
+@pytest.mark.parametrize("f", [states, gradient], ids=["states", "gradient"])
+def test_transformations_of_both(both, f):
+    several = jnp.stack([Z0, 2 * Z0])
+    actual, expected = (jax.jit(jax.vmap(jax.checkpoint(g), (0, None)))(several, CHAIN.inputs) for g in (f, sequential(f)))
+    assert_agree(actual, expected)
+
+
+def test_a_program_for_both_is_exported(both):
+    exported = jax.export.export(jax.jit(gradient), platforms=("cpu", "cuda"))(Z0, CHAIN.inputs)
+    assert exported.platforms == ("cpu", "cuda")
+    assert_agree(exported.call(Z0, CHAIN.inputs), jax.jit(sequential(gradient))(Z0, CHAIN.inputs))
+
+
+def test_where_platforms_agree_there_is_one_program(monkeypatch, parallel):
+    texts = set()
+    for names in (("cpu",), ("cpu", "cuda", "tpu"), ("tpu", "cpu")):
+        monkeypatch.setattr(auto, "platforms", lambda names=names: names)
+        texts.add(str(jax.make_jaxpr(gradient)(Z0, CHAIN.inputs)))
+    assert len(texts) == 1
+    assert "while[" in texts.pop()
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_platforms_of_this_process():
+    assert "cpu" in platforms()
+    assert platforms()[0] == jax.devices()[0].platform
+    with jax.default_device("cpu"):
+        assert platforms()[0] == "cpu"
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        assert platforms()[0] == "cpu"
+    assert len(set(platforms())) == len(platforms())
+
+
+def test_what_differs_from_the_first_has_a_name():
+    assert differing({"cuda": 1, "cpu": 2, "tpu": 1}) == {"default": 1, "cpu": 2}
+    assert differing({"cpu": 1}) == {"default": 1}
+
+
+def test_the_way_of_the_platform_is_called():
+    def on(amount):
+        return lambda x: x + amount
+
+    def f(x):
+        return by_platform({"default": on(1.0), "cuda": on(2.0)}, x)
+
+    text = {name: jax.jit(f).trace(1.0).lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda", "tpu")}
+    assert {name: ("1.0" in t, "2.0" in t) for name, t in text.items()} == {
+        "cpu": (True, False),
+        "cuda": (False, True),
+        "tpu": (True, False),
+    }
+    assert jax.jit(f)(1.0) == 2.0

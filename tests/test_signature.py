@@ -1,0 +1,103 @@
+"""Signatures: equal for the same parameter or program written anew, unequal for any other."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deeppcr.signature import signature
+
+OTHERS = {
+    "integer": lambda: 1,
+    "float": lambda: 1.0,
+    "truth": lambda: True,
+    "text": lambda: "1",
+    "none": lambda: None,
+    "tuple": lambda: (1, 2),
+    "list": lambda: [1, 2],
+    "reversed": lambda: (2, 1),
+    "nested": lambda: ((1,), 2),
+    "dict": lambda: {"a": 1, "b": 2},
+    "dict of others": lambda: {"a": 2, "b": 1},
+    "float32": lambda: np.ones(2, np.float32),
+    "float64": lambda: np.ones(2),
+    "shape": lambda: np.ones((2, 1)),
+    "value": lambda: np.array([1.0, 2.0]),
+    "negative zero": lambda: np.array([-0.0, 0.0]),
+    "zero": lambda: np.array([0.0, 0.0]),
+    "nan": lambda: np.array([np.nan, 0.0]),
+    "bfloat16": lambda: jnp.ones(2, jnp.bfloat16),
+}
+
+
+def program(f, *shapes, dtype="float64"):
+    return lambda: jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes))
+
+
+PROGRAMS = {
+    "sum": program(lambda x, y: x + y, (3,), (3,)),
+    "turned": program(lambda x, y: y + x, (3,), (3,)),
+    "difference": program(lambda x, y: x - y, (3,), (3,)),
+    "literal": program(lambda x, y: x * 2.0 + y, (3,), (3,)),
+    "another literal": program(lambda x, y: x * 3.0 + y, (3,), (3,)),
+    "constant": program(lambda x, y: x * np.arange(3.0) + y, (3,), (3,)),
+    "another constant": program(lambda x, y: x * np.arange(1.0, 4.0) + y, (3,), (3,)),
+    "shape": program(lambda x, y: x + y, (4,), (4,)),
+    "dtype": program(lambda x, y: x + y, (3,), (3,), dtype="float32"),
+    "outputs": program(lambda x, y: (x + y, x), (3,), (3,)),
+    "other outputs": program(lambda x, y: (x + y, y), (3,), (3,)),
+    "parameter": program(lambda x, y: jnp.sum(jnp.outer(x, y), 0), (3,), (3,)),
+    "other parameter": program(lambda x, y: jnp.sum(jnp.outer(x, y), 1), (3,), (3,)),
+    "loop": program(lambda x, y: jax.lax.scan(lambda c, _: (jnp.sin(c) + y, None), x, length=3)[0], (3,), (3,)),
+    "longer loop": program(lambda x, y: jax.lax.scan(lambda c, _: (jnp.sin(c) + y, None), x, length=4)[0], (3,), (3,)),
+    "other body": program(lambda x, y: jax.lax.scan(lambda c, _: (jnp.cos(c) + y, None), x, length=3)[0], (3,), (3,)),
+}
+
+
+@pytest.mark.parametrize("values", [OTHERS, PROGRAMS], ids=["values", "programs"])
+def test_what_is_the_same_is_equal_and_all_else_is_not(values):
+    first, second = ({name: signature(make()) for name, make in values.items()} for _ in range(2))
+    assert first == second
+    assert {name: hash(value) for name, value in first.items()} == {name: hash(value) for name, value in second.items()}
+    for one, other in itertools.combinations(first, 2):
+        assert first[one] != first[other], (one, other)
+
+
+def test_names_of_variables_do_not_count():
+    def f(x):
+        return jnp.sin(x) * x
+
+    def g(x):
+        _ = jnp.cos(x)  # which moves all names on
+        return jnp.sin(x) * x
+
+    alone, beside = (jax.make_jaxpr(h)(jnp.ones(2)) for h in (f, f))
+    assert signature(alone) == signature(beside)
+    assert signature(alone) != signature(jax.make_jaxpr(g)(jnp.ones(2)))
+
+
+def test_a_dict_has_no_order():
+    assert signature({"a": 1, "b": 2}) == signature({"b": 2, "a": 1})
+
+
+def test_a_tracer_is_the_same_as_itself():
+    seen = []
+
+    @jax.make_jaxpr
+    def f(x, y):
+        seen.append((signature(x) == signature(x), signature(x) == signature(y)))
+        return x
+
+    f(1.0, 1.0)
+    assert seen == [(True, False)]
+
+
+def test_what_cannot_be_compared_is_the_same_as_itself():
+    class Unhashable:
+        __hash__ = None
+
+    one, other, key = Unhashable(), Unhashable(), jax.random.key(0)
+    assert signature(one) == signature(one) != signature(other)
+    assert signature(key) == signature(key) != signature(jax.random.key(1))
