@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from depth.cost import Cost, Operations
-from depth.graph import Node, explain
+from depth.graph import Block, Node, explain
 from depth.jaxprs import Location, without_constants
 from depth.maxplus import Algebra
 from depth.reader import Reader, TripCounts, matches
@@ -72,14 +72,25 @@ def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
     return cost
 
 
+def read(jaxpr: Any) -> Block:
+    """The graph of a Jaxpr or ClosedJaxpr, for those who want its kernels and no critical path."""
+    return Reader().block(without_constants(jaxpr))
+
+
+def depths_of(block: Block) -> tuple[int, ...]:
+    """The depth of every output of a graph."""
+    algebra = Algebra.up_to(block.longest)
+    ready = block.ready(algebra, [0] * (block.inputs + 1))
+    return tuple(max(ready[slot], 0) for slot in block.outputs)
+
+
 def _analyze(jaxpr: Any, trip_counts: TripCounts) -> tuple[Cost, set[Location]]:
     """The cost, and the lines of while loops whose turns are not proven."""
     _check_trip_counts(trip_counts)
     reader = Reader(trip_counts)
     block = reader.block(jaxpr)
+    depths = depths_of(block)
     algebra = Algebra.up_to(block.longest)
-    ready = block.ready(algebra, [0] * (block.inputs + 1))
-    depths = tuple(max(ready[slot], 0) for slot in block.outputs)
     latest = max(range(len(depths)), key=depths.__getitem__, default=None)
     path = () if latest is None else _critical_path(explain(algebra, block, latest))
     return Cost(max(depths, default=0), *block.totals, depths, path, tuple(reader.unknown), block), set(reader.loops)

@@ -110,7 +110,7 @@ class Field:
         choice = self._choice(method.linearize)
         solver = find_solver(method.linear)
         if solver == find_solver("auto"):
-            solver = self._solvers(choice)[0]
+            solver = self._solvers(choice, math.inf)[0]
         return dataclasses.replace(self.newton(choice, solver, self._turns(choice)), method=method)
 
     def sequential(self) -> Candidate:
@@ -118,16 +118,20 @@ class Field:
         amount = self.pieces.step_by_step
         return Candidate(Sequential(), None, amount, 0, self._seconds(amount))
 
-    def methods(self) -> Iterator[Candidate]:
-        """Newton's method, with exact blocks and with their diagonal alone, by every solver that may pay off."""
+    def methods(self, bar: float = math.inf) -> Iterator[Candidate]:
+        """Newton's method, with exact blocks and with their diagonal alone, by every solver that may pay off in ``bar`` seconds.
+
+        It takes at least two evaluations in every turn.
+        """
+        least = 2 * self.expected
+        if least * self.pieces.step_by_step.busy_seconds(self.device) >= bar:
+            return
+        if least * self.pieces.evaluate.seconds(self.device) >= bar:
+            return
         exact = self._choice("auto")
         for choice in [exact, *([self._choice(Diagonal())] if self._is_wide(exact) else [])]:
-            for solver in self._solvers(choice):
+            for solver in self._solvers(choice, bar):
                 yield self.newton(choice, solver, self._turns(choice))
-
-    def least_newton_seconds(self) -> float:
-        """Less than what Newton's method takes: two evaluations in every turn, with nothing to wait for."""
-        return 2 * self.expected * self.pieces.step_by_step.busy_seconds(self.device)
 
     def newton(self, choice: Choice, solver: LinearSolver, turns: int) -> Candidate:
         """Newton's method, or a relative, in so many turns."""
@@ -149,15 +153,23 @@ class Field:
         amount, kept = self.pieces.autodiff
         return Candidate(Sequential(), Autodiff(with_states=True), amount, kept, self._seconds(amount))
 
-    def adjoints(self, forward: Candidate, linearize: Any = "auto") -> Iterator[Candidate]:
-        """What follows on a forward pass that keeps its trajectory: backpropagation step by step, or by blocks."""
+    def adjoints(self, forward: Candidate, bar: float = math.inf, linearize: Any = "auto") -> Iterator[Candidate]:
+        """What follows on a forward pass that keeps its trajectory, and may pay off in ``bar`` seconds.
+
+        That is backpropagation through the states, step by step or by blocks; then all other gradients at once.
+        """
         pieces = self.pieces
         rest = pieces.pull_rest
+        if self._seconds(forward.amount + rest) >= bar:
+            return
         amount = forward.amount + pieces.pull_states_step_by_step + rest
         yield self._with(forward, StepByStep(), amount, 3 * pieces.trajectory_bytes)
+        columns = find_structure(pieces.step, pieces.layout).groups.shape[1]
+        if forward.seconds + columns * pieces.step_by_step.busy_seconds(self.device) >= bar:
+            return
         choice = self._choice(linearize)
         blocks, shapes = pieces.blocks(choice.linearization.fresh)
-        for solver in self._solvers(choice):
+        for solver in self._solvers(choice, bar):
             solve = pieces.solve(solver, shapes, transposed=True)
             if not choice.is_exact:
                 turns = QUASI * self.expected
@@ -170,11 +182,6 @@ class Field:
         seconds = self._seconds(amount)
         memory = max(memory, forward.memory)
         return dataclasses.replace(forward, adjoint=adjoint, amount=amount, memory=memory, seconds=seconds)
-
-    def least_blocks_seconds(self) -> float:
-        """Less than what an adjoint by blocks takes: one evaluation for every column of a block."""
-        groups = find_structure(self.pieces.step, self.pieces.layout).groups
-        return groups.shape[1] * self.pieces.step_by_step.busy_seconds(self.device)
 
     def _seconds(self, amount: Amount) -> float:
         return self.device.call_latency + amount.seconds(self.device)
@@ -199,9 +206,12 @@ class Field:
         step, layout = self.pieces.step, self.pieces.layout
         return exact.linearization.bytes_per_step(step, layout) >= 8 * Diagonal().bytes_per_step(step, layout)
 
-    def _solvers(self, choice: Choice) -> list[LinearSolver]:
+    def _solvers(self, choice: Choice, bar: float) -> list[LinearSolver]:
+        sequential = find_solver("sequential")
+        if bar < math.inf and self.pieces.on_cpu:
+            return [sequential]  # there no parallel one has ever been faster: see `deeppcr.linear.choose`
         _, shapes = self.pieces.blocks(choice.linearization.fresh)
-        return [find_solver("sequential"), choose_parallel_solver(shapes)]
+        return [sequential, choose_parallel_solver(shapes)]
 
     def _bytes(self, choice: Choice, solver: LinearSolver) -> int:
         each = choice.linearization.bytes_per_step(self.pieces.step, self.pieces.layout)

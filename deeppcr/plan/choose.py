@@ -1,8 +1,8 @@
 """The choice behind "auto": the candidate of the least predicted time, from shapes alone, while jax traces.
 
-What is chosen is kept for programs of the same signature: the step's jaxpr, the shapes, the device. A candidate whose arithmetic
-alone, at the rates that the device reaches at best, takes longer than the best so far is not looked at: that spares most of the
-time, for where the sequential program wins it does so by far.
+What is chosen is kept for programs of the same signature: the step's jaxpr, the shapes, the device. Candidates are looked at
+piece by piece, and no further once the pieces so far take longer than the sequential program: that spares most of the time, for
+where it wins it does so by far.
 """
 
 import dataclasses
@@ -43,9 +43,8 @@ def choose_adjoint(pieces: Pieces, method: Method | None, platform: str) -> Want
 def best_method(field: Field, everything: bool = False) -> list[Candidate]:
     """The candidates for a forward pass, the best one first; ``everything``: also those that cannot win."""
     sequential = field.sequential()
-    found = [sequential]
-    if everything or field.trials or field.least_newton_seconds() < sequential.seconds:
-        found += [_with_budget(candidate, sequential) for candidate in field.methods()]
+    bar = math.inf if everything or field.trials else _bar(sequential, field)
+    found = [sequential, *(_with_budget(candidate, sequential) for candidate in field.methods(bar))]
     return _sorted(found, field)
 
 
@@ -61,13 +60,18 @@ def best_gradient(field: Field, method: Method | None, everything: bool = False)
         linearize = method.linearize
     else:
         found = [field.autodiff()]
-        bar = math.inf if everything else found[0].seconds
+        bar = math.inf if everything else _bar(found[0], field)
     for forward in forwards if everything else forwards[:1]:
-        if forward.seconds + field.least_blocks_seconds() < bar:
-            found += field.adjoints(forward, linearize)
+        found += field.adjoints(forward, bar, linearize)
     # A forward pass is chosen before it is known whether a gradient is wanted, so one that is not cannot be had.
     chosen = forwards[0].method
     return sorted(_sorted(found, field), key=lambda candidate: not candidate.is_sequential and candidate.method != chosen)
+
+
+def _bar(sequential: Candidate, field: Field) -> float:
+    """The seconds that another candidate may take; none where the sequential program takes no longer than it takes to call it."""
+    calling = field.device.call_latency
+    return sequential.seconds if sequential.seconds > 2 * calling else 0.0
 
 
 def _hashable(method: Method | None) -> Hashable | None:

@@ -24,9 +24,10 @@ from deeppcr.signature import signature
 from deeppcr.small_products import write_out
 from deeppcr.state import Leaves, StateLayout, add
 from deeppcr.step import Step
-from depth import Cost, Device
-from depth.analysis import analyze_jaxpr
-from depth.kernels import Choice, Kernel, Loop, Program
+from depth import Device
+from depth.analysis import depths_of, read
+from depth.graph import Block
+from depth.kernels import Choice, Kernel, Kernels, Loop, Program
 from depth.prediction import Seconds
 
 NOTHING = Program((), ())
@@ -41,30 +42,35 @@ class Amount:
     """What a part of a candidate costs.
 
     Attributes:
-        depth: of its longest chain of operations.
         work: arithmetic operations.
         program: its kernels and loops, which a device puts times to.
+        graphs: what it is made of, and how often each follows on the others.
     """
 
-    depth: int = 0
     work: int = 0
     program: Program = NOTHING
+    graphs: tuple[tuple[Block, int], ...] = ()
 
     @classmethod
-    def of(cls, cost: Cost) -> "Amount":
+    def of(cls, graph: Block) -> "Amount":
         """That of a program which `depth` has read."""
-        return cls(cost.depth, cost.work, cost.program)
+        return cls(graph.totals.work, Kernels().program(graph), ((graph, 1),))
+
+    @property
+    def depth(self) -> int:
+        """The longest chain of operations, where each part waits for the one before it."""
+        return sum(times * max(depths_of(graph), default=0) for graph, times in self.graphs)
 
     def __add__(self, other: "Amount") -> "Amount":
         """One after the other."""
         mine, its = self.program, other.program
         whole = Program((*mine.kernels, *its.kernels), (*mine.parts, *its.parts))
-        return Amount(self.depth + other.depth, self.work + other.work, whole)
+        return Amount(self.work + other.work, whole, (*self.graphs, *other.graphs))
 
     def times(self, turns: int, counted: bool = True) -> "Amount":
         """In a loop; ``counted``: whether it is known beforehand how often."""
         loop = Program((), ((Loop(turns, self.program, None, counted), 1),))
-        return Amount(turns * self.depth, turns * self.work, loop)
+        return Amount(turns * self.work, loop, tuple((graph, turns * times) for graph, times in self.graphs))
 
     def seconds(self, device: Device) -> float:
         """The time it takes on a device."""
@@ -90,11 +96,10 @@ def _traffic(part: Any) -> int:
 
 
 def passes(count: int, entries: int, itemsize: int) -> Amount:
-    """``count`` elementwise passes over an array, as one kernel that reads and writes it."""
-    kernel = Kernel(
-        "elementwise", "float32", (("arithmetic", count * entries),), 2 * entries * itemsize, apart=2 * entries * itemsize
-    )
-    return Amount(count, count * entries, Program(((kernel, 1),), ()))
+    """``count`` elementwise passes over an array, as one kernel that reads and writes it; their depth is not worth counting."""
+    moved = 2 * entries * itemsize
+    kernel = Kernel("elementwise", "float32", (("arithmetic", count * entries),), moved, apart=moved)
+    return Amount(count * entries, Program(((kernel, 1),), ()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -248,7 +253,7 @@ class Pieces:
 
 
 def _read(f: Callable[..., Any], *arguments: Any) -> Amount:
-    return Amount.of(analyze_jaxpr(jax.make_jaxpr(f)(*arguments)))
+    return Amount.of(read(jax.make_jaxpr(f)(*arguments)))
 
 
 def _shape(x: Any) -> Any:

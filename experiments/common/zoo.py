@@ -120,7 +120,7 @@ def task(specimen: Specimen, gain: float = 1.0) -> Task:
         case "tanh" | "relu":
             act = jnp.tanh if specimen.kind == "tanh" else jax.nn.relu
             layers = {"w": normal(length, n, n, scale=near), "b": normal(length, n, scale=0.1)}
-            return Task(lambda _, z, layer: act(z @ layer["w"] + layer["b"]), None, normal(batch, n), layers)
+            return Task(lambda _, z, layer: act(z @ layer["w"] + layer["b"][None]), None, normal(batch, n), layers)
         case "gru":
             weights = {"x": normal(n, 3 * n, scale=near), "h": normal(n, 2 * n, scale=near), "hn": normal(n, n, scale=near)}
             return Task(_gru, weights, init, sequence)
@@ -145,7 +145,7 @@ def _gru(weights: Any, h: Array, x: Array) -> Array:
 
 def _lstm(weights: Any, state: tuple[Array, Array], x: Array) -> tuple[Array, Array]:
     h, c = state
-    gates = x @ weights["x"] + h @ weights["h"] + weights["b"]
+    gates = x @ weights["x"] + h @ weights["h"] + weights["b"][None]
     i, f, g, o = jnp.split(gates, 4, axis=-1)
     c = jax.nn.sigmoid(f + 1) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c
@@ -158,5 +158,5 @@ def _convolution(_: Any, z: Array, layer: Any) -> Array:
 
 
 def _elementwise(weights: Any, h: Array, x: Array) -> Array:
-    keep = jax.nn.sigmoid(weights["a"])
-    return keep * h + (1 - keep) * jnp.tanh(x + weights["u"] * h)
+    keep = jax.nn.sigmoid(weights["a"])[None]
+    return keep * h + (1 - keep) * jnp.tanh(x + weights["u"][None] * h)
