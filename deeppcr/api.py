@@ -198,7 +198,7 @@ def vector_batch(x: Any) -> int:
 
 def _is_plain(method: Method | None, adjoint: Wanted) -> bool:
     """Whether `jax.lax.scan` itself is what has been asked for."""
-    return method == Sequential() and adjoint == Autodiff()
+    return adjoint == Autodiff() and (method is None or method == Sequential())
 
 
 def _run(problem: Problem, method: Method | None, adjoint: Wanted) -> Run:
