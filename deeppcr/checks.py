@@ -1,6 +1,7 @@
 """Checks of arguments that many options share."""
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -16,4 +17,14 @@ def check_count(name: str, value: Any, meaning: str, least: int = 1, optional: b
     if isinstance(value, bool):
         raise TypeError(f"{name} is {value!r}, {expected}")
     if number < least:
+        raise ValueError(f"{name} is {value!r}, {expected}")
+
+
+def check_name(name: str, value: Any, known: Iterable[str], objects: str) -> None:
+    """Raise unless ``value``, which is none of the ``objects`` that would do, is one of the ``known`` names for them."""
+    names = list(known)
+    expected = f"expected {objects} or one of the names {names}."
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}, {expected}")
+    if value not in names:
         raise ValueError(f"{name} is {value!r}, {expected}")

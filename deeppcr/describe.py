@@ -89,18 +89,27 @@ def describe(chain: Any, x: Any, *, method: str | Newton = "newton", batch_ndim:
     chosen = find_method(method)
     if not isinstance(chosen, Newton):
         raise ValueError(f"method is {method!r}, expected Newton(...) or the name of such a method: others do not linearise.")
+    layers, chains = chains_of(chain, x, batch_ndim)
+    return Description(layers, tuple(_found(chain, state, chosen, examples) for chain, state, examples in chains))
+
+
+def chains_of(chain: Any, x: Any, batch_ndim: int | None) -> tuple[LayersFound | None, list[tuple[Chain, Any, int]]]:
+    """What is known of layers, if these are any; and every chain with its initial state and its number of batch axes.
+
+    The state of a chain that follows on other layers is made of shapes.
+    """
     if isinstance(chain, Chain):
-        return Description(None, (_found(chain, x, chosen, batch_ndim or 0),))
-    layers = describe_layers(chain, x)
-    chains = []
-    for segment in layers.segments:
+        return None, [(chain, x, batch_ndim or 0)]
+    layers, chains = describe_layers(chain, x), []
+    for place, segment in enumerate(layers.segments):
         if not segment.reason:
             run = stack_layers(segment.layers, segment.period)
             tree, *types = segment.layers[0].takes
             state = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in types])
+            state = x if place == 0 else state
             examples = vector_batch(state) if batch_ndim is None else batch_ndim
-            chains.append(_found(Chain(run.step, run.inputs, run.length), state, chosen, examples))
-    return Description(layers, tuple(chains))
+            chains.append((Chain(run.step, run.inputs, run.length), state, examples))
+    return layers, chains
 
 
 def _found(chain: Chain, state: Any, newton: Newton, batch_ndim: int) -> ChainFound:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 
 import depth
-from deeppcr.api import solve, vector_batch
+from deeppcr.api import solve
 from deeppcr.chain import Chain, Problem, Steps, chain_length, pose
 from deeppcr.checks import check_count
-from deeppcr.layers import stack_layers
-from deeppcr.layers.describe import describe as describe_layers
+from deeppcr.describe import chains_of
 from deeppcr.lyapunov import forecast_iterations, growth_rate
 from deeppcr.plan import Candidate, ChainPlan, Field, Pieces, Plan, best_gradient, best_method, read_trials, write_trials
 from deeppcr.sequential import Sequential
@@ -74,27 +73,12 @@ def plan(
     model = depth.at_hand() if device is None else find_device(device)
     memory = None if device is None else int(model.memory) // 2
     chains = []
-    for chain, state, examples in _chains(layers_or_chain, x, batch_ndim):
+    for chain, state, examples in chains_of(layers_or_chain, x, batch_ndim)[1]:
         problem = _posed(chain, state, examples)
         chains.append(_planned(chain, state, examples, problem, model, memory, trials, iterations))
     if not chains:
         raise ValueError("no chain to plan: no two neighbouring layers are alike; deeppcr.layers.describe says what was found.")
     return Plan(tuple(chains))
-
-
-def _chains(layers_or_chain: Any, x: Any, batch_ndim: int | None) -> Iterator[tuple[Chain, Any, int]]:
-    """Every chain with its initial state, or what stands for it, and its number of batch axes."""
-    if isinstance(layers_or_chain, Chain):
-        yield layers_or_chain, x, batch_ndim or 0
-        return
-    segments = describe_layers(layers_or_chain, x).segments
-    for place, segment in enumerate(segments):
-        if not segment.reason:
-            run = stack_layers(segment.layers, segment.period)
-            tree, *types = segment.layers[0].takes
-            state = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in types])
-            state = x if place == 0 else state
-            yield Chain(run.step, run.inputs, run.length), state, vector_batch(state) if batch_ndim is None else batch_ndim
 
 
 def _posed(chain: Chain, state: Any, batch_ndim: int) -> Problem:

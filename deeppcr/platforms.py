@@ -7,19 +7,19 @@ what is best differs between the platforms of this process, the program holds al
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import jax
 from jax import lax
 from jax.extend.backend import backends
 
+from depth.calibration import default_device
+
 T = TypeVar("T")
-GPUS = ("cuda", "rocm")  # what `jax.default_backend` calls "gpu"
+GPUS = ("cuda", "rocm")  # what a device calls "gpu"
 DEFAULT = "default"
 
 
 def platforms() -> tuple[str, ...]:
     """The platforms of this process, that of jax's default device first: "cpu", "cuda", "rocm", "tpu" .."""
-    chosen: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
-    first = chosen if isinstance(chosen, str) else jax.default_backend() if chosen is None else chosen.platform
+    first = default_device().platform
     known = dict.fromkeys(backends())
     first = next((name for name in known if name in GPUS), "cuda") if first == "gpu" else first
     return tuple(dict.fromkeys([first, *known]))

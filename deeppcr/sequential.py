@@ -6,9 +6,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from deeppcr.chain import Problem, Steps
+from deeppcr.jaxprs import Replacement
 from deeppcr.small_products import write_out
 from deeppcr.solution import Result, Run, Solve, Stats
 from deeppcr.state import Leaves
+
+
+def every_step(steps: Steps, initial: Leaves, replace: Replacement | None) -> tuple[Leaves, Leaves]:
+    """The states and the outputs of all steps, one after another; ``replace`` as in `deeppcr.jaxprs.evaluate`."""
+
+    def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
+        state, outputs = steps.step.with_outputs(state, inputs, steps.captured, replace)
+        return state, (state, outputs)
+
+    result: tuple[Leaves, Leaves] = lax.scan(body, initial, steps.inputs, steps.length)[1]
+    return result
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,15 @@ def seconds(value: float) -> str:
     return f"{value / 1e-9:.3g} ns"
 
 
+def nbytes(value: float) -> str:
+    """Bytes with their unit: 1.23 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
 def device_table(device: Device) -> str:
     """The figures of a device."""
     rows = [("call", seconds(device.call_latency)), ("kernel", seconds(device.kernel_latency))]

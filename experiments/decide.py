@@ -234,7 +234,7 @@ def map_row(specimen: zoo.Specimen, task: zoo.Task, gradient: bool, model: depth
         field = dataclasses.replace(field_of(task, specimen, there), memory=int(there.memory) // 2)
         every = best_gradient(field, None, everything=True) if gradient else best_method(field, everything=True)
         sequential = next(candidate for candidate in every if candidate.is_sequential)
-        best = min((candidate for candidate in every if is_parallel(candidate)), key=lambda candidate: candidate.seconds)
+        best = min((candidate for candidate in every if not candidate.is_sequential), key=lambda candidate: candidate.seconds)
         row[f"predicted, {name}"] = sequential.seconds / best.seconds
         if name == "here":
             row["parallel"] = best.name
@@ -244,11 +244,6 @@ def map_row(specimen: zoo.Specimen, task: zoo.Task, gradient: bool, model: depth
             seconds = measured({label: partial(call, *task.arguments) for label, call in programs.items()})
             row["realised"] = seconds["sequential"] / seconds["parallel"]
     return row
-
-
-def is_parallel(candidate: Candidate) -> bool:
-    """Whether anything of it is done for all steps at once."""
-    return not candidate.is_sequential
 
 
 # -- giving up

@@ -32,6 +32,7 @@ from jax.custom_derivatives import SymbolicZero
 from deeppcr.adjoint.step_by_step import Propagation
 from deeppcr.chain import Steps
 from deeppcr.platforms import DEFAULT, by_platform
+from deeppcr.sequential import every_step
 from deeppcr.small_products import write_out
 from deeppcr.solution import Result, Run, Solve, Stats
 from deeppcr.state import Leaves, StateLayout, add, before
@@ -57,14 +58,7 @@ class Autodiff:
         replace = None if steps.step.has_custom_vjp else write_out
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves]:
-            here = moved.put(steps, x, c)
-
-            def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-                state, outputs = here.step.with_outputs(state, inputs, here.captured, replace)
-                return state, (state, outputs)
-
-            result: tuple[Leaves, Leaves] = lax.scan(body, moved.initial.put(initial, z), here.inputs, steps.length)[1]
-            return result
+            return every_step(moved.put(steps, x, c), moved.initial.put(initial, z), replace)
 
         primals = (moved.initial.of(initial), moved.inputs.of(steps.inputs), moved.captured.of(steps.captured))
         pushed: tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]] = jax.jvp(program, primals, moved.tangents)

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 from jax import Array
 
+from deeppcr.checks import check_name
 from deeppcr.linear.blocks import Blocks
 from deeppcr.linear.chunked import Chunked
 from deeppcr.linear.cyclic_reduction import CyclicReduction
@@ -42,10 +43,7 @@ def find_solver(solver: str | LinearSolver) -> LinearSolver:
     """The solver itself, or the one of that name."""
     if isinstance(solver, LinearSolver):
         return solver
-    if not isinstance(solver, str):
-        raise TypeError(f"solver is {solver!r}, expected a solver or one of the names {', '.join(SOLVERS)}.")
-    if solver not in SOLVERS:
-        raise ValueError(f"solver is {solver!r}; the known names are {', '.join(SOLVERS)}.")
+    check_name("solver", solver, SOLVERS, "a solver")
     return SOLVERS[solver]
 
 

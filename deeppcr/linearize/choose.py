@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from deeppcr.checks import check_name
 from deeppcr.linearize.block_diagonal import BlockDiagonal
 from deeppcr.linearize.dense import Dense
 from deeppcr.linearize.diagonal import Diagonal
@@ -16,6 +17,7 @@ from deeppcr.linearize.zero import Zero
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
 from deeppcr.structure import find_structure
+from depth.report import nbytes
 
 LINEARIZATIONS: dict[str, Linearization] = {
     "dense": Dense(),
@@ -48,11 +50,7 @@ def find_linearization(linearize: Any) -> Linearization | None:
     """The linearisation itself, or the one of that name; None for "auto"."""
     if isinstance(linearize, Linearization):
         return linearize
-    names = ["auto", *LINEARIZATIONS]
-    if not isinstance(linearize, str):
-        raise TypeError(f"linearize is {linearize!r}, expected BlockDiagonal(k), Frozen(every=m), .. or one of {names}.")
-    if linearize not in names:
-        raise ValueError(f"linearize is {linearize!r}, expected one of {names}, BlockDiagonal(k), Frozen(every=m), ...")
+    check_name("linearize", linearize, ["auto", *LINEARIZATIONS], "BlockDiagonal(k), Frozen(every=m), ..")
     return LINEARIZATIONS.get(linearize)
 
 
@@ -75,12 +73,12 @@ def choose_linearization(
     reasons = []
     size = COPIES * max(1, chosen.bytes_per_step(step, layout))
     if wanted is None and window is None and length * size > budget and budget // size < min(SHORTEST, length):
-        reasons.append(f"{length} exact Jacobians would take {_bytes(length * size)} of {_bytes(budget)}, so the diagonal only")
+        reasons.append(f"{length} exact Jacobians would take {nbytes(length * size)} of {nbytes(budget)}, so the diagonal only")
         chosen = Diagonal()
         size = COPIES * max(1, chosen.bytes_per_step(step, layout))
     if window is None and length * size > budget:
         window = max(1, budget // size)
-        reasons.append(f"all {length} steps would take {_bytes(length * size)} of {_bytes(budget)}, so {window} at once")
+        reasons.append(f"all {length} steps would take {nbytes(length * size)} of {nbytes(budget)}, so {window} at once")
     return Choice(chosen, min(length, window or length), chosen.is_exact(step, layout), "; ".join(reasons))
 
 
@@ -100,11 +98,3 @@ def memory_budget() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     except (ValueError, OSError, AttributeError):
         return 1 << 32
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

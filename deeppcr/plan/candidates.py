@@ -57,7 +57,7 @@ class Candidate:
             adjoint = f"blocks, {name_of(self.adjoint.linear)}"
         method = "sequential"
         if isinstance(self.method, Newton):
-            method = f"Newton, {_text(self.method.linearize)}, {name_of(self.method.linear)}"
+            method = f"Newton, {self.method.linearize}, {name_of(self.method.linear)}"
         return f"{method} / {adjoint}" if adjoint else method
 
     @property
@@ -71,10 +71,6 @@ def speedup(candidate: Candidate, sequential: Candidate) -> float:
     if candidate.measured is not None and sequential.measured is not None:
         return sequential.measured / candidate.measured
     return sequential.seconds / candidate.seconds
-
-
-def _text(linearize: object) -> str:
-    return linearize if isinstance(linearize, str) else str(linearize)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +93,7 @@ class Field:
     trials: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        on_cpu = self.device.small_loop > 0
-        if self.pieces.on_cpu != on_cpu:
-            object.__setattr__(self, "pieces", dataclasses.replace(self.pieces, on_cpu=on_cpu))
+        object.__setattr__(self, "pieces", self.pieces.compiled_for(self.device.small_loop > 0))
 
     # -- forward ----------------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from deeppcr.adjoint import Adjoint, Autodiff, StepByStep
+from deeppcr.checks import check_name
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.newton import Newton
 from deeppcr.sequential import Sequential
@@ -23,11 +24,7 @@ def find_method(method: Any) -> Method | None:
     """The method itself, or the one of that name; None for "auto"."""
     if isinstance(method, Method):
         return method
-    names = ["auto", *METHODS]
-    if not isinstance(method, str):
-        raise TypeError(f"method is {method!r}, expected Sequential(), Newton(...) or one of {names}.")
-    if method not in names:
-        raise ValueError(f"method is {method!r}, expected one of {names}, Sequential() or Newton(...).")
+    check_name("method", method, ["auto", *METHODS], "Sequential(), Newton(...)")
     return METHODS.get(method)
 
 
@@ -37,14 +34,6 @@ def find_adjoint(adjoint: Any) -> Wanted:
         return adjoint
     if isinstance(adjoint, LinearSolver):
         return Adjoint(linear=adjoint)
-    names = [*SOLVERS, "autodiff"]
-    if not isinstance(adjoint, str):
-        raise TypeError(
-            f"adjoint is {adjoint!r}, expected Adjoint(...), a linear solver such as Recurrence(), or one of {names}."
-        )
-    if adjoint not in names:
-        raise ValueError(
-            f"adjoint is {adjoint!r}, expected one of {names}, Adjoint(...) or a linear solver such as Recurrence()."
-        )
+    check_name("adjoint", adjoint, [*SOLVERS, "autodiff"], "Adjoint(...), a linear solver such as Recurrence()")
     own: dict[str, Wanted] = {"auto": None, "autodiff": Autodiff(), "sequential": StepByStep()}
     return own[adjoint] if adjoint in own else Adjoint(linear=adjoint)

@@ -14,15 +14,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
+from deeppcr.adjoint import StepByStep
 from deeppcr.chain import Problem, Steps
 from deeppcr.jaxprs import Replacement
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.linearize import Linearization
+from deeppcr.sequential import every_step
 from deeppcr.signature import signature
 from deeppcr.small_products import write_out
-from deeppcr.state import Leaves, StateLayout, add
+from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step
 from depth import Device
 from depth.analysis import depths_of, read
@@ -130,6 +132,14 @@ class Pieces:
         initial, inputs, captured = (list(map(_shape, part)) for part in (problem.initial, problem.inputs, problem.captured))
         return cls(problem.step, problem.layout, problem.length, initial, inputs, captured)
 
+    def compiled_for(self, on_cpu: bool) -> "Pieces":
+        """The same chain where small products are written out, or where they are not."""
+        return self if on_cpu == self.on_cpu else self._elsewhere
+
+    @cached_property
+    def _elsewhere(self) -> "Pieces":
+        return dataclasses.replace(self, on_cpu=not self.on_cpu)
+
     @cached_property
     def signature(self) -> str:
         """The same for chains of the same program and shapes, in other processes, too; as good as never for others."""
@@ -158,11 +168,7 @@ class Pieces:
         replace = None if self.step.has_custom_vjp else self._replace
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
-            def body(state: Leaves, inputs: Leaves) -> Any:
-                state, outputs = self.step.with_outputs(state, inputs, c, replace)
-                return state, (state, outputs)
-
-            return lax.scan(body, z, x, self.length)[1]
+            return every_step(self._steps(x, c), z, replace)
 
         def gradient(z: Leaves, x: Leaves, c: Leaves, g: Any) -> Any:
             nonlocal kept
@@ -181,12 +187,7 @@ class Pieces:
         """Backpropagation through the states alone, each step computed anew."""
 
         def pull(z: Leaves, x: Leaves, c: Leaves, g: Leaves) -> Any:
-            def body(mu: Leaves, step: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
-                state, inputs, g_l = step
-                lam = add(g_l, mu)
-                return jax.vjp(lambda z: self.step(z, inputs, c), state)[1](lam)[0], lam
-
-            return lax.scan(body, [leaf[0] for leaf in g], (z, x, g), reverse=True)
+            return StepByStep().backward(self._steps(x, c), z, g, [leaf[0] for leaf in g])
 
         states = [jax.ShapeDtypeStruct((self.length, *z.shape), z.dtype) for z in self.initial]
         return _read(pull, states, self.inputs, self.captured, states)
@@ -238,7 +239,8 @@ class Pieces:
                 return linearization.blocks(self._steps(x, c), z)
 
             arguments = self.states, self.inputs, self.captured
-            known = linearization, _read(blocks, *arguments), jax.eval_shape(blocks, *arguments)
+            jaxpr, shapes = jax.make_jaxpr(blocks, return_shape=True)(*arguments)
+            known = linearization, Amount.of(read(jaxpr)), shapes
             self._blocks[id(linearization)] = known  # with the object itself, so that its id stays its own
         return known[1:]
 
@@ -264,9 +266,5 @@ def _without_first(x: Any) -> Any:
     return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
 
 
-def _entries(x: Any) -> int:
-    return int(jnp.size(x)) if not hasattr(x, "size") else int(x.size)
-
-
 def _bytes(x: Any) -> int:
-    return _entries(x) * int(x.dtype.itemsize)
+    return int(x.size) * int(x.dtype.itemsize)

@@ -9,7 +9,7 @@ from deeppcr.plan.candidates import Candidate, speedup
 from deeppcr.plan.choose import PROMISE
 from deeppcr.plan.names import Method
 from depth import Device
-from depth.report import count, seconds
+from depth.report import count, nbytes, seconds
 
 HEAD = ("", "depth", "work", "traffic", "memory", "predicted", "measured", "speedup", "")
 
@@ -68,7 +68,7 @@ class ChainPlan:
         rows = []
         for candidate in found:
             amount = candidate.amount
-            cells = [count(amount.depth), count(amount.work), _size(amount.traffic), _size(candidate.memory)]
+            cells = [count(amount.depth), count(amount.work), nbytes(amount.traffic), nbytes(candidate.memory)]
             cells += [seconds(candidate.seconds), seconds(candidate.measured) if candidate.measured else ""]
             cells.append(f"{speedup(candidate, sequential):.2f}x")
             rows.append(("  " + candidate.name, *cells, self._verdict(candidate, found, sequential)))
@@ -172,7 +172,7 @@ def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device:
     more = candidate.amount.work / max(sequential.amount.work, 1)
     less = sequential.amount.depth / max(candidate.amount.depth, 1)
     if candidate.memory > device.memory > 0:
-        return f"{_size(candidate.memory)} do not fit into {_size(device.memory)}"
+        return f"{nbytes(candidate.memory)} do not fit into {nbytes(device.memory)}"
     if candidate is best:
         return f"{less:.3g}x less depth pays for {more:.3g}x the arithmetic" if less > 1 else "less to wait for in every step"
     if candidate.time < best.time and candidate.method != best.method:
@@ -183,12 +183,3 @@ def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device:
     if busy > sequential.time:
         return f"{device.name} cannot pay for {more:.3g}x the arithmetic"
     return f"waits for {seconds(candidate.time - busy)} beside its arithmetic"
-
-
-def _size(value: float) -> str:
-    """Bytes with a unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"

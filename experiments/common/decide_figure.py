@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.plots import figure
+from experiments.common.plots import figure, halves
 
 Row = dict[str, Any]
 
@@ -21,18 +21,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     regret = [row for row in rows if row["part"] == "regret"]
     with figure(path, columns=len(names) + bool(regret) or 1, height=6.4) as columns:
         for name, axes in zip(names, columns, strict=False):
-            for direction, half in zip(DIRECTIONS, _halves(axes), strict=True):
+            for direction, half in zip(DIRECTIONS, halves(axes), strict=True):
                 _map(half, [row for row in cells if row["direction"] == direction], name, direction)
         if regret:
-            for direction, half in zip(DIRECTIONS, _halves(columns[-1]), strict=True):
+            for direction, half in zip(DIRECTIONS, halves(columns[-1]), strict=True):
                 _regret(half, [row for row in regret if row["direction"] == direction], direction)
-
-
-def _halves(axes: Any) -> list[Any]:
-    """Two axes, one above the other, in the place of one."""
-    drawing, grid = axes.figure, axes.get_subplotspec().subgridspec(2, 1)
-    axes.remove()
-    return [drawing.add_subplot(cell) for cell in grid]
 
 
 def _map(axes: Any, rows: Sequence[Row], name: str, direction: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common.plots import figure
+from experiments.common.plots import figure, halves
 
 Row = dict[str, Any]
 
@@ -18,7 +18,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """By chain and form: iterations and speed. By iterations: error and what a classifier gets right. By width: time, memory."""
     forms, accuracy, width = ([row for row in rows if row["part"] == part] for part in ("forms", "accuracy", "width"))
     with figure(path, columns=3, height=7.6) as columns:
-        (iterations, speed), (errors, right), (times, memory) = map(_halves, columns)
+        (iterations, speed), (errors, right), (times, memory) = map(halves, columns)
         _by_chain(iterations, forms, "iterations")
         iterations.set_title("iterations (hollow: finished step by step)")
         iterations.set_ylim(top=6 * iterations.get_ylim()[1])  # room for the legend
@@ -32,13 +32,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         times.set_title("time of a solve [ms], GRU" + _length(width))
         _by_width(memory, width, "temp MB")
         memory.set_title("temporary memory [MB], GRU" + _length(width))
-
-
-def _halves(axes: Any) -> list[Any]:
-    """Two axes, one above the other, in the place of one."""
-    drawing, grid = axes.figure, axes.get_subplotspec().subgridspec(2, 1)
-    axes.remove()
-    return [drawing.add_subplot(cell) for cell in grid]
 
 
 def _base(form: str) -> str:

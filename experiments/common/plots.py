@@ -31,3 +31,10 @@ def figure(path: Path, columns: int = 1, *, height: float = 3.2) -> Iterator[lis
         FigureCanvasAgg(drawing)
         yield list(drawing.subplots(1, columns, squeeze=False)[0])
         drawing.savefig(path)
+
+
+def halves(axes: Any) -> list[Any]:
+    """Two axes, one above the other, in the place of one."""
+    drawing, grid = axes.figure, axes.get_subplotspec().subgridspec(2, 1)
+    axes.remove()
+    return [drawing.add_subplot(cell) for cell in grid]

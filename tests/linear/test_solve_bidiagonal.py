@@ -216,7 +216,7 @@ A, b = jnp.ones((4, 2, 2)), jnp.ones((4, 2))
         ((A.astype(int), b.astype(int)), {}, TypeError, "A has dtype int64"),
         ((A, b), {"initial": jnp.ones(3)}, ValueError, r"initial has shape \[3\], expected \[2\]"),
         ((A, b), {"initial": jnp.ones(2, jnp.float32)}, TypeError, "initial has dtype float32"),
-        ((A, b), {"solver": "magic"}, ValueError, "'magic'; the known names are auto, sequential, pcr"),
+        ((A, b), {"solver": "magic"}, ValueError, "'magic', expected a solver or one of the names .'auto', 'sequential', 'pcr'"),
         ((A, b), {"solver": 3}, TypeError, "solver is 3"),
         (
             (A, b),
