@@ -40,6 +40,7 @@ FLOORS = {
     "acceleration": 1,
     "damping": 1,
     "small_products": 1,
+    "sums": 1,
     "checks": 0,
     "platforms": 0,
     "signature": 0,

@@ -37,6 +37,7 @@ from deeppcr.small_products import write_out
 from deeppcr.solution import Result, Run, Solve, Stats
 from deeppcr.state import Leaves, StateLayout, add, before
 from deeppcr.step import Step
+from deeppcr.sums import with_plain_sums
 
 
 @jax.tree_util.register_static
@@ -220,7 +221,7 @@ def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Propagation)
             here, f, x, c = part_of(places, inputs)
             lam, leave = adjoint.backward(here, z, g, enter)
             _, pull = jax.vjp(lambda x, c: f(z, x, c), x, c)
-            from_x, from_c = pull(lam)
+            from_x, from_c = with_plain_sums(pull)(lam)
             return (leave, add(totals, from_c)), (lam, from_x)
 
         begin = ([jnp.zeros_like(z) for z in initial], by_captured)

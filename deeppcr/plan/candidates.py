@@ -159,7 +159,7 @@ class Field:
         amount = forward.amount + pieces.pull_states_step_by_step + rest
         yield self._with(forward, StepByStep(), amount, 3 * pieces.trajectory_bytes)
         columns = find_structure(pieces.step, pieces.layout).groups.shape[1]
-        if forward.seconds + columns * pieces.step_by_step.busy_seconds(self.device) >= bar:
+        if forward.seconds + columns * pieces.step_by_step.least_seconds(self.device) >= bar:
             return
         choice = self._choice(linearize)
         blocks, shapes = pieces.blocks(choice.linearization.fresh)

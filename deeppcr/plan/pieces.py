@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.adjoint import StepByStep
 from deeppcr.chain import Problem, Steps
 from deeppcr.jaxprs import Replacement
 from deeppcr.linear import Blocks, LinearSolver
@@ -24,7 +23,7 @@ from deeppcr.linearize import Linearization
 from deeppcr.sequential import every_step
 from deeppcr.signature import signature
 from deeppcr.small_products import write_out
-from deeppcr.state import Leaves, StateLayout
+from deeppcr.state import Leaves, StateLayout, add
 from deeppcr.step import Step
 from depth import Device
 from depth.analysis import depths_of, read
@@ -84,8 +83,13 @@ class Amount:
         return _traffic(self.program)
 
     def busy_seconds(self, device: Device) -> float:
-        """The time of its arithmetic alone, if nothing waited for anything."""
-        return Seconds(device.replace(**LATENCIES)).program(self.program)
+        """The time of its arithmetic alone, if nothing waited for anything, and small products were as fast as large ones."""
+        rates = {**device.vector_rates, "contraction": max(device.rates.values())}
+        return Seconds(device.replace(**LATENCIES, vector_rates=rates)).program(self.program)
+
+    def least_seconds(self, device: Device) -> float:
+        """Its arithmetic at the highest of all rates: it cannot be faster, whatever it becomes a part of."""
+        return self.work / max(*device.rates.values(), *device.vector_rates.values())
 
 
 def _traffic(part: Any) -> int:
@@ -177,20 +181,20 @@ class Pieces:
             return pull(g)
 
         arguments = self.initial, self.inputs, self.captured
-        g = jax.eval_shape(program, *arguments)
-        amount = _read(gradient, *arguments, g)
+        results = [jax.ShapeDtypeStruct((self.length, *atom.aval.shape), atom.aval.dtype) for atom in self.step.jaxpr.outvars]
+        amount = _read(gradient, *arguments, (results[: self.step.states], results[self.step.states :]))
         known = sum(map(_bytes, jax.tree.leaves(arguments)))
         return amount, max(0, kept - known)
 
     @cached_property
     def pull_states_step_by_step(self) -> Amount:
-        """Backpropagation through the states alone, each step computed anew."""
+        """Backpropagation through the states alone, each step computed anew: what `StepByStep` does."""
 
-        def pull(z: Leaves, x: Leaves, c: Leaves, g: Leaves) -> Any:
-            return StepByStep().backward(self._steps(x, c), z, g, [leaf[0] for leaf in g])
+        def pull(z: Leaves, x: Leaves, c: Leaves, g: Leaves, mu: Leaves) -> Any:
+            lam = add(g, mu)
+            return jax.vjp(lambda z: self.step(z, x, c), z)[1](lam)[0], lam
 
-        states = [jax.ShapeDtypeStruct((self.length, *z.shape), z.dtype) for z in self.initial]
-        return _read(pull, states, self.inputs, self.captured, states)
+        return _read(pull, *self._one, self.initial, self.initial).times(self.length)
 
     # -- all steps at once ------------------------------------------------------------------------------------------------------
 
@@ -226,7 +230,8 @@ class Pieces:
                 return self._steps(leaves[: len(x)], leaves[len(x) :]).evaluate(z)
 
             moving = [leaf for leaf, moves in zip([*x, *c], floating, strict=True) if moves]
-            return jax.vjp(f, moving)[1](g)[0]
+            # As jax.vjp, but for the time that tracing takes.
+            return jax.linear_transpose(lambda t: jax.jvp(f, (moving,), (t,))[1], moving)(g)
 
         return _read(pull, self.states, self.inputs, self.captured, self.states)
 

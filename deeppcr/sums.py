@@ -1,0 +1,57 @@
+"""Sums over steps, without the axes of size 1 that stay.
+
+The gradient of what all steps share is a sum over steps, and where a batch of one is an axis of the state, a sum over the first
+axis of ``[L, 1, w]``. XLA computes that of a product on a CPU by scalar code, entry by entry: 6.3 ms for L = 16384, w = 32 on two
+cores. Over the first axis of ``[L, w]`` the same sum takes 0.12 ms.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+
+from deeppcr.jaxprs import Program, called, evaluate, without_constants
+
+
+def with_plain_sums(f: Callable[..., Any]) -> Callable[..., Any]:
+    """``f``, a function of arrays, with its sums taken over arrays without axes of size 1."""
+
+    def g(*arguments: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(f, return_shape=True)(*arguments)
+        results = _evaluate(closed, jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return g
+
+
+def _evaluate(closed: Any, operands: list[Any]) -> list[Any]:
+    program = Program.of(closed)
+    known = dict(zip([*program.constvars, *program.invars], [*getattr(closed, "consts", ()), *operands], strict=True))
+    return evaluate(program, known, program.outvars, _plain)
+
+
+def _plain(equation: Any, operands: list[Any]) -> list[Any] | None:
+    """The result of a sum that keeps axes of size 1, or of a call of a function that holds one; else None."""
+    if not _is_odd(equation):
+        inner = called(equation)
+        return _evaluate(inner, operands) if inner is not None and _holds_odd(inner) else None
+    (x,), axes = operands, equation.params["axes"]
+    ones = [axis for axis in range(x.ndim) if axis not in axes and x.shape[axis] == 1]
+    left = [axis for axis in range(x.ndim) if axis not in ones]
+    total = lax.reduce_sum(lax.squeeze(x, ones), [left.index(axis) for axis in axes])
+    return [total.reshape(equation.outvars[0].aval.shape)]
+
+
+def _is_odd(equation: Any) -> bool:
+    if equation.primitive.name != "reduce_sum":
+        return False
+    shape, axes = equation.invars[0].aval.shape, equation.params["axes"]
+    return bool(axes) and any(size == 1 for axis, size in enumerate(shape) if axis not in axes)
+
+
+def _holds_odd(closed: Any) -> bool:
+    return any(
+        _is_odd(equation) or ((inner := called(equation)) is not None and _holds_odd(inner))
+        for equation in without_constants(closed).eqns
+    )
