@@ -12,15 +12,17 @@ from deeppcr.solution import Result, Run, Solve, Stats
 from deeppcr.state import Leaves
 
 
-def every_step(steps: Steps, initial: Leaves, replace: Replacement | None) -> tuple[Leaves, Leaves]:
+def every_step(steps: Steps, initial: Leaves, replace: Replacement | None, unroll: int = 1) -> tuple[Leaves, Leaves]:
     """The states and the outputs of all steps, one after another; ``replace`` as in `deeppcr.jaxprs.evaluate`."""
+    same = steps.step.outputs_in_state  # most often the state itself is the output: written once, it costs half
 
     def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
         state, outputs = steps.step.with_outputs(state, inputs, steps.captured, replace)
-        return state, (state, outputs)
+        return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
 
-    result: tuple[Leaves, Leaves] = lax.scan(body, initial, steps.inputs, steps.length)[1]
-    return result
+    _, (trajectory, own) = lax.scan(body, initial, steps.inputs, steps.length, unroll=unroll)
+    rest = iter(own)
+    return trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +41,5 @@ class Sequential:
         return run, None
 
     def _run(self, steps: Steps, initial: Leaves, length: int) -> Run:
-        same = steps.step.outputs_in_state  # most often the state itself is the output: written once, it costs half
-
-        def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-            state, outputs = steps.step.with_outputs(state, inputs, steps.captured, write_out)
-            return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
-
-        _, (trajectory, own) = lax.scan(body, initial, steps.inputs, length, unroll=self.unroll)
-        rest = iter(own)
-        outputs = [next(rest) if leaf is None else trajectory[leaf] for leaf in same]
+        trajectory, outputs = every_step(steps, initial, write_out, self.unroll)
         return Run(trajectory, outputs, Stats.of_sequential(length, steps.layout.dtype), jnp.int32(Result.CONVERGED))

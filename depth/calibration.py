@@ -121,7 +121,7 @@ def measure() -> Device:
     weights = jnp.eye(16, dtype=FLOAT)
     vector, matrix = jnp.ones(16, FLOAT), jnp.ones((8, 16), FLOAT)
     reduced = clock.turn(lambda x: _thin(_reduced(x)), one, 4000)
-    few, many = (clock.stacked(count, 2000) / (count + BESIDE) for count in (3, 16))
+    few, many = (clock.stacked(count, 2000) / (count + 1 + BESIDE) for count in (3, 8))
     step = {
         "elementwise": thin / 2,  # a turn with one kernel: half of it for the turn, half for the kernel
         "reduction": max(reduced - thin, thin / 2),

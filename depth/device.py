@@ -36,7 +36,7 @@ class Device:
         memory: Bytes of memory.
         small_loop: Bytes: XLA compiles a loop on a CPU as one piece if a turn moves no more and calls no library, and otherwise
             makes each array by a kernel of its own. The latencies in ``step_latencies`` are those of small loops; in others
-            that of every array is "beside product", and "crowded" if there are more than 8. 0: all loops are alike.
+            that of every array is "beside product", and "crowded" if there are more than a few. 0: all loops are alike.
         source: Where the figures come from.
     """
 

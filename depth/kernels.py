@@ -9,7 +9,7 @@ or rearrange, each in its own way, is written to memory first: a tree of such le
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -92,6 +92,7 @@ class Program:
 
     kernels: tuple[tuple[Kernel, int], ...]
     parts: "tuple[tuple[Loop | Choice | Program, int], ...]"
+    stacks: tuple[int, ...] = ()  # of a step of a loop: bytes of each array that is kept for all steps and used in them, too
 
     @property
     def multiplies(self) -> bool:
@@ -101,12 +102,12 @@ class Program:
     @property
     def arrays(self) -> int:
         """How many arrays its own kernels write."""
-        return sum(count * kernel.results for kernel, count in self.kernels)
+        return sum(count * kernel.results for kernel, count in self.kernels) + len(self.stacks)
 
     @property
     def apart(self) -> int:
         """The bytes that its own kernels read and write if each makes one array."""
-        return sum(count * kernel.apart for kernel, count in self.kernels)
+        return sum(count * kernel.apart for kernel, count in self.kernels) + 2 * sum(self.stacks)
 
 
 class Kernels:
@@ -129,6 +130,10 @@ class Kernels:
             called = [transfer.block for transfer in held if isinstance(transfer, Call)]
             self._sizes[block] = len(block.nodes) + sum(map(self._size, called))
         return self._sizes[block]
+
+    def step(self, block: Block, fixed: int, stacks: tuple[int, ...]) -> Program:
+        """The program of a step of a loop, whose first ``fixed`` inputs are the same in every step; see `Program`."""
+        return replace(self._grouped(block, range(1, 1 + fixed)), stacks=stacks)
 
     def _grouped(self, block: Block, fixed: range = range(0)) -> Program:
         """The program of a graph but for what follows from the slots in ``fixed`` alone: compilers take that out of a loop."""
@@ -171,7 +176,10 @@ class Kernels:
         stacked = zip(ends[scan.carry :], block.jaxpr.outvars[scan.carry :], strict=False)
         copied += [variable for slot, variable in stacked if slot in made]
         copies = Counter(_copy(variable) for variable in copied)
-        return Program((*program.kernels, *copies.items()), program.parts)
+        used = {slot for node in nodes for slot in node.operands} | set(ends[: scan.carry])
+        kept = zip(ends[scan.carry :], block.jaxpr.outvars[scan.carry :], strict=False)
+        stacks = tuple(nbytes(variable) for slot, variable in kept if slot in used and slot not in made)
+        return Program((*program.kernels, *copies.items()), program.parts, stacks)
 
     def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
         """The nodes of a graph, with small programs in place of their calls, and the slots of the results."""
@@ -255,7 +263,14 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
 
 def _kind(node: Node) -> str:
     rule = RULES.get(node.equation.primitive.name)
-    return "own" if node.transfer or rule is None else rule.kind
+    if node.transfer or rule is None:
+        return "own"
+    return "move" if _is_reshape(node.equation) else rule.kind
+
+
+def _is_reshape(equation: Any) -> bool:
+    """Whether something that is written as a reduction is over axes of size 1."""
+    return equation.primitive.name.startswith("reduce_") and size(equation.invars[0]) == size(equation.outvars[0])
 
 
 def _kernel(nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: set[int]) -> Kernel | None:
@@ -319,6 +334,8 @@ def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:
 def _operations(equation: Any, kind: str) -> dict[str, int]:
     """The operations of an equation, by class."""
     name, rule = equation.primitive.name, RULES.get(equation.primitive.name)
+    if _is_reshape(equation):
+        return {}
     if name in REORDERS or (name == "slice" and not _is_straight(equation)):
         return {"move": sum(map(size, equation.outvars))}
     if name in TRANSCENDENTAL:

@@ -42,8 +42,8 @@ def predict(cost: Cost, device: Device | str) -> float:
     return model.call_latency + Seconds(model).program(cost.program)
 
 
-CROWD = 8  # arrays made in a turn; a longer list of kernels is executed by the thread pool of XLA on a CPU
-BESIDE = 4  # kernels in every turn that are not the program's: the counter, the condition, two copies of what is carried
+CROWD = 8  # kernels in a turn; a longer list of them is executed by the thread pool of XLA on a CPU
+BESIDE = 3  # kernels in every turn that are not the program's: the counter, its copy, a copy of what is carried
 
 
 class Seconds:
@@ -69,6 +69,8 @@ class Seconds:
                 latency = self.device.loop_latency if counted else self.device.turn_latency
                 if self.device.small_loop and inside != "loop":
                     latency += BESIDE * self.device.latency("elementwise", inside)
+                if self.device.small_loop and inside != "loop":
+                    latency += len(body.stacks) * self.device.latency("elementwise", inside)
                 test = self.program(condition, inside) if condition else 0.0
                 return turns * (latency + test + self.program(body, inside))
             case Choice(programs):
@@ -80,7 +82,7 @@ class Seconds:
         small = self.device.small_loop
         if not (body.multiplies or (small and (body.parts or body.apart > small))):
             return "loop"
-        return "crowded loop" if small and body.arrays > CROWD else "loop with product"
+        return "crowded loop" if small and body.arrays + BESIDE > CROWD else "loop with product"
 
     def kernel(self, kernel: Kernel, place: str) -> float:
         """Seconds of one kernel: its launch, and its arithmetic or its traffic, whichever takes longer."""

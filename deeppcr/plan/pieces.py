@@ -159,7 +159,12 @@ class Pieces:
     @cached_property
     def step_by_step(self) -> Amount:
         """The sequential program."""
-        return _read(lambda z, x, c: self.step.with_outputs(z, x, c, self._replace), *self._one).times(self.length)
+
+        def step(c: Leaves, z: Leaves, x: Leaves) -> Any:
+            state, outputs = self.step.with_outputs(z, x, c, self._replace)
+            return state, [y for y, leaf in zip(outputs, self.step.outputs_in_state, strict=True) if leaf is None]
+
+        return self._every_step(step)
 
     @property
     def _replace(self) -> Replacement | None:
@@ -190,11 +195,18 @@ class Pieces:
     def pull_states_step_by_step(self) -> Amount:
         """Backpropagation through the states alone, each step computed anew: what `StepByStep` does."""
 
-        def pull(z: Leaves, x: Leaves, c: Leaves, g: Leaves, mu: Leaves) -> Any:
+        def pull(c: Leaves, z: Leaves, x: Leaves, g: Leaves, mu: Leaves) -> Any:
             lam = add(g, mu)
             return jax.vjp(lambda z: self.step(z, x, c), z)[1](lam)[0], lam
 
-        return _read(pull, *self._one, self.initial, self.initial).times(self.length)
+        return self._every_step(pull, self.initial, self.initial)
+
+    def _every_step(self, step: Callable[..., Any], *more: Leaves) -> Amount:
+        """A loop of ``step(captured, state, input, *more)``, which keeps the states."""
+        z, x, c = self._one
+        graph = read(jax.make_jaxpr(step)(c, z, x, *more))
+        program = Kernels().step(graph, len(c), tuple(map(_bytes, z)))
+        return Amount(graph.totals.work, program, ((graph, 1),)).times(self.length)
 
     # -- all steps at once ------------------------------------------------------------------------------------------------------
 
