@@ -21,9 +21,11 @@ from deeppcr.plan.trials import read_trials
 
 T = TypeVar("T")
 KEPT = 512  # choices
-# Of the time of the sequential program: predictions are off by a factor of 1.5 as often as not, and what promises little gain
-# takes longer to compile. Of 0.4 to 0.95 this had the least regret in `python -m experiments decide`.
-PROMISE = 0.8
+# What another candidate may take of the sequential program's time, forwards and backwards: predictions are off by a factor of 1.5
+# to 2 as often as not, and what promises little gain takes longer to compile. Backwards, 0.35 to 0.45 had the least regret of 0.2
+# to 0.8 in `python -m experiments decide`; forwards it made no difference on a CPU.
+PROMISE, BACKWARDS = 0.8, 0.4
+CALLS = 2  # a sequential program that takes no longer than so many calls of an empty one is left as it is
 
 
 def choose_method(pieces: Pieces, platform: str) -> Method:
@@ -70,8 +72,7 @@ def best_gradient(field: Field, method: Method | None, everything: bool = False)
 
 def _bar(sequential: Candidate, field: Field) -> float:
     """The seconds that another candidate may take; none where the sequential program takes no longer than it takes to call it."""
-    calling = field.device.call_latency
-    return sequential.seconds if sequential.seconds > 2 * calling else 0.0
+    return sequential.seconds if sequential.seconds > CALLS * field.device.call_latency else 0.0
 
 
 def _hashable(method: Method | None) -> Hashable | None:
@@ -98,10 +99,21 @@ def _sorted(found: list[Candidate], field: Field) -> list[Candidate]:
 
     def rank(candidate: Candidate) -> tuple[bool, bool, float]:
         too_large = not candidate.is_sequential and candidate.memory > field.device.memory > 0
-        promised = candidate.is_sequential and candidate.measured is None
-        return too_large, candidate.measured is None, candidate.time * (PROMISE if promised else 1.0)
+        return too_large, candidate.measured is None, _handicapped(candidate, field)
 
     return sorted(found, key=rank)
+
+
+def _handicapped(candidate: Candidate, field: Field) -> float:
+    """The seconds of a candidate; those of the sequential program shortened where they are a prediction."""
+    if not candidate.is_sequential or candidate.measured is not None:
+        return candidate.time
+    if candidate.time <= CALLS * field.device.call_latency:
+        return 0.0
+    if candidate.adjoint is None:
+        return PROMISE * candidate.time
+    forward = field.sequential().seconds
+    return forward + BACKWARDS * max(candidate.time - forward, 0.0)
 
 
 _CHOICES: OrderedDict[Hashable, Any] = OrderedDict()
