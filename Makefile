@@ -47,6 +47,7 @@ bench: $(STAMP)
 	@$(PY) -m experiments prediction --keep prediction
 	@$(PY) -m experiments iterations --keep iterations
 	@$(PY) -m experiments decide --keep decide
+	@$(PY) -m experiments sharding --keep sharding
 
 # Away from the checkout, so that what is missing from the wheel is missed.
 package: $(STAMP)

@@ -1,6 +1,6 @@
 """Sequential programs in parallel: layers, recurrences and samplers as one system of equations, solved in logarithmic depth."""
 
-from deeppcr import layers
+from deeppcr import layers, sharding
 from deeppcr.acceleration import Anderson
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
@@ -14,6 +14,7 @@ from deeppcr.linear import (
     ParallelCyclicReduction,
     PrefixScan,
     Recurrence,
+    Sharded,
     solve_bidiagonal,
 )
 from deeppcr.linearize import BlockDiagonal, Diagonal, Frozen, Scalar
@@ -46,6 +47,7 @@ __all__ = [
     "Result",
     "Scalar",
     "Sequential",
+    "Sharded",
     "Solution",
     "Stack",
     "Stats",
@@ -57,6 +59,7 @@ __all__ = [
     "pack",
     "plan",
     "scan",
+    "sharding",
     "solve",
     "solve_bidiagonal",
     "stack",

@@ -45,6 +45,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.across import HERE, Across
+
 ROUNDING = 16  # units in the last place
 LONGEST = 8  # the elimination is written out: its operations grow with the cube
 
@@ -111,12 +113,12 @@ class Anderson:
         known = jnp.broadcast_to(nowhere, (m, *single.shape))
         return History(zeros, zeros, nowhere, columns, columns, products, known, jnp.int32(0))
 
-    def __call__(self, state: History, trajectory: Array, proposed: Array) -> tuple[Array, History]:
+    def __call__(self, state: History, trajectory: Array, proposed: Array, across: Across = HERE) -> tuple[Array, History]:
         """The next trajectory, from the last one and from what the iteration makes of it: ``[L, *batch, w]`` both."""
         residual = proposed - trajectory
-        state = self._remember(state, proposed, residual)
-        gamma = self._least_squares(state, residual)
-        trusted = jnp.isfinite(gamma).all(axis=0) & ~_settled(trajectory, proposed)
+        state = self._remember(state, proposed, residual, across)
+        gamma = self._least_squares(state, residual, across)
+        trusted = jnp.isfinite(gamma).all(axis=0) & ~_settled(trajectory, proposed, across)
         gamma = jnp.where(trusted[None], gamma, jnp.zeros_like(gamma))
         accelerated = proposed - (gamma[..., None] * state.moves).sum(axis=0)
         return jnp.where(jnp.isfinite(accelerated), accelerated, proposed), state
@@ -143,9 +145,9 @@ class Anderson:
             written=state.written,
         )
 
-    def _remember(self, state: History, proposed: Array, residual: Array) -> History:
+    def _remember(self, state: History, proposed: Array, residual: Array, across: Across) -> History:
         """The history with the latest difference in place of the oldest one."""
-        seen = _from_the_start(jnp.isfinite(proposed).all(axis=-1) & jnp.isfinite(residual).all(axis=-1))
+        seen = _from_the_start(jnp.isfinite(proposed).all(axis=-1) & jnp.isfinite(residual).all(axis=-1), across)
         both = seen & state.seen
         move, change = (
             jnp.where(both[..., None], now - last, jnp.zeros_like(now))
@@ -166,14 +168,14 @@ class Anderson:
             written=state.written + jnp.int32(1),  # the first call writes a difference that is known nowhere
         )
 
-    def _least_squares(self, state: History, residual: Array) -> Array:
+    def _least_squares(self, state: History, residual: Array, across: Across) -> Array:
         """gamma, ``[m, L, *batch]``, times the share of the residual that it explains."""
         m, info = self.history, jnp.finfo(residual.dtype)
         places = [(i, j) for i in range(m) for j in range(i + 1)]
         gram = [state.products[place] for place in places]
         right, total = (state.changes * residual[None]).sum(axis=-1), jnp.square(residual).sum(axis=-1)
         # One sum along the chain, and not three: that is most of what there is to compile.
-        sums = jnp.cumsum(jnp.stack([*gram, *right, total]), axis=1)
+        sums = across.cumsum(jnp.stack([*gram, *right, total]), axis=1)
         products, right, total = dict(zip(places, sums, strict=False)), sums[len(places) : -1], sums[-1]
         least = float(info.tiny / info.eps)  # a smaller square has lost its digits
         counts = [state.known[i] & (products[i, i] > least) for i in range(m)]
@@ -207,7 +209,7 @@ def _solve(lower: list[list[Array]], right: list[Array]) -> list[Array]:
     return b
 
 
-def _settled(trajectory: Array, proposed: Array) -> Array:
+def _settled(trajectory: Array, proposed: Array, across: Across) -> Array:
     """Where a step is to be left alone, bool ``[L, *batch]``: all before it stay what they are, to rounding."""
 
     def largest(x: Array) -> Array:
@@ -215,11 +217,13 @@ def _settled(trajectory: Array, proposed: Array) -> Array:
 
     size = jnp.maximum(largest(trajectory), largest(proposed))
     tolerance = ROUNDING * float(jnp.finfo(trajectory.dtype).eps)
-    stays = _from_the_start(largest(proposed - trajectory) <= tolerance * size)
-    return jnp.concatenate([jnp.ones_like(stays[:1]), stays[:-1]])
+    stays = _from_the_start(largest(proposed - trajectory) <= tolerance * size, across)
+    return across.before(jnp.ones_like(stays[0]), stays)
 
 
-def _from_the_start(true: Array) -> Array:
+def _from_the_start(true: Array, across: Across) -> Array:
     """Where it is true of this step and of all before."""
-    index = lax.broadcasted_iota(jnp.int32, true.shape, 0)
-    return index < jnp.where(true, len(true), index).min(axis=0, initial=len(true), keepdims=True)
+    end = across.total(len(true))
+    index = jnp.broadcast_to(across.index(len(true)).reshape((-1, *(1,) * (true.ndim - 1))), true.shape)
+    left = jnp.where(true, 0, end - index).max(axis=0, initial=0, keepdims=True)  # steps from the first false one on
+    return index < end - across.largest(left)

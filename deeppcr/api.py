@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
+from deeppcr.across import HERE, Spread, explicit_mesh
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.chain import Chain, Problem, chain_length, pose
 from deeppcr.layers import Repeated, as_callable, listed, read, segments, shapes_of, stack_layers
@@ -14,7 +16,9 @@ from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.plan import Method, Wanted, find_adjoint, find_method, run
 from deeppcr.sequential import Sequential
+from deeppcr.sharding import lengthened, on_explicit_mesh, shortened, specs_of, where
 from deeppcr.solution import NotConverged, Result, Run, Solution, Stats
+from deeppcr.state import Leaves
 
 
 def scan(
@@ -64,11 +68,28 @@ def scan(
     problem = pose(f, init, xs, length, batch_ndim, "init")
     if problem.is_empty:
         return jax.lax.scan(f, init, xs, length, reverse)
+    spread = where(xs, None, chosen, wanted)
+    mesh = explicit_mesh(init, xs, shared=spread is not None)
+    if mesh is None:
+        return _scan(problem, spread and spread.on_auto_axes, chosen, wanted, reverse)
+    spread = spread or Spread(mesh=mesh)
+    specs = specs_of(problem, spread)
+    found: tuple[Any, Any] = on_explicit_mesh(
+        lambda problem, spread: _scan(problem, spread, chosen, wanted, reverse),
+        problem,
+        spread,
+        mesh,
+        (specs.value, specs.outputs),
+    )
+    return found
+
+
+def _scan(problem: Problem, spread: Spread | None, method: Method | None, adjoint: Wanted, reverse: bool) -> tuple[Any, Any]:
     if reverse:
         problem = dataclasses.replace(problem, inputs=[jnp.flip(x, 0) for x in problem.inputs])
-    found = _run(problem, chosen, wanted)
+    found = _run(problem, spread, method, adjoint)
     step = problem.step
-    last = jax.tree.unflatten(step.state_tree, [z[-1] for z in found.trajectory])
+    last = jax.tree.unflatten(step.state_tree, _last(found.trajectory, spread))
     ys = [jnp.flip(y, 0) for y in found.outputs] if reverse else found.outputs
     return last, jax.tree.unflatten(step.output_tree, ys)
 
@@ -110,12 +131,20 @@ def solve(
     length = chain_length(chain.inputs, chain.length, "chain.inputs")
     chosen = find_method(method)
     wanted = find_adjoint(adjoint)
+
     if length and not _is_plain(chosen, wanted):
         problem = pose(lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0")
         if not problem.is_empty:
-            found = _run(problem, chosen, wanted)
-            trajectory = jax.tree.unflatten(problem.step.state_tree, found.trajectory)
-            return Solution(jax.tree.map(lambda z: z[-1], trajectory), trajectory, found.stats, found.result)
+            spread = where(chain.inputs, chain.spread, chosen, wanted)
+            mesh = explicit_mesh(z0, chain.inputs, shared=spread is not None)
+            if mesh is None:
+                return Solution(*_solve(problem, spread and spread.on_auto_axes, chosen, wanted))
+            spread = spread or Spread(mesh=mesh)
+            specs = specs_of(problem, spread)
+            out: Any = (specs.value, specs.trajectory, P(), P())
+            return Solution(
+                *on_explicit_mesh(lambda problem, spread: _solve(problem, spread, chosen, wanted), problem, spread, mesh, out)
+            )
 
     def body(z: Any, x: Any) -> tuple[Any, Any]:
         z = chain.step(z, x)
@@ -124,6 +153,18 @@ def solve(
     value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, length)
     stats = Stats(jnp.int32(0), jnp.float32(0), jnp.int32(length))
     return Solution(value, trajectory, stats, jnp.int32(Result.CONVERGED))
+
+
+def _solve(problem: Problem, spread: Spread | None, method: Method | None, adjoint: Wanted) -> tuple[Any, ...]:
+    """What a `Solution` has."""
+    found = _run(problem, spread, method, adjoint)
+    tree = problem.step.state_tree
+    return (
+        jax.tree.unflatten(tree, _last(found.trajectory, spread)),
+        jax.tree.unflatten(tree, found.trajectory),
+        found.stats,
+        found.result,
+    )
 
 
 def forward(
@@ -201,9 +242,18 @@ def _is_plain(method: Method | None, adjoint: Wanted) -> bool:
     return adjoint == Autodiff() and (method is None or method == Sequential())
 
 
-def _run(problem: Problem, method: Method | None, adjoint: Wanted) -> Run:
+def _last(trajectory: Leaves, spread: Spread | None) -> Leaves:
+    """The last of all states."""
+    return [spread.last(z) if spread and len(z) % spread.size == 0 else z[-1] for z in trajectory]
+
+
+def _run(problem: Problem, spread: Spread | None, method: Method | None, adjoint: Wanted) -> Run:
     """Solve a chain of one or more steps, differentiably."""
-    result = run(problem, method, adjoint)
+    problem = dataclasses.replace(problem, across=spread or HERE)
+    longer = lengthened(problem) if problem.length % problem.across.size else problem
+    result = run(longer, method, adjoint)
+    if longer is not problem:
+        result = shortened(result, problem.length)
     if isinstance(method, Newton) and method.on_failure == "raise":
         _raise_unless_converged(result, problem.length)
     return result

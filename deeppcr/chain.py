@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from deeppcr.across import HERE, Across, Spread
 from deeppcr.layers import repeated
 from deeppcr.state import Leaves, StateLayout, check_state
 from deeppcr.step import Step, trace
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["inputs"], meta_fields=["step", "length"])
+@partial(jax.tree_util.register_dataclass, data_fields=["inputs"], meta_fields=["step", "length", "spread"])
 @dataclasses.dataclass(frozen=True)
 class Chain:
     """A sequential program: ``z_l = step(z_{l-1}, x_l)``.
@@ -27,6 +28,7 @@ class Chain:
         inputs: pytree of arrays ``[L, ...]``: what changes from step to step (layer parameters, observations, time).
             None if nothing does.
         length: L; needed only if ``inputs`` is None or has no arrays.
+        spread: where it is, if `deeppcr.sharding.place` has put it on a mesh.
 
     Raises:
         ValueError: ``inputs`` do not agree on L, or on ``length``.
@@ -40,6 +42,7 @@ class Chain:
     step: Callable[[Any, Any], Any]
     inputs: Any = None
     length: int | None = None
+    spread: Spread | None = None
 
     def __post_init__(self) -> None:
         leaves = jax.tree.leaves(self.inputs)
@@ -103,6 +106,8 @@ class Problem:
         initial: leaves of ``z_0``.
         inputs: leaves ``[L, ...]``.
         captured: arrays that the step closes over.
+        across: where its steps are.
+        original: the same chain without steps that were added at its end; None if none were.
     """
 
     function: Callable[[Any, Any], tuple[Any, Any]]
@@ -112,6 +117,8 @@ class Problem:
     initial: Leaves
     inputs: Leaves
     captured: Leaves
+    across: Across = HERE
+    original: "Problem | None" = None
 
     @property
     def is_empty(self) -> bool:
@@ -140,8 +147,9 @@ class Steps:
         layout: of its state.
         inputs: leaves ``[L, ...]``.
         captured: arrays that the step closes over.
-        length: L.
+        length: L, as many as the inputs here have.
         first: the place of the first of them in the whole chain, counted from 0.
+        across: where the others are, if they are on other devices.
     """
 
     step: Step
@@ -150,6 +158,7 @@ class Steps:
     captured: Leaves
     length: int
     first: int | Array = 0
+    across: Across = HERE
 
     def part(self, first: int | Array, length: int) -> "Steps":
         """``length`` of them, from ``first`` on."""
@@ -158,13 +167,35 @@ class Steps:
         inputs = [lax.dynamic_slice_in_dim(x, first, length) for x in self.inputs]
         return dataclasses.replace(self, inputs=inputs, length=length, first=self.first + first)
 
+    def on_part(self, across: Across, inputs: Leaves, captured: Leaves) -> "Steps":
+        """Those that one device has, inside `jax.shard_map`: ``inputs`` are its own."""
+        length = self.length // across.size
+        first = jnp.int32(across.rank * length)
+        return dataclasses.replace(self, inputs=inputs, captured=captured, length=length, first=first, across=across)
+
     def __call__(self, states: Leaves) -> Leaves:
         """``step(z_{l-1}, x_l)`` for all l at once, from ``z_0 .. z_{L-1}``."""
-        return jax.vmap(self.step, in_axes=(0, 0, None))(states, self.inputs, self.captured)
+        step = jax.vmap(self.step, in_axes=(0, 0, None))
+        after: Leaves = self.across.each(step, states, self.inputs, shared=self.captured)
+        return after
 
     def outputs(self, states: Leaves, after: Leaves) -> Leaves:
         """The outputs of all steps, from ``z_0 .. z_{L-1}`` and ``z_1 .. z_L``."""
-        return jax.vmap(self.step.outputs, in_axes=(0, 0, None, 0))(states, self.inputs, self.captured, after)
+
+        def outputs(states: Leaves, inputs: Leaves, after: Leaves, captured: Leaves) -> Leaves:
+            return jax.vmap(self.step.outputs, in_axes=(0, 0, None, 0))(states, inputs, captured, after)
+
+        found: Leaves = self.across.each(outputs, states, self.inputs, after, shared=self.captured)
+        return found
+
+    def before(self, initial: Leaves, after: Leaves) -> Leaves:
+        """``z_0 .. z_{L-1}`` from ``z_0`` and ``z_1 .. z_L``, or the same of tangents."""
+        return [self.across.before(z, rest) for z, rest in zip(initial, after, strict=True)]
+
+    @property
+    def total(self) -> int:
+        """How many steps there are on all devices together."""
+        return self.across.total(self.length)
 
     def evaluate(self, vectors: Array) -> Array:
         """`__call__` for states laid out as ``[L, *batch, w]``."""

@@ -17,7 +17,9 @@ import dataclasses
 from typing import NamedTuple, Self
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
+
+from deeppcr.across import HERE, Across
 
 ROUNDING = 16  # a residual of so many units in the last place of the state is rounding
 NOISE = 4  # an update of so many units is noise, and says nothing of what is to come
@@ -67,26 +69,29 @@ class Criterion:
     working: float
     quadratic: bool
 
-    def __call__(self, value: Array, iterate: Array, scale: Array, update: Array, last: Judgement) -> Judgement:
+    def __call__(
+        self, value: Array, iterate: Array, scale: Array, update: Array, last: Judgement, across: Across = HERE
+    ) -> Judgement:
         """Judge ``iterate``, where the steps make ``value`` of it.
 
         Args:
-            value: ``[L, *batch, w]``, in the order in which the steps depend on each other.
+            value: ``[L, *batch, w]``.
             iterate: the same.
             scale: ``[L, *batch]``, the size of what the steps were applied to.
             update: the size of the last update; infinite if there was none.
             last: of the iterate before.
+            across: where the chain is, and in which direction it runs.
         """
         finite = jnp.isfinite(value).all(axis=-1) & jnp.isfinite(iterate).all(axis=-1)
         size = jnp.maximum(largest(value), scale)
         unit = jnp.where(size > 0, size, 1)
         residual = jnp.where(finite, largest(value - iterate), jnp.inf)
         relative = jnp.where(residual > 0, residual / unit, 0)
-        worst = jnp.where(jnp.isnan(relative), jnp.inf, relative).max(initial=0)
+        worst = across.largest(jnp.where(jnp.isnan(relative), jnp.inf, relative).max(initial=0))
         factor, patience = (0.5, 1) if self.quadratic else (0.9, 4)
         stalled = jnp.where(worst > factor * last.least, last.stalled + jnp.int32(1), jnp.int32(0))
         stagnates = (worst <= STAGNATION * self.eps) & (stalled >= patience)
-        moved = lax.cummax(jnp.maximum(update - self.atol, 0) / unit, axis=0)
+        moved = across.cummax(jnp.maximum(update - self.atol, 0) / unit)
         settled = self._settled(moved, last.moved)
         rtol = ROUNDING * self.eps if self.rtol is None else self.rtol
         good = finite & settled & ((residual <= self.atol + rtol * size) | stagnates)
@@ -105,8 +110,3 @@ class Criterion:
 def largest(values: Array) -> Array:
     """The largest entry of every state, by size: ``[L, *batch]``."""
     return jnp.abs(values).max(axis=-1, initial=0)
-
-
-def leading(true: Array) -> Array:
-    """How many steps from the start are true in all their entries: int32."""
-    return jnp.cumprod(true.reshape(len(true), -1).all(axis=1).astype(jnp.int32)).sum(dtype=jnp.int32)

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.across import HERE, Across
 from deeppcr.linear import Blocks, LinearSolver
 
 
@@ -42,9 +43,9 @@ class TrustRegion:
         if not self.radius > 0:
             raise ValueError(f"radius is {self.radius!r}, expected a number > 0.")
 
-    def begin(self, states: Array, value: Array) -> Array:
+    def begin(self, states: Array, value: Array, across: Across = HERE) -> Array:
         """The sizes of the entries, ``[*batch, w]``, of the first states and what the steps make of them: ``[L, *batch, w]``."""
-        return jnp.maximum(_largest(states), _largest(value))
+        return across.largest(jnp.maximum(_largest(states), _largest(value)))
 
     def update(
         self,
@@ -55,6 +56,7 @@ class TrustRegion:
         converged: Array,
         sizes: Array,
         evaluate: Callable[[Array], Array],
+        across: Across = HERE,
     ) -> tuple[Array, Any]:
         """The next states.
 
@@ -66,12 +68,13 @@ class TrustRegion:
             converged: bool ``[L]``.
             sizes: what `begin` or the last call returned.
             evaluate: states to what the steps make of them.
+            across: where the chain is.
 
         Returns:
             the states, and the sizes.
         """
         known = converged.reshape((-1, *(1,) * (states.ndim - 1)))
-        sizes = jnp.maximum(sizes, _largest(jnp.where(known, states, jnp.zeros_like(states))))
+        sizes = jnp.maximum(sizes, across.largest(_largest(jnp.where(known, states, jnp.zeros_like(states)))))
         unit = (jnp.where(sizes > 0, sizes, jnp.ones_like(sizes)) * self.radius)[None]
         residual = value - states
         finite = jnp.isfinite(residual).all(axis=-1)
@@ -80,7 +83,7 @@ class TrustRegion:
         # A Jacobian that is not finite says nothing of how differences are carried on.
         blocks = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks)
         limit = _limit(solver.solve(blocks, residual) / unit)
-        before = jnp.concatenate([jnp.ones_like(limit[:1]), limit[:-1]])
+        before = across.before(jnp.ones_like(limit[0]), limit)
         gain = jnp.where(before > 0, jnp.minimum(1, limit / jnp.where(before > 0, before, 1)), 0)
         moved = solver.solve(blocks.scale(gain), residual)
         moved = jnp.where(jnp.isfinite(moved), moved, jnp.zeros_like(moved)) * _limit(moved / unit)[..., None]

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from deeppcr.across import Spread
 from deeppcr.api import vector_batch
 from deeppcr.chain import Chain, chain_length
 from deeppcr.layers import stack_layers
@@ -13,6 +14,7 @@ from deeppcr.layers.describe import describe as describe_layers
 from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.newton import Newton
 from deeppcr.plan import find_method
+from deeppcr.sharding import where
 from deeppcr.state import StateLayout, check_state
 from deeppcr.step import trace
 from deeppcr.structure import Structure, find_structure
@@ -28,6 +30,7 @@ class ChainFound:
         structure: which entries of the state influence each other, as its program proves.
         choice: the linearisation, the window and why.
         nbytes: of all Jacobian blocks in a window.
+        spread: the devices that share it; None if it is on one.
     """
 
     length: int
@@ -35,6 +38,7 @@ class ChainFound:
     structure: Structure
     choice: Choice
     nbytes: int
+    spread: Spread | None = None
 
     def __str__(self) -> str:
         examples = f", {self.layout.examples} examples" if self.layout.batch_shape else ""
@@ -48,6 +52,9 @@ class ChainFound:
             "blocks": f"{self.nbytes:,} bytes; full Jacobians of all steps: {dense:,}",
             "window": window,
         }
+        if self.spread:
+            each = -(-self.length // self.spread.size)
+            rows["devices"] = f"{self.spread.size} along {self.spread.axis!r}, up to {each} steps on each"
         if self.choice.reason:
             rows["because"] = self.choice.reason
         return "\n".join(f"{name:<9}  {text}" for name, text in rows.items())
@@ -121,6 +128,9 @@ def _found(chain: Chain, state: Any, newton: Newton, batch_ndim: int) -> ChainFo
     check_state(state, batch_ndim, "x")
     step, _ = trace(lambda z, x: (chain.step(z, x), None), state, shapes(chain.inputs, 1))
     layout = StateLayout.of(jax.tree.leaves(state), batch_ndim)
-    choice = choose_linearization(newton.linearize, step, layout, length, newton.window, newton.memory)
+    spread = where(chain.inputs, chain.spread, newton)
+    part = -(-length // spread.size) if spread else length
+    choice = choose_linearization(newton.linearize, step, layout, part, newton.window, newton.memory, length)
+    choice = dataclasses.replace(choice, window=length) if spread else choice
     nbytes = choice.window * choice.linearization.bytes_per_step(step, layout)
-    return ChainFound(length, layout, find_structure(step, layout), choice, nbytes)
+    return ChainFound(length, layout, find_structure(step, layout), choice, nbytes, spread)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxprs_in_params
@@ -78,7 +79,7 @@ def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replac
     afterwards. It is the same arithmetic, but XLA's CPU kernels for the pieces of a sum are scalar code, those for the sum of
     pieces vector code: a GRU step of 8 units and 8 examples takes 0.3 us instead of 1.2.
     """
-    values = dict(known)
+    values, mesh = dict(known), jax.sharding.get_abstract_mesh()
     equations = needed(jaxpr, known, wanted)
     in_pieces = {variable: made for variable, made in only_cut(equations, wanted).items() if variable not in known}
 
@@ -86,7 +87,10 @@ def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replac
         return atom.val if is_literal(atom) else values[atom]
 
     def bind(equation: Any, operands: list[Any]) -> list[Any]:
-        with equation.ctx.manager:
+        with (
+            equation.ctx.manager,
+            jax.sharding.use_abstract_mesh(mesh),
+        ):  # what is computed may be elsewhere than when it was traced
             results = replace(equation, operands) if replace else None
             if results is None:
                 results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))

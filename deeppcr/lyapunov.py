@@ -60,7 +60,7 @@ def growth_rate(steps: Steps, states: Array) -> Array:
     ends, _ = lax.scan(body, begin, parts, reverse=backwards)
     begin = jnp.concatenate([ends[1:], begin[-1:]]) if backwards else jnp.concatenate([begin[:1], ends[:-1]])
     _, logs = lax.scan(body, begin, parts, reverse=backwards)
-    return logs.mean((0, 1)).max()
+    return steps.across.mean(logs.mean((0, 1))).max()
 
 
 def forecast_iterations(rate: float, length: int) -> int:

@@ -1,6 +1,7 @@
 """The sequential program itself, as a method: `jax.lax.scan`."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -8,7 +9,7 @@ from jax import lax
 from deeppcr.chain import Problem, Steps
 from deeppcr.jaxprs import Replacement
 from deeppcr.small_products import write_out
-from deeppcr.solution import Result, Run, Solve, Stats
+from deeppcr.solution import Operands, Result, Run, Solve, Stats
 from deeppcr.state import Leaves
 
 
@@ -20,7 +21,11 @@ def every_step(steps: Steps, initial: Leaves, replace: Replacement | None, unrol
         state, outputs = steps.step.with_outputs(state, inputs, steps.captured, replace)
         return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
 
-    _, (trajectory, own) = lax.scan(body, initial, steps.inputs, steps.length, unroll=unroll)
+    def run(entry: Leaves, _: Any) -> tuple[Leaves, tuple[Leaves, Leaves]]:
+        left: tuple[Leaves, tuple[Leaves, Leaves]] = lax.scan(body, entry, steps.inputs, steps.length, unroll=unroll)
+        return left
+
+    _, (trajectory, own) = steps.across.in_turn(run, initial, None)
     rest = iter(own)
     return trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]
 
@@ -31,15 +36,14 @@ class Sequential:
 
     unroll: int = 1
 
-    def bind(self, problem: Problem) -> tuple[Solve, None]:
+    def bind(self, problem: Problem) -> tuple[Solve, Operands]:
         """What solves the chain, and the arrays that it needs beside the chain's own: none."""
-        length = problem.length
 
-        def run(steps: Steps, initial: Leaves, _: None) -> Run:
-            return self._run(steps, initial, length)
+        def run(steps: Steps, initial: Leaves, _: Operands) -> Run:
+            return self._run(steps, initial)
 
-        return run, None
+        return run, Operands()
 
-    def _run(self, steps: Steps, initial: Leaves, length: int) -> Run:
+    def _run(self, steps: Steps, initial: Leaves) -> Run:
         trajectory, outputs = every_step(steps, initial, write_out, self.unroll)
-        return Run(trajectory, outputs, Stats.of_sequential(length, steps.layout.dtype), jnp.int32(Result.CONVERGED))
+        return Run(trajectory, outputs, Stats.of_sequential(steps.total, steps.layout.dtype), jnp.int32(Result.CONVERGED))

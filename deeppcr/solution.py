@@ -4,7 +4,7 @@ import dataclasses
 import enum
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +98,19 @@ class Run:
     result: Array
 
 
-Solve = Callable[[Any, list[Any], Any], Run]
+class Operands(NamedTuple):
+    """Arrays that a method needs beside those of the chain: pytrees.
+
+    Attributes:
+        along: with one entry a step, on axis 0.
+        shared: all else.
+    """
+
+    along: Any = None
+    shared: Any = None
+
+
+Solve = Callable[[Any, list[Any], Operands], Run]
 """``(steps, leaves of the initial state, further arrays) -> Run``: a method, bound to a chain."""
 
 

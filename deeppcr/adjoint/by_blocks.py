@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.across import Across
 from deeppcr.adjoint.refine import refine
 from deeppcr.chain import Steps
 from deeppcr.checks import check_count
 from deeppcr.convergence import ROUNDING, Criterion
-from deeppcr.linear import Blocks, LinearSolver, Recurrence, find_solver
+from deeppcr.linear import Blocks, LinearSolver, Recurrence, find_solver, on_part
 from deeppcr.linear.along import Along
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
 from deeppcr.state import Leaves, StateLayout
@@ -96,7 +97,8 @@ class ByBlocks:
         """See `Propagation`."""
         layout, blocks = steps.layout, self._blocks(steps, states)
         first = _push(layout, _one(steps, states, 0), layout.flatten(enter))
-        right = layout.flatten(b).at[0].add(first)
+        across, right = steps.across, layout.flatten(b)
+        right = across.set_first(right, right[0] + first)
 
         def solve(right: Array) -> Array:
             return self.solver.solve(blocks, right)
@@ -105,17 +107,19 @@ class ByBlocks:
             return layout.unflatten(solve(right))
 
         def couple(t: Array) -> Array:
-            return layout.flatten(jax.jvp(steps, (states,), (layout.unflatten(Along().before(t)),))[1])
+            before = across.before(jnp.zeros_like(t[0]), t)
+            return layout.flatten(jax.jvp(steps, (states,), (layout.unflatten(before),))[1])
 
-        def one_step(index: Array, t: Array) -> Array:
-            return _push(layout, _one(steps, states, index), t)
+        def push(place: Array, t: Array) -> Array:
+            return _push(layout, _one(steps, states, place), t)
 
-        return layout.unflatten(refine(couple, solve, one_step, right, self.criterion, self.budget, reverse=False))
+        return layout.unflatten(refine(couple, solve, push, right, self.criterion, self.budget, across))
 
     def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
         """See `Propagation`."""
         layout, blocks = steps.layout, self._blocks(steps, states)
-        right = layout.flatten(g).at[-1].add(layout.flatten(enter))
+        across, right = steps.across.reversed, layout.flatten(g)
+        right = across.set_first(right, right[-1] + layout.flatten(enter))
 
         def solve(right: Array) -> Array:
             return self.solver.solve_transposed(blocks, right)
@@ -123,18 +127,24 @@ class ByBlocks:
         if self.is_exact:
             lam = solve(right)
             mu = Along().first(blocks, 1).transpose().apply(lam[:1])[0]
-            return layout.unflatten(lam), layout.unflatten(mu)
+            return layout.unflatten(lam), layout.unflatten(steps.across.of_first(mu))
 
         _, pull = jax.vjp(steps, states)
 
         def couple(lam: Array) -> Array:
-            return Along(reverse=True).before(layout.flatten(pull(layout.unflatten(lam))[0]))
+            pulled = layout.flatten(pull(layout.unflatten(lam))[0])
+            return across.before(jnp.zeros_like(pulled[0]), pulled)
 
-        def one_step(index: Array, lam: Array) -> Array:
-            return _pull(layout, _one(steps, states, jnp.minimum(index + 1, steps.length - 1)), lam)
+        def pull_one(place: Array, lam: Array) -> Array:
+            return _pull(layout, _one(steps, states, place), lam)
 
-        lam = refine(couple, solve, one_step, right, self.criterion, self.budget, reverse=True)
-        return layout.unflatten(lam), layout.unflatten(_pull(layout, _one(steps, states, 0), lam[0]))
+        lam = refine(couple, solve, pull_one, right, self.criterion, self.budget, across)
+        mu = _pull(layout, _one(steps, states, 0), lam[0])
+        return layout.unflatten(lam), layout.unflatten(steps.across.of_first(mu))
+
+    def on_part(self, across: Across) -> "ByBlocks":
+        """See `Propagation`."""
+        return dataclasses.replace(self, solver=on_part(self.solver, across))
 
     def _blocks(self, steps: Steps, states: Leaves) -> Blocks:
         return self.linearization.blocks(steps, steps.layout.flatten(states))

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.convergence import Criterion, Judgement, largest, leading
-from deeppcr.linear.along import Along
+from deeppcr.across import Across
+from deeppcr.convergence import Criterion, Judgement, largest
 
 
 class _Turn(NamedTuple):
@@ -29,33 +29,32 @@ class _Turn(NamedTuple):
 def refine(
     couple: Callable[[Array], Array],
     solve: Callable[[Array], Array],
-    one_step: Callable[[Array, Array], Array],
+    product: Callable[[Array, Array], Array],
     b: Array,
     criterion: Criterion,
     budget: int,
-    reverse: bool,
+    across: Across,
 ) -> Array:
-    """The solution of ``y_l = A_l y_{l-1} + b_l``, ``[L, *batch, w]``; ``reverse``: of the recurrence that runs the other way.
+    """The solution of ``y_l = b_l + A_l y_{l-1}``, ``[L, *batch, w]``, or backwards of ``y_l = b_l + A_{l+1}^T y_{l+1}``.
 
     Args:
-        couple: ``y`` to ``A_l y_{l-1}`` for all l, with the true blocks.
+        couple: ``y`` to what is added to ``b``, for all l, with the true blocks.
         solve: ``b`` to the solution with the blocks at hand.
-        one_step: l, counted in memory order from 0, and the state before it, to ``A_l y_{l-1}``.
+        product: l, counted in memory order from 0, and a vector, to ``A_l`` (backwards ``A_l^T``) times it.
         b: ``[L, *batch, w]``.
         criterion: what counts as converged.
         budget: how many turns.
-        reverse: whether ``y_{l+1}`` comes before ``y_l``.
+        across: where the chain is, and in which direction the recurrence runs.
     """
-    length, along = len(b), Along(reverse=reverse)
-
-    def in_order(x: Array) -> Array:
-        return jnp.flip(x, 0) if reverse else x
+    length = len(b)
+    total = across.total(length)
+    nothing = jnp.zeros_like(b[0])
 
     def checked(now: _Turn, y: Array, update: Array) -> _Turn:
         coupled = couple(y)
-        value, iterate, scale, moved = (in_order(x) for x in (b + coupled, y, largest(along.before(y)), update))
-        judgement = criterion(value, iterate, scale, moved, now.judgement)
-        return _Turn(now.turns, y, coupled, judgement, leading(judgement.good))
+        scale = largest(across.before(nothing, y))
+        judgement = criterion(b + coupled, y, scale, update, now.judgement, across)
+        return _Turn(now.turns, y, coupled, judgement, across.leading(judgement.good))
 
     def turn(now: _Turn) -> _Turn:
         correction = solve(b + now.coupled - now.y)
@@ -65,14 +64,33 @@ def refine(
     first = solve(b)
     start = _Turn(jnp.int32(0), first, first, Judgement.unknown(b), jnp.int32(0))
     start = checked(start, first, jnp.full(b.shape[:-1], jnp.inf, b.dtype))
-    end = lax.while_loop(lambda now: (now.turns < budget) & (now.prefix < length), turn, start)
+    end = lax.while_loop(lambda now: (now.turns < budget) & (now.prefix < total), turn, start)
 
-    def step(index: Array, y: Array) -> Array:
-        place = length - 1 - index if reverse else index
-        last = lax.dynamic_index_in_dim(y, jnp.clip(place + (1 if reverse else -1), 0, length - 1), keepdims=False)
-        here = lax.dynamic_index_in_dim(b, place, keepdims=False)
-        new = jnp.where(index == 0, here, here + one_step(place, last))
-        return lax.dynamic_update_index_in_dim(y, new, place, 0)
+    def run(carry: Array, y: Array) -> tuple[Array, Array]:
+        """What is left of a part. What is carried from step to step is ``y_{l-1}``, backwards ``A_{l+1}^T y_{l+1}``."""
 
-    y: Array = lax.fori_loop(end.prefix, jnp.int32(length), step, end.y)
+        def place_of(index: Array) -> Array:
+            return length - 1 - index if across.backwards else index
+
+        def at(index: Array) -> Array:
+            return lax.dynamic_index_in_dim(y, place_of(index), keepdims=False)
+
+        def step(index: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+            carry, y = state
+            place = place_of(index)
+            added = carry if across.backwards else product(place, carry)
+            here = lax.dynamic_index_in_dim(b, place, keepdims=False)
+            new = jnp.where((index == 0) & (across.rank == 0), here, here + added)  # the first block is never looked at
+            carry = product(place, new) if across.backwards else new
+            return carry, lax.dynamic_update_index_in_dim(y, new, place, 0)
+
+        begin = jnp.clip(end.prefix - across.rank * length, 0, length).astype(jnp.int32)
+        known = jnp.maximum(begin - 1, 0)
+        resumed = product(place_of(known), at(known)) if across.backwards else at(known)
+        left: tuple[Array, Array] = lax.fori_loop(begin, jnp.int32(length), step, (jnp.where(begin > 0, resumed, carry), y))
+        return left
+
+    if across.size == 1:
+        return run(nothing, end.y)[1]
+    y: Array = lax.cond(end.prefix < total, lambda: across.in_turn(run, nothing, end.y)[1], lambda: end.y)
     return y

@@ -29,13 +29,14 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
+from deeppcr.across import Across
 from deeppcr.adjoint.step_by_step import Propagation
 from deeppcr.chain import Steps
 from deeppcr.platforms import DEFAULT, by_platform
 from deeppcr.sequential import every_step
 from deeppcr.small_products import write_out
 from deeppcr.solution import Result, Run, Solve, Stats
-from deeppcr.state import Leaves, StateLayout, add, before
+from deeppcr.state import Leaves, StateLayout, add
 from deeppcr.step import Step
 from deeppcr.sums import with_plain_sums
 
@@ -74,7 +75,7 @@ Choose = Callable[[], Mapping[str, Way]]
 
 
 def differentiable(
-    run: Solve, step: Step, layout: StateLayout, length: int, choose: Choose
+    run: Solve, step: Step, layout: StateLayout, length: int, across: Across, choose: Choose
 ) -> Callable[[Leaves, Leaves, Leaves, Any, Way | None], Run]:
     """Give ``run(steps, initial, operands)`` the derivatives of the chain that it solves.
 
@@ -83,9 +84,12 @@ def differentiable(
         None: as ``choose`` says.
     """
 
+    def steps_of(inputs: Leaves, captured: Leaves) -> Steps:
+        return Steps(step, layout, inputs, captured, length, across=across)
+
     @jax.custom_jvp
     def solve(initial: Leaves, inputs: Leaves, captured: Leaves, operands: Any, _: Way | None) -> Run:
-        return run(Steps(step, layout, inputs, captured, length), initial, operands)
+        return run(steps_of(inputs, captured), initial, operands)
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Run, Run]:
         initial, inputs, captured, operands, adjoint = primals
@@ -94,7 +98,7 @@ def differentiable(
         def push(
             way: Way, initial: Leaves, inputs: Leaves, captured: Leaves, tangents: tuple[Leaves, Leaves, Leaves]
         ) -> tuple[Run, Leaves, Leaves]:
-            steps, here = Steps(step, layout, inputs, captured, length), moved.with_tangents(tangents)
+            steps, here = steps_of(inputs, captured), moved.with_tangents(tangents)
             if isinstance(way, Autodiff):
                 (states, outputs), (t, by_outputs) = way.push(steps, initial, here)
                 if way.with_states:
@@ -116,13 +120,13 @@ def differentiable(
 
 def _push(steps: Steps, initial: Leaves, moved: "_Moved", trajectory: Leaves, adjoint: Propagation) -> tuple[Leaves, Leaves]:
     """The tangents of the states and of the outputs, at a known trajectory."""
-    states = before(initial, trajectory)
+    states = steps.before(initial, trajectory)
     t = _tangents(steps, states, moved, adjoint)
 
     def outputs(z: Leaves, x: Leaves, c: Leaves, after: Leaves) -> Leaves:
         return moved.put(steps, x, c).outputs(z, after)
 
-    starts = before(moved.enter(initial, moved.initial.tangents), t)
+    starts = steps.before(moved.enter(initial, moved.initial.tangents), t)
     _, by_outputs = jax.jvp(
         outputs,
         (states, moved.inputs.of(steps.inputs), moved.captured.of(steps.captured), trajectory),
@@ -179,7 +183,7 @@ class _Moved:
 def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Propagation) -> Leaves:
     """The tangents ``t_1 .. t_L`` of the trajectory, as the solution of the linear system above."""
     length, size = steps.length, adjoint.stretch(steps)
-    initial = [z[0] for z in states]
+    initial = [jnp.zeros(z.shape[1:], z.dtype) for z in states]
     places = jnp.arange(length, dtype=jnp.int32)
 
     def part_of(places: Array, inputs: Leaves) -> tuple[Steps, Callable[..., Leaves], Leaves, Leaves]:
@@ -195,7 +199,7 @@ def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Propagation)
         t, v = unknown
         dz, dx, dc = v
         _, f, x, c = part_of(places, steps.inputs)
-        pushed = jax.jvp(f, (states, x, c), (before(moved.enter(initial, dz), t), dx, dc))[1]
+        pushed = jax.jvp(f, (states, x, c), (steps.before(moved.enter(initial, dz), t), dx, dc))[1]
         one = 1 + lax.pad(_nothing_of((states, x, c)), np.float32(0), [(0, 1, 0)])[0]
         return [a - b for a, b in zip(t, pushed, strict=True)], jax.tree.map(lambda leaf: leaf * one.astype(leaf.dtype), v)
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import jax
 from jax import lax
 
+from deeppcr.across import Across
 from deeppcr.chain import Steps
 from deeppcr.state import Leaves, add
 
@@ -25,6 +26,9 @@ class Propagation(Protocol):
 
     def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
         """``lam_l = g_l + A_{l+1}^T lam_{l+1}`` with ``enter`` added to the last, and ``A_1^T lam_1``."""
+
+    def on_part(self, across: Across) -> "Propagation":
+        """The same on one of many devices that have parts of the chain, inside `jax.shard_map`."""
 
 
 @jax.tree_util.register_static
@@ -45,7 +49,11 @@ class StepByStep:
             t = add(b_l, moved)
             return t, t
 
-        return lax.scan(body, enter, (states, steps.inputs, b))[1]
+        def run(enter: Leaves, b: Leaves) -> tuple[Leaves, Leaves]:
+            left: tuple[Leaves, Leaves] = lax.scan(body, enter, (states, steps.inputs, b))
+            return left
+
+        return steps.across.in_turn(run, enter, b)[1]
 
     def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
         """See `Propagation`."""
@@ -56,5 +64,13 @@ class StepByStep:
             _, pull = jax.vjp(lambda z: steps.step(z, inputs, steps.captured), state)
             return pull(lam)[0], lam
 
-        mu, lam = lax.scan(body, enter, (states, steps.inputs, g), reverse=True)
+        def run(enter: Leaves, g: Leaves) -> tuple[Leaves, Leaves]:
+            left: tuple[Leaves, Leaves] = lax.scan(body, enter, (states, steps.inputs, g), reverse=True)
+            return left
+
+        mu, lam = steps.across.reversed.in_turn(run, enter, g)
         return lam, mu
+
+    def on_part(self, across: Across) -> "StepByStep":
+        """See `Propagation`: it is the same there."""
+        return self

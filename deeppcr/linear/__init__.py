@@ -38,6 +38,7 @@ from deeppcr.linear.cyclic_reduction import CyclicReduction
 from deeppcr.linear.pcr import ParallelCyclicReduction
 from deeppcr.linear.prefix_scan import PrefixScan
 from deeppcr.linear.recurrence import Recurrence
+from deeppcr.linear.sharded import Sharded, on_part
 from deeppcr.linear.solve import solve_bidiagonal, solve_recurrence
 from deeppcr.linear.solver import LinearSolver
 
@@ -55,11 +56,13 @@ __all__ = [
     "PrefixScan",
     "Recurrence",
     "Scalars",
+    "Sharded",
     "Zeros",
     "choose_parallel_solver",
     "choose_solver",
     "find_solver",
     "name_of",
+    "on_part",
     "solve_bidiagonal",
     "solve_recurrence",
 ]

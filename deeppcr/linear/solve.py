@@ -11,15 +11,19 @@ recurrence, after which ``b`` has the gradient ``lam`` and ``A_l`` the outer pro
 derivative.
 """
 
+import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from deeppcr.across import explicit_mesh, with_auto_axes, with_auto_types
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices
 from deeppcr.linear.choose import find_solver
+from deeppcr.linear.sharded import Sharded
 from deeppcr.linear.solver import LinearSolver, stand_alone
 
 
@@ -79,7 +83,19 @@ def solve_bidiagonal(
             along = Along(reverse=reverse)
             b_first = along.first(b, 1) + along.first(blocks, 1).apply(initial[None])
             b = along.join(b_first, along.last(b, blocks.length - 1))
-    return solve_recurrence(blocks, b, chosen, reverse)
+    mesh = explicit_mesh(blocks, b, shared=isinstance(chosen, Sharded))
+    if mesh is None:
+        if isinstance(chosen, Sharded):
+            chosen = dataclasses.replace(chosen, mesh=with_auto_types(chosen.mesh))
+        return solve_recurrence(blocks, b, chosen, reverse)
+    out = jax.typeof(b).sharding.spec
+    y: Array = with_auto_axes(lambda blocks, b: solve_recurrence(blocks, b, _on_the_mesh(chosen), reverse), mesh, out, blocks, b)
+    return y
+
+
+def _on_the_mesh(solver: LinearSolver) -> LinearSolver:
+    """The solver on the mesh that is in use."""
+    return dataclasses.replace(solver, mesh=jax.sharding.get_abstract_mesh()) if isinstance(solver, Sharded) else solver
 
 
 def solve_recurrence(blocks: Blocks, b: Array, solver: LinearSolver, reverse: bool = False) -> Array:

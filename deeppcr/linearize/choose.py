@@ -55,9 +55,15 @@ def find_linearization(linearize: Any) -> Linearization | None:
 
 
 def choose_linearization(
-    linearize: str | Linearization, step: Step, layout: StateLayout, length: int, window: int | None, memory: int | None
+    linearize: str | Linearization,
+    step: Step,
+    layout: StateLayout,
+    length: int,
+    window: int | None,
+    memory: int | None,
+    whole: int | None = None,
 ) -> Choice:
-    """The linearisation and the window for a chain of ``length`` steps.
+    """The linearisation and the window for a chain of ``length`` steps, or for so many of a chain of ``whole`` steps.
 
     "auto" takes the exact Jacobian in the narrowest form that the step's structure proves: diagonal, block-diagonal or dense. If
     the blocks of all steps take more than ``memory`` bytes (None: see `memory_budget`), a window slides along the chain; if not
@@ -69,7 +75,7 @@ def choose_linearization(
     if isinstance(wanted, Frozen) and wanted.of is None:
         wanted = dataclasses.replace(wanted, of=_exact(structure.groups.shape))
     chosen = wanted or _exact(structure.groups.shape)
-    chosen.check(step, length)
+    chosen.check(step, length if whole is None else whole)
     reasons = []
     size = COPIES * max(1, chosen.bytes_per_step(step, layout))
     if wanted is None and window is None and length * size > budget and budget // size < min(SHORTEST, length):

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from deeppcr.chain import Steps
 from deeppcr.linear import Blocks, Scalars
@@ -66,7 +66,7 @@ class Scalar(Linearization):
         else:
             scalar = jnp.asarray(self.coefficient)
             if scalar.ndim and len(scalar) != length:  # these steps are a part of the chain
-                scalar = lax.dynamic_slice_in_dim(scalar, steps.first, length)
+                scalar = jnp.take(scalar, steps.first + jnp.arange(length, dtype=jnp.int32), mode="clip")
         scalar = jnp.broadcast_to(scalar.astype(states.dtype), (length,))
         return Scalars(scalar, states.shape[1:-1], states.shape[-1])
 

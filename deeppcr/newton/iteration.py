@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from deeppcr.acceleration import Anderson
 from deeppcr.chain import Steps
-from deeppcr.convergence import Criterion, Judgement, largest, leading
+from deeppcr.convergence import Criterion, Judgement, largest
 from deeppcr.damping import TrustRegion
 from deeppcr.linear import LinearSolver
 from deeppcr.linearize import Linearization
@@ -81,7 +81,7 @@ class Iteration:
 
     def run(self, steps: Steps, start: Array, first: Array) -> Iterate:
         """Iterate from the trajectory ``first``: ``[L, *batch, w]``, or its first W states if the rest continues."""
-        length = steps.length
+        length = steps.total
 
         def goes_on(now: Iterate) -> Array:
             return (now.iterations < self.budget) & (now.prefix < length)
@@ -107,36 +107,38 @@ class Iteration:
             prefix=jnp.int32(0),
             exact=jnp.int32(0),
             whole=whole,
-            memory=self.linearization.begin(here, _before(start, states)),
+            memory=self.linearization.begin(here, here.across.before(start, states)),
             sizes=(),
             past=self.acceleration.begin(states) if self.acceleration else (),
             history=jnp.full((self.budget + 1 if self.history else 0,), jnp.nan, start.dtype),
         )
         now = self._checked(here, now, jnp.full(states.shape[:-1], jnp.inf, start.dtype))
-        return now._replace(sizes=self.damping.begin(states, now.value)) if self.damping else now
+        return now._replace(sizes=self.damping.begin(states, now.value, here.across)) if self.damping else now
 
     def _turn(self, steps: Steps, now: Iterate) -> Iterate:
         here = steps.part(now.place, self.window)
-        inputs = _before(now.entry, now.states)
+        inputs = here.across.before(now.entry, now.states)
         blocks, memory = self.linearization.next(here, inputs, now.memory, now.iterations)
         sizes = now.sizes
         if self.damping:
-            converged = lax.iota(jnp.int32, self.window) < now.prefix - now.place
+            converged = here.across.index(self.window) < now.prefix - now.place
 
             def evaluate(states: Array) -> Array:
-                return here.evaluate(_before(now.entry, states))
+                return here.evaluate(here.across.before(now.entry, states))
 
-            states, sizes = self.damping.update(self.solver, blocks, now.states, now.value, converged, now.sizes, evaluate)
+            states, sizes = self.damping.update(
+                self.solver, blocks, now.states, now.value, converged, now.sizes, evaluate, here.across
+            )
         else:
-            b = (now.value - blocks.apply(inputs)).at[0].set(now.value[0])  # the first step starts from what is known
+            b = here.across.set_first(now.value - blocks.apply(inputs), now.value[0])  # the first step starts from what is known
             states = self.solver.solve(blocks, b)
         # An overflow on the way is no answer, and would spoil all later steps for good.
         states = jnp.where(jnp.isfinite(states), states, now.states)
         # What is right to the last bit is kept: a solution of the recurrence would be so to rounding only.
-        states = jnp.where(_index(states) < now.exact - now.place, now.value, states)
+        states = jnp.where(_index(here, states) < now.exact - now.place, now.value, states)
         past = now.past
         if self.acceleration:
-            states, past = self.acceleration(past, now.states, states)
+            states, past = self.acceleration(past, now.states, states, here.across)
         update = largest(states - now.states)
         moved = now._replace(iterations=now.iterations + jnp.int32(1), states=states, memory=memory, sizes=sizes, past=past)
         if self.window < steps.length:
@@ -155,7 +157,7 @@ class Iteration:
         guess = lax.dynamic_slice_in_dim(whole, place, window)
         if self.continues:
             guess = jnp.broadcast_to(now.states[-1], guess.shape)
-        enters = _index(guess) >= window - distance
+        enters = _index(steps, guess) >= window - distance
 
         def forward(tree: Any) -> Any:
             return jax.tree.map(lambda leaf: jnp.roll(leaf, -distance, axis=0), tree)
@@ -174,15 +176,15 @@ class Iteration:
 
     def _checked(self, here: Steps, now: Iterate, update: Array) -> Iterate:
         """Apply the steps to the states, and judge these."""
-        inputs = _before(now.entry, now.states)
+        across, inputs = here.across, here.across.before(now.entry, now.states)
         value = here.evaluate(inputs)
         # To the last bit: the state after those that are what the step makes of the one before them.
-        reached = jnp.minimum(leading(value == now.states) + jnp.int32(1), jnp.int32(self.window))
+        reached = jnp.minimum(across.leading(value == now.states) + jnp.int32(1), jnp.int32(here.total))
         exact = jnp.where(now.place <= now.exact, now.place + reached, now.exact)
-        states = jnp.where(_index(value) < exact - now.place, value, now.states)
-        judgement = self.criterion(value, states, largest(inputs), update, now.judgement)
-        certain = jnp.minimum(reached, leading(jnp.isfinite(value)))
-        converged = jnp.maximum(leading(judgement.good), jnp.where(now.place <= now.exact, certain, 0))
+        states = jnp.where(_index(here, value) < exact - now.place, value, now.states)
+        judgement = self.criterion(value, states, largest(inputs), update, now.judgement, across)
+        certain = jnp.minimum(reached, across.leading(jnp.isfinite(value)))
+        converged = jnp.maximum(across.leading(judgement.good), jnp.where(now.place <= now.exact, certain, 0))
         history = now.history.at[now.iterations].set(judgement.worst) if self.history else now.history
         return now._replace(value=value, judgement=judgement, prefix=now.place + converged, exact=exact, history=history)
 
@@ -193,9 +195,6 @@ class Iteration:
         return lax.dynamic_update_slice_in_dim(now.whole, now.value, now.place, 0)
 
 
-def _before(entry: Array, states: Array) -> Array:
-    return jnp.concatenate([entry[None], states[:-1]])
-
-
-def _index(states: Array) -> Array:
-    return lax.broadcasted_iota(jnp.int32, states.shape, 0)
+def _index(here: Steps, states: Array) -> Array:
+    """The places of states, beside every entry of them."""
+    return jnp.broadcast_to(here.across.index(len(states)).reshape((-1, *(1,) * (states.ndim - 1))), states.shape)

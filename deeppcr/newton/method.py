@@ -16,7 +16,7 @@ elsewhere.
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 
@@ -25,15 +25,16 @@ from deeppcr.chain import Problem, Steps
 from deeppcr.checks import check_count
 from deeppcr.convergence import Criterion
 from deeppcr.damping import TrustRegion
-from deeppcr.linear import LinearSolver, find_solver
+from deeppcr.linear import LinearSolver, find_solver, on_part
 from deeppcr.linearize import Choice, Linearization, choose_linearization, constant, find_linearization
 from deeppcr.lyapunov import growth_rate
 from deeppcr.newton.guess import Guess, check_guess, first_trajectory, users_guess
 from deeppcr.newton.iteration import Iteration
 from deeppcr.newton.precision import cast, in_float32
 from deeppcr.newton.rescue import finish
-from deeppcr.solution import Result, Run, Solve, Stats
-from deeppcr.state import Leaves, before
+from deeppcr.solution import Operands, Result, Run, Solve, Stats
+from deeppcr.state import Leaves, StateLayout
+from deeppcr.step import Step
 
 OnFailure = Literal["sequential", "raise", "return"]
 
@@ -101,31 +102,48 @@ class Newton:
         if self.on_failure not in get_args(OnFailure):
             raise ValueError(f"on_failure is {self.on_failure!r}, expected one of {get_args(OnFailure)}.")
 
-    def bind(self, problem: Problem) -> tuple[Solve, "_Operands"]:
+    def bind(self, problem: Problem) -> tuple[Solve, Operands]:
         """What solves the chain, and the arrays that it needs beside the chain's own."""
         wide = in_float32(problem)
-        length, step, layout = wide.length, wide.step, wide.layout  # not `wide`: the user's function must not outlive the call
-        choice = choose_linearization(self.linearize, step, layout, length, self.window, self.memory)
+        step, layout = wide.step, wide.layout  # not `wide`: the user's function must not outlive the call
+        choice = self._choose(problem, step, layout)
         # A slow iteration has to be followed to the rounding of what it is computed in; Newton's is there at once.
         dtypes = problem.layout.dtypes if choice.is_exact else layout.dtypes
         eps = max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
         working = float(jnp.finfo(layout.dtype).eps)
         criterion = Criterion(self.rtol, self.atol, eps, working, quadratic=choice.is_exact and not self.acceleration)
 
-        def run(steps: Steps, initial: Leaves, operands: _Operands) -> Run:
-            inside = Steps(step, layout, cast(steps.inputs, wide_inputs), operands.captured, length)
-            bound = dataclasses.replace(choice, linearization=operands.linearization)
-            return self._run(steps, inside, initial, operands.guess, bound, criterion)
+        def run(steps: Steps, initial: Leaves, operands: Operands) -> Run:
+            captured, linearization = operands.shared
+            inputs = cast(steps.inputs, wide_inputs)
+            inside = dataclasses.replace(steps, step=step, layout=layout, inputs=inputs, captured=captured)
+            bound = dataclasses.replace(choice, linearization=linearization)
+            return self._run(steps, inside, initial, operands.along, bound, criterion)
 
         wide_inputs = [x.dtype for x in wide.inputs]
-        return run, _Operands(users_guess(self.initial_guess, problem), wide.captured, constant(choice.linearization))
+        guess = users_guess(self.initial_guess, problem.original or problem)
+        if guess is not None and problem.original is not None:
+            more = problem.length - problem.original.length
+            guess = [jnp.concatenate([z, jnp.broadcast_to(z[-1:], (more, *z.shape[1:]))]) for z in guess]
+        return run, Operands(guess, (wide.captured, constant(choice.linearization)))
+
+    def _choose(self, problem: Problem, step: Step, layout: StateLayout) -> Choice:
+        """How the part of the chain on each device is linearised."""
+        length = problem.length // problem.across.size
+        if problem.across.size == 1:
+            return choose_linearization(self.linearize, step, layout, length, self.window, self.memory)
+        if self.window is not None:
+            raise ValueError(f"window is {self.window}, expected None for a chain that is spread over devices.")
+        asked = (problem.original or problem).length
+        choice = choose_linearization(self.linearize, step, layout, length, None, self.memory, asked)
+        return dataclasses.replace(choice, window=length)
 
     def _run(
         self, steps: Steps, inside: Steps, initial: Leaves, guess: Leaves | None, choice: Choice, criterion: Criterion
     ) -> Run:
-        length, layout = steps.length, inside.layout
+        length, layout = steps.total, inside.layout
         start = layout.flatten(cast(initial, layout.dtypes))
-        iteration = self._iteration(choice, length, criterion, continues=guess is None)
+        iteration = self._iteration(choice, steps, criterion, continues=guess is None)
         first = first_trajectory(self.initial_guess, guess, inside.part(0, choice.window), start, choice.window)
         end = iteration.run(inside, start, first)
         ok = end.prefix >= length
@@ -134,7 +152,7 @@ class Newton:
         if self.on_failure == "sequential":
             failure = Result.FINISHED_SEQUENTIALLY
             trajectory = finish(steps, initial, trajectory, jnp.where(ok, length, end.exact))
-        states = before(initial, trajectory)
+        states = steps.before(initial, trajectory)
         stats = Stats(end.iterations, end.judgement.worst, end.prefix)
         if self.record:
             rate = growth_rate(inside, layout.flatten(cast(states, layout.dtypes)))
@@ -142,12 +160,15 @@ class Newton:
         outputs = steps.outputs(states, trajectory)
         return Run(trajectory, outputs, stats, jnp.where(ok, jnp.int32(Result.CONVERGED), jnp.int32(failure)))
 
-    def _iteration(self, choice: Choice, length: int, criterion: Criterion, continues: bool) -> Iteration:
-        windows = -(-length // choice.window)
+    def _iteration(self, choice: Choice, steps: Steps, criterion: Criterion, continues: bool) -> Iteration:
+        length, parts, solver = steps.total, steps.across.size, find_solver(self.linear)
+        if parts > 1:
+            solver = on_part(solver, steps.across)
+        windows = -(-length // (choice.window * parts))
         usual = (BUDGET if choice.is_exact else QUASI_BUDGET) * windows
         return Iteration(
             linearization=choice.linearization,
-            solver=find_solver(self.linear),
+            solver=solver,
             damping=self.damping,
             acceleration=self.acceleration,
             criterion=criterion,
@@ -156,9 +177,3 @@ class Newton:
             continues=continues,
             history=self.record,
         )
-
-
-class _Operands(NamedTuple):
-    guess: Leaves | None  # a trajectory
-    captured: Leaves  # what the step closes over where it is computed in float32
-    linearization: Any  # it may hold arrays of its own

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deeppcr.adjoint import Adjoint, Autodiff, StepByStep
-from deeppcr.linear import LinearSolver, choose_parallel_solver, find_solver, name_of
+from deeppcr.linear import LinearSolver, Sharded, choose_parallel_solver, find_solver, name_of
 from deeppcr.linearize import Choice, Diagonal, choose_linearization
 from deeppcr.lyapunov import forecast_iterations
 from deeppcr.newton import Newton
@@ -103,6 +103,8 @@ class Field:
             return self.sequential()
         choice = self._choice(method.linearize)
         solver = find_solver(method.linear)
+        if isinstance(solver, Sharded):
+            solver = find_solver(solver.inside)
         if solver == find_solver("auto"):
             solver = self._solvers(choice, math.inf)[0]
         return dataclasses.replace(self.newton(choice, solver, self._turns(choice)), method=method)

@@ -120,6 +120,7 @@ class Pieces:
         inputs: those of the inputs of all steps.
         captured: those of what the step closes over.
         on_cpu: whether small products of loops are written out, as they are there.
+        parts: how many devices share the chain; then ``length`` is what each has, and what is done in order takes their turns.
     """
 
     step: Step
@@ -129,12 +130,19 @@ class Pieces:
     inputs: Leaves
     captured: Leaves
     on_cpu: bool = True
+    parts: int = 1
 
     @classmethod
     def of(cls, problem: Problem) -> "Pieces":
         """Those of a chain."""
         initial, inputs, captured = (list(map(_shape, part)) for part in (problem.initial, problem.inputs, problem.captured))
         return cls(problem.step, problem.layout, problem.length, initial, inputs, captured)
+
+    def shared_by(self, parts: int) -> "Pieces":
+        """The same chain in so many equal parts, on as many devices."""
+        length = self.length // parts
+        inputs = [jax.ShapeDtypeStruct((length, *x.shape[1:]), x.dtype) for x in self.inputs]
+        return self if parts == 1 else dataclasses.replace(self, length=length, inputs=inputs, parts=parts)
 
     def compiled_for(self, on_cpu: bool) -> "Pieces":
         """The same chain where small products are written out, or where they are not."""
@@ -147,7 +155,7 @@ class Pieces:
     @cached_property
     def signature(self) -> str:
         """The same for chains of the same program and shapes, in other processes, too; as good as never for others."""
-        text = repr((signature(self.step.jaxpr), self.layout, self.length))
+        text = repr((signature(self.step.jaxpr), self.layout, self.length, self.parts))
         return hashlib.sha256(ADDRESS.sub("", text).encode()).hexdigest()[:32]
 
     # -- one step ---------------------------------------------------------------------------------------------------------------
@@ -189,7 +197,7 @@ class Pieces:
         results = [jax.ShapeDtypeStruct((self.length, *atom.aval.shape), atom.aval.dtype) for atom in self.step.jaxpr.outvars]
         amount = _read(gradient, *arguments, (results[: self.step.states], results[self.step.states :]))
         known = sum(map(_bytes, jax.tree.leaves(arguments)))
-        return amount, max(0, kept - known)
+        return (amount if self.parts == 1 else amount.times(self.parts)), max(0, kept - known)
 
     @cached_property
     def pull_states_step_by_step(self) -> Amount:
@@ -206,7 +214,7 @@ class Pieces:
         z, x, c = self._one
         graph = read(jax.make_jaxpr(step)(c, z, x, *more))
         program = Kernels().step(graph, len(c), tuple(map(_bytes, z)))
-        return Amount(graph.totals.work, program, ((graph, 1),)).times(self.length)
+        return Amount(graph.totals.work, program, ((graph, 1),)).times(self.length * self.parts)
 
     # -- all steps at once ------------------------------------------------------------------------------------------------------
 

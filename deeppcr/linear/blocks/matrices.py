@@ -71,7 +71,7 @@ class Matrices(Blocks):
         length, width = self.length, self.width
         matrix = jnp.moveaxis(self.matrix.reshape(length, -1, width, width), (2, 3), (0, 1))
         vectors = jnp.moveaxis(b.reshape(length, -1, width, 1), (2, 3), (0, 1))
-        return Unrolled(matrix), vectors, lambda y: jnp.moveaxis(y, (0, 1), (2, 3)).reshape(b.shape)
+        return Unrolled(matrix), vectors, lambda y: jnp.moveaxis(y, (0, 1), (2, 3)).reshape((-1, *b.shape[1:]))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=[])

@@ -1,0 +1,154 @@
+"""A chain in equal parts, one on each device: each part becomes one affine map, and the devices combine log2(P) times.
+
+A part that is entered with the state s is left with ``T s + v``, where ``(T, v)`` are its steps composed,
+
+    (A, b) after (A', b') = (A A', A b' + b).
+
+1. Every device composes its own steps, pair by pair: log2(L/P) rounds of products, and no messages.
+2. The devices compose what they have with what the device 1, 2, 4, .. places before them has (Hillis & Steele, *Data parallel
+   algorithms*, CACM 1986): log2(P) rounds, and in each a message of one block and one vector.
+3. Now each knows the state that enters its part, and any solver does the rest.
+
+What is sent does not depend on L.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax import Array, lax
+
+from deeppcr.across import Across, Axis, Devices, Spread, check_axis
+from deeppcr.linear.along import Along
+from deeppcr.linear.blocks import Blocks, Zeros
+from deeppcr.linear.choose import find_solver
+from deeppcr.linear.solver import LinearSolver, working_dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded(LinearSolver):
+    """The linear recurrence over the devices along one axis of a mesh.
+
+    As ``Newton(linear=Sharded(mesh, "chain"))`` or ``adjoint=Sharded(mesh, "chain")`` it says where the whole chain is, as the
+    sharding of the chain's inputs does: see `deeppcr.sharding`.
+
+    Attributes:
+        mesh: a `jax.sharding.Mesh`; inside a `jax.shard_map` over other axes, `jax.sharding.get_abstract_mesh()`.
+        axis: the name of its axis along which the chain lies, or several names.
+        inside: what solves the part on each device: a solver or its name, see `deeppcr.solve_bidiagonal`.
+
+    Raises:
+        ValueError: the mesh has no such axis.
+
+    Example:
+        >>> mesh = jax.make_mesh((jax.device_count(),), ("chain",))
+        >>> A, b = jnp.array([[2.0], [3.0], [4.0]]), jnp.array([[1.0], [1.0], [1.0]])
+        >>> deeppcr.solve_bidiagonal(A, b, solver=deeppcr.Sharded(mesh, "chain"))[:, 0]
+        Array([ 1.,  4., 17.], dtype=float32)
+    """
+
+    mesh: Any
+    axis: Axis
+    inside: str | LinearSolver = "auto"
+
+    def __post_init__(self) -> None:
+        check_axis(self.mesh, self.axis)
+        if isinstance(find_solver(self.inside), Sharded):
+            raise TypeError(f"inside is {self.inside!r}, expected a solver for the part on one device.")
+
+    def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
+        spread = Spread(mesh=self.mesh, axis=self.axis)
+        length = blocks.length
+        missing = -length % spread.size
+        part = on_part(self, spread.part)
+
+        def padded(leaf: Array) -> Array:
+            # At the end of the chain, where nothing depends on it.
+            low, high = (missing, 0) if reverse else (0, missing)
+            return lax.pad(leaf, leaf.dtype.type(0), [(low, high, 0), *[(0, 0, 0)] * (leaf.ndim - 1)])
+
+        if missing:
+            blocks, b = jax.tree.map(padded, (blocks, b))
+        solve = spread.on_parts(lambda blocks, b: part.solve(blocks, b, reverse), spread.along, spread.along)
+        y: Array = solve(blocks, b)
+        return Along(reverse=reverse).first(y, length) if missing else y
+
+    def __str__(self) -> str:
+        return f"sharded over {self.axis!r}"
+
+
+def on_part(solver: LinearSolver, across: Across) -> LinearSolver:
+    """The solver of one device, inside `jax.shard_map`, for a chain of which it has a part."""
+    inside = find_solver(solver.inside) if isinstance(solver, Sharded) else solver
+    return Part(across, inside) if isinstance(across, Devices) else inside
+
+
+@dataclasses.dataclass(frozen=True)
+class Part(LinearSolver):
+    """The solver of one device inside `jax.shard_map`, for the part of the chain that is there."""
+
+    across: Devices
+    inside: LinearSolver
+
+    def solve(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
+        """See `LinearSolver`; here even a single step depends on another."""
+        if b.size == 0 or isinstance(blocks, Zeros):
+            return b
+        working = working_dtype(b.dtype)
+        return self._solve(blocks.astype(working), b.astype(working), reverse).astype(b.dtype)
+
+    def solve_transposed(self, blocks: Blocks, g: Array, reverse: bool = False) -> Array:
+        """See `LinearSolver`."""
+        if g.size == 0 or isinstance(blocks, Zeros):
+            return g
+        working = working_dtype(g.dtype)
+        transposed, right = blocks.astype(working).transpose(), g.astype(working)
+        mu = self._solve(transposed, transposed.apply(right), not reverse)
+        moved = Along(reverse=not reverse).before(mu)
+        along, across = Along(reverse=not reverse), self._towards(not reverse)
+        entering = across.shift(along.last(mu, 1))
+        moved = along.join(entering, along.last(moved, self._length(mu) - 1))
+        return (right + moved).astype(g.dtype)
+
+    def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
+        along, across = Along(reverse=reverse), self._towards(reverse)
+        # What meets the zero before the chain is never looked at, it may be anything.
+        first = along.first(blocks, 1)
+        start = jax.tree.map(lambda leaf: lax.select(lax.full(leaf.shape, across.rank == 0), lax.full_like(leaf, 0), leaf), first)
+        entering = self._entering(blocks, b, across, reverse)
+        b_first = along.first(b, 1) + start.apply(entering)
+        b = along.join(b_first, along.last(b, self._length(b) - 1))
+        return self.inside.solve(blocks, b, reverse)
+
+    def _entering(self, blocks: Blocks, b: Array, across: Devices, reverse: bool) -> Array:
+        """The state before this part: ``[1, *batch, w]``."""
+        laid, vectors, restore = blocks.lay_out(b)
+        part = _composed(laid, vectors, Along(laid.axis, reverse))
+        distance = 1
+        while distance < self.across.size:
+            product, offset = across.shift(part, distance)
+            mine, own = part
+            there = across.rank >= distance
+            joined = (mine.compose(product), mine.apply(offset) + own)
+            part = jax.tree.map(lambda new, old, there=there: lax.select(lax.full(new.shape, there), new, old), joined, part)
+            distance *= 2
+        return restore(across.shift(part[1]))
+
+    def _towards(self, reverse: bool) -> Devices:
+        return self.across.reversed if reverse else self.across
+
+    @staticmethod
+    def _length(x: Array) -> int:
+        return x.shape[0]
+
+
+def _composed(blocks: Blocks, b: Array, along: Along) -> tuple[Blocks, Array]:
+    """All steps as one: ``(T, v)``, each with a chain of one step."""
+    while (length := along.length(b)) > 1:
+        rest = along.last((blocks, b), 1)
+        (early, early_b), (late, late_b) = along.halves(along.first((blocks, b), length - length % 2))
+        blocks, b = late.compose(early), late.apply(early_b) + late_b
+        if length % 2:
+            blocks = jax.tree.map(along.join, blocks, rest[0])
+            b = along.join(b, rest[1])
+    return blocks, b

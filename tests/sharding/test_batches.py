@@ -1,0 +1,127 @@
+"""A mesh of two axes: the chain along one of them, the examples along the other; or only one of the two."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from deeppcr import Anderson, Chain, Newton, Sharded, TrustRegion
+from tests.problems import assert_agree, normal
+from tests.sharding.meshes import lies_along, mesh, placed, put, run, states
+
+L, BATCH, W = 8, 4, 3
+XS = (normal(0, L, W, W, scale=0.4), normal(1, L, W))
+Z0 = normal(2, BATCH, W)
+GAIN = jnp.array(0.7)
+
+
+def chain_of(xs, gain):
+    def step(z, x):
+        weight, bias = x
+        return 0.5 * z + gain * jnp.tanh(z @ weight + jnp.broadcast_to(bias, z.shape))
+
+    return Chain(step, xs)
+
+
+def gradients(solve, z0, xs, gain):
+    def loss(z0, xs, gain):
+        value, trajectory = solve(chain_of(xs, gain), z0)
+        return value.sum() + (trajectory**2).sum(), (value, trajectory)
+
+    return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(z0, xs, gain)
+
+
+def ours(method="newton", adjoint="auto", put_there=lambda chain: chain):
+    def solve(chain, z0):
+        solution = deeppcr.solve(put_there(chain), z0, method=method, adjoint=adjoint, batch_ndim=1)
+        return solution.value, solution.trajectory
+
+    return partial(gradients, solve)
+
+
+@cache
+def expected():
+    return run(partial(gradients, states), Z0, XS, GAIN)
+
+
+grid = partial(mesh, chain=4, data=2)
+by_axis = Sharded(grid(), "chain")
+kinds = pytest.mark.parametrize("kind", ["auto", "explicit"])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Newton(linear=by_axis),
+        Newton(linear=by_axis, linearize="zero", acceleration=Anderson(2), damping=TrustRegion()),
+    ],
+    ids=["newton", "every option"],
+)
+def test_chain_and_batch(method):
+    found = run(ours(method), put(Z0, "data", on=grid()), put(XS, "chain", on=grid()), GAIN)
+    assert_agree(found, expected())
+    (_, (value, trajectory)), (by_initial, by_inputs, _) = found
+    assert lies_along(trajectory, "chain", "data")
+    assert lies_along(value, "data")
+    assert lies_along(by_initial, "data")
+    assert all(lies_along(g, "chain") for g in by_inputs)
+
+
+def test_chain_and_batch_of_explicit_axes():
+    on = grid("explicit")
+    found = run(ours(), put(Z0, "data", on=on), put(XS, "chain", on=on), GAIN)
+    assert_agree(found, expected())
+    (_, (value, trajectory)), (by_initial, by_inputs, _) = found
+    assert lies_along(trajectory, "chain", "data")
+    assert lies_along(value, "data")
+    assert lies_along(by_initial, "data")
+    assert all(lies_along(g, "chain") for g in by_inputs)
+
+
+def test_a_sequential_chain_over_devices_keeps_the_batch():
+    found = run(ours("sequential", by_axis), put(Z0, "data", on=grid()), put(XS, "chain", on=grid()), GAIN)
+    assert_agree(found, expected())
+
+
+def test_a_chain_of_a_length_that_devices_cannot_share():
+    xs = jax.tree.map(lambda x: x[:7], XS)
+    found = run(ours(Newton(linear=by_axis)), put(Z0, "data", on=grid()), put(xs, on=grid()), GAIN)
+    assert_agree(found, run(partial(gradients, states), Z0, xs, GAIN))
+
+
+@kinds
+def test_examples_alone(kind):
+    """A mesh on which no chain lies is none of the solver's business."""
+    on = mesh(kind, data=4)
+    found = run(ours("newton", "pcr"), put(Z0, "data", on=on), put(XS, on=on), GAIN)
+    assert_agree(found, expected())
+    (_, (value, trajectory)), (by_initial, _, _) = found
+    assert lies_along(trajectory, None, "data")
+    assert lies_along(value, "data")
+    assert lies_along(by_initial, "data")
+
+
+def test_a_chain_alone_on_a_mesh_of_two_axes():
+    on = grid("explicit")
+    found = run(ours(put_there=partial(placed, on=on)), put(Z0, on=on), put(XS, "chain", on=on), GAIN)
+    assert_agree(found, expected())
+    assert lies_along(found[0][1][1], "chain")
+
+
+def test_a_chain_along_both_axes():
+    axes = ("chain", "data")
+    found = run(ours(Newton(linear=Sharded(grid(), axes))), Z0, put(XS, axes, on=grid()), GAIN)
+    assert_agree(found, expected())
+    assert lies_along(found[0][1][1], axes)
+
+
+def test_parameters_that_lie_along_the_other_axis():
+    """Tensor parallelism inside the step: jax's own business, along an axis that the chain leaves free."""
+    on = grid()
+    wide = (normal(3, L, 4, 4, scale=0.4), normal(4, L, 4))
+    z0 = normal(5, BATCH, 4)
+    xs = (put(wide[0], "chain", None, "data", on=on), put(wide[1], "chain", "data", on=on))
+    found = run(ours(Newton(linear=by_axis)), put(z0, None, "data", on=on), xs, GAIN)
+    assert_agree(found, run(partial(gradients, states), z0, wide, GAIN))

@@ -1,0 +1,156 @@
+"""`Newton` over devices: every option of it, against the same on one device and against `jax.lax.scan`."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Anderson, BlockDiagonal, Chain, Coarse, Diagonal, Frozen, Newton, Result, Scalar, TrustRegion
+from tests.problems import assert_agree, normal
+from tests.sharding.meshes import DEVICES, placed, run, states
+
+L = 2 * DEVICES
+WEIGHT = normal(0, 4, 4, scale=0.4)
+XS = normal(1, L, 4)
+Z0 = normal(2, 4)
+CHAIN = Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), XS)
+UNEVEN = Chain(CHAIN.step, XS[:9])  # two for each device would be 16
+RATE = 3.9
+CHAOS = Chain(lambda z, _: RATE * z * (1 - z), length=96)  # Lyapunov exponent about 0.5
+
+
+def solve(chain, z0, newton, batch_ndim=0):
+    return run(partial(deeppcr.solve, method=newton, batch_ndim=batch_ndim), chain, z0)
+
+
+def coarse_step(z, xs):
+    return jnp.tanh(WEIGHT @ z + xs.mean(0))
+
+
+OPTIONS = {
+    "diagonal": Newton(linearize="diagonal", initial_guess=lambda z, xs: xs + jnp.broadcast_to(z, xs.shape)),
+    "zero, accelerated": Newton(linearize="zero", acceleration=Anderson(2)),
+    "diagonal, accelerated, damped": Newton(linearize=Diagonal(), acceleration=Anderson(), damping=TrustRegion()),
+    "blocks": Newton(linearize=BlockDiagonal(2), linear="cyclic_reduction"),
+    "frozen": Newton(linearize=Frozen(every=2), initial_guess="constant"),
+    "scalar, damped": Newton(linearize=Scalar(0.3), linear="pcr", damping=TrustRegion()),
+    "damped, recorded": Newton(damping=TrustRegion(), record=True, linear="prefix_scan"),
+    "loose": Newton(rtol=1e-3, atol=1e-3, linear="chunked"),
+    "coarse": Newton(initial_guess=Coarse(every=3), memory=1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_does_what_it_does_on_one_device(name):
+    newton = OPTIONS[name]
+    found, here = (solve(chain, Z0, newton) for chain in (placed(CHAIN), CHAIN))
+    assert_agree(found.trajectory, run(states, CHAIN, Z0)[1], 1e-2 if newton.rtol else 1e-10)
+    assert_agree(found.value, found.trajectory[-1])
+    assert found.result == here.result == Result.CONVERGED
+    assert found.stats.prefix == here.stats.prefix == L
+    assert found.stats.iterations.dtype == found.stats.prefix.dtype == jnp.int32
+    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(found.stats))
+    iterations = int(here.stats.iterations)
+    assert abs(int(found.stats.iterations) - iterations) <= 1
+    if newton.record:
+        np.testing.assert_allclose(found.stats.residuals[:iterations], here.stats.residuals[:iterations], rtol=1e-6, atol=1e-15)
+        assert np.isnan(found.stats.residuals[found.stats.iterations + 1 :]).all()
+
+
+UNEVENLY = {
+    "zero, accelerated": Newton(linearize="zero", acceleration=Anderson(2), damping=TrustRegion()),
+    "coarse, recorded": Newton(initial_guess=Coarse(every=3, step=coarse_step), record=True),
+    "zero, from a trajectory": Newton(linearize="zero", initial_guess=normal(4, 9, 4)),
+}
+
+
+@pytest.mark.parametrize("name", UNEVENLY)
+def test_devices_that_cannot_share_evenly(name):
+    found, here = (solve(chain, Z0, UNEVENLY[name]) for chain in (placed(UNEVEN), UNEVEN))
+    assert found.trajectory.shape == (9, 4)
+    assert_agree(found.trajectory, run(states, UNEVEN, Z0)[1])
+    assert found.result == here.result == Result.CONVERGED
+    assert found.stats.prefix == here.stats.prefix == 9
+    assert abs(int(found.stats.iterations) - int(here.stats.iterations)) <= 1
+
+
+def test_the_growth_rate_is_that_of_the_chain():
+    """Not to the last digit: the rate is a mean over pieces, and devices cut them otherwise."""
+    chain = Chain(lambda z, x: 0.5 * z * (1 + 0.1 * jnp.sin(z)) + x, normal(5, 64))
+    there, here = (solve(chain, jnp.array(0.3), Newton(record=True)).stats.growth_rate for chain in (placed(chain), chain))
+    np.testing.assert_allclose(there, here, atol=0.05)
+
+
+def test_chaos_is_finished_as_the_sequential_program_does_it():
+    """A difference in the last place would be of order one after 75 steps."""
+    z0, budget = jnp.array(0.4), 20
+    found, here = (solve(chain, z0, Newton(max_iterations=budget)) for chain in (placed(CHAOS), CHAOS))
+    assert_agree(found.trajectory, run(states, CHAOS, z0)[1])
+    assert found.result == Result.FINISHED_SEQUENTIALLY
+    assert found.stats.iterations == here.stats.iterations == budget
+    assert abs(int(found.stats.prefix) - int(here.stats.prefix)) <= 1
+    assert budget <= found.stats.prefix < 96
+
+
+def test_return_has_the_converged_prefix():
+    length = 91
+    chain, z0 = Chain(CHAOS.step, length=length), jnp.array(0.4)
+    found, here = (solve(c, z0, Newton(on_failure="return", max_iterations=12)) for c in (placed(chain), chain))
+    prefix = int(found.stats.prefix)
+    assert found.result == Result.NOT_CONVERGED
+    assert not found.converged
+    assert abs(prefix - int(here.stats.prefix)) <= 1
+    assert 12 <= prefix < length
+    assert_agree(found.trajectory[:prefix], run(states, chain, z0)[1][:prefix], 1e-8)
+
+
+def test_raise_says_what_happened():
+    newton = Newton(on_failure="raise", max_iterations=5)
+    chain = Chain(CHAOS.step, length=91)
+    with pytest.raises(deeppcr.NotConverged, match=r"\d+ of 91 states after 5 iterations"):
+        deeppcr.solve(placed(chain), jnp.array(0.4), method=newton)
+    with pytest.raises(ValueError, match=r'on_failure is "raise".*"return"'):
+        solve(placed(chain), jnp.array(0.4), newton)
+
+
+def test_what_is_not_a_number_comes_out_as_from_the_sequential_program():
+    place = 7
+    chain = Chain(CHAIN.step, XS.at[place, 1].set(jnp.nan))
+    found = solve(placed(chain), Z0, Newton())
+    expected = run(states, chain, Z0)[1]
+    assert np.isnan(expected[place:]).all(axis=1)[1:].all()
+    np.testing.assert_array_equal(np.isnan(found.trajectory), np.isnan(expected))
+    assert_agree(found.trajectory[:place], expected[:place])
+
+
+def test_a_window_is_refused():
+    with pytest.raises(ValueError, match="window is 4, expected None for a chain that is spread over devices"):
+        deeppcr.solve(placed(CHAIN), Z0, method=Newton(window=4))
+
+
+def test_bfloat16_iterates_in_float32():
+    dtype = jnp.bfloat16
+    chain = Chain(lambda z, x: jnp.tanh(WEIGHT.astype(dtype) @ z + x), XS.astype(dtype))
+    found, here = (solve(c, Z0.astype(dtype), Newton()) for c in (placed(chain), chain))
+    assert found.result == here.result == Result.CONVERGED
+    assert abs(int(found.stats.iterations) - int(here.stats.iterations)) <= 1
+    assert_agree(found.trajectory, here.trajectory, 2 * float(jnp.finfo(dtype).eps))
+
+
+def test_examples_converge_together():
+    batch = normal(6, 3, 4)
+    chain = Chain(lambda z, x: jnp.tanh(z @ WEIGHT + jnp.broadcast_to(x, z.shape)), XS)
+    newton = Newton(linearize="zero", acceleration=Anderson(), damping=TrustRegion())
+    found, here = (solve(c, batch, newton, batch_ndim=1) for c in (placed(chain), chain))
+    assert_agree(found.trajectory, run(states, chain, batch)[1])
+    assert abs(int(found.stats.iterations) - int(here.stats.iterations)) <= 1
+
+
+def test_a_pytree_of_states_and_no_inputs():
+    chain = Chain(lambda z, _: {"a": jnp.tanh(z["a"] * z["b"][0]), "b": (jnp.sin(z["a"].sum() + z["b"][0]),)}, length=L)
+    z0 = {"a": normal(3, 2), "b": (jnp.array(0.3),)}
+    found = solve(placed(chain), z0, Newton())
+    assert_agree((found.value, found.trajectory), run(states, chain, z0))

@@ -1,0 +1,71 @@
+"""`scan` over devices against `jax.lax.scan` on one: values and gradients of chains of every kind."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from deeppcr import Newton, Sharded
+from tests.problems import PROBLEMS, L, assert_agree, backpropagate, oracle
+from tests.sharding.meshes import DEVICES, mesh, put, run
+
+SHARDED = Sharded(mesh(), "chain")
+WAYS = {
+    "newton": (Newton(linear=SHARDED), "auto"),
+    "newton, step by step": (Newton(linear=Sharded(mesh(), "chain", "cyclic_reduction")), "sequential"),
+    "step by step, blocks": ("sequential", SHARDED),
+    "auto": ("auto", SHARDED),
+}
+
+
+def as_long_as(problem, length):
+    """The same with more steps, whose inputs are those of the first ones again."""
+    if problem.xs is None:
+        return dataclasses.replace(problem, length=length)
+    xs = jax.tree.map(lambda x: jnp.concatenate([x, x])[:length], problem.xs)
+    return dataclasses.replace(problem, xs=xs)
+
+
+EVEN = {name: as_long_as(problem, 2 * DEVICES) for name, problem in PROBLEMS.items()}
+TABLE = [
+    ("scalar", "auto"),
+    ("gru backwards", "newton, step by step"),
+    ("resnet", "step by step, blocks"),
+    ("ode", "newton, step by step"),
+    ("batch norm", "newton"),
+    ("custom vjp", "newton"),
+]
+UNEVEN = [("custom vjp", "newton"), ("odd", "step by step, blocks"), ("relu mlp", "newton, step by step")]
+
+
+def assert_right(problem, way):
+    method, adjoint = WAYS[way]
+    scan = partial(deeppcr.scan, method=method, adjoint=adjoint, batch_ndim=problem.batch_ndim)
+    assert_agree(run(lambda: backpropagate(problem, scan)), oracle(problem))
+
+
+@pytest.mark.parametrize(("name", "way"), TABLE, ids=str)
+def test_agrees_with_lax_scan(name, way):
+    assert_right(EVEN[name], way)
+
+
+@pytest.mark.parametrize(("name", "way"), UNEVEN, ids=str)
+def test_devices_that_cannot_share_evenly(name, way):
+    assert L % DEVICES
+    assert_right(PROBLEMS[name], way)
+
+
+@pytest.mark.parametrize(("length", "way"), [(1, "step by step, blocks"), (3, "newton")])
+def test_fewer_steps_than_devices(length, way):
+    assert_right(as_long_as(PROBLEMS["gru"], length), way)
+
+
+@pytest.mark.parametrize("name", ["relu mlp", "odd"])
+def test_what_the_inputs_say_where_the_mesh_is_explicit(name):
+    problem = EVEN[name]
+    there = dataclasses.replace(problem, xs=put(problem.xs, "chain", on=mesh("explicit")))
+    scan = partial(deeppcr.scan, method="newton", batch_ndim=problem.batch_ndim)
+    assert_agree(jax.block_until_ready(backpropagate(there, scan)), oracle(problem))

@@ -1,0 +1,110 @@
+"""What a chain over P devices takes of each: a P-th of the memory, and messages that do not grow with the chain."""
+
+import math
+import re
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+
+import deeppcr
+from deeppcr import Chain, Newton, Sharded
+from deeppcr.linear import Matrices
+from deeppcr.sharding import place
+from tests.linear.loop import compiled
+from tests.sharding.meshes import DEVICES, P, mesh
+
+W, BATCH = 16, 8
+KINDS = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
+MESSAGE = re.compile(rf"= (.*?) ({KINDS})(?:-start)?\(")
+ARRAY = re.compile(r"\b[a-z]+(\d*)\[([\d,]*)\]")
+
+
+def messages(program):
+    """The messages between devices that stand in a compiled program: kinds and bytes, sorted."""
+    found = []
+    for shapes, kind in MESSAGE.findall(program.as_text()):
+        arrays = [(int(bits or 8), map(int, dims.split(",") if dims else [])) for bits, dims in ARRAY.findall(shapes)]
+        found.append((kind, sum(bits // 8 * math.prod(dims) for bits, dims in arrays)))
+    return sorted(found)
+
+
+def test_messages_are_found():
+    """What has to be sent is known here: a matrix is gathered, a sum of its entries is made, its rows are passed on."""
+
+    def program(x):
+        gathered = jax.lax.all_gather(x, "chain")
+        passed = jax.lax.ppermute(x, "chain", [(0, 1)])
+        return gathered.sum()[None], passed + jax.lax.psum(x.sum(), "chain")
+
+    mapped = jax.shard_map(program, mesh=mesh(), in_specs=P("chain"), out_specs=P("chain"), check_vma=False)
+    found = messages(jax.jit(mapped).lower(jax.ShapeDtypeStruct((DEVICES, 5), jnp.float32)).compile())
+    assert found == [("all-gather", DEVICES * 20), ("all-reduce", 4), ("collective-permute", 20)]
+
+
+WAYS = {
+    "newton": (Newton(linearize="dense"), "pcr"),
+    "diagonal": (Newton(linearize="diagonal"), "auto"),
+    "step by step": ("sequential", "sequential"),
+}
+
+
+def layer(z, x):
+    weight, bias = x
+    return z + 0.5 * jnp.tanh(z @ weight + jnp.broadcast_to(bias, z.shape))
+
+
+@cache
+def training(way, length, devices):
+    """A step of gradient descent, compiled for one device or for several."""
+    method, adjoint = WAYS[way]
+    on = mesh(chain=devices)
+    along, whole = (NamedSharding(on, spec) for spec in (P("chain"), P()))
+
+    def loss(params, z0):
+        chain = place(Chain(layer, params), on) if devices > 1 else Chain(layer, params)
+        return (deeppcr.solve(chain, z0, method=method, adjoint=adjoint, batch_ndim=1).value ** 2).mean()
+
+    def step(params, z0):
+        value, gradients = jax.value_and_grad(loss)(params, z0)
+        return value, jax.tree.map(lambda p, g: p - 0.01 * g, params, gradients)
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((length, W, W), (length, W))]
+    program = compiled(step, in_shardings=(along, whole), out_shardings=(whole, along))
+    return program.lower(shapes, jax.ShapeDtypeStruct((BATCH, W), jnp.float64)).compile()
+
+
+def bytes_on_each_device(program):
+    memory = program.memory_analysis()
+    return memory.temp_size_in_bytes + memory.argument_size_in_bytes
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_device_holds_a_part_of_everything(way):
+    there, here = (bytes_on_each_device(training(way, 512, devices)) for devices in (DEVICES, 1))
+    assert there <= 1.3 / DEVICES * here
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_messages_do_not_grow_with_the_chain(way):
+    sent = messages(training(way, 512, DEVICES))
+    assert sent
+    assert sent == messages(training(way, 1024, DEVICES))
+    block = BATCH * W * W * 8
+    assert max(size for _, size in sent) <= block  # the summary of a part, or the state of every device: nothing is larger
+
+
+def test_a_linear_recurrence_sends_as_often_as_the_devices_double():
+    def sent(devices):
+        by = Sharded(mesh(chain=devices), "chain")
+        along = NamedSharding(by.mesh, P("chain"))
+        solve = jax.jit(lambda A, b: by.solve(Matrices(A), b), in_shardings=(along, along), out_shardings=along)
+        shapes = (jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((64, W, W), (64, W)))
+        return messages(solve.lower(*shapes).compile())
+
+    # A vector in each round, a block in each but the last, and at the end the state that enters the next part.
+    for rounds in (1, 2, 3):
+        sizes = [8 * W] * (rounds + 1) + [8 * W * W] * (rounds - 1)
+        assert sent(2**rounds) == [("collective-permute", size) for size in sizes]
