@@ -100,8 +100,10 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         output_leaves, output_tree = jax.tree.flatten(outputs)
         return [*after, *map(jnp.asarray, output_leaves)]
 
-    # Without the mesh that is in use, if one is, so that the program can be run on another, and inside `jax.shard_map`.
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    # Without the mesh that is in use, so that the program can be run on another, and inside `jax.shard_map`; but not without one
+    # that arrays vary over.
+    mesh = jax.sharding.get_abstract_mesh()
+    with jax.sharding.use_abstract_mesh(mesh if mesh.manual_axes else jax.sharding.AbstractMesh((), ())):
         closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
     step = Step(Program.of(closed), len(state_leaves), len(input_leaves), state_tree, input_tree, output_tree)
     return step, [jnp.asarray(constant) for constant in closed.consts]  # numbers and numpy arrays, too
