@@ -208,9 +208,9 @@ def test_transformations(name, combination):
     assert_agree(actual, expected(name))
 
 
-@pytest.mark.parametrize("combination", COMBINATIONS)
-def test_gradients_without_jit(combination):
-    assert_agree(gradient(COMBINATIONS[combination], *ARGUMENTS), gradient(jax.lax.scan, *ARGUMENTS))
+def test_gradients_without_jit():
+    scan = COMBINATIONS["step by step"]
+    assert_agree(gradient(scan, *ARGUMENTS), gradient(jax.lax.scan, *ARGUMENTS))
 
 
 def select(output, argument):
