@@ -87,10 +87,8 @@ def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replac
         return atom.val if is_literal(atom) else values[atom]
 
     def bind(equation: Any, operands: list[Any]) -> list[Any]:
-        with (
-            equation.ctx.manager,
-            jax.sharding.use_abstract_mesh(mesh),
-        ):  # what is computed may be elsewhere than when it was traced
+        # On the mesh of today: the program may have been traced on another, or outside of `jax.shard_map`.
+        with equation.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
             results = replace(equation, operands) if replace else None
             if results is None:
                 results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))

@@ -16,6 +16,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.across import Across, Axis, Devices, Spread, check_axis
@@ -104,11 +105,7 @@ class Part(LinearSolver):
         working = working_dtype(g.dtype)
         transposed, right = blocks.astype(working).transpose(), g.astype(working)
         mu = self._solve(transposed, transposed.apply(right), not reverse)
-        moved = Along(reverse=not reverse).before(mu)
-        along, across = Along(reverse=not reverse), self._towards(not reverse)
-        entering = across.shift(along.last(mu, 1))
-        moved = along.join(entering, along.last(moved, self._length(mu) - 1))
-        return (right + moved).astype(g.dtype)
+        return (right + self._towards(not reverse).before(jnp.zeros_like(mu[0]), mu)).astype(g.dtype)
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         along, across = Along(reverse=reverse), self._towards(reverse)
@@ -117,7 +114,7 @@ class Part(LinearSolver):
         start = jax.tree.map(lambda leaf: lax.select(lax.full(leaf.shape, across.rank == 0), lax.full_like(leaf, 0), leaf), first)
         entering = self._entering(blocks, b, across, reverse)
         b_first = along.first(b, 1) + start.apply(entering)
-        b = along.join(b_first, along.last(b, self._length(b) - 1))
+        b = along.join(b_first, along.last(b, len(b) - 1))
         return self.inside.solve(blocks, b, reverse)
 
     def _entering(self, blocks: Blocks, b: Array, across: Devices, reverse: bool) -> Array:
@@ -136,10 +133,6 @@ class Part(LinearSolver):
 
     def _towards(self, reverse: bool) -> Devices:
         return self.across.reversed if reverse else self.across
-
-    @staticmethod
-    def _length(x: Array) -> int:
-        return x.shape[0]
 
 
 def _composed(blocks: Blocks, b: Array, along: Along) -> tuple[Blocks, Array]:

@@ -46,6 +46,14 @@ def expected():
     return run(partial(gradients, states), Z0, XS, GAIN)
 
 
+def assert_lies_on_both(found):
+    (_, (value, trajectory)), (by_initial, by_inputs, _) = found
+    assert lies_along(trajectory, "chain", "data")
+    assert lies_along(value, "data")
+    assert lies_along(by_initial, "data")
+    assert all(lies_along(g, "chain") for g in by_inputs)
+
+
 grid = partial(mesh, chain=4, data=2)
 by_axis = Sharded(grid(), "chain")
 kinds = pytest.mark.parametrize("kind", ["auto", "explicit"])
@@ -62,22 +70,14 @@ kinds = pytest.mark.parametrize("kind", ["auto", "explicit"])
 def test_chain_and_batch(method):
     found = run(ours(method), put(Z0, "data", on=grid()), put(XS, "chain", on=grid()), GAIN)
     assert_agree(found, expected())
-    (_, (value, trajectory)), (by_initial, by_inputs, _) = found
-    assert lies_along(trajectory, "chain", "data")
-    assert lies_along(value, "data")
-    assert lies_along(by_initial, "data")
-    assert all(lies_along(g, "chain") for g in by_inputs)
+    assert_lies_on_both(found)
 
 
 def test_chain_and_batch_of_explicit_axes():
     on = grid("explicit")
     found = run(ours(), put(Z0, "data", on=on), put(XS, "chain", on=on), GAIN)
     assert_agree(found, expected())
-    (_, (value, trajectory)), (by_initial, by_inputs, _) = found
-    assert lies_along(trajectory, "chain", "data")
-    assert lies_along(value, "data")
-    assert lies_along(by_initial, "data")
-    assert all(lies_along(g, "chain") for g in by_inputs)
+    assert_lies_on_both(found)
 
 
 def test_a_sequential_chain_over_devices_keeps_the_batch():
