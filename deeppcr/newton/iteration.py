@@ -5,6 +5,7 @@ blocks; the trajectory itself is the only array of all L steps. A window of all 
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -67,6 +68,7 @@ class Iteration:
         window: how many states at once, at most L.
         continues: whether states that enter the window start from the last one in it, and not from the guess.
         history: whether residuals are kept.
+        progress: called with iteration, prefix and residual, while it runs.
     """
 
     linearization: Linearization
@@ -78,6 +80,7 @@ class Iteration:
     window: int
     continues: bool
     history: bool
+    progress: Callable[[int, int, float], None] | None = None
 
     def run(self, steps: Steps, start: Array, first: Array) -> Iterate:
         """Iterate from the trajectory ``first``: ``[L, *batch, w]``, or its first W states if the rest continues."""
@@ -186,7 +189,15 @@ class Iteration:
         certain = jnp.minimum(reached, across.leading(jnp.isfinite(value)))
         converged = jnp.maximum(across.leading(judgement.good), jnp.where(now.place <= now.exact, certain, 0))
         history = now.history.at[now.iterations].set(judgement.worst) if self.history else now.history
-        return now._replace(value=value, judgement=judgement, prefix=now.place + converged, exact=exact, history=history)
+        prefix = now.place + converged
+        if self.progress:
+            jax.debug.callback(self._report, now.iterations, prefix, judgement.worst)
+        return now._replace(value=value, judgement=judgement, prefix=prefix, exact=exact, history=history)
+
+    def _report(self, iteration: Array, prefix: Array, residual: Array) -> None:
+        """Tell the user how far it is."""
+        if self.progress:
+            self.progress(int(iteration), int(prefix), float(residual))
 
     def _written(self, now: Iterate) -> Array:
         """All states, with the window in its place."""

@@ -16,6 +16,7 @@ elsewhere.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import jax.numpy as jnp
@@ -67,6 +68,9 @@ class Newton:
         memory: bytes that Jacobian blocks may take, with the solver's copies; None for half of the accelerator's memory, or
             a quarter of the machine's.
         record: whether `Stats` has the residuals by iteration and the growth rate of the linearised chain.
+        progress: None, or a function that is called while the solve runs, before the first iteration and after each: with its
+            number, how many states from the start of the chain have converged, and the largest relative residual. Under
+            `jax.vmap`, and on several devices, it is called once for each.
         on_failure: what to do with a chain that has not converged by then. "sequential": finish it step by step, from where it
             has. "raise": raise `NotConverged`; not possible under jit. "return": return what there is, ``result`` tells.
     """
@@ -82,6 +86,7 @@ class Newton:
     window: int | None = None
     memory: int | None = None
     record: bool = False
+    progress: Callable[[int, int, float], None] | None = None
     on_failure: OnFailure = "sequential"
 
     def __post_init__(self) -> None:
@@ -99,6 +104,8 @@ class Newton:
             raise TypeError(f"damping is {self.damping!r}, expected TrustRegion(...) or None.")
         if self.acceleration is not None and not isinstance(self.acceleration, Anderson):
             raise TypeError(f"acceleration is {self.acceleration!r}, expected Anderson(...) or None.")
+        if self.progress is not None and not callable(self.progress):
+            raise TypeError(f"progress is {self.progress!r}, expected a function of iteration, prefix and residual, or None.")
         if self.on_failure not in get_args(OnFailure):
             raise ValueError(f"on_failure is {self.on_failure!r}, expected one of {get_args(OnFailure)}.")
 
@@ -176,4 +183,5 @@ class Newton:
             window=choice.window,
             continues=continues,
             history=self.record,
+            progress=self.progress,
         )
