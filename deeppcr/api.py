@@ -185,7 +185,7 @@ def forward(
     Args:
         layers: a list of layers: callables ``layer(x) -> x`` (functions, methods, partials, jitted functions, flax nnx, bound
             flax linen and equinox modules, other pytrees), or pairs ``(apply, params)``; or ``(apply, [params, ...])``, a
-            `Sequential` of flax or equinox, ``deeppcr.stack(layers)``, or a `Chain` of layers already stacked.
+            ``Sequential`` of flax or equinox, ``deeppcr.stack(layers)``, or a `Chain` of layers already stacked.
         x: what the first layer takes: an array, or a pytree of them.
         method: as in `scan`.
         adjoint: as in `scan`.
