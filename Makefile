@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
+# make demo | test | parity | lint | bench | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,11 +8,12 @@ STAMP := $(VENV)/.complete
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench package clean
+.PHONY: help demo test parity lint bench package clean
 
 help:
 	@echo "make demo      train a deep network on handwritten digits, layer by layer and with deeppcr"
 	@echo "make test      run the tests"
+	@echo "make parity    compare schedulers and models with diffusers and torch, which it installs first (1 GB)"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     measure on this machine; writes experiments/results/"
 	@echo "make package   build the wheel, and import it away from the checkout"
@@ -32,6 +33,15 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal --quiet
+
+PARITY := $(VENV)/.parity
+
+$(PARITY): $(STAMP)
+	@$(PY) -m pip install -qq --disable-pip-version-check --editable '.[parity]'
+	@touch $@
+
+parity: $(PARITY)
+	@$(PY) -m pytest --numprocesses $(WORKERS) --quiet tests/diffusion
 
 lint: $(STAMP)
 	@$(VENV)/bin/ruff check .

@@ -1,6 +1,6 @@
 """Sequential programs in parallel: layers, recurrences and samplers as one system of equations, solved in logarithmic depth."""
 
-from deeppcr import layers, sharding
+from deeppcr import diffusion, layers, sharding
 from deeppcr.acceleration import Anderson
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
@@ -54,6 +54,7 @@ __all__ = [
     "TrustRegion",
     "delay",
     "describe",
+    "diffusion",
     "forward",
     "layers",
     "pack",

@@ -9,7 +9,7 @@ auto.py        a chain solved as it is asked for, on whichever platform
 
 from deeppcr.plan.auto import bind_adjoint, run
 from deeppcr.plan.candidates import Candidate, Field
-from deeppcr.plan.choose import best_gradient, best_method
+from deeppcr.plan.choose import best_gradient, best_method, choose_method
 from deeppcr.plan.names import METHODS, Method, Wanted, find_adjoint, find_method
 from deeppcr.plan.pieces import Pieces
 from deeppcr.plan.report import ChainPlan, Plan
@@ -27,6 +27,7 @@ __all__ = [
     "best_gradient",
     "best_method",
     "bind_adjoint",
+    "choose_method",
     "find_adjoint",
     "find_method",
     "read_trials",

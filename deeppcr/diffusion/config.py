@@ -1,0 +1,112 @@
+"""A scheduler's configuration: its fields, what they may be, and what they are if nothing is said."""
+
+import dataclasses
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Config = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A field of a configuration.
+
+    Attributes:
+        default: what it is if nothing is said, as in diffusers.
+        expected: the values that are supported, in words.
+        supports: whether a value is one of them.
+    """
+
+    default: Any
+    expected: str
+    supports: Callable[[Any], bool]
+
+
+def flag(default: bool) -> Field:
+    """True or False."""
+    return Field(default, "True or False", lambda value: isinstance(value, bool))
+
+
+def off() -> Field:
+    """Something that a scheduler of diffusers can do and ours cannot."""
+    return Field(False, "False", lambda value: value is False or value is None)
+
+
+def one_of(default: str | None, *others: str) -> Field:
+    """One of some names."""
+    names = (default, *others)
+    return Field(default, f"one of {list(names)}", lambda value: isinstance(value, str | None) and value in names)
+
+
+def count(default: int, least: int = 1, most: float = float("inf")) -> Field:
+    """An integer within bounds."""
+    expected = f"an integer >= {least}" + (f" and <= {most}" if most < float("inf") else "")
+    return Field(default, expected, lambda value: isinstance(value, int) and _is_number(value) and least <= value <= most)
+
+
+def number(default: float | None, optional: bool = False) -> Field:
+    """A number, or None where that is allowed."""
+    expected = "a number, or None" if optional else "a number"
+    return Field(default, expected, lambda value: _is_number(value) or (optional and value is None))
+
+
+def share(default: float) -> Field:
+    """A number from 0 to 1."""
+    return Field(default, "a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+
+
+def numbers() -> Field:
+    """Some numbers, or None."""
+    return Field(None, "a list of numbers, or None", lambda value: value is None or _are_numbers(value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, tuple) and all(map(_is_number, value))
+
+
+def read_config(config: Any) -> dict[str, Any]:
+    """A configuration as a dict, from a dict, a path, or a scheduler of diffusers."""
+    if isinstance(config, str | os.PathLike):
+        found: dict[str, Any] = json.loads(_file(Path(config)).read_text(encoding="utf-8"))
+        return found
+    if isinstance(config, Mapping):
+        return dict(config)
+    if isinstance(getattr(config, "config", None), Mapping):
+        # Such an object may hold fields of another scheduler that it was made from, which mean nothing to its class.
+        own = inspect.signature(type(config).__init__).parameters
+        return {"_class_name": type(config).__name__} | {name: value for name, value in config.config.items() if name in own}
+    raise TypeError(f"config is {type(config).__name__}, expected a dict, a path, or a scheduler of diffusers.")
+
+
+def _file(path: Path) -> Path:
+    places = [path, path / "scheduler_config.json", path / "scheduler" / "scheduler_config.json"]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise FileNotFoundError(f"config is {str(path)!r}, expected a scheduler_config.json or a folder that holds one.")
+    return found
+
+
+def fill(config: Config, fields: Mapping[str, Field], scheduler: str) -> dict[str, Any]:
+    """All fields of a scheduler: those of the configuration, checked, and the defaults of the others."""
+    filled = {name: field.default for name, field in fields.items()}
+    for name, value in config.items():
+        if name.startswith("_"):  # notes of diffusers to itself, such as its version
+            continue
+        if name not in fields:
+            raise ValueError(
+                f"{name}={value!r} is not a field of {scheduler}, expected one of {sorted(fields)}. "
+                "A field of another scheduler, which diffusers carries along and does not read, is to be left out."
+            )
+        value = value.tolist() if hasattr(value, "tolist") else value
+        filled[name] = tuple(value) if isinstance(value, list) else value
+        if not fields[name].supports(filled[name]):
+            raise ValueError(f"{name}={value!r} is not supported for {scheduler}, expected {fields[name].expected}.")
+    return filled

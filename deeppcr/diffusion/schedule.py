@@ -1,0 +1,88 @@
+"""`Schedule`: the steps of a diffusion sampler, from the configuration of a scheduler of diffusers."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from deeppcr.checks import check_count
+from deeppcr.diffusion.config import fill, read_config
+from deeppcr.diffusion.schedulers import SCHEDULERS
+from deeppcr.diffusion.table import Table
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Schedule:
+    """The steps of a diffusion sampler: those that diffusers' scheduler of the same configuration takes.
+
+    Made by `Schedule.from_config`; needs neither diffusers nor torch.
+
+    Attributes:
+        scheduler: the name of the scheduler's class in diffusers.
+        config: all fields of its configuration, as pairs of a name and a value.
+        eta: the weight of the noise that DDIM's steps add: 0 for none, 1 for as much as DDPM's.
+    """
+
+    scheduler: str
+    config: tuple[tuple[str, Any], ...]
+    eta: float = 0.0
+
+    @classmethod
+    def from_config(cls, config: Any, *, eta: float = 0.0) -> "Schedule":
+        """The schedule of a scheduler of diffusers.
+
+        Args:
+            config: a dict, as diffusers saves it: "_class_name" is the scheduler, of the others those that are missing have the
+                defaults of diffusers; or the path of a scheduler_config.json, or of a folder of a scheduler or a pipeline that
+                holds one; or a scheduler object of diffusers. The schedulers are DDPM, DDIM, Euler, Euler ancestral,
+                DPM-Solver++ (multistep, deterministic or stochastic, of order 1 and 2), and Euler for flow matching.
+            eta: the weight of the noise that DDIM's steps add, from 0 on; other schedulers have none.
+
+        Returns:
+            A schedule. It is immutable and can be hashed.
+
+        Raises:
+            ValueError: the scheduler, or a field, or its value, is not supported; the message names it.
+            TypeError, FileNotFoundError: ``config`` is, or leads to, no configuration.
+
+        Example:
+            >>> schedule = deeppcr.diffusion.Schedule.from_config({"_class_name": "DDIMScheduler", "clip_sample": False})
+            >>> schedule
+            Schedule(DDIMScheduler, clip_sample=False)
+            >>> schedule.table(5).time.tolist()
+            [800, 600, 400, 200, 0]
+        """
+        found = read_config(config)
+        name = found.get("_class_name")
+        if name not in SCHEDULERS:
+            raise ValueError(f"_class_name is {name!r}, expected one of {list(SCHEDULERS)}.")
+        scheduler = SCHEDULERS[name]
+        if not (isinstance(eta, int | float) and math.isfinite(eta) and eta >= 0):
+            raise ValueError(f"eta is {eta!r}, expected a number >= 0.")
+        if eta and not scheduler.takes_eta:
+            raise ValueError(f"eta is {eta!r}, but only DDIM has one: expected 0 for {name}.")
+        return cls(name, tuple(fill(found, scheduler.fields, name).items()), float(eta))
+
+    def table(self, steps: int) -> Table:
+        """The numbers of the steps, where the sampler takes so many from noise to a sample.
+
+        Raises:
+            ValueError: the scheduler cannot take so many steps.
+        """
+        check_count("steps", steps, "how many denoising steps")
+        with np.errstate(all="ignore"):  # what is not finite is looked for below
+            table = SCHEDULERS[self.scheduler].table(dict(self.config), steps, self.eta)
+        if not table.is_finite:
+            raise ValueError(f"{self} has coefficients that are not finite for steps={steps}.")
+        return table
+
+    def init_noise_sigma(self, steps: int) -> float:
+        """The standard deviation of the noise that the sampler starts from: a standard normal times this is ``x_T``."""
+        return self.table(steps).init_noise_sigma
+
+    def __repr__(self) -> str:
+        fields = SCHEDULERS[self.scheduler].fields
+        said = [(name, value) for name, value in self.config if value != fields[name].default]
+        said += [("eta", self.eta)] if self.eta else []
+        return f"Schedule({', '.join([self.scheduler, *(f'{name}={value!r}' for name, value in said)])})"

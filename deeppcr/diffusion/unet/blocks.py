@@ -1,0 +1,183 @@
+"""The blocks of a UNet: residual layers, attention layers, and what changes the resolution.
+
+Attributes are called as in diffusers, since their path is the name under which a weight is stored.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from deeppcr.diffusion.unet.config import Config, Kind
+from deeppcr.diffusion.unet.layers import Attention, Conv, GroupNorm, Linear
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "mish": jax.nn.mish,
+    "relu": jax.nn.relu,
+}
+
+
+def halve(x: Array) -> Array:
+    """The mean of each two by two pixels."""
+    batch, channels, height, width = x.shape
+    return x.reshape(batch, channels, height // 2, 2, width // 2, 2).mean((3, 5))
+
+
+def double(x: Array) -> Array:
+    """Each pixel as two by two."""
+    return jnp.repeat(jnp.repeat(x, 2, axis=2), 2, axis=3)
+
+
+class Resnet(nnx.Module):
+    """A residual layer that is told the time: ``(shortcut(x) + g(x, time)) / scale``.
+
+    Args:
+        config: of the network.
+        inputs: channels that come in.
+        outputs: channels that go out.
+        scale: what the result is divided by.
+        resample: what changes the resolution, inside and beside it: `halve` or `double`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        inputs: int,
+        outputs: int,
+        *,
+        scale: float = 1,
+        resample: Callable[[Array], Array] | None = None,
+    ) -> None:
+        groups, eps = config.norm_num_groups, config.norm_eps
+        self.scales = config.resnet_time_scale_shift == "scale_shift"
+        self.act, self.scale, self.resample = ACTIVATIONS[config.act_fn], scale, resample
+        self.norm1 = GroupNorm(inputs, groups, eps)
+        self.conv1 = Conv(inputs, outputs, 3, padding=(1, 1))
+        self.time_emb_proj = Linear(config.time_channels, 2 * outputs if self.scales else outputs)
+        self.norm2 = GroupNorm(outputs, groups, eps)
+        self.conv2 = Conv(outputs, outputs, 3, padding=(1, 1))
+        self.conv_shortcut = None if inputs == outputs else Conv(inputs, outputs, 1)
+
+    def __call__(self, x: Array, time: Array) -> Array:
+        y = self.act(self.norm1(x))
+        if self.resample is not None:
+            x, y = self.resample(x), self.resample(y)
+        y = self.conv1(y)
+        told = self.time_emb_proj(self.act(time))[:, :, None, None]
+        if self.scales:
+            scale, shift = jnp.split(told, 2, axis=1)
+            y = self.norm2(y) * (1 + scale) + shift
+        else:
+            y = self.norm2(y + told)
+        y = self.conv2(self.act(y))
+        return ((x if self.conv_shortcut is None else self.conv_shortcut(x)) + y) / self.scale
+
+
+class Downsample(nnx.Module):
+    """Half the resolution, by a convolution with stride 2."""
+
+    def __init__(self, channels: int, padding: int) -> None:
+        self.conv = Conv(channels, channels, 3, stride=2, padding=(padding, 1))
+
+    def __call__(self, x: Array, time: Array) -> Array:
+        return self.conv(x)
+
+
+class Upsample(nnx.Module):
+    """Twice the resolution: each pixel four times, and a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        self.conv = Conv(channels, channels, 3, padding=(1, 1))
+
+    def __call__(self, x: Array, time: Array) -> Array:
+        return self.conv(double(x))
+
+
+def attentions(config: Config, kind: Kind, channels: int, count: int) -> nnx.List:
+    """The attention layers of a block: one for each residual layer, or none."""
+    head = config.attention_head_dim or channels
+    made = [Attention(channels, head, config.norm_num_groups, config.norm_eps) for _ in range(count if kind.attends else 0)]
+    return nnx.List(made)
+
+
+class Down(nnx.Module):
+    """A block on the way down. It returns the image, and each state that the way up will be given."""
+
+    def __init__(self, config: Config, kind: Kind, inputs: int, outputs: int, *, last: bool) -> None:
+        count = config.layers_per_block
+        self.resnets = nnx.List([Resnet(config, inputs if i == 0 else outputs, outputs) for i in range(count)])
+        self.attentions = attentions(config, kind, outputs, count)
+        samplers: list[nnx.Module] = []
+        if not last and (kind.sampler or config.downsample_type) == "resnet":
+            samplers = [Resnet(config, outputs, outputs, resample=halve)]
+        elif not last:
+            samplers = [Downsample(outputs, config.downsample_padding)]
+        self.downsamplers = nnx.List(samplers)
+
+    def __call__(self, x: Array, time: Array) -> tuple[Array, list[Array]]:
+        states = []
+        for i, resnet in enumerate(self.resnets):
+            x = resnet(x, time)
+            if self.attentions:
+                x = self.attentions[i](x)
+            states.append(x)
+        for sampler in self.downsamplers:
+            x = sampler(x, time)
+            states.append(x)
+        return x, states
+
+
+class Up(nnx.Module):
+    """A block on the way up. Each residual layer is given a state of the way down beside the image, the last one first.
+
+    Args:
+        config: of the network.
+        kind: of the block.
+        inputs: channels of the image that comes in.
+        outputs: channels of the image that goes out.
+        first: channels of the first of the states that come from the way down, which its last layer is given.
+        last: whether it is the last block, which keeps the resolution.
+    """
+
+    def __init__(self, config: Config, kind: Kind, inputs: int, outputs: int, first: int, *, last: bool) -> None:
+        count = config.layers_per_block + 1
+        images, beside = [inputs] + [outputs] * (count - 1), [outputs] * (count - 1) + [first]
+        self.resnets = nnx.List([Resnet(config, x + state, outputs) for x, state in zip(images, beside, strict=True)])
+        self.attentions = attentions(config, kind, outputs, count)
+        samplers: list[nnx.Module] = []
+        if not last and (kind.sampler or config.upsample_type) == "resnet":
+            samplers = [Resnet(config, outputs, outputs, resample=double)]
+        elif not last:
+            samplers = [Upsample(outputs)]
+        self.upsamplers = nnx.List(samplers)
+
+    def __call__(self, x: Array, time: Array, states: list[Array]) -> Array:
+        for i, (resnet, state) in enumerate(zip(self.resnets, reversed(states), strict=True)):
+            x = resnet(jnp.concatenate([x, state], axis=1), time)
+            if self.attentions:
+                x = self.attentions[i](x)
+        for sampler in self.upsamplers:
+            x = sampler(x, time)
+        return x
+
+
+class Mid(nnx.Module):
+    """The block in the middle: a residual layer, attention, a residual layer."""
+
+    def __init__(self, config: Config, channels: int) -> None:
+        scale, head = config.mid_block_scale_factor, config.attention_head_dim or channels
+        self.resnets = nnx.List([Resnet(config, channels, channels, scale=scale) for _ in range(2)])
+        made = [Attention(channels, head, config.mid_groups, config.norm_eps, scale)] if config.mid_attends else []
+        self.attentions = nnx.List(made)
+
+    def __call__(self, x: Array, time: Array) -> Array:
+        x = self.resnets[0](x, time)
+        for attention in self.attentions:
+            x = attention(x)
+        return self.resnets[1](x, time)

@@ -1,0 +1,220 @@
+"""What a `UNet2DModel` of diffusers is built from: the fields of its ``config.json``, each of them checked.
+
+Names, defaults and meaning are those of diffusers 0.42 (``models/unets/unet_2d.py``). A field that is unknown, or has a value for
+which there is no code here, is an error: a network with one of its settings left out computes something else.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+from deeppcr.checks import check_count, check_name
+
+
+class Kind(NamedTuple):
+    """A kind of block on the way down or up.
+
+    Attributes:
+        attends: whether an attention layer follows each residual layer.
+        sampler: what changes the resolution: "conv", "resnet", or None for what ``downsample_type`` or ``upsample_type`` says.
+    """
+
+    attends: bool
+    sampler: str | None
+
+
+DOWN = {
+    "DownBlock2D": Kind(attends=False, sampler="conv"),
+    "AttnDownBlock2D": Kind(attends=True, sampler=None),
+    "ResnetDownsampleBlock2D": Kind(attends=False, sampler="resnet"),
+}
+UP = {
+    "UpBlock2D": Kind(attends=False, sampler="conv"),
+    "AttnUpBlock2D": Kind(attends=True, sampler=None),
+    "ResnetUpsampleBlock2D": Kind(attends=False, sampler="resnet"),
+}
+COUNTS = ("in_channels", "out_channels", "layers_per_block", "norm_num_groups")
+OPTIONAL_COUNTS = (
+    "time_embedding_dim",
+    "attention_head_dim",
+    "attn_norm_num_groups",
+    "num_class_embeds",
+    "num_train_timesteps",
+)
+# What other fields may be: a value that is not listed has no code here.
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "center_input_sample": (False, True),
+    "flip_sin_to_cos": (False, True),
+    "add_attention": (False, True),
+    "time_embedding_type": ("positional", "fourier", "learned"),
+    "mid_block_type": ("UNetMidBlock2D", None),
+    "downsample_padding": (0, 1),
+    "downsample_type": ("conv", "resnet"),
+    "upsample_type": ("conv", "resnet"),
+    "act_fn": ("silu", "swish", "gelu", "mish", "relu"),
+    "resnet_time_scale_shift": ("default", "scale_shift"),
+    "class_embed_type": (None, "timestep", "identity"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The fields of `UNet2DModel`, as diffusers documents them.
+
+    ``sample_size`` says how large the images were in training, and changes nothing; nor does ``dropout`` when a trained model is
+    called.
+    """
+
+    sample_size: Any = None
+    in_channels: int = 3
+    out_channels: int = 3
+    center_input_sample: bool = False
+    time_embedding_type: str = "positional"
+    time_embedding_dim: int | None = None
+    freq_shift: float = 0
+    flip_sin_to_cos: bool = True
+    down_block_types: tuple[str, ...] = ("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D")
+    mid_block_type: str | None = "UNetMidBlock2D"
+    up_block_types: tuple[str, ...] = ("AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D")
+    block_out_channels: tuple[int, ...] = (224, 448, 672, 896)
+    layers_per_block: int = 2
+    mid_block_scale_factor: float = 1
+    downsample_padding: int = 1
+    downsample_type: str = "conv"
+    upsample_type: str = "conv"
+    dropout: float = 0.0
+    act_fn: str = "silu"
+    attention_head_dim: int | None = 8
+    norm_num_groups: int = 32
+    attn_norm_num_groups: int | None = None
+    norm_eps: float = 1e-5
+    resnet_time_scale_shift: str = "default"
+    add_attention: bool = True
+    class_embed_type: str | None = None
+    num_class_embeds: int | None = None
+    num_train_timesteps: int | None = None
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Self:
+        """The config that ``config.json`` holds.
+
+        Args:
+            found: its fields by name. Those that begin with an underscore say who wrote it, and are no fields.
+
+        Raises:
+            TypeError: a field is of another type.
+            ValueError: it is not of a `UNet2DModel`, or a field is unknown or has a value that is not supported.
+        """
+        model = found.get("_class_name", "UNet2DModel")
+        if model != "UNet2DModel":
+            raise ValueError(f"_class_name is {model!r}, expected 'UNet2DModel': load_unet reads no other model.")
+        known = {field.name for field in dataclasses.fields(cls)}
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in found.items() if not name.startswith("_")
+        }
+        for name in sorted(given.keys() - known):
+            raise ValueError(f"{name} is {given[name]!r}, expected no such field: it is not one of diffusers' UNet2DModel.")
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            check_count(name, getattr(self, name), "a number")
+        for name in OPTIONAL_COUNTS:
+            check_count(name, getattr(self, name), "a number", optional=True)
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if not any(value == choice and type(value) is type(choice) for choice in choices):
+                raise ValueError(f"{name} is {value!r}, expected one of {list(choices)}.")
+        check_number("freq_shift", self.freq_shift)
+        check_number("mid_block_scale_factor", self.mid_block_scale_factor, above=0)
+        check_number("norm_eps", self.norm_eps, above=0)
+        check_number("dropout", self.dropout)
+        self._check_sample_size()
+        self._check_blocks()
+        self._check_embeddings()
+
+    def _check_sample_size(self) -> None:
+        size = self.sample_size
+        for side in size if isinstance(size, tuple) else (size,):
+            check_count("sample_size", side, "a side of an image, or two", optional=True)
+
+    def _check_blocks(self) -> None:
+        channels = self.block_out_channels
+        if not isinstance(channels, tuple) or not channels:
+            raise TypeError(f"block_out_channels is {channels!r}, expected a list of numbers of channels.")
+        for count in channels:
+            check_count("block_out_channels", count, "numbers of channels")
+            check_groups("norm_num_groups", self.norm_num_groups, count)
+        for name, kinds in ("down_block_types", DOWN), ("up_block_types", UP):
+            types = getattr(self, name)
+            if not isinstance(types, tuple) or len(types) != len(channels):
+                expected = f"expected {len(channels)} names, one for each of block_out_channels."
+                raise ValueError(f"{name} is {types!r}, {expected}")
+            for kind in types:
+                check_name(name, _new_name(kind), kinds, "blocks")
+        if self.mid_groups is not None:
+            check_groups("attn_norm_num_groups", self.mid_groups, channels[-1])
+        blocks = zip([*self.down, *self.up], [*channels, *reversed(channels)], strict=True)
+        attended = [count for kind, count in blocks if kind.attends] + [channels[-1]] * self.mid_attends
+        head, least = self.attention_head_dim, min(attended, default=None)
+        if head is not None and least is not None and head > least:
+            raise ValueError(f"attention_head_dim is {head}, expected at most {least}, the channels of a layer of attention.")
+
+    def _check_embeddings(self) -> None:
+        if self.time_embedding_type == "learned" and self.num_train_timesteps is None:
+            raise ValueError("num_train_timesteps is None, expected a number: time_embedding_type is 'learned'.")
+        if self.time_embedding_type == "positional" and not self.freq_shift < self.block_out_channels[0] // 2:
+            half = self.block_out_channels[0] // 2
+            raise ValueError(f"freq_shift is {self.freq_shift!r}, expected less than {half}, half of block_out_channels[0].")
+
+    @property
+    def time_features(self) -> int:
+        """How many numbers a time is put to before the network's own layers see it."""
+        return self.block_out_channels[0] * (2 if self.time_embedding_type == "fourier" else 1)
+
+    @property
+    def time_channels(self) -> int:
+        """How many channels the embedding of a time has."""
+        return self.time_embedding_dim or 4 * self.block_out_channels[0]
+
+    @property
+    def down(self) -> list[Kind]:
+        """The kinds of the blocks on the way down."""
+        return [DOWN[_new_name(name)] for name in self.down_block_types]
+
+    @property
+    def up(self) -> list[Kind]:
+        """The kinds of the blocks on the way up."""
+        return [UP[_new_name(name)] for name in self.up_block_types]
+
+    @property
+    def mid_attends(self) -> bool:
+        """Whether the block in the middle has an attention layer."""
+        return self.mid_block_type is not None and self.add_attention
+
+    @property
+    def mid_groups(self) -> int | None:
+        """The groups of the norm before the attention layer in the middle; None: there is no norm."""
+        if not self.mid_attends or self.attn_norm_num_groups is not None:
+            return self.attn_norm_num_groups
+        return self.norm_num_groups if self.resnet_time_scale_shift == "default" else None
+
+
+def check_number(name: str, value: Any, above: float | None = None) -> None:
+    """Raise unless ``value`` is a number, and greater than ``above``."""
+    expected = "expected a number" + ("." if above is None else f" > {above}.")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is {value!r}, {expected}")
+    if above is not None and not value > above:
+        raise ValueError(f"{name} is {value!r}, {expected}")
+
+
+def check_groups(name: str, groups: int, channels: int) -> None:
+    """Raise unless the channels can be divided into the groups."""
+    if channels % groups:
+        raise ValueError(f"{name} is {groups}, expected a divisor of the numbers of channels, one of which is {channels}.")
+
+
+def _new_name(block: Any) -> Any:
+    """Blocks were called "UNetResDownBlock2D" in the first versions of diffusers."""
+    return block.removeprefix("UNetRes") if isinstance(block, str) else block

@@ -1,0 +1,86 @@
+"""A time, or a label, as a vector that the residual layers see.
+
+A time t becomes the numbers ``sin(w_i t)`` and ``cos(w_i t)`` of frequencies w_i: a geometric sequence from 1 to 1/10000 (Ho et
+al., NeurIPS 2020), or random ones applied to ``log t`` (Song et al., ICLR 2021), or a row of a table. Two layers follow.
+The angles are float32 in any network: they are as large as the number of training times.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from deeppcr.diffusion.unet.config import Config
+from deeppcr.diffusion.unet.layers import Linear
+
+SLOWEST = 10_000  # the ratio of the first frequency to the one past the last
+
+
+class Positional(nnx.Module):
+    """Fixed frequencies: [batch] -> [batch, size]."""
+
+    def __init__(self, config: Config) -> None:
+        self.size, self.shift, self.flip = config.block_out_channels[0], config.freq_shift, config.flip_sin_to_cos
+
+    def __call__(self, t: Array) -> Array:
+        half = self.size // 2
+        exponents = np.arange(half, dtype=np.float32) * np.float32(-math.log(SLOWEST)) / np.float32(half - self.shift)
+        angles = t.astype(jnp.float32)[:, None] * np.exp(exponents)[None]
+        waves = [jnp.cos(angles), jnp.sin(angles)] if self.flip else [jnp.sin(angles), jnp.cos(angles)]
+        return jnp.pad(jnp.concatenate(waves, axis=1), [(0, 0), (0, self.size % 2)])
+
+
+class Fourier(nnx.Module):
+    """Random frequencies of the logarithm: [batch] -> [batch, 2 size]."""
+
+    def __init__(self, config: Config) -> None:
+        self.weight = nnx.Param(jnp.zeros(config.block_out_channels[0]))
+
+    def __call__(self, t: Array) -> Array:
+        frequencies = self.weight[...].astype(jnp.float32)
+        angles = jnp.log(t.astype(jnp.float32))[:, None] * frequencies[None] * (2 * math.pi)
+        return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
+
+
+class Rows(nnx.Module):
+    """The rows of a table: integers [batch] -> [batch, size]. A number beyond the table gives NaN."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.weight = nnx.Param(jnp.zeros((count, size)))
+
+    def __call__(self, numbers: Array) -> Array:
+        if not jnp.issubdtype(numbers.dtype, jnp.integer):
+            raise TypeError(f"a time or label has dtype {numbers.dtype}, expected an integer: this model looks it up in a table.")
+        return jnp.take(self.weight[...], numbers, axis=0, mode="fill")
+
+
+class TwoLayers(nnx.Module):
+    """Linear, SiLU, linear: [batch, inputs] -> [batch, outputs], in the dtype of the parameters."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.linear_1 = Linear(inputs, outputs)
+        self.linear_2 = Linear(outputs, outputs)
+
+    def __call__(self, x: Array) -> Array:
+        return self.linear_2(jax.nn.silu(self.linear_1(x.astype(self.linear_1.weight.dtype))))
+
+
+def time_projection(config: Config) -> Any:
+    """The layer that turns times into ``config.time_features`` numbers each."""
+    if config.time_embedding_type == "learned":
+        assert config.num_train_timesteps is not None  # as the config has checked
+        return Rows(config.num_train_timesteps, config.block_out_channels[0])
+    return {"positional": Positional, "fourier": Fourier}[config.time_embedding_type](config)
+
+
+def class_embedding(config: Config) -> Any:
+    """The layer that turns labels, or their projections, into what is added to the embedding of the time; None without one."""
+    if config.class_embed_type == "timestep":
+        return TwoLayers(config.time_features, config.time_channels)
+    if config.class_embed_type == "identity" or config.num_class_embeds is None:
+        return None
+    return Rows(config.num_class_embeds, config.time_channels)

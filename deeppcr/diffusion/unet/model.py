@@ -1,0 +1,115 @@
+"""The UNet (Ronneberger et al., MICCAI 2015) of denoising diffusion (Ho et al., NeurIPS 2020), as diffusers' `UNet2DModel`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from deeppcr.diffusion.unet.blocks import Down, Mid, Up
+from deeppcr.diffusion.unet.config import Config
+from deeppcr.diffusion.unet.embeddings import TwoLayers, class_embedding, time_projection
+from deeppcr.diffusion.unet.layers import Conv, GroupNorm
+
+
+class UNet(nnx.Module):
+    """A network that sees a noisy image and its time, and predicts the noise, or what it has been trained for.
+
+    It has no state but its parameters, and no call changes it: `jax.vmap` over images and times makes one larger batch. Made by
+    `load_unet`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        channels = config.block_out_channels
+        self.config = config
+        self.conv_in = Conv(config.in_channels, channels[0], 3, padding=(1, 1))
+        self.time_proj = time_projection(config)
+        self.time_embedding = TwoLayers(config.time_features, config.time_channels)
+        self.class_embedding = class_embedding(config)
+        last = len(channels) - 1
+        before = [channels[0], *channels]  # the channels that come into each block on the way down
+        self.down_blocks = nnx.List(
+            [Down(config, kind, before[i], channels[i], last=i == last) for i, kind in enumerate(config.down)]
+        )
+        self.mid_block = None if config.mid_block_type is None else Mid(config, channels[-1])
+        after = [*channels, channels[-1]]  # and on the way up
+        self.up_blocks = nnx.List(
+            [
+                Up(config, kind, after[last - i + 1], channels[last - i], before[last - i], last=i == last)
+                for i, kind in enumerate(config.up)
+            ]
+        )
+        self.conv_norm_out = GroupNorm(channels[0], config.norm_num_groups, config.norm_eps)
+        self.conv_out = Conv(channels[0], config.out_channels, 3, padding=(1, 1))
+
+    def __call__(self, x: Array, t: Any, labels: Any = None) -> Array:
+        """The prediction for the images ``x`` at the times ``t``.
+
+        Args:
+            x: images [batch, channels, height, width], any float dtype; all is computed in the dtype of the parameters.
+            t: the time, as the scheduler counts it: a number, or numbers [batch].
+            labels: for a model with class embeddings: a number or numbers [batch]; embeddings [batch, channels] where
+                ``class_embed_type`` is "identity".
+
+        Returns:
+            [batch, out channels, height, width], in the dtype of ``x``.
+
+        Raises:
+            TypeError: a dtype is another one; labels are missing, or there is no class embedding for them.
+            ValueError: a shape is another one.
+        """
+        config, dtype = self.config, self.conv_in.weight.dtype
+        check_image(config, x)
+        t = as_batch("t", t, x)
+        time = self.time_embedding(self.time_proj(t)) + self._label(labels, x).astype(dtype)
+        y = self.conv_in((2 * x - 1 if config.center_input_sample else x).astype(dtype))
+        states = [y]
+        for down in self.down_blocks:
+            y, new = down(y, time)
+            states += new
+        if self.mid_block is not None:
+            y = self.mid_block(y, time)
+        for up in self.up_blocks:
+            count = len(up.resnets)
+            states, given = states[:-count], states[-count:]
+            y = up(y, time, given)
+        y = self.conv_out(jax.nn.silu(self.conv_norm_out(y)))
+        if config.time_embedding_type == "fourier":
+            y = y.astype(jnp.float32) / t.astype(jnp.float32)[:, None, None, None]
+        return y.astype(x.dtype)
+
+    def _label(self, labels: Any, x: Array) -> Array:
+        """What labels add to the embedding of the time."""
+        config = self.config
+        if config.class_embed_type is None and config.num_class_embeds is None:
+            if labels is not None:
+                raise TypeError("labels are given, expected None: the model has no class embedding.")
+            return jnp.zeros((1, 1))
+        if labels is None:
+            raise TypeError("labels is None, expected the classes of the images: the model has a class embedding.")
+        if config.class_embed_type == "identity":
+            labels = jnp.asarray(labels)
+            if labels.shape not in ((1, config.time_channels), (x.shape[0], config.time_channels)):
+                raise ValueError(f"labels has shape {list(labels.shape)}, expected [{x.shape[0]}, {config.time_channels}].")
+            return labels
+        labels = as_batch("labels", labels, x)
+        return self.class_embedding(self.time_proj(labels) if config.class_embed_type == "timestep" else labels)
+
+
+def check_image(config: Config, x: Array) -> None:
+    """Raise unless ``x`` is a batch of images that can be halved as often as there are blocks below the first."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"x has dtype {x.dtype}, expected a float.")
+    factor = 2 ** (len(config.block_out_channels) - 1)
+    if x.ndim != 4 or x.shape[1] != config.in_channels or x.shape[2] % factor or x.shape[3] % factor:
+        sides = f"height and width multiples of {factor}"
+        raise ValueError(f"x has shape {list(x.shape)}, expected [batch, {config.in_channels}, height, width], {sides}.")
+
+
+def as_batch(name: str, numbers: Any, x: Array) -> Array:
+    """One number, or one for each image, as [1] or [batch]."""
+    numbers = jnp.asarray(numbers)
+    if numbers.shape not in ((), (1,), x.shape[:1]):
+        raise ValueError(f"{name} has shape {list(numbers.shape)}, expected a scalar or [{x.shape[0]}], one for each image.")
+    return numbers.reshape(-1)

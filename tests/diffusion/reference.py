@@ -1,0 +1,43 @@
+"""The loop that diffusers' pipelines run, over one of its schedulers."""
+
+import sys
+from typing import NamedTuple
+from unittest import mock
+
+import diffusers
+import numpy as np
+import torch
+
+from tests.diffusion.cases import FIRST, MATRIX, NOISE, Case, model
+
+
+class Walk(NamedTuple):
+    """What diffusers makes of a case: times ``[L]``, the first sample's scale, and the samples after each step."""
+
+    times: np.ndarray
+    init_noise_sigma: float
+    samples: np.ndarray
+
+
+def scheduler_of(case: Case):
+    """The scheduler of diffusers."""
+    fields = {name: value for name, value in case.config.items() if name != "_class_name"}
+    return getattr(diffusers, case.config["_class_name"])(**fields)
+
+
+def walk(case: Case) -> Walk:
+    """All steps in float64 as far as diffusers keeps it, with `cases.NOISE` for what it would draw."""
+    scheduler = scheduler_of(case)
+    scheduler.set_timesteps(case.steps)
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(0)  # else it searches for the first time, and finds the second one if the two are equal
+    sigma = float(getattr(scheduler, "init_noise_sigma", 1.0))
+    scale = getattr(scheduler, "scale_model_input", lambda x, t: x)
+    options = {"eta": case.eta} if "DDIM" in case.config["_class_name"] else {}
+    x = sigma * torch.from_numpy(FIRST)
+    samples = []
+    for t, noise in zip(scheduler.timesteps, torch.from_numpy(NOISE), strict=False):
+        with mock.patch.object(sys.modules[type(scheduler).__module__], "randn_tensor", lambda *_, noise=noise, **__: noise):
+            x = scheduler.step(model(scale(x, t), t, torch, torch.from_numpy(MATRIX)), t, x, **options).prev_sample
+        samples.append(x.numpy())
+    return Walk(scheduler.timesteps.numpy(), sigma, np.stack(samples))

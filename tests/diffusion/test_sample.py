@@ -1,0 +1,207 @@
+"""`deeppcr.diffusion.sample`: whatever the method, the samples of the sequential sampler."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import deeppcr
+from deeppcr import Anderson, Newton, Result, Scalar
+from deeppcr.diffusion import Schedule, sample
+
+STEPS, BATCH, WIDTH = 20, 3, 6
+CONFIGS = {
+    "ddim": {"_class_name": "DDIMScheduler", "clip_sample": False},
+    "ddim clipped": {"_class_name": "DDIMScheduler", "prediction_type": "v_prediction", "timestep_spacing": "trailing"},
+    "ddpm": {"_class_name": "DDPMScheduler"},
+    "euler": {"_class_name": "EulerDiscreteScheduler"},
+    "ancestral": {"_class_name": "EulerAncestralDiscreteScheduler", "prediction_type": "v_prediction"},
+    "dpm solver": {"_class_name": "DPMSolverMultistepScheduler"},
+    "flow": {"_class_name": "FlowMatchEulerDiscreteScheduler"},
+}
+KEY = jax.random.key(1)
+WEIGHTS = {
+    "in": 0.5 * jax.random.normal(jax.random.key(2), (WIDTH, 8)),
+    "out": 0.3 * jax.random.normal(jax.random.key(3), (8, WIDTH)),
+}
+NOISE = jax.random.normal(jax.random.key(4), (BATCH, WIDTH))
+
+
+def predict(weights, x, t):
+    """A small network, of inputs of any size."""
+    x = x / jnp.sqrt(1 + jnp.square(x).mean())
+    return jnp.tanh(x @ weights["in"] + jnp.asarray(t, x.dtype) / 1000) @ weights["out"]
+
+
+def schedule(name):
+    return Schedule.from_config(CONFIGS[name])
+
+
+def run(name, weights, noise, key=KEY, **options):
+    """All samples, from noise of deviation 1."""
+    of = schedule(name)
+    x_T = noise * jnp.asarray(of.init_noise_sigma(STEPS), noise.dtype)
+    return sample(lambda x, t: predict(weights, x, t), of, x_T, steps=STEPS, key=key, **options)
+
+
+@cache
+def sequential(name):
+    """By `jax.lax.scan` itself."""
+    return jax.jit(lambda weights, noise: run(name, weights, noise, method="sequential", adjoint="autodiff"))(WEIGHTS, NOISE)
+
+
+def check(name, **options):
+    found = jax.jit(lambda weights, noise: run(name, weights, noise, **options))(WEIGHTS, NOISE)
+    expected = sequential(name)
+    assert found.value.shape == NOISE.shape
+    assert found.trajectory.shape == (STEPS, *NOISE.shape)
+    np.testing.assert_allclose(found.value, expected.value, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.trajectory, expected.trajectory, rtol=1e-9, atol=1e-9)
+    return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_newton_with_every_scheduler(name):
+    found = check(name, method="newton")
+    assert found.result == Result.CONVERGED
+    assert 0 < found.stats.iterations < STEPS
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_coarse_start_and_a_window_with_every_scheduler(name):
+    check(name, method="picard", coarse=6, window=8)  # 20 is divisible by neither
+
+
+METHODS = {
+    "auto": {"method": "auto"},
+    "auto, from a coarse sampler": {"method": "auto", "coarse": 4},
+    "diagonal": {"method": Newton(linearize="diagonal")},
+    "picard": {"method": "picard"},
+    "the sampler's own coefficient": {
+        "method": Newton(linearize=Scalar(jnp.asarray(schedule("dpm solver").table(STEPS).linear_part)))
+    },
+    "accelerated": {"method": Newton(linearize="identity", acceleration=Anderson())},
+    "pcr": {"method": "pcr", "adjoint": "pcr"},
+}
+
+
+@pytest.mark.parametrize("options", METHODS.values(), ids=list(METHODS))
+def test_every_method(options):
+    check("dpm solver", **options)
+
+
+def test_a_coarse_start_saves_iterations():
+    plain, coarse = check("ddim", method="newton"), check("ddim", method="newton", coarse=2)
+    assert coarse.stats.iterations < plain.stats.iterations
+
+
+def test_a_coarse_start_at_every_step_is_the_sampler():
+    assert check("ddpm", method="newton", coarse=1).stats.iterations <= 1
+
+
+@pytest.mark.parametrize(("name", "method"), [("ddim clipped", "newton"), ("ddpm", "newton"), ("dpm solver", "picard")])
+def test_gradients_are_those_of_the_sequential_sampler(name, method):
+    def loss(weights, noise, **options):
+        found = run(name, weights, noise, **options)
+        return jnp.square(found.value).sum() + jnp.sin(found.trajectory).sum()
+
+    def gradient(**options):
+        return jax.jit(jax.grad(lambda weights, noise: loss(weights, noise, **options), argnums=(0, 1)))(WEIGHTS, NOISE)
+
+    expected = gradient(method="sequential", adjoint="autodiff")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8), gradient(method=method), expected)
+
+
+def test_noise_depends_on_the_key_alone():
+    runs = jax.jit(lambda key: run("ddpm", WEIGHTS, NOISE, key, method="picard").value)
+    again = jax.jit(lambda key: run("ddpm", WEIGHTS, NOISE, key, method="newton").value)
+    np.testing.assert_allclose(runs(KEY), again(KEY), rtol=1e-9, atol=1e-9)
+    assert not np.allclose(runs(KEY), runs(jax.random.key(9)), atol=1e-2)
+
+
+def test_images_without_a_batch_and_of_lower_precision():
+    of = schedule("ddim")
+    image = jax.random.normal(jax.random.key(5), (2, 4, 4), jnp.float32)
+
+    def result(dtype, method):
+        def model(x, t):
+            return jnp.tanh(x) * jnp.asarray(0.5, x.dtype)
+
+        found = jax.jit(lambda x: sample(model, of, x, steps=STEPS, method=method, batch_ndim=0).value)(image.astype(dtype))
+        assert found.dtype == dtype
+        assert found.shape == image.shape
+        return np.asarray(found, np.float32)
+
+    exact = result(jnp.float32, "sequential")
+    np.testing.assert_allclose(result(jnp.float32, "newton"), exact, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result(jnp.bfloat16, "newton"), exact, rtol=0.02, atol=0.02)
+    rounded_at_every_step = STEPS * 2.0**-9 * np.abs(exact).max()
+    np.testing.assert_allclose(result(jnp.bfloat16, "sequential"), exact, rtol=0, atol=rounded_at_every_step)
+
+
+def test_what_the_model_overflows_to_comes_out_as_from_the_sequential_sampler():
+    of = schedule("ddim")
+
+    def model(x, t):
+        return jnp.where((jnp.arange(WIDTH) == 2) & (t < 500), jnp.nan, jnp.tanh(x))
+
+    found, expected = (sample(model, of, NOISE, steps=STEPS, method=method) for method in ("newton", "sequential"))
+    assert np.isnan(expected.value[:, 2]).all()
+    assert np.isfinite(expected.trajectory[5]).all()
+    np.testing.assert_allclose(found.trajectory, expected.trajectory, rtol=1e-9)
+
+
+def test_inside_a_loop_and_a_batch_of_keys():
+    keys = jax.random.split(KEY, 2)
+    each = jax.jit(jax.vmap(lambda key: run("ddpm", WEIGHTS, NOISE, key, method="newton").value))(keys)
+    in_turn = jax.jit(lambda: lax.map(lambda key: run("ddpm", WEIGHTS, NOISE, key, method="sequential").value, keys))()
+    np.testing.assert_allclose(each, in_turn, rtol=1e-9, atol=1e-9)
+
+
+def test_progress(capsys):
+    told = []
+    found = run("ddim", WEIGHTS, NOISE, method="newton", progress=lambda *news: told.append(news))
+    jax.effects_barrier()
+    assert [iteration for iteration, *_ in told] == list(range(int(found.stats.iterations) + 1))
+    run("ddim", WEIGHTS, NOISE, method="newton", progress=True)
+    jax.effects_barrier()
+    assert f"iteration {int(found.stats.iterations)}: {STEPS} steps done" in capsys.readouterr().err
+
+
+def test_one_step():
+    of = schedule("ddim")
+    results = [sample(lambda x, t: jnp.tanh(x), of, NOISE, steps=1, method=method).value for method in ("newton", "sequential")]
+    np.testing.assert_allclose(*results)
+
+
+GOOD = {"model": lambda x, t: x, "schedule": schedule("ddim"), "x_T": NOISE, "steps": 10}
+BAD = [
+    ({"schedule": CONFIGS["ddim"]}, TypeError, "schedule is dict, expected a deeppcr.diffusion.Schedule"),
+    ({"model": 3}, TypeError, "model is int, expected a function"),
+    ({"model": lambda x, t: x[:, :2]}, TypeError, r"model returns float64\[3, 2\], expected .* shape of x_T, float64\[3, 6\]"),
+    ({"model": lambda x, t: (x, x)}, TypeError, "model returns tuple, expected an array"),
+    ({"x_T": jnp.arange(6).reshape(2, 3)}, TypeError, "x_T has dtype int64, expected a floating one"),
+    ({"steps": 0}, ValueError, "steps is 0"),
+    ({"steps": 2.5}, TypeError, "steps is 2.5"),
+    ({"steps": 1001}, ValueError, "steps is 1001"),
+    ({"coarse": 0}, ValueError, "coarse is 0"),
+    ({"window": 0}, ValueError, "window is 0"),
+    ({"method": "euler"}, ValueError, "method is 'euler'"),
+    ({"schedule": schedule("ddpm")}, ValueError, "key is None, but .*DDPMScheduler.* adds noise"),
+    ({"x_T": jnp.float64(1.0)}, ValueError, r"x_T has shape \[\], expected at least batch_ndim = 1 axes"),
+    ({"progress": 3}, TypeError, "progress is 3"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD, ids=[message for *_, message in BAD])
+def test_bad_input(change, error, message):
+    arguments = GOOD | change
+    with pytest.raises(error, match=message):
+        sample(arguments.pop("model"), arguments.pop("schedule"), arguments.pop("x_T"), **({"method": "newton"} | arguments))
+
+
+def test_the_public_names():
+    assert sorted(deeppcr.diffusion.__all__) == ["Schedule", "load_unet", "sample"]
