@@ -8,21 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from jax import lax
-from jax.extend.backend import backends
 
-from depth.calibration import default_device
+from depth.platforms import platforms
+
+__all__ = ["by_platform", "differing", "platforms"]
 
 T = TypeVar("T")
-GPUS = ("cuda", "rocm")  # what a device calls "gpu"
 DEFAULT = "default"
-
-
-def platforms() -> tuple[str, ...]:
-    """The platforms of this process, that of jax's default device first: "cpu", "cuda", "rocm", "tpu" .."""
-    first = default_device().platform
-    known = dict.fromkeys(backends())
-    first = next((name for name in known if name in GPUS), "cuda") if first == "gpu" else first
-    return tuple(dict.fromkeys([first, *known]))
 
 
 def differing(ways: Mapping[str, T]) -> dict[str, T]:

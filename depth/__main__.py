@@ -18,9 +18,10 @@ from typing import Any
 import jax
 
 from depth.analysis import analyze
-from depth.calibration import cache_file, calibrate, default_device, kept
+from depth.calibration import cache_file, calibrate, kept
 from depth.device import Device, devices
 from depth.examples import EXAMPLES
+from depth.platforms import default_device
 from depth.prediction import predict
 from depth.report import device_table, seconds
 

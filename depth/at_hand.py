@@ -10,8 +10,9 @@ from functools import lru_cache
 
 import jax
 
-from depth.calibration import chosen_device, cores, kept
+from depth.calibration import cores, kept
 from depth.device import Device, devices, generic_accelerator, generic_cpu
+from depth.platforms import chosen_device
 
 _SAME = {"cuda": "gpu", "rocm": "gpu"}  # names of jax for one platform
 

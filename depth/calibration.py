@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from depth.device import SMALL_LOOP, Device
+from depth.platforms import default_device
 from depth.prediction import BESIDE
 
 SECONDS = 15.0  # when this much has passed, what is left is measured by fewer calls
@@ -35,18 +36,6 @@ GROUPS = 64  # of a convolution
 FLOAT = "float32"  # of all that is measured but products
 
 Step = Callable[[Any], Any]
-
-
-def chosen_device() -> jax.Device | str | None:
-    """What jax is told to compute on by default: a device or a platform, if anything."""
-    chosen: jax.Device | str | None = jax.config.jax_default_device  # type: ignore[attr-defined]
-    return chosen
-
-
-def default_device() -> jax.Device:
-    """The device that jax computes on by default: the chosen one, or the first of this process."""
-    chosen = chosen_device()
-    return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
 
 
 def cache_file(device: jax.Device | None = None) -> Path:

@@ -10,6 +10,7 @@ from depth.control import Branches, Call, Scan, While
 from depth.graph import Block
 from depth.jaxprs import is_reference, scan_parts, without_constants
 from depth.maxplus import Algebra
+from depth.platforms import platforms
 from depth.rules import ceil_log2, elements, overlap, reduced, size, window
 
 # The reading of one jaxpr (`depth.reader`), and an equation in it.
@@ -115,9 +116,24 @@ def read_only(reading: Any, equation: Any, *blocks: Block) -> None:
 def cond(reading: Any, equation: Any) -> None:
     """One of several programs."""
     known = reading.integers(equation)[1:]
+    if equation.params.get("branches_platforms"):
+        return lowered(reading, equation, known)
     blocks = [reading.inner(equation, branch, known) for branch in equation.params["branches"]]
     read_only(reading, equation, *blocks)
     reading.enter(equation, Branches(blocks))
+
+
+def lowered(reading: Any, equation: Any, known: list[Any]) -> None:
+    """The one program of `jax.lax.platform_dependent` that is lowered for jax's default device."""
+    branches = dict(zip(equation.params["branches_platforms"], equation.params["branches"], strict=True))
+    here = platforms()[0]
+    chosen = next((branch for names, branch in branches.items() if names and here in names), branches.get(None))
+    if chosen is None:
+        return opaque(reading, equation, f"it has no program for {here}; counted as one operation")
+    block = reading.inner(equation, chosen, known)
+    read_only(reading, equation, block)
+    count = len(equation.invars)
+    reading.enter(equation, Call(block, count, range(1, count), range(len(block.ends))))
 
 
 @enters("scan")

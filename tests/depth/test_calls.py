@@ -353,3 +353,16 @@ def test_calls_leave_nothing_behind():
     first, again = (depth.analyze(written_by_a_call, f(8)) for _ in range(2))
     assert first == again
     assert depth.serial_depth(twice, f(8)) == depth.serial_depth(twice, f(9)) == 2
+
+
+def test_a_program_for_every_platform_counts_as_the_one_that_runs_here():
+    def cumsum(x):
+        return lax.scan(lambda total, x: (total + x, total + x), jnp.zeros_like(x[0]), x)[1]
+
+    def doubled(x):
+        return 2 * x
+
+    x = jnp.ones(100)
+    assert depth.serial_depth(lambda x: lax.platform_dependent(x, default=doubled, cuda=cumsum), x) == 1
+    assert depth.serial_depth(lambda x: lax.platform_dependent(x, cpu=cumsum, default=doubled), x) == 100
+    assert depth.analyze(lambda x: lax.platform_dependent(x, default=doubled, cuda=cumsum), x).work == 100
