@@ -1,4 +1,4 @@
-# make demo | test | parity | lint | bench | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
+# make demo | test | parity | lint | docs | bench | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,13 +8,14 @@ STAMP := $(VENV)/.complete
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test parity lint bench package clean
+.PHONY: help demo test parity lint docs bench package clean
 
 help:
 	@echo "make demo      train a deep network on handwritten digits, layer by layer and with deeppcr"
 	@echo "make test      run the tests"
 	@echo "make parity    compare schedulers and models with diffusers and torch, which it installs first (1 GB)"
 	@echo "make lint      ruff and mypy"
+	@echo "make docs      build the documentation into build/docs"
 	@echo "make bench     measure on this machine; writes experiments/results/"
 	@echo "make package   build the wheel, and import it away from the checkout"
 	@echo "make clean     remove the environment, and all that was built"
@@ -41,12 +42,21 @@ $(PARITY): $(STAMP)
 	@touch $@
 
 parity: $(PARITY)
-	@$(PY) -m pytest --numprocesses $(WORKERS) --quiet tests/diffusion
+	@$(PY) -m pytest --numprocesses $(WORKERS) --quiet tests/diffusion/test_*_live.py
 
 lint: $(STAMP)
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(PY) -m mypy
+
+DOCS := $(VENV)/.docs
+
+$(DOCS): $(STAMP)
+	@$(PY) -m pip install -qq --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+docs: $(DOCS)
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
 
 bench: $(STAMP)
 	@$(PY) -m experiments recurrence --keep recurrence

@@ -1,40 +1,36 @@
-"""The Python in the README runs, block after block, as it stands there."""
+"""The Python in the README runs, block after block, as it stands there, and prints what it says."""
 
-import re
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+import pytest
 
-# In a process of its own, with jax as users have it; a line number in an error is one of the README.
-PROGRAM = """
-import sys
-namespace = {"__name__": "__main__"}
-for block in sys.stdin.read().split("\\f"):
-    exec(compile(block, "README.md", "exec"), namespace)
-"""
+from tests.pages import blocks, run
 
-
-def blocks(text):
-    """Every ```python block, moved down to the line that it has in ``text``."""
-    for found in re.finditer(r"^```python[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        yield "\n" * text[: found.start(1)].count("\n") + found.group(1)
+ROOT = Path(__file__).parent.parent
 
 
 def test_every_python_block_runs(tmp_path):
-    program = "\f".join(blocks(README.read_text(encoding="utf-8")))
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        "-c",
-        f"import sys; sys.path.insert(0, {str(README.parent)!r})\n{PROGRAM}",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, input=program, capture_output=True, text=True, check=False)
+    # In a process of its own, with jax as users have it.
+    command = [sys.executable, "-W", "error", "-m", "tests.pages", str(ROOT / "README.md")]
+    surroundings = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_blocks_are_found_and_keep_their_lines():
     text = "one\n```python\na = 1\n```\n```sh\nls\n```\n```python\nb = a\nc = 2\n```\n"
     assert list(blocks(text)) == ["\n\na = 1\n", "\n\n\n\n\n\n\n\nb = a\nc = 2\n"]
+
+
+@pytest.mark.parametrize("comment", ["# 3", "# ...", "x = 1  # whatever"])
+def test_what_a_page_says_is_printed(comment):
+    run(f"```python\nprint(1 + 2)\n{comment}\n```\n", "page.md")
+
+
+@pytest.mark.parametrize("comment", ["# 4", "# 3\n# 3"])
+def test_what_is_not_printed_is_found(comment):
+    with pytest.raises(AssertionError, match=r"page\.md, line 4 prints\n3\n"):
+        run(f"one\n\n```python\nprint(1 + 2)\n{comment}\n```\n", "page.md")
