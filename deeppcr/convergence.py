@@ -7,7 +7,9 @@ Two things have to hold at every step:
   by the linearised dynamics: it has to be below the root of rounding level. So a chain that amplifies differences, whose states
   have tiny residuals far from the sequential program's, is not taken for solved. Other iterations multiply their updates
   by some factor rho each time: after an update u, ``u rho / (1 - rho)`` is to come. The factor of a step is that of the largest
-  update up to it, since what happens there depends on no later one.
+  update up to it, since what happens there depends on no later one. An update is never smaller than its rounding, and a state may
+  be a sum over all steps before it: below what that amounts to, updates are taken to shrink by the factor that was last seen
+  above it.
 
 A residual that no longer falls is at rounding level, too, if it is small. Newton's method halves it in every iteration many times
 over. A quasi-Newton method may converge as slowly as it likes, so there the residual has to stand still for some iterations.
@@ -22,7 +24,7 @@ from jax import Array
 from deeppcr.across import HERE, Across
 
 ROUNDING = 16  # a residual of so many units in the last place of the state is rounding
-NOISE = 4  # an update of so many units is noise, and says nothing of what is to come
+NOISE = 4  # an update of so many units is noise, and says nothing of what is to come; at step l sqrt(l) times as many may be
 STAGNATION = 1000  # a residual that no longer falls is rounding, too, if it is below so many units
 
 
@@ -34,6 +36,8 @@ class Judgement(NamedTuple):
         least: the smallest ``worst`` so far.
         stalled: int32, for how many iterations it has not fallen much below that.
         moved: ``[L, *batch]``, the largest update of a state up to this step, relative to the states; infinite if there was none.
+        factor: ``[L, *batch]``, by what it was multiplied in an iteration, the last time that it was more than rounding; infinite
+            if that is not known.
         good: ``[L, *batch]``, which states are right.
     """
 
@@ -41,6 +45,7 @@ class Judgement(NamedTuple):
     least: Array
     stalled: Array
     moved: Array
+    factor: Array
     good: Array
 
     @classmethod
@@ -48,7 +53,8 @@ class Judgement(NamedTuple):
         """Before the first of ``states: [L, *batch, w]`` is judged."""
         infinite = jnp.full((), jnp.inf, states.dtype)
         shape = states.shape[:-1]
-        return cls(infinite, infinite, jnp.int32(0), jnp.full(shape, jnp.inf, states.dtype), jnp.zeros(shape, bool))
+        unknown = jnp.full(shape, jnp.inf, states.dtype)
+        return cls(infinite, infinite, jnp.int32(0), unknown, unknown, jnp.zeros(shape, bool))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,23 +94,32 @@ class Criterion:
         residual = jnp.where(finite, largest(value - iterate), jnp.inf)
         relative = jnp.where(residual > 0, residual / unit, 0)
         worst = across.largest(jnp.where(jnp.isnan(relative), jnp.inf, relative).max(initial=0))
-        factor, patience = (0.5, 1) if self.quadratic else (0.9, 4)
-        stalled = jnp.where(worst > factor * last.least, last.stalled + jnp.int32(1), jnp.int32(0))
+        part, patience = (0.5, 1) if self.quadratic else (0.9, 4)
+        stalled = jnp.where(worst > part * last.least, last.stalled + jnp.int32(1), jnp.int32(0))
         stagnates = (worst <= STAGNATION * self.eps) & (stalled >= patience)
-        moved = across.cummax(jnp.maximum(update - self.atol, 0) / unit)
-        settled = self._settled(moved, last.moved)
+        moved, factor, now = self._followed(across.cummax(jnp.maximum(update - self.atol, 0) / unit), last, across)
+        settled = self._settled(moved, now)
         rtol = ROUNDING * self.eps if self.rtol is None else self.rtol
         good = finite & settled & ((residual <= self.atol + rtol * size) | stagnates)
-        return Judgement(worst, jnp.minimum(worst, last.least), stalled, moved, good)
+        return Judgement(worst, jnp.minimum(worst, last.least), stalled, moved, factor, good)
 
-    def _settled(self, moved: Array, before: Array) -> Array:
+    def _followed(self, moved: Array, last: Judgement, across: Across) -> tuple[Array, Array, Array]:
+        """Updates without their rounding, the factor that is kept of them, and the factor that they shrink by."""
+        before = jnp.sqrt(across.index(len(moved)).astype(moved.dtype)).reshape((-1, *(1,) * (moved.ndim - 1)))
+        clear = moved > NOISE * self.working * (1 + jnp.broadcast_to(before, moved.shape))
+        ratio = jnp.where(jnp.isfinite(last.moved) & (last.moved > 0), moved / last.moved, jnp.inf)
+        factor = jnp.where(clear, ratio, last.factor)
+        known = factor < 1
+        return jnp.where(clear | ~known, moved, jnp.minimum(moved, factor * last.moved)), factor, jnp.where(known, factor, ratio)
+
+    def _settled(self, moved: Array, factor: Array) -> Array:
         """Whether no more is to come than what counts as rounding."""
         asked = self.rtol or 0.0
         if self.quadratic:
             return moved <= max(self.eps**0.5, asked)
-        known = jnp.isfinite(before) & (moved < before)
-        to_come = moved * moved / jnp.where(known, before - moved, 1)  # u rho / (1 - rho), rho = u / before
-        return (moved <= NOISE * self.working) | (known & (to_come <= max(ROUNDING * self.working, asked)))
+        shrinks = factor < 1
+        to_come = moved * factor / jnp.where(shrinks, 1 - factor, 1)
+        return (moved <= NOISE * self.working) | (shrinks & (to_come <= max(ROUNDING * self.working, asked)))
 
 
 def largest(values: Array) -> Array:

@@ -261,3 +261,16 @@ def test_a_linearization_of_ones_own():
     for linearize in (Frozen(2, of=Damped(0.9)), Frozen(2, of=Zero())):
         solution = solve(chain, problem.init, method=Newton(linearize=linearize, window=window))
         assert_agree(solution.trajectory, trajectory(chain, problem.init))
+
+
+def test_the_rounding_of_long_sums_is_not_taken_for_updates():
+    """Updates of a state that is a sum of many others never get smaller than what that rounds to."""
+    weight = normal(0, 32, 32).astype(jnp.float32) / 32**0.5
+    xs = normal(1, 400, 32).astype(jnp.float32)
+    start = 3 * normal(2, 8, 32).astype(jnp.float32)
+    chain = Chain(lambda z, x: z + 0.05 * jnp.tanh((z + x[None]) @ weight), xs)
+    slow = Newton(linearize="identity", linear="pcr")
+    found, expected = (deeppcr.solve(chain, start, method=method, batch_ndim=1) for method in (slow, "sequential"))
+    assert found.result == Result.CONVERGED
+    assert found.stats.iterations < 30
+    assert_agree(found.trajectory, expected.trajectory, 1e-5)

@@ -172,6 +172,7 @@ class Iteration:
             least=jnp.where(begun, jnp.inf, now.judgement.least),
             stalled=jnp.where(begun, 0, now.judgement.stalled),
             moved=jnp.where(enters.all(axis=-1), jnp.inf, forward(now.judgement.moved)),
+            factor=jnp.where(enters.all(axis=-1), jnp.inf, forward(now.judgement.factor)),
         )
         moved = now._replace(place=place, entry=entry, states=states, whole=whole, judgement=judgement)
         past = self.acceleration.shift(now.past, distance) if self.acceleration else now.past
