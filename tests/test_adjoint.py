@@ -171,6 +171,25 @@ def inside_while_loop(scan):
     return jax.jvp(lambda z: jax.lax.while_loop(lambda s: s[0] < 3, turn, (0, z))[1], (init,), (init,))
 
 
+def with_one(argument, x):
+    """The arguments, of which ``x`` takes the place of one."""
+    return [*ARGUMENTS[:argument], x, *ARGUMENTS[argument + 1 :]]
+
+
+def cotangents_alone(scan):
+    """Of one output alone, by one argument alone."""
+
+    def value(output, argument, x):
+        return jnp.sum(jnp.sin(run(scan, *with_one(argument, x))[output]))
+
+    return [[jax.grad(partial(value, output, i))(x) for i, x in enumerate(ARGUMENTS)] for output in range(2)]
+
+
+def tangents_alone(scan):
+    """Of everything, by one argument alone."""
+    return [jax.jvp(lambda x, i=i: run(scan, *with_one(i, x)), (x,), (x,)) for i, x in enumerate(ARGUMENTS)]
+
+
 TRANSFORMATIONS = {
     "jvp": pushed,
     "vjp": pulled,
@@ -193,6 +212,8 @@ TRANSFORMATIONS = {
     "inside lax.cond": inside_cond,
     "inside itself": inside_itself,
     "inside lax.while_loop": inside_while_loop,
+    "grad of one output by one argument": cotangents_alone,
+    "jvp by one argument": tangents_alone,
 }
 
 
@@ -211,39 +232,6 @@ def test_transformations(name, combination):
 def test_gradients_without_jit():
     scan = COMBINATIONS["step by step"]
     assert_agree(gradient(scan, *ARGUMENTS), gradient(jax.lax.scan, *ARGUMENTS))
-
-
-def select(output, argument):
-    """One output alone, differentiated with respect to one argument alone."""
-
-    def value(scan, x):
-        arguments = [*ARGUMENTS[:argument], x, *ARGUMENTS[argument + 1 :]]
-        return jnp.sum(jnp.sin(run(scan, *arguments)[output]))
-
-    return lambda scan: jax.jit(jax.grad(partial(value, scan)))(ARGUMENTS[argument])
-
-
-@pytest.mark.parametrize("output", [0, 1], ids=["last carry", "ys"])
-@pytest.mark.parametrize("argument", [0, 1, 2], ids=["parameters", "init", "xs"])
-@pytest.mark.parametrize("combination", COMBINATIONS)
-def test_cotangent_of_one_output_to_one_argument(combination, output, argument):
-    alone = select(output, argument)
-    assert_agree(alone(COMBINATIONS[combination]), alone(jax.lax.scan))
-
-
-@pytest.mark.parametrize("combination", COMBINATIONS)
-def test_tangent_of_one_argument(combination):
-    for argument in range(3):
-
-        def push(scan, argument=argument):
-            x = ARGUMENTS[argument]
-
-            def whole(x):
-                return run(scan, *ARGUMENTS[:argument], x, *ARGUMENTS[argument + 1 :])
-
-            return jax.jit(lambda x: jax.jvp(whole, (x,), (x,)))(x)
-
-        assert_agree(push(COMBINATIONS[combination]), push(jax.lax.scan))
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS)

@@ -3,7 +3,7 @@
 import dataclasses
 import subprocess
 import time
-from functools import partial
+from functools import cache, partial
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,9 +28,15 @@ def alone(case: Case):
     return (case.loss or mean_square)(jax.jit(case.alone or case.program)(*here))
 
 
+@cache
+def measured(name: str) -> dict:
+    """The row of a case: compiled and run once for all that is asked of it."""
+    return measure(CASES[name], repeats=1)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_row_has_the_loss_of_one_device(name: str) -> None:
-    row = measure(CASES[name], repeats=1)
+    row = measured(name)
     assert row["loss"] == pytest.approx(alone(CASES[name]), rel=1e-6)
     assert row["difference"] < 1e-6
     assert row["ms"] > 0
@@ -62,7 +68,7 @@ def test_a_row_that_computes_something_else_is_refused() -> None:
     ],
 )
 def test_rows_send_what_they_have_to(name: str, sent) -> None:
-    assert measure(CASES[name], repeats=1)["collectives"] == sent
+    assert measured(name)["collectives"] == sent
 
 
 @pytest.mark.parametrize(
@@ -70,12 +76,12 @@ def test_rows_send_what_they_have_to(name: str, sent) -> None:
     list(zip(tutorials.SPECS, [(4, 8), (8, 4), (4, 16), (16, 8), (2, 16)], strict=True)),
 )
 def test_a_result_follows_its_operand(spec, shard) -> None:
-    assert measure(CASES[f"sin of P{spec}"], repeats=1)["result"] == f"P{spec}: 8 x {shard}"
+    assert measured(f"sin of P{spec}")["result"] == f"P{spec}: 8 x {shard}"
 
 
 def test_a_chain_leaves_an_eighth_of_its_parameters_on_each_device() -> None:
     whole = 4 * 16 * (4 * 4 + 4)
-    rows = {name: measure(CASES[f"16 layers of 4, {name}"], 1) for name in ("chain 8-way, newton", "batch 8-way, lax.scan")}
+    rows = {name: measured(f"16 layers of 4, {name}") for name in ("chain 8-way, newton", "batch 8-way, lax.scan")}
     assert [row["parameter bytes"] for row in rows.values()] == [whole // 8, whole]
 
 

@@ -93,7 +93,7 @@ def proven(step, state, batch_ndim):
 
 def truly_separate(step, z):
     """By the whole Jacobian, one example after another."""
-    jacobian = np.abs(jax.jacrev(step)(z)).sum((1, 3)) if z.ndim == 2 else None
+    jacobian = np.abs(jax.jit(jax.jacrev(step))(z)).sum((1, 3)) if z.ndim == 2 else None
     return not jacobian[~np.eye(len(z), dtype=bool)].any()
 
 
