@@ -1,5 +1,6 @@
 """The command line of the experiments: `python -m experiments NAME [options]`."""
 
+import argparse
 import ast
 import importlib
 import pkgutil
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import experiments
 
-USAGE = "usage: python -m experiments NAME [options]        (NAME --help lists the options)"
+USAGE = "usage: python -m experiments NAME [options] [--out DIR]        (NAME --help lists the options)"
 OURS = ("deeppcr", "depth", "experiments")
 
 
@@ -38,15 +39,28 @@ def main(argv: list[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         print(listing(names))
         return
-    name, *options = argv
+    name, *rest = argv
     if name not in names:
         sys.exit(f"no experiment is called {name!r}; there are: {', '.join(sorted(names))}")
+    options = _redirected(rest)
     try:
         importlib.import_module(names[name]).main(options)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in OURS:
             raise
         sys.exit(f'{name} needs {error.name}, which is not installed: pip install "deeppcr[experiments]"')
+
+
+def _redirected(options: list[str]) -> list[str]:
+    """The options without `--out DIR`, which every experiment takes: its results then go to DIR/<device>."""
+    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    common.add_argument("--out", type=Path)
+    found, rest = common.parse_known_args(options)
+    if found.out:
+        from experiments.common import results
+
+        results.write_into(found.out)  # before the experiment is imported: some look where results go only then
+    return rest
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 import deeppcr
+from experiments.common import cells
 from experiments.common.results import write
 from experiments.common.table import table
 from experiments.common.timing import build, interleave
@@ -19,30 +20,12 @@ SIZES = [(10_000, 2), (10_000, 4), (10_000, 8), (2_000, 16)]
 BATCHES = [1, 8]
 
 
-def gru_parameters(width: int, seed: int = 0) -> Parameters:
-    """A GRU from random weights, uniform in +- 1/sqrt(width), as torch and flax start it."""
-    draw = np.random.default_rng(seed).uniform
-    bound = width**-0.5
-    shapes = {"W": (width, 3 * width), "U": (width, 3 * width), "b": (3 * width,), "c": (3 * width,)}
-    return {name: jnp.asarray(draw(-bound, bound, shape), jnp.float32) for name, shape in shapes.items()}
-
-
-def gru(parameters: Parameters, h: Array, x: Array) -> Array:
-    """One step of a GRU: ``h: [batch, n]``, ``x: [batch, n]`` (Cho et al., 2014; gates in the order r, z, candidate)."""
-    from_x = x @ parameters["W"] + parameters["b"][None]
-    from_h = h @ parameters["U"] + parameters["c"][None]
-    x_r, x_z, x_c = jnp.split(from_x, 3, axis=-1)
-    h_r, h_z, h_c = jnp.split(from_h, 3, axis=-1)
-    r, z = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
-    return (1 - z) * jnp.tanh(x_c + r * h_c) + z * h
-
-
 def loss(scan: Callable[..., Any], **options: Any) -> Callable[[Parameters, Array, Array], Array]:
     """A loss that needs every state of the chain."""
 
     def evaluate(parameters: Parameters, h: Array, xs: Array) -> Array:
         def step(h: Array, x: Array) -> tuple[Array, Array]:
-            h = gru(parameters, h, x)
+            h = cells.gru(parameters, h, x)
             return h, h
 
         return jnp.square(scan(step, h, xs, **options)[1]).mean()
@@ -63,7 +46,7 @@ def measure(length: int, width: int, batch: int, repeats: int) -> Iterator[dict[
     rng = np.random.default_rng(1)
     inputs = [
         (
-            gru_parameters(width, seed),
+            cells.gru_weights(width, seed=seed),
             jnp.zeros((batch, width), jnp.float32),
             jnp.asarray(rng.normal(size=(length, batch, width)), jnp.float32),
         )

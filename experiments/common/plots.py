@@ -1,5 +1,6 @@
 """Figures in one style, drawn without a screen."""
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,14 @@ STYLE: Any = {  # its keys are typed one by one in matplotlib
 }
 
 
+def can_draw() -> bool:
+    """Whether matplotlib is there; says so where it is not."""
+    if importlib.util.find_spec("matplotlib"):
+        return True
+    print("no figure: matplotlib is not installed")
+    return False
+
+
 @contextmanager
 def figure(path: Path, columns: int = 1, *, height: float = 3.2) -> Iterator[list[Any]]:
     """A row of axes to draw on; saved to `path` when the block ends."""
@@ -33,8 +42,13 @@ def figure(path: Path, columns: int = 1, *, height: float = 3.2) -> Iterator[lis
         drawing.savefig(path)
 
 
-def halves(axes: Any) -> list[Any]:
-    """Two axes, one above the other, in the place of one."""
-    drawing, grid = axes.figure, axes.get_subplotspec().subgridspec(2, 1)
+def parts(axes: Any, count: int) -> list[Any]:
+    """So many axes, one above the other, in the place of one."""
+    drawing, grid = axes.figure, axes.get_subplotspec().subgridspec(count, 1)
     axes.remove()
     return [drawing.add_subplot(cell) for cell in grid]
+
+
+def halves(axes: Any) -> list[Any]:
+    """Two axes, one above the other, in the place of one."""
+    return parts(axes, 2)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ import jax
 import jaxlib
 import numpy as np
 
-FOLDER = Path(__file__).parent.parent / "results"
+VARIABLE = "DEEPPCR_RESULTS"  # of the environment: for processes that an experiment starts
+FOLDER = Path(os.environ.get(VARIABLE) or Path(__file__).parent.parent / "results")
+
+
+def write_into(folder: Path) -> None:
+    """Let results of this process, and of those it starts, go to ``folder/<device>`` instead of the folder of the repository."""
+    global FOLDER
+    FOLDER = folder.absolute()
+    os.environ[VARIABLE] = str(FOLDER)
 
 
 def device() -> str:
@@ -39,18 +48,50 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write(name: str, rows: Iterable[Mapping[str, Any]], folder: Path = FOLDER) -> Path:
+class Record:
+    """Rows that are kept as they come: what is stopped midway leaves all it had, in a file that says it is not complete.
+
+    Attributes:
+        rows: all that have been added.
+        path: of the file; None if nothing is to be kept.
+    """
+
+    def __init__(self, name: str | None, folder: Path | None = None):
+        self.rows: list[dict[str, Any]] = []
+        self.path = path_of(name, folder=folder) if name else None
+        self._name, self._folder = name, folder
+
+    def add(self, *rows: Mapping[str, Any]) -> None:
+        """Add rows, and write all of them."""
+        self.rows += map(dict, rows)
+        self._write(complete=False)
+
+    def finish(self) -> None:
+        """Say that these are all."""
+        self._write(complete=True)
+
+    def _write(self, complete: bool) -> None:
+        if self._name:
+            write(self._name, self.rows, self._folder, complete)
+
+
+def path_of(name: str, ending: str = "jsonl", folder: Path | None = None) -> Path:
+    """Where a result file or a figure of this device lies: `folder/<device>/<name>.<ending>`."""
+    return (folder or FOLDER) / device() / f"{name}.{ending}"
+
+
+def write(name: str, rows: Iterable[Mapping[str, Any]], folder: Path | None = None, complete: bool = True) -> Path:
     """Write `rows` to `folder/<device>/<name>.jsonl`, whole or not at all.
 
     The lines go to a temporary file that takes the old one's place once it is complete, so whatever
     fails on the way, `rows` themselves included, leaves the last good results as they were.
     """
-    path = folder / device() / f"{name}.jsonl"
+    path = path_of(name, folder=folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{name}-", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            for row in ({"environment": environment()}, *rows):
+            for row in ({"environment": environment() | {"complete": complete}}, *rows):
                 file.write(json.dumps(row, default=_plain) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -75,6 +116,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a result has to be plain data, got {type(value).__name__}")
 
 
+@cache
 def _commit() -> str | None:
     """The commit checked out, with "+" where tracked files differ from it; None away from git."""
     try:

@@ -26,6 +26,23 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(_line(line, widths, right) for line in lines)
 
 
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a table in Markdown, numbers to the right; what a row lacks stays empty.
+
+    >>> print(markdown([{"run": "scan", "ms": 1.23456}, {"run": "newton"}]))
+    | run | ms |
+    |---|--:|
+    | scan | 1.23 |
+    | newton |  |
+    """
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    if not columns:
+        return ""
+    marks = ["--:" if all(_is_blank_or_number(row.get(column, "")) for row in rows) else "---" for column in columns]
+    cells = [[_text(row.get(column, "")).replace("|", "\\|") for column in columns] for row in rows]
+    return "\n".join([f"| {' | '.join(columns)} |", f"|{'|'.join(marks)}|", *(f"| {' | '.join(line)} |" for line in cells)])
+
+
 def _text(value: Any) -> str:
     if isinstance(value, Real) and not isinstance(value, Integral):
         return f"{float(value):.3g}"

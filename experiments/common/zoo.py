@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from experiments.common import cells
+
 KINDS = ("tanh", "relu", "gru", "lstm", "residual conv", "elementwise")
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (16, 64, 256, 1024, 4096, 16384)
@@ -125,8 +127,9 @@ def task(specimen: Specimen, gain: float = 1.0) -> Task:
             weights = {"x": normal(n, 3 * n, scale=near), "h": normal(n, 2 * n, scale=near), "hn": normal(n, n, scale=near)}
             return Task(_gru, weights, init, sequence)
         case "lstm":
-            weights = {"x": normal(n, 4 * n, scale=near), "h": normal(n, 4 * n, scale=near), "b": jnp.zeros(4 * n, jnp.float32)}
-            return Task(_lstm, weights, (init, init), sequence)
+            weights = {"W": normal(n, 4 * n, scale=near), "U": normal(n, 4 * n, scale=near)}
+            weights["b"] = jnp.zeros(4 * n, jnp.float32).at[n : 2 * n].set(1.0)  # remembers to begin with
+            return Task(cells.lstm, weights, (init, init), sequence)
         case "residual conv":
             filters = {"w": normal(length, 3, CHANNELS, CHANNELS, scale=0.3 / length**0.5)}
             return Task(_convolution, None, normal(batch, n // CHANNELS, CHANNELS), filters)
@@ -137,18 +140,11 @@ def task(specimen: Specimen, gain: float = 1.0) -> Task:
 
 
 def _gru(weights: Any, h: Array, x: Array) -> Array:
+    """Another than `cells.gru`: as it was first published, with the reset gate before the product."""
     n = h.shape[-1]
     x = x @ weights["x"]
     reset, update = jnp.split(jax.nn.sigmoid(x[..., : 2 * n] + h @ weights["h"]), 2, axis=-1)
     return update * h + (1 - update) * jnp.tanh(x[..., 2 * n :] + (reset * h) @ weights["hn"])
-
-
-def _lstm(weights: Any, state: tuple[Array, Array], x: Array) -> tuple[Array, Array]:
-    h, c = state
-    gates = x @ weights["x"] + h @ weights["h"] + weights["b"][None]
-    i, f, g, o = jnp.split(gates, 4, axis=-1)
-    c = jax.nn.sigmoid(f + 1) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
 
 def _convolution(_: Any, z: Array, layer: Any) -> Array:

@@ -1,0 +1,1 @@
+"""Training, sampling, quality and figure of the experiment `diffusion`."""

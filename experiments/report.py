@@ -1,0 +1,224 @@
+"""One page of the result files of several devices: tables and figures, device beside device, predicted beside realised.
+
+    python -m experiments report                                  all devices under experiments/results, to the terminal
+    python -m experiments report results/cpu --page page.md       as a page, with its figures linked
+    python -m experiments report --readme README.md               rewrites what is between the two comments there
+
+Nothing is measured here. A cell is empty where nothing was measured.
+"""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.common import results
+from experiments.common.summary import best, errors, is_race
+from experiments.common.table import markdown
+
+Row = dict[str, Any]
+
+ORDER = ("mlp", "resnet", "diffusion", "rnn", "gradients", "decide", "iterations", "sharding", "recurrence", "prediction")
+BEGIN, END = "<!-- results: made by python -m experiments report --readme -->", "<!-- end of results -->"
+FIGURES = {
+    "sequential ms": "sequential [ms]",
+    "parallel ms": "parallel [ms]",
+    "over lax.scan": "over lax.scan",
+    "speedup": "speedup",
+    "predicted speedup": "predicted",
+}
+NOTE = """Times faster than plain `jax.lax.scan`; than the fastest of that, the same with `unroll=4` or `16`, and a Python loop;
+and what `depth` predicts of the latter. Of several cases the one of the largest speedup; empty where nothing was measured. The
+published figures are of others, of other machines and other sequential programs."""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A line of the README's table.
+
+    Attributes:
+        title: what was measured.
+        experiment: whose file it is in.
+        labels: of the case; of several that have them, the one of the largest speedup is taken.
+        published: what others have reported, and on what.
+    """
+
+    title: str
+    experiment: str
+    labels: dict[str, Any]
+    published: str
+
+
+SPEEDUPS = {"over lax.scan": "over lax.scan", "speedup": "over the best loop", "predicted speedup": "predicted"}
+MLP = {"kind": "tanh", "L": 1024, "w": 8, "batch": 1}
+GRU = {"kind": "gru", "L": 100_000, "w": 1}
+HEADLINES = (
+    Headline("MLP, 1024 layers of 8 tanh units, forward", "mlp", MLP | {"direction": "forward"}, "30 (DeepPCR)"),
+    Headline("the same, backward alone", "mlp", MLP | {"direction": "backward"}, "200 (DeepPCR)"),
+    Headline("the same, gradient", "mlp", MLP | {"direction": "gradient"}, ""),
+    Headline("training step of a residual network, 1024 blocks", "resnet", {"part": "times", "L": 1024}, "7 (DeepPCR)"),
+    Headline("sampling from a diffusion model", "diffusion", {"part": "speed"}, "11 (DeepPCR)"),
+    Headline("GRU of 1 unit, T = 100,000, gradient", "rnn", GRU | {"direction": "gradient"}, "808 (DEER)"),
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """The result files of one device.
+
+    Attributes:
+        name: as the folder is called, or its path where another one is called so, too.
+        folder: where they are.
+        environments: what each says about where and when it was made, by experiment.
+        rows: of each.
+    """
+
+    name: str
+    folder: Path
+    environments: dict[str, Row]
+    rows: dict[str, list[Row]]
+
+
+def read(folders: Sequence[Path]) -> list[Device]:
+    """The result files of several devices."""
+    found = []
+    for folder in folders:
+        name = folder.name if sum(folder.name == other.name for other in folders) == 1 else str(folder)
+        files = {path.stem: results.read(path) for path in sorted(folder.glob("*.jsonl"))}
+        heads = {key: head for key, (head, _) in files.items()}
+        found.append(Device(name, folder, heads, {key: rows for key, (_, rows) in files.items()}))
+    return found
+
+
+def page(devices: Sequence[Device], base: Path) -> str:
+    """The whole page in Markdown; figures are linked from the folder ``base``."""
+    names = {name for device in devices for name in device.rows}
+    ordered = [name for name in ORDER if name in names] + sorted(names - set(ORDER))
+    parts = ["# Results", markdown(list(_devices(devices)))]
+    parts += ["## In short", headlines(devices), "## Predicted and measured", _errors(devices)]
+    for name in ordered:
+        parts += [f"## {name}", *_section(name, devices, base)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def headlines(devices: Sequence[Device]) -> str:
+    """The table of results: speedups over `lax.scan` and over the best loop, and what was predicted, for each device."""
+    rows: list[Row] = []
+    for line in HEADLINES:
+        row: Row = {"speedup": line.title, "published": line.published}
+        for device in devices:
+            found = [case for case in best(device.rows.get(line.experiment, []), without=()) if _has(case, line.labels)]
+            top = max(found, key=lambda case: float(case["speedup"]), default={})
+            row |= {f"{device.name}: {title}": top.get(key, "") for key, title in SPEEDUPS.items()}
+        rows.append(row)
+    return markdown(rows)
+
+
+def readme(devices: Sequence[Device]) -> str:
+    """What the README says of results: the table, and where and with what they were measured."""
+    columns = ("device", "processor", "cores", "jax", "measured")
+    return "\n\n".join([headlines(devices), NOTE, markdown([{key: row[key] for key in columns} for row in _devices(devices)])])
+
+
+def _has(case: Row, labels: Row) -> bool:
+    return all(case.get(key) == value for key, value in labels.items())
+
+
+def _devices(devices: Sequence[Device]) -> Iterator[Row]:
+    """A line for each device: what it is, and with what it was measured."""
+    for device in devices:
+        heads = list(device.environments.values())
+        row: Row = {"device": device.name}
+        for key in ("processor", "cores", "jax", "python"):
+            row[key] = ", ".join(dict.fromkeys(str(head[key]) for head in heads if head.get(key)))
+        row["commits"] = ", ".join(dict.fromkeys(str(head["commit"])[:9] for head in heads if head.get("commit")))
+        times = sorted(head["time"][:10] for head in heads if head.get("time"))
+        row["measured"] = " to ".join(dict.fromkeys([*times[:1], *times[-1:]]))
+        row["stopped early"] = ", ".join(name for name, head in device.environments.items() if head.get("complete") is False)
+        yield row
+
+
+def _errors(devices: Sequence[Device]) -> str:
+    """How far predicted times were from measured ones."""
+    found = [
+        {"device": device.name, "experiment": name, **said}
+        for device in devices
+        for name, rows in device.rows.items()
+        if (said := errors(rows))
+    ]
+    return "|log2(predicted / measured)| of times:\n\n" + markdown(found) if found else ""
+
+
+def _section(name: str, devices: Sequence[Device], base: Path) -> Iterator[str]:
+    """Figures and tables of one experiment."""
+    for device in devices:
+        picture = device.folder / f"{name}.png"
+        if picture.exists():
+            yield f"![{name} on {device.name}]({Path(os.path.relpath(picture, base)).as_posix()})"
+    yield _folded("fastest sequential and fastest parallel program of each case", markdown(_beside(name, devices)))
+    for device in devices:
+        others = [row for row in device.rows.get(name, []) if not is_race(row)]
+        for part in dict.fromkeys(row.get("part", "") for row in others):
+            rows = [_plain(row) for row in others if row.get("part", "") == part]
+            yield _folded(", ".join(filter(None, [device.name, part])), markdown(rows))
+
+
+def _beside(name: str, devices: Sequence[Device]) -> list[Row]:
+    """A row for every case that was raced on some device, with the figures of all devices side by side."""
+    rows: dict[tuple[tuple[str, Any], ...], Row] = {}
+    keys = dict.fromkeys(f"{device.name}: {title}" for device in devices for title in FIGURES.values())
+    for device in devices:
+        for found in best(device.rows.get(name, [])):
+            case = {key: value for key, value in found.items() if key in list(found)[: list(found).index("sequential")]}
+            row = rows.setdefault(tuple(case.items()), case | dict.fromkeys(keys, ""))
+            row |= {f"{device.name}: {title}": found.get(key, "") for key, title in FIGURES.items()}
+    return list(rows.values())
+
+
+def _plain(row: Row) -> Row:
+    """What of a row fits into a table."""
+    return {
+        key: "" if value is None else value for key, value in row.items() if key != "part" and not isinstance(value, dict | list)
+    }
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>" if text else ""
+
+
+def rewrite(readme: Path, text: str) -> None:
+    """Put the table between the two comments of a file.
+
+    Raises:
+        SystemExit: they are not there.
+    """
+    old = readme.read_text(encoding="utf-8")
+    new, count = re.subn(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: f"{BEGIN}\n{text}\n{END}", old, flags=re.DOTALL)
+    if count != 1:
+        sys.exit(f"{readme} has {count} places for results, expected one: {BEGIN} ... {END}")
+    readme.write_text(new, encoding="utf-8")
+
+
+def main(argv: list[str]) -> None:
+    """Read the files; print the page, or write it, or put the table of results where it belongs."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="of a device each; else all in experiments/results")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page there")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="rewrite the table of results in this file")
+    options = parser.parse_args(argv)
+    folders = options.folders or sorted(path for path in results.FOLDER.iterdir() if path.is_dir())
+    devices = read(folders)
+    if empty := [str(device.folder) for device in devices if not device.rows]:
+        sys.exit(f"no result files in {', '.join(empty)}")
+    if options.readme:
+        rewrite(options.readme, readme(devices))
+    if options.page:
+        options.page.write_text(page(devices, options.page.absolute().parent), encoding="utf-8")
+    if not options.readme and not options.page:
+        print(page(devices, Path.cwd()), end="")

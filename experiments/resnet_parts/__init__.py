@@ -1,0 +1,1 @@
+"""Network, ways to run it, training and figure of the experiment `resnet`."""

@@ -1,0 +1,1 @@
+"""Networks, data, pretrained weights and figure of the experiment `rnn`."""

@@ -1,0 +1,184 @@
+"""All experiments within a budget of seconds, the most important ones first, each in a process of its own.
+
+An experiment gets a share of the seconds that are left. Those that can stop by themselves are told when; one that does not stop,
+or crashes, or lacks a package, is a line in the table at the end, and what it had written until then stays. One runs after
+another, so that each has the device for itself.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.common import results
+from experiments.common.options import positive
+from experiments.common.progress import progress
+from experiments.common.table import table
+
+Row = dict[str, Any]
+
+GRACE = 10.0  # seconds that are kept back to end what does not end by itself
+FINISHING = 20.0  # seconds that an experiment which stops by itself has to do so
+QUICK = 20.0  # seconds: with less, not even a quick run is begun
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An experiment of the suite.
+
+    Attributes:
+        name: of the experiment, and of its result file.
+        weight: of its share of the seconds that are left.
+        least: seconds; with less it is not begun.
+        options: beside those that all have.
+        stops: whether it takes `--seconds`, and so ends by itself with a figure; others are ended from outside.
+        keeps: whether it has to be told where its rows go.
+        quick: whether it has `--quick`.
+    """
+
+    name: str
+    weight: float = 1.0
+    least: float = 60.0
+    options: tuple[str, ...] = ()
+    stops: bool = False
+    keeps: bool = True
+    quick: bool = True
+
+    def command(self, seconds: float, quick: bool) -> list[str]:
+        """The command line that runs it for so many seconds."""
+        command = [sys.executable, "-m", "experiments", self.name, *self.options]
+        command += ["--quick"] if quick and self.quick else []
+        command += ["--keep", self.name] if self.keeps else []
+        command += ["--out", str(results.FOLDER)]
+        rest = max(FINISHING, 0.1 * seconds)  # a case that has begun is finished, and then the figure is drawn
+        return command + (["--seconds", f"{max(1.0, seconds - rest):.0f}"] if self.stops else [])
+
+
+ENTRIES = (
+    Entry("mlp", weight=4, stops=True),
+    Entry("resnet", weight=3, stops=True),
+    Entry("diffusion", weight=3, stops=True),
+    Entry("rnn", weight=4, stops=True),
+    Entry("gradients", keeps=False),
+    Entry("decide", weight=3, least=120, options=("--kept", "--chains", "18")),
+    Entry("iterations", weight=2, least=120),
+    Entry("sharding"),
+    Entry("recurrence", quick=False),
+    Entry("prediction", options=("--kept",), quick=False),
+    Entry("compile_time", quick=False),
+    Entry("training_loop", quick=False),
+    Entry("analysis", quick=False),
+)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an experiment ended."""
+
+    name: str
+    seconds: float
+    outcome: str
+
+
+def run(entries: Sequence[Entry], budget: float, quick: bool, logs: Path) -> Iterator[Ending]:
+    """Run experiments until the budget is spent.
+
+    Args:
+        entries: in the order in which they are run.
+        budget: seconds for all of them.
+        quick: small sizes.
+        logs: a folder for what they print.
+
+    Yields:
+        How each ended, as it does.
+    """
+    end = time.monotonic() + budget
+    for number, entry in enumerate(entries):
+        left = end - time.monotonic() - GRACE
+        least = min(entry.least, QUICK) if quick else entry.least
+        if left < least:
+            yield Ending(entry.name, 0.0, f"not begun: {max(left, 0):.0f} s were left, it takes {least:.0f}")
+            continue
+        share = min(left, max(least, left * entry.weight / sum(other.weight for other in entries[number:])))
+        start = time.monotonic()
+        outcome = attempt(entry.command(share, quick), share, logs / f"{entry.name}.log")
+        yield Ending(entry.name, time.monotonic() - start, outcome)
+
+
+def attempt(command: Sequence[str], seconds: float, log: Path) -> str:
+    """Run a command for at most so many seconds, and say how it ended: "done", or why not."""
+    with log.open("w") as file:
+        # A session of its own: what it has started itself is ended with it.
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return f"ended after {seconds:.0f} s, with what it had"
+        finally:
+            _end(process)
+    if code == 0:
+        return "done"
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    why = lines[-1] if lines else "it printed nothing"
+    return f"failed ({code}): {why[:160]}"
+
+
+def _end(process: "subprocess.Popen[Any]") -> None:
+    """End a process and all that it has started; some processes of jax do not listen to the first signal."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE / 2)
+    with contextlib.suppress(ProcessLookupError):  # nobody is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def written(name: str, since: float, folder: Path) -> Row:
+    """What an experiment has left in its files since then."""
+    there = [path for kind in ("jsonl", "png") for path in folder.glob(f"*/{name}.{kind}")]
+    files = [path for path in there if path.stat().st_mtime >= since]
+    rows = sum(len(results.read(path)[1]) for path in files if path.suffix == ".jsonl")
+    return {"rows": rows, "files": " ".join(sorted(path.name for path in files))}
+
+
+def main(argv: list[str]) -> None:
+    """Run, print a line for each experiment as it ends, and a table of all at last."""
+    parser = argparse.ArgumentParser(prog="python -m experiments suite", description=__doc__)
+    parser.add_argument("--budget", type=positive, required=True, metavar="SECONDS", help="for everything")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write results to DIR/<device>, and not to results/<device>")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="where to write what they print; else to a temporary folder")
+    parser.add_argument("--only", nargs="+", choices=[entry.name for entry in ENTRIES], help="of all experiments these")
+    parser.add_argument("--quick", action="store_true", help="small sizes: to see whether everything runs")
+    options = parser.parse_args(argv)
+    entries = [entry for entry in ENTRIES if not options.only or entry.name in options.only]
+    if options.out:
+        results.write_into(options.out)
+    logs = Path(options.logs or tempfile.mkdtemp(prefix="experiments-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    # Ended from outside, it ends what it has started: as an exception, which passes through `attempt`.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("suite: ended from outside"))
+    try:
+        rows = list(_reported(entries, options, logs))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    print("\n" + table(rows))
+    print("what they printed is in", logs)
+
+
+def _reported(entries: Sequence[Entry], options: argparse.Namespace, logs: Path) -> Iterator[Row]:
+    """Run them; a line, and a row of the table, for each as it ends."""
+    since = time.time()
+    for ending in progress(run(entries, options.budget, options.quick, logs), "suite", len(entries)):
+        print(f"{ending.name}: {ending.outcome}", flush=True)
+        found = written(ending.name, since, results.FOLDER)
+        yield {"experiment": ending.name, "seconds": round(ending.seconds), **found, "outcome": ending.outcome}

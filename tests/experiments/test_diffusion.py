@@ -1,0 +1,221 @@
+"""Diffusion sampling: quality by hand, the cache of trained models, and the command at a size that takes seconds."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deeppcr import Newton
+from experiments import diffusion
+from experiments.common import denoiser, results, training
+from experiments.diffusion_parts import latent, quality
+from experiments.diffusion_parts.sampling import DRAWS, Reference, Sampler, Setup, schedule_of
+
+BRIEF = latent.Training(width=8, steps=2, coder_width=8, coder_steps=2, judge_steps=2)
+TINY = diffusion.Scale(
+    sizes=(2,),
+    steps=(4,),
+    batches=(10,),
+    middle=(2, 4, 10),
+    stopped=(2,),
+    stopped_batch=10,
+    methods=("picard",),
+    counts=(("picard", (1,)),),
+    training=BRIEF,
+    longest_loop=0,
+)
+SAMPLES = {"W1 to sequential", "same class"}
+SETS = {"W1, other noise", "W1 to data", "accuracy", "confidence"}
+TIMED = {"part", "kind", "w", "L", "batch", "direction", "program", "baseline", "ms", "error", "speedup", "depth speedup"}
+
+
+def untrained(loss: Any, first: training.Params, steps: int, rate: float, key: jax.Array) -> training.Params:
+    """In the place of `training.train`: nothing is learnt, which takes no time, but the loss can be differentiated."""
+    gradient = jax.eval_shape(jax.grad(loss), first, key)
+    assert jax.tree.map(jnp.shape, gradient) == jax.tree.map(jnp.shape, first)
+    return first
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A folder for weights that is this module's alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "CACHE", tmp_path_factory.mktemp("cache"))
+        patch.setattr(latent, "train", untrained)
+        yield
+
+
+@pytest.fixture(scope="module")
+def generator() -> latent.Generator:
+    return latent.generator(2, BRIEF)
+
+
+# -- quality
+
+
+def test_samples_that_are_shifted_are_as_far_as_the_shift() -> None:
+    samples = np.random.default_rng(0).normal(size=(50, 3))
+    assert quality.wasserstein(samples, samples[::-1]) == 0
+    assert quality.wasserstein(samples, samples + np.array([1.0, -2.0, 0.0])) == pytest.approx(1.0)
+
+
+def test_distance_of_sets_of_unlike_sizes_is_the_area_between_their_distributions() -> None:
+    a, b = np.array([[0.0], [1.0]]), np.array([[0.0], [0.0], [1.0], [5.0]])
+    # F - G: 1/2 - 1/2 from 0 to 1, 1 - 3/4 from 1 to 5
+    assert quality.wasserstein(a, b) == quality.wasserstein(b, a) == 1.0
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (0, 3)])
+def test_distance_needs_two_sets_alike(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"expected \[n, dimensions\]"):
+        quality.wasserstein(np.zeros(shape), np.zeros((5, 3)))
+
+
+def test_what_a_classifier_says() -> None:
+    a = np.array([[0.6, 0.4], [0.2, 0.8], [0.9, 0.1], [0.3, 0.7]])
+    b = np.array([[0.6, 0.4], [0.8, 0.2], [0.9, 0.1], [0.3, 0.7]])
+    assert quality.agreement(a, b) == 0.75
+    assert quality.accuracy(a, np.array([0, 0, 0, 0])) == 0.5
+    assert quality.confidence(a) == pytest.approx(0.75)
+
+
+def test_quality_of_samples_is_that_of_sets_if_there_are_enough() -> None:
+    images = np.random.default_rng(0).uniform(-1, 1, (40, 64)).astype(np.float32)
+    likely = np.tile(np.eye(2), (20, 1))
+    reference = Reference(images, images + 0.25, images - 0.5, np.arange(40) % 2, lambda x: likely[: len(x)])  # type: ignore
+    found = reference.quality(images)
+    assert set(found) == SAMPLES | SETS
+    assert found["W1 to sequential"] == 0
+    assert found["W1, other noise"] == pytest.approx(0.25)
+    assert found["W1 to data"] == pytest.approx(0.5)
+    assert found["same class"] == found["accuracy"] == found["confidence"] == 1
+    few = dataclasses.replace(reference, sequential=images[:4])
+    assert set(few.quality(images[:4])) == SAMPLES
+    assert reference.quality(images[:0]) == reference.quality(np.full_like(images, np.nan)) == {}
+
+
+# -- training and its cache
+
+
+def test_latents_are_scaled_and_pixel_space_has_no_coder(generator: latent.Generator) -> None:
+    images = jnp.asarray(latent.data.pixels()[0])
+    z = generator.encode(images)
+    np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-4)
+    np.testing.assert_allclose(z.std(axis=0), 1, atol=1e-4)
+    assert generator.decode(z).shape == images.shape
+    pixels = latent.Generator(64, {}, None)
+    np.testing.assert_array_equal(pixels.decode(pixels.encode(images)), images)
+
+
+def test_training_makes_the_loss_small() -> None:
+    x = jnp.full((64, 1), 0.5, jnp.float32)
+    first = denoiser.first_weights(1, 8, jax.random.key(0))
+
+    @jax.jit
+    def loss(params: training.Params, key: jax.Array) -> jax.Array:
+        return denoiser.denoising_loss(params, x, *jax.random.split(key))
+
+    trained = training.train(loss, first, 200, 1e-2, jax.random.key(1))
+    before, after = (float(loss(params, jax.random.key(2))) for params in (first, trained))
+    assert after < 0.2 < 0.8 < before
+
+
+def test_a_model_hears_the_time_and_the_digit_that_is_wanted(generator: latent.Generator) -> None:
+    x, digits = jnp.ones((2, 2), jnp.float32), jnp.array([3, 3])
+    found = generator.model(digits)(x, jnp.int32(500))
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.allclose(found, generator.model(digits)(x, jnp.int32(900)), atol=1e-3)
+    assert not np.allclose(found, generator.model(digits + 1)(x, jnp.int32(500)), atol=1e-3)
+
+
+def test_what_was_trained_is_read_again_and_remade_if_damaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = []
+    monkeypatch.setattr(latent, "train", lambda *arguments: calls.append(1) or untrained(*arguments))
+    monkeypatch.setattr(training, "CACHE", tmp_path)
+    first = latent.judge(BRIEF)
+    (file,) = tmp_path.iterdir()
+    again = latent.judge(BRIEF)
+    assert len(calls) == 1
+    assert all(np.array_equal(first.params[name], again.params[name]) for name in first.params)
+    assert first.accuracy == again.accuracy <= 1
+    file.write_bytes(file.read_bytes()[:1000])
+    latent.judge(BRIEF)
+    assert len(calls) == 2
+    latent.judge(BRIEF)
+    assert len(calls) == 2  # it was written anew
+    latent.judge(dataclasses.replace(BRIEF, seed=1))
+    assert len(calls) == 3
+    assert len(list(tmp_path.iterdir())) == 2  # and nothing else is left there
+
+
+# -- sampling
+
+
+def test_all_draws_differ_and_every_sampler_makes_the_same_of_them(generator: latent.Generator) -> None:
+    setup = Setup(generator, schedule_of("DDIM"), 4, 10)
+    arguments = setup.arguments()
+    assert len(arguments) == DRAWS
+    assert len({float(x[0, 0]) for _, x, _, _ in arguments}) == DRAWS
+    assert setup.labels.tolist() == [*range(10)] * DRAWS
+    run, solve = jax.jit(setup.sequential()), setup.parallel(Sampler(Newton(), coarse=2))
+    expected = [run(*each) for each in arguments]
+    for each, samples in zip(arguments, expected, strict=True):
+        np.testing.assert_allclose(solve(*each).value, samples, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(setup.images(solve.samples), setup.images(expected), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(setup.noise()[:10], generator.decode(arguments[0][1]))
+
+
+def test_the_command_runs_from_start_to_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(diffusion, "QUICK", TINY)
+    diffusion.main(["--quick", "--repeats", "1", "--scheduler", "DDPM", "--keep", "toy", "--out", str(tmp_path)])
+    folder, lines = tmp_path / results.device(), capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
+    assert lines[0] == "speed: latent, 2 numbers a sample, 4 steps, batch 10"
+    assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
+    header, rows = results.read(folder / "toy.jsonl")
+    assert header["complete"]
+
+    speed, stopped = ([row for row in rows if row["part"] == part] for part in ("speed", "stopped"))
+    assert len(speed) + len(stopped) == len(rows)
+    parallel = [row for row in speed if not row["baseline"]]
+    assert [row["program"] for row in parallel] == ["auto", "picard", "picard, coarse guess"]
+    for row in speed:
+        assert set(row) >= TIMED | SAMPLES | SETS
+        assert row["error"] < 1e-4
+        assert row["same class"] == 1
+    first, loose, last = (row for row in stopped if not row["baseline"])
+    assert (first["program"], first["ended"], first["iterations"]) == ("picard, 1", "not converged", 1)
+    assert loose["program"] == "picard, rtol 0.01"
+    assert first["iterations"] < loose["iterations"] <= last["iterations"]
+    assert (last["program"], last["ended"]) == ("picard, converged", "converged")
+    assert first["W1 to sequential"] > 10 * last["W1 to sequential"]
+    assert first["error"] > 10 * last["error"]
+
+
+def test_how_many_iterations_are_enough() -> None:
+    def row(program: str, iterations: int, distance: float | None) -> dict[str, Any]:
+        found = {"program": program, "baseline": False, "iterations": iterations}
+        return found if distance is None else found | {diffusion.DISTANCE: distance, diffusion.SCATTER: 1.0}
+
+    rows = [row("dense, converged", 5, 0.0), row("dense, 1", 1, 0.5), row("dense, 3", 3, 0.01), row("dense, 2", 2, 0.09)]
+    rows += [row("picard, 1", 1, None), row("picard, 4", 4, 0.2)]
+    rows.append({"program": "lax.scan", "baseline": True, diffusion.SCATTER: 1.0, diffusion.DISTANCE: 0.0})
+    assert diffusion.sufficient(rows) == {"dense": 2}
+
+
+def test_cases_vary_one_thing_at_a_time() -> None:
+    scale = dataclasses.replace(TINY, sizes=(2, 8), steps=(4, 12), batches=(1, 10))
+    assert scale.cases(everything=False) == [(2, 4, 10), (2, 12, 10), (8, 4, 10), (2, 4, 1)]
+    assert len(scale.cases(everything=True)) == 8
+
+
+def test_part_and_time_can_be_chosen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(diffusion, "QUICK", TINY)
+    diffusion.main(["--quick", "--parts", "stopped", "--seconds", "-1"])
+    assert capsys.readouterr().out == "stopped after -1 s, as asked\n"

