@@ -59,6 +59,10 @@ docs: $(DOCS)
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
 
 bench: $(STAMP)
+	@$(PY) -m experiments mlp --keep mlp
+	@$(PY) -m experiments resnet --keep resnet
+	@$(PY) -m experiments diffusion --keep diffusion
+	@$(PY) -m experiments rnn --keep rnn
 	@$(PY) -m experiments recurrence --keep recurrence
 	@$(PY) -m experiments gradients
 	@$(PY) -m experiments compile_time --keep compile_time

@@ -11,7 +11,7 @@ An error is the largest difference from the sequential program's states, relativ
 import argparse
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from deeppcr.lyapunov import forecast_iterations
 from experiments.common import autoregressive, data, models
 from experiments.common.forms import Case, case, forms
 from experiments.common.iterations_figure import draw
+from experiments.common.progress import progress
 from experiments.common.results import FOLDER, device, write
 from experiments.common.table import table
 from experiments.common.timing import Timing, build, interleave
@@ -225,16 +226,6 @@ def by_damping(seeds: int, length: int, repeats: int) -> Iterator[Row]:
 def sampling(seed: int, length: int) -> models.Model:
     """The chain of `experiments.common.autoregressive`."""
     return models.Model(*autoregressive.sampling_chain(autoregressive.train(seed), length, seed))
-
-
-def progress(items: list[Any], name: str) -> Iterable[Any]:
-    """The items, with a bar on stderr if they take longer than 3 s, where tqdm is installed."""
-    try:
-        from tqdm import tqdm
-    except ModuleNotFoundError:
-        return items
-    bar: Iterable[Any] = tqdm(items, desc=name, delay=3, disable=None)
-    return bar
 
 
 def main(argv: list[str]) -> None:

@@ -32,8 +32,9 @@ FIGURES = {
     "predicted speedup": "predicted",
 }
 NOTE = """Times faster than plain `jax.lax.scan`; than the fastest of that, the same with `unroll=4` or `16`, and a Python loop;
-and what `depth` predicts of the latter. Of several cases the one of the largest speedup; empty where nothing was measured. The
-published figures are of others, of other machines and other sequential programs."""
+what `depth` predicts of the latter; and by which program: "auto" may well be the sequential one, and is on a CPU, forwards. Of
+several cases the one of the largest speedup; empty where nothing was measured. The published figures are of others, of other
+machines and other sequential programs."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,12 @@ class Headline:
     published: str
 
 
-SPEEDUPS = {"over lax.scan": "over lax.scan", "speedup": "over the best loop", "predicted speedup": "predicted"}
+COLUMNS = {
+    "over lax.scan": "over lax.scan",
+    "speedup": "over the best loop",
+    "predicted speedup": "predicted",
+    "parallel": "by",
+}
 MLP = {"kind": "tanh", "L": 1024, "w": 8, "batch": 1}
 GRU = {"kind": "gru", "L": 100_000, "w": 1}
 HEADLINES = (
@@ -113,7 +119,7 @@ def headlines(devices: Sequence[Device]) -> str:
         for device in devices:
             found = [case for case in best(device.rows.get(line.experiment, []), without=()) if _has(case, line.labels)]
             top = max(found, key=lambda case: float(case["speedup"]), default={})
-            row |= {f"{device.name}: {title}": top.get(key, "") for key, title in SPEEDUPS.items()}
+            row |= {f"{device.name}: {title}": top.get(key, "") for key, title in COLUMNS.items()}
         rows.append(row)
     return markdown(rows)
 

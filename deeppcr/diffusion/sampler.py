@@ -69,9 +69,9 @@ def sample(
         batch_ndim: how many leading axes of ``x_T`` are samples, which the model treats one by one.
 
     Returns:
-        `deeppcr.Solution`: ``value`` are the samples ``x_0``, of the shape of ``x_T``; ``trajectory``, ``[steps, *batch, ...]``,
-        is what every step left; ``stats`` and ``result`` tell how it went. Differentiable with respect to ``x_T`` and all that
-        the model closes over.
+        `deeppcr.Solution`, whose ``value`` are the samples ``x_0``, of the shape of ``x_T``, and whose ``trajectory``,
+        ``[steps, *batch, ...]``, is what every step left; ``stats`` and ``result`` tell how it went. Differentiable with respect
+        to ``x_T`` and all that the model closes over.
 
     Raises:
         TypeError: ``x_T`` is not floating, the model returns another shape, or ``schedule`` is not a `Schedule`.

@@ -105,7 +105,7 @@ def _lines(axes: Any, rows: Sequence[Row], along: str, key: str, title: str) -> 
         lines[SEQUENTIAL] = [_fastest([row for row in rows if row["baseline"] and row[along] == tick]) for tick in ticks]
     for name, points in lines.items():
         method = name.partition(", coarse")[0]
-        points = [row for row in points if key in row]
+        points = sorted((row for row in points if key in row), key=lambda row: row[along])
         if method in COLORS and points:
             style = "o-" if method == name else "o--"
             axes.plot([row[along] for row in points], [row[key] for row in points], style, ms=4, color=COLORS[method], label=name)

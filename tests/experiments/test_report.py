@@ -67,8 +67,8 @@ def test_the_readme_says_what_the_files_say(folders: list[Path], tmp_path: Path)
     assert text.startswith(f"# Toy\n\n{report.BEGIN}\n| speedup")
     assert text.endswith(f"\n{report.END}\n\nthe rest\n")
     # "auto" counts here: it is what a user gets.
-    assert line(text, "MLP, 1024 layers")[1:] == ["30 (DeepPCR)", "8", "8", "5", "40", "40", "5"]
-    assert line(text, "the same, backward")[2:] == [""] * 6
+    assert line(text, "MLP, 1024 layers")[1:] == ["30 (DeepPCR)", "8", "8", "5", "auto", "40", "40", "5", "newton"]
+    assert line(text, "the same, backward")[2:] == [""] * 8
     before = text
     report.main([*map(str, folders), "--readme", str(readme)])
     assert readme.read_text() == before
@@ -99,7 +99,7 @@ def test_devices_of_one_name_are_told_apart(folders: list[Path], tmp_path: Path)
     write(tmp_path / "other" / "cpu", "mlp", [row("lax.scan", 8.0), row("newton", 2.0)])
     devices = report.read([folders[0], tmp_path / "other" / "cpu"])
     assert len({device.name for device in devices}) == 2
-    assert line(report.headlines(devices), "MLP, 1024")[2:] == ["8", "8", "5", "4", "4", "5"]
+    assert line(report.headlines(devices), "MLP, 1024")[2:] == ["8", "8", "5", "auto", "4", "4", "5", "newton"]
 
 
 def test_iterations_that_did_not_converge_are_no_result(tmp_path: Path) -> None:
@@ -111,3 +111,9 @@ def test_a_table_in_markdown() -> None:
     rows = [{"run": "scan", "ms": 1.23456}, {"run": "newton"}]
     assert markdown(rows).splitlines() == ["| run | ms |", "|---|--:|", "| scan | 1.23 |", "| newton |  |"]
     assert markdown([]) == ""
+
+
+def test_our_own_readme_says_what_the_kept_files_say() -> None:
+    root = Path(__file__).parents[2]
+    kept = report.read(sorted(folder for folder in (root / "experiments/results").iterdir() if folder.is_dir()))
+    assert report.readme(kept) in (root / "README.md").read_text(encoding="utf-8")
