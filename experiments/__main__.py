@@ -3,6 +3,7 @@
 import argparse
 import ast
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Mapping
@@ -42,6 +43,8 @@ def main(argv: list[str]) -> None:
     name, *rest = argv
     if name not in names:
         sys.exit(f"no experiment is called {name!r}; there are: {', '.join(sorted(names))}")
+    # On GPUs a product of float32 is one of TF32 by default: no two programs then agree to float32, and Newton's residual stalls.
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # read when jax is imported
     options = _redirected(rest)
     try:
         importlib.import_module(names[name]).main(options)

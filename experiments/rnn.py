@@ -99,12 +99,11 @@ def main(argv: list[str]) -> None:
     command.add_argument("--silero", type=Path, metavar="PATH", help="a wheel of silero-vad, or a folder that has silero_vad")
     options = command.parse_args(argv)
     kept = record(options)
-    with jax.default_matmul_precision("highest"):  # else programs differ by what a GPU rounds products of float32 to
-        for job in progress(in_time(jobs(options), options.seconds), "rnn"):
-            rows = list(job())
-            kept.add(*rows)
-            cells = [{key: value for key, value in shown(row).items() if key not in HIDDEN} for row in rows]
-            print(table(cells) + "\n", flush=True)
+    for job in progress(in_time(jobs(options), options.seconds), "rnn"):
+        rows = list(job())
+        kept.add(*rows)
+        cells = [{key: value for key, value in shown(row).items() if key not in HIDDEN} for row in rows]
+        print(table(cells) + "\n", flush=True)
     kept.finish()
     path = picture(options)
     if path and can_draw():
