@@ -67,6 +67,7 @@ class Criterion:
         eps: of the dtypes of the state.
         working: of the dtype that iterates are computed in.
         quadratic: whether the iteration is Newton's.
+        rounding: how many units in the last place count as rounding.
     """
 
     rtol: float | None
@@ -74,6 +75,7 @@ class Criterion:
     eps: float
     working: float
     quadratic: bool
+    rounding: float = ROUNDING
 
     def __call__(
         self, value: Array, iterate: Array, scale: Array, update: Array, last: Judgement, across: Across = HERE
@@ -99,7 +101,7 @@ class Criterion:
         stagnates = (worst <= STAGNATION * self.eps) & (stalled >= patience)
         moved, factor, now = self._followed(across.cummax(jnp.maximum(update - self.atol, 0) / unit), last, across)
         settled = self._settled(moved, now)
-        rtol = ROUNDING * self.eps if self.rtol is None else self.rtol
+        rtol = self.rounding * self.eps if self.rtol is None else self.rtol
         good = finite & settled & ((residual <= self.atol + rtol * size) | stagnates)
         return Judgement(worst, jnp.minimum(worst, last.least), stalled, moved, factor, good)
 
@@ -119,7 +121,7 @@ class Criterion:
             return moved <= max(self.eps**0.5, asked)
         shrinks = factor < 1
         to_come = moved * factor / jnp.where(shrinks, 1 - factor, 1)
-        return (moved <= NOISE * self.working) | (shrinks & (to_come <= max(ROUNDING * self.working, asked)))
+        return (moved <= NOISE * self.working) | (shrinks & (to_come <= max(self.rounding * self.working, asked)))
 
 
 def largest(values: Array) -> Array:

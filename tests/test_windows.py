@@ -158,3 +158,14 @@ def test_it_takes_less_memory():
     matrices = 4 * length * width**2
     assert temporaries(None) > matrices
     assert temporaries(50) < matrices / 4
+
+
+def test_what_is_still_to_come_does_not_add_up_over_windows():
+    weight = normal(0, 32, 32).astype(jnp.float32) / 32**0.5
+    xs = normal(1, 400, 32).astype(jnp.float32)
+    start = 3 * normal(2, 8, 32).astype(jnp.float32)
+    chain = Chain(lambda z, x: z + 0.05 * jnp.tanh((z + x[None]) @ weight), xs)
+    slow = Newton(linearize="identity", window=16)
+    found, expected = (deeppcr.solve(chain, start, method=method, batch_ndim=1) for method in (slow, "sequential"))
+    assert found.result == Result.CONVERGED
+    assert_agree(found.trajectory, expected.trajectory, 3e-6)

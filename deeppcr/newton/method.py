@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from deeppcr.acceleration import Anderson
 from deeppcr.chain import Problem, Steps
 from deeppcr.checks import check_count
-from deeppcr.convergence import Criterion
+from deeppcr.convergence import ROUNDING, Criterion
 from deeppcr.damping import TrustRegion
 from deeppcr.linear import LinearSolver, find_solver, on_part
 from deeppcr.linearize import Choice, Linearization, choose_linearization, constant, find_linearization
@@ -118,7 +118,11 @@ class Newton:
         dtypes = problem.layout.dtypes if choice.is_exact else layout.dtypes
         eps = max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
         working = float(jnp.finfo(layout.dtype).eps)
-        criterion = Criterion(self.rtol, self.atol, eps, working, quadratic=choice.is_exact and not self.acceleration)
+        quadratic = choice.is_exact and not self.acceleration
+        # What leaves a window is never looked at again, so what is still to come there adds up from window to window.
+        share = min(1.0, choice.window * problem.across.size / problem.length)
+        rounding = ROUNDING if quadratic else max(1.0, ROUNDING * share)
+        criterion = Criterion(self.rtol, self.atol, eps, working, quadratic, rounding)
 
         def run(steps: Steps, initial: Leaves, operands: Operands) -> Run:
             captured, linearization = operands.shared
