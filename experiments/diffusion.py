@@ -11,7 +11,6 @@ class of the sequential ones ("same class") and that of the digit that was wante
 relative to the largest entry. "Nobody could tell": W1 to the sequential samples is a tenth of what it is to those of other noise.
 """
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -200,7 +199,6 @@ def sufficient(rows: list[Row]) -> dict[str, int]:
 def main(argv: list[str]) -> None:
     """Train or read the models, measure, print a table for each case, keep and draw."""
     parser = options.parser("diffusion", __doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--scheduler", choices=list(SCHEDULERS), default="DDIM", help="whose steps are taken (%(default)s)")
     parser.add_argument("--all", action="store_true", help="every combination of sizes, steps and batches")

@@ -112,10 +112,7 @@ def initial(settings: Settings, features: int) -> Network:
 
 def batches(settings: Settings, examples: int) -> np.ndarray:
     """Which examples each step sees, the same for every run: (steps, batch), each epoch in a new order."""
-    random = np.random.default_rng(settings.seed + 1)
-    needed = settings.steps * settings.batch
-    epochs = [random.permutation(examples) for _ in range(math.ceil(needed / examples))]
-    return np.concatenate(epochs)[:needed].reshape(settings.steps, settings.batch)
+    return data.batches(examples, settings.steps, settings.batch, settings.seed + 1)
 
 
 def logits(stack: Stack, network: Network, x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -109,9 +109,7 @@ def sample(
         inputs["noise"] = step_noise(_checked_key(key, schedule), steps, x_T)
     start = table.begin(x_T)
     _check_output(model, table, start, inputs, x_T)
-
-    def step(state: Any, at: Any) -> Any:
-        return table.advance(state, table.evaluate(model, state, at), at)
+    step = table.step(model)
 
     options: dict[str, Any] = {}
     if coarse is not None:

@@ -27,8 +27,6 @@ from deeppcr.diffusion.correction import Correction
 class Table:
     """The numbers of a sampler's steps, first step first: see the formula above.
 
-    The chain's step is ``lambda state, at: table.advance(state, table.evaluate(model, state, at), at)``.
-
     Attributes:
         time: ``[L]``, int32 or float32: what the model is told.
         scale: ``[L]``, float64 like all that follow: the model sees ``scale * x``.
@@ -120,6 +118,10 @@ class Table:
         if not self.remembers:
             return _sum(at, terms)
         return _sum(at, terms | {"d": state[1]}), clean
+
+    def step(self, model: Callable[[Any, Any], Any]) -> Callable[[Any, dict[str, Any]], Any]:
+        """The step of the chain: ``(state, inputs) -> state``."""
+        return lambda state, at: self.advance(state, self.evaluate(model, state, at), at)
 
 
 def tabulate(

@@ -1,6 +1,7 @@
 """Data that needs no network."""
 
 import gzip
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,6 +63,13 @@ def mnist(held_back: float = 0.2, seed: int = 0, at: Path | None = None) -> Spli
     train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=held_back, random_state=seed, stratify=labels)
     mean, deviation = train_x.mean(), train_x.std()
     return Split((train_x - mean) / deviation, train_y, (test_x - mean) / deviation, test_y)
+
+
+def batches(examples: int, steps: int, batch: int, seed: int) -> np.ndarray:
+    """Which of the examples each step of training sees: ``[steps, batch]``, each epoch in a new order."""
+    random, needed = np.random.default_rng(seed), steps * batch
+    epochs = [random.permutation(examples) for _ in range(math.ceil(needed / examples))]
+    return np.concatenate(epochs)[:needed].reshape(steps, batch)
 
 
 def handwritten() -> str:

@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +15,16 @@ from jax import Array
 CACHE = Path.home() / ".cache" / "deeppcr-experiments"
 
 Params = dict[str, Array]
+Tree = TypeVar("Tree")
 
 
 def train(loss: Callable[[Params, Array], Array], params: Params, steps: int, rate: float, key: Array) -> Params:
-    """Adam (Kingma and Ba 2015) with a cosine schedule; ``loss(params, key)`` draws its batch by the key."""
+    """Train by `adam`; ``loss(params, key)`` draws its batch by the key."""
 
     @jax.jit
     def update(params: Params, moments: tuple[Params, Params], index: Array) -> tuple[Params, tuple[Params, Params]]:
         gradient = jax.grad(loss)(params, jax.random.fold_in(key, index))
-        mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], gradient)
-        square = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, moments[1], gradient)
-        count = index.astype(jnp.float32) + 1
-        now = rate * 0.5 * (1 + jnp.cos(math.pi * (count - 1) / steps))
-        now = now * jnp.sqrt(1 - 0.99**count) / (1 - 0.9**count)
-        params = jax.tree.map(lambda p, m, v: p - now * m / (jnp.sqrt(v) + 1e-8), params, mean, square)
+        params, mean, square = adam(params, *moments, gradient, index, rate, steps)
         return params, (mean, square)
 
     zeros = jax.tree.map(jnp.zeros_like, params)
@@ -35,6 +32,32 @@ def train(loss: Callable[[Params, Array], Array], params: Params, steps: int, ra
     for index in range(steps):
         params, moments = update(params, moments, np.int32(index))
     return params
+
+
+def adam(
+    params: Tree, mean: Tree, square: Tree, gradient: Tree, index: Array, rate: float, steps: int
+) -> tuple[Tree, Tree, Tree]:
+    """A step of Adam (Kingma and Ba 2015) whose rate falls to nothing over ``steps``, along half a cosine.
+
+    Args:
+        params: pytree.
+        mean: of the gradients so far.
+        square: the mean of their squares.
+        gradient: of this step.
+        index: of this step, from 0: int32 scalar.
+        rate: at the start.
+        steps: how many there will be.
+
+    Returns:
+        parameters, mean and square after the step.
+    """
+    mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
+    square = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, square, gradient)
+    count = index.astype(jnp.float32) + 1
+    now = rate * 0.5 * (1 + jnp.cos(math.pi * (count - 1) / steps))
+    now = now * jnp.sqrt(1 - 0.99**count) / (1 - 0.9**count)
+    params = jax.tree.map(lambda p, m, v: p - now * m / (jnp.sqrt(v) + 1e-8), params, mean, square)
+    return params, mean, square
 
 
 def cached(name: str, first: Params, make: Callable[[], Params]) -> Params:

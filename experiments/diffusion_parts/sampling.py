@@ -112,11 +112,8 @@ class Setup:
             inputs = table.inputs(x.dtype)
             if table.is_noisy:
                 inputs["noise"] = step_noise(jax.random.key(seed), self.steps, x)
-
-            def step(state: Any, at: Any) -> tuple[Any, None]:
-                return table.advance(state, table.evaluate(model, state, at), at), None
-
-            return table.newest(scan(step, table.begin(x), inputs)[0])
+            step = table.step(model)
+            return table.newest(scan(lambda state, at: (step(state, at), None), table.begin(x), inputs)[0])
 
         return run
 

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from experiments.common.training import adam
+
 CLASSES = 10
 TAPS = 3  # of a convolution, a side
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu}
@@ -123,7 +125,7 @@ def loss(run: Run, shape: Shape, params: Params, x: Array, y: Array, convolve: C
 def train_step(
     run: Run, shape: Shape, rate: float, steps: int, convolve: Convolve = products
 ) -> Callable[[State, Array, Array, Array], tuple[State, Array, Any]]:
-    """A step of Adam (Kingma and Ba 2015) whose rate falls to nothing over ``steps``, along half a cosine.
+    """A step of training, by `adam`.
 
     Returns:
         ``(state, index, x, y) -> (state, loss, what run tells)``, with ``index`` an int32 scalar.
@@ -132,13 +134,7 @@ def train_step(
     def step(state: State, index: Array, x: Array, y: Array) -> tuple[State, Array, Any]:
         objective = jax.value_and_grad(lambda params: loss(run, shape, params, x, y, convolve), has_aux=True)
         (value, told), gradient = objective(state.params)
-        mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state.mean, gradient)
-        square = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, state.square, gradient)
-        count = index.astype(jnp.float32) + 1
-        now = rate * 0.5 * (1 + jnp.cos(math.pi * (count - 1) / steps))
-        now = now * jnp.sqrt(1 - 0.99**count) / (1 - 0.9**count)
-        params = jax.tree.map(lambda p, m, v: p - now * m / (jnp.sqrt(v) + 1e-8), state.params, mean, square)
-        return State(params, mean, square), value, told
+        return State(*adam(*state, gradient, index, rate, steps)), value, told
 
     return step
 

@@ -52,9 +52,7 @@ class Task:
 
     def batches(self) -> list[tuple[np.int32, np.ndarray, np.ndarray]]:
         """Index, images and classes of each step, the same for all trainings; each epoch in a new order."""
-        random, examples = np.random.default_rng(1), len(self.split.train_y)
-        epochs = [random.permutation(examples) for _ in range(math.ceil(self.steps * self.batch / examples))]
-        chosen = np.concatenate(epochs)[: self.steps * self.batch].reshape(self.steps, self.batch)
+        chosen = data.batches(len(self.split.train_y), self.steps, self.batch, seed=1)
         return [(np.int32(k), self.split.train_x[rows], self.split.train_y[rows]) for k, rows in enumerate(chosen)]
 
     def step(self, run: Run, convolve: convnet.Convolve = convnet.products) -> Callable[..., tuple[State, Array, Told]]:
