@@ -36,9 +36,10 @@ class Judgement(NamedTuple):
         least: the smallest ``worst`` so far.
         stalled: int32, for how many iterations it has not fallen much below that.
         moved: ``[L, *batch]``, the largest update of a state up to this step, relative to the states; infinite if there was none.
+            Newton's method does not need it, nor the factor: what it still has to come, an update tells by itself.
         factor: ``[L, *batch]``, by what it was multiplied in an iteration, the last time that it was more than rounding; infinite
             if that is not known.
-        good: ``[L, *batch]``, which states are right.
+        converged: int32, how many states from the start are right.
     """
 
     worst: Array
@@ -46,7 +47,7 @@ class Judgement(NamedTuple):
     stalled: Array
     moved: Array
     factor: Array
-    good: Array
+    converged: Array
 
     @classmethod
     def unknown(cls, states: Array) -> Self:
@@ -54,7 +55,7 @@ class Judgement(NamedTuple):
         infinite = jnp.full((), jnp.inf, states.dtype)
         shape = states.shape[:-1]
         unknown = jnp.full(shape, jnp.inf, states.dtype)
-        return cls(infinite, infinite, jnp.int32(0), unknown, unknown, jnp.zeros(shape, bool))
+        return cls(infinite, infinite, jnp.int32(0), unknown, unknown, jnp.int32(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +100,18 @@ class Criterion:
         part, patience = (0.5, 1) if self.quadratic else (0.9, 4)
         stalled = jnp.where(worst > part * last.least, last.stalled + jnp.int32(1), jnp.int32(0))
         stagnates = (worst <= STAGNATION * self.eps) & (stalled >= patience)
-        moved, factor, now = self._followed(across.cummax(jnp.maximum(update - self.atol, 0) / unit), last, across)
-        settled = self._settled(moved, now)
+        moved = jnp.maximum(update - self.atol, 0) / unit
+        if self.quadratic:
+            settled, moved, factor = moved <= max(self.eps**0.5, self.rtol or 0.0), last.moved, last.factor
+        else:
+            moved, factor, now = self._followed(across.cummax(moved), last, across)
+            settled = self._settled(moved, now)
         rtol = self.rounding * self.eps if self.rtol is None else self.rtol
-        good = finite & settled & ((residual <= self.atol + rtol * size) | stagnates)
-        return Judgement(worst, jnp.minimum(worst, last.least), stalled, moved, factor, good)
+        settled &= finite
+        # Counted both ways: whether residuals still fall is known only once all of them are.
+        close, any_close = across.leading(settled & (residual <= self.atol + rtol * size), settled)
+        converged = jnp.where(stagnates, any_close, close)
+        return Judgement(worst, jnp.minimum(worst, last.least), stalled, moved, factor, converged)
 
     def _followed(self, moved: Array, last: Judgement, across: Across) -> tuple[Array, Array, Array]:
         """Updates without their rounding, the factor that is kept of them, and the factor that they shrink by."""
@@ -117,8 +125,6 @@ class Criterion:
     def _settled(self, moved: Array, factor: Array) -> Array:
         """Whether no more is to come than what counts as rounding."""
         asked = self.rtol or 0.0
-        if self.quadratic:
-            return moved <= max(self.eps**0.5, asked)
         shrinks = factor < 1
         to_come = moved * factor / jnp.where(shrinks, 1 - factor, 1)
         return (moved <= NOISE * self.working) | (shrinks & (to_come <= max(self.rounding * self.working, asked)))

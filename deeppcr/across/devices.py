@@ -56,12 +56,12 @@ class Devices(Across):
         """See `Across`."""
         return super().index(length) + self.rank * jnp.int32(length)
 
-    def leading(self, true: Array) -> Array:
+    def leading(self, *true: Array) -> list[Array]:
         """See `Across`."""
-        counts = self._gathered(super().leading(true))
-        whole = (counts == len(true)).astype(jnp.int32)
+        counts = self._gathered(jnp.stack(super().leading(*true)))
+        whole = (counts == jnp.array([[len(each) for each in true]], jnp.int32)).astype(jnp.int32)
         before = jnp.concatenate([jnp.ones_like(whole[:1]), lax.cumprod(whole)[:-1]])
-        return (counts * before).sum(dtype=jnp.int32)
+        return list((counts * before).sum(axis=0, dtype=jnp.int32))
 
     def last(self, states: Array) -> Array:
         """See `Across`."""

@@ -43,10 +43,14 @@ class Across:
         place = lax.iota(jnp.int32, length)
         return length - 1 - place if self.backwards else place
 
-    def leading(self, true: Array) -> Array:
-        """How many steps from the start are true in all their entries: int32."""
-        whole = true.reshape(len(true), -1).all(axis=1).astype(jnp.int32)
-        return lax.cumprod(whole, reverse=self.backwards).sum(dtype=jnp.int32)
+    def leading(self, *true: Array) -> list[Array]:
+        """Of each array, how many steps from the start are true in all their entries: int32."""
+        counts = []
+        for each in true:  # the first place that is not true: one reduction, where a running product would be several
+            length = len(each)
+            place = Across.index(self, length).reshape((-1, *(1,) * (each.ndim - 1)))
+            counts.append(jnp.where(each, jnp.int32(length), place).min(initial=length))
+        return counts
 
     def last(self, states: Array) -> Array:
         """The last state of the chain."""

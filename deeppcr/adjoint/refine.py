@@ -54,7 +54,7 @@ def refine(
         coupled = couple(y)
         scale = largest(across.before(nothing, y))
         judgement = criterion(b + coupled, y, scale, update, now.judgement, across)
-        return _Turn(now.turns, y, coupled, judgement, across.leading(judgement.good))
+        return _Turn(now.turns, y, coupled, judgement, judgement.converged)
 
     def turn(now: _Turn) -> _Turn:
         correction = solve(b + now.coupled - now.y)

@@ -60,6 +60,16 @@ class Along:
         nothing = jnp.zeros_like(self.first(y, 1))
         return self.join(nothing, self.first(y, self.length(y) - 1))
 
+    def shift(self, tree: Tree, distance: int) -> Tree:
+        """What is ``distance`` steps before each: zeros where there is none."""
+        edges = (-distance, distance, 0) if self.reverse else (distance, -distance, 0)
+
+        def shifted(leaf: Array) -> Array:
+            padding = [edges if axis == self.axis else (0, 0, 0) for axis in range(leaf.ndim)]
+            return lax.pad(leaf, jnp.zeros((), leaf.dtype), padding)
+
+        return jax.tree.map(shifted, tree)
+
     def clear_first(self, y: Array) -> Array:
         """``y`` with zeros at the first step, whatever a block that is not to be looked at has left there."""
         index = lax.broadcasted_iota(jnp.int32, y.shape, self.axis)

@@ -7,8 +7,9 @@ Substituting the recurrence into itself doubles the distance that an equation re
 
 and all l can do so at once. After ceil(log2 L) rounds every equation reaches beyond the start of the chain,
 where the state is zero, and ``b`` is the solution. The fewest rounds of all solvers, and every round is one
-product of long arrays; it pays with log2 L times the work. Equations that have reached the start are
-finished, so each round works on the others only.
+product of long arrays; it pays with log2 L times the work.
+
+Equations that have reached the start are finished: see `deeppcr.linear.equations`.
 
 Sources: Hockney & Jesshope, *Parallel Computers 2*, section 5.4.3; Danieli et al., *DeepPCR*, NeurIPS 2023.
 """
@@ -19,6 +20,7 @@ from jax import Array, lax
 
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks
+from deeppcr.linear.equations import equations
 from deeppcr.linear.solver import LinearSolver
 
 
@@ -29,17 +31,10 @@ class ParallelCyclicReduction(LinearSolver):
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         blocks, b, restore = blocks.lay_out(b)
         along = Along(blocks.axis, reverse)
-        length = along.length(b)
-        # The first `distance` equations are finished, they refer to no other; `blocks` are those of the rest.
-        distance, blocks = 1, along.last(blocks, length - 1)
+        length, distance, now = along.length(b), 1, equations(blocks, b, along)
         while distance < length:
-            waiting = length - distance
-            update = blocks.apply(along.first(b, waiting))
-            b = along.join(along.first(b, distance), along.last(b, waiting) + update)
-            still = waiting - distance  # these wait for another round
-            if still > 0:
-                blocks = along.last(blocks, still).compose(along.first(blocks, still))
-                # Or else all rounds of blocks are formed, and kept, before the first of b.
-                blocks, b = lax.optimization_barrier((blocks, b))
+            # Or else XLA forms, and keeps, all rounds of blocks before the first of b, or computes a round anew for every entry
+            # of the next.
+            now = lax.optimization_barrier(now).reduce(along, distance)
             distance *= 2
-        return restore(b)
+        return restore(now.offsets)

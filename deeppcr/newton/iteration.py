@@ -183,12 +183,11 @@ class Iteration:
         across, inputs = here.across, here.across.before(now.entry, now.states)
         value = here.evaluate(inputs)
         # To the last bit: the state after those that are what the step makes of the one before them.
-        reached = jnp.minimum(across.leading(value == now.states) + jnp.int32(1), jnp.int32(here.total))
-        exact = jnp.where(now.place <= now.exact, now.place + reached, now.exact)
-        states = jnp.where(_index(here, value) < exact - now.place, value, now.states)
-        judgement = self.criterion(value, states, largest(inputs), update, now.judgement, across)
-        certain = jnp.minimum(reached, across.leading(jnp.isfinite(value)))
-        converged = jnp.maximum(across.leading(judgement.good), jnp.where(now.place <= now.exact, certain, 0))
+        same, finite = across.leading(value == now.states, jnp.isfinite(value))
+        reached, follows = jnp.minimum(same + jnp.int32(1), jnp.int32(here.total)), now.place <= now.exact
+        exact = jnp.where(follows, now.place + reached, now.exact)
+        judgement = self.criterion(value, now.states, largest(inputs), update, now.judgement, across)
+        converged = jnp.maximum(judgement.converged, jnp.where(follows, jnp.minimum(reached, finite), 0))
         history = now.history.at[now.iterations].set(judgement.worst) if self.history else now.history
         prefix = now.place + converged
         if self.progress:

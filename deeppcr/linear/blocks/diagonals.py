@@ -1,6 +1,7 @@
 """Diagonal matrices: every entry of the state is a recurrence of its own."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Self
 
@@ -8,6 +9,7 @@ import jax
 from jax import Array
 
 from deeppcr.linear.blocks.base import Blocks
+from deeppcr.linear.blocks.matrices import Unrolled
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["diagonal"], meta_fields=[])
@@ -37,3 +39,8 @@ class Diagonals(Blocks):
 
     def transpose(self) -> Self:
         return self
+
+    def lay_out(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
+        """Every entry as an example of width 1."""
+        rows = (1, 1, self.length, -1)
+        return Unrolled(self.diagonal.reshape(rows)), b.reshape(rows), lambda y: y.reshape((-1, *b.shape[1:]))

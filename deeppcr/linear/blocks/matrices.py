@@ -22,8 +22,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.linear.blocks.base import HIGHEST, Blocks
+from deeppcr.platforms import platform
 
 SMALL = 7  # up to this width a product written as w unrolled elementwise sums beats a batched matrix product
+SMALL_ON_ACCELERATORS = 16  # there a kernel takes some microseconds whatever it does, and a round of such sums is one, not two
 FEW = 2048  # so many entries at most: multiplying and reducing beats all else
 
 
@@ -66,7 +68,7 @@ class Matrices(Blocks):
         return dataclasses.replace(self, matrix=jnp.swapaxes(self.matrix, -1, -2))
 
     def lay_out(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
-        if self.width > SMALL:
+        if self.width > (SMALL if platform() == "cpu" else SMALL_ON_ACCELERATORS):
             return super().lay_out(b)
         length, width = self.length, self.width
         matrix = jnp.moveaxis(self.matrix.reshape(length, -1, width, width), (2, 3), (0, 1))
