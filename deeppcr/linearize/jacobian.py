@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.chain import Steps
+from deeppcr.linearize.columns import columns
 from deeppcr.state import Leaves
 
 AT_ONCE = 1 << 26  # bytes of derivatives that are held at once where only a part of them is wanted
@@ -20,7 +21,11 @@ AT_ONCE = 1 << 26  # bytes of derivatives that are held at once where only a par
 
 def matrices(steps: Steps, states: Array) -> Array:
     """``df/dz`` as ``[L, *batch, w, w]``, at ``states: [L, *batch, w]``."""
-    derivatives = _derivatives(steps, states, np.eye(steps.layout.width))
+
+    def one(state: Array, inputs: Leaves) -> Array:
+        return jnp.moveaxis(columns(_pushed(steps, state, inputs), state), 0, -1)
+
+    derivatives = jax.vmap(one)(states, steps.inputs)
     return jnp.swapaxes(derivatives, -1, -2) if steps.step.has_custom_vjp else derivatives
 
 

@@ -1,0 +1,88 @@
+"""Images of unit vectors are those that products with an identity matrix would give, and products with weights are read off."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from deeppcr.linearize.columns import columns
+from tests.problems import assert_agree, normal
+
+WIDTH, OUT, BATCH = 4, 3, 2
+M, N, SQUARE = normal(1, WIDTH, OUT), normal(2, OUT, WIDTH), normal(3, WIDTH, WIDTH)
+PART = normal(4, 2, OUT)
+SCALE = normal(5, WIDTH)
+
+PLAIN = {
+    "left": lambda v: v @ M,
+    "right": lambda v: N @ v,
+    "and added": lambda v: v + jnp.cos(0.3) * (v @ SQUARE),
+    "twice": lambda v: (v @ SQUARE) @ SQUARE,
+    "both": lambda v: SQUARE @ v + v @ SQUARE,
+    "scaled before": lambda v: (SCALE * v) @ M,
+    "cut": lambda v: jnp.concatenate([v[:2] @ PART, v[1:3] @ PART, v[2:] @ PART]),
+    "every other": lambda v: v[::2] @ PART,
+    "split": lambda v: sum(part @ PART for part in jnp.split(v, 2)),
+    "a row": lambda v: (v[None] @ M)[0],
+    "a column": lambda v: (N @ v[:, None])[:, 0],
+    "a square": lambda v: (v.reshape(2, 2) @ PART).reshape(-1),
+    "repeated": lambda v: jnp.broadcast_to(v, (OUT, WIDTH)) * N,
+    "contracted twice": lambda v: jnp.einsum("ij,ij->", jnp.broadcast_to(v, (OUT, WIDTH)), N)[None],
+    "repeated, then contracted": lambda v: jnp.einsum("ij,jk->ik", jnp.broadcast_to(v, (OUT, WIDTH)), SQUARE),
+    "examples of weights": lambda v: jnp.einsum("bi,bij->bj", jnp.broadcast_to(v, (BATCH, WIDTH)), normal(6, BATCH, WIDTH, OUT)),
+    "weights first": lambda v: jnp.einsum("bij,bi->bj", normal(6, BATCH, WIDTH, OUT), jnp.broadcast_to(v, (BATCH, WIDTH))),
+    "transposed": lambda v: jnp.outer(v, SCALE).T @ M,
+    "in a function": lambda v: jax.jit(lambda v: v @ M)(v),
+    "the same": lambda v: v,
+    "nothing": lambda v: jnp.zeros(OUT) + 0 * v[0],
+    "constant zero": lambda v: jnp.zeros(OUT),
+    "narrow": lambda v: (v.astype(np.float32) @ M.astype(np.float32)).astype(np.float64),
+    "convolved": lambda v: jnp.convolve(v, SCALE[:2]),
+    "a loop": lambda v: lax.fori_loop(0, 2, lambda _, v: v @ SQUARE, v),
+}
+
+
+@pytest.mark.parametrize("linear", PLAIN.values(), ids=PLAIN)
+def test_columns_are_those_of_the_matrix(linear):
+    expected = jax.vmap(linear)(jnp.eye(WIDTH))
+    assert_agree(columns(linear, jnp.zeros(WIDTH)), expected, 1e-15)
+
+
+EXAMPLES = {
+    "left": lambda v: v @ M,
+    "right": lambda v: jnp.einsum("oi,bi->ob", N, v),
+    "weights of each example": lambda v: jnp.einsum("bi,bij->bj", v, normal(6, BATCH, WIDTH, OUT)),
+    "mixed": lambda v: v.sum(0) @ M,
+    "contracted over examples": lambda v: jnp.einsum("bi,bj->ij", v, normal(7, BATCH, OUT)),
+    "over all": lambda v: jnp.einsum("bi,bi->", v, normal(7, BATCH, WIDTH))[None],
+    "cut": lambda v: v[:1, 1:3] @ PART,
+}
+
+
+@pytest.mark.parametrize("linear", EXAMPLES.values(), ids=EXAMPLES)
+def test_examples_have_the_same_unit_vectors(linear):
+    expected = jax.vmap(lambda v: linear(jnp.broadcast_to(v, (BATCH, WIDTH))))(jnp.eye(WIDTH))
+    assert_agree(columns(linear, jnp.zeros((BATCH, WIDTH))), expected, 1e-15)
+
+
+@pytest.mark.parametrize("name", ["left", "right", "cut", "a row", "examples of weights", "weights first", "in a function"])
+def test_products_with_weights_are_read_off(name):
+    program = jax.make_jaxpr(lambda v: columns(PLAIN[name], v))(jnp.zeros(WIDTH))
+    assert "dot_general" not in str(program)
+    assert "dot_general" in str(jax.make_jaxpr(jax.vmap(PLAIN[name]))(jnp.eye(WIDTH)))
+
+
+def test_weights_that_are_not_finite_stay_in_their_entries():
+    found = columns(lambda v: v @ SQUARE.at[1, 2].set(jnp.inf), jnp.zeros(WIDTH))
+    assert np.isinf(found[1, 2]) and np.isfinite(found).sum() == WIDTH**2 - 1
+
+
+def test_inside_of_vmap_and_of_a_derivative():
+    weights = normal(8, 5, WIDTH, WIDTH)
+
+    def total(weights):
+        return jnp.square(jax.vmap(lambda w: columns(lambda v: jnp.sin(w[0]) * (v @ w), w[0]))(weights)).sum()
+
+    expected = jax.grad(lambda w: jnp.square(jnp.sin(w[:, :1]) * w).sum())(weights)
+    assert_agree(jax.grad(total)(weights), expected, 1e-14)
