@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from jax import lax
 
-from depth.platforms import platforms
+from depth.platforms import compiled_for, platform, platforms
 
-__all__ = ["by_platform", "differing", "platforms"]
+__all__ = ["by_platform", "compiled_for", "differing", "platform", "platforms"]
 
 T = TypeVar("T")
 DEFAULT = "default"
@@ -28,5 +28,14 @@ def by_platform(ways: Mapping[str, Callable[..., T]], *arguments: Any) -> T:
     named = {platform: way for platform, way in ways.items() if platform != DEFAULT}
     if not named:
         return ways[DEFAULT](*arguments)
+    named = {platform: _compiled_for(platform, way) for platform, way in named.items()}
     result: T = lax.platform_dependent(*arguments, default=ways[DEFAULT], **named)
     return result
+
+
+def _compiled_for(platform: str, way: Callable[..., T]) -> Callable[..., T]:
+    def traced(*arguments: Any) -> T:
+        with compiled_for(platform):
+            return way(*arguments)
+
+    return traced

@@ -13,12 +13,12 @@ Beyond a few thousand multiplications the product wins again. The sums are those
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from deeppcr.jaxprs import called, evaluate, is_literal, without_constants
+from deeppcr.platforms import platform
 
 MOST = 2048  # multiplications up to which a product is written out; from 4096 on XLA cuts the sum into tasks for its threads
 TINY = 128  # multiplications up to which a short sum is written term by term, and not as a reduction
@@ -27,12 +27,10 @@ SHORT = 4  # terms
 
 def write_out(equation: Any, operands: list[Any]) -> list[Any] | None:
     """The results of an equation of a loop body, if it is or holds a small product; else None. For `evaluate`."""
-    if jax.default_backend() != "cpu":
-        return None
     if _is_small_product(equation):
-        return [_written_out(equation, *operands)]
+        return [_written_out(equation, *operands)] if platform() == "cpu" else None
     inner = called(equation)
-    if inner is None or not _holds_small_product(inner):
+    if inner is None or not _holds_small_product(inner) or platform() != "cpu":
         return None
     jaxpr = without_constants(inner)
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*getattr(inner, "consts", ()), *operands], strict=True))

@@ -1,9 +1,16 @@
 """Where jax computes if nothing else is said, and the platforms of this process."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import jax
 from jax.extend.backend import backends
 
 GPUS = ("cuda", "rocm")  # what a device calls "gpu"
+
+
+_COMPILED_FOR: ContextVar[str | None] = ContextVar("compiled_for", default=None)
 
 
 def chosen_device() -> jax.Device | str | None:
@@ -18,9 +25,29 @@ def default_device() -> jax.Device:
     return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
 
 
+@contextmanager
+def compiled_for(platform: str) -> Iterator[None]:
+    """Programs traced in here are compiled for another platform, "cuda" say, that this process need not have.
+
+    What jax has traced before, a function under `jax.jit` say, it does not trace again.
+    """
+    token = _COMPILED_FOR.set(platform)
+    try:
+        yield
+    finally:
+        _COMPILED_FOR.reset(token)
+
+
 def platforms() -> tuple[str, ...]:
     """The platforms of this process, that of jax's default device first: "cpu", "cuda", "rocm", "tpu" .."""
+    if (asked := _COMPILED_FOR.get()) is not None:
+        return (asked,)
     first = default_device().platform
     known = dict.fromkeys(backends())
     first = next((name for name in known if name in GPUS), "cuda") if first == "gpu" else first
     return tuple(dict.fromkeys([first, *known]))
+
+
+def platform() -> str:
+    """The platform that programs are made for where they are the same for all: the first of `platforms`."""
+    return platforms()[0]

@@ -319,3 +319,12 @@ def test_short_chains(method, length):
     assert_agree(solution.value, expected[-1] if length else Z0)
     assert solution.converged
     assert solution.stats.prefix == length
+
+
+@pytest.mark.parametrize("linearize", ["zero", "identity", "dense"])
+def test_the_residual_is_that_of_what_is_returned(linearize):
+    chain = deeppcr.Chain(lambda z, x: 3.7 * z * (1 - z) + 0 * x, jnp.zeros(24))  # chaotic: states become right one by one
+    solution = solve(chain, jnp.array(0.3), method=Newton(linearize=linearize, max_iterations=25))
+    assert int(solution.result) == Result.CONVERGED
+    assert int(solution.stats.iterations) > 12
+    assert float(solution.stats.residual) == 0

@@ -26,6 +26,7 @@ from deeppcr.diffusion.table import Table
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.plan import Method, Pieces, choose_method, find_method
+from deeppcr.platforms import platform
 from deeppcr.solution import Solution
 
 PICARD = Newton(linearize="identity")
@@ -120,7 +121,7 @@ def sample(
         options["progress"] = say if progress is True else progress
     if options and chosen is None:
         problem = pose(lambda state, at: (step(state, at), None), start, inputs, steps, batch_ndim, "x_T")
-        chosen = choose_method(Pieces.of(problem), jax.default_backend())
+        chosen = choose_method(Pieces.of(problem), platform())
     if options and isinstance(chosen, Newton):
         chosen = dataclasses.replace(chosen, **options)
 

@@ -13,11 +13,12 @@ from typing import Self
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks
 from deeppcr.linear.blocks.matrices import Unrolled
+from deeppcr.platforms import platform
 
 
 class Equations(ABC):
@@ -36,7 +37,7 @@ class Equations(ABC):
 def equations(blocks: Blocks, b: Array, along: Along) -> Equations:
     """Those of the recurrence itself, whose distance is 1. The first one refers to no state, so its block is not looked at."""
     if isinstance(blocks, Unrolled):
-        return Augmented(jnp.concatenate([along.clear_first(blocks.matrix), b], axis=1))
+        return Augmented(lax.optimization_barrier(jnp.concatenate([along.clear_first(blocks.matrix), b], axis=1)))
     return Pairs(along.last(blocks, along.length(b) - 1), b)
 
 
@@ -59,7 +60,8 @@ class Pairs(Equations):
         b = along.join(along.first(self.b, distance), along.last(self.b, waiting) + update)
         still = waiting - distance  # these wait for another round
         blocks = along.last(self.blocks, still).compose(along.first(self.blocks, still)) if still > 0 else None
-        return dataclasses.replace(self, blocks=blocks, b=b)
+        # Or else XLA forms, and keeps, all rounds of blocks before the first of b.
+        return lax.optimization_barrier(dataclasses.replace(self, blocks=blocks, b=b))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["augmented"], meta_fields=[])
@@ -68,7 +70,8 @@ class Augmented(Equations):
     """Small blocks and offsets as one array ``[A b]: [w, w + 1, chain, batch]``.
 
     The blocks of finished equations are zero, and zeros are shifted in from beyond the start, so that all rounds work on arrays
-    of one shape, and XLA makes a single kernel of each; of pairs it makes two. On a GPU that is the time that narrow blocks take.
+    of one shape, and XLA makes a single kernel of each, or of several; of a round of pairs it makes two. On a GPU launching them
+    is the time that narrow blocks take.
     """
 
     augmented: Array
@@ -81,5 +84,7 @@ class Augmented(Equations):
         blocks, earlier = Unrolled(self.augmented[:, :-1]), along.shift(self.augmented, distance)
         if 2 * distance >= along.length(self.augmented):  # all are finished, and nobody asks for the blocks
             return dataclasses.replace(self, augmented=self.offsets + blocks.apply(earlier[:, -1:]))
-        offsets = jnp.pad(self.offsets, [(0, 0), (blocks.width, 0), (0, 0), (0, 0)])
-        return dataclasses.replace(self, augmented=offsets + blocks.apply(earlier))
+        augmented = jnp.pad(self.offsets, [(0, 0), (blocks.width, 0), (0, 0), (0, 0)]) + blocks.apply(earlier)
+        if platform() == "cpu":  # there XLA would make one kernel of all, and compute each round anew for every entry of the next
+            augmented = lax.optimization_barrier(augmented)
+        return dataclasses.replace(self, augmented=augmented)

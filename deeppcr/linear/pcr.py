@@ -16,7 +16,7 @@ Sources: Hockney & Jesshope, *Parallel Computers 2*, section 5.4.3; Danieli et a
 
 import dataclasses
 
-from jax import Array, lax
+from jax import Array
 
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks
@@ -33,8 +33,6 @@ class ParallelCyclicReduction(LinearSolver):
         along = Along(blocks.axis, reverse)
         length, distance, now = along.length(b), 1, equations(blocks, b, along)
         while distance < length:
-            # Or else XLA forms, and keeps, all rounds of blocks before the first of b, or computes a round anew for every entry
-            # of the next.
-            now = lax.optimization_barrier(now).reduce(along, distance)
+            now = now.reduce(along, distance)
             distance *= 2
         return restore(now.offsets)

@@ -10,6 +10,7 @@ When an iterate is the answer is said in `deeppcr.convergence`, for the adjoint 
 """
 
 from deeppcr.newton.guess import Coarse
+from deeppcr.newton.iteration import ahead
 from deeppcr.newton.method import Newton
 
-__all__ = ["Coarse", "Newton"]
+__all__ = ["Coarse", "Newton", "ahead"]

@@ -18,6 +18,18 @@ from deeppcr.convergence import Criterion, Judgement, largest
 from deeppcr.damping import TrustRegion
 from deeppcr.linear import LinearSolver
 from deeppcr.linearize import Linearization
+from deeppcr.platforms import platform
+
+AHEAD = 3  # turns, which all chains take that do not start from their solution
+
+
+def ahead(budget: int) -> int:
+    """How many turns of a budget are taken before the first look at whether there is another one.
+
+    A GPU that works ahead of its host has to wait for it in each turn of a loop whose end depends on data, about as long as six
+    kernels take, and in no turn of a loop of known length.
+    """
+    return 0 if platform() == "cpu" else min(AHEAD, budget)
 
 
 class Iterate(NamedTuple):
@@ -89,7 +101,10 @@ class Iteration:
         def goes_on(now: Iterate) -> Array:
             return (now.iterations < self.budget) & (now.prefix < length)
 
-        end = lax.while_loop(goes_on, lambda now: self._turn(steps, now), self._begin(steps, start, first))
+        now = self._begin(steps, start, first)
+        if turns := ahead(self.budget):
+            now = lax.fori_loop(0, turns, lambda _, now: self._turn(steps, now), now)
+        end = lax.while_loop(goes_on, lambda now: self._turn(steps, now), now)
         return end._replace(whole=self._written(end))
 
     def _begin(self, steps: Steps, start: Array, first: Array) -> Iterate:
@@ -187,6 +202,9 @@ class Iteration:
         reached, follows = jnp.minimum(same + jnp.int32(1), jnp.int32(here.total)), now.place <= now.exact
         exact = jnp.where(follows, now.place + reached, now.exact)
         judgement = self.criterion(value, now.states, largest(inputs), update, now.judgement, across)
+        # What is returned is what the steps make of the states: where all before the last are right, so is that.
+        right = (exact - now.place >= here.total) & (finite >= here.total)
+        judgement = judgement._replace(worst=jnp.where(right, 0, judgement.worst))
         converged = jnp.maximum(judgement.converged, jnp.where(follows, jnp.minimum(reached, finite), 0))
         history = now.history.at[now.iterations].set(judgement.worst) if self.history else now.history
         prefix = now.place + converged

@@ -9,7 +9,7 @@ from deeppcr.adjoint import Adjoint, Autodiff, StepByStep
 from deeppcr.linear import LinearSolver, Sharded, choose_parallel_solver, find_solver, name_of
 from deeppcr.linearize import Choice, Diagonal, choose_linearization
 from deeppcr.lyapunov import forecast_iterations
-from deeppcr.newton import Newton
+from deeppcr.newton import Newton, ahead
 from deeppcr.plan.names import Method
 from deeppcr.plan.pieces import Amount, Pieces, passes
 from deeppcr.sequential import Sequential
@@ -93,7 +93,7 @@ class Field:
     trials: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pieces", self.pieces.compiled_for(self.device.small_loop > 0))
+        object.__setattr__(self, "pieces", self.pieces.on(cpu=self.device.small_loop > 0))
 
     # -- forward ----------------------------------------------------------------------------------------------------------------
 
@@ -136,7 +136,10 @@ class Field:
         entries = math.prod(pieces.states.shape)
         judging = passes(JUDGING, entries, pieces.layout.dtype.itemsize)
         turn = blocks + pieces.solve(solver, shapes) + pieces.evaluate + judging
-        amount = pieces.evaluate + turn.times(turns, counted=False) + pieces.evaluate
+        with pieces.there():
+            first = ahead(turns)
+        turning = turn.times(first) + turn.times(turns - first, counted=False)
+        amount = pieces.evaluate + turning + pieces.evaluate
         method = Newton(linearize=choice.linearization, linear=solver)
         memory = self._bytes(choice, solver) + 5 * pieces.trajectory_bytes
         each = turn.times(1, counted=False).seconds(self.device)

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +21,7 @@ from deeppcr.chain import Problem, Steps
 from deeppcr.jaxprs import Replacement
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.linearize import Linearization
+from deeppcr.platforms import compiled_for
 from deeppcr.sequential import every_step
 from deeppcr.signature import signature
 from deeppcr.small_products import write_out
@@ -119,7 +121,7 @@ class Pieces:
         initial: shapes of the leaves of ``z_0``.
         inputs: those of the inputs of all steps.
         captured: those of what the step closes over.
-        on_cpu: whether small products of loops are written out, as they are there.
+        on_cpu: whether it is compiled for a CPU; for accelerators some pieces are other programs.
         parts: how many devices share the chain; then ``length`` is what each has, and what is done in order takes their turns.
     """
 
@@ -144,9 +146,13 @@ class Pieces:
         inputs = [jax.ShapeDtypeStruct((length, *x.shape[1:]), x.dtype) for x in self.inputs]
         return self if parts == 1 else dataclasses.replace(self, length=length, inputs=inputs, parts=parts)
 
-    def compiled_for(self, on_cpu: bool) -> "Pieces":
-        """The same chain where small products are written out, or where they are not."""
-        return self if on_cpu == self.on_cpu else self._elsewhere
+    def on(self, cpu: bool) -> "Pieces":
+        """The same chain on a CPU, or on an accelerator."""
+        return self if cpu == self.on_cpu else self._elsewhere
+
+    def there(self) -> AbstractContextManager[None]:
+        """What is traced in here is what runs there."""
+        return compiled_for("cpu" if self.on_cpu else "cuda")
 
     @cached_property
     def _elsewhere(self) -> "Pieces":
@@ -195,7 +201,8 @@ class Pieces:
 
         arguments = self.initial, self.inputs, self.captured
         results = [jax.ShapeDtypeStruct((self.length, *atom.aval.shape), atom.aval.dtype) for atom in self.step.jaxpr.outvars]
-        amount = _read(gradient, *arguments, (results[: self.step.states], results[self.step.states :]))
+        with self.there():
+            amount = _read(gradient, *arguments, (results[: self.step.states], results[self.step.states :]))
         known = sum(map(_bytes, jax.tree.leaves(arguments)))
         return (amount if self.parts == 1 else amount.times(self.parts)), max(0, kept - known)
 
@@ -212,7 +219,8 @@ class Pieces:
     def _every_step(self, step: Callable[..., Any], *more: Leaves) -> Amount:
         """A loop of ``step(captured, state, input, *more)``, which keeps the states."""
         z, x, c = self._one
-        graph = read(jax.make_jaxpr(step)(c, z, x, *more))
+        with self.there():
+            graph = read(jax.make_jaxpr(step)(c, z, x, *more))
         program = Kernels().step(graph, len(c), tuple(map(_bytes, z)))
         return Amount(graph.totals.work, program, ((graph, 1),)).times(self.length * self.parts)
 
@@ -276,7 +284,8 @@ class Pieces:
     def solve(self, solver: LinearSolver, blocks: Blocks, transposed: bool = False) -> Amount:
         """The linear recurrence."""
         solve = solver.solve_transposed if transposed else solver.solve
-        return _read(lambda blocks, b: solve(blocks, b), blocks, self.states)
+        with self.there():
+            return _read(lambda blocks, b: solve(blocks, b), blocks, self.states)
 
 
 def _read(f: Callable[..., Any], *arguments: Any) -> Amount:

@@ -190,15 +190,17 @@ def wide_blocks(count, size):
     ("blocks", "solver", "chunks"),
     [
         (problem("matrices", 64, (), 4)[0], ParallelCyclicReduction(), 16),
-        (problem("matrices", 64, (), 32)[0], CyclicReduction(), 4),
+        (problem("matrices", 64, (), 32)[0], ParallelCyclicReduction(), 4),
+        (problem("matrices", 64, (), 128)[0], CyclicReduction(), 4),
         (problem("diagonals", 64, (), 32)[0], ParallelCyclicReduction(), 16),
         (Scalars(jnp.ones(64), (), 32), ParallelCyclicReduction(), 16),
         (wide_blocks(16, 2), ParallelCyclicReduction(), 16),
-        (wide_blocks(2, 16), CyclicReduction(), 32),
+        (wide_blocks(2, 16), ParallelCyclicReduction(), 32),
+        (wide_blocks(2, 128), CyclicReduction(), 4),
     ],
-    ids=["small", "wide", "diagonal", "scalar", "many small blocks", "few wide blocks"],
+    ids=["small", "wide and short", "wide", "diagonal", "scalar", "many small blocks", "few blocks", "few wide blocks"],
 )
-def test_what_is_chosen_depends_on_how_many_entries_are_coupled(blocks, solver, chunks):
+def test_what_is_chosen_depends_on_how_many_products_a_round_takes(blocks, solver, chunks):
     assert choose_solver(blocks, "cpu") == Recurrence()
     assert choose_solver(blocks, "gpu") == solver
     assert default_chunks(blocks) == chunks

@@ -1,0 +1,144 @@
+"""What is compiled for an accelerator is another program; run on a CPU, it gives the same answers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Adjoint, Chain, Newton, Result
+from deeppcr.linear import CyclicReduction, ParallelCyclicReduction, choose_solver
+from deeppcr.linear.blocks import Diagonals, Matrices
+from deeppcr.newton import ahead
+from deeppcr.plan import choose_method
+from deeppcr.plan.pieces import Pieces
+from deeppcr.platforms import compiled_for, platform, platforms
+from tests.problems import L, assert_agree, normal
+
+WIDTH = 12  # wider than what is unrolled on a CPU
+WEIGHTS = normal(1, L, WIDTH, WIDTH) / (2 * WIDTH) ** 0.5
+BIASES, START = normal(2, L, WIDTH), normal(3, WIDTH)
+INPUTS = {"w": WEIGHTS, "b": BIASES}
+
+
+def step(z, x):
+    return jnp.tanh(z @ x["w"] + x["b"])
+
+
+def states(method, adjoint="autodiff"):
+    def run(start, inputs):
+        return deeppcr.solve(Chain(step, inputs), start, method=method, adjoint=adjoint)
+
+    return run
+
+
+def loss(method, adjoint):
+    return lambda *arguments: jnp.square(states(method, adjoint)(*arguments).trajectory).sum()
+
+
+EXPECTED = jax.jit(states("sequential"))(START, INPUTS).trajectory
+
+
+def test_the_platform_is_that_which_is_asked_for():
+    here = platforms()
+    with compiled_for("cuda"):
+        assert (platform(), platforms()) == ("cuda", ("cuda",))
+        with compiled_for("tpu"):
+            assert platform() == "tpu"
+        assert platform() == "cuda"
+    assert platforms() == here
+    with pytest.raises(RuntimeError, match="inside"), compiled_for("cuda"):
+        raise RuntimeError("inside")
+    assert platforms() == here
+
+
+NEWTONS = {
+    "dense": Newton(linearize="dense"),
+    "by pcr": Newton(linearize="dense", linear="pcr"),
+    "diagonal": Newton(linearize="diagonal"),
+    "in windows": Newton(linearize="dense", window=5),
+    "damped": Newton(linearize="dense", damping=deeppcr.TrustRegion()),
+    "accelerated": Newton(linearize="identity", acceleration=deeppcr.Anderson()),
+    "watched": Newton(linearize="dense", record=True),
+}
+
+
+@pytest.mark.parametrize("method", NEWTONS.values(), ids=NEWTONS)
+def test_states_are_those_of_the_sequential_program(method):
+    with compiled_for("cuda"):
+        solution = jax.jit(states(method))(START, INPUTS)
+    assert int(solution.result) == Result.CONVERGED
+    assert int(solution.stats.iterations) >= 3
+    assert_agree(solution.trajectory, EXPECTED, 1e-13)
+    if method.record:
+        assert np.isfinite(solution.stats.residuals[: int(solution.stats.iterations) + 1]).all()
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 4])
+def test_the_first_turns_are_part_of_the_budget(budget):
+    method = Newton(linearize="diagonal", max_iterations=budget)
+    here = jax.jit(states(method))(START, INPUTS)
+    with compiled_for("cuda"):
+        there = jax.jit(states(method))(START, INPUTS)
+        assert ahead(budget) == min(budget, 3)
+    assert int(there.stats.iterations) == int(here.stats.iterations) == budget
+    assert int(there.result) == int(here.result) == Result.FINISHED_SEQUENTIALLY
+    assert_agree(there.trajectory, EXPECTED, 1e-13)
+
+
+def test_a_chain_that_is_solved_at_once_stays_solved():
+    given = Newton(initial_guess=EXPECTED)
+    with compiled_for("cuda"):
+        solution = jax.jit(states(given))(START, INPUTS)
+    assert int(solution.result) == Result.CONVERGED
+    assert int(solution.stats.iterations) == 3
+    assert (solution.trajectory == EXPECTED).all()
+
+
+def test_a_chain_that_overflows_ends_as_the_sequential_program_does():
+    start = jnp.full((WIDTH,), 1e200)
+
+    def run(method):
+        return jax.jit(lambda z: deeppcr.solve(Chain(lambda z, x: z * z * x, jnp.ones((L, WIDTH))), z, method=method))(start)
+
+    expected = run("sequential").trajectory
+    with compiled_for("cuda"):
+        solution = run("newton")
+    assert not np.isfinite(expected).all()
+    assert (solution.trajectory == expected).all()
+
+
+@pytest.mark.parametrize("linear", ["auto", "pcr", "cyclic_reduction", "prefix_scan", "chunked"])
+@pytest.mark.parametrize("method", ["sequential", NEWTONS["dense"]], ids=["sequential", "newton"])
+def test_gradients_are_those_of_the_sequential_program(method, linear):
+    expected = jax.jit(jax.grad(loss("sequential", "autodiff"), (0, 1)))(START, INPUTS)
+    with compiled_for("cuda"):
+        found = jax.jit(jax.grad(loss(method, Adjoint(linearize="dense", linear=linear)), (0, 1)))(START, INPUTS)
+    assert_agree(found, expected, 1e-12)
+
+
+def test_a_solver_is_chosen_for_the_platform():
+    text = {}
+    for name in ("cpu", "cuda"):
+        with compiled_for(name):
+            text[name] = str(jax.make_jaxpr(states(Newton(linearize="dense")))(START, INPUTS))
+    assert text["cpu"].count("scan[") == text["cuda"].count("scan[") == 1  # the recurrence; the first turns
+
+
+def test_rounds_have_one_shape_up_to_a_width():
+    b = normal(4, 64, WIDTH)
+    for blocks in (Matrices(normal(5, 64, WIDTH, WIDTH)), Diagonals(normal(5, 64, WIDTH))):
+        with compiled_for("cuda"):
+            jaxpr = str(jax.make_jaxpr(ParallelCyclicReduction().solve)(blocks, b))
+        assert "dot_general" not in jaxpr
+        assert jaxpr.count("optimization_barrier") == 1  # a round is a kernel, or less, as XLA thinks best
+
+
+def test_the_planner_sees_what_runs_there():
+    problem = deeppcr.chain.pose(lambda z, x: (step(z, x), None), START, INPUTS, L, 0, "z0")
+    pieces = Pieces.of(problem)
+    blocks = pieces.blocks(NEWTONS["dense"].bind(problem)[1].shared[1])[1]
+    here, there = (pieces.on(cpu=cpu).solve(ParallelCyclicReduction(), blocks) for cpu in (True, False))
+    assert sum(times for _, times in there.program.kernels) < sum(times for _, times in here.program.kernels)
+    assert choose_solver(blocks, "cuda") == ParallelCyclicReduction() != CyclicReduction()
+    assert choose_method(pieces, "cpu") == deeppcr.Sequential()
