@@ -1,0 +1,111 @@
+"""Launches are counted as XLA's text of a compiled program has them."""
+
+import pytest
+
+from experiments import kernels
+from experiments.common import targets
+from experiments.common.launches import Total, launches
+
+TEXT = """HloModule jit_f, is_scheduled=true
+
+%fused_add (param_0: s32[]) -> s32[] {
+  %param_0 = s32[] parameter(0)
+  ROOT %add.1 = s32[] add(%param_0, %param_0)
+}
+
+%body.1 (arg: (s32[], f32[8]{0})) -> (s32[], f32[8]) {
+  %arg = (s32[], f32[8]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%arg), index=0
+  %x = f32[8]{0} get-tuple-element(%arg), index=1
+  %kernel.1 = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused_add
+  %copy.1 = f32[8]{0} copy(%kernel.1)
+  %next = s32[] fusion(%i), kind=kLoop, calls=%fused_add
+  ROOT %tuple.1 = (s32[], f32[8]{0}) tuple(%next, %copy.1)
+}
+
+%condition.1 (arg.2: (s32[], f32[8]{0})) -> pred[] {
+  %arg.2 = (s32[], f32[8]{0}) parameter(0)
+  ROOT %less = pred[] fusion(%arg.2), kind=kLoop, calls=%fused_add
+}
+
+%branch.a (p: f32[8]) -> f32[8] {
+  ROOT %p = f32[8]{0} parameter(0)
+}
+
+%branch.b (q: f32[8]) -> f32[8] {
+  %q = f32[8]{0} parameter(0)
+  ROOT %w = f32[8]{0} custom-call(%q), custom_call_target="cublas"
+}
+
+ENTRY %main.9 (x.1: f32[8]) -> f32[8] {
+  %x.1 = f32[8]{0} parameter(0), metadata={op_name="x"}
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[8]{0}) tuple(%zero, %x.1)
+  %known = (s32[], f32[8]{0}) while(%start), condition=%condition.1, body=%body.1, OF_KNOWN
+  %open = (s32[], f32[8]{0}) while(%known), condition=%condition.1, body=%body.1, metadata={op_name="jit(f)/finish/while"}
+  %either = f32[8]{0} conditional(%zero, %x.1, %x.1), branch_computations={%branch.a, %branch.b}
+  %yes = f32[8]{0} conditional(%zero, %x.1, %x.1), true_computation=%branch.b, false_computation=%branch.a
+  ROOT %end = (f32[8]{0}, s32[]{:T(256)}) fusion(%open), kind=kLoop, calls=%fused_add
+}
+""".replace("OF_KNOWN", 'metadata={op_name="jit(f)/while"}, backend_config={"known_trip_count":{"n":"10"}}')
+
+
+def test_launches_are_all_that_does_something():
+    found = launches(TEXT)
+    assert found.here == 3  # the longer way of each branch, and the last kernel
+    assert [(loop.name, loop.turns, loop.body.here, loop.condition.here) for loop in found.loops] == [
+        ("jit(f)/while", 10, 3, 1),
+        ("jit(f)/finish/while", None, 3, 1),
+    ]
+
+
+@pytest.mark.parametrize(("turns", "expected"), [(0, Total(44, 1)), (5, Total(64, 6))])
+def test_the_host_waits_where_the_number_of_turns_depends_on_data(turns, expected):
+    asked = []
+    assert launches(TEXT).total(lambda name: asked.append(name) or turns) == expected
+    assert asked == ["jit(f)/finish/while"]
+
+
+def test_a_text_that_is_no_program_is_refused():
+    with pytest.raises(ValueError, match="ENTRY"):
+        launches("nothing")
+
+
+def test_without_the_plugin_a_line_says_what_to_install(monkeypatch, capsys):
+    def without(*_, **__):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(targets.topologies, "get_topology_desc", without)
+    kernels.main(["--quick"])
+    assert "pip install --no-deps jax-cuda13-plugin" in capsys.readouterr().out
+
+
+class Recorded(targets.Target):
+    """A target that compiles to a text known beforehand."""
+
+    def compile(self, f, *arguments):
+        return TEXT
+
+
+def test_rows_say_what_is_launched_and_what_that_takes():
+    (case,) = [case for case in kernels.cases(quick=True) if case.labels["direction"] == "forward"]
+    rows = {row["program"]: row for row in kernels.rows(case, Recorded("H200", None))}
+    assert list(rows) == ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16", "newton"]
+    newton = rows["newton"]
+    assert newton["iterations"] >= 3
+    assert (newton["launches"], newton["waits"]) == (44, 1)  # its loop is called "finish" in that text
+    assert newton["latency ms"] == pytest.approx(1e3 * (20e-6 + 44 * 2.5e-6 + 15e-6))
+    assert newton["fewer launches"] == newton["latency speedup"] == 1
+    assert 0 < newton["depth"] < rows["lax.scan"]["depth"]
+    assert newton["predicted ms"] < rows["lax.scan"]["predicted ms"]
+
+
+def test_programs_are_compiled_for_the_target_where_jax_can():
+    try:
+        found = targets.target("H200")
+    except targets.Unavailable:
+        pytest.skip("no plugin for CUDA")
+    (case,) = [case for case in kernels.cases(quick=True) if case.labels["direction"] == "backward"]
+    rows = {row["program"]: row for row in kernels.rows(case, found)}
+    assert rows["blocks"]["waits"] == 0
+    assert rows["blocks"]["launches"] < rows["lax.scan"]["launches"] / 100
