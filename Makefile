@@ -64,7 +64,7 @@ bench: $(STAMP)
 	@$(PY) -m experiments diffusion --keep diffusion
 	@$(PY) -m experiments rnn --keep rnn
 	@$(PY) -m experiments recurrence --keep recurrence
-	@$(PY) -m experiments gradients
+	@$(PY) -m experiments gradients --keep gradients
 	@$(PY) -m experiments compile_time --keep compile_time
 	@$(PY) -m experiments training_loop --keep training_loop
 	@$(PY) -m experiments analysis --keep analysis
@@ -72,6 +72,7 @@ bench: $(STAMP)
 	@$(PY) -m experiments iterations --keep iterations
 	@$(PY) -m experiments decide --keep decide
 	@$(PY) -m experiments sharding --keep sharding
+	@$(PY) -m experiments kernels --keep kernels
 
 # Away from the checkout, so that what is missing from the wheel is missed.
 package: $(STAMP)

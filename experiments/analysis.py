@@ -1,8 +1,12 @@
-"""How long `depth` takes: seconds to trace a program, and seconds to analyse what was traced."""
+"""How long `depth` takes: seconds to trace a program, and seconds to analyse what was traced.
 
-import argparse
+"first" is the first analysis of a program, "analyse" the fastest of those after it. Nothing is run and nothing predicted, so that
+`--calibrate` changes nothing; and all sizes together take seconds, so that `--quick` leaves none out.
+"""
+
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,9 +15,12 @@ from jax import Array, lax
 
 import depth
 from depth.jaxprs import inside, without_constants
-from experiments.common.results import write
+from experiments.common.options import in_time, parser, picture, record
+from experiments.common.plots import can_draw, figure
+from experiments.common.progress import progress
 from experiments.common.table import table
 
+Row = dict[str, Any]
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -77,39 +84,60 @@ def programs() -> Iterator[tuple[str, Program]]:
         yield f"training of {layers} layers, 10^4 steps", training(layers, 10_000)
 
 
-def size(jaxpr: Any) -> int:
-    """Equations, those of programs inside counted once for each place."""
-    return sum(1 + sum(map(size, inside(equation))) for equation in jaxpr.eqns)
+def size(jaxpr: Any, counted: set[int] | None = None) -> int:
+    """Equations, those of programs inside, too; a program that is called from several places counts once."""
+    counted = set() if counted is None else counted
+    if id(jaxpr) in counted:
+        return 0
+    counted.add(id(jaxpr))
+    return sum(1 + sum(size(one, counted) for one in inside(equation)) for equation in jaxpr.eqns)
+
+
+def measure(name: str, program: Program, repeats: int) -> Row:
+    """Trace it once, and analyse what was traced."""
+    run, args = program
+    start = time.perf_counter()
+    jaxpr = jax.make_jaxpr(run)(*args)
+    traced = time.perf_counter()
+    found = depth.compute_depth(jaxpr)
+    first = time.perf_counter() - traced
+    again = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        depth.compute_depth(jaxpr)
+        again.append(time.perf_counter() - begin)
+    return {
+        "program": name,
+        "equations": size(without_constants(jaxpr)),
+        "depth": found,
+        "trace s": traced - start,
+        "first s": first,
+        "analyse s": min(again),
+        "repeats": repeats,
+    }
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Two bars for each program: seconds to trace and to analyse."""
+    with figure(path, height=0.45 * len(rows) + 1) as (axes,):
+        for place, key in ((-0.2, "trace s"), (0.2, "analyse s")):
+            axes.barh([place + number for number in range(len(rows))], [row[key] for row in rows], height=0.4, label=key[:-2])
+        axes.set_yticks(range(len(rows)), [row["program"] for row in rows], fontsize=7)
+        axes.invert_yaxis()
+        axes.set(title="depth of a program", xlabel="seconds", xscale="log")
+        axes.legend(fontsize=7)
 
 
 def main(argv: list[str]) -> None:
-    """Trace and analyse; print a table, in seconds."""
-    parser = argparse.ArgumentParser(prog="python -m experiments analysis", description=__doc__)
-    parser.add_argument("--keep", metavar="NAME", help="write the rows to results/<device>/NAME.jsonl, too")
-    options = parser.parse_args(argv)
-    rows = []
-    for name, (run, args) in programs():
-        start = time.perf_counter()
-        jaxpr = jax.make_jaxpr(run)(*args)
-        traced = time.perf_counter()
-        depths = [depth.compute_depth(jaxpr)]
-        first = time.perf_counter() - traced
-        repeats = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            depths.append(depth.compute_depth(jaxpr))
-            repeats.append(time.perf_counter() - begin)
-        equations = size(without_constants(jaxpr)) if "doublings" not in name else 40
-        rows.append(
-            {
-                "program": name,
-                "equations": equations,
-                "depth": depths[0],
-                "trace": traced - start,
-                "first": first,
-                "analyse": min(repeats),
-            }
-        )
-    print(table(rows))
-    if options.keep:
-        print("kept in", write(options.keep, rows))
+    """Trace and analyse; print a table, in seconds, and with --keep write the rows and the figure."""
+    options = parser("analysis", __doc__).parse_args(argv)
+    kept = record(options)
+    for name, program in progress(in_time(programs(), options.seconds), "analysis"):
+        kept.add(measure(name, program, options.repeats))
+    kept.finish()
+    print(table(kept.rows))
+    if kept.path:
+        print("kept in", kept.path)
+    if (path := picture(options)) and can_draw():
+        draw(kept.rows, path)
+        print("drawn in", path)

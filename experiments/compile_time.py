@@ -1,7 +1,12 @@
-"""Seconds to trace and to compile the gradient of a loss through L equal layers: a Python loop, a scan, deeppcr."""
+"""Seconds to trace and to compile the gradient of a loss through L equal layers: a Python loop, a scan, deeppcr.
 
-import argparse
-from collections.abc import Callable
+The layers are flax modules, in a list or stacked. Each way is traced and compiled anew several times, of which the least counts;
+then all of them run in turn: "ms" is the median. "speedup" is over the fastest of the Python loop and of `jax.lax.scan` with
+unroll 1, 4 and 16. A Python loop is compiled up to 256 layers: from there on it takes minutes.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +15,23 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 import deeppcr
-from experiments.common.results import write
+import depth
+from experiments.common.baselines import SCAN, UNROLLS
+from experiments.common.builds import Way, compare
+from experiments.common.options import in_time, model, parser, picture, positive, record
+from experiments.common.packages import find_package
+from experiments.common.plots import can_draw, figure
+from experiments.common.progress import progress
 from experiments.common.table import table
-from experiments.common.timing import build
+
+Row = dict[str, Any]
+Run = Callable[[Any, Array], Array]
 
 WIDTH, BATCH = 16, 8
+LENGTHS = (16, 64, 256, 1024)
+BUILDS = 3
+LOOP, PLAIN = "Python loop", f"{SCAN}, stacked"
+HIDDEN = ("min ms", "max ms", "repeats", "work", "predicted ms")  # of a printed row
 
 
 def modules(length: int) -> Any:
@@ -50,68 +67,96 @@ def scanned(layers: Any, x: Array) -> Array:
     return result
 
 
+def by_scan(unroll: int, layers: Any, x: Array) -> Array:
+    """`jax.lax.scan` over them."""
+    return lax.scan(lambda x, layer: (layer(x), None), x, layers, unroll=unroll)[0]
+
+
 def stacked_modules(length: int) -> Any:
     """The modules as one module of stacked arrays."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *modules(length))
+    return _stacked(modules(length))
 
 
-WAYS: dict[str, tuple[Callable[[int], Any], Callable[[Any, Array], Array]]] = {
-    "Python loop": (modules, by_hand),
+def _stacked(layers: Any) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+
+
+WAYS: dict[str, tuple[Callable[[int], Any], Run]] = {
+    LOOP: (modules, by_hand),
     "nnx.scan, stacked": (stacked_modules, scanned),
-    "lax.scan, stacked": (stacked_modules, lambda layers, x: lax.scan(lambda x, layer: (layer(x), None), x, layers)[0]),
+    PLAIN: (stacked_modules, partial(by_scan, 1)),
+    **{f"{PLAIN}, unroll {unroll}": (stacked_modules, partial(by_scan, unroll)) for unroll in UNROLLS},
     "deeppcr, list": (modules, deeppcr.forward),
     "deeppcr, stack": (lambda length: deeppcr.stack(modules(length)), deeppcr.forward),
 }
 
 
-def measure(name: str, length: int, repeats: int) -> dict[str, Any]:
-    """One line: the least of several traces and compilations, each of a function made anew."""
+def way(name: str, length: int) -> Way:
+    """The gradient with respect to all layers, in one of the ways."""
     make, run = WAYS[name]
-    layers, x = make(length), jnp.ones((BATCH, WIDTH))
-    builds = []
-    for _ in range(repeats):
-        jax.clear_caches()
 
-        def loss(layers: Any, x: Array) -> Array:
-            return jnp.mean(run(layers, x) ** 2)
+    def program() -> Callable[..., Any]:
+        return jax.grad(lambda layers, x: jnp.mean(run(layers, x) ** 2))
 
-        builds.append(build(jax.grad(loss), layers, x))
-    lower, compile_ = (min(getattr(each, part) for each in builds) for part in ("lower", "compile"))
-    return {"way": name, "L": length, "trace": lower, "compile": compile_, "total": lower + compile_}
+    def comparable(gradients: Any) -> Any:
+        layers = gradients.unstack() if isinstance(gradients, deeppcr.Stack) else gradients
+        return jax.tree.leaves(layers if make is stacked_modules else _stacked(layers))
+
+    def iterations(layers: Any, x: Array) -> int:
+        return deeppcr.plan(layers, x).main.forward[0].iterations
+
+    baseline = name == LOOP or name.startswith(PLAIN)
+    return Way(lambda: (make(length), jnp.ones((BATCH, WIDTH))), program, comparable, baseline, iterations)
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Seconds against the number of layers, both logarithmic."""
-    from experiments.common.plots import figure
+def measure(length: int, longest_loop: int, device: depth.Device, builds: int, repeats: int) -> Iterator[Row]:
+    """Rows of all ways through so many layers."""
+    left_out = {f"{PLAIN}, unroll {unroll}" for unroll in UNROLLS if unroll >= length}
+    left_out |= {LOOP} if length > longest_loop else set()
+    ways = {name: way(name, length) for name in WAYS if name not in left_out}
+    for row in compare(ways, PLAIN, device, builds, repeats):
+        yield {"way": row.pop("way"), "L": length} | row
 
-    with figure(path) as (axes,):
-        for name in WAYS:
-            mine = [row for row in rows if row["way"] == name]
-            axes.loglog([row["L"] for row in mine], [row["total"] for row in mine], marker="o", label=name)
-        axes.set(title="gradient of a stack of layers", xlabel="layers", ylabel="seconds to trace and compile")
-        axes.legend()
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Seconds to compile and milliseconds of a call against the number of layers, all logarithmic."""
+    titles = {"total": "seconds to trace and compile", "ms": "milliseconds of a call; dashed: predicted"}
+    with figure(path, columns=len(titles), height=3.6) as axes:
+        for (key, label), half in zip(titles.items(), axes, strict=True):
+            for k, name in enumerate(WAYS):
+                mine = [row for row in rows if row["way"] == name]
+                half.loglog([row["L"] for row in mine], [row[key] for row in mine], marker="o", ms=4, color=f"C{k}", label=name)
+                if key == "ms":
+                    known = [(row["L"], row["predicted ms"]) for row in mine if "predicted ms" in row]
+                    half.loglog(*zip(*known, strict=True), "--", color=f"C{k}", linewidth=1)
+            half.set(title=label, xlabel="layers")
+        axes[0].legend(fontsize=6.5)
 
 
 def main(argv: list[str]) -> None:
-    """Trace and compile; print a table, in seconds."""
-    parser = argparse.ArgumentParser(prog="python -m experiments compile_time", description=__doc__)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[16, 64, 256, 1024])
-    parser.add_argument("--longest-loop", type=int, default=256, help="the most layers that the Python loop is compiled for")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the totals")
-    parser.add_argument("--keep", metavar="NAME", help="write the rows to results/<device>/NAME.jsonl, too")
-    options = parser.parse_args(argv)
-    rows = []
-    for name in WAYS:
-        for length in options.lengths:
-            if name != "Python loop" or length <= options.longest_loop:
-                rows.append(measure(name, length, options.repeats))
-    for row in rows:
-        shortest = next(other for other in rows if other["way"] == row["way"])
-        row["against shortest"] = row["total"] / shortest["total"]
-    print(table(rows))
-    if options.plot:
-        plot(rows, options.plot)
-        print("drawn in", options.plot)
-    if options.keep:
-        print("kept in", write(options.keep, rows))
+    """Trace, compile and run; print a table, and with --keep write the rows and the figure."""
+    command = parser("compile_time", __doc__)
+    command.add_argument("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
+    command.add_argument("--longest-loop", type=positive, default=256, metavar="L", help="of the Python loop (%(default)s)")
+    command.add_argument("--builds", type=positive, metavar="N", help=f"times that each is compiled ({BUILDS}, quick: 1)")
+    options = command.parse_args(argv)
+    if not find_package("flax"):
+        print("no compile times: flax is not installed")
+        return
+    lengths = sorted(set(options.lengths or ((4, 16) if options.quick else LENGTHS)))
+    builds = options.builds or (1 if options.quick else BUILDS)
+    device, kept = model(options), record(options)
+    shortest: dict[str, float] = {}
+    for length in progress(in_time(lengths, options.seconds), "compile_time", len(lengths)):
+        rows = []
+        for row in measure(length, options.longest_loop, device, builds, options.repeats):
+            row["against shortest"] = row["total"] / shortest.setdefault(row["way"], row["total"])
+            kept.add(row)
+            rows.append({key: value for key, value in row.items() if key not in HIDDEN})
+        print(table(rows) + "\n", flush=True)
+    kept.finish()
+    if kept.path:
+        print("kept in", kept.path)
+    if kept.rows and (path := picture(options)) and can_draw():
+        draw(kept.rows, path)
+        print("drawn in", path)

@@ -5,7 +5,6 @@ is trained from the same weights on the same batches: by `jax.lax.scan` over the
 what it picks itself and with everything parallel. The losses have to lie on top of each other.
 """
 
-import argparse
 import dataclasses
 import math
 from collections.abc import Callable
@@ -21,9 +20,13 @@ from tqdm import tqdm
 
 import deeppcr
 from experiments.common import data, plots, timing
+from experiments.common.options import in_time, model, parser, picture, positive, record
 from experiments.common.table import table
 
 CLASSES = 10
+FIGURE = Path("digits.png")  # unless `--plot` or `--keep` says where
+REPEATS = 25
+HIDDEN = ("min ms", "trace s", "temp MB")  # of a printed row
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class Settings:
     steps: int = 3000
     learning_rate: float = 5e-3
     seed: int = 0
+
+
+QUICK = {"steps": 300}
 
 
 class Affine(NamedTuple):
@@ -136,7 +142,7 @@ class Training:
         iterations: (steps,), Newton iterations of each step; 0 where none were needed.
         gradient: of the first batch's loss, at the initial weights.
         accuracy: the share of the held-back digits it gets right.
-        compile: seconds to lower and compile the step.
+        build: the step, compiled, and what that cost.
         again: repeats the last step; for timing.
     """
 
@@ -144,7 +150,7 @@ class Training:
     iterations: np.ndarray
     gradient: Network
     accuracy: float
-    compile: float
+    build: timing.Build
     again: Callable[[], Any]
 
 
@@ -179,7 +185,7 @@ def train(name: str, stack: Stack, settings: Settings, split: data.Split) -> Tra
         iterations=np.array(iterations),
         gradient=jax.device_get(first_gradient),
         accuracy=float(np.mean(np.argmax(scores, axis=1) == split.test_y)),
-        compile=build.lower + build.compile,
+        build=build,
         again=lambda: build.call(network, moments, x, y),
     )
 
@@ -199,14 +205,23 @@ def rows(trainings: dict[str, Training], times: dict[str, timing.Timing]) -> lis
             "last loss": float(run.losses[-1]),
             "losses differ": float(np.max(np.abs(run.losses - baseline.losses))),
             "gradients differ": gradient_difference(baseline.gradient, run.gradient),
-            "accuracy": f"{run.accuracy:.1%}",
+            "accuracy": run.accuracy,
             "iterations": float(np.mean(run.iterations)),
-            "ms a step": times[name].median * 1e3,
-            "time": f"{times[name].median / times[BASELINE].median:.2f}x",
-            "compile s": run.compile,
+            "ms": times[name].median * 1e3,  # a step
+            "min ms": times[name].minimum * 1e3,
+            "time": times[name].median / times[BASELINE].median,
+            "trace s": run.build.lower,
+            "compile s": run.build.compile,
+            "temp MB": (run.build.temporary_bytes or 0) / 1e6,
         }
         for name, run in trainings.items()
     ]
+
+
+def printed(row: dict[str, Any]) -> dict[str, Any]:
+    """The cells of a row that the table has, as people read them."""
+    cells = row | {"accuracy": f"{row['accuracy']:.1%}", "time": f"{row['time']:.2f}x"}
+    return {key: value for key, value in cells.items() if key not in HIDDEN}
 
 
 def summary(settings: Settings, trainings: dict[str, Training], times: dict[str, timing.Timing]) -> str:
@@ -259,21 +274,34 @@ def smooth(losses: np.ndarray, window: int = 25) -> np.ndarray:
 
 def main(argv: list[str]) -> None:
     """Train, compare, draw."""
-    parser = argparse.ArgumentParser(prog="python -m experiments digits", description=(__doc__ or "").partition("\n")[0])
+    command = parser("digits", __doc__)
+    command.set_defaults(repeats=REPEATS)
     for field in dataclasses.fields(Settings):
-        option = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(option, type=type(field.default), default=field.default, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=Path("digits.png"), help="the figure; default: %(default)s")
-    options = vars(parser.parse_args(argv))
-    out: Path = options.pop("out")
-    settings = Settings(**options)
+        number = positive if field.type is int and field.name != "seed" else field.type
+        command.add_argument(f"--{field.name.replace('_', '-')}", type=number, metavar="N", help=f"default: {field.default}")
+    options = command.parse_args(argv)
+    given = {field.name: value for field in dataclasses.fields(Settings) if (value := getattr(options, field.name)) is not None}
+    settings = Settings(**((QUICK if options.quick else {}) | given))
+    if options.calibrate:
+        model(options)  # which `deeppcr` then decides by
 
     split = data.digits()
     print(
         f"{settings.depth} residual layers of width {settings.width} learn {len(split.train_y)} digits, "
         f"{len(RUNS)} times over, from the same weights and batches.\n"
     )
-    trainings = {name: train(name, stack, settings, split) for name, stack in RUNS.items()}
-    times = timing.interleave({name: run.again for name, run in trainings.items()}, repeats=25, warmup=2)
-    draw(out, trainings, times)
-    print(f"\n{table(rows(trainings, times))}\n\n{summary(settings, trainings, times)}\n\nFigure: {out}")
+    trainings = {name: train(name, stack, settings, split) for name, stack in in_time(RUNS.items(), options.seconds)}
+    if not trainings:
+        return
+    times = timing.interleave({name: run.again for name, run in trainings.items()}, options.repeats, warmup=2)
+    kept, found = record(options), rows(trainings, times)
+    kept.add(*found)
+    kept.finish()
+    print(f"\n{table([printed(row) for row in found])}\n")
+    if len(trainings) == len(RUNS):
+        print(f"{summary(settings, trainings, times)}\n")
+    if kept.path:
+        print("kept in", kept.path)
+    path = picture(options) or FIGURE
+    draw(path, trainings, times)
+    print("Figure:", path)

@@ -1,112 +1,153 @@
-"""Gradient and forward time of a recurrent network through deeppcr, beside `jax.lax.scan`."""
+"""The gradient of a GRU by every adjoint, side by side, and its forward pass.
+
+h_t = GRU(h_{t-1}, x_t) for t = 1..T with n units and random weights, alone or eight sequences at once. "gradient" is that of the
+mean square of all states with respect to weights, first state and inputs; "forward" is the states. What the network makes of its
+inputs alone is made for all steps at once in all programs. The programs of the gradient, all but "auto" after a forward pass by
+`jax.lax.scan`:
+
+    auto                 method and adjoint as `deeppcr.plan` chooses them
+    adjoint, sequential  one step after another, backwards, and all gradients of the weights at once
+    adjoint, recurrence  the Jacobians of all steps at once; their linear recurrence one step after another
+    adjoint, pcr         the same, the recurrence by parallel cyclic reduction
+
+and of the forward pass "auto", and Newton's method with a sequential recurrence: all steps evaluated at once, nothing more.
+"""
 
 import argparse
-from collections.abc import Callable, Iterator
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import Array
 
-import deeppcr
-from experiments.common import cells
-from experiments.common.results import write
+from deeppcr import Newton, Recurrence
+from experiments.common.baselines import SCAN, baselines
+from experiments.common.options import in_time, model, parser, picture, positive, record
+from experiments.common.plots import can_draw, figure
+from experiments.common.progress import progress
+from experiments.common.summary import best, cases
 from experiments.common.table import table
-from experiments.common.timing import build, interleave
+from experiments.common.versus import Case, Program, race, shown
+from experiments.rnn_parts.recurrent import Network, Way
 
-Parameters = dict[str, Array]
-SIZES = [(10_000, 2), (10_000, 4), (10_000, 8), (2_000, 16)]
-BATCHES = [1, 8]
+Row = dict[str, Any]
 
-
-def loss(scan: Callable[..., Any], **options: Any) -> Callable[[Parameters, Array, Array], Array]:
-    """A loss that needs every state of the chain."""
-
-    def evaluate(parameters: Parameters, h: Array, xs: Array) -> Array:
-        def step(h: Array, x: Array) -> tuple[Array, Array]:
-            h = cells.gru(parameters, h, x)
-            return h, h
-
-        return jnp.square(scan(step, h, xs, **options)[1]).mean()
-
-    return evaluate
-
-
-ADJOINTS: dict[str, Any] = {
-    "auto": "auto",
-    "sequential": "sequential",
-    "recurrence": deeppcr.Recurrence(),
-    "pcr": "pcr",
+BATCHES = (1, 8)
+WAYS: Mapping[str, Mapping[str, Way]] = {
+    "forward": {"auto": Way(), "newton, recurrence": Way(Newton(linearize="dense", linear=Recurrence()))},
+    "gradient": {
+        "auto": Way(),
+        "adjoint, sequential": Way("sequential", "sequential"),
+        "adjoint, recurrence": Way("sequential", Recurrence()),
+        "adjoint, pcr": Way("sequential", "pcr"),
+    },
 }
+DIRECTIONS = ("gradient", "forward")
+INPUTS = 2  # tuples of arguments
 
 
-def measure(length: int, width: int, batch: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """Times of the gradient by every adjoint, and of the forward pass, in one interleaved run."""
-    rng = np.random.default_rng(1)
-    inputs = [
-        (
-            cells.gru_weights(width, seed=seed),
-            jnp.zeros((batch, width), jnp.float32),
-            jnp.asarray(rng.normal(size=(length, batch, width)), jnp.float32),
-        )
-        for seed in range(2)
-    ]
-    ours = {name: loss(deeppcr.scan, adjoint=adjoint, batch_ndim=1) for name, adjoint in ADJOINTS.items()}
-    gradients = {"lax.scan": loss(jax.lax.scan)} | ours
-    programs = {f"gradient {name}": jax.grad(f, argnums=(0, 1, 2)) for name, f in gradients.items()}
-    programs |= {"forward lax.scan": gradients["lax.scan"], "forward auto": gradients["auto"]}
-    built = {name: build(program, *inputs[0]) for name, program in programs.items()}
-    check_equal({name: build.call(*inputs[1]) for name, build in built.items()})
+@dataclass(frozen=True)
+class Size:
+    """A network, and what it reads."""
 
-    def rotating(call: Callable[..., Any]) -> Callable[[], Any]:
-        turn = iter(range(10**9))
-        return lambda: call(*inputs[next(turn) % len(inputs)])
-
-    times = interleave({name: rotating(one.call) for name, one in built.items()}, repeats)
-    for name, timing in times.items():
-        what, _, by = name.partition(" ")
-        yield {
-            "length": length,
-            "n": width,
-            "batch": batch,
-            "what": what,
-            "by": by,
-            "ms": 1e3 * timing.median,
-            "min": 1e3 * timing.minimum,
-            "max": 1e3 * timing.maximum,
-            "speedup": times[f"{what} lax.scan"].median / timing.median,
-            "temp MB": (built[name].temporary_bytes or 0) / 1e6,
-            "blocks MB": 4e-6 * length * batch * width**2,
-            "compile s": built[name].lower + built[name].compile,
-        }
+    length: int
+    width: int
+    batch: int
 
 
-def check_equal(results: dict[str, Any], tolerance: float = 1e-3) -> None:
-    """All gradients are the one of `jax.lax.scan`, before any is timed."""
-    for name, result in results.items():
-        expected = results[f"{name.partition(' ')[0]} lax.scan"]
-        for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
-            error = float(jnp.abs(a - b).max() / jnp.abs(b).max())
-            if not error < tolerance:
-                raise AssertionError(f"{name} differs from lax.scan by {error:.1e}, relative to the largest entry")
+SIZES = [Size(length, n, batch) for length, n in ((10_000, 4), (10_000, 2), (10_000, 8), (2_000, 16)) for batch in BATCHES]
+QUICK = [Size(2_000, 4, batch) for batch in BATCHES]
+
+
+def case(size: Size, direction: str) -> Case:
+    """One size, one direction: the programs that are to be compared."""
+    network = Network("gru", size.width)
+    make = network.states if direction == "forward" else network.gradient
+    programs = {
+        name: Program(make(way.scan), solve=None if way.method == "sequential" else network.solve(way.method))
+        for name, way in WAYS[direction].items()
+    }
+    return Case(
+        labels={"kind": "gru", "L": size.length, "w": size.width, "batch": size.batch, "direction": direction},
+        arguments=[network.arguments(size.length, size.batch, seed) for seed in range(INPUTS)],
+        baselines=baselines(make, size.length),
+        programs=programs,
+    )
+
+
+def sizes(options: argparse.Namespace) -> list[Size]:
+    """What is asked for, or else what is measured if nobody says what."""
+    chosen = QUICK if options.quick else SIZES
+    if not (options.lengths or options.widths or options.batches):
+        return chosen
+    lengths = options.lengths or sorted({size.length for size in chosen})
+    widths = options.widths or sorted({size.width for size in chosen})
+    return [Size(*size) for size in product(lengths, widths, options.batches or BATCHES)]
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """What "auto" comes to, in the geometric mean over all cases of a direction, and where it does least."""
+    lines = []
+    for direction in DIRECTIONS:
+        found = [row for row in rows if (row["direction"], row["program"]) == (direction, "auto") and "speedup" in row]
+        if found:
+            plain, strong = ([float(row[key]) for row in found] for key in (f"over {SCAN}", "speedup"))
+            lines.append(
+                f"{direction}, auto: {statistics.geometric_mean(plain):.2f}x {SCAN} (geometric mean), least {min(plain):.2f}x; "
+                f"{statistics.geometric_mean(strong):.2f}x the fastest loop, least {min(strong):.2f}x"
+            )
+    return lines
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Speedups over the fastest loop by case, gradients beside forward passes: filled as measured, hollow as predicted."""
+    with figure(path, columns=len(DIRECTIONS), height=5) as columns:
+        for direction, axes in zip(DIRECTIONS, columns, strict=True):
+            found = [(labels, group) for labels, group in cases(rows) if labels["direction"] == direction]
+            for number, name in enumerate(WAYS[direction]):
+                of_it = [next((row for row in group if row["program"] == name), {}) for _, group in found]
+                places = [place + 0.15 * number for place in range(len(found))]
+                for key, face in (("predicted speedup", "none"), ("speedup", f"C{number}")):
+                    line = [row.get(key, math.nan) for row in of_it]
+                    axes.plot(line, places, "o", ms=5, color=f"C{number}", markerfacecolor=face)
+                axes.plot([], [], "o", ms=5, color=f"C{number}", label=name)
+            axes.axvline(1, color="black", linewidth=1)
+            names = [f"T = {of['L']}, n = {of['w']}, batch {of['batch']}" for of, _ in found]
+            axes.set_yticks(range(len(found)), names, fontsize=7)
+            axes.set_ylim(max(len(found), 1) - 0.3, -0.3)
+            axes.set(title=f"{direction}: speedup over the fastest loop\n\n", xscale="log")
+            low, high = axes.get_xlim()
+            axes.set_xlim(
+                10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))
+            )  # else no power of ten may be seen
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.legend(fontsize=7, ncols=2, loc="lower left", bbox_to_anchor=(-0.03, 1))
 
 
 def main(argv: list[str]) -> None:
-    """Measure, print the tables, and keep them."""
-    parser = argparse.ArgumentParser(prog="python -m experiments gradients", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=9, help="timed calls of each program")
-    parser.add_argument("--quick", action="store_true", help="one size only; nothing is kept")
-    options = parser.parse_args(argv)
-    rows = []
-    for length, width in SIZES[:1] if options.quick else SIZES:
-        for batch in BATCHES:
-            rows += list(measure(length, width, batch, options.repeats))
-            print(table(rows[-len(rows) :][-7:]), flush=True)
-            print()
-    auto = [row["speedup"] for row in rows if (row["what"], row["by"]) == ("gradient", "auto")]
-    ahead = [1 / row["speedup"] for row in rows if (row["what"], row["by"]) == ("forward", "auto")]
-    print(f"gradient, adjoint=auto: {np.exp(np.mean(np.log(auto))):.2f}x lax.scan (geometric mean), least {min(auto):.2f}x")
-    print(f"forward, method=auto: at most {max(ahead):.2f} of the time of lax.scan")
-    if not options.quick:
-        print("kept in", write("gradients", rows))
+    """Measure, print the tables, and with --keep write the rows and the figure."""
+    command = parser("gradients", __doc__)
+    command.add_argument("--lengths", nargs="+", type=positive, metavar="T", help="steps")
+    command.add_argument("--widths", nargs="+", type=positive, metavar="N", help="units")
+    command.add_argument("--batches", nargs="+", type=positive, metavar="B", help="sequences at once")
+    command.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
+    options = command.parse_args(argv)
+    device, kept = model(options), record(options)
+    todo = list(product(sizes(options), options.directions))
+    for size, direction in progress(in_time(todo, options.seconds), "gradients", len(todo)):
+        rows = list(race(case(size, direction), device, options.repeats))
+        kept.add(*rows)
+        print(table([shown(row) for row in rows]) + "\n", flush=True)
+        jax.clear_caches()  # compiled programs of cases that are done would fill the memory
+    kept.finish()
+    print(table(list(best(kept.rows))))
+    print("\n".join(summary(kept.rows)))
+    if kept.path:
+        print("kept in", kept.path)
+    if (path := picture(options)) and can_draw():
+        draw(kept.rows, path)
+        print("drawn in", path)

@@ -1,26 +1,60 @@
-"""Over 8 devices: arrays and training as jax's tutorials show them, chains by their layers, scaling, and several processes."""
+"""Over 8 devices: arrays and training as jax's tutorials show them, chains by their layers, scaling, and several processes.
 
-import argparse
+chain       a training step of a deep stack: its batch, its layers, or both over the devices
+scaling     the same with its layers over 1 to 8 devices, and on paper, over up to 1024 of a kind that is linked in a known way
+tutorials   what jax's own tutorials show of sharded arrays, and the training of a multilayer perceptron
+
+On a CPU the devices are simulated: they share its cores, and waiting for one another costs more than what they wait for. Speedups
+are over the fastest sequential program on one device (jax.lax.scan with unroll 1, 4 and 16, and up to 64 layers a Python loop),
+over plain lax.scan there, and over the same method on one device. Predicted times are of `depth` and of the time that a message
+takes here.
+"""
+
 import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import jax
 
-from experiments.common.results import FOLDER, device, environment, write
-from experiments.common.sharding_figure import draw
+from experiments.common.options import in_time, model, parser, picture, record
+from experiments.common.plots import can_draw
+from experiments.common.progress import progress
+from experiments.common.results import device, environment
+from experiments.common.sharding_figure import draw, has_figure
 from experiments.common.table import table
-from experiments.sharding_rows import mlp, processes, scaling, stack, tutorials
-from experiments.sharding_rows.links import ASSUMED
-from experiments.sharding_rows.measured import Row, measure, shown
+from experiments.common.versus import Row
+from experiments.sharding_rows import chains, mlp, processes, scaling, stack, tutorials
+from experiments.sharding_rows.links import ASSUMED, LINKS
+from experiments.sharding_rows.measured import Case, measure, shown
+from experiments.sharding_rows.messages import link_at_hand
+from experiments.sharding_rows.predicted import Machine
+from experiments.sharding_rows.stack import Layout
+
+Job = Callable[[], Iterator[Row]]
 
 DEVICES = 8
-PARTS = ("tutorials", "chain", "scaling")
+PARTS = ("chain", "scaling", "tutorials")
+LAYOUTS = (
+    Layout(batch=8, method="lax.scan"),
+    Layout(chain=8),
+    Layout(chain=8, method="sequential"),
+    Layout(chain=4, batch=2),
+    Layout(chain=4, batch=2, method="sequential"),
+)
 NOTE = """Bytes are those of one device. Collectives are those of the compiled program, with the bytes that a device gets; what is
 in a loop counts once: a training step of the MLP, a layer of lax.scan, a Newton iteration. Loss: the mean square of the result
 where nothing is trained."""
+# Columns of the table of speed; the first of them are in the other one, too.
+NAMES = ("scaling", "row")
+SPEED = (
+    *NAMES,
+    *("sequential", "sequential ms", "lax.scan ms", "ms", "sequential depth", "depth", "depth speedup", "predicted ms"),
+    *("of it messages", "log2", "predicted speedup", "speedup", "over lax.scan", "over one device", "note"),
+)
 # Seconds until a run of several processes is given up, and training steps in it.
 SECONDS = 120.0
 STEPS = 4
@@ -33,21 +67,54 @@ def has_devices() -> bool:
     return jax.device_count() >= DEVICES
 
 
-def tutorial_rows(quick: bool, repeats: int) -> Iterator[Row]:
+def machine_at_hand(options: Namespace) -> Machine:
+    """This machine: the model of a device, the time of a message, and whether its devices are simulated."""
+    shared = environment()["cores"] if jax.default_backend() == "cpu" else None
+    return Machine(model(options), link_at_hand(DEVICES), shared)
+
+
+def chain_jobs(options: Namespace, machine: Machine) -> Iterator[tuple[str, Job]]:
+    """What only this project has."""
+    size = stack.Size(32, 4, 8) if options.quick else stack.Size(512, 16, 32)
+    yield "chain", partial(chains.rows, size, LAYOUTS, machine, options.repeats)
+
+
+def scaling_jobs(options: Namespace, machine: Machine) -> Iterator[tuple[str, Job]]:
+    """1 to 8 devices, the most of them first; and on paper."""
+    sizes = scaling.sizes(options.quick)
+    most = max(sizes)
+    for count, size in sizes.items():
+        counts = tuple(sorted(sizes)) if count == most else (count,)
+        yield "measured scaling", partial(scaling.measured_rows, size, counts, machine, options.repeats)
+    for name in LINKS:
+        iterations, _ = stack.told(sizes[most])
+        yield "scaling on paper", partial(scaling.paper_rows, name, iterations, options.quick)
+
+
+def tutorial_jobs(options: Namespace, machine: Machine) -> Iterator[tuple[str, Job]]:
     """What jax's tutorials show."""
-    cpu = jax.default_backend() == "cpu"
+    quick, cpu = options.quick, jax.default_backend() == "cpu"
     for case in tutorials.cases(64 if quick else 1024 if cpu else 8192):
-        yield measure(case, repeats)
-    yield tutorials.apart()
+        yield "tutorials", partial(_one, case, options.repeats)
+    yield "tutorials", partial(iter, [tutorials.apart()])
     width, batch = (32, 32) if quick else (256, 256) if cpu else (8192, 8192)
     for case in mlp.cases(width, batch):
-        yield measure(case, repeats)
+        yield "tutorials", partial(_one, case, options.repeats)
 
 
-def chain_rows(quick: bool, repeats: int) -> Iterator[Row]:
-    """What only this project has."""
-    for case in stack.cases(stack.Size(32, 4, 8) if quick else stack.Size(512, 16, 32)):
-        yield measure(case, repeats)
+def _one(case: Case, repeats: int) -> Iterator[Row]:
+    yield measure(case, repeats)
+
+
+JOBS = {"chain": chain_jobs, "scaling": scaling_jobs, "tutorials": tutorial_jobs}
+
+
+def jobs(options: Namespace) -> Iterator[tuple[str, Job]]:
+    """All that is asked for: names of parts, and functions that make rows of them."""
+    machine = machine_at_hand(options)
+    print(machine.said, flush=True)
+    for part in options.parts:
+        yield from JOBS[part](options, machine)
 
 
 def several_processes(number: int, quick: bool) -> None:
@@ -74,15 +141,28 @@ def several_processes(number: int, quick: bool) -> None:
         sys.exit(f"{number} processes: the loss differs by {worst:.1e} from that of one")
 
 
+def tables(rows: list[Row]) -> Iterator[str]:
+    """Tables for every part that has rows, and what is to be known of them: of chains, one of what they are, and one of speed."""
+    notes = {"chain": NOTE, "measured scaling": "", "scaling on paper": ASSUMED, "tutorials": NOTE}
+    for part, note in notes.items():
+        found = [shown(row) for row in rows if row["part"] == part]
+        columns = dict.fromkeys(key for row in found for key in row)
+        speed = [key for key in SPEED if key in columns]
+        groups = (
+            [[key for key in columns if key not in SPEED[len(NAMES) :]], speed]
+            if "row" in speed and "depth" in speed
+            else [columns]
+        )
+        texts = [table([{key: row.get(key, "") for key in group} for row in found]) for group in groups]
+        yield from ["\n\n".join(filter(None, [part, *texts, note]))] if found else []
+
+
 def main(argv: list[str]) -> None:
     """Measure, print the tables, and with --keep write the rows and the figure."""
-    parser = argparse.ArgumentParser(prog="python -m experiments sharding", description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--repeats", type=int, default=7, help="timed calls of each program")
-    parser.add_argument("--quick", action="store_true", help="small arrays, and a stack of few layers")
-    parser.add_argument("--keep", metavar="NAME", help="write results/<device>/NAME.jsonl and NAME.png, too")
-    parser.add_argument("--processes", type=int, choices=(2, 4, 8), help="instead: train in as many local processes")
-    options = parser.parse_args(argv)
+    command = parser("sharding", __doc__)
+    command.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (all)")
+    command.add_argument("--processes", type=int, choices=(2, 4, 8), help="instead: train in as many local processes")
+    options = command.parse_args(argv)
     if options.processes:
         several_processes(options.processes, options.quick)
         return
@@ -92,26 +172,18 @@ def main(argv: list[str]) -> None:
             sys.exit(f"jax has {jax.device_count()} devices, and does not simulate {DEVICES}")
         sys.exit(subprocess.run(again, env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=False).returncode)
 
-    repeats = 2 if options.quick else options.repeats
-    rows: list[Row] = []
-    makers = {"tutorials": tutorial_rows, "chain": chain_rows}
+    kept = record(options)
     kind = f"simulated on {environment()['cores']} cores, which they share" if jax.default_backend() == "cpu" else device()
-    tables = [f"{jax.device_count()} devices, {kind}"]
-    for part in filter(makers.__contains__, options.parts):
-        for row in makers[part](options.quick, repeats):
-            print(f"{row['row']}: {row['ms']:.3g} ms" if "ms" in row else row["row"], file=sys.stderr, flush=True)
-            rows.append({"part": part} | row)
-    if rows:
-        tables += [table([shown(row) for row in rows]), NOTE]
-    if "scaling" in options.parts:
-        measured = list(scaling.measured_rows(options.quick, repeats))
-        paper = list(scaling.paper_rows(measured[-1]["iterations"], options.quick))
-        rows += [{"part": "measured scaling"} | row for row in measured] + [{"part": "scaling on paper"} | row for row in paper]
-        tables += [table(measured), ASSUMED, table([shown(row) for row in paper])]
-    print("\n\n".join(tables))
-    if options.keep:
-        print("kept in", write(options.keep, rows))
-        if "scaling" in options.parts:
-            picture = FOLDER / device() / f"{options.keep}.png"
-            draw(rows, picture)
-            print("drawn in", picture)
+    print(f"{jax.device_count()} devices, {kind}", flush=True)
+    for part, job in progress(in_time(jobs(options), options.seconds), "sharding"):
+        for row in job():
+            kept.add({"part": part} | row)
+            if "ms" in row:
+                print(f"{row['row']}: {row['ms']:.3g} ms", file=sys.stderr, flush=True)
+    kept.finish()
+    print("\n" + "\n\n".join(tables(kept.rows)))
+    if kept.path:
+        print("kept in", kept.path)
+    if (path := picture(options)) and has_figure(kept.rows) and can_draw():
+        draw(kept.rows, path)
+        print("drawn in", path)

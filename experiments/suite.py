@@ -1,8 +1,8 @@
 """All experiments within a budget of seconds, the most important ones first, each in a process of its own.
 
-An experiment gets a share of the seconds that are left. Those that can stop by themselves are told when; one that does not stop,
-or crashes, or lacks a package, is a line in the table at the end, and what it had written until then stays. One runs after
-another, so that each has the device for itself.
+An experiment gets a share of the seconds that are left, and is told when to stop; one that does not, or crashes, or lacks a
+package, is a line in the table at the end, and what it had written until then stays. One runs after another, so that each has
+the device for itself.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from experiments.common.table import table
 Row = dict[str, Any]
 
 GRACE = 10.0  # seconds that are kept back to end what does not end by itself
-FINISHING = 20.0  # seconds that an experiment which stops by itself has to do so
+FINISHING = 20.0  # seconds that an experiment has to stop once it is time
 QUICK = 20.0  # seconds: with less, not even a quick run is begun
 ROOT = Path(__file__).parent.parent
 
@@ -40,43 +40,37 @@ class Entry:
         weight: of its share of the seconds that are left.
         least: seconds; with less it is not begun.
         options: beside those that all have.
-        stops: whether it takes `--seconds`, and so ends by itself with a figure; others are ended from outside.
-        keeps: whether it has to be told where its rows go.
-        quick: whether it has `--quick`.
     """
 
     name: str
     weight: float = 1.0
     least: float = 60.0
     options: tuple[str, ...] = ()
-    stops: bool = False
-    keeps: bool = True
-    quick: bool = True
 
     def command(self, seconds: float, quick: bool) -> list[str]:
         """The command line that runs it for so many seconds."""
         command = [sys.executable, "-m", "experiments", self.name, *self.options]
-        command += ["--quick"] if quick and self.quick else []
-        command += ["--keep", self.name] if self.keeps else []
-        command += ["--out", str(results.FOLDER)]
+        command += ["--quick"] if quick else []
+        command += ["--keep", self.name, "--out", str(results.FOLDER)]
         rest = max(FINISHING, 0.1 * seconds)  # a case that has begun is finished, and then the figure is drawn
-        return command + (["--seconds", f"{max(1.0, seconds - rest):.0f}"] if self.stops else [])
+        return [*command, "--seconds", f"{max(1.0, seconds - rest):.0f}"]
 
 
 ENTRIES = (
-    Entry("mlp", weight=4, stops=True),
-    Entry("resnet", weight=3, stops=True),
-    Entry("diffusion", weight=3, stops=True),
-    Entry("rnn", weight=4, stops=True),
-    Entry("gradients", keeps=False),
-    Entry("decide", weight=3, least=120, options=("--kept", "--chains", "18")),
+    Entry("mlp", weight=4),
+    Entry("resnet", weight=3),
+    Entry("diffusion", weight=3),
+    Entry("rnn", weight=4),
+    Entry("decide", weight=3, least=120, options=("--chains", "18")),
     Entry("iterations", weight=2, least=120),
     Entry("sharding"),
-    Entry("recurrence", quick=False),
-    Entry("prediction", options=("--kept",), quick=False),
-    Entry("compile_time", quick=False),
-    Entry("training_loop", quick=False),
-    Entry("analysis", quick=False),
+    Entry("kernels"),
+    Entry("gradients"),
+    Entry("recurrence"),
+    Entry("prediction"),
+    Entry("compile_time"),
+    Entry("training_loop"),
+    Entry("analysis"),
 )
 
 

@@ -1,14 +1,14 @@
 """Seconds to trace and compile a whole training loop, and microseconds a step: a list of modules against stacked, packed ones.
 
-The network has 16 equal residual modules of 12 small arrays, 26,624 parameters in all; the loop is a jitted `jax.lax.scan` of
-Adam steps.
+The network has 16 equal residual modules of 12 small arrays, 26,624 parameters in all; the loop is a jitted `jax.lax.scan` of 200
+Adam steps. Each way is traced and compiled anew several times, of which the least counts; then all of them run in turn. What is
+compared is all that training leaves behind: parameters and losses. "speedup" is over the faster of a list of modules and a
+`jax.lax.scan` over stacked ones, both with plain Adam.
 """
 
-import argparse
-import statistics
-import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,11 +17,28 @@ import optax
 from jax import Array, lax
 
 import deeppcr
-from experiments.common.results import write
+import depth
+from experiments.common.baselines import SCAN
+from experiments.common.builds import Way, compare
+from experiments.common.options import in_time, model, parser, picture, positive, record
+from experiments.common.plots import can_draw, figure
 from experiments.common.table import table
-from experiments.common.timing import build, clock
 
-MODULES, WIDTH, BATCH, STEPS = 16, 16, 32, 200
+Row = dict[str, Any]
+
+WIDTH, BATCH = 16, 32
+BUILDS = 5
+LIST, PLAIN = "list, adam", f"{SCAN}, adam"
+HIDDEN = ("min ms", "max ms", "repeats", "work", "predicted ms")  # of a printed row
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many modules the network has, and steps the loop."""
+
+    modules: int = 16
+    steps: int = 200
+
 
 Loop = Callable[[Any, Array], Any]
 
@@ -34,9 +51,9 @@ def module(weights: dict[str, Array], x: Array) -> Array:
     return x + y
 
 
-def parameters() -> list[dict[str, Array]]:
-    """Those of all modules."""
-    keys = jax.random.split(jax.random.key(0), (MODULES, 6))
+def parameters(count: int) -> list[dict[str, Array]]:
+    """Those of so many modules."""
+    keys = jax.random.split(jax.random.key(0), (count, 6))
 
     def one(keys: Array) -> dict[str, Array]:
         weights = {f"w{i}": WIDTH**-0.5 * jax.random.normal(keys[i], (WIDTH, WIDTH)) for i in range(6)}
@@ -45,9 +62,19 @@ def parameters() -> list[dict[str, Array]]:
     return [one(own) for own in keys]
 
 
-def stacked() -> Any:
+def arrays(count: int) -> dict[str, Array]:
+    """The same, each array that of all modules."""
+    return _stacked(parameters(count))
+
+
+def _stacked(layers: list[dict[str, Array]]) -> dict[str, Array]:
+    stacked: dict[str, Array] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+    return stacked
+
+
+def stacked(count: int) -> Any:
     """The same, as a `deeppcr.Stack`."""
-    return deeppcr.stack([jax.tree_util.Partial(module, weights) for weights in parameters()])
+    return deeppcr.stack([jax.tree_util.Partial(module, weights) for weights in parameters(count)])
 
 
 def by_hand(layers: list[dict[str, Array]], x: Array) -> Array:
@@ -55,6 +82,11 @@ def by_hand(layers: list[dict[str, Array]], x: Array) -> Array:
     for weights in layers:
         x = module(weights, x)
     return x
+
+
+def by_scan(layers: dict[str, Array], x: Array) -> Array:
+    """A loop over stacked modules."""
+    return lax.scan(lambda x, weights: (module(weights, x), None), x, layers)[0]
 
 
 def training(network: Callable[[Any, Array], Array], optimizer: Any, packed: bool = False) -> Loop:
@@ -78,8 +110,9 @@ def training(network: Callable[[Any, Array], Array], optimizer: Any, packed: boo
 
 
 ADAM = optax.adam(1e-3)
-WAYS: dict[str, tuple[Callable[[], Any], Callable[[], Loop]]] = {
-    "list, adam": (parameters, lambda: training(by_hand, ADAM)),
+WAYS: dict[str, tuple[Callable[[int], Any], Callable[[], Loop]]] = {
+    LIST: (parameters, lambda: training(by_hand, ADAM)),
+    PLAIN: (arrays, lambda: training(by_scan, ADAM)),
     "list, packed adam": (parameters, lambda: training(by_hand, deeppcr.pack(ADAM))),
     "stack, adam": (stacked, lambda: training(deeppcr.forward, ADAM)),
     "stack, packed adam": (stacked, lambda: training(deeppcr.forward, deeppcr.pack(ADAM))),
@@ -87,37 +120,68 @@ WAYS: dict[str, tuple[Callable[[], Any], Callable[[], Loop]]] = {
 }
 
 
+def way(name: str, size: Size) -> Way:
+    """Training in one of the ways."""
+    make, loop = WAYS[name]
+
+    def arguments() -> tuple[Any, Array]:
+        return make(size.modules), jax.random.normal(jax.random.key(1), (size.steps, BATCH, WIDTH))
+
+    def comparable(result: tuple[Any, Array]) -> Any:
+        params, losses = result
+        if make is stacked:  # what each module is a `jax.tree_util.Partial` of
+            params = [layer.args[0] for layer in params.unstack()]
+        return params if make is arrays else _stacked(params), losses
+
+    def iterations(params: Any, xs: Array) -> int:
+        return deeppcr.plan(params, xs[0]).main.forward[0].iterations
+
+    def told(result: tuple[Any, Any]) -> Row:
+        return {"last loss": result[1][-1]}
+
+    return Way(arguments, loop, comparable, name in (LIST, PLAIN), iterations, told)
+
+
+def measure(size: Size, device: depth.Device, builds: int, repeats: int) -> Iterator[Row]:
+    """Rows of all ways."""
+    seconds: dict[str, float] = {}
+    for row in compare({name: way(name, size) for name in WAYS}, PLAIN, device, builds, repeats):
+        name = row.pop("way")
+        seconds[name] = row["total"]
+        said = {"way": name, "modules": size.modules, "steps": size.steps, "seconds": row.pop("total")}
+        said |= {"against list": seconds[LIST] / seconds[name], "us a step": 1e3 * row["ms"] / size.steps}
+        yield said | row
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Seconds to compile and microseconds a step, by way."""
+    names = [row["way"] for row in rows]
+    with figure(path, columns=2) as axes:
+        for key, title, one in zip(
+            ("seconds", "us a step"), ("seconds to trace and compile", "microseconds a training step"), axes, strict=True
+        ):
+            one.barh(names, [row[key] for row in rows], color=["0.5" if name in (LIST, PLAIN) else "C0" for name in names])
+            one.invert_yaxis()
+            one.set_title(title)
+
+
 def main(argv: list[str]) -> None:
-    """Trace, compile and run, the ways in turn; print a table of medians and of the last loss."""
-    parser = argparse.ArgumentParser(prog="python -m experiments training_loop", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--keep", metavar="NAME", help="write the rows to results/<device>/NAME.jsonl, too")
-    options = parser.parse_args(argv)
-    xs = jax.random.normal(jax.random.key(1), (STEPS, BATCH, WIDTH))
-    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
-    steps: dict[str, list[float]] = {name: [] for name in WAYS}
-    losses = {}
-    for _ in range(options.repeats):
-        for name, (make, loop) in WAYS.items():
-            jax.clear_caches()
-            params = make()
-            jax.block_until_ready(params)
-            start = time.perf_counter()
-            call = build(loop(), params, xs).call
-            seconds[name].append(time.perf_counter() - start)
-            losses[name] = float(call(params, xs)[1][-1])
-            steps[name] += [1e6 * clock(partial(call, params, xs)) / STEPS for _ in range(3)]
-    first = statistics.median(seconds["list, adam"])
-    rows = [
-        {
-            "way": name,
-            "seconds": statistics.median(seconds[name]),
-            "against list": first / statistics.median(seconds[name]),
-            "us a step": statistics.median(steps[name]),
-            "last loss": losses[name],
-        }
-        for name in WAYS
-    ]
-    print(table(rows))
-    if options.keep:
-        print("kept in", write(options.keep, rows))
+    """Trace, compile and run, the ways in turn; print a table, and with --keep write the rows and the figure."""
+    command = parser("training_loop", __doc__)
+    command.add_argument("--builds", type=positive, metavar="N", help=f"times that each is compiled ({BUILDS}, quick: 1)")
+    command.add_argument("--modules", type=positive, metavar="N", help=f"of the network ({Size.modules}, quick: 4)")
+    command.add_argument("--steps", type=positive, metavar="N", help=f"of training ({Size.steps}, quick: 20)")
+    options = command.parse_args(argv)
+    usual = Size(4, 20) if options.quick else Size()
+    size = Size(options.modules or usual.modules, options.steps or usual.steps)
+    builds = options.builds or (1 if options.quick else BUILDS)
+    device, kept = model(options), record(options)
+    for each in in_time([size], options.seconds):
+        kept.add(*measure(each, device, builds, options.repeats))
+    kept.finish()
+    print(table([{key: value for key, value in row.items() if key not in HIDDEN} for row in kept.rows]))
+    if kept.path:
+        print("kept in", kept.path)
+    if kept.rows and (path := picture(options)) and can_draw():
+        draw(kept.rows, path)
+        print("drawn in", path)

@@ -20,7 +20,7 @@ COARSE = 10  # steps in one
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class Problem:
     """A chain to solve.
 
     Attributes:
@@ -41,13 +41,8 @@ class Case:
         """w, how many numbers a state has."""
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.model.z0))
 
-    @property
-    def name(self) -> str:
-        """Kind and size."""
-        return f"{self.kind} w={self.width} L={self.length}"
 
-
-def case(kind: str, size: int, length: int) -> Case:
+def problem(kind: str, size: int, length: int) -> Problem:
     """A chain of some kind; ``size`` is of its weights, and means nothing where these are trained."""
     key = jax.random.key(0)
     match kind:
@@ -65,25 +60,25 @@ def case(kind: str, size: int, length: int) -> Case:
             model = models.logistic_chain(length)
         case _:
             raise ValueError(f"no chain is called {kind!r}.")
-    return Case(kind, model)
+    return Problem(kind, model)
 
 
-def forms(case: Case) -> Iterator[tuple[str, Newton | str]]:
-    """Name and method of every form that makes sense for a chain; in place of the method, why it is skipped."""
-    dense, width = Newton(linearize="dense"), case.width
-    blocks = 2 if case.kind == "lstm" else 4
-    scalar = Newton(linearize=Scalar(of_input=lambda x: x["a"]) if case.kind == "diffusion" else "identity")
-    needed = 4 * case.length * width**2
+def forms(problem: Problem) -> Iterator[tuple[str, Newton | str]]:
+    """Name and method of every form that makes sense for a chain; in place of a method that cannot be run, why."""
+    dense, width = Newton(linearize="dense"), problem.width
+    blocks = 2 if problem.kind == "lstm" else 4
+    scalar = Newton(linearize=Scalar(of_input=lambda x: x["a"]) if problem.kind == "diffusion" else "identity")
+    needed = 4 * problem.length * width**2
     if needed > MOST:
         reason = f"skipped: Jacobians of {needed / 1e6:.0f} MB, more than {MOST / 1e6:.0f}"
         yield "dense", reason
     else:
         yield "dense", dense
         yield "frozen 3", Newton(linearize=Frozen(every=3, of=Dense()))
-        if case.kind in ("diffusion", "residual") and case.length >= 2 * COARSE:
-            coarse = Coarse(COARSE, longer(case.model) if case.kind == "diffusion" else None)
+        if problem.kind in ("diffusion", "residual") and problem.length >= 2 * COARSE:
+            coarse = Coarse(COARSE, longer(problem.model) if problem.kind == "diffusion" else None)
             yield f"coarse guess {COARSE}", dataclasses.replace(dense, initial_guess=coarse)
-    if case.length > WINDOW:
+    if problem.length > WINDOW:
         yield f"window {WINDOW}", dataclasses.replace(dense, window=WINDOW)
     if width > blocks:
         yield f"blocks {blocks}", Newton(linearize=BlockDiagonal(blocks))

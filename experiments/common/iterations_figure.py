@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.common.baselines import SCAN
 from experiments.common.plots import figure, halves
 
 Row = dict[str, Any]
 
-COLORS = {"dense": "C0", "blocks": "C2", "diagonal": "C1", "4 probes": "C8", "scalar": "C3", "zero": "C7", "scan": "black"}
+COLORS = {"dense": "C0", "blocks": "C2", "diagonal": "C1", "4 probes": "C8", "scalar": "C3", "zero": "C7"}
 MARKERS = {"dense": "o", "blocks": "s", "diagonal": "D", "4 probes": "d", "scalar": "^", "zero": "v"}
 DASHES = {"dense": "-", "diagonal": "--", "scalar": ":"}
 SMALLEST, LARGEST = 1e-8, 1e2  # errors that are drawn
@@ -23,7 +24,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         iterations.set_title("iterations (hollow: finished step by step)")
         iterations.set_ylim(top=6 * iterations.get_ylim()[1])  # room for the legend
         _legend(iterations, ncols=3, fontsize=7, loc="upper center")
-        _by_chain(speed, forms, "scan/form")
+        _by_chain(speed, forms, "over lax.scan")
         speed.axhline(1, color="black", linewidth=1)
         speed.set_title("speed, relative to jax.lax.scan")
         _errors(errors, accuracy)
@@ -34,8 +35,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         memory.set_title("temporary memory [MB], GRU" + _length(width))
 
 
-def _base(form: str) -> str:
-    return "blocks" if form.startswith("blocks") else form
+def _base(program: str) -> str:
+    return "blocks" if program.startswith("blocks") else program
 
 
 def _chain(row: Row) -> str:
@@ -53,12 +54,13 @@ def _by_chain(axes: Any, rows: Sequence[Row], key: str) -> None:
         axes.plot([], [], marker, color=COLORS[form], markersize=4.5, label=form)
         aside = 0.12 * (place - (len(MARKERS) - 1) / 2)  # so that equal numbers do not hide each other
         for row in rows:
-            if key in row and _base(row["form"]) == form:
-                fill = "full" if row["ended"] == "converged" else "none"
+            if key in row and _base(row["program"]) == form:
+                fill = "full" if row.get("ended") == "converged" else "none"
                 x = chains.index(_chain(row)) + aside
                 axes.plot(x, row[key], marker, color=COLORS[form], fillstyle=fill, markersize=4.5)
-    axes.set_yscale("log")
-    _plain(axes.yaxis)
+    if any(key in row for row in rows):  # a logarithm of nothing fails
+        axes.set_yscale("log")
+        _plain(axes.yaxis)
     axes.set_xticks(range(len(chains)), chains, rotation=50, ha="right", rotation_mode="anchor")
     axes.tick_params("x", labelsize=7)
 
@@ -101,17 +103,16 @@ def _count_iterations(axes: Any) -> None:
 
 
 def _by_width(axes: Any, rows: Sequence[Row], key: str) -> None:
-    """A line for every form, and one for `jax.lax.scan` if it is time."""
-    for form in dict.fromkeys(row["form"] for row in rows):
-        points = [row for row in rows if row["form"] == form]
-        axes.plot([row["w"] for row in points], [row[key] for row in points], marker="o", color=COLORS[_base(form)], label=form)
-    if key == "ms" and rows:
-        points = list({row["w"]: row for row in rows}.values())
-        axes.plot([row["w"] for row in points], [row["scan ms"] for row in points], "k--", label="jax.lax.scan")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    _plain(axes.yaxis)
-    axes.xaxis.set_major_formatter("{x:.0f}")
+    """A line for every form, and one for plain `jax.lax.scan`."""
+    for program in dict.fromkeys(row["program"] for row in rows if not row["baseline"] or row["program"] == SCAN):
+        points = [row for row in rows if row["program"] == program and key in row]
+        style = {"color": "black", "linestyle": "--"} if program == SCAN else {"color": COLORS[_base(program)], "marker": "o"}
+        axes.plot([row["w"] for row in points], [row[key] for row in points], label=program, **style)
+    if any(key in row for row in rows):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        _plain(axes.yaxis)
+        axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel("width of the state")
     _legend(axes)
 

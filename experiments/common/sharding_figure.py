@@ -1,4 +1,4 @@
-"""The figure of `python -m experiments sharding`: scaling over the chain, on paper and measured."""
+"""The figure of `python -m experiments sharding`: scaling over the chain, measured and on paper."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,16 +7,18 @@ from typing import Any
 from experiments.common.plots import figure, halves
 
 Row = dict[str, Any]
-LINES = {
-    "ms, lax.scan, one device": "lax.scan, one device",
-    "ms, batch": "lax.scan, batch over the devices",
-    "ms, chain": "Newton, chain over the devices",
+LINES = {  # label, colour, line
+    "lax.scan ms": ("lax.scan, one device", "C0", "o-"),
+    "batch ms": ("lax.scan, batch over the devices", "C1", "o-"),
+    "ms": ("Newton, chain over the devices", "C2", "o-"),
+    "predicted ms": ("Newton, chain, predicted", "C2", "o--"),
 }
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Times against the number of devices: a column for this machine and each model, strong scaling above weak."""
-    columns = {"this machine": [row for row in rows if row["part"] == "measured scaling"]}
+    measured = [row for row in rows if row["part"] == "measured scaling"]
+    columns = {"this machine": measured} if measured else {}
     for row in rows:
         if row["part"] == "scaling on paper":
             columns.setdefault(f"on paper, {row['on paper']}", []).append(row)
@@ -26,15 +28,23 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 _lines(axes, [row for row in found if row["scaling"] == kind], f"{name}: {kind}")
 
 
+def has_figure(rows: Sequence[Row]) -> bool:
+    """Whether there is anything to draw: scaling alone has a figure."""
+    return any(row["part"] in ("measured scaling", "scaling on paper") for row in rows)
+
+
 def _lines(axes: Any, rows: Sequence[Row], title: str) -> None:
-    for k, (key, label) in enumerate(LINES.items()):
+    rows = sorted(rows, key=lambda row: int(row["devices"]))  # the most important ones were measured first
+    for key, (label, colour, line) in LINES.items():
         there = [row for row in rows if isinstance(row.get(key), float)]
         if there:
-            axes.plot([row["devices"] for row in there], [row[key] for row in there], "o-", ms=3, color=f"C{k}", label=label)
+            axes.plot([row["devices"] for row in there], [row[key] for row in there], line, ms=3, color=colour, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("devices")
     axes.set_ylabel("training step [ms]")
     lengths = sorted({row["L"] for row in rows})
-    axes.set_title(f"{title}, L = {lengths[0]}" + (f" to {lengths[-1]}" if len(lengths) > 1 else ""))
-    axes.legend(fontsize=7)
+    if lengths:
+        title += f", L = {lengths[0]}" + (f" to {lengths[-1]}" if len(lengths) > 1 else "")
+        axes.legend(fontsize=7)
+    axes.set_title(title)

@@ -22,7 +22,7 @@ import numpy as np
 
 import depth
 from deeppcr import Result
-from deeppcr.newton import rescue
+from deeppcr.newton import ahead, rescue
 from experiments.common.timing import Timing, build, clock
 
 Row = dict[str, Any]
@@ -34,7 +34,7 @@ PATIENCE = 20.0  # seconds for all calls of one program; one that takes seconds 
 MOST_MEMORY = 0.8  # of the device's, for temporaries
 LONGEST = 30.0  # seconds; what is predicted to take longer is not run
 TOLERANCE = 1e-3
-HIDDEN = ("baseline", "min ms", "max ms", "repeats", "trace s", "work", "log2", "ended")  # of a printed row
+HIDDEN = ("baseline", "min ms", "max ms", "repeats", "trace s", "work", "ended")  # of a printed row
 
 
 @dataclass(frozen=True)
@@ -208,13 +208,17 @@ def _told(solutions: Sequence[Any]) -> Row:
 
 
 def _turns(cost: depth.Cost, solutions: Sequence[Any]) -> dict[str, int]:
-    """How often each loop turns that does not say so: once an iteration, but for the one that finishes step by step."""
+    """How often each loop turns that does not say so: once an iteration, but for the one that finishes step by step.
+
+    The first turns may be a loop of their own, which does.
+    """
     iterations = _told(solutions)["iterations"]
     rest = [_length(solution) - int(solution.stats.prefix) for solution in solutions]
     finishing = rescue.finish.__code__.co_filename
     loops = [unknown.location for unknown in cost.unknown if unknown.primitive == "while"]
     return {
-        f"{where.file}:{where.line}": round(sum(rest) / len(rest)) if where.file == finishing else iterations for where in loops
+        f"{where.file}:{where.line}": round(sum(rest) / len(rest)) if where.file == finishing else iterations - ahead(iterations)
+        for where in loops
     }
 
 

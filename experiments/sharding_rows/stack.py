@@ -1,7 +1,8 @@
 """A deep stack of layers and its training step, over devices by its chain and by its batch."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -13,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import deeppcr
 from deeppcr.sharding import place
-from experiments.sharding_rows.measured import Case, mesh_of, put
+from experiments.common.baselines import Scan
+from experiments.sharding_rows.measured import mesh_of, put
 
 Weights = dict[str, Any]
 Loss = Callable[[Any, Array, Array], Array]
@@ -50,12 +52,12 @@ def layer_of(size: Size) -> Callable[[Array, Any], Array]:
     return lambda z, p: z + h * jnp.tanh(z @ p["w"] + p["b"][None])
 
 
-def sequential_loss(size: Size) -> Loss:
-    """By `jax.lax.scan`."""
+def sequential_loss(size: Size, scan: Scan = lax.scan) -> Loss:
+    """By a loop."""
     layer = layer_of(size)
 
     def loss(weights: Any, z: Array, targets: Array) -> Array:
-        last, _ = lax.scan(lambda z, p: (layer(z, p), None), z, weights)
+        last, _ = scan(lambda z, p: (layer(z, p), None), z, weights)
         return jnp.square(last - targets).mean()
 
     return loss
@@ -94,20 +96,48 @@ def parallel_step(chain: deeppcr.Chain, mesh: Mesh, method: Any = "newton") -> C
     return jax.jit(step, out_shardings=(NamedSharding(mesh, P()), along))
 
 
-def cases(size: Size) -> Iterator[Case]:
-    """Over 8 devices by its batch, by its chain, and by 4 x 2 of both."""
-    alone = training_step(sequential_loss(size))
-    name = f"{size.length} layers of {size.width}"
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a training step lies on devices, and how its layers are run.
 
-    def case(label: str, program: Callable[..., Any], arguments: tuple[Any, ...]) -> Case:
-        return Case(f"{name}, {label}", program, arguments, alone, loss=lambda found: float(found[0]), parameters=0)
+    Attributes:
+        chain: over how many devices the layers are.
+        batch: over how many the examples are, for each of these.
+        method: of `deeppcr.solve`; or "lax.scan".
+    """
 
-    over = mesh_of((8,), ("batch",))
-    yield case("batch 8-way, lax.scan", alone, (put(weights(size), over), put(examples(size), over, "batch")))
-    for sizes, names in (((8,), ("chain",)), ((4, 2), ("chain", "batch"))):
-        mesh = mesh_of(sizes, names)
-        chain, batch = placed(size, mesh)
-        for method in ("newton", "sequential"):
-            where = " x ".join(f"{axis} {count}" for axis, count in zip(names, sizes, strict=True))
-            where = where if len(sizes) > 1 else f"{where}-way"
-            yield case(f"{where}, {method}", parallel_step(chain, mesh, method), (chain.inputs, batch))
+    chain: int = 1
+    batch: int = 1
+    method: str = "newton"
+
+    @property
+    def devices(self) -> int:
+        """How many, all in all."""
+        return self.chain * self.batch
+
+    @property
+    def name(self) -> str:
+        """In words: "chain 4 x batch 2, newton"."""
+        parts = [f"{axis} {count}" for axis, count in (("chain", self.chain), ("batch", self.batch)) if count > 1]
+        return f"{' x '.join(parts) or 'one device'}{'-way' * (len(parts) == 1)}, {self.method}"
+
+
+def laid_out(size: Size, layout: Layout) -> tuple[Callable[..., Any], tuple[Any, Any]]:
+    """The training step of a layout, and its arguments: weights, and inputs with targets."""
+    if layout.method == "lax.scan":
+        mesh = mesh_of((layout.batch,), ("batch",))
+        return training_step(sequential_loss(size)), (put(weights(size), mesh), put(examples(size), mesh, "batch"))
+    mesh = mesh_of((layout.chain, layout.batch), ("chain", "batch")) if layout.batch > 1 else mesh_of((layout.chain,), ("chain",))
+    chain, batch = placed(size, mesh)
+    return parallel_step(chain, mesh, layout.method), (chain.inputs, batch)
+
+
+@cache
+def told(size: Size) -> tuple[int, float]:
+    """How many Newton iterations the chain takes, and the residual that it ends with."""
+
+    def solve(weights: Any, z: Array) -> deeppcr.Stats:
+        return deeppcr.solve(deeppcr.Chain(layer_of(size), weights), z, method="newton", batch_ndim=1).stats
+
+    stats = jax.jit(solve)(weights(size), examples(size)[0])
+    return int(stats.iterations), float(stats.residual)

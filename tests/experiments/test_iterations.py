@@ -1,6 +1,6 @@
 """Iterations of every form: the command at a size that takes seconds, and what it is made of."""
 
-from functools import partial
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,17 +8,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import Array
+from jax import Array, lax
 
 from deeppcr import Newton
-from experiments import iterations
-from experiments.common import models, results
-from experiments.common.forms import Case, case, forms, longer
+from depth.device import generic_cpu
+from experiments import iterations, report
+from experiments.common import baselines, iterations_figure, models, options, results
+from experiments.common.forms import Problem, forms, longer, problem
+from experiments.common.summary import best, labels
+from experiments.iterations_parts import accuracy, races
 
 TINY = [("gru", 2, 12)]
 COUNTS = {"dense": (1, 2), "diagonal": (), "scalar": (16,)}
 FORMS = [("dense", Newton(linearize="dense")), ("window 256", "skipped: short"), ("zero", Newton(linearize="zero"))]
-MEASURED = {"part", "chain", "w", "L", "form", "iterations", "ended", "error", "ms", "scan ms", "scan/form", "temp MB", "calls"}
+WIDE = {"dense": Newton(linearize="dense")}
+MEASURED = {
+    "predicted ms",
+    "trace s",
+    "compile s",
+    "temp MB",
+    "ms",
+    "min ms",
+    "max ms",
+    "repeats",
+    "depth",
+    "work",
+    "log2",
+    "error",
+}
+MEASURED |= {"speedup", "over lax.scan", "depth speedup", "predicted speedup"}
 
 
 def doubled(z: Array, at: dict[str, Array]) -> Array:
@@ -26,60 +44,105 @@ def doubled(z: Array, at: dict[str, Array]) -> Array:
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Small sizes, and a folder for what is written."""
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small sizes, few programs, and a made-up model of this device."""
+    monkeypatch.setattr(options.depth, "at_hand", lambda: generic_cpu(2))
+    monkeypatch.setattr(baselines, "UNROLLS", ())
+    monkeypatch.setattr(races, "LOOP", 0)
+    monkeypatch.setattr(races, "WIDE", WIDE)
+    monkeypatch.setattr(races, "forms", lambda problem: iter(FORMS))  # few of them, for each is a program to compile
     monkeypatch.setattr(iterations, "QUICK_CHAINS", TINY)
-    monkeypatch.setattr(iterations, "QUICK_CURVES", TINY[:1])
+    monkeypatch.setattr(iterations, "QUICK_CURVES", TINY)
     monkeypatch.setattr(iterations, "QUICK_COUNTS", COUNTS)
     monkeypatch.setattr(iterations, "QUICK_WIDTHS", [2])
+    monkeypatch.setattr(iterations, "QUICK_FORMS", None)
     monkeypatch.setattr(iterations, "WIDE_LENGTH", 12)
-    monkeypatch.setattr(iterations, "forms", lambda case: iter(FORMS))  # few of them, for each is a program to compile
-    monkeypatch.setattr(iterations, "FOLDER", tmp_path)
-    monkeypatch.setattr(iterations, "write", partial(results.write, folder=tmp_path))
-    return tmp_path
 
 
-def test_the_command_runs_from_start_to_end(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    iterations.main(["--quick", "--repeats", "1", "--keep", "toy"])
-    folder = tiny / results.device()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
+@pytest.mark.usefixtures("tiny")
+def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    iterations.main(["--quick", "--repeats", "1", "--keep", "toy", "--out", str(tmp_path)])
+    folder = tmp_path / results.device()
+    text = capsys.readouterr().out
+    assert text.splitlines()[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
+    assert "part = forms, chain = gru, w = 2, L = 12\n" in text
     assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
-    _, rows = results.read(folder / "toy.jsonl")
-    of = {part: [row for row in rows if row["part"] == part] for part in ("forms", "accuracy", "width", "damping")}
+    environment, rows = results.read(folder / "toy.jsonl")
+    assert environment["complete"] is True
+    of = {part: [row for row in rows if row["part"] == part] for part in iterations.PARTS}
     assert sum(map(len, of.values())) == len(rows)
 
-    assert [row["form"] for row in of["damping"]] == ["plain", "trust region"] * 2
-    assert all(row["error"] < 1e-4 and row["forecast"] > 0 for row in of["damping"])
-
-    skipped, *measured = of["forms"]
-    assert skipped == {"part": "forms", "chain": "gru", "w": 2, "L": 12, "form": "window 256", "ended": "skipped: short"}
-    assert [row["form"] for row in measured] == ["dense", "zero"]
-    assert [row["form"] for row in of["width"]] == ["dense", "diagonal", "blocks 4"]
-    for row in measured + of["width"]:
-        assert set(row) == MEASURED
+    scan, *measured, skipped = of["forms"]
+    here = {"part": "forms", "chain": "gru", "w": 2, "L": 12}
+    assert skipped == {**here, "program": "window 256", "baseline": False, "note": "skipped: short"}
+    assert scan == scan | {**here, "program": "lax.scan", "baseline": True}
+    assert [row["program"] for row in measured] == ["dense", "zero"]
+    assert [row["program"] for row in of["width"]] == ["lax.scan", "dense"]
+    for row in (*measured, of["width"][1]):
+        assert set(row) >= MEASURED
         assert row["ended"] == "converged"
         assert row["error"] < 1e-5
+        assert row["residual"] < 1e-3  # before the last iteration, which squares it
         assert 0 < row["iterations"] <= row["L"] + 1
-        assert row["ms"] > 0
+
+    assert [row["program"] for row in of["damping"]] == ["lax.scan", "plain", "trust region"] * 2
+    assert all(row["error"] < 1e-4 and row["forecast"] > 0 for row in of["damping"])
+    assert all({"growth rate", "forecast"} <= set(labels(row)) for row in of["damping"])
+    assert [(row["part"], row["parallel"] in ("plain", "trust region")) for row in best(rows)] == [
+        *(("forms", False), ("width", False), ("damping", True), ("damping", True))
+    ]
+    page = report.page(report.read([folder]), tmp_path)
+    assert "| forms | gru | 2 | 12 |" in page
+    assert "| gru | 2 | 12 | scalar |" in page
 
     dense = [row for row in of["accuracy"] if row["form"] == "dense"]
     assert [row["k"] for row in dense] == [0, 1, 2]
     assert dense[0]["error"] > dense[1]["error"] > dense[2]["error"]
+    assert "residual" not in dense[0]
+    assert dense[1]["residual"] > dense[2]["residual"] > 0
     last = [row for row in of["accuracy"] if row["form"] == "scalar"][-1]
     assert last["ended"] == "converged"
     assert last["error"] < 1e-5
 
 
-def test_parts_can_be_chosen(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iterations, "by_form", lambda chains, repeats: [{"part": "forms", "chain": len(chains), "w": repeats}])
+@pytest.mark.usefixtures("tiny")
+def test_parts_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"part": "forms", "chain": "gru", "w": 2, "L": 12, "program": "dense", "baseline": False, "ms": 3.0}]
+    monkeypatch.setattr(races, "by_form", lambda problem, track: iter([rows[0] | {"ms": float(track.repeats)}]))
     iterations.main(["--quick", "--parts", "forms", "--repeats", "3"])
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["chain", "w"], ["-----", "-"], ["1", "3"], []]
-    assert list(tiny.iterdir()) == []
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:4] == [["program", "ms"], ["-------", "--"], ["dense", "3"]]
+    iterations.main(["--quick", "--seconds", "-1", "--keep", "toy", "--out", str(tmp_path)])
+    assert results.read(tmp_path / results.device() / "toy.jsonl")[1] == []
+
+
+def test_all_parts_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options.depth, "at_hand", lambda: generic_cpu(2))
+    asked = SimpleNamespace(quick=True, calibrate=False, repeats=1, all=False, parts=["width", "damping", "forms"])
+    found = [job.args[0] for job in iterations.jobs(asked)]
+    assert found[0] is found[3] is races.by_width
+    assert found[2] is found[5] is races.by_form
+    assert found[1] == "sampling gru, seed 0"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_programs_of_a_race_that_are_wanted() -> None:
+    track = races.Track(generic_cpu(2), 1, few=("zero", "window 256"))
+    rows = list(races.by_form(problem("gru", 2, 12), track))
+    assert [row["program"] for row in rows] == ["lax.scan", "zero", "window 256"]
+    deeper = list(races.by_form(problem("gru", 2, 24), dataclasses.replace(track, few=("window 256",))))
+    assert deeper[0]["depth"] == 2 * rows[0]["depth"]
+
+
+def test_a_figure_of_what_was_not_run(tmp_path: Path) -> None:
+    here = {"part": "forms", "chain": "gru", "w": 2, "L": 12, "baseline": False}
+    rows = [here | {"program": "dense", "note": "not run"}, here | {"program": "zero", "iterations": 3, "ended": "converged"}]
+    iterations_figure.draw([*rows, here | {"part": "width", "program": "dense"}], tmp_path / "toy.png")
+    assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_forms_fit_the_chain() -> None:
-    gru, chaotic, lstm = (dict(forms(case(*chain))) for chain in [("gru", 8, 300), ("chaotic", 1, 300), ("lstm", 2, 12)])
+    gru, chaotic, lstm = (dict(forms(problem(*chain))) for chain in [("gru", 8, 300), ("chaotic", 1, 300), ("lstm", 2, 12)])
     assert list(gru)[:6] == ["dense", "frozen 3", "window 256", "blocks 4", "diagonal", "4 probes"]
     assert not {"blocks 4", "diagonal", "4 probes"} & set(chaotic)
     assert {"blocks 2", "diagonal"} <= set(lstm)
@@ -88,7 +151,7 @@ def test_forms_fit_the_chain() -> None:
 
 
 def test_what_is_too_large_is_skipped_with_a_reason() -> None:
-    large = Case(
+    large = Problem(
         "gru", models.Model(doubled, jax.ShapeDtypeStruct((10_000, 1), "float32"), jax.ShapeDtypeStruct((128,), "float32"))
     )
     found = dict(forms(large))
@@ -99,7 +162,7 @@ def test_what_is_too_large_is_skipped_with_a_reason() -> None:
 
 def test_an_unknown_chain() -> None:
     with pytest.raises(ValueError, match="no chain is called 'ring'"):
-        case("ring", 4, 10)
+        problem("ring", 4, 10)
 
 
 def test_a_long_step_is_several_where_the_noise_stays() -> None:
@@ -112,8 +175,8 @@ def test_a_long_step_is_several_where_the_noise_stays() -> None:
 
 
 def test_after_no_iteration_the_second_state_is_right() -> None:
-    model = case("gru", 2, 6).model
-    got, expected = iterations.guessed(model), iterations.sequential(model)(model.z0, model.inputs)
+    model = problem("gru", 2, 6).model
+    got, expected = accuracy.guessed(model), races.sequential(model, lax.scan)(model.z0, model.inputs)
     assert got.shape == expected.shape
     assert jnp.allclose(got[:2], expected[:2], rtol=1e-6, atol=1e-6)
     assert not jnp.allclose(got[2:], expected[2:], rtol=1e-3)
@@ -121,13 +184,13 @@ def test_after_no_iteration_the_second_state_is_right() -> None:
 
 def test_error_is_relative_to_the_largest_state() -> None:
     expected = (np.array([4.0, 0.0]), np.array([-8.0]))
-    assert iterations.error((np.array([4.0, 1.0]), np.array([-8.0])), expected) == 1 / 8
-    assert iterations.finite("error", iterations.error((np.array([4.0, np.inf]), np.array([-8.0])), expected)) == {}
-    assert iterations.finite("error", 0.5) == {"error": 0.5}
+    assert accuracy.error((np.array([4.0, 1.0]), np.array([-8.0])), expected) == 1 / 8
+    assert accuracy.finite("error", accuracy.error((np.array([4.0, np.inf]), np.array([-8.0])), expected)) == {}
+    assert accuracy.finite("error", 0.5) == {"error": 0.5}
 
 
 def test_digits_that_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "residual_params", lambda blocks: {"decode": np.eye(3)})
-    monkeypatch.setattr(iterations.data, "digits", lambda: SimpleNamespace(test_y=np.array([0, 2, 1, 1])))
+    monkeypatch.setattr(accuracy.data, "digits", lambda: SimpleNamespace(test_y=np.array([0, 2, 1, 1])))
     states = np.stack([np.zeros((4, 3)), np.eye(3)[[0, 2, 1, 0]]])
-    assert iterations.right(100)(states) == {"digits right": 0.75}
+    assert accuracy.right(100)(states) == {"digits right": 0.75}

@@ -1,5 +1,6 @@
 """The suite: order, budget, and experiments that crash, hang or lack a package."""
 
+import importlib
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from experiments import __main__ as command
 from experiments import suite
-from experiments.common import results
+from experiments.common import options, results
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,16 +83,29 @@ def test_the_table_says_what_was_written(
     assert tmp_path == results.FOLDER
 
 
+class Stopped(Exception):
+    """An experiment has read its options, and would begin."""
+
+
+def stop(*_: object, **__: object) -> None:
+    raise Stopped
+
+
 @pytest.mark.parametrize("entry", suite.ENTRIES, ids=lambda entry: entry.name)
-def test_every_experiment_is_there_and_takes_the_options_it_is_given(entry: suite.Entry) -> None:
+def test_every_experiment_is_there_and_takes_the_options_it_is_given(
+    entry: suite.Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert entry.name in command.registry()
-    source = (ROOT / "experiments" / f"{entry.name}.py").read_text(encoding="utf-8")
-    framed = 'parser("' in source  # the options that all of the frame share
+    assert 'parser("' in (ROOT / "experiments" / f"{entry.name}.py").read_text(encoding="utf-8")  # with options that all share
     line = entry.command(100.0, quick=True)
-    assert ("--seconds" in line) == entry.stops
-    given = [word for word in line if word.startswith("--") and word != "--out"]
-    shared = {"--quick", "--keep", "--seconds"} if framed else set()
-    assert not [word for word in given if word not in shared and f'"{word}"' not in source]
+    module = importlib.import_module(command.registry()[entry.name])
+    monkeypatch.setattr("argparse.ArgumentParser.error", lambda self, message: pytest.fail(message))
+    monkeypatch.setattr(options, "in_time", stop)
+    for name in ("model", "in_time", "record"):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, stop)
+    with pytest.raises(Stopped):
+        module.main([word for word in line[line.index(entry.name) + 1 :] if word not in ("--out", str(results.FOLDER))])
 
 
 def test_the_option_out_is_taken_from_any_experiment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
