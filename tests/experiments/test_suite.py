@@ -92,9 +92,7 @@ def stop(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("entry", suite.ENTRIES, ids=lambda entry: entry.name)
-def test_every_experiment_is_there_and_takes_the_options_it_is_given(
-    entry: suite.Entry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_experiment_is_there_and_takes_the_options_it_is_given(entry: suite.Entry, monkeypatch: pytest.MonkeyPatch) -> None:
     assert entry.name in command.registry()
     assert 'parser("' in (ROOT / "experiments" / f"{entry.name}.py").read_text(encoding="utf-8")  # with options that all share
     line = entry.command(100.0, quick=True)
