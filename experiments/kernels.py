@@ -11,7 +11,7 @@ the program without having seen it compiled.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,9 @@ import jax
 
 import deeppcr
 import depth
-from deeppcr.newton import ahead, rescue
+from deeppcr.loops import FINISHING, ahead
 from experiments import mlp
+from experiments.common.baselines import baselines
 from experiments.common.costs import cost
 from experiments.common.launches import Launches, launches
 from experiments.common.options import in_time, parser, record
@@ -34,17 +35,41 @@ Row = dict[str, Any]
 
 WIDTHS, QUICK_WIDTHS = (2, 4, 8, 16), (8,)
 LENGTH, STEPS = 1024, 100_000
+EXAMPLES = 16  # of a training step
 HIDDEN = ("baseline", "waits", "depth")
 
 
-def cases(quick: bool) -> Iterator[Case]:
-    """Those of the issue: layers forwards and backwards, and a recurrent unit of one number over a long time."""
+def makers(quick: bool) -> Iterator[Callable[[], Case]]:
+    """What makes the cases: layers forwards and backwards, a recurrent unit over a long time, a training step, a sampler."""
     for width in QUICK_WIDTHS if quick else WIDTHS:
         for direction in mlp.DIRECTIONS:
-            yield mlp.case(mlp.Size("tanh", LENGTH, width, 1), direction)
+            yield partial(mlp.case, mlp.Size("tanh", LENGTH, width, 1), direction)
     if not quick:
         for direction in ("forward", "gradient"):
-            yield recurrent.Size(recurrent.Network("gru", 1), STEPS).case(direction)
+            yield partial(recurrent.Size(recurrent.Network("gru", 1), STEPS).case, direction)
+        yield residual
+        yield sampler
+
+
+def residual() -> Case:
+    """A training step of the residual network."""
+    from experiments import resnet
+
+    scale = resnet.ON_ACCELERATOR
+    task = resnet.Task(resnet.data.handwritten(), resnet.Shape(LENGTH), EXAMPLES, scale.steps)
+    return resnet.case(task, ("identity / identity", "dense / dense"))
+
+
+def sampler() -> Case:
+    """One sample of a diffusion model."""
+    from experiments import diffusion
+
+    scale = diffusion.ACCELERATOR
+    size, steps, batch = scale.middle
+    setup = diffusion.Setup(diffusion.generator(size, scale.training), diffusion.schedule_of("DDIM"), steps, batch)
+    solves = {name: setup.parallel(sampler) for name, sampler in diffusion.METHODS.items()}
+    programs = {name: Program(solve.run, solve=solve) for name, solve in solves.items()}
+    return Case({"part": "speed", **setup.named}, setup.arguments(), baselines(setup.sequential, steps), programs)
 
 
 def rows(case: Case, target: Target) -> Iterator[Row]:
@@ -103,7 +128,7 @@ def _turns(program: Program, arguments: tuple[Any, ...]) -> int | None:
 
 def _finishes(name: str) -> bool:
     """Whether a loop is the one that does step by step what has not converged."""
-    return f"/{rescue.SCOPE}/" in name
+    return f"/{FINISHING}/" in name
 
 
 def _of_loop(turns: int | None, name: str) -> int:
@@ -124,13 +149,18 @@ def main(argv: list[str]) -> None:
     arguments = parser("kernels", __doc__)
     arguments.add_argument("--target", choices=[*NAMES], default="H200", help="the GPU to compile for (%(default)s)")
     options = arguments.parse_args(argv)
-    kept, todo = record(options), list(cases(options.quick))
+    kept, todo = record(options), list(makers(options.quick))
     try:
         found = target(options.target)
     except Unavailable as error:
         print(f"not counted: {error}")
         return
-    for case in progress(in_time(todo, options.seconds), "kernels", len(todo)):
+    for make in progress(in_time(todo, options.seconds), "kernels", len(todo)):
+        try:
+            case = make()
+        except ModuleNotFoundError as error:
+            print(f"left out: {getattr(make, '__name__', 'a case')} needs {error.name}, which is not installed")
+            continue
         new = [{"target": options.target} | row for row in rows(case, found)]
         kept.add(*new)
         print(table([{key: value for key, value in row.items() if key not in HIDDEN} for row in new]) + "\n", flush=True)

@@ -13,7 +13,7 @@ the sequential program.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,8 +74,8 @@ ON_ACCELERATOR = Scale((1024, 256, 64), 1024, 300, 20.0, 5.0, (1, 2, 3, 5))
 # -- times of a step
 
 
-def times(task: Task, scale: Scale, device: depth.Device, repeats: int) -> Iterator[Row]:
-    """A row for every way to make a training step."""
+def case(task: Task, ways: Sequence[str]) -> Case:
+    """A training step in the ways that are named, and sequentially."""
 
     def program(run: Run, way: Way | None = None, convolve: convnet.Convolve = convnet.products) -> Program:
         step = task.step(run, convolve)
@@ -85,9 +85,13 @@ def times(task: Task, scale: Scale, device: depth.Device, repeats: int) -> Itera
     length = task.shape.blocks
     sequential = baselines(lambda scan: program(by_scan(scan)), length, LONGEST_LOOP)
     sequential |= {"lax.scan, lax.conv": program(by_scan(lax.scan), convolve=convnet.library)}
-    ours = {name: program(WAYS[name].run, WAYS[name]) for name in scale.ways}
-    labels = {"part": "times", **task.labels, "direction": "training step"}
-    for row in race(Case(labels, _learnt(task), sequential, ours), device, repeats, scale.longest):
+    ours = {name: program(WAYS[name].run, WAYS[name]) for name in ways}
+    return Case({"part": "times", **task.labels, "direction": "training step"}, _learnt(task), sequential, ours)
+
+
+def times(task: Task, scale: Scale, device: depth.Device, repeats: int) -> Iterator[Row]:
+    """A row for every way to make a training step."""
+    for row in race(case(task, scale.ways), device, repeats, scale.longest):
         if row["program"].startswith("sequential"):  # they were counted for the adjoint
             row = {key: value for key, value in row.items() if key not in ("iterations", "residual", "ended")}
         yield row

@@ -9,7 +9,7 @@ import deeppcr
 from deeppcr import Adjoint, Chain, Newton, Result
 from deeppcr.linear import CyclicReduction, ParallelCyclicReduction, choose_solver
 from deeppcr.linear.blocks import Diagonals, Matrices
-from deeppcr.newton import ahead
+from deeppcr.loops import ahead
 from deeppcr.plan import choose_method
 from deeppcr.plan.pieces import Pieces
 from deeppcr.platforms import compiled_for, platform, platforms

@@ -11,11 +11,13 @@ where ``A y`` is one product of all steps' derivatives with a vector and no Jaco
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.across import Across
 from deeppcr.convergence import Criterion, Judgement, largest
+from deeppcr.loops import FINISHING, iterate
 
 
 class _Turn(NamedTuple):
@@ -64,7 +66,7 @@ def refine(
     first = solve(b)
     start = _Turn(jnp.int32(0), first, first, Judgement.unknown(b), jnp.int32(0))
     start = checked(start, first, jnp.full(b.shape[:-1], jnp.inf, b.dtype))
-    end = lax.while_loop(lambda now: (now.turns < budget) & (now.prefix < total), turn, start)
+    end = iterate(lambda now: (now.turns < budget) & (now.prefix < total), turn, start, budget)
 
     def run(carry: Array, y: Array) -> tuple[Array, Array]:
         """What is left of a part. What is carried from step to step is ``y_{l-1}``, backwards ``A_{l+1}^T y_{l+1}``."""
@@ -87,7 +89,8 @@ def refine(
         begin = jnp.clip(end.prefix - across.rank * length, 0, length).astype(jnp.int32)
         known = jnp.maximum(begin - 1, 0)
         resumed = product(place_of(known), at(known)) if across.backwards else at(known)
-        left: tuple[Array, Array] = lax.fori_loop(begin, jnp.int32(length), step, (jnp.where(begin > 0, resumed, carry), y))
+        with jax.named_scope(FINISHING):
+            left: tuple[Array, Array] = lax.fori_loop(begin, jnp.int32(length), step, (jnp.where(begin > 0, resumed, carry), y))
         return left
 
     if across.size == 1:

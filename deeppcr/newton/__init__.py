@@ -10,7 +10,6 @@ When an iterate is the answer is said in `deeppcr.convergence`, for the adjoint 
 """
 
 from deeppcr.newton.guess import Coarse
-from deeppcr.newton.iteration import ahead
 from deeppcr.newton.method import Newton
 
-__all__ = ["Coarse", "Newton", "ahead"]
+__all__ = ["Coarse", "Newton"]

@@ -18,18 +18,7 @@ from deeppcr.convergence import Criterion, Judgement, largest
 from deeppcr.damping import TrustRegion
 from deeppcr.linear import LinearSolver
 from deeppcr.linearize import Linearization
-from deeppcr.platforms import platform
-
-AHEAD = 3  # turns, which all chains take that do not start from their solution
-
-
-def ahead(budget: int) -> int:
-    """How many turns of a budget are taken before the first look at whether there is another one.
-
-    A GPU that works ahead of its host has to wait for it in each turn of a loop whose end depends on data, about as long as six
-    kernels take, and in no turn of a loop of known length.
-    """
-    return 0 if platform() == "cpu" else min(AHEAD, budget)
+from deeppcr.loops import iterate
 
 
 class Iterate(NamedTuple):
@@ -101,10 +90,7 @@ class Iteration:
         def goes_on(now: Iterate) -> Array:
             return (now.iterations < self.budget) & (now.prefix < length)
 
-        now = self._begin(steps, start, first)
-        if turns := ahead(self.budget):
-            now = lax.fori_loop(0, turns, lambda _, now: self._turn(steps, now), now)
-        end = lax.while_loop(goes_on, lambda now: self._turn(steps, now), now)
+        end = iterate(goes_on, lambda now: self._turn(steps, now), self._begin(steps, start, first), self.budget)
         return end._replace(whole=self._written(end))
 
     def _begin(self, steps: Steps, start: Array, first: Array) -> Iterate:

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.chain import Steps
+from deeppcr.loops import FINISHING
 from deeppcr.state import Leaves
-
-SCOPE = "finish"  # what profiles and compiled programs call it
 
 
 def finish(steps: Steps, initial: Leaves, trajectory: Leaves, prefix: Array) -> Leaves:
@@ -25,7 +24,7 @@ def finish(steps: Steps, initial: Leaves, trajectory: Leaves, prefix: Array) -> 
             return [lax.dynamic_update_index_in_dim(rest, z, index, 0) for rest, z in zip(trajectory, state, strict=True)]
 
         begin = jnp.clip(prefix - steps.across.rank * length, 0, length).astype(jnp.int32)
-        with jax.named_scope(SCOPE):
+        with jax.named_scope(FINISHING):
             finished: Leaves = lax.fori_loop(begin, jnp.int32(length), body, trajectory)
         return [leaf[-1] for leaf in finished], finished
 

@@ -8,8 +8,9 @@ from typing import Any
 from deeppcr.adjoint import Adjoint, Autodiff, StepByStep
 from deeppcr.linear import LinearSolver, Sharded, choose_parallel_solver, find_solver, name_of
 from deeppcr.linearize import Choice, Diagonal, choose_linearization
+from deeppcr.loops import ahead
 from deeppcr.lyapunov import forecast_iterations
-from deeppcr.newton import Newton, ahead
+from deeppcr.newton import Newton
 from deeppcr.plan.names import Method
 from deeppcr.plan.pieces import Amount, Pieces, passes
 from deeppcr.sequential import Sequential
@@ -136,10 +137,7 @@ class Field:
         entries = math.prod(pieces.states.shape)
         judging = passes(JUDGING, entries, pieces.layout.dtype.itemsize)
         turn = blocks + pieces.solve(solver, shapes) + pieces.evaluate + judging
-        with pieces.there():
-            first = ahead(turns)
-        turning = turn.times(first) + turn.times(turns - first, counted=False)
-        amount = pieces.evaluate + turning + pieces.evaluate
+        amount = pieces.evaluate + self._turning(turn, turns) + pieces.evaluate
         method = Newton(linearize=choice.linearization, linear=solver)
         memory = self._bytes(choice, solver) + 5 * pieces.trajectory_bytes
         each = turn.times(1, counted=False).seconds(self.device)
@@ -172,10 +170,17 @@ class Field:
             solve = pieces.solve(solver, shapes, transposed=True)
             if not choice.is_exact:
                 turns = QUASI * self.expected
-                solve = (solve + pieces.evaluate + pieces.evaluate).times(turns, counted=False)
+                solve = self._turning(solve + pieces.evaluate + pieces.evaluate, turns)
             adjoint = Adjoint(linear=solver)  # its "auto" is what `linearize` says
             memory = 3 * pieces.trajectory_bytes + self._bytes(choice, solver)
             yield self._with(forward, adjoint, forward.amount + blocks + solve + rest, memory)
+
+    def _turning(self, turn: Amount, turns: int) -> Amount:
+        """A loop whose end depends on data, but for its first turns."""
+        with self.pieces.there():
+            first = ahead(turns)
+        rest = turn.times(turns - first, counted=False)
+        return turn.times(first) + rest if first else rest
 
     def _with(self, forward: Candidate, adjoint: Adjoint | StepByStep, amount: Amount, memory: int) -> Candidate:
         seconds = self._seconds(amount)

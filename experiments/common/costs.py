@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import depth
-from deeppcr.newton import ahead, iteration, rescue
+from deeppcr import loops
+from deeppcr.adjoint import refine
+from deeppcr.newton import rescue
 
-NEWTON = iteration.__file__  # of its loop
-FINISHING = rescue.__file__  # of the loop that goes on step by step where Newton's method has stopped
+ITERATING = loops.__file__  # where loops turn once an iteration
+FINISHING = (rescue.__file__, refine.__file__)  # and where they go on step by step, if iterations have stopped too early
 
 
 def cost(run: Callable[..., Any], arguments: tuple[Any, ...], iterations: Callable[[], int]) -> depth.Cost | None:
@@ -25,10 +27,10 @@ def cost(run: Callable[..., Any], arguments: tuple[Any, ...], iterations: Callab
     found = depth.analyze(run, *arguments)
     if found.exact:
         return found
-    loops = {unknown.location for unknown in found.unknown}
-    if not all(where.file in (NEWTON, FINISHING) for where in loops):
+    found_at = {unknown.location for unknown in found.unknown}
+    if not all(where.file in (ITERATING, *FINISHING) for where in found_at):
         return None
     count = iterations()
-    turns = {NEWTON: count - ahead(count), FINISHING: 0}  # the first ones may be a loop of their own, which does say so
-    known = depth.analyze(run, *arguments, trip_counts={f"{where.file}:{where.line}": turns[where.file] for where in loops})
+    turns = dict.fromkeys(FINISHING, 0) | {ITERATING: count - loops.ahead(count)}  # the first may be a loop that does say so
+    known = depth.analyze(run, *arguments, trip_counts={f"{where.file}:{where.line}": turns[where.file] for where in found_at})
     return known if known.exact else None

@@ -12,6 +12,9 @@ from jax.experimental import topologies
 
 from deeppcr.platforms import compiled_for
 
+# Of the driver and of libraries, which compiling does not need; read when jax starts.
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+
 PLUGIN = """pip install --no-deps jax-cuda13-plugin=={0} jax-cuda13-pjrt=={0}"""
 # Figures of NVIDIA's data sheets and programming guide for compute capability 9.0, as XLA reads them.
 H200 = """
@@ -63,7 +66,11 @@ class Target:
             return f(*arguments)
 
         with self.chosen():
-            text = jax.jit(program).lower(*jax.tree.map(shape, arguments)).compile().as_text()
+            lowered = jax.jit(program).lower(*jax.tree.map(shape, arguments))
+            try:
+                text = lowered.compile().as_text()
+            except jax.errors.JaxRuntimeError:  # without a device to try it on, XLA may take a Triton kernel that does not fit
+                text = lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False}).as_text()
         if text is None:
             raise Unavailable(f"jax does not show what it has compiled for an {self.name}")
         return text
@@ -75,7 +82,6 @@ def target(name: str) -> Target:
     Raises:
         Unavailable: there is no such plugin.
     """
-    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # of the driver and libraries, which compiling does not need
     try:
         found = topologies.get_topology_desc("", "cuda", target_config=NAMES[name], topology="1x1x1")
     except NotImplementedError:

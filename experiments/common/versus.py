@@ -22,7 +22,8 @@ import numpy as np
 
 import depth
 from deeppcr import Result
-from deeppcr.newton import ahead, rescue
+from deeppcr.loops import ahead
+from experiments.common.costs import FINISHING
 from experiments.common.timing import Timing, build, clock
 
 Row = dict[str, Any]
@@ -214,10 +215,9 @@ def _turns(cost: depth.Cost, solutions: Sequence[Any]) -> dict[str, int]:
     """
     iterations = _told(solutions)["iterations"]
     rest = [_length(solution) - int(solution.stats.prefix) for solution in solutions]
-    finishing = rescue.finish.__code__.co_filename
     loops = [unknown.location for unknown in cost.unknown if unknown.primitive == "while"]
     return {
-        f"{where.file}:{where.line}": round(sum(rest) / len(rest)) if where.file == finishing else iterations - ahead(iterations)
+        f"{where.file}:{where.line}": round(sum(rest) / len(rest)) if where.file in FINISHING else iterations - ahead(iterations)
         for where in loops
     }
 

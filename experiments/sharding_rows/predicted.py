@@ -24,7 +24,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 import deeppcr
 import depth
-from deeppcr.newton import ahead
+from deeppcr.loops import ahead
 from experiments.sharding_rows.links import Link, distances
 from experiments.sharding_rows.stack import Layout, Size, chain_loss, examples, layer_of, sequential_loss, training_step, weights
 

@@ -80,6 +80,11 @@ def test_without_the_plugin_a_line_says_what_to_install(monkeypatch, capsys):
     assert "pip install --no-deps jax-cuda13-plugin" in capsys.readouterr().out
 
 
+def cases():
+    """The quick ones."""
+    return [make() for make in kernels.makers(quick=True)]
+
+
 class Recorded(targets.Target):
     """A target that compiles to a text known beforehand."""
 
@@ -88,7 +93,7 @@ class Recorded(targets.Target):
 
 
 def test_rows_say_what_is_launched_and_what_that_takes():
-    (case,) = [case for case in kernels.cases(quick=True) if case.labels["direction"] == "forward"]
+    (case,) = [case for case in cases() if case.labels["direction"] == "forward"]
     rows = {row["program"]: row for row in kernels.rows(case, Recorded("H200", None))}
     assert list(rows) == ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16", "newton"]
     newton = rows["newton"]
@@ -105,7 +110,7 @@ def test_programs_are_compiled_for_the_target_where_jax_can():
         found = targets.target("H200")
     except targets.Unavailable:
         pytest.skip("no plugin for CUDA")
-    (case,) = [case for case in kernels.cases(quick=True) if case.labels["direction"] == "backward"]
+    (case,) = [case for case in cases() if case.labels["direction"] == "backward"]
     rows = {row["program"]: row for row in kernels.rows(case, found)}
     assert rows["blocks"]["waits"] == 0
     assert rows["blocks"]["launches"] < rows["lax.scan"]["launches"] / 100

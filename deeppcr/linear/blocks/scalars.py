@@ -6,6 +6,7 @@ CPU cores, for 1 to 2048 entries and 2000 to 10000 steps.
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Self
 
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.linear.blocks.base import Blocks
+from deeppcr.linear.blocks.diagonals import Diagonals
+from deeppcr.platforms import platform
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["scalar"], meta_fields=["batch_shape", "width"])
@@ -41,3 +44,10 @@ class Scalars(Blocks):
 
     def transpose(self) -> Self:
         return self
+
+    def lay_out(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
+        """On accelerators every entry with a number of its own: more numbers, and half the kernels."""
+        if platform() == "cpu":
+            return super().lay_out(b)
+        diagonal = jnp.broadcast_to(self.scalar.reshape(-1, *(1,) * (b.ndim - 1)), b.shape)
+        return Diagonals(diagonal).lay_out(b)
