@@ -25,12 +25,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from depth.analysis import analyze
 from depth.device import SMALL_LOOP, Device
 from depth.platforms import default_device
-from depth.prediction import BESIDE
+from depth.prediction import BESIDE, SHORT, predict
 
 SECONDS = 15.0  # when this much has passed, what is left is measured by fewer calls
-VERSION = 8  # of the measurement and of its file: files of another one are not read
+VERSION = 9  # of the measurement and of its file: files of another one are not read
 LARGEST = 1 << 16  # bytes of a file that is read: calibrations take some thousand
 GROUPS = 64  # of a convolution
 FLOAT = "float32"  # of all that is measured but products
@@ -110,16 +111,17 @@ def measure() -> Device:
     weights = jnp.eye(16, dtype=FLOAT)
     vector, matrix = jnp.ones(16, FLOAT), jnp.ones((8, 16), FLOAT)
     reduced = clock.turn(lambda x: _thin(_reduced(x)), one, 4000)
-    few, many = (clock.stacked(count, 2000) / (count + 1 + BESIDE) for count in (3, 8))
+    few = clock.stacked(3, 2000) / (3 + 1 + BESIDE)
     step = {
         "elementwise": thin / 2,  # a turn with one kernel: half of it for the turn, half for the kernel
         "reduction": max(reduced - thin, thin / 2),
         "vector product": clock.turn(lambda x: x @ weights, vector, 2000),
+        "short vector product": clock.turn(lambda x: x @ weights[:SHORT, :SHORT], vector[:SHORT], 4000),
         "product": clock.turn(lambda x: jnp.tanh(jnp.tanh(x @ weights) @ weights), matrix, 1000) / 2,
         "transposed product": clock.turn(lambda x: _thin(x) + (x.T @ x)[:8], matrix, 1000),
     }
+    step["transcendental"] = max(clock.turn(lambda x: jnp.tanh(_thin(x)), one, 4000) - thin, 0.0)
     step["beside product"] = max(few, step["elementwise"])
-    step["crowded"] = max(many, step["beside product"])
     batch = jnp.broadcast_to(weights, (64, 16, 16))
     pieces = [clock.turn(_batched(batch[:n]), batch[:n], 6400 // n) for n in (1, 64)]
     stack = jnp.broadcast_to(weights, (48, 16, 16))
@@ -149,7 +151,7 @@ def measure() -> Device:
         work = 2 * GROUPS * 16 * 3 * 4 * 4
         vector_rates["expanded"] = (GROUPS - 1) * work / clock.turn(_grouped(filters), signals, 16)
     bandwidth, cache_bandwidth = memory_rates[max(memory_rates)], memory_rates[min(memory_rates)]
-    return Device(
+    device = Device(
         name=f"{default_device().device_kind}, {cores()} cores, as measured",
         call_latency=call,
         kernel_latency=max(layers / (32 * 3), step["beside product"]),
@@ -166,6 +168,29 @@ def measure() -> Device:
         small_loop=SMALL_LOOP if default_device().platform == "cpu" else 0.0,
         source=f"measured by depth.calibrate with jax {jax.__version__}",
     )
+    return device.replace(step_latencies=step | {"crowded": _crowded(clock, device)})
+
+
+def _crowded(clock: "_Clock", device: Device) -> float:
+    """Of a kernel in a loop of many: what the gradient of a small network takes beyond what is predicted without it.
+
+    How many of its kernels wait for each other, and so are not handed to other threads, is as in other gradients.
+    """
+    arguments = [_network(length) for length in (2000, 500)]
+    taken, bare, steeper = (
+        time(arguments[0]) - time(arguments[1])
+        for time in (
+            lambda given: clock.seconds(_gradient, *given),
+            lambda given: predict(analyze(_gradient, *given), _with_crowded(device, 0.0)),
+            lambda given: predict(analyze(_gradient, *given), _with_crowded(device, 1.0)),
+        )
+    )
+    kernels = steeper - bare
+    return max((taken - bare) / kernels if kernels else 0.0, device.step_latencies["beside product"])
+
+
+def _with_crowded(device: Device, seconds: float) -> Device:
+    return device.replace(step_latencies={**device.step_latencies, "crowded": seconds})
 
 
 class _Clock:
@@ -215,6 +240,22 @@ def _stacked(count: int) -> Callable[[Array, Array], Any]:
         return _thin(x), tuple(x * (2.0 + k) + y for k in range(count))
 
     return lambda x, ys: lax.scan(step, x, ys)
+
+
+def _network(length: int) -> tuple[Array, Array, Array]:
+    """An input, and the weights and biases of so many layers of 8 units."""
+    weights = jnp.broadcast_to(jnp.eye(8, dtype=FLOAT), (length, 8, 8))
+    return jnp.ones((1, 8), FLOAT), weights, jnp.ones((length, 1, 8), FLOAT)
+
+
+def _gradient(x: Array, weights: Array, biases: Array) -> Any:
+    """The gradient of a network, by loops forwards and backwards."""
+
+    def loss(*given: Array) -> Array:
+        x, *layers = given
+        return jnp.square(lax.scan(lambda x, layer: (jnp.tanh(x @ layer[0] + layer[1]), None), x, layers)[0]).mean()
+
+    return jax.grad(loss, (0, 1, 2))(x, weights, biases)
 
 
 def _thin(x: Array) -> Array:

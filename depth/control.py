@@ -184,6 +184,7 @@ class Scan(_Loop):
     consts: int
     carry: int
     turns: int
+    unroll: int = 1  # steps in a turn of the loop that is compiled; depth and work are the same
 
     @property
     def longest(self) -> int:

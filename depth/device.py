@@ -24,8 +24,9 @@ class Device:
         loop_latency: Seconds of a step of a loop of a known number of turns, beside its kernels.
         turn_latency: Seconds of a turn of a loop whose end depends on data; on a GPU the host waits for the condition.
         step_latencies: Seconds of a small kernel inside a loop, by its kind: "elementwise", "reduction", "vector product",
-            "product", "transposed product", and "beside product" for all but products in a loop that has one; other kinds as
-            "elementwise", and ``kernel_latency`` if it is empty.
+            "short vector product" (with 4 x 4 weights, and more or fewer in proportion to the terms of a sum), "product",
+            "transposed product", and "beside product" for all but products in a loop that has one; other kinds as
+            "elementwise", and ``kernel_latency`` if it is empty. "transcendental": what such functions add.
         piece_latency: Seconds that each further product of a batch of small products adds.
         rates: Operations a second in products, by dtype.
         vector_rates: Operations a second of all else in float32, by class: "arithmetic", "transcendental" (``exp``, ``tanh``,
@@ -266,10 +267,12 @@ def generic_cpu(cores: int) -> Device:
             "elementwise": 0.003 * _US,
             "reduction": 0.01 * _US,
             "vector product": 0.045 * _US,
+            "short vector product": 0.018 * _US,
             "product": 0.45 * _US,
             "transposed product": 0.9 * _US,
+            "transcendental": 0.01 * _US,
             "beside product": 0.02 * _US,
-            "crowded": 0.16 * _US,
+            "crowded": 0.05 * _US,
         },
         piece_latency=0.15 * _US,
         vector_rates={kind: rate * scale for kind, rate in vector_rates.items()},

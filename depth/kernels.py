@@ -71,12 +71,16 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """``turns`` times ``condition`` and ``body``. ``counted``: the number of turns is known before the loop starts."""
+    """``turns`` times ``condition`` and ``body``.
+
+    ``counted``: the number of turns is known before the loop starts. ``unroll``: so many of them are put into one.
+    """
 
     turns: int
     body: "Program"
     condition: "Program | None" = None
     counted: bool = True
+    unroll: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +163,7 @@ class Kernels:
             case Branches(blocks):
                 return Choice(tuple(map(self.program, blocks)))
             case Scan(block):
-                return Loop(transfer.turns, self._with_slices(transfer))
+                return Loop(transfer.turns, self._with_slices(transfer), unroll=transfer.unroll)
             case While(condition, body):
                 return Loop(transfer.turns, self.program(body), self.program(condition), transfer.proven)
         raise TypeError(f"no such transfer: {type(transfer).__name__}")

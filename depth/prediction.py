@@ -5,6 +5,8 @@ traffic.  Loops take that of their body as often as they turn.  (Brent's bound, 
 one kernel for each level of the program; Williams, Waterman and Patterson's roofline, 2009, is this for one kernel.)
 """
 
+import math
+
 from depth.cost import Cost
 from depth.device import Device, find_device
 from depth.kernels import Choice, Kernel, Loop, Program
@@ -43,6 +45,7 @@ def predict(cost: Cost, device: Device | str) -> float:
 
 
 CROWD = 8  # kernels in a turn; a longer list of them is executed by the thread pool of XLA on a CPU
+SHORT = 4  # terms of a short vector product
 BESIDE = 3  # kernels in every turn that are not the program's: the counter, its copy, a copy of what is carried
 
 
@@ -64,25 +67,26 @@ class Seconds:
     def part(self, part: Loop | Choice | Program, place: str) -> float:
         """Seconds of a program inside another."""
         match part:
-            case Loop(turns, body, condition, counted):
-                inside = self._place(body)
-                latency = self.device.loop_latency if counted else self.device.turn_latency
+            case Loop(turns, body, condition, counted, unroll):
+                if unroll > 1 and unroll >= turns:
+                    return turns * self.program(body, place)  # no loop is left
+                inside = self._place(body, unroll)
+                around = self.device.loop_latency if counted else self.device.turn_latency
+                step = self.program(body, inside)
                 if self.device.small_loop and inside != "loop":
-                    latency += BESIDE * self.device.latency("elementwise", inside)
-                if self.device.small_loop and inside != "loop":
-                    latency += len(body.stacks) * self.device.latency("elementwise", inside)
+                    around += (BESIDE + len(body.stacks)) * self.device.latency("elementwise", inside)
                 test = self.program(condition, inside) if condition else 0.0
-                return turns * (latency + test + self.program(body, inside))
+                return turns * step + turns / unroll * (around + test)
             case Choice(programs):
                 return max(self.program(program, place) for program in programs)
         return self.program(part, place)
 
-    def _place(self, body: Program) -> str:
+    def _place(self, body: Program, unroll: int) -> str:
         """How a loop is run: compiled as one piece, kernel by kernel, or by several threads that are handed its kernels."""
         small = self.device.small_loop
-        if not (body.multiplies or (small and (body.parts or body.apart > small))):
+        if not (body.multiplies or (small and (body.parts or unroll * body.apart > small))):
             return "loop"
-        return "crowded loop" if small and body.arrays + BESIDE > CROWD else "loop with product"
+        return "crowded loop" if small and unroll * body.arrays + BESIDE > CROWD else "loop with product"
 
     def kernel(self, kernel: Kernel, place: str) -> float:
         """Seconds of one kernel: its launch, and its arithmetic or its traffic, whichever takes longer."""
@@ -98,4 +102,15 @@ class Seconds:
         traffic = kernel.bytes / device.memory_rate(kernel.bytes)
         apart = kernel.results if device.small_loop and place in ("loop with product", "crowded loop") else 1
         pieces = 0 if inline else kernel.pieces - 1
-        return apart * device.latency(kernel.kind, place) + pieces * device.piece_latency + max(work, traffic)
+        return apart * self._latency(kernel, place) + pieces * device.piece_latency + max(work, traffic)
+
+    def _latency(self, kernel: Kernel, place: str) -> float:
+        """Seconds until a kernel has begun to return results, which in small loops depends on what it computes."""
+        latency, latencies = self.device.latency(kernel.kind, place), self.device.step_latencies
+        if place != "loop":
+            return latency
+        operations = dict(kernel.operations)
+        if kernel.kind == "vector product" and "short vector product" in latencies:
+            terms = math.sqrt(operations.get("product", 0) / 2)  # XLA writes short ones out, term after term
+            latency = min(latency, latencies["short vector product"] * terms / SHORT)
+        return latency + (latencies.get("transcendental", 0.0) if "transcendental" in operations else 0.0)

@@ -143,7 +143,7 @@ def scan(reading: Any, equation: Any) -> None:
     known = [*reading.integers(equation)[:consts], *[None] * (len(equation.invars) - consts)]
     block = reading.inner(equation, equation.params["jaxpr"], known)
     read_only(reading, equation, block)
-    reading.enter(equation, Scan(block, consts, carry, equation.params["length"]))
+    reading.enter(equation, Scan(block, consts, carry, equation.params["length"], _unroll(equation)))
 
 
 @enters("while")
@@ -259,3 +259,9 @@ def pallas_call(reading: Any, equation: Any) -> None:
 def foreign(reading: Any, equation: Any) -> None:
     """What keeps state that is not followed."""
     opaque(reading, equation, "it keeps state that is not followed; counted as one operation")
+
+
+def _unroll(equation: Any) -> int:
+    """How many steps of a scan are one turn of its loop."""
+    unroll, length = equation.params.get("unroll", 1), equation.params["length"]
+    return max(1, length if unroll is True else min(int(unroll), length))

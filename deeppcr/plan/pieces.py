@@ -96,7 +96,7 @@ class Amount:
 
 def _traffic(part: Any) -> int:
     match part:
-        case Loop(turns, body, condition, _):
+        case Loop(turns, body, condition):
             return turns * (_traffic(body) + (_traffic(condition) if condition else 0))
         case Choice(programs):
             return max(map(_traffic, programs))

@@ -232,7 +232,8 @@ def test_a_generic_cpu_gives_every_figure_that_is_measured():
     assert device.cache_bandwidth > device.bandwidth
 
 
-STEPS = ["elementwise", "reduction", "vector product", "product", "transposed product", "beside product", "crowded"]
+STEPS = ["elementwise", "reduction", "vector product", "short vector product", "product", "transposed product", "transcendental"]
+STEPS += ["beside product", "crowded"]
 
 
 @pytest.mark.parametrize("cores", [0, -1, 2.0, None, True], ids=repr)

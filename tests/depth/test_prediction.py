@@ -30,6 +30,11 @@ def loop(fn, length):
     return lambda x: lax.scan(lambda x, _: (fn(x), None), x, length=length)[0]
 
 
+def unrolled(unroll):
+    """Eight sines in a loop, so many in a turn."""
+    return lambda x: lax.scan(lambda x, _: (lax.sin(x), None), x, length=8, unroll=unroll)[0]
+
+
 def until(x):
     return lax.while_loop(lambda x: x[0] < 9, lambda x: x * 2, x)
 
@@ -108,8 +113,32 @@ CASES = {
     "scan of no steps": (loop(lax.sin, 0), (X,), {**LOOPS, "call_latency": 7.0}, 7, "the call"),
     "scan of 10^9": (loop(lax.sin, 10**9), (X,), LOOPS, 13e9, "10^9 (3 + 10)"),
     "nested": (loop(lambda x: loop(lax.sin, 3)(x) * 2, 4), (X,), LOOPS, 208, "4 (3 + 10 + 3 (3 + 10))"),
+    "scan, unrolled": (unrolled(4), (X,), LOOPS, 86, "8 * 10 + 2 * 3"),
+    "scan, unrolled unevenly": (unrolled(3), (X,), LOOPS, 88, "8 * 10 + 8 / 3 * 3"),
+    "scan, without a loop": (unrolled(True), (X,), {**LOOPS, "step_latencies": STEPS}, 80, "8 * 10, and no loop's latencies"),
     "steps": (loop(lax.sin, 9), (X,), {**LOOPS, "step_latencies": STEPS}, 36, "9 (3 + 1)"),
     "steps of two kinds": (loop(lambda x: x - jnp.max(x), 9), (X,), {**LOOPS, "step_latencies": STEPS}, 54, "9 (3 + 2 + 1)"),
+    "steps of short products": (
+        lambda x, w: loop(lambda x: x @ w, 9)(x),
+        (X, W),
+        {**LOOPS, "step_latencies": {**STEPS, "short vector product": 1.0}},
+        45,
+        "9 (3 + 8 / 4), which is less than 3",
+    ),
+    "steps of longer products": (
+        lambda x, w: loop(lambda x: x @ w, 9)(x),
+        (X, W),
+        {**LOOPS, "step_latencies": {**STEPS, "short vector product": 2.0}},
+        54,
+        "9 (3 + 3), since 2 * 8 / 4 is more",
+    ),
+    "steps of sines": (
+        loop(lax.sin, 9),
+        (X,),
+        {**LOOPS, "step_latencies": {**STEPS, "transcendental": 7.0}},
+        99,
+        "9 (3 + 1 + 7)",
+    ),
     "steps before a loop": (
         lambda x: loop(lax.sin, 9)(lax.sort(x)),
         (X,),
@@ -330,3 +359,12 @@ def test_rates_are_those_of_float32_whatever_the_default(monkeypatch, x64):
     assert device.vector_rates["arithmetic"] == pytest.approx(16 * page)
     assert device.vector_rates["transcendental"] == pytest.approx(3 * page)
     assert ("float64" in device.rates) is x64
+
+
+def test_an_unrolled_loop_may_be_too_large_to_be_compiled_as_one_piece():
+    device = FREE.replace(small_loop=100.0, step_latencies={**STEPS, "beside product": 6.0, "crowded": 9.0})
+    plain, twice, four = (seconds(unrolled(count), X, device=device) for count in (1, 2, 4))
+    assert plain == 8 * 1
+    assert twice == 8 * 6 + 4 * 3 * 6  # three kernels around each turn
+    assert four == 8 * 6 + 2 * 3 * 6
+    assert seconds(unrolled(6), X, device=device) == pytest.approx(8 * 9 + 8 / 6 * 3 * 9)  # nine kernels in a turn are many
