@@ -36,7 +36,7 @@ Row = dict[str, Any]
 WIDTHS, QUICK_WIDTHS = (2, 4, 8, 16), (8,)
 LENGTH, STEPS = 1024, 100_000
 EXAMPLES = 16  # of a training step
-HIDDEN = ("baseline", "waits", "depth")
+HIDDEN = ("sequential", "waits", "depth")
 
 
 def makers(quick: bool) -> Iterator[Callable[[], Case]]:
@@ -89,7 +89,7 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
         row = {
             **case.labels,
             "program": name,
-            "baseline": name in case.baselines,
+            "sequential": name in case.baselines,
             **with_turns,
             "outside of loops": found.here,
             "a turn": max((loop.body.here for loop in found.loops if not _finishes(loop.name)), default=0),
@@ -101,7 +101,7 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
         row["fewer launches"] = scanned["launches"] / total.launches
         row["latency speedup"] = scanned["latency ms"] / row["latency ms"]
         predicted = depth.predict(known, device)
-        yield row | {"depth": known.depth, "predicted ms": 1e3 * predicted, "log2": math.log2(predicted / latency)}
+        yield row | {"depth": known.depth, "predicted ms": 1e3 * predicted, "log2 of it": math.log2(predicted / latency)}
 
 
 def compiled(program: Program, arguments: Any, turns: int | None, target: Target) -> tuple[Launches, depth.Cost]:

@@ -22,7 +22,7 @@ from experiments.common.table import markdown
 
 Row = dict[str, Any]
 
-ORDER = ("mlp", "resnet", "diffusion", "rnn", "gradients", "decide", "iterations", "sharding", "recurrence", "prediction")
+ORDER = ("mlp", "resnet", "diffusion", "rnn", "gradients", "decide", "iterations", "kernels", "sharding", "recurrence", "prediction")
 BEGIN, END = "<!-- results: made by python -m experiments report --readme -->", "<!-- end of results -->"
 FIGURES = {
     "sequential ms": "sequential [ms]",
@@ -35,6 +35,10 @@ NOTE = """Times faster than plain `jax.lax.scan`; than the fastest of that, the 
 what `depth` predicts of the latter; and by which program: "auto" may well be the sequential one, and is on a CPU, forwards. Of
 several cases the one of the largest speedup; empty where nothing was measured. The published figures are of others, of other
 machines and other sequential programs."""
+
+
+COMPILED = """No GPU was at hand. What XLA compiles for one can be counted nevertheless: kernels, library calls and copies that are
+launched one after another, and how often the host waits. That is not time; on chains so narrow, launching is most of it."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +128,35 @@ def headlines(devices: Sequence[Device]) -> str:
     return markdown(rows)
 
 
+def launches(devices: Sequence[Device]) -> str:
+    """The same cases on a GPU that was not at hand: how many kernels their compiled programs launch. See `experiments.kernels`."""
+    counted = [row for device in devices for row in device.rows.get("kernels", [])]
+    rows: list[Row] = []
+    for line in HEADLINES:
+        found = sorted((row for row in counted if _has(row, line.labels)), key=lambda row: float(row["launches"]))
+        loops, others = ([row for row in found if row["sequential"] is known] for known in (True, False))
+        plain = next((row for row in loops if row["program"] == "lax.scan"), None)
+        if plain and others:
+            rows.append(
+                {
+                    f"launches, {plain['target']}": line.title,
+                    "lax.scan": plain["launches"],
+                    "best loop": loops[0]["launches"],
+                    "parallel": others[0]["launches"],
+                    "by": others[0]["program"],
+                    "waits": others[0]["waits"],
+                    "fewer than lax.scan": round(others[0]["fewer launches"]),
+                    "than the best loop": round(loops[0]["launches"] / others[0]["launches"]),
+                }
+            )
+    return f"{COMPILED}\n\n{markdown(rows)}" if rows else ""
+
+
 def readme(devices: Sequence[Device]) -> str:
-    """What the README says of results: the table, and where and with what they were measured."""
+    """What the README says of results: the table, where and with what they were measured, and what GPUs would have to do."""
     columns = ("device", "processor", "cores", "jax", "measured")
-    return "\n\n".join([headlines(devices), NOTE, markdown([{key: row[key] for key in columns} for row in _devices(devices)])])
+    parts = [headlines(devices), NOTE, markdown([{key: row[key] for key in columns} for row in _devices(devices)])]
+    return "\n\n".join(part for part in [*parts, launches(devices)] if part)
 
 
 def _has(case: Row, labels: Row) -> bool:

@@ -74,6 +74,21 @@ def test_the_readme_says_what_the_files_say(folders: list[Path], tmp_path: Path)
     assert readme.read_text() == before
 
 
+def test_launches_on_a_gpu_that_was_not_at_hand_are_told(folders: list[Path]) -> None:
+    assert report.launches(report.read(folders)) == ""
+    case = {"target": "H200", "kind": "tanh", "L": 1024, "w": 8, "batch": 1, "direction": "forward"}
+    programs = {"lax.scan": (4000, True), "lax.scan, unroll 16": (700, True), "newton": (100, False), "diagonal": (200, False)}
+    rows = [
+        case | {"program": name, "sequential": loop, "launches": count, "waits": 3, "fewer launches": 4000 / count}
+        for name, (count, loop) in programs.items()
+    ]
+    write(folders[0], "kernels", rows)
+    devices = report.read(folders)
+    told = line(report.launches(devices), "MLP, 1024 layers of 8 tanh units, forward")
+    assert told[1:] == ["4000", "700", "100", "newton", "3", "40", "7"]
+    assert report.launches(devices) in report.readme(devices)
+
+
 def test_a_readme_without_a_place_is_left_alone(folders: list[Path], tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("# Toy\n")
