@@ -22,7 +22,7 @@ from experiments.common.table import markdown
 
 Row = dict[str, Any]
 
-ORDER = ("mlp", "resnet", "diffusion", "rnn", "gradients", "decide", "iterations", "kernels", "sharding", "recurrence", "prediction")
+ORDER = ("mlp", "resnet", "diffusion", "rnn", "gradients", "decide", "iterations", "kernels", "sharding")
 BEGIN, END = "<!-- results: made by python -m experiments report --readme -->", "<!-- end of results -->"
 FIGURES = {
     "sequential ms": "sequential [ms]",
@@ -37,8 +37,8 @@ several cases the one of the largest speedup; empty where nothing was measured. 
 machines and other sequential programs."""
 
 
-COMPILED = """No GPU was at hand. What XLA compiles for one can be counted nevertheless: kernels, library calls and copies that are
-launched one after another, and how often the host waits. That is not time; on chains so narrow, launching is most of it."""
+COMPILED = """No GPU was at hand. What XLA compiles for one can be counted nevertheless: kernels, library calls and copies, which
+are launched one after another, and how often the host waits. That is not time; on chains so narrow, launching is most of it."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def headlines(devices: Sequence[Device]) -> str:
 
 
 def launches(devices: Sequence[Device]) -> str:
-    """The same cases on a GPU that was not at hand: how many kernels their compiled programs launch. See `experiments.kernels`."""
+    """The same cases on a GPU that was not at hand: how many kernels they launch. See `experiments.kernels`."""
     counted = [row for device in devices for row in device.rows.get("kernels", [])]
     rows: list[Row] = []
     for line in HEADLINES:

@@ -27,8 +27,8 @@ Every solver takes every kind of blocks:
     blocks.coupled      how many entries mix: w, k, 1, 1, 0
     blocks.apply(y), .compose(earlier), .transpose(), .astype(dtype)
 
-Parallel solvers ask for blocks in the layout in which they are multiplied fastest (`Blocks.lay_out`), which differs between a CPU and an
-accelerator; `equations` has a round of parallel cyclic reduction.
+Parallel solvers ask for blocks in the layout in which they are multiplied fastest (`Blocks.lay_out`), which on a CPU is another
+one than on accelerators; `equations` has a round of parallel cyclic reduction.
 
 A new solver is one file with a `LinearSolver` and one line in `choose.SOLVERS`; a new kind of block is one
 file in `blocks`.

@@ -8,8 +8,8 @@
     Frozen(every=m)    those of another one, kept for m iterations  chord method
     "auto"             the narrowest of the first three that is proven to be exact
 
-A new one is one file with a `Linearization`. `jacobian` has the derivatives of all steps that they are made of, and `columns` what a
-linear function makes of all unit vectors at once.
+A new one is one file with a `Linearization`. `jacobian` has the derivatives of all steps that they are made of, and `columns`
+what a linear function makes of all unit vectors at once.
 """
 
 from deeppcr.linearize.block_diagonal import BlockDiagonal
