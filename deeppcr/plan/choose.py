@@ -21,10 +21,10 @@ from deeppcr.plan.trials import read_trials
 
 T = TypeVar("T")
 KEPT = 512  # choices
-# What another candidate may take of the sequential program's time, forwards and backwards: predictions are off by a factor of 1.5
-# to 2 as often as not, and what promises little gain takes longer to compile. Backwards, 0.35 to 0.45 had the least regret of 0.2
-# to 0.8 in `python -m experiments decide`; forwards it made no difference on a CPU.
-PROMISE, BACKWARDS = 0.8, 0.4
+# What another candidate may take of the sequential program's time: predictions are off by a factor of 1.5 as often as not, and
+# what promises little gain takes longer to compile. Of 0.2 to 1, anything from 0.7 on had the least regret in `python -m
+# experiments decide`, backwards; forwards it made no difference on a CPU.
+PROMISE = 0.8
 CALLS = 2  # a sequential program that takes no longer than so many calls of an empty one is left as it is
 
 
@@ -113,7 +113,7 @@ def _handicapped(candidate: Candidate, field: Field) -> float:
     if candidate.adjoint is None:
         return PROMISE * candidate.time
     forward = field.sequential().seconds
-    return forward + BACKWARDS * max(candidate.time - forward, 0.0)
+    return forward + PROMISE * max(candidate.time - forward, 0.0)
 
 
 _CHOICES: OrderedDict[Hashable, Any] = OrderedDict()
