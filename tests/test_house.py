@@ -43,6 +43,7 @@ FLOORS = {
     "sums": 1,
     "checks": 0,
     "platforms": 0,
+    "loops": 0,
     "signature": 0,
     "across": 0,
     "retype": 1,
