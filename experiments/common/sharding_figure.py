@@ -46,5 +46,5 @@ def _lines(axes: Any, rows: Sequence[Row], title: str) -> None:
     lengths = sorted({row["L"] for row in rows})
     if lengths:
         title += f", L = {lengths[0]}" + (f" to {lengths[-1]}" if len(lengths) > 1 else "")
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, frameon=True, framealpha=0.9, edgecolor="none")
     axes.set_title(title)

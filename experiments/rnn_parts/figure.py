@@ -87,7 +87,7 @@ def _heard(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_ylim(-0.02, 1.02)
     axes.set_title("silero-vad: probability of speech")
     if rows:
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, frameon=True, framealpha=0.9, loc="lower center")
     else:
         _say(axes, "not measured")
 
