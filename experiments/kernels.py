@@ -23,8 +23,10 @@ from deeppcr.loops import FINISHING, ahead
 from experiments import mlp
 from experiments.common.baselines import baselines
 from experiments.common.costs import cost
+from experiments.common.kernels_figure import draw
 from experiments.common.launches import Launches, launches
-from experiments.common.options import in_time, parser, record
+from experiments.common.options import in_time, parser, picture, record
+from experiments.common.plots import can_draw
 from experiments.common.progress import progress
 from experiments.common.table import table
 from experiments.common.targets import NAMES, Target, Unavailable, target
@@ -167,3 +169,6 @@ def main(argv: list[str]) -> None:
     kept.finish()
     if kept.path:
         print("kept in", kept.path)
+    if (path := picture(options)) and can_draw():
+        draw(kept.rows, path)
+        print("drawn in", path)

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import kernels
-from experiments.common import targets
+from experiments.common import kernels_figure, targets
 from experiments.common.launches import Total, launches
 
 TEXT = """HloModule jit_f, is_scheduled=true
@@ -103,6 +103,18 @@ def test_rows_say_what_is_launched_and_what_that_takes():
     assert newton["fewer launches"] == newton["latency speedup"] == 1
     assert 0 < newton["depth"] < rows["lax.scan"]["depth"]
     assert newton["predicted ms"] < rows["lax.scan"]["predicted ms"]
+
+
+def test_the_figure_has_a_line_for_every_case(tmp_path):
+    case = {"kind": "tanh", "L": 1024, "w": 8, "batch": 1, "direction": "forward", "latency ms": 0.1, "predicted ms": 0.2}
+    rows = [case | {"program": "lax.scan", "sequential": True, "launches": 4000}]
+    rows += [case | {"program": "newton", "sequential": False, "launches": 100}]
+    rows += [rows[0] | {"kind": None, "data": "digits", "direction": "training step"}]
+    assert kernels_figure.named(rows[1]) == "tanh, L = 1,024, w = 8, forward"
+    assert kernels_figure.named(rows[2]) == "digits, L = 1,024, w = 8, training step"
+    kernels_figure.draw(rows, tmp_path / "figure.png")
+    kernels_figure.draw([], tmp_path / "empty.png")
+    assert (tmp_path / "figure.png").stat().st_size > (tmp_path / "empty.png").stat().st_size > 0
 
 
 def test_programs_are_compiled_for_the_target_where_jax_can():
