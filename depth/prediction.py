@@ -45,9 +45,9 @@ def predict(cost: Cost, device: Device | str) -> float:
 
 
 CROWD = 8  # kernels in a turn; a longer list of them is executed by the thread pool of XLA on a CPU
-# On accelerators: what several steps do is one kernel, but for products; so many steps, counted in programs compiled for an H200,
-# of which `python -m experiments kernels` has some.
-UNROLLED, FUSED_STEPS = "unrolled loop", 4
+# On accelerators: what several steps do is one kernel, but for products that are not small; so many steps, counted in programs
+# compiled for an H200, of which `python -m experiments kernels` has some.
+UNROLLED, FUSED_STEPS, FUSED_PRODUCT = "unrolled loop", 4, 4096  # operations
 SHORT = 4  # terms of a short vector product
 BESIDE = 3  # kernels in every turn that are not the program's: the counter, its copy, a copy of what is carried
 
@@ -112,8 +112,10 @@ class Seconds:
     def _latency(self, kernel: Kernel, place: str) -> float:
         """Seconds until a kernel has begun to return results, which in small loops depends on what it computes."""
         latency, latencies = self.device.latency(kernel.kind, place), self.device.step_latencies
-        if place == UNROLLED and kernel.kind not in ("product", "transposed product", "own"):
-            return latency / FUSED_STEPS
+        if place == UNROLLED:
+            alone = kernel.kind in ("product", "transposed product", "own")
+            alone |= dict(kernel.operations).get("product", 0) > FUSED_PRODUCT
+            return latency if alone else latency / FUSED_STEPS
         if place != "loop":
             return latency
         operations = dict(kernel.operations)

@@ -35,6 +35,11 @@ def unrolled(unroll):
     return lambda x: lax.scan(lambda x, _: (lax.sin(x), None), x, length=8, unroll=unroll)[0]
 
 
+def vectors(x, w):
+    """Products of a vector, four in a turn."""
+    return lax.scan(lambda x, w: (lax.sin(x @ w), None), x, w, unroll=4)[0]
+
+
 def until(x):
     return lax.while_loop(lambda x: x[0] < 9, lambda x: x * 2, x)
 
@@ -123,6 +128,8 @@ CASES = {
         "8 (10 / 4 for the slice + the product 10 + sin 10 / 4) + 2 * 3",
     ),
     "scan, without a loop": (unrolled(True), (X,), {**LOOPS, "step_latencies": STEPS}, 80, "8 * 10, and no loop's latencies"),
+    "vectors, unrolled": (vectors, (X, f(8, 8, 8)), LOOPS, 66, "8 (10 + 10 + 10) / 4 + 2 * 3"),
+    "long vectors, unrolled": (vectors, (f(64), f(8, 64, 64)), LOOPS, 126, "8 (10 / 4 + the product 10 + 10 / 4) + 2 * 3"),
     "steps": (loop(lax.sin, 9), (X,), {**LOOPS, "step_latencies": STEPS}, 36, "9 (3 + 1)"),
     "steps of two kinds": (loop(lambda x: x - jnp.max(x), 9), (X,), {**LOOPS, "step_latencies": STEPS}, 54, "9 (3 + 2 + 1)"),
     "steps of short products": (
