@@ -79,21 +79,12 @@ def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replac
     afterwards. It is the same arithmetic, but XLA's CPU kernels for the pieces of a sum are scalar code, those for the sum of
     pieces vector code: a GRU step of 8 units and 8 examples takes 0.3 us instead of 1.2.
     """
-    values, mesh = dict(known), jax.sharding.get_abstract_mesh()
+    values = dict(known)
     equations = needed(jaxpr, known, wanted)
     in_pieces = {variable: made for variable, made in only_cut(equations, wanted).items() if variable not in known}
 
     def read(atom: Any) -> Any:
         return atom.val if is_literal(atom) else values[atom]
-
-    def bind(equation: Any, operands: list[Any]) -> list[Any]:
-        # On the mesh of today: the program may have been traced on another, or outside of `jax.shard_map`.
-        with equation.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
-            results = replace(equation, operands) if replace else None
-            if results is None:
-                results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
-                results = results if equation.primitive.multiple_results else [results]
-        return list(results)
 
     def cut(knife: Any, atom: Any) -> list[Any]:
         """What the equation ``knife`` makes of ``atom``."""
@@ -101,16 +92,41 @@ def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replac
         if made is None:
             return _cut(knife, read(atom))
         parts = [cut(knife, operand) for operand in made.invars]
-        return [bind(made, list(operands))[0] for operands in zip(*parts, strict=True)]
+        return [bind(made, operands, replace)[0] for operands in zip(*parts, strict=True)]
 
     for equation in equations:
         if all(variable in in_pieces for variable in equation.outvars):
             continue
         is_cut = equation.primitive.name in CUTS and equation.invars[0] in in_pieces
-        results = cut(equation, equation.invars[0]) if is_cut else bind(equation, [read(atom) for atom in equation.invars])
+        results = (
+            cut(equation, equation.invars[0]) if is_cut else bind(equation, [read(atom) for atom in equation.invars], replace)
+        )
         for variable, value in zip(equation.outvars, results, strict=True):
             values.setdefault(variable, value)
     return [read(atom) for atom in wanted]
+
+
+def entered(closed: Any, operands: Sequence[Any]) -> tuple[Program, dict[Any, Any]]:
+    """A closed program, and what is known once it is called with ``operands``."""
+    program = Program.of(closed)
+    return program, dict(zip([*program.constvars, *program.invars], [*getattr(closed, "consts", ()), *operands], strict=True))
+
+
+def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
+    """The results of a closed program, as `evaluate` has them."""
+    program, known = entered(closed, operands)
+    return evaluate(program, known, program.outvars, replace)
+
+
+def bind(equation: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
+    """The results of an equation; ``replace`` as in `evaluate`."""
+    # On the mesh of today: the program may have been traced on another, or outside of `jax.shard_map`.
+    with equation.ctx.manager, jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
+        results = replace(equation, list(operands)) if replace else None
+        if results is None:
+            results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+            results = results if equation.primitive.multiple_results else [results]
+    return list(results)
 
 
 def _cut(knife: Any, value: Any) -> list[Any]:

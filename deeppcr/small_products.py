@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.jaxprs import called, evaluate, is_literal, without_constants
+from deeppcr.jaxprs import apply, called, is_literal, without_constants
 from deeppcr.platforms import platform
 
 MOST = 2048  # multiplications up to which a product is written out; from 4096 on XLA cuts the sum into tasks for its threads
@@ -32,9 +32,7 @@ def write_out(equation: Any, operands: list[Any]) -> list[Any] | None:
     inner = called(equation)
     if inner is None or not _holds_small_product(inner) or platform() != "cpu":
         return None
-    jaxpr = without_constants(inner)
-    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*getattr(inner, "consts", ()), *operands], strict=True))
-    return evaluate(jaxpr, known, jaxpr.outvars, write_out)
+    return apply(inner, operands, write_out)
 
 
 def _holds_small_product(closed: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from deeppcr.jaxprs import Program, called, evaluate, without_constants
+from deeppcr.jaxprs import apply, called, without_constants
 
 
 def with_plain_sums(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,9 +26,7 @@ def with_plain_sums(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _evaluate(closed: Any, operands: list[Any]) -> list[Any]:
-    program = Program.of(closed)
-    known = dict(zip([*program.constvars, *program.invars], [*getattr(closed, "consts", ()), *operands], strict=True))
-    return evaluate(program, known, program.outvars, _plain)
+    return apply(closed, operands, _plain)
 
 
 def _plain(equation: Any, operands: list[Any]) -> list[Any] | None:

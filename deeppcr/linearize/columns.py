@@ -7,14 +7,13 @@ costs w^2 operations and not w^3. From the first operation on that does more to 
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.jaxprs import Program, called, needed
+from deeppcr.jaxprs import bind, called, entered, needed
 from depth.jaxprs import is_literal
 
 
@@ -62,8 +61,7 @@ class Images:
 
 
 def _evaluate(closed: Any, operands: Sequence[Any]) -> list[Any]:
-    program = Program.of(closed)
-    known = dict(zip([*program.constvars, *program.invars], [*getattr(closed, "consts", ()), *operands], strict=True))
+    program, known = entered(closed, operands)
     for equation in needed(program, known, program.outvars):
         values = [atom.val if is_literal(atom) else known[atom] for atom in equation.invars]
         known |= dict(zip(equation.outvars, _results(equation, values), strict=True))
@@ -72,9 +70,8 @@ def _evaluate(closed: Any, operands: Sequence[Any]) -> list[Any]:
 
 def _results(equation: Any, values: list[Any]) -> list[Any]:
     """The results of an equation, of which some operands are unit vectors or their images."""
-    bind = partial(_bind, equation)
-    if not any(isinstance(value, Units | Images) for value in values):
-        return bind(*values)
+    if all(map(_is_plain, values)):
+        return bind(equation, values)
     if any(isinstance(value, Units) for value in values):
         inner = called(equation)
         if inner is not None:
@@ -86,13 +83,7 @@ def _results(equation: Any, values: list[Any]) -> list[Any]:
     count = next(value.count if isinstance(value, Units) else len(value.array) for value in values if not _is_plain(value))
     axes = [None if _is_plain(value) else 0 for value in values]
     arrays = [value if _is_plain(value) else _array(value, count) for value in values]
-    return [Images(result) for result in jax.vmap(bind, in_axes=axes)(*arrays)]
-
-
-def _bind(equation: Any, *operands: Any) -> list[Any]:
-    with equation.ctx.manager:
-        results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
-    return list(results) if equation.primitive.multiple_results else [results]
+    return [Images(result) for result in jax.vmap(lambda *operands: bind(equation, operands), in_axes=axes)(*arrays)]
 
 
 def _is_plain(value: Any) -> bool:
