@@ -176,21 +176,16 @@ def _crowded(clock: "_Clock", device: Device) -> float:
 
     How many of its kernels wait for each other, and so are not handed to other threads, is as in other gradients.
     """
-    arguments = [_network(length) for length in (2000, 500)]
-    taken, bare, steeper = (
-        time(arguments[0]) - time(arguments[1])
-        for time in (
-            lambda given: clock.seconds(_gradient, *given),
-            lambda given: predict(analyze(_gradient, *given), _with_crowded(device, 0.0)),
-            lambda given: predict(analyze(_gradient, *given), _with_crowded(device, 1.0)),
-        )
-    )
-    kernels = steeper - bare
+    long, short = (_network(length) for length in (2000, 500))
+    costs = [analyze(_gradient, *given) for given in (long, short)]
+
+    def predicted(crowded: float) -> float:
+        model = device.replace(step_latencies={**device.step_latencies, "crowded": crowded})
+        return predict(costs[0], model) - predict(costs[1], model)
+
+    taken, bare = clock.seconds(_gradient, *long) - clock.seconds(_gradient, *short), predicted(0.0)
+    kernels = predicted(1.0) - bare
     return max((taken - bare) / kernels if kernels else 0.0, device.step_latencies["beside product"])
-
-
-def _with_crowded(device: Device, seconds: float) -> Device:
-    return device.replace(step_latencies={**device.step_latencies, "crowded": seconds})
 
 
 class _Clock:

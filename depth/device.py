@@ -91,7 +91,7 @@ class Device:
         return rate / 2 if dtype.endswith(("64", "128")) else rate
 
     def latency(self, kind: str, place: str) -> float:
-        """Seconds of a small kernel at a ``place``: "program", "loop", "loop with product" or "crowded loop"."""
+        """Seconds of a small kernel at a ``place``: "program", "loop", "loop with product", "crowded loop" or "unrolled loop"."""
         if place == "program" or not self.step_latencies:
             return self.kernel_latency
         if place == "crowded loop":

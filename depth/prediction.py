@@ -74,8 +74,6 @@ class Seconds:
                 if unroll > 1 and unroll >= turns:
                     return turns * self.program(body, place)  # no loop is left
                 inside = self._place(body, unroll)
-                if unroll > 1 and not self.device.small_loop:
-                    inside = UNROLLED
                 around = self.device.loop_latency if counted else self.device.turn_latency
                 step = self.program(body, inside)
                 if self.device.small_loop and inside != "loop":
@@ -87,8 +85,10 @@ class Seconds:
         return self.program(part, place)
 
     def _place(self, body: Program, unroll: int) -> str:
-        """How a loop is run: compiled as one piece, kernel by kernel, or by several threads that are handed its kernels."""
+        """How a loop is run: steps fused, compiled as one piece, kernel by kernel, or by threads that are handed its kernels."""
         small = self.device.small_loop
+        if unroll > 1 and not small:
+            return UNROLLED
         if not (body.multiplies or (small and (body.parts or unroll * body.apart > small))):
             return "loop"
         return "crowded loop" if small and unroll * body.arrays + BESIDE > CROWD else "loop with product"
@@ -112,14 +112,14 @@ class Seconds:
     def _latency(self, kernel: Kernel, place: str) -> float:
         """Seconds until a kernel has begun to return results, which in small loops depends on what it computes."""
         latency, latencies = self.device.latency(kernel.kind, place), self.device.step_latencies
+        operations = dict(kernel.operations)
+        product = operations.get("product", 0)
         if place == UNROLLED:
-            alone = kernel.kind in ("product", "transposed product", "own")
-            alone |= dict(kernel.operations).get("product", 0) > FUSED_PRODUCT
+            alone = kernel.kind in ("product", "transposed product", "own") or product > FUSED_PRODUCT
             return latency if alone else latency / FUSED_STEPS
         if place != "loop":
             return latency
-        operations = dict(kernel.operations)
         if kernel.kind == "vector product" and "short vector product" in latencies:
-            terms = math.sqrt(operations.get("product", 0) / 2)  # XLA writes short ones out, term after term
+            terms = math.sqrt(product / 2)  # XLA writes short ones out, term after term
             latency = min(latency, latencies["short vector product"] * terms / SHORT)
         return latency + (latencies.get("transcendental", 0.0) if "transcendental" in operations else 0.0)

@@ -10,7 +10,7 @@ from depth.control import Branches, Call, Scan, While
 from depth.graph import Block
 from depth.jaxprs import is_reference, scan_parts, without_constants
 from depth.maxplus import Algebra
-from depth.platforms import platforms
+from depth.platforms import platform
 from depth.rules import ceil_log2, elements, overlap, reduced, size, window
 
 # The reading of one jaxpr (`depth.reader`), and an equation in it.
@@ -126,7 +126,7 @@ def cond(reading: Any, equation: Any) -> None:
 def lowered(reading: Any, equation: Any, known: list[Any]) -> None:
     """The one program of `jax.lax.platform_dependent` that is lowered for jax's default device."""
     branches = dict(zip(equation.params["branches_platforms"], equation.params["branches"], strict=True))
-    here = platforms()[0]
+    here = platform()
     chosen = next((branch for names, branch in branches.items() if names and here in names), branches.get(None))
     if chosen is None:
         return opaque(reading, equation, f"it has no program for {here}; counted as one operation")
