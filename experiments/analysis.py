@@ -6,6 +6,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from jax import Array, lax
 
 import depth
 from depth.jaxprs import inside, without_constants
-from experiments.common.options import in_time, parser, picture, record
-from experiments.common.plots import can_draw, figure
+from experiments.common.options import conclude, in_time, parser, record
+from experiments.common.plots import figure
 from experiments.common.progress import progress
 from experiments.common.table import table
 
@@ -136,8 +137,4 @@ def main(argv: list[str]) -> None:
         kept.add(measure(name, program, options.repeats))
     kept.finish()
     print(table(kept.rows))
-    if kept.path:
-        print("kept in", kept.path)
-    if (path := picture(options)) and can_draw():
-        draw(kept.rows, path)
-        print("drawn in", path)
+    conclude(options, kept, partial(draw, kept.rows))

@@ -18,9 +18,9 @@ import deeppcr
 import depth
 from experiments.common.baselines import SCAN, UNROLLS
 from experiments.common.builds import Way, compare
-from experiments.common.options import in_time, model, parser, picture, positive, record
+from experiments.common.options import conclude, in_time, model, parser, positive, record
 from experiments.common.packages import find_package
-from experiments.common.plots import can_draw, figure
+from experiments.common.plots import figure
 from experiments.common.progress import progress
 from experiments.common.table import table
 
@@ -157,8 +157,4 @@ def main(argv: list[str]) -> None:
             rows.append({key: value for key, value in row.items() if key not in HIDDEN})
         print(table(rows) + "\n", flush=True)
     kept.finish()
-    if kept.path:
-        print("kept in", kept.path)
-    if kept.rows and (path := picture(options)) and can_draw():
-        draw(kept.rows, path)
-        print("drawn in", path)
+    conclude(options, kept, partial(draw, kept.rows) if kept.rows else None)

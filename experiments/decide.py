@@ -23,8 +23,7 @@ import jax
 import depth
 from experiments.common import zoo
 from experiments.common.decide_figure import draw
-from experiments.common.options import in_time, model, parser, picture, positive, record
-from experiments.common.plots import can_draw
+from experiments.common.options import conclude, in_time, model, parser, positive, record
 from experiments.common.progress import progress
 from experiments.common.table import table
 from experiments.decide_parts import breakeven, giving_up
@@ -94,12 +93,7 @@ def main(argv: list[str]) -> None:
     parts = {part: [row for row in kept.rows if row["part"] == part] for part in PARTS}
     for text in filter(None, [report(parts["regret"]), table([shown(row) for row in parts["map"]])]):
         print(text)
-    if kept.path:
-        print("kept in", kept.path)
-    path = picture(options)
-    if path and (parts["regret"] or parts["map"]) and can_draw():
-        draw(kept.rows, path)
-        print("drawn in", path)
+    conclude(options, kept, partial(draw, kept.rows) if parts["regret"] or parts["map"] else None)
 
 
 def shown(row: Row) -> Row:

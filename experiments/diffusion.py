@@ -26,7 +26,6 @@ from deeppcr import Diagonal, Newton
 from deeppcr.diffusion import Schedule
 from experiments.common import data, options
 from experiments.common.baselines import baselines
-from experiments.common.plots import can_draw
 from experiments.common.progress import progress
 from experiments.common.table import table
 from experiments.common.versus import TOLERANCE, Case, Program, race
@@ -216,8 +215,4 @@ def main(argv: list[str]) -> None:
         kept.add(*rows)
         print(report(rows), end="\n\n", flush=True)
     kept.finish()
-    if kept.path:
-        print("kept in", kept.path)
-    if (path := options.picture(asked)) and can_draw():
-        draw(kept.rows, bench.gallery, path)
-        print("drawn in", path)
+    options.conclude(asked, kept, partial(draw, kept.rows, bench.gallery))

@@ -18,6 +18,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ import jax
 
 from deeppcr import Newton, Recurrence
 from experiments.common.baselines import SCAN, baselines
-from experiments.common.options import in_time, model, parser, picture, positive, record
-from experiments.common.plots import can_draw, figure
+from experiments.common.options import conclude, in_time, model, parser, positive, record
+from experiments.common.plots import figure
 from experiments.common.progress import progress
 from experiments.common.summary import best, cases
 from experiments.common.table import table
@@ -146,8 +147,4 @@ def main(argv: list[str]) -> None:
     kept.finish()
     print(table(list(best(kept.rows))))
     print("\n".join(summary(kept.rows)))
-    if kept.path:
-        print("kept in", kept.path)
-    if (path := picture(options)) and can_draw():
-        draw(kept.rows, path)
-        print("drawn in", path)
+    conclude(options, kept, partial(draw, kept.rows))

@@ -19,8 +19,7 @@ from typing import Any
 from experiments.common import models
 from experiments.common.forms import problem
 from experiments.common.iterations_figure import draw
-from experiments.common.options import in_time, model, parser, picture, record
-from experiments.common.plots import can_draw
+from experiments.common.options import conclude, in_time, model, parser, record
 from experiments.common.progress import progress
 from experiments.common.summary import best
 from experiments.common.table import table
@@ -123,8 +122,4 @@ def main(argv: list[str]) -> None:
         print(printed(rows), flush=True)
     kept.finish()
     print(table(list(best(kept.rows))))
-    if kept.path:
-        print("kept in", kept.path)
-    if (path := picture(options)) and can_draw():
-        draw(kept.rows, path)
-        print("drawn in", path)
+    conclude(options, kept, partial(draw, kept.rows))

@@ -19,14 +19,13 @@ import jax
 
 import deeppcr
 import depth
-from deeppcr.loops import FINISHING, ahead
+from deeppcr.loops import FINISHING
 from experiments import mlp
 from experiments.common.baselines import baselines
-from experiments.common.costs import cost
+from experiments.common.costs import cost, further
 from experiments.common.kernels_figure import draw
 from experiments.common.launches import Launches, launches
-from experiments.common.options import in_time, parser, picture, record
-from experiments.common.plots import can_draw
+from experiments.common.options import conclude, in_time, parser, record
 from experiments.common.progress import progress
 from experiments.common.table import table
 from experiments.common.targets import NAMES, Target, Unavailable, target
@@ -141,11 +140,6 @@ def _of_loop(turns: int | None, name: str) -> int:
     return further(turns)
 
 
-def further(turns: int) -> int:
-    """Turns of the loop whose end depends on data: those after the first ones."""
-    return max(0, turns - ahead(turns))
-
-
 def main(argv: list[str]) -> None:
     """Compile, count, and print a table."""
     arguments = parser("kernels", __doc__)
@@ -167,8 +161,4 @@ def main(argv: list[str]) -> None:
         kept.add(*new)
         print(table([{key: value for key, value in row.items() if key not in HIDDEN} for row in new]) + "\n", flush=True)
     kept.finish()
-    if kept.path:
-        print("kept in", kept.path)
-    if (path := picture(options)) and can_draw():
-        draw(kept.rows, path)
-        print("drawn in", path)
+    conclude(options, kept, partial(draw, kept.rows))

@@ -20,8 +20,7 @@ from jax import Array
 import deeppcr
 from experiments.common.baselines import Scan, baselines
 from experiments.common.mlp_figure import draw
-from experiments.common.options import in_time, model, parser, picture, positive, record
-from experiments.common.plots import can_draw
+from experiments.common.options import conclude, in_time, model, parser, positive, record
 from experiments.common.progress import progress
 from experiments.common.summary import best
 from experiments.common.table import table
@@ -173,8 +172,4 @@ def main(argv: list[str]) -> None:
             jax.clear_caches()  # compiled programs of sizes that are done would fill the memory
     kept.finish()
     print(table(list(best(kept.rows))))
-    if kept.path:
-        print("kept in", kept.path)
-    if (path := picture(options)) and can_draw():
-        draw(list(best(kept.rows)), path)
-        print("drawn in", path)
+    conclude(options, kept, partial(draw, list(best(kept.rows))))

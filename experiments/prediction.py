@@ -19,8 +19,8 @@ from jax import Array, lax
 
 import deeppcr
 import depth
-from experiments.common.options import in_time, model, parser, picture, record
-from experiments.common.plots import can_draw, figure
+from experiments.common.options import conclude, in_time, model, parser, record
+from experiments.common.plots import figure
 from experiments.common.progress import progress
 from experiments.common.summary import errors
 from experiments.common.table import table
@@ -261,8 +261,4 @@ def main(argv: list[str]) -> None:
     kept.finish()
     print(table([{key: row[key] for key in PRINTED if key in row} for row in kept.rows]))
     print("\n".join(summary(kept.rows)))
-    if kept.path:
-        print("kept in", kept.path)
-    if (path := picture(options)) and can_draw():
-        draw(kept.rows, path)
-        print("drawn in", path)
+    conclude(options, kept, partial(draw, kept.rows))

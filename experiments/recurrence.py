@@ -32,8 +32,7 @@ from deeppcr.linear import (
 )
 from deeppcr.linear.choose import SOLVERS, name_of
 from experiments.common.baselines import Scan, baselines
-from experiments.common.options import in_time, model, parser, picture, positive, record
-from experiments.common.plots import can_draw
+from experiments.common.options import conclude, in_time, model, parser, positive, record
 from experiments.common.progress import progress
 from experiments.common.recurrence_figure import draw
 from experiments.common.table import table
@@ -230,8 +229,4 @@ def main(argv: list[str]) -> None:
         jax.clear_caches()  # compiled programs of sizes that are done would fill the memory
     kept.finish()
     print(table([{key: value for key, value in row.items() if key != "part"} for row in kept.rows if "part" in row]))
-    if kept.path:
-        print("kept in", kept.path)
-    if (path := picture(options)) and can_draw():
-        draw(kept.rows, path)
-        print("drawn in", path)
+    conclude(options, kept, partial(draw, kept.rows))

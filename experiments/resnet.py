@@ -25,7 +25,6 @@ import deeppcr
 import depth
 from experiments.common import data, options
 from experiments.common.baselines import SCAN, baselines
-from experiments.common.plots import can_draw
 from experiments.common.progress import progress
 from experiments.common.table import table
 from experiments.common.versus import Case, Program, race, shown
@@ -181,9 +180,7 @@ def main(argv: list[str]) -> None:
             print(table([_cells(row) for row in rows]) + "\n", flush=True)
     kept.finish()
     print(summary(kept.rows))
-    if (path := options.picture(chosen)) and can_draw():
-        draw(kept.rows, path)
-        print("drawn in", path)
+    options.draw_figure(chosen, partial(draw, kept.rows))
 
 
 def _cells(row: Row) -> Row:

@@ -16,8 +16,7 @@ from typing import Any
 
 import jax
 
-from experiments.common.options import in_time, model, parser, picture, positive, record
-from experiments.common.plots import can_draw
+from experiments.common.options import draw_figure, in_time, model, parser, positive, record
 from experiments.common.progress import progress
 from experiments.common.table import table
 from experiments.common.versus import Case, race, shown
@@ -105,7 +104,4 @@ def main(argv: list[str]) -> None:
         cells = [{key: value for key, value in shown(row).items() if key not in HIDDEN} for row in rows]
         print(table(cells) + "\n", flush=True)
     kept.finish()
-    path = picture(options)
-    if path and can_draw():
-        draw(kept.rows, path)
-        print("drawn in", path)
+    draw_figure(options, partial(draw, kept.rows))

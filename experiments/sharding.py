@@ -20,8 +20,7 @@ from functools import partial
 
 import jax
 
-from experiments.common.options import in_time, model, parser, picture, record
-from experiments.common.plots import can_draw
+from experiments.common.options import conclude, in_time, model, parser, record
 from experiments.common.progress import progress
 from experiments.common.results import device, environment
 from experiments.common.sharding_figure import draw, has_figure
@@ -182,8 +181,4 @@ def main(argv: list[str]) -> None:
                 print(f"{row['row']}: {row['ms']:.3g} ms", file=sys.stderr, flush=True)
     kept.finish()
     print("\n" + "\n\n".join(tables(kept.rows)))
-    if kept.path:
-        print("kept in", kept.path)
-    if (path := picture(options)) and has_figure(kept.rows) and can_draw():
-        draw(kept.rows, path)
-        print("drawn in", path)
+    conclude(options, kept, partial(draw, kept.rows) if has_figure(kept.rows) else None)

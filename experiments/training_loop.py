@@ -8,6 +8,7 @@ compared is all that training leaves behind: parameters and losses. "speedup" is
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ import deeppcr
 import depth
 from experiments.common.baselines import SCAN
 from experiments.common.builds import Way, compare
-from experiments.common.options import in_time, model, parser, picture, positive, record
-from experiments.common.plots import can_draw, figure
+from experiments.common.options import conclude, in_time, model, parser, positive, record
+from experiments.common.plots import figure
 from experiments.common.table import table
 
 Row = dict[str, Any]
@@ -180,8 +181,4 @@ def main(argv: list[str]) -> None:
         kept.add(*measure(each, device, builds, options.repeats))
     kept.finish()
     print(table([{key: value for key, value in row.items() if key not in HIDDEN} for row in kept.rows]))
-    if kept.path:
-        print("kept in", kept.path)
-    if kept.rows and (path := picture(options)) and can_draw():
-        draw(kept.rows, path)
-        print("drawn in", path)
+    conclude(options, kept, partial(draw, kept.rows) if kept.rows else None)

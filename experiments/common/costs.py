@@ -12,6 +12,11 @@ ITERATING = loops.__file__  # where loops turn once an iteration
 FINISHING = (rescue.__file__, refine.__file__)  # and where they go on step by step, if iterations have stopped too early
 
 
+def further(iterations: int) -> int:
+    """Turns of the loop whose end depends on data: the first iterations may be a loop of their own, which says how many."""
+    return iterations - loops.ahead(iterations)
+
+
 def cost(run: Callable[..., Any], arguments: tuple[Any, ...], iterations: Callable[[], int]) -> depth.Cost | None:
     """The cost of ``run(*arguments)``.
 
@@ -31,6 +36,6 @@ def cost(run: Callable[..., Any], arguments: tuple[Any, ...], iterations: Callab
     if not all(where.file in (ITERATING, *FINISHING) for where in found_at):
         return None
     count = iterations()
-    turns = dict.fromkeys(FINISHING, 0) | {ITERATING: count - loops.ahead(count)}  # the first may be a loop that does say so
+    turns = dict.fromkeys(FINISHING, 0) | {ITERATING: further(count)}
     known = depth.analyze(run, *arguments, trip_counts={f"{where.file}:{where.line}": turns[where.file] for where in found_at})
     return known if known.exact else None

@@ -2,11 +2,12 @@
 
 import argparse
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import depth
+from experiments.common.plots import can_draw
 from experiments.common.results import Record, path_of
 from experiments.common.versus import REPEATS
 
@@ -59,6 +60,20 @@ def picture(options: argparse.Namespace) -> Path | None:
     if options.plot:
         return Path(options.plot)
     return path_of(options.keep, "png", options.out) if options.keep else None
+
+
+def conclude(options: argparse.Namespace, kept: Record, draw: Callable[[Path], None] | None) -> None:
+    """Say where the rows are kept, and draw the figure."""
+    if kept.path:
+        print("kept in", kept.path)
+    draw_figure(options, draw)
+
+
+def draw_figure(options: argparse.Namespace, draw: Callable[[Path], None] | None) -> None:
+    """Draw the figure, ``draw(path)``, if somebody asks for one and it can be drawn; None if there is nothing to draw."""
+    if draw and (path := picture(options)) and can_draw():
+        draw(path)
+        print("drawn in", path)
 
 
 def in_time(items: Iterable[T], seconds: float | None) -> Iterator[T]:

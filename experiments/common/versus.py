@@ -22,8 +22,7 @@ import numpy as np
 
 import depth
 from deeppcr import Result
-from deeppcr.loops import ahead
-from experiments.common.costs import FINISHING
+from experiments.common.costs import FINISHING, further
 from experiments.common.timing import Timing, build, clock
 
 Row = dict[str, Any]
@@ -209,15 +208,12 @@ def _told(solutions: Sequence[Any]) -> Row:
 
 
 def _turns(cost: depth.Cost, solutions: Sequence[Any]) -> dict[str, int]:
-    """How often each loop turns that does not say so: once an iteration, but for the one that finishes step by step.
-
-    The first turns may be a loop of their own, which does.
-    """
+    """How often each loop turns that does not say so: once a further iteration, but for the one that finishes step by step."""
     iterations = _told(solutions)["iterations"]
     rest = [_length(solution) - int(solution.stats.prefix) for solution in solutions]
     loops = [unknown.location for unknown in cost.unknown if unknown.primitive == "while"]
     return {
-        f"{where.file}:{where.line}": round(sum(rest) / len(rest)) if where.file in FINISHING else iterations - ahead(iterations)
+        f"{where.file}:{where.line}": round(sum(rest) / len(rest)) if where.file in FINISHING else further(iterations)
         for where in loops
     }
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,11 @@ from jax import Array
 import deeppcr
 import depth
 from deeppcr import Newton, Sequential
-from experiments.common.baselines import Scan, baselines
-from experiments.common.versus import Case, Program, race
+from experiments.common.baselines import baselines
+from experiments.common.solves import Step, at_once, by_loop
+from experiments.common.versus import Case, race
 
 Row = dict[str, Any]
-Step = Callable[[Any, Any], Any]
 
 FAR_DEVICE = "H200"
 LENGTH = 1024
@@ -74,8 +74,8 @@ def giving_up(chain: Hard, device: depth.Device, repeats: int) -> Iterator[Row]:
     case = Case(
         labels={},
         arguments=[(chain.init, chain.inputs)],
-        baselines=baselines(partial(_states, chain.step), len(chain.inputs), longest=0),
-        programs={name: _program(chain.step, method) for name, method in methods.items()},
+        baselines=baselines(partial(by_loop, chain.step), len(chain.inputs), longest=0),
+        programs={name: at_once(chain.step, method, batch_ndim=1) for name, method in methods.items()},
         tolerance=math.inf,  # rounding is amplified, too: two sequential programs end far apart
     )
     rows = {row["program"]: row for row in race(case, device, repeats) if not row["baseline"]}
@@ -94,20 +94,3 @@ def giving_up(chain: Hard, device: depth.Device, repeats: int) -> Iterator[Row]:
         if "speedup" in row:
             said["over best loop"] = row["speedup"]
         yield said
-
-
-def _states(step: Step, scan: Scan) -> Callable[..., Any]:
-    """All states, by a scan."""
-
-    def body(z: Any, x: Any) -> tuple[Any, Any]:
-        z = step(z, x)
-        return z, z
-
-    return lambda init, inputs: scan(body, init, inputs)[1]
-
-
-def _program(step: Step, method: Any) -> Program:
-    def solve(init: Any, inputs: Any) -> deeppcr.Solution:
-        return deeppcr.solve(deeppcr.Chain(step, inputs), init, method=method, batch_ndim=1)
-
-    return Program(lambda init, inputs: solve(init, inputs).trajectory, solve=jax.jit(solve))

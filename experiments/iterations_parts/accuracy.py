@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-import deeppcr
 from deeppcr import Diagonal, Newton, Result, Scalar
 from experiments.common import data, models
 from experiments.common.forms import Problem
+from experiments.common.solves import by_loop, solver
 from experiments.common.versus import Row
-from experiments.iterations_parts.races import sequential
 
 Counts = Mapping[str, Sequence[int]]  # of iterations, by form
 
@@ -33,7 +32,7 @@ def by_count(problem: Problem, counts: Counts) -> Iterator[Row]:
 
 def after(problem: Problem, model: models.Model, counts: Counts, more: Callable[[Any], Row]) -> Iterator[Row]:
     """Rows of a chain; ``more(states)`` says more of states than their error."""
-    expected = jax.jit(sequential(model, lax.scan))(model.z0, model.inputs)
+    expected = jax.jit(by_loop(model.step, lax.scan))(model.z0, model.inputs)
     scalar = Scalar(of_input=lambda x: x["a"]) if problem.kind == "diffusion" else Scalar()
     methods = {"dense": Newton(linearize="dense"), "diagonal": Newton(linearize=Diagonal(probes=0))}
     methods |= {"scalar": Newton(linearize=scalar)}
@@ -47,7 +46,7 @@ def after(problem: Problem, model: models.Model, counts: Counts, more: Callable[
         yield {**labels, "form": name, "k": 0, "ended": "not yet", **found}
         for count in counts[name]:
             method = dataclasses.replace(form, max_iterations=count, on_failure="return")
-            solution = jax.jit(solver(model, method, examples))(model.z0, model.inputs)
+            solution = jax.jit(solver(model.step, method, examples))(model.z0, model.inputs)
             states, ended = solution.trajectory, ENDS[Result(int(solution.result))]
             found = finite("error", error(states, expected)) | finite("residual", float(solution.stats.residual)) | more(states)
             yield {**labels, "form": name, "k": int(solution.stats.iterations), "ended": ended, **found}
@@ -55,15 +54,10 @@ def after(problem: Problem, model: models.Model, counts: Counts, more: Callable[
                 break
 
 
-def solver(model: models.Model, method: Newton, batch_ndim: int) -> Callable[[Any, Any], deeppcr.Solution]:
-    """A solve of a batch of chains."""
-    return lambda z0, inputs: deeppcr.solve(deeppcr.Chain(model.step, inputs), z0, method=method, batch_ndim=batch_ndim)
-
-
 def guessed(model: models.Model) -> Any:
     """What is returned after no iteration: the steps applied to the guess, which is the steps applied to the initial state."""
     apply = jax.vmap(model.step)
-    shapes = jax.eval_shape(sequential(model, lax.scan), model.z0, model.inputs)
+    shapes = jax.eval_shape(by_loop(model.step, lax.scan), model.z0, model.inputs)
     constant = jax.tree.map(lambda z, x: jnp.broadcast_to(z, x.shape), model.z0, shapes)
     guess = apply(constant, model.inputs)
     moved = jax.tree.map(lambda z, after: jnp.concatenate([z[None], after[:-1]]), model.z0, guess)

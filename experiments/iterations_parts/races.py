@@ -1,9 +1,8 @@
 """Races of the forms of Newton's method against the sequential program: on every chain, over the width, and with damping."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 
@@ -12,9 +11,10 @@ import depth
 from deeppcr import BlockDiagonal, Diagonal, Newton, TrustRegion
 from deeppcr.lyapunov import forecast_iterations
 from experiments.common import autoregressive, models
-from experiments.common.baselines import Scan, baselines
+from experiments.common.baselines import baselines
 from experiments.common.forms import Problem, forms
-from experiments.common.versus import Case, Program, Row, race
+from experiments.common.solves import at_once, by_loop
+from experiments.common.versus import Case, Row, race
 
 LOOP = 128  # the longest Python loop among the baselines
 LONGEST = 10.0  # seconds; what is predicted to take longer is not run
@@ -46,8 +46,8 @@ class Track:
         case = Case(
             labels=labels,
             arguments=[(model.z0, model.inputs)],
-            baselines=baselines(partial(sequential, model), steps_of(model), LOOP),
-            programs={name: parallel(model, method) for name, method in chosen.items() if isinstance(method, Newton)},
+            baselines=baselines(partial(by_loop, model.step), steps_of(model), LOOP),
+            programs={name: at_once(model.step, method) for name, method in chosen.items() if isinstance(method, Newton)},
         )
         yield from race(case, self.device, self.repeats, LONGEST)
         for name, method in chosen.items():
@@ -58,25 +58,6 @@ class Track:
 def steps_of(model: models.Model) -> int:
     """L."""
     return len(jax.tree.leaves(model.inputs)[0])
-
-
-def sequential(model: models.Model, scan: Scan) -> Callable[[Any, Any], Any]:
-    """All states, by a loop; a program of the initial state and the inputs."""
-
-    def body(z: Any, x: Any) -> tuple[Any, Any]:
-        z = model.step(z, x)
-        return z, z
-
-    return lambda z0, inputs: scan(body, z0, inputs)[1]
-
-
-def parallel(model: models.Model, method: Newton) -> Program:
-    """All states, by a form of Newton's method."""
-
-    def solve(z0: Any, inputs: Any) -> deeppcr.Solution:
-        return deeppcr.solve(deeppcr.Chain(model.step, inputs), z0, method=method)
-
-    return Program(lambda z0, inputs: solve(z0, inputs).trajectory, solve=jax.jit(solve))
 
 
 def by_form(problem: Problem, track: Track) -> Iterator[Row]:

@@ -24,7 +24,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 import deeppcr
 import depth
-from deeppcr.loops import ahead
+from experiments.common.costs import further
 from experiments.sharding_rows.links import Link, distances
 from experiments.sharding_rows.stack import Layout, Size, chain_loss, examples, layer_of, sequential_loss, training_step, weights
 
@@ -131,8 +131,8 @@ def parallel_cost(size: Size, turns: int | None) -> depth.Cost:
 
 
 def counted(turns: int | None) -> int | None:
-    """How often Newton's loop turns whose end depends on data; the first turns may be a loop of their own, which says so."""
-    return None if turns is None else turns - ahead(turns)
+    """`further`, where there are iterations."""
+    return None if turns is None else further(turns)
 
 
 @cache

@@ -13,7 +13,7 @@ from jax import Array, lax
 from deeppcr import Newton
 from depth.device import generic_cpu
 from experiments import iterations, report
-from experiments.common import baselines, iterations_figure, models, options, results
+from experiments.common import baselines, iterations_figure, models, options, results, solves
 from experiments.common.forms import Problem, forms, longer, problem
 from experiments.common.summary import best, labels
 from experiments.iterations_parts import accuracy, races
@@ -176,7 +176,7 @@ def test_a_long_step_is_several_where_the_noise_stays() -> None:
 
 def test_after_no_iteration_the_second_state_is_right() -> None:
     model = problem("gru", 2, 6).model
-    got, expected = accuracy.guessed(model), races.sequential(model, lax.scan)(model.z0, model.inputs)
+    got, expected = accuracy.guessed(model), solves.by_loop(model.step, lax.scan)(model.z0, model.inputs)
     assert got.shape == expected.shape
     assert jnp.allclose(got[:2], expected[:2], rtol=1e-6, atol=1e-6)
     assert not jnp.allclose(got[2:], expected[2:], rtol=1e-3)

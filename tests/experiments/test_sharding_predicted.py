@@ -49,7 +49,7 @@ def test_simulated_devices_share_cores() -> None:
 
 
 def test_turns_that_are_a_loop_of_their_own_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicted, "ahead", lambda turns: min(turns, 3))
+    monkeypatch.setattr("deeppcr.loops.ahead", lambda turns: min(turns, 3))
     assert [predicted.counted(turns) for turns in (None, 2, 5)] == [None, 0, 2]
 
 
