@@ -1,6 +1,6 @@
 """Evaluating parts of a jaxpr: what some outputs need and no more, in the order that compiles best."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -27,8 +27,11 @@ class Program(NamedTuple):
 
 
 def called(equation: Any) -> Any | None:
-    """The program that an equation calls with its operands as they are, closed; None if it is no such call."""
-    if equation.primitive.name not in CALLS:
+    """The program that an equation calls with its operands as they are, closed; None if it is no such call.
+
+    It has the values of the call. Those of its derivatives are another matter: see `rewritten`.
+    """
+    if equation.primitive.name not in CALLS | DERIVATIVE_RULES:
         return None
     return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
 
@@ -40,6 +43,21 @@ def has_custom_vjp(jaxpr: Any) -> bool:
         or any(has_custom_vjp(without_constants(inner)) for inner in jaxprs_in_params(equation.params))
         for equation in jaxpr.eqns
     )
+
+
+def side_effects(closed: Any) -> tuple[str, ...]:
+    """Names of the primitives that act on what is outside the program: printing, callbacks, checks, mutable arrays.
+
+    What devices exchange, and mutable arrays that the program makes for itself, is no side effect.
+    """
+    if not _outward(closed.effects):
+        return ()
+    return tuple(dict.fromkeys(e.primitive.name for e in without_constants(closed).eqns if _outward(e.effects)))
+
+
+def _outward(effects: Iterable[Any]) -> bool:
+    """Whether one of these effects is a side effect."""
+    return any(type(effect).__name__ not in INWARD for effect in effects)
 
 
 def needed(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any]) -> list[Any]:
@@ -95,7 +113,7 @@ def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replac
         return [bind(made, operands, replace)[0] for operands in zip(*parts, strict=True)]
 
     for equation in equations:
-        if all(variable in in_pieces for variable in equation.outvars):
+        if equation.outvars and all(variable in in_pieces for variable in equation.outvars):
             continue
         is_cut = equation.primitive.name in CUTS and equation.invars[0] in in_pieces
         results = (
@@ -116,6 +134,30 @@ def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = No
     """The results of a closed program, as `evaluate` has them."""
     program, known = entered(closed, operands)
     return evaluate(program, known, program.outvars, replace)
+
+
+def rewritten(equation: Any, operands: Sequence[Any], replace: Replacement, wanted: Callable[[Any], bool]) -> list[Any] | None:
+    """The results of a call with ``replace`` inside it; None if it holds no ``wanted`` equation, or has to stay as it is.
+
+    A function with a derivative rule of its own (`jax.custom_jvp`, `jax.custom_vjp`) stays: its program in its place would be
+    differentiated by jax, without the rule. What `jax.checkpoint` keeps and recomputes stays what the user asked for.
+    """
+    if not _calls_for(equation, wanted):
+        return None
+    inner = called(equation)
+    if equation.primitive.name not in CHECKPOINTS:
+        return apply(inner, operands, replace)
+    if equation.params.get("differentiated"):
+        return None
+    keeps = {name: equation.params[name] for name in ("prevent_cse", "policy")}
+    return list(jax.checkpoint(lambda *operands: apply(inner, operands, replace), **keeps)(*operands))
+
+
+def _calls_for(equation: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether an equation is a call of a program that holds a ``wanted`` equation."""
+    if equation.primitive.name not in CALLS:
+        return False
+    return any(wanted(inner) or _calls_for(inner, wanted) for inner in without_constants(called(equation)).eqns)
 
 
 def bind(equation: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
@@ -148,8 +190,11 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+INWARD = _words("NamedAxisEffect InternalMutableArrayEffect")  # classes of jax that are not public
 CUTS = _words("slice split")
-CALLS = _words("jit pjit closed_call core_call custom_jvp_call custom_vjp_call checkpoint remat remat2")
+CHECKPOINTS = _words("checkpoint remat remat2")
+CALLS = _words("jit pjit closed_call core_call") | CHECKPOINTS
+DERIVATIVE_RULES = _words("custom_jvp_call custom_vjp_call")
 # One result, each entry of it from the same entries of the operands.
 ELEMENTWISE = _words(
     """

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.jaxprs import apply, called, is_literal, without_constants
+from deeppcr.jaxprs import is_literal, rewritten
 from deeppcr.platforms import platform
 
 MOST = 2048  # multiplications up to which a product is written out; from 4096 on XLA cuts the sum into tasks for its threads
@@ -27,20 +27,11 @@ SHORT = 4  # terms
 
 def write_out(equation: Any, operands: list[Any]) -> list[Any] | None:
     """The results of an equation of a loop body, if it is or holds a small product; else None. For `evaluate`."""
-    if _is_small_product(equation):
-        return [_written_out(equation, *operands)] if platform() == "cpu" else None
-    inner = called(equation)
-    if inner is None or not _holds_small_product(inner) or platform() != "cpu":
+    if platform() != "cpu":
         return None
-    return apply(inner, operands, write_out)
-
-
-def _holds_small_product(closed: Any) -> bool:
-    for equation in without_constants(closed).eqns:
-        inner = called(equation)
-        if _is_small_product(equation) or (inner is not None and _holds_small_product(inner)):
-            return True
-    return False
+    if _is_small_product(equation):
+        return [_written_out(equation, *operands)]
+    return rewritten(equation, operands, write_out, _is_small_product)
 
 
 def _is_small_product(equation: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from deeppcr.jaxprs import apply, called, without_constants
+from deeppcr.jaxprs import apply, rewritten
 
 
 def with_plain_sums(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -19,21 +19,16 @@ def with_plain_sums(f: Callable[..., Any]) -> Callable[..., Any]:
 
     def g(*arguments: Any) -> Any:
         closed, shapes = jax.make_jaxpr(f, return_shape=True)(*arguments)
-        results = _evaluate(closed, jax.tree.leaves(arguments))
+        results = apply(closed, jax.tree.leaves(arguments), _plain)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return g
 
 
-def _evaluate(closed: Any, operands: list[Any]) -> list[Any]:
-    return apply(closed, operands, _plain)
-
-
 def _plain(equation: Any, operands: list[Any]) -> list[Any] | None:
     """The result of a sum that keeps axes of size 1, or of a call of a function that holds one; else None."""
     if not _is_odd(equation):
-        inner = called(equation)
-        return _evaluate(inner, operands) if inner is not None and _holds_odd(inner) else None
+        return rewritten(equation, operands, _plain, _is_odd)
     (x,), axes = operands, equation.params["axes"]
     ones = [axis for axis in range(x.ndim) if axis not in axes and x.shape[axis] == 1]
     left = [axis for axis in range(x.ndim) if axis not in ones]
@@ -46,10 +41,3 @@ def _is_odd(equation: Any) -> bool:
         return False
     shape, axes = equation.invars[0].aval.shape, equation.params["axes"]
     return bool(axes) and any(size == 1 for axis, size in enumerate(shape) if axis not in axes)
-
-
-def _holds_odd(closed: Any) -> bool:
-    return any(
-        _is_odd(equation) or ((inner := called(equation)) is not None and _holds_odd(inner))
-        for equation in without_constants(closed).eqns
-    )

@@ -50,17 +50,20 @@ class Autodiff:
     jax's documentation), and then it has to be applied as the sequential program applies it.
 
     Attributes:
-        with_states: whether the states, too, are taken from that run, so that there is no other.
+        with_states: whether the states, too, are taken from that run, so that there is no other. A rule that is not linear needs
+            it: in second derivatives, cotangents of the states and of their tangents have to meet in one run, to be clipped as
+            one sum.
+        with_stats: whether the method runs, too, to say how it went.
     """
 
     with_states: bool = False
+    with_stats: bool = False
 
     def push(self, steps: Steps, initial: Leaves, moved: "_Moved") -> tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]]:
         """The states and the outputs, and their tangents."""
-        replace = None if steps.step.has_custom_vjp else write_out
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves]:
-            return every_step(moved.put(steps, x, c), moved.initial.put(initial, z), replace)
+            return every_step(moved.put(steps, x, c), moved.initial.put(initial, z), write_out)
 
         primals = (moved.initial.of(initial), moved.inputs.of(steps.inputs), moved.captured.of(steps.captured))
         pushed: tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]] = jax.jvp(program, primals, moved.tangents)
@@ -101,10 +104,12 @@ def differentiable(
             steps, here = steps_of(inputs, captured), moved.with_tangents(tangents)
             if isinstance(way, Autodiff):
                 (states, outputs), (t, by_outputs) = way.push(steps, initial, here)
-                if way.with_states:
-                    stats = Stats.of_sequential(length, layout.dtype)
-                    return Run(states, outputs, stats, jnp.int32(Result.CONVERGED)), t, by_outputs
-                return solve(*primals), t, by_outputs
+                if not way.with_states:
+                    return solve(*primals), t, by_outputs
+                if way.with_stats:
+                    return dataclasses.replace(solve(*primals), trajectory=states, outputs=outputs), t, by_outputs
+                stats = Stats.of_sequential(length, layout.dtype)
+                return Run(states, outputs, stats, jnp.int32(Result.CONVERGED)), t, by_outputs
             result = solve(initial, inputs, captured, operands, adjoint)
             return result, *_push(steps, initial, here, result.trajectory, way)
 

@@ -72,7 +72,8 @@ def bind_adjoint(adjoint: Wanted, method: Method | None, pieces: Pieces, across:
         way = bind_adjoint(adjoint, method, pieces)
         return way if isinstance(way, Autodiff) else OnParts(way, across)
     if adjoint is None or isinstance(adjoint, Autodiff) or pieces.step.has_custom_vjp:
-        return Autodiff(with_states=not isinstance(method, Newton))
+        newton = isinstance(method, Newton)
+        return Autodiff(with_states=pieces.step.has_custom_vjp or not newton, with_stats=newton)
     if not isinstance(adjoint, Adjoint):
         return adjoint
     if adjoint.linearize == "auto" and isinstance(method, Newton):

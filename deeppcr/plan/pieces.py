@@ -188,10 +188,9 @@ class Pieces:
     def autodiff(self) -> tuple[Amount, int]:
         """The sequential program's own gradient, by jax, forwards and backwards; and the bytes that it keeps in between."""
         kept = 0
-        replace = None if self.step.has_custom_vjp else self._replace
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
-            return every_step(self._steps(x, c), z, replace)
+            return every_step(self._steps(x, c), z, self._replace)
 
         def gradient(z: Leaves, x: Leaves, c: Leaves, g: Any) -> Any:
             nonlocal kept

@@ -1,0 +1,141 @@
+"""Functions with derivative rules of their own inside a step: every rule is used, as often and on what `jax.lax.scan` uses it."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from tests.problems import assert_agree, normal
+
+WAYS = [
+    {},
+    {"method": "sequential"},
+    {"adjoint": "autodiff"},
+    {"adjoint": "sequential"},
+    {"adjoint": "pcr"},
+    {"method": "newton"},
+    {"method": "newton", "adjoint": "autodiff"},
+]
+
+
+@jax.custom_jvp
+def rounded(weight, x):
+    """A small product, rounded; differentiated as if it were not."""
+    return jnp.round(x @ weight)
+
+
+@rounded.defjvp
+def _(primals, tangents):
+    (weight, x), (by_weight, by_x) = primals, tangents
+    return rounded(weight, x), by_x @ weight + x @ by_weight
+
+
+@jax.custom_jvp
+def product(weight, x):
+    """A small product with the derivative that it has."""
+    return x @ weight
+
+
+@product.defjvp
+def _(primals, tangents):
+    (weight, x), (by_weight, by_x) = primals, tangents
+    return product(weight, x), by_x @ weight + x @ by_weight
+
+
+@jax.custom_vjp
+def clipped(weight, x):
+    """A small product whose cotangents are clipped, so that its transposed derivative is not linear."""
+    return x @ weight
+
+
+def _clipped_back(operands, g):
+    weight, x = operands
+    return jnp.outer(x, jnp.clip(g, -0.2, 0.2)), weight @ jnp.clip(g, -0.3, 0.3)
+
+
+clipped.defvjp(lambda weight, x: (x @ weight, (weight, x)), _clipped_back)
+
+
+def in_function(rule, weight, z):
+    return rule(weight, z)
+
+
+def in_calls(rule, weight, z):
+    return jax.checkpoint(lambda weight, z: jax.jit(rule)(weight, z) + 0.1 * z @ weight)(weight, z)
+
+
+def loss(scan, rule, place, weight, z):
+    def step(z, x):
+        z = jnp.tanh(0.5 * z + place(rule, weight, z) + x)
+        return z, z
+
+    last, states = scan(step, z, normal(1, 5, 3))
+    return jnp.sum(states**2) + last.sum()
+
+
+@pytest.mark.parametrize("place", [in_function, in_calls])
+@pytest.mark.parametrize("rule", [rounded, clipped])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_gradients(way, rule, place):
+    def gradient(scan):
+        return jax.jit(jax.grad(partial(loss, scan, rule, place), argnums=(0, 1)))(normal(0, 3, 3), jnp.ones(3))
+
+    assert_agree(gradient(partial(deeppcr.scan, **way)), gradient(jax.lax.scan))
+
+
+# Not `rounded`: jax 0.10 loses a rule that contradicts its function in second derivatives of a `jax.lax.scan`, and of no other
+# program.
+@pytest.mark.parametrize("rule", [product, clipped])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_second_derivatives(way, rule):
+    def gradient(scan):
+        def squares(weight, z):
+            by_weight, by_state = jax.grad(partial(loss, scan, rule, in_function), argnums=(0, 1))(weight, z)
+            return jnp.sum(by_weight**2) + jnp.sum(by_state**2)
+
+        return jax.jit(jax.grad(squares, argnums=(0, 1)))(normal(0, 3, 3), jnp.ones(3))
+
+    assert_agree(gradient(partial(deeppcr.scan, **way)), gradient(jax.lax.scan))
+
+
+def test_newton_says_how_it_went_while_a_rule_is_differentiated():
+    chain = deeppcr.Chain(lambda z, x: jnp.tanh(clipped(normal(0, 3, 3), z) + x), normal(1, 5, 3))
+
+    def value(z):
+        solution = deeppcr.solve(chain, z, method="newton")
+        return solution.value.sum(), solution
+
+    _, solution = jax.jit(jax.grad(value, has_aux=True))(jnp.ones(3))
+    assert solution.stats.iterations > 0
+    assert solution.result == deeppcr.Result.CONVERGED
+
+
+def test_forward_keeps_rules():
+    weights = [0.1 * normal(i, 3, 3) for i in range(4)]
+
+    def gradient(forward):
+        def value(weights):
+            return jnp.sum(forward([jax.tree_util.Partial(rounded, w) for w in weights], 9 * jnp.ones(3)) ** 2)
+
+        return jax.grad(value)(weights)
+
+    def loop(layers, x):
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    assert_agree(gradient(deeppcr.forward), gradient(loop))
+
+
+@pytest.mark.parametrize("way", [{}, {"adjoint": "autodiff"}])
+def test_checkpoints_stay_where_jax_differentiates(way):
+    def value(scan, weight):
+        step = jax.checkpoint(lambda z, x: (jnp.tanh(z @ weight + x),) * 2)
+        return scan(step, jnp.ones(3), normal(1, 5, 3))[1].sum()
+
+    def kept(scan):
+        return sum(leaf.size for leaf in jax.tree.leaves(jax.vjp(partial(value, scan), normal(0, 3, 3))[1]))
+
+    assert kept(partial(deeppcr.scan, **way)) <= kept(jax.lax.scan) + 5 * 3
