@@ -66,7 +66,7 @@ def scan(
     if _is_plain(chosen, wanted) or length == 0:
         return jax.lax.scan(f, init, xs, length, reverse)
     problem = pose(f, init, xs, length, batch_ndim, "init")
-    if problem.is_empty:
+    if problem.is_empty or _has_effects(problem, chosen, wanted):
         return jax.lax.scan(f, init, xs, length, reverse)
     spread = where(xs, None, chosen, wanted)
     mesh = explicit_mesh(init, xs, shared=spread is not None)
@@ -134,7 +134,7 @@ def solve(
 
     if length and not _is_plain(chosen, wanted):
         problem = pose(lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0")
-        if not problem.is_empty:
+        if not (problem.is_empty or _has_effects(problem, chosen, wanted)):
             spread = where(chain.inputs, chain.spread, chosen, wanted)
             mesh = explicit_mesh(z0, chain.inputs, shared=spread is not None)
             if mesh is None:
@@ -240,6 +240,19 @@ def vector_batch(x: Any) -> int:
 def _is_plain(method: Method | None, adjoint: Wanted) -> bool:
     """Whether `jax.lax.scan` itself is what has been asked for."""
     return adjoint == Autodiff() and (method is None or method == Sequential())
+
+
+def _has_effects(problem: Problem, method: Method | None, adjoint: Wanted) -> bool:
+    """Whether the step has side effects: then the chain runs as `jax.lax.scan`, and nothing else can have been asked for."""
+    effects = problem.step.effects
+    if effects and (isinstance(method, Newton) or isinstance(adjoint, Adjoint)):
+        asked = "Newton's method" if isinstance(method, Newton) else "a parallel adjoint"
+        raise ValueError(
+            f"the step has side effects ({', '.join(effects)}), and {asked} evaluates all steps at once, more than once: expected "
+            'a step without any, or method="auto" or "sequential" with adjoint="auto" or "sequential", which run it as '
+            "jax.lax.scan: each effect once, in order."
+        )
+    return bool(effects)
 
 
 def _last(trajectory: Leaves, spread: Spread | None) -> Leaves:

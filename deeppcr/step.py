@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.jaxprs import Program, Replacement, evaluate, has_custom_vjp, is_literal
+from deeppcr.jaxprs import Program, Replacement, evaluate, has_custom_vjp, is_literal, side_effects
 from deeppcr.state import Leaves
 
 
@@ -27,6 +27,7 @@ class Step:
         state_tree: the structure of a state.
         input_tree: the structure of an input.
         output_tree: the structure of the outputs of one step.
+        effects: names of primitives with side effects, which have to happen once a step, in order; most steps have none.
     """
 
     jaxpr: Program
@@ -35,6 +36,7 @@ class Step:
     state_tree: Any
     input_tree: Any
     output_tree: Any
+    effects: tuple[str, ...] = ()
 
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
         variables = [*self.jaxpr.invars, *self.jaxpr.constvars]
@@ -105,8 +107,10 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     mesh = jax.sharding.get_abstract_mesh()
     with jax.sharding.use_abstract_mesh(mesh if mesh.manual_axes else jax.sharding.AbstractMesh((), ())):
         closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
-    step = Step(Program.of(closed), len(state_leaves), len(input_leaves), state_tree, input_tree, output_tree)
-    return step, [jnp.asarray(constant) for constant in closed.consts]  # numbers and numpy arrays, too
+    effects, sizes = side_effects(closed), (len(state_leaves), len(input_leaves))
+    step = Step(Program.of(closed), *sizes, state_tree, input_tree, output_tree, effects)
+    # Numbers and numpy arrays become arrays; mutable references do not, and are no business of a solver.
+    return step, [] if effects else [jnp.asarray(constant) for constant in closed.consts]
 
 
 def check_same_state(before: Any, after: Any) -> Leaves:

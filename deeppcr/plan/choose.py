@@ -45,6 +45,8 @@ def choose_adjoint(pieces: Pieces, method: Method | None, platform: str) -> Want
 def best_method(field: Field, everything: bool = False) -> list[Candidate]:
     """The candidates for a forward pass, the best one first; ``everything``: also those that cannot win."""
     sequential = field.sequential()
+    if field.pieces.step.effects:  # they have to happen once a step, in order
+        return [sequential]
     bar = math.inf if everything or field.trials else _bar(sequential, field)
     found = [sequential, *(_with_budget(candidate, sequential) for candidate in field.methods(bar))]
     return _sorted(found, field)
@@ -52,7 +54,7 @@ def best_method(field: Field, everything: bool = False) -> list[Candidate]:
 
 def best_gradient(field: Field, method: Method | None, everything: bool = False) -> list[Candidate]:
     """The candidates for a gradient, the best one first."""
-    if field.pieces.step.has_custom_vjp:
+    if field.pieces.step.has_custom_vjp or field.pieces.step.effects:
         return [field.autodiff()]
     everything = everything or bool(field.trials)
     forwards = best_method(field, everything) if method is None else [field.given(method)]

@@ -1,0 +1,168 @@
+"""Steps with side effects: each effect happens once a step, in order, as in `jax.lax.scan`; Newton's method refuses them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify, io_callback
+
+import deeppcr
+from tests.problems import assert_agree, normal
+
+WAYS = [{}, {"method": "sequential"}, {"adjoint": "autodiff"}, {"method": "sequential", "adjoint": "sequential"}]
+REFUSED = [{"method": "newton"}, {"method": "pcr"}, {"adjoint": "pcr"}, {"adjoint": deeppcr.Adjoint("diagonal")}]
+LENGTH = 12
+
+
+class Log(list):
+    """What a step has told, in order."""
+
+    def note(self, value):
+        self.append(float(value))
+
+    def read(self):
+        jax.effects_barrier()
+        told, self[:] = list(self), []
+        return told
+
+
+def by_debug(log, value):
+    jax.debug.callback(log.note, value, ordered=True)
+
+
+def by_io(log, value):
+    io_callback(log.note, None, value, ordered=True)
+
+
+def in_jit(log, value):
+    jax.jit(partial(by_debug, log))(value)
+
+
+def in_branch(log, value):
+    jax.lax.cond(value < 10, partial(by_debug, log), lambda _: None, value)
+
+
+def in_inner_scan(log, value):
+    deeppcr.scan(lambda z, _: (by_debug(log, z), (0.5 * z, None))[1], value, length=2)
+
+
+def run(scan, tell, log):
+    def step(z, x):
+        z = jnp.tanh(0.5 * z + x)
+        tell(log, z)
+        return z, z
+
+    return scan(step, jnp.float64(0.3), normal(0, LENGTH))
+
+
+@pytest.mark.parametrize("tell", [by_debug, by_io, in_jit, in_branch, in_inner_scan])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_effects_happen_once_in_order(way, tell):
+    log = Log()
+    expected = run(jax.lax.scan, tell, log)
+    told = log.read()
+    assert_agree(run(partial(deeppcr.scan, **way), tell, log), expected)
+    assert log.read() == told
+    assert len(told) == LENGTH * (2 if tell is in_inner_scan else 1)
+
+
+def test_effects_under_transformations():
+    log = Log()
+
+    def value(scan, z):
+        def step(z, x):
+            z = jnp.tanh(0.5 * z + x)
+            jax.debug.callback(log.note, z)
+            return z, z
+
+        return scan(step, z, normal(0, LENGTH))[1].sum()
+
+    for transform in (jax.jit, jax.grad, lambda f: jax.jit(jax.value_and_grad(f))):
+        expected = transform(partial(value, jax.lax.scan))(jnp.float64(0.3))
+        told = log.read()
+        assert_agree(transform(partial(value, deeppcr.scan))(jnp.float64(0.3)), expected)
+        assert sorted(log.read()) == sorted(told)
+        assert len(told) == LENGTH
+
+
+def test_solve_and_forward():
+    log = Log()
+
+    def step(z, x):
+        by_debug(log, z)
+        return jnp.tanh(z + x)
+
+    solution = deeppcr.solve(deeppcr.Chain(step, normal(0, LENGTH)), jnp.float64(0.3))
+    assert log.read() == [0.3, *solution.trajectory[:-1].tolist()]
+    x = deeppcr.forward([lambda z: step(z, 0.1)] * 5, jnp.float64(0.3))
+    told = log.read()
+    assert told[0] == 0.3
+    assert len(told) == 5
+    assert float(x) == float(jnp.tanh(told[-1] + 0.1))
+
+
+@pytest.mark.parametrize("way", REFUSED, ids=str)
+def test_newton_refuses(way):
+    log = Log()
+    with pytest.raises(ValueError, match=r"side effects \(debug_callback\).*expected a step without any"):
+        run(partial(deeppcr.scan, **way), by_debug, log)
+    chain = deeppcr.Chain(lambda z, x: (by_debug(log, z), z + x)[1], normal(0, LENGTH))
+    with pytest.raises(ValueError, match="side effects"):
+        deeppcr.solve(chain, jnp.float64(0.3), **way)
+    assert log.read() == []
+
+
+@pytest.mark.parametrize("limit", [0.2, 2.0])
+def test_checks_are_made(limit):
+    def checked(scan):
+        def step(z, x):
+            z = jnp.tanh(0.5 * z + x)
+            checkify.check(z < limit, "a large state")
+            return z, z
+
+        error, result = checkify.checkify(lambda z: scan(step, z, normal(0, LENGTH)))(jnp.float64(0.3))
+        return error.get(), result
+
+    error, result = checked(deeppcr.scan)
+    expected, right = checked(jax.lax.scan)
+    assert error == expected
+    assert (error is None) == (limit > 1)
+    assert_agree(result, right)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_mutable_arrays(way):
+    def result(scan, writes):
+        total = jax.new_ref(jnp.ones(()))
+
+        def step(z, x):
+            if writes:
+                total[...] += z
+            return jnp.tanh(z * total[...] + x), z
+
+        return scan(step, jnp.float64(0.3), normal(0, LENGTH)), jax.freeze(total)
+
+    for writes in (True, False):
+        assert_agree(result(partial(deeppcr.scan, **way), writes), result(jax.lax.scan, writes))
+        with pytest.raises(ValueError, match="side effects"):
+            result(partial(deeppcr.scan, method="newton"), writes)
+
+
+@pytest.mark.parametrize("way", [{}, {"method": "newton"}])
+def test_a_mutable_array_of_its_own_is_no_side_effect(way):
+    def step(z, x):
+        own = jax.new_ref(jnp.zeros(2))
+        own[0], own[1] = 0.5 * z, x
+        return jnp.tanh(own[...].sum()), z
+
+    arguments = step, jnp.float64(0.3), normal(0, LENGTH)
+    assert_agree(deeppcr.scan(*arguments, **way), jax.lax.scan(*arguments))
+
+
+def test_plan_of_a_step_with_effects():
+    chain = deeppcr.Chain(lambda z, x: (jax.debug.print("{}", z), jnp.tanh(z + x))[1], np.zeros(LENGTH))
+    (found,) = deeppcr.plan(chain, jnp.float64(0.3)).chains
+    assert [type(candidate.method) for candidate in found.forward] == [deeppcr.Sequential]
+    assert len(found.gradient) == 1
