@@ -248,8 +248,8 @@ def _has_effects(problem: Problem, method: Method | None, adjoint: Wanted) -> bo
     if effects and (isinstance(method, Newton) or isinstance(adjoint, Adjoint)):
         asked = "Newton's method" if isinstance(method, Newton) else "a parallel adjoint"
         raise ValueError(
-            f"the step has side effects ({', '.join(effects)}), and {asked} evaluates all steps at once, more than once: expected "
-            'a step without any, or method="auto" or "sequential" with adjoint="auto" or "sequential", which run it as '
+            f"the step has side effects ({', '.join(effects)}), and {asked} evaluates all steps at once, several times: "
+            'expected a step without any, or method="auto" or "sequential" with adjoint="auto" or "sequential", which run it as '
             "jax.lax.scan: each effect once, in order."
         )
     return bool(effects)

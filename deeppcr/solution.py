@@ -37,7 +37,7 @@ class Stats:
 
     Attributes:
         iterations: int32, Newton iterations; 0 for a sequential solve.
-        residual: the largest ``|step(z_{l-1}, x_l) - z_l|``, relative to the size of the states at that step, when Newton
+        residual: the largest ``|step(z_{l-1}, x_l) - z_l|``, relative to the size of each entry, when Newton
             stopped.
         prefix: int32, how many states from the start of the chain had converged then; L if all.
         residuals: with ``Newton(record=True)``, that residual for the initial guess and after every iteration, NaN after the

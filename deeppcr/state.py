@@ -76,6 +76,11 @@ class StateLayout:
         """What the vector is computed in: wide enough for every leaf, and float32 or better."""
         return np.result_type(np.float32, *self.dtypes)
 
+    @property
+    def eps(self) -> tuple[tuple[int, float], ...]:
+        """Of each leaf how many entries of the vector it takes, and the unit in the last place of a number of size 1."""
+        return tuple((size, float(jnp.finfo(dtype).eps)) for size, dtype in zip(self.sizes, self.dtypes, strict=True))
+
     def flatten(self, leaves: Leaves) -> Array:
         """Leaves ``[..., *batch, *shape]`` as one array ``[..., *batch, w]``."""
         rows = [

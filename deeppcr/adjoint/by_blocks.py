@@ -58,10 +58,9 @@ class Adjoint:
     def bind(self, step: Step, layout: StateLayout, length: int) -> "ByBlocks":
         """For the chain of ``length`` such steps."""
         choice = choose_linearization(self.linearize, step, layout, length, None, self.memory)
-        eps = max(float(jnp.finfo(dtype).eps) for dtype in layout.dtypes)
         atol = ROUNDING * float(jnp.finfo(layout.dtype).tiny)
         working = float(jnp.finfo(layout.dtype).eps)
-        criterion = Criterion(self.rtol, atol, eps, working, quadratic=False)
+        criterion = Criterion(self.rtol, atol, layout.eps, working, quadratic=False)
         fresh = constant(choice.linearization.fresh)
         is_exact = fresh.is_exact(step, layout)
         return ByBlocks(fresh, find_solver(self.linear), is_exact, criterion, self.max_iterations, choice.window)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.across import Across
-from deeppcr.convergence import Criterion, Judgement, largest
+from deeppcr.convergence import Criterion, Judgement
 from deeppcr.loops import FINISHING, iterate
 
 
@@ -54,18 +54,17 @@ def refine(
 
     def checked(now: _Turn, y: Array, update: Array) -> _Turn:
         coupled = couple(y)
-        scale = largest(across.before(nothing, y))
-        judgement = criterion(b + coupled, y, scale, update, now.judgement, across)
+        judgement = criterion(b + coupled, y, across.before(nothing, y), update, now.judgement, across)
         return _Turn(now.turns, y, coupled, judgement, judgement.converged)
 
     def turn(now: _Turn) -> _Turn:
         correction = solve(b + now.coupled - now.y)
         y = jnp.where(jnp.isfinite(correction), now.y + correction, now.y)
-        return checked(now._replace(turns=now.turns + jnp.int32(1)), y, largest(correction))
+        return checked(now._replace(turns=now.turns + jnp.int32(1)), y, jnp.abs(correction))
 
     first = solve(b)
     start = _Turn(jnp.int32(0), first, first, Judgement.unknown(b), jnp.int32(0))
-    start = checked(start, first, jnp.full(b.shape[:-1], jnp.inf, b.dtype))
+    start = checked(start, first, jnp.full_like(b, jnp.inf))
     end = iterate(lambda now: (now.turns < budget) & (now.prefix < total), turn, start, budget)
 
     def run(carry: Array, y: Array) -> tuple[Array, Array]:

@@ -206,7 +206,8 @@ def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Propagation)
         _, f, x, c = part_of(places, steps.inputs)
         pushed = jax.jvp(f, (states, x, c), (steps.before(moved.enter(initial, dz), t), dx, dc))[1]
         one = 1 + lax.pad(_nothing_of((states, x, c)), np.float32(0), [(0, 1, 0)])[0]
-        return [a - b for a, b in zip(t, pushed, strict=True)], jax.tree.map(lambda leaf: leaf * one.astype(leaf.dtype), v)
+        left = [a - b for a, b in zip(t, pushed, strict=True)], v
+        return jax.tree.map(lambda leaf: leaf * one.astype(leaf.dtype), left)
 
     def solve(_: Any, right: Any) -> Any:
         b, (dz, dx, dc) = right

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from deeppcr.acceleration import Anderson
 from deeppcr.chain import Steps
-from deeppcr.convergence import Criterion, Judgement, largest
+from deeppcr.convergence import Criterion, Judgement
 from deeppcr.damping import TrustRegion
 from deeppcr.linear import LinearSolver
 from deeppcr.linearize import Linearization
@@ -116,7 +116,7 @@ class Iteration:
             past=self.acceleration.begin(states) if self.acceleration else (),
             history=jnp.full((self.budget + 1 if self.history else 0,), jnp.nan, start.dtype),
         )
-        now = self._checked(here, now, jnp.full(states.shape[:-1], jnp.inf, start.dtype))
+        now = self._checked(here, now, jnp.full_like(states, jnp.inf))
         return now._replace(sizes=self.damping.begin(states, now.value, here.across)) if self.damping else now
 
     def _turn(self, steps: Steps, now: Iterate) -> Iterate:
@@ -143,7 +143,7 @@ class Iteration:
         past = now.past
         if self.acceleration:
             states, past = self.acceleration(past, now.states, states, here.across)
-        update = largest(states - now.states)
+        update = jnp.abs(states - now.states)
         moved = now._replace(iterations=now.iterations + jnp.int32(1), states=states, memory=memory, sizes=sizes, past=past)
         if self.window < steps.length:
             moved, update = self._slide(steps, moved, update)
@@ -167,7 +167,7 @@ class Iteration:
             return jax.tree.map(lambda leaf: jnp.roll(leaf, -distance, axis=0), tree)
 
         states = jnp.where(enters, guess, forward(now.states))
-        update = jnp.where(enters.all(axis=-1), jnp.inf, forward(update))
+        update = jnp.where(enters, jnp.inf, forward(update))
         begun = distance > 0  # other states: whether residuals fall begins anew
         judgement = now.judgement._replace(
             least=jnp.where(begun, jnp.inf, now.judgement.least),
@@ -187,7 +187,7 @@ class Iteration:
         same, finite = across.leading(value == now.states, jnp.isfinite(value))
         reached, follows = jnp.minimum(same + jnp.int32(1), jnp.int32(here.total)), now.place <= now.exact
         exact = jnp.where(follows, now.place + reached, now.exact)
-        judgement = self.criterion(value, now.states, largest(inputs), update, now.judgement, across)
+        judgement = self.criterion(value, now.states, inputs, update, now.judgement, across)
         # What is returned is what the steps make of the states: where all before the last are right, so is that.
         right = (exact - now.place >= here.total) & (finite >= here.total)
         judgement = judgement._replace(worst=jnp.where(right, 0, judgement.worst))

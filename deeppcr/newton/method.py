@@ -52,7 +52,7 @@ class Newton:
             structure proves; "dense", "diagonal", "identity", "zero"; or `BlockDiagonal`, `Diagonal`, `Scalar`, `Frozen`.
             Whichever it is, the answer is the same; see `deeppcr.describe` for what "auto" finds.
         linear: the solver of the linear recurrence in each iteration: an object or a name, see `deeppcr.solve_bidiagonal`.
-        rtol: how large a residual may be, relative to the size of the state; None for 16 units in the last place of the dtype.
+        rtol: how large a residual may be, relative to the size of each entry; None for 16 units in the last place of its dtype.
         atol: how large it may be in any case, in units of the state.
         max_iterations: None for 64, or 256 without exact Jacobians, for each window. L + 1 always suffice.
         initial_guess: the trajectory to start from. "apply": every step applied to the initial state. "constant": the initial
@@ -115,9 +115,7 @@ class Newton:
         step, layout = wide.step, wide.layout  # not `wide`: the user's function must not outlive the call
         choice = self._choose(problem, step, layout)
         # A slow iteration has to be followed to the rounding of what it is computed in; Newton's is there at once.
-        dtypes = problem.layout.dtypes if choice.is_exact else layout.dtypes
-        eps = max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
-        working = float(jnp.finfo(layout.dtype).eps)
+        eps, working = (problem.layout if choice.is_exact else layout).eps, float(jnp.finfo(layout.dtype).eps)
         quadratic = choice.is_exact and not self.acceleration
         # What leaves a window is never looked at again, so what is still to come there adds up from window to window.
         share = min(1.0, choice.window * problem.across.size / problem.length)
