@@ -63,11 +63,12 @@ def scan(
     length = chain_length(xs, length, "xs")
     chosen = find_method(method)
     wanted = find_adjoint(adjoint)
+    given = None if jax.tree.leaves(xs) else length  # with `xs` jax takes no length that is symbolic
     if _is_plain(chosen, wanted) or length == 0:
-        return jax.lax.scan(f, init, xs, length, reverse)
+        return jax.lax.scan(f, init, xs, given, reverse)
     problem = pose(f, init, xs, length, batch_ndim, "init")
-    if problem.is_empty:
-        return jax.lax.scan(f, init, xs, length, reverse)
+    if _runs_plainly(problem, chosen, wanted):
+        return jax.lax.scan(f, init, xs, given, reverse)
     spread = where(xs, None, chosen, wanted)
     mesh = explicit_mesh(init, xs, shared=spread is not None)
     if mesh is None:
@@ -134,7 +135,7 @@ def solve(
 
     if length and not _is_plain(chosen, wanted):
         problem = pose(lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0")
-        if not problem.is_empty:
+        if not _runs_plainly(problem, chosen, wanted):
             spread = where(chain.inputs, chain.spread, chosen, wanted)
             mesh = explicit_mesh(z0, chain.inputs, shared=spread is not None)
             if mesh is None:
@@ -150,8 +151,9 @@ def solve(
         z = chain.step(z, x)
         return z, z
 
-    value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, length)
-    stats = Stats(jnp.int32(0), jnp.float32(0), jnp.int32(length))
+    given = None if jax.tree.leaves(chain.inputs) else length
+    value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, given)
+    stats = Stats(jnp.int32(0), jnp.float32(0), jnp.asarray(length, jnp.int32))
     return Solution(value, trajectory, stats, jnp.int32(Result.CONVERGED))
 
 
@@ -240,6 +242,19 @@ def vector_batch(x: Any) -> int:
 def _is_plain(method: Method | None, adjoint: Wanted) -> bool:
     """Whether `jax.lax.scan` itself is what has been asked for."""
     return adjoint == Autodiff() and (method is None or method == Sequential())
+
+
+def _runs_plainly(problem: Problem, method: Method | None, adjoint: Wanted) -> bool:
+    """Whether `jax.lax.scan` itself is to run a chain, because of its shapes."""
+    if not problem.is_symbolic:
+        return problem.is_empty
+    if isinstance(method, Newton) or isinstance(adjoint, Adjoint):
+        asked = f"method is {method}" if isinstance(method, Newton) else f"adjoint is {adjoint}"
+        raise ValueError(
+            f"{asked}, but the chain has symbolic dimensions (jax.export.symbolic_shape), expected numbers, which Jacobian "
+            'blocks need. Take method="auto", adjoint="auto": jax.lax.scan, for such a chain; or export a program for each size.'
+        )
+    return True
 
 
 def _last(trajectory: Leaves, spread: Spread | None) -> Leaves:
