@@ -245,15 +245,17 @@ def _is_plain(method: Method | None, adjoint: Wanted) -> bool:
 
 
 def _runs_plainly(problem: Problem, method: Method | None, adjoint: Wanted) -> bool:
-    """Whether `jax.lax.scan` itself is to run a chain, because of its shapes."""
-    if not problem.is_symbolic:
+    """Whether `jax.lax.scan` itself is to run a chain, because nothing else can."""
+    if problem.step.has_references:
+        reason = "its step reads or writes a mutable reference (jax.new_ref), expected a function of arrays alone: steps side by "
+        reason += "side have no order in which to do so"
+    elif problem.is_symbolic:
+        reason = "it has symbolic dimensions (jax.export.symbolic_shape), expected numbers, which Jacobian blocks need"
+    else:
         return problem.is_empty
     if isinstance(method, Newton) or isinstance(adjoint, Adjoint):
         asked = f"method is {method}" if isinstance(method, Newton) else f"adjoint is {adjoint}"
-        raise ValueError(
-            f"{asked}, but the chain has symbolic dimensions (jax.export.symbolic_shape), expected numbers, which Jacobian "
-            'blocks need. Take method="auto", adjoint="auto": jax.lax.scan, for such a chain; or export a program for each size.'
-        )
+        raise ValueError(f'{asked}, but the chain cannot be solved in parallel: {reason}. "auto" runs it as jax.lax.scan.')
     return True
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from deeppcr.jaxprs import Program, Replacement, evaluate, has_custom_vjp, is_literal
 from deeppcr.state import Leaves
+from depth.jaxprs import is_reference
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +45,12 @@ class Step:
     def has_custom_vjp(self) -> bool:
         """Whether a part of it defines only its transposed derivative, which need not even be linear (clipped gradients)."""
         return has_custom_vjp(self.jaxpr)
+
+    @cached_property
+    def has_references(self) -> bool:
+        """Whether it reads or writes mutable references (`jax.new_ref`), which steps side by side cannot do in order."""
+        made = (variable for equation in self.jaxpr.eqns for variable in equation.outvars)
+        return any(map(is_reference, (*self.jaxpr.constvars, *made)))
 
     @property
     def outputs_in_state(self) -> list[int | None]:
@@ -106,7 +113,8 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     with jax.sharding.use_abstract_mesh(mesh if mesh.manual_axes else jax.sharding.AbstractMesh((), ())):
         closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
     step = Step(Program.of(closed), len(state_leaves), len(input_leaves), state_tree, input_tree, output_tree)
-    return step, [jnp.asarray(constant) for constant in closed.consts]  # numbers and numpy arrays, too
+    constants = zip(step.jaxpr.constvars, closed.consts, strict=True)
+    return step, [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]  # numbers and numpy arrays, too
 
 
 def check_same_state(before: Any, after: Any) -> Leaves:
