@@ -212,7 +212,7 @@ class Iteration:
 
 def _unrecorded() -> float:
     """What stands after the last residual: NaN, but for those who have jax look for NaNs, which are none of theirs."""
-    return jnp.inf if jax.config.jax_debug_nans else jnp.nan
+    return jnp.inf if jax.config.jax_debug_nans else jnp.nan  # type: ignore[attr-defined]
 
 
 def _index(here: Steps, states: Array) -> Array:

@@ -315,26 +315,17 @@ class Until(Nested):
     def __call__(self, *values: Any, unroll: bool) -> list[Any]:
         consts, carry, bound = values[: self.consts], tuple(values[self.consts :]), jnp.int32(3)
 
-        def turn(state):
-            return tuple(map(moved, self.body(*consts, *state)))
+        def more(state):
+            return lax.lt(index(self.test(*consts, *state)[0]), bound)
 
-        return [*lax.while_loop(lambda state: lax.lt(index(self.test(*consts, *state)[0]), bound), turn, carry)]
+        return [*lax.while_loop(more, lambda state: tuple(map(moved, self.body(*consts, *state))), carry)]
 
 
 def kinds(rng: np.random.Generator, low: int, high: int, among: str = "sv") -> str:
     return "".join(rng.choice(list(among), rng.integers(low, high + 1)))
 
 
-def random_body(
-    rng: np.random.Generator,
-    inputs: str,
-    outputs: str,
-    size: int,
-    nesting: int = 0,
-    kept: int = 0,
-    first: int = 0,
-    untold: bool = False,
-) -> Body:
+def random_body(rng: Any, inputs: str, outputs: str, size: int, nesting=0, kept=0, first=0, untold=False) -> Body:
     """``untold``: loops inside need not say how often they turn."""
     known, steps = inputs + "".join(LITERALS), []
 
