@@ -63,11 +63,12 @@ def scan(
     length = chain_length(xs, length, "xs")
     chosen = find_method(method)
     wanted = find_adjoint(adjoint)
+    given = None if jax.tree.leaves(xs) else length  # with `xs` jax takes no length that is symbolic
     if _is_plain(chosen, wanted) or length == 0:
-        return jax.lax.scan(f, init, xs, length, reverse)
+        return jax.lax.scan(f, init, xs, given, reverse)
     problem = pose(f, init, xs, length, batch_ndim, "init")
-    if problem.is_empty or _has_effects(problem, chosen, wanted):
-        return jax.lax.scan(f, init, xs, length, reverse)
+    if _runs_plainly(problem, chosen, wanted):
+        return jax.lax.scan(f, init, xs, given, reverse)
     spread = where(xs, None, chosen, wanted)
     mesh = explicit_mesh(init, xs, shared=spread is not None)
     if mesh is None:
@@ -134,7 +135,7 @@ def solve(
 
     if length and not _is_plain(chosen, wanted):
         problem = pose(lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0")
-        if not (problem.is_empty or _has_effects(problem, chosen, wanted)):
+        if not _runs_plainly(problem, chosen, wanted):
             spread = where(chain.inputs, chain.spread, chosen, wanted)
             mesh = explicit_mesh(z0, chain.inputs, shared=spread is not None)
             if mesh is None:
@@ -150,8 +151,9 @@ def solve(
         z = chain.step(z, x)
         return z, z
 
-    value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, length)
-    stats = Stats(jnp.int32(0), jnp.float32(0), jnp.int32(length))
+    given = None if jax.tree.leaves(chain.inputs) else length
+    value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, given)
+    stats = Stats(jnp.int32(0), jnp.float32(0), jnp.asarray(length, jnp.int32))
     return Solution(value, trajectory, stats, jnp.int32(Result.CONVERGED))
 
 
@@ -242,17 +244,21 @@ def _is_plain(method: Method | None, adjoint: Wanted) -> bool:
     return adjoint == Autodiff() and (method is None or method == Sequential())
 
 
-def _has_effects(problem: Problem, method: Method | None, adjoint: Wanted) -> bool:
-    """Whether the step has side effects: then the chain runs as `jax.lax.scan`, and nothing else can have been asked for."""
-    effects = problem.step.effects
-    if effects and (isinstance(method, Newton) or isinstance(adjoint, Adjoint)):
-        asked = "Newton's method" if isinstance(method, Newton) else "a parallel adjoint"
+def _runs_plainly(problem: Problem, method: Method | None, adjoint: Wanted) -> bool:
+    """Whether `jax.lax.scan` itself is to run a chain, because nothing else can."""
+    if problem.step.effects:
+        effects = ", ".join(problem.step.effects)
+        reason = f"the step has side effects ({effects}), and steps side by side have no order; expected a step without any"
+    elif problem.is_symbolic:
+        reason = "it has symbolic dimensions (jax.export.symbolic_shape); expected numbers, which Jacobian blocks need"
+    else:
+        return problem.is_empty
+    if isinstance(method, Newton) or isinstance(adjoint, Adjoint):
+        asked = f"method is {method}" if isinstance(method, Newton) else f"adjoint is {adjoint}"
         raise ValueError(
-            f"the step has side effects ({', '.join(effects)}), and {asked} evaluates all steps at once, several times: "
-            'expected a step without any, or method="auto" or "sequential" with adjoint="auto" or "sequential", which run it as '
-            "jax.lax.scan: each effect once, in order."
+            f'{asked}, but the chain cannot be solved in parallel: {reason}. "auto" and "sequential" run it as jax.lax.scan.'
         )
-    return bool(effects)
+    return True
 
 
 def _last(trajectory: Leaves, spread: Spread | None) -> Leaves:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array, export, lax
 
 from deeppcr.across import HERE, Across, Spread
 from deeppcr.layers import repeated
@@ -66,7 +66,7 @@ class Chain:
 
 def chain_length(inputs: Any, length: int | None, name: str) -> int:
     """L, from the arrays in ``inputs`` and from ``length``, which have to agree."""
-    if length is not None:
+    if length is not None and not export.is_symbolic_dim(length):
         try:
             length = operator.index(length)
         except TypeError:
@@ -124,6 +124,13 @@ class Problem:
     def is_empty(self) -> bool:
         """Whether a state has no entries: the idiom for a mere map."""
         return self.layout.width * self.layout.examples == 0
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether sizes of it are not known: dimensions of `jax.export.symbolic_shape`, which programs are exported with."""
+        arrays = [*self.initial, *self.inputs, *self.captured]
+        arrays += [variable.aval for equation in self.step.jaxpr.eqns for variable in equation.outvars]
+        return any(export.is_symbolic_dim(size) for array in arrays for size in getattr(array, "shape", ()))
 
 
 def pose(f: Callable[[Any, Any], tuple[Any, Any]], initial: Any, inputs: Any, length: int, batch_ndim: int, name: str) -> Problem:

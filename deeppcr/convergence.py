@@ -112,7 +112,7 @@ class Criterion:
             beside = across.largest(_over(residual, common).max(initial=0))
         else:
             moved, factor, now = self._followed(across.cummax(_over(update, common).max(axis=-1, initial=0)), last, across)
-            share = jnp.where(own > 0, jnp.maximum(own / common, jnp.finfo(own.dtype).tiny), 1).min(axis=-1, initial=1)
+            share = jnp.where(own > 0, jnp.maximum(_over(own, common), jnp.finfo(own.dtype).tiny), 1).min(axis=-1, initial=1)
             settled = at_rest = self._settled(moved / share, now)
             beside = worst
         stagnates = (beside <= STAGNATION * coarsest) & (stalled >= patience)
@@ -134,15 +134,20 @@ class Criterion:
         """Updates without their rounding, the factor that is kept of them, and the factor that they shrink by."""
         before = jnp.sqrt(across.index(len(moved)).astype(moved.dtype)).reshape((-1, *(1,) * (moved.ndim - 1)))
         clear = moved > NOISE * self.working * (1 + jnp.broadcast_to(before, moved.shape))
-        ratio = jnp.where(jnp.isfinite(last.moved) & (last.moved > 0), moved / last.moved, jnp.inf)
+        # Nothing is computed that is no number, not even where another value is taken: `jax.debug_nans` looks at all of it.
+        told = jnp.isfinite(last.moved)
+        moves = told & (last.moved > 0)
+        ratio = jnp.where(moves, moved / jnp.where(moves, last.moved, 1), jnp.inf)
         factor = jnp.where(clear, ratio, last.factor)
         known = factor < 1
-        return jnp.where(clear | ~known, moved, jnp.minimum(moved, factor * last.moved)), factor, jnp.where(known, factor, ratio)
+        expected = jnp.where(known, factor, 0) * jnp.where(told, last.moved, 0)
+        followed = jnp.where(clear | ~known | ~told, moved, jnp.minimum(moved, expected))
+        return followed, factor, jnp.where(known, factor, ratio)
 
     def _settled(self, moved: Array, factor: Array) -> Array:
         """Whether no more is to come than what counts as rounding."""
-        shrinks = factor < 1
-        to_come = moved * factor / jnp.where(shrinks, 1 - factor, 1)
+        shrinks = (factor < 1) & jnp.isfinite(moved)
+        to_come = jnp.where(shrinks, moved, 0) * jnp.where(shrinks, factor, 0) / jnp.where(shrinks, 1 - factor, 1)
         return (moved <= NOISE * self.working) | (shrinks & (to_come <= max(self.rounding * self.working, self.rtol or 0.0)))
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxprs_in_params
 
-from depth.jaxprs import is_literal, without_constants
+from depth.jaxprs import is_literal, is_reference, without_constants
 
 
 class Program(NamedTuple):
@@ -46,18 +46,23 @@ def has_custom_vjp(jaxpr: Any) -> bool:
 
 
 def side_effects(closed: Any) -> tuple[str, ...]:
-    """Names of the primitives that act on what is outside the program: printing, callbacks, checks, mutable arrays.
+    """What acts on more than its results, by name: printing, callbacks, checks, mutable references.
 
-    What devices exchange, and mutable arrays that the program makes for itself, is no side effect.
+    What devices exchange is no side effect.
     """
     if not _outward(closed.effects):
         return ()
-    return tuple(dict.fromkeys(e.primitive.name for e in without_constants(closed).eqns if _outward(e.effects)))
+    return tuple(dict.fromkeys(_acting(e) for e in without_constants(closed).eqns if _outward(e.effects)))
+
+
+def _acting(equation: Any) -> str:
+    refers = any(map(is_reference, (*equation.invars, *equation.outvars)))
+    return "a mutable reference (jax.new_ref)" if refers else str(equation.primitive.name)
 
 
 def _outward(effects: Iterable[Any]) -> bool:
     """Whether one of these effects is a side effect."""
-    return any(type(effect).__name__ not in INWARD for effect in effects)
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in effects)  # a class of jax that is not public
 
 
 def needed(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any]) -> list[Any]:
@@ -190,7 +195,6 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-INWARD = _words("NamedAxisEffect InternalMutableArrayEffect")  # classes of jax that are not public
 CUTS = _words("slice split")
 CHECKPOINTS = _words("checkpoint remat remat2")
 CALLS = _words("jit pjit closed_call core_call") | CHECKPOINTS

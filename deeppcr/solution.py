@@ -41,7 +41,7 @@ class Stats:
             stopped.
         prefix: int32, how many states from the start of the chain had converged then; L if all.
         residuals: with ``Newton(record=True)``, that residual for the initial guess and after every iteration, NaN after the
-            last.
+            last; infinite there under `jax.debug_nans`, which would take it for an error.
         growth_rate: with ``record=True``, the largest Lyapunov exponent of the chain: the rate per step at which small
             differences grow, or die out where it is negative; natural logarithm. See `deeppcr.lyapunov`.
     """

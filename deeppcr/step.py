@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from deeppcr.jaxprs import Program, Replacement, evaluate, has_custom_vjp, is_literal, side_effects
 from deeppcr.state import Leaves
+from depth.jaxprs import is_reference
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,8 +110,8 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
     effects, sizes = side_effects(closed), (len(state_leaves), len(input_leaves))
     step = Step(Program.of(closed), *sizes, state_tree, input_tree, output_tree, effects)
-    # Numbers and numpy arrays become arrays; mutable references do not, and are no business of a solver.
-    return step, [] if effects else [jnp.asarray(constant) for constant in closed.consts]
+    constants = zip(step.jaxpr.constvars, closed.consts, strict=True)
+    return step, [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]  # numbers and numpy arrays, too
 
 
 def check_same_state(before: Any, after: Any) -> Leaves:

@@ -260,9 +260,14 @@ class Scan(_Loop):
 
 @dataclass(eq=False)
 class While(_Loop):
-    """`jax.lax.while_loop` of a known number of turns. Operands: the condition's constants, the body's, then the state.
+    """`jax.lax.while_loop`. Operands: the condition's constants, the body's, then the state.
 
     Each turn starts after the condition that allows it, and the results wait for the one that ends the loop.
+
+    Where the number of turns is not known, ``turns`` is 0, and the matrix is what is there whatever that number is: the least
+    of every path over all of them, so the depth is a lower bound. The first condition is always waited for, and later ones
+    come no earlier. No turn at all leaves a value of the state as it is, with no path from any other; one turn leaves nothing
+    of it but what the body makes of it. So it is there in the end only where the body reads it to make its next value.
     """
 
     condition: Block
@@ -271,6 +276,7 @@ class While(_Loop):
     body_consts: int
     turns: int
     proven: bool = False  # the program knows the number of turns before it starts
+    known: bool = True  # the number of turns
 
     @property
     def longest(self) -> int:
@@ -314,10 +320,17 @@ class While(_Loop):
             self._kept = Iteration(algebra, turn[:, self._state], turn[:, self._others], self.turns)
         return self._kept
 
+    def _last(self, algebra: Algebra) -> Array:
+        """The state after all turns."""
+        state = self._spread(algebra, *self._iteration(algebra).last)
+        if not self.known:
+            state[np.diagonal(self._iteration(algebra).a) < algebra.threshold] = algebra.never
+        return state
+
     def matrix(self, algebra: Algebra) -> Array:
         """The state after all turns, and after the condition that ends the loop."""
         if not hasattr(self, "_matrix"):
-            state = self._spread(algebra, *self._iteration(algebra).last)
+            state = self._last(algebra)
             self._matrix = np.maximum(state, self._ending(algebra, state))
         return self._matrix
 
@@ -331,8 +344,7 @@ class While(_Loop):
     def explain(self, algebra: Algebra, wanted: Wanted) -> Paths:
         """Which paths of the condition and of the body the unrolled path is made of, and how often each."""
         condition, body = self._programs(algebra)
-        turn, matrix = self._turn(algebra), self.matrix(algebra)
-        state = self._spread(algebra, *self._iteration(algebra).last)
+        turn, matrix, state = self._turn(algebra), self.matrix(algebra), self._last(algebra)
         in_condition, in_body, last = Wanted(), Wanted(), Wanted()
         for (output, column), count in wanted.items():
             value = matrix[output, column]

@@ -41,6 +41,7 @@ class Cost:
         by_output: The depth of every output, in a pytree like the program's result.
         critical_path: What makes up the depth, the deepest first; several longest paths are one, chosen arbitrarily.
         unknown: What makes the depth, and perhaps the work, a lower bound.
+        graph: What was read; of a copy that was pickled, its kernels and loops, which are plain data.
     """
 
     depth: int
@@ -49,7 +50,11 @@ class Cost:
     by_output: Any
     critical_path: tuple[Operations, ...]
     unknown: tuple[Unknown, ...]
-    graph: Block = field(repr=False, compare=False)
+    graph: Block | Program = field(repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without jaxprs, which cannot be pickled."""
+        return {**self.__dict__, "graph": self.program}
 
     @property
     def exact(self) -> bool:
@@ -74,7 +79,7 @@ class Cost:
     @cached_property
     def program(self) -> Program:
         """The program as kernels and loops, as `depth.predict` takes it."""
-        return Kernels().program(self.graph)
+        return self.graph if isinstance(self.graph, Program) else Kernels().program(self.graph)
 
     def __str__(self) -> str:
         """The score, the critical path by primitive and source line, and what could not be known."""

@@ -121,6 +121,10 @@ class _Read:
         """Remember what could not be known of ``equation``."""
         self.reader.unknown[Unknown(equation.primitive.name, location(equation, self.caller), reason)] = None
 
+    def lose(self, atoms: Sequence[Any]) -> None:
+        """Take the references among ``atoms`` as known from the start, where what they hold now could not be followed."""
+        self.slot.update({atom: START for atom in atoms if is_reference(atom)})
+
     def node(
         self,
         equation: Any,
@@ -156,6 +160,7 @@ class _Read:
         else:
             self.note(equation, "no rule for this primitive; counted as one operation")
             self.leaf(equation, 1, elements(equation))
+            self.lose(equation.invars)
 
     def ruled(self, equation: Any, rule: Rule) -> None:
         """Add an equation of the table."""
@@ -168,6 +173,8 @@ class _Read:
         if rule.bound:
             self.note(equation, rule.bound)
         self.leaf(equation, depth, rule.work(equation))
+        if rule.bound:
+            self.lose(equation.invars)
         if equation.primitive.name in COPIES and size(result := equation.outvars[0]) == 1:
             (value,) = self.integers(equation)
             if value is not None and is_integer(result) and in_range(value, result.aval.dtype):

@@ -326,15 +326,15 @@ classify(
 )
 
 
-def _all_operands(equation: Any) -> int:
-    """A result that depends on every operand element needs at least a tree over them."""
-    return ceil_log2(max(map(size, equation.invars), default=1))
+def _whole_matrix(equation: Any) -> int:
+    """A result that depends on every element of a matrix needs at least a tree over them; others of a batch are beside it."""
+    return ceil_log2(prod(shape(equation.invars[0])[-2:]))
 
 
 classify(
     "eig eigh schur svd",
     "opaque",
-    _all_operands,
+    _whole_matrix,
     _matrix_work(9),
     bound="iterates until it converges; counted as one reduction over the matrix",
 )

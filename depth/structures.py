@@ -35,10 +35,15 @@ _CALLED = ("jaxpr", "call_jaxpr", "call", "callee", "fun_jaxpr", "fwd_jaxpr")
 
 def run(reading: Any, equation: Any, jaxpr: Any) -> None:
     """Add a program that takes the operands as they are and returns the results as they are."""
-    block = reading.inner(equation, jaxpr, reading.integers(equation))
-    written = [equation.invars[i] for i in block.references]
-    transfer = Call(block, len(equation.invars), range(len(equation.invars)), range(len(block.ends)))
-    reading.enter(equation, transfer, [*equation.outvars, *written])
+    called(reading, equation, reading.inner(equation, jaxpr, reading.integers(equation)))
+
+
+def called(reading: Any, equation: Any, block: Block, first: int = 0, times: int = 1) -> None:
+    """Add a program that takes the operands from number ``first`` on; afterwards references hold what it leaves in them."""
+    operands = range(first, len(equation.invars))
+    left = [equation.invars[operands[i]] for i in block.references]
+    transfer = Call(block, len(equation.invars), operands, range(len(block.ends)), times)
+    reading.enter(equation, transfer, [*equation.outvars, *left])
 
 
 def fits(equation: Any, jaxpr: Any) -> bool:
@@ -50,6 +55,7 @@ def opaque(reading: Any, equation: Any, reason: str) -> None:
     """Add an equation that could not be entered, as one operation."""
     reading.note(equation, reason)
     reading.leaf(equation, 1, elements(equation))
+    reading.lose(equation.invars)
 
 
 @enters(
@@ -73,9 +79,7 @@ def shard_map(reading: Any, equation: Any) -> None:
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     block = reading.inner(equation, equation.params["jaxpr"], axes=sizes)
     manual = equation.params.get("manual_axes", equation.params.get("newly_manual_axes", mesh.axis_names))
-    count = prod(sizes[name] for name in manual)
-    operands = range(len(equation.invars))
-    reading.enter(equation, Call(block, len(operands), operands, range(len(block.outputs)), count))
+    called(reading, equation, block, times=prod(sizes[name] for name in manual))
 
 
 @enters("custom_linear_solve")
@@ -106,10 +110,15 @@ def call_hi_primitive(reading: Any, equation: Any) -> None:
 # -- branches and loops ---------------------------------------------------------------------------------------------------------
 
 
-def read_only(reading: Any, equation: Any, *blocks: Block) -> None:
-    """Note it if a branch or a loop writes to a reference: only calls hand back what it holds in the end."""
-    if any(end != 1 + i for block in blocks for i, end in block.references.items()):
+def lose(reading: Any, equation: Any, block: Block, first: int) -> None:
+    """Note it if a branch or a loop writes to references, its operands from number ``first`` on.
+
+    Only calls hand back what references hold in the end. What they held before may be later than that, so it is no bound.
+    """
+    written = [equation.invars[first + i] for i, end in block.references.items() if end != 1 + i]
+    if written:
         reading.note(equation, "it writes to a mutable reference, and what is read from that later is not made to wait")
+        reading.lose(written)
 
 
 @enters("cond")
@@ -119,8 +128,9 @@ def cond(reading: Any, equation: Any) -> None:
     if equation.params.get("branches_platforms"):
         return lowered(reading, equation, known)
     blocks = [reading.inner(equation, branch, known) for branch in equation.params["branches"]]
-    read_only(reading, equation, *blocks)
     reading.enter(equation, Branches(blocks))
+    for block in blocks:
+        lose(reading, equation, block, 1)
 
 
 def lowered(reading: Any, equation: Any, known: list[Any]) -> None:
@@ -130,10 +140,7 @@ def lowered(reading: Any, equation: Any, known: list[Any]) -> None:
     chosen = next((branch for names, branch in branches.items() if names and here in names), branches.get(None))
     if chosen is None:
         return opaque(reading, equation, f"it has no program for {here}; counted as one operation")
-    block = reading.inner(equation, chosen, known)
-    read_only(reading, equation, block)
-    count = len(equation.invars)
-    reading.enter(equation, Call(block, count, range(1, count), range(len(block.ends))))
+    called(reading, equation, reading.inner(equation, chosen, known), first=1)
 
 
 @enters("scan")
@@ -142,7 +149,7 @@ def scan(reading: Any, equation: Any) -> None:
     consts, carry, _ = scan_parts(equation)
     known = [*reading.integers(equation)[:consts], *[None] * (len(equation.invars) - consts)]
     block = reading.inner(equation, equation.params["jaxpr"], known)
-    read_only(reading, equation, block)
+    lose(reading, equation, block, 0)  # before it is entered: the second turn reads what the first has left
     reading.enter(equation, Scan(block, consts, carry, equation.params["length"], _unroll(equation)))
 
 
@@ -154,7 +161,8 @@ def while_loop(reading: Any, equation: Any) -> None:
     blank = [None] * (len(known) - in_condition - in_body)
     condition = reading.inner(equation, params["cond_jaxpr"], [*known[:in_condition], *blank])
     body = reading.inner(equation, params["body_jaxpr"], [*known[in_condition : in_condition + in_body], *blank])
-    read_only(reading, equation, condition, body)
+    lose(reading, equation, condition, 0)
+    lose(reading, equation, body, in_condition)
     turns, proven = reading.turns(equation, known)
     if turns is None:
         one = While(condition, body, in_condition, in_body, 1)
@@ -163,8 +171,7 @@ def while_loop(reading: Any, equation: Any) -> None:
         reading.note(
             equation, f"the number of turns is not known, so none is counted (with one: depth {deeper}); give trip_counts="
         )
-        turns = 0
-    reading.enter(equation, While(condition, body, in_condition, in_body, turns, proven))
+    reading.enter(equation, While(condition, body, in_condition, in_body, turns or 0, proven, turns is not None))
 
 
 # -- operations given as programs -----------------------------------------------------------------------------------------------

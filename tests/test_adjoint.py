@@ -4,6 +4,7 @@ from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import deeppcr
@@ -265,6 +266,34 @@ def test_grad_of_integer_xs_is_float0_as_in_lax_scan():
     ]
     assert_agree(grads[0][0], grads[1][0])
     assert grads[0][1].dtype == grads[1][1].dtype == jax.dtypes.float0
+
+
+@pytest.mark.parametrize("combination", [*COMBINATIONS, "forward"])
+def test_numbers_as_tangents(combination):
+    """Under jit they come as they are: Python's, numpy's, or weakly typed."""
+    layers = [lambda z: jnp.tanh(0.5 * z)] * 4
+
+    def by_all(scan, init, weight, xs):
+        if combination == "forward":
+            method = {} if scan is jax.lax.scan else {"method": "newton", "adjoint": "pcr"}
+            return deeppcr.forward(layers, init, **method) if method else by_loop(init)
+        return scan(lambda z, x: (jnp.tanh(weight * z) + x, z * x), init, xs)
+
+    def by_loop(z):
+        for layer in layers:
+            z = layer(z)
+        return z
+
+    def pushed(scan, init, weight, xs):
+        by_number = jax.jvp(partial(by_all, scan, weight=weight, xs=xs), (init,), (1.0,))
+        by_weight = jax.jvp(lambda w: by_all(scan, init, w, xs), (weight,), (np.float64(2.0),))
+        weak = jax.jvp(lambda w, x: by_all(scan, init, w, x), (weight, xs), (jnp.asarray(3.0), np.ones(L)))
+        twice = jax.jvp(lambda z: jax.jvp(partial(by_all, scan, weight=weight, xs=xs), (z,), (1.0,))[1], (init,), (1.0,))
+        return by_number, by_weight, weak, twice
+
+    ours = COMBINATIONS.get(combination, COMBINATIONS["newton, pcr"])
+    arguments = jnp.array(0.3), jnp.array(0.8), normal(0, L)
+    assert_agree(jax.jit(partial(pushed, ours))(*arguments), jax.jit(partial(pushed, jax.lax.scan))(*arguments))
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS)

@@ -132,35 +132,6 @@ def test_checks_are_made(limit):
     assert_agree(result, right)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_mutable_arrays(way):
-    def result(scan, writes):
-        total = jax.new_ref(jnp.ones(()))
-
-        def step(z, x):
-            if writes:
-                total[...] += z
-            return jnp.tanh(z * total[...] + x), z
-
-        return scan(step, jnp.float64(0.3), normal(0, LENGTH)), jax.freeze(total)
-
-    for writes in (True, False):
-        assert_agree(result(partial(deeppcr.scan, **way), writes), result(jax.lax.scan, writes))
-        with pytest.raises(ValueError, match="side effects"):
-            result(partial(deeppcr.scan, method="newton"), writes)
-
-
-@pytest.mark.parametrize("way", [{}, {"method": "newton"}])
-def test_a_mutable_array_of_its_own_is_no_side_effect(way):
-    def step(z, x):
-        own = jax.new_ref(jnp.zeros(2))
-        own[0], own[1] = 0.5 * z, x
-        return jnp.tanh(own[...].sum()), z
-
-    arguments = step, jnp.float64(0.3), normal(0, LENGTH)
-    assert_agree(deeppcr.scan(*arguments, **way), jax.lax.scan(*arguments))
-
-
 def test_plan_of_a_step_with_effects():
     chain = deeppcr.Chain(lambda z, x: (jax.debug.print("{}", z), jnp.tanh(z + x))[1], np.zeros(LENGTH))
     (found,) = deeppcr.plan(chain, jnp.float64(0.3)).chains

@@ -88,7 +88,62 @@ def test_the_guess_of_a_narrow_dtype():
         assert_agree(solution.trajectory, trajectory(narrow, z0), 2e-2)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("value", [jnp.inf, -jnp.inf, jnp.nan], ids=str)
+def test_entries_that_are_not_finite_cost_no_more_than_guessing_them(value, window):
+    right = trajectory(CHAIN, Z0)
+    kept = solve(CHAIN, Z0, method=Newton(initial_guess=right.at[4, 1].set(Z0[1]), window=window))
+    lost = solve(CHAIN, Z0, method=Newton(initial_guess=right.at[4, 1].set(value), window=window))
+    assert lost.result == Result.CONVERGED
+    assert lost.stats.iterations == kept.stats.iterations < L
+    assert_agree(lost.trajectory, right)
+
+
+@pytest.mark.parametrize("window", [None, 500])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_guess_that_overflows_is_recovered_from(dtype, window):
+    """A linear chain that forgets fast: coarse steps of 7 or 50 are unstable."""
+    chain = Chain(
+        lambda z, x: z + jnp.asarray(0.6, dtype) * (jnp.broadcast_to(x, z.shape) - z), jnp.cos(jnp.arange(2000.0)).astype(dtype)
+    )
+    z0 = jnp.array([1.0, 2.0], dtype)
+    applied, *others = [
+        solve(chain, z0, method=Newton(initial_guess=guess, window=window))
+        for guess in ("apply", Coarse(every=50), Coarse(every=7), jnp.ones((2000, 2)).at[300:].set(-jnp.inf))
+    ]
+    for solution in others:
+        assert solution.result == Result.CONVERGED
+        assert solution.stats.iterations <= applied.stats.iterations + 4
+        assert_agree(solution.trajectory, trajectory(chain, z0), 1e-5 if dtype == "float32" else 2e-2)
+
+
+def test_leaves_of_several_dtypes_that_are_not_finite():
+    z0 = {"a": normal(3, 2), "b": jnp.array(0.3, jnp.float32), "c": jnp.array(0.1, jnp.bfloat16)}
+
+    def step(z, x):
+        b = jnp.sin(z["b"] + z["a"].sum().astype(jnp.float32))
+        return {"a": jnp.tanh(z["a"] * x), "b": b, "c": jnp.cos(z["c"] + b.astype(jnp.bfloat16))}
+
+    chain = Chain(step, XS[:, 0])
+    right = trajectory(chain, z0)
+    guess = right | {"b": right["b"].astype(float).at[3].set(1e300), "c": right["c"].at[7].set(jnp.nan)}
+    solution = solve(chain, z0, method=Newton(initial_guess=guess))
+    assert solution.result == Result.CONVERGED
+    assert solution.stats.iterations <= 6
+    assert_agree(solution.trajectory, right, 1e-2)
+
+
 # Coarse
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0)])
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_leaf_without_entries(shape, window):
+    chain = Chain(lambda z, x: {"none": jnp.sin(z["none"]), "some": jnp.tanh(z["some"] + x)}, XS)
+    z0 = {"none": jnp.zeros(shape), "some": Z0}
+    solution = solve(chain, z0, method=Newton(initial_guess=Coarse(every=3), window=window))
+    assert solution.result == Result.CONVERGED
+    assert_agree(solution.trajectory, trajectory(chain, z0))
 
 
 def test_a_coarse_chain_of_every_step_is_the_chain_itself():

@@ -96,7 +96,7 @@ def differentiable(
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Run, Run]:
         initial, inputs, captured, operands, adjoint = primals
-        moved = _Moved(*(_split(t) for t in tangents[:3]))
+        moved = _Moved(*map(_split, primals[:3], tangents[:3]))
 
         def push(
             way: Way, initial: Leaves, inputs: Leaves, captured: Leaves, tangents: tuple[Leaves, Leaves, Leaves]
@@ -273,9 +273,10 @@ def _in_stretches(
     return carry, jax.tree.map(lambda *ys: jnp.concatenate(ys), *results)
 
 
-def _split(tangents: Sequence[Any]) -> _Part:
+def _split(leaves: Sequence[Any], tangents: Sequence[Any]) -> _Part:
     moves = tuple(not isinstance(t, SymbolicZero) and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents)
-    return _Part(moves, [t for t, moving in zip(tangents, moves, strict=True) if moving])
+    moving = [(z, t) for z, t, is_moved in zip(leaves, tangents, moves, strict=True) if is_moved]
+    return _Part(moves, [jnp.asarray(t, z.dtype) for z, t in moving])  # under jit a tangent may be a number, or weakly typed
 
 
 def _zero_tangent(x: Array) -> Any:

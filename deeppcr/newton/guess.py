@@ -64,6 +64,8 @@ class Coarse:
         jax.eval_shape(body, problem.initial, [jax.ShapeDtypeStruct((every, *x.shape[1:]), x.dtype) for x in problem.inputs])
         inputs = [x[: count * every].reshape((count, every, *x.shape[1:])) for x in problem.inputs]
         _, ends = lax.scan(body, problem.initial, inputs, count)
+        # Steps too large for a stiff chain overflow, and have been far from it long before.
+        ends = [jnp.where(jnp.isfinite(end).all(axis=0), end, z) for z, end in zip(problem.initial, ends, strict=True)]
         return [self._between(z, end, every, problem.length) for z, end in zip(problem.initial, ends, strict=True)]
 
     @staticmethod
@@ -73,7 +75,7 @@ class Coarse:
         part = (jnp.arange(1, every + 1) / every).astype(ends.dtype).reshape((1, every, *(1,) * initial.ndim))
         lines = starts[:, None] + part * (ends - starts)[:, None]
         rest = length - len(ends) * every
-        flat = lines.reshape((-1, *initial.shape))
+        flat = lines.reshape((length - rest, *initial.shape))
         return jnp.concatenate([flat, jnp.broadcast_to(ends[-1:], (rest, *initial.shape))])
 
 
@@ -113,11 +115,15 @@ def users_guess(guess: Guess, problem: Problem) -> Leaves | None:
 
 
 def first_trajectory(guess: Guess, given: Leaves | None, steps: Steps, start: Array, length: int) -> Array:
-    """The first ``length`` states of the guess, as ``[length, *batch, w]``; all of those that are given."""
-    if given is not None:
-        return steps.layout.flatten(cast(given, steps.layout.dtypes))
+    """The first ``length`` states of the guess, as ``[length, *batch, w]``; all of those that are given.
+
+    Entries that are not finite would spoil every later state in each iteration: the initial state stands in for them.
+    """
     constant = jnp.broadcast_to(start, (length, *start.shape))
-    if guess == "constant":
+    if given is not None:
+        states = steps.layout.flatten(cast(given, steps.layout.dtypes))
+    elif guess == "constant":
         return constant
-    applied = steps.evaluate(constant)
-    return jnp.where(jnp.isfinite(applied), applied, constant)
+    else:
+        states = steps.evaluate(constant)
+    return jnp.where(jnp.isfinite(states), states, start)

@@ -114,7 +114,7 @@ class Iteration:
             memory=self.linearization.begin(here, here.across.before(start, states)),
             sizes=(),
             past=self.acceleration.begin(states) if self.acceleration else (),
-            history=jnp.full((self.budget + 1 if self.history else 0,), jnp.nan, start.dtype),
+            history=jnp.full((self.budget + 1 if self.history else 0,), _unrecorded(), start.dtype),
         )
         now = self._checked(here, now, jnp.full_like(states, jnp.inf))
         return now._replace(sizes=self.damping.begin(states, now.value, here.across)) if self.damping else now
@@ -208,6 +208,11 @@ class Iteration:
         if not now.whole.size:
             return now.value
         return lax.dynamic_update_slice_in_dim(now.whole, now.value, now.place, 0)
+
+
+def _unrecorded() -> float:
+    """What stands after the last residual: NaN, but for those who have jax look for NaNs, which are none of theirs."""
+    return jnp.inf if jax.config.jax_debug_nans else jnp.nan  # type: ignore[attr-defined]
 
 
 def _index(here: Steps, states: Array) -> Array:

@@ -47,12 +47,16 @@ class Amount:
     Attributes:
         work: arithmetic operations.
         program: its kernels and loops, which a device puts times to.
-        graphs: what it is made of, and how often each follows on the others.
+        graphs: what it is made of, and how often each follows on the others; of a copy that was pickled, its depth alone.
     """
 
     work: int = 0
     program: Program = NOTHING
-    graphs: tuple[tuple[Block, int], ...] = ()
+    graphs: tuple[tuple[Block | int, int], ...] = dataclasses.field(default=(), repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without jaxprs, which cannot be pickled."""
+        return {**self.__dict__, "graphs": ((self.depth, 1),)}
 
     @classmethod
     def of(cls, graph: Block) -> "Amount":
@@ -62,7 +66,7 @@ class Amount:
     @property
     def depth(self) -> int:
         """The longest chain of operations, where each part waits for the one before it."""
-        return sum(times * max(depths_of(graph), default=0) for graph, times in self.graphs)
+        return sum(times * _depth(graph) for graph, times in self.graphs)
 
     def __add__(self, other: "Amount") -> "Amount":
         """One after the other."""
@@ -92,6 +96,10 @@ class Amount:
     def least_seconds(self, device: Device) -> float:
         """Its arithmetic at the highest of all rates: it cannot be faster, whatever it becomes a part of."""
         return self.work / max(*device.rates.values(), *device.vector_rates.values())
+
+
+def _depth(graph: Block | int) -> int:
+    return graph if isinstance(graph, int) else max(depths_of(graph), default=0)
 
 
 def _traffic(part: Any) -> int:

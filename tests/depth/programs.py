@@ -84,8 +84,14 @@ def ndims(atoms: Any) -> list[int]:
     return [len(atom.aval.shape) for atom in atoms]
 
 
-def evaluate(jaxpr: Any, inputs: list[Late] | None = None, start: Late = ZERO, turns: int = 0) -> list[Late]:
-    """When each result is ready: loops turn by turn, ``turns`` times where they compare nothing with a literal."""
+Count = int | Callable[[], int]
+
+
+def evaluate(jaxpr: Any, inputs: list[Late] | None = None, start: Late = ZERO, turns: Count = 0) -> list[Late]:
+    """When each result is ready: loops turn by turn, ``turns`` times where they compare nothing with a literal.
+
+    A function is asked anew each time that the program comes to such a loop.
+    """
     jaxpr = proper(jaxpr)
     inputs = [start] * len(jaxpr.invars) if inputs is None else inputs
     env = dict.fromkeys(jaxpr.constvars, start) | dict(zip(jaxpr.invars, inputs, strict=True))
@@ -113,7 +119,7 @@ def evaluate(jaxpr: Any, inputs: list[Late] | None = None, start: Late = ZERO, t
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _scan(equation: Any, operands: list[Late], start: Late, turns: int) -> list[Late]:
+def _scan(equation: Any, operands: list[Late], start: Late, turns: Count) -> list[Late]:
     body = proper(equation.params["jaxpr"])
     carry = sum(a == b for a, b in zip(ndims(equation.outvars), ndims(body.outvars), strict=True))  # the rest is stacked
     xs = sum(a != b for a, b in zip(ndims(equation.invars), ndims(body.invars), strict=True))
@@ -128,13 +134,13 @@ def _scan(equation: Any, operands: list[Late], start: Late, turns: int) -> list[
     return state + [join(ys) for ys in stacked]
 
 
-def _while(equation: Any, operands: list[Late], start: Late, turns: int) -> list[Late]:
+def _while(equation: Any, operands: list[Late], start: Late, turns: Count) -> list[Late]:
     params = equation.params
     condition, body = proper(params["cond_jaxpr"]), params["body_jaxpr"]
     first, second = params["cond_nconsts"], params["body_nconsts"]
     in_condition, in_body, state = operands[:first], operands[first : first + second], operands[first + second :]
     bounds = [e.invars[1].val for e in condition.eqns if e.primitive.name == "lt" and hasattr(e.invars[1], "val")]
-    for _ in range(int(bounds[0]) if bounds else turns):
+    for _ in range(int(bounds[0]) if bounds else turns() if callable(turns) else turns):
         (test,) = evaluate(condition, in_condition + state, start, turns)
         state = evaluate(body, [join([test, value]) for value in in_body + state], test, turns)
     (test,) = evaluate(condition, in_condition + state, start, turns)
@@ -298,13 +304,29 @@ class Turns(Nested):
         return [*lax.switch(state[0], [lambda c: tuple(map(moved, c))] * 2, state[1])]
 
 
+@dataclass(frozen=True)
+class Until(Nested):
+    """A while loop that nothing says the turns of: its condition is code of its own."""
+
+    body: Body
+    test: Body
+    consts: int
+
+    def __call__(self, *values: Any, unroll: bool) -> list[Any]:
+        consts, carry, bound = values[: self.consts], tuple(values[self.consts :]), jnp.int32(3)
+
+        def more(state):
+            return lax.lt(index(self.test(*consts, *state)[0]), bound)
+
+        return [*lax.while_loop(more, lambda state: tuple(map(moved, self.body(*consts, *state))), carry)]
+
+
 def kinds(rng: np.random.Generator, low: int, high: int, among: str = "sv") -> str:
     return "".join(rng.choice(list(among), rng.integers(low, high + 1)))
 
 
-def random_body(
-    rng: np.random.Generator, inputs: str, outputs: str, size: int, nesting: int = 0, kept: int = 0, first: int = 0
-) -> Body:
+def random_body(rng: Any, inputs: str, outputs: str, size: int, nesting=0, kept=0, first=0, untold=False) -> Body:
+    """``untold``: loops inside need not say how often they turn."""
     known, steps = inputs + "".join(LITERALS), []
 
     def some(kind, late=0.5):
@@ -316,7 +338,7 @@ def random_body(
 
     for _ in range(size):
         if nesting and rng.random() < 0.25:
-            function, ins, outs = random_nested(rng, nesting - 1)
+            function, ins, outs = random_nested(rng, nesting - 1, untold)
         else:
             ins, outs, function = OPERATIONS[rng.integers(len(OPERATIONS))]
         steps.append((function, [some(kind) for kind in ins]))
@@ -324,19 +346,23 @@ def random_body(
     return Body(steps, [some(kind, late=0.8) for kind in outputs], kept, first)
 
 
-def random_nested(rng: np.random.Generator, nesting: int) -> tuple[Nested, str, str]:
+def random_nested(rng: np.random.Generator, nesting: int, untold: bool = False) -> tuple[Nested, str, str]:
     """Code that holds code, with what it takes and what it returns."""
     ins, outs, size = kinds(rng, 1, 3), kinds(rng, 1, 3), int(rng.integers(1, 5))
-    match rng.integers(4):
+
+    def body(inputs: str, outputs: str = outs) -> Body:
+        return random_body(rng, inputs, outputs, size, nesting, untold=untold)
+
+    match rng.integers(7 if untold else 4):
         case 0:
-            return Jit(random_body(rng, ins, outs, size, nesting)), ins, outs
+            return Jit(body(ins)), ins, outs
         case 1:
-            bodies = random_body(rng, ins, outs, size, nesting), random_body(rng, ins, outs, size, nesting)
-            return Cond(bodies), "s" + ins, outs
+            return Cond((body(ins), body(ins))), "s" + ins, outs
         case 2:
-            return Turns(random_body(rng, ins + outs, outs, size, nesting), len(ins), int(rng.integers(4))), ins + outs, outs
-    body = random_body(rng, ins + outs, outs, size, nesting)
-    return Loop(body, len(ins), len(outs), "", int(rng.integers(5)), False), ins + outs, outs
+            return Turns(body(ins + outs), len(ins), int(rng.integers(4))), ins + outs, outs
+        case 4 | 5 | 6:
+            return Until(body(ins + outs), body(ins + outs, "s"), len(ins)), ins + outs, outs
+    return Loop(body(ins + outs), len(ins), len(outs), "", int(rng.integers(5)), False), ins + outs, outs
 
 
 @dataclass(frozen=True)
@@ -358,12 +384,12 @@ class Program:
         return jax.make_jaxpr(self.function(unroll, around))(*self.args)
 
 
-def random_program(seed: int, nesting: int = 0, kept: bool = False, longest: int = 5) -> Program:
+def random_program(seed: int, nesting: int = 0, kept: bool = False, longest: int = 5, untold: bool = False) -> Program:
     rng = np.random.default_rng(seed)
     consts, carry, xs, ys = kinds(rng, 0, 3, "ssvm"), kinds(rng, 0, 4), kinds(rng, 0, 2), kinds(rng, 1, 2)
     length = int(rng.integers(longest + 1))
     size, inputs = int(rng.integers(1, 9)), consts + carry + xs
-    body = random_body(rng, inputs, carry + ys, size, nesting, len(carry) if kept else 0, len(consts))
+    body = random_body(rng, inputs, carry + ys, size, nesting, len(carry) if kept else 0, len(consts), untold)
     loop = Loop(body, len(consts), len(carry), ys, length, bool(rng.integers(2)))
     depths = [int(k) for k in rng.integers(0, 15, len(inputs)) * (rng.random(len(inputs)) < 0.7)]
     args = [jax.ShapeDtypeStruct(SHAPES[kind], np.float64) for kind in consts + carry] + [sized(length, kind) for kind in xs]

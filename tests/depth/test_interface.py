@@ -1,6 +1,8 @@
 """What goes in, what comes out, what is refused, and that nothing is executed."""
 
+import copy
 import dataclasses
+import pickle
 import time
 
 import jax
@@ -243,3 +245,21 @@ def test_thirty_thousand_equations_do_not_take_long():
 def test_the_public_names():
     assert set(depth.__all__) >= {"analyze", "serial_depth", "compute_depth", "by_output", "Cost"}
     assert all(hasattr(depth, name) for name in depth.__all__)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "deepcopy", "pickle"]
+)
+def test_costs_can_be_pickled_and_copied(again):
+    def program(x):
+        return lax.while_loop(lambda x: jnp.sum(x) < 1, lambda x: lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x), x)
+
+    cost = depth.analyze(program, f(8))
+    other = again(again(cost))
+    assert other == cost
+    assert (str(other), repr(other)) == (str(cost), repr(cost))
+    assert depth.predict(dataclasses.replace(other), "H200") == depth.predict(cost, "H200")
+    compared = depth.compare(program, jnp.sin, f(8), device="H200")
+    assert str(again(compared)) == str(compared)
+    assert again(depth.devices["H200"]) == depth.devices["H200"]
+    assert again(cost.unknown) == cost.unknown

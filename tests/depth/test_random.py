@@ -203,13 +203,32 @@ def test_counters_prove_how_often_a_loop_turns(name, mirrored):
         )
 
 
-def test_without_a_number_of_turns_it_is_a_lower_bound():
-    for seed in range(10):
-        (jaxpr, _), turns = random_while(seed)
-        bound, full = analyze_jaxpr(jaxpr), analyze_jaxpr(jaxpr, trip_counts=turns)
-        assert not bound.exact
-        assert bound.by_output == tuple(value.depth for value in evaluate(jaxpr, turns=0))
-        assert bound.depth <= full.depth
+def check_bound(jaxpr, seed):
+    """Without numbers of turns it is a lower bound: for all numbers, and if they differ each time that a loop is met."""
+    bound, rng = analyze_jaxpr(jaxpr), np.random.default_rng(seed)
+    assert sum(row.depth for row in bound.critical_path) == bound.depth == max(bound.by_output, default=0)
+    for turns in (0, 1, 2, 3, 7):
+        full = analyze_jaxpr(jaxpr, trip_counts=turns)
+        assert full.exact
+        assert full.by_output == tuple(value.depth for value in evaluate(jaxpr, turns=turns))
+        assert all(least <= depth for least, depth in zip(bound.by_output, full.by_output, strict=True)), turns
+        assert (bound.work, bound.bytes) <= (full.work, full.bytes)
+    for _ in range(3):
+        values = evaluate(jaxpr, turns=lambda: int(rng.integers(4)))
+        assert all(least <= value.depth for least, value in zip(bound.by_output, values, strict=True))
+    return bound
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_without_a_number_of_turns_it_is_a_lower_bound(seed):
+    (jaxpr, _), _ = random_while(seed)
+    assert not check_bound(jaxpr, seed).exact
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_loops_in_loops_in_branches_without_numbers_of_turns_are_a_lower_bound(seed):
+    program = random_program(7000 + seed, nesting=2, untold=True)
+    check_bound(program.traced(), seed)
 
 
 # -- loops and branches made from their matrices --------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ def inside_derivative(fn):
         (lambda x: lax.linalg.svd(x, compute_uv=False), (f(4, 4),), "svd", 4, "depends on 16 elements: a tree over 16"),
         (lambda x: lax.linalg.eigh(x, symmetrize_input=False), (f(8, 8),), "eigh", 6, "depends on 64 elements: a tree over 64"),
         (lambda x: lax.linalg.schur(x), (f(4, 4),), "schur", 4, "depends on 16 elements: a tree over 16"),
+        (lambda x: lax.linalg.svd(x, compute_uv=False), (f(1000, 2, 2),), "svd", 2, "each of its own 4 elements: a tree over 4"),
         (lambda k: jax.random.gamma(k, jnp.float32(2), (3,)), (key(),), "random_gamma", 1, "draws at least once"),
         (jax.jit(callback), (f(8),), "pure_callback", 1, "seen through a call"),
         (jax.jit(jax.jit(own)), (f(8),), "home_made", 1, "seen through two calls"),
@@ -95,6 +96,11 @@ def test_a_flagged_lower_bound(program, args, primitive, at_least, why):
     assert primitive in str(cost)
     assert ">=" in str(cost)
     assert sum(row.depth for row in cost.critical_path) == cost.depth
+
+
+def test_matrices_of_a_batch_do_not_wait_for_one_another():
+    alone, many = (depth.analyze(lambda x: lax.linalg.eigh(x, symmetrize_input=False), f(*n, 3, 3)) for n in ((), (500,)))
+    assert alone.depth == many.depth == 4
 
 
 def test_where_it_is_unknown_is_told():
@@ -164,6 +170,95 @@ def test_a_reference_written_in_a_branch_is_right_or_flagged():
 
     cost = depth.analyze(program, jax.ShapeDtypeStruct((), "bool"), f(8))  # cast of the index 1, sines 3
     assert (cost.exact, cost.depth) == (True, 4) or (not cost.exact and cost.depth <= 4)
+
+
+def written_by(write):
+    """What is read from a reference that held something late, once ``write(ref, x)`` has put the sine of x in."""
+
+    def program(x):
+        ref = jax.new_ref(sines(x, 40))
+        return write(ref, x), ref[...]
+
+    return program
+
+
+def in_a_for_loop(ref, x):
+    """Each turn but the first reads what the one before has left."""
+
+    def turn(_, x_):
+        held = ref[...]
+        ref[...] = jnp.sin(x)
+        return held
+
+    return lax.fori_loop(0, 3, turn, x)
+
+
+def in_a_while_loop(ref, x):
+    def turn(state):
+        ref[...] = jnp.sin(x)
+        return state[0] + 1, ref[...]
+
+    return lax.while_loop(lambda state: state[0] < 3, turn, (0, x))[1]
+
+
+def in_branches(ref, x):
+    def write():
+        ref[...] = jnp.sin(x)
+        return x
+
+    return lax.cond(x[0] > 0, write, write)
+
+
+def in_branches_of_a_call(ref, x):
+    return jax.jit(lambda x: in_branches(ref, x))(x)
+
+
+def in_a_loop_of_a_loop(ref, x):
+    return lax.fori_loop(0, 2, lambda _, y: in_a_for_loop(ref, y), x)
+
+
+def put(ref, x):
+    ref[...] = jnp.sin(x)
+    return x
+
+
+def on_this_platform(ref, x):
+    return lax.platform_dependent(x, default=lambda x: put(ref, x), tpu=lambda x: put(ref, x))
+
+
+def in_a_shard_map(ref, x):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+    spec = jax.sharding.PartitionSpec()
+    return jax.shard_map(lambda ref, x: put(ref, x), mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False)(ref, x)
+
+
+@pytest.mark.parametrize(
+    ("write", "deepest", "why"),
+    [
+        (in_a_for_loop, (1, 1), "the last turn reads the sine of the one before"),
+        (in_a_while_loop, (7, 7), "the last predicate: 2 * 3 + 1"),
+        (in_branches, (2, 3), "after the index, gt 1, cast 2: sin 3"),
+        (in_branches_of_a_call, (2, 3), "the same, in a call"),
+        (in_a_loop_of_a_loop, (1, 1), "the last turn of the last loop reads a sine"),
+        (on_this_platform, (0, 1), "as it is lowered, it is a call: sin 1"),
+        (in_a_shard_map, (0, 1), "on one device it is a call: sin 1"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_a_reference_held_before_is_no_bound_on_what_it_holds(write, deepest, why):
+    cost = depth.analyze(written_by(write), f(8))
+    if cost.exact:
+        assert cost.by_output == deepest, why
+    assert all(least <= known for least, known in zip(cost.by_output, deepest, strict=True)), why
+    assert sum(row.depth for row in cost.critical_path) == cost.depth
+
+
+def test_what_an_unknown_operation_may_have_written_is_no_bound():
+    writes = Primitive("writes")
+    writes.def_abstract_eval(lambda ref, x: ShapedArray(x.shape, x.dtype))
+    cost = depth.analyze(written_by(lambda ref, x: writes.bind(ref, x)), f(8))
+    assert not cost.exact
+    assert cost.by_output[1] <= 1, "it may have written the sine of x"
 
 
 def test_sparse_products_are_flagged():

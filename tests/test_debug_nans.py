@@ -1,0 +1,65 @@
+"""`jax.debug_nans` finds nothing in a healthy chain, whichever way it is solved."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Anderson, Chain, Coarse, Newton, TrustRegion
+from tests.problems import L, assert_agree, normal, trajectory
+
+WEIGHT = normal(0, 3, 3, scale=0.5)
+CHAIN = Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), normal(1, L, 3))
+Z0 = normal(2, 3)
+METHODS = {
+    "newton": Newton(),
+    "recorded": Newton(record=True),
+    "in a window": Newton(window=4, record=True),
+    "damped": Newton(damping=TrustRegion(), record=True),
+    "damped, in a window": Newton(damping=TrustRegion(), window=4),
+    "diagonal": Newton(linearize="diagonal"),
+    "scalar": Newton(linearize=deeppcr.Scalar()),
+    "frozen": Newton(linearize=deeppcr.Frozen(3)),
+    "identity, accelerated": Newton(linearize="identity", acceleration=Anderson(), record=True),
+    "zero, accelerated, in a window": Newton(linearize="zero", acceleration=Anderson(), window=4),
+    "coarse": Newton(initial_guess=Coarse(every=3)),
+    "not within its budget": Newton(max_iterations=2, record=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _debug():
+    with jax.debug_nans(True):
+        yield
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_healthy_chain(name, compiled):
+    def value(z):
+        solution = deeppcr.solve(CHAIN, z, method=METHODS[name])
+        return jnp.sum(solution.trajectory**2), solution
+
+    both = jax.value_and_grad(value, has_aux=True)
+    (_, solution), gradient = (jax.jit(both) if compiled else both)(Z0)
+    assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
+    assert np.isfinite(gradient).all()
+    if METHODS[name].record:
+        iterations = int(solution.stats.iterations)
+        assert np.isfinite(solution.stats.residuals[: iterations + 1]).all()
+        assert np.isinf(solution.stats.residuals[iterations + 1 :]).all()
+        assert f"{iterations}  " in str(solution)
+
+
+@pytest.mark.parametrize("chain", [CHAIN, Chain(lambda z, x: 0.5 * z, CHAIN.inputs), Chain(lambda z, x: x, CHAIN.inputs)])
+def test_states_and_updates_that_are_zero(chain):
+    for method in (Newton(record=True), Newton(linearize="identity", acceleration=Anderson()), Newton(damping=TrustRegion())):
+        solution = deeppcr.solve(chain, jnp.zeros(3), method=method)
+        assert_agree(solution.trajectory, trajectory(chain, jnp.zeros(3)))
+
+
+@pytest.mark.parametrize("adjoint", ["sequential", "pcr", "autodiff", deeppcr.Adjoint(linearize="diagonal")], ids=str)
+def test_every_adjoint(adjoint):
+    gradient = jax.grad(lambda z: deeppcr.solve(CHAIN, z, method="newton", adjoint=adjoint).value.sum())(Z0)
+    assert np.isfinite(gradient).all()

@@ -1,0 +1,118 @@
+"""`jax.export` with symbolic dimensions: where `jax.lax.scan` can be exported, so can its counterparts here."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export
+
+import deeppcr
+from deeppcr import Chain, Newton
+from tests.problems import assert_agree, normal
+
+WEIGHT = normal(0, 3, 3, scale=0.5)
+BATCH, LENGTH = export.symbolic_shape("batch, length")
+SIZES = {BATCH: (2, 5), LENGTH: (4, 7)}
+PLAIN = [
+    {},
+    {"method": "sequential"},
+    {"adjoint": "sequential"},
+    {"method": "sequential", "adjoint": "autodiff"},
+    {"batch_ndim": 1},
+]
+
+
+def step(z, x):
+    return jnp.tanh(z @ WEIGHT + x), z.sum(-1)
+
+
+def exported(f, *shapes):
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float64) for shape in shapes]
+    return export.export(jax.jit(f))(*arguments).call
+
+
+def check(ours, theirs, *shapes):
+    """Exported once, ours is theirs for all sizes."""
+    call = exported(ours, *shapes)
+    for k in range(2):
+        sizes = [tuple(SIZES[n][k] if export.is_symbolic_dim(n) else n for n in shape) for shape in shapes]
+        arguments = [normal(i, *size) for i, size in enumerate(sizes)]
+        assert_agree(call(*arguments), jax.jit(theirs)(*arguments))
+
+
+def both(scan, **options):
+    """Values and gradients."""
+
+    def value(z, xs):
+        last, ys = scan(step, z, xs, **options)
+        return jnp.sum(last**3) + jnp.sum(jnp.sin(ys)), (last, ys)
+
+    return jax.value_and_grad(value, argnums=(0, 1), has_aux=True)
+
+
+SHAPES = {
+    "batch": ((BATCH, 3), (7, BATCH, 3)),
+    "length": ((2, 3), (LENGTH, 2, 3)),
+    "both": ((BATCH, 3), (LENGTH, BATCH, 3)),
+}
+
+
+@pytest.mark.parametrize("options", PLAIN, ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+def test_scan(name, options):
+    check(both(deeppcr.scan, **options), both(jax.lax.scan), *SHAPES[name])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_backwards(name):
+    check(both(partial(deeppcr.scan, reverse=True)), both(partial(jax.lax.scan, reverse=True)), *SHAPES[name])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_solve(name):
+    def ours(z, xs):
+        solution = deeppcr.solve(Chain(lambda z, x: step(z, x)[0], xs), z)
+        return solution.value, solution.trajectory, solution.stats.prefix, solution.converged
+
+    def theirs(z, xs):
+        def body(z, x):
+            z, _ = step(z, x)
+            return z, z
+
+        return *jax.lax.scan(body, z, xs), jnp.int32(len(xs)), jnp.array(True)
+
+    check(ours, theirs, *SHAPES[name])
+
+
+def test_forward():
+    layers = [lambda z, k=k: jnp.tanh(z @ WEIGHT + k) for k in (0.0, 0.5, 1.0, 1.5)]
+
+    def theirs(z):
+        for layer in layers:
+            z = layer(z)
+        return z
+
+    check(partial(deeppcr.forward, layers), theirs, (BATCH, 3))
+    check(jax.grad(lambda z: deeppcr.forward(layers, z).sum()), jax.grad(lambda z: theirs(z).sum()), (BATCH, 3))
+
+
+def test_symbols_in_what_the_step_closes_over():
+    """And in what it computes in between, of a state whose own shape is known."""
+
+    def closed_over(scan, z, table):
+        return scan(lambda z, _: (jnp.tanh(z + table.mean(axis=0)), None), z, length=5)[0]
+
+    def computed(scan, z, x):
+        return scan(lambda z, _: (jnp.sin(z + jnp.ones((x.shape[0], 3)).sum(axis=0)), None), z, length=5)[0]
+
+    check(partial(closed_over, deeppcr.scan), partial(closed_over, jax.lax.scan), (3,), (BATCH, 3))
+    check(partial(computed, deeppcr.scan), partial(computed, jax.lax.scan), (3,), (BATCH,))
+
+
+@pytest.mark.parametrize("options", [{"method": "newton"}, {"method": Newton(), "batch_ndim": 1}, {"adjoint": "pcr"}], ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_needs_numbers_says_so(name, options):
+    asked = "method" if "method" in options else "adjoint"
+    with pytest.raises(ValueError, match=rf"^{asked} is .*symbolic dimensions.*expected numbers.*\"auto\" runs"):
+        exported(partial(deeppcr.scan, step, **options), *SHAPES[name])

@@ -1,0 +1,74 @@
+"""What is data can be pickled and copied, and prints the same afterwards."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from deeppcr import Chain, Newton
+
+XS = jnp.linspace(0.0, 1.0, 24).reshape(8, 3)
+COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "copy": copy.copy, "deepcopy": copy.deepcopy}
+
+
+def step(z, x):
+    return jnp.tanh(z + x)
+
+
+def layer(weight, x):
+    return jnp.tanh(weight @ x)
+
+
+LAYERS = [(layer, jnp.eye(3) * k) for k in range(4)]
+METHODS = [
+    deeppcr.Sequential(unroll=4),
+    Newton(),
+    Newton(linearize=deeppcr.BlockDiagonal(3), linear=deeppcr.Chunked(4), damping=deeppcr.TrustRegion()),
+    Newton(linearize=deeppcr.Frozen(3), acceleration=deeppcr.Anderson(), initial_guess=deeppcr.Coarse(3, step=step)),
+    deeppcr.Adjoint(linear="pcr"),
+]
+MADE = {
+    "plan": lambda: deeppcr.plan(Chain(step, XS), jnp.zeros(3)),
+    "plan for another device": lambda: deeppcr.plan(Chain(step, XS), jnp.zeros(3), device="H200"),
+    "plan of layers": lambda: deeppcr.plan(LAYERS, jnp.ones(3)),
+    "candidate": lambda: deeppcr.plan(Chain(step, XS), jnp.zeros(3)).main.gradient[-1],
+    "solution": lambda: deeppcr.solve(Chain(step, XS), jnp.zeros(3), method=Newton(record=True)),
+    "stats": lambda: deeppcr.solve(Chain(step, XS), jnp.zeros(3), method=Newton(record=True)).stats,
+    "description": lambda: deeppcr.describe(Chain(step, XS), jnp.zeros(3)),
+    "description of layers": lambda: deeppcr.describe(LAYERS, jnp.ones(3)),
+    "layers found": lambda: deeppcr.layers.describe(LAYERS, jnp.ones(3)),
+    "packing": lambda: deeppcr.Packing.of({"w": XS}),
+    "packed": lambda: deeppcr.Packing.of({"w": XS}).pack({"w": XS}),
+    "schedule": lambda: deeppcr.diffusion.Schedule("DDIMScheduler", (("num_train_timesteps", 10),)),
+    "methods": lambda: METHODS,
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_data_can_be_pickled_and_copied(name, how):
+    made = MADE[name]()
+    again = COPIES[how](made)
+    assert str(again) == str(made)
+    assert repr(again) == repr(made)
+
+
+def test_a_plan_that_was_pickled_says_all_that_it_said():
+    plan = deeppcr.plan(Chain(step, XS), jnp.zeros(3), device="H200")
+    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(plan))))
+    assert again.to_json() == plan.to_json()
+    assert (again.method, again.adjoint) == (plan.method, plan.adjoint)
+    amounts = [(a.amount, b.amount) for a, b in zip(again.main.gradient, plan.main.gradient, strict=True)]
+    device = plan.main.device
+    assert all((a + a).depth == (b + b).depth for a, b in amounts)
+    assert all(a.times(3).seconds(device) == b.times(3).seconds(device) for a, b in amounts)
+
+
+def test_layers_that_were_stacked_and_pickled():
+    stack = pickle.loads(pickle.dumps(deeppcr.stack(LAYERS)))
+    assert jnp.array_equal(stack(jnp.ones(3)), deeppcr.forward(LAYERS, jnp.ones(3)))
+    chain = pickle.loads(pickle.dumps(Chain(step, XS)))
+    assert jnp.array_equal(jax.vmap(chain.step)(XS, chain.inputs), jax.vmap(step)(XS, XS))

@@ -1,0 +1,112 @@
+"""Steps that read and write mutable references (`jax.new_ref`): run as `jax.lax.scan` runs them, in order and once."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from deeppcr import Chain, Newton
+from tests.problems import L, assert_agree, normal
+
+XS = normal(0, L)
+Z0 = jnp.array(0.7)
+
+
+def reading(ref, z, x):
+    return jnp.tanh(z * ref[...] + x), z
+
+
+def writing(ref, z, x):
+    """It counts its calls, and what it returns depends on the count."""
+    ref[...] += 1.0
+    return jnp.tanh(z / ref[...] + x), ref[...]
+
+
+def in_a_call(ref, z, x):
+    return jax.jit(partial(writing, ref))(z, x)
+
+
+def of_its_own(_, z, x):
+    own = jax.new_ref(z)
+    own[...] = jnp.tanh(own[...] + x)
+    return own[...], z
+
+
+STEPS = [reading, writing, in_a_call, of_its_own]
+PLAIN = [{}, {"method": "sequential"}, {"adjoint": "sequential"}, {"method": "sequential", "adjoint": "autodiff"}]
+
+
+def called(run, step):
+    """What ``run(step, z0, xs)`` returns, and what it leaves in the reference."""
+    ref = jax.new_ref(jnp.array(0.5))
+    result = run(partial(step, ref), Z0, XS)
+    return result, ref[...]
+
+
+def by_solve(step, z, xs, **options):
+    solution = deeppcr.solve(Chain(lambda z, x: step(z, x)[0], xs), z, **options)
+    return solution.value, solution.trajectory
+
+
+def by_lax(step, z, xs):
+    def body(z, x):
+        z, _ = step(z, x)
+        return z, z
+
+    return jax.lax.scan(body, z, xs)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("options", PLAIN, ids=str)
+def test_they_are_read_and_written_as_by_lax_scan(step, options):
+    wanted = called(jax.lax.scan, step)
+    assert_agree(called(partial(deeppcr.scan, **options), step), wanted)
+    assert_agree(jax.jit(partial(called, partial(deeppcr.scan, **options), step))(), wanted)
+    assert_agree(called(partial(by_solve, **options), step), called(by_lax, step))
+
+
+@pytest.mark.parametrize("step", [reading, writing, in_a_call])
+def test_a_reference_that_an_argument_of_a_compiled_function_is(step):
+    def run(scan):
+        ref = jax.new_ref(jnp.array(0.5))
+        last, _ = jax.jit(lambda ref: scan(partial(step, ref), Z0, XS))(ref)
+        return last, ref[...]
+
+    assert_agree(run(deeppcr.scan), run(jax.lax.scan))
+
+
+@pytest.mark.parametrize("step", [reading, writing])
+def test_derivatives(step):
+    def value(scan, z, xs):
+        ref = jax.new_ref(jnp.array(0.5))
+        last, ys = scan(partial(step, ref), z, xs)
+        return last + ys.sum()
+
+    ours, theirs = (jax.jit(jax.grad(partial(value, scan), argnums=(0, 1)))(Z0, XS) for scan in (deeppcr.scan, jax.lax.scan))
+    assert_agree(ours, theirs)
+
+
+def test_layers_that_write_one_reference():
+    def loop(ref):
+        z = Z0
+        for _ in range(4):
+            z, _ = writing(ref, z, XS[0])
+        return z
+
+    one, other = jax.new_ref(jnp.array(0.0)), jax.new_ref(jnp.array(0.0))
+    layers = [lambda z: writing(one, z, XS[0])[0]] * 4
+    assert_agree((deeppcr.forward(layers, Z0), one[...]), (loop(other), other[...]))
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("options", [{"method": "newton"}, {"method": Newton(window=4)}, {"adjoint": "pcr"}], ids=str)
+def test_what_works_on_all_steps_at_once_refuses_them(step, options):
+    asked = "method" if "method" in options else "adjoint"
+    with pytest.raises(
+        ValueError, match=rf"^{asked} is .*mutable reference \(jax.new_ref\).*\"auto\" and \"sequential\" run it as jax.lax.scan"
+    ):
+        called(partial(deeppcr.scan, **options), step)
+    with pytest.raises(ValueError, match=r"mutable reference"):
+        called(partial(by_solve, **options), step)
