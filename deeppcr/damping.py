@@ -82,10 +82,10 @@ class TrustRegion:
         residual = residual * _limit(residual / unit)[..., None]
         # A Jacobian that is not finite says nothing of how differences are carried on.
         blocks = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks)
-        limit = _limit(solver.solve(blocks, residual) / unit)
+        limit = _limit(solver.solve_unguarded(blocks, residual) / unit)
         before = across.before(jnp.ones_like(limit[0]), limit)
         gain = jnp.where(before > 0, jnp.minimum(1, limit / jnp.where(before > 0, before, 1)), 0)
-        moved = solver.solve(blocks.scale(gain), residual)
+        moved = solver.solve_unguarded(blocks.scale(gain), residual)
         moved = jnp.where(jnp.isfinite(moved), moved, jnp.zeros_like(moved)) * _limit(moved / unit)[..., None]
         after = states + moved
         swept = evaluate(after)

@@ -19,6 +19,7 @@ from jax import Array, lax
 
 import deeppcr
 import depth
+from experiments.common.costs import analyze
 from experiments.common.options import conclude, in_time, model, parser, record
 from experiments.common.plots import figure
 from experiments.common.progress import progress
@@ -214,7 +215,7 @@ def compare(listed: Iterator[Listed], device: depth.Device, repeats: int) -> Ite
     sequential: dict[str, tuple[Row, Any]] = {}  # by chain: its row and its result
     for one in listed:
         run, args = one.program
-        cost = depth.analyze(run, *args, trip_counts=one.turns)
+        cost = analyze(run, *args, turns=one.turns)
         built = build(run, *args)
         call = partial(built.call, *args)
         found = measurement(one, cost, depth.predict(cost, device), built, measured(call, repeats))

@@ -10,6 +10,7 @@ For the rest of deeppcr, unchecked, with ``blocks: Blocks`` (see below) and vect
     solver.solve(blocks, b, reverse=False) -> y                 y_l = A_l y_{l-1} + b_l, y_0 = 0; not for differentiation
     solver.solve_transposed(blocks, g, reverse=False) -> lam    lam_l = g_l + A_{l+1}^T lam_{l+1}, lam_{L+1} = 0, for the
                                                                 adjoint: the transpose of ``solve``, same arguments
+    solver.solve_unguarded(blocks, b, reverse=False) -> y       not finite where a product of blocks overflows: for iterations
     find_solver("auto" | "sequential" | ... | solver) -> solver
 
 To start a recurrence at y_0, add ``A_1 y_0`` to ``b_1``. Blocks of the first step are otherwise ignored.

@@ -26,6 +26,9 @@ class Auto(LinearSolver):
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         return choose_solver(blocks, platform())._solve_transposed(blocks, g, reverse)
 
+    def _composes(self, blocks: Blocks) -> bool:
+        return choose_solver(blocks, platform())._composes(blocks)
+
 
 FEW_STEPS = 4  # not worth a round
 NARROW = 8

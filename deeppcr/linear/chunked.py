@@ -86,7 +86,7 @@ class Chunked(LinearSolver):
         block, offset = without_last((first_block, first_b))
         (product, offset), _ = lax.scan(reduce, (without_first(block), offset), rest, reverse=reverse)
         not_needed = jax.tree.map(jnp.zeros_like, along.first(block, 1))
-        ends = self.across.solve(jax.tree.map(along.join, not_needed, product), offset, reverse)
+        ends = self.across.solve_unguarded(jax.tree.map(along.join, not_needed, product), offset, reverse)
 
         starts = along.join(jnp.zeros_like(along.first(offset, 1)), ends)
         y_first = along.clear_first(first_block.apply(starts)) + first_b

@@ -13,6 +13,7 @@ What is sent does not depend on L.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,7 +24,8 @@ from deeppcr.across import Across, Axis, Devices, Spread, check_axis
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.choose import find_solver
-from deeppcr.linear.solver import LinearSolver, working_dtype
+from deeppcr.linear.solver import LinearSolver, Solve
+from deeppcr.linear.step_by_step import solve_step_by_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,20 +60,32 @@ class Sharded(LinearSolver):
             raise TypeError(f"inside is {self.inside!r}, expected a solver for the part on one device.")
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
+        return self._on_parts(LinearSolver.solve, blocks, b, reverse)
+
+    def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
+        return self._on_parts(LinearSolver.solve_transposed, blocks, g, reverse)
+
+    def _composes(self, blocks: Blocks) -> bool:
+        return False  # the parts do, and look after it
+
+    def _on_parts(
+        self, solve: Callable[[LinearSolver, Blocks, Array, bool], Array], blocks: Blocks, b: Array, reverse: bool
+    ) -> Array:
+        """``solve(solver, blocks, b, reverse)`` with the solver of each device."""
         spread = Spread(mesh=self.mesh, axis=self.axis)
         length = blocks.length
         missing = -length % spread.size
         part = on_part(self, spread.part)
 
         def padded(leaf: Array) -> Array:
-            # At the end of the chain, where nothing depends on it.
+            # At the end of the chain: nothing depends on it, and its zeros depend on nothing.
             low, high = (missing, 0) if reverse else (0, missing)
             return lax.pad(leaf, leaf.dtype.type(0), [(low, high, 0), *[(0, 0, 0)] * (leaf.ndim - 1)])
 
         if missing:
             blocks, b = jax.tree.map(padded, (blocks, b))
-        solve = spread.on_parts(lambda blocks, b: part.solve(blocks, b, reverse), spread.along, spread.along)
-        y: Array = solve(blocks, b)
+        run = spread.on_parts(lambda blocks, b: solve(part, blocks, b, reverse), spread.along, spread.along)
+        y: Array = run(blocks, b)
         return Along(reverse=reverse).first(y, length) if missing else y
 
     def __str__(self) -> str:
@@ -91,31 +105,43 @@ class Part(LinearSolver):
     across: Devices
     inside: LinearSolver
 
-    def solve(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
-        """See `LinearSolver`; here even a single step depends on another."""
-        if b.size == 0 or isinstance(blocks, Zeros):
-            return b
-        working = working_dtype(b.dtype)
-        return self._solve(blocks.astype(working), b.astype(working), reverse).astype(b.dtype)
-
-    def solve_transposed(self, blocks: Blocks, g: Array, reverse: bool = False) -> Array:
-        """See `LinearSolver`."""
-        if g.size == 0 or isinstance(blocks, Zeros):
-            return g
-        working = working_dtype(g.dtype)
-        transposed, right = blocks.astype(working).transpose(), g.astype(working)
-        mu = self._solve(transposed, transposed.apply(right), not reverse)
-        return (right + self._towards(not reverse).before(jnp.zeros_like(mu[0]), mu)).astype(g.dtype)
-
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        along, across = Along(reverse=reverse), self._towards(reverse)
+        entering = self._entering(blocks, b, self._towards(reverse), reverse)
+        return self.inside.solve_unguarded(blocks, self._entered(blocks, b, entering, reverse), reverse)
+
+    def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
+        return self._transposed(self._solve, blocks, g, reverse)
+
+    def _sequential(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
+        def run(entering: Array, own: Array) -> tuple[Array, Array]:
+            y = solve_step_by_step(blocks, self._entered(blocks, own, entering, reverse), reverse)
+            return Along(reverse=reverse).last(y, 1), y
+
+        return self._towards(reverse).in_turn(run, jnp.zeros_like(b[:1]), b)[1]
+
+    def _sequential_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
+        return self._transposed(self._sequential, blocks, g, reverse)
+
+    def _is_finite(self, y: Array) -> Array:
+        return self.across.largest((~jnp.isfinite(y).all()).astype(jnp.int32)) == 0  # all devices agree
+
+    def _stand_alone(self, blocks: Blocks, b: Array) -> bool:
+        """Here even a single step depends on another."""
+        return b.size == 0 or isinstance(blocks, Zeros)
+
+    def _transposed(self, solve: Solve, blocks: Blocks, g: Array, reverse: bool) -> Array:
+        transposed = blocks.transpose()
+        mu = solve(transposed, transposed.apply(g), not reverse)
+        return g + self._towards(not reverse).before(jnp.zeros_like(mu[0]), mu)
+
+    def _entered(self, blocks: Blocks, b: Array, entering: Array, reverse: bool) -> Array:
+        """``b`` of a part that is entered with a state, ``[1, *batch, w]``, for a solver that starts at zero."""
+        along, first_part = Along(reverse=reverse), self._towards(reverse).rank == 0
         # What meets the zero before the chain is never looked at, it may be anything.
-        first = along.first(blocks, 1)
-        start = jax.tree.map(lambda leaf: lax.select(lax.full(leaf.shape, across.rank == 0), lax.full_like(leaf, 0), leaf), first)
-        entering = self._entering(blocks, b, across, reverse)
-        b_first = along.first(b, 1) + start.apply(entering)
-        b = along.join(b_first, along.last(b, len(b) - 1))
-        return self.inside.solve(blocks, b, reverse)
+        start = jax.tree.map(
+            lambda leaf: lax.select(lax.full(leaf.shape, first_part), lax.full_like(leaf, 0), leaf), along.first(blocks, 1)
+        )
+        return along.join(along.first(b, 1) + start.apply(entering), along.last(b, len(b) - 1))
 
     def _entering(self, blocks: Blocks, b: Array, across: Devices, reverse: bool) -> Array:
         """The state before this part: ``[1, *batch, w]``."""

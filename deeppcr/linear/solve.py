@@ -39,9 +39,9 @@ def solve_bidiagonal(
 
     Differentiable to every order in ``A``, ``b`` and ``initial``, by the same solver and not through it.
 
-    A parallel solver multiplies blocks, so where a product of blocks overflows although every state is
-    finite, it returns NaN or infinity and the sequential one does not. Whatever is not finite travels along
-    the chain only: a step is never harmed by the ``A`` and ``b`` of the steps after it.
+    With every solver the solution is finite where it is so step by step: where a product of blocks overflows and no state does, a
+    parallel solver ends with the sequential one, which takes its time. Whatever is not finite travels along the chain only: a
+    step is never harmed by the ``A`` and ``b`` of the steps after it.
 
     Args:
         A: ``[L, *batch, w, w]`` for full matrices, ``[L, *batch, w]`` for diagonal ones, or blocks of any kind:

@@ -8,17 +8,26 @@ A_{l+1}^T lam_{l+1}``. Taken at its word, that needs the blocks moved by one pla
     mu_l = A_l^T mu_{l+1} + A_l^T g_l,    lam_l = g_l + mu_{l+1},
 
 the same recurrence backwards, with the blocks where they are; only vectors move.
+
+A parallel solver multiplies blocks, and a product of blocks may overflow where every state is finite: ``A_l = 30`` at a state
+that stays 0. What has overflowed is infinite or NaN in the solution, too, whatever it is multiplied by or added to. So a solution
+that is finite needs no more than a look, and one that is not is computed again, step by step: the sequential fallback.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
+from deeppcr.linear.step_by_step import solve_step_by_step, solve_transposed_step_by_step
+from deeppcr.loops import FINISHING
+
+Solve = Callable[[Blocks, Array, bool], Array]
 
 
 class LinearSolver(ABC):
@@ -33,33 +42,78 @@ class LinearSolver(ABC):
 
     def solve(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
         """``y_l = A_l y_{l-1} + b_l``, ``y_0 = 0``; ``reverse``: ``y_l = A_l y_{l+1} + b_l``."""
-        return _prepared(self._solve, blocks, b, reverse)
+        return self._prepared(self._guarded(self._solve, self._sequential), blocks, b, reverse)
 
     def solve_transposed(self, blocks: Blocks, g: Array, reverse: bool = False) -> Array:
         """``lam_l = g_l + A_{l+1}^T lam_{l+1}``, ``lam_{L+1} = 0``: `solve` transposed."""
-        return _prepared(self._solve_transposed, blocks, g, reverse)
+        return self._prepared(self._guarded(self._solve_transposed, self._sequential_transposed), blocks, g, reverse)
+
+    def solve_unguarded(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
+        """`solve` without the sequential fallback: not finite where a product of blocks overflows.
+
+        For an iteration that looks at what it gets, and on an accelerator waits for no more than it has to.
+        """
+        return self._prepared(self._solve, blocks, b, reverse)
 
     @abstractmethod
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        """`solve` for at least two steps, in float32 or better."""
+        """`solve_unguarded` for at least two steps, in float32 or better."""
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
-        """`solve_transposed` for at least two steps, in float32 or better."""
+        """The transpose of `_solve`."""
         transposed = blocks.transpose()
         mu = self._solve(transposed, transposed.apply(g), not reverse)
         return g + Along(reverse=not reverse).before(mu)
+
+    def _sequential(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
+        """`_solve` step by step."""
+        return solve_step_by_step(blocks, b, reverse)
+
+    def _sequential_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
+        """`_solve_transposed` step by step."""
+        return solve_transposed_step_by_step(blocks, g, reverse)
+
+    def _composes(self, blocks: Blocks) -> bool:
+        """Whether these blocks are multiplied with each other, so that a product may overflow."""
+        return True
+
+    def _is_finite(self, y: Array) -> Array:
+        """Whether every entry of the solution is."""
+        return jnp.isfinite(y).all()
+
+    def _stand_alone(self, blocks: Blocks, b: Array) -> bool:
+        """Whether no step depends on another, so that ``b`` is the solution."""
+        return stand_alone(blocks, b)
+
+    def _prepared(self, solve: Solve, blocks: Blocks, b: Array, reverse: bool) -> Array:
+        """``solve`` in float32 or better, if there is something to solve."""
+        if self._stand_alone(blocks, b):
+            return b
+        working = working_dtype(b.dtype)
+        return solve(blocks.astype(working), b.astype(working), reverse).astype(b.dtype)
+
+    def _guarded(self, solve: Solve, sequential: Solve) -> Solve:
+        """``solve``, and ``sequential`` if its result is not finite."""
+
+        def guarded(blocks: Blocks, b: Array, reverse: bool) -> Array:
+            y = solve(blocks, b, reverse)
+            if not self._composes(blocks):
+                return y
+            # One turn or none. A branch would be taken always under `jax.vmap`, which computes both and selects.
+            with jax.named_scope(FINISHING):
+                _, y = lax.while_loop(
+                    lambda state: ~state[0],
+                    lambda state: (jnp.ones_like(state[0]), sequential(blocks, b, reverse)),
+                    (self._is_finite(y), y),
+                )
+            return y
+
+        return guarded
 
 
 def stand_alone(blocks: Blocks, b: Array) -> bool:
     """Whether no step depends on another, so that ``b`` is the solution."""
     return b.size == 0 or blocks.length == 1 or isinstance(blocks, Zeros)
-
-
-def _prepared(solve: Callable[[Blocks, Array, bool], Array], blocks: Blocks, b: Array, reverse: bool) -> Array:
-    if stand_alone(blocks, b):
-        return b
-    working = working_dtype(b.dtype)
-    return solve(blocks.astype(working), b.astype(working), reverse).astype(b.dtype)
 
 
 def working_dtype(dtype: Any) -> Any:

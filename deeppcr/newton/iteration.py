@@ -135,7 +135,7 @@ class Iteration:
             )
         else:
             b = here.across.set_first(now.value - blocks.apply(inputs), now.value[0])  # the first step starts from what is known
-            states = self.solver.solve(blocks, b)
+            states = self.solver.solve_unguarded(blocks, b)
         # An overflow on the way is no answer, and would spoil all later steps for good.
         states = jnp.where(jnp.isfinite(states), states, now.states)
         # What is right to the last bit is kept: a solution of the recurrence would be so to rounding only.

@@ -6,15 +6,34 @@ from typing import Any
 import depth
 from deeppcr import loops
 from deeppcr.adjoint import refine
+from deeppcr.linear import solver
 from deeppcr.newton import rescue
 
 ITERATING = loops.__file__  # where loops turn once an iteration
 FINISHING = (rescue.__file__, refine.__file__)  # and where they go on step by step, if iterations have stopped too early
+OVERFLOWING = solver.__file__  # and where a linear recurrence is solved again, if a product of its blocks has overflowed
 
 
 def further(iterations: int) -> int:
     """Turns of the loop whose end depends on data: the first iterations may be a loop of their own, which says how many."""
     return iterations - loops.ahead(iterations)
+
+
+def analyze(run: Callable[..., Any], *arguments: Any, turns: int | None = None, rest: int | None = None) -> depth.Cost:
+    """`depth.analyze` of a program in which no product of blocks overflows.
+
+    Args:
+        run: a program.
+        arguments: of it.
+        turns: how often other loops turn that do not say it themselves; None if that is not known.
+        rest: how often those that finish step by step; None for as often as the others.
+    """
+    found = depth.analyze(run, *arguments)
+    usual = dict.fromkeys(FINISHING, turns if rest is None else rest) | {OVERFLOWING: 0}
+    loops = {unknown.location for unknown in found.unknown if unknown.primitive == "while"}
+    counts = {f"{loop.file}:{loop.line}": usual.get(loop.file, turns) for loop in loops}
+    known = {loop: count for loop, count in counts.items() if count is not None}
+    return depth.analyze(run, *arguments, trip_counts=known) if known else found
 
 
 def cost(run: Callable[..., Any], arguments: tuple[Any, ...], iterations: Callable[[], int]) -> depth.Cost | None:
@@ -29,13 +48,10 @@ def cost(run: Callable[..., Any], arguments: tuple[Any, ...], iterations: Callab
     Returns:
         The cost; None where another loop does not say how often it turns.
     """
-    found = depth.analyze(run, *arguments)
+    found = analyze(run, *arguments)
     if found.exact:
         return found
-    found_at = {unknown.location for unknown in found.unknown}
-    if not all(where.file in (ITERATING, *FINISHING) for where in found_at):
+    if not all(unknown.location.file in (ITERATING, *FINISHING) for unknown in found.unknown):
         return None
-    count = iterations()
-    turns = dict.fromkeys(FINISHING, 0) | {ITERATING: further(count)}
-    known = depth.analyze(run, *arguments, trip_counts={f"{where.file}:{where.line}": turns[where.file] for where in found_at})
+    known = analyze(run, *arguments, turns=further(iterations()), rest=0)
     return known if known.exact else None

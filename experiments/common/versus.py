@@ -22,7 +22,7 @@ import numpy as np
 
 import depth
 from deeppcr import Result
-from experiments.common.costs import FINISHING, further
+from experiments.common.costs import analyze, further
 from experiments.common.timing import Timing, build, clock
 
 Row = dict[str, Any]
@@ -135,14 +135,14 @@ class _Runner:
         if self.program.solve and self._in_time(least, device, longest):
             solutions = [self.program.solve(*arguments) for arguments in given]
             self.row |= _told(solutions)
-            cost = cost if cost.exact else self._read(_turns(cost, solutions))
+            cost = cost if cost.exact else self._read(*_turns(solutions))
         if cost.exact:
             self.cost, self.predicted = cost, depth.predict(cost, device)
             self.row |= {"depth": cost.depth, "work": cost.work, "predicted ms": 1e3 * self.predicted}
         return self._in_time(cost if cost.exact else least, device, longest)
 
-    def _read(self, turns: Any) -> depth.Cost:
-        return depth.analyze(self.program.run, *self.arguments[0], trip_counts=turns)
+    def _read(self, turns: int | None, rest: int | None = None) -> depth.Cost:
+        return analyze(self.program.run, *self.arguments[0], turns=turns, rest=rest)
 
     def _in_time(self, cost: depth.Cost, device: depth.Device, longest: float) -> bool:
         seconds = depth.predict(cost, device)
@@ -207,15 +207,10 @@ def _told(solutions: Sequence[Any]) -> Row:
     }
 
 
-def _turns(cost: depth.Cost, solutions: Sequence[Any]) -> dict[str, int]:
-    """How often each loop turns that does not say so: once a further iteration, but for the one that finishes step by step."""
-    iterations = _told(solutions)["iterations"]
+def _turns(solutions: Sequence[Any]) -> tuple[int, int]:
+    """How often loops turn that do not say so: once a further iteration, and those that finish step by step."""
     rest = [_length(solution) - int(solution.stats.prefix) for solution in solutions]
-    loops = [unknown.location for unknown in cost.unknown if unknown.primitive == "while"]
-    return {
-        f"{where.file}:{where.line}": round(sum(rest) / len(rest)) if where.file in FINISHING else further(iterations)
-        for where in loops
-    }
+    return further(_told(solutions)["iterations"]), round(sum(rest) / len(rest))
 
 
 def _length(solution: Any) -> int:

@@ -8,6 +8,7 @@ import jax
 
 import depth
 from experiments.common.baselines import SCAN, baselines
+from experiments.common.costs import analyze
 from experiments.common.versus import Row, distance
 from experiments.sharding_rows.measured import TOLERANCE, Measured, bytes_here, in_turn, wrong
 from experiments.sharding_rows.predicted import Machine, counted, over_the_chain
@@ -57,7 +58,7 @@ def rows(size: Size, layouts: Sequence[Layout], machine: Machine, repeats: int) 
         row |= many.cells() | _compared(many, scan) | {"parameter bytes": bytes_here(arguments[0]), "collectives": many.sent()}
         if layout.method == "newton":
             row |= dict(zip(("iterations", "residual"), told(size), strict=True))
-        cost = depth.analyze(program, *arguments, trip_counts=counted(row.get("iterations")))
+        cost = analyze(program, *arguments, turns=counted(row.get("iterations")))
         row |= {"sequential depth": costs[SCAN].depth, "depth": cost.depth, "depth speedup": costs[SCAN].depth / cost.depth}
         if layout.method != SCAN:
             computed, sent = over_the_chain(size, layout, machine, row.get("iterations", 0))

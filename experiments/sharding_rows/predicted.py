@@ -24,7 +24,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 import deeppcr
 import depth
-from experiments.common.costs import further
+from experiments.common.costs import analyze, further
 from experiments.sharding_rows.links import Link, distances
 from experiments.sharding_rows.stack import Layout, Size, chain_loss, examples, layer_of, sequential_loss, training_step, weights
 
@@ -127,7 +127,7 @@ def parallel_cost(size: Size, turns: int | None) -> depth.Cost:
     # Without the rescue, a branch that is not taken.
     method = "sequential" if turns is None else deeppcr.Newton(linear=SOLVER, on_failure="return")
     step = training_step(chain_loss(chain, method=method, adjoint=SOLVER))
-    return depth.analyze(step, *_shapes(size), trip_counts=counted(turns))
+    return analyze(step, *_shapes(size), turns=counted(turns))
 
 
 def counted(turns: int | None) -> int | None:
@@ -150,7 +150,7 @@ def _solve_cost(part: Size, count: int) -> depth.Cost:
     mesh = AbstractMesh((count,), ("chain",), axis_types=(AxisType.Auto,))
     A = jax.ShapeDtypeStruct((part.length * count, part.batch, part.width, part.width), jnp.float32)
     b = jax.ShapeDtypeStruct(A.shape[:-1], jnp.float32)
-    return depth.analyze(lambda A, b: deeppcr.solve_bidiagonal(A, b, solver=deeppcr.Sharded(mesh, "chain", SOLVER)), A, b)
+    return analyze(lambda A, b: deeppcr.solve_bidiagonal(A, b, solver=deeppcr.Sharded(mesh, "chain", SOLVER)), A, b)
 
 
 def _solve(part: Size, count: int, device: depth.Device) -> float:

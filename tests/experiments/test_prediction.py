@@ -13,6 +13,7 @@ import deeppcr
 import depth
 from experiments import prediction
 from experiments.common import results, timing
+from experiments.common.costs import analyze
 from experiments.prediction import Listed
 
 DEVICE = depth.Device(
@@ -65,7 +66,7 @@ def test_a_quick_run_has_all_kinds_in_one_size() -> None:
 def test_everything_listed_can_be_analyzed_and_predicted(listed: list[Listed]) -> None:
     for one in listed:
         run, args = one.program
-        cost = depth.analyze(run, *args, trip_counts=one.turns)
+        cost = analyze(run, *args, turns=one.turns)
         assert cost.exact, f"{one} has a loop whose turns are not listed: {cost.unknown}"
         assert cost.depth > 0, one
         assert 1e-5 < depth.predict(cost, DEVICE) < 10, one
@@ -76,7 +77,7 @@ def test_turns_are_listed_where_they_cannot_be_known(listed: list[Listed]) -> No
     assert len(loops) == 4
     for one in loops:
         run, args = one.program
-        assert not depth.analyze(run, *args).exact, one
+        assert not analyze(run, *args).exact, one
 
 
 def test_normal_numbers_are_the_same_each_time() -> None:

@@ -17,6 +17,7 @@ import depth
 from depth.device import generic_cpu
 from experiments import sharding
 from experiments.common import baselines, options, results
+from experiments.common.costs import analyze
 from experiments.sharding_rows import chains, links, measured, mlp, predicted, processes, stack, tutorials
 from experiments.sharding_rows.measured import Case, mean_square, measure, mesh_of, put, shown
 from experiments.sharding_rows.stack import Layout
@@ -146,8 +147,8 @@ def test_depth_is_that_of_the_programs(chain_rows: dict) -> None:
     row = chain_rows[layout.name]
     assert (row["iterations"], row["residual"]) == (turns, residual)
     assert row["sequential depth"] == sequential
-    assert row["depth"] == depth.serial_depth(program, *given, trip_counts=turns)
-    assert row["depth"] < depth.serial_depth(program, *given, trip_counts=turns + 1)
+    assert row["depth"] == analyze(program, *given, turns=turns).depth
+    assert row["depth"] < analyze(program, *given, turns=turns + 1).depth
     assert row["depth speedup"] == sequential / row["depth"]
 
 

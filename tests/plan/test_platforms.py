@@ -70,7 +70,7 @@ def test_each_platform_gets_its_own(both, f):
 def test_each_platform_has_its_own_adjoint(both):
     cpu, cuda = lowered(gradient_after_sequential, "cpu"), lowered(gradient_after_sequential, "cuda")
     assert cpu.count(LOOP) == 2  # forwards, backwards
-    assert cuda.count(LOOP) == 1  # backwards, all at once
+    assert cuda.count(LOOP) == 3  # backwards, all at once; and a loop of one turn or none, around the steps, if that overflows
 
 
 @pytest.mark.parametrize("f", [states, gradient, gradient_after_sequential], ids=lambda f: f.__name__)

@@ -9,7 +9,8 @@ import pytest
 
 import deeppcr
 from deeppcr import Sharded
-from tests.linear.loop import KINDS, loop, problem, scan
+from deeppcr.linear import Diagonals, Recurrence
+from tests.linear.loop import KINDS, loop, loop_transposed, problem, scan
 from tests.problems import assert_agree, normal
 from tests.sharding.meshes import lies_along, mesh, put, run, wait
 
@@ -143,3 +144,50 @@ def test_wrong_use():
         Sharded(mesh(), "chain", inside=SHARDED)
     with pytest.raises(ValueError, match="pcr"):
         Sharded(mesh(), "chain", inside="fast")
+
+
+def growing(kind="matrices"):
+    """Blocks whose products overflow, though no state does: all that moves is what the ends of the chain have."""
+    blocks, b = problem(kind, 24, (2,), KINDS[kind])
+    blocks = jax.tree.map(lambda leaf: (leaf * 1e130).at[jnp.array([2, -3])].set(0), blocks)
+    return blocks, b.at[2:-2].set(0).at[0, 0].set(1e-200).at[-1, 0].set(1e-200)
+
+
+@pytest.mark.parametrize(("kind", "reverse"), [("matrices", False), ("diagonals", True)])
+def test_products_that_overflow(kind, reverse):
+    blocks, b = growing(kind)
+    y, lam = run(lambda blocks, b: (SHARDED.solve(blocks, b, reverse), SHARDED.solve_transposed(blocks, b, reverse)), blocks, b)
+    np.testing.assert_allclose(y, loop(blocks, b, reverse), rtol=1e-10)
+    np.testing.assert_allclose(lam, loop_transposed(blocks, b, reverse), rtol=1e-10)
+    assert lies_along(y, "chain")
+
+
+def test_products_that_overflow_in_one_example():
+    (well, b), (ill, b_ill) = problem("matrices", 24, (2,), 2), growing()
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), (well, b), (ill, b_ill))
+    found = run(jax.vmap(SHARDED.solve), *stacked)
+    close(found[0], loop(well, b))
+    np.testing.assert_allclose(found[1], loop(ill, b_ill), rtol=1e-10)
+
+
+def test_what_overflows_step_by_step_is_not_finite_in_the_same_entries():
+    blocks, b = problem("diagonals", 24, (2,), 3)
+    blocks = Diagonals((blocks.diagonal * 1e130).at[13].set(0))
+    found = run(lambda blocks, b: (SHARDED.solve(blocks, b), SHARDED.solve_transposed(blocks, b)), blocks, b)
+    right = run(lambda blocks, b: (Recurrence().solve(blocks, b), Recurrence().solve_transposed(blocks, b)), blocks, b)
+    for one, other in zip(found, right, strict=True):
+        assert not np.isfinite(other).all()
+        np.testing.assert_array_equal(one, other)
+
+
+def test_derivatives_of_a_chain_whose_products_overflow():
+    def step(z, x):
+        return jnp.stack([1e30 * z[0] * (1 + z[1]), 0.5 * z[1] + x + z[0] ** 2])
+
+    def gradient(**options):
+        def loss(z, xs):
+            return (deeppcr.scan(lambda z, x: 2 * (step(z, x),), z, xs, **options)[1][:, 1] ** 2).sum()
+
+        return run(jax.grad(loss, (0, 1)), jnp.array([0.0, 0.3]), put(jnp.linspace(0.1, 1.0, 64), "chain"))
+
+    assert_agree(gradient(method="sequential", adjoint=SHARDED), gradient(method="sequential", adjoint="autodiff"), 1e-12)

@@ -1,0 +1,245 @@
+"""Products of blocks that overflow where no state does: every solver ends as the recurrence does step by step."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import deeppcr
+from deeppcr import Adjoint, Newton
+from deeppcr.linear import (
+    BlockDiagonals,
+    Chunked,
+    CyclicReduction,
+    Diagonals,
+    Matrices,
+    ParallelCyclicReduction,
+    PrefixScan,
+    Recurrence,
+    Scalars,
+    find_solver,
+    solve_bidiagonal,
+)
+from deeppcr.linear.choose import SOLVERS
+from deeppcr.loops import FINISHING
+from deeppcr.platforms import compiled_for
+from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem
+from tests.problems import assert_agree
+
+PARALLEL = [ParallelCyclicReduction(), CyclicReduction(), PrefixScan(), Chunked(4), Chunked(4, across=CyclicReduction())]
+NAMES = [name for name in SOLVERS if name not in ("auto", "sequential")]
+LENGTH, BATCH = 13, 2  # as in test_solvers.py
+close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
+solvers = pytest.mark.parametrize("solver", PARALLEL, ids=repr)
+
+
+def all_ways(solver):
+    """The four solutions that there are of one problem."""
+
+    def solve(blocks, b):
+        ways = [(solve, reverse) for solve in (solver.solve, solver.solve_transposed) for reverse in (False, True)]
+        return [solve(blocks, b, reverse) for solve, reverse in ways]
+
+    return compiled(solve)
+
+
+def expected(blocks, b):
+    return [of(blocks, b, reverse) for of in (loop, loop_transposed) for reverse in (False, True)]
+
+
+def growing(kind):
+    """Blocks whose products overflow within three steps, and right-hand sides of which only two ends of the chain have any.
+
+    Whichever way it runs, all that moves is what the last step has, or what the first one has and a block of zeros ends.
+    """
+    blocks, b = problem(kind, LENGTH, (BATCH,), KINDS[kind])
+    blocks = jax.tree.map(lambda leaf: (leaf * 1e130).at[jnp.array([2, LENGTH - 3])].set(0), blocks)
+    return blocks, b.at[2 : LENGTH - 2].set(0).at[0, 0].set(1e-200).at[-1, 0].set(1e-200)
+
+
+@solvers
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "zeros"])
+def test_finite_where_the_loop_is(solver, kind):
+    blocks, b = growing(kind)
+    assert not np.isfinite(np.asarray(solver.solve_unguarded(blocks, b))).all()
+    for found, right in zip(all_ways(solver)(blocks, b), expected(blocks, b), strict=True):
+        assert np.isfinite(right).all()
+        close(found, right, atol=0)
+
+
+@solvers
+def test_what_overflows_step_by_step_is_not_finite_in_the_same_entries(solver):
+    blocks, b = problem("diagonals", LENGTH, (BATCH,), 3)
+    blocks = Diagonals((blocks.diagonal * 1e130).at[8].set(0))
+    for found, right in zip(all_ways(solver)(blocks, b), all_ways(Recurrence())(blocks, b), strict=True):
+        assert not np.isfinite(right).all()
+        np.testing.assert_array_equal(found, right)
+
+
+@solvers
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.complex128], ids=lambda dtype: dtype.__name__)
+def test_other_dtypes(solver, dtype):
+    blocks, b = problem("matrices", LENGTH, (), 2)
+    A, b = (1e30 * blocks.matrix).astype(dtype), b.at[:-1].set(0).astype(dtype)
+    for found in all_ways(solver)(Matrices(A**5 if dtype == jnp.complex128 else A), b)[:1]:
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, b)
+
+
+@pytest.mark.parametrize("kind", ["matrices", "diagonals", "scalars"])
+def test_on_an_accelerator(kind):
+    blocks, b = growing(kind)
+    with compiled_for("cuda"):
+        found = all_ways(ParallelCyclicReduction())(blocks, b)
+    for one, right in zip(found, expected(blocks, b), strict=True):
+        close(one, right, atol=0)
+
+
+@solvers
+def test_an_example_that_overflows_harms_no_other(solver):
+    (well, b), (ill, b_ill) = problem("matrices", LENGTH, (BATCH,), 2), growing("matrices")
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), (well, b), (ill, b_ill))
+    found = compiled(jax.vmap(solver.solve))(*stacked)
+    close(found[0], loop(well, b))
+    close(found[1], loop(ill, b_ill), atol=0)
+    mixed = jax.tree.map(lambda well, ill: well.at[:, 0].set(ill[:, 0]), (well, b), (ill, b_ill))  # and in one batch
+    close(compiled(solver.solve)(*mixed), loop(*mixed), atol=0)
+
+
+# -- what is random -------------------------------------------------------------------------------------------------------------
+
+
+def sizes(rng, *shape, zeros=0.05, least=-6):
+    """Numbers up to 1e8, log-uniform, and zeros; none is negative, so that nothing cancels."""
+    return 10.0 ** rng.uniform(least, 8, shape) * (rng.random(shape) >= zeros)
+
+
+RANDOM = {
+    "matrices": lambda rng, *shape: Matrices(sizes(rng, *shape, 4, 4, zeros=0.75)),
+    "pairs": lambda rng, *shape: BlockDiagonals(sizes(rng, *shape, 2, 2, 2, zeros=0.5), [[0, 2], [1, 3]]),
+    "diagonals": lambda rng, *shape: Diagonals(sizes(rng, *shape, 4)),
+    "scalars": lambda rng, *shape: Scalars(sizes(rng, *shape), (), 4),
+}
+
+
+@pytest.mark.parametrize("solver", [*PARALLEL[:3], Chunked(16)], ids=repr)
+@pytest.mark.parametrize("kind", RANDOM)
+def test_blocks_of_all_sizes(solver, kind):
+    rng = np.random.default_rng(0)
+    many, length = 64, 48
+    blocks, b = RANDOM[kind](rng, many, length), sizes(rng, many, length, 4, zeros=0, least=-8)
+    b[np.arange(length) < rng.integers(0, length, (many, 1))] = 0  # states are zero until it begins
+    blocks, b, g = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (blocks, b, b[:, ::-1]))
+
+    def solutions(solver):
+        def both(blocks, b, g):
+            return solver.solve(blocks, b), solver.solve_transposed(blocks, g), solver.solve_unguarded(blocks, b)
+
+        return [np.asarray(y) for y in compiled(jax.vmap(both))(blocks, b, g)]
+
+    *found, unguarded = solutions(solver)
+    *right, _ = solutions(Recurrence())
+    assert (np.isfinite(right[0]) & ~np.isfinite(unguarded)).any()
+    for y, y_right in zip(found, right, strict=True):
+        np.testing.assert_allclose(y, y_right, rtol=1e-5)
+
+
+# -- derivatives ----------------------------------------------------------------------------------------------------------------
+
+STEPS = 64
+GAINS = jnp.broadcast_to(jnp.array([30.0, 0.5], jnp.float32), (STEPS, 2))
+INPUTS = jnp.linspace(0.1, 1.0, STEPS, dtype=jnp.float32)
+START = jnp.array([0.0, 0.3], jnp.float32)
+
+
+def apart(z, x):
+    """The first entry stays zero; a product of all its gains is 30^64."""
+    gain, shift = x
+    return gain * z + shift * jnp.array([0, 1], jnp.float32)
+
+
+def mixed(z, x):
+    """Jacobians are full by what they depend on, diagonal only at the states that there are."""
+    gain, shift = x
+    return jnp.stack([gain[0] * z[0] * (1 + z[1]), gain[1] * z[1] + shift + z[0] ** 2])
+
+
+def loss(scan, step):
+    def of(start, inputs):
+        last, states = scan(lambda z, x: 2 * (step(z, x),), start, inputs)
+        return (last[1] ** 2 + states[:, 1].sum()).astype(jnp.float32)
+
+    return of
+
+
+@cache
+def derivatives(scan, step):
+    of, arguments = loss(scan, step), (START, (GAINS, INPUTS))
+    value, gradients = compiled(jax.value_and_grad(of, (0, 1)))(*arguments)
+    return value, gradients, compiled(jax.jacfwd(lambda shift: of(START, (GAINS, INPUTS * shift))))(jnp.float32(1))
+
+
+ADJOINTS = {name: name for name in NAMES} | {
+    "in stretches": Adjoint(linear="pcr", memory=1),
+    "of blocks that are nearly right": Adjoint(linearize="diagonal", linear="cyclic_reduction"),
+}
+
+
+@pytest.mark.parametrize("step", [apart, mixed], ids=lambda step: step.__name__)
+@pytest.mark.parametrize("adjoint", ADJOINTS.values(), ids=ADJOINTS)
+def test_gradients_are_those_of_the_sequential_program(step, adjoint):
+    right = derivatives(lax.scan, step)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(right))
+    assert_agree(derivatives(partial(deeppcr.scan, method="sequential", adjoint=adjoint), step), right, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["pcr", "chunked"])
+def test_states_of_newtons_method(name):
+    right = derivatives(lax.scan, mixed)
+    assert_agree(derivatives(partial(deeppcr.scan, method=Newton(linear=name), adjoint=name), mixed), right, 1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_derivatives_of_solve_bidiagonal(name):
+    full = jax.vmap(jnp.diag)(GAINS)
+    b = INPUTS[:, None] * jnp.array([[0, 1]], jnp.float32)
+
+    def gradients(solver):
+        def of(A, b):
+            return jnp.sin(solve_bidiagonal(A, b, solver=solver)[:, 1]).sum()
+
+        def slope(A, b):
+            return (jax.grad(of)(A, b) ** 2).sum()
+
+        return compiled(lambda A, b: (jax.grad(of, (0, 1))(A, b), jax.grad(slope, 1)(A, b)))(full, b)
+
+    right = gradients("sequential")
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(right))
+    assert_agree(gradients(name), right, 1e-5)
+
+
+# -- what it costs --------------------------------------------------------------------------------------------------------------
+
+
+@solvers
+def test_a_finite_solution_is_left_as_it_is(solver):
+    blocks, b = problem("matrices", LENGTH, (BATCH,), 2)
+    np.testing.assert_array_equal(*(compiled(solve)(blocks, b) for solve in (solver.solve, solver.solve_unguarded)))
+
+
+def test_only_what_multiplies_blocks_is_guarded():
+    blocks, b = problem("matrices", LENGTH, (BATCH,), 2)
+
+    def guarded(solve):
+        return FINISHING in jax.jit(solve).lower(blocks, b).as_text(debug_info=True)
+
+    assert guarded(ParallelCyclicReduction().solve)
+    assert guarded(ParallelCyclicReduction().solve_transposed)
+    assert not guarded(ParallelCyclicReduction().solve_unguarded)  # an iteration looks itself at what it gets
+    assert not guarded(Recurrence().solve)
+    assert not guarded(find_solver("auto").solve)  # here the same
+    with compiled_for("cuda"):
+        assert guarded(find_solver("auto").solve_transposed)
