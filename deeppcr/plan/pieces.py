@@ -289,8 +289,8 @@ class Pieces:
         return {}
 
     def solve(self, solver: LinearSolver, blocks: Blocks, transposed: bool = False) -> Amount:
-        """The linear recurrence."""
-        solve = solver.solve_transposed if transposed else solver.solve
+        """The linear recurrence of an iteration; transposed: that of the adjoint."""
+        solve = solver.solve_transposed if transposed else solver.solve_unguarded
         with self.there():
             return _read(lambda blocks, b: solve(blocks, b), blocks, self.states)
 

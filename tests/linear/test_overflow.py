@@ -121,7 +121,7 @@ RANDOM = {
     "matrices": lambda rng, *shape: Matrices(sizes(rng, *shape, 4, 4, zeros=0.75)),
     "pairs": lambda rng, *shape: BlockDiagonals(sizes(rng, *shape, 2, 2, 2, zeros=0.5), [[0, 2], [1, 3]]),
     "diagonals": lambda rng, *shape: Diagonals(sizes(rng, *shape, 4)),
-    "scalars": lambda rng, *shape: Scalars(sizes(rng, *shape), (), 4),
+    "scalars": lambda rng, *shape: Scalars(sizes(rng, *shape, least=-2), (), 4),
 }
 
 
