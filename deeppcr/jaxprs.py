@@ -1,5 +1,6 @@
 """Evaluating parts of a jaxpr: what some outputs need and no more, in the order that compiles best."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -33,7 +34,8 @@ def called(equation: Any) -> Any | None:
     """
     if equation.primitive.name not in CALLS | DERIVATIVE_RULES:
         return None
-    return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+    return next((equation.params[name] for name in names if name in equation.params), None)
 
 
 def has_custom_vjp(jaxpr: Any) -> bool:
@@ -43,6 +45,21 @@ def has_custom_vjp(jaxpr: Any) -> bool:
         or any(has_custom_vjp(without_constants(inner)) for inner in jaxprs_in_params(equation.params))
         for equation in jaxpr.eqns
     )
+
+
+def has_users_rule(jaxpr: Any) -> bool:
+    """Whether a derivative rule is used that is not jax's own, and so need not be that of the function it stands for."""
+    return any(
+        (equation.primitive.name in DERIVATIVE_RULES and not is_rule_of_jax(equation))
+        or any(has_users_rule(without_constants(inner)) for inner in jaxprs_in_params(equation.params))
+        for equation in jaxpr.eqns
+    )
+
+
+def is_rule_of_jax(equation: Any) -> bool:
+    """Whether the function that brings a derivative rule is one of jax's library, as `jax.nn.relu` is."""
+    program = without_constants(called(equation))
+    return str(getattr(getattr(program, "debug_info", None), "func_filename", "")).startswith(LIBRARY)
 
 
 def side_effects(closed: Any) -> tuple[str, ...]:
@@ -195,6 +212,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+LIBRARY = tuple(os.path.join(os.path.dirname(jax.__file__), "_src", room) + os.sep for room in ("nn", "numpy", "scipy"))
 CUTS = _words("slice split")
 CHECKPOINTS = _words("checkpoint remat remat2")
 CALLS = _words("jit pjit closed_call core_call") | CHECKPOINTS

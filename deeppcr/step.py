@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.jaxprs import Program, Replacement, evaluate, has_custom_vjp, is_literal, side_effects
+from deeppcr.jaxprs import Program, Replacement, evaluate, has_custom_vjp, has_users_rule, is_literal, side_effects
 from deeppcr.state import Leaves
 from depth.jaxprs import is_reference
 
@@ -47,6 +47,11 @@ class Step:
     def has_custom_vjp(self) -> bool:
         """Whether a part of it defines only its transposed derivative, which need not even be linear (clipped gradients)."""
         return has_custom_vjp(self.jaxpr)
+
+    @cached_property
+    def has_users_rule(self) -> bool:
+        """Whether a derivative rule of the user's is used, which may be another than the derivative (straight-through rounding)."""
+        return has_users_rule(self.jaxpr)
 
     @property
     def outputs_in_state(self) -> list[int | None]:

@@ -116,7 +116,7 @@ class Newton:
         choice = self._choose(problem, step, layout)
         # A slow iteration has to be followed to the rounding of what it is computed in; Newton's is there at once.
         eps, working = (problem.layout if choice.is_exact else layout).eps, float(jnp.finfo(layout.dtype).eps)
-        quadratic = choice.is_exact and not self.acceleration
+        quadratic = choice.is_exact and not self.acceleration and not step.has_users_rule
         # What leaves a window is never looked at again, so what is still to come there adds up from window to window.
         share = min(1.0, choice.window * problem.across.size / problem.length)
         rounding = ROUNDING if quadratic else max(1.0, ROUNDING * share)
