@@ -50,7 +50,7 @@ class Step:
 
     @cached_property
     def has_users_rule(self) -> bool:
-        """Whether a derivative rule of the user's is used, which may be another than the derivative (straight-through rounding)."""
+        """Whether a derivative rule of the user's is used, which need not be the derivative (straight-through rounding)."""
         return has_users_rule(self.jaxpr)
 
     @property
