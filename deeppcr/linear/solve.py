@@ -40,8 +40,8 @@ def solve_bidiagonal(
     Differentiable to every order in ``A``, ``b`` and ``initial``, by the same solver and not through it.
 
     With every solver the solution is finite where it is so step by step: where a product of blocks overflows and no state does, a
-    parallel solver ends with the sequential one, which takes its time. A product that underflows is zero. Whatever is not finite
-    travels along the chain only: a step is never harmed by the ``A`` and ``b`` of the steps after it.
+    parallel solver ends with the sequential one, which takes its time. A product that underflows is taken for zero. Whatever is
+    not finite travels along the chain only: a step is never harmed by the ``A`` and ``b`` of the steps after it.
 
     Args:
         A: ``[L, *batch, w, w]`` for full matrices, ``[L, *batch, w]`` for diagonal ones, or blocks of any kind:
