@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.across import HERE, Spread, explicit_mesh
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.chain import Chain, Problem, chain_length, pose
-from deeppcr.layers import Repeated, as_callable, listed, read, segments, shapes_of, stack_layers
+from deeppcr.layers import Reader, Repeated, as_callable, is_of_jax, listed, segments, stack_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.plan import Method, Wanted, find_adjoint, find_method, run
@@ -181,8 +181,10 @@ def forward(
 
     Neighbouring layers that are alike (the same code, arrays of the same shapes) are stacked and solved as one chain, and so are
     layers in a period (`Linear`, `relu`, `Linear`, `relu`, ...). Any other layer is called in its turn, as is one that changes
-    itself when it is called: batch statistics and random counters of flax nnx modules come out as from the loop.
-    `deeppcr.layers.describe(layers, x)` says what was found.
+    something when it is called (batch statistics and random counters of flax nnx modules, a list, a global) or has effects
+    (`jax.debug.print`), and one that holds what cannot be watched, such as a generator of random numbers. What comes after it
+    is looked at after it was called, and so finds what it would find in the loop. `deeppcr.layers.describe(layers, x)` says
+    what was found.
 
     Args:
         layers: a list of layers: callables ``layer(x) -> x`` (functions, methods, partials, jitted functions, flax nnx, bound
@@ -216,11 +218,11 @@ def forward(
     if isinstance(layers, Chain):
         return chain(layers, x)
     if isinstance(layers, Repeated):
-        layers.check(shapes_of(x))
+        layers.check(x)
         return chain(Chain(layers.step, layers.inputs, layers.length), x)
-    rest = listed(layers)
+    rest, reader = listed(layers), Reader()
     while rest:
-        found = read(rest, x)
+        found = reader.read(rest, x) if is_of_jax(x) else []
         for segment in segments(found):
             if segment.reason:
                 for layer in segment.layers:
@@ -229,8 +231,11 @@ def forward(
                 run = stack_layers(segment.layers, segment.period)
                 x = chain(Chain(run.step, run.inputs, run.length), x)
         rest = rest[len(found) :]
-        if rest:  # a layer that cannot be looked at beforehand: called as it is, and so it raises what it would
+        if found and found[-1].acts:  # those behind it may read what it changed
+            reader.forget(found[-1])
+        elif rest:  # a layer that cannot be looked at beforehand: called as it is, and so it raises what it would
             x, rest = as_callable(rest[0])(x), rest[1:]
+            reader.forget()
     return x
 
 

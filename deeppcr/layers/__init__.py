@@ -2,17 +2,20 @@
 
 from deeppcr.layers.code import as_callable
 from deeppcr.layers.describe import Description, describe
-from deeppcr.layers.reading import Layer, listed, read, shapes_of
+from deeppcr.layers.reading import Layer, Reader, listed, read
 from deeppcr.layers.repeated import Repeated, repeated, stack_layers
 from deeppcr.layers.segments import Segment, segments
+from deeppcr.layers.trial import is_of_jax, shapes_of
 
 __all__ = [
     "Description",
     "Layer",
+    "Reader",
     "Repeated",
     "Segment",
     "as_callable",
     "describe",
+    "is_of_jax",
     "listed",
     "read",
     "repeated",

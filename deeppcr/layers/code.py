@@ -17,7 +17,9 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from deeppcr.layers.objects import attributes_of
 from deeppcr.layers.sameness import same
+from deeppcr.layers.trusted import is_library
 
 Arrays = list[Any]
 Built = list[Any]
@@ -75,8 +77,11 @@ def fixed(value: Any, take_apart: TakeApart) -> Code | None:
 
 def _is_named(value: Any) -> bool:
     """Whether a callable is what its module has under its name: the same one for everybody."""
+    ours = isinstance(value, types.FunctionType | type) or is_library(type(value).__module__)  # others may make names up
+    if not ours or not callable(value):
+        return False
     name, module = getattr(value, "__qualname__", getattr(value, "__name__", None)), getattr(value, "__module__", None)
-    if not callable(value) or not isinstance(name, str) or not isinstance(module, str):
+    if not isinstance(name, str) or not isinstance(module, str):
         return False
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -121,8 +126,25 @@ def tree(value: Any, take_apart: TakeApart) -> Code | None:
     children, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
     if jax.tree_util.treedef_is_leaf(structure) and children:
         return None
+    if not is_library(type(value).__module__) and not _is_all(value, jax.tree.unflatten(structure, children)):
+        raise Opaque(f"a {type(value).__name__}, of whose attributes jax does not know all")
     level: Any = structure
     return Tree(structure, Fixed((type(value), level.node_data())), tuple(map(take_apart, children)))
+
+
+def _is_all(value: Any, again: Any) -> bool:
+    """Whether a pytree that was flattened and put together again has the attributes that it had."""
+    if type(again) is not type(value):
+        return False
+    return _same_entries(attributes_of(value), attributes_of(again))
+
+
+def _same_entries(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether two dicts have the same in them, in whatever order."""
+    return before.keys() == after.keys() and all(
+        _same_entries(old, after[name]) if type(old) is type(after[name]) is dict else same(old, after[name])
+        for name, old in before.items()
+    )
 
 
 def _put_together(parts: Sequence[Code], arrays: Iterator[Any], built: Built, make: Callable[[list[Any]], Any]) -> Any:
@@ -158,9 +180,7 @@ class Function:
 
 
 def function(value: Any, take_apart: TakeApart) -> Code | None:
-    """A function written in Python, or one that is jitted."""
-    if hasattr(value, "lower") and isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
-        value = value.__wrapped__
+    """A function written in Python."""
     if not isinstance(value, types.FunctionType):
         return None
     if value.__dict__:
@@ -177,6 +197,39 @@ def function(value: Any, take_apart: TakeApart) -> Code | None:
         tuple((name, take_apart(default)) for name, default in (value.__kwdefaults__ or {}).items()),
         tuple(map(take_apart, cells)),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Jitted:
+    """A function in `jax.jit`."""
+
+    inside: Code
+
+    def build(self, arrays: Iterator[Any], built: Built) -> Any:
+        """The same function, jitted anew."""
+        return jax.jit(self.inside.build(arrays, built))
+
+
+def jitted(value: Any, take_apart: TakeApart) -> Code | None:
+    """What is inside `jax.jit`, where that has no options that a chain would lose: a device, donation, static arguments."""
+    if type(value) is not type(_PLAIN) or _is_named(value):
+        return None
+    if _options(value) != _options(_PLAIN):
+        raise Opaque("a function jitted with options")
+    return Jitted(take_apart(value.__wrapped__))
+
+
+_PLAIN: Any = jax.jit(lambda x: x)
+
+
+def _options(jitted: Any) -> Any:
+    """What `jax.jit` was told, as it is kept to pickle jitted functions; unlike any other if it is not kept so."""
+    try:
+        state = jitted.__getstate__()
+        unchanged = state["fun"] is jitted.__wrapped__
+        return unchanged, state["static_argnums"], state["static_argnames"], state["global_cache_key"]
+    except Exception:  # another jax
+        return object()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +316,7 @@ def array(value: Any, take_apart: TakeApart) -> Code | None:
     return Slot() if floating or isinstance(value, jax.Array) else None
 
 
-KINDS = [array, fixed, linen, method, partial, function, mapping, tree]
+KINDS = [array, jitted, fixed, linen, method, partial, function, mapping, tree]
 DEEPEST = 50  # functions that close over functions that close over ...
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from deeppcr.layers.reading import listed, read, types_of
+from deeppcr.layers.reading import Reader, listed
 from deeppcr.layers.repeated import Repeated
 from deeppcr.layers.segments import Segment, segments
+from deeppcr.layers.trial import types_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +60,12 @@ def describe(layers: Any, x: Any) -> Description:
         1..100  100    1              float32[3]  a chain
     """
     found = layers.layers() if isinstance(layers, Repeated) else listed(layers)
-    layers_read = read(found, x)
+    reader = Reader()
+    layers_read = reader.read(found, x, past_changes=True)
     if len(layers_read) < len(found):
         number = len(layers_read)
         raise ValueError(
-            f"layers[{number}] cannot be called on shapes alone: it raises, or keeps state of its own. deeppcr.forward calls "
-            "it, and looks at the rest after it."
-        )
+            f"layers[{number}] cannot be called on shapes alone: {reader.stopped}. deeppcr.forward calls it in order, and looks "
+            "at the rest after it."
+        ) from reader.stopped
     return Description(tuple(segments(layers_read)))

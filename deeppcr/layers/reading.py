@@ -7,8 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.layers.code import Opaque, Stateful, as_callable, changes, is_pair, take_apart
+from deeppcr.layers.code import Opaque, Stateful, as_callable, is_pair, take_apart
+from deeppcr.layers.held import Held
+from deeppcr.layers.reach import Unseen
 from deeppcr.layers.traced import trace
+from deeppcr.layers.trial import Trial, array_types, is_same_on_jax, shapes_of, try_out, types_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +25,9 @@ class Layer:
         arrays: its own arrays.
         takes: the types of what it takes.
         returns: what it returns, as `jax.ShapeDtypeStruct`.
-        changes: names of its own arrays that calling it replaces: counters of random numbers, statistics of a batch.
+        changes: names of what calling it changes: counters of random numbers, statistics of a batch, a list that grows.
+        effects: what else calling it does, in words; "" if nothing.
+        acts_outside: whether it does so to more than its own arrays.
         needs_weak: whether some of its arrays give way to other dtypes, as Python numbers do, and what it returns depends on it.
         given: the layer, as it was given.
     """
@@ -34,8 +39,15 @@ class Layer:
     takes: Any
     returns: Any
     changes: tuple[str, ...] = ()
+    effects: str = ""
+    acts_outside: bool = False
     needs_weak: bool = False
     given: Any = None
+
+    @property
+    def acts(self) -> bool:
+        """Whether calling it does more than to return something."""
+        return bool(self.changes or self.effects)
 
     @property
     def keeps_type(self) -> bool:
@@ -74,21 +86,8 @@ def _is_sequential(layers: Any) -> bool:
 
 
 def read(layers: Sequence[Any], x: Any) -> list[Layer]:
-    """Look at layers, the first of which takes ``x`` (arrays or `jax.ShapeDtypeStruct`). Layers alike are traced once.
-
-    It stops at the first layer that cannot be looked at: one that raises, or that depends on more than shapes. At least one has
-    to be read.
-    """
-    reader = _Reader()
-    x = shapes_of(x)
-    found: list[Layer] = []
-    for layer in layers:
-        try:
-            found.append(reader.layer(layer, x))
-        except Exception:
-            break
-        x = found[-1].returns
-    return found
+    """Look at layers, the first of which takes ``x``, up to the first that cannot be looked at: `Reader.read`."""
+    return Reader().read(layers, x, past_changes=True)
 
 
 def take_all_apart(layers: Sequence[Any]) -> list[Layer]:
@@ -97,46 +96,91 @@ def take_all_apart(layers: Sequence[Any]) -> list[Layer]:
     Raises:
         TypeError: a layer cannot be taken apart.
     """
-    reader = _Reader()
+    reader = Reader()
     found = []
     for number, layer in enumerate(layers):
         try:
             code, arrays = take_apart(layer)
-        except Opaque as reason:
+            kinds = len(reader.codes)
+            kind = reader.kind(code, arrays)
+            if kind == kinds:  # a new one
+                Held(layer)
+        except (Opaque, Unseen) as reason:
             raise TypeError(
                 f"layers[{number}] cannot be taken apart into code and arrays ({reason}), so what it takes has to be known: "
                 "deeppcr.stack(layers, x)."
             ) from None
-        found.append(Layer(as_callable(layer), reader.kind(code, arrays), code, arrays, None, None))
+        found.append(Layer(as_callable(layer), kind, code, arrays, None, None))
     return found
 
 
-class _Reader:
-    """What is known of the kinds of layers met so far."""
+class Reader:
+    """What is known of the layers met so far.
+
+    Attributes:
+        stopped: why the last reading ended before a layer that it could not look at.
+    """
 
     def __init__(self) -> None:
         self.codes: list[tuple[Any, Any]] = []  # code and types of the arrays, by kind
-        self.known: dict[tuple[int, Any], Layer] = {}  # which keep the layer, and so its id
-        self.results: dict[tuple[int, Any], tuple[Any, tuple[str, ...], bool]] = {}
+        self.stopped: Exception | None = None
+        self._known: dict[tuple[int, Any], Layer] = {}  # which keep the layer, and so its id
+        self._trials: dict[tuple[int, Any], Trial | None] = {}
+        self._types: dict[int, tuple[Any, Any]] = {}  # of what layers take, which is kept, and so its id
+        self._is_traced = False
 
-    def layer(self, layer: Any, x: Any) -> Layer:
+    def read(self, layers: Sequence[Any], x: Any, past_changes: bool = False) -> list[Layer]:
+        """Look at layers, the first of which takes ``x`` (arrays or `jax.ShapeDtypeStruct`). Layers alike are traced once.
+
+        It stops before the first layer that cannot be looked at: one that raises, that depends on more than shapes, or that holds
+        what cannot be watched. It stops behind the first that changes something, since those behind it may read what is changed;
+        with ``past_changes`` it goes on, as if nothing had been changed.
+        """
+        self.stopped, found = None, []
+        self._is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+        x = shapes_of(x)
+        for layer in layers:
+            try:
+                found.append(self._layer(layer, x))
+            except Exception as reason:
+                self.stopped = reason
+                break
+            if found[-1].acts and not past_changes:
+                break
+            x = found[-1].returns
+        return found
+
+    def forget(self, layer: Layer | None = None) -> None:
+        """Forget what is out of date once ``layer`` was called, or one that could not be looked at."""
+        self._known.clear()
+        if layer is None or layer.acts_outside:
+            self._trials.clear()
+
+    def _layer(self, layer: Any, x: Any) -> Layer:
         """Look at one layer that takes ``x``; the same object is looked at once."""
-        takes = types_of(x)
-        if (id(layer), takes) not in self.known:
-            self.known[id(layer), takes] = self._look(layer, x, takes)
-        return self.known[id(layer), takes]
+        if id(x) not in self._types:
+            self._types[id(x)] = x, types_of(x)
+        takes = self._types[id(x)][1]
+        if (id(layer), takes) not in self._known:
+            self._known[id(layer), takes] = self._look(layer, x, takes)
+        return self._known[id(layer), takes]
 
     def _look(self, layer: Any, x: Any, takes: Any) -> Layer:
+        call = as_callable(layer)
         try:
             code, arrays = take_apart(layer)
             kind = self.kind(code, arrays)
-            returns, changed, needs_weak = self._result(kind, code, arrays, x, takes)
-        except Stateful:
+            trial = self._trial(kind, code, arrays, layer, x, takes)
+            if trial and trial.asks_for_types and not is_same_on_jax(code, arrays, layer, x):
+                trial = None
+        except (Stateful, Unseen):
             raise
-        except Exception:  # whatever kept it from being rebuilt; if the layer itself is at fault, this raises again
-            code, arrays, returns, changed = trace(as_callable(layer), x)
-            kind, needs_weak = self.kind((code, takes), arrays), any(map(is_weak, arrays))
-        return Layer(as_callable(layer), kind, code, arrays, takes, returns, changed, needs_weak, layer)
+        except Exception:  # whatever kept it from being rebuilt; if the layer itself is at fault, the next line raises again
+            trial = None
+        if trial is None:
+            code, arrays, trial = trace(layer, call, x, self._is_traced)
+            kind = self.kind((code, takes), arrays)
+        return Layer(call, kind, code, arrays, takes, *trial.found, given=layer)
 
     def kind(self, code: Any, arrays: list[Any]) -> int:
         """The number of the layers alike."""
@@ -147,51 +191,9 @@ class _Reader:
         self.codes.append(key)
         return len(self.codes) - 1
 
-    def _result(self, kind: int, code: Any, arrays: list[Any], x: Any, takes: Any) -> tuple[Any, tuple[str, ...], bool]:
-        if (kind, takes) not in self.results:
-            returns, changed = try_out(code, arrays, x)
-            needs_weak = False
-            if any(map(is_weak, arrays)):
-                firm = [jax.ShapeDtypeStruct(np.shape(array), jax.dtypes.result_type(array)) for array in arrays]
-                needs_weak = types_of(try_out(code, firm, x)[0]) != types_of(returns)
-            self.results[kind, takes] = returns, changed, needs_weak
-        return self.results[kind, takes]
-
-
-def try_out(code: Any, arrays: Sequence[Any], x: Any) -> tuple[Any, tuple[str, ...]]:
-    """What the layer returns, and what of itself it replaces, from a call of a copy that computes nothing."""
-    changed: list[str] = []
-
-    def call(arrays: list[Any], x: Any) -> Any:
-        built: list[Any] = []
-        result = code.build(iter(arrays), built)(x)
-        changed.extend(changes(built))
-        return result
-
-    returns = jax.eval_shape(call, [_shape_of(leaf) for leaf in arrays], x)
-    return returns, tuple(dict.fromkeys(changed))
-
-
-def shapes_of(x: Any) -> Any:
-    """Arrays as `jax.ShapeDtypeStruct`."""
-    return jax.tree.map(_shape_of, x)
-
-
-def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    weak = is_weak(leaf)
-    return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf), weak_type=weak)
-
-
-def is_weak(leaf: Any) -> bool:
-    """Whether the dtype of an array or number gives way to others."""
-    return bool(getattr(leaf, "weak_type", isinstance(leaf, int | float | complex)))
-
-
-def array_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """The shapes and dtypes of arrays, and whether they are weakly typed."""
-    return tuple((np.shape(leaf), jax.dtypes.result_type(leaf), is_weak(leaf)) for leaf in arrays)
-
-
-def types_of(tree: Any) -> tuple[Any, ...]:
-    """The structure of a pytree, and the shapes and dtypes in it."""
-    return (jax.tree.structure(tree), *array_types(jax.tree.leaves(tree)))
+    def _trial(self, kind: int, code: Any, arrays: list[Any], layer: Any, x: Any, takes: Any) -> Trial | None:
+        """What a call of a copy does; None if it has to be called as it is."""
+        if (kind, takes) not in self._trials:
+            self._trials[kind, takes] = None
+            self._trials[kind, takes] = try_out(code, arrays, x, layer, self._is_traced)
+        return self._trials[kind, takes]

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.layers.code import as_callable
-from deeppcr.layers.reading import Layer, array_types, listed, read, take_all_apart, try_out, types_of
+from deeppcr.layers.reach import Unseen
+from deeppcr.layers.reading import Layer, Reader, listed, take_all_apart
+from deeppcr.layers.trial import array_types, shapes_of, try_out, types_of
 
 
 class Plan:
@@ -71,11 +73,18 @@ class Repeated:
         Raises:
             ValueError: names what is changed.
         """
+        is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((x, self.arrays)))
+        x = shapes_of(x)
         arrays = iter(self._merged([jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in self.inputs]))
         for number, (code, count) in enumerate(zip(self.plan.codes, self.plan.counts, strict=True)):
-            x, changed = try_out(code, [next(arrays) for _ in range(count)], x)
-            if changed:
-                raise _lost(f"layer {number} of a stack", changed)
+            trial = try_out(code, [next(arrays) for _ in range(count)], x, is_traced=is_traced)
+            if trial is None:
+                raise ValueError(
+                    f"layer {number} of a stack is jitted, and reads what may have changed since; stack it without jit."
+                )
+            if trial.changes or trial.effects:
+                raise _lost(f"layer {number} of a stack", trial.changes, trial.effects)
+            x = trial.returns
 
     def _merged(self, own: Sequence[Any]) -> list[Any]:
         source = iter(own)
@@ -87,9 +96,10 @@ class Repeated:
         return [layer for step in steps for layer in step]
 
 
-def _lost(layer: str, changes: Sequence[str]) -> ValueError:
+def _lost(layer: str, changes: Sequence[str], effects: str = "") -> ValueError:
+    what = f"changes {', '.join(changes)} when it is called" if changes else f"cannot be stacked: {effects}"
     return ValueError(
-        f"{layer} changes {', '.join(changes)} when it is called, which would be lost: stacked layers are copies. Switch it to "
+        f"{layer} {what}, which would be lost: stacked layers are copies. Switch it to "
         "evaluation, or take deeppcr.forward(layers, x), which calls such layers one by one."
     )
 
@@ -122,8 +132,11 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
     found = listed(layers)
     if not found:
         raise ValueError("layers is empty, expected at least one layer.")
-    read_ = read(found, x) if x is not None else take_all_apart(found)
+    reader = Reader()
+    read_ = reader.read(found, x, past_changes=True) if x is not None else take_all_apart(found)
     if len(read_) < len(found):
+        if isinstance(reader.stopped, Unseen):
+            raise ValueError(f"layers[{len(read_)}] cannot be stacked: {reader.stopped}; deeppcr.forward(layers, x) takes any.")
         call, takes = as_callable(found[len(read_)]), read_[-1].returns if read_ else x
         jax.eval_shape(call, takes)  # most likely raises, and says why
         raise ValueError(f"layers[{len(read_)}] cannot be called on shapes alone; deeppcr.forward(layers, x) takes any.")
@@ -133,8 +146,8 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
                 f"layers[{number}] has weakly typed arrays, made of Python numbers without a dtype, which stacked would not give "
                 "way to other dtypes; give them one: jnp.asarray(0.5, dtype)."
             )
-        if layer.changes:
-            raise _lost(f"layers[{number}]", layer.changes)
+        if layer.acts:
+            raise _lost(f"layers[{number}]", layer.changes, layer.effects)
     kinds = [(layer.kind, layer.takes) for layer in read_]
     for period in range(1, len(kinds) + 1):
         if len(kinds) % period == 0 and all(kinds[i] == kinds[i - period] for i in range(period, len(kinds))):

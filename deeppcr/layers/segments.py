@@ -51,6 +51,8 @@ def why_alone(layer: Layer) -> str:
     """Why a layer cannot be part of a chain; "" if it can."""
     if layer.changes:
         return f"calling it changes {', '.join(layer.changes)}"
+    if layer.effects:
+        return layer.effects
     if layer.needs_weak:
         return "its arrays are weakly typed, which a stack of them cannot be"
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(layer.returns)):

@@ -1,9 +1,7 @@
 """Layers that cannot be taken apart: compared by the program they run, traced once each."""
 
-import copy
 import dataclasses
 import os
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.jaxprs import without_constants
+from deeppcr.layers.code import changes
+from deeppcr.layers.effects import effects_of
+from deeppcr.layers.held import Held
+from deeppcr.layers.sameness import Structure
+from deeppcr.layers.trial import Trial, constants_of, is_weak, run
 
 # Functions of jax whose derivative rules are their own, and nobody else's.
 _OF_JAX = tuple(os.path.join(os.path.dirname(jax.__file__), "_src", room) + os.sep for room in ("nn", "numpy", "scipy"))
@@ -33,38 +36,37 @@ class Traced:
     def build(self, arrays: Iterator[Any], built: list[Any]) -> Any:
         """The program with other arrays."""
         own = [next(arrays) for _ in self.jaxpr.constvars]
-        return lambda x: jax.tree.unflatten(self.tree, jax.core.eval_jaxpr(self.jaxpr, own, *jax.tree.leaves(x)))
+        return lambda x: self.tree.unflatten(jax.core.eval_jaxpr(self.jaxpr, own, *jax.tree.leaves(x)))
 
 
-def trace(layer: Any, x: Any) -> tuple[Traced, list[Any], Any, tuple[str, ...]]:
-    """The program of a layer that takes ``x`` (`jax.ShapeDtypeStruct`), its arrays, what it returns, and what it changes."""
-    double, attributes = double_of(layer)
-    before = dict(attributes)
-    closed, result = jax.make_jaxpr(double, return_shape=True)(x)
-    names = dict.fromkeys((*before, *attributes))
-    changed = [f"{type(layer).__name__}.{name}" for name in names if attributes.get(name, names) is not before.get(name, names)]
-    jaxpr = without_constants(closed)
-    if any(hasattr(variable.aval, "inner_aval") for variable in jaxpr.constvars):
-        changed.append("a mutable reference")
-    kept = [*_held(jaxpr), *([object()] if changed else [])]
-    captured = (
-        [] if changed else [constant if isinstance(constant, jax.Array) else jnp.asarray(constant) for constant in closed.consts]
-    )
-    code = Traced(str(jaxpr), jax.tree.structure(result), tuple(map(id, kept)), jaxpr, kept)
-    return code, captured, result, tuple(changed)
+def trace(layer: Any, call: Callable[[Any], Any], x: Any, is_traced: bool) -> tuple[Traced, list[Any], Trial]:
+    """The program of a layer that takes ``x`` (`jax.ShapeDtypeStruct`), its arrays, and what came of tracing it.
 
+    Raises:
+        Unseen: it cannot be called on trial.
+    """
+    held = Held(layer)
+    changed: list[str] = []
 
-def double_of(layer: Any) -> tuple[Callable[[Any], Any], dict[str, Any]]:
-    """A shallow copy of a layer, and its attributes: what it sets on itself when it is traced, it does not set on the user's."""
-    bound = isinstance(layer, types.MethodType)
-    owner = layer.__self__ if bound else layer
-    if isinstance(owner, types.FunctionType | types.ModuleType | type) or not hasattr(owner, "__dict__"):
-        return layer, {}
+    def on_trial(x: Any) -> Any:
+        given = ("its argument", x, *jax.tree.flatten(x))
+        result = call(x)
+        changed.extend(changes([given]))
+        return result
+
     try:
-        double = copy.copy(owner)
-        return types.MethodType(layer.__func__, double) if bound else double, vars(double)
-    except Exception:  # not everything can be copied
-        return layer, {}
+        closed, returns = run(on_trial, x)
+        changed += held.changes(is_traced)
+    finally:
+        held.restore()
+    jaxpr = without_constants(closed)
+    kept = [*_held(jaxpr), *([object()] if changed else [])]
+    constants = [] if changed else constants_of(closed)
+    captured = [constant if isinstance(constant, jax.Array) else jnp.asarray(constant) for constant in constants]
+    code = Traced(str(jaxpr), Structure(jax.tree.structure(returns)), tuple(map(id, kept)), jaxpr, kept)
+    effects = effects_of(closed)
+    needs_weak = any(map(is_weak, captured))
+    return code, captured, Trial(returns, tuple(dict.fromkeys(changed)), effects, bool(changed or effects), needs_weak)
 
 
 def _programs(parameter: Any) -> Iterator[Any]:

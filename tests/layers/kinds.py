@@ -1,11 +1,13 @@
 """What layers are compared with: the loop, its values, and its gradients to parameters, input and captured arrays."""
 
+import contextlib
 import dataclasses
 from functools import partial, reduce
 from itertools import product
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import deeppcr
 from tests.problems import assert_agree, normal
@@ -110,3 +112,21 @@ class Plain:
 
     def __call__(self, x):
         return self.function(x)
+
+
+def left_behind(run, make, x=X):
+    """``make()`` returns layers, and a function of what they leave behind: two calls, and that."""
+    layers, look = make()
+    result = [run(layers, x), run(layers, x)]
+    return result, jax.tree.map(np.asarray, look())
+
+
+def check_what_is_left(make, tolerance=1e-6, **chosen):
+    """Results and what is left behind as from the loop; and nothing from looking at the layers."""
+    run = partial(deeppcr.forward, **chosen)
+    assert_agree(left_behind(run, make), left_behind(loop, make), tolerance)
+    layers, look = make()
+    with contextlib.suppress(ValueError):
+        deeppcr.layers.describe(layers, X)
+    found = jax.tree.map(np.asarray, look())
+    assert_agree(found, jax.tree.map(np.asarray, make()[1]()))

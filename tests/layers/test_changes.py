@@ -1,6 +1,7 @@
 """Layers with state that is no array: the loop changes it once for each call; `forward` does the same, or says that it cannot."""
 
 import contextlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -78,3 +79,39 @@ def test_no_tracer_is_left_in_objects():
     with right_or_refused():
         deeppcr.forward(layers, X)
     assert not any(isinstance(getattr(layer, "last", None), jax.core.Tracer) for layer in layers)
+
+
+def test_layers_before_one_that_raises_are_called():
+    seen = []
+
+    def broken(x):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        deeppcr.forward([lambda x: (seen.append(1), x)[1], broken, lambda x: (seen.append(2), x)[1]], X)
+    assert seen == [1]
+
+
+def test_long_lists_with_state_are_read_once():
+    """What comes after a layer that changes something is not read again and again."""
+    calls = []
+
+    class Tells:
+        def __init__(self, weight):
+            self.weight, self.count = weight, 0
+
+        def __call__(self, x):
+            self.count += 1
+            return x * self.weight
+
+    def profile(frame, event, _):
+        if event == "call" and frame.f_code is Tells.__call__.__code__:
+            calls.append(1)
+
+    layers = [Tells(0.5) for _ in range(40)]
+    sys.setprofile(profile)
+    try:
+        deeppcr.forward(layers, X)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) <= 3 * len(layers)

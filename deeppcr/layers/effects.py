@@ -1,0 +1,28 @@
+"""What a layer does beside returning a value: effects and callbacks in its program, and arrays that it uses up."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import jaxprs_in_params
+
+from deeppcr.jaxprs import without_constants
+
+
+def effects_of(closed: Any) -> str:
+    """Why a program has to be called exactly once, and in its turn; "" if nobody could tell how often it ran."""
+    jaxpr = without_constants(closed)
+    if jaxpr.effects:
+        return f"it has effects: {', '.join(sorted({type(effect).__name__ for effect in jaxpr.effects}))}"
+    for equation in _equations(jaxpr):
+        if "callback" in equation.primitive.name:
+            return f"it calls Python when it runs, by {equation.primitive.name}"
+        if any(equation.params.get("donated_invars", ())):
+            return "it donates what it takes"
+    return ""
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from _equations(without_constants(inner))
