@@ -5,15 +5,14 @@ from typing import Any
 
 from jax.extend.core import jaxprs_in_params
 
-from deeppcr.jaxprs import without_constants
+from deeppcr.jaxprs import side_effects, without_constants
 
 
 def effects_of(closed: Any) -> str:
     """Why a program has to be called exactly once, and in its turn; "" if nobody could tell how often it ran."""
-    jaxpr = without_constants(closed)
-    if jaxpr.effects:
-        return f"it has effects: {', '.join(sorted({type(effect).__name__ for effect in jaxpr.effects}))}"
-    for equation in _equations(jaxpr):
+    if found := side_effects(closed):
+        return f"it has side effects: {', '.join(found)}"
+    for equation in _equations(without_constants(closed)):
         if "callback" in equation.primitive.name:
             return f"it calls Python when it runs, by {equation.primitive.name}"
         if any(equation.params.get("donated_invars", ())):

@@ -1,7 +1,6 @@
 """Layers that cannot be taken apart: compared by the program they run, traced once each."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,15 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.jaxprs import without_constants
+from deeppcr.jaxprs import is_rule_of_jax, without_constants
 from deeppcr.layers.code import changes
 from deeppcr.layers.effects import effects_of
 from deeppcr.layers.held import Held
 from deeppcr.layers.sameness import Structure
 from deeppcr.layers.trial import Trial, constants_of, is_weak, run
-
-# Functions of jax whose derivative rules are their own, and nobody else's.
-_OF_JAX = tuple(os.path.join(os.path.dirname(jax.__file__), "_src", room) + os.sep for room in ("nn", "numpy", "scipy"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +76,7 @@ def _held(jaxpr: Any) -> Iterator[Any]:
     """Constants of programs inside, and functions in parameters: callbacks, rules for derivatives that are not jax's own."""
     for equation in jaxpr.eqns:
         rule = equation.primitive.name.startswith(("custom_jvp", "custom_vjp"))
-        if rule and not _is_of_jax(equation):
+        if rule and not is_rule_of_jax(equation):
             yield object()  # rules are made anew by each trace: like no other
         for parameter in equation.params.values():
             for inner in _programs(parameter):
@@ -97,9 +93,3 @@ _PLAIN_CALLS = frozenset({"jit", "pjit", "scan", "while", "cond", "remat2", "che
 def _is_foreign(parameter: Any) -> bool:
     """Whether a parameter is a function or an object that no text describes."""
     return callable(parameter) and not isinstance(parameter, type | np.dtype) and not hasattr(parameter, "eqns")
-
-
-def _is_of_jax(equation: Any) -> bool:
-    """Whether the function that brings a rule is one of jax's library."""
-    program = without_constants(equation.params.get("call_jaxpr", equation.params.get("fun_jaxpr")))
-    return str(getattr(getattr(program, "debug_info", None), "func_filename", "")).startswith(_OF_JAX)
