@@ -11,6 +11,7 @@ import random
 import time
 import warnings
 from collections import Counter
+from typing import Any
 
 import jax
 
@@ -35,7 +36,7 @@ def main() -> int:
     until = began + options.seconds
     sorts = [options.only] if options.only else [*net.SORTS]
     counts: Counter[str] = Counter()
-    shown = set()
+    shown: list[tuple[str, Any]] = []
     print(f"programs from seed {options.first} on", flush=True)
     for seed in itertools.islice(itertools.count(options.first), options.count):
         for sort in sorts:
@@ -52,8 +53,11 @@ def main() -> int:
             if failure is not None:
                 program, failure = net.shrink(program, failure, smaller, net.find_failure, time.monotonic() + LONGEST)
                 again = f"python -m tests.fuzz --only {sort} --first {seed} --count 1"
-                if program not in shown:
-                    shown.add(program)
+                alike = failure.kind, program.sort
+                if alike in shown:
+                    print(f"# {failure.kind}, as above: {again}", flush=True)
+                else:
+                    shown.append(alike)
                     print(f"\n{net.report(program, failure)}\n# to search for it again: {again}\n", flush=True)
         if time.monotonic() > until:
             break

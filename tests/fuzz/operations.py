@@ -138,7 +138,7 @@ OPERATIONS = {
     # functions in functions
     "jitted": Operation("jax.jit(lambda a: jnp.sin(a @ {w}))({a})"),
     "checkpoint": Operation("jax.checkpoint(lambda a: jnp.tanh(a @ {w}))({a})"),
-    "vmapped": Operation("jax.vmap(lambda a, r: jnp.sin(a + r @ {b}))({a}, {w})"),
+    "vmapped": Operation("jax.vmap(lambda s, r: jnp.sin(s + r @ {b}))({a}, {w})"),
     "gradient": Operation("jax.grad(lambda a: jnp.sum(jnp.sin(a @ {w})))({a})"),
     # rules of the user's own
     "straight through": Operation("straight({w}, {a})", rule="straight"),
@@ -157,4 +157,5 @@ OPERATIONS = {
 }
 
 EFFECTS = [name for name, operation in OPERATIONS.items() if operation.has_effect]
+RULED = [name for name, operation in OPERATIONS.items() if operation.rule]
 QUIET = [name for name, operation in OPERATIONS.items() if not operation.has_effect]

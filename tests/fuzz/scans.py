@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.fuzz import agree
-from tests.fuzz.operations import EFFECTS, OPERATIONS, QUIET, Operation
+from tests.fuzz.operations import EFFECTS, OPERATIONS, QUIET, RULED, Operation
 
 SHAPES = (), (1,), (2,), (3,), (2, 2)
 SCALES = 1.0, 1.0, 1.0, 1e-6, 1e-3, 1e3, 1e4, 1e6
@@ -234,6 +234,12 @@ class Scan:
         return source.replace(f"F = jnp.{self.dtype}\n", "F = jnp.float64\n") if self.dtype != "float64" else None
 
     @property
+    def sort(self) -> Any:
+        """What it shares with programs that fail for the same reason."""
+        explicit = self.method not in PLAIN, self.adjoint not in PLAIN
+        return {node.operation for node in self.used}, {leaf.kind for leaf in self.leaves}, self.check, explicit
+
+    @property
     def is_ambiguous(self) -> bool:
         """Whether jax has two answers: a scan loses the user's own first derivative where it is differentiated again."""
         return "of gradient" in self.check and any(node.does.rule for node in self.used)
@@ -262,17 +268,46 @@ def nested(numbers: list[float], shape: tuple[int, ...]) -> str:
     return "[" + ", ".join(nested(numbers[i * rows : (i + 1) * rows], shape[1:]) for i in range(shape[0])) + "]"
 
 
+@dataclasses.dataclass(frozen=True)
+class Theme:
+    """What most programs are drawn from, and what some are, so that what goes wrong together comes together."""
+
+    kinds: tuple[str, ...] = (*KINDS, "contracting", "clock")
+    scales: tuple[float, ...] = SCALES
+    lengths: tuple[int, ...] = LENGTHS
+    methods: tuple[str, ...] = tuple(METHODS)
+    adjoints: tuple[str, ...] = tuple(ADJOINTS)
+    checks: tuple[str, ...] = tuple(CHECKS)
+    certain: tuple[str, ...] = ()
+
+
+DERIVATIVES = tuple(check for check in CHECKS if check in REVERSE or check == FORWARD)
+THEMES = [
+    *[Theme()] * 4,
+    Theme(kinds=("clock", "contracting", "slow", "sum", "neutral"), methods=tuple(METHODS[2:]), checks=("value", FORWARD)),
+    Theme(
+        kinds=("zeros that would grow", "zero that would grow", "growing", "contracting"),
+        lengths=(13, 40, 64),
+        adjoints=tuple(ADJOINTS[4:]),
+        checks=DERIVATIVES,
+    ),
+    Theme(certain=tuple(RULED), lengths=(1, 2, 5, 13), checks=DERIVATIVES),
+    Theme(certain=tuple(EFFECTS), lengths=(1, 2, 5, 13), methods=PLAIN),
+]
+
+
 def draw(seed: int) -> Scan:
     """The program of a seed."""
     rng = random.Random(seed)
+    theme = rng.choice(THEMES)
     n = rng.choice([2, 2, 3])
     names = "abc"[: rng.choice([1, 2, 2, 3])]
     vectors = [*names, "u"]
-    quiet = [rng.choice(QUIET) for _ in range(rng.choice([0, 1, 2, 3, 4, 5]))]
-    if rng.random() < 0.15:
-        quiet.insert(rng.randrange(len(quiet) + 1), rng.choice(EFFECTS))
+    operations = [rng.choice(QUIET) for _ in range(rng.choice([0, 1, 2, 3, 4, 5]))]
+    if theme.certain or rng.random() < 0.05:
+        operations.insert(rng.randrange(len(operations) + 1), rng.choice(theme.certain or EFFECTS))
     nodes: list[Node] = []
-    for number, operation in enumerate(quiet):
+    for number, operation in enumerate(operations):
         recent = vectors if rng.random() < 0.4 else vectors[-3:]
         nodes.append(Node(f"v{number}", operation, rng.choice(recent), rng.choice(vectors)))
         vectors.append(f"v{number}")
@@ -280,9 +315,9 @@ def draw(seed: int) -> Scan:
     leaves = tuple(
         Leaf(
             name,
-            rng.choice([*KINDS, "contracting", "clock"]),
+            rng.choice(theme.kinds),
             rng.choice([*SHAPES, (n,), (n,)]),
-            rng.choice(SCALES),
+            rng.choice(theme.scales),
             rng.choice(late) if rng.random() < 0.9 else "",
             rng.choice(["jnp.tanh", "jnp.tanh", "jnp.sin", ""]),
         )
@@ -293,14 +328,6 @@ def draw(seed: int) -> Scan:
     through = "scan"
     if rng.random() < 0.1:
         through, outputs = "solve", tuple(f"new {name}" for name in names)
-    kinds = {node.operation: node.does for node in nodes}.values()
-    checks = [
-        check
-        for check in CHECKS
-        if (all(does.reverse for does in kinds) or check not in REVERSE)
-        and (all(does.forward for does in kinds) or check != FORWARD)
-        and (all(does.smooth for does in kinds) or check.startswith("value"))
-    ]
     terms = [*(f"last {name}" for name in names), *(f"ys {i}" for i, output in enumerate(outputs) if output != "i")]
     arguments = ["w", "init", "u"]
     return valid(
@@ -309,20 +336,31 @@ def draw(seed: int) -> Scan:
             tuple(nodes),
             outputs,
             n,
-            rng.choice(LENGTHS),
+            rng.choice(theme.lengths),
             rng.choice(["float32"] * 5 + ["float64"] * 4 + ["bfloat16"]),
             rng.random() < 0.15 and through == "scan",
             rng.choice([0, 0, 0, 0, 0, 2]),
             rng.choice(["", "", "", "", "jit", "checkpoint"]),
             through,
-            rng.choice(METHODS),
-            rng.choice(ADJOINTS),
-            rng.choice(checks),
+            rng.choice(theme.methods),
+            rng.choice(theme.adjoints),
+            rng.choice([check for check in theme.checks if possible(check, nodes)] or ["value"]),
             tuple(sorted(rng.sample(terms, rng.randint(1, len(terms))))),
             tuple(sorted(rng.sample(arguments, rng.randint(1, 3)), key=arguments.index)),
             rng.randrange(1000),
         )
     )
+
+
+def possible(check: str, nodes: list[Node]) -> bool:
+    """Whether jax can do that to such a step."""
+    if check.startswith("value"):
+        return True
+    if not all(node.does.smooth for node in nodes):
+        return False
+    if check == FORWARD:
+        return all(node.does.forward for node in nodes)
+    return check not in REVERSE or all(node.does.reverse for node in nodes)
 
 
 def valid(program: Scan) -> Scan:
@@ -356,6 +394,7 @@ def _smaller(program: Scan) -> Iterator[Scan]:
     yield dataclasses.replace(bare, leaves=tuple(map(_simple, bare.leaves)))
     yield bare
     yield replaced(**plain)
+    yield replaced(salt=0)
     for leaf in program.leaves[1:] if len(program.leaves) > 1 else ():
         yield _without_leaf(program, leaf.name)
     if len(program.leaves) > 1:

@@ -6,7 +6,6 @@ from functools import partial
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import pytest
 from jax import lax
 
