@@ -1,7 +1,7 @@
 """Whether two results are the same but for rounding, by what rounding does to the sequential program itself.
 
 Every entry is compared on the scale of its own size along the chain so far, not of the array's. How far rounding moves an entry
-is measured: the sequential program runs again with every state off by a unit in the last place, in several random ways, and in
+is measured: the sequential program runs again with every state off by a unit in the last index, in several random ways, and in
 float64. What amplifies differences moves by more, and so may differ by more.
 """
 
@@ -16,7 +16,7 @@ from jax import lax
 
 SAMPLES = 4
 FACTOR = {"bfloat16": 4.0, "float32": 64.0, "float64": 64.0}
-AT_ONCE = 8  # units in the last place that need no measurement
+AT_ONCE = 8  # units in the last index that need no measurement
 
 
 def differences(program: Any, expected: Any, found: Any, disturbed: Callable[[], list[Any]]) -> list[str]:
@@ -27,7 +27,7 @@ def differences(program: Any, expected: Any, found: Any, disturbed: Callable[[],
     pairs = [(path, e, f) for (path, e), f in zip(paths, jax.tree.leaves(found), strict=True)]
     samples: list[list[Any]] = []
     problems = []
-    for place, (path, e, f) in enumerate(pairs):
+    for index, (path, e, f) in enumerate(pairs):
         name = jax.tree_util.keystr(path)
         if e.dtype != f.dtype or e.shape != f.shape:
             problems.append(f"{name}: expected {e.dtype}{list(e.shape)}, found {f.dtype}{list(f.shape)}")
@@ -45,7 +45,7 @@ def differences(program: Any, expected: Any, found: Any, disturbed: Callable[[],
                 continue
         if not samples:
             samples = [jax.tree.leaves(sample) for sample in disturbed()]
-        runs = np.stack([np.asarray(sample[place], np.float64) for sample in samples])
+        runs = np.stack([np.asarray(sample[index], np.float64) for sample in samples])
         finite = np.isfinite(runs).all(0) & np.isfinite(e)
         same_end = np.isfinite(runs).any(0) | np.isfinite(e)  # what overflows in some runs only may overflow
         with np.errstate(invalid="ignore"):
@@ -117,9 +117,9 @@ def noisy_loop(sample: Any, eps: float) -> Callable[..., Any]:
 def disturbed_arguments(arguments: Any, sample: Any, eps: float) -> Any:
     """Weights, inputs and initial states with rounding errors."""
 
-    def off(place: int, leaf: Any) -> Any:
-        signs = np.random.default_rng([place, *leaf.shape]).choice([-1.0, 1.0], (SAMPLES, *leaf.shape))
+    def off(index: int, leaf: Any) -> Any:
+        signs = np.random.default_rng([index, *leaf.shape]).choice([-1.0, 1.0], (SAMPLES, *leaf.shape))
         return leaf * (1 + jnp.asarray(signs)[sample] * eps).astype(leaf.dtype)
 
     leaves, tree = jax.tree.flatten(arguments)
-    return jax.tree.unflatten(tree, [off(place, leaf) for place, leaf in enumerate(leaves)])
+    return jax.tree.unflatten(tree, [off(index, leaf) for index, leaf in enumerate(leaves)])

@@ -1,4 +1,4 @@
-"""Random programs for `forward`: lists of layers alike, alike in turns, and odd ones between; their text, and smaller lists."""
+"""Random programs for `forward`: lists of layers alike, in a period, and odd ones between; their text, and smaller lists."""
 
 import dataclasses
 import random

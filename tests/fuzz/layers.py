@@ -1,6 +1,6 @@
 """What the layers of random programs are made of: each kind is a definition and a line of Python.
 
-``{w}`` is the layer's own matrix [3, 3], ``{k}`` its place in the list.
+``{w}`` is the layer's own matrix [3, 3], ``{k}`` its index in the list.
 """
 
 import dataclasses

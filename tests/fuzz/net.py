@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from tests.fuzz import agree, forwards, scans
+from tests.fuzz import agree, drawing, forwards, scans
 from tests.fuzz.forwards import Forward
 from tests.fuzz.scans import Scan
 
 Program = Scan | Forward
 
 SORTS: dict[str, tuple[Any, Any]] = {
-    "scan": (scans.draw, scans.smaller),
+    "scan": (drawing.draw, scans.smaller),
     "forward": (forwards.draw, forwards.smaller),
 }
 """Programs by what they call: how they are drawn, and made smaller."""
@@ -137,21 +137,21 @@ def _without_error(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def shrink(program: Program, failure: Failure, smaller: Any, fails: Any, until: float) -> tuple[Program, Failure]:
     """A smaller program that fails alike, the smallest if time allows; ``until`` as of `time.monotonic`."""
-    place, since = 0, 0  # the next candidate, and how many have been tried since the last that failed
+    index, since = 0, 0  # the next candidate, and how many have been tried since the last that failed
     tried = {program}
     while True:
         candidates = list(smaller(program))
         if since >= len(candidates) or time.monotonic() > until:
             return program, failure
-        candidate = candidates[place % len(candidates)]
-        place, since = place % len(candidates) + 1, since + 1
+        candidate = candidates[index % len(candidates)]
+        index, since = index % len(candidates) + 1, since + 1
         if candidate in tried:
             continue
         tried.add(candidate)
         with contextlib.suppress(Meaningless):
             found = fails(candidate)
             if found is not None and found.kind == failure.kind:
-                program, failure, since, place = candidate, found, 0, place - 1
+                program, failure, since, index = candidate, found, 0, index - 1
 
 
 def report(program: Program, failure: Failure) -> str:

@@ -120,7 +120,7 @@ def text(program: Scan) -> str:
     lines += [
         "arguments = w, init, u\n",
         "\n",
-        _run(program, {name: place for name, (place, _) in weights.items()}),
+        _run(program, {name: index for name, (index, _) in weights.items()}),
         _helpers(program),
     ]
     lines.append(f"\ndef observe(scan, w, init, u):{TRIED[program.check]}\n{_ours(program)}")
@@ -181,7 +181,7 @@ def ours(step, init, xs, length):
 def _helpers(program: Scan) -> str:
     """What the check needs."""
     names, check = ["w", "init", "u"], program.check
-    places = tuple(names.index(name) for name in program.wrt)
+    indices = tuple(names.index(name) for name in program.wrt)
     parts = []
     if check in REVERSE or check == "gradient":
         scales = {leaf.name: leaf.scale for leaf in program.leaves}
@@ -217,7 +217,7 @@ def along(tree):
     if check == "jvp":
         lines += f"\n\nFLOATING = {program.floating}\n"
     if check in REVERSE or check == "gradient":
-        lines += f"\n\nWRT = {places}\n"
+        lines += f"\n\nWRT = {indices}\n"
     if check.startswith("vmapped"):
         mapped = tuple(-1 if name in program.wrt else None for name in names)
         several = ", ".join(
