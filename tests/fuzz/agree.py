@@ -1,7 +1,7 @@
 """Whether two results are the same but for rounding, by what rounding does to the sequential program itself.
 
 Every entry is compared on the scale of its own size along the chain so far, not of the array's. How far rounding moves an entry
-is measured: the sequential program runs again with every state off by a unit in the last index, in several random ways, and in
+is measured: the sequential program runs again with every state off by a unit in the last place, in several random ways, and in
 float64. What amplifies differences moves by more, and so may differ by more.
 """
 
@@ -16,7 +16,7 @@ from jax import lax
 
 SAMPLES = 4
 FACTOR = {"bfloat16": 4.0, "float32": 64.0, "float64": 64.0}
-AT_ONCE = 8  # units in the last index that need no measurement
+AT_ONCE = 8  # units in the last place that need no measurement
 
 
 def differences(program: Any, expected: Any, found: Any, disturbed: Callable[[], list[Any]]) -> list[str]:

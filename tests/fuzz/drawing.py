@@ -88,7 +88,7 @@ THEMES = [
         adjoints=tuple(ADJOINTS[4:]),
         checks=DERIVATIVES,
     ),
-    Theme(certain=tuple(RULED), lengths=(1, 2, 5, 13), checks=DERIVATIVES),
+    Theme(certain=tuple(RULED), lengths=(1, 2, 5, 13), adjoints=tuple(ADJOINTS[:5]), checks=DERIVATIVES),
     Theme(certain=tuple(EFFECTS), lengths=(1, 2, 5, 13), methods=PLAIN),
 ]
 

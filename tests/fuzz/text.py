@@ -190,11 +190,12 @@ def _helpers(program: Scan) -> str:
             kind, _, name = term.partition(" ")
             output = name if kind == "last" else program.outputs[int(name)]
             size = scales.get(output.removeprefix("new ").removeprefix("old "), 1.0)
-            terms.append(f"pair({kind}[{name if kind == 'ys' else repr(name)}])" + (f" / {size}" if size != 1 else ""))
+            term = f"{kind}[{name if kind == 'ys' else repr(name)}]"
+            terms.append(f"pair({term})" if size == 1 else f"pair({term}, {size})")
         parts.append("""
-def pair(y):
-    y = jnp.asarray(y)
-    return jnp.vdot(jnp.cos(jnp.arange(y.size)).reshape(y.shape).astype(F), y.astype(F))
+def pair(y, size=1.0):
+    y = jnp.asarray(y).astype(F) / size
+    return jnp.vdot(jnp.cos(jnp.arange(y.size)).reshape(y.shape).astype(F) + 0.5 * y, y)
 """)
         parts.append(f"""
 def loss(scan, w, init, u):
