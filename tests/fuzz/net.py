@@ -135,13 +135,15 @@ def _without_error(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: checked(*args)[1]
 
 
-def shrink(program: Program, failure: Failure, smaller: Any, fails: Any, until: float) -> tuple[Program, Failure]:
-    """A smaller program that fails alike, the smallest if time allows; ``until`` as of `time.monotonic`."""
+def shrink(
+    program: Program, failure: Failure, smaller: Any, fails: Any, until: float, tries: int = 10**6
+) -> tuple[Program, Failure]:
+    """A smaller program that fails alike, the smallest if time and tries suffice; ``until`` as of `time.monotonic`."""
     index, since = 0, 0  # the next candidate, and how many have been tried since the last that failed
     tried = {program}
     while True:
         candidates = list(smaller(program))
-        if since >= len(candidates) or time.monotonic() > until:
+        if since >= len(candidates) or len(tried) > tries or time.monotonic() > until:
             return program, failure
         candidate = candidates[index % len(candidates)]
         index, since = index % len(candidates) + 1, since + 1

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fuzz import net
 
-SCANS, FORWARDS = 14, 8
+SCANS, FORWARDS = 8, 8
 
 
 @pytest.mark.parametrize(

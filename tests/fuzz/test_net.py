@@ -53,15 +53,29 @@ def first_layer_twice(_):
     return forward
 
 
+def is_short(program):
+    """Compiled fast, and not the smallest yet."""
+    return len(program.leaves) == 2 and len(program.used) in (1, 2) and program.length <= 5
+
+
 def is_seen(program):
-    return any(node.operation.startswith("debug.callback") for node in program.used) and program.check == "value"
+    return (
+        is_short(program)
+        and any(node.operation.startswith("debug.callback") for node in program.used)
+        and program.check == "value"
+    )
 
 
 PLANTED = {
-    "off by little": ("scan", off_by_little, lambda program: program.check == "value" and len(program.leaves) == 3, "is wrong"),
-    "no derivative": ("scan", without_derivative, lambda program: program.check == "gradient", "is wrong"),
+    "off by little": ("scan", off_by_little, lambda program: is_short(program) and program.check == "value", "is wrong"),
+    "no derivative": ("scan", without_derivative, lambda program: is_short(program) and program.check == "gradient", "is wrong"),
     "no effects": ("scan", without_effects, is_seen, "has other effects"),
-    "first layer twice": ("forward", first_layer_twice, lambda program: program.check == "value", "is wrong"),
+    "first layer twice": (
+        "forward",
+        first_layer_twice,
+        lambda program: program.check == "value" and 2 <= len(program.layers) <= 3,
+        "is wrong",
+    ),
 }
 
 
@@ -76,7 +90,7 @@ def test_what_is_planted_is_found(name):
             break
     else:
         pytest.fail("not found in 5 programs")
-    program, failure = net.shrink(program, failure, smaller, fails, time.monotonic() + 30)
+    program, failure = net.shrink(program, failure, smaller, fails, time.monotonic() + 60, tries=16)
     assert failure.kind == kind
     if sort == "scan":
         assert (len(program.leaves), program.length, program.method) == (1, 1, '"auto"')
@@ -91,7 +105,7 @@ def test_the_sequential_program_itself_is_right(sort):
     """No false alarm, of programs that take every way through the net."""
     draw, _ = net.SORTS[sort]
     plain = {"scan": lax.scan, "forward": None}[sort]
-    for program in map(draw, range(5)):
+    for program in map(draw, range(3)):
         names = net.built(program.text)
         assert net.find_failure(program, lambda _, names=names: plain or names["oracle"]) is None
 
