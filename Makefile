@@ -1,4 +1,4 @@
-# make demo | test | parity | lint | docs | bench | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
+# make demo | test | fuzz | parity | lint | docs | bench | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,11 +8,12 @@ STAMP := $(VENV)/.complete
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test parity lint docs bench package clean
+.PHONY: help demo test fuzz parity lint docs bench package clean
 
 help:
 	@echo "make demo      train a deep network on handwritten digits, layer by layer and with deeppcr"
 	@echo "make test      run the tests"
+	@echo "make fuzz      try random programs for SECONDS=60, and print the smallest that fail"
 	@echo "make parity    compare schedulers and models with diffusers and torch, which it installs first (1 GB)"
 	@echo "make lint      ruff and mypy"
 	@echo "make docs      build the documentation into build/docs"
@@ -34,6 +35,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal --quiet
+
+SECONDS ?= 60
+
+fuzz: $(STAMP)
+	@$(PY) -m tests.fuzz --seconds $(SECONDS)
 
 PARITY := $(VENV)/.parity
 

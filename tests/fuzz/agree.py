@@ -1,0 +1,125 @@
+"""Whether two results are the same but for rounding, by what rounding does to the sequential program itself.
+
+Every entry is compared on the scale of its own size along the chain so far, not of the array's. How far rounding moves an entry
+is measured: the sequential program runs again with every state off by a unit in the last place, in several random ways, and in
+float64. What amplifies differences moves by more, and so may differ by more.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+SAMPLES = 4
+FACTOR = {"bfloat16": 4.0, "float32": 64.0, "float64": 64.0}
+AT_ONCE = 8  # units in the last place that need no measurement
+
+
+def differences(program: Any, expected: Any, found: Any, disturbed: Callable[[], list[Any]]) -> list[str]:
+    """Where ``found`` is not ``expected``, in words. ``disturbed`` runs the program again, with rounding errors."""
+    if jax.tree.structure(expected) != jax.tree.structure(found):
+        return [f"structure: expected {jax.tree.structure(expected)}, found {jax.tree.structure(found)}"]
+    paths = jax.tree_util.tree_leaves_with_path(expected)
+    pairs = [(path, e, f) for (path, e), f in zip(paths, jax.tree.leaves(found), strict=True)]
+    samples: list[list[Any]] = []
+    problems = []
+    for index, (path, e, f) in enumerate(pairs):
+        name = jax.tree_util.keystr(path)
+        if e.dtype != f.dtype or e.shape != f.shape:
+            problems.append(f"{name}: expected {e.dtype}{list(e.shape)}, found {f.dtype}{list(f.shape)}")
+            continue
+        if not jnp.issubdtype(e.dtype, jnp.floating):
+            if not np.array_equal(e, f):
+                problems.append(f"{name}: expected {e}, found {f}")
+            continue
+        eps = float(jnp.finfo(e.dtype).eps)
+        tiny = float(jnp.finfo(e.dtype).tiny)
+        e, f = np.asarray(e, np.float64), np.asarray(f, np.float64)
+        size = along(program, path, np.where(np.isfinite(e), np.abs(e), 0))
+        with np.errstate(invalid="ignore"):
+            if np.all((np.abs(e - f) <= AT_ONCE * eps * size + tiny) | (e == f) | (np.isnan(e) & np.isnan(f))):
+                continue
+        if not samples:
+            samples = [jax.tree.leaves(sample) for sample in disturbed()]
+        runs = np.stack([np.asarray(sample[index], np.float64) for sample in samples])
+        finite = np.isfinite(runs).all(0) & np.isfinite(e)
+        same_end = np.isfinite(runs).any(0) | np.isfinite(e)  # what overflows in some runs only may overflow
+        with np.errstate(invalid="ignore"):
+            moved = along(program, path, np.where(finite, np.abs(runs - e), 0).max(0))
+            allowed = FACTOR[program.dtype] * (moved + eps * size) + FACTOR[program.dtype] * tiny
+            wrong = np.where(finite, ~(np.abs(e - f) <= allowed), ~same_end & np.isfinite(f))
+        if wrong.any():
+            where = tuple(int(i) for i in np.argwhere(wrong)[0])
+            problems.append(
+                f"{name}{list(where)}: expected {float(e[where])!r}, found {float(f[where])!r}, rounding {allowed[where]:.1e}"
+                f" ({int(wrong.sum())} of {wrong.size} entries)"
+            )
+    return problems
+
+
+def along(program: Any, path: Any, values: np.ndarray) -> np.ndarray:
+    """The largest so far, for what has an axis of steps: outputs, and backwards the derivatives to the inputs."""
+    name = path[0].key
+    if name not in ("ys", "by_u") or not values.ndim:
+        return values
+    backward = program.reverse != (name == "by_u")
+    return np.maximum.accumulate(values[::-1])[::-1] if backward else np.maximum.accumulate(values)
+
+
+def noisy(sample: Any, eps: float) -> Callable[..., Any]:
+    """`jax.lax.scan` with rounding errors in every state: the errors of that sample, which may be traced."""
+    numbers = itertools.count()
+
+    def errors(*shape: int) -> Any:
+        signs = np.random.default_rng([next(numbers), *shape]).choice([-1.0, 1.0], (SAMPLES, *shape))
+        return jnp.asarray(signs)[sample] * eps
+
+    def scan(step: Any, init: Any, xs: Any = None, length: Any = None, reverse: bool = False) -> Any:
+        count = length if length is not None else len(jax.tree.leaves(xs)[0])
+        leaves, tree = jax.tree.flatten(init)
+        by_step = [(errors(count, *leaf.shape), errors(count, *leaf.shape)) for leaf in leaves]
+
+        def body(carry: Any, x: Any) -> Any:
+            (z, sizes), (x, off) = carry, x
+            z, y = step(z, x)
+            leaves = jax.tree.leaves(z)
+            sizes = [jnp.maximum(size, lax.stop_gradient(jnp.abs(leaf))) for size, leaf in zip(sizes, leaves, strict=True)]
+            moved = [
+                leaf * (1 + p.astype(leaf.dtype)) + size * q.astype(leaf.dtype)
+                for leaf, size, (p, q) in zip(leaves, sizes, off, strict=True)
+            ]
+            return (jax.tree.unflatten(tree, moved), sizes), y
+
+        sizes = [lax.stop_gradient(jnp.abs(leaf)) for leaf in leaves]
+        (last, _), ys = lax.scan(body, (init, sizes), (xs, by_step), length, reverse)
+        return last, ys
+
+    return scan
+
+
+def noisy_loop(sample: Any, eps: float) -> Callable[..., Any]:
+    """The loop over layers, with rounding errors in what each returns."""
+
+    def run(layers: Any, x: Any) -> Any:
+        for number, layer in enumerate(layers):
+            x = layer[0](layer[1], x) if isinstance(layer, tuple) else layer(x)
+            signs = np.random.default_rng([number, *x.shape]).choice([-1.0, 1.0], (SAMPLES, *x.shape))
+            x = x * (1 + jnp.asarray(signs)[sample] * eps).astype(x.dtype)
+        return x
+
+    return run
+
+
+def disturbed_arguments(arguments: Any, sample: Any, eps: float) -> Any:
+    """Weights, inputs and initial states with rounding errors."""
+
+    def off(index: int, leaf: Any) -> Any:
+        signs = np.random.default_rng([index, *leaf.shape]).choice([-1.0, 1.0], (SAMPLES, *leaf.shape))
+        return leaf * (1 + jnp.asarray(signs)[sample] * eps).astype(leaf.dtype)
+
+    leaves, tree = jax.tree.flatten(arguments)
+    return jax.tree.unflatten(tree, [off(index, leaf) for index, leaf in enumerate(leaves)])
