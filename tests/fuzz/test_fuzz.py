@@ -6,7 +6,7 @@ import pytest
 
 from tests.fuzz import net
 
-SCANS, FORWARDS = 8, 8
+SCANS, FORWARDS = 6, 6
 
 
 @pytest.mark.parametrize(
