@@ -111,9 +111,11 @@ class Criterion:
             at_rest = (_over(update, own) <= max(coarsest**0.5, asked)).all(axis=-1)
             beside = across.largest(_over(residual, common).max(initial=0))
         else:
-            moved, factor, now = self._followed(across.cummax(_over(update, common).max(axis=-1, initial=0)), last, across)
+            largest = across.cummax(jnp.stack([_over(update, size).max(axis=-1, initial=0) for size in (common, own)], axis=-1))
+            moved, factor, now = self._followed(largest[..., 0], last, across)
+            # By no more than it has been, nor than all the state's would be if it were the entry's.
             share = jnp.where(own > 0, jnp.maximum(_over(own, common), jnp.finfo(own.dtype).tiny), 1).min(axis=-1, initial=1)
-            settled = at_rest = self._settled(moved / share, now)
+            settled = at_rest = self._settled(jnp.minimum(largest[..., 1], moved / share), now)
             beside = worst
         stagnates = (beside <= STAGNATION * coarsest) & (stalled >= patience)
         rtol = self.rounding * eps if self.rtol is None else self.rtol

@@ -44,6 +44,7 @@ FLOORS = {
     "checks": 0,
     "platforms": 0,
     "loops": 0,
+    "fallback": 0,
     "signature": 0,
     "across": 0,
     "retype": 1,

@@ -6,7 +6,9 @@ derivative is exact.
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,11 @@ from jax import Array, lax
 
 from deeppcr.across import Across
 from deeppcr.adjoint.refine import refine
+from deeppcr.adjoint.step_by_step import StepByStep
 from deeppcr.chain import Steps
 from deeppcr.checks import check_count
 from deeppcr.convergence import ROUNDING, Criterion
+from deeppcr.fallback import unless_finite
 from deeppcr.linear import Blocks, LinearSolver, Recurrence, find_solver, on_part
 from deeppcr.linear.along import Along
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
@@ -103,7 +107,8 @@ class ByBlocks:
             return self.solver.solve(blocks, right)
 
         if self.is_exact:
-            return layout.unflatten(solve(right))
+            t = layout.unflatten(self.solver.solve_unguarded(blocks, right))
+            return _unless_finite(t, across, lambda: StepByStep().forward(steps, states, b, enter))
 
         def couple(t: Array) -> Array:
             before = across.before(jnp.zeros_like(t[0]), t)
@@ -124,9 +129,10 @@ class ByBlocks:
             return self.solver.solve_transposed(blocks, right)
 
         if self.is_exact:
-            lam = solve(right)
+            lam = self.solver.solve_transposed_unguarded(blocks, right)
             mu = Along().first(blocks, 1).transpose().apply(lam[:1])[0]
-            return layout.unflatten(lam), layout.unflatten(steps.across.of_first(mu))
+            found = layout.unflatten(lam), layout.unflatten(steps.across.of_first(mu))
+            return _unless_finite(found, across, lambda: StepByStep().backward(steps, states, g, enter))
 
         _, pull = jax.vjp(steps, states)
 
@@ -147,6 +153,19 @@ class ByBlocks:
 
     def _blocks(self, steps: Steps, states: Leaves) -> Blocks:
         return self.linearization.blocks(steps, steps.layout.flatten(states))
+
+
+T = TypeVar("T")
+
+
+def _unless_finite(found: T, across: Across, again: Callable[[], T]) -> T:
+    """``found``, or what the true derivatives of one step after another make, where that is not finite.
+
+    A product of blocks may have overflowed. And a block holds zeros where an entry does not depend on another, which is no
+    product in the step's own derivative: one infinite entry of a state makes all others NaN.
+    """
+    spoilt = jnp.stack([~jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found)]).any()
+    return unless_finite(found, across.largest(spoilt.astype(jnp.int32)) == 0, again)
 
 
 _One = tuple[Steps, Leaves, Leaves]  # one step: its state and its inputs

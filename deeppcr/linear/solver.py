@@ -18,14 +18,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
+from deeppcr.fallback import unless_finite
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.step_by_step import solve_step_by_step, solve_transposed_step_by_step
-from deeppcr.loops import FINISHING
 
 Solve = Callable[[Blocks, Array, bool], Array]
 
@@ -54,6 +53,10 @@ class LinearSolver(ABC):
         For an iteration that looks at what it gets, and on an accelerator waits for no more than it has to.
         """
         return self._prepared(self._solve, blocks, b, reverse)
+
+    def solve_transposed_unguarded(self, blocks: Blocks, g: Array, reverse: bool = False) -> Array:
+        """`solve_transposed` without the sequential fallback."""
+        return self._prepared(self._solve_transposed, blocks, g, reverse)
 
     @abstractmethod
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
@@ -99,14 +102,7 @@ class LinearSolver(ABC):
             y = solve(blocks, b, reverse)
             if not self._composes(blocks):
                 return y
-            # One turn or none. A branch would be taken always under `jax.vmap`, which computes both and selects.
-            with jax.named_scope(FINISHING):
-                _, y = lax.while_loop(
-                    lambda state: ~state[0],
-                    lambda state: (jnp.ones_like(state[0]), sequential(blocks, b, reverse)),
-                    (self._is_finite(y), y),
-                )
-            return y
+            return unless_finite(y, self._is_finite(y), lambda: sequential(blocks, b, reverse))
 
         return guarded
 

@@ -290,7 +290,7 @@ class Pieces:
 
     def solve(self, solver: LinearSolver, blocks: Blocks, transposed: bool = False) -> Amount:
         """The linear recurrence of an iteration; transposed: that of the adjoint."""
-        solve = solver.solve_transposed if transposed else solver.solve_unguarded
+        solve = solver.solve_transposed_unguarded if transposed else solver.solve_unguarded
         with self.there():
             return _read(lambda blocks, b: solve(blocks, b), blocks, self.states)
 

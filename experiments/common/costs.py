@@ -4,14 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import depth
-from deeppcr import loops
+from deeppcr import fallback, loops
 from deeppcr.adjoint import refine
-from deeppcr.linear import solver
 from deeppcr.newton import rescue
 
 ITERATING = loops.__file__  # where loops turn once an iteration
 FINISHING = (rescue.__file__, refine.__file__)  # and where they go on step by step, if iterations have stopped too early
-OVERFLOWING = solver.__file__  # and where a linear recurrence is solved again, if a product of its blocks has overflowed
+OVERFLOWING = fallback.__file__  # and where it is done again step by step, if what was done in parallel is not finite
 
 
 def further(iterations: int) -> int:

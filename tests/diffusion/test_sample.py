@@ -94,8 +94,15 @@ def test_every_method(options):
 
 
 def test_a_coarse_start_saves_iterations():
+    """At rounding level a single entry may decide, so it is seen at a tolerance above that."""
+
+    def iterations(**start):
+        solve = jax.jit(lambda weights, noise: run("ddim", weights, noise, method=Newton(rtol=1e-5), **start))
+        return solve(WEIGHTS, NOISE).stats.iterations
+
     plain, coarse = check("ddim", method="newton"), check("ddim", method="newton", coarse=2)
-    assert coarse.stats.iterations < plain.stats.iterations
+    assert coarse.stats.iterations <= plain.stats.iterations
+    assert iterations(coarse=2) < iterations()
 
 
 def test_a_coarse_start_at_every_step_is_the_sampler():
