@@ -42,6 +42,9 @@ class Structure:
         """The pytree with these leaves."""
         return jax.tree.unflatten(self.tree, leaves)
 
+    def __repr__(self) -> str:
+        return repr(self.tree)
+
     def __hash__(self) -> int:
         return hash((self.tree.num_leaves, self.tree.num_nodes))
 
