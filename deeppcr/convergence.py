@@ -137,13 +137,13 @@ class Criterion:
         before = jnp.sqrt(across.index(len(moved)).astype(moved.dtype)).reshape((-1, *(1,) * (moved.ndim - 1)))
         clear = moved > NOISE * self.working * (1 + jnp.broadcast_to(before, moved.shape))
         # Nothing is computed that is no number, not even where another value is taken: `jax.debug_nans` looks at all of it.
-        told = jnp.isfinite(last.moved)
-        moves = told & (last.moved > 0)
+        has_last = jnp.isfinite(last.moved)
+        moves = has_last & (last.moved > 0)
         ratio = jnp.where(moves, moved / jnp.where(moves, last.moved, 1), jnp.inf)
         factor = jnp.where(clear, ratio, last.factor)
         known = factor < 1
-        expected = jnp.where(known, factor, 0) * jnp.where(told, last.moved, 0)
-        followed = jnp.where(clear | ~known | ~told, moved, jnp.minimum(moved, expected))
+        expected = jnp.where(known, factor, 0) * jnp.where(has_last, last.moved, 0)
+        followed = jnp.where(clear | ~known | ~has_last, moved, jnp.minimum(moved, expected))
         return followed, factor, jnp.where(known, factor, ratio)
 
     def _settled(self, moved: Array, factor: Array) -> Array:
