@@ -98,8 +98,14 @@ class Anderson:
     regularization: float = 1e-4
 
     def __post_init__(self) -> None:
-        if isinstance(self.history, bool) or not isinstance(self.history, int) or not 1 <= self.history <= LONGEST:
-            raise ValueError(f"history is {self.history!r}, expected an integer from 1 to {LONGEST}.")
+        if (
+            isinstance(self.history, bool)
+            or not isinstance(self.history, int)
+            or not 1 <= self.history <= LONGEST
+        ):
+            raise ValueError(
+                f"history is {self.history!r}, expected an integer from 1 to {LONGEST}."
+            )
         if not (self.regularization > 0 and math.isfinite(self.regularization)):
             raise ValueError(f"regularization is {self.regularization!r}, expected a number > 0.")
 
@@ -113,7 +119,9 @@ class Anderson:
         known = jnp.broadcast_to(nowhere, (m, *single.shape))
         return History(zeros, zeros, nowhere, columns, columns, products, known, jnp.int32(0))
 
-    def __call__(self, state: History, trajectory: Array, proposed: Array, across: Across = HERE) -> tuple[Array, History]:
+    def __call__(
+        self, state: History, trajectory: Array, proposed: Array, across: Across = HERE
+    ) -> tuple[Array, History]:
         """The next trajectory, from the last one and from what the iteration makes of it: ``[L, *batch, w]`` both."""
         residual = proposed - trajectory
         state = self._remember(state, proposed, residual, across)
@@ -145,9 +153,13 @@ class Anderson:
             written=state.written,
         )
 
-    def _remember(self, state: History, proposed: Array, residual: Array, across: Across) -> History:
+    def _remember(
+        self, state: History, proposed: Array, residual: Array, across: Across
+    ) -> History:
         """The history with the latest difference in place of the oldest one."""
-        seen = _from_the_start(jnp.isfinite(proposed).all(axis=-1) & jnp.isfinite(residual).all(axis=-1), across)
+        seen = _from_the_start(
+            jnp.isfinite(proposed).all(axis=-1) & jnp.isfinite(residual).all(axis=-1), across
+        )
         both = seen & state.seen
         move, change = (
             jnp.where(both[..., None], now - last, jnp.zeros_like(now))
@@ -165,7 +177,8 @@ class Anderson:
             changes=changes,
             products=lax.dynamic_update_index_in_dim(products, row, slot, 1),
             known=lax.dynamic_update_index_in_dim(state.known, both, slot, 0),
-            written=state.written + jnp.int32(1),  # the first call writes a difference that is known nowhere
+            written=state.written
+            + jnp.int32(1),  # the first call writes a difference that is known nowhere
         )
 
     def _least_squares(self, state: History, residual: Array, across: Across) -> Array:
@@ -173,16 +186,27 @@ class Anderson:
         m, info = self.history, jnp.finfo(residual.dtype)
         places = [(i, j) for i in range(m) for j in range(i + 1)]
         gram = [state.products[place] for place in places]
-        right, total = (state.changes * residual[None]).sum(axis=-1), jnp.square(residual).sum(axis=-1)
+        right, total = (
+            (state.changes * residual[None]).sum(axis=-1),
+            jnp.square(residual).sum(axis=-1),
+        )
         # One sum along the chain, and not three: that is most of what there is to compile.
         sums = across.cumsum(jnp.stack([*gram, *right, total]), axis=1)
-        products, right, total = dict(zip(places, sums, strict=False)), sums[len(places) : -1], sums[-1]
+        products, right, total = (
+            dict(zip(places, sums, strict=False)),
+            sums[len(places) : -1],
+            sums[-1],
+        )
         least = float(info.tiny / info.eps)  # a smaller square has lost its digits
         counts = [state.known[i] & (products[i, i] > least) for i in range(m)]
-        scale = [jnp.where(counts[i], lax.rsqrt(products[i, i]), jnp.zeros_like(total)) for i in range(m)]
+        scale = [
+            jnp.where(counts[i], lax.rsqrt(products[i, i]), jnp.zeros_like(total)) for i in range(m)
+        ]
         matrix = [[products[i, j] * scale[i] * scale[j] for j in range(i)] for i in range(m)]
         diagonal = jnp.full_like(total, 1 + self.regularization)
-        gamma = _solve([[*matrix[i], diagonal] for i in range(m)], [right[i] * scale[i] for i in range(m)])
+        gamma = _solve(
+            [[*matrix[i], diagonal] for i in range(m)], [right[i] * scale[i] for i in range(m)]
+        )
         weights = jnp.stack([g * s for g, s in zip(gamma, scale, strict=True)])
         explained = (weights * right).sum(axis=0)
         share = jnp.where(total > least, explained / total, jnp.zeros_like(total))
@@ -224,6 +248,10 @@ def _settled(trajectory: Array, proposed: Array, across: Across) -> Array:
 def _from_the_start(true: Array, across: Across) -> Array:
     """Where it is true of this step and of all before."""
     end = across.total(len(true))
-    index = jnp.broadcast_to(across.index(len(true)).reshape((-1, *(1,) * (true.ndim - 1))), true.shape)
-    left = jnp.where(true, 0, end - index).max(axis=0, initial=0, keepdims=True)  # steps from the first false one on
+    index = jnp.broadcast_to(
+        across.index(len(true)).reshape((-1, *(1,) * (true.ndim - 1))), true.shape
+    )
+    left = jnp.where(true, 0, end - index).max(
+        axis=0, initial=0, keepdims=True
+    )  # steps from the first false one on
     return index < end - across.largest(left)

@@ -63,7 +63,9 @@ def scan(
     length = chain_length(xs, length, "xs")
     chosen = find_method(method)
     wanted = find_adjoint(adjoint)
-    given = None if jax.tree.leaves(xs) else length  # with `xs` jax takes no length that is symbolic
+    given = (
+        None if jax.tree.leaves(xs) else length
+    )  # with `xs` jax takes no length that is symbolic
     if _is_plain(chosen, wanted) or length == 0:
         return jax.lax.scan(f, init, xs, given, reverse)
     problem = pose(f, init, xs, length, batch_ndim, "init")
@@ -85,7 +87,9 @@ def scan(
     return found
 
 
-def _scan(problem: Problem, spread: Spread | None, method: Method | None, adjoint: Wanted, reverse: bool) -> tuple[Any, Any]:
+def _scan(
+    problem: Problem, spread: Spread | None, method: Method | None, adjoint: Wanted, reverse: bool
+) -> tuple[Any, Any]:
     if reverse:
         problem = dataclasses.replace(problem, inputs=[jnp.flip(x, 0) for x in problem.inputs])
     found = _run(problem, spread, method, adjoint)
@@ -128,13 +132,17 @@ def solve(
         (100, True)
     """
     if not isinstance(chain, Chain):
-        raise TypeError(f"chain is {type(chain).__name__}, expected a deeppcr.Chain; for layers: Chain.from_layers(layers, x).")
+        raise TypeError(
+            f"chain is {type(chain).__name__}, expected a deeppcr.Chain; for layers: Chain.from_layers(layers, x)."
+        )
     length = chain_length(chain.inputs, chain.length, "chain.inputs")
     chosen = find_method(method)
     wanted = find_adjoint(adjoint)
 
     if length and not _is_plain(chosen, wanted):
-        problem = pose(lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0")
+        problem = pose(
+            lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0"
+        )
         if not _runs_plainly(problem, chosen, wanted):
             spread = where(chain.inputs, chain.spread, chosen, wanted)
             mesh = explicit_mesh(z0, chain.inputs, shared=spread is not None)
@@ -144,7 +152,13 @@ def solve(
             specs = specs_of(problem, spread)
             out: Any = (specs.value, specs.trajectory, P(), P())
             return Solution(
-                *on_explicit_mesh(lambda problem, spread: _solve(problem, spread, chosen, wanted), problem, spread, mesh, out)
+                *on_explicit_mesh(
+                    lambda problem, spread: _solve(problem, spread, chosen, wanted),
+                    problem,
+                    spread,
+                    mesh,
+                    out,
+                )
             )
 
     def body(z: Any, x: Any) -> tuple[Any, Any]:
@@ -157,7 +171,9 @@ def solve(
     return Solution(value, trajectory, stats, jnp.int32(Result.CONVERGED))
 
 
-def _solve(problem: Problem, spread: Spread | None, method: Method | None, adjoint: Wanted) -> tuple[Any, ...]:
+def _solve(
+    problem: Problem, spread: Spread | None, method: Method | None, adjoint: Wanted
+) -> tuple[Any, ...]:
     """What a `Solution` has."""
     found = _run(problem, spread, method, adjoint)
     tree = problem.step.state_tree

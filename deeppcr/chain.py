@@ -17,7 +17,11 @@ from deeppcr.state import Leaves, StateLayout, check_state
 from deeppcr.step import Step, trace
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["inputs"], meta_fields=["step", "length", "spread"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["inputs"],
+    meta_fields=["step", "length", "spread"],
+)
 @dataclasses.dataclass(frozen=True)
 class Chain:
     """A sequential program: ``z_l = step(z_{l-1}, x_l)``.
@@ -46,7 +50,9 @@ class Chain:
 
     def __post_init__(self) -> None:
         leaves = jax.tree.leaves(self.inputs)
-        if all(hasattr(leaf, "shape") for leaf in leaves):  # jax.tree.map may put anything into a pytree
+        if all(
+            hasattr(leaf, "shape") for leaf in leaves
+        ):  # jax.tree.map may put anything into a pytree
             object.__setattr__(self, "length", chain_length(self.inputs, self.length, "inputs"))
 
     @classmethod
@@ -70,7 +76,9 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
         try:
             length = operator.index(length)
         except TypeError:
-            raise TypeError(f"length is {length!r}, expected an integer that is known before tracing.") from None
+            raise TypeError(
+                f"length is {length!r}, expected an integer that is known before tracing."
+            ) from None
         if length < 0:
             raise ValueError(f"length is {length}, expected 0 or more.")
     lengths: dict[str, int] = {}
@@ -83,11 +91,15 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
         lengths[name + jax.tree_util.keystr(path)] = shape[0]
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{leaf}: {n}" for leaf, n in lengths.items())
-        raise ValueError(f"the leaves of {name} differ in length along axis 0: {found}; expected one entry a step in each.")
+        raise ValueError(
+            f"the leaves of {name} differ in length along axis 0: {found}; expected one entry a step in each."
+        )
     if lengths:
         (found_length,) = set(lengths.values())
         if length is not None and length != found_length:
-            raise ValueError(f"length is {length}, but {name} has {found_length} entries along axis 0.")
+            raise ValueError(
+                f"length is {length}, but {name} has {found_length} entries along axis 0."
+            )
         return found_length
     if length is None:
         raise ValueError(f"{name} has no arrays, so length is needed: the number of steps.")
@@ -129,11 +141,22 @@ class Problem:
     def is_symbolic(self) -> bool:
         """Whether sizes of it are not known: dimensions of `jax.export.symbolic_shape`, which programs are exported with."""
         arrays = [*self.initial, *self.inputs, *self.captured]
-        arrays += [variable.aval for equation in self.step.jaxpr.eqns for variable in equation.outvars]
-        return any(export.is_symbolic_dim(size) for array in arrays for size in getattr(array, "shape", ()))
+        arrays += [
+            variable.aval for equation in self.step.jaxpr.eqns for variable in equation.outvars
+        ]
+        return any(
+            export.is_symbolic_dim(size) for array in arrays for size in getattr(array, "shape", ())
+        )
 
 
-def pose(f: Callable[[Any, Any], tuple[Any, Any]], initial: Any, inputs: Any, length: int, batch_ndim: int, name: str) -> Problem:
+def pose(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    initial: Any,
+    inputs: Any,
+    length: int,
+    batch_ndim: int,
+    name: str,
+) -> Problem:
     """Check and trace the chain of ``f(state, input) -> (state, outputs)``; ``name`` is what errors call the initial state."""
     initial, inputs = jax.tree.map(jnp.asarray, (initial, inputs))
     if not isinstance(batch_ndim, int) or batch_ndim < 0:
@@ -142,7 +165,15 @@ def pose(f: Callable[[Any, Any], tuple[Any, Any]], initial: Any, inputs: Any, le
     first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
     step, captured = trace(f, initial, first)
     leaves = jax.tree.leaves(initial)
-    return Problem(f, step, StateLayout.of(leaves, batch_ndim), length, leaves, jax.tree.leaves(inputs), captured)
+    return Problem(
+        f,
+        step,
+        StateLayout.of(leaves, batch_ndim),
+        length,
+        leaves,
+        jax.tree.leaves(inputs),
+        captured,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -178,7 +209,9 @@ class Steps:
         """Those that one device has, inside `jax.shard_map`: ``inputs`` are its own."""
         length = self.length // across.size
         first = jnp.int32(across.rank * length)
-        return dataclasses.replace(self, inputs=inputs, captured=captured, length=length, first=first, across=across)
+        return dataclasses.replace(
+            self, inputs=inputs, captured=captured, length=length, first=first, across=across
+        )
 
     def __call__(self, states: Leaves) -> Leaves:
         """``step(z_{l-1}, x_l)`` for all l at once, from ``z_0 .. z_{L-1}``."""
@@ -190,7 +223,9 @@ class Steps:
         """The outputs of all steps, from ``z_0 .. z_{L-1}`` and ``z_1 .. z_L``."""
 
         def outputs(states: Leaves, inputs: Leaves, after: Leaves, captured: Leaves) -> Leaves:
-            return jax.vmap(self.step.outputs, in_axes=(0, 0, None, 0))(states, inputs, captured, after)
+            return jax.vmap(self.step.outputs, in_axes=(0, 0, None, 0))(
+                states, inputs, captured, after
+            )
 
         found: Leaves = self.across.each(outputs, states, self.inputs, after, shared=self.captured)
         return found

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def check_count(name: str, value: Any, meaning: str, least: int = 1, optional: bool = False) -> None:
+def check_count(
+    name: str, value: Any, meaning: str, least: int = 1, optional: bool = False
+) -> None:
     """Raise unless ``value`` is an integer from ``least`` on, or None where that is allowed."""
     if optional and value is None:
         return

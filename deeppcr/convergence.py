@@ -84,7 +84,13 @@ class Criterion:
     rounding: float = ROUNDING
 
     def __call__(
-        self, value: Array, iterate: Array, origin: Array, update: Array, last: Judgement, across: Across = HERE
+        self,
+        value: Array,
+        iterate: Array,
+        origin: Array,
+        update: Array,
+        last: Judgement,
+        across: Across = HERE,
     ) -> Judgement:
         """Judge ``iterate``, where the steps make ``value`` of it.
 
@@ -103,7 +109,9 @@ class Criterion:
         relative = _over(residual, own)
         worst, worst_units = (across.largest(x.max(initial=0)) for x in (relative, relative / eps))
         part, patience = (0.5, 1) if self.quadratic else (0.9, 4)
-        stalled = jnp.where(worst_units > part * last.least, last.stalled + jnp.int32(1), jnp.int32(0))
+        stalled = jnp.where(
+            worst_units > part * last.least, last.stalled + jnp.int32(1), jnp.int32(0)
+        )
         update, asked = jnp.maximum(update - self.atol, 0), self.rtol or 0.0
         if self.quadratic:
             moved, factor = last.moved, last.factor
@@ -111,10 +119,16 @@ class Criterion:
             at_rest = (_over(update, own) <= max(coarsest**0.5, asked)).all(axis=-1)
             beside = across.largest(_over(residual, common).max(initial=0))
         else:
-            largest = across.cummax(jnp.stack([_over(update, size).max(axis=-1, initial=0) for size in (common, own)], axis=-1))
+            largest = across.cummax(
+                jnp.stack(
+                    [_over(update, size).max(axis=-1, initial=0) for size in (common, own)], axis=-1
+                )
+            )
             moved, factor, now = self._followed(largest[..., 0], last, across)
             # By no more than it has been, nor than all the state's would be if it were the entry's.
-            share = jnp.where(own > 0, jnp.maximum(_over(own, common), jnp.finfo(own.dtype).tiny), 1).min(axis=-1, initial=1)
+            share = jnp.where(
+                own > 0, jnp.maximum(_over(own, common), jnp.finfo(own.dtype).tiny), 1
+            ).min(axis=-1, initial=1)
             settled = at_rest = self._settled(jnp.minimum(largest[..., 1], moved / share), now)
             beside = worst
         stagnates = (beside <= STAGNATION * coarsest) & (stalled >= patience)
@@ -123,7 +137,9 @@ class Criterion:
         # Counted both ways: whether residuals still fall is known only once all of them are.
         close, any_close = across.leading(settled & finite & small, at_rest & finite)
         converged = jnp.where(stagnates, any_close, close)
-        return Judgement(worst, jnp.minimum(worst_units, last.least), stalled, moved, factor, converged)
+        return Judgement(
+            worst, jnp.minimum(worst_units, last.least), stalled, moved, factor, converged
+        )
 
     def _units(self, like: Array) -> np.ndarray:
         """``eps``: a number, or one for each entry, ``[1, .., 1, w]``."""
@@ -132,9 +148,13 @@ class Criterion:
             return np.asarray(eps[0], like.dtype)
         return np.repeat(eps, entries).astype(like.dtype).reshape((*(1,) * (like.ndim - 1), -1))
 
-    def _followed(self, moved: Array, last: Judgement, across: Across) -> tuple[Array, Array, Array]:
+    def _followed(
+        self, moved: Array, last: Judgement, across: Across
+    ) -> tuple[Array, Array, Array]:
         """Updates without their rounding, the factor that is kept of them, and the factor that they shrink by."""
-        before = jnp.sqrt(across.index(len(moved)).astype(moved.dtype)).reshape((-1, *(1,) * (moved.ndim - 1)))
+        before = jnp.sqrt(across.index(len(moved)).astype(moved.dtype)).reshape(
+            (-1, *(1,) * (moved.ndim - 1))
+        )
         clear = moved > NOISE * self.working * (1 + jnp.broadcast_to(before, moved.shape))
         # Nothing is computed that is no number, not even where another value is taken: `jax.debug_nans` looks at all of it.
         has_last = jnp.isfinite(last.moved)
@@ -149,8 +169,14 @@ class Criterion:
     def _settled(self, moved: Array, factor: Array) -> Array:
         """Whether no more is to come than what counts as rounding."""
         shrinks = (factor < 1) & jnp.isfinite(moved)
-        to_come = jnp.where(shrinks, moved, 0) * jnp.where(shrinks, factor, 0) / jnp.where(shrinks, 1 - factor, 1)
-        return (moved <= NOISE * self.working) | (shrinks & (to_come <= max(self.rounding * self.working, self.rtol or 0.0)))
+        to_come = (
+            jnp.where(shrinks, moved, 0)
+            * jnp.where(shrinks, factor, 0)
+            / jnp.where(shrinks, 1 - factor, 1)
+        )
+        return (moved <= NOISE * self.working) | (
+            shrinks & (to_come <= max(self.rounding * self.working, self.rtol or 0.0))
+        )
 
 
 def _over(values: Array, size: Array) -> Array:

@@ -74,19 +74,26 @@ class TrustRegion:
             the states, and the sizes.
         """
         known = converged.reshape((-1, *(1,) * (states.ndim - 1)))
-        sizes = jnp.maximum(sizes, across.largest(_largest(jnp.where(known, states, jnp.zeros_like(states)))))
+        sizes = jnp.maximum(
+            sizes, across.largest(_largest(jnp.where(known, states, jnp.zeros_like(states))))
+        )
         unit = (jnp.where(sizes > 0, sizes, jnp.ones_like(sizes)) * self.radius)[None]
         residual = value - states
         finite = jnp.isfinite(residual).all(axis=-1)
         residual = jnp.where(finite[..., None], residual, jnp.zeros_like(residual))
         residual = residual * _limit(residual / unit)[..., None]
         # A Jacobian that is not finite says nothing of how differences are carried on.
-        blocks = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks)
+        blocks = jax.tree.map(
+            lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks
+        )
         limit = _limit(solver.solve_unguarded(blocks, residual) / unit)
         before = across.before(jnp.ones_like(limit[0]), limit)
         gain = jnp.where(before > 0, jnp.minimum(1, limit / jnp.where(before > 0, before, 1)), 0)
         moved = solver.solve_unguarded(blocks.scale(gain), residual)
-        moved = jnp.where(jnp.isfinite(moved), moved, jnp.zeros_like(moved)) * _limit(moved / unit)[..., None]
+        moved = (
+            jnp.where(jnp.isfinite(moved), moved, jnp.zeros_like(moved))
+            * _limit(moved / unit)[..., None]
+        )
         after = states + moved
         swept = evaluate(after)
         return jnp.where(jnp.isfinite(swept).all(axis=-1)[..., None], swept, after), sizes
@@ -95,9 +102,13 @@ class TrustRegion:
 def _limit(update: Array) -> Array:
     """t, ``[L, *batch]``; 0 for an update that is not finite."""
     size = jnp.abs(update).max(axis=-1, initial=0)
-    return jnp.where(jnp.isfinite(size), lax.rsqrt(1 + jnp.square(jnp.where(jnp.isfinite(size), size, 0))), 0)
+    return jnp.where(
+        jnp.isfinite(size), lax.rsqrt(1 + jnp.square(jnp.where(jnp.isfinite(size), size, 0))), 0
+    )
 
 
 def _largest(states: Array) -> Array:
     """The largest finite value of every entry along the chain."""
-    return jnp.where(jnp.isfinite(states), jnp.abs(states), jnp.zeros_like(states)).max(axis=0, initial=0)
+    return jnp.where(jnp.isfinite(states), jnp.abs(states), jnp.zeros_like(states)).max(
+        axis=0, initial=0
+    )

@@ -53,7 +53,9 @@ class Delay:
             TypeError: they differ in structure or dtype.
             ValueError: they are not k, or differ in shape.
         """
-        window = tuple(jax.tree.map(jnp.asarray, state) for state in self._checked(states, "states"))
+        window = tuple(
+            jax.tree.map(jnp.asarray, state) for state in self._checked(states, "states")
+        )
         for place, state in enumerate(window):
             _same_kind(state, window[0], f"states[{place}]", "states[0]")
         return window
@@ -64,9 +66,13 @@ class Delay:
 
     def _checked(self, states: Any, name: str) -> tuple[Any, ...]:
         if not isinstance(states, tuple | list):
-            raise TypeError(f"{name} is {type(states).__name__}, expected a tuple of k = {self.k} states, newest first.")
+            raise TypeError(
+                f"{name} is {type(states).__name__}, expected a tuple of k = {self.k} states, newest first."
+            )
         if len(states) != self.k:
-            raise ValueError(f"{name} has {len(states)} entries, expected k = {self.k} states, newest first.")
+            raise ValueError(
+                f"{name} has {len(states)} entries, expected k = {self.k} states, newest first."
+            )
         return tuple(states)
 
 
@@ -117,6 +123,10 @@ def _same_kind(state: Any, other: Any, name: str, expected: str) -> None:
     for (path, leaf), like in pairs:
         where = name + jax.tree_util.keystr(path)
         if leaf.shape != jnp.shape(like):
-            raise ValueError(f"{where} has shape {list(leaf.shape)}, expected that of {expected}: {list(jnp.shape(like))}.")
+            raise ValueError(
+                f"{where} has shape {list(leaf.shape)}, expected that of {expected}: {list(jnp.shape(like))}."
+            )
         if leaf.dtype != jnp.result_type(like):
-            raise TypeError(f"{where} has dtype {leaf.dtype}, expected that of {expected}: {jnp.result_type(like)}.")
+            raise TypeError(
+                f"{where} has dtype {leaf.dtype}, expected that of {expected}: {jnp.result_type(like)}."
+            )

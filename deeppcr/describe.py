@@ -42,9 +42,17 @@ class ChainFound:
 
     def __str__(self) -> str:
         examples = f", {self.layout.examples} examples" if self.layout.batch_shape else ""
-        exact = "exact: Newton's method" if self.choice.is_exact else "not exact: a quasi-Newton method"
-        window = "all steps at once" if self.choice.window == self.length else f"{self.choice.window} steps at once"
-        dense = self.length * self.layout.width**2 * self.layout.examples * self.layout.dtype.itemsize
+        exact = (
+            "exact: Newton's method" if self.choice.is_exact else "not exact: a quasi-Newton method"
+        )
+        window = (
+            "all steps at once"
+            if self.choice.window == self.length
+            else f"{self.choice.window} steps at once"
+        )
+        dense = (
+            self.length * self.layout.width**2 * self.layout.examples * self.layout.dtype.itemsize
+        )
         rows = {
             "chain": f"{self.length} steps, a state of {self.layout.width} entries{examples}",
             "structure": str(self.structure),
@@ -54,7 +62,9 @@ class ChainFound:
         }
         if self.spread:
             each = -(-self.length // self.spread.size)
-            rows["devices"] = f"{self.spread.size} along {self.spread.axis!r}, up to {each} steps on each"
+            rows["devices"] = (
+                f"{self.spread.size} along {self.spread.axis!r}, up to {each} steps on each"
+            )
         if self.choice.reason:
             rows["because"] = self.choice.reason
         return "\n".join(f"{name:<9}  {text}" for name, text in rows.items())
@@ -72,7 +82,9 @@ class Description:
         return "\n\n".join([*parts, *map(str, self.chains)])
 
 
-def describe(chain: Any, x: Any, *, method: str | Newton = "newton", batch_ndim: int | None = None) -> Description:
+def describe(
+    chain: Any, x: Any, *, method: str | Newton = "newton", batch_ndim: int | None = None
+) -> Description:
     """What ``method`` would do with a chain or with layers, and why: the Jacobian's structure, the linearisation, the window.
 
     Args:
@@ -95,12 +107,18 @@ def describe(chain: Any, x: Any, *, method: str | Newton = "newton", batch_ndim:
     """
     chosen = find_method(method)
     if not isinstance(chosen, Newton):
-        raise ValueError(f"method is {method!r}, expected Newton(...) or the name of such a method: others do not linearise.")
+        raise ValueError(
+            f"method is {method!r}, expected Newton(...) or the name of such a method: others do not linearise."
+        )
     layers, chains = chains_of(chain, x, batch_ndim)
-    return Description(layers, tuple(_found(chain, state, chosen, examples) for chain, state, examples in chains))
+    return Description(
+        layers, tuple(_found(chain, state, chosen, examples) for chain, state, examples in chains)
+    )
 
 
-def chains_of(chain: Any, x: Any, batch_ndim: int | None) -> tuple[LayersFound | None, list[tuple[Chain, Any, int]]]:
+def chains_of(
+    chain: Any, x: Any, batch_ndim: int | None
+) -> tuple[LayersFound | None, list[tuple[Chain, Any, int]]]:
     """What is known of layers, if these are any; and every chain with its initial state and its number of batch axes.
 
     The state of a chain that follows on other layers is made of shapes.
@@ -112,7 +130,9 @@ def chains_of(chain: Any, x: Any, batch_ndim: int | None) -> tuple[LayersFound |
         if not segment.reason:
             run = stack_layers(segment.layers, segment.period)
             tree, *types = segment.layers[0].takes
-            state = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in types])
+            state = jax.tree.unflatten(
+                tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in types]
+            )
             state = x if place == 0 else state
             examples = vector_batch(state) if batch_ndim is None else batch_ndim
             chains.append((Chain(run.step, run.inputs, run.length), state, examples))
@@ -130,7 +150,9 @@ def _found(chain: Chain, state: Any, newton: Newton, batch_ndim: int) -> ChainFo
     layout = StateLayout.of(jax.tree.leaves(state), batch_ndim)
     spread = where(chain.inputs, chain.spread, newton)
     part = -(-length // spread.size) if spread else length
-    choice = choose_linearization(newton.linearize, step, layout, part, newton.window, newton.memory, length)
+    choice = choose_linearization(
+        newton.linearize, step, layout, part, newton.window, newton.memory, length
+    )
     choice = dataclasses.replace(choice, window=length) if spread else choice
     nbytes = choice.window * choice.linearization.bytes_per_step(step, layout)
     return ChainFound(length, layout, find_structure(step, layout), choice, nbytes, spread)

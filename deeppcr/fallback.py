@@ -19,6 +19,8 @@ def unless_finite(found: T, is_finite: Array, again: Callable[[], T]) -> T:
     """
     with jax.named_scope(FINISHING):
         result: tuple[Array, T] = lax.while_loop(
-            lambda state: ~state[0], lambda state: (jnp.ones_like(state[0]), again()), (is_finite, found)
+            lambda state: ~state[0],
+            lambda state: (jnp.ones_like(state[0]), again()),
+            (is_finite, found),
         )
     return result[1]

@@ -42,7 +42,9 @@ def has_custom_vjp(jaxpr: Any) -> bool:
     """Whether a function with a `jax.custom_vjp` is called, at any depth."""
     return any(
         equation.primitive.name.startswith("custom_vjp")
-        or any(has_custom_vjp(without_constants(inner)) for inner in jaxprs_in_params(equation.params))
+        or any(
+            has_custom_vjp(without_constants(inner)) for inner in jaxprs_in_params(equation.params)
+        )
         for equation in jaxpr.eqns
     )
 
@@ -51,7 +53,9 @@ def has_users_rule(jaxpr: Any) -> bool:
     """Whether a derivative rule is used that is not jax's own, and so need not be that of the function it stands for."""
     return any(
         (equation.primitive.name in DERIVATIVE_RULES and not is_rule_of_jax(equation))
-        or any(has_users_rule(without_constants(inner)) for inner in jaxprs_in_params(equation.params))
+        or any(
+            has_users_rule(without_constants(inner)) for inner in jaxprs_in_params(equation.params)
+        )
         for equation in jaxpr.eqns
     )
 
@@ -59,7 +63,9 @@ def has_users_rule(jaxpr: Any) -> bool:
 def is_rule_of_jax(equation: Any) -> bool:
     """Whether the function that brings a derivative rule is one of jax's library, as `jax.nn.relu` is."""
     program = without_constants(called(equation))
-    return str(getattr(getattr(program, "debug_info", None), "func_filename", "")).startswith(LIBRARY)
+    return str(getattr(getattr(program, "debug_info", None), "func_filename", "")).startswith(
+        LIBRARY
+    )
 
 
 def side_effects(closed: Any) -> tuple[str, ...]:
@@ -69,7 +75,9 @@ def side_effects(closed: Any) -> tuple[str, ...]:
     """
     if not _outward(closed.effects):
         return ()
-    return tuple(dict.fromkeys(_acting(e) for e in without_constants(closed).eqns if _outward(e.effects)))
+    return tuple(
+        dict.fromkeys(_acting(e) for e in without_constants(closed).eqns if _outward(e.effects))
+    )
 
 
 def _acting(equation: Any) -> str:
@@ -79,7 +87,9 @@ def _acting(equation: Any) -> str:
 
 def _outward(effects: Iterable[Any]) -> bool:
     """Whether one of these effects is a side effect."""
-    return any(type(effect).__name__ != "NamedAxisEffect" for effect in effects)  # a class of jax that is not public
+    return any(
+        type(effect).__name__ != "NamedAxisEffect" for effect in effects
+    )  # a class of jax that is not public
 
 
 def needed(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any]) -> list[Any]:
@@ -89,7 +99,9 @@ def needed(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any]) -> list[
     for equation in reversed(jaxpr.eqns):
         if any(out in missing for out in equation.outvars) or equation.effects:
             kept.append(equation)
-            missing |= {atom for atom in equation.invars if not is_literal(atom) and atom not in known}
+            missing |= {
+                atom for atom in equation.invars if not is_literal(atom) and atom not in known
+            }
     return kept[::-1]
 
 
@@ -109,7 +121,9 @@ def only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> dict[Any, Any]:
 Replacement = Callable[[Any, list[Any]], list[Any] | None]
 
 
-def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
+def evaluate(
+    jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replace: Replacement | None = None
+) -> list[Any]:
     """The values of ``wanted``, given those of the variables in ``known``.
 
     A variable in ``known`` is taken as it is, wherever in the jaxpr it is computed, so a program can be entered midway.
@@ -121,7 +135,11 @@ def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replac
     """
     values = dict(known)
     equations = needed(jaxpr, known, wanted)
-    in_pieces = {variable: made for variable, made in only_cut(equations, wanted).items() if variable not in known}
+    in_pieces = {
+        variable: made
+        for variable, made in only_cut(equations, wanted).items()
+        if variable not in known
+    }
 
     def read(atom: Any) -> Any:
         return atom.val if is_literal(atom) else values[atom]
@@ -139,7 +157,9 @@ def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replac
             continue
         is_cut = equation.primitive.name in CUTS and equation.invars[0] in in_pieces
         results = (
-            cut(equation, equation.invars[0]) if is_cut else bind(equation, [read(atom) for atom in equation.invars], replace)
+            cut(equation, equation.invars[0])
+            if is_cut
+            else bind(equation, [read(atom) for atom in equation.invars], replace)
         )
         for variable, value in zip(equation.outvars, results, strict=True):
             values.setdefault(variable, value)
@@ -149,7 +169,13 @@ def evaluate(jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replac
 def entered(closed: Any, operands: Sequence[Any]) -> tuple[Program, dict[Any, Any]]:
     """A closed program, and what is known once it is called with ``operands``."""
     program = Program.of(closed)
-    return program, dict(zip([*program.constvars, *program.invars], [*getattr(closed, "consts", ()), *operands], strict=True))
+    return program, dict(
+        zip(
+            [*program.constvars, *program.invars],
+            [*getattr(closed, "consts", ()), *operands],
+            strict=True,
+        )
+    )
 
 
 def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
@@ -158,7 +184,9 @@ def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = No
     return evaluate(program, known, program.outvars, replace)
 
 
-def rewritten(equation: Any, operands: Sequence[Any], replace: Replacement, wanted: Callable[[Any], bool]) -> list[Any] | None:
+def rewritten(
+    equation: Any, operands: Sequence[Any], replace: Replacement, wanted: Callable[[Any], bool]
+) -> list[Any] | None:
     """The results of a call with ``replace`` inside it; None if it holds no ``wanted`` equation, or has to stay as it is.
 
     A function with a derivative rule of its own (`jax.custom_jvp`, `jax.custom_vjp`) stays: its program in its place would be
@@ -172,14 +200,19 @@ def rewritten(equation: Any, operands: Sequence[Any], replace: Replacement, want
     if equation.params.get("differentiated"):
         return None
     keeps = {name: equation.params[name] for name in ("prevent_cse", "policy")}
-    return list(jax.checkpoint(lambda *operands: apply(inner, operands, replace), **keeps)(*operands))
+    return list(
+        jax.checkpoint(lambda *operands: apply(inner, operands, replace), **keeps)(*operands)
+    )
 
 
 def _calls_for(equation: Any, wanted: Callable[[Any], bool]) -> bool:
     """Whether an equation is a call of a program that holds a ``wanted`` equation."""
     if equation.primitive.name not in CALLS:
         return False
-    return any(wanted(inner) or _calls_for(inner, wanted) for inner in without_constants(called(equation)).eqns)
+    return any(
+        wanted(inner) or _calls_for(inner, wanted)
+        for inner in without_constants(called(equation)).eqns
+    )
 
 
 def bind(equation: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
@@ -188,7 +221,9 @@ def bind(equation: Any, operands: Sequence[Any], replace: Replacement | None = N
     with equation.ctx.manager, jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
         results = replace(equation, list(operands)) if replace else None
         if results is None:
-            results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+            results = equation.primitive.bind(
+                *operands, **equation.primitive.get_bind_params(equation.params)
+            )
             results = results if equation.primitive.multiple_results else [results]
     return list(results)
 
@@ -202,17 +237,33 @@ def _cut(knife: Any, value: Any) -> list[Any]:
     if knife.primitive.name == "split":
         sizes, axis = knife.params["sizes"], knife.params["axis"]
         return [value] * len(sizes) if spread[axis] else list(lax.split(value, sizes, axis))
-    starts = [0 if wide else start for wide, start in zip(spread, knife.params["start_indices"], strict=True)]
-    limits = [1 if wide else limit for wide, limit in zip(spread, knife.params["limit_indices"], strict=True)]
+    starts = [
+        0 if wide else start
+        for wide, start in zip(spread, knife.params["start_indices"], strict=True)
+    ]
+    limits = [
+        1 if wide else limit
+        for wide, limit in zip(spread, knife.params["limit_indices"], strict=True)
+    ]
     strides = knife.params["strides"] or [1] * len(shape)
-    return [lax.slice(value, starts, limits, [1 if wide else k for wide, k in zip(spread, strides, strict=True)])]
+    return [
+        lax.slice(
+            value,
+            starts,
+            limits,
+            [1 if wide else k for wide, k in zip(spread, strides, strict=True)],
+        )
+    ]
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-LIBRARY = tuple(os.path.join(os.path.dirname(jax.__file__), "_src", room) + os.sep for room in ("nn", "numpy", "scipy"))
+LIBRARY = tuple(
+    os.path.join(os.path.dirname(jax.__file__), "_src", room) + os.sep
+    for room in ("nn", "numpy", "scipy")
+)
 CUTS = _words("slice split")
 CHECKPOINTS = _words("checkpoint remat remat2")
 CALLS = _words("jit pjit closed_call core_call") | CHECKPOINTS

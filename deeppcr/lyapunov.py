@@ -32,7 +32,9 @@ def growth_rate(steps: Steps, states: Array) -> Array:
     size = math.isqrt(length - 1) + 1
     pieces = length // size
     shape = states.shape[1:]
-    backwards = steps.step.has_custom_vjp  # such a step has no other derivative; the exponents are the same
+    backwards = (
+        steps.step.has_custom_vjp
+    )  # such a step has no other derivative; the exponents are the same
 
     def cut(x: Array) -> Array:
         whole = x[: pieces * size].reshape((pieces, size, *x.shape[1:]))
@@ -58,7 +60,11 @@ def growth_rate(steps: Steps, states: Array) -> Array:
     random = np.random.default_rng(0).normal(size=(pieces, *shape))
     begin = jnp.asarray(random / np.linalg.norm(random, axis=-1, keepdims=True), states.dtype)
     ends, _ = lax.scan(body, begin, parts, reverse=backwards)
-    begin = jnp.concatenate([ends[1:], begin[-1:]]) if backwards else jnp.concatenate([begin[:1], ends[:-1]])
+    begin = (
+        jnp.concatenate([ends[1:], begin[-1:]])
+        if backwards
+        else jnp.concatenate([begin[:1], ends[:-1]])
+    )
     _, logs = lax.scan(body, begin, parts, reverse=backwards)
     return steps.across.mean(logs.mean((0, 1))).max()
 

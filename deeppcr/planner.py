@@ -15,7 +15,17 @@ from deeppcr.chain import Chain, Problem, Steps, chain_length, pose
 from deeppcr.checks import check_count
 from deeppcr.describe import chains_of
 from deeppcr.lyapunov import forecast_iterations, growth_rate
-from deeppcr.plan import Candidate, ChainPlan, Field, Pieces, Plan, best_gradient, best_method, read_trials, write_trials
+from deeppcr.plan import (
+    Candidate,
+    ChainPlan,
+    Field,
+    Pieces,
+    Plan,
+    best_gradient,
+    best_method,
+    read_trials,
+    write_trials,
+)
 from deeppcr.sequential import Sequential
 from deeppcr.state import before
 from depth.device import find_device
@@ -69,7 +79,9 @@ def plan(
     elif iterations not in (None, "sample"):
         raise ValueError(f'iterations is {iterations!r}, expected a number, "sample" or None.')
     if trials and device is not None:
-        raise ValueError(f"trials are of the device at hand, but device is {device!r}; expected device=None.")
+        raise ValueError(
+            f"trials are of the device at hand, but device is {device!r}; expected device=None."
+        )
     model = depth.at_hand() if device is None else find_device(device)
     memory = None if device is None else int(model.memory) // 2
     chains = []
@@ -77,7 +89,9 @@ def plan(
         problem = _posed(chain, state, examples)
         chains.append(_planned(chain, state, examples, problem, model, memory, trials, iterations))
     if not chains:
-        raise ValueError("no chain to plan: no two neighbouring layers are alike; deeppcr.layers.describe says what was found.")
+        raise ValueError(
+            "no chain to plan: no two neighbouring layers are alike; deeppcr.layers.describe says what was found."
+        )
     return Plan(tuple(chains))
 
 
@@ -87,7 +101,9 @@ def _posed(chain: Chain, state: Any, batch_ndim: int) -> Problem:
     found: list[Problem] = []
 
     def trace(state: Any, inputs: Any) -> None:
-        found.append(pose(lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "x"))
+        found.append(
+            pose(lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "x")
+        )
 
     jax.eval_shape(trace, state, chain.inputs)
     (problem,) = found
@@ -109,28 +125,44 @@ def _planned(
     if iterations == "sample":
         rate = _growth(chain, _arrays(state, "iterations='sample'"), batch_ndim)
         expected = forecast_iterations(rate, problem.length)
-        expectation = (
-            f"from a sample, where small differences {'grow' if rate > 0 else 'die out'} at a rate of {rate:+.3g} a step"
-        )
+        trend = "grow" if rate > 0 else "die out"
+        expectation = f"from a sample, where small differences {trend} at a rate of {rate:+.3g} a step"
     elif isinstance(iterations, int):
         expected, expectation = iterations, "as the caller says"
     field = Field(pieces, model, expected, memory)
     if memory is None:
         field = dataclasses.replace(field, trials=read_trials(pieces, None))
-    forward, gradient = (best_method(field, everything=True), best_gradient(field, None, everything=True))
+    forward, gradient = (
+        best_method(field, everything=True),
+        best_gradient(field, None, everything=True),
+    )
     if trials:
-        measured = _tried(chain, _arrays(state, "trials=True"), batch_ndim, [*forward[:TRIED], *gradient[:TRIED]])
+        measured = _tried(
+            chain, _arrays(state, "trials=True"), batch_ndim, [*forward[:TRIED], *gradient[:TRIED]]
+        )
         write_trials(pieces, None, measured)
         field = dataclasses.replace(field, trials={**field.trials, **measured})
-        forward, gradient = (best_method(field, everything=True), best_gradient(field, None, everything=True))
+        forward, gradient = (
+            best_method(field, everything=True),
+            best_gradient(field, None, everything=True),
+        )
     layout = problem.layout
     return ChainPlan(
-        problem.length, layout.width, layout.examples, model, field.expected, expectation, tuple(forward), tuple(gradient)
+        problem.length,
+        layout.width,
+        layout.examples,
+        model,
+        field.expected,
+        expectation,
+        tuple(forward),
+        tuple(gradient),
     )
 
 
 def _arrays(state: Any, wanted_by: str) -> Any:
-    if any(isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+    if any(
+        isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer) for leaf in jax.tree.leaves(state)
+    ):
         raise ValueError(
             f"x is made of shapes and not of arrays, which {wanted_by} needs to run the chain; a chain that follows other layers "
             "can be planned on its own: Chain.from_layers(layers, x)."
@@ -146,7 +178,9 @@ def _growth(chain: Chain, state: Any, batch_ndim: int) -> float:
         here = Chain(chain.step, inputs, chain.length)
         length = chain_length(inputs, chain.length, "chain.inputs")
         trajectory = solve(here, state, method=Sequential(), batch_ndim=batch_ndim).trajectory
-        problem = pose(lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "x")
+        problem = pose(
+            lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "x"
+        )
         steps = Steps(problem.step, problem.layout, problem.inputs, problem.captured, length)
         states = before(problem.initial, jax.tree.leaves(trajectory))
         return growth_rate(steps, problem.layout.flatten(states))
@@ -158,7 +192,9 @@ def _tried(chain: Chain, state: Any, batch_ndim: int, found: list[Candidate]) ->
     """The seconds of each candidate, the least of calls in turn."""
     calls: dict[str, Callable[[], Any]] = {}
     for candidate in found:
-        compiled = jax.jit(_program(chain, batch_ndim, candidate)).lower(state, chain.inputs).compile()
+        compiled = (
+            jax.jit(_program(chain, batch_ndim, candidate)).lower(state, chain.inputs).compile()
+        )
         calls[candidate.name] = partial(compiled, state, chain.inputs)
     least = {name: _clock(call) for name, call in calls.items()}  # the first call warms up
     least = {name: _clock(call) for name, call in calls.items()}
@@ -174,13 +210,18 @@ def _program(chain: Chain, batch_ndim: int, candidate: Candidate) -> Callable[[A
     def states(state: Any, inputs: Any) -> Any:
         here = Chain(chain.step, inputs, chain.length)
         adjoint: Any = "auto" if candidate.adjoint is None else candidate.adjoint
-        return solve(here, state, method=candidate.method, adjoint=adjoint, batch_ndim=batch_ndim).trajectory
+        return solve(
+            here, state, method=candidate.method, adjoint=adjoint, batch_ndim=batch_ndim
+        ).trajectory
 
     if candidate.adjoint is None:
         return states
 
     def loss(state: Any, inputs: Any) -> Any:
-        return sum(jnp.mean(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(states(state, inputs)))
+        return sum(
+            jnp.mean(jnp.square(leaf.astype(jnp.float32)))
+            for leaf in jax.tree.leaves(states(state, inputs))
+        )
 
     return jax.grad(loss, argnums=(0, 1), allow_int=True)
 

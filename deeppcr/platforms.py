@@ -20,7 +20,9 @@ DEFAULT = "default"
 def differing(ways: Mapping[str, T]) -> dict[str, T]:
     """Of ways by platform the first as "default", and by name those that are not the same."""
     default = next(iter(ways.values()))
-    return {DEFAULT: default} | {platform: way for platform, way in ways.items() if way is not default and way != default}
+    return {DEFAULT: default} | {
+        platform: way for platform, way in ways.items() if way is not default and way != default
+    }
 
 
 def by_platform(ways: Mapping[str, Callable[..., T]], *arguments: Any) -> T:

@@ -24,7 +24,9 @@ def retyped(program: Program) -> tuple[Program, list[Any]]:
     """
     closed, count = _trace(program, [*program.constvars, *program.invars]), len(program.constvars)
     new, constants = Program.of(closed), list(getattr(closed, "consts", ()))
-    return new._replace(constvars=[*new.invars[:count], *new.constvars], invars=new.invars[count:]), constants
+    return new._replace(
+        constvars=[*new.invars[:count], *new.constvars], invars=new.invars[count:]
+    ), constants
 
 
 def _trace(program: Program, variables: Sequence[Any], constants: Sequence[Any] = ()) -> Any:

@@ -13,16 +13,22 @@ from deeppcr.solution import Operands, Result, Run, Solve, Stats
 from deeppcr.state import Leaves
 
 
-def every_step(steps: Steps, initial: Leaves, replace: Replacement | None, unroll: int = 1) -> tuple[Leaves, Leaves]:
+def every_step(
+    steps: Steps, initial: Leaves, replace: Replacement | None, unroll: int = 1
+) -> tuple[Leaves, Leaves]:
     """The states and the outputs of all steps, one after another; ``replace`` as in `deeppcr.jaxprs.evaluate`."""
-    same = steps.step.outputs_in_state  # most often the state itself is the output: written once, it costs half
+    same = (
+        steps.step.outputs_in_state
+    )  # most often the state itself is the output: written once, it costs half
 
     def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
         state, outputs = steps.step.with_outputs(state, inputs, steps.captured, replace)
         return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
 
     def run(entry: Leaves, _: Any) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-        left: tuple[Leaves, tuple[Leaves, Leaves]] = lax.scan(body, entry, steps.inputs, steps.length, unroll=unroll)
+        left: tuple[Leaves, tuple[Leaves, Leaves]] = lax.scan(
+            body, entry, steps.inputs, steps.length, unroll=unroll
+        )
         return left
 
     _, (trajectory, own) = steps.across.in_turn(run, initial, None)
@@ -46,4 +52,9 @@ class Sequential:
 
     def _run(self, steps: Steps, initial: Leaves) -> Run:
         trajectory, outputs = every_step(steps, initial, write_out, self.unroll)
-        return Run(trajectory, outputs, Stats.of_sequential(steps.total, steps.layout.dtype), jnp.int32(Result.CONVERGED))
+        return Run(
+            trajectory,
+            outputs,
+            Stats.of_sequential(steps.total, steps.layout.dtype),
+            jnp.int32(Result.CONVERGED),
+        )

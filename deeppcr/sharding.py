@@ -59,7 +59,9 @@ def place(chain: Chain, mesh: Mesh, axis: Axis = "chain") -> Chain:
         (64,)
     """
     if not isinstance(chain, Chain):
-        raise TypeError(f"chain is {type(chain).__name__}, expected a deeppcr.Chain; for layers: Chain.from_layers(layers, x).")
+        raise TypeError(
+            f"chain is {type(chain).__name__}, expected a deeppcr.Chain; for layers: Chain.from_layers(layers, x)."
+        )
     check_axis(mesh, axis)
     even = (chain.length or 0) % devices_along(mesh, axis) == 0
     inputs = jax.device_put(chain.inputs, NamedSharding(mesh, P(axis) if even else P()))
@@ -76,7 +78,11 @@ def where(inputs: Any, known: Spread | None, *users: Any) -> Spread | None:
 
 
 def on_explicit_mesh(
-    run: Callable[[Problem, Spread], Any], problem: Problem, spread: Spread, mesh: AbstractMesh, out: Any
+    run: Callable[[Problem, Spread], Any],
+    problem: Problem,
+    spread: Spread,
+    mesh: AbstractMesh,
+    out: Any,
 ) -> Any:
     """``run(problem, spread)`` for a problem on a mesh with explicit axes; ``out`` as in `deeppcr.across.with_auto_axes`."""
 
@@ -90,13 +96,22 @@ def on_explicit_mesh(
 def _anew(problem: Problem, initial: Leaves, inputs: Leaves, captured: Leaves) -> Problem:
     """The problem with other arrays, for a program in which their shardings are not written."""
     program, constants = retyped(problem.step.jaxpr)
-    step, captured = dataclasses.replace(problem.step, jaxpr=program), [*captured, *map(jnp.asarray, constants)]
+    step, captured = (
+        dataclasses.replace(problem.step, jaxpr=program),
+        [*captured, *map(jnp.asarray, constants)],
+    )
 
     def function(state: Any, inputs: Any) -> tuple[Any, Any]:
-        state, outputs = step.with_outputs(jax.tree.leaves(state), jax.tree.leaves(inputs), captured)
-        return jax.tree.unflatten(step.state_tree, state), jax.tree.unflatten(step.output_tree, outputs)
+        state, outputs = step.with_outputs(
+            jax.tree.leaves(state), jax.tree.leaves(inputs), captured
+        )
+        return jax.tree.unflatten(step.state_tree, state), jax.tree.unflatten(
+            step.output_tree, outputs
+        )
 
-    return dataclasses.replace(problem, function=function, step=step, initial=initial, inputs=inputs, captured=captured)
+    return dataclasses.replace(
+        problem, function=function, step=step, initial=initial, inputs=inputs, captured=captured
+    )
 
 
 class Specs(NamedTuple):
@@ -130,11 +145,15 @@ def lengthened(problem: Problem) -> Problem:
         # that depends on no other.
         start = jax.tree.unflatten(step.state_tree, initial)
         after, outputs = problem.function(_choose(alive, state, start), x)
-        return _choose(alive, jax.tree.map(lambda a, z: jnp.asarray(a, z.dtype), after, state), start), outputs
+        return _choose(
+            alive, jax.tree.map(lambda a, z: jnp.asarray(a, z.dtype), after, state), start
+        ), outputs
 
     def more(x: Any) -> Any:
         first = lax.stop_gradient(x[:1])
-        return jnp.concatenate([x, jnp.broadcast_to(first, (length - problem.length, *x.shape[1:]))])
+        return jnp.concatenate(
+            [x, jnp.broadcast_to(first, (length - problem.length, *x.shape[1:]))]
+        )
 
     inputs = jax.tree.unflatten(step.input_tree, [more(x) for x in problem.inputs])
     alive = jnp.arange(length) < problem.length
@@ -146,7 +165,9 @@ def lengthened(problem: Problem) -> Problem:
 def shortened(run: Run, length: int) -> Run:
     """What is the chain's own of a solution of the lengthened one."""
     stats = dataclasses.replace(run.stats, prefix=jnp.minimum(run.stats.prefix, length))
-    return Run([z[:length] for z in run.trajectory], [y[:length] for y in run.outputs], stats, run.result)
+    return Run(
+        [z[:length] for z in run.trajectory], [y[:length] for y in run.outputs], stats, run.result
+    )
 
 
 def _agreed(said: list[Spread | None]) -> Spread | None:
@@ -154,12 +175,16 @@ def _agreed(said: list[Spread | None]) -> Spread | None:
     found = list(dict.fromkeys(one for one in said if one is not None and one.size > 1))
     axes = {one.axis for one in found}
     if len(axes) > 1:
-        raise ValueError(f"the chain is sharded over several mesh axes, {sorted(map(str, axes))}; expected one for all of it.")
+        raise ValueError(
+            f"the chain is sharded over several mesh axes, {sorted(map(str, axes))}; expected one for all of it."
+        )
     return found[0] if found else None
 
 
 def _choose(condition: Any, yes: Any, no: Any) -> Any:
-    return jax.tree.map(lambda a, b: lax.select(jnp.broadcast_to(condition, a.shape), a, b), yes, no)
+    return jax.tree.map(
+        lambda a, b: lax.select(jnp.broadcast_to(condition, a.shape), a, b), yes, no
+    )
 
 
 def _of_solver(user: Any) -> Spread | None:
@@ -170,7 +195,9 @@ def _of_solver(user: Any) -> Spread | None:
 
 def _of_array(x: Any) -> Spread | None:
     """Where an array carries the chain, if it is known."""
-    sharding = jax.typeof(x).sharding if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    sharding = (
+        jax.typeof(x).sharding if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    )
     if not isinstance(sharding, NamedSharding) or not sharding.spec or sharding.spec[0] is None:
         return None
     if not sharding.mesh.axis_names:

@@ -43,7 +43,13 @@ def _program(closed: Any) -> Any:
 
     inputs = tuple(number(variable) for variable in (*jaxpr.constvars, *jaxpr.invars))
     equations = tuple(
-        (e.primitive.name, tuple(map(number, e.invars)), signature(e.params), tuple(map(number, e.outvars))) for e in jaxpr.eqns
+        (
+            e.primitive.name,
+            tuple(map(number, e.invars)),
+            signature(e.params),
+            tuple(map(number, e.outvars)),
+        )
+        for e in jaxpr.eqns
     )
     constants = tuple(signature(value) for value in getattr(closed, "consts", ()))
     return (inputs, constants, equations, tuple(number(atom) for atom in jaxpr.outvars))

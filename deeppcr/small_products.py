@@ -21,7 +21,9 @@ from deeppcr.jaxprs import is_literal, rewritten
 from deeppcr.platforms import platform
 
 MOST = 2048  # multiplications up to which a product is written out; from 4096 on XLA cuts the sum into tasks for its threads
-TINY = 128  # multiplications up to which a short sum is written term by term, and not as a reduction
+TINY = (
+    128  # multiplications up to which a short sum is written term by term, and not as a reduction
+)
 SHORT = 4  # terms
 
 
@@ -56,8 +58,12 @@ def _written_out(equation: Any, left: Array, right: Array) -> Array:
     working = np.result_type(np.float32, left.dtype, right.dtype)
     rows = [left.shape[axis] for axis in left_free]
     columns = [right.shape[axis] for axis in right_free]
-    a = left.transpose((*left_batch, *left_free, *left_in)).reshape((*batch, *rows, *[1] * len(columns), terms))
-    b = right.transpose((*right_batch, *right_in, *right_free)).reshape((*batch, terms, *[1] * len(rows), *columns))
+    a = left.transpose((*left_batch, *left_free, *left_in)).reshape(
+        (*batch, *rows, *[1] * len(columns), terms)
+    )
+    b = right.transpose((*right_batch, *right_in, *right_free)).reshape(
+        (*batch, terms, *[1] * len(rows), *columns)
+    )
     b = jnp.moveaxis(b, len(batch), -1)
     a, b = a.astype(working), b.astype(working)
     if terms * out.size <= TINY and terms <= SHORT:

@@ -58,7 +58,11 @@ class Stats:
         return cls(jnp.int32(0), jnp.zeros((), dtype), jnp.int32(length))
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["value", "trajectory", "stats", "result"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["value", "trajectory", "stats", "result"],
+    meta_fields=[],
+)
 @dataclasses.dataclass(frozen=True)
 class Solution:
     """A solved chain.
@@ -87,7 +91,11 @@ class Solution:
             return repr(self)  # traced, or of several chains: no numbers to print
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["trajectory", "outputs", "stats", "result"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["trajectory", "outputs", "stats", "result"],
+    meta_fields=[],
+)
 @dataclasses.dataclass(frozen=True)
 class Run:
     """What a method hands to the adjoint: leaves of ``z_1 .. z_L``, leaves of the steps' outputs, and how it went."""
@@ -129,5 +137,9 @@ def _lines(solution: Solution) -> list[str]:
     lines = [f"{name:<11}  {text}" for name, text in rows.items()]
     if stats.residuals is not None:
         history = stats.residuals[: int(stats.iterations) + 1].tolist()
-        lines += ["", "iteration  residual", *(f"{k:>9}  {residual:.1e}" for k, residual in enumerate(history))]
+        lines += [
+            "",
+            "iteration  residual",
+            *(f"{k:>9}  {residual:.1e}" for k, residual in enumerate(history)),
+        ]
     return lines

@@ -25,11 +25,15 @@ def check_state(state: Any, batch_ndim: int, name: str) -> None:
                 'method="sequential", adjoint="autodiff", which is jax.lax.scan.'
             )
         if leaf.ndim < batch_ndim:
-            raise ValueError(f"{where} has shape {list(leaf.shape)}, expected at least batch_ndim = {batch_ndim} axes.")
+            raise ValueError(
+                f"{where} has shape {list(leaf.shape)}, expected at least batch_ndim = {batch_ndim} axes."
+            )
         batches[where] = leaf.shape[:batch_ndim]
     if len(set(batches.values())) > 1:
         found = ", ".join(f"{where}: {list(shape)}" for where, shape in batches.items())
-        raise ValueError(f"the leaves of {name} differ in their {batch_ndim} leading batch axes: {found}.")
+        raise ValueError(
+            f"the leaves of {name} differ in their {batch_ndim} leading batch axes: {found}."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +83,10 @@ class StateLayout:
     @property
     def eps(self) -> tuple[tuple[int, float], ...]:
         """Of each leaf how many entries of the vector it takes, and the unit in the last place of a number of size 1."""
-        return tuple((size, float(jnp.finfo(dtype).eps)) for size, dtype in zip(self.sizes, self.dtypes, strict=True))
+        return tuple(
+            (size, float(jnp.finfo(dtype).eps))
+            for size, dtype in zip(self.sizes, self.dtypes, strict=True)
+        )
 
     def flatten(self, leaves: Leaves) -> Array:
         """Leaves ``[..., *batch, *shape]`` as one array ``[..., *batch, w]``."""
@@ -101,7 +108,9 @@ class StateLayout:
 
 def before(initial: Leaves, trajectory: Leaves) -> Leaves:
     """The states that the steps start from, ``z_0 .. z_{L-1}``, from ``z_0`` and ``z_1 .. z_L``."""
-    return [jnp.concatenate([z[None], rest[:-1]]) for z, rest in zip(initial, trajectory, strict=True)]
+    return [
+        jnp.concatenate([z[None], rest[:-1]]) for z, rest in zip(initial, trajectory, strict=True)
+    ]
 
 
 def add(a: Leaves, b: Leaves) -> Leaves:

@@ -12,7 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.jaxprs import Program, Replacement, evaluate, has_custom_vjp, has_users_rule, is_literal, side_effects
+from deeppcr.jaxprs import (
+    Program,
+    Replacement,
+    evaluate,
+    has_custom_vjp,
+    has_users_rule,
+    is_literal,
+    side_effects,
+)
 from deeppcr.state import Leaves
 from depth.jaxprs import is_reference
 
@@ -57,11 +65,16 @@ class Step:
     def outputs_in_state(self) -> list[int | None]:
         """For each output, which leaf of the next state it is, if it is one."""
         state: list[Any] = list(self.jaxpr.outvars[: self.states])
-        return [state.index(y) if not is_literal(y) and y in state else None for y in self.jaxpr.outvars[self.states :]]
+        return [
+            state.index(y) if not is_literal(y) and y in state else None
+            for y in self.jaxpr.outvars[self.states :]
+        ]
 
     def __call__(self, state: Leaves, inputs: Leaves, captured: Leaves) -> Leaves:
         """The next state, and nothing else: what only the outputs need is not computed."""
-        return evaluate(self.jaxpr, self._known(state, inputs, captured), self.jaxpr.outvars[: self.states])
+        return evaluate(
+            self.jaxpr, self._known(state, inputs, captured), self.jaxpr.outvars[: self.states]
+        )
 
     def with_outputs(
         self, state: Leaves, inputs: Leaves, captured: Leaves, replace: Replacement | None = None
@@ -102,7 +115,9 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         before = jax.tree.unflatten(state_tree, leaves[: len(state_leaves)])
         result = f(before, jax.tree.unflatten(input_tree, leaves[len(state_leaves) :]))
         if not isinstance(result, tuple | list) or len(result) != 2:
-            raise TypeError(f"f returns {type(result).__name__}, expected a pair (carry, y), as from the f of jax.lax.scan.")
+            raise TypeError(
+                f"f returns {type(result).__name__}, expected a pair (carry, y), as from the f of jax.lax.scan."
+            )
         after, outputs = result
         after = check_same_state(state, after)
         output_leaves, output_tree = jax.tree.flatten(outputs)
@@ -111,12 +126,16 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     # Without the mesh that is in use, so that the program can be run on another, and inside `jax.shard_map`; but not without one
     # that arrays vary over.
     mesh = jax.sharding.get_abstract_mesh()
-    with jax.sharding.use_abstract_mesh(mesh if mesh.manual_axes else jax.sharding.AbstractMesh((), ())):
+    with jax.sharding.use_abstract_mesh(
+        mesh if mesh.manual_axes else jax.sharding.AbstractMesh((), ())
+    ):
         closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
     effects, sizes = side_effects(closed), (len(state_leaves), len(input_leaves))
     step = Step(Program.of(closed), *sizes, state_tree, input_tree, output_tree, effects)
     constants = zip(step.jaxpr.constvars, closed.consts, strict=True)
-    return step, [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]  # numbers and numpy arrays, too
+    return step, [
+        c if is_reference(variable) else jnp.asarray(c) for variable, c in constants
+    ]  # numbers and numpy arrays, too
 
 
 def check_same_state(before: Any, after: Any) -> Leaves:

@@ -27,7 +27,11 @@ from depth.report import device_table, seconds
 
 DTYPES = {
     **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    **{f"{short}{bits}": f"{long}{bits}" for short, long in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)},
+    **{
+        f"{short}{bits}": f"{long}{bits}"
+        for short, long in (("i", "int"), ("u", "uint"))
+        for bits in (8, 16, 32, 64)
+    },
     "bf16": "bfloat16",
     "c64": "complex64",
     "c128": "complex128",
@@ -40,8 +44,12 @@ def argument(text: str) -> jax.ShapeDtypeStruct:
     """``f32[8,16]`` as an argument without values."""
     found = re.fullmatch(r"(\w+)\[((\s*\d+\s*(,\s*\d+\s*)*)?)\]", text.strip())
     if not found or found[1] not in DTYPES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no type such as f32[8,16]; dtypes: {', '.join(DTYPES)}")
-    return jax.ShapeDtypeStruct(tuple(int(size) for size in found[2].split(",") if size.strip()), DTYPES[found[1]])
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no type such as f32[8,16]; dtypes: {', '.join(DTYPES)}"
+        )
+    return jax.ShapeDtypeStruct(
+        tuple(int(size) for size in found[2].split(",") if size.strip()), DTYPES[found[1]]
+    )
 
 
 def turns(text: str) -> int:
@@ -55,13 +63,17 @@ def function(text: str) -> Callable[..., Any]:
     """The function that ``path/to/file.py:name`` or ``package.module:name`` names."""
     place, separator, name = text.rpartition(":")
     if not separator:
-        raise argparse.ArgumentTypeError(f"{text!r} names no function: file.py:function or package.module:function")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} names no function: file.py:function or package.module:function"
+        )
     if place.endswith(".py") and not Path(place).is_file():
         raise argparse.ArgumentTypeError(f"there is no file {place!r}")
     try:
         found = _load(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:  # whatever running the user's file raises
-        raise argparse.ArgumentTypeError(f"{text!r}: {place!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: {place!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise argparse.ArgumentTypeError(f"{place} has no {name!r}")
@@ -76,7 +88,9 @@ def _load(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(
+        spec
+    )  # dataclasses look themselves up there
     sys.path.insert(0, str(path.resolve().parent))
     spec.loader.exec_module(module)
     return module
@@ -100,14 +114,29 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _main(argv: Sequence[str] | None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m depth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m depth",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("function", nargs="?", type=function, help="file.py:function or package.module:function")
-    parser.add_argument("arguments", nargs="*", type=argument, help="types of its arguments, as f32[8,16]")
+    parser.add_argument(
+        "function", nargs="?", type=function, help="file.py:function or package.module:function"
+    )
+    parser.add_argument(
+        "arguments", nargs="*", type=argument, help="types of its arguments, as f32[8,16]"
+    )
     parser.add_argument("--example", choices=EXAMPLES, help="a program that comes with the package")
-    parser.add_argument("--trip-counts", type=turns, metavar="N", help="how often while loops turn that do not say it")
-    parser.add_argument("--device", choices=["here", *devices], metavar="NAME", help=f"here, {', '.join(devices)}")
-    parser.add_argument("--calibrate", action="store_true", help="measure this machine anew, and keep the result")
+    parser.add_argument(
+        "--trip-counts",
+        type=turns,
+        metavar="N",
+        help="how often while loops turn that do not say it",
+    )
+    parser.add_argument(
+        "--device", choices=["here", *devices], metavar="NAME", help=f"here, {', '.join(devices)}"
+    )
+    parser.add_argument(
+        "--calibrate", action="store_true", help="measure this machine anew, and keep the result"
+    )
     options = parser.parse_intermixed_args(argv)
     if not (options.function or options.example or options.calibrate):
         parser.error("give a function, --example or --calibrate")
@@ -122,7 +151,10 @@ def _main(argv: Sequence[str] | None) -> None:
         program, args = EXAMPLES[options.example]()
         print(EXAMPLES[options.example].__doc__, end="\n\n")
     elif options.function:
-        if any(given.dtype.name in ("float64", "int64", "uint64", "complex128") for given in options.arguments):
+        if any(
+            given.dtype.name in ("float64", "int64", "uint64", "complex128")
+            for given in options.arguments
+        ):
             jax.config.update("jax_enable_x64", True)
         program, args = options.function, tuple(options.arguments)
     else:

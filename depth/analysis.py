@@ -48,7 +48,9 @@ def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) 
     return cost
 
 
-def analyze_all(fns: Sequence[Callable[..., Any]], args: Sequence[Any], trip_counts: TripCounts = None) -> list[Cost]:
+def analyze_all(
+    fns: Sequence[Callable[..., Any]], args: Sequence[Any], trip_counts: TripCounts = None
+) -> list[Cost]:
     """As `analyze`, of several functions of the same arguments; each line in ``trip_counts`` has to be of one of them."""
     costs, loops = [], set[Location]()
     for fn in fns:
@@ -56,7 +58,9 @@ def analyze_all(fns: Sequence[Callable[..., Any]], args: Sequence[Any], trip_cou
             raise TypeError(f"fn must be a function, but it is {type(fn).__name__}: {fn!r}")
         jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
         cost, found = _analyze(without_constants(jaxpr), trip_counts)
-        costs.append(replace(cost, by_output=jax.tree.unflatten(jax.tree.structure(shapes), cost.by_output)))
+        costs.append(
+            replace(cost, by_output=jax.tree.unflatten(jax.tree.structure(shapes), cost.by_output))
+        )
         loops |= found
     _check_lines(trip_counts, loops)
     return costs
@@ -66,7 +70,9 @@ def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
     """As `analyze`, of a Jaxpr or ClosedJaxpr; ``by_output`` is a tuple."""
     proper = without_constants(jaxpr)
     if not hasattr(proper, "eqns"):
-        raise TypeError(f"jaxpr must be a Jaxpr or ClosedJaxpr, as of jax.make_jaxpr, but it is {type(jaxpr).__name__}")
+        raise TypeError(
+            f"jaxpr must be a Jaxpr or ClosedJaxpr, as of jax.make_jaxpr, but it is {type(jaxpr).__name__}"
+        )
     cost, loops = _analyze(proper, trip_counts)
     _check_lines(trip_counts, loops)
     return cost
@@ -93,7 +99,9 @@ def _analyze(jaxpr: Any, trip_counts: TripCounts) -> tuple[Cost, set[Location]]:
     algebra = Algebra.up_to(block.longest)
     latest = max(range(len(depths)), key=depths.__getitem__, default=None)
     path = () if latest is None else _critical_path(explain(algebra, block, latest))
-    return Cost(max(depths, default=0), *block.totals, depths, path, tuple(reader.unknown), block), set(reader.loops)
+    return Cost(
+        max(depths, default=0), *block.totals, depths, path, tuple(reader.unknown), block
+    ), set(reader.loops)
 
 
 def compute_depth(jaxpr: Any) -> int:
@@ -135,16 +143,31 @@ def _critical_path(nodes: list[tuple[Node, Location, int]]) -> tuple[Operations,
 
 
 def _check_trip_counts(trip_counts: Any) -> None:
-    if trip_counts is not None and (isinstance(trip_counts, bool) or not isinstance(trip_counts, int | Mapping)):
-        raise TypeError(f"trip_counts must be a number of turns or a mapping from source lines, but it is {trip_counts!r}")
-    items = trip_counts.items() if isinstance(trip_counts, Mapping) else [("trip_counts", trip_counts)]
+    if trip_counts is not None and (
+        isinstance(trip_counts, bool) or not isinstance(trip_counts, int | Mapping)
+    ):
+        raise TypeError(
+            f"trip_counts must be a number of turns or a mapping from source lines, but it is {trip_counts!r}"
+        )
+    items = (
+        trip_counts.items() if isinstance(trip_counts, Mapping) else [("trip_counts", trip_counts)]
+    )
     for key, turns in items:
-        if turns is not None and (isinstance(turns, bool) or not isinstance(turns, int) or turns < 0):
-            raise ValueError(f"a number of turns must be a whole number >= 0, but for {key!r} it is {turns!r}")
+        if turns is not None and (
+            isinstance(turns, bool) or not isinstance(turns, int) or turns < 0
+        ):
+            raise ValueError(
+                f"a number of turns must be a whole number >= 0, but for {key!r} it is {turns!r}"
+            )
 
 
 def _check_lines(trip_counts: Any, loops: set[Location]) -> None:
     for key in trip_counts if isinstance(trip_counts, Mapping) else ():
         if not any(matches(key, where) for where in loops):
-            lines = ", ".join(sorted(f"{os.path.basename(where.file)}:{where.line}" for where in loops)) or "none"
-            raise ValueError(f"trip_counts names {key!r}, where no while loop needs it; those that do: {lines}")
+            lines = (
+                ", ".join(sorted(f"{os.path.basename(where.file)}:{where.line}" for where in loops))
+                or "none"
+            )
+            raise ValueError(
+                f"trip_counts names {key!r}, where no while loop needs it; those that do: {lines}"
+            )

@@ -39,7 +39,9 @@ def at_hand(platform: str | None = None) -> Device:
         True
     """
     if platform is not None and not isinstance(platform, str):
-        raise ValueError(f'platform must be a name such as "cpu", "gpu" or "tpu", or None, but it is {platform!r}')
+        raise ValueError(
+            f'platform must be a name such as "cpu", "gpu" or "tpu", or None, but it is {platform!r}'
+        )
     if found := first_device(platform):
         return model_of(found)
     return _generic(str(platform or chosen_device() or "cpu"))
@@ -56,7 +58,9 @@ def first_device(platform: str | None) -> jax.Device | None:
     if chosen is not None and not isinstance(chosen, str):
         return chosen
     try:
-        return next(iter(jax.local_devices(backend=_SAME.get(chosen, chosen) if chosen else None)), None)
+        return next(
+            iter(jax.local_devices(backend=_SAME.get(chosen, chosen) if chosen else None)), None
+        )
     except RuntimeError:  # there is no such backend, or it does not start
         return None
 

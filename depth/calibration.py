@@ -42,16 +42,26 @@ Step = Callable[[Any], Any]
 def cache_file(device: jax.Device | None = None) -> Path:
     """The file that keeps the measurement of a device (jax's default one), jax version and number of cores."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
-    if not os.path.isabs(base):  # the rule of XDG for what is set to a relative path: as if it were not set
+    if not os.path.isabs(
+        base
+    ):  # the rule of XDG for what is set to a relative path: as if it were not set
         base = os.path.join(os.path.expanduser("~"), ".cache")
-    name = "{device}-{cores}-cores-jax-{jax}-{bits}-v{version}".format(**_conditions(device or default_device()))
+    name = "{device}-{cores}-cores-jax-{jax}-{bits}-v{version}".format(
+        **_conditions(device or default_device())
+    )
     return Path(base) / "depth" / f"{re.sub('[^a-z0-9.]+', '-', name.lower()).strip('-')}.json"
 
 
 def _conditions(device: jax.Device) -> dict[str, str | int]:
     """What a measurement holds for, as it is written in its file."""
     bits = "x64" if jax.config.read("jax_enable_x64") else "x32"
-    return {"device": device.device_kind, "cores": cores(), "jax": jax.__version__, "bits": bits, "version": VERSION}
+    return {
+        "device": device.device_kind,
+        "cores": cores(),
+        "jax": jax.__version__,
+        "bits": bits,
+        "version": VERSION,
+    }
 
 
 def cores() -> int:
@@ -92,7 +102,9 @@ def kept(device: jax.Device) -> Device | None:
     path = cache_file(device)
     try:
         found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:  # to read a pipe is to wait for its other end
+        if (
+            not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST
+        ):  # to read a pipe is to wait for its other end
             return None
         stamp = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
         return _read(path, tuple(_conditions(device).items()), stamp)
@@ -113,11 +125,15 @@ def measure() -> Device:
     reduced = clock.turn(lambda x: _thin(_reduced(x)), one, 4000)
     few = clock.stacked(3, 2000) / (3 + 1 + BESIDE)
     step = {
-        "elementwise": thin / 2,  # a turn with one kernel: half of it for the turn, half for the kernel
+        "elementwise": thin
+        / 2,  # a turn with one kernel: half of it for the turn, half for the kernel
         "reduction": max(reduced - thin, thin / 2),
         "vector product": clock.turn(lambda x: x @ weights, vector, 2000),
-        "short vector product": clock.turn(lambda x: x @ weights[:SHORT, :SHORT], vector[:SHORT], 4000),
-        "product": clock.turn(lambda x: jnp.tanh(jnp.tanh(x @ weights) @ weights), matrix, 1000) / 2,
+        "short vector product": clock.turn(
+            lambda x: x @ weights[:SHORT, :SHORT], vector[:SHORT], 4000
+        ),
+        "product": clock.turn(lambda x: jnp.tanh(jnp.tanh(x @ weights) @ weights), matrix, 1000)
+        / 2,
         "transposed product": clock.turn(lambda x: _thin(x) + (x.T @ x)[:8], matrix, 1000),
     }
     step["transcendental"] = max(clock.turn(lambda x: jnp.tanh(_thin(x)), one, 4000) - thin, 0.0)
@@ -137,14 +153,18 @@ def measure() -> Device:
     rows = page.reshape(-1, 16)
     vector_rates = {
         "arithmetic": 16 * page.size / clock.turn(_polynomial, page, 200),
-        "transcendental": 3 * page.size / clock.turn(lambda x: jnp.log(jnp.exp(-x) + jnp.tanh(x)), page, 100),
-        "reduction": page.size / clock.turn(lambda x: x - jnp.sum(x, axis=-1, keepdims=True), rows, 100),
+        "transcendental": 3
+        * page.size
+        / clock.turn(lambda x: jnp.log(jnp.exp(-x) + jnp.tanh(x)), page, 100),
+        "reduction": page.size
+        / clock.turn(lambda x: x - jnp.sum(x, axis=-1, keepdims=True), rows, 100),
         "contraction": 16 * rows.size / clock.turn(_written_out(weights), rows, 100),
         "cumulative": page.size * 13 / clock.turn(jnp.cumsum, page, 100),
         "move": 6 * page.size / clock.turn(_columns, page.reshape(-1, 4), 100),
     }
     memory_rates = {
-        2 * 4 << k: (2 * 4 << k) / clock.turn(_thin, jnp.ones(1 << k, FLOAT), 1 << max(1, 23 - k)) for k in range(16, 25, 2)
+        2 * 4 << k: (2 * 4 << k) / clock.turn(_thin, jnp.ones(1 << k, FLOAT), 1 << max(1, 23 - k))
+        for k in range(16, 25, 2)
     }
     if default_device().platform == "cpu":
         signals, filters = jnp.ones((GROUPS, 1, 16, 4), FLOAT), jnp.ones((GROUPS, 3, 4, 4), FLOAT)
@@ -163,7 +183,9 @@ def measure() -> Device:
         vector_rates=vector_rates,
         bandwidth=bandwidth,
         cache_bandwidth=cache_bandwidth,
-        cache=max(size for size, rate in memory_rates.items() if rate**2 >= bandwidth * cache_bandwidth),
+        cache=max(
+            size for size, rate in memory_rates.items() if rate**2 >= bandwidth * cache_bandwidth
+        ),
         memory=_memory(),
         small_loop=SMALL_LOOP if default_device().platform == "cpu" else 0.0,
         source=f"measured by depth.calibrate with jax {jax.__version__}",
@@ -185,7 +207,9 @@ def _crowded(clock: "_Clock", device: Device) -> float:
 
     taken, bare = clock.seconds(_gradient, *long) - clock.seconds(_gradient, *short), predicted(0.0)
     kernels = predicted(1.0) - bare
-    return max((taken - bare) / kernels if kernels else 0.0, device.step_latencies["beside product"])
+    return max(
+        (taken - bare) / kernels if kernels else 0.0, device.step_latencies["beside product"]
+    )
 
 
 class _Clock:
@@ -211,7 +235,9 @@ class _Clock:
 
     def difference(self, program: Callable[[int], Step], x: Any, few: int, many: int) -> float:
         """Of one more of what ``program`` repeats."""
-        return max(self.seconds(program(many), x) - self.seconds(program(few), x), 0.0) / (many - few)
+        return max(self.seconds(program(many), x) - self.seconds(program(few), x), 0.0) / (
+            many - few
+        )
 
     def turn(self, step: Step, x: Any, turns: int) -> float:
         """Of one turn of a counted loop."""
@@ -224,7 +250,9 @@ class _Clock:
     def stacked(self, count: int, turns: int) -> float:
         """Of one turn of a loop that writes ``count`` arrays."""
         x, ys = jnp.ones(64, FLOAT), jnp.ones((turns, 64), FLOAT)
-        difference = self.seconds(_stacked(count), x, ys) - self.seconds(_stacked(count), x, ys[: turns // 4])
+        difference = self.seconds(_stacked(count), x, ys) - self.seconds(
+            _stacked(count), x, ys[: turns // 4]
+        )
         return max(difference, 0.0) / (turns - turns // 4)
 
 
@@ -248,7 +276,9 @@ def _gradient(x: Array, weights: Array, biases: Array) -> Any:
 
     def loss(*given: Array) -> Array:
         x, *layers = given
-        return jnp.square(lax.scan(lambda x, layer: (jnp.tanh(x @ layer[0] + layer[1]), None), x, layers)[0]).mean()
+        return jnp.square(
+            lax.scan(lambda x, layer: (jnp.tanh(x @ layer[0] + layer[1]), None), x, layers)[0]
+        ).mean()
 
     return jax.grad(loss, (0, 1, 2))(x, weights, biases)
 
@@ -318,7 +348,9 @@ def _memory() -> float:
 
 
 @lru_cache(maxsize=16)
-def _read(path: Path, conditions: tuple[tuple[str, str | int], ...], stamp: tuple[int, ...]) -> Device | None:
+def _read(
+    path: Path, conditions: tuple[tuple[str, str | int], ...], stamp: tuple[int, ...]
+) -> Device | None:
     """The device kept in ``path`` if it was measured under ``conditions``; read once for each ``stamp`` of the file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -326,15 +358,29 @@ def _read(path: Path, conditions: tuple[tuple[str, str | int], ...], stamp: tupl
             return None
         device = Device(**content["device"])
         return device if _sensible(device) else None
-    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):  # whatever another file may hold
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        RecursionError,
+    ):  # whatever another file may hold
         return None
 
 
 def _sensible(device: Device) -> bool:
     """Whether a device that was read has texts for texts, and figures that are finite."""
     figures = [value for value in vars(device).values() if isinstance(value, int | float)]
-    figures += [*device.rates.values(), *device.vector_rates.values(), *device.step_latencies.values()]
-    return isinstance(device.name, str) and isinstance(device.source, str) and all(map(math.isfinite, figures))
+    figures += [
+        *device.rates.values(),
+        *device.vector_rates.values(),
+        *device.step_latencies.values(),
+    ]
+    return (
+        isinstance(device.name, str)
+        and isinstance(device.source, str)
+        and all(map(math.isfinite, figures))
+    )
 
 
 def _keep(path: Path, content: dict[str, Any]) -> None:
@@ -342,7 +388,10 @@ def _keep(path: Path, content: dict[str, Any]) -> None:
     try:
         write_whole(path, content)
     except OSError as error:
-        print(f"depth.calibrate: the measurement is not kept, since {path.parent}: {error.strerror}", file=sys.stderr)
+        print(
+            f"depth.calibrate: the measurement is not kept, since {path.parent}: {error.strerror}",
+            file=sys.stderr,
+        )
     _read.cache_clear()  # the stamp of the new file may be that of one before the last
 
 

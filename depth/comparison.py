@@ -34,12 +34,18 @@ class Comparison:
     @property
     def depth_speedup(self) -> float:
         """How many times shallower the parallel program is: the speedup of unlimited processors."""
-        return _ratio(self.sequential.depth, max(self.parallel.depth, 1) if self.sequential.depth else self.parallel.depth)
+        return _ratio(
+            self.sequential.depth,
+            max(self.parallel.depth, 1) if self.sequential.depth else self.parallel.depth,
+        )
 
     @property
     def work_ratio(self) -> float:
         """How many times the work of the sequential program the parallel one does."""
-        return _ratio(self.parallel.work, max(self.sequential.work, 1) if self.parallel.work else self.sequential.work)
+        return _ratio(
+            self.parallel.work,
+            max(self.sequential.work, 1) if self.parallel.work else self.sequential.work,
+        )
 
     @property
     def predicted_speedup(self) -> float | None:
@@ -64,11 +70,25 @@ class Comparison:
             ("work", count(a.work), count(b.work), f"{self.work_ratio:.3g}x as much"),
             ("bytes", count(a.bytes), count(b.bytes), ""),
         ]
-        if self.device and self.sequential_seconds is not None and self.parallel_seconds is not None:
+        if (
+            self.device
+            and self.sequential_seconds is not None
+            and self.parallel_seconds is not None
+        ):
             times = seconds(self.sequential_seconds), seconds(self.parallel_seconds)
-            rows.append(("time", times[0], times[1], f"{self.predicted_speedup:.3g}x as fast, predicted for {self.device.name}"))
+            rows.append(
+                (
+                    "time",
+                    times[0],
+                    times[1],
+                    f"{self.predicted_speedup:.3g}x as fast, predicted for {self.device.name}",
+                )
+            )
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [f"{name:<{widths[0]}}  {a:>{widths[1]}}  {b:>{widths[2]}}  {note}".rstrip() for name, a, b, note in rows]
+        lines = [
+            f"{name:<{widths[0]}}  {a:>{widths[1]}}  {b:>{widths[2]}}  {note}".rstrip()
+            for name, a, b, note in rows
+        ]
         return "\n".join(lines + reasons(tuple(dict.fromkeys((*a.unknown, *b.unknown)))))
 
 
@@ -111,4 +131,6 @@ def compare(
     sequential, parallel = analyze_all((sequential_fn, parallel_fn), args, trip_counts)
     if model is None:
         return Comparison(sequential, parallel)
-    return Comparison(sequential, parallel, model, predict(sequential, model), predict(parallel, model))
+    return Comparison(
+        sequential, parallel, model, predict(sequential, model), predict(parallel, model)
+    )

@@ -53,7 +53,10 @@ class Call:
         paths: Wanted = Counter()
         for (result, column), count in wanted.items():
             end = self.results[result]
-            source = max((i for i, at in enumerate(self._columns) if at == column), key=lambda i: inner[end, i])
+            source = max(
+                (i for i, at in enumerate(self._columns) if at == column),
+                key=lambda i: inner[end, i],
+            )
             paths[end, source] += count
         return [(self.block, paths)]
 
@@ -86,14 +89,19 @@ class Branches:
         latest = algebra.nothing(self._outputs, self.blocks[0].inputs + 1)
         for block in self.blocks:
             latest = np.maximum(latest, block.matrix(algebra)[: self._outputs])
-        return np.concatenate([algebra.nothing(len(latest), 1), latest.max(axis=1, keepdims=True), latest[:, 1:]], axis=1)
+        return np.concatenate(
+            [algebra.nothing(len(latest), 1), latest.max(axis=1, keepdims=True), latest[:, 1:]],
+            axis=1,
+        )
 
     def explain(self, algebra: Algebra, wanted: Wanted) -> Paths:
         """The paths through whichever branch is as late as the result."""
         matrix = self.matrix(algebra)
         return [self._path(algebra, pair, matrix[pair], count) for pair, count in wanted.items()]
 
-    def _path(self, algebra: Algebra, pair: tuple[int, int], value: int, count: int) -> tuple[Block, Wanted]:
+    def _path(
+        self, algebra: Algebra, pair: tuple[int, int], value: int, count: int
+    ) -> tuple[Block, Wanted]:
         """A branch with a path of depth ``value``, and the path."""
         output, column = pair
         for block in self.blocks:
@@ -115,7 +123,9 @@ class Iteration:
         self.algebra, self.a, self.b = algebra, a, b
         self.loops = np.maximum(a, algebra.identity(len(a)))
         self.power = Power(algebra, a, turns)
-        self.sums = [Power(algebra, self.loops, t - 1) if t > 0 else None for t in (turns - 1, turns)]
+        self.sums = [
+            Power(algebra, self.loops, t - 1) if t > 0 else None for t in (turns - 1, turns)
+        ]
 
     @cached_property
     def last(self) -> tuple[Array, Array]:
@@ -126,15 +136,24 @@ class Iteration:
     def latest(self) -> tuple[Array, Array]:
         """The latest state before any step, from the state in the beginning and from the others."""
         before = self.sums[1]
-        return before.value if before else self.algebra.nothing(*self.a.shape), self._from_others(self.sums[0])
+        return before.value if before else self.algebra.nothing(*self.a.shape), self._from_others(
+            self.sums[0]
+        )
 
     def _from_others(self, total: Power | None) -> Array:
-        return self.algebra.product(total.value, self.b) if total else self.algebra.nothing(*self.b.shape)
+        return (
+            self.algebra.product(total.value, self.b)
+            if total
+            else self.algebra.nothing(*self.b.shape)
+        )
 
     def entries(self, last: Sequence[Wanted], latest: Sequence[Wanted]) -> tuple[Wanted, Wanted]:
         """The entries of ``A`` and of ``B`` on paths to `last` and to `latest`, each from the state and from the others."""
         in_a, in_b = self.power.entries(last[0]), Wanted()
-        ways = (self.sums[1], latest[0], last[1], self.last[1]), (self.sums[0], Wanted(), latest[1], self.latest[1])
+        ways = (
+            (self.sums[1], latest[0], last[1], self.last[1]),
+            (self.sums[0], Wanted(), latest[1], self.latest[1]),
+        )
         for total, from_state, from_others, late in ways:
             if total is None:
                 continue
@@ -144,7 +163,9 @@ class Iteration:
                 in_b[middle, source] += count
                 inner[i, middle] += count
             for (i, j), count in total.entries(inner).items():
-                if i != j or self.loops[i, j] > 0:  # an identity's entry is a step that is not taken
+                if (
+                    i != j or self.loops[i, j] > 0
+                ):  # an identity's entry is a step that is not taken
                     in_a[i, j] += count
         return in_a, in_b
 
@@ -202,13 +223,21 @@ class Scan(_Loop):
 
     @cached_property
     def _others(self) -> list[int]:  # type: ignore[override]
-        return [*range(1 + self.consts), *range(1 + self.consts + self.carry, self.block.inputs + 1)]
+        return [
+            *range(1 + self.consts),
+            *range(1 + self.consts + self.carry, self.block.inputs + 1),
+        ]
 
     def _body(self, algebra: Algebra) -> tuple[Array, Array, Array, Array]:
         """``A, B, D, E``."""
         body = self.block.matrix(algebra)[: len(self.block.outputs)]
         state, stacked = body[: self.carry], body[self.carry :]
-        return state[:, self._state], state[:, self._others], stacked[:, self._state], stacked[:, self._others]
+        return (
+            state[:, self._state],
+            state[:, self._others],
+            stacked[:, self._state],
+            stacked[:, self._others],
+        )
 
     def _iteration(self, algebra: Algebra) -> Iteration:
         if not hasattr(self, "_kept"):
@@ -223,7 +252,10 @@ class Scan(_Loop):
             iteration = self._iteration(algebra)
             if self.turns:
                 from_state, from_others = iteration.latest
-                stacked = algebra.product(d, from_state), np.maximum(e, algebra.product(d, from_others))
+                stacked = (
+                    algebra.product(d, from_state),
+                    np.maximum(e, algebra.product(d, from_others)),
+                )
             else:  # of no slices: nothing to wait for
                 stacked = algebra.nothing(*d.shape), algebra.nothing(*e.shape)
                 stacked[1][:, START] = 0
@@ -237,11 +269,17 @@ class Scan(_Loop):
             return []
         _, _, d, e = self._body(algebra)
         iteration, matrix = self._iteration(algebra), self.matrix(algebra)
-        last = self._split(Wanted({pair: count for pair, count in wanted.items() if pair[0] < self.carry}))
+        last = self._split(
+            Wanted({pair: count for pair, count in wanted.items() if pair[0] < self.carry})
+        )
         latest = Wanted(), Wanted()
         paths = Wanted()
-        stacked = Wanted({(out - self.carry, at): n for (out, at), n in wanted.items() if out >= self.carry})
-        for part, (of_part, columns) in enumerate(zip(self._split(stacked), (self._state, self._others), strict=True)):
+        stacked = Wanted(
+            {(out - self.carry, at): n for (out, at), n in wanted.items() if out >= self.carry}
+        )
+        for part, (of_part, columns) in enumerate(
+            zip(self._split(stacked), (self._state, self._others), strict=True)
+        ):
             for (row, source), count in of_part.items():
                 value = matrix[self.carry + row, columns[source]]
                 if part == 1 and e[row, source] == value:
@@ -306,13 +344,17 @@ class While(_Loop):
         width = len(self._others) + len(self._state)
         condition, body = algebra.nothing(width), algebra.nothing(len(self._state), width)
         condition[self._columns(self.condition_consts, 0)] = self.condition.matrix(algebra)[0]
-        body[:, self._columns(self.body_consts, self.condition_consts)] = self.body.matrix(algebra)[: len(self._state)]
+        body[:, self._columns(self.body_consts, self.condition_consts)] = self.body.matrix(algebra)[
+            : len(self._state)
+        ]
         return condition, body
 
     def _turn(self, algebra: Algebra) -> Array:
         """A turn: the body, and all of it after the condition."""
         condition, body = self._programs(algebra)
-        return algebra.tidy(np.maximum(body, body.max(axis=1, initial=algebra.never)[:, None] + condition))
+        return algebra.tidy(
+            np.maximum(body, body.max(axis=1, initial=algebra.never)[:, None] + condition)
+        )
 
     def _iteration(self, algebra: Algebra) -> Iteration:
         if not hasattr(self, "_kept"):
@@ -366,8 +408,14 @@ class While(_Loop):
                     in_body[i, int(np.argmax(body[i]))] += count
                     in_condition[0, column] += count
         own = {column: i for i, column in enumerate(self._columns(self.condition_consts, 0))}
-        of_body = {column: i for i, column in enumerate(self._columns(self.body_consts, self.condition_consts))}
+        of_body = {
+            column: i
+            for i, column in enumerate(self._columns(self.body_consts, self.condition_consts))
+        }
         return [
-            (self.condition, Wanted({(0, own[column]): n for (_, column), n in in_condition.items()})),
+            (
+                self.condition,
+                Wanted({(0, own[column]): n for (_, column), n in in_condition.items()}),
+            ),
             (self.body, Wanted({(i, of_body[column]): n for (i, column), n in in_body.items()})),
         ]

@@ -93,7 +93,8 @@ class Cost:
             width = max(len("primitive"), *(len(row.primitive) for row in shown))
             lines += ["", f"{'critical path':>13}  {'count':>11}  {'primitive':<{width}}  line"]
             lines += [
-                f"{count(row.depth):>13}  {count(row.count):>11}  {row.primitive:<{width}}  {row.location}" for row in shown
+                f"{count(row.depth):>13}  {count(row.count):>11}  {row.primitive:<{width}}  {row.location}"
+                for row in shown
             ]
             if rest:
                 depth, times = sum(row.depth for row in rest), sum(row.count for row in rest)

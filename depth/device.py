@@ -62,19 +62,25 @@ class Device:
         for name in tables:
             figures = getattr(self, name)
             if not isinstance(figures, Mapping):
-                raise ValueError(f"{name} of {self.name} must map names to numbers, but it is {figures!r}")
+                raise ValueError(
+                    f"{name} of {self.name} must map names to numbers, but it is {figures!r}"
+                )
             object.__setattr__(self, name, dict(figures))
         if not self.rates:
             raise ValueError(f"rates of {self.name} must name a dtype at least, but they are empty")
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if entry.name in ("name", "source") or (entry.name == "cache_bandwidth" and value is None):
+            if entry.name in ("name", "source") or (
+                entry.name == "cache_bandwidth" and value is None
+            ):
                 continue
             never_zero = entry.name in ("rates", "vector_rates", "bandwidth", "cache_bandwidth")
             for amount in value.values() if entry.name in tables else [value]:
                 real = isinstance(amount, Real) and not isinstance(amount, bool)
                 if not real or not amount >= 0 or (never_zero and not amount > 0):
-                    raise ValueError(f"{entry.name} of {self.name} must be positive, but it is {value!r}")
+                    raise ValueError(
+                        f"{entry.name} of {self.name} must be positive, but it is {value!r}"
+                    )
 
     def rate(self, dtype: str) -> float:
         """Operations a second in products of ``dtype``; where it has none of its own, that of float32 or the nearest."""
@@ -87,7 +93,9 @@ class Device:
         if kind == "contraction" and kind not in self.vector_rates:
             kind = "reduction"
         arithmetic = self.vector_rates.get("arithmetic", self.rate("float32"))
-        rate = self.vector_rates.get(kind, arithmetic / 10 if kind == "transcendental" else arithmetic)
+        rate = self.vector_rates.get(
+            kind, arithmetic / 10 if kind == "transcendental" else arithmetic
+        )
         return rate / 2 if dtype.endswith(("64", "128")) else rate
 
     def latency(self, kind: str, place: str) -> float:
@@ -99,11 +107,17 @@ class Device:
             return crowded + (self.step_latencies.get(kind, 0.0) if "product" in kind else 0.0)
         if place == "loop with product" and kind not in ("product", "transposed product"):
             kind = "beside product"
-        return self.step_latencies.get(kind, self.step_latencies.get("elementwise", self.kernel_latency))
+        return self.step_latencies.get(
+            kind, self.step_latencies.get("elementwise", self.kernel_latency)
+        )
 
     def memory_rate(self, amount: float) -> float:
         """Bytes a second for a kernel that moves ``amount`` of them."""
-        return self.cache_bandwidth if self.cache_bandwidth and amount <= self.cache else self.bandwidth
+        return (
+            self.cache_bandwidth
+            if self.cache_bandwidth and amount <= self.cache
+            else self.bandwidth
+        )
 
     def replace(self, **changes: Any) -> "Device":
         """The same device with other figures."""
@@ -123,7 +137,15 @@ _GPU = "latencies: kernels in a CUDA stream take 3 to 5 us, a lax.scan of a scal
 _TPU = "latencies: XLA's estimates of some 600 cycles for a small fusion; float32 products of full precision take 6 passes"
 
 
-def _gpu(name: str, rates: dict[str, float], vector: float, bandwidth: float, memory: float, source: str, us: float) -> Device:
+def _gpu(
+    name: str,
+    rates: dict[str, float],
+    vector: float,
+    bandwidth: float,
+    memory: float,
+    source: str,
+    us: float,
+) -> Device:
     """A GPU: kernels are launched one by one, and the host reads the condition of a loop that depends on data."""
     return Device(
         name,
@@ -139,7 +161,15 @@ def _gpu(name: str, rates: dict[str, float], vector: float, bandwidth: float, me
     )
 
 
-def _tpu(name: str, bf16: float, vector: float, bandwidth: float, memory: float, clock: float, source: str) -> Device:
+def _tpu(
+    name: str,
+    bf16: float,
+    vector: float,
+    bandwidth: float,
+    memory: float,
+    clock: float,
+    source: str,
+) -> Device:
     """A TPU: programs run on the chip with their loops, and products on units for bfloat16."""
     kernel = 600 / clock
     return Device(
@@ -284,8 +314,15 @@ def generic_cpu(cores: int) -> Device:
 
 def generic_accelerator(platform: str) -> Device:
     """An accelerator of which only the platform is known: "tpu" has the figures of TPU v5e, all else those of A100."""
-    name, like = ("generic TPU", devices["TPU v5e"]) if platform == "tpu" else ("generic GPU", devices["A100"])
-    return like.replace(name=name, source=f"the figures of {like.name}, for want of this device's own; {like.source}")
+    name, like = (
+        ("generic TPU", devices["TPU v5e"])
+        if platform == "tpu"
+        else ("generic GPU", devices["A100"])
+    )
+    return like.replace(
+        name=name,
+        source=f"the figures of {like.name}, for want of this device's own; {like.source}",
+    )
 
 
 def find_device(device: "Device | str") -> Device:
@@ -294,4 +331,6 @@ def find_device(device: "Device | str") -> Device:
         return device
     if isinstance(device, str) and device in devices:
         return devices[device]
-    raise ValueError(f"device must be a depth.Device or one of {', '.join(map(repr, devices))}, but it is {device!r}")
+    raise ValueError(
+        f"device must be a depth.Device or one of {', '.join(map(repr, devices))}, but it is {device!r}"
+    )

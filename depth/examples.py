@@ -36,7 +36,9 @@ def resnet() -> Example:
     """Eight residual blocks of two convolutions with 32 channels, on 32 x 32 pixels, layer by layer."""
 
     def convolve(x: Array, kernel: Array) -> Array:
-        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     def run(kernels: Array, x: Array) -> Array:
         def block(x: Array, kernels: Array) -> tuple[Array, None]:
@@ -61,4 +63,9 @@ def rnn() -> Example:
     return jax.grad(loss), ({"h": shapes(64, 64), "x": shapes(64, 64)}, shapes(1000, 64))
 
 
-EXAMPLES: dict[str, Callable[[], Example]] = {"mlp": mlp, "attention": attention, "resnet": resnet, "rnn": rnn}
+EXAMPLES: dict[str, Callable[[], Example]] = {
+    "mlp": mlp,
+    "attention": attention,
+    "resnet": resnet,
+    "rnn": rnn,
+}

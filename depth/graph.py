@@ -76,7 +76,9 @@ class Block:
     @cached_property
     def longest(self) -> int:
         """An upper bound on the depth of any path."""
-        return sum(node.depth + (node.transfer.longest if node.transfer else 0) for node in self.nodes)
+        return sum(
+            node.depth + (node.transfer.longest if node.transfer else 0) for node in self.nodes
+        )
 
     @property
     def ends(self) -> list[int]:
@@ -119,7 +121,9 @@ class Block:
         for node in self.nodes:
             if node.transfer:
                 matrix = node.transfer.matrix(algebra)
-                late = np.array([ready[START], *(ready[slot] for slot in node.operands)], matrix.dtype)
+                late = np.array(
+                    [ready[START], *(ready[slot] for slot in node.operands)], matrix.dtype
+                )
                 results = (matrix + late).max(axis=1).tolist() if len(matrix) else []
                 for slot, value in zip(node.results, results, strict=True):
                     ready[slot] = max(value, algebra.never)
@@ -146,7 +150,9 @@ class Block:
                 inside[k] += paths
         return visits, inside
 
-    def follow(self, algebra: Algebra, ready: list[int], ends: Counter[int]) -> tuple[Counter[int], dict[int, Wanted]]:
+    def follow(
+        self, algebra: Algebra, ready: list[int], ends: Counter[int]
+    ) -> tuple[Counter[int], dict[int, Wanted]]:
         """As `explain`, for paths to the slots ``ends``: back along what made each value as late as it is."""
         visits: Counter[int] = Counter()
         inside: dict[int, Wanted] = defaultdict(Counter)
@@ -162,7 +168,9 @@ class Block:
                     continue
                 operands = (START, *node.operands)
                 row = node.transfer.matrix(algebra)[output].tolist()
-                source = next(i for i, slot_ in enumerate(operands) if row[i] + ready[slot_] == ready[slot])
+                source = next(
+                    i for i, slot_ in enumerate(operands) if row[i] + ready[slot_] == ready[slot]
+                )
                 inside[k][output, source] += count
                 ends[operands[source]] += count
         return visits, inside
@@ -191,5 +199,8 @@ def explain(algebra: Algebra, top: Block, output: int) -> list[tuple[Node, Locat
     while pending:
         block = max(pending, key=lambda block: block.order)
         hand_down(block, *block.explain(algebra, pending.pop(block)))
-    found = [(blocks[order].nodes[k], blocks[order].caller, count) for (order, k), count in counts.items()]
+    found = [
+        (blocks[order].nodes[k], blocks[order].caller, count)
+        for (order, k), count in counts.items()
+    ]
     return [(node, location(node.equation, caller), count) for node, caller, count in found]

@@ -8,7 +8,10 @@ import jax
 from jax.extend.core import jaxprs_in_params
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
-_OURS = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("analysis.py", "structures.py", "__main__.py"))
+_OURS = tuple(
+    os.path.join(os.path.dirname(__file__), name)
+    for name in ("analysis.py", "structures.py", "__main__.py")
+)
 
 
 class Location(NamedTuple):
@@ -19,7 +22,11 @@ class Location(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line} ({self.function})" if self.line else "(no line known)"
+        return (
+            f"{os.path.basename(self.file)}:{self.line} ({self.function})"
+            if self.line
+            else "(no line known)"
+        )
 
 
 NOWHERE = Location("", 0, "")

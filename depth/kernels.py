@@ -23,7 +23,18 @@ def _words(text: str) -> frozenset[str]:
 
 
 FUSED = frozenset({"elementwise", "move", "random"})
-FREE = frozenset({"reshape", "squeeze", "copy", "stop_gradient", "name", "optimization_barrier", "pvary", "bitcast_convert_type"})
+FREE = frozenset(
+    {
+        "reshape",
+        "squeeze",
+        "copy",
+        "stop_gradient",
+        "name",
+        "optimization_barrier",
+        "pvary",
+        "bitcast_convert_type",
+    }
+)
 # Functions that a processor has no instruction for: some ten to twenty others each.
 TRANSCENDENTAL = _words(
     """
@@ -32,7 +43,16 @@ TRANSCENDENTAL = _words(
     """
 )
 # What one kind of operation costs differs by class more than by primitive.
-CLASSES = ("arithmetic", "transcendental", "reduction", "contraction", "cumulative", "move", "product", "expanded")
+CLASSES = (
+    "arithmetic",
+    "transcendental",
+    "reduction",
+    "contraction",
+    "cumulative",
+    "move",
+    "product",
+    "expanded",
+)
 CLASS_OF_KIND = {
     "elementwise": "arithmetic",
     "random": "transcendental",
@@ -42,10 +62,30 @@ CLASS_OF_KIND = {
     "sort": "cumulative",
 }
 # Data that changes its order, or its neighbours: what a processor cannot do by reading straight on.
-REORDERS = frozenset({"transpose", "concatenate", "pad", "rev", "gather", "scatter", "split", "stack", "unstack", "tile"})
+REORDERS = frozenset(
+    {
+        "transpose",
+        "concatenate",
+        "pad",
+        "rev",
+        "gather",
+        "scatter",
+        "split",
+        "stack",
+        "unstack",
+        "tile",
+    }
+)
 # Of the first operand only a part is read, as much as comes out, or as much as the given operand replaces.
 CUTS = frozenset({"slice", "dynamic_slice", "gather", "split", "unstack"})
-UPDATES = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2, "scatter-mul": 2, "scatter-min": 2, "scatter-max": 2}
+UPDATES = {
+    "dynamic_update_slice": 1,
+    "scatter": 2,
+    "scatter-add": 2,
+    "scatter-mul": 2,
+    "scatter-min": 2,
+    "scatter-max": 2,
+}
 # Programs of so many operations are looked at in the place where they are called.
 SMALL = 300
 
@@ -96,12 +136,16 @@ class Program:
 
     kernels: tuple[tuple[Kernel, int], ...]
     parts: "tuple[tuple[Loop | Choice | Program, int], ...]"
-    stacks: tuple[int, ...] = ()  # of a step of a loop: bytes of each array that is kept for all steps and used in them, too
+    stacks: tuple[
+        int, ...
+    ] = ()  # of a step of a loop: bytes of each array that is kept for all steps and used in them, too
 
     @property
     def multiplies(self) -> bool:
         """Whether there is a product of matrices among the kernels, or a call of anything else that a library does."""
-        return any(kernel.kind in ("product", "transposed product", "own") for kernel, _ in self.kernels)
+        return any(
+            kernel.kind in ("product", "transposed product", "own") for kernel, _ in self.kernels
+        )
 
     @property
     def arrays(self) -> int:
@@ -165,7 +209,9 @@ class Kernels:
             case Scan(block):
                 return Loop(transfer.turns, self._with_slices(transfer), unroll=transfer.unroll)
             case While(condition, body):
-                return Loop(transfer.turns, self.program(body), self.program(condition), transfer.proven)
+                return Loop(
+                    transfer.turns, self.program(body), self.program(condition), transfer.proven
+                )
         raise TypeError(f"no such transfer: {type(transfer).__name__}")
 
     def _with_slices(self, scan: Scan) -> Program:
@@ -176,13 +222,17 @@ class Kernels:
         read = {slot for node in alone for slot in node.operands}
         made = {slot for node in alone for slot in node.results}
         first = 1 + scan.consts + scan.carry
-        copied = [block.jaxpr.invars[slot - 1] for slot in range(first, block.inputs + 1) if slot in read]
+        copied = [
+            block.jaxpr.invars[slot - 1] for slot in range(first, block.inputs + 1) if slot in read
+        ]
         stacked = zip(ends[scan.carry :], block.jaxpr.outvars[scan.carry :], strict=False)
         copied += [variable for slot, variable in stacked if slot in made]
         copies = Counter(_copy(variable) for variable in copied)
         used = {slot for node in nodes for slot in node.operands} | set(ends[: scan.carry])
         kept = zip(ends[scan.carry :], block.jaxpr.outvars[scan.carry :], strict=False)
-        stacks = tuple(nbytes(variable) for slot, variable in kept if slot in used and slot not in made)
+        stacks = tuple(
+            nbytes(variable) for slot, variable in kept if slot in used and slot not in made
+        )
         return Program((*program.kernels, *copies.items()), program.parts, stacks)
 
     def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
@@ -197,15 +247,25 @@ class Kernels:
                 call = node.transfer
                 if isinstance(call, Call) and call.times == 1 and self._size(call.block) <= SMALL:
                     inner = {START: START}
-                    inner |= {1 + i: START if at is None else operands[at] for i, at in enumerate(call.sources)}
+                    inner |= {
+                        1 + i: START if at is None else operands[at]
+                        for i, at in enumerate(call.sources)
+                    }
                     add(call.block, inner)
                     place.update(
-                        {slot: inner[call.block.ends[end]] for slot, end in zip(node.results, call.results, strict=True)}
+                        {
+                            slot: inner[call.block.ends[end]]
+                            for slot, end in zip(node.results, call.results, strict=True)
+                        }
                     )
                     continue
                 place.update({slot: slots + i for i, slot in enumerate(node.results)})
                 slots += len(node.results)
-                nodes.append(node._replace(operands=operands, results=tuple(place[slot] for slot in node.results)))
+                nodes.append(
+                    node._replace(
+                        operands=operands, results=tuple(place[slot] for slot in node.results)
+                    )
+                )
 
         place = {slot: slot for slot in range(block.inputs + 1)}
         add(block, place)
@@ -219,7 +279,12 @@ def _copy(variable: Any) -> Kernel:
 
 def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     """The kernels of a straight line of nodes."""
-    cuts = Counter(slot for node in nodes if node.equation.primitive.name in CUTS | REORDERS for slot in set(node.operands))
+    cuts = Counter(
+        slot
+        for node in nodes
+        if node.equation.primitive.name in CUTS | REORDERS
+        for slot in set(node.operands)
+    )
     kinds = [_kind(node) for node in nodes]
     maker = {slot: k for k, node in enumerate(nodes) for slot in node.results}
     readers: dict[int, set[int]] = {}
@@ -233,11 +298,17 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     after: dict[int, int] = {}
     for node, kind in zip(nodes, kinds, strict=True):
         stage.append(max((after.get(slot, 0) for slot in node.operands), default=0))
-        after.update({slot: stage[-1] + (kind not in FUSED or cuts[slot] > 1) for slot in node.results})
+        after.update(
+            {slot: stage[-1] + (kind not in FUSED or cuts[slot] > 1) for slot in node.results}
+        )
     for k in reversed(range(len(nodes))):
         results = nodes[k].results
         waiting = set[int]().union(*(readers.get(slot, ()) for slot in results))
-        if kinds[k] in FUSED and waiting and not any(slot in returned or cuts[slot] > 1 for slot in results):
+        if (
+            kinds[k] in FUSED
+            and waiting
+            and not any(slot in returned or cuts[slot] > 1 for slot in results)
+        ):
             stage[k] = max(stage[k], min(stage[reader] for reader in waiting))
 
     group = list(range(len(nodes)))
@@ -251,7 +322,12 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     for k, node in enumerate(nodes):
         for slot in node.operands if kinds[k] in FUSED or kinds[k] == "reduction" else ():
             made = maker.get(slot)
-            if made is not None and kinds[made] in FUSED and stage[made] == stage[k] and cuts[slot] <= 1:
+            if (
+                made is not None
+                and kinds[made] in FUSED
+                and stage[made] == stage[k]
+                and cuts[slot] <= 1
+            ):
                 group[root(made)] = root(k)
 
     members: dict[int, list[int]] = {}
@@ -274,10 +350,14 @@ def _kind(node: Node) -> str:
 
 def _is_reshape(equation: Any) -> bool:
     """Whether something that is written as a reduction is over axes of size 1."""
-    return equation.primitive.name.startswith("reduce_") and size(equation.invars[0]) == size(equation.outvars[0])
+    return equation.primitive.name.startswith("reduce_") and size(equation.invars[0]) == size(
+        equation.outvars[0]
+    )
 
 
-def _kernel(nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: set[int]) -> Kernel | None:
+def _kernel(
+    nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: set[int]
+) -> Kernel | None:
     """The kernel of the nodes that are computed together; None if nothing is computed or moved, or only an index."""
     atoms = [atom for node in nodes for atom in (*node.equation.invars, *node.equation.outvars)]
     if all(node.equation.primitive.name in FREE for node in nodes) or all(map(_is_index, atoms)):
@@ -296,7 +376,10 @@ def _kernel(nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: 
         if name == "reduce_sum" and by.get(node.operands[0]) == "mul":  # a product, written out
             operations["contraction"] += operations.pop("reduction", 0)
         if own not in FUSED or not kind:
-            kind, dtype = own, str(getattr(equation.invars[0].aval, "dtype", "")) if equation.invars else ""
+            kind, dtype = (
+                own,
+                str(getattr(equation.invars[0].aval, "dtype", "")) if equation.invars else "",
+            )
         if name == "dot_general":
             kind, pieces = _product(equation)
         inputs = _inputs(node, reach)
@@ -304,10 +387,16 @@ def _kernel(nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: 
             if key not in by:
                 read[key] = max(read.get(key, 0), amount)
         for slot, atom in zip(node.results, equation.outvars, strict=False):
-            amount = min(nbytes(atom), nbytes(equation.invars[UPDATES[name]])) if name in UPDATES else nbytes(atom)  # in place
+            amount = (
+                min(nbytes(atom), nbytes(equation.invars[UPDATES[name]]))
+                if name in UPDATES
+                else nbytes(atom)
+            )  # in place
             leaves = slot in ends or bool(read_by.get(slot, set()) - {leader})
             reach[slot] = inputs
-            if leaves or (name in TRANSCENDENTAL and readers[slot] > 1):  # too dear to be computed twice
+            if leaves or (
+                name in TRANSCENDENTAL and readers[slot] > 1
+            ):  # too dear to be computed twice
                 written += amount * leaves
                 apart += sum(inputs.values()) + amount
                 results += 1
@@ -315,7 +404,15 @@ def _kernel(nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: 
     if operations["move"]:  # what is read out of order is computed out of order, too
         operations["move"] += operations.pop("arithmetic", 0)
     moved = sum(read.values()) + written
-    return Kernel(kind, dtype, tuple(sorted(operations.items())), moved, pieces, max(results, 1), max(apart, moved))
+    return Kernel(
+        kind,
+        dtype,
+        tuple(sorted(operations.items())),
+        moved,
+        pieces,
+        max(results, 1),
+        max(apart, moved),
+    )
 
 
 def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:

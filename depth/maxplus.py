@@ -62,7 +62,11 @@ class Algebra(NamedTuple):
         for columns in alike.values():
             first, top = columns[0]
             rows = np.flatnonzero(paths_a[:, first])
-            merged = b[first] if len(columns) == 1 else np.maximum.reduce([b[k] + (shift - top) for k, shift in columns])
+            merged = (
+                b[first]
+                if len(columns) == 1
+                else np.maximum.reduce([b[k] + (shift - top) for k, shift in columns])
+            )
             result[rows] = np.maximum(result[rows], a[rows, first, None] + merged)
         return self.tidy(result)
 
@@ -95,12 +99,16 @@ class Power:
         """How often each entry (to, from) of ``matrix`` lies on the longest paths of ``wanted``, given with multiplicity."""
         pieces = [Counter[tuple[int, int]]() for _ in self.squares]
         for k in reversed(range(1, len(self.bits))):
-            wanted, upper = self._split(wanted, self.squares[self.bits[k]], self.partial[k - 1], self.partial[k])
+            wanted, upper = self._split(
+                wanted, self.squares[self.bits[k]], self.partial[k - 1], self.partial[k]
+            )
             pieces[self.bits[k]] += upper
         if self.bits:
             pieces[self.bits[0]] += wanted
         for k in reversed(range(1, len(self.squares))):
-            first, second = self._split(pieces[k], self.squares[k - 1], self.squares[k - 1], self.squares[k])
+            first, second = self._split(
+                pieces[k], self.squares[k - 1], self.squares[k - 1], self.squares[k]
+            )
             pieces[k - 1] += first + second
         return pieces[0]
 

@@ -22,7 +22,11 @@ def chosen_device() -> jax.Device | str | None:
 def default_device() -> jax.Device:
     """The device that jax computes on by default: the chosen one, or the first of this process."""
     chosen = chosen_device()
-    return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
+    return (
+        jax.local_devices(backend=chosen)[0]
+        if chosen is None or isinstance(chosen, str)
+        else chosen
+    )
 
 
 @contextmanager

@@ -39,7 +39,9 @@ def predict(cost: Cost, device: Device | str) -> float:
         True
     """
     if not isinstance(cost, Cost):
-        raise TypeError(f"cost must be a depth.Cost, as of depth.analyze, but it is {type(cost).__name__}")
+        raise TypeError(
+            f"cost must be a depth.Cost, as of depth.analyze, but it is {type(cost).__name__}"
+        )
     model = find_device(device)
     return model.call_latency + Seconds(model).program(cost.program)
 
@@ -64,7 +66,9 @@ class Seconds:
         key = program, place
         if key not in self._known:
             kernels = sum(count * self.kernel(kernel, place) for kernel, count in program.kernels)
-            self._known[key] = kernels + sum(count * self.part(part, place) for part, count in program.parts)
+            self._known[key] = kernels + sum(
+                count * self.part(part, place) for part, count in program.parts
+            )
         return self._known[key]
 
     def part(self, part: Loop | Choice | Program, place: str) -> float:
@@ -77,7 +81,9 @@ class Seconds:
                 around = self.device.loop_latency if counted else self.device.turn_latency
                 step = self.program(body, inside)
                 if self.device.small_loop and inside != "loop":
-                    around += (BESIDE + len(body.stacks)) * self.device.latency("elementwise", inside)
+                    around += (BESIDE + len(body.stacks)) * self.device.latency(
+                        "elementwise", inside
+                    )
                 test = self.program(condition, inside) if condition else 0.0
                 return turns * step + turns / unroll * (around + test)
             case Choice(programs):
@@ -91,7 +97,11 @@ class Seconds:
             return UNROLLED
         if not (body.multiplies or (small and (body.parts or unroll * body.apart > small))):
             return "loop"
-        return "crowded loop" if small and unroll * body.arrays + BESIDE > CROWD else "loop with product"
+        return (
+            "crowded loop"
+            if small and unroll * body.arrays + BESIDE > CROWD
+            else "loop with product"
+        )
 
     def kernel(self, kernel: Kernel, place: str) -> float:
         """Seconds of one kernel: its launch, and its arithmetic or its traffic, whichever takes longer."""
@@ -103,11 +113,21 @@ class Seconds:
             if kind == "product" and not inline:
                 work += count / device.rate(kernel.dtype)
             else:
-                work += count / device.vector_rate("contraction" if kind == "product" else kind, kernel.dtype)
+                work += count / device.vector_rate(
+                    "contraction" if kind == "product" else kind, kernel.dtype
+                )
         traffic = kernel.bytes / device.memory_rate(kernel.bytes)
-        apart = kernel.results if device.small_loop and place in ("loop with product", "crowded loop") else 1
+        apart = (
+            kernel.results
+            if device.small_loop and place in ("loop with product", "crowded loop")
+            else 1
+        )
         pieces = 0 if inline else kernel.pieces - 1
-        return apart * self._latency(kernel, place) + pieces * device.piece_latency + max(work, traffic)
+        return (
+            apart * self._latency(kernel, place)
+            + pieces * device.piece_latency
+            + max(work, traffic)
+        )
 
     def _latency(self, kernel: Kernel, place: str) -> float:
         """Seconds until a kernel has begun to return results, which in small loops depends on what it computes."""
@@ -115,11 +135,15 @@ class Seconds:
         operations = dict(kernel.operations)
         product = operations.get("product", 0)
         if place == UNROLLED:
-            alone = kernel.kind in ("product", "transposed product", "own") or product > FUSED_PRODUCT
+            alone = (
+                kernel.kind in ("product", "transposed product", "own") or product > FUSED_PRODUCT
+            )
             return latency if alone else latency / FUSED_STEPS
         if place != "loop":
             return latency
         if kernel.kind == "vector product" and "short vector product" in latencies:
             terms = math.sqrt(product / 2)  # XLA writes short ones out, term after term
             latency = min(latency, latencies["short vector product"] * terms / SHORT)
-        return latency + (latencies.get("transcendental", 0.0) if "transcendental" in operations else 0.0)
+        return latency + (
+            latencies.get("transcendental", 0.0) if "transcendental" in operations else 0.0
+        )

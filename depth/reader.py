@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from depth.graph import START, Block, Node, Totals, Transfer
-from depth.jaxprs import NOWHERE, Location, inside, is_literal, is_reference, live_equations, location, without_constants
+from depth.jaxprs import (
+    NOWHERE,
+    Location,
+    inside,
+    is_literal,
+    is_reference,
+    live_equations,
+    location,
+    without_constants,
+)
 from depth.rules import RULES, Rule, Unbound, ceil_log2, devices, elements, size, traffic
 from depth.structures import ENTERED
 from depth.trips import COPIES, in_range, is_integer, known_integers, trip_count
@@ -59,20 +68,25 @@ class Reader:
         """A number higher than those of all blocks made so far."""
         return len(self._blocks)
 
-    def turns(self, equation: Any, operands: list[int | None], where: Location) -> tuple[int | None, bool]:
+    def turns(
+        self, equation: Any, operands: list[int | None], where: Location
+    ) -> tuple[int | None, bool]:
         """The number of turns of the while loop at ``where``, proven or given by the caller, and whether it is proven."""
         proven = trip_count(equation, operands)
         if proven is not None:
             return proven, True
         self.loops[where] = None
         if isinstance(self.trip_counts, Mapping):
-            return next((turns for key, turns in self.trip_counts.items() if matches(key, where)), None), False
+            return next(
+                (turns for key, turns in self.trip_counts.items() if matches(key, where)), None
+            ), False
         return self.trip_counts, False
 
     def _has_loop(self, jaxpr: Any) -> bool:
         if id(jaxpr) not in self._loops_inside:
             self._loops_inside[id(jaxpr)] = any(
-                equation.primitive.name == "while" or any(self._has_loop(inner) for inner in inside(equation))
+                equation.primitive.name == "while"
+                or any(self._has_loop(inner) for inner in inside(equation))
                 for equation in jaxpr.eqns
             )
         return self._loops_inside[id(jaxpr)]
@@ -87,11 +101,22 @@ def matches(key: str, where: Location) -> bool:
 class _Read:
     """One jaxpr being read: its variables are numbered, and its equations turned into nodes one by one."""
 
-    def __init__(self, reader: Reader, jaxpr: Any, caller: Location, axes: dict[str, int], known: tuple[int | None, ...]):
+    def __init__(
+        self,
+        reader: Reader,
+        jaxpr: Any,
+        caller: Location,
+        axes: dict[str, int],
+        known: tuple[int | None, ...],
+    ):
         self.reader, self.jaxpr, self.caller, self.axes = reader, jaxpr, caller, axes
         self.slot: dict[Any, int] = dict.fromkeys(jaxpr.constvars, START)
         self.slot |= {variable: 1 + i for i, variable in enumerate(jaxpr.invars)}
-        self.known = {variable: value for variable, value in zip(jaxpr.invars, known, strict=True) if value is not None}
+        self.known = {
+            variable: value
+            for variable, value in zip(jaxpr.invars, known, strict=True)
+            if value is not None
+        }
         self.slots = 1 + len(jaxpr.invars)
         self.nodes: list[Node] = []
         self.work = self.bytes = 0
@@ -105,21 +130,39 @@ class _Read:
         outputs = [self.at(atom) for atom in self.jaxpr.outvars]
         totals = Totals(self.work, self.bytes)
         order, inputs_ = self.reader.next_order(), len(self.jaxpr.invars)
-        return Block(self.jaxpr, self.caller, order, inputs_, self.nodes, outputs, references, self.slots, totals)
+        return Block(
+            self.jaxpr,
+            self.caller,
+            order,
+            inputs_,
+            self.nodes,
+            outputs,
+            references,
+            self.slots,
+            totals,
+        )
 
     def at(self, atom: Any) -> int:
         """The slot of an operand."""
         return START if is_literal(atom) else self.slot[atom]
 
     def inner(
-        self, equation: Any, jaxpr: Any, known: Sequence[int | None] | None = None, axes: Mapping[str, int] | None = None
+        self,
+        equation: Any,
+        jaxpr: Any,
+        known: Sequence[int | None] | None = None,
+        axes: Mapping[str, int] | None = None,
     ) -> Block:
         """The graph of a program that ``equation`` holds."""
-        return self.reader.block(jaxpr, location(equation, self.caller), {**self.axes, **(axes or {})}, known)
+        return self.reader.block(
+            jaxpr, location(equation, self.caller), {**self.axes, **(axes or {})}, known
+        )
 
     def note(self, equation: Any, reason: str) -> None:
         """Remember what could not be known of ``equation``."""
-        self.reader.unknown[Unknown(equation.primitive.name, location(equation, self.caller), reason)] = None
+        self.reader.unknown[
+            Unknown(equation.primitive.name, location(equation, self.caller), reason)
+        ] = None
 
     def lose(self, atoms: Sequence[Any]) -> None:
         """Take the references among ``atoms`` as known from the start, where what they hold now could not be followed."""
@@ -138,7 +181,9 @@ class _Read:
         made = tuple(range(self.slots, self.slots + len(results)))
         self.slots += len(results)
         self.slot.update(zip(results, made, strict=True))
-        self.nodes.append(Node(equation, read if transfer else read or (START,), made, depth, transfer))
+        self.nodes.append(
+            Node(equation, read if transfer else read or (START,), made, depth, transfer)
+        )
 
     def leaf(self, equation: Any, depth: int, work: int) -> None:
         """An equation whose results all are ``depth`` later than its latest operand."""
@@ -190,6 +235,8 @@ class _Read:
 
     def enter(self, equation: Any, transfer: Any, results: Sequence[Any] | None = None) -> None:
         """Add a node that holds programs; ``results`` where it also changes references."""
-        self.node(equation, equation.invars, equation.outvars if results is None else results, 0, transfer)
+        self.node(
+            equation, equation.invars, equation.outvars if results is None else results, 0, transfer
+        )
         self.work += transfer.totals.work
         self.bytes += transfer.totals.bytes

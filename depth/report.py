@@ -32,8 +32,12 @@ def device_table(device: Device) -> str:
         ("step of a loop", seconds(device.loop_latency)),
         ("turn of a loop that depends on data", seconds(device.turn_latency)),
     ]
-    rows += [(f"{kind} in a loop", seconds(latency)) for kind, latency in device.step_latencies.items()]
-    rows += [(f"product, {dtype}", f"{rate / 1e9:.3g} GFLOP/s") for dtype, rate in device.rates.items()]
+    rows += [
+        (f"{kind} in a loop", seconds(latency)) for kind, latency in device.step_latencies.items()
+    ]
+    rows += [
+        (f"product, {dtype}", f"{rate / 1e9:.3g} GFLOP/s") for dtype, rate in device.rates.items()
+    ]
     rows += [(kind, f"{rate / 1e9:.3g} G/s") for kind, rate in device.vector_rates.items()]
     rows += [("memory bandwidth", f"{device.bandwidth / 1e9:.3g} GB/s")]
     if device.cache_bandwidth:

@@ -84,7 +84,14 @@ def _reduction_work(equation: Any) -> int:
 def _along(equation: Any) -> int:
     """The length of the one axis that the primitive works along; the last where it does not name it."""
     params = equation.params
-    axis = next((params[name] for name in ("axis", "dimension", "reduction_dimension", "operand_axis") if name in params), -1)
+    axis = next(
+        (
+            params[name]
+            for name in ("axis", "dimension", "reduction_dimension", "operand_axis")
+            if name in params
+        ),
+        -1,
+    )
     extent = shape(equation.invars[0])
     return extent[axis] if extent else 1
 
@@ -146,7 +153,9 @@ def _columns(equation: Any) -> int:
 
 def _matrix_work(factor: int) -> Count:
     """``factor`` times m n min(m, n) for each matrix."""
-    return lambda equation: factor * size(equation.invars[0]) * min(shape(equation.invars[0])[-2:], default=1)
+    return lambda equation: (
+        factor * size(equation.invars[0]) * min(shape(equation.invars[0])[-2:], default=1)
+    )
 
 
 # -- collectives ----------------------------------------------------------------------------------------------------------------
@@ -154,7 +163,14 @@ def _matrix_work(factor: int) -> Count:
 
 def _axes(equation: Any) -> Iterator[Any]:
     """What a collective reduces over: names of axes, and, inside a vmap, positions."""
-    names = next((equation.params[name] for name in ("axes", "axis_name", "axis_names") if name in equation.params), ())
+    names = next(
+        (
+            equation.params[name]
+            for name in ("axes", "axis_name", "axis_names")
+            if name in equation.params
+        ),
+        (),
+    )
     yield from names if isinstance(names, (tuple, list)) else (names,)
 
 
@@ -168,10 +184,14 @@ def devices(equation: Any, axis_sizes: dict[str, int]) -> int:
         return len(groups[0])
     if isinstance(equation.params.get("axis_size"), int):
         return equation.params["axis_size"]
-    if unbound := [axis for axis in _axes(equation) if not isinstance(axis, int) and axis not in axis_sizes]:
+    if unbound := [
+        axis for axis in _axes(equation) if not isinstance(axis, int) and axis not in axis_sizes
+    ]:
         raise Unbound(f"the size of axis {unbound[0]!r} is not known here")
     extent = shape(equation.invars[0])
-    return prod(extent[axis] if isinstance(axis, int) else axis_sizes[axis] for axis in _axes(equation))
+    return prod(
+        extent[axis] if isinstance(axis, int) else axis_sizes[axis] for axis in _axes(equation)
+    )
 
 
 # -- the table ------------------------------------------------------------------------------------------------------------------
@@ -236,7 +256,12 @@ classify(
     lambda equation: ceil_log2(reduced(equation)),
     _reduction_work,
 )
-classify("cumlogsumexp cummax cummin cumprod cumsum", "scan", lambda equation: ceil_log2(_along(equation)), results)
+classify(
+    "cumlogsumexp cummax cummin cumprod cumsum",
+    "scan",
+    lambda equation: ceil_log2(_along(equation)),
+    results,
+)
 classify(
     "reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add",
     "window",
@@ -289,12 +314,21 @@ classify(
 # Textbook elimination, one column after another.  Cholesky: root, division, product and subtraction for each column, of which
 # the last needs the root only.  LU: the pivot's search, division, product and subtraction.  A triangular solve: product,
 # subtraction and division for each row.  Thomas' algorithm: six operations for each row, forwards and back.
-classify("cholesky", "factorization", lambda equation: max(4 * _order(equation) - 3, 0), _matrix_work(1))
-classify("cholesky_update", "factorization", lambda equation: 6 * _order(equation), lambda equation: 6 * elements(equation))
+classify(
+    "cholesky", "factorization", lambda equation: max(4 * _order(equation) - 3, 0), _matrix_work(1)
+)
+classify(
+    "cholesky_update",
+    "factorization",
+    lambda equation: 6 * _order(equation),
+    lambda equation: 6 * elements(equation),
+)
 classify(
     "lu",
     "factorization",
-    lambda equation: sum(ceil_log2(shape(equation.invars[0])[-2] - k) + 3 for k in range(_columns(equation))),
+    lambda equation: sum(
+        ceil_log2(shape(equation.invars[0])[-2] - k) + 3 for k in range(_columns(equation))
+    ),
     _matrix_work(1),
 )
 classify(
@@ -314,7 +348,9 @@ classify(
 classify(
     "geqp3 geqrf hessenberg householder_product ormqr qr tridiagonal",
     "factorization",
-    lambda equation: sum(2 * ceil_log2(shape(equation.invars[0])[-2] - k) + 7 for k in range(_columns(equation))),
+    lambda equation: sum(
+        2 * ceil_log2(shape(equation.invars[0])[-2] - k) + 7 for k in range(_columns(equation))
+    ),
     _matrix_work(2),
 )
 classify(

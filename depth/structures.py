@@ -65,7 +65,9 @@ def opaque(reading: Any, equation: Any, reason: str) -> None:
 )
 def call(reading: Any, equation: Any) -> None:
     """A program called with the operands of the equation."""
-    candidates = [without_constants(equation.params[name]) for name in _CALLED if name in equation.params]
+    candidates = [
+        without_constants(equation.params[name]) for name in _CALLED if name in equation.params
+    ]
     for jaxpr in candidates:
         if hasattr(jaxpr, "eqns") and fits(equation, jaxpr):
             return run(reading, equation, jaxpr)
@@ -78,7 +80,9 @@ def shard_map(reading: Any, equation: Any) -> None:
     mesh = equation.params["mesh"]
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     block = reading.inner(equation, equation.params["jaxpr"], axes=sizes)
-    manual = equation.params.get("manual_axes", equation.params.get("newly_manual_axes", mesh.axis_names))
+    manual = equation.params.get(
+        "manual_axes", equation.params.get("newly_manual_axes", mesh.axis_names)
+    )
     called(reading, equation, block, times=prod(sizes[name] for name in manual))
 
 
@@ -98,12 +102,20 @@ def call_hi_primitive(reading: Any, equation: Any) -> None:
     primitive = equation.params.get("_prim")
     try:
         avals = [atom.aval for atom in equation.invars]
-        jaxpr = jax.make_jaxpr(lambda *flat: primitive.expand(*jax.tree.unflatten(primitive.in_tree, flat)))(*avals)
+        jaxpr = jax.make_jaxpr(
+            lambda *flat: primitive.expand(*jax.tree.unflatten(primitive.in_tree, flat))
+        )(*avals)
     except Exception as error:  # whatever a foreign `expand` raises, the answer is a lower bound
-        return opaque(reading, equation, f"it could not be expanded ({type(error).__name__}); counted as one operation")
+        return opaque(
+            reading,
+            equation,
+            f"it could not be expanded ({type(error).__name__}); counted as one operation",
+        )
     inner = without_constants(jaxpr)
     if not fits(equation, inner):
-        return opaque(reading, equation, "its expansion has other operands; counted as one operation")
+        return opaque(
+            reading, equation, "its expansion has other operands; counted as one operation"
+        )
     run(reading, equation, inner)
 
 
@@ -117,7 +129,10 @@ def lose(reading: Any, equation: Any, block: Block, first: int) -> None:
     """
     written = [equation.invars[first + i] for i, end in block.references.items() if end != 1 + i]
     if written:
-        reading.note(equation, "it writes to a mutable reference, and what is read from that later is not made to wait")
+        reading.note(
+            equation,
+            "it writes to a mutable reference, and what is read from that later is not made to wait",
+        )
         reading.lose(written)
 
 
@@ -135,9 +150,14 @@ def cond(reading: Any, equation: Any) -> None:
 
 def lowered(reading: Any, equation: Any, known: list[Any]) -> None:
     """The one program of `jax.lax.platform_dependent` that is lowered for jax's default device."""
-    branches = dict(zip(equation.params["branches_platforms"], equation.params["branches"], strict=True))
+    branches = dict(
+        zip(equation.params["branches_platforms"], equation.params["branches"], strict=True)
+    )
     here = platform()
-    chosen = next((branch for names, branch in branches.items() if names and here in names), branches.get(None))
+    chosen = next(
+        (branch for names, branch in branches.items() if names and here in names),
+        branches.get(None),
+    )
     if chosen is None:
         return opaque(reading, equation, f"it has no program for {here}; counted as one operation")
     called(reading, equation, reading.inner(equation, chosen, known), first=1)
@@ -149,8 +169,12 @@ def scan(reading: Any, equation: Any) -> None:
     consts, carry, _ = scan_parts(equation)
     known = [*reading.integers(equation)[:consts], *[None] * (len(equation.invars) - consts)]
     block = reading.inner(equation, equation.params["jaxpr"], known)
-    lose(reading, equation, block, 0)  # before it is entered: the second turn reads what the first has left
-    reading.enter(equation, Scan(block, consts, carry, equation.params["length"], _unroll(equation)))
+    lose(
+        reading, equation, block, 0
+    )  # before it is entered: the second turn reads what the first has left
+    reading.enter(
+        equation, Scan(block, consts, carry, equation.params["length"], _unroll(equation))
+    )
 
 
 @enters("while")
@@ -160,7 +184,9 @@ def while_loop(reading: Any, equation: Any) -> None:
     in_condition, in_body = params["cond_nconsts"], params["body_nconsts"]
     blank = [None] * (len(known) - in_condition - in_body)
     condition = reading.inner(equation, params["cond_jaxpr"], [*known[:in_condition], *blank])
-    body = reading.inner(equation, params["body_jaxpr"], [*known[in_condition : in_condition + in_body], *blank])
+    body = reading.inner(
+        equation, params["body_jaxpr"], [*known[in_condition : in_condition + in_body], *blank]
+    )
     lose(reading, equation, condition, 0)
     lose(reading, equation, body, in_condition)
     turns, proven = reading.turns(equation, known)
@@ -169,9 +195,13 @@ def while_loop(reading: Any, equation: Any) -> None:
         algebra = Algebra.up_to(one.longest)
         deeper = int(one.matrix(algebra).max(initial=0))
         reading.note(
-            equation, f"the number of turns is not known, so none is counted (with one: depth {deeper}); give trip_counts="
+            equation,
+            f"the number of turns is not known, so none is counted (with one: depth {deeper}); give trip_counts=",
         )
-    reading.enter(equation, While(condition, body, in_condition, in_body, turns or 0, proven, turns is not None))
+    reading.enter(
+        equation,
+        While(condition, body, in_condition, in_body, turns or 0, proven, turns is not None),
+    )
 
 
 # -- operations given as programs -----------------------------------------------------------------------------------------------
@@ -238,9 +268,13 @@ def run_state(reading: Any, equation: Any) -> None:
     """A program on references that are made from the operands; its results are what these hold in the end."""
     block = reading.inner(equation, equation.params["jaxpr"])
     if block.inputs != len(equation.invars) or len(block.references) != len(equation.outvars):
-        return opaque(reading, equation, "references without a first value; counted as one operation")
+        return opaque(
+            reading, equation, "references without a first value; counted as one operation"
+        )
     outputs = len(block.outputs)
-    transfer = Call(block, block.inputs, range(block.inputs), range(outputs, outputs + len(block.references)))
+    transfer = Call(
+        block, block.inputs, range(block.inputs), range(outputs, outputs + len(block.references))
+    )
     reading.enter(equation, transfer)
 
 
@@ -249,8 +283,12 @@ def pallas_call(reading: Any, equation: Any) -> None:
     """A kernel, on references to blocks of its operands and results. One step of the grid counts."""
     kernel, grid = without_constants(equation.params["jaxpr"]), equation.params["grid_mapping"].grid
     operands, results = len(equation.invars), len(equation.outvars)
-    if len(kernel.invars) < operands + results or not all(is_reference(atom) for atom in kernel.invars):
-        return opaque(reading, equation, "a kernel with operands of an unknown kind; counted as one operation")
+    if len(kernel.invars) < operands + results or not all(
+        is_reference(atom) for atom in kernel.invars
+    ):
+        return opaque(
+            reading, equation, "a kernel with operands of an unknown kind; counted as one operation"
+        )
     block = reading.inner(equation, kernel)
     steps = prod(extent for extent in grid if isinstance(extent, int))
     if steps != 1 or not all(isinstance(extent, int) for extent in grid):

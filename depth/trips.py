@@ -12,7 +12,9 @@ import numpy as np
 from depth.jaxprs import inside, is_literal, without_constants
 
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"})
-COPIES = frozenset({"convert_element_type", "copy", "squeeze", "reshape", "broadcast_in_dim", "stop_gradient"})
+COPIES = frozenset(
+    {"convert_element_type", "copy", "squeeze", "reshape", "broadcast_in_dim", "stop_gradient"}
+)
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "ne"})
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 
@@ -34,7 +36,10 @@ class Affine(NamedTuple):
 
     def fits(self, low: int, high: int) -> bool:
         """Whether nothing wraps around while the input is between ``low`` and ``high``."""
-        return all(in_range(low + offset, dtype) and in_range(high + offset, dtype) for offset, dtype in self.via)
+        return all(
+            in_range(low + offset, dtype) and in_range(high + offset, dtype)
+            for offset, dtype in self.via
+        )
 
 
 class Comparison(NamedTuple):
@@ -87,7 +92,9 @@ def follow(jaxpr: Any, inputs: list[Value]) -> list[Value]:
 
 
 def _apply(name: str, operands: list[Value], equation: Any) -> Value:
-    if not equation.outvars or any(getattr(variable.aval, "size", None) != 1 for variable in equation.outvars):
+    if not equation.outvars or any(
+        getattr(variable.aval, "size", None) != 1 for variable in equation.outvars
+    ):
         return None
     if not all(isinstance(operand, Affine) for operand in operands):
         return operands[0] if name in COPIES and isinstance(operands[0], Comparison) else None
@@ -125,7 +132,10 @@ def trip_count(equation: Any, operands: list[int | None]) -> int | None:
     """The number of turns of a ``while`` equation, given what is known of its operands; None where it is not proven."""
     params = equation.params
     n_condition, n_body = params["cond_nconsts"], params["body_nconsts"]
-    condition, body = without_constants(params["cond_jaxpr"]), without_constants(params["body_jaxpr"])
+    condition, body = (
+        without_constants(params["cond_jaxpr"]),
+        without_constants(params["body_jaxpr"]),
+    )
     init = operands[n_condition + n_body :]
 
     def fixed(values: list[int | None]) -> list[Value]:

@@ -45,7 +45,10 @@ def as_markdown(lines: list[str]) -> list[str]:
     rewritten = []
     for place, line in enumerate(lines):
         if found := EXAMPLE.match(line):
-            rewritten += ["Examples:", *([f"    {found['which'].capitalize()}:", ""] if found["which"] else [])]
+            rewritten += [
+                "Examples:",
+                *([f"    {found['which'].capitalize()}:", ""] if found["which"] else []),
+            ]
         elif place in edges[::3]:  # a table has three: above its head, below it, and at its end
             rewritten.append("```text")
         elif place in edges[2::3]:

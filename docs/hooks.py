@@ -12,7 +12,9 @@ def on_files(files: Files, config: Any) -> Files:
     """Every picture below ``experiments/results`` is a file of the site, by the same path."""
     root = Path(config.config_file_path).parent
     for picture in sorted((root / PICTURES).rglob("*.png")):
-        files.append(File.generated(config, picture.relative_to(root).as_posix(), abs_src_path=str(picture)))
+        files.append(
+            File.generated(config, picture.relative_to(root).as_posix(), abs_src_path=str(picture))
+        )
     return files
 
 

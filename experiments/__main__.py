@@ -11,14 +11,20 @@ from pathlib import Path
 
 import experiments
 
-USAGE = "usage: python -m experiments NAME [options] [--out DIR]        (NAME --help lists the options)"
+USAGE = (
+    "usage: python -m experiments NAME [options] [--out DIR]        (NAME --help lists the options)"
+)
 OURS = ("deeppcr", "depth", "experiments")
 
 
 def registry() -> dict[str, str]:
     """The experiments, name -> module: each module of this package that is not itself a package."""
     found = pkgutil.iter_modules(experiments.__path__)
-    return {entry.name: f"experiments.{entry.name}" for entry in found if not entry.ispkg and not entry.name.startswith("_")}
+    return {
+        entry.name: f"experiments.{entry.name}"
+        for entry in found
+        if not entry.ispkg and not entry.name.startswith("_")
+    }
 
 
 def summary(name: str) -> str:
@@ -51,7 +57,9 @@ def main(argv: list[str]) -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in OURS:
             raise
-        sys.exit(f'{name} needs {error.name}, which is not installed: pip install "deeppcr[experiments]"')
+        sys.exit(
+            f'{name} needs {error.name}, which is not installed: pip install "deeppcr[experiments]"'
+        )
 
 
 def _redirected(options: list[str]) -> list[str]:
@@ -62,7 +70,9 @@ def _redirected(options: list[str]) -> list[str]:
     if found.out:
         from experiments.common import results
 
-        results.write_into(found.out)  # before the experiment is imported: some look where results go only then
+        results.write_into(
+            found.out
+        )  # before the experiment is imported: some look where results go only then
     return rest
 
 

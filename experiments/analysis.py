@@ -68,7 +68,9 @@ def training(layers: int, steps: int) -> Program:
             velocity = jax.tree.map(lambda v, g: 0.9 * v - 0.1 * g, velocity, gradients)
             return (jax.tree.map(jnp.add, weights, velocity), velocity), None
 
-        return lax.scan(step, (weights, jax.tree.map(jnp.zeros_like, weights)), None, length=steps)[0]
+        return lax.scan(step, (weights, jax.tree.map(jnp.zeros_like, weights)), None, length=steps)[
+            0
+        ]
 
     return run, ([shapes(8, 8)] * layers, shapes(8))
 
@@ -122,7 +124,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Two bars for each program: seconds to trace and to analyse."""
     with figure(path, height=0.45 * len(rows) + 1) as (axes,):
         for place, key in ((-0.2, "trace s"), (0.2, "analyse s")):
-            axes.barh([place + number for number in range(len(rows))], [row[key] for row in rows], height=0.4, label=key[:-2])
+            axes.barh(
+                [place + number for number in range(len(rows))],
+                [row[key] for row in rows],
+                height=0.4,
+                label=key[:-2],
+            )
         axes.set_yticks(range(len(rows)), [row["program"] for row in rows], fontsize=7)
         axes.invert_yaxis()
         axes.set(title="depth of a program", xlabel="seconds", xscale="log")

@@ -87,7 +87,10 @@ WAYS: dict[str, tuple[Callable[[int], Any], Run]] = {
     LOOP: (modules, by_hand),
     "nnx.scan, stacked": (stacked_modules, scanned),
     PLAIN: (stacked_modules, partial(by_scan, 1)),
-    **{f"{PLAIN}, unroll {unroll}": (stacked_modules, partial(by_scan, unroll)) for unroll in UNROLLS},
+    **{
+        f"{PLAIN}, unroll {unroll}": (stacked_modules, partial(by_scan, unroll))
+        for unroll in UNROLLS
+    },
     "deeppcr, list": (modules, deeppcr.forward),
     "deeppcr, stack": (lambda length: deeppcr.stack(modules(length)), deeppcr.forward),
 }
@@ -108,10 +111,14 @@ def way(name: str, length: int) -> Way:
         return deeppcr.plan(layers, x).main.forward[0].iterations
 
     baseline = name == LOOP or name.startswith(PLAIN)
-    return Way(lambda: (make(length), jnp.ones((BATCH, WIDTH))), program, comparable, baseline, iterations)
+    return Way(
+        lambda: (make(length), jnp.ones((BATCH, WIDTH))), program, comparable, baseline, iterations
+    )
 
 
-def measure(length: int, longest_loop: int, device: depth.Device, builds: int, repeats: int) -> Iterator[Row]:
+def measure(
+    length: int, longest_loop: int, device: depth.Device, builds: int, repeats: int
+) -> Iterator[Row]:
     """Rows of all ways through so many layers."""
     left_out = {f"{PLAIN}, unroll {unroll}" for unroll in UNROLLS if unroll >= length}
     left_out |= {LOOP} if length > longest_loop else set()
@@ -122,14 +129,26 @@ def measure(length: int, longest_loop: int, device: depth.Device, builds: int, r
 
 def draw(rows: list[Row], path: Path) -> None:
     """Seconds to compile and milliseconds of a call against the number of layers, all logarithmic."""
-    titles = {"total": "seconds to trace and compile", "ms": "milliseconds of a call; dashed: predicted"}
+    titles = {
+        "total": "seconds to trace and compile",
+        "ms": "milliseconds of a call; dashed: predicted",
+    }
     with figure(path, columns=len(titles), height=3.6) as axes:
         for (key, label), half in zip(titles.items(), axes, strict=True):
             for k, name in enumerate(WAYS):
                 mine = [row for row in rows if row["way"] == name]
-                half.loglog([row["L"] for row in mine], [row[key] for row in mine], marker="o", ms=4, color=f"C{k}", label=name)
+                half.loglog(
+                    [row["L"] for row in mine],
+                    [row[key] for row in mine],
+                    marker="o",
+                    ms=4,
+                    color=f"C{k}",
+                    label=name,
+                )
                 if key == "ms":
-                    known = [(row["L"], row["predicted ms"]) for row in mine if "predicted ms" in row]
+                    known = [
+                        (row["L"], row["predicted ms"]) for row in mine if "predicted ms" in row
+                    ]
                     half.loglog(*zip(*known, strict=True), "--", color=f"C{k}", linewidth=1)
             half.set(title=label, xlabel="layers")
         axes[0].legend(fontsize=6.5)
@@ -138,9 +157,22 @@ def draw(rows: list[Row], path: Path) -> None:
 def main(argv: list[str]) -> None:
     """Trace, compile and run; print a table, and with --keep write the rows and the figure."""
     command = parser("compile_time", __doc__)
-    command.add_argument("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
-    command.add_argument("--longest-loop", type=positive, default=256, metavar="L", help="of the Python loop (%(default)s)")
-    command.add_argument("--builds", type=positive, metavar="N", help=f"times that each is compiled ({BUILDS}, quick: 1)")
+    command.add_argument(
+        "--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers"
+    )
+    command.add_argument(
+        "--longest-loop",
+        type=positive,
+        default=256,
+        metavar="L",
+        help="of the Python loop (%(default)s)",
+    )
+    command.add_argument(
+        "--builds",
+        type=positive,
+        metavar="N",
+        help=f"times that each is compiled ({BUILDS}, quick: 1)",
+    )
     options = command.parse_args(argv)
     if not find_package("flax"):
         print("no compile times: flax is not installed")

@@ -39,16 +39,51 @@ CHAINS = 60
 FIRST = 3 * len(zoo.KINDS)  # chains before the other parts
 SHOWN = {  # of a row, in the terminal
     "regret": (
-        *("kind", "w", "L", "batch", "direction", "chosen", "fastest", "regret %", "sequential depth"),
-        *("depth", "depth speedup", "predicted speedup", "speedup", "over best loop", "log2", "error", "note"),
+        *(
+            "kind",
+            "w",
+            "L",
+            "batch",
+            "direction",
+            "chosen",
+            "fastest",
+            "regret %",
+            "sequential depth",
+        ),
+        *(
+            "depth",
+            "depth speedup",
+            "predicted speedup",
+            "speedup",
+            "over best loop",
+            "log2",
+            "error",
+            "note",
+        ),
     ),
     "map": (
-        *("w", "L", "direction", "parallel", "sequential depth", "depth", "depth speedup", "predicted, here", "realised"),
+        *(
+            "w",
+            "L",
+            "direction",
+            "parallel",
+            "sequential depth",
+            "depth",
+            "depth speedup",
+            "predicted, here",
+            "realised",
+        ),
         *("over lax.scan", "over best loop", "log2", "error", "note"),
     ),
     "giving-up": (
         *("chain", "method", "iterations", "ended", "error, lax.scan", "times sequential, here"),
-        *(f"predicted for {giving_up.FAR_DEVICE}", "depth", "depth speedup", "predicted speedup", "over best loop"),
+        *(
+            f"predicted for {giving_up.FAR_DEVICE}",
+            "depth",
+            "depth speedup",
+            "predicted speedup",
+            "over best loop",
+        ),
         *("over lax.scan", "log2", "note"),
     ),
 }
@@ -59,7 +94,9 @@ def jobs(options: argparse.Namespace) -> list[Job]:
     device = model(options)
     effort = Effort(options.repeats, 0.03) if options.quick else Effort(options.repeats)
 
-    def both(measure: Callable[[Chain, depth.Device, Effort], Row], specimen: zoo.Specimen) -> Iterator[Row]:
+    def both(
+        measure: Callable[[Chain, depth.Device, Effort], Row], specimen: zoo.Specimen
+    ) -> Iterator[Row]:
         return (measure(chain, device, effort) for chain in Chain.both(specimen))
 
     drawn = zoo.small() if options.quick else zoo.specimens(options.chains, options.seed)
@@ -68,17 +105,29 @@ def jobs(options: argparse.Namespace) -> list[Job]:
     hard = [partial(giving_up.logistic, 256)] if options.quick else giving_up.CHAINS
     found: list[Job] = chains[:FIRST] if "regret" in options.parts else []
     if "giving-up" in options.parts:
-        found += [partial(lambda make: giving_up.giving_up(make(), device, options.repeats), make) for make in hard]
+        found += [
+            partial(lambda make: giving_up.giving_up(make(), device, options.repeats), make)
+            for make in hard
+        ]
     if "map" in options.parts:
-        found += [partial(both, breakeven.cell, breakeven.gru(*size)) for size in product(widths, lengths)]
+        found += [
+            partial(both, breakeven.cell, breakeven.gru(*size)) for size in product(widths, lengths)
+        ]
     return found + (chains[FIRST:] if "regret" in options.parts else [])
 
 
 def main(argv: list[str]) -> None:
     """Measure, print the tables, and with --keep write the rows and the figure."""
     command = parser("decide", __doc__)
-    command.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (%(default)s)")
-    command.add_argument("--chains", type=positive, default=CHAINS, help="how many, at least, for the regret (%(default)s)")
+    command.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (%(default)s)"
+    )
+    command.add_argument(
+        "--chains",
+        type=positive,
+        default=CHAINS,
+        help="how many, at least, for the regret (%(default)s)",
+    )
     command.add_argument("--seed", type=int, default=0, help="which chains are drawn")
     options = command.parse_args(argv)
     todo, kept = jobs(options), record(options)
@@ -91,7 +140,9 @@ def main(argv: list[str]) -> None:
         jax.clear_caches()  # compiled programs of chains that are done would fill the memory
     kept.finish()
     parts = {part: [row for row in kept.rows if row["part"] == part] for part in PARTS}
-    for text in filter(None, [report(parts["regret"]), table([shown(row) for row in parts["map"]])]):
+    for text in filter(
+        None, [report(parts["regret"]), table([shown(row) for row in parts["map"]])]
+    ):
         print(text)
     conclude(options, kept, partial(draw, kept.rows) if parts["regret"] or parts["map"] else None)
 

@@ -39,7 +39,9 @@ PARTS = ("speed", "stopped")
 COARSE = 10  # steps for which the coarse sampler holds the model's output
 WINDOW = 64  # steps that Picard iteration works on at once
 DRAWN = 10  # samples of a case
-SOLVED = partial(Newton, linear="pcr")  # log L deep on every device; next to the Jacobians the linear solve costs little
+SOLVED = partial(
+    Newton, linear="pcr"
+)  # log L deep on every device; next to the Jacobians the linear solve costs little
 ITERATIONS = {
     "dense": SOLVED(linearize="dense"),
     "diagonal": SOLVED(linearize=Diagonal(probes=0)),
@@ -93,8 +95,12 @@ class Scale:
         if everything:
             return list(itertools.product(self.sizes, self.steps, self.batches))
         size, steps, batch = self.middle
-        varied = [(size, each, batch) for each in self.steps] + [(each, steps, batch) for each in self.sizes]
-        return list(dict.fromkeys([self.middle, *varied, *((size, steps, each) for each in self.batches)]))
+        varied = [(size, each, batch) for each in self.steps] + [
+            (each, steps, batch) for each in self.sizes
+        ]
+        return list(
+            dict.fromkeys([self.middle, *varied, *((size, steps, each) for each in self.batches)])
+        )
 
 
 ACCELERATOR = Scale()
@@ -137,8 +143,13 @@ class Bench:
         """All methods, with and without a coarse guess; Picard's iteration in a window."""
         samplers = {"auto": Sampler("auto")}
         for name in self.scale.methods:
-            samplers |= {name: METHODS[name], f"{name}, coarse guess": dataclasses.replace(METHODS[name], coarse=COARSE)}
-        for row, _ in self._rows({"part": "speed"}, self._setup(size, steps, batch), samplers, TOLERANCE):
+            samplers |= {
+                name: METHODS[name],
+                f"{name}, coarse guess": dataclasses.replace(METHODS[name], coarse=COARSE),
+            }
+        for row, _ in self._rows(
+            {"part": "speed"}, self._setup(size, steps, batch), samplers, TOLERANCE
+        ):
             yield row
 
     def stopped(self, size: int) -> Iterator[Row]:
@@ -147,7 +158,9 @@ class Bench:
         for name, counts in self.scale.counts:
             newton = ITERATIONS[name]
             for k in counts:
-                samplers[f"{name}, {k}"] = Sampler(dataclasses.replace(newton, max_iterations=k, on_failure="return"))
+                samplers[f"{name}, {k}"] = Sampler(
+                    dataclasses.replace(newton, max_iterations=k, on_failure="return")
+                )
             samplers[f"{name}, rtol {LOOSE}"] = Sampler(dataclasses.replace(newton, rtol=LOOSE))
             samplers[f"{name}, converged"] = Sampler(newton)
         setup = self._setup(size, self.scale.middle[1], self.scale.stopped_batch)
@@ -164,7 +177,10 @@ class Bench:
     ) -> Iterator[tuple[Row, np.ndarray]]:
         """The row of each program with its images, ``[n, 64]``; n = 0 where it was not run."""
         arguments, run = setup.arguments(), jax.jit(setup.sequential())
-        sequential, other = (setup.images([run(*each) for each in draws]) for draws in (arguments, setup.arguments(100)))
+        sequential, other = (
+            setup.images([run(*each) for each in draws])
+            for draws in (arguments, setup.arguments(100))
+        )
         reference = Reference(sequential, other, self.data, setup.labels, self.judge)
         loops = baselines(setup.sequential, setup.steps, self.scale.longest_loop)
         solves = {name: setup.parallel(sampler) for name, sampler in samplers.items()}
@@ -178,18 +194,24 @@ def report(rows: list[Row]) -> str:
     """A table of one case, below a line that says which; where iterations were stopped, how many would have done."""
     first = rows[0]
     title = f"{first['part']}: {first['kind']}, {first['w']} numbers a sample, {first['L']} steps, batch {first['batch']}"
-    columns = [name for name in ("program", *TIMES, *QUALITY, "note") if any(name in row for row in rows)]
+    columns = [
+        name for name in ("program", *TIMES, *QUALITY, "note") if any(name in row for row in rows)
+    ]
     lines = [title, table([{name: row[name] for name in columns if name in row} for row in rows])]
     if first["part"] == "stopped":
         enough = ", ".join(f"{name} {number}" for name, number in sufficient(rows).items())
-        lines.append(f"iterations until nobody could tell (W1 below {CLOSE * first[SCATTER]:.2g}): {enough or 'more'}")
+        lines.append(
+            f"iterations until nobody could tell (W1 below {CLOSE * first[SCATTER]:.2g}): {enough or 'more'}"
+        )
     return "\n".join(lines)
 
 
 def sufficient(rows: list[Row]) -> dict[str, int]:
     """By method, after how many iterations samples are as good as the sequential ones: see `CLOSE`."""
     found: dict[str, int] = {}
-    for row in sorted((row for row in rows if not row["baseline"]), key=lambda row: row.get("iterations", 0)):
+    for row in sorted(
+        (row for row in rows if not row["baseline"]), key=lambda row: row.get("iterations", 0)
+    ):
         if DISTANCE in row and row[DISTANCE] <= CLOSE * row[SCATTER]:
             found.setdefault(row["program"].partition(",")[0], row["iterations"])
     return found
@@ -199,8 +221,15 @@ def main(argv: list[str]) -> None:
     """Train or read the models, measure, print a table for each case, keep and draw."""
     parser = options.parser("diffusion", __doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--scheduler", choices=list(SCHEDULERS), default="DDIM", help="whose steps are taken (%(default)s)")
-    parser.add_argument("--all", action="store_true", help="every combination of sizes, steps and batches")
+    parser.add_argument(
+        "--scheduler",
+        choices=list(SCHEDULERS),
+        default="DDIM",
+        help="whose steps are taken (%(default)s)",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="every combination of sizes, steps and batches"
+    )
     asked = parser.parse_args(argv)
     scale = QUICK if asked.quick else CPU if jax.default_backend() == "cpu" else ACCELERATOR
     bench = Bench(scale, schedule_of(asked.scheduler), options.model(asked), asked.repeats)

@@ -113,7 +113,9 @@ def initial(settings: Settings, features: int) -> Network:
         return Affine(jnp.asarray(weight, jnp.float32), jnp.asarray(bias, jnp.float32))
 
     width = settings.width
-    return Network(affine(features, width), affine(width, width, settings.depth), affine(width, CLASSES))
+    return Network(
+        affine(features, width), affine(width, width, settings.depth), affine(width, CLASSES)
+    )
 
 
 def batches(settings: Settings, examples: int) -> np.ndarray:
@@ -224,13 +226,19 @@ def printed(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in cells.items() if key not in HIDDEN}
 
 
-def summary(settings: Settings, trainings: dict[str, Training], times: dict[str, timing.Timing]) -> str:
+def summary(
+    settings: Settings, trainings: dict[str, Training], times: dict[str, timing.Timing]
+) -> str:
     """The table in plain words."""
     base, auto, parallel = (times[name].median for name in (BASELINE, AUTO, PARALLEL))
-    apart = max(float(np.max(np.abs(run.losses - trainings[BASELINE].losses))) for run in trainings.values())
+    apart = max(
+        float(np.max(np.abs(run.losses - trainings[BASELINE].losses))) for run in trainings.values()
+    )
     iterations = np.mean(trainings[PARALLEL].iterations)
     rounds = math.ceil(math.log2(settings.depth))
-    forward = "Newton iterations" if trainings[AUTO].iterations.any() else "a sequential forward pass"
+    forward = (
+        "Newton iterations" if trainings[AUTO].iterations.any() else "a sequential forward pass"
+    )
     verdict = "Same training" if apart < 1e-3 else "NOT the same training"
     lines = [
         f"{verdict}: over {settings.steps} steps the losses differ by at most {apart:.1e}.",
@@ -239,7 +247,9 @@ def summary(settings: Settings, trainings: dict[str, Training], times: dict[str,
         f"over all layers at once; a step is {compared(parallel, base)} layer by layer.",
     ]
     if jax.default_backend() == "cpu" and parallel > base:
-        lines.append("As expected on a CPU: it is more arithmetic, and there are no idle cores to share it.")
+        lines.append(
+            "As expected on a CPU: it is more arithmetic, and there are no idle cores to share it."
+        )
     return "\n".join(lines)
 
 
@@ -263,7 +273,10 @@ def draw(path: Path, trainings: dict[str, Training], times: dict[str, timing.Tim
         for name in trainings:
             bars.barh(name, times[name].median * 1e3)
         bars.invert_yaxis()
-        bars.set(title=f"A training step on {jax.devices()[0].device_kind} (median)", xlabel="milliseconds")
+        bars.set(
+            title=f"A training step on {jax.devices()[0].device_kind} (median)",
+            xlabel="milliseconds",
+        )
 
 
 def smooth(losses: np.ndarray, window: int = 25) -> np.ndarray:
@@ -278,9 +291,18 @@ def main(argv: list[str]) -> None:
     command.set_defaults(repeats=REPEATS)
     for field in dataclasses.fields(Settings):
         number = positive if field.type is int and field.name != "seed" else field.type
-        command.add_argument(f"--{field.name.replace('_', '-')}", type=number, metavar="N", help=f"default: {field.default}")
+        command.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=number,
+            metavar="N",
+            help=f"default: {field.default}",
+        )
     options = command.parse_args(argv)
-    given = {field.name: value for field in dataclasses.fields(Settings) if (value := getattr(options, field.name)) is not None}
+    given = {
+        field.name: value
+        for field in dataclasses.fields(Settings)
+        if (value := getattr(options, field.name)) is not None
+    }
     settings = Settings(**((QUICK if options.quick else {}) | given))
     if options.calibrate:
         model(options)  # which `deeppcr` then decides by
@@ -290,10 +312,15 @@ def main(argv: list[str]) -> None:
         f"{settings.depth} residual layers of width {settings.width} learn {len(split.train_y)} digits, "
         f"{len(RUNS)} times over, from the same weights and batches.\n"
     )
-    trainings = {name: train(name, stack, settings, split) for name, stack in in_time(RUNS.items(), options.seconds)}
+    trainings = {
+        name: train(name, stack, settings, split)
+        for name, stack in in_time(RUNS.items(), options.seconds)
+    }
     if not trainings:
         return
-    times = timing.interleave({name: run.again for name, run in trainings.items()}, options.repeats, warmup=2)
+    times = timing.interleave(
+        {name: run.again for name, run in trainings.items()}, options.repeats, warmup=2
+    )
     kept, found = record(options), rows(trainings, times)
     kept.add(*found)
     kept.finish()

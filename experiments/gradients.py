@@ -39,7 +39,10 @@ Row = dict[str, Any]
 
 BATCHES = (1, 8)
 WAYS: Mapping[str, Mapping[str, Way]] = {
-    "forward": {"auto": Way(), "newton, recurrence": Way(Newton(linearize="dense", linear=Recurrence()))},
+    "forward": {
+        "auto": Way(),
+        "newton, recurrence": Way(Newton(linearize="dense", linear=Recurrence())),
+    },
     "gradient": {
         "auto": Way(),
         "adjoint, sequential": Way("sequential", "sequential"),
@@ -60,7 +63,11 @@ class Size:
     batch: int
 
 
-SIZES = [Size(length, n, batch) for length, n in ((10_000, 4), (10_000, 2), (10_000, 8), (2_000, 16)) for batch in BATCHES]
+SIZES = [
+    Size(length, n, batch)
+    for length, n in ((10_000, 4), (10_000, 2), (10_000, 8), (2_000, 16))
+    for batch in BATCHES
+]
 QUICK = [Size(2_000, 4, batch) for batch in BATCHES]
 
 
@@ -69,11 +76,19 @@ def case(size: Size, direction: str) -> Case:
     network = Network("gru", size.width)
     make = network.states if direction == "forward" else network.gradient
     programs = {
-        name: Program(make(way.scan), solve=None if way.method == "sequential" else network.solve(way.method))
+        name: Program(
+            make(way.scan), solve=None if way.method == "sequential" else network.solve(way.method)
+        )
         for name, way in WAYS[direction].items()
     }
     return Case(
-        labels={"kind": "gru", "L": size.length, "w": size.width, "batch": size.batch, "direction": direction},
+        labels={
+            "kind": "gru",
+            "L": size.length,
+            "w": size.width,
+            "batch": size.batch,
+            "direction": direction,
+        },
         arguments=[network.arguments(size.length, size.batch, seed) for seed in range(INPUTS)],
         baselines=baselines(make, size.length),
         programs=programs,
@@ -94,9 +109,15 @@ def summary(rows: Sequence[Row]) -> list[str]:
     """What "auto" comes to, in the geometric mean over all cases of a direction, and where it does least."""
     lines = []
     for direction in DIRECTIONS:
-        found = [row for row in rows if (row["direction"], row["program"]) == (direction, "auto") and "speedup" in row]
+        found = [
+            row
+            for row in rows
+            if (row["direction"], row["program"]) == (direction, "auto") and "speedup" in row
+        ]
         if found:
-            plain, strong = ([float(row[key]) for row in found] for key in (f"over {SCAN}", "speedup"))
+            plain, strong = (
+                [float(row[key]) for row in found] for key in (f"over {SCAN}", "speedup")
+            )
             lines.append(
                 f"{direction}, auto: {statistics.geometric_mean(plain):.2f}x {SCAN} (geometric mean), least {min(plain):.2f}x; "
                 f"{statistics.geometric_mean(strong):.2f}x the fastest loop, least {min(strong):.2f}x"
@@ -108,9 +129,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Speedups over the fastest loop by case, gradients beside forward passes: filled as measured, hollow as predicted."""
     with figure(path, columns=len(DIRECTIONS), height=5) as columns:
         for direction, axes in zip(DIRECTIONS, columns, strict=True):
-            found = [(labels, group) for labels, group in cases(rows) if labels["direction"] == direction]
+            found = [
+                (labels, group) for labels, group in cases(rows) if labels["direction"] == direction
+            ]
             for number, name in enumerate(WAYS[direction]):
-                of_it = [next((row for row in group if row["program"] == name), {}) for _, group in found]
+                of_it = [
+                    next((row for row in group if row["program"] == name), {}) for _, group in found
+                ]
                 places = [place + 0.15 * number for place in range(len(found))]
                 for key, face in (("predicted speedup", "none"), ("speedup", f"C{number}")):
                     line = [row.get(key, math.nan) for row in of_it]
@@ -134,7 +159,9 @@ def main(argv: list[str]) -> None:
     command = parser("gradients", __doc__)
     command.add_argument("--lengths", nargs="+", type=positive, metavar="T", help="steps")
     command.add_argument("--widths", nargs="+", type=positive, metavar="N", help="units")
-    command.add_argument("--batches", nargs="+", type=positive, metavar="B", help="sequences at once")
+    command.add_argument(
+        "--batches", nargs="+", type=positive, metavar="B", help="sequences at once"
+    )
     command.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
     options = command.parse_args(argv)
     device, kept = model(options), record(options)

@@ -37,15 +37,30 @@ TRAINED: list[Chain] = [("residual", 32, 100), ("diffusion", 64, 200), ("diffusi
 CHAOTIC: Chain = ("chaotic", 1, 1000)
 SHORT: list[Chain] = [(kind, 16, 1000) for kind in RANDOM]
 CHAINS = [*SHORT, ("gru", 4, 10_000), ("lstm", 4, 10_000), *TRAINED, CHAOTIC]
-ALL = [*((kind, n, length) for length in (1000, 10_000) for n in (4, 16, 64) for kind in RANDOM), *TRAINED, CHAOTIC]
+ALL = [
+    *((kind, n, length) for length in (1000, 10_000) for n in (4, 16, 64) for kind in RANDOM),
+    *TRAINED,
+    CHAOTIC,
+]
 CURVES: list[Chain] = [*SHORT[:3], *TRAINED[:2], ("chaotic", 1, 256)]
-COUNTS: Counts = {"dense": (1, 2, 3, 4, 5, 6, 8, 16, 64), "diagonal": (1, 2, 4, 8, 16, 64), "scalar": (1, 2, 4, 8, 16, 64)}
+COUNTS: Counts = {
+    "dense": (1, 2, 3, 4, 5, 6, 8, 16, 64),
+    "diagonal": (1, 2, 4, 8, 16, 64),
+    "scalar": (1, 2, 4, 8, 16, 64),
+}
 WIDTHS = [2, 4, 8, 16, 32, 64, 128]
 WIDE_LENGTH = 1024
 SEEDS, SAMPLED = 6, 1000
 LOGISTIC = (3.2, 3.6, 3.9)
 LOGISTIC_LENGTH = 256
-LABELS = ("part", "chain", "w", "L", "growth rate", "forecast")  # of rows, which are printed above a table of them
+LABELS = (
+    "part",
+    "chain",
+    "w",
+    "L",
+    "growth rate",
+    "forecast",
+)  # of rows, which are printed above a table of them
 HIDDEN = ("baseline", "min ms", "max ms", "repeats", "trace s", "work")  # of a printed row
 
 QUICK_CHAINS: list[Chain] = [("gru", 4, 256), ("residual", 32, 100)]
@@ -85,8 +100,13 @@ def damping(options: argparse.Namespace, track: Track) -> list[Job]:
     """A job for every seed of the trained GRU, and every growth rate of the logistic map."""
     seeds, length = (1, 256) if options.quick else (SEEDS, SAMPLED)
     chains: dict[str, Callable[[], models.Model]]
-    chains = {f"sampling gru, seed {seed}": partial(races.sampling, seed, length) for seed in range(seeds)}
-    chains |= {f"logistic {rate}": partial(models.logistic_chain, LOGISTIC_LENGTH, rate) for rate in LOGISTIC[:seeds]}
+    chains = {
+        f"sampling gru, seed {seed}": partial(races.sampling, seed, length) for seed in range(seeds)
+    }
+    chains |= {
+        f"logistic {rate}": partial(models.logistic_chain, LOGISTIC_LENGTH, rate)
+        for rate in LOGISTIC[:seeds]
+    }
     return [partial(_damped, name, make, track) for name, make in chains.items()]
 
 
@@ -101,17 +121,26 @@ def _damped(name: str, make: Callable[[], models.Model], track: Track) -> Iterat
 def printed(rows: Sequence[Row]) -> str:
     """The table of a job, under what is common to its rows."""
     labels = {key: rows[0][key] for key in LABELS if rows and key in rows[0]}
-    cells = [{key: value for key, value in row.items() if key not in (*LABELS, *HIDDEN)} for row in rows]
-    title = ", ".join(f"{key} = {value:.3g}" if isinstance(value, float) else f"{key} = {value}" for key, value in labels.items())
+    cells = [
+        {key: value for key, value in row.items() if key not in (*LABELS, *HIDDEN)} for row in rows
+    ]
+    title = ", ".join(
+        f"{key} = {value:.3g}" if isinstance(value, float) else f"{key} = {value}"
+        for key, value in labels.items()
+    )
     return f"{title}\n{table(cells)}\n"
 
 
 def main(argv: list[str]) -> None:
     """Measure, print a table for each chain, keep and draw them."""
     command = parser("iterations", __doc__)
-    command.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (all)")
     command.add_argument(
-        "--all", action="store_true", help="every random chain at n = 4, 16, 64 and L = 1000, 10000: an hour on two cores"
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (all)"
+    )
+    command.add_argument(
+        "--all",
+        action="store_true",
+        help="every random chain at n = 4, 16, 64 and L = 1000, 10000: an hour on two cores",
     )
     options = command.parse_args(argv)
     kept = record(options)

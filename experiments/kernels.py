@@ -67,10 +67,17 @@ def sampler() -> Case:
 
     scale = diffusion.ACCELERATOR
     size, steps, batch = scale.middle
-    setup = diffusion.Setup(diffusion.generator(size, scale.training), diffusion.schedule_of("DDIM"), steps, batch)
+    setup = diffusion.Setup(
+        diffusion.generator(size, scale.training), diffusion.schedule_of("DDIM"), steps, batch
+    )
     solves = {name: setup.parallel(sampler) for name, sampler in diffusion.METHODS.items()}
     programs = {name: Program(solve.run, solve=solve) for name, solve in solves.items()}
-    return Case({"part": "speed", **setup.named}, setup.arguments(), baselines(setup.sequential, steps), programs)
+    return Case(
+        {"part": "speed", **setup.named},
+        setup.arguments(),
+        baselines(setup.sequential, steps),
+        programs,
+    )
 
 
 def rows(case: Case, target: Target) -> Iterator[Row]:
@@ -86,14 +93,20 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
         with target.chosen():
             total = found.total(partial(_of_loop, turns))
         with_turns = {"iterations": turns} if turns is not None else {}
-        latency = device.call_latency + total.launches * device.kernel_latency + total.waits * device.turn_latency
+        latency = (
+            device.call_latency
+            + total.launches * device.kernel_latency
+            + total.waits * device.turn_latency
+        )
         row = {
             **case.labels,
             "program": name,
             "sequential": name in case.baselines,
             **with_turns,
             "outside of loops": found.here,
-            "a turn": max((loop.body.here for loop in found.loops if not _finishes(loop.name)), default=0),
+            "a turn": max(
+                (loop.body.here for loop in found.loops if not _finishes(loop.name)), default=0
+            ),
             "launches": total.launches,
             "waits": total.waits,
             "latency ms": 1e3 * latency,
@@ -102,10 +115,16 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
         row["fewer launches"] = scanned["launches"] / total.launches
         row["latency speedup"] = scanned["latency ms"] / row["latency ms"]
         predicted = depth.predict(known, device)
-        yield row | {"depth": known.depth, "predicted ms": 1e3 * predicted, "log2 of it": math.log2(predicted / latency)}
+        yield row | {
+            "depth": known.depth,
+            "predicted ms": 1e3 * predicted,
+            "log2 of it": math.log2(predicted / latency),
+        }
 
 
-def compiled(program: Program, arguments: Any, turns: int | None, target: Target) -> tuple[Launches, depth.Cost]:
+def compiled(
+    program: Program, arguments: Any, turns: int | None, target: Target
+) -> tuple[Launches, depth.Cost]:
     """What is launched, and what `depth` says of the same program."""
 
     with target.chosen():
@@ -136,14 +155,18 @@ def _of_loop(turns: int | None, name: str) -> int:
     if _finishes(name):
         return 0
     if turns is None:
-        raise ValueError(f"the loop {name} turns as often as data say, expected a program with a solve.")
+        raise ValueError(
+            f"the loop {name} turns as often as data say, expected a program with a solve."
+        )
     return further(turns)
 
 
 def main(argv: list[str]) -> None:
     """Compile, count, and print a table."""
     arguments = parser("kernels", __doc__)
-    arguments.add_argument("--target", choices=[*NAMES], default="H200", help="the GPU to compile for (%(default)s)")
+    arguments.add_argument(
+        "--target", choices=[*NAMES], default="H200", help="the GPU to compile for (%(default)s)"
+    )
     options = arguments.parse_args(argv)
     kept, todo = record(options), list(makers(options.quick))
     try:
@@ -155,10 +178,16 @@ def main(argv: list[str]) -> None:
         try:
             case = make()
         except ModuleNotFoundError as error:
-            print(f"left out: {getattr(make, '__name__', 'a case')} needs {error.name}, which is not installed")
+            print(
+                f"left out: {getattr(make, '__name__', 'a case')} needs {error.name}, which is not installed"
+            )
             continue
         new = [{"target": options.target} | row for row in rows(case, found)]
         kept.add(*new)
-        print(table([{key: value for key, value in row.items() if key not in HIDDEN} for row in new]) + "\n", flush=True)
+        print(
+            table([{key: value for key, value in row.items() if key not in HIDDEN} for row in new])
+            + "\n",
+            flush=True,
+        )
     kept.finish()
     conclude(options, kept, partial(draw, kept.rows))

@@ -31,7 +31,11 @@ LENGTHS = tuple(2**power for power in range(6, 15))
 WIDTHS = (2, 4, 8, 16, 32, 64)
 BATCHES = (1, 8, 64)
 DIRECTIONS = ("forward", "gradient", "backward")
-LOOPS = {"forward": 256, "gradient": 64, "backward": 64}  # the longest Python loop among the baselines
+LOOPS = {
+    "forward": 256,
+    "gradient": 64,
+    "backward": 64,
+}  # the longest Python loop among the baselines
 LONGEST = 5.0  # seconds of one call
 INPUTS = 2  # tuples of arguments
 
@@ -44,7 +48,10 @@ PROGRAMS: dict[str, dict[str, dict[str, Any]]] = {
         "sequential / blocks": {"method": "sequential", "adjoint": BLOCKS},
         "newton / blocks": {"method": NEWTON, "adjoint": BLOCKS},
     },
-    "backward": {"auto": {"method": "sequential"}, "blocks": {"method": "sequential", "adjoint": BLOCKS}},
+    "backward": {
+        "auto": {"method": "sequential"},
+        "blocks": {"method": "sequential", "adjoint": BLOCKS},
+    },
 }
 
 
@@ -64,9 +71,14 @@ class Size:
         return near + math.log2(self.batch) + 3 * KINDS.index(self.kind)
 
 
-def sizes(kinds: list[str], lengths: list[int], widths: list[int], batches: list[int]) -> list[Size]:
+def sizes(
+    kinds: list[str], lengths: list[int], widths: list[int], batches: list[int]
+) -> list[Size]:
     """All combinations, the most important ones first."""
-    return sorted((Size(*size) for size in product(kinds, lengths, widths, batches)), key=lambda size: size.importance)
+    return sorted(
+        (Size(*size) for size in product(kinds, lengths, widths, batches)),
+        key=lambda size: size.importance,
+    )
 
 
 def default_sizes(quick: bool, on_cpu: bool) -> list[Size]:
@@ -83,7 +95,9 @@ def network(size: Size, seed: int) -> tuple[dict[str, Array], Array]:
     """Layers, stacked, ``w: [L, w, w]`` and ``b: [L, w]``; and an input ``[batch, w]``."""
     keys = jax.random.split(jax.random.key(seed), 3)
     bound = size.width**-0.5
-    w = jax.random.uniform(keys[0], (size.length, size.width, size.width), jnp.float32, -bound, bound)
+    w = jax.random.uniform(
+        keys[0], (size.length, size.width, size.width), jnp.float32, -bound, bound
+    )
     b = jax.random.uniform(keys[1], (size.length, size.width), jnp.float32, -bound, bound)
     return {"w": w, "b": b}, jax.random.normal(keys[2], (size.batch, size.width), jnp.float32)
 
@@ -116,7 +130,11 @@ def backward(kind: str, scan: Scan) -> Program:
     return Program(lambda pull, slope: pull(slope), prepare=jax.jit(prepare))
 
 
-MAKERS: dict[str, Callable[[str, Scan], Any]] = {"forward": forward, "gradient": gradient, "backward": backward}
+MAKERS: dict[str, Callable[[str, Scan], Any]] = {
+    "forward": forward,
+    "gradient": gradient,
+    "backward": backward,
+}
 
 
 @cache
@@ -124,7 +142,9 @@ def solver(kind: str, method: Any) -> Callable[..., Any]:
     """A solve by a method, compiled once for a size and all directions."""
 
     def solve(layers: dict[str, Array], x: Array) -> deeppcr.Solution:
-        return deeppcr.solve(deeppcr.Chain(partial(step, kind), layers), x, method=method, batch_ndim=1)
+        return deeppcr.solve(
+            deeppcr.Chain(partial(step, kind), layers), x, method=method, batch_ndim=1
+        )
 
     return jax.jit(solve)
 
@@ -136,9 +156,17 @@ def case(size: Size, direction: str) -> Case:
     for name, options in PROGRAMS[direction].items():
         program = make(partial(deeppcr.scan, batch_ndim=1, **options))
         method = options.get("method", "auto")
-        programs[name] = program if method == "sequential" else Program(program, solve=solver(size.kind, method))
+        programs[name] = (
+            program if method == "sequential" else Program(program, solve=solver(size.kind, method))
+        )
     return Case(
-        labels={"kind": size.kind, "L": size.length, "w": size.width, "batch": size.batch, "direction": direction},
+        labels={
+            "kind": size.kind,
+            "L": size.length,
+            "w": size.width,
+            "batch": size.batch,
+            "direction": direction,
+        },
         arguments=[network(size, seed) for seed in range(INPUTS)],
         baselines=baselines(make, size.length, LOOPS[direction]),
         programs=programs,
@@ -149,8 +177,12 @@ def main(argv: list[str]) -> None:
     """Measure, print the tables, and with --keep write the rows and the figure."""
     arguments = parser("mlp", __doc__)
     arguments.add_argument("--kinds", nargs="+", choices=KINDS, help="activations")
-    arguments.add_argument("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
-    arguments.add_argument("--widths", nargs="+", type=positive, metavar="W", help="units of a layer")
+    arguments.add_argument(
+        "--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers"
+    )
+    arguments.add_argument(
+        "--widths", nargs="+", type=positive, metavar="W", help="units of a layer"
+    )
     arguments.add_argument("--batches", nargs="+", type=positive, metavar="B", help="examples")
     arguments.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
     options = arguments.parse_args(argv)

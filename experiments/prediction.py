@@ -33,7 +33,18 @@ Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 SHARE = 0.1  # seconds that a program is called over and over, and at least as often as is asked for
 MOST_CALLS = 100
-PRINTED = ("chain", "program", "depth", "predicted ms", "ms", "min ms", "log2", "depth speedup", "predicted speedup", "speedup")
+PRINTED = (
+    "chain",
+    "program",
+    "depth",
+    "predicted ms",
+    "ms",
+    "min ms",
+    "log2",
+    "depth speedup",
+    "predicted speedup",
+    "speedup",
+)
 
 
 @dataclass(frozen=True)
@@ -143,7 +154,9 @@ def newton_turns(n: int, length: int, batch: int, method: deeppcr.Newton) -> int
     """How often Newton's method turns on `recurrent`: what the analysis cannot know."""
     _, (weights, x) = recurrent(n, length, batch)
     chain = deeppcr.Chain(lambda h, x: gru(weights, h, x), x)
-    return int(deeppcr.solve(chain, jnp.zeros_like(x[0]), method=method, batch_ndim=1).stats.iterations)
+    return int(
+        deeppcr.solve(chain, jnp.zeros_like(x[0]), method=method, batch_ndim=1).stats.iterations
+    )
 
 
 def programs(quick: bool = False) -> Iterator[Listed]:
@@ -152,13 +165,17 @@ def programs(quick: bool = False) -> Iterator[Listed]:
     def some(sizes: Sequence[Any]) -> Sequence[Any]:
         return sizes[:1] if quick else sizes
 
-    for n, length, batch in some([(4, 1024, 1), (16, 1024, 8), (64, 1024, 1), (64, 256, 32), (256, 256, 8)]):
+    for n, length, batch in some(
+        [(4, 1024, 1), (16, 1024, 8), (64, 1024, 1), (64, 256, 32), (256, 256, 8)]
+    ):
         chain, forward = f"gru n={n} L={length} batch={batch}", recurrent(n, length, batch)
         yield Listed(chain, "scan", forward)
         yield Listed(f"{chain}, gradient", "scan", gradient(forward))
     for n, length, batch in some([(4, 1024, 1), (16, 1024, 8)]):
         chain = f"gru n={n} L={length} batch={batch}"
-        yield Listed(f"{chain}, gradient", "auto", gradient(recurrent(n, length, batch, method="auto")))
+        yield Listed(
+            f"{chain}, gradient", "auto", gradient(recurrent(n, length, batch, method="auto"))
+        )
         newton = deeppcr.Newton(on_failure="return")
         turns = newton_turns(n, length, batch, newton)
         yield Listed(chain, "newton", recurrent(n, length, batch, method=newton), turns)
@@ -186,10 +203,16 @@ def measured(call: Callable[[], Any], repeats: int) -> Timing:
     return interleave({"": call}, repeats=max(repeats, min(MOST_CALLS, int(SHARE / once))))[""]
 
 
-def measurement(one: Listed, cost: depth.Cost, predicted: float, built: Build, timing: Timing) -> Row:
+def measurement(
+    one: Listed, cost: depth.Cost, predicted: float, built: Build, timing: Timing
+) -> Row:
     """What is known of one program, in the words of `experiments.common.versus.race`."""
     found = {"chain": one.chain, "program": one.name, "ms": 1e3 * timing.median}
-    found |= {"min ms": 1e3 * timing.minimum, "max ms": 1e3 * timing.maximum, "repeats": timing.count}
+    found |= {
+        "min ms": 1e3 * timing.minimum,
+        "max ms": 1e3 * timing.maximum,
+        "repeats": timing.count,
+    }
     found |= {"trace s": built.lower, "compile s": built.compile}
     if built.temporary_bytes is not None:
         found["temp MB"] = built.temporary_bytes / 1e6
@@ -228,7 +251,11 @@ def compare(listed: Iterator[Listed], device: depth.Device, repeats: int) -> Ite
 def summary(rows: Sequence[Row]) -> list[str]:
     """How far the predictions are off: of median and of least times, and of speedups."""
     least = [{"log2": log2(row["predicted ms"] / row["min ms"])} for row in rows]
-    speedups = [{"log2": log2(row["predicted speedup"] / row["speedup"])} for row in rows if "speedup" in row]
+    speedups = [
+        {"log2": log2(row["predicted speedup"] / row["speedup"])}
+        for row in rows
+        if "speedup" in row
+    ]
     lines = []
     for what, of_them in (("median times", rows), ("least times", least), ("speedups", speedups)):
         if found := errors(of_them):
@@ -244,12 +271,24 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     with figure(path, height=4.2) as (axes,):
         for kind in dict.fromkeys(row["chain"].partition(" ")[0] for row in rows):
             found = [row for row in rows if row["chain"].startswith(kind)]
-            axes.plot([row["ms"] for row in found], [row["predicted ms"] for row in found], "o", ms=4, label=kind)
+            axes.plot(
+                [row["ms"] for row in found],
+                [row["predicted ms"] for row in found],
+                "o",
+                ms=4,
+                label=kind,
+            )
         times = [row[key] for row in rows for key in ("ms", "predicted ms")]
         ends = [min(times, default=0.1), max(times, default=1)]
         for factor, color in ((1, "black"), (2, "0.7"), (0.5, "0.7")):
             axes.plot(ends, [factor * end for end in ends], color=color, linewidth=1, zorder=0)
-        axes.set(title="time of a call", xlabel="measured [ms]", ylabel="predicted [ms]", xscale="log", yscale="log")
+        axes.set(
+            title="time of a call",
+            xlabel="measured [ms]",
+            ylabel="predicted [ms]",
+            xscale="log",
+            yscale="log",
+        )
         axes.legend(fontsize=7)
 
 
@@ -257,7 +296,10 @@ def main(argv: list[str]) -> None:
     """Predict and measure; print a table and how far the predictions are off, and with --keep write the rows and the figure."""
     options = parser("prediction", __doc__).parse_args(argv)
     device, kept = model(options), record(options)
-    for found in progress(compare(in_time(programs(options.quick), options.seconds), device, options.repeats), "prediction"):
+    for found in progress(
+        compare(in_time(programs(options.quick), options.seconds), device, options.repeats),
+        "prediction",
+    ):
         kept.add(found)
     kept.finish()
     print(table([{key: row[key] for key in PRINTED if key in row} for row in kept.rows]))

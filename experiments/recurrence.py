@@ -142,7 +142,9 @@ def case(size: Size, transposed: bool = False, names: Sequence[str] = PARALLEL) 
     sequential: Mapping[str, Any]
     programs: dict[str, Any]
     if transposed:
-        sequential = baselines(backwards, size.length, longest=0)  # a Python loop runs forwards only
+        sequential = baselines(
+            backwards, size.length, longest=0
+        )  # a Python loop runs forwards only
         sequential |= {SEQUENTIAL: find_solver(SEQUENTIAL).solve_transposed}
         programs = {name: find_solver(name).solve_transposed for name in names}
     else:
@@ -173,7 +175,11 @@ def compared(rows: Sequence[Row], auto: str) -> Row:
     """
     ms = {row["program"]: float(row["ms"]) for row in rows if "speedup" in row}
     loops, solvers = (
-        {row["program"]: ms[row["program"]] for row in rows if row["program"] in ms and row["baseline"] == baseline}
+        {
+            row["program"]: ms[row["program"]]
+            for row in rows
+            if row["program"] in ms and row["baseline"] == baseline
+        }
         for baseline in (True, False)
     )
     associative = solvers.pop(ASSOCIATIVE, None)
@@ -186,7 +192,10 @@ def compared(rows: Sequence[Row], auto: str) -> Row:
         name = min(solvers, key=lambda name: solvers[name])
         line |= {"parallel": name, "parallel ms": solvers[name]}
         if associative:
-            line |= {"associative ms": associative, "scan/best parallel": associative / solvers[name]}
+            line |= {
+                "associative ms": associative,
+                "scan/best parallel": associative / solvers[name],
+            }
     line["auto"] = auto
     if auto in ms:
         line["auto/best"] = ms[auto] / min(ms.values())
@@ -196,28 +205,44 @@ def compared(rows: Sequence[Row], auto: str) -> Row:
 def sizes(options: argparse.Namespace) -> list[Size]:
     """What is asked for, or else what is measured if nobody says what, the most important first."""
     on_cpu = jax.default_backend() == "cpu"
-    lengths = options.lengths or ([1024] if options.quick else [*LENGTHS] if on_cpu else [*LENGTHS, LONG])
+    lengths = options.lengths or (
+        [1024] if options.quick else [*LENGTHS] if on_cpu else [*LENGTHS, LONG]
+    )
     widths = options.widths or ([4, 16] if options.quick else [*WIDTHS])
     found = [
         Size(kind, length, width, batch)
         for kind, length, width, batch in product(options.kinds, lengths, widths, options.batches)
     ]
     given = options.lengths and options.widths
-    return [size for size in found if given or size.length * size.width**2 * size.batch <= MOST_ENTRIES]
+    return [
+        size for size in found if given or size.length * size.width**2 * size.batch <= MOST_ENTRIES
+    ]
 
 
 def main(argv: list[str]) -> None:
     """Time the solvers, print the tables, and with --keep write the rows and the figure."""
     command = parser("recurrence", __doc__)
-    command.add_argument("--kinds", nargs="+", choices=KINDS, default=["dense"], help="of blocks (dense)")
+    command.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=["dense"], help="of blocks (dense)"
+    )
     command.add_argument("--lengths", nargs="+", type=positive, metavar="L", help="steps")
     command.add_argument("--widths", nargs="+", type=positive, metavar="W", help="rows of a block")
-    command.add_argument("--batches", nargs="+", type=positive, metavar="B", default=[1], help="examples (1)")
-    command.add_argument("--solvers", nargs="+", choices=PARALLEL, default=PARALLEL, help="the parallel ones (all)")
-    command.add_argument("--transposed", action="store_true", help="the transposed recurrence, as the adjoint has it")
+    command.add_argument(
+        "--batches", nargs="+", type=positive, metavar="B", default=[1], help="examples (1)"
+    )
+    command.add_argument(
+        "--solvers", nargs="+", choices=PARALLEL, default=PARALLEL, help="the parallel ones (all)"
+    )
+    command.add_argument(
+        "--transposed", action="store_true", help="the transposed recurrence, as the adjoint has it"
+    )
     options = command.parse_args(argv)
-    if {"pairs", "neighbours"} & {*options.kinds} and any(width % 2 for width in options.widths or ()):
-        command.error(f"--widths {' '.join(map(str, options.widths))}: pairs and neighbours need even ones")
+    if {"pairs", "neighbours"} & {*options.kinds} and any(
+        width % 2 for width in options.widths or ()
+    ):
+        command.error(
+            f"--widths {' '.join(map(str, options.widths))}: pairs and neighbours need even ones"
+        )
     device, kept = model(options), record(options)
     todo = sizes(options)
     for size in progress(in_time(todo, options.seconds), "recurrence", len(todo)):
@@ -228,5 +253,13 @@ def main(argv: list[str]) -> None:
         print(table([shown(row) for row in rows]) + "\n", flush=True)
         jax.clear_caches()  # compiled programs of sizes that are done would fill the memory
     kept.finish()
-    print(table([{key: value for key, value in row.items() if key != "part"} for row in kept.rows if "part" in row]))
+    print(
+        table(
+            [
+                {key: value for key, value in row.items() if key != "part"}
+                for row in kept.rows
+                if "part" in row
+            ]
+        )
+    )
     conclude(options, kept, partial(draw, kept.rows))

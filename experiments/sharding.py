@@ -51,8 +51,25 @@ where nothing is trained."""
 NAMES = ("scaling", "row")
 SPEED = (
     *NAMES,
-    *("sequential", "sequential ms", "lax.scan ms", "ms", "sequential depth", "depth", "depth speedup", "predicted ms"),
-    *("of it messages", "log2", "predicted speedup", "speedup", "over lax.scan", "over one device", "note"),
+    *(
+        "sequential",
+        "sequential ms",
+        "lax.scan ms",
+        "ms",
+        "sequential depth",
+        "depth",
+        "depth speedup",
+        "predicted ms",
+    ),
+    *(
+        "of it messages",
+        "log2",
+        "predicted speedup",
+        "speedup",
+        "over lax.scan",
+        "over one device",
+        "note",
+    ),
 )
 # Seconds until a run of several processes is given up, and training steps in it.
 SECONDS = 120.0
@@ -84,7 +101,10 @@ def scaling_jobs(options: Namespace, machine: Machine) -> Iterator[tuple[str, Jo
     most = max(sizes)
     for count, size in sizes.items():
         counts = tuple(sorted(sizes)) if count == most else (count,)
-        yield "measured scaling", partial(scaling.measured_rows, size, counts, machine, options.repeats)
+        yield (
+            "measured scaling",
+            partial(scaling.measured_rows, size, counts, machine, options.repeats),
+        )
     for name in LINKS:
         iterations, _ = stack.told(sizes[most])
         yield "scaling on paper", partial(scaling.paper_rows, name, iterations, options.quick)
@@ -130,7 +150,12 @@ def several_processes(number: int, quick: bool) -> None:
     if len(found[1]) != len(found[number]):
         sys.exit(f"{len(found[1])} steps by one process, {len(found[number])} by {number}")
     rows = [
-        {"step": step, "loss, 1 process": one, f"loss, {number} processes": many, "difference": abs(many - one) / abs(one)}
+        {
+            "step": step,
+            "loss, 1 process": one,
+            f"loss, {number} processes": many,
+            "difference": abs(many - one) / abs(one),
+        }
         for step, (one, many) in enumerate(zip(found[1], found[number], strict=True))
     ]
     names = [f"loss, {count} process{'es' * (count > 1)}" for count in (1, number)]
@@ -152,15 +177,21 @@ def tables(rows: list[Row]) -> Iterator[str]:
             if "row" in speed and "depth" in speed
             else [columns]
         )
-        texts = [table([{key: row.get(key, "") for key in group} for row in found]) for group in groups]
+        texts = [
+            table([{key: row.get(key, "") for key in group} for row in found]) for group in groups
+        ]
         yield from ["\n\n".join(filter(None, [part, *texts, note]))] if found else []
 
 
 def main(argv: list[str]) -> None:
     """Measure, print the tables, and with --keep write the rows and the figure."""
     command = parser("sharding", __doc__)
-    command.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (all)")
-    command.add_argument("--processes", type=int, choices=(2, 4, 8), help="instead: train in as many local processes")
+    command.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (all)"
+    )
+    command.add_argument(
+        "--processes", type=int, choices=(2, 4, 8), help="instead: train in as many local processes"
+    )
     options = command.parse_args(argv)
     if options.processes:
         several_processes(options.processes, options.quick)
@@ -169,10 +200,16 @@ def main(argv: list[str]) -> None:
         again = [sys.executable, "-m", "experiments", "sharding", *argv]
         if os.environ.get("JAX_PLATFORMS") == "cpu":
             sys.exit(f"jax has {jax.device_count()} devices, and does not simulate {DEVICES}")
-        sys.exit(subprocess.run(again, env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=False).returncode)
+        sys.exit(
+            subprocess.run(again, env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=False).returncode
+        )
 
     kept = record(options)
-    kind = f"simulated on {environment()['cores']} cores, which they share" if jax.default_backend() == "cpu" else device()
+    kind = (
+        f"simulated on {environment()['cores']} cores, which they share"
+        if jax.default_backend() == "cpu"
+        else device()
+    )
     print(f"{jax.device_count()} devices, {kind}", flush=True)
     for part, job in progress(in_time(jobs(options), options.seconds), "sharding"):
         for row in job():

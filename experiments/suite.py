@@ -52,7 +52,9 @@ class Entry:
         command = [sys.executable, "-m", "experiments", self.name, *self.options]
         command += ["--quick"] if quick else []
         command += ["--keep", self.name, "--out", str(results.FOLDER)]
-        rest = max(FINISHING, 0.1 * seconds)  # a case that has begun is finished, and then the figure is drawn
+        rest = max(
+            FINISHING, 0.1 * seconds
+        )  # a case that has begun is finished, and then the figure is drawn
         return [*command, "--seconds", f"{max(1.0, seconds - rest):.0f}"]
 
 
@@ -100,9 +102,13 @@ def run(entries: Sequence[Entry], budget: float, quick: bool, logs: Path) -> Ite
         left = end - time.monotonic() - GRACE
         least = min(entry.least, QUICK) if quick else entry.least
         if left < least:
-            yield Ending(entry.name, 0.0, f"not begun: {max(left, 0):.0f} s were left, it takes {least:.0f}")
+            yield Ending(
+                entry.name, 0.0, f"not begun: {max(left, 0):.0f} s were left, it takes {least:.0f}"
+            )
             continue
-        share = min(left, max(least, left * entry.weight / sum(other.weight for other in entries[number:])))
+        share = min(
+            left, max(least, left * entry.weight / sum(other.weight for other in entries[number:]))
+        )
         start = time.monotonic()
         outcome = attempt(entry.command(share, quick), share, logs / f"{entry.name}.log")
         yield Ending(entry.name, time.monotonic() - start, outcome)
@@ -112,7 +118,9 @@ def attempt(command: Sequence[str], seconds: float, log: Path) -> str:
     """Run a command for at most so many seconds, and say how it ended: "done", or why not."""
     with log.open("w") as file:
         # A session of its own: what it has started itself is ended with it.
-        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -148,11 +156,30 @@ def written(name: str, since: float, folder: Path) -> Row:
 def main(argv: list[str]) -> None:
     """Run, print a line for each experiment as it ends, and a table of all at last."""
     parser = argparse.ArgumentParser(prog="python -m experiments suite", description=__doc__)
-    parser.add_argument("--budget", type=positive, required=True, metavar="SECONDS", help="for everything")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write results to DIR/<device>, and not to results/<device>")
-    parser.add_argument("--logs", type=Path, metavar="DIR", help="where to write what they print; else to a temporary folder")
-    parser.add_argument("--only", nargs="+", choices=[entry.name for entry in ENTRIES], help="of all experiments these")
-    parser.add_argument("--quick", action="store_true", help="small sizes: to see whether everything runs")
+    parser.add_argument(
+        "--budget", type=positive, required=True, metavar="SECONDS", help="for everything"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write results to DIR/<device>, and not to results/<device>",
+    )
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        metavar="DIR",
+        help="where to write what they print; else to a temporary folder",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[entry.name for entry in ENTRIES],
+        help="of all experiments these",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes: to see whether everything runs"
+    )
     options = parser.parse_args(argv)
     entries = [entry for entry in ENTRIES if not options.only or entry.name in options.only]
     if options.out:
@@ -172,7 +199,14 @@ def main(argv: list[str]) -> None:
 def _reported(entries: Sequence[Entry], options: argparse.Namespace, logs: Path) -> Iterator[Row]:
     """Run them; a line, and a row of the table, for each as it ends."""
     since = time.time()
-    for ending in progress(run(entries, options.budget, options.quick, logs), "suite", len(entries)):
+    for ending in progress(
+        run(entries, options.budget, options.quick, logs), "suite", len(entries)
+    ):
         print(f"{ending.name}: {ending.outcome}", flush=True)
         found = written(ending.name, since, results.FOLDER)
-        yield {"experiment": ending.name, "seconds": round(ending.seconds), **found, "outcome": ending.outcome}
+        yield {
+            "experiment": ending.name,
+            "seconds": round(ending.seconds),
+            **found,
+            "outcome": ending.outcome,
+        }

@@ -57,7 +57,9 @@ def parameters(count: int) -> list[dict[str, Array]]:
     keys = jax.random.split(jax.random.key(0), (count, 6))
 
     def one(keys: Array) -> dict[str, Array]:
-        weights = {f"w{i}": WIDTH**-0.5 * jax.random.normal(keys[i], (WIDTH, WIDTH)) for i in range(6)}
+        weights = {
+            f"w{i}": WIDTH**-0.5 * jax.random.normal(keys[i], (WIDTH, WIDTH)) for i in range(6)
+        }
         return weights | {f"b{i}": jnp.zeros(WIDTH) for i in range(6)}
 
     return [one(own) for own in keys]
@@ -95,11 +97,15 @@ def training(network: Callable[[Any, Array], Array], optimizer: Any, packed: boo
 
     def train(params: Any, xs: Array) -> Any:
         packing = deeppcr.Packing.of(params)
-        pack, unpack = (packing.pack, packing.unpack) if packed else (lambda tree: tree, lambda tree: tree)
+        pack, unpack = (
+            (packing.pack, packing.unpack) if packed else (lambda tree: tree, lambda tree: tree)
+        )
 
         def step(carry: Any, x: Array) -> tuple[Any, Array]:
             held, state = carry
-            loss, gradients = jax.value_and_grad(lambda params: jnp.mean(network(params, x) ** 2))(unpack(held))
+            loss, gradients = jax.value_and_grad(lambda params: jnp.mean(network(params, x) ** 2))(
+                unpack(held)
+            )
             updates, state = optimizer.update(pack(gradients), state, held)
             return (optax.apply_updates(held, updates), state), loss
 
@@ -117,7 +123,10 @@ WAYS: dict[str, tuple[Callable[[int], Any], Callable[[], Loop]]] = {
     "list, packed adam": (parameters, lambda: training(by_hand, deeppcr.pack(ADAM))),
     "stack, adam": (stacked, lambda: training(deeppcr.forward, ADAM)),
     "stack, packed adam": (stacked, lambda: training(deeppcr.forward, deeppcr.pack(ADAM))),
-    "stack and adam packed": (stacked, lambda: training(deeppcr.forward, deeppcr.pack(ADAM), packed=True)),
+    "stack and adam packed": (
+        stacked,
+        lambda: training(deeppcr.forward, deeppcr.pack(ADAM), packed=True),
+    ),
 }
 
 
@@ -149,8 +158,16 @@ def measure(size: Size, device: depth.Device, builds: int, repeats: int) -> Iter
     for row in compare({name: way(name, size) for name in WAYS}, PLAIN, device, builds, repeats):
         name = row.pop("way")
         seconds[name] = row["total"]
-        said = {"way": name, "modules": size.modules, "steps": size.steps, "seconds": row.pop("total")}
-        said |= {"against list": seconds[LIST] / seconds[name], "us a step": 1e3 * row["ms"] / size.steps}
+        said = {
+            "way": name,
+            "modules": size.modules,
+            "steps": size.steps,
+            "seconds": row.pop("total"),
+        }
+        said |= {
+            "against list": seconds[LIST] / seconds[name],
+            "us a step": 1e3 * row["ms"] / size.steps,
+        }
         yield said | row
 
 
@@ -159,9 +176,16 @@ def draw(rows: list[Row], path: Path) -> None:
     names = [row["way"] for row in rows]
     with figure(path, columns=2) as axes:
         for key, title, one in zip(
-            ("seconds", "us a step"), ("seconds to trace and compile", "microseconds a training step"), axes, strict=True
+            ("seconds", "us a step"),
+            ("seconds to trace and compile", "microseconds a training step"),
+            axes,
+            strict=True,
         ):
-            one.barh(names, [row[key] for row in rows], color=["0.5" if name in (LIST, PLAIN) else "C0" for name in names])
+            one.barh(
+                names,
+                [row[key] for row in rows],
+                color=["0.5" if name in (LIST, PLAIN) else "C0" for name in names],
+            )
             one.invert_yaxis()
             one.set_title(title)
 
@@ -169,9 +193,18 @@ def draw(rows: list[Row], path: Path) -> None:
 def main(argv: list[str]) -> None:
     """Trace, compile and run, the ways in turn; print a table, and with --keep write the rows and the figure."""
     command = parser("training_loop", __doc__)
-    command.add_argument("--builds", type=positive, metavar="N", help=f"times that each is compiled ({BUILDS}, quick: 1)")
-    command.add_argument("--modules", type=positive, metavar="N", help=f"of the network ({Size.modules}, quick: 4)")
-    command.add_argument("--steps", type=positive, metavar="N", help=f"of training ({Size.steps}, quick: 20)")
+    command.add_argument(
+        "--builds",
+        type=positive,
+        metavar="N",
+        help=f"times that each is compiled ({BUILDS}, quick: 1)",
+    )
+    command.add_argument(
+        "--modules", type=positive, metavar="N", help=f"of the network ({Size.modules}, quick: 4)"
+    )
+    command.add_argument(
+        "--steps", type=positive, metavar="N", help=f"of training ({Size.steps}, quick: 20)"
+    )
     options = command.parse_args(argv)
     usual = Size(4, 20) if options.quick else Size()
     size = Size(options.modules or usual.modules, options.steps or usual.steps)
@@ -180,5 +213,9 @@ def main(argv: list[str]) -> None:
     for each in in_time([size], options.seconds):
         kept.add(*measure(each, device, builds, options.repeats))
     kept.finish()
-    print(table([{key: value for key, value in row.items() if key not in HIDDEN} for row in kept.rows]))
+    print(
+        table(
+            [{key: value for key, value in row.items() if key not in HIDDEN} for row in kept.rows]
+        )
+    )
     conclude(options, kept, partial(draw, kept.rows) if kept.rows else None)

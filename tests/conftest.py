@@ -16,7 +16,9 @@ HURRIED = (
     "--xla_cpu_parallel_codegen_split_count=1",
 )
 
-os.environ["XLA_FLAGS"] = " ".join([*HURRIED, os.environ.get("XLA_FLAGS", "")])  # read when the first program is compiled
+os.environ["XLA_FLAGS"] = " ".join(
+    [*HURRIED, os.environ.get("XLA_FLAGS", "")]
+)  # read when the first program is compiled
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")

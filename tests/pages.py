@@ -36,7 +36,9 @@ def run(text: str, name: str) -> None:
                 exec(compile(ast.Module([statement], []), name, "exec"), namespace)
             wanted, got = promised(statement, block), printed.getvalue()
             if wanted and not doctest.OutputChecker().check_output(wanted, got, OPTIONS):
-                raise AssertionError(f"{name}, line {statement.lineno} prints\n{got}\nand not\n{wanted}")
+                raise AssertionError(
+                    f"{name}, line {statement.lineno} prints\n{got}\nand not\n{wanted}"
+                )
 
 
 def promised(statement: ast.stmt, block: str) -> str:

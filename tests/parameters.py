@@ -25,7 +25,10 @@ def everything():
     """Parameters of every kind: only floating ones can be trained."""
     return {
         "w": jnp.array([[0.0, -0.0], [1.5, jnp.nan]], "float32"),
-        "frozen": (jnp.array([-0.0, 0.0, jnp.inf, 2.0**-149], "float32"), jnp.array([-0.0, 1.0], "bfloat16")),
+        "frozen": (
+            jnp.array([-0.0, 0.0, jnp.inf, 2.0**-149], "float32"),
+            jnp.array([-0.0, 1.0], "bfloat16"),
+        ),
         "count": jnp.int32(-3),
         "flag": jnp.array([True, False]),
         "key": jax.random.split(jax.random.key(0), 2),

@@ -37,7 +37,9 @@ class Problem:
     def astype(self, dtype):
         """The same problem with every floating array in ``dtype``."""
         cast = partial(jax.tree.map, lambda x: x.astype(dtype) if floating(x) else x)
-        return dataclasses.replace(self, params=cast(self.params), init=cast(self.init), xs=cast(self.xs))
+        return dataclasses.replace(
+            self, params=cast(self.params), init=cast(self.init), xs=cast(self.xs)
+        )
 
 
 def floating(x):
@@ -65,7 +67,9 @@ def backpropagate(problem, scan):
     @jax.jit
     def both(moving):
         differentiable, pull, outputs = jax.vjp(run, moving, has_aux=True)
-        return outputs, pull([normal(i, *y.shape).astype(y.dtype) for i, y in enumerate(differentiable)])[0]
+        return outputs, pull(
+            [normal(i, *y.shape).astype(y.dtype) for i, y in enumerate(differentiable)]
+        )[0]
 
     return both([leaf for leaf, m in zip(leaves, moves, strict=True) if m])
 
@@ -79,7 +83,9 @@ def oracle(problem):
 def assert_agree(actual, expected, tolerance=1e-10):
     """Same structure, shapes and dtypes; values to ``tolerance`` of the largest entry of each array."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(expected)]
+    paths = [
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(expected)
+    ]
     for path, a, e in zip(paths, jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         a, e = jnp.asarray(a), jnp.asarray(e)
         assert a.dtype == e.dtype, path
@@ -237,7 +243,9 @@ def keys(n):
 
 
 PROBLEMS = {
-    "mlp": Problem(tanh_layer, None, normal(0, 4), (normal(1, L, 4, 4, scale=0.5), normal(2, L, 4))),
+    "mlp": Problem(
+        tanh_layer, None, normal(0, 4), (normal(1, L, 4, 4, scale=0.5), normal(2, L, 4))
+    ),
     "relu mlp": Problem(
         relu_layer,
         None,
@@ -245,8 +253,15 @@ PROBLEMS = {
         (normal(1, L, 4, 6, scale=0.4), normal(2, L, 6), normal(3, L, 6, 4, scale=0.3)),
         batch_ndim=1,
     ),
-    "mlp of a grid": Problem(tanh_layer, None, normal(0, 2, 3, 2), (normal(1, L, 2, 2), normal(2, L, 2)), batch_ndim=2),
-    "gru": Problem(gru, (normal(0, 3, 9, scale=0.6), normal(1, 2, 9), normal(2, 9)), normal(3, 3), normal(4, L, 2)),
+    "mlp of a grid": Problem(
+        tanh_layer, None, normal(0, 2, 3, 2), (normal(1, L, 2, 2), normal(2, L, 2)), batch_ndim=2
+    ),
+    "gru": Problem(
+        gru,
+        (normal(0, 3, 9, scale=0.6), normal(1, 2, 9), normal(2, 9)),
+        normal(3, 3),
+        normal(4, L, 2),
+    ),
     "gru backwards": Problem(
         gru,
         (normal(0, 3, 9, scale=0.6), normal(1, 2, 9), normal(2, 9)),
@@ -269,7 +284,9 @@ PROBLEMS = {
         (normal(1, L, 3, 3, 2, 3, scale=0.2), normal(2, L, 3, 3, 3, 2, scale=0.2)),
         batch_ndim=1,
     ),
-    "ode": Problem(rk4, {"stiffness": jnp.array(1.5), "h": jnp.array(0.1)}, jnp.array([1.0, -0.5]), length=L),
+    "ode": Problem(
+        rk4, {"stiffness": jnp.array(1.5), "h": jnp.array(0.1)}, jnp.array([1.0, -0.5]), length=L
+    ),
     "odd": Problem(
         odd,
         (normal(0, 5, 3), normal(1, 3, 3, scale=0.5)),
@@ -288,7 +305,11 @@ PROBLEMS = {
         normal(2, L, 4, 3),
         batch_ndim=1,
     ),
-    "custom vjp": Problem(only_backwards, normal(0, 3, 3, scale=0.6), normal(1, 3), normal(2, L, 3)),
+    "custom vjp": Problem(
+        only_backwards, normal(0, 3, 3, scale=0.6), normal(1, 3), normal(2, L, 3)
+    ),
     "custom jvp": Problem(own_forwards, normal(0, 3, 3, scale=0.6), normal(1, 3), normal(2, L, 3)),
-    "scalar": Problem(lambda a, z, x: (a * jnp.sin(z) + x, z * x), jnp.array(0.9), jnp.array(0.3), normal(0, L)),
+    "scalar": Problem(
+        lambda a, z, x: (a * jnp.sin(z) + x, z * x), jnp.array(0.9), jnp.array(0.3), normal(0, L)
+    ),
 }

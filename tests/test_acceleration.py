@@ -17,7 +17,10 @@ CALLS = 7
 
 def iterates(seed=0, calls=CALLS):
     """(trajectory, proposed) of every call: not an iteration's, but what is computed from them does not depend on that."""
-    return [(normal(seed + 2 * k, L, BATCH, W), normal(seed + 2 * k + 1, L, BATCH, W)) for k in range(calls)]
+    return [
+        (normal(seed + 2 * k, L, BATCH, W), normal(seed + 2 * k + 1, L, BATCH, W))
+        for k in range(calls)
+    ]
 
 
 @cache
@@ -49,10 +52,13 @@ def reference(accelerate, pairs):
             target = residuals[-1][so_far].ravel()
             sizes = np.linalg.norm(columns, axis=0)
             unit = columns / sizes
-            weights = np.linalg.solve(unit.T @ unit + accelerate.regularization * np.eye(len(changes)), unit.T @ target)
+            weights = np.linalg.solve(
+                unit.T @ unit + accelerate.regularization * np.eye(len(changes)), unit.T @ target
+            )
             share = weights @ (unit.T @ target) / (target @ target)
             expected[step, example] -= share * sum(
-                g / s * move[step, example] for g, s, move in zip(weights, sizes, moves, strict=True)
+                g / s * move[step, example]
+                for g, s, move in zip(weights, sizes, moves, strict=True)
             )
     return expected
 
@@ -77,7 +83,9 @@ def test_an_iterate_that_comes_again_tells_nothing():
     assert_agree(accelerated, run(Anderson(), [first, second, third])[0][-1])
 
 
-@pytest.mark.parametrize("disturbance", [1.0, 1e200, np.inf, np.nan], ids=["ordinary", "huge", "infinite", "nan"])
+@pytest.mark.parametrize(
+    "disturbance", [1.0, 1e200, np.inf, np.nan], ids=["ordinary", "huge", "infinite", "nan"]
+)
 def test_later_steps_do_not_disturb_earlier_ones(disturbance):
     pairs = iterates()
     trajectory, proposed = pairs[3]
@@ -103,13 +111,17 @@ def test_what_has_settled_and_the_next_step_are_left_alone(settled):
     trajectory = trajectory.at[:settled].set(proposed[:settled] * (1 + 4e-16))
     accelerated = run(Anderson(), [*pairs[:-1], (trajectory, proposed)])[0][-1]
     plain = (accelerated == proposed).all(axis=-1)
-    np.testing.assert_array_equal(plain, np.broadcast_to((np.arange(L) <= settled)[:, None], plain.shape))
+    np.testing.assert_array_equal(
+        plain, np.broadcast_to((np.arange(L) <= settled)[:, None], plain.shape)
+    )
 
 
 def test_examples_settle_on_their_own():
     pairs = iterates()
     trajectory, proposed = pairs[-1]
-    accelerated = run(Anderson(), [*pairs[:-1], (trajectory.at[:6, 0].set(proposed[:6, 0]), proposed)])[0][-1]
+    accelerated = run(
+        Anderson(), [*pairs[:-1], (trajectory.at[:6, 0].set(proposed[:6, 0]), proposed)]
+    )[0][-1]
     assert_agree(accelerated[:7, 0], proposed[:7, 0], 0)
     assert_agree(accelerated[:, 1], run(Anderson(), pairs)[0][-1][:, 1], 0)
 
@@ -125,7 +137,10 @@ def test_states_of_any_size(size):
 
 def test_parallel_differences_do_no_harm():
     """Every difference is the same: the Gram matrix has rank one."""
-    start, move = normal(0, L, BATCH, W).astype(jnp.float32), normal(1, L, BATCH, W).astype(jnp.float32)
+    start, move = (
+        normal(0, L, BATCH, W).astype(jnp.float32),
+        normal(1, L, BATCH, W).astype(jnp.float32),
+    )
     pairs = [(start + (k + 1) * move, start - k * move) for k in range(CALLS)]
     accelerated = run(Anderson(), pairs)[0][-1]
     # Each step of k changes Y - Z by -2 move: both vanish at k = -1/2, where Y is start + move / 2.
@@ -134,7 +149,9 @@ def test_parallel_differences_do_no_harm():
 
 
 @pytest.mark.parametrize(
-    "shape", [(1, 2), (4, 0), (5, 1), (3, 2, 1, 2)], ids=["one step", "no entries", "one entry", "two batch axes"]
+    "shape",
+    [(1, 2), (4, 0), (5, 1), (3, 2, 1, 2)],
+    ids=["one step", "no entries", "one entry", "two batch axes"],
 )
 def test_any_shape(shape):
     pairs = [(normal(k, *shape), normal(k + 1, *shape)) for k in range(0, 8, 2)]
@@ -157,7 +174,9 @@ def test_steps_that_enter_a_window_know_nothing():
     _, state = run(accelerate, pairs[:3])
     state = compiled(accelerate.shift)(state, jnp.int32(COUNT))
     later = run(accelerate, pairs[3:6], state)[0]
-    entered = [(z == y).all(axis=-1)[-COUNT:].all() for z, (_, y) in zip(later, pairs[3:6], strict=True)]
+    entered = [
+        (z == y).all(axis=-1)[-COUNT:].all() for z, (_, y) in zip(later, pairs[3:6], strict=True)
+    ]
     assert entered == [True, False, False]  # two iterates make a difference
     assert not (later[0] == pairs[3][1]).all(axis=-1)[1:-COUNT].any()
     # Then they know one difference, and what earlier steps know beside it is none of theirs.
@@ -197,7 +216,9 @@ def picard(accelerate, start):
 
     def goes_on(carry):
         turn, trajectory, proposed, _ = carry
-        return (turn < LENGTH) & (jnp.abs(proposed - trajectory).max() > 1e-5 * jnp.abs(proposed).max())
+        return (turn < LENGTH) & (
+            jnp.abs(proposed - trajectory).max() > 1e-5 * jnp.abs(proposed).max()
+        )
 
     def iterate(carry):
         turn, trajectory, proposed, state = carry
@@ -210,7 +231,9 @@ def picard(accelerate, start):
     def solve():
         first = jnp.broadcast_to(start, (LENGTH, *start.shape))
         state = None if accelerate is None else accelerate.begin(first)
-        turns, _, proposed, _ = jax.lax.while_loop(goes_on, iterate, (jnp.int32(0), first, plain(first), state))
+        turns, _, proposed, _ = jax.lax.while_loop(
+            goes_on, iterate, (jnp.int32(0), first, plain(first), state)
+        )
         return proposed, turns
 
     return solve()
@@ -235,7 +258,9 @@ def test_history_is_checked(history):
 
 @pytest.mark.parametrize("regularization", [0.0, -1.0, float("nan"), float("inf")], ids=str)
 def test_regularization_is_checked(regularization):
-    with pytest.raises(ValueError, match=f"regularization is {regularization}, expected a number > 0"):
+    with pytest.raises(
+        ValueError, match=f"regularization is {regularization}, expected a number > 0"
+    ):
         Anderson(regularization=regularization)
 
 

@@ -99,7 +99,11 @@ def test_a_chain_that_overflows_ends_as_the_sequential_program_does():
     start = jnp.full((WIDTH,), 1e200)
 
     def run(method):
-        return jax.jit(lambda z: deeppcr.solve(Chain(lambda z, x: z * z * x, jnp.ones((L, WIDTH))), z, method=method))(start)
+        return jax.jit(
+            lambda z: deeppcr.solve(
+                Chain(lambda z, x: z * z * x, jnp.ones((L, WIDTH))), z, method=method
+            )
+        )(start)
 
     expected = run("sequential").trajectory
     with compiled_for("cuda"):
@@ -113,7 +117,9 @@ def test_a_chain_that_overflows_ends_as_the_sequential_program_does():
 def test_gradients_are_those_of_the_sequential_program(method, linear):
     expected = jax.jit(jax.grad(loss("sequential", "autodiff"), (0, 1)))(START, INPUTS)
     with compiled_for("cuda"):
-        found = jax.jit(jax.grad(loss(method, Adjoint(linearize="dense", linear=linear)), (0, 1)))(START, INPUTS)
+        found = jax.jit(jax.grad(loss(method, Adjoint(linearize="dense", linear=linear)), (0, 1)))(
+            START, INPUTS
+        )
     assert_agree(found, expected, 1e-12)
 
 
@@ -122,7 +128,9 @@ def test_a_solver_is_chosen_for_the_platform():
     for name in ("cpu", "cuda"):
         with compiled_for(name):
             text[name] = str(jax.make_jaxpr(states(Newton(linearize="dense")))(START, INPUTS))
-    assert text["cpu"].count("scan[") == text["cuda"].count("scan[") == 1  # the recurrence; the first turns
+    assert (
+        text["cpu"].count("scan[") == text["cuda"].count("scan[") == 1
+    )  # the recurrence; the first turns
 
 
 def test_rounds_have_one_shape_up_to_a_width():
@@ -131,14 +139,20 @@ def test_rounds_have_one_shape_up_to_a_width():
         with compiled_for("cuda"):
             jaxpr = str(jax.make_jaxpr(ParallelCyclicReduction().solve)(blocks, b))
         assert "dot_general" not in jaxpr
-        assert jaxpr.count("optimization_barrier") == 1  # a round is a kernel, or less, as XLA thinks best
+        assert (
+            jaxpr.count("optimization_barrier") == 1
+        )  # a round is a kernel, or less, as XLA thinks best
 
 
 def test_the_planner_sees_what_runs_there():
     problem = deeppcr.chain.pose(lambda z, x: (step(z, x), None), START, INPUTS, L, 0, "z0")
     pieces = Pieces.of(problem)
     blocks = pieces.blocks(NEWTONS["dense"].bind(problem)[1].shared[1])[1]
-    here, there = (pieces.on(cpu=cpu).solve(ParallelCyclicReduction(), blocks) for cpu in (True, False))
-    assert sum(times for _, times in there.program.kernels) < sum(times for _, times in here.program.kernels)
+    here, there = (
+        pieces.on(cpu=cpu).solve(ParallelCyclicReduction(), blocks) for cpu in (True, False)
+    )
+    assert sum(times for _, times in there.program.kernels) < sum(
+        times for _, times in here.program.kernels
+    )
     assert choose_solver(blocks, "cuda") == ParallelCyclicReduction() != CyclicReduction()
     assert choose_method(pieces, "cpu") == deeppcr.Sequential()

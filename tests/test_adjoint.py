@@ -142,7 +142,9 @@ def inside_lax_scan(scan):
 
 def inside_cond(scan):
     def value(flag, *arguments):
-        return jax.lax.cond(flag, partial(loss, scan), lambda w, i, x: jnp.sum(w) * jnp.sum(i), *arguments)
+        return jax.lax.cond(
+            flag, partial(loss, scan), lambda w, i, x: jnp.sum(w) * jnp.sum(i), *arguments
+        )
 
     grad = jax.grad(value, argnums=(1, 2, 3))
     return [grad(jnp.array(flag), *ARGUMENTS) for flag in (True, False)]
@@ -153,7 +155,9 @@ def inside_itself(scan):
 
     def value(weight, init, xs):
         def outer(carry, x):
-            last, ys = scan(lambda z, t: (jnp.tanh(weight @ z + t * x + carry), z), carry, jnp.arange(2.0))
+            last, ys = scan(
+                lambda z, t: (jnp.tanh(weight @ z + t * x + carry), z), carry, jnp.arange(2.0)
+            )
             return 0.5 * last, ys
 
         last, ys = scan(outer, init, xs[:4])
@@ -169,7 +173,9 @@ def inside_while_loop(scan):
         count, z = state
         return count + 1, run(scan, weight, z, xs)[0]
 
-    return jax.jvp(lambda z: jax.lax.while_loop(lambda s: s[0] < 3, turn, (0, z))[1], (init,), (init,))
+    return jax.jvp(
+        lambda z: jax.lax.while_loop(lambda s: s[0] < 3, turn, (0, z))[1], (init,), (init,)
+    )
 
 
 def with_one(argument, x):
@@ -183,12 +189,18 @@ def cotangents_alone(scan):
     def value(output, argument, x):
         return jnp.sum(jnp.sin(run(scan, *with_one(argument, x))[output]))
 
-    return [[jax.grad(partial(value, output, i))(x) for i, x in enumerate(ARGUMENTS)] for output in range(2)]
+    return [
+        [jax.grad(partial(value, output, i))(x) for i, x in enumerate(ARGUMENTS)]
+        for output in range(2)
+    ]
 
 
 def tangents_alone(scan):
     """Of everything, by one argument alone."""
-    return [jax.jvp(lambda x, i=i: run(scan, *with_one(i, x)), (x,), (x,)) for i, x in enumerate(ARGUMENTS)]
+    return [
+        jax.jvp(lambda x, i=i: run(scan, *with_one(i, x)), (x,), (x,))
+        for i, x in enumerate(ARGUMENTS)
+    ]
 
 
 TRANSFORMATIONS = {
@@ -287,13 +299,22 @@ def test_numbers_as_tangents(combination):
     def pushed(scan, init, weight, xs):
         by_number = jax.jvp(partial(by_all, scan, weight=weight, xs=xs), (init,), (1.0,))
         by_weight = jax.jvp(lambda w: by_all(scan, init, w, xs), (weight,), (np.float64(2.0),))
-        weak = jax.jvp(lambda w, x: by_all(scan, init, w, x), (weight, xs), (jnp.asarray(3.0), np.ones(L)))
-        twice = jax.jvp(lambda z: jax.jvp(partial(by_all, scan, weight=weight, xs=xs), (z,), (1.0,))[1], (init,), (1.0,))
+        weak = jax.jvp(
+            lambda w, x: by_all(scan, init, w, x), (weight, xs), (jnp.asarray(3.0), np.ones(L))
+        )
+        twice = jax.jvp(
+            lambda z: jax.jvp(partial(by_all, scan, weight=weight, xs=xs), (z,), (1.0,))[1],
+            (init,),
+            (1.0,),
+        )
         return by_number, by_weight, weak, twice
 
     ours = COMBINATIONS.get(combination, COMBINATIONS["newton, pcr"])
     arguments = jnp.array(0.3), jnp.array(0.8), normal(0, L)
-    assert_agree(jax.jit(partial(pushed, ours))(*arguments), jax.jit(partial(pushed, jax.lax.scan))(*arguments))
+    assert_agree(
+        jax.jit(partial(pushed, ours))(*arguments),
+        jax.jit(partial(pushed, jax.lax.scan))(*arguments),
+    )
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS)
@@ -302,7 +323,9 @@ def test_captured_integers_and_keys_are_data(combination):
 
     def value(scan, init, xs):
         def body(z, x):
-            return z * jax.random.uniform(key, (3,), z.dtype) + table[1:].astype(z.dtype), jnp.sin(z * x)
+            return z * jax.random.uniform(key, (3,), z.dtype) + table[1:].astype(z.dtype), jnp.sin(
+                z * x
+            )
 
         return scan(body, init, xs)[1].sum()
 

@@ -94,10 +94,20 @@ CASES = {
     ),
     "length and xs": (lambda x: scan(keep, X, x, 4), (XS,), ValueError, "length is 4.*xs.*5"),
     "length and inputs": (lambda x: Chain(same, x, 4), (XS,), ValueError, "length is 4.*inputs.*5"),
-    "length and no steps": (lambda x: scan(keep, X, x, 4), (NONE,), ValueError, "length is 4.*xs.*0"),
+    "length and no steps": (
+        lambda x: scan(keep, X, x, 4),
+        (NONE,),
+        ValueError,
+        "length is 4.*xs.*0",
+    ),
     "no length": (lambda z: scan(keep, z), (X,), ValueError, "xs.*length"),
     "no length in a chain": (lambda z: solve(Chain(same), z), (X,), ValueError, "inputs.*length"),
-    "negative length": (lambda z: scan(keep, z, length=-1), (X,), ValueError, "length is -1.*expected"),
+    "negative length": (
+        lambda z: scan(keep, z, length=-1),
+        (X,),
+        ValueError,
+        "length is -1.*expected",
+    ),
     "length of another type": (
         lambda z: scan(keep, z, length=2.5),
         (X,),
@@ -117,14 +127,24 @@ CASES = {
         TypeError,
         "init.*int64.*expected a floating.*autodiff",
     ),
-    "booleans": (lambda z: scan(keep, z, XS), (X > 0,), TypeError, "init.*bool.*expected a floating"),
+    "booleans": (
+        lambda z: scan(keep, z, XS),
+        (X > 0,),
+        TypeError,
+        "init.*bool.*expected a floating",
+    ),
     "an integer leaf": (
         lambda n: solve(Chain(same, XS), {"n": n}, method="newton"),
         (np.arange(3),),
         TypeError,
         r"z0\['n'\].*int64.*expected a floating",
     ),
-    "complex": (lambda z: scan(keep, z, XS), (X.astype(complex),), TypeError, "init.*complex128.*expected"),
+    "complex": (
+        lambda z: scan(keep, z, XS),
+        (X.astype(complex),),
+        TypeError,
+        "init.*complex128.*expected",
+    ),
     "a key": (lambda z: scan(keep, z, XS), (jax.random.key(0),), TypeError, "init.*key.*expected"),
     "not an array": (lambda: scan(keep, "text", XS), (), TypeError, "text|str"),
     # Names.
@@ -193,7 +213,12 @@ CASES = {
     "rtol": (lambda: Newton(rtol=-1e-3), (), ValueError, "rtol is -0.001.*expected"),
     "rtol is nan": (lambda: Newton(rtol=float("nan")), (), ValueError, "rtol is nan.*expected"),
     "atol": (lambda: Newton(atol=-1.0), (), ValueError, "atol is -1.0.*expected"),
-    "max_iterations": (lambda: Newton(max_iterations=0), (), ValueError, "max_iterations is 0.*expected"),
+    "max_iterations": (
+        lambda: Newton(max_iterations=0),
+        (),
+        ValueError,
+        "max_iterations is 0.*expected",
+    ),
     "on_failure": (
         lambda: Newton(on_failure="panic"),
         (),
@@ -251,7 +276,12 @@ CASES = {
         TypeError,
         r"layers\[1\] is 3.*expected a callable",
     ),
-    "from no layers": (lambda z: Chain.from_layers([], z), (X,), ValueError, "layers is empty.*expected"),
+    "from no layers": (
+        lambda z: Chain.from_layers([], z),
+        (X,),
+        ValueError,
+        "layers is empty.*expected",
+    ),
     "from layers unlike": (
         lambda z: Chain.from_layers([identity, identity, double], z),
         (X,),
@@ -265,15 +295,30 @@ CASES = {
         r"layers\[1\].*layers\[0\].*shape",
     ),
     # Linear recurrences.
-    "A and b": (solve_bidiagonal, (np.ones((5, 2, 2)), XS), ValueError, r"A.*\[5, 2\].*b.*\[5, 3\]"),
-    "lengths of A and b": (solve_bidiagonal, (np.ones((4, 3, 3)), XS), ValueError, r"A.*\[4, 3.*b.*\[5, 3\]"),
+    "A and b": (
+        solve_bidiagonal,
+        (np.ones((5, 2, 2)), XS),
+        ValueError,
+        r"A.*\[5, 2\].*b.*\[5, 3\]",
+    ),
+    "lengths of A and b": (
+        solve_bidiagonal,
+        (np.ones((4, 3, 3)), XS),
+        ValueError,
+        r"A.*\[4, 3.*b.*\[5, 3\]",
+    ),
     "batches of A and b": (
         solve_bidiagonal,
         (np.ones((5, 2, 3, 3)), np.ones((5, 1, 3))),
         ValueError,
         r"A.*b.*\[5, 1, 3\]",
     ),
-    "dtypes of A and b": (solve_bidiagonal, (XS, XS.astype(np.float32)), TypeError, "b.*float32.*A.*float64"),
+    "dtypes of A and b": (
+        solve_bidiagonal,
+        (XS, XS.astype(np.float32)),
+        TypeError,
+        "b.*float32.*A.*float64",
+    ),
     "integers in A": (
         solve_bidiagonal,
         (np.ones((5, 3), int), np.ones((5, 3), int)),
@@ -330,7 +375,9 @@ def test_bad_input_under_tracing(name):
 
 
 def test_a_length_that_is_traced():
-    with pytest.raises(TypeError, match=r"length is .*expected an integer that is known before tracing"):
+    with pytest.raises(
+        TypeError, match=r"length is .*expected an integer that is known before tracing"
+    ):
         jax.jit(lambda n: scan(keep, jnp.ones(3), None, n))(3)
 
 

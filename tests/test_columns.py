@@ -29,9 +29,15 @@ PLAIN = {
     "a square": lambda v: (v.reshape(2, 2) @ PART).reshape(-1),
     "repeated": lambda v: jnp.broadcast_to(v, (OUT, WIDTH)) * N,
     "contracted twice": lambda v: jnp.einsum("ij,ij->", jnp.broadcast_to(v, (OUT, WIDTH)), N)[None],
-    "repeated, then contracted": lambda v: jnp.einsum("ij,jk->ik", jnp.broadcast_to(v, (OUT, WIDTH)), SQUARE),
-    "examples of weights": lambda v: jnp.einsum("bi,bij->bj", jnp.broadcast_to(v, (BATCH, WIDTH)), normal(6, BATCH, WIDTH, OUT)),
-    "weights first": lambda v: jnp.einsum("bij,bi->bj", normal(6, BATCH, WIDTH, OUT), jnp.broadcast_to(v, (BATCH, WIDTH))),
+    "repeated, then contracted": lambda v: jnp.einsum(
+        "ij,jk->ik", jnp.broadcast_to(v, (OUT, WIDTH)), SQUARE
+    ),
+    "examples of weights": lambda v: jnp.einsum(
+        "bi,bij->bj", jnp.broadcast_to(v, (BATCH, WIDTH)), normal(6, BATCH, WIDTH, OUT)
+    ),
+    "weights first": lambda v: jnp.einsum(
+        "bij,bi->bj", normal(6, BATCH, WIDTH, OUT), jnp.broadcast_to(v, (BATCH, WIDTH))
+    ),
     "transposed": lambda v: jnp.outer(v, SCALE).T @ M,
     "in a function": lambda v: jax.jit(lambda v: v @ M)(v),
     "the same": lambda v: v,
@@ -66,7 +72,10 @@ def test_examples_have_the_same_unit_vectors(linear):
     assert_agree(columns(linear, jnp.zeros((BATCH, WIDTH))), expected, 1e-15)
 
 
-@pytest.mark.parametrize("name", ["left", "right", "cut", "a row", "examples of weights", "weights first", "in a function"])
+@pytest.mark.parametrize(
+    "name",
+    ["left", "right", "cut", "a row", "examples of weights", "weights first", "in a function"],
+)
 def test_products_with_weights_are_read_off(name):
     program = jax.make_jaxpr(lambda v: columns(PLAIN[name], v))(jnp.zeros(WIDTH))
     assert "dot_general" not in str(program)
@@ -83,7 +92,9 @@ def test_inside_of_vmap_and_of_a_derivative():
     weights = normal(8, 5, WIDTH, WIDTH)
 
     def total(weights):
-        return jnp.square(jax.vmap(lambda w: columns(lambda v: jnp.sin(w[0]) * (v @ w), w[0]))(weights)).sum()
+        return jnp.square(
+            jax.vmap(lambda w: columns(lambda v: jnp.sin(w[0]) * (v @ w), w[0]))(weights)
+        ).sum()
 
     expected = jax.grad(lambda w: jnp.square(jnp.sin(w[:, :1]) * w).sum())(weights)
     assert_agree(jax.grad(total)(weights), expected, 1e-14)

@@ -10,16 +10,30 @@ import deeppcr
 from deeppcr import BlockDiagonal, Chain, Diagonal, Newton, Result, Scalar, TrustRegion
 from deeppcr.damping import _limit
 from deeppcr.linear import BlockDiagonals, Diagonals, Matrices, Scalars, Zeros
-from tests.problems import PROBLEMS, L, assert_agree, backpropagate, normal, oracle, solve, trajectory
+from tests.problems import (
+    PROBLEMS,
+    L,
+    assert_agree,
+    backpropagate,
+    normal,
+    oracle,
+    solve,
+    trajectory,
+)
 
-PERIODIC = Chain(lambda z, _: 3.2 * z * (1 - z), length=100)  # settles to two values, from which iterates stray far
+PERIODIC = Chain(
+    lambda z, _: 3.2 * z * (1 - z), length=100
+)  # settles to two values, from which iterates stray far
 WEIGHT = normal(0, 3, 3, scale=0.5)
 CONTRACTING = Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), normal(1, L, 3))
 
 
 def test_fewer_iterations_where_plain_ones_stray():
     z0 = jnp.array(0.4)
-    plain, damped = (solve(PERIODIC, z0, method=Newton(max_iterations=101, damping=d)) for d in (None, TrustRegion()))
+    plain, damped = (
+        solve(PERIODIC, z0, method=Newton(max_iterations=101, damping=d))
+        for d in (None, TrustRegion())
+    )
     assert damped.result == Result.CONVERGED
     assert_agree(damped.trajectory, trajectory(PERIODIC, z0))
     assert int(damped.stats.iterations) < 0.75 * int(plain.stats.iterations)
@@ -27,15 +41,25 @@ def test_fewer_iterations_where_plain_ones_stray():
 
 def test_no_more_iterations_where_plain_ones_do_well():
     z0 = normal(2, 3)
-    plain, damped = (solve(CONTRACTING, z0, method=Newton(damping=d)) for d in (None, TrustRegion()))
+    plain, damped = (
+        solve(CONTRACTING, z0, method=Newton(damping=d)) for d in (None, TrustRegion())
+    )
     assert damped.stats.iterations <= plain.stats.iterations + 1
     assert_agree(damped.trajectory, trajectory(CONTRACTING, z0))
 
 
-KINDS = [("gru", "auto"), ("gru", Diagonal()), ("lstm", BlockDiagonal(2)), ("odd", Scalar(0.3)), ("odd", "zero")]
+KINDS = [
+    ("gru", "auto"),
+    ("gru", Diagonal()),
+    ("lstm", BlockDiagonal(2)),
+    ("odd", Scalar(0.3)),
+    ("odd", "zero"),
+]
 
 
-@pytest.mark.parametrize(("name", "linearize"), KINDS, ids=[f"{name}-{linearize}" for name, linearize in KINDS])
+@pytest.mark.parametrize(
+    ("name", "linearize"), KINDS, ids=[f"{name}-{linearize}" for name, linearize in KINDS]
+)
 def test_every_kind_of_blocks(name, linearize):
     problem = PROBLEMS[name]
     newton = Newton(linearize=linearize, damping=TrustRegion(2.0))
@@ -91,5 +115,9 @@ def test_another_damping():
 
 
 def test_under_vmap_and_jit():
-    many = jax.jit(jax.vmap(partial(deeppcr.solve, PERIODIC, method=Newton(damping=TrustRegion()))))(jnp.array([0.4, 0.2]))
-    assert_agree(many.trajectory, jnp.stack([trajectory(PERIODIC, jnp.array(z)) for z in (0.4, 0.2)]))
+    many = jax.jit(
+        jax.vmap(partial(deeppcr.solve, PERIODIC, method=Newton(damping=TrustRegion())))
+    )(jnp.array([0.4, 0.2]))
+    assert_agree(
+        many.trajectory, jnp.stack([trajectory(PERIODIC, jnp.array(z)) for z in (0.4, 0.2)])
+    )

@@ -52,14 +52,24 @@ def test_a_healthy_chain(name, compiled):
         assert f"{iterations}  " in str(solution)
 
 
-@pytest.mark.parametrize("chain", [CHAIN, Chain(lambda z, x: 0.5 * z, CHAIN.inputs), Chain(lambda z, x: x, CHAIN.inputs)])
+@pytest.mark.parametrize(
+    "chain", [CHAIN, Chain(lambda z, x: 0.5 * z, CHAIN.inputs), Chain(lambda z, x: x, CHAIN.inputs)]
+)
 def test_states_and_updates_that_are_zero(chain):
-    for method in (Newton(record=True), Newton(linearize="identity", acceleration=Anderson()), Newton(damping=TrustRegion())):
+    for method in (
+        Newton(record=True),
+        Newton(linearize="identity", acceleration=Anderson()),
+        Newton(damping=TrustRegion()),
+    ):
         solution = deeppcr.solve(chain, jnp.zeros(3), method=method)
         assert_agree(solution.trajectory, trajectory(chain, jnp.zeros(3)))
 
 
-@pytest.mark.parametrize("adjoint", ["sequential", "pcr", "autodiff", deeppcr.Adjoint(linearize="diagonal")], ids=str)
+@pytest.mark.parametrize(
+    "adjoint", ["sequential", "pcr", "autodiff", deeppcr.Adjoint(linearize="diagonal")], ids=str
+)
 def test_every_adjoint(adjoint):
-    gradient = jax.grad(lambda z: deeppcr.solve(CHAIN, z, method="newton", adjoint=adjoint).value.sum())(Z0)
+    gradient = jax.grad(
+        lambda z: deeppcr.solve(CHAIN, z, method="newton", adjoint=adjoint).value.sum()
+    )(Z0)
     assert np.isfinite(gradient).all()

@@ -8,14 +8,21 @@ import pytest
 import deeppcr
 from deeppcr.delay import delay
 
-METHODS = [("sequential", "sequential"), ("sequential", "pcr"), ("newton", "sequential"), ("newton", "pcr")]
+METHODS = [
+    ("sequential", "sequential"),
+    ("sequential", "pcr"),
+    ("newton", "sequential"),
+    ("newton", "pcr"),
+]
 STEPS = 6
 XS = jnp.asarray(np.random.default_rng(0).standard_normal((STEPS, 2)))
 
 
 def linear(p):
     """AR(3): a vector of two series, with a matrix for each lag."""
-    return lambda states, x: sum(state @ matrix for state, matrix in zip(states, p, strict=True)) + x
+    return lambda states, x: (
+        sum(state @ matrix for state, matrix in zip(states, p, strict=True)) + x
+    )
 
 
 def nonlinear(p):
@@ -40,7 +47,11 @@ def vectors(k):
 def problem(name):
     """The function of its parameters, and the initial states, newest first."""
     trees = [{"z": z, "energy": z.sum()} for z in vectors(2)]
-    return {"linear": (linear, vectors(3)), "nonlinear": (nonlinear, trees), "plain": (plain, vectors(1))}[name]
+    return {
+        "linear": (linear, vectors(3)),
+        "nonlinear": (nonlinear, trees),
+        "plain": (plain, vectors(1)),
+    }[name]
 
 
 def parameters(k):
@@ -84,7 +95,8 @@ def oracle():
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "adjoint"), [*((n, *m) for n in ("linear", "nonlinear") for m in METHODS), ("plain", "newton", "pcr")]
+    ("name", "method", "adjoint"),
+    [*((n, *m) for n in ("linear", "nonlinear") for m in METHODS), ("plain", "newton", "pcr")],
 )
 def test_values_and_gradients_are_those_of_the_loop(oracle, name, method, adjoint):
     make, states = problem(name)
@@ -93,7 +105,9 @@ def test_values_and_gradients_are_those_of_the_loop(oracle, name, method, adjoin
     @lambda loss: jax.value_and_grad(loss, (0, 1, 2), has_aux=True)
     def ours(p, states, xs):
         step = delay(make(p), len(states))
-        solution = deeppcr.solve(deeppcr.Chain(step, xs), step.window(states), method=method, adjoint=adjoint)
+        solution = deeppcr.solve(
+            deeppcr.Chain(step, xs), step.window(states), method=method, adjoint=adjoint
+        )
         trajectory = step.newest(solution.trajectory)
         return weigh(trajectory), trajectory
 
@@ -103,7 +117,9 @@ def test_values_and_gradients_are_those_of_the_loop(oracle, name, method, adjoin
 def test_scan_returns_the_trajectory_as_its_output(oracle):
     make, states = problem("nonlinear")
     step = delay(make(parameters(2)), 2)
-    window, trajectory = jax.jit(lambda xs: deeppcr.scan(step.emit, step.window(states), xs, method="newton"))(XS)
+    window, trajectory = jax.jit(
+        lambda xs: deeppcr.scan(step.emit, step.window(states), xs, method="newton")
+    )(XS)
     ((_, expected), _) = oracle["nonlinear"]
     assert_close(trajectory, expected)
     assert_close(step.newest(window), jax.tree.map(lambda z: z[-1], expected))
@@ -117,12 +133,18 @@ def test_vmap_over_the_initial_states_and_the_inputs(adjoint):
 
     def ours(scale):
         step = delay(make(p), 3)
-        return weigh(deeppcr.scan(step.emit, step.window([scale * z for z in states]), scale * XS, adjoint=adjoint)[1])
+        return weigh(
+            deeppcr.scan(
+                step.emit, step.window([scale * z for z in states]), scale * XS, adjoint=adjoint
+            )[1]
+        )
 
     def theirs(scale):
         return weigh(in_a_loop(make(p), [scale * z for z in states], scale * XS))
 
-    assert_close(jax.jit(jax.vmap(jax.grad(ours)))(scales), jax.jit(jax.vmap(jax.grad(theirs)))(scales))
+    assert_close(
+        jax.jit(jax.vmap(jax.grad(ours)))(scales), jax.jit(jax.vmap(jax.grad(theirs)))(scales)
+    )
 
 
 def test_one_delay_is_the_plain_step():
@@ -154,11 +176,15 @@ def test_k_is_an_integer_and_f_a_function():
 
 def test_the_initial_states_are_k_of_one_kind():
     step = delay(linear(parameters(3)), 3)
-    with pytest.raises(ValueError, match="states has 2 entries, expected k = 3 states, newest first"):
+    with pytest.raises(
+        ValueError, match="states has 2 entries, expected k = 3 states, newest first"
+    ):
         step.window(vectors(2))
     with pytest.raises(TypeError, match="states is ArrayImpl, expected a tuple of k = 3 states"):
         step.window(jnp.zeros((3, 2)))
-    with pytest.raises(ValueError, match=r"states\[2\] has shape \[1\], expected that of states\[0\]: \[2\]"):
+    with pytest.raises(
+        ValueError, match=r"states\[2\] has shape \[1\], expected that of states\[0\]: \[2\]"
+    ):
         step.window([*vectors(2), jnp.ones(1)])
     with pytest.raises(TypeError, match=r"states\[1\] has dtype float32"):
         step.window([jnp.zeros(2), jnp.zeros(2, jnp.float32), jnp.zeros(2)])
@@ -170,5 +196,8 @@ def test_the_initial_states_are_k_of_one_kind():
 
 def test_f_returns_a_state_like_those_it_reads():
     step = delay(lambda states, x: states[0].sum(), 2)
-    with pytest.raises(ValueError, match=r"what f returns has shape \[\], expected that of the states that it reads: \[2\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"what f returns has shape \[\], expected that of the states that it reads: \[2\]",
+    ):
         deeppcr.scan(step.emit, step.window(vectors(2)), XS)

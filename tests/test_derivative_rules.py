@@ -80,7 +80,9 @@ def loss(scan, rule, place, weight, z):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_gradients(way, rule, place):
     def gradient(scan):
-        return jax.jit(jax.grad(partial(loss, scan, rule, place), argnums=(0, 1)))(normal(0, 3, 3), jnp.ones(3))
+        return jax.jit(jax.grad(partial(loss, scan, rule, place), argnums=(0, 1)))(
+            normal(0, 3, 3), jnp.ones(3)
+        )
 
     assert_agree(gradient(partial(deeppcr.scan, **way)), gradient(jax.lax.scan))
 
@@ -92,7 +94,9 @@ def test_gradients(way, rule, place):
 def test_second_derivatives(way, rule):
     def gradient(scan):
         def squares(weight, z):
-            by_weight, by_state = jax.grad(partial(loss, scan, rule, in_function), argnums=(0, 1))(weight, z)
+            by_weight, by_state = jax.grad(partial(loss, scan, rule, in_function), argnums=(0, 1))(
+                weight, z
+            )
             return jnp.sum(by_weight**2) + jnp.sum(by_state**2)
 
         return jax.jit(jax.grad(squares, argnums=(0, 1)))(normal(0, 3, 3), jnp.ones(3))
@@ -117,7 +121,9 @@ def test_forward_keeps_rules():
 
     def gradient(forward):
         def value(weights):
-            return jnp.sum(forward([jax.tree_util.Partial(rounded, w) for w in weights], 9 * jnp.ones(3)) ** 2)
+            return jnp.sum(
+                forward([jax.tree_util.Partial(rounded, w) for w in weights], 9 * jnp.ones(3)) ** 2
+            )
 
         return jax.grad(value)(weights)
 
@@ -136,6 +142,8 @@ def test_checkpoints_stay_where_jax_differentiates(way):
         return scan(step, jnp.ones(3), normal(1, 5, 3))[1].sum()
 
     def kept(scan):
-        return sum(leaf.size for leaf in jax.tree.leaves(jax.vjp(partial(value, scan), normal(0, 3, 3))[1]))
+        return sum(
+            leaf.size for leaf in jax.tree.leaves(jax.vjp(partial(value, scan), normal(0, 3, 3))[1])
+        )
 
     assert kept(partial(deeppcr.scan, **way)) <= kept(jax.lax.scan) + 5 * 3

@@ -19,7 +19,9 @@ PAIRS = Chain(lambda z, x: (jnp.sin(z[0] * z[1]) + x, z[0] + z[1]), XS)
 def rows(chain, x, **options):
     """Of the one chain that is found."""
     text = str(describe(chain, x, **options))
-    return dict(line.split("  ", 1) if line[:9].strip() else ("", line) for line in text.splitlines())
+    return dict(
+        line.split("  ", 1) if line[:9].strip() else ("", line) for line in text.splitlines()
+    )
 
 
 def row(chain, x, name, **options):
@@ -50,8 +52,12 @@ def test_a_chain_of_pairs():
 
 
 def test_what_the_method_asks_for():
-    assert "not exact: a quasi-Newton method" in row(DENSE, Z0, "linearize", method=Newton(linearize="diagonal"))
-    assert "kept for 3 iterations" in row(DENSE, Z0, "linearize", method=Newton(linearize=Frozen(3)))
+    assert "not exact: a quasi-Newton method" in row(
+        DENSE, Z0, "linearize", method=Newton(linearize="diagonal")
+    )
+    assert "kept for 3 iterations" in row(
+        DENSE, Z0, "linearize", method=Newton(linearize=Frozen(3))
+    )
     assert row(DENSE, Z0, "window", method=Newton(window=10)) == "10 steps at once"
     assert row(DENSE, Z0, "window", method=Newton(window=1000)) == "all steps at once"
     assert "exact" in row(DENSE, Z0, "linearize", method="pcr")
@@ -70,7 +76,9 @@ def test_a_batch():
     assert row(DENSE, z0, "chain", batch_ndim=1) == "100 steps, a state of 8 entries, 5 examples"
     assert row(DENSE, z0, "chain") == "100 steps, a state of 40 entries"
     mixed = Chain(lambda z, x: z - jnp.broadcast_to(z.mean(0) + x, z.shape), XS)
-    assert "examples of a batch may influence each other" in row(mixed, z0, "structure", batch_ndim=1)
+    assert "examples of a batch may influence each other" in row(
+        mixed, z0, "structure", batch_ndim=1
+    )
     assert "not exact" in row(mixed, z0, "linearize", batch_ndim=1)
 
 
@@ -115,7 +123,9 @@ def test_what_is_described_is_what_is_done():
     (found,) = describe(DENSE, Z0, method=newton).chains
     assert found.choice.window == 13
     by_memory, by_window = (
-        deeppcr.solve(Chain(DENSE.step, normal(1, 100, 8).astype(jnp.float32)), Z0, method=method).stats.iterations
+        deeppcr.solve(
+            Chain(DENSE.step, normal(1, 100, 8).astype(jnp.float32)), Z0, method=method
+        ).stats.iterations
         for method in (newton, Newton(linearize="dense", window=13))
     )
     assert by_memory == by_window
@@ -123,7 +133,9 @@ def test_what_is_described_is_what_is_done():
 
 @pytest.mark.parametrize("method", ["sequential", "auto", deeppcr.Sequential()], ids=str)
 def test_a_method_that_does_not_linearise(method):
-    with pytest.raises(ValueError, match=r"method is .*equential|method is 'auto'.*expected Newton"):
+    with pytest.raises(
+        ValueError, match=r"method is .*equential|method is 'auto'.*expected Newton"
+    ):
         describe(DENSE, Z0, method=method)
     with pytest.raises(ValueError, match=r"method is .*expected Newton"):
         describe([], Z0, method=method)

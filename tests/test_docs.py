@@ -24,7 +24,9 @@ def test_every_python_block_runs(tmp_path):
     assert len(pages) >= 6
     command = [sys.executable, "-W", "error", "-m", "tests.pages", *pages]
     surroundings = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "8"}
-    done = subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -33,9 +35,15 @@ def test_the_reference_has_every_public_name():
     # A function that has the name of its module is found by its full name, and shown by the public one.
     shown = [
         heading or name
-        for name, heading in re.findall(r"^::: (\S+)(?:\n +options: {heading: ([\w.]+))?", reference, re.MULTILINE)
+        for name, heading in re.findall(
+            r"^::: (\S+)(?:\n +options: {heading: ([\w.]+))?", reference, re.MULTILINE
+        )
     ]
-    public = {f"{package.__name__}.{name}" for package in (deeppcr, deeppcr.diffusion, depth) for name in package.__all__}
+    public = {
+        f"{package.__name__}.{name}"
+        for package in (deeppcr, deeppcr.diffusion, depth)
+        for name in package.__all__
+    }
     missing = public - {f"deeppcr.{name}" for name in MODULES} - set(shown)
     assert not missing
     assert len(shown) == len(set(shown))

@@ -11,8 +11,18 @@ from jax.experimental import checkify, io_callback
 import deeppcr
 from tests.problems import assert_agree, normal
 
-WAYS = [{}, {"method": "sequential"}, {"adjoint": "autodiff"}, {"method": "sequential", "adjoint": "sequential"}]
-REFUSED = [{"method": "newton"}, {"method": "pcr"}, {"adjoint": "pcr"}, {"adjoint": deeppcr.Adjoint("diagonal")}]
+WAYS = [
+    {},
+    {"method": "sequential"},
+    {"adjoint": "autodiff"},
+    {"method": "sequential", "adjoint": "sequential"},
+]
+REFUSED = [
+    {"method": "newton"},
+    {"method": "pcr"},
+    {"adjoint": "pcr"},
+    {"adjoint": deeppcr.Adjoint("diagonal")},
+]
 LENGTH = 12
 
 
@@ -106,7 +116,9 @@ def test_solve_and_forward():
 @pytest.mark.parametrize("way", REFUSED, ids=str)
 def test_newton_refuses(way):
     log = Log()
-    with pytest.raises(ValueError, match=r"side effects \(debug_callback\).*expected a step without any"):
+    with pytest.raises(
+        ValueError, match=r"side effects \(debug_callback\).*expected a step without any"
+    ):
         run(partial(deeppcr.scan, **way), by_debug, log)
     chain = deeppcr.Chain(lambda z, x: (by_debug(log, z), z + x)[1], normal(0, LENGTH))
     with pytest.raises(ValueError, match="side effects"):
@@ -122,7 +134,9 @@ def test_checks_are_made(limit):
             checkify.check(z < limit, "a large state")
             return z, z
 
-        error, result = checkify.checkify(lambda z: scan(step, z, normal(0, LENGTH)))(jnp.float64(0.3))
+        error, result = checkify.checkify(lambda z: scan(step, z, normal(0, LENGTH)))(
+            jnp.float64(0.3)
+        )
         return error.get(), result
 
     error, result = checked(deeppcr.scan)
@@ -133,7 +147,9 @@ def test_checks_are_made(limit):
 
 
 def test_plan_of_a_step_with_effects():
-    chain = deeppcr.Chain(lambda z, x: (jax.debug.print("{}", z), jnp.tanh(z + x))[1], np.zeros(LENGTH))
+    chain = deeppcr.Chain(
+        lambda z, x: (jax.debug.print("{}", z), jnp.tanh(z + x))[1], np.zeros(LENGTH)
+    )
     (found,) = deeppcr.plan(chain, jnp.float64(0.3)).chains
     assert [type(candidate.method) for candidate in found.forward] == [deeppcr.Sequential]
     assert len(found.gradient) == 1

@@ -14,20 +14,34 @@ NAMES = [name for name in SHAPES if name != "none"]
 
 
 def labels(params):
-    return jax.tree_util.tree_map_with_path(lambda path, _: "one" if "w" in str(path) else "two", params)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: "one" if "w" in str(path) else "two", params
+    )
 
 
 # Which leaf, or which part of the state, the error names.
 SEPARATELY = {
     "adafactor": (lambda: optax.adafactor(1e-2), "keeps float32"),
-    "adafactor, factored": (lambda: optax.adafactor(1e-2, min_dim_size_to_factor=2), "keeps float32"),
-    "adamw, mask by leaf": (lambda: optax.adamw(1e-2, mask=by_ndim), "result.*'[vw]'.* computed otherwise"),
+    "adafactor, factored": (
+        lambda: optax.adafactor(1e-2, min_dim_size_to_factor=2),
+        "keeps float32",
+    ),
+    "adamw, mask by leaf": (
+        lambda: optax.adamw(1e-2, mask=by_ndim),
+        "result.*'[vw]'.* computed otherwise",
+    ),
     "adaptive_grad_clip": (lambda: optax.adaptive_grad_clip(0.1), "'b'.*reduced by sum"),
     "add_noise": (lambda: optax.add_noise(0.1, 0.5, KEY), "'b'.*differs from entry to entry"),
     "centralize": (lambda: optax.centralize(), "reduces some axes of .*'v'"),
-    "clip_by_block_rms, never reached": (lambda: optax.clip_by_block_rms(1e30), "'b'.*reduced by sum"),
+    "clip_by_block_rms, never reached": (
+        lambda: optax.clip_by_block_rms(1e30),
+        "'b'.*reduced by sum",
+    ),
     "flatten": (lambda: optax.flatten(optax.adam(1e-2)), "concatenate"),
-    "freeze": (lambda: optax.transforms.freeze({**dict.fromkeys(SHAPES, True), "b": False}), "raises"),
+    "freeze": (
+        lambda: optax.transforms.freeze({**dict.fromkeys(SHAPES, True), "b": False}),
+        "raises",
+    ),
     "fromage": (lambda: optax.fromage(1e-2), "'b'.*reduced by sum"),
     "galore": (lambda: contrib.galore(0.1), "flat array"),
     "lamb": (lambda: optax.lamb(1e-2), "'b'.*reduced by sum"),
@@ -37,8 +51,14 @@ SEPARATELY = {
     "muon": (lambda: contrib.muon(0.1), "another structure"),
     "noisy_sgd": (lambda: optax.noisy_sgd(1e-2, key=KEY), "'b'.*differs from entry to entry"),
     "novograd": (lambda: optax.novograd(1e-2), r"keeps float32\[\]"),
-    "partition by leaf": (lambda: optax.partition({"one": optax.adam(0.1), "two": optax.sgd(0.1)}, labels), "structure.*'w'"),
-    "partition, no state": (lambda: optax.partition({"one": optax.sgd(0.2), "two": optax.sgd(0.1)}, labels), "result.*'w'"),
+    "partition by leaf": (
+        lambda: optax.partition({"one": optax.adam(0.1), "two": optax.sgd(0.1)}, labels),
+        "structure.*'w'",
+    ),
+    "partition, no state": (
+        lambda: optax.partition({"one": optax.sgd(0.2), "two": optax.sgd(0.1)}, labels),
+        "result.*'w'",
+    ),
     "scale_by_param_block_norm": (lambda: optax.scale_by_param_block_norm(), "'b'.*reduced by sum"),
     "scale_by_trust_ratio": (lambda: optax.scale_by_trust_ratio(), "'b'.*reduced by sum"),
     "sm3": (lambda: optax.sm3(1e-2), "another structure"),
@@ -62,7 +82,9 @@ def test_what_treats_leaves_separately_is_refused(name):
 
 
 def adversarial(update):
-    return pack(optax.GradientTransformation(lambda params: (), lambda u, s, p=None: (update(u), s)))
+    return pack(
+        optax.GradientTransformation(lambda params: (), lambda u, s, p=None: (update(u), s))
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,10 +95,18 @@ def adversarial(update):
         lambda u: jax.tree.map(lambda x: x.T, u),
         lambda u: jax.tree.map(lambda x: jnp.cumsum(x).reshape(x.shape), u),
         lambda u: jax.tree.map(lambda x: x * x.size, u),
-        lambda u: jax.tree.map(lambda x: x / jnp.maximum(1.0, jnp.abs(x).max() * 1e-30), {n: u[n] for n in NAMES}),
-        lambda u: jax.tree.map(lambda x: x * jnp.arange(float(x.size), dtype=x.dtype).reshape(x.shape), u),
-        lambda u: jax.tree.map(lambda x: jax.lax.cond(jnp.all(x < 1e30), lambda: x, lambda: 0 * x), u),
-        lambda u: jax.tree.map(lambda x: x / sum(jnp.sum(y) / max(y.size, 1) for y in jax.tree.leaves(u)), u),
+        lambda u: jax.tree.map(
+            lambda x: x / jnp.maximum(1.0, jnp.abs(x).max() * 1e-30), {n: u[n] for n in NAMES}
+        ),
+        lambda u: jax.tree.map(
+            lambda x: x * jnp.arange(float(x.size), dtype=x.dtype).reshape(x.shape), u
+        ),
+        lambda u: jax.tree.map(
+            lambda x: jax.lax.cond(jnp.all(x < 1e30), lambda: x, lambda: 0 * x), u
+        ),
+        lambda u: jax.tree.map(
+            lambda x: x / sum(jnp.sum(y) / max(y.size, 1) for y in jax.tree.leaves(u)), u
+        ),
         lambda u: jax.tree.map(lambda x: x / sum(jnp.sum(y) for y in jax.tree.leaves(u)[1:]), u),
         lambda u: jax.tree.map(lambda x: jax.random.normal(KEY, x.shape, x.dtype), u),
     ],

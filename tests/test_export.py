@@ -36,7 +36,10 @@ def check(ours, theirs, *shapes):
     """Exported once, ours is theirs for all sizes."""
     call = exported(ours, *shapes)
     for k in range(2):
-        sizes = [tuple(SIZES[n][k] if export.is_symbolic_dim(n) else n for n in shape) for shape in shapes]
+        sizes = [
+            tuple(SIZES[n][k] if export.is_symbolic_dim(n) else n for n in shape)
+            for shape in shapes
+        ]
         arguments = [normal(i, *size) for i, size in enumerate(sizes)]
         assert_agree(call(*arguments), jax.jit(theirs)(*arguments))
 
@@ -66,7 +69,11 @@ def test_scan(name, options):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_backwards(name):
-    check(both(partial(deeppcr.scan, reverse=True)), both(partial(jax.lax.scan, reverse=True)), *SHAPES[name])
+    check(
+        both(partial(deeppcr.scan, reverse=True)),
+        both(partial(jax.lax.scan, reverse=True)),
+        *SHAPES[name],
+    )
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -94,7 +101,11 @@ def test_forward():
         return z
 
     check(partial(deeppcr.forward, layers), theirs, (BATCH, 3))
-    check(jax.grad(lambda z: deeppcr.forward(layers, z).sum()), jax.grad(lambda z: theirs(z).sum()), (BATCH, 3))
+    check(
+        jax.grad(lambda z: deeppcr.forward(layers, z).sum()),
+        jax.grad(lambda z: theirs(z).sum()),
+        (BATCH, 3),
+    )
 
 
 def test_symbols_in_what_the_step_closes_over():
@@ -104,15 +115,24 @@ def test_symbols_in_what_the_step_closes_over():
         return scan(lambda z, _: (jnp.tanh(z + table.mean(axis=0)), None), z, length=5)[0]
 
     def computed(scan, z, x):
-        return scan(lambda z, _: (jnp.sin(z + jnp.ones((x.shape[0], 3)).sum(axis=0)), None), z, length=5)[0]
+        return scan(
+            lambda z, _: (jnp.sin(z + jnp.ones((x.shape[0], 3)).sum(axis=0)), None), z, length=5
+        )[0]
 
     check(partial(closed_over, deeppcr.scan), partial(closed_over, jax.lax.scan), (3,), (BATCH, 3))
     check(partial(computed, deeppcr.scan), partial(computed, jax.lax.scan), (3,), (BATCH,))
 
 
-@pytest.mark.parametrize("options", [{"method": "newton"}, {"method": Newton(), "batch_ndim": 1}, {"adjoint": "pcr"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "newton"}, {"method": Newton(), "batch_ndim": 1}, {"adjoint": "pcr"}],
+    ids=str,
+)
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_needs_numbers_says_so(name, options):
     asked = "method" if "method" in options else "adjoint"
-    with pytest.raises(ValueError, match=rf"^{asked} is .*symbolic dimensions.*expected numbers.*\"sequential\" run"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^{asked} is .*symbolic dimensions.*expected numbers.*\"sequential\" run",
+    ):
         exported(partial(deeppcr.scan, step, **options), *SHAPES[name])

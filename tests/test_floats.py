@@ -96,7 +96,9 @@ def test_leaves_of_two_dtypes():
 STEPS = {
     "nan for good": lambda z, x: jnp.sqrt(1.0 + 0.1 * z - x),
     "infinite for good": lambda z, x: z * jnp.exp(300 * x),
-    "infinite for one step": lambda z, x: jnp.where(jnp.isfinite(z), jnp.tanh(z) + 1e200 * x * 1e200, 0.5),
+    "infinite for one step": lambda z, x: jnp.where(
+        jnp.isfinite(z), jnp.tanh(z) + 1e200 * x * 1e200, 0.5
+    ),
     "one of three entries": lambda z, x: 0.5 * z + jnp.log(1.0 - x * jnp.array([0.0, 1.0, 0.0])),
 }
 

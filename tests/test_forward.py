@@ -23,7 +23,9 @@ def loop(layers, x):
     return reduce(lambda x, layer: layer(x), layers, x)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["weight", "bias"], meta_fields=["activation"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["weight", "bias"], meta_fields=["activation"]
+)
 @dataclasses.dataclass(frozen=True)
 class Dense:
     weight: jax.Array
@@ -62,19 +64,45 @@ LAYERS = {
     "numpy arrays": lambda: [jax.tree_util.Partial(act, np.asarray(w)) for w in WEIGHTS],
     "closures over numpy": lambda: [lambda x, w=w: jnp.sin(x @ w) for w in np.asarray(WEIGHTS)],
     "closures over numbers": lambda: [lambda x, c=c: jnp.sin(c * x) for c in (0.1, 0.2, 0.2, 0.3)],
-    "closures over close numbers": lambda: [lambda x, c=c: c * x for c in (1.0, 1.0 + 1e-9, 1.0 + 2e-9)],
-    "numbers in a pytree": lambda: [jax.tree_util.Partial(lambda c, x: jnp.sin(c * x), c) for c in (0.1, 0.2)],
+    "closures over close numbers": lambda: [
+        lambda x, c=c: c * x for c in (1.0, 1.0 + 1e-9, 1.0 + 2e-9)
+    ],
+    "numbers in a pytree": lambda: [
+        jax.tree_util.Partial(lambda c, x: jnp.sin(c * x), c) for c in (0.1, 0.2)
+    ],
     "shared weights": lambda: [jax.tree_util.Partial(act, WEIGHTS[0])] * 3,
     "one weight shared by unlike closures": lambda: [
         lambda x: jnp.sin(x @ WEIGHTS[0]) @ WEIGHTS[1],
         lambda x: jnp.sin(x @ WEIGHTS[0]) @ WEIGHTS[0],
         lambda x: jnp.sin(x @ WEIGHTS[1]) @ WEIGHTS[1],
     ],
-    "two kinds of activation": lambda: [dense(i, activation=a) for i, a in enumerate(["tanh", "relu"] * 2)],
+    "two kinds of activation": lambda: [
+        dense(i, activation=a) for i, a in enumerate(["tanh", "relu"] * 2)
+    ],
     "two runs": lambda: [dense(i, activation=a) for i, a in enumerate(["tanh"] * 3 + ["relu"] * 2)],
-    "widths change": lambda: [dense(0, 3, 5), dense(1, 5, 5), dense(2, 5, 5), dense(3, 5, 2), dense(4, 2, 3)],
-    "functions between": lambda: [dense(0), jnp.tanh, jnp.tanh, dense(1), lambda x: -x, dense(2), dense(3)],
-    "shape and type change": lambda: [dense(0), lambda x: x.sum(-1) > 0, lambda x: x.astype(X.dtype), jnp.sin, jnp.sin],
+    "widths change": lambda: [
+        dense(0, 3, 5),
+        dense(1, 5, 5),
+        dense(2, 5, 5),
+        dense(3, 5, 2),
+        dense(4, 2, 3),
+    ],
+    "functions between": lambda: [
+        dense(0),
+        jnp.tanh,
+        jnp.tanh,
+        dense(1),
+        lambda x: -x,
+        dense(2),
+        dense(3),
+    ],
+    "shape and type change": lambda: [
+        dense(0),
+        lambda x: x.sum(-1) > 0,
+        lambda x: x.astype(X.dtype),
+        jnp.sin,
+        jnp.sin,
+    ],
     "one layer": lambda: [dense(0)],
     "a tuple": lambda: tuple(dense(i) for i in range(N)),
 }
@@ -88,7 +116,9 @@ def test_agrees_with_the_loop(name, method):
     assert_agree(actual, jax.jit(partial(loop, layers))(X))
 
 
-@pytest.mark.parametrize("name", ["pytrees", "partials of jax", "widths change", "two runs", "shared weights"])
+@pytest.mark.parametrize(
+    "name", ["pytrees", "partials of jax", "widths change", "two runs", "shared weights"]
+)
 def test_gradients_agree_with_the_loop(name):
     layers = LAYERS[name]()
 
@@ -96,7 +126,9 @@ def test_gradients_agree_with_the_loop(name):
         return jnp.sum(forward(layers, x) ** 2)
 
     grad = jax.value_and_grad(value, argnums=(1, 2))
-    actual = jax.jit(partial(grad, partial(deeppcr.forward, method="newton", adjoint="pcr")))(layers, BATCH)
+    actual = jax.jit(partial(grad, partial(deeppcr.forward, method="newton", adjoint="pcr")))(
+        layers, BATCH
+    )
     assert_agree(actual, jax.jit(partial(grad, loop))(layers, BATCH))
 
 
@@ -109,7 +141,9 @@ def test_gradients_of_closures(name):
         return jnp.sum(forward(layers, x) ** 2)
 
     grad = jax.value_and_grad(value, argnums=(1, 2))
-    actual = jax.jit(partial(grad, partial(deeppcr.forward, adjoint="sequential")))(jnp.array(0.9), X)
+    actual = jax.jit(partial(grad, partial(deeppcr.forward, adjoint="sequential")))(
+        jnp.array(0.9), X
+    )
     assert_agree(actual, jax.jit(partial(grad, loop))(jnp.array(0.9), X))
 
 
@@ -123,7 +157,10 @@ def test_without_jit():
 
 
 def test_pytree_states():
-    layers = [jax.tree_util.Partial(lambda w, s: {"a": jnp.tanh(w @ s["b"]), "b": s["a"] + s["b"]}, w) for w in WEIGHTS]
+    layers = [
+        jax.tree_util.Partial(lambda w, s: {"a": jnp.tanh(w @ s["b"]), "b": s["a"] + s["b"]}, w)
+        for w in WEIGHTS
+    ]
     x = {"a": X, "b": 2 * X}
     for method in ("sequential", "newton"):
         assert_agree(deeppcr.forward(layers, x, method=method), loop(layers, x))
@@ -145,7 +182,9 @@ def test_a_chain_of_layers_already_stacked():
     # The inputs of the chain are the parameters of all layers, stacked, and have the gradients of these.
     gradient = jax.jit(jax.grad(lambda chain: deeppcr.forward(chain, X).sum()))(chain)
     wanted = jax.grad(lambda layers: loop(layers, X).sum())(layers)
-    assert_agree(jax.tree.leaves(gradient), jax.tree.leaves(jax.tree.map(lambda *g: jnp.stack(g), *wanted)))
+    assert_agree(
+        jax.tree.leaves(gradient), jax.tree.leaves(jax.tree.map(lambda *g: jnp.stack(g), *wanted))
+    )
 
 
 def test_a_chain_written_by_hand_takes_batches():
@@ -165,7 +204,11 @@ def test_batches_by_shape():
     """A Jacobian block is one example's: w x w, whatever the batch."""
     layers = LAYERS["pytrees"]()
     for x, width in ((X, 3), (BATCH, 3), (normal(1, 2, 5, 3), 15)):
-        program = str(jax.make_jaxpr(partial(deeppcr.forward, layers, method=deeppcr.Newton(linearize="dense")))(x))
+        program = str(
+            jax.make_jaxpr(
+                partial(deeppcr.forward, layers, method=deeppcr.Newton(linearize="dense"))
+            )(x)
+        )
         batch = x.shape[:1] if x.ndim > 1 else ()
         shape = ",".join(map(str, (N, *batch, width, width)))
         assert f"f64[{shape}]" in program
@@ -183,7 +226,9 @@ def test_layers_alike_become_one_chain():
 
     def tanhs(count):
         layers = [dense(i) for i in range(count)]
-        return str(jax.make_jaxpr(partial(deeppcr.forward, layers, adjoint="sequential"))(X)).count("= tanh ")
+        return str(jax.make_jaxpr(partial(deeppcr.forward, layers, adjoint="sequential"))(X)).count(
+            "= tanh "
+        )
 
     assert tanhs(3) == tanhs(12) == 1
 
@@ -207,7 +252,9 @@ def test_random_layers_and_layers_that_interact_within_a_batch():
             return jnp.sum(jnp.sin(forward(layers, x)))
 
         options = {"method": "newton", "adjoint": "pcr"}
-        actual = jax.jit(jax.value_and_grad(partial(value, partial(deeppcr.forward, **options))))(BATCH)
+        actual = jax.jit(jax.value_and_grad(partial(value, partial(deeppcr.forward, **options))))(
+            BATCH
+        )
         assert_agree(actual, jax.jit(jax.value_and_grad(partial(value, loop)))(BATCH))
 
 

@@ -10,14 +10,26 @@ import pytest
 import deeppcr
 from deeppcr import Chain, Coarse, Newton, Result
 from deeppcr.chain import pose
-from tests.problems import PROBLEMS, L, assert_agree, backpropagate, normal, oracle, solve, trajectory
+from tests.problems import (
+    PROBLEMS,
+    L,
+    assert_agree,
+    backpropagate,
+    normal,
+    oracle,
+    solve,
+    trajectory,
+)
 
 WEIGHT = normal(0, 3, 3, scale=0.5)
 XS = normal(1, L, 3)
 Z0 = normal(2, 3)
 CHAIN = Chain(lambda z, x: jnp.tanh(z @ WEIGHT + jnp.broadcast_to(x, z.shape)), XS)
 PAIR = {"a": normal(3, 2), "b": (jnp.array(0.3),)}
-PAIRS = Chain(lambda z, x: {"a": jnp.tanh(z["a"] * z["b"][0] + x[:2]), "b": (jnp.sin(z["a"].sum() + x[2]),)}, XS)
+PAIRS = Chain(
+    lambda z, x: {"a": jnp.tanh(z["a"] * z["b"][0] + x[:2]), "b": (jnp.sin(z["a"].sum() + x[2]),)},
+    XS,
+)
 
 
 def doubled(z, xs):
@@ -52,7 +64,11 @@ def test_any_guess_leads_to_the_answer(name):
 
 def test_guesses_of_a_pytree_and_of_a_batch():
     expected = trajectory(PAIRS, PAIR)
-    for guess in (jax.tree.map(jnp.zeros_like, expected), Coarse(every=4), lambda z, xs: jax.tree.map(jnp.ones_like, expected)):
+    for guess in (
+        jax.tree.map(jnp.zeros_like, expected),
+        Coarse(every=4),
+        lambda z, xs: jax.tree.map(jnp.ones_like, expected),
+    ):
         solution = solve(PAIRS, PAIR, method=Newton(initial_guess=guess))
         assert_agree(solution.trajectory, expected)
     batch = normal(5, 2, 3)
@@ -104,17 +120,25 @@ def test_entries_that_are_not_finite_cost_no_more_than_guessing_them(value, wind
 def test_a_guess_that_overflows_is_recovered_from(dtype, window):
     """A linear chain that forgets fast: coarse steps of 7 or 50 are unstable."""
     chain = Chain(
-        lambda z, x: z + jnp.asarray(0.6, dtype) * (jnp.broadcast_to(x, z.shape) - z), jnp.cos(jnp.arange(2000.0)).astype(dtype)
+        lambda z, x: z + jnp.asarray(0.6, dtype) * (jnp.broadcast_to(x, z.shape) - z),
+        jnp.cos(jnp.arange(2000.0)).astype(dtype),
     )
     z0 = jnp.array([1.0, 2.0], dtype)
     applied, *others = [
         solve(chain, z0, method=Newton(initial_guess=guess, window=window))
-        for guess in ("apply", Coarse(every=50), Coarse(every=7), jnp.ones((2000, 2)).at[300:].set(-jnp.inf))
+        for guess in (
+            "apply",
+            Coarse(every=50),
+            Coarse(every=7),
+            jnp.ones((2000, 2)).at[300:].set(-jnp.inf),
+        )
     ]
     for solution in others:
         assert solution.result == Result.CONVERGED
         assert solution.stats.iterations <= applied.stats.iterations + 4
-        assert_agree(solution.trajectory, trajectory(chain, z0), 1e-5 if dtype == "float32" else 2e-2)
+        assert_agree(
+            solution.trajectory, trajectory(chain, z0), 1e-5 if dtype == "float32" else 2e-2
+        )
 
 
 def test_leaves_of_several_dtypes_that_are_not_finite():
@@ -126,7 +150,10 @@ def test_leaves_of_several_dtypes_that_are_not_finite():
 
     chain = Chain(step, XS[:, 0])
     right = trajectory(chain, z0)
-    guess = right | {"b": right["b"].astype(float).at[3].set(1e300), "c": right["c"].at[7].set(jnp.nan)}
+    guess = right | {
+        "b": right["b"].astype(float).at[3].set(1e300),
+        "c": right["c"].at[7].set(jnp.nan),
+    }
     solution = solve(chain, z0, method=Newton(initial_guess=guess))
     assert solution.result == Result.CONVERGED
     assert solution.stats.iterations <= 6
@@ -156,7 +183,11 @@ def test_a_coarse_chain_is_nearly_right_where_a_chain_discretises_time():
     chain = Chain(lambda z, x: z + h * (jnp.stack([z[1], -z[0]]) + x), 0.1 * normal(6, 200, 2))
     z0 = jnp.array([1.0, 0.0])
     residuals = [
-        float(solve(chain, z0, method=Newton(initial_guess=guess, linearize="identity", record=True)).stats.residuals[0])
+        float(
+            solve(
+                chain, z0, method=Newton(initial_guess=guess, linearize="identity", record=True)
+            ).stats.residuals[0]
+        )
         for guess in ("constant", Coarse(every=10))
     ]
     assert residuals[1] < 0.5 * residuals[0]
@@ -197,7 +228,10 @@ def test_a_coarse_step_that_changes_the_state():
 @pytest.mark.parametrize("guess", [Coarse(every=3), "constant"], ids=["coarse", "constant"])
 def test_derivatives_are_the_chain_s(guess):
     problem = PROBLEMS["gru"]
-    assert_agree(backpropagate(problem, partial(deeppcr.scan, method=Newton(initial_guess=guess))), oracle(problem))
+    assert_agree(
+        backpropagate(problem, partial(deeppcr.scan, method=Newton(initial_guess=guess))),
+        oracle(problem),
+    )
 
 
 def test_a_chain_with_reverse_mode_only():
@@ -208,9 +242,13 @@ def test_a_chain_with_reverse_mode_only():
 
 def test_no_derivative_passes_through_the_guess():
     def value(guess, scale):
-        by_array = deeppcr.solve(CHAIN, Z0, method=Newton(initial_guess=guess, max_iterations=1, on_failure="return"))
+        by_array = deeppcr.solve(
+            CHAIN, Z0, method=Newton(initial_guess=guess, max_iterations=1, on_failure="return")
+        )
         step = Coarse(every=4, step=lambda z, xs: scale * z)
-        by_step = deeppcr.solve(CHAIN, Z0, method=Newton(initial_guess=step, max_iterations=1, on_failure="return"))
+        by_step = deeppcr.solve(
+            CHAIN, Z0, method=Newton(initial_guess=step, max_iterations=1, on_failure="return")
+        )
         return by_array.value.sum() + by_step.value.sum()
 
     by_guess, by_scale = jax.jit(jax.grad(value, argnums=(0, 1)))(normal(4, L, 3), jnp.array(1.0))

@@ -15,7 +15,14 @@ from tests.steps import MIX, W, by_rows, dense, elementwise, in_pairs
 def side_by_side(step, state, inputs, batch_ndim=0):
     """All steps of a chain, the states of which are ``state``, another one at each step; and these as vectors."""
     first = jax.tree.map(lambda leaf: leaf[0], state)
-    problem = pose(lambda z, x: (step(z, x), None), first, inputs, len(jax.tree.leaves(inputs)[0]), batch_ndim, "z0")
+    problem = pose(
+        lambda z, x: (step(z, x), None),
+        first,
+        inputs,
+        len(jax.tree.leaves(inputs)[0]),
+        batch_ndim,
+        "z0",
+    )
     steps = Steps(problem.step, problem.layout, problem.inputs, problem.captured, problem.length)
     return steps, problem.layout.flatten(jax.tree.leaves(state))
 
@@ -27,7 +34,12 @@ def full(steps, linearization, vectors):
     def both(vectors):
         blocks = linearization.blocks(steps, vectors)
         columns = jax.vmap(blocks.apply, out_axes=-1)(
-            jnp.broadcast_to(jnp.eye(vectors.shape[-1]).reshape(vectors.shape[-1], *(1,) * (vectors.ndim - 1), -1), shape)
+            jnp.broadcast_to(
+                jnp.eye(vectors.shape[-1]).reshape(
+                    vectors.shape[-1], *(1,) * (vectors.ndim - 1), -1
+                ),
+                shape,
+            )
         )
         jacobian = jax.jacrev if steps.step.has_custom_vjp else jax.jacfwd
 
@@ -62,10 +74,18 @@ ALL, ALONE = jnp.ones((2 * W, 2 * W)), jnp.eye(2 * W)
 
 
 @pytest.mark.parametrize("at_once", [1 << 26, 1], ids=["at once", "one by one"])
-@pytest.mark.parametrize("step", [elementwise, in_pairs, dense, by_rows], ids=lambda step: step.__name__)
+@pytest.mark.parametrize(
+    "step", [elementwise, in_pairs, dense, by_rows], ids=lambda step: step.__name__
+)
 @pytest.mark.parametrize(
     ("linearization", "mask"),
-    [(Dense(), ALL), (Diagonal(0), ALONE), (BlockDiagonal(2), PAIRED), (BlockDiagonal(3), NEIGHBOURS), (BlockDiagonal(99), ALL)],
+    [
+        (Dense(), ALL),
+        (Diagonal(0), ALONE),
+        (BlockDiagonal(2), PAIRED),
+        (BlockDiagonal(3), NEIGHBOURS),
+        (BlockDiagonal(99), ALL),
+    ],
     ids=["dense", "diagonal", "paired leaves", "neighbours", "all"],
 )
 def test_blocks_are_parts_of_the_jacobian(monkeypatch, step, linearization, mask, at_once):
@@ -80,7 +100,10 @@ def test_blocks_of_a_batch():
     state = {"a": normal(5, L, 2, W), "b": normal(6, L, 2, W)}
 
     def step(z, x):
-        return {"a": jnp.tanh(z["a"] @ MIX[:W, :W] + z["b"]), "b": z["a"] * z["b"] + jnp.broadcast_to(x, (2, W))}
+        return {
+            "a": jnp.tanh(z["a"] @ MIX[:W, :W] + z["b"]),
+            "b": z["a"] * z["b"] + jnp.broadcast_to(x, (2, W)),
+        }
 
     steps, vectors = side_by_side(step, state, normal(8, L, W), 1)
     for linearization, mask in ((Dense(), ALL), (Diagonal(), ALONE), (BlockDiagonal(2), PAIRED)):
@@ -95,14 +118,18 @@ def test_probes_estimate_the_diagonal():
     error = jnp.abs(jnp.diagonal(estimate - jacobians, axis1=-2, axis2=-1))
     assert (error > 0).any()
     assert (error < 5 * beside / 7**0.5).all()
-    exact, _ = full(steps, Diagonal(probes=8), vectors)  # as many as there are entries: no need to guess
+    exact, _ = full(
+        steps, Diagonal(probes=8), vectors
+    )  # as many as there are entries: no need to guess
     assert_agree(exact, jacobians * ALONE[None], 1e-13)
 
 
 def derivatives(step, linearization):
     """How many products of the step's derivative it takes, by the sines that are made of directions at once."""
     steps, vectors = side_by_side(step, PAIR, normal(8, L, W))
-    jaxpr = jax.make_jaxpr(lambda vectors: jax.tree.leaves(linearization.blocks(steps, vectors)))(vectors)
+    jaxpr = jax.make_jaxpr(lambda vectors: jax.tree.leaves(linearization.blocks(steps, vectors)))(
+        vectors
+    )
     return max(eqn.outvars[0].aval.size for eqn in jaxpr.jaxpr.eqns if eqn.outvars) // vectors.size
 
 

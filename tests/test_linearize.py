@@ -12,7 +12,17 @@ from deeppcr import Adjoint, BlockDiagonal, Chain, Diagonal, Frozen, Newton, Res
 from deeppcr.chain import pose
 from deeppcr.linear import Diagonals
 from deeppcr.linearize import Dense, Linearization, Zero, choose_linearization
-from tests.problems import PROBLEMS, L, assert_agree, backpropagate, gru, normal, oracle, solve, trajectory
+from tests.problems import (
+    PROBLEMS,
+    L,
+    assert_agree,
+    backpropagate,
+    gru,
+    normal,
+    oracle,
+    solve,
+    trajectory,
+)
 from tests.steps import dense, elementwise, in_pairs
 
 
@@ -61,7 +71,12 @@ def test_agrees_with_lax_scan(problem, name):
     """Values, and gradients by the same linearisation."""
     problem = PROBLEMS[problem]
     newton = Newton(linearize=LINEARIZATIONS[name])
-    scan = partial(deeppcr.scan, method=newton, adjoint=Adjoint(linear="sequential"), batch_ndim=problem.batch_ndim)
+    scan = partial(
+        deeppcr.scan,
+        method=newton,
+        adjoint=Adjoint(linear="sequential"),
+        batch_ndim=problem.batch_ndim,
+    )
     assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
@@ -76,7 +91,10 @@ def test_converges(name):
     assert not jnp.isnan(solution.stats.residuals[: int(solution.stats.iterations) + 1]).any()
 
 
-SOME = {name: LINEARIZATIONS[name] for name in ("exact diagonal", "2 x 2", "scalars", "zero", "frozen for 3")}
+SOME = {
+    name: LINEARIZATIONS[name]
+    for name in ("exact diagonal", "2 x 2", "scalars", "zero", "frozen for 3")
+}
 some = pytest.mark.parametrize("linearize", SOME.values(), ids=SOME.keys())
 
 
@@ -92,12 +110,16 @@ def test_under_vmap_and_inside_lax_scan(linearize):
         return jax.lax.scan(body, z0, jnp.arange(2.0))
 
     many = jnp.stack([Z0, 3 * Z0])
-    actual, expected = (jax.jit(jax.vmap(partial(last, method)))(many) for method in (newton, "sequential"))
+    actual, expected = (
+        jax.jit(jax.vmap(partial(last, method)))(many) for method in (newton, "sequential")
+    )
     assert_agree(actual, expected)
 
 
 @some
-@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)], ids=["float32", "bfloat16"]
+)
 def test_narrow_dtypes(linearize, dtype, tolerance):
     chain = Chain(CHAIN.step, XS.astype(dtype))
     solution = solve(chain, Z0.astype(dtype), method=Newton(linearize=linearize))
@@ -117,8 +139,12 @@ def test_slow_iterations_are_not_taken_for_converged(linearize, name):
     """Every residual and every update is small from the start, and what they add up to is not."""
     dtype, length, h, tolerance = SLOW[name]
     weight, bias = WEIGHT.astype(dtype), jnp.ones(3, dtype)
-    chain = Chain(lambda z, _: z + jnp.asarray(h, dtype) * jnp.cos(weight @ z + bias), length=length)
-    solution = solve(chain, Z0.astype(dtype), method=Newton(linearize=linearize, initial_guess="constant"))
+    chain = Chain(
+        lambda z, _: z + jnp.asarray(h, dtype) * jnp.cos(weight @ z + bias), length=length
+    )
+    solution = solve(
+        chain, Z0.astype(dtype), method=Newton(linearize=linearize, initial_guess="constant")
+    )
     assert_agree(solution.trajectory, trajectory(chain, Z0.astype(dtype)), tolerance)
 
 
@@ -162,11 +188,18 @@ def choose(step, state, inputs, linearize="auto", batch_ndim=0, window=None, mem
 
 
 @pytest.mark.parametrize(
-    ("step", "expected"), [(elementwise, Diagonal()), (in_pairs, BlockDiagonal(2)), (dense, Dense())], ids=["1", "2", "8"]
+    ("step", "expected"),
+    [(elementwise, Diagonal()), (in_pairs, BlockDiagonal(2)), (dense, Dense())],
+    ids=["1", "2", "8"],
 )
 def test_auto_takes_the_narrowest_form_that_is_exact(step, expected):
     choice = choose(step, FIRST, normal(8, L, W))
-    assert (choice.linearization, choice.window, choice.is_exact, choice.reason) == (expected, L, True, "")
+    assert (choice.linearization, choice.window, choice.is_exact, choice.reason) == (
+        expected,
+        L,
+        True,
+        "",
+    )
 
 
 def test_an_lstm_with_a_diagonal_recurrence_is_made_of_pairs():
@@ -178,7 +211,9 @@ def test_an_lstm_with_a_diagonal_recurrence_is_made_of_pairs():
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
         return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
-    assert choose(step, (Z0[:1].repeat(W), Z0[:1].repeat(W)), normal(2, L, W)).linearization == BlockDiagonal(2)
+    assert choose(
+        step, (Z0[:1].repeat(W), Z0[:1].repeat(W)), normal(2, L, W)
+    ).linearization == BlockDiagonal(2)
 
 
 def test_what_is_exact():
@@ -186,7 +221,10 @@ def test_what_is_exact():
         return choose(step, FIRST, normal(8, L, W), linearize).is_exact
 
     assert all(exact(dense, x) for x in ("dense", BlockDiagonal(8)))
-    assert not any(exact(dense, x) for x in ("diagonal", BlockDiagonal(7), "identity", "zero", Frozen(2), Scalar(0.5)))
+    assert not any(
+        exact(dense, x)
+        for x in ("diagonal", BlockDiagonal(7), "identity", "zero", Frozen(2), Scalar(0.5))
+    )
     assert all(exact(in_pairs, x) for x in ("dense", BlockDiagonal(2)))
     assert not exact(in_pairs, "diagonal")
     assert exact(elementwise, "diagonal")
@@ -194,7 +232,13 @@ def test_what_is_exact():
 
 def test_examples_that_interact_have_no_exact_blocks():
     problem = PROBLEMS["batch norm"]
-    choice = choose(lambda z, x: problem.step(problem.params, z, x)[0], problem.init, problem.xs, "dense", batch_ndim=1)
+    choice = choose(
+        lambda z, x: problem.step(problem.params, z, x)[0],
+        problem.init,
+        problem.xs,
+        "dense",
+        batch_ndim=1,
+    )
     assert not choice.is_exact
 
 
@@ -214,7 +258,9 @@ def test_memory_makes_windows_and_then_diagonals():
     narrow = choose(dense, FIRST, xs, memory=10 * one)
     assert (narrow.linearization, narrow.is_exact) == (Diagonal(), False)
     assert "diagonal" in narrow.reason
-    assert choose(dense, FIRST, xs, "dense", memory=10 * one).window == 10  # what was asked for is done
+    assert (
+        choose(dense, FIRST, xs, "dense", memory=10 * one).window == 10
+    )  # what was asked for is done
     assert choose(dense, FIRST, xs, window=7, memory=1).window == 7
     assert choose(dense, FIRST, xs, memory=1).window == 1
 
@@ -226,9 +272,14 @@ def test_a_wide_elementwise_chain_needs_no_matrices():
 
     def value(xs, z0):
         chain = Chain(lambda z, x: weight * jnp.tanh(z) + x, xs)
-        return deeppcr.solve(chain, z0, method=Newton(linear="sequential"), adjoint=Adjoint(linear="sequential")).value.sum()
+        return deeppcr.solve(
+            chain, z0, method=Newton(linear="sequential"), adjoint=Adjoint(linear="sequential")
+        ).value.sum()
 
-    shapes = jax.ShapeDtypeStruct((length, width), jnp.float32), jax.ShapeDtypeStruct((width,), jnp.float32)
+    shapes = (
+        jax.ShapeDtypeStruct((length, width), jnp.float32),
+        jax.ShapeDtypeStruct((width,), jnp.float32),
+    )
     for function in (value, jax.grad(value)):
         memory = jax.jit(function).lower(*shapes).compile().memory_analysis()
         assert memory.temp_size_in_bytes < 12 * length * width * 4
@@ -254,10 +305,16 @@ class Damped(Linearization):
 def test_a_linearization_of_ones_own():
     window = 5
     problem = PROBLEMS["gru"]
-    scan = partial(deeppcr.scan, method=Newton(linearize=Damped(0.9), window=window), adjoint=Adjoint(linearize=Damped(0.8)))
+    scan = partial(
+        deeppcr.scan,
+        method=Newton(linearize=Damped(0.9), window=window),
+        adjoint=Adjoint(linearize=Damped(0.8)),
+    )
     assert_agree(backpropagate(problem, scan), oracle(problem))
     chain = Chain(lambda z, x: gru(problem.params, z, x)[0], problem.xs)
-    assert "Damped" in str(deeppcr.describe(chain, problem.init, method=Newton(linearize=Damped(0.9))))
+    assert "Damped" in str(
+        deeppcr.describe(chain, problem.init, method=Newton(linearize=Damped(0.9)))
+    )
     for linearize in (Frozen(2, of=Damped(0.9)), Frozen(2, of=Zero())):
         solution = solve(chain, problem.init, method=Newton(linearize=linearize, window=window))
         assert_agree(solution.trajectory, trajectory(chain, problem.init))
@@ -270,7 +327,9 @@ def test_the_rounding_of_long_sums_is_not_taken_for_updates():
     start = 3 * normal(2, 8, 32).astype(jnp.float32)
     chain = Chain(lambda z, x: z + 0.05 * jnp.tanh((z + x[None]) @ weight), xs)
     slow = Newton(linearize="identity", linear="pcr")
-    found, expected = (deeppcr.solve(chain, start, method=method, batch_ndim=1) for method in (slow, "sequential"))
+    found, expected = (
+        deeppcr.solve(chain, start, method=method, batch_ndim=1) for method in (slow, "sequential")
+    )
     assert found.result == Result.CONVERGED
     assert found.stats.iterations < 30
     assert_agree(found.trajectory, expected.trajectory, 1e-5)

@@ -139,13 +139,18 @@ def test_recording_changes_nothing_and_has_no_derivative():
         extra = solution.stats.growth_rate + solution.stats.residuals[0] if record else 0.0
         return solution.value.sum() + 0.0 * extra, solution.value
 
-    gradients = [jax.jit(jax.grad(partial(value, record=record), has_aux=True))(Z0) for record in (True, False)]
+    gradients = [
+        jax.jit(jax.grad(partial(value, record=record), has_aux=True))(Z0)
+        for record in (True, False)
+    ]
     np.testing.assert_array_equal(gradients[0][1], gradients[1][1])
     np.testing.assert_allclose(gradients[0][0], gradients[1][0], rtol=1e-12)
 
 
 def test_record_under_vmap():
-    many = jax.jit(jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=RECORD).stats))(jnp.stack([Z0, 2 * Z0]))
+    many = jax.jit(jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=RECORD).stats))(
+        jnp.stack([Z0, 2 * Z0])
+    )
     assert many.residuals.shape == (2, L + 2)
     assert many.growth_rate.shape == (2,)
 
@@ -154,7 +159,12 @@ def test_forecast():
     assert forecast_iterations(-0.5, 1) == 2  # L + 1 always suffice
     assert 5 <= forecast_iterations(-0.5, 1000) <= 15
     assert forecast_iterations(-0.5, 10**6) <= 20
-    assert forecast_iterations(0.0, 200) < forecast_iterations(0.1, 200) <= forecast_iterations(0.5, 200) == 201
+    assert (
+        forecast_iterations(0.0, 200)
+        < forecast_iterations(0.1, 200)
+        <= forecast_iterations(0.5, 200)
+        == 201
+    )
     for length in (13, 900):
         chain = Chain(CHAIN.step, normal(3, length, 3))
         stats = solve(chain, Z0, method=RECORD).stats
@@ -191,5 +201,7 @@ def test_printing_never_raises():
     for state in (None, jnp.zeros((0,))):  # no entries
         assert "converged" in str(deeppcr.solve(Chain(lambda z, x: z, XS), state, method=RECORD))
     chaos = Chain(lambda z, _: 3.9 * z * (1 - z), length=100)
-    assert "not converged" in str(solve(chaos, jnp.array(0.4), method=Newton(max_iterations=3, on_failure="return")))
+    assert "not converged" in str(
+        solve(chaos, jnp.array(0.4), method=Newton(max_iterations=3, on_failure="return"))
+    )
     assert str(jax.tree.map(lambda x: None, solve(CHAIN, Z0, method=RECORD)))

@@ -12,7 +12,9 @@ from tests.parameters import SHAPES, assert_same, by_ndim, everything, mixed, tr
 
 
 def multi(schedule):
-    return optax.MultiSteps(optax.sgd(0.1, 0.9), 2, should_skip_update_fn=schedule).gradient_transformation()
+    return optax.MultiSteps(
+        optax.sgd(0.1, 0.9), 2, should_skip_update_fn=schedule
+    ).gradient_transformation()
 
 
 TOGETHER = {
@@ -30,16 +32,22 @@ TOGETHER = {
     "apply_if_finite": lambda: optax.apply_if_finite(optax.adam(1e-2), 3),
     "clip": lambda: optax.chain(optax.clip(0.3), optax.sgd(0.1)),
     "clip_by_global_norm": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2)),
-    "conditionally_transform": lambda: optax.conditionally_transform(optax.sgd(0.1, 0.9), lambda step: step < 2),
+    "conditionally_transform": lambda: optax.conditionally_transform(
+        optax.sgd(0.1, 0.9), lambda step: step < 2
+    ),
     "dog": lambda: contrib.dog(),
     "ema": lambda: optax.chain(optax.sgd(0.1), optax.ema(0.9)),
-    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.sgd)(optax.cosine_decay_schedule(0.1, 10)),
+    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.sgd)(
+        optax.cosine_decay_schedule(0.1, 10)
+    ),
     "keep_params_nonnegative": lambda: optax.keep_params_nonnegative(),
     "lion": lambda: optax.lion(1e-2),
     "madgrad": lambda: contrib.madgrad(0.1),
     "momentum": lambda: optax.sgd(1e-2, 0.9, nesterov=True),
     "MultiSteps": lambda: multi(optax.skip_not_finite),
-    "MultiSteps, large ones skipped": lambda: multi(lambda u, s, p: optax.skip_large_updates(u, s, p, 20.0)),
+    "MultiSteps, large ones skipped": lambda: multi(
+        lambda u, s, p: optax.skip_large_updates(u, s, p, 20.0)
+    ),
     "nadam": lambda: optax.nadam(1e-2),
     "normalize_by_update_norm": lambda: optax.normalize_by_update_norm(),
     "prodigy": lambda: contrib.prodigy(),
@@ -72,7 +80,9 @@ def assert_close(found, expected, factor=50, atleast=0.0):
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         rtol = max(factor * float(jnp.finfo(theirs.dtype).eps), atleast)
-        np.testing.assert_allclose(ours.astype("float64"), theirs.astype("float64"), rtol=rtol, atol=rtol / 10)
+        np.testing.assert_allclose(
+            ours.astype("float64"), theirs.astype("float64"), rtol=rtol, atol=rtol / 10
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +92,10 @@ def _promotion():
         yield
 
 
-FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # to compile; nothing runs for long
+FAST = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}  # to compile; nothing runs for long
 GRADIENTS = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(tree, range(1, 5)))
 
 
@@ -103,7 +116,10 @@ def test_elementwise_optimizers_run_eagerly_give_the_same_bits(name):
     packed, params, gradients = pack(optimizer), tree(0), tree(1)
     ours, theirs = packed.init(params), optimizer.init(params)
     for _ in range(2):
-        ours, theirs = packed.update(gradients, ours, params), optimizer.update(gradients, theirs, params)
+        ours, theirs = (
+            packed.update(gradients, ours, params),
+            optimizer.update(gradients, theirs, params),
+        )
         assert_same(ours[0], theirs[0])
         ours, theirs = ours[1], theirs[1]
 
@@ -114,22 +130,32 @@ def test_each_dtype_has_its_array_and_nothing_is_cast():
     assert_close(run(pack(optimizer), params, gradients), run(optimizer, params, gradients))
     # The norm over all dtypes is summed in the narrower ones too, in another order.
     together = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1e-2))
-    assert_close(run(pack(together), params, gradients), run(together, params, gradients), atleast=1e-2)
+    assert_close(
+        run(pack(together), params, gradients), run(together, params, gradients), atleast=1e-2
+    )
     state = pack(optax.adam(1e-2)).init(params).inner_state
     size = sum(int(np.prod(shape)) for shape in SHAPES.values())
-    assert {name: (a.dtype.name, a.shape) for name, a in state[0].mu.arrays.items()} == {d: (d, (size,)) for d in params}
+    assert {name: (a.dtype.name, a.shape) for name, a in state[0].mu.arrays.items()} == {
+        d: (d, (size,)) for d in params
+    }
     assert len(jax.tree.leaves(state)) == 1 + 2 * 4
 
 
 def test_one_leaf_a_dtype_may_be_treated_by_itself():
     params = {"w": jnp.ones((2, 3)), "b": jnp.full(3, 0.5, "float32"), "none": jnp.zeros((0, 2))}
     gradients = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), params)
-    assert_close(run(pack(optax.lamb(1e-2)), params, gradients), run(optax.lamb(1e-2), params, gradients))
+    assert_close(
+        run(pack(optax.lamb(1e-2)), params, gradients), run(optax.lamb(1e-2), params, gradients)
+    )
 
 
-@pytest.mark.parametrize("params", [jnp.float32(2.0), jnp.ones((2, 2)), (jnp.float32(1.0), jnp.zeros((0,), "float32"))])
+@pytest.mark.parametrize(
+    "params", [jnp.float32(2.0), jnp.ones((2, 2)), (jnp.float32(1.0), jnp.zeros((0,), "float32"))]
+)
 def test_a_scalar_an_array_and_nothing_are_trees_too(params):
-    optimizer = optax.chain(optax.apply_if_finite(optax.clip_by_global_norm(0.5), 2), optax.adam(0.1))
+    optimizer = optax.chain(
+        optax.apply_if_finite(optax.clip_by_global_norm(0.5), 2), optax.adam(0.1)
+    )
     gradients = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), params)
     assert_close(run(pack(optimizer), params, gradients), run(optimizer, params, gradients))
 
@@ -138,7 +164,14 @@ def test_a_scalar_an_array_and_nothing_are_trees_too(params):
     "mask",
     [
         {"w": True, "frozen": False, "count": True, "flag": True, "key": True, "nothing": True},
-        {"w": np.True_, "frozen": (False, False), "count": False, "flag": False, "key": False, "nothing": None},
+        {
+            "w": np.True_,
+            "frozen": (False, False),
+            "count": False,
+            "flag": False,
+            "key": False,
+            "nothing": None,
+        },
         lambda params: {**jax.tree.map(lambda _: True, params), "frozen": False},
     ],
     ids=["prefix", "full", "function"],
@@ -146,9 +179,15 @@ def test_a_scalar_an_array_and_nothing_are_trees_too(params):
 def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mask):
     optimizer, params = pack(optax.adamw(0.1, weight_decay=0.5), mask=mask), everything()
     state = optimizer.init(params)
-    assert {name: array.shape for name, array in state.inner_state[0].mu.arrays.items()} == {"float32": (4,)}
+    assert {name: array.shape for name, array in state.inner_state[0].mu.arrays.items()} == {
+        "float32": (4,)
+    }
     gradients = {**params, "w": jnp.ones((2, 2), "float32")}
-    gradients |= {"count": np.zeros((), jax.dtypes.float0), "key": np.zeros(2, jax.dtypes.float0), "flag": None}
+    gradients |= {
+        "count": np.zeros((), jax.dtypes.float0),
+        "key": np.zeros(2, jax.dtypes.float0),
+        "flag": None,
+    }
 
     @jax.jit
     def step(params, state):
@@ -184,7 +223,9 @@ def test_masks_of_the_optimizer_become_a_partition_of_packed_ones():
     parts = {True: pack(decayed), False: pack(plain)}
     expected = optax.adamw(1e-2, weight_decay=0.1, mask=by_ndim)
     gradients = jax.tree.map(lambda x: x[:2], GRADIENTS)
-    assert_close(run(optax.partition(parts, by_ndim), None, gradients), run(expected, None, gradients))
+    assert_close(
+        run(optax.partition(parts, by_ndim), None, gradients), run(expected, None, gradients)
+    )
 
 
 def loss(params, x):
@@ -203,7 +244,9 @@ def test_packed_parameters_train_in_a_loop_as_plain_ones_do():
         def step(carry, x):
             packed, state = carry
             gradients = jax.grad(lambda p: loss({**params, **p}, x))(floats(packing.unpack(packed)))
-            updates, state = packer.update(packing.pack({**gradients, "count": jnp.int32(0)}), state, packed)
+            updates, state = packer.update(
+                packing.pack({**gradients, "count": jnp.int32(0)}), state, packed
+            )
             return (optax.apply_updates(packed, updates), state), None
 
         packed = packing.pack(params)

@@ -48,11 +48,13 @@ def test_packing_round_trips_to_the_bit(name):
 def test_gradients_through_the_unpacking_are_right_too():
     params = tree(0)
     packing = Packing.of(params)
-    found = jax.grad(lambda packed: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(packed.unpack())))(
-        packing.pack(params)
-    )
+    found = jax.grad(
+        lambda packed: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(packed.unpack()))
+    )(packing.pack(params))
     assert_same(packing.unpack(found), jax.tree.map(jnp.cos, params))
-    assert "pad" not in str(jax.make_jaxpr(jax.grad(lambda p: packing.unpack(p)["s"]))(packing.pack(params)))
+    assert "pad" not in str(
+        jax.make_jaxpr(jax.grad(lambda p: packing.unpack(p)["s"]))(packing.pack(params))
+    )
 
 
 def test_bad_arguments_are_named():

@@ -11,7 +11,11 @@ import deeppcr
 from deeppcr import Chain, Newton
 
 XS = jnp.linspace(0.0, 1.0, 24).reshape(8, 3)
-COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "copy": copy.copy, "deepcopy": copy.deepcopy}
+COPIES = {
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
 
 
 def step(z, x):
@@ -26,8 +30,14 @@ LAYERS = [(layer, jnp.eye(3) * k) for k in range(4)]
 METHODS = [
     deeppcr.Sequential(unroll=4),
     Newton(),
-    Newton(linearize=deeppcr.BlockDiagonal(3), linear=deeppcr.Chunked(4), damping=deeppcr.TrustRegion()),
-    Newton(linearize=deeppcr.Frozen(3), acceleration=deeppcr.Anderson(), initial_guess=deeppcr.Coarse(3, step=step)),
+    Newton(
+        linearize=deeppcr.BlockDiagonal(3), linear=deeppcr.Chunked(4), damping=deeppcr.TrustRegion()
+    ),
+    Newton(
+        linearize=deeppcr.Frozen(3),
+        acceleration=deeppcr.Anderson(),
+        initial_guess=deeppcr.Coarse(3, step=step),
+    ),
     deeppcr.Adjoint(linear="pcr"),
 ]
 MADE = {
@@ -61,7 +71,9 @@ def test_a_plan_that_was_pickled_says_all_that_it_said():
     again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(plan))))
     assert again.to_json() == plan.to_json()
     assert (again.method, again.adjoint) == (plan.method, plan.adjoint)
-    amounts = [(a.amount, b.amount) for a, b in zip(again.main.gradient, plan.main.gradient, strict=True)]
+    amounts = [
+        (a.amount, b.amount) for a, b in zip(again.main.gradient, plan.main.gradient, strict=True)
+    ]
     device = plan.main.device
     assert all((a + a).depth == (b + b).depth for a, b in amounts)
     assert all(a.times(3).seconds(device) == b.times(3).seconds(device) for a, b in amounts)

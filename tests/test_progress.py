@@ -35,14 +35,18 @@ def test_windows_and_gradients_tell_it_too():
     gradient = jax.jit(jax.grad(lambda z: deeppcr.solve(CHAIN, z, method=newton).value))(START)
     jax.effects_barrier()
     assert told[-1][1] == 50
-    plain = jax.grad(lambda z: deeppcr.solve(CHAIN, z, method="sequential", adjoint="autodiff").value)(START)
+    plain = jax.grad(
+        lambda z: deeppcr.solve(CHAIN, z, method="sequential", adjoint="autodiff").value
+    )(START)
     np.testing.assert_allclose(gradient, plain)
 
 
 def test_each_of_a_batch_is_told():
     told = []
     newton = Newton(progress=lambda *news: told.append(news))
-    jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=newton).value)(jnp.array([0.5, 0.1])).block_until_ready()
+    jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=newton).value)(
+        jnp.array([0.5, 0.1])
+    ).block_until_ready()
     jax.effects_barrier()
     assert [iteration for iteration, *_ in told].count(0) == 2
 

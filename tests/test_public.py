@@ -47,7 +47,12 @@ def test_the_public_names():
 
 
 def test_everything_public_says_what_it_is():
-    named = {name: getattr(package, name) for package in (deeppcr, depth) for name in package.__all__ if name != "devices"}
+    named = {
+        name: getattr(package, name)
+        for package in (deeppcr, depth)
+        for name in package.__all__
+        if name != "devices"
+    }
     undocumented = [name for name, what in named.items() if not what.__doc__]
     assert not undocumented
 

@@ -30,7 +30,9 @@ ADJOINTS = {
     "rescued at once": Adjoint("diagonal", "sequential", max_iterations=1),
     "rescued at once from nothing": Adjoint("zero", "sequential", max_iterations=2),
     "in stretches": Adjoint("diagonal", "pcr", memory=4 * 5 * 8 * 3),
-    "in stretches of scalars": Adjoint(Scalar(jnp.linspace(0.0, 1.0, L)), "sequential", memory=4 * 5 * 8),
+    "in stretches of scalars": Adjoint(
+        Scalar(jnp.linspace(0.0, 1.0, L)), "sequential", memory=4 * 5 * 8
+    ),
     "in stretches of one": Adjoint("dense", "sequential", memory=1),
 }
 FORWARDS = {
@@ -46,13 +48,22 @@ NAMES = ("gru", "lstm", "mlp", "batch norm", "odd", "ode", "custom vjp")
 def cases():
     """Two problems for each adjoint, with one forward after the other: 7, 5 and 16 have no common factor."""
     for turn in range(2 * len(ADJOINTS)):
-        yield list(ADJOINTS)[turn // 2], NAMES[turn % len(NAMES)], list(FORWARDS)[turn % len(FORWARDS)]
+        yield (
+            list(ADJOINTS)[turn // 2],
+            NAMES[turn % len(NAMES)],
+            list(FORWARDS)[turn % len(FORWARDS)],
+        )
 
 
 @pytest.mark.parametrize(("adjoint", "problem", "method"), list(cases()))
 def test_agrees_with_lax_scan(adjoint, problem, method):
     problem = PROBLEMS[problem]
-    scan = partial(deeppcr.scan, method=FORWARDS[method], adjoint=ADJOINTS[adjoint], batch_ndim=problem.batch_ndim)
+    scan = partial(
+        deeppcr.scan,
+        method=FORWARDS[method],
+        adjoint=ADJOINTS[adjoint],
+        batch_ndim=problem.batch_ndim,
+    )
     assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
@@ -80,7 +91,9 @@ def tangent(scan):
 
 
 def gradient_of_gradient(scan):
-    return jax.grad(lambda *a: sum(jnp.sum(g**2) for g in gradient(scan, *a)), argnums=(0, 1, 2))(*ARGUMENTS)
+    return jax.grad(lambda *a: sum(jnp.sum(g**2) for g in gradient(scan, *a)), argnums=(0, 1, 2))(
+        *ARGUMENTS
+    )
 
 
 def hessian_times_vector(scan):
@@ -89,7 +102,9 @@ def hessian_times_vector(scan):
 
 def gradients_of_many(scan):
     weight, init, xs = ARGUMENTS
-    return jax.vmap(partial(gradient, scan), in_axes=(0, 0, None))(jnp.stack([weight, 2 * weight]), jnp.stack([init, -init]), xs)
+    return jax.vmap(partial(gradient, scan), in_axes=(0, 0, None))(
+        jnp.stack([weight, 2 * weight]), jnp.stack([init, -init]), xs
+    )
 
 
 def jacobian_backwards(scan):
@@ -111,8 +126,15 @@ def expected(name):
     return jax.jit(partial(TRANSFORMATIONS[name], jax.lax.scan))()
 
 
-TRANSFORMED = [(name, adjoint) for name in TRANSFORMATIONS for adjoint in ("diagonal", "rescued at once")]
-TRANSFORMED += [("jvp", "zero"), ("jvp of grad", "scalars"), ("vmap of grad", "scalars"), ("jacrev", "zero")]
+TRANSFORMED = [
+    (name, adjoint) for name in TRANSFORMATIONS for adjoint in ("diagonal", "rescued at once")
+]
+TRANSFORMED += [
+    ("jvp", "zero"),
+    ("jvp of grad", "scalars"),
+    ("vmap of grad", "scalars"),
+    ("jacrev", "zero"),
+]
 
 
 @pytest.mark.parametrize(("name", "adjoint"), TRANSFORMED)
@@ -156,7 +178,9 @@ def test_cotangents_of_zero(adjoint):
 def test_cotangents_that_are_not_finite_stay_where_they_are(adjoint, value):
     """The gradient to the inputs of later steps does not see them."""
     g = normal(6, L, 3).at[5, 1].set(value)
-    actual, wanted = (pulled(scan, g) for scan in (partial(deeppcr.scan, adjoint=ADJOINTS[adjoint]), jax.lax.scan))
+    actual, wanted = (
+        pulled(scan, g) for scan in (partial(deeppcr.scan, adjoint=ADJOINTS[adjoint]), jax.lax.scan)
+    )
     assert_agree(actual[1][6:], wanted[1][6:])
     assert not jnp.isfinite(wanted[0]).any()
     assert not jnp.isfinite(actual[0]).any()
@@ -187,7 +211,9 @@ def test_a_chain_that_amplifies():
         return scan(lambda z, x: ((new := weight @ z * (1 + 0.1 * jnp.sin(x))), new), init, xs)[1]
 
     def grads(scan):
-        return jax.jit(jax.grad(lambda init, xs: states(scan, init, xs).sum(), argnums=(0, 1)))(ARGUMENTS[1], normal(7, 60, 3))
+        return jax.jit(jax.grad(lambda init, xs: states(scan, init, xs).sum(), argnums=(0, 1)))(
+            ARGUMENTS[1], normal(7, 60, 3)
+        )
 
     wanted = grads(jax.lax.scan)
     for adjoint in (Adjoint("diagonal", "sequential"), Adjoint("dense", "pcr")):
@@ -208,7 +234,9 @@ def test_slow_corrections_are_not_taken_for_converged(linearize):
             z = z + jnp.asarray(0.05, z.dtype) * jnp.tanh(weight @ z + x)
             return z, z
 
-        return jax.jit(jax.grad(lambda init: scan(step, init, xs)[1].astype(jnp.float32).sum()))(init)
+        return jax.jit(jax.grad(lambda init: scan(step, init, xs)[1].astype(jnp.float32).sum()))(
+            init
+        )
 
     assert_agree(grad(_with(Adjoint(linearize, "sequential"))), grad(jax.lax.scan), 0.05)
 
@@ -223,7 +251,10 @@ def test_float32():
 def test_short_chains(length):
     weight, init, xs = ARGUMENTS
     for adjoint in (Adjoint("diagonal"), Adjoint(Scalar(jnp.full(length, 0.5)))):
-        actual, wanted = (jax.jit(partial(gradient, scan))(weight, init, xs[:length]) for scan in (_with(adjoint), jax.lax.scan))
+        actual, wanted = (
+            jax.jit(partial(gradient, scan))(weight, init, xs[:length])
+            for scan in (_with(adjoint), jax.lax.scan)
+        )
         assert_agree(actual, wanted)
 
 
@@ -233,7 +264,9 @@ def _with(adjoint):
 
 def test_a_loose_tolerance_is_looser():
     loose = _with(Adjoint("zero", rtol=1e-1))
-    actual, wanted = (jax.jit(partial(gradient, scan))(*ARGUMENTS) for scan in (loose, jax.lax.scan))
+    actual, wanted = (
+        jax.jit(partial(gradient, scan))(*ARGUMENTS) for scan in (loose, jax.lax.scan)
+    )
     assert_agree(actual, wanted, 0.5)
     with pytest.raises(AssertionError):
         assert_agree(actual, wanted, 1e-9)
@@ -250,7 +283,9 @@ def bound(adjoint, method, step=lambda z, x: jnp.tanh(ARGUMENTS[0] @ z + x)):
 def test_auto_takes_the_linearization_of_newton():
     assert bound(Adjoint(), Newton(linearize="zero")).linearization == Zero()
     assert bound(Adjoint(), Newton(linearize=Frozen(4, of=Diagonal()))).linearization == Diagonal()
-    assert bound(Adjoint(linearize="diagonal"), Newton(linearize="zero")).linearization == Diagonal()
+    assert (
+        bound(Adjoint(linearize="diagonal"), Newton(linearize="zero")).linearization == Diagonal()
+    )
     assert bound(Adjoint(), deeppcr.Sequential()).is_exact
     assert bound(Adjoint(), Newton()).is_exact
     assert not bound(Adjoint("diagonal"), Newton()).is_exact

@@ -16,7 +16,9 @@ def test_every_python_block_runs(tmp_path):
     # In a process of its own, with jax as users have it.
     command = [sys.executable, "-W", "error", "-m", "tests.pages", str(ROOT / "README.md")]
     surroundings = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -35,7 +35,12 @@ def of_its_own(_, z, x):
 
 
 STEPS = [reading, writing, in_a_call, of_its_own]
-PLAIN = [{}, {"method": "sequential"}, {"adjoint": "sequential"}, {"method": "sequential", "adjoint": "autodiff"}]
+PLAIN = [
+    {},
+    {"method": "sequential"},
+    {"adjoint": "sequential"},
+    {"method": "sequential", "adjoint": "autodiff"},
+]
 
 
 def called(run, step):
@@ -84,7 +89,10 @@ def test_derivatives(step):
         last, ys = scan(partial(step, ref), z, xs)
         return last + ys.sum()
 
-    ours, theirs = (jax.jit(jax.grad(partial(value, scan), argnums=(0, 1)))(Z0, XS) for scan in (deeppcr.scan, jax.lax.scan))
+    ours, theirs = (
+        jax.jit(jax.grad(partial(value, scan), argnums=(0, 1)))(Z0, XS)
+        for scan in (deeppcr.scan, jax.lax.scan)
+    )
     assert_agree(ours, theirs)
 
 
@@ -101,11 +109,14 @@ def test_layers_that_write_one_reference():
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("options", [{"method": "newton"}, {"method": Newton(window=4)}, {"adjoint": "pcr"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"method": "newton"}, {"method": Newton(window=4)}, {"adjoint": "pcr"}], ids=str
+)
 def test_what_works_on_all_steps_at_once_refuses_them(step, options):
     asked = "method" if "method" in options else "adjoint"
     with pytest.raises(
-        ValueError, match=rf"^{asked} is .*mutable reference \(jax.new_ref\).*\"auto\" and \"sequential\" run it as jax.lax.scan"
+        ValueError,
+        match=rf"^{asked} is .*mutable reference \(jax.new_ref\).*\"auto\" and \"sequential\" run it as jax.lax.scan",
     ):
         called(partial(deeppcr.scan, **options), step)
     with pytest.raises(ValueError, match=r"mutable reference"):

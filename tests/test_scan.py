@@ -36,13 +36,20 @@ def pairs():
 
 
 def test_the_table_has_every_pair():
-    assert {pair[1:] for pair in pairs()} == {(method, adjoint) for method in METHODS for adjoint in ADJOINTS}
+    assert {pair[1:] for pair in pairs()} == {
+        (method, adjoint) for method in METHODS for adjoint in ADJOINTS
+    }
 
 
 @pytest.mark.parametrize(("problem", "method", "adjoint"), list(pairs()))
 def test_agrees_with_lax_scan(problem, method, adjoint):
     problem = PROBLEMS[problem]
-    scan = partial(deeppcr.scan, method=METHODS[method], adjoint=ADJOINTS[adjoint], batch_ndim=problem.batch_ndim)
+    scan = partial(
+        deeppcr.scan,
+        method=METHODS[method],
+        adjoint=ADJOINTS[adjoint],
+        batch_ndim=problem.batch_ndim,
+    )
     assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
@@ -57,7 +64,11 @@ scans = pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS.keys())
 WEIGHT, INIT, XS = normal(0, 3, 3, scale=0.5), normal(1, 3), normal(2, L, 3)
 CORNERS = {
     "ys is None": (lambda w, z, x: (jnp.tanh(w @ z + x), None), INIT, XS),
-    "ys is a constant": (lambda w, z, x: (jnp.tanh(w @ z + x), (1, 2.0, jnp.ones(2), True)), INIT, XS),
+    "ys is a constant": (
+        lambda w, z, x: (jnp.tanh(w @ z + x), (1, 2.0, jnp.ones(2), True)),
+        INIT,
+        XS,
+    ),
     "y is the carry": (lambda w, z, x: ((new := jnp.tanh(w @ z + x)), new), INIT, XS),
     "y is the old carry": (lambda w, z, x: (jnp.tanh(w @ z + x), z), INIT, XS),
     "y is the input": (lambda w, z, x: (jnp.tanh(w @ z + x), x), INIT, XS),
@@ -73,7 +84,11 @@ CORNERS = {
         (INIT, 2 * INIT),
         XS,
     ),
-    "leaves change places": (lambda w, z, x: ((z[1], w @ z[0]), z[0] * z[1] * x), (INIT, 2 * INIT), XS),
+    "leaves change places": (
+        lambda w, z, x: ((z[1], w @ z[0]), z[0] * z[1] * x),
+        (INIT, 2 * INIT),
+        XS,
+    ),
     "parts that never meet": (
         lambda w, z, x: ({"a": w @ z["a"], "b": jnp.sin(z["b"]) * x}, z["b"]),
         {"a": INIT, "b": INIT},
@@ -95,7 +110,9 @@ CORNERS = {
     "a matrix": (lambda w, z, x: (jnp.tanh(w @ z + x[:, None] * z), z[0]), normal(3, 3, 3), XS),
     "control flow": (
         lambda w, z, x: (
-            jax.lax.fori_loop(0, 2, lambda i, z: jnp.tanh(w @ z), jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, z)),
+            jax.lax.fori_loop(
+                0, 2, lambda i, z: jnp.tanh(w @ z), jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, z)
+            ),
             z,
         ),
         INIT,
@@ -158,14 +175,18 @@ def test_any_part_of_a_batch_may_be_declared(scan, batch_ndim):
 
 
 @scans
-@pytest.mark.parametrize("init", [0.0, np.float32(0.5), np.array(0.5), jnp.array(0.5, jnp.float32)], ids=repr)
+@pytest.mark.parametrize(
+    "init", [0.0, np.float32(0.5), np.array(0.5), jnp.array(0.5, jnp.float32)], ids=repr
+)
 def test_weak_and_strong_types_of_the_initial_carry(scan, init):
     xs = XS[:, 0].astype(jnp.asarray(init).dtype)
 
     def f(z, x):
         return jnp.sin(z) + x, z
 
-    assert_agree(scan(f, init, xs), jax.lax.scan(f, init, xs), 1e-10 if xs.dtype == jnp.float64 else 1e-6)
+    assert_agree(
+        scan(f, init, xs), jax.lax.scan(f, init, xs), 1e-10 if xs.dtype == jnp.float64 else 1e-6
+    )
 
 
 @scans
@@ -186,7 +207,9 @@ def test_a_captured_python_number(scan):
         return scan(lambda z, x: (jnp.tanh(scale * z + x), scale * z), INIT, XS)[1].sum()
 
     for scale in (0.5, np.float64(0.5)):
-        assert_agree(jax.grad(partial(value, scan))(scale), jax.grad(partial(value, jax.lax.scan))(scale))
+        assert_agree(
+            jax.grad(partial(value, scan))(scale), jax.grad(partial(value, jax.lax.scan))(scale)
+        )
 
 
 @scans
@@ -215,7 +238,9 @@ def test_an_integer_carry_goes_with_autodiff():
     def f(n, x):
         return (n + 1, n * x)
 
-    assert_agree(deeppcr.scan(f, 0, jnp.arange(5), adjoint="autodiff"), jax.lax.scan(f, 0, jnp.arange(5)))
+    assert_agree(
+        deeppcr.scan(f, 0, jnp.arange(5), adjoint="autodiff"), jax.lax.scan(f, 0, jnp.arange(5))
+    )
 
 
 def test_unroll_of_the_sequential_method():
@@ -232,7 +257,13 @@ def test_autodiff_with_newton(name):
 
 
 def test_a_long_chain():
-    problem = Problem(PROBLEMS["gru"].step, PROBLEMS["gru"].params, normal(3, 2, 3), normal(4, 3001, 2, 2), batch_ndim=1)
+    problem = Problem(
+        PROBLEMS["gru"].step,
+        PROBLEMS["gru"].params,
+        normal(3, 2, 3),
+        normal(4, 3001, 2, 2),
+        batch_ndim=1,
+    )
     for scan in (
         partial(deeppcr.scan, adjoint="auto", batch_ndim=1),
         partial(deeppcr.scan, method="newton", adjoint="pcr", batch_ndim=1),
@@ -246,7 +277,11 @@ def test_a_long_chain():
 def equations(jaxpr):
     """How many equations a program has, counting those inside of others."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    inner = [sub for eqn in jaxpr.eqns for sub in jax.tree.leaves(list(eqn.params.values()), is_leaf=program)]
+    inner = [
+        sub
+        for eqn in jaxpr.eqns
+        for sub in jax.tree.leaves(list(eqn.params.values()), is_leaf=program)
+    ]
     return len(jaxpr.eqns) + sum(equations(sub) for sub in inner if program(sub))
 
 
@@ -274,7 +309,10 @@ def test_the_program_does_not_grow_with_the_length(method, adjoint):
 
 @pytest.mark.parametrize("solver", ["pcr", "cyclic_reduction", "prefix_scan", "chunked"])
 def test_the_program_of_a_parallel_solver_grows_with_the_logarithm(solver):
-    sizes = [size_of_gradient(length, method=deeppcr.Newton(linear=solver), adjoint=solver) for length in (16, 128, 1024)]
+    sizes = [
+        size_of_gradient(length, method=deeppcr.Newton(linear=solver), adjoint=solver)
+        for length in (16, 128, 1024)
+    ]
     assert sizes[2] - sizes[1] <= 1.2 * (sizes[1] - sizes[0]) + 10
 
 

@@ -15,7 +15,12 @@ STEPS = {
     "z -> xz": lambda z, x: (x * z, z),
     "z -> x": lambda z, x: (jnp.sin(x) + 0 * z, z),
 }
-WAYS = [{"method": "newton"}, {"adjoint": "sequential"}, {"adjoint": "pcr"}, {"adjoint": deeppcr.Adjoint("zero")}]
+WAYS = [
+    {"method": "newton"},
+    {"adjoint": "sequential"},
+    {"adjoint": "pcr"},
+    {"adjoint": deeppcr.Adjoint("zero")},
+]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -33,7 +38,9 @@ def test_gradient_of_a_gradient(step, way):
         return jax.grad(lambda z: scan(STEPS[step], z, jnp.arange(3.0))[0])(z) ** 2
 
     def both(scan, z, xs):
-        return jax.grad(partial(penalty, scan), argnums=(0, 1))(z, xs), jax.grad(partial(linear, scan))(z)
+        return jax.grad(partial(penalty, scan), argnums=(0, 1))(z, xs), jax.grad(
+            partial(linear, scan)
+        )(z)
 
     arguments = jnp.float64(1.3), jnp.arange(3.0)
     found = jax.jit(partial(both, partial(deeppcr.scan, **way)))(*arguments)

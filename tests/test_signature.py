@@ -50,9 +50,15 @@ PROGRAMS = {
     "other outputs": program(lambda x, y: (x + y, y), (3,), (3,)),
     "parameter": program(lambda x, y: jnp.sum(jnp.outer(x, y), 0), (3,), (3,)),
     "other parameter": program(lambda x, y: jnp.sum(jnp.outer(x, y), 1), (3,), (3,)),
-    "loop": program(lambda x, y: jax.lax.scan(lambda c, _: (jnp.sin(c) + y, None), x, length=3)[0], (3,), (3,)),
-    "longer loop": program(lambda x, y: jax.lax.scan(lambda c, _: (jnp.sin(c) + y, None), x, length=4)[0], (3,), (3,)),
-    "other body": program(lambda x, y: jax.lax.scan(lambda c, _: (jnp.cos(c) + y, None), x, length=3)[0], (3,), (3,)),
+    "loop": program(
+        lambda x, y: jax.lax.scan(lambda c, _: (jnp.sin(c) + y, None), x, length=3)[0], (3,), (3,)
+    ),
+    "longer loop": program(
+        lambda x, y: jax.lax.scan(lambda c, _: (jnp.sin(c) + y, None), x, length=4)[0], (3,), (3,)
+    ),
+    "other body": program(
+        lambda x, y: jax.lax.scan(lambda c, _: (jnp.cos(c) + y, None), x, length=3)[0], (3,), (3,)
+    ),
 }
 
 
@@ -60,7 +66,9 @@ PROGRAMS = {
 def test_what_is_the_same_is_equal_and_all_else_is_not(values):
     first, second = ({name: signature(make()) for name, make in values.items()} for _ in range(2))
     assert first == second
-    assert {name: hash(value) for name, value in first.items()} == {name: hash(value) for name, value in second.items()}
+    assert {name: hash(value) for name, value in first.items()} == {
+        name: hash(value) for name, value in second.items()
+    }
     for one, other in itertools.combinations(first, 2):
         assert first[one] != first[other], (one, other)
 

@@ -88,7 +88,10 @@ def test_every_entry_is_right(chain, method):
     solution = solve(z, xs)
     # The clock of 1e4 reaches the entry that looks at it multiplied by 0.01: so does its rounding.
     allowance = EPS * (100 if step is told_by_a_clock else 1)
-    assert largest_error(solution.trajectory, jax.jit(partial(trajectory, step))(z, xs), allowance) < 200
+    assert (
+        largest_error(solution.trajectory, jax.jit(partial(trajectory, step))(z, xs), allowance)
+        < 200
+    )
     assert solution.result == deeppcr.Result.CONVERGED
 
 
@@ -104,13 +107,17 @@ def test_tangents_and_gradients_by_blocks_that_are_not_exact(chain, adjoint):
         return jax.jvp(solve, (z, xs), moved)[1]
 
     def solve(z, xs):
-        found = deeppcr.solve(deeppcr.Chain(coupled, xs), z, adjoint=deeppcr.Adjoint(adjoint), method="sequential")
+        found = deeppcr.solve(
+            deeppcr.Chain(coupled, xs), z, adjoint=deeppcr.Adjoint(adjoint), method="sequential"
+        )
         return found.trajectory
 
     def coupled(z, x):
         """Blocks on the diagonal are not all of the derivative."""
         other, entry = step(z, x)
-        return other, entry + 0.1 * jnp.roll(z[1], 1) * jnp.tanh(entry) if entry.ndim else entry + 1e-6 * jnp.sin(z[0])
+        return other, entry + 0.1 * jnp.roll(z[1], 1) * jnp.tanh(
+            entry
+        ) if entry.ndim else entry + 1e-6 * jnp.sin(z[0])
 
     right = jax.jit(lambda: pushed(partial(trajectory, coupled)))()
     assert largest_error(jax.jit(lambda: pushed(solve))(), right, EPS) < 2000
@@ -124,9 +131,16 @@ def test_examples_are_judged_one_by_one(method):
         return scale * jnp.tanh(1.2 * z / scale + x)
 
     z, xs = scale * jnp.ones((3, 2), jnp.float32), normal(0, LENGTH, 2).astype(jnp.float32)
-    solve = jax.jit(lambda z, xs: deeppcr.solve(deeppcr.Chain(step, xs), z, method=METHODS[method], batch_ndim=1))
+    solve = jax.jit(
+        lambda z, xs: deeppcr.solve(
+            deeppcr.Chain(step, xs), z, method=METHODS[method], batch_ndim=1
+        )
+    )
     solution = solve(z, xs[:, None])
-    assert largest_error(solution.trajectory, jax.jit(partial(trajectory, step))(z, xs[:, None]), EPS) < 200
+    assert (
+        largest_error(solution.trajectory, jax.jit(partial(trajectory, step))(z, xs[:, None]), EPS)
+        < 200
+    )
     assert solution.converged
 
 
@@ -138,7 +152,9 @@ def test_each_leaf_is_judged_in_its_own_dtype():
         def step(z, x, narrow=narrow):
             return jnp.tanh(0.5 * z[0] + x.astype(narrow)), jnp.tanh(1.5 * z[1] + x)
 
-        found = jax.jit(lambda z, xs: deeppcr.solve(deeppcr.Chain(step, xs), z, method="newton"))(z, xs)
+        found = jax.jit(lambda z, xs: deeppcr.solve(deeppcr.Chain(step, xs), z, method="newton"))(
+            z, xs
+        )
         right = jax.jit(partial(trajectory, step))(z, xs)
         assert largest_error(found.trajectory[1], right[1], float(jnp.finfo(wide).eps)) < 200
         assert found.result == deeppcr.Result.CONVERGED
@@ -153,7 +169,9 @@ def test_rounding_that_reaches_a_small_entry_ends_in_a_plateau():
         return jnp.tanh(z[0] * 0.9 + 0.1), both - large
 
     z, xs = (jnp.float32(0.9), jnp.float32(1)), normal(0, LENGTH).astype(jnp.float32)
-    solution = jax.jit(lambda z, xs: deeppcr.solve(deeppcr.Chain(step, xs), z, method="newton"))(z, xs)
+    solution = jax.jit(lambda z, xs: deeppcr.solve(deeppcr.Chain(step, xs), z, method="newton"))(
+        z, xs
+    )
     right = jax.jit(partial(trajectory, step))(z, xs)
     assert solution.converged
     np.testing.assert_allclose(solution.trajectory[1], right[1], rtol=0, atol=16 * 1e3 * EPS)

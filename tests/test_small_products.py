@@ -10,14 +10,35 @@ from tests.problems import assert_agree, normal
 
 SIZES = {"a": 2, "b": 3, "i": 4, "j": 1, "k": 5, "l": 6}
 EINSUMS = [
-    *["i,ik->k", "ik,k->i", "k,k->", "i,k->ik", "ik,ik->", "bi,ik->bk", "ik,bk->bi", "bik,bkl->bil", "bik,kb->ib"],
-    *["abi,il->abl", "ikl,kl->i", "ikl,lk->i", "bij,bjk->bik", "abik,abkl->abil", "kil,bki->bl", "jj,jk->k"],
+    *[
+        "i,ik->k",
+        "ik,k->i",
+        "k,k->",
+        "i,k->ik",
+        "ik,ik->",
+        "bi,ik->bk",
+        "ik,bk->bi",
+        "bik,bkl->bil",
+        "bik,kb->ib",
+    ],
+    *[
+        "abi,il->abl",
+        "ikl,kl->i",
+        "ikl,lk->i",
+        "bij,bjk->bik",
+        "abik,abkl->abil",
+        "kil,bki->bl",
+        "jj,jk->k",
+    ],
 ]
 
 
 def arrays(spec, dtype):
     left, right = spec.partition("->")[0].split(",")
-    return [normal(n, *(SIZES[axis] for axis in axes)).astype(dtype) for n, axes in enumerate((left, right))]
+    return [
+        normal(n, *(SIZES[axis] for axis in axes)).astype(dtype)
+        for n, axes in enumerate((left, right))
+    ]
 
 
 def written_out(f, *arguments):
@@ -43,7 +64,9 @@ def test_any_dimensions(spec):
     assert_agree(written_out(f, a, b), f(a, b))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-6), (jnp.bfloat16, 1e-2), (jnp.float16, 2e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(jnp.float32, 1e-6), (jnp.bfloat16, 1e-2), (jnp.float16, 2e-3)]
+)
 def test_narrow_types(dtype, tolerance):
     a, b = arrays("bi,ik->bk", dtype)
     assert_agree(written_out(jnp.matmul, a, b), a @ b, tolerance)
@@ -72,6 +95,8 @@ def test_large_products_and_integers_stay():
         jaxpr = getattr(closed, "jaxpr", closed)
 
         def program(*z, jaxpr=jaxpr):
-            return evaluate(jaxpr, dict(zip(jaxpr.invars, z, strict=True)), jaxpr.outvars, write_out)
+            return evaluate(
+                jaxpr, dict(zip(jaxpr.invars, z, strict=True)), jaxpr.outvars, write_out
+            )
 
         assert "dot_general" in str(jax.make_jaxpr(program)(a, a))

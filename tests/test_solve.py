@@ -35,7 +35,11 @@ def test_stats_of_a_sequential_solve():
     for adjoint in ("auto", "autodiff", "sequential"):
         solution = solve(CHAIN, Z0, method="sequential", adjoint=adjoint)
         assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
-        assert (solution.stats.iterations, solution.stats.residual, solution.stats.prefix) == (0, 0, L)
+        assert (solution.stats.iterations, solution.stats.residual, solution.stats.prefix) == (
+            0,
+            0,
+            L,
+        )
         assert solution.result == Result.CONVERGED
         assert solution.stats.iterations.dtype == solution.stats.prefix.dtype == jnp.int32
 
@@ -47,7 +51,9 @@ def test_a_linear_chain_takes_one_iteration_and_one_to_see_it():
     assert solution.stats.iterations <= 2
 
 
-@pytest.mark.parametrize("linear", ["sequential", "pcr", "cyclic_reduction", "prefix_scan", "chunked"])
+@pytest.mark.parametrize(
+    "linear", ["sequential", "pcr", "cyclic_reduction", "prefix_scan", "chunked"]
+)
 def test_iterations_do_not_depend_on_the_linear_solver(linear):
     iterations = solve(CHAIN, Z0, method=Newton(linear=linear)).stats.iterations
     assert abs(int(iterations) - int(solve(CHAIN, Z0, method="newton").stats.iterations)) <= 1
@@ -66,7 +72,9 @@ def test_a_pytree_state_and_a_solution_through_jit_and_vmap():
     z0 = {"a": jnp.array(0.3), "b": jnp.array(-0.2)}
     solution = solve(chain, z0, method="newton")
     assert_agree(solution.trajectory, trajectory(chain, z0))
-    many = jax.jit(jax.vmap(partial(deeppcr.solve, CHAIN, method="newton")))(jnp.stack([Z0, 100 * Z0]))
+    many = jax.jit(jax.vmap(partial(deeppcr.solve, CHAIN, method="newton")))(
+        jnp.stack([Z0, 100 * Z0])
+    )
     assert many.stats.iterations.shape == many.result.shape == many.converged.shape == (2,)
     assert_agree(many.trajectory, jnp.stack([trajectory(CHAIN, Z0), trajectory(CHAIN, 100 * Z0)]))
 
@@ -74,7 +82,9 @@ def test_a_pytree_state_and_a_solution_through_jit_and_vmap():
 def test_vmap_over_the_inputs_of_a_chain():
     inputs = jnp.stack([XS, 2 * XS])
     step = CHAIN.step
-    many = jax.vmap(lambda x: deeppcr.solve(deeppcr.Chain(step, x), Z0, method="newton").trajectory)(inputs)
+    many = jax.vmap(
+        lambda x: deeppcr.solve(deeppcr.Chain(step, x), Z0, method="newton").trajectory
+    )(inputs)
     assert_agree(many, jnp.stack([trajectory(deeppcr.Chain(step, x), Z0) for x in inputs]))
 
 
@@ -82,7 +92,9 @@ def test_a_chain_is_a_pytree_with_gradients():
     def value(chain, method):
         return deeppcr.solve(chain, Z0, method=method).value.sum()
 
-    newton, sequential = (jax.grad(partial(value, method=m))(CHAIN) for m in ("newton", "sequential"))
+    newton, sequential = (
+        jax.grad(partial(value, method=m))(CHAIN) for m in ("newton", "sequential")
+    )
     assert newton.length == L
     assert_agree(newton.inputs, sequential.inputs)
 
@@ -113,8 +125,12 @@ def test_chaos_gives_the_sequential_answer():
 def test_gradients_of_chaos_are_those_of_its_own_trajectory():
     solution = solve(CHAOS, jnp.array(0.4), method="newton")
     states = jnp.concatenate([jnp.array([0.4]), solution.trajectory[:-1]])
-    gradient = jax.jit(jax.grad(lambda z: deeppcr.solve(CHAOS, z, method="newton", adjoint="pcr").value))
-    np.testing.assert_allclose(gradient(jnp.array(0.4)), np.prod(RATE * (1 - 2 * states)), rtol=1e-9)
+    gradient = jax.jit(
+        jax.grad(lambda z: deeppcr.solve(CHAOS, z, method="newton", adjoint="pcr").value)
+    )
+    np.testing.assert_allclose(
+        gradient(jnp.array(0.4)), np.prod(RATE * (1 - 2 * states)), rtol=1e-9
+    )
 
 
 def test_as_many_iterations_as_steps_suffice_even_for_chaos():
@@ -136,15 +152,21 @@ def test_a_small_budget_is_rescued(name):
         return jax.jit(lambda: scan(carry_of, problem.init, problem.xs))()
 
     newton = Newton(max_iterations=1)
-    assert_agree(carries(partial(deeppcr.scan, method=newton, batch_ndim=problem.batch_ndim)), carries(jax.lax.scan))
+    assert_agree(
+        carries(partial(deeppcr.scan, method=newton, batch_ndim=problem.batch_ndim)),
+        carries(jax.lax.scan),
+    )
 
 
 def test_gradients_after_a_rescue():
     def value(z0, xs, method):
-        return jnp.sum(deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z0, method=method).trajectory ** 2)
+        return jnp.sum(
+            deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z0, method=method).trajectory ** 2
+        )
 
     rescued, sequential = (
-        jax.jit(jax.grad(partial(value, method=m), argnums=(0, 1)))(Z0, XS) for m in (Newton(max_iterations=1), "sequential")
+        jax.jit(jax.grad(partial(value, method=m), argnums=(0, 1)))(Z0, XS)
+        for m in (Newton(max_iterations=1), "sequential")
     )
     assert_agree(rescued, sequential)
 
@@ -162,10 +184,14 @@ def test_return_gives_the_prefix_and_says_so():
 
 def test_raise_says_what_happened():
     newton = Newton(on_failure="raise", max_iterations=20)
-    with pytest.raises(deeppcr.NotConverged, match=r"\d+ of 200 states after 20 iterations.*residual"):
+    with pytest.raises(
+        deeppcr.NotConverged, match=r"\d+ of 200 states after 20 iterations.*residual"
+    ):
         deeppcr.solve(CHAOS, jnp.array(0.4), method=newton)
     with pytest.raises(deeppcr.NotConverged):
-        deeppcr.scan(lambda z, _: (CHAOS.step(z, _), None), jnp.array(0.4), length=200, method=newton)
+        deeppcr.scan(
+            lambda z, _: (CHAOS.step(z, _), None), jnp.array(0.4), length=200, method=newton
+        )
     assert deeppcr.solve(CHAIN, Z0, method=newton).result == Result.CONVERGED
 
 
@@ -259,7 +285,11 @@ def test_states_of_zero():
     assert_agree(solution.trajectory, jnp.zeros_like(XS))
 
 
-@pytest.mark.parametrize("guess", ["apply", "constant", lambda z0, xs: jnp.zeros_like(xs)], ids=["apply", "constant", "own"])
+@pytest.mark.parametrize(
+    "guess",
+    ["apply", "constant", lambda z0, xs: jnp.zeros_like(xs)],
+    ids=["apply", "constant", "own"],
+)
 def test_any_guess_leads_to_the_answer(guess):
     solution = solve(CHAIN, Z0, method=Newton(initial_guess=guess))
     assert solution.result == Result.CONVERGED
@@ -267,7 +297,9 @@ def test_any_guess_leads_to_the_answer(guess):
 
 
 def test_the_right_guess_takes_no_iteration():
-    chain = deeppcr.Chain(lambda z, x: jnp.abs(z - x), jnp.round(8 * XS))  # of integers: no compiler rounds them
+    chain = deeppcr.Chain(
+        lambda z, x: jnp.abs(z - x), jnp.round(8 * XS)
+    )  # of integers: no compiler rounds them
     known = trajectory(chain, jnp.ones(3))
     solution = solve(chain, jnp.ones(3), method=Newton(initial_guess=lambda z0, xs: known))
     assert solution.stats.iterations == 0
@@ -323,7 +355,9 @@ def test_short_chains(method, length):
 
 @pytest.mark.parametrize("linearize", ["zero", "identity", "dense"])
 def test_the_residual_is_that_of_what_is_returned(linearize):
-    chain = deeppcr.Chain(lambda z, x: 3.7 * z * (1 - z) + 0 * x, jnp.zeros(24))  # chaotic: states become right one by one
+    chain = deeppcr.Chain(
+        lambda z, x: 3.7 * z * (1 - z) + 0 * x, jnp.zeros(24)
+    )  # chaotic: states become right one by one
     solution = solve(chain, jnp.array(0.3), method=Newton(linearize=linearize, max_iterations=25))
     assert int(solution.result) == Result.CONVERGED
     assert int(solution.stats.iterations) > 12

@@ -16,8 +16,12 @@ def odd_sums(jaxpr):
     for equation in jaxpr.eqns:
         if equation.primitive.name == "reduce_sum":
             axes = equation.params["axes"]
-            count += any(n == 1 for axis, n in enumerate(equation.invars[0].aval.shape) if axis not in axes)
-        count += sum(odd_sums(without_constants(inner)) for inner in jaxprs_in_params(equation.params))
+            count += any(
+                n == 1 for axis, n in enumerate(equation.invars[0].aval.shape) if axis not in axes
+            )
+        count += sum(
+            odd_sums(without_constants(inner)) for inner in jaxprs_in_params(equation.params)
+        )
     return count
 
 

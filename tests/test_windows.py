@@ -9,7 +9,16 @@ import pytest
 import deeppcr
 from deeppcr import Adjoint, Chain, Coarse, Diagonal, Frozen, Newton, Result, Scalar
 from deeppcr.acceleration import Anderson
-from tests.problems import PROBLEMS, L, assert_agree, backpropagate, normal, oracle, solve, trajectory
+from tests.problems import (
+    PROBLEMS,
+    L,
+    assert_agree,
+    backpropagate,
+    normal,
+    oracle,
+    solve,
+    trajectory,
+)
 
 WEIGHT = normal(0, 3, 3, scale=0.5)
 XS = normal(1, L, 3)
@@ -41,7 +50,10 @@ OPTIONS = {
     "zero": {"linearize": "zero"},
     "scalars": {"linearize": Scalar(jnp.linspace(0.0, 1.0, L))},
     "anderson": {"linearize": "identity", "acceleration": Anderson()},
-    "anderson and scalars": {"linearize": Scalar(jnp.linspace(0.0, 1.0, L)), "acceleration": Anderson(2)},
+    "anderson and scalars": {
+        "linearize": Scalar(jnp.linspace(0.0, 1.0, L)),
+        "acceleration": Anderson(2),
+    },
 }
 
 
@@ -79,12 +91,16 @@ def test_a_window_of_one_is_the_sequential_program():
     assert_agree(solution.trajectory, trajectory(CHAIN, Z0), 1e-15)
 
 
-@pytest.mark.parametrize(("problem", "window"), [("lstm", 5), ("odd", 3), ("batch norm", 4), ("custom vjp", 2)])
+@pytest.mark.parametrize(
+    ("problem", "window"), [("lstm", 5), ("odd", 3), ("batch norm", 4), ("custom vjp", 2)]
+)
 def test_other_chains(problem, window):
     """Batches, pytrees, examples that interact, reverse mode only; and the gradient in stretches of a few steps."""
     problem = PROBLEMS[problem]
     adjoint = Adjoint(linear="sequential", memory=4 * 5 * 8 * 6**2)
-    scan = partial(deeppcr.scan, method=Newton(window=window), adjoint=adjoint, batch_ndim=problem.batch_ndim)
+    scan = partial(
+        deeppcr.scan, method=Newton(window=window), adjoint=adjoint, batch_ndim=problem.batch_ndim
+    )
     assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
@@ -97,7 +113,10 @@ def test_under_vmap():
 
 def test_a_window_from_memory():
     """Blocks of 9 numbers, four times: memory for 4 of them makes a window of 4 steps."""
-    by_memory, by_window = (solve(CHAIN, Z0, method=newton) for newton in (Newton(linearize="dense", memory=4 * 4 * 72), W4))
+    by_memory, by_window = (
+        solve(CHAIN, Z0, method=newton)
+        for newton in (Newton(linearize="dense", memory=4 * 4 * 72), W4)
+    )
     assert by_memory.stats.iterations == by_window.stats.iterations
     assert_agree(by_memory.trajectory, by_window.trajectory, 0)
 
@@ -118,7 +137,9 @@ def test_chaos_in_a_window_is_finished_sequentially(window):
 
 @pytest.mark.parametrize("window", [20, 150])
 def test_return_gives_the_prefix(window):
-    solution = solve(CHAOS, jnp.array(0.4), method=Newton(window=window, max_iterations=15, on_failure="return"))
+    solution = solve(
+        CHAOS, jnp.array(0.4), method=Newton(window=window, max_iterations=15, on_failure="return")
+    )
     prefix = int(solution.stats.prefix)
     assert solution.result == Result.NOT_CONVERGED
     assert 10 <= prefix < 200
@@ -150,9 +171,14 @@ def test_it_takes_less_memory():
     def temporaries(window):
         def value(xs, z0):
             chain = Chain(lambda z, x: jnp.tanh(weight @ z + x), xs)
-            return deeppcr.solve(chain, z0, method=Newton(linear="sequential", window=window)).trajectory
+            return deeppcr.solve(
+                chain, z0, method=Newton(linear="sequential", window=window)
+            ).trajectory
 
-        shapes = jax.ShapeDtypeStruct((length, width), jnp.float32), jax.ShapeDtypeStruct((width,), jnp.float32)
+        shapes = (
+            jax.ShapeDtypeStruct((length, width), jnp.float32),
+            jax.ShapeDtypeStruct((width,), jnp.float32),
+        )
         return jax.jit(value).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
     matrices = 4 * length * width**2
@@ -166,6 +192,8 @@ def test_what_is_still_to_come_does_not_add_up_over_windows():
     start = 3 * normal(2, 8, 32).astype(jnp.float32)
     chain = Chain(lambda z, x: z + 0.05 * jnp.tanh((z + x[None]) @ weight), xs)
     slow = Newton(linearize="identity", window=16)
-    found, expected = (deeppcr.solve(chain, start, method=method, batch_ndim=1) for method in (slow, "sequential"))
+    found, expected = (
+        deeppcr.solve(chain, start, method=method, batch_ndim=1) for method in (slow, "sequential")
+    )
     assert found.result == Result.CONVERGED
     assert_agree(found.trajectory, expected.trajectory, 3e-6)

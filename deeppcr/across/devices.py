@@ -50,7 +50,9 @@ class Devices(Across):
 
     def before(self, entry: Array, states: Array) -> Array:
         """See `Across`."""
-        return super().before(jnp.where(self.rank == 0, entry, self.shift(self._last(states))), states)
+        return super().before(
+            jnp.where(self.rank == 0, entry, self.shift(self._last(states))), states
+        )
 
     def index(self, length: int) -> Array:
         """See `Across`."""
@@ -95,17 +97,25 @@ class Devices(Across):
         last = self._last(jnp.moveaxis(here, axis, 0))
         return here + jnp.expand_dims(self._of_earlier(last, lax.cumsum, 0.0), axis)
 
-    def in_turn(self, work: Callable[[Any, Any], tuple[Any, Any]], entry: Any, own: Any) -> tuple[Any, Any]:
+    def in_turn(
+        self, work: Callable[[Any, Any], tuple[Any, Any]], entry: Any, own: Any
+    ) -> tuple[Any, Any]:
         """See `Across`."""
         if own is None:  # what a device holds before its turn
-            own = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(work, entry, None)[1])
+            own = jax.tree.map(
+                lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(work, entry, None)[1]
+            )
 
         def turn(number: Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
             carried, own = state
             mine = self.rank == number
             enters = mine & (number > 0)
-            carried = jax.tree.map(lambda new, old: jnp.where(enters, new, old), self.shift(carried), carried)
-            done: tuple[Any, Any] = lax.cond(mine, work, lambda entry, own: (entry, own), carried, own)
+            carried = jax.tree.map(
+                lambda new, old: jnp.where(enters, new, old), self.shift(carried), carried
+            )
+            done: tuple[Any, Any] = lax.cond(
+                mine, work, lambda entry, own: (entry, own), carried, own
+            )
             return done
 
         carried, own = lax.fori_loop(0, self.size, turn, (entry, own))
@@ -119,8 +129,12 @@ class Devices(Across):
     def _of_earlier(self, x: Array, cumulate: Callable[..., Array], nothing: float) -> Array:
         """What ``cumulate`` makes of what the parts before this one have."""
         begun = cumulate(self._gathered(x), axis=0)
-        return jnp.where(self.rank == 0, jnp.full_like(x, nothing), begun[jnp.maximum(self.rank - 1, 0)])
+        return jnp.where(
+            self.rank == 0, jnp.full_like(x, nothing), begun[jnp.maximum(self.rank - 1, 0)]
+        )
 
     def _of(self, rank: int, tree: Any) -> Any:
         """What one part has, on all devices."""
-        return jax.tree.map(lambda x: lax.psum(jnp.where(self.rank == rank, x, jnp.zeros_like(x)), self.axis), tree)
+        return jax.tree.map(
+            lambda x: lax.psum(jnp.where(self.rank == rank, x, jnp.zeros_like(x)), self.axis), tree
+        )

@@ -43,5 +43,7 @@ def with_auto_axes(run: Callable[..., Any], mesh: AbstractMesh, out: Any, *argum
 
     ``out``: the `PartitionSpec` of each result, a pytree, or a prefix of one.
     """
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), out, is_leaf=lambda x: isinstance(x, P))
+    shardings = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), out, is_leaf=lambda x: isinstance(x, P)
+    )
     return jax.jit(auto_axes(run, out_sharding=shardings))(*arguments)

@@ -36,7 +36,9 @@ class Across:
 
     def before(self, entry: Array, states: Array) -> Array:
         """The state before each step: ``entry`` before the first of the chain."""
-        return jnp.concatenate([states[1:], entry[None]] if self.backwards else [entry[None], states[:-1]])
+        return jnp.concatenate(
+            [states[1:], entry[None]] if self.backwards else [entry[None], states[:-1]]
+        )
 
     def index(self, length: int) -> Array:
         """The places of the ``length`` steps here in the whole chain, counted from 0: int32."""
@@ -80,7 +82,9 @@ class Across:
         """The sum up to each step, the chain being on ``axis``."""
         return lax.cumsum(x, axis=axis, reverse=self.backwards)
 
-    def in_turn(self, work: Callable[[Any, Any], tuple[Any, Any]], entry: Any, own: Any) -> tuple[Any, Any]:
+    def in_turn(
+        self, work: Callable[[Any, Any], tuple[Any, Any]], entry: Any, own: Any
+    ) -> tuple[Any, Any]:
         """Part after part: ``work(entry, own) -> (exit, new)``, each entered with the exit of the one before.
 
         Args:

@@ -24,7 +24,9 @@ def check_axis(mesh: Any, axis: Any, name: str = "axis") -> None:
     names = axis if isinstance(axis, tuple) else (axis,)
     if not names or any(part not in mesh.axis_names for part in names):
         known = ", ".join(map(repr, mesh.axis_names))
-        raise ValueError(f"{name} is {axis!r}, and the mesh has the axes {known}; expected one of them, or a tuple of some.")
+        raise ValueError(
+            f"{name} is {axis!r}, and the mesh has the axes {known}; expected one of them, or a tuple of some."
+        )
 
 
 def devices_along(mesh: Any, axis: Axis) -> int:
@@ -59,7 +61,9 @@ class Spread(Across):
     def part(self) -> Across:
         """The same on one of the devices."""
         return (
-            Devices(self.backwards, self.size, self.axis, _places(self.mesh, self.axis)) if self.axis else Across(self.backwards)
+            Devices(self.backwards, self.size, self.axis, _places(self.mesh, self.axis))
+            if self.axis
+            else Across(self.backwards)
         )
 
     @property
@@ -74,8 +78,17 @@ class Spread(Across):
         """
         names = set(_names(self.axis))
         if names:
-            f = jax.shard_map(f, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)
-        return jax.jit(f)  # without, jax maps over all axes or none, and compiles each operation on its own
+            f = jax.shard_map(
+                f,
+                mesh=self.mesh,
+                in_specs=in_specs,
+                out_specs=out_specs,
+                axis_names=names,
+                check_vma=False,
+            )
+        return jax.jit(
+            f
+        )  # without, jax maps over all axes or none, and compiles each operation on its own
 
     def before(self, entry: Array, states: Array) -> Array:
         """See `Across`."""

@@ -12,4 +12,13 @@ from deeppcr.adjoint.on_parts import OnParts
 from deeppcr.adjoint.rules import Autodiff, Way, differentiable
 from deeppcr.adjoint.step_by_step import Propagation, StepByStep
 
-__all__ = ["Adjoint", "Autodiff", "ByBlocks", "OnParts", "Propagation", "StepByStep", "Way", "differentiable"]
+__all__ = [
+    "Adjoint",
+    "Autodiff",
+    "ByBlocks",
+    "OnParts",
+    "Propagation",
+    "StepByStep",
+    "Way",
+    "differentiable",
+]

@@ -27,7 +27,9 @@ from deeppcr.linearize import Linearization, choose_linearization, constant, fin
 from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step
 
-STRETCH = 1 << 21  # bytes of blocks that are worked on at once by a sequential solver: they stay in the cache
+STRETCH = (
+    1 << 21
+)  # bytes of blocks that are worked on at once by a sequential solver: they stay in the cache
 BUDGET = 64  # turns
 
 
@@ -67,7 +69,9 @@ class Adjoint:
         criterion = Criterion(self.rtol, atol, layout.eps, working, quadratic=False)
         fresh = constant(choice.linearization.fresh)
         is_exact = fresh.is_exact(step, layout)
-        return ByBlocks(fresh, find_solver(self.linear), is_exact, criterion, self.max_iterations, choice.window)
+        return ByBlocks(
+            fresh, find_solver(self.linear), is_exact, criterion, self.max_iterations, choice.window
+        )
 
 
 @partial(
@@ -93,7 +97,9 @@ class ByBlocks:
             size = self.linearization.bytes_per_step(steps.step, steps.layout)
             most = min(most, max(1, STRETCH // max(size, 1)))
         count = -(-length // most)
-        even = [n for n in range(count, 2 * count) if length % n == 0]  # else the last stretch is a shorter one
+        even = [
+            n for n in range(count, 2 * count) if length % n == 0
+        ]  # else the last stretch is a shorter one
         return -(-length // (even[0] if even else count))
 
     def forward(self, steps: Steps, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
@@ -117,9 +123,13 @@ class ByBlocks:
         def push(place: Array, t: Array) -> Array:
             return _push(layout, _one(steps, states, place), t)
 
-        return layout.unflatten(refine(couple, solve, push, right, self.criterion, self.budget, across))
+        return layout.unflatten(
+            refine(couple, solve, push, right, self.criterion, self.budget, across)
+        )
 
-    def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
+    def backward(
+        self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves
+    ) -> tuple[Leaves, Leaves]:
         """See `Propagation`."""
         layout, blocks = steps.layout, self._blocks(steps, states)
         across, right = steps.across.reversed, layout.flatten(g)
@@ -132,7 +142,9 @@ class ByBlocks:
             lam = self.solver.solve_transposed_unguarded(blocks, right)
             mu = Along().first(blocks, 1).transpose().apply(lam[:1])[0]
             found = layout.unflatten(lam), layout.unflatten(steps.across.of_first(mu))
-            return _unless_finite(found, across, lambda: StepByStep().backward(steps, states, g, enter))
+            return _unless_finite(
+                found, across, lambda: StepByStep().backward(steps, states, g, enter)
+            )
 
         _, pull = jax.vjp(steps, states)
 
@@ -180,7 +192,9 @@ def _one(steps: Steps, states: Leaves, index: int | Array) -> _One:
 
 def _push(layout: StateLayout, one: _One, t: Array) -> Array:
     steps, state, inputs = one
-    moved = jax.jvp(lambda z: steps.step(z, inputs, steps.captured), (state,), (layout.unflatten(t),))[1]
+    moved = jax.jvp(
+        lambda z: steps.step(z, inputs, steps.captured), (state,), (layout.unflatten(t),)
+    )[1]
     return layout.flatten(moved)
 
 

@@ -27,7 +27,14 @@ class OnParts:
     def forward(self, steps: Steps, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `Propagation`."""
 
-        def part(inner: Propagation, inputs: Leaves, captured: Leaves, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
+        def part(
+            inner: Propagation,
+            inputs: Leaves,
+            captured: Leaves,
+            states: Leaves,
+            b: Leaves,
+            enter: Leaves,
+        ) -> Leaves:
             here = steps.on_part(self.spread.part, inputs, captured)
             return inner.on_part(self.spread.part).forward(here, states, b, enter)
 
@@ -36,18 +43,27 @@ class OnParts:
         t: Leaves = run(self.inner, steps.inputs, steps.captured, states, b, enter)
         return t
 
-    def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
+    def backward(
+        self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves
+    ) -> tuple[Leaves, Leaves]:
         """See `Propagation`."""
 
         def part(
-            inner: Propagation, inputs: Leaves, captured: Leaves, states: Leaves, g: Leaves, enter: Leaves
+            inner: Propagation,
+            inputs: Leaves,
+            captured: Leaves,
+            states: Leaves,
+            g: Leaves,
+            enter: Leaves,
         ) -> tuple[Leaves, Leaves]:
             here = steps.on_part(self.spread.part, inputs, captured)
             return inner.on_part(self.spread.part).backward(here, states, g, enter)
 
         along, whole = self.spread.along, P()
         run = self.spread.on_parts(part, (whole, along, whole, along, along, whole), (along, whole))
-        left: tuple[Leaves, Leaves] = run(self.inner, steps.inputs, steps.captured, states, g, enter)
+        left: tuple[Leaves, Leaves] = run(
+            self.inner, steps.inputs, steps.captured, states, g, enter
+        )
         return left
 
     def on_part(self, across: Across) -> Propagation:

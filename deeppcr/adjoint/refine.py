@@ -54,7 +54,9 @@ def refine(
 
     def checked(now: _Turn, y: Array, update: Array) -> _Turn:
         coupled = couple(y)
-        judgement = criterion(b + coupled, y, across.before(nothing, y), update, now.judgement, across)
+        judgement = criterion(
+            b + coupled, y, across.before(nothing, y), update, now.judgement, across
+        )
         return _Turn(now.turns, y, coupled, judgement, judgement.converged)
 
     def turn(now: _Turn) -> _Turn:
@@ -81,7 +83,9 @@ def refine(
             place = place_of(index)
             added = carry if across.backwards else product(place, carry)
             here = lax.dynamic_index_in_dim(b, place, keepdims=False)
-            new = jnp.where((index == 0) & (across.rank == 0), here, here + added)  # the first block is never looked at
+            new = jnp.where(
+                (index == 0) & (across.rank == 0), here, here + added
+            )  # the first block is never looked at
             carry = product(place, new) if across.backwards else new
             return carry, lax.dynamic_update_index_in_dim(y, new, place, 0)
 
@@ -89,10 +93,14 @@ def refine(
         known = jnp.maximum(begin - 1, 0)
         resumed = product(place_of(known), at(known)) if across.backwards else at(known)
         with jax.named_scope(FINISHING):
-            left: tuple[Array, Array] = lax.fori_loop(begin, jnp.int32(length), step, (jnp.where(begin > 0, resumed, carry), y))
+            left: tuple[Array, Array] = lax.fori_loop(
+                begin, jnp.int32(length), step, (jnp.where(begin > 0, resumed, carry), y)
+            )
         return left
 
     if across.size == 1:
         return run(nothing, end.y)[1]
-    y: Array = lax.cond(end.prefix < total, lambda: across.in_turn(run, nothing, end.y)[1], lambda: end.y)
+    y: Array = lax.cond(
+        end.prefix < total, lambda: across.in_turn(run, nothing, end.y)[1], lambda: end.y
+    )
     return y

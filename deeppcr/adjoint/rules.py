@@ -59,14 +59,22 @@ class Autodiff:
     with_states: bool = False
     with_stats: bool = False
 
-    def push(self, steps: Steps, initial: Leaves, moved: "_Moved") -> tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]]:
+    def push(
+        self, steps: Steps, initial: Leaves, moved: "_Moved"
+    ) -> tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]]:
         """The states and the outputs, and their tangents."""
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves]:
             return every_step(moved.put(steps, x, c), moved.initial.put(initial, z), write_out)
 
-        primals = (moved.initial.of(initial), moved.inputs.of(steps.inputs), moved.captured.of(steps.captured))
-        pushed: tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]] = jax.jvp(program, primals, moved.tangents)
+        primals = (
+            moved.initial.of(initial),
+            moved.inputs.of(steps.inputs),
+            moved.captured.of(steps.captured),
+        )
+        pushed: tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]] = jax.jvp(
+            program, primals, moved.tangents
+        )
         return pushed
 
 
@@ -91,7 +99,9 @@ def differentiable(
         return Steps(step, layout, inputs, captured, length, across=across)
 
     @jax.custom_jvp
-    def solve(initial: Leaves, inputs: Leaves, captured: Leaves, operands: Any, _: Way | None) -> Run:
+    def solve(
+        initial: Leaves, inputs: Leaves, captured: Leaves, operands: Any, _: Way | None
+    ) -> Run:
         return run(steps_of(inputs, captured), initial, operands)
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Run, Run]:
@@ -99,7 +109,11 @@ def differentiable(
         moved = _Moved(*map(_split, primals[:3], tangents[:3]))
 
         def push(
-            way: Way, initial: Leaves, inputs: Leaves, captured: Leaves, tangents: tuple[Leaves, Leaves, Leaves]
+            way: Way,
+            initial: Leaves,
+            inputs: Leaves,
+            captured: Leaves,
+            tangents: tuple[Leaves, Leaves, Leaves],
         ) -> tuple[Run, Leaves, Leaves]:
             steps, here = steps_of(inputs, captured), moved.with_tangents(tangents)
             if isinstance(way, Autodiff):
@@ -107,7 +121,11 @@ def differentiable(
                 if not way.with_states:
                     return solve(*primals), t, by_outputs
                 if way.with_stats:
-                    return dataclasses.replace(solve(*primals), trajectory=states, outputs=outputs), t, by_outputs
+                    return (
+                        dataclasses.replace(solve(*primals), trajectory=states, outputs=outputs),
+                        t,
+                        by_outputs,
+                    )
                 stats = Stats.of_sequential(length, layout.dtype)
                 return Run(states, outputs, stats, jnp.int32(Result.CONVERGED)), t, by_outputs
             result = solve(initial, inputs, captured, operands, adjoint)
@@ -123,7 +141,9 @@ def differentiable(
     return solve
 
 
-def _push(steps: Steps, initial: Leaves, moved: "_Moved", trajectory: Leaves, adjoint: Propagation) -> tuple[Leaves, Leaves]:
+def _push(
+    steps: Steps, initial: Leaves, moved: "_Moved", trajectory: Leaves, adjoint: Propagation
+) -> tuple[Leaves, Leaves]:
     """The tangents of the states and of the outputs, at a known trajectory."""
     states = steps.before(initial, trajectory)
     t = _tangents(steps, states, moved, adjoint)
@@ -154,7 +174,9 @@ class _Part:
     def put(self, leaves: Leaves, moving: Leaves) -> Leaves:
         """``leaves`` with ``moving`` in their places."""
         rest = iter(moving)
-        return [next(rest) if moves else leaf for leaf, moves in zip(leaves, self.mask, strict=True)]
+        return [
+            next(rest) if moves else leaf for leaf, moves in zip(leaves, self.mask, strict=True)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +213,9 @@ def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Propagation)
     initial = [jnp.zeros(z.shape[1:], z.dtype) for z in states]
     places = jnp.arange(length, dtype=jnp.int32)
 
-    def part_of(places: Array, inputs: Leaves) -> tuple[Steps, Callable[..., Leaves], Leaves, Leaves]:
+    def part_of(
+        places: Array, inputs: Leaves
+    ) -> tuple[Steps, Callable[..., Leaves], Leaves, Leaves]:
         here = dataclasses.replace(steps, inputs=inputs, length=len(places), first=places[0])
         return (
             here,
@@ -219,13 +243,17 @@ def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Propagation)
             t = adjoint.forward(here, z, add(b, pushed), enter)
             return [leaf[-1] for leaf in t], t
 
-        _, t = _in_stretches(stretch, moved.enter(initial, dz), (places, states, steps.inputs, b, dx), length, size)
+        _, t = _in_stretches(
+            stretch, moved.enter(initial, dz), (places, states, steps.inputs, b, dx), length, size
+        )
         return t, (dz, dx, dc)
 
     def transpose_solve(_: Any, right: Any) -> Any:
         g, (by_initial, by_inputs, by_captured) = right
 
-        def stretch(carry: tuple[Leaves, Leaves], part: Any) -> tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]]:
+        def stretch(
+            carry: tuple[Leaves, Leaves], part: Any
+        ) -> tuple[tuple[Leaves, Leaves], tuple[Leaves, Leaves]]:
             enter, totals = carry
             places, z, inputs, g = part
             here, f, x, c = part_of(places, inputs)
@@ -236,7 +264,9 @@ def _tangents(steps: Steps, states: Leaves, moved: _Moved, adjoint: Propagation)
 
         begin = ([jnp.zeros_like(z) for z in initial], by_captured)
         parts = (places, states, steps.inputs, g)
-        (leave, by_captured), (lam, from_x) = _in_stretches(stretch, begin, parts, length, size, reverse=True)
+        (leave, by_captured), (lam, from_x) = _in_stretches(
+            stretch, begin, parts, length, size, reverse=True
+        )
         return lam, (add(by_initial, moved.initial.of(leave)), add(by_inputs, from_x), by_captured)
 
     nothing = _nothing_of(moved.tangents)
@@ -274,9 +304,14 @@ def _in_stretches(
 
 
 def _split(leaves: Sequence[Any], tangents: Sequence[Any]) -> _Part:
-    moves = tuple(not isinstance(t, SymbolicZero) and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents)
+    moves = tuple(
+        not isinstance(t, SymbolicZero) and getattr(t, "dtype", None) != jax.dtypes.float0
+        for t in tangents
+    )
     moving = [(z, t) for z, t, is_moved in zip(leaves, tangents, moves, strict=True) if is_moved]
-    return _Part(moves, [jnp.asarray(t, z.dtype) for z, t in moving])  # under jit a tangent may be a number, or weakly typed
+    return _Part(
+        moves, [jnp.asarray(t, z.dtype) for z, t in moving]
+    )  # under jit a tangent may be a number, or weakly typed
 
 
 def _zero_tangent(x: Array) -> Any:
@@ -297,4 +332,6 @@ def _nothing_of(tree: Any) -> Array:
 
 def _zeros_of(nothing: Array, like: Array) -> Array:
     """Zeros, shaped like ``like``, that depend on ``nothing``."""
-    return lax.pad(nothing.astype(like.dtype), jnp.zeros((), like.dtype), [(0, like.size, 0)]).reshape(like.shape)
+    return lax.pad(
+        nothing.astype(like.dtype), jnp.zeros((), like.dtype), [(0, like.size, 0)]
+    ).reshape(like.shape)

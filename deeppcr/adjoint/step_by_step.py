@@ -24,7 +24,9 @@ class Propagation(Protocol):
     def forward(self, steps: Steps, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """``t_l = A_l t_{l-1} + b_l`` with ``t_0 = enter``."""
 
-    def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
+    def backward(
+        self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves
+    ) -> tuple[Leaves, Leaves]:
         """``lam_l = g_l + A_{l+1}^T lam_{l+1}`` with ``enter`` added to the last, and ``A_1^T lam_1``."""
 
     def on_part(self, across: Across) -> "Propagation":
@@ -55,7 +57,9 @@ class StepByStep:
 
         return steps.across.in_turn(run, enter, b)[1]
 
-    def backward(self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves) -> tuple[Leaves, Leaves]:
+    def backward(
+        self, steps: Steps, states: Leaves, g: Leaves, enter: Leaves
+    ) -> tuple[Leaves, Leaves]:
         """See `Propagation`."""
 
         def body(mu: Leaves, step: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
@@ -65,7 +69,9 @@ class StepByStep:
             return pull(lam)[0], lam
 
         def run(enter: Leaves, g: Leaves) -> tuple[Leaves, Leaves]:
-            left: tuple[Leaves, Leaves] = lax.scan(body, enter, (states, steps.inputs, g), reverse=True)
+            left: tuple[Leaves, Leaves] = lax.scan(
+                body, enter, (states, steps.inputs, g), reverse=True
+            )
             return left
 
         mu, lam = steps.across.reversed.in_turn(run, enter, g)

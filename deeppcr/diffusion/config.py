@@ -39,13 +39,21 @@ def off() -> Field:
 def one_of(default: str | None, *others: str) -> Field:
     """One of some names."""
     names = (default, *others)
-    return Field(default, f"one of {list(names)}", lambda value: isinstance(value, str | None) and value in names)
+    return Field(
+        default,
+        f"one of {list(names)}",
+        lambda value: isinstance(value, str | None) and value in names,
+    )
 
 
 def count(default: int, least: int = 1, most: float = float("inf")) -> Field:
     """An integer within bounds."""
     expected = f"an integer >= {least}" + (f" and <= {most}" if most < float("inf") else "")
-    return Field(default, expected, lambda value: isinstance(value, int) and _is_number(value) and least <= value <= most)
+    return Field(
+        default,
+        expected,
+        lambda value: isinstance(value, int) and _is_number(value) and least <= value <= most,
+    )
 
 
 def number(default: float | None, optional: bool = False) -> Field:
@@ -56,12 +64,16 @@ def number(default: float | None, optional: bool = False) -> Field:
 
 def share(default: float) -> Field:
     """A number from 0 to 1."""
-    return Field(default, "a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+    return Field(
+        default, "a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1
+    )
 
 
 def numbers() -> Field:
     """Some numbers, or None."""
-    return Field(None, "a list of numbers, or None", lambda value: value is None or _are_numbers(value))
+    return Field(
+        None, "a list of numbers, or None", lambda value: value is None or _are_numbers(value)
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -82,15 +94,21 @@ def read_config(config: Any) -> dict[str, Any]:
     if isinstance(getattr(config, "config", None), Mapping):
         # Such an object may hold fields of another scheduler that it was made from, which mean nothing to its class.
         own = inspect.signature(type(config).__init__).parameters
-        return {"_class_name": type(config).__name__} | {name: value for name, value in config.config.items() if name in own}
-    raise TypeError(f"config is {type(config).__name__}, expected a dict, a path, or a scheduler of diffusers.")
+        return {"_class_name": type(config).__name__} | {
+            name: value for name, value in config.config.items() if name in own
+        }
+    raise TypeError(
+        f"config is {type(config).__name__}, expected a dict, a path, or a scheduler of diffusers."
+    )
 
 
 def _file(path: Path) -> Path:
     places = [path, path / "scheduler_config.json", path / "scheduler" / "scheduler_config.json"]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise FileNotFoundError(f"config is {str(path)!r}, expected a scheduler_config.json or a folder that holds one.")
+        raise FileNotFoundError(
+            f"config is {str(path)!r}, expected a scheduler_config.json or a folder that holds one."
+        )
     return found
 
 
@@ -108,5 +126,7 @@ def fill(config: Config, fields: Mapping[str, Field], scheduler: str) -> dict[st
         value = value.tolist() if hasattr(value, "tolist") else value
         filled[name] = tuple(value) if isinstance(value, list) else value
         if not fields[name].supports(filled[name]):
-            raise ValueError(f"{name}={value!r} is not supported for {scheduler}, expected {fields[name].expected}.")
+            raise ValueError(
+                f"{name}={value!r} is not supported for {scheduler}, expected {fields[name].expected}."
+            )
     return filled

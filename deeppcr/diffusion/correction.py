@@ -35,7 +35,9 @@ class Threshold:
 
     def __call__(self, clean: Array) -> Array:
         if clean.ndim < 2:
-            raise ValueError(f"thresholding needs a batch axis before the axes of a sample; x has the shape {clean.shape}.")
+            raise ValueError(
+                f"thresholding needs a batch axis before the axes of a sample; x has the shape {clean.shape}."
+            )
         axes = tuple(range(1, clean.ndim))
         sizes = jnp.abs(clean)
         wide = sizes.astype(jnp.float32) if clean.dtype.itemsize < 4 else sizes

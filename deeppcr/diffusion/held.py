@@ -33,7 +33,9 @@ def held(table: Table, model: Callable[[Any, Any], Any], every: int) -> Callable
         whole = table.steps - rest
         parts = []
         if count:
-            stretches = jax.tree.map(lambda x: x[:whole].reshape((count, every, *x.shape[1:])), inputs)
+            stretches = jax.tree.map(
+                lambda x: x[:whole].reshape((count, every, *x.shape[1:])), inputs
+            )
             state, states = lax.scan(stretch, state, stretches)
             parts.append(jax.tree.map(lambda x: x.reshape((whole, *x.shape[2:])), states))
         if rest:

@@ -30,7 +30,9 @@ def _betas(config: Config) -> np.ndarray:
     total, first, last = config["num_train_timesteps"], config["beta_start"], config["beta_end"]
     if config["trained_betas"] is not None:
         if len(config["trained_betas"]) != total:
-            raise ValueError(f"trained_betas has {len(config['trained_betas'])} entries, expected num_train_timesteps={total}.")
+            raise ValueError(
+                f"trained_betas has {len(config['trained_betas'])} entries, expected num_train_timesteps={total}."
+            )
         return np.asarray(config["trained_betas"], np.float32)
     if config["beta_schedule"] == "linear":
         return _line(first, last, total)
@@ -46,7 +48,11 @@ def _line(first: float, last: float, count: int) -> np.ndarray:
     ends = np.array([first, last], np.float32)
     stride = float((ends[1] - ends[0]) / np.float32(max(1, count - 1)))
     index = np.arange(count)
-    line = np.where(index < count // 2, ends[0].item() + stride * index, ends[1].item() - stride * (count - 1 - index))
+    line = np.where(
+        index < count // 2,
+        ends[0].item() + stride * index,
+        ends[1].item() - stride * (count - 1 - index),
+    )
     return line.astype(np.float32)
 
 

@@ -7,7 +7,9 @@ def clean(prediction: str, alpha: np.ndarray, sigma: np.ndarray) -> tuple[np.nda
     """``(p, q)``: the clean sample is ``p y + q output`` for a model that saw ``y = alpha clean + sigma noise``."""
     if prediction == "sample":
         return np.zeros_like(alpha), np.ones_like(alpha)
-    if prediction == "v_prediction":  # alpha noise - sigma clean (Salimans and Ho, ICLR 2022, appendix D)
+    if (
+        prediction == "v_prediction"
+    ):  # alpha noise - sigma clean (Salimans and Ho, ICLR 2022, appendix D)
         return alpha, -sigma
     if not alpha.all():
         raise ValueError(

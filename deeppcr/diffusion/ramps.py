@@ -6,7 +6,11 @@ import numpy as np
 
 from deeppcr.diffusion.config import Config, flag, off
 
-RAMP_FIELDS = {"use_karras_sigmas": flag(False), "use_exponential_sigmas": flag(False), "use_beta_sigmas": off()}
+RAMP_FIELDS = {
+    "use_karras_sigmas": flag(False),
+    "use_exponential_sigmas": flag(False),
+    "use_beta_sigmas": off(),
+}
 
 Ramp = Callable[[float, float, int], np.ndarray]
 

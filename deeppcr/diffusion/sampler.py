@@ -99,7 +99,9 @@ def sample(
     check_count("batch_ndim", batch_ndim, "how many batch axes x_T has", least=0)
     x_T = jnp.asarray(x_T)
     if x_T.ndim < batch_ndim:
-        raise ValueError(f"x_T has shape {list(x_T.shape)}, expected at least batch_ndim = {batch_ndim} axes.")
+        raise ValueError(
+            f"x_T has shape {list(x_T.shape)}, expected at least batch_ndim = {batch_ndim} axes."
+        )
     if not jnp.issubdtype(x_T.dtype, jnp.floating):
         raise TypeError(f"x_T has dtype {x_T.dtype}, expected a floating one.")
     chosen = PICARD if isinstance(method, str) and method == "picard" else find_method(method)
@@ -120,13 +122,19 @@ def sample(
     if progress is not False:
         options["progress"] = say if progress is True else progress
     if options and chosen is None:
-        problem = pose(lambda state, at: (step(state, at), None), start, inputs, steps, batch_ndim, "x_T")
+        problem = pose(
+            lambda state, at: (step(state, at), None), start, inputs, steps, batch_ndim, "x_T"
+        )
         chosen = choose_method(Pieces.of(problem), platform())
     if options and isinstance(chosen, Newton):
         chosen = dataclasses.replace(chosen, **options)
 
-    found = solve(Chain(step, inputs), start, method=chosen or "auto", adjoint=adjoint, batch_ndim=batch_ndim)
-    return dataclasses.replace(found, value=table.newest(found.value), trajectory=table.newest(found.trajectory))
+    found = solve(
+        Chain(step, inputs), start, method=chosen or "auto", adjoint=adjoint, batch_ndim=batch_ndim
+    )
+    return dataclasses.replace(
+        found, value=table.newest(found.value), trajectory=table.newest(found.trajectory)
+    )
 
 
 def step_noise(key: Array, steps: int, x: Array) -> Array:
@@ -140,12 +148,18 @@ def step_noise(key: Array, steps: int, x: Array) -> Array:
 
 def say(iteration: int, prefix: int, residual: float) -> None:
     """A line on stderr on how far Newton's method has come."""
-    print(f"iteration {iteration}: {prefix} steps done, residual {residual:.1e}", file=sys.stderr, flush=True)
+    print(
+        f"iteration {iteration}: {prefix} steps done, residual {residual:.1e}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _checked_key(key: Array | None, schedule: Schedule) -> Array:
     if key is None:
-        raise ValueError(f"key is None, but {schedule} adds noise at every step: expected a key, such as jax.random.key(0).")
+        raise ValueError(
+            f"key is None, but {schedule} adds noise at every step: expected a key, such as jax.random.key(0)."
+        )
     return key
 
 
@@ -156,4 +170,6 @@ def _check_output(model: Model, table: Table, start: Any, inputs: Any, x: Array)
     is_array = isinstance(found, jax.ShapeDtypeStruct)
     if not is_array or found.shape != x.shape or not jnp.issubdtype(found.dtype, jnp.floating):
         what = f"{found.dtype}{list(found.shape)}" if is_array else type(found).__name__
-        raise TypeError(f"model returns {what}, expected an array of the shape of x_T, {x.dtype}{list(x.shape)}.")
+        raise TypeError(
+            f"model returns {what}, expected an array of the shape of x_T, {x.dtype}{list(x.shape)}."
+        )

@@ -72,7 +72,9 @@ class Table:
     def is_finite(self) -> bool:
         """Whether all numbers are finite."""
         columns = (self.scale, self.p, self.q, self.a, self.b, self.c, self.d, self.s)
-        return math.isfinite(self.init_noise_sigma) and all(bool(np.isfinite(column).all()) for column in columns)
+        return math.isfinite(self.init_noise_sigma) and all(
+            bool(np.isfinite(column).all()) for column in columns
+        )
 
     @property
     def linear_part(self) -> np.ndarray:
@@ -89,7 +91,9 @@ class Table:
         used = {name: column for name, column in columns.items() if column.any()}
         if (self.scale != 1).any():
             used["scale"] = self.scale
-        return {"time": jnp.asarray(self.time)} | {name: jnp.asarray(column, dtype) for name, column in used.items()}
+        return {"time": jnp.asarray(self.time)} | {
+            name: jnp.asarray(column, dtype) for name, column in used.items()
+        }
 
     def begin(self, x: Any) -> Any:
         """The state before the first step."""
@@ -142,14 +146,19 @@ def tabulate(
     if correct is None:
         a, b, c = a + c * p, b + c * q, 0.0
     columns = {"scale": scale, "p": p, "q": q, "a": a, "b": b, "c": c, "d": d, "s": s}
-    wide = {name: np.broadcast_to(np.asarray(column, np.float64), time.shape) for name, column in columns.items()}
+    wide = {
+        name: np.broadcast_to(np.asarray(column, np.float64), time.shape)
+        for name, column in columns.items()
+    }
     return Table(time=time, correct=correct, init_noise_sigma=float(init_noise_sigma), **wide)
 
 
 def _sum(at: dict[str, Any], terms: dict[str, Any]) -> Any:
     """The terms, each times its coefficient, in the dtype of the first; those without a coefficient are nought."""
     dtype = next(iter(terms.values())).dtype
-    first, *others = [at[name] * term.astype(at[name].dtype) for name, term in terms.items() if name in at]
+    first, *others = [
+        at[name] * term.astype(at[name].dtype) for name, term in terms.items() if name in at
+    ]
     for other in others:
         first = first + other
     return first.astype(dtype)

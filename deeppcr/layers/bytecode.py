@@ -53,7 +53,11 @@ def names_of(code: types.CodeType) -> Names:
     imports: set[str] = set()
     catches = False
     for part in _with_inner(code):
-        instructions = [i for i in dis.get_instructions(part) if i.opname not in ("CACHE", "EXTENDED_ARG", "NOP")]
+        instructions = [
+            i
+            for i in dis.get_instructions(part)
+            if i.opname not in ("CACHE", "EXTENDED_ARG", "NOP")
+        ]
         skipped = set()
         for start in range(len(instructions)):
             if counted := _counts(instructions[start : start + 6]):
@@ -63,7 +67,10 @@ def names_of(code: types.CodeType) -> Names:
         following = False  # whether the instruction before named something of which this one takes an attribute
         for at, instruction in enumerate(instructions):
             name, opname = str(instruction.argval), instruction.opname
-            follows, following = following, opname in _GLOBAL[:2] + _CELL or (following and opname in _ATTRIBUTE[:2])
+            follows, following = (
+                following,
+                opname in _GLOBAL[:2] + _CELL or (following and opname in _ATTRIBUTE[:2]),
+            )
             if at in skipped:
                 following = False
             elif opname in _GLOBAL and name in _LOOKUPS and at + 1 < len(instructions):
@@ -90,17 +97,37 @@ def names_of(code: types.CodeType) -> Names:
                 catches = catches or after == "POP_TOP"  # "except:"
             elif opname in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH"):
                 catches = True
-    kinds = {kind: frozenset(chain for of, chain in read if of == kind) for kind in ("global", "lookup", "cell", "attribute")}
+    kinds = {
+        kind: frozenset(chain for of, chain in read if of == kind)
+        for kind in ("global", "lookup", "cell", "attribute")
+    }
     attributes = frozenset(chain[0] for chain in kinds["attribute"])
-    return Names(kinds["global"], kinds["lookup"], kinds["cell"], attributes, frozenset(imports), frozenset(counters), catches)
+    return Names(
+        kinds["global"],
+        kinds["lookup"],
+        kinds["cell"],
+        attributes,
+        frozenset(imports),
+        frozenset(counters),
+        catches,
+    )
 
 
 def _counts(instructions: Sequence[dis.Instruction]) -> str:
     """The attribute to which six instructions add a whole number: ``owner.name += 1``; "" if they do something else."""
-    if [i.opname for i in instructions] != ["COPY", "LOAD_ATTR", "LOAD_CONST", "BINARY_OP", "SWAP", "STORE_ATTR"]:
+    if [i.opname for i in instructions] != [
+        "COPY",
+        "LOAD_ATTR",
+        "LOAD_CONST",
+        "BINARY_OP",
+        "SWAP",
+        "STORE_ATTR",
+    ]:
         return ""
     _, load, constant, operation, _, store = instructions
-    adds = type(constant.argval) is int and operation.argrepr == "+=" and load.argval == store.argval
+    adds = (
+        type(constant.argval) is int and operation.argrepr == "+=" and load.argval == store.argval
+    )
     return str(load.argval) if adds else ""
 
 

@@ -70,17 +70,34 @@ class Fixed:
 
 def fixed(value: Any, take_apart: TakeApart) -> Code | None:
     """Numbers, strings, types, and what a module has under its own name."""
-    kinds = bool | int | float | complex | str | bytes | type | np.generic | np.dtype | slice | np.ndarray
+    kinds = (
+        bool
+        | int
+        | float
+        | complex
+        | str
+        | bytes
+        | type
+        | np.generic
+        | np.dtype
+        | slice
+        | np.ndarray
+    )
     plain = value is None or isinstance(value, kinds)
     return Fixed(value) if plain or _is_named(value) else None
 
 
 def _is_named(value: Any) -> bool:
     """Whether a callable is what its module has under its name: the same one for everybody."""
-    ours = isinstance(value, types.FunctionType | type) or is_library(type(value).__module__)  # others may make names up
+    ours = isinstance(value, types.FunctionType | type) or is_library(
+        type(value).__module__
+    )  # others may make names up
     if not ours or not callable(value):
         return False
-    name, module = getattr(value, "__qualname__", getattr(value, "__name__", None)), getattr(value, "__module__", None)
+    name, module = (
+        getattr(value, "__qualname__", getattr(value, "__name__", None)),
+        getattr(value, "__module__", None),
+    )
     if not isinstance(name, str) or not isinstance(module, str):
         return False
     found: Any = sys.modules.get(module)
@@ -98,7 +115,9 @@ class Mapping:
 
     def build(self, arrays: Iterator[Any], built: Built) -> Any:
         """The dict."""
-        return _put_together(self.values, arrays, built, lambda parts: dict(zip(self.keys.value, parts, strict=True)))
+        return _put_together(
+            self.values, arrays, built, lambda parts: dict(zip(self.keys.value, parts, strict=True))
+        )
 
 
 def mapping(value: Any, take_apart: TakeApart) -> Code | None:
@@ -118,7 +137,9 @@ class Tree:
 
     def build(self, arrays: Iterator[Any], built: Built) -> Any:
         """The pytree."""
-        return _put_together(self.children, arrays, built, lambda parts: jax.tree.unflatten(self.structure, parts))
+        return _put_together(
+            self.children, arrays, built, lambda parts: jax.tree.unflatten(self.structure, parts)
+        )
 
 
 def tree(value: Any, take_apart: TakeApart) -> Code | None:
@@ -126,10 +147,14 @@ def tree(value: Any, take_apart: TakeApart) -> Code | None:
     children, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
     if jax.tree_util.treedef_is_leaf(structure) and children:
         return None
-    if not is_library(type(value).__module__) and not _is_all(value, jax.tree.unflatten(structure, children)):
+    if not is_library(type(value).__module__) and not _is_all(
+        value, jax.tree.unflatten(structure, children)
+    ):
         raise Opaque(f"a {type(value).__name__}, of whose attributes jax does not know all")
     level: Any = structure
-    return Tree(structure, Fixed((type(value), level.node_data())), tuple(map(take_apart, children)))
+    return Tree(
+        structure, Fixed((type(value), level.node_data())), tuple(map(take_apart, children))
+    )
 
 
 def _is_all(value: Any, again: Any) -> bool:
@@ -142,12 +167,16 @@ def _is_all(value: Any, again: Any) -> bool:
 def _same_entries(before: dict[str, Any], after: dict[str, Any]) -> bool:
     """Whether two dicts have the same in them, in whatever order."""
     return before.keys() == after.keys() and all(
-        _same_entries(old, after[name]) if type(old) is type(after[name]) is dict else same(old, after[name])
+        _same_entries(old, after[name])
+        if type(old) is type(after[name]) is dict
+        else same(old, after[name])
         for name, old in before.items()
     )
 
 
-def _put_together(parts: Sequence[Code], arrays: Iterator[Any], built: Built, make: Callable[[list[Any]], Any]) -> Any:
+def _put_together(
+    parts: Sequence[Code], arrays: Iterator[Any], built: Built, make: Callable[[list[Any]], Any]
+) -> Any:
     """A pytree of parts, recorded, to see later whether it was changed, as a whole: not those inside it."""
     inside: Built = []
     value = make([part.build(arrays, inside) for part in parts])
@@ -194,7 +223,9 @@ def function(value: Any, take_apart: TakeApart) -> Code | None:
         id(value.__globals__),
         value,
         tuple(map(take_apart, value.__defaults__ or ())),
-        tuple((name, take_apart(default)) for name, default in (value.__kwdefaults__ or {}).items()),
+        tuple(
+            (name, take_apart(default)) for name, default in (value.__kwdefaults__ or {}).items()
+        ),
         tuple(map(take_apart, cells)),
     )
 
@@ -227,7 +258,12 @@ def _options(jitted: Any) -> Any:
     try:
         state = jitted.__getstate__()
         unchanged = state["fun"] is jitted.__wrapped__
-        return unchanged, state["static_argnums"], state["static_argnames"], state["global_cache_key"]
+        return (
+            unchanged,
+            state["static_argnums"],
+            state["static_argnames"],
+            state["global_cache_key"],
+        )
     except Exception:  # another jax
         return object()
 
@@ -262,7 +298,9 @@ def partial(value: Any, take_apart: TakeApart) -> Code | None:
     if type(value) not in (functools.partial, jax.tree_util.Partial):
         return None
     keywords = tuple((name, take_apart(argument)) for name, argument in value.keywords.items())
-    return Applied(type(value).__name__, take_apart(value.func), tuple(map(take_apart, value.args)), keywords)
+    return Applied(
+        type(value).__name__, take_apart(value.func), tuple(map(take_apart, value.args)), keywords
+    )
 
 
 def changes(built: Built) -> list[str]:
@@ -271,12 +309,20 @@ def changes(built: Built) -> list[str]:
     for name, value, parts, structure in built:
         if isinstance(value, types.FunctionType):
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), parts, strict=True)
-            found += [f"{name}.{variable}" for variable, cell, part in cells if cell.cell_contents is not part]
+            found += [
+                f"{name}.{variable}"
+                for variable, cell, part in cells
+                if cell.cell_contents is not part
+            ]
             continue
         paths, now = jax.tree_util.tree_flatten_with_path(value)
         if now != structure:
             found.append(f"the structure of {name}")
-        found += [name + jax.tree_util.keystr(path) for (path, part), old in zip(paths, parts, strict=False) if part is not old]
+        found += [
+            name + jax.tree_util.keystr(path)
+            for (path, part), old in zip(paths, parts, strict=False)
+            if part is not old
+        ]
     return found
 
 

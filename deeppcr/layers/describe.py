@@ -34,12 +34,20 @@ class Description:
                 )
             )
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)), row[4]]) for row in rows]
+        lines = [
+            "  ".join(
+                [*(cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)), row[4]]
+            )
+            for row in rows
+        ]
         return "\n".join(line.rstrip() for line in lines)
 
 
 def _shapes(types: Sequence[tuple[Any, Any, bool]]) -> str:
-    return ", ".join(f"{np.dtype(dtype).name if hasattr(dtype, 'str') else dtype}{list(shape)}" for shape, dtype, _ in types)
+    return ", ".join(
+        f"{np.dtype(dtype).name if hasattr(dtype, 'str') else dtype}{list(shape)}"
+        for shape, dtype, _ in types
+    )
 
 
 def describe(layers: Any, x: Any) -> Description:

@@ -27,7 +27,13 @@ def slots_of(kind: type) -> dict[str, types.MemberDescriptorType]:
     found = {}
     for base in kind.__mro__:
         if is_of_python(base):
-            found.update({f"{key}": slot for key, slot in vars(base).items() if isinstance(slot, types.MemberDescriptorType)})
+            found.update(
+                {
+                    f"{key}": slot
+                    for key, slot in vars(base).items()
+                    if isinstance(slot, types.MemberDescriptorType)
+                }
+            )
     return found
 
 
@@ -38,7 +44,11 @@ def is_of_python(kind: type) -> bool:
     if kind.__module__ in sys.builtin_module_names:
         return False
     source = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return bool(heap) and not immutable and not (isinstance(source, str) and source.endswith((".so", ".pyd")))
+    return (
+        bool(heap)
+        and not immutable
+        and not (isinstance(source, str) and source.endswith((".so", ".pyd")))
+    )
 
 
 def read_slots(value: Any, slots: dict[str, types.MemberDescriptorType]) -> dict[str, Any]:

@@ -10,7 +10,20 @@ import numpy as np
 
 from deeppcr.layers.trusted import words
 
-VALUES = (bool, int, float, complex, str, bytes, range, slice, np.generic, np.dtype, jax.Array, jax.ShapeDtypeStruct)
+VALUES = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    slice,
+    np.generic,
+    np.dtype,
+    jax.Array,
+    jax.ShapeDtypeStruct,
+)
 LEAVES = (
     *VALUES,
     type(None),
@@ -45,5 +58,7 @@ JITTED = type(jax.jit(lambda x: x))
 # Methods that Python calls by itself are looked at in each class; not those that make, show or copy objects.
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
 MAKE = frozenset(["__init__", "__new__", "__post_init__"])
-ASIDE = MAKE | words("__repr__ __str__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __del__ __sizeof__ __dir__")
+ASIDE = MAKE | words(
+    "__repr__ __str__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __del__ __sizeof__ __dir__"
+)
 BY_NAME = (getattr, hasattr, vars, dir, setattr, delattr)

@@ -22,8 +22,25 @@ import numpy as np
 from deeppcr.layers import watch
 from deeppcr.layers.bytecode import CALLED, Chain, names_of
 from deeppcr.layers.objects import instance_dict, is_of_python, read_slots, slots_of
-from deeppcr.layers.plain import ASIDE, BASES, BY_NAME, CONTAINERS, DESCRIPTORS, JITTED, LEAVES, MAKE, METHODS, VALUES
-from deeppcr.layers.trusted import FOREIGN_ATTRIBUTES, is_foreign, is_library, is_seeded, module_named
+from deeppcr.layers.plain import (
+    ASIDE,
+    BASES,
+    BY_NAME,
+    CONTAINERS,
+    DESCRIPTORS,
+    JITTED,
+    LEAVES,
+    MAKE,
+    METHODS,
+    VALUES,
+)
+from deeppcr.layers.trusted import (
+    FOREIGN_ATTRIBUTES,
+    is_foreign,
+    is_library,
+    is_seeded,
+    module_named,
+)
 
 
 class Unseen(Exception):
@@ -80,7 +97,11 @@ class Reach:
 
     def _visit(self, value: Any, name: str) -> None:
         """Look at an object, and at what it holds."""
-        if type(value) in LEAVES or isinstance(value, np.generic | np.dtype) or id(value) in self._seen:
+        if (
+            type(value) in LEAVES
+            or isinstance(value, np.generic | np.dtype)
+            or id(value) in self._seen
+        ):
             return
         self._seen[id(value)] = value
         kind = type(value)
@@ -184,7 +205,9 @@ class Reach:
             return
         names = names_of(function.__code__)
         if names.catches:
-            raise Unseen(f"{function.__qualname__} catches exceptions, and those of a trial are others")
+            raise Unseen(
+                f"{function.__qualname__} catches exceptions, and those of a trial are others"
+            )
         self._names |= names.attributes
         self._read |= names.read
         self._counted |= names.counters
@@ -211,7 +234,12 @@ class Reach:
         except ValueError:  # it has no value yet
             return
         if variable == "__class__" and isinstance(value, type):
-            self._class(value, made=any(len(chain) == 1 for chain in chains) and bool(chains) and "__class__" in self._names)
+            self._class(
+                value,
+                made=any(len(chain) == 1 for chain in chains)
+                and bool(chains)
+                and "__class__" in self._names,
+            )
         elif isinstance(value, types.ModuleType) and chains:
             for chain in chains:
                 self._chain(value, chain[1:], name)
@@ -243,7 +271,11 @@ class Reach:
         value = space.get(chain[0]) if chain else None
         for name in chain[1:]:
             value = vars(value).get(name) if isinstance(value, types.ModuleType) else None
-        if isinstance(value, types.ModuleType) and is_library(value.__name__) and not value.__name__.startswith("numpy"):
+        if (
+            isinstance(value, types.ModuleType)
+            and is_library(value.__name__)
+            and not value.__name__.startswith("numpy")
+        ):
             return
         self._any_name = True
         self._globals(space, frozenset([chain] if chain else []))
@@ -302,10 +334,14 @@ class Reach:
     def _given(self, value: Any, name: str) -> None:
         """What a known library keeps: its own bookkeeping is its own affair."""
         kind = type(value)
-        bookkeeping = is_library(kind.__module__) and kind.__module__.startswith(("jax", "functools", "weakref", "_thread"))
+        bookkeeping = is_library(kind.__module__) and kind.__module__.startswith(
+            ("jax", "functools", "weakref", "_thread")
+        )
         if kind.__module__ in ("_thread", "_contextvars") or kind is functools._lru_cache_wrapper:
             return
-        if bookkeeping and not isinstance(value, (functools.partial, jax.tree_util.Partial, *DESCRIPTORS)):
+        if bookkeeping and not isinstance(
+            value, (functools.partial, jax.tree_util.Partial, *DESCRIPTORS)
+        ):
             self._of_jax(value, name)
         elif isinstance(value, tuple | list):
             for part in value:
@@ -320,7 +356,9 @@ class Reach:
         """An object of jax: the functions in it."""
         if type(value) is JITTED:
             inside = getattr(value, "__wrapped__", None)
-            of_library = isinstance(inside, types.FunctionType) and is_library(inside.__globals__.get("__name__"))
+            of_library = isinstance(inside, types.FunctionType) and is_library(
+                inside.__globals__.get("__name__")
+            )
             self._jits = self._jits or not of_library
         if isinstance(value, jax.Array):
             return
@@ -336,7 +374,9 @@ class Reach:
 
     def _object(self, value: Any, name: str) -> None:
         kind = type(value)
-        if kind.__module__.partition(".")[0] in ("jax", "jaxlib") and not isinstance(value, functools.partial):
+        if kind.__module__.partition(".")[0] in ("jax", "jaxlib") and not isinstance(
+            value, functools.partial
+        ):
             self._of_jax(value, name)
             return
         if kind.__module__ == "typing" or kind is re.Pattern:

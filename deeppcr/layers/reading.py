@@ -65,7 +65,9 @@ def listed(layers: Any) -> list[Any]:
         layers = layers.layers
     elif is_pair(layers) and isinstance(layers[1], list | tuple) and not is_pair(layers[1]):
         layers = [(layers[0], parameters) for parameters in layers[1]]
-    if not isinstance(layers, Iterable) or isinstance(layers, str | bytes | dict | jax.Array | np.ndarray):
+    if not isinstance(layers, Iterable) or isinstance(
+        layers, str | bytes | dict | jax.Array | np.ndarray
+    ):
         raise TypeError(
             f"layers is {type(layers).__name__}, expected a list of callables layer(x) -> x or of (apply, params), a module with "
             ".layers (Sequential), or deeppcr.stack(layers)."
@@ -73,14 +75,19 @@ def listed(layers: Any) -> list[Any]:
     found = list(layers)
     for number, layer in enumerate(found):
         if not callable(layer) and not is_pair(layer):
-            raise TypeError(f"layers[{number}] is {layer!r}, expected a callable layer(x) -> x, or a pair (apply, params).")
+            raise TypeError(
+                f"layers[{number}] is {layer!r}, expected a callable layer(x) -> x, or a pair (apply, params)."
+            )
     return found
 
 
 def _is_sequential(layers: Any) -> bool:
     """Whether ``layers`` is a ``Sequential`` of flax or equinox, or a subclass that is called as it is."""
     for base in type(layers).__mro__:
-        if base.__name__ == "Sequential" and base.__module__.partition(".")[0] in ("flax", "equinox"):
+        if base.__name__ == "Sequential" and base.__module__.partition(".")[0] in (
+            "flax",
+            "equinox",
+        ):
             return type(layers).__call__ is base.__call__
     return False
 
@@ -126,7 +133,9 @@ class Reader:
         self.stopped: Exception | None = None
         self._known: dict[tuple[int, Any], Layer] = {}  # which keep the layer, and so its id
         self._trials: dict[tuple[int, Any], Trial | None] = {}
-        self._types: dict[int, tuple[Any, Any]] = {}  # of what layers take, which is kept, and so its id
+        self._types: dict[
+            int, tuple[Any, Any]
+        ] = {}  # of what layers take, which is kept, and so its id
         self._is_traced = False
 
     def read(self, layers: Sequence[Any], x: Any, past_changes: bool = False) -> list[Layer]:
@@ -191,7 +200,9 @@ class Reader:
         self.codes.append(key)
         return len(self.codes) - 1
 
-    def _trial(self, kind: int, code: Any, arrays: list[Any], layer: Any, x: Any, takes: Any) -> Trial | None:
+    def _trial(
+        self, kind: int, code: Any, arrays: list[Any], layer: Any, x: Any, takes: Any
+    ) -> Trial | None:
         """What a call of a copy does; None if it has to be called as it is."""
         if (kind, takes) not in self._trials:
             self._trials[kind, takes] = None

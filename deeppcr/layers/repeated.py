@@ -18,8 +18,19 @@ from deeppcr.layers.trial import array_types, shapes_of, try_out, types_of
 class Plan:
     """How one step of a run is made of its layers: static, and equal for runs of layers alike."""
 
-    def __init__(self, codes: Sequence[Any], counts: Sequence[int], shared: Sequence[bool], types: Sequence[Any]):
-        self.codes, self.counts, self.shared, self.types = tuple(codes), tuple(counts), tuple(shared), tuple(types)
+    def __init__(
+        self,
+        codes: Sequence[Any],
+        counts: Sequence[int],
+        shared: Sequence[bool],
+        types: Sequence[Any],
+    ):
+        self.codes, self.counts, self.shared, self.types = (
+            tuple(codes),
+            tuple(counts),
+            tuple(shared),
+            tuple(types),
+        )
 
     def _key(self) -> tuple[Any, ...]:
         return self.codes, self.counts, self.shared, self.types
@@ -59,7 +70,9 @@ class Repeated:
     @property
     def inputs(self) -> list[Any]:
         """What differs from step to step."""
-        return [array for array, shared in zip(self.arrays, self.plan.shared, strict=True) if not shared]
+        return [
+            array for array, shared in zip(self.arrays, self.plan.shared, strict=True) if not shared
+        ]
 
     def step(self, x: Any, own: Sequence[Any]) -> Any:
         """One step, with its ``own`` slices of `inputs`."""
@@ -73,9 +86,15 @@ class Repeated:
         Raises:
             ValueError: names what is changed.
         """
-        is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((x, self.arrays)))
+        is_traced = any(
+            isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((x, self.arrays))
+        )
         x = shapes_of(x)
-        arrays = iter(self._merged([jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in self.inputs]))
+        arrays = iter(
+            self._merged(
+                [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in self.inputs]
+            )
+        )
         for number, (code, count) in enumerate(zip(self.plan.codes, self.plan.counts, strict=True)):
             trial = try_out(code, [next(arrays) for _ in range(count)], x, is_traced=is_traced)
             if trial is None:
@@ -88,16 +107,26 @@ class Repeated:
 
     def _merged(self, own: Sequence[Any]) -> list[Any]:
         source = iter(own)
-        return [array if shared else next(source) for array, shared in zip(self.arrays, self.plan.shared, strict=True)]
+        return [
+            array if shared else next(source)
+            for array, shared in zip(self.arrays, self.plan.shared, strict=True)
+        ]
 
     def layers(self) -> list[Any]:
         """All layers, one by one."""
-        steps = [self.plan.layers(self._merged([array[step] for array in self.inputs])) for step in range(self.length)]
+        steps = [
+            self.plan.layers(self._merged([array[step] for array in self.inputs]))
+            for step in range(self.length)
+        ]
         return [layer for step in steps for layer in step]
 
 
 def _lost(layer: str, changes: Sequence[str], effects: str = "") -> ValueError:
-    what = f"changes {', '.join(changes)} when it is called" if changes else f"cannot be stacked: {effects}"
+    what = (
+        f"changes {', '.join(changes)} when it is called"
+        if changes
+        else f"cannot be stacked: {effects}"
+    )
     return ValueError(
         f"{layer} {what}, which would be lost: stacked layers are copies. Switch it to "
         "evaluation, or take deeppcr.forward(layers, x), which calls such layers one by one."
@@ -107,12 +136,23 @@ def _lost(layer: str, changes: Sequence[str], effects: str = "") -> ValueError:
 def stack_layers(layers: Sequence[Layer], period: int) -> Repeated:
     """The run of layers of which those ``period`` apart are alike."""
     length = len(layers) // period
-    steps = [[array for layer in layers[i * period : (i + 1) * period] for array in layer.arrays] for i in range(length)]
+    steps = [
+        [array for layer in layers[i * period : (i + 1) * period] for array in layer.arrays]
+        for i in range(length)
+    ]
     columns = list(zip(*steps, strict=True))
     shared = [length > 1 and all(array is column[0] for array in column) for column in columns]
-    arrays = [column[0] if same else stack_arrays(column) for column, same in zip(columns, shared, strict=True)]
+    arrays = [
+        column[0] if same else stack_arrays(column)
+        for column, same in zip(columns, shared, strict=True)
+    ]
     first = layers[:period]
-    plan = Plan([layer.code for layer in first], [len(layer.arrays) for layer in first], shared, array_types(steps[0]))
+    plan = Plan(
+        [layer.code for layer in first],
+        [len(layer.arrays) for layer in first],
+        shared,
+        array_types(steps[0]),
+    )
     return Repeated([jnp.asarray(array) for array in arrays], plan, length)
 
 
@@ -136,10 +176,14 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
     read_ = reader.read(found, x, past_changes=True) if x is not None else take_all_apart(found)
     if len(read_) < len(found):
         if isinstance(reader.stopped, Unseen):
-            raise ValueError(f"layers[{len(read_)}] cannot be stacked: {reader.stopped}; deeppcr.forward(layers, x) takes any.")
+            raise ValueError(
+                f"layers[{len(read_)}] cannot be stacked: {reader.stopped}; deeppcr.forward(layers, x) takes any."
+            )
         call, takes = as_callable(found[len(read_)]), read_[-1].returns if read_ else x
         jax.eval_shape(call, takes)  # most likely raises, and says why
-        raise ValueError(f"layers[{len(read_)}] cannot be called on shapes alone; deeppcr.forward(layers, x) takes any.")
+        raise ValueError(
+            f"layers[{len(read_)}] cannot be called on shapes alone; deeppcr.forward(layers, x) takes any."
+        )
     for number, layer in enumerate(read_):
         if layer.needs_weak:
             raise ValueError(
@@ -150,7 +194,9 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
             raise _lost(f"layers[{number}]", layer.changes, layer.effects)
     kinds = [(layer.kind, layer.takes) for layer in read_]
     for period in range(1, len(kinds) + 1):
-        if len(kinds) % period == 0 and all(kinds[i] == kinds[i - period] for i in range(period, len(kinds))):
+        if len(kinds) % period == 0 and all(
+            kinds[i] == kinds[i - period] for i in range(period, len(kinds))
+        ):
             if period < len(kinds) or len(kinds) == 1:
                 return _closed(read_, period)
             break

@@ -73,9 +73,15 @@ def _same(a: Any, b: Any, within: tuple[tuple[int, int], ...]) -> bool:
     if kind in _DICTS:
         return _all(a, b, within) and _all(a.values(), b.values(), within)
     if kind is collections.defaultdict:
-        return a.default_factory is b.default_factory and _all(a, b, within) and _all(a.values(), b.values(), within)
+        return (
+            a.default_factory is b.default_factory
+            and _all(a, b, within)
+            and _all(a.values(), b.values(), within)
+        )
     if kind in (functools.partial, jax.tree_util.Partial):
-        return _all((a.func, a.args, a.keywords, vars(a)), (b.func, b.args, b.keywords, vars(b)), within)
+        return _all(
+            (a.func, a.args, a.keywords, vars(a)), (b.func, b.args, b.keywords, vars(b)), within
+        )
     if kind is types.MethodType:
         return a.__func__ is b.__func__ and a.__self__ is b.__self__
     if kind is _TREES:
@@ -90,19 +96,27 @@ def _same_object(a: Any, b: Any, kind: type, within: tuple[tuple[int, int], ...]
     linen = sys.modules.get("flax.linen")
     if linen is not None and isinstance(a, linen.Module):
         names = list(kind.__dataclass_fields__)  # type: ignore[attr-defined]
-        return _all([getattr(a, name) for name in names], [getattr(b, name) for name in names], within)
+        return _all(
+            [getattr(a, name) for name in names], [getattr(b, name) for name in names], within
+        )
     basis = tuple if issubclass(kind, tuple) else object
-    if not _has_equality(kind) or not all(base is basis or base is object or is_of_python(base) for base in kind.__mro__):
+    if not _has_equality(kind) or not all(
+        base is basis or base is object or is_of_python(base) for base in kind.__mro__
+    ):
         return False
     if basis is tuple and not _all(tuple.__iter__(a), tuple.__iter__(b), within):
         return False
     slots = slots_of(kind)
-    return _same(instance_dict(a), instance_dict(b), within) and _same(read_slots(a, slots), read_slots(b, slots), within)
+    return _same(instance_dict(a), instance_dict(b), within) and _same(
+        read_slots(a, slots), read_slots(b, slots), within
+    )
 
 
 def _all(a: Any, b: Any, within: tuple[tuple[int, int], ...]) -> bool:
     a, b = list(a), list(b)
-    return len(a) == len(b) and all(x is y or _same(x, y, within) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x is y or _same(x, y, within) for x, y in zip(a, b, strict=True)
+    )
 
 
 def _has_equality(kind: Any) -> bool:

@@ -61,7 +61,9 @@ def why_alone(layer: Layer) -> str:
 
 
 def _why_no_run(layers: Sequence[Layer], at: int) -> str:
-    return "no neighbour is like it" if layers[at].keeps_type else "it changes the type of the state"
+    return (
+        "no neighbour is like it" if layers[at].keeps_type else "it changes the type of the state"
+    )
 
 
 def longest_run(layers: Sequence[Layer], at: int) -> tuple[int, int]:
@@ -80,6 +82,10 @@ def longest_run(layers: Sequence[Layer], at: int) -> tuple[int, int]:
 def _repeats(layers: Sequence[Layer], at: int, period: int) -> int:
     """How often the ``period`` layers from ``at`` on occur one behind the other."""
     end = at + period
-    while end < len(layers) and layers[end].kind == layers[end - period].kind and layers[end].takes == layers[end - period].takes:
+    while (
+        end < len(layers)
+        and layers[end].kind == layers[end - period].kind
+        and layers[end].takes == layers[end - period].takes
+    ):
         end += 1
     return (end - at) // period

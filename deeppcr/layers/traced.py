@@ -32,10 +32,14 @@ class Traced:
     def build(self, arrays: Iterator[Any], built: list[Any]) -> Any:
         """The program with other arrays."""
         own = [next(arrays) for _ in self.jaxpr.constvars]
-        return lambda x: self.tree.unflatten(jax.core.eval_jaxpr(self.jaxpr, own, *jax.tree.leaves(x)))
+        return lambda x: self.tree.unflatten(
+            jax.core.eval_jaxpr(self.jaxpr, own, *jax.tree.leaves(x))
+        )
 
 
-def trace(layer: Any, call: Callable[[Any], Any], x: Any, is_traced: bool) -> tuple[Traced, list[Any], Trial]:
+def trace(
+    layer: Any, call: Callable[[Any], Any], x: Any, is_traced: bool
+) -> tuple[Traced, list[Any], Trial]:
     """The program of a layer that takes ``x`` (`jax.ShapeDtypeStruct`), its arrays, and what came of tracing it.
 
     Raises:
@@ -58,11 +62,22 @@ def trace(layer: Any, call: Callable[[Any], Any], x: Any, is_traced: bool) -> tu
     jaxpr = without_constants(closed)
     kept = [*_held(jaxpr), *([object()] if changed else [])]
     constants = [] if changed else constants_of(closed)
-    captured = [constant if isinstance(constant, jax.Array) else jnp.asarray(constant) for constant in constants]
-    code = Traced(str(jaxpr), Structure(jax.tree.structure(returns)), tuple(map(id, kept)), jaxpr, kept)
+    captured = [
+        constant if isinstance(constant, jax.Array) else jnp.asarray(constant)
+        for constant in constants
+    ]
+    code = Traced(
+        str(jaxpr), Structure(jax.tree.structure(returns)), tuple(map(id, kept)), jaxpr, kept
+    )
     effects = effects_of(closed)
     needs_weak = any(map(is_weak, captured))
-    return code, captured, Trial(returns, tuple(dict.fromkeys(changed)), effects, bool(changed or effects), needs_weak)
+    return (
+        code,
+        captured,
+        Trial(
+            returns, tuple(dict.fromkeys(changed)), effects, bool(changed or effects), needs_weak
+        ),
+    )
 
 
 def _programs(parameter: Any) -> Iterator[Any]:
@@ -87,9 +102,25 @@ def _held(jaxpr: Any) -> Iterator[Any]:
 
 
 # Their functions are made by jax, from the program that stands beside them.
-_PLAIN_CALLS = frozenset({"jit", "pjit", "scan", "while", "cond", "remat2", "checkpoint", "reduce", "custom_linear_solve"})
+_PLAIN_CALLS = frozenset(
+    {
+        "jit",
+        "pjit",
+        "scan",
+        "while",
+        "cond",
+        "remat2",
+        "checkpoint",
+        "reduce",
+        "custom_linear_solve",
+    }
+)
 
 
 def _is_foreign(parameter: Any) -> bool:
     """Whether a parameter is a function or an object that no text describes."""
-    return callable(parameter) and not isinstance(parameter, type | np.dtype) and not hasattr(parameter, "eqns")
+    return (
+        callable(parameter)
+        and not isinstance(parameter, type | np.dtype)
+        and not hasattr(parameter, "eqns")
+    )

@@ -15,7 +15,9 @@ from deeppcr.layers.held import Held
 from deeppcr.layers.sameness import Structure, same
 
 # By these, code can tell an array of numpy from one that is traced in its place.
-_ASKING = frozenset(["isinstance", "issubclass", "type", "hasattr", "getattr", "callable", "__class__"])
+_ASKING = frozenset(
+    ["isinstance", "issubclass", "type", "hasattr", "getattr", "callable", "__class__"]
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,9 @@ def run(call: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
     return closed, returns
 
 
-def try_out(code: Any, arrays: Sequence[Any], x: Any, layer: Any = None, is_traced: bool = False) -> Trial | None:
+def try_out(
+    code: Any, arrays: Sequence[Any], x: Any, layer: Any = None, is_traced: bool = False
+) -> Trial | None:
     """Call a copy of ``layer``; None if it has to be called as it is, since a copy would do something else.
 
     Raises:
@@ -74,10 +78,14 @@ def try_out(code: Any, arrays: Sequence[Any], x: Any, layer: Any = None, is_trac
     found = held[0]
     if found.may_be_stale:
         return None
-    acts_outside = bool(effects) or (bool(changed) and (layer is None or found.changed_any_of(Held(layer))))
+    acts_outside = bool(effects) or (
+        bool(changed) and (layer is None or found.changed_any_of(Held(layer)))
+    )
     needs_weak = asks = False
     if any(map(is_weak, arrays)):
-        firm = [jax.ShapeDtypeStruct(np.shape(array), jax.dtypes.result_type(array)) for array in arrays]
+        firm = [
+            jax.ShapeDtypeStruct(np.shape(array), jax.dtypes.result_type(array)) for array in arrays
+        ]
         needs_weak = types_of(run(call, firm, x)[1]) != types_of(returns)
     if layer is not None and any(isinstance(array, np.ndarray) for array in arrays):
         asks = bool(_ASKING & found.names) or any(name.startswith("is_") for name in found.names)

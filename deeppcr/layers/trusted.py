@@ -32,7 +32,9 @@ _FUNCTIONS = {
 }
 _FOREIGN = {module: words(names) for module, names in _FUNCTIONS.items()}
 # Attributes, of whatever object, that leave something behind or ask what a trace answers in another way.
-FOREIGN_ATTRIBUTES = frozenset(["tofile", "dump", "seterr", "seterrcall", "Tracer", "trace_state_clean", "_getframe"])
+FOREIGN_ATTRIBUTES = frozenset(
+    ["tofile", "dump", "seterr", "seterrcall", "Tracer", "trace_state_clean", "_getframe"]
+)
 
 
 def is_library(module: Any) -> bool:
@@ -52,7 +54,9 @@ def is_foreign(value: Any) -> bool:
     return module.startswith("numpy.random") or name in _FOREIGN.get(module.partition(".")[0], ())
 
 
-_GENERATORS = words("default_rng Generator RandomState SeedSequence PCG64 PCG64DXSM Philox SFC64 MT19937")
+_GENERATORS = words(
+    "default_rng Generator RandomState SeedSequence PCG64 PCG64DXSM Philox SFC64 MT19937"
+)
 
 
 def is_seeded(module: types.ModuleType, attributes: tuple[str, ...]) -> bool:

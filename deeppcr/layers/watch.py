@@ -20,7 +20,13 @@ class Watched:
         target: the object.
     """
 
-    def __init__(self, name: str, target: Any, read: Callable[[], dict[Any, Any]], write: Callable[[dict[Any, Any]], None]):
+    def __init__(
+        self,
+        name: str,
+        target: Any,
+        read: Callable[[], dict[Any, Any]],
+        write: Callable[[dict[Any, Any]], None],
+    ):
         self.name, self.target, self._read, self._write = name, target, read, write
         self._before = read()
 
@@ -29,7 +35,9 @@ class Watched:
         """Whether it is there to be changed, as code and what code names mostly is not."""
         if isinstance(self.target, type | types.FunctionType | types.CellType):
             return False
-        return not all(callable(part) or isinstance(part, types.ModuleType) for part in self._before.values())
+        return not all(
+            callable(part) or isinstance(part, types.ModuleType) for part in self._before.values()
+        )
 
     def changes(self) -> Iterator[tuple[str, Any, Any, Any]]:
         """What is not what it was: the name, where in the object, and its value before and now."""
@@ -145,7 +153,11 @@ def of_function(name: str, value: types.FunctionType) -> Watched:
     """The code and the defaults of a function."""
 
     def read() -> dict[Any, Any]:
-        return {"__code__": value.__code__, "__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
+        return {
+            "__code__": value.__code__,
+            "__defaults__": value.__defaults__,
+            "__kwdefaults__": value.__kwdefaults__,
+        }
 
     def write(before: dict[Any, Any]) -> None:
         for key, item in before.items():
@@ -175,4 +187,6 @@ def path_of(name: str, key: Any, target: Any = None) -> str:
         return name
     if isinstance(key, str) and key.isidentifier():
         return f"{name}.{key}"
-    return f"{name}[{key!r}]" if isinstance(key, int | str) and not isinstance(target, set) else name
+    return (
+        f"{name}[{key!r}]" if isinstance(key, int | str) and not isinstance(target, set) else name
+    )

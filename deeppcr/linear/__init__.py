@@ -36,7 +36,14 @@ file in `blocks`.
 """
 
 from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices, Scalars, Zeros
-from deeppcr.linear.choose import SOLVERS, Auto, choose_parallel_solver, choose_solver, find_solver, name_of
+from deeppcr.linear.choose import (
+    SOLVERS,
+    Auto,
+    choose_parallel_solver,
+    choose_solver,
+    find_solver,
+    name_of,
+)
 from deeppcr.linear.chunked import Chunked
 from deeppcr.linear.cyclic_reduction import CyclicReduction
 from deeppcr.linear.pcr import ParallelCyclicReduction

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-Tree = TypeVar("Tree")  # an array, or blocks: anything whose arrays all have the chain on the same axis
+Tree = TypeVar(
+    "Tree"
+)  # an array, or blocks: anything whose arrays all have the chain on the same axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,11 @@ class Along:
 
     def step(self, tree: Tree, index: int | Array) -> Tree:
         """One step, without the chain axis; ``index`` counts in memory order."""
-        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, self.axis, keepdims=False), tree)
+        return jax.tree.map(
+            lambda leaf: lax.dynamic_index_in_dim(leaf, index, self.axis, keepdims=False), tree
+        )
 
     def _slice(self, tree: Tree, start: int, stop: int, stride: int) -> Tree:
-        return jax.tree.map(lambda leaf: lax.slice_in_dim(leaf, start, stop, stride, self.axis), tree)
+        return jax.tree.map(
+            lambda leaf: lax.slice_in_dim(leaf, start, stop, stride, self.axis), tree
+        )

@@ -79,4 +79,8 @@ def choose_parallel_solver(blocks: Blocks) -> LinearSolver:
     afford. What counts is how many entries are coupled: many narrow blocks on the diagonal are a batch.
     """
     products = math.prod(blocks.vector_shape) * blocks.coupled**2
-    return ParallelCyclicReduction() if blocks.coupled <= NARROW or products <= FEW_PRODUCTS else CyclicReduction()
+    return (
+        ParallelCyclicReduction()
+        if blocks.coupled <= NARROW or products <= FEW_PRODUCTS
+        else CyclicReduction()
+    )

@@ -37,7 +37,9 @@ class Chunked(LinearSolver):
 
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:
-            raise ValueError(f"size is {self.size}, expected the steps of a chunk, at least 1, or None.")
+            raise ValueError(
+                f"size is {self.size}, expected the steps of a chunk, at least 1, or None."
+            )
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         length, along = blocks.length, Along(reverse=reverse)
@@ -84,9 +86,13 @@ class Chunked(LinearSolver):
 
         first_block, first_b = inside.step(steps, first)
         block, offset = without_last((first_block, first_b))
-        (product, offset), _ = lax.scan(reduce, (without_first(block), offset), rest, reverse=reverse)
+        (product, offset), _ = lax.scan(
+            reduce, (without_first(block), offset), rest, reverse=reverse
+        )
         not_needed = jax.tree.map(jnp.zeros_like, along.first(block, 1))
-        ends = self.across.solve_unguarded(jax.tree.map(along.join, not_needed, product), offset, reverse)
+        ends = self.across.solve_unguarded(
+            jax.tree.map(along.join, not_needed, product), offset, reverse
+        )
 
         starts = along.join(jnp.zeros_like(along.first(offset, 1)), ends)
         y_first = along.clear_first(first_block.apply(starts)) + first_b

@@ -35,7 +35,9 @@ def _reduce(blocks: Blocks, b: Array, along: Along) -> Array:
     if along.length(b) == 1:
         return b
     (blocks_even, blocks_odd), (b_even, b_odd) = along.halves(blocks), along.halves(b)
-    pairs = along.length(b_odd)  # if the length is odd, one less than the even steps: the last has no successor
+    pairs = along.length(
+        b_odd
+    )  # if the length is odd, one less than the even steps: the last has no successor
     offsets = blocks_odd.apply(along.first(b_even, pairs)) + b_odd
     y_odd = _reduce(blocks_odd.compose(along.first(blocks_even, pairs)), offsets, along)
 

@@ -37,7 +37,9 @@ class Equations(ABC):
 def equations(blocks: Blocks, b: Array, along: Along) -> Equations:
     """Those of the recurrence itself, whose distance is 1. The first one refers to no state, so its block is not looked at."""
     if isinstance(blocks, Unrolled):
-        return Augmented(lax.optimization_barrier(jnp.concatenate([along.clear_first(blocks.matrix), b], axis=1)))
+        return Augmented(
+            lax.optimization_barrier(jnp.concatenate([along.clear_first(blocks.matrix), b], axis=1))
+        )
     return Pairs(along.last(blocks, along.length(b) - 1), b)
 
 
@@ -59,7 +61,11 @@ class Pairs(Equations):
         update = self.blocks.apply(along.first(self.b, waiting))
         b = along.join(along.first(self.b, distance), along.last(self.b, waiting) + update)
         still = waiting - distance  # these wait for another round
-        blocks = along.last(self.blocks, still).compose(along.first(self.blocks, still)) if still > 0 else None
+        blocks = (
+            along.last(self.blocks, still).compose(along.first(self.blocks, still))
+            if still > 0
+            else None
+        )
         # Or else XLA forms, and keeps, all rounds of blocks before the first of b.
         return lax.optimization_barrier(dataclasses.replace(self, blocks=blocks, b=b))
 
@@ -82,9 +88,15 @@ class Augmented(Equations):
 
     def reduce(self, along: Along, distance: int) -> Self:
         blocks, earlier = Unrolled(self.augmented[:, :-1]), along.shift(self.augmented, distance)
-        if 2 * distance >= along.length(self.augmented):  # all are finished, and nobody asks for the blocks
+        if 2 * distance >= along.length(
+            self.augmented
+        ):  # all are finished, and nobody asks for the blocks
             return dataclasses.replace(self, augmented=self.offsets + blocks.apply(earlier[:, -1:]))
-        augmented = jnp.pad(self.offsets, [(0, 0), (blocks.width, 0), (0, 0), (0, 0)]) + blocks.apply(earlier)
-        if platform() == "cpu":  # there XLA would make one kernel of all, and compute each round anew for every entry of the next
+        augmented = jnp.pad(
+            self.offsets, [(0, 0), (blocks.width, 0), (0, 0), (0, 0)]
+        ) + blocks.apply(earlier)
+        if (
+            platform() == "cpu"
+        ):  # there XLA would make one kernel of all, and compute each round anew for every entry of the next
             augmented = lax.optimization_barrier(augmented)
         return dataclasses.replace(self, augmented=augmented)

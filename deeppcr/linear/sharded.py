@@ -57,7 +57,9 @@ class Sharded(LinearSolver):
     def __post_init__(self) -> None:
         check_axis(self.mesh, self.axis)
         if isinstance(find_solver(self.inside), Sharded):
-            raise TypeError(f"inside is {self.inside!r}, expected a solver for the part on one device.")
+            raise TypeError(
+                f"inside is {self.inside!r}, expected a solver for the part on one device."
+            )
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         return self._on_parts(LinearSolver.solve, blocks, b, reverse)
@@ -69,7 +71,11 @@ class Sharded(LinearSolver):
         return False  # the parts do, and look after it
 
     def _on_parts(
-        self, solve: Callable[[LinearSolver, Blocks, Array, bool], Array], blocks: Blocks, b: Array, reverse: bool
+        self,
+        solve: Callable[[LinearSolver, Blocks, Array, bool], Array],
+        blocks: Blocks,
+        b: Array,
+        reverse: bool,
     ) -> Array:
         """``solve(solver, blocks, b, reverse)`` with the solver of each device."""
         spread = Spread(mesh=self.mesh, axis=self.axis)
@@ -80,11 +86,15 @@ class Sharded(LinearSolver):
         def padded(leaf: Array) -> Array:
             # At the end of the chain: nothing depends on it, and its zeros depend on nothing.
             low, high = (missing, 0) if reverse else (0, missing)
-            return lax.pad(leaf, leaf.dtype.type(0), [(low, high, 0), *[(0, 0, 0)] * (leaf.ndim - 1)])
+            return lax.pad(
+                leaf, leaf.dtype.type(0), [(low, high, 0), *[(0, 0, 0)] * (leaf.ndim - 1)]
+            )
 
         if missing:
             blocks, b = jax.tree.map(padded, (blocks, b))
-        run = spread.on_parts(lambda blocks, b: solve(part, blocks, b, reverse), spread.along, spread.along)
+        run = spread.on_parts(
+            lambda blocks, b: solve(part, blocks, b, reverse), spread.along, spread.along
+        )
         y: Array = run(blocks, b)
         return Along(reverse=reverse).first(y, length) if missing else y
 
@@ -107,7 +117,9 @@ class Part(LinearSolver):
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         entering = self._entering(blocks, b, self._towards(reverse), reverse)
-        return self.inside.solve_unguarded(blocks, self._entered(blocks, b, entering, reverse), reverse)
+        return self.inside.solve_unguarded(
+            blocks, self._entered(blocks, b, entering, reverse), reverse
+        )
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         return self._transposed(self._solve, blocks, g, reverse)
@@ -123,7 +135,9 @@ class Part(LinearSolver):
         return self._transposed(self._sequential, blocks, g, reverse)
 
     def _is_finite(self, y: Array) -> Array:
-        return self.across.largest((~jnp.isfinite(y).all()).astype(jnp.int32)) == 0  # all devices agree
+        return (
+            self.across.largest((~jnp.isfinite(y).all()).astype(jnp.int32)) == 0
+        )  # all devices agree
 
     def _stand_alone(self, blocks: Blocks, b: Array) -> bool:
         """Here even a single step depends on another."""
@@ -139,7 +153,8 @@ class Part(LinearSolver):
         along, first_part = Along(reverse=reverse), self._towards(reverse).rank == 0
         # What meets the zero before the chain is never looked at, it may be anything.
         start = jax.tree.map(
-            lambda leaf: lax.select(lax.full(leaf.shape, first_part), lax.full_like(leaf, 0), leaf), along.first(blocks, 1)
+            lambda leaf: lax.select(lax.full(leaf.shape, first_part), lax.full_like(leaf, 0), leaf),
+            along.first(blocks, 1),
         )
         return along.join(along.first(b, 1) + start.apply(entering), along.last(b, len(b) - 1))
 
@@ -153,7 +168,11 @@ class Part(LinearSolver):
             mine, own = part
             there = across.rank >= distance
             joined = (mine.compose(product), mine.apply(offset) + own)
-            part = jax.tree.map(lambda new, old, there=there: lax.select(lax.full(new.shape, there), new, old), joined, part)
+            part = jax.tree.map(
+                lambda new, old, there=there: lax.select(lax.full(new.shape, there), new, old),
+                joined,
+                part,
+            )
             distance *= 2
         return restore(across.shift(part[1]))
 
@@ -165,7 +184,9 @@ def _composed(blocks: Blocks, b: Array, along: Along) -> tuple[Blocks, Array]:
     """All steps as one: ``(T, v)``, each with a chain of one step."""
     while (length := along.length(b)) > 1:
         rest = along.last((blocks, b), 1)
-        (early, early_b), (late, late_b) = along.halves(along.first((blocks, b), length - length % 2))
+        (early, early_b), (late, late_b) = along.halves(
+            along.first((blocks, b), length - length % 2)
+        )
         blocks, b = late.compose(early), late.apply(early_b) + late_b
         if length % 2:
             blocks = jax.tree.map(along.join, blocks, rest[0])

@@ -77,7 +77,9 @@ def solve_bidiagonal(
     if initial is not None:
         initial = jnp.asarray(initial)
         if initial.shape != b.shape[1:]:
-            raise ValueError(f"initial has shape {_axes(initial.shape)}, expected {_axes(b.shape[1:])}: one state of b.")
+            raise ValueError(
+                f"initial has shape {_axes(initial.shape)}, expected {_axes(b.shape[1:])}: one state of b."
+            )
         _check_dtype("initial", initial.dtype, blocks.dtype)
         if blocks.length:
             along = Along(reverse=reverse)
@@ -89,16 +91,28 @@ def solve_bidiagonal(
             chosen = dataclasses.replace(chosen, mesh=with_auto_types(chosen.mesh))
         return solve_recurrence(blocks, b, chosen, reverse)
     out = jax.typeof(b).sharding.spec
-    y: Array = with_auto_axes(lambda blocks, b: solve_recurrence(blocks, b, _on_the_mesh(chosen), reverse), mesh, out, blocks, b)
+    y: Array = with_auto_axes(
+        lambda blocks, b: solve_recurrence(blocks, b, _on_the_mesh(chosen), reverse),
+        mesh,
+        out,
+        blocks,
+        b,
+    )
     return y
 
 
 def _on_the_mesh(solver: LinearSolver) -> LinearSolver:
     """The solver on the mesh that is in use."""
-    return dataclasses.replace(solver, mesh=jax.sharding.get_abstract_mesh()) if isinstance(solver, Sharded) else solver
+    return (
+        dataclasses.replace(solver, mesh=jax.sharding.get_abstract_mesh())
+        if isinstance(solver, Sharded)
+        else solver
+    )
 
 
-def solve_recurrence(blocks: Blocks, b: Array, solver: LinearSolver, reverse: bool = False) -> Array:
+def solve_recurrence(
+    blocks: Blocks, b: Array, solver: LinearSolver, reverse: bool = False
+) -> Array:
     """``y_l = A_l y_{l-1} + b_l`` with ``y_0 = 0``, unchecked; differentiable to every order."""
     if stand_alone(blocks, b):
         return b
@@ -122,7 +136,9 @@ def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
     if isinstance(A, BlockDiagonals):
         expected = (A.groups.count, A.groups.size, A.groups.size)
         if A.matrix.shape[-3:] != expected:
-            raise ValueError(f"A.matrix has shape {_axes(A.matrix.shape)}, and A.groups expects it to end in {_axes(expected)}.")
+            raise ValueError(
+                f"A.matrix has shape {_axes(A.matrix.shape)}, and A.groups expects it to end in {_axes(expected)}."
+            )
     if isinstance(A, Blocks):
         return A
     A = jnp.asarray(A)
@@ -140,9 +156,13 @@ def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
 
 def _check_dtype(name: str, dtype: Any, expected: Any) -> None:
     if not jnp.issubdtype(expected, jnp.inexact):
-        raise TypeError(f"A has dtype {expected}, expected a floating or complex one; convert it, e.g. A.astype(float).")
+        raise TypeError(
+            f"A has dtype {expected}, expected a floating or complex one; convert it, e.g. A.astype(float)."
+        )
     if dtype != expected:
-        raise TypeError(f"{name} has dtype {dtype} and A has {expected}; they must agree, convert one of them.")
+        raise TypeError(
+            f"{name} has dtype {dtype} and A has {expected}; they must agree, convert one of them."
+        )
 
 
 def _axes(shape: tuple[int, ...]) -> str:

@@ -45,7 +45,9 @@ class LinearSolver(ABC):
 
     def solve_transposed(self, blocks: Blocks, g: Array, reverse: bool = False) -> Array:
         """``lam_l = g_l + A_{l+1}^T lam_{l+1}``, ``lam_{L+1} = 0``: `solve` transposed."""
-        return self._prepared(self._guarded(self._solve_transposed, self._sequential_transposed), blocks, g, reverse)
+        return self._prepared(
+            self._guarded(self._solve_transposed, self._sequential_transposed), blocks, g, reverse
+        )
 
     def solve_unguarded(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
         """`solve` without the sequential fallback: not finite where a product of blocks overflows.

@@ -33,7 +33,9 @@ def solve_step_by_step(blocks: Blocks, b: Array, reverse: bool, unroll: int | No
     return jnp.moveaxis(trajectory, 0, axis)
 
 
-def solve_transposed_step_by_step(blocks: Blocks, g: Array, reverse: bool, unroll: int | None = None) -> Array:
+def solve_transposed_step_by_step(
+    blocks: Blocks, g: Array, reverse: bool, unroll: int | None = None
+) -> Array:
     """``lam_l = g_l + A_{l+1}^T lam_{l+1}`` with ``lam_{L+1} = 0``."""
 
     # What goes from step to step is the mu of `LinearSolver`: every block meets the vector of its own step.
@@ -42,7 +44,13 @@ def solve_transposed_step_by_step(blocks: Blocks, g: Array, reverse: bool, unrol
         lam = g_l + mu
         return block.transpose().apply_step(lam), lam
 
-    _, lam = lax.scan(step, jnp.zeros_like(g[0]), (blocks, g), reverse=not reverse, unroll=unroll or _unroll(blocks, g))
+    _, lam = lax.scan(
+        step,
+        jnp.zeros_like(g[0]),
+        (blocks, g),
+        reverse=not reverse,
+        unroll=unroll or _unroll(blocks, g),
+    )
     return lam
 
 

@@ -13,7 +13,13 @@ what a linear function makes of all unit vectors at once.
 """
 
 from deeppcr.linearize.block_diagonal import BlockDiagonal
-from deeppcr.linearize.choose import LINEARIZATIONS, Choice, choose_linearization, find_linearization, memory_budget
+from deeppcr.linearize.choose import (
+    LINEARIZATIONS,
+    Choice,
+    choose_linearization,
+    find_linearization,
+    memory_budget,
+)
 from deeppcr.linearize.dense import Dense
 from deeppcr.linearize.diagonal import Diagonal
 from deeppcr.linearize.frozen import Frozen

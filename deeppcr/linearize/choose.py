@@ -50,7 +50,9 @@ def find_linearization(linearize: Any) -> Linearization | None:
     """The linearisation itself, or the one of that name; None for "auto"."""
     if isinstance(linearize, Linearization):
         return linearize
-    check_name("linearize", linearize, ["auto", *LINEARIZATIONS], "BlockDiagonal(k), Frozen(every=m), ..")
+    check_name(
+        "linearize", linearize, ["auto", *LINEARIZATIONS], "BlockDiagonal(k), Frozen(every=m), .."
+    )
     return LINEARIZATIONS.get(linearize)
 
 
@@ -78,14 +80,25 @@ def choose_linearization(
     chosen.check(step, length if whole is None else whole)
     reasons = []
     size = COPIES * max(1, chosen.bytes_per_step(step, layout))
-    if wanted is None and window is None and length * size > budget and budget // size < min(SHORTEST, length):
-        reasons.append(f"{length} exact Jacobians would take {nbytes(length * size)} of {nbytes(budget)}, so the diagonal only")
+    if (
+        wanted is None
+        and window is None
+        and length * size > budget
+        and budget // size < min(SHORTEST, length)
+    ):
+        reasons.append(
+            f"{length} exact Jacobians would take {nbytes(length * size)} of {nbytes(budget)}, so the diagonal only"
+        )
         chosen = Diagonal()
         size = COPIES * max(1, chosen.bytes_per_step(step, layout))
     if window is None and length * size > budget:
         window = max(1, budget // size)
-        reasons.append(f"all {length} steps would take {nbytes(length * size)} of {nbytes(budget)}, so {window} at once")
-    return Choice(chosen, min(length, window or length), chosen.is_exact(step, layout), "; ".join(reasons))
+        reasons.append(
+            f"all {length} steps would take {nbytes(length * size)} of {nbytes(budget)}, so {window} at once"
+        )
+    return Choice(
+        chosen, min(length, window or length), chosen.is_exact(step, layout), "; ".join(reasons)
+    )
 
 
 def _exact(groups: tuple[int, ...]) -> Linearization:

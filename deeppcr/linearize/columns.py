@@ -27,7 +27,9 @@ def columns(linear: Callable[[Array], Array], like: Array) -> Array:
     closed = jax.make_jaxpr(linear)(like)
     units = Units(like.shape, like.dtype, like.ndim - 1, 0, like.shape[-1])
     (result,) = _evaluate(closed, [units])
-    return jnp.broadcast_to(_array(result, like.shape[-1]), (like.shape[-1], *closed.out_avals[0].shape))
+    return jnp.broadcast_to(
+        _array(result, like.shape[-1]), (like.shape[-1], *closed.out_avals[0].shape)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +82,17 @@ def _results(equation: Any, values: list[Any]) -> list[Any]:
         found = rule(equation, values) if rule else None
         if found is not None:
             return [found]
-    count = next(value.count if isinstance(value, Units) else len(value.array) for value in values if not _is_plain(value))
+    count = next(
+        value.count if isinstance(value, Units) else len(value.array)
+        for value in values
+        if not _is_plain(value)
+    )
     axes = [None if _is_plain(value) else 0 for value in values]
     arrays = [value if _is_plain(value) else _array(value, count) for value in values]
-    return [Images(result) for result in jax.vmap(lambda *operands: bind(equation, operands), in_axes=axes)(*arrays)]
+    return [
+        Images(result)
+        for result in jax.vmap(lambda *operands: bind(equation, operands), in_axes=axes)(*arrays)
+    ]
 
 
 def _is_plain(value: Any) -> bool:
@@ -94,7 +103,11 @@ def _array(value: Any, count: int) -> Array:
     """Unit vectors, images of them, or what does not depend on them (it is linear: zeros) as ``[count, ...]``."""
     if isinstance(value, Units):
         return value.array()
-    return value.array if isinstance(value, Images) else jnp.broadcast_to(value, (count, *jnp.shape(value)))
+    return (
+        value.array
+        if isinstance(value, Images)
+        else jnp.broadcast_to(value, (count, *jnp.shape(value)))
+    )
 
 
 # -- what keeps unit vectors, or reads off their products
@@ -111,17 +124,23 @@ def _product(equation: Any, values: list[Any]) -> Images | None:
     along = [*batch[1 - mine]]
     free = [axis for axis in range(other.ndim) if axis not in (meets, *along)]
     rows = units.rows_of(jnp.transpose(other, (meets, *along, *free)))
-    examples = [1] * (len(units.shape) - 1 - len(along))  # axes along which all unit vectors are the same
+    examples = [1] * (
+        len(units.shape) - 1 - len(along)
+    )  # axes along which all unit vectors are the same
     place = 1 + len(along) if mine == 0 else rows.ndim
     shape = (*rows.shape[:place], *examples, *rows.shape[place:])
-    return Images(jnp.broadcast_to(rows.reshape(shape), (units.count, *out.shape)).astype(out.dtype))
+    return Images(
+        jnp.broadcast_to(rows.reshape(shape), (units.count, *out.shape)).astype(out.dtype)
+    )
 
 
 def _slice(equation: Any, values: list[Any]) -> Units | None:
     (units,), out, params = values, equation.outvars[0].aval, equation.params
     if any(stride != 1 for stride in params["strides"] or ()):
         return None
-    return dataclasses.replace(units, shape=out.shape, start=units.start + params["start_indices"][units.axis])
+    return dataclasses.replace(
+        units, shape=out.shape, start=units.start + params["start_indices"][units.axis]
+    )
 
 
 def _reshape(equation: Any, values: list[Any]) -> Units | None:
@@ -129,7 +148,9 @@ def _reshape(equation: Any, values: list[Any]) -> Units | None:
     (units, *_), out = values, equation.outvars[0].aval
     place = [axis for axis, size in enumerate(units.shape) if size != 1]
     after = [axis for axis, size in enumerate(out.shape) if size != 1]
-    if [units.shape[axis] for axis in place] != [out.shape[axis] for axis in after] or units.axis not in place:
+    if [units.shape[axis] for axis in place] != [
+        out.shape[axis] for axis in after
+    ] or units.axis not in place:
         return None
     return dataclasses.replace(units, shape=out.shape, axis=after[place.index(units.axis)])
 
@@ -137,7 +158,11 @@ def _reshape(equation: Any, values: list[Any]) -> Units | None:
 def _broadcast(equation: Any, values: list[Any]) -> Units | None:
     (units, *_), out = values, equation.outvars[0].aval
     axis = equation.params["broadcast_dimensions"][units.axis]
-    return dataclasses.replace(units, shape=out.shape, axis=axis) if out.shape[axis] == units.shape[units.axis] else None
+    return (
+        dataclasses.replace(units, shape=out.shape, axis=axis)
+        if out.shape[axis] == units.shape[units.axis]
+        else None
+    )
 
 
 def _convert(equation: Any, values: list[Any]) -> Units:

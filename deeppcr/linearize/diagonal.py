@@ -40,7 +40,9 @@ class Diagonal(Linearization):
     probes: int | None = None
 
     def __post_init__(self) -> None:
-        check_count("probes", self.probes, "how many random probes, 0 for none", least=0, optional=True)
+        check_count(
+            "probes", self.probes, "how many random probes, 0 for none", least=0, optional=True
+        )
 
     def blocks(self, steps: Steps, states: Array) -> Blocks:
         """See `Linearization`."""

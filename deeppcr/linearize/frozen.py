@@ -36,7 +36,9 @@ class Frozen(Linearization):
     def __post_init__(self) -> None:
         check_count("every", self.every, "how many iterations share their blocks")
         if isinstance(self.of, str | int | float):
-            raise TypeError(f"of is {self.of!r}, expected a linearisation such as Diagonal(), or None.")
+            raise TypeError(
+                f"of is {self.of!r}, expected a linearisation such as Diagonal(), or None."
+            )
 
     @property
     def fresh(self) -> Linearization:
@@ -60,7 +62,9 @@ class Frozen(Linearization):
         shapes = jax.eval_shape(lambda states: self.fresh.blocks(steps, states), states)
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-    def next(self, steps: Steps, states: Array, memory: Any, iteration: Array) -> tuple[Blocks, Any]:
+    def next(
+        self, steps: Steps, states: Array, memory: Any, iteration: Array
+    ) -> tuple[Blocks, Any]:
         """See `Linearization`."""
 
         def anew() -> Blocks:

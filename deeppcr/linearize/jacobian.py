@@ -33,7 +33,9 @@ def diagonals(steps: Steps, states: Array, directions: np.ndarray) -> Array:
     """``sum_s d_s * (J d_s)`` for directions ``d: [n, w]``, as ``[L, *batch, w]``."""
 
     entries, only = np.arange(steps.layout.width), directions.argmax(axis=0)
-    by_one = (directions == np.eye(len(directions))[:, only]).all()  # each entry is moved by one direction, in whole
+    by_one = (
+        directions == np.eye(len(directions))[:, only]
+    ).all()  # each entry is moved by one direction, in whole
 
     def pick(derivatives: Array, part: Array) -> Array:
         if by_one and len(part) == len(directions):
@@ -52,7 +54,9 @@ def block_diagonals(steps: Steps, states: Array, groups: np.ndarray, found: np.n
     """
     width, by_rows = steps.layout.width, steps.step.has_custom_vjp
     if np.array_equal(groups, found):
-        derivatives = _derivatives(steps, states, seeds(groups, width))[..., groups, :]  # [.., m, k, the entry that was moved]
+        derivatives = _derivatives(steps, states, seeds(groups, width))[
+            ..., groups, :
+        ]  # [.., m, k, the entry that was moved]
         return jnp.swapaxes(derivatives, -1, -2) if by_rows else derivatives
     neighbours = np.full((width, groups.shape[1]), -1, np.int32)
     for group in groups:
@@ -62,7 +66,9 @@ def block_diagonals(steps: Steps, states: Array, groups: np.ndarray, found: np.n
         return derivatives[..., neighbours.T, jnp.arange(len(neighbours))]
 
     derivatives = _picked(steps, states, pick, np.eye(width), neighbours)
-    derivatives = jnp.swapaxes(derivatives, -1, -2)[..., groups, :]  # [.., m, the entry that was moved, k]
+    derivatives = jnp.swapaxes(derivatives, -1, -2)[
+        ..., groups, :
+    ]  # [.., m, the entry that was moved, k]
     return derivatives if by_rows else jnp.swapaxes(derivatives, -1, -2)
 
 
@@ -74,13 +80,22 @@ def seeds(groups: np.ndarray, width: int) -> np.ndarray:
     return directions
 
 
-def _picked(steps: Steps, states: Array, pick: Callable[..., Array], directions: np.ndarray, *more: np.ndarray) -> Array:
+def _picked(
+    steps: Steps,
+    states: Array,
+    pick: Callable[..., Array],
+    directions: np.ndarray,
+    *more: np.ndarray,
+) -> Array:
     """What ``pick`` keeps of the derivatives in some directions, some at a time; what it returns is joined on the last axis."""
     count = len(directions)
     at_once = min(count, max(1, AT_ONCE // max(1, states.size * states.dtype.itemsize)))
     turns = -(-count // at_once)
     operands = [np.asarray(directions, states.dtype), *more]
-    padded = [np.concatenate([x, np.zeros((turns * at_once - count, *x.shape[1:]), x.dtype)]) for x in operands]
+    padded = [
+        np.concatenate([x, np.zeros((turns * at_once - count, *x.shape[1:]), x.dtype)])
+        for x in operands
+    ]
     parts = [jnp.asarray(x.reshape((turns, at_once, *x.shape[1:]))) for x in padded]
 
     def one(part: list[Array]) -> Array:

@@ -49,7 +49,9 @@ class Linearization(ABC):
         """What is remembered from iteration to iteration, before the first: a pytree of arrays with the chain on axis 0."""
         return ()
 
-    def next(self, steps: Steps, states: Array, memory: Any, iteration: Array) -> tuple[Blocks, Any]:
+    def next(
+        self, steps: Steps, states: Array, memory: Any, iteration: Array
+    ) -> tuple[Blocks, Any]:
         """The blocks of an iteration, counted from 0, and what to remember."""
         return self.blocks(steps, states), memory
 

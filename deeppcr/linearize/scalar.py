@@ -39,22 +39,36 @@ class Scalar(Linearization):
 
     def __post_init__(self) -> None:
         if self.coefficient is None or isinstance(self.coefficient, str | complex):
-            raise TypeError(f"coefficient is {self.coefficient!r}, expected a real number, or an array with one for each step.")
+            raise TypeError(
+                f"coefficient is {self.coefficient!r}, expected a real number, or an array with one for each step."
+            )
         if self.of_input is not None and not callable(self.of_input):
-            raise TypeError(f"of_input is {self.of_input!r}, expected a function of the step's input, or None.")
+            raise TypeError(
+                f"of_input is {self.of_input!r}, expected a function of the step's input, or None."
+            )
 
     def check(self, step: Step, length: int) -> None:
         """See `Linearization`."""
         shape, dtype = jnp.shape(self.coefficient), jnp.result_type(self.coefficient)
-        if shape not in ((), (length,)) or not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
-            raise ValueError(f"coefficient is {dtype}{list(shape)}, expected a real number, or one for each of {length} steps.")
+        if shape not in ((), (length,)) or not (
+            jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+        ):
+            raise ValueError(
+                f"coefficient is {dtype}{list(shape)}, expected a real number, or one for each of {length} steps."
+            )
 
         if self.of_input is not None:
             avals = [variable.aval for variable in step.jaxpr.invars[step.states :]]
-            inputs = jax.tree.unflatten(step.input_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals])
-            shapes = [list(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(self.of_input, inputs))]
+            inputs = jax.tree.unflatten(
+                step.input_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+            )
+            shapes = [
+                list(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(self.of_input, inputs))
+            ]
             if shapes != [[]]:
-                raise ValueError(f"of_input returns arrays of shapes {shapes} for the input of a step, expected a number.")
+                raise ValueError(
+                    f"of_input returns arrays of shapes {shapes} for the input of a step, expected a number."
+                )
 
     def blocks(self, steps: Steps, states: Array) -> Blocks:
         """See `Linearization`."""
@@ -62,11 +76,15 @@ class Scalar(Linearization):
         if self.of_input is not None:
             tree = steps.step.input_tree
             of_input = self.of_input
-            scalar = jax.vmap(lambda *x: jnp.asarray(of_input(jax.tree.unflatten(tree, x))))(*steps.inputs)
+            scalar = jax.vmap(lambda *x: jnp.asarray(of_input(jax.tree.unflatten(tree, x))))(
+                *steps.inputs
+            )
         else:
             scalar = jnp.asarray(self.coefficient)
             if scalar.ndim and len(scalar) != length:  # these steps are a part of the chain
-                scalar = jnp.take(scalar, steps.first + jnp.arange(length, dtype=jnp.int32), mode="clip")
+                scalar = jnp.take(
+                    scalar, steps.first + jnp.arange(length, dtype=jnp.int32), mode="clip"
+                )
         scalar = jnp.broadcast_to(scalar.astype(states.dtype), (length,))
         return Scalars(scalar, states.shape[1:-1], states.shape[-1])
 

@@ -51,7 +51,9 @@ class Coarse:
         step = self.step or euler
 
         def body(leaves: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
-            after, tree = jax.tree.flatten(step(jax.tree.unflatten(state_tree, leaves), jax.tree.unflatten(input_tree, xs)))
+            after, tree = jax.tree.flatten(
+                step(jax.tree.unflatten(state_tree, leaves), jax.tree.unflatten(input_tree, xs))
+            )
             shapes, expected = [jnp.shape(a) for a in after], [z.shape for z in leaves]
             if tree != state_tree or shapes != expected:
                 raise ValueError(
@@ -61,18 +63,32 @@ class Coarse:
             return after, after
 
         # Before anything is computed: whether it returns a state at all.
-        jax.eval_shape(body, problem.initial, [jax.ShapeDtypeStruct((every, *x.shape[1:]), x.dtype) for x in problem.inputs])
+        jax.eval_shape(
+            body,
+            problem.initial,
+            [jax.ShapeDtypeStruct((every, *x.shape[1:]), x.dtype) for x in problem.inputs],
+        )
         inputs = [x[: count * every].reshape((count, every, *x.shape[1:])) for x in problem.inputs]
         _, ends = lax.scan(body, problem.initial, inputs, count)
         # Steps too large for a stiff chain overflow, and have been far from it long before.
-        ends = [jnp.where(jnp.isfinite(end).all(axis=0), end, z) for z, end in zip(problem.initial, ends, strict=True)]
-        return [self._between(z, end, every, problem.length) for z, end in zip(problem.initial, ends, strict=True)]
+        ends = [
+            jnp.where(jnp.isfinite(end).all(axis=0), end, z)
+            for z, end in zip(problem.initial, ends, strict=True)
+        ]
+        return [
+            self._between(z, end, every, problem.length)
+            for z, end in zip(problem.initial, ends, strict=True)
+        ]
 
     @staticmethod
     def _between(initial: Array, ends: Array, every: int, length: int) -> Array:
         """Straight lines from one coarse state to the next; the last one for what is left at the end."""
         starts = jnp.concatenate([initial[None], ends[:-1]])
-        part = (jnp.arange(1, every + 1) / every).astype(ends.dtype).reshape((1, every, *(1,) * initial.ndim))
+        part = (
+            (jnp.arange(1, every + 1) / every)
+            .astype(ends.dtype)
+            .reshape((1, every, *(1,) * initial.ndim))
+        )
         lines = starts[:, None] + part * (ends - starts)[:, None]
         rest = length - len(ends) * every
         flat = lines.reshape((length - rest, *initial.shape))
@@ -110,11 +126,15 @@ def users_guess(guess: Guess, problem: Problem) -> Leaves | None:
             )
     dtypes = {jnp.asarray(leaf).dtype for leaf in leaves}
     if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
-        raise TypeError(f"initial_guess has dtypes {sorted(map(str, dtypes))}, expected real ones, as the state has.")
+        raise TypeError(
+            f"initial_guess has dtypes {sorted(map(str, dtypes))}, expected real ones, as the state has."
+        )
     return [lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
 
 
-def first_trajectory(guess: Guess, given: Leaves | None, steps: Steps, start: Array, length: int) -> Array:
+def first_trajectory(
+    guess: Guess, given: Leaves | None, steps: Steps, start: Array, length: int
+) -> Array:
     """The first ``length`` states of the guess, as ``[length, *batch, w]``; all of those that are given.
 
     Entries that are not finite would spoil every later state in each iteration: the initial state stands in for them.

@@ -90,7 +90,12 @@ class Iteration:
         def goes_on(now: Iterate) -> Array:
             return (now.iterations < self.budget) & (now.prefix < length)
 
-        end = iterate(goes_on, lambda now: self._turn(steps, now), self._begin(steps, start, first), self.budget)
+        end = iterate(
+            goes_on,
+            lambda now: self._turn(steps, now),
+            self._begin(steps, start, first),
+            self.budget,
+        )
         return end._replace(whole=self._written(end))
 
     def _begin(self, steps: Steps, start: Array, first: Array) -> Iterate:
@@ -117,7 +122,11 @@ class Iteration:
             history=jnp.full((self.budget + 1 if self.history else 0,), _unrecorded(), start.dtype),
         )
         now = self._checked(here, now, jnp.full_like(states, jnp.inf))
-        return now._replace(sizes=self.damping.begin(states, now.value, here.across)) if self.damping else now
+        return (
+            now._replace(sizes=self.damping.begin(states, now.value, here.across))
+            if self.damping
+            else now
+        )
 
     def _turn(self, steps: Steps, now: Iterate) -> Iterate:
         here = steps.part(now.place, self.window)
@@ -131,10 +140,19 @@ class Iteration:
                 return here.evaluate(here.across.before(now.entry, states))
 
             states, sizes = self.damping.update(
-                self.solver, blocks, now.states, now.value, converged, now.sizes, evaluate, here.across
+                self.solver,
+                blocks,
+                now.states,
+                now.value,
+                converged,
+                now.sizes,
+                evaluate,
+                here.across,
             )
         else:
-            b = here.across.set_first(now.value - blocks.apply(inputs), now.value[0])  # the first step starts from what is known
+            b = here.across.set_first(
+                now.value - blocks.apply(inputs), now.value[0]
+            )  # the first step starts from what is known
             states = self.solver.solve_unguarded(blocks, b)
         # An overflow on the way is no answer, and would spoil all later steps for good.
         states = jnp.where(jnp.isfinite(states), states, now.states)
@@ -144,7 +162,13 @@ class Iteration:
         if self.acceleration:
             states, past = self.acceleration(past, now.states, states, here.across)
         update = jnp.abs(states - now.states)
-        moved = now._replace(iterations=now.iterations + jnp.int32(1), states=states, memory=memory, sizes=sizes, past=past)
+        moved = now._replace(
+            iterations=now.iterations + jnp.int32(1),
+            states=states,
+            memory=memory,
+            sizes=sizes,
+            past=past,
+        )
         if self.window < steps.length:
             moved, update = self._slide(steps, moved, update)
             here = steps.part(moved.place, self.window)
@@ -175,7 +199,9 @@ class Iteration:
             moved=jnp.where(enters.all(axis=-1), jnp.inf, forward(now.judgement.moved)),
             factor=jnp.where(enters.all(axis=-1), jnp.inf, forward(now.judgement.factor)),
         )
-        moved = now._replace(place=place, entry=entry, states=states, whole=whole, judgement=judgement)
+        moved = now._replace(
+            place=place, entry=entry, states=states, whole=whole, judgement=judgement
+        )
         past = self.acceleration.shift(now.past, distance) if self.acceleration else now.past
         return moved._replace(memory=forward(now.memory), past=past), update
 
@@ -185,18 +211,27 @@ class Iteration:
         value = here.evaluate(inputs)
         # To the last bit: the state after those that are what the step makes of the one before them.
         same, finite = across.leading(value == now.states, jnp.isfinite(value))
-        reached, follows = jnp.minimum(same + jnp.int32(1), jnp.int32(here.total)), now.place <= now.exact
+        reached, follows = (
+            jnp.minimum(same + jnp.int32(1), jnp.int32(here.total)),
+            now.place <= now.exact,
+        )
         exact = jnp.where(follows, now.place + reached, now.exact)
         judgement = self.criterion(value, now.states, inputs, update, now.judgement, across)
         # What is returned is what the steps make of the states: where all before the last are right, so is that.
         right = (exact - now.place >= here.total) & (finite >= here.total)
         judgement = judgement._replace(worst=jnp.where(right, 0, judgement.worst))
-        converged = jnp.maximum(judgement.converged, jnp.where(follows, jnp.minimum(reached, finite), 0))
-        history = now.history.at[now.iterations].set(judgement.worst) if self.history else now.history
+        converged = jnp.maximum(
+            judgement.converged, jnp.where(follows, jnp.minimum(reached, finite), 0)
+        )
+        history = (
+            now.history.at[now.iterations].set(judgement.worst) if self.history else now.history
+        )
         prefix = now.place + converged
         if self.progress:
             jax.debug.callback(self._report, now.iterations, prefix, judgement.worst)
-        return now._replace(value=value, judgement=judgement, prefix=prefix, exact=exact, history=history)
+        return now._replace(
+            value=value, judgement=judgement, prefix=prefix, exact=exact, history=history
+        )
 
     def _report(self, iteration: Array, prefix: Array, residual: Array) -> None:
         """Tell the user how far it is."""
@@ -217,4 +252,6 @@ def _unrecorded() -> float:
 
 def _index(here: Steps, states: Array) -> Array:
     """The places of states, beside every entry of them."""
-    return jnp.broadcast_to(here.across.index(len(states)).reshape((-1, *(1,) * (states.ndim - 1))), states.shape)
+    return jnp.broadcast_to(
+        here.across.index(len(states)).reshape((-1, *(1,) * (states.ndim - 1))), states.shape
+    )

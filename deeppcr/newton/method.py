@@ -27,7 +27,13 @@ from deeppcr.checks import check_count
 from deeppcr.convergence import ROUNDING, Criterion
 from deeppcr.damping import TrustRegion
 from deeppcr.linear import LinearSolver, find_solver, on_part
-from deeppcr.linearize import Choice, Linearization, choose_linearization, constant, find_linearization
+from deeppcr.linearize import (
+    Choice,
+    Linearization,
+    choose_linearization,
+    constant,
+    find_linearization,
+)
 from deeppcr.lyapunov import growth_rate
 from deeppcr.newton.guess import Guess, check_guess, first_trajectory, users_guess
 from deeppcr.newton.iteration import Iteration
@@ -103,19 +109,31 @@ class Newton:
         if self.damping is not None and not isinstance(self.damping, TrustRegion):
             raise TypeError(f"damping is {self.damping!r}, expected TrustRegion(...) or None.")
         if self.acceleration is not None and not isinstance(self.acceleration, Anderson):
-            raise TypeError(f"acceleration is {self.acceleration!r}, expected Anderson(...) or None.")
+            raise TypeError(
+                f"acceleration is {self.acceleration!r}, expected Anderson(...) or None."
+            )
         if self.progress is not None and not callable(self.progress):
-            raise TypeError(f"progress is {self.progress!r}, expected a function of iteration, prefix and residual, or None.")
+            raise TypeError(
+                f"progress is {self.progress!r}, expected a function of iteration, prefix and residual, or None."
+            )
         if self.on_failure not in get_args(OnFailure):
-            raise ValueError(f"on_failure is {self.on_failure!r}, expected one of {get_args(OnFailure)}.")
+            raise ValueError(
+                f"on_failure is {self.on_failure!r}, expected one of {get_args(OnFailure)}."
+            )
 
     def bind(self, problem: Problem) -> tuple[Solve, Operands]:
         """What solves the chain, and the arrays that it needs beside the chain's own."""
         wide = in_float32(problem)
-        step, layout = wide.step, wide.layout  # not `wide`: the user's function must not outlive the call
+        step, layout = (
+            wide.step,
+            wide.layout,
+        )  # not `wide`: the user's function must not outlive the call
         choice = self._choose(problem, step, layout)
         # A slow iteration has to be followed to the rounding of what it is computed in; Newton's is there at once.
-        eps, working = (problem.layout if choice.is_exact else layout).eps, float(jnp.finfo(layout.dtype).eps)
+        eps, working = (
+            (problem.layout if choice.is_exact else layout).eps,
+            float(jnp.finfo(layout.dtype).eps),
+        )
         quadratic = choice.is_exact and not self.acceleration and not step.has_users_rule
         # What leaves a window is never looked at again, so what is still to come there adds up from window to window.
         share = min(1.0, choice.window * problem.across.size / problem.length)
@@ -125,7 +143,9 @@ class Newton:
         def run(steps: Steps, initial: Leaves, operands: Operands) -> Run:
             captured, linearization = operands.shared
             inputs = cast(steps.inputs, wide_inputs)
-            inside = dataclasses.replace(steps, step=step, layout=layout, inputs=inputs, captured=captured)
+            inside = dataclasses.replace(
+                steps, step=step, layout=layout, inputs=inputs, captured=captured
+            )
             bound = dataclasses.replace(choice, linearization=linearization)
             return self._run(steps, inside, initial, operands.along, bound, criterion)
 
@@ -133,27 +153,43 @@ class Newton:
         guess = users_guess(self.initial_guess, problem.original or problem)
         if guess is not None and problem.original is not None:
             more = problem.length - problem.original.length
-            guess = [jnp.concatenate([z, jnp.broadcast_to(z[-1:], (more, *z.shape[1:]))]) for z in guess]
+            guess = [
+                jnp.concatenate([z, jnp.broadcast_to(z[-1:], (more, *z.shape[1:]))]) for z in guess
+            ]
         return run, Operands(guess, (wide.captured, constant(choice.linearization)))
 
     def _choose(self, problem: Problem, step: Step, layout: StateLayout) -> Choice:
         """How the part of the chain on each device is linearised."""
         length = problem.length // problem.across.size
         if problem.across.size == 1:
-            return choose_linearization(self.linearize, step, layout, length, self.window, self.memory)
+            return choose_linearization(
+                self.linearize, step, layout, length, self.window, self.memory
+            )
         if self.window is not None:
-            raise ValueError(f"window is {self.window}, expected None for a chain that is spread over devices.")
+            raise ValueError(
+                f"window is {self.window}, expected None for a chain that is spread over devices."
+            )
         asked = (problem.original or problem).length
-        choice = choose_linearization(self.linearize, step, layout, length, None, self.memory, asked)
+        choice = choose_linearization(
+            self.linearize, step, layout, length, None, self.memory, asked
+        )
         return dataclasses.replace(choice, window=length)
 
     def _run(
-        self, steps: Steps, inside: Steps, initial: Leaves, guess: Leaves | None, choice: Choice, criterion: Criterion
+        self,
+        steps: Steps,
+        inside: Steps,
+        initial: Leaves,
+        guess: Leaves | None,
+        choice: Choice,
+        criterion: Criterion,
     ) -> Run:
         length, layout = steps.total, inside.layout
         start = layout.flatten(cast(initial, layout.dtypes))
         iteration = self._iteration(choice, steps, criterion, continues=guess is None)
-        first = first_trajectory(self.initial_guess, guess, inside.part(0, choice.window), start, choice.window)
+        first = first_trajectory(
+            self.initial_guess, guess, inside.part(0, choice.window), start, choice.window
+        )
         end = iteration.run(inside, start, first)
         ok = end.prefix >= length
         trajectory = cast(layout.unflatten(end.whole), steps.layout.dtypes)
@@ -167,9 +203,16 @@ class Newton:
             rate = growth_rate(inside, layout.flatten(cast(states, layout.dtypes)))
             stats = dataclasses.replace(stats, residuals=end.history, growth_rate=rate)
         outputs = steps.outputs(states, trajectory)
-        return Run(trajectory, outputs, stats, jnp.where(ok, jnp.int32(Result.CONVERGED), jnp.int32(failure)))
+        return Run(
+            trajectory,
+            outputs,
+            stats,
+            jnp.where(ok, jnp.int32(Result.CONVERGED), jnp.int32(failure)),
+        )
 
-    def _iteration(self, choice: Choice, steps: Steps, criterion: Criterion, continues: bool) -> Iteration:
+    def _iteration(
+        self, choice: Choice, steps: Steps, criterion: Criterion, continues: bool
+    ) -> Iteration:
         length, parts, solver = steps.total, steps.across.size, find_solver(self.linear)
         if parts > 1:
             solver = on_part(solver, steps.across)

@@ -24,10 +24,15 @@ def in_float32(problem: Problem) -> Problem:
         return problem
     tree, batch_ndim = problem.step.state_tree, len(problem.layout.batch_shape)
     state = jax.tree.unflatten(tree, initial)
-    arguments = jax.tree.unflatten(problem.step.input_tree, [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in inputs])
+    arguments = jax.tree.unflatten(
+        problem.step.input_tree, [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in inputs]
+    )
     try:
         step, captured = trace(problem.function, state, arguments)
-    except (TypeError, ValueError):  # what jax raises of dtypes that do not mix, and `trace` of a state cast back
+    except (
+        TypeError,
+        ValueError,
+    ):  # what jax raises of dtypes that do not mix, and `trace` of a state cast back
         return problem
     layout = StateLayout.of(initial, batch_ndim)
     return Problem(problem.function, step, layout, problem.length, initial, inputs, captured)
@@ -40,4 +45,7 @@ def _widened(x: Array) -> Array:
 
 def cast(leaves: Leaves, dtypes: Sequence[Any]) -> Leaves:
     """Every leaf in its dtype."""
-    return [leaf if leaf.dtype == dtype else leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
+    return [
+        leaf if leaf.dtype == dtype else leaf.astype(dtype)
+        for leaf, dtype in zip(leaves, dtypes, strict=True)
+    ]

@@ -16,12 +16,19 @@ def finish(steps: Steps, initial: Leaves, trajectory: Leaves, prefix: Array) -> 
     def run(entry: Leaves, trajectory: Leaves) -> tuple[Leaves, Leaves]:
         def body(index: Array, trajectory: Leaves) -> Leaves:
             last = [
-                jnp.where(index == 0, z, lax.dynamic_index_in_dim(rest, jnp.maximum(index - 1, 0), keepdims=False))
+                jnp.where(
+                    index == 0,
+                    z,
+                    lax.dynamic_index_in_dim(rest, jnp.maximum(index - 1, 0), keepdims=False),
+                )
                 for z, rest in zip(entry, trajectory, strict=True)
             ]
             inputs = [lax.dynamic_index_in_dim(x, index, keepdims=False) for x in steps.inputs]
             state = steps.step(last, inputs, steps.captured)
-            return [lax.dynamic_update_index_in_dim(rest, z, index, 0) for rest, z in zip(trajectory, state, strict=True)]
+            return [
+                lax.dynamic_update_index_in_dim(rest, z, index, 0)
+                for rest, z in zip(trajectory, state, strict=True)
+            ]
 
         begin = jnp.clip(prefix - steps.across.rank * length, 0, length).astype(jnp.int32)
         with jax.named_scope(FINISHING):

@@ -16,7 +16,16 @@ from typing import Any
 import jax
 
 from deeppcr.optim.packing import Packed, Packing, as_aval, is_packed
-from deeppcr.optim.symbolic import Constant, Different, Entrywise, Reader, Static, Terms, Uniform, intern
+from deeppcr.optim.symbolic import (
+    Constant,
+    Different,
+    Entrywise,
+    Reader,
+    Static,
+    Terms,
+    Uniform,
+    intern,
+)
 
 
 def compare(function: Callable[..., Any], packing: Packing, args: Any) -> Any:
@@ -36,29 +45,41 @@ def compare(function: Callable[..., Any], packing: Packing, args: Any) -> Any:
     groups_of = {place: group for group, places in packing.groups.items() for place in places}
     names = [f"the flat array for {group}" for group in packing.groups]
     terms: Terms = {}
-    on_tree = Reader(terms, [groups_of[place] for place in range(len(groups_of))], packing.sizes, packing.names)
+    on_tree = Reader(
+        terms, [groups_of[place] for place in range(len(groups_of))], packing.sizes, packing.names
+    )
     on_flat = Reader(terms, list(packing.groups), list(packing.totals.values()), names)
 
     avals, values = _inputs(args, packing, terms)
-    tree_out, tree_shape = on_tree.outputs(function, _tree_of_avals(avals), _tree_of_values(values))  # an error is the user's own
+    tree_out, tree_shape = on_tree.outputs(
+        function, _tree_of_avals(avals), _tree_of_values(values)
+    )  # an error is the user's own
     try:
         flat_out, flat_shape = on_flat.outputs(function, avals, values)
     except Different:
         raise
     except Exception as error:
         said = next(iter(str(error).splitlines()), "")
-        raise Different(f"it takes the tree, but raises {type(error).__name__} ({said}) for flat arrays") from error
+        raise Different(
+            f"it takes the tree, but raises {type(error).__name__} ({said}) for flat arrays"
+        ) from error
 
     wanted_shape = _tree_of_avals(flat_shape)
     structures: list[Any] = [jax.tree.structure(tree_shape), jax.tree.structure(wanted_shape)]
     if structures[0] != structures[1]:
-        raise Different(f"what it returns has another structure for flat arrays{_first_apart(tree_shape, wanted_shape)}")
+        raise Different(
+            f"what it returns has another structure for flat arrays{_first_apart(tree_shape, wanted_shape)}"
+        )
     wanted = _tree_of_values(jax.tree.map(on_flat.settled, flat_out))
     leaves = zip(*map(jax.tree.leaves, (tree_shape, wanted_shape, tree_out, wanted)), strict=True)
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree_shape)]
+    paths = [
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree_shape)
+    ]
     for path, (shape, other, value, want) in zip(paths, leaves, strict=True):
         if (shape.shape, shape.dtype) != (other.shape, other.dtype):
-            raise Different(f"the result{path} is {_written(shape)}, but cut from a flat array it is {_written(other)}")
+            raise Different(
+                f"the result{path} is {_written(shape)}, but cut from a flat array it is {_written(other)}"
+            )
         if 0 not in shape.shape and on_tree.settled(value) != want:
             raise Different(f"the result{path} is computed otherwise than for a flat array")
     return flat_shape
@@ -75,8 +96,14 @@ def _inputs(args: Any, packing: Packing, terms: Terms) -> tuple[Any, Any]:
                 raise Different("it holds what has been packed in another way")
             avals.append(jax.tree.map(lambda leaf: as_aval(leaf, "argument"), entry))
             numbers = {group: number for number, group in enumerate(packing.groups)}
-            symbols = {group: Entrywise(numbers[group], intern(terms, "input", place, group)) for group in numbers}
-            arrays = {group: symbols[group] if _is_aval(array) else array for group, array in avals[-1].arrays.items()}
+            symbols = {
+                group: Entrywise(numbers[group], intern(terms, "input", place, group))
+                for group in numbers
+            }
+            arrays = {
+                group: symbols[group] if _is_aval(array) else array
+                for group, array in avals[-1].arrays.items()
+            }
             values.append(Packed(packing, arrays))
             continue
         try:
@@ -91,9 +118,12 @@ def _inputs(args: Any, packing: Packing, terms: Terms) -> tuple[Any, Any]:
 def _first_apart(one: Any, other: Any) -> str:
     """In words, a leaf that only one of two pytrees has."""
     ours, theirs = (
-        [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)] for tree in (one, other)
+        [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+        for tree in (one, other)
     )
-    apart = [path for path in ours if path not in set(theirs)] + [path for path in theirs if path not in set(ours)]
+    apart = [path for path in ours if path not in set(theirs)] + [
+        path for path in theirs if path not in set(ours)
+    ]
     return f": one of both lacks {apart[0]}" if apart else ""
 
 
@@ -117,7 +147,9 @@ def _tree_of_avals(tree: Any) -> Any:
             if not _is_aval(item):
                 return item
             if item.shape != (totals[group],):
-                raise Different(f"it keeps {_written(item)} for the flat array of {totals[group]} entries of {group}")
+                raise Different(
+                    f"it keeps {_written(item)} for the flat array of {totals[group]} entries of {group}"
+                )
             return jax.ShapeDtypeStruct(shapes[place], item.dtype, weak_type=item.weak_type)
 
         return node.spread(piece)
@@ -131,4 +163,6 @@ def _tree_of_values(tree: Any) -> Any:
     def piece(place: int, group: str, item: Any) -> Any:
         return Entrywise(place, item.term) if isinstance(item, Entrywise) else item
 
-    return jax.tree.map(lambda node: node.spread(piece) if is_packed(node) else node, tree, is_leaf=is_packed)
+    return jax.tree.map(
+        lambda node: node.spread(piece) if is_packed(node) else node, tree, is_leaf=is_packed
+    )

@@ -53,7 +53,9 @@ class Packing:
         """
         found, treedef = jax.tree_util.tree_flatten_with_path(tree)
         avals = [as_aval(leaf, "tree" + jax.tree_util.keystr(path)) for path, leaf in found]
-        return cls(treedef, tuple(tuple(aval.shape) for aval in avals), tuple(aval.dtype for aval in avals))
+        return cls(
+            treedef, tuple(tuple(aval.shape) for aval in avals), tuple(aval.dtype for aval in avals)
+        )
 
     def __hash__(self) -> int:
         return self._hash
@@ -78,7 +80,9 @@ class Packing:
     @cached_property
     def totals(self) -> dict[str, int]:
         """The length of each flat array."""
-        return {name: sum(self.sizes[place] for place in places) for name, places in self.groups.items()}
+        return {
+            name: sum(self.sizes[place] for place in places) for name, places in self.groups.items()
+        }
 
     @cached_property
     def names(self) -> list[str]:
@@ -102,7 +106,9 @@ class Packing:
         """
         if isinstance(tree, Packed):
             if tree.packing != self:
-                raise ValueError(f"{name} has been packed by another packing: {tree.packing}, expected {self}.")
+                raise ValueError(
+                    f"{name} has been packed by another packing: {tree.packing}, expected {self}."
+                )
             return tree
         leaves, treedef = jax.tree.flatten(tree)
         if treedef != self.treedef:
@@ -114,17 +120,23 @@ class Packing:
         for place, (leaf, shape) in enumerate(zip(leaves, self.shapes, strict=True)):
             if np.shape(leaf) != shape:
                 where = name + self.names[place]
-                raise ValueError(f"{where} has shape {list(np.shape(leaf))}, expected {list(shape)}.")
+                raise ValueError(
+                    f"{where} has shape {list(np.shape(leaf))}, expected {list(shape)}."
+                )
         arrays = {}
         for group, places in self.groups.items():
             parts = [jnp.asarray(leaves[place]) for place in places]
             if len({part.dtype for part in parts}) > 1:
-                found = ", ".join(f"{self.names[i]}: {part.dtype}" for i, part in zip(places, parts, strict=True))
+                found = ", ".join(
+                    f"{self.names[i]}: {part.dtype}" for i, part in zip(places, parts, strict=True)
+                )
                 raise TypeError(
                     f"the leaves of {name} that share the flat array for {group} differ in dtype ({found}), expected one: "
                     "packing casts nothing."
                 )
-            flat = [part.reshape(self.sizes[place]) for place, part in zip(places, parts, strict=True)]
+            flat = [
+                part.reshape(self.sizes[place]) for place, part in zip(places, parts, strict=True)
+            ]
             arrays[group] = flat[0] if len(flat) == 1 else jnp.concatenate(flat)
         return Packed(self, arrays)
 
@@ -139,13 +151,20 @@ class Packing:
             ValueError: it has been packed by another packing.
         """
         if not isinstance(packed, Packed):
-            raise TypeError(f"packed is {type(packed).__name__}, expected what Packing.pack returns.")
+            raise TypeError(
+                f"packed is {type(packed).__name__}, expected what Packing.pack returns."
+            )
         if packed.packing != self:
-            raise ValueError(f"packed has been packed by another packing: {packed.packing}, expected {self}.")
+            raise ValueError(
+                f"packed has been packed by another packing: {packed.packing}, expected {self}."
+            )
         pieces: dict[int, Array] = {}
         for group, places in self.groups.items():
             parts = jax.lax.split(packed.arrays[group], [self.sizes[place] for place in places])
-            pieces |= {place: part.reshape(self.shapes[place]) for place, part in zip(places, parts, strict=True)}
+            pieces |= {
+                place: part.reshape(self.shapes[place])
+                for place, part in zip(places, parts, strict=True)
+            }
         return self.treedef.unflatten([pieces[place] for place in range(len(pieces))])
 
 
@@ -164,7 +183,9 @@ class Packed:
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Packing]:
         """For `jax.tree`: the arrays in the order of their dtypes' names."""
-        return [(jax.tree_util.DictKey(name), self.arrays[name]) for name in self.packing.groups], self.packing
+        return [
+            (jax.tree_util.DictKey(name), self.arrays[name]) for name in self.packing.groups
+        ], self.packing
 
     @classmethod
     def tree_unflatten(cls, packing: Packing, arrays: Any) -> Self:
@@ -177,8 +198,13 @@ class Packed:
 
     def spread(self, piece: Callable[[int, str, Any], Any]) -> Any:
         """The pytree with ``piece(place, group, array)`` in place of each leaf."""
-        group_of = {place: group for group, places in self.packing.groups.items() for place in places}
-        leaves = [piece(place, group_of[place], self.arrays[group_of[place]]) for place in range(len(group_of))]
+        group_of = {
+            place: group for group, places in self.packing.groups.items() for place in places
+        }
+        leaves = [
+            piece(place, group_of[place], self.arrays[group_of[place]])
+            for place in range(len(group_of))
+        ]
         return self.packing.treedef.unflatten(leaves)
 
 

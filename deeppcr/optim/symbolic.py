@@ -23,10 +23,30 @@ import numpy as np
 from deeppcr.jaxprs import ELEMENTWISE, called, is_literal, without_constants
 from deeppcr.signature import signature
 
-MERGES = {"add": "sum", "add_any": "sum", "max": "max", "min": "min", "mul": "prod", "and": "and", "or": "or"}
+MERGES = {
+    "add": "sum",
+    "add_any": "sum",
+    "max": "max",
+    "min": "min",
+    "mul": "prod",
+    "and": "and",
+    "or": "or",
+}
 REDUCTIONS = {f"reduce_{op}": op for op in ("sum", "max", "min", "prod", "and", "or")}
-ALSO_ELEMENTWISE = {"complex", "conj", "log2", "shift_left", "shift_right_logical", "shift_right_arithmetic"}
-MOVES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim"}  # entries stay in order, if none is repeated
+ALSO_ELEMENTWISE = {
+    "complex",
+    "conj",
+    "log2",
+    "shift_left",
+    "shift_right_logical",
+    "shift_right_arithmetic",
+}
+MOVES = {
+    "reshape",
+    "squeeze",
+    "expand_dims",
+    "broadcast_in_dim",
+}  # entries stay in order, if none is repeated
 
 
 class Different(Exception):
@@ -89,14 +109,20 @@ def intern(terms: Terms, *expression: Any) -> int:
 class Reader:
     """Reads one program: with leaves in several ``groups``, of these sizes, and called so in errors."""
 
-    def __init__(self, terms: Terms, groups: Sequence[str], sizes: Sequence[int], names: Sequence[str]) -> None:
+    def __init__(
+        self, terms: Terms, groups: Sequence[str], sizes: Sequence[int], names: Sequence[str]
+    ) -> None:
         self.terms, self.groups, self.sizes, self.names = terms, groups, sizes, names
         self.zeros: set[int] = set()
-        self.origins: dict[int, tuple[int, Any]] = {}  # of what has been widened: from which term, of which dtype
+        self.origins: dict[
+            int, tuple[int, Any]
+        ] = {}  # of what has been widened: from which term, of which dtype
         self.members: dict[str, set[int]] = {group: set() for group in groups}
         for leaf, (group, size) in enumerate(zip(groups, sizes, strict=True)):
             self.members[group] |= {leaf} if size else set()
-        self.totals = {group: sum(sizes[leaf] for leaf in leaves) for group, leaves in self.members.items()}
+        self.totals = {
+            group: sum(sizes[leaf] for leaf in leaves) for group, leaves in self.members.items()
+        }
 
     def outputs(self, function: Callable[..., Any], avals: Any, values: Any) -> tuple[Any, Any]:
         """The values that the function returns, and their shapes."""
@@ -109,7 +135,9 @@ class Reader:
                 filled[place] = array
             return function(*jax.tree.unflatten(treedef, filled))
 
-        closed, shape = jax.make_jaxpr(flat, return_shape=True)([leaves[place] for place in dynamic])
+        closed, shape = jax.make_jaxpr(flat, return_shape=True)(
+            [leaves[place] for place in dynamic]
+        )
         inputs = jax.tree.leaves(values)
         found = self.walk(closed, [inputs[place] for place in dynamic])
         return jax.tree.unflatten(jax.tree.structure(shape), found), shape
@@ -121,10 +149,16 @@ class Reader:
         """The values of a program's outputs."""
         jaxpr = without_constants(closed)
         constants = [self.constant(value) for value in getattr(closed, "consts", ())]
-        values: dict[Any, Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs], strict=True))
+        values: dict[Any, Value] = dict(
+            zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs], strict=True)
+        )
 
         def read(atom: Any) -> Value:
-            return self.constant(np.asarray(atom.val, atom.aval.dtype)) if is_literal(atom) else values[atom]
+            return (
+                self.constant(np.asarray(atom.val, atom.aval.dtype))
+                if is_literal(atom)
+                else values[atom]
+            )
 
         for equation in jaxpr.eqns:
             results = self.apply(equation, [read(atom) for atom in equation.invars])
@@ -163,10 +197,15 @@ class Reader:
             return [self.inner_product(equation, operands)]
         if name == "concatenate" and all(_size(atom) == 1 for atom in equation.invars):
             return [Several(tuple(operands))]
-        closed = [self.settled(value) if _size(a) == 1 else value for a, value in zip(equation.invars, operands, strict=True)]
+        closed = [
+            self.settled(value) if _size(a) == 1 else value
+            for a, value in zip(equation.invars, operands, strict=True)
+        ]
         if all(isinstance(value, Uniform | Constant) for value in closed):
             return self.unrelated(equation, closed)
-        raise Different(f"{name} is applied to {self.called(operands)}, which does not act on each entry by itself")
+        raise Different(
+            f"{name} is applied to {self.called(operands)}, which does not act on each entry by itself"
+        )
 
     def called(self, operands: Sequence[Value]) -> str:
         leaves: set[int] = set()
@@ -179,7 +218,10 @@ class Reader:
 
     def settled(self, value: Value) -> Value:
         """A number that is final: a reduction is one over all leaves of a dtype, or refused."""
-        if isinstance(value, Entrywise) and self.sizes[value.leaf] == self.totals[self.groups[value.leaf]] == 1:
+        if (
+            isinstance(value, Entrywise)
+            and self.sizes[value.leaf] == self.totals[self.groups[value.leaf]] == 1
+        ):
             return Uniform(self.term("only", self.groups[value.leaf], (value.term,)))
         if isinstance(value, Several):
             raise Different("it gathers numbers of several leaves in one array")
@@ -197,16 +239,26 @@ class Reader:
             terms = {tuple(sorted(of_leaf)) for of_leaf in leaves.values()}
             if set(leaves) != self.members[group] or len(terms) > 1:
                 some = self.names[min(set(leaves))]
-                raise Different(f"{some} is reduced by {value.op}, apart from other leaves, or in another way")
+                raise Different(
+                    f"{some} is reduced by {value.op}, apart from other leaves, or in another way"
+                )
             expressions.append((group, terms.pop()))
-        if not numbers and len(expressions) == 1 and self.totals[expressions[0][0]] == len(expressions[0][1]) == 1:
+        if (
+            not numbers
+            and len(expressions) == 1
+            and self.totals[expressions[0][0]] == len(expressions[0][1]) == 1
+        ):
             return Uniform(self.term("only", *expressions[0]))
-        return Uniform(self.term("all", value.op, tuple(sorted(expressions)), tuple(sorted(numbers.items()))))
+        return Uniform(
+            self.term("all", value.op, tuple(sorted(expressions)), tuple(sorted(numbers.items())))
+        )
 
     def elementwise(self, equation: Any, operands: list[Value]) -> Value:
         name, out = equation.primitive.name, equation.outvars[0].aval
         merge, size = MERGES.get(name), _size(equation.outvars[0])
-        if name in ("copy", "copy_p") or (name == "convert_element_type" and equation.invars[0].aval.dtype == out.dtype):
+        if name in ("copy", "copy_p") or (
+            name == "convert_element_type" and equation.invars[0].aval.dtype == out.dtype
+        ):
             return operands[0]
         if name == "convert_element_type":
             converted = self.converted(operands[0], equation.invars[0].aval.dtype, out.dtype)
@@ -218,13 +270,17 @@ class Reader:
                 return kept[0]
         if merge and size == 1 and (self.partial(operands, merge) or self.two_leaves(operands)):
             return self.merged(merge, operands)
-        operands = [self.settled(value) if not isinstance(value, Entrywise) else value for value in operands]
+        operands = [
+            self.settled(value) if not isinstance(value, Entrywise) else value for value in operands
+        ]
         leaves = {value.leaf for value in operands if isinstance(value, Entrywise)}
         if len(leaves) > 1:
             raise Different(f"{name} combines {self.called(operands)}")
         if any(isinstance(value, Constant) for value in operands):
             if leaves:
-                raise Different(f"{name} combines {self.called(operands)} with an array that differs from entry to entry")
+                raise Different(
+                    f"{name} combines {self.called(operands)} with an array that differs from entry to entry"
+                )
             return self.unrelated(equation, operands)[0]
         terms = tuple(value.term for value in operands)  # type: ignore[union-attr]
         term = self.term(name, str(out.dtype), signature(equation.params), terms)
@@ -235,7 +291,9 @@ class Reader:
 
         Both are exact, so once is as good as step by step, and a sum may be widened before it is taken, as `jnp.sum` does.
         """
-        if not isinstance(value, Uniform | Entrywise | Partial) or not (_inexact(old) and _inexact(new)):
+        if not isinstance(value, Uniform | Entrywise | Partial) or not (
+            _inexact(old) and _inexact(new)
+        ):
             return None
         terms = [term for _, term, _ in value.parts] if isinstance(value, Partial) else [value.term]
         changed = {}
@@ -249,7 +307,10 @@ class Reader:
             else:
                 return None
         if isinstance(value, Partial):
-            return Partial(value.op, tuple(sorted((leaf, changed[term], count) for leaf, term, count in value.parts)))
+            return Partial(
+                value.op,
+                tuple(sorted((leaf, changed[term], count) for leaf, term, count in value.parts)),
+            )
         return dataclasses.replace(value, term=changed[value.term])
 
     def is_zero(self, value: Value) -> bool:
@@ -263,7 +324,9 @@ class Reader:
 
     def merged(self, op: str, operands: Sequence[Value]) -> Value:
         """The reduction over all that the operands reduce over."""
-        operands = [value for value in operands if value != Partial(op, ())]  # over a leaf without entries
+        operands = [
+            value for value in operands if value != Partial(op, ())
+        ]  # over a leaf without entries
         if len(operands) == 1:
             return operands[0]
         parts: list[tuple[int, int, int]] = []
@@ -288,7 +351,9 @@ class Reader:
         if len(equation.params["axes"]) < equation.invars[0].aval.ndim:
             if isinstance(value, Uniform):
                 return self.unrelated(equation, [value])[0]
-            raise Different(f"{equation.primitive.name} reduces some axes of {self.called([value])}")
+            raise Different(
+                f"{equation.primitive.name} reduces some axes of {self.called([value])}"
+            )
         if isinstance(value, Uniform):
             return Partial(op, ((-1, value.term, size),) if size else ())
         if not isinstance(value, Entrywise):
@@ -300,10 +365,19 @@ class Reader:
         axes = tuple(range(equation.invars[0].aval.ndim))
         leaves = {value.leaf for value in operands if isinstance(value, Entrywise)}
         mixed = any(not isinstance(value, Entrywise | Uniform) for value in operands)
-        if mixed or len(leaves) > 1 or any(map(len, batch)) or not tuple(left) == tuple(right) == axes:
+        if (
+            mixed
+            or len(leaves) > 1
+            or any(map(len, batch))
+            or not tuple(left) == tuple(right) == axes
+        ):
             raise Different(f"dot_general multiplies {self.called(operands)} as matrices")
         (leaf,) = leaves
-        term = self.term("inner_product", str(equation.outvars[0].aval.dtype), tuple(value.term for value in operands))  # type: ignore[union-attr]
+        term = self.term(
+            "inner_product",
+            str(equation.outvars[0].aval.dtype),
+            tuple(value.term for value in operands),
+        )  # type: ignore[union-attr]
         if self.sizes[leaf] == 1:
             return Entrywise(leaf, term)
         return Partial("sum", ((leaf, term, 1),))
@@ -337,7 +411,11 @@ class Reader:
             if len(leaves) > 1 or (leaves and constant):
                 raise Different(f"branches return {self.called(finals)}")
             term = self.term("cond", index.term, tuple(value.term for value in finals))  # type: ignore[union-attr]
-            results.append(Entrywise(leaves.pop(), term) if leaves else (Constant if constant else Uniform)(term))
+            results.append(
+                Entrywise(leaves.pop(), term)
+                if leaves
+                else (Constant if constant else Uniform)(term)
+            )
         return results
 
     def unrelated(self, equation: Any, operands: Sequence[Value]) -> list[Value]:

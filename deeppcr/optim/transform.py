@@ -91,7 +91,9 @@ def pack(optimizer: Any, mask: Any = None) -> Any:
     """
     optax = _optax()
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(f"optimizer is {type(optimizer).__name__}, expected an optax.GradientTransformation.")
+        raise TypeError(
+            f"optimizer is {type(optimizer).__name__}, expected an optax.GradientTransformation."
+        )
     inner = optax.with_extra_args_support(optimizer)
     proven: dict[Any, Any] = {}
 
@@ -123,16 +125,22 @@ def pack(optimizer: Any, mask: Any = None) -> Any:
             pass
         return PackState(inner.init(packed), layout)
 
-    def update(updates: Any, state: PackState, params: Any = None, **extra_args: Any) -> tuple[Any, PackState]:
+    def update(
+        updates: Any, state: PackState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, PackState]:
         if not isinstance(state, PackState):
-            raise TypeError(f"state is {type(state).__name__}, expected what this optimizer's init or update returned.")
+            raise TypeError(
+                f"state is {type(state).__name__}, expected what this optimizer's init or update returned."
+            )
         layout = state.layout
         packed = layout.gather(updates, "updates")
         packed_params = None if params is None else layout.gather(params, "params")
         args = (packed, state.inner_state, packed_params, extra_args)
         check("update", _update(inner), layout.packing, args)
         packed, inner_state = _update(inner)(*args)
-        return layout.scatter(packed, updates if params is None else params, updates), PackState(inner_state, layout)
+        return layout.scatter(packed, updates if params is None else params, updates), PackState(
+            inner_state, layout
+        )
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -163,24 +171,35 @@ class Layout:
         whole = params.packing if is_packed(params) else None
         if whole is not None:
             if mask is not None:
-                raise ValueError("mask is given and params is Packed, expected one of them: pack what is trained, and no more.")
-            treedef, leaves = whole.treedef, list(map(jax.ShapeDtypeStruct, whole.shapes, whole.dtypes))
+                raise ValueError(
+                    "mask is given and params is Packed, expected one of them: pack what is trained, and no more."
+                )
+            treedef, leaves = (
+                whole.treedef,
+                list(map(jax.ShapeDtypeStruct, whole.shapes, whole.dtypes)),
+            )
         else:
             paths, treedef = jax.tree_util.tree_flatten_with_path(params)
             leaves = [as_aval(leaf, "params" + jax.tree_util.keystr(path)) for path, leaf in paths]
         floating = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
         chosen = [True] * len(leaves) if mask is None else _broadcast(mask, params, treedef)
         trained = tuple(f and c for f, c in zip(floating, chosen, strict=True))
-        kept = treedef.unflatten([leaf if t else None for leaf, t in zip(leaves, trained, strict=True)])
+        kept = treedef.unflatten(
+            [leaf if t else None for leaf, t in zip(leaves, trained, strict=True)]
+        )
         return cls(treedef, trained, Packing.of(kept), whole)
 
     def gather(self, tree: Any, name: str) -> Packed:
         """What is trained, as flat arrays."""
         if self.whole is not None:
             packed = self.whole.pack(tree, name)
-            return Packed(self.packing, {group: packed.arrays[group] for group in self.packing.groups})
+            return Packed(
+                self.packing, {group: packed.arrays[group] for group in self.packing.groups}
+            )
         leaves = self.leaves(tree, name)
-        return self.packing.pack_leaves([leaf for leaf, t in zip(leaves, self.trained, strict=True) if t], name)
+        return self.packing.pack_leaves(
+            [leaf for leaf, t in zip(leaves, self.trained, strict=True) if t], name
+        )
 
     def leaves(self, tree: Any, name: str) -> list[Any]:
         """What ``tree`` has where the parameters have leaves; it may have anything where nothing is trained."""
@@ -188,16 +207,29 @@ class Layout:
             return list(self.treedef.flatten_up_to(tree))
         except (ValueError, TypeError, KeyError) as error:
             found = jax.tree.structure(tree)
-            raise ValueError(f"{name} has the structure {found}, expected that of the parameters: {self.treedef}.") from error
+            raise ValueError(
+                f"{name} has the structure {found}, expected that of the parameters: {self.treedef}."
+            ) from error
 
     def scatter(self, packed: Packed, params: Any, updates: Any) -> Any:
         """Updates in the structure of ``params``."""
         if self.whole is not None:
-            still = {name: array for name, array in params.arrays.items() if name not in self.packing.groups}
+            still = {
+                name: array
+                for name, array in params.arrays.items()
+                if name not in self.packing.groups
+            }
             return Packed(self.whole, {**jax.tree.map(_nothing, still), **packed.arrays})
         moving = iter(jax.tree.leaves(packed.unpack()))
-        leaves = zip(self.trained, self.leaves(params, "params"), self.leaves(updates, "updates"), strict=True)
-        return self.treedef.unflatten([next(moving) if t else None if u is None else _nothing(p) for t, p, u in leaves])
+        leaves = zip(
+            self.trained,
+            self.leaves(params, "params"),
+            self.leaves(updates, "updates"),
+            strict=True,
+        )
+        return self.treedef.unflatten(
+            [next(moving) if t else None if u is None else _nothing(p) for t, p, u in leaves]
+        )
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["inner_state"], meta_fields=["layout"])
@@ -237,18 +269,24 @@ def _nothing(param: Any) -> Any:
         return param
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return jnp.full_like(param, complex(-0.0, -0.0))
-    return jnp.full_like(param, -0.0) if jnp.issubdtype(dtype, jnp.floating) else jnp.zeros_like(param)
+    return (
+        jnp.full_like(param, -0.0) if jnp.issubdtype(dtype, jnp.floating) else jnp.zeros_like(param)
+    )
 
 
 def _broadcast(mask: Any, params: Any, treedef: Any) -> list[bool]:
     """The mask of each leaf of ``params``."""
     given = mask(params) if callable(mask) else mask
     try:
-        spread = jax.tree.map(lambda chosen, part: jax.tree.map(lambda _: chosen, part), given, params)
+        spread = jax.tree.map(
+            lambda chosen, part: jax.tree.map(lambda _: chosen, part), given, params
+        )
         chosen = treedef.flatten_up_to(spread)
     except (ValueError, TypeError, KeyError) as error:
         found = jax.tree.structure(given)
-        raise ValueError(f"mask has the structure {found}, expected a prefix of the parameters': {treedef}.") from error
+        raise ValueError(
+            f"mask has the structure {found}, expected a prefix of the parameters': {treedef}."
+        ) from error
     wrong = [leaf for leaf in chosen if not isinstance(leaf, bool | np.bool_)]
     if wrong:
         raise TypeError(f"mask has a leaf of type {type(wrong[0]).__name__}, expected bool.")
@@ -256,7 +294,9 @@ def _broadcast(mask: Any, params: Any, treedef: Any) -> list[bool]:
 
 
 def _update(optimizer: Any) -> Callable[..., Any]:
-    return lambda updates, state, params, extra_args: optimizer.update(updates, state, params, **extra_args)
+    return lambda updates, state, params, extra_args: optimizer.update(
+        updates, state, params, **extra_args
+    )
 
 
 def _key(what: str, args: Any) -> Any:
@@ -273,5 +313,7 @@ def _optax() -> Any:
     try:
         import optax
     except ImportError as error:
-        raise ImportError("deeppcr.pack needs optax: pip install 'deeppcr[experiments]'.") from error
+        raise ImportError(
+            "deeppcr.pack needs optax: pip install 'deeppcr[experiments]'."
+        ) from error
     return optax

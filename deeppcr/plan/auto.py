@@ -21,40 +21,67 @@ from deeppcr.state import Leaves
 
 def run(problem: Problem, method: Method | None, adjoint: Wanted) -> Run:
     """Solve a chain of one or more steps, differentiably; None stands for "auto"."""
-    pieces, across = Pieces.of(problem), problem.across  # not `problem`: the user's function must not outlive the call
+    pieces, across = (
+        Pieces.of(problem),
+        problem.across,
+    )  # not `problem`: the user's function must not outlive the call
 
     def seen(platform: str) -> Pieces:
         """The chain as its devices share it; those of a CPU are one machine's cores."""
         return pieces if platform == "cpu" else pieces.shared_by(across.size)
 
-    methods = differing({platform: method or choose_method(seen(platform), platform) for platform in platforms()})
+    methods = differing(
+        {platform: method or choose_method(seen(platform), platform) for platform in platforms()}
+    )
     bound = {platform: found.bind(problem) for platform, found in methods.items()}
     solvers = {platform: solver for platform, (solver, _) in bound.items()}
     operands = {platform: arrays for platform, (_, arrays) in bound.items()}
 
     def solve(steps: Steps, initial: Leaves, operands: Any) -> Run:
-        def on(platform: str, initial: Leaves, inputs: Leaves, captured: Leaves, operands: Any) -> Run:
-            return on_all_parts(solvers[platform], steps, initial, inputs, captured, operands[platform])
+        def on(
+            platform: str, initial: Leaves, inputs: Leaves, captured: Leaves, operands: Any
+        ) -> Run:
+            return on_all_parts(
+                solvers[platform], steps, initial, inputs, captured, operands[platform]
+            )
 
         ways = {platform: partial(on, platform) for platform in solvers}
         return by_platform(ways, initial, steps.inputs, steps.captured, operands)
 
     def choose() -> Mapping[str, Way]:
-        found = {platform: choose_adjoint(seen(platform), method, platform) for platform in platforms()}
-        return {platform: bind_adjoint(way, method, pieces, across) for platform, way in differing(found).items()}
+        found = {
+            platform: choose_adjoint(seen(platform), method, platform) for platform in platforms()
+        }
+        return {
+            platform: bind_adjoint(way, method, pieces, across)
+            for platform, way in differing(found).items()
+        }
 
     given = None if adjoint is None else bind_adjoint(adjoint, method, pieces, problem.across)
-    solved = differentiable(solve, problem.step, problem.layout, problem.length, problem.across, choose)
+    solved = differentiable(
+        solve, problem.step, problem.layout, problem.length, problem.across, choose
+    )
     return solved(problem.initial, problem.inputs, problem.captured, operands, given)
 
 
-def on_all_parts(solver: Solve, steps: Steps, initial: Leaves, inputs: Leaves, captured: Leaves, operands: Operands) -> Run:
+def on_all_parts(
+    solver: Solve,
+    steps: Steps,
+    initial: Leaves,
+    inputs: Leaves,
+    captured: Leaves,
+    operands: Operands,
+) -> Run:
     """Solve a chain where it is."""
     spread = steps.across
     if not isinstance(spread, Spread):
-        return solver(dataclasses.replace(steps, inputs=inputs, captured=captured), initial, operands)
+        return solver(
+            dataclasses.replace(steps, inputs=inputs, captured=captured), initial, operands
+        )
 
-    def part(initial: Leaves, inputs: Leaves, captured: Leaves, operands: Operands) -> tuple[Any, Any]:
+    def part(
+        initial: Leaves, inputs: Leaves, captured: Leaves, operands: Operands
+    ) -> tuple[Any, Any]:
         run = solver(steps.on_part(spread.part, inputs, captured), initial, operands)
         return (run.trajectory, run.outputs), (run.stats, run.result)
 
@@ -64,7 +91,9 @@ def on_all_parts(solver: Solve, steps: Steps, initial: Leaves, inputs: Leaves, c
     return Run(*states, *ending)
 
 
-def bind_adjoint(adjoint: Wanted, method: Method | None, pieces: Pieces, across: Across = HERE) -> Way:
+def bind_adjoint(
+    adjoint: Wanted, method: Method | None, pieces: Pieces, across: Across = HERE
+) -> Way:
     """An adjoint for a chain that ``method`` solves; None for a method of "auto"."""
     if isinstance(across, Spread):
         if isinstance(adjoint, Autodiff) and not pieces.step.has_custom_vjp:

@@ -64,7 +64,9 @@ class Candidate:
     @property
     def is_sequential(self) -> bool:
         """Whether it is the sequential program, and jax's own derivative of it."""
-        return isinstance(self.method, Sequential) and (self.adjoint is None or isinstance(self.adjoint, Autodiff))
+        return isinstance(self.method, Sequential) and (
+            self.adjoint is None or isinstance(self.adjoint, Autodiff)
+        )
 
 
 def speedup(candidate: Candidate, sequential: Candidate) -> float:
@@ -148,9 +150,13 @@ class Field:
     def autodiff(self) -> Candidate:
         """Jax's own derivative of the sequential program."""
         amount, kept = self.pieces.autodiff
-        return Candidate(Sequential(), Autodiff(with_states=True), amount, kept, self._seconds(amount))
+        return Candidate(
+            Sequential(), Autodiff(with_states=True), amount, kept, self._seconds(amount)
+        )
 
-    def adjoints(self, forward: Candidate, bar: float = math.inf, linearize: Any = "auto") -> Iterator[Candidate]:
+    def adjoints(
+        self, forward: Candidate, bar: float = math.inf, linearize: Any = "auto"
+    ) -> Iterator[Candidate]:
         """What follows on a forward pass that keeps its trajectory, and may pay off in ``bar`` seconds.
 
         That is backpropagation through the states, step by step or by blocks; then all other gradients at once.
@@ -182,10 +188,14 @@ class Field:
         rest = turn.times(turns - first, counted=False)
         return turn.times(first) + rest if first else rest
 
-    def _with(self, forward: Candidate, adjoint: Adjoint | StepByStep, amount: Amount, memory: int) -> Candidate:
+    def _with(
+        self, forward: Candidate, adjoint: Adjoint | StepByStep, amount: Amount, memory: int
+    ) -> Candidate:
         seconds = self._seconds(amount)
         memory = max(memory, forward.memory)
-        return dataclasses.replace(forward, adjoint=adjoint, amount=amount, memory=memory, seconds=seconds)
+        return dataclasses.replace(
+            forward, adjoint=adjoint, amount=amount, memory=memory, seconds=seconds
+        )
 
     def _seconds(self, amount: Amount) -> float:
         return self.device.call_latency + amount.seconds(self.device)
@@ -199,21 +209,29 @@ class Field:
 
     def _turns(self, choice: Choice) -> int:
         """How many iterations to expect."""
-        return min(self.expected if choice.is_exact else QUASI * self.expected, self.pieces.length + 1)
+        return min(
+            self.expected if choice.is_exact else QUASI * self.expected, self.pieces.length + 1
+        )
 
     def _choice(self, linearize: Any) -> Choice:
         pieces = self.pieces
-        return choose_linearization(linearize, pieces.step, pieces.layout, pieces.length, None, self.memory)
+        return choose_linearization(
+            linearize, pieces.step, pieces.layout, pieces.length, None, self.memory
+        )
 
     def _is_wide(self, exact: Choice) -> bool:
         """Whether the diagonal saves much of what exact blocks take."""
         step, layout = self.pieces.step, self.pieces.layout
-        return exact.linearization.bytes_per_step(step, layout) >= 8 * Diagonal().bytes_per_step(step, layout)
+        return exact.linearization.bytes_per_step(step, layout) >= 8 * Diagonal().bytes_per_step(
+            step, layout
+        )
 
     def _solvers(self, choice: Choice, bar: float) -> list[LinearSolver]:
         sequential = find_solver("sequential")
         if bar < math.inf and self.pieces.on_cpu:
-            return [sequential]  # there no parallel one has ever been faster: see `deeppcr.linear.choose`
+            return [
+                sequential
+            ]  # there no parallel one has ever been faster: see `deeppcr.linear.choose`
         _, shapes = self.pieces.blocks(choice.linearization.fresh)
         return [sequential, choose_parallel_solver(shapes)]
 

@@ -30,7 +30,9 @@ CALLS = 2  # a sequential program that takes no longer than so many calls of an 
 
 def choose_method(pieces: Pieces, platform: str) -> Method:
     """How the states are found."""
-    return _kept(("method", pieces.signature), platform, lambda field: best_method(field)[0].method, pieces)
+    return _kept(
+        ("method", pieces.signature), platform, lambda field: best_method(field)[0].method, pieces
+    )
 
 
 def choose_adjoint(pieces: Pieces, method: Method | None, platform: str) -> Wanted:
@@ -69,7 +71,10 @@ def best_gradient(field: Field, method: Method | None, everything: bool = False)
         found += field.adjoints(forward, bar, linearize)
     # A forward pass is chosen before it is known whether a gradient is wanted, so one that is not cannot be had.
     chosen = forwards[0].method
-    return sorted(_sorted(found, field), key=lambda candidate: not candidate.is_sequential and candidate.method != chosen)
+    return sorted(
+        _sorted(found, field),
+        key=lambda candidate: not candidate.is_sequential and candidate.method != chosen,
+    )
 
 
 def _bar(sequential: Candidate, field: Field) -> float:
@@ -97,7 +102,10 @@ def _with_budget(candidate: Candidate, sequential: Candidate) -> Candidate:
 
 def _sorted(found: list[Candidate], field: Field) -> list[Candidate]:
     """The best one first: what fits into memory before what does not, what was measured before what was not."""
-    found = [dataclasses.replace(candidate, measured=field.trials.get(candidate.name)) for candidate in found]
+    found = [
+        dataclasses.replace(candidate, measured=field.trials.get(candidate.name))
+        for candidate in found
+    ]
 
     def rank(candidate: Candidate) -> tuple[bool, bool, float]:
         too_large = not candidate.is_sequential and candidate.memory > field.device.memory > 0
@@ -128,7 +136,10 @@ def _kept(key: Hashable | None, platform: str, choose: Callable[[Field], T], pie
         return choose(Field(pieces, device, trials=trials))
     whole = key, id(device), tuple(trials.items())
     if whole not in _CHOICES:
-        _CHOICES[whole] = device, choose(Field(pieces, device, trials=trials))  # with the device, so that its id stays its own
+        _CHOICES[whole] = (
+            device,
+            choose(Field(pieces, device, trials=trials)),
+        )  # with the device, so that its id stays its own
         while len(_CHOICES) > KEPT:
             _CHOICES.popitem(last=False)
     _CHOICES.move_to_end(whole)

@@ -34,6 +34,11 @@ def find_adjoint(adjoint: Any) -> Wanted:
         return adjoint
     if isinstance(adjoint, LinearSolver):
         return Adjoint(linear=adjoint)
-    check_name("adjoint", adjoint, [*SOLVERS, "autodiff"], "Adjoint(...), a linear solver such as Recurrence()")
+    check_name(
+        "adjoint",
+        adjoint,
+        [*SOLVERS, "autodiff"],
+        "Adjoint(...), a linear solver such as Recurrence()",
+    )
     own: dict[str, Wanted] = {"auto": None, "autodiff": Autodiff(), "sequential": StepByStep()}
     return own[adjoint] if adjoint in own else Adjoint(linear=adjoint)

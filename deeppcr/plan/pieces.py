@@ -35,9 +35,9 @@ from depth.prediction import Seconds
 
 NOTHING = Program((), ())
 ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of a function, which differs from process to process
-LATENCIES: dict[str, Any] = dict.fromkeys(("kernel_latency", "loop_latency", "turn_latency", "piece_latency"), 0.0) | {
-    "step_latencies": {}
-}
+LATENCIES: dict[str, Any] = dict.fromkeys(
+    ("kernel_latency", "loop_latency", "turn_latency", "piece_latency"), 0.0
+) | {"step_latencies": {}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,9 @@ class Amount:
     def times(self, turns: int, counted: bool = True) -> "Amount":
         """In a loop; ``counted``: whether it is known beforehand how often."""
         loop = Program((), ((Loop(turns, self.program, None, counted), 1),))
-        return Amount(turns * self.work, loop, tuple((graph, turns * times) for graph, times in self.graphs))
+        return Amount(
+            turns * self.work, loop, tuple((graph, turns * times) for graph, times in self.graphs)
+        )
 
     def seconds(self, device: Device) -> float:
         """The time it takes on a device."""
@@ -108,13 +110,17 @@ def _traffic(part: Any) -> int:
             return turns * (_traffic(body) + (_traffic(condition) if condition else 0))
         case Choice(programs):
             return max(map(_traffic, programs))
-    return sum(times * kernel.bytes for kernel, times in part.kernels) + sum(times * _traffic(p) for p, times in part.parts)
+    return sum(times * kernel.bytes for kernel, times in part.kernels) + sum(
+        times * _traffic(p) for p, times in part.parts
+    )
 
 
 def passes(count: int, entries: int, itemsize: int) -> Amount:
     """``count`` elementwise passes over an array, as one kernel that reads and writes it; their depth is not worth counting."""
     moved = 2 * entries * itemsize
-    kernel = Kernel("elementwise", "float32", (("arithmetic", count * entries),), moved, apart=moved)
+    kernel = Kernel(
+        "elementwise", "float32", (("arithmetic", count * entries),), moved, apart=moved
+    )
     return Amount(count * entries, Program(((kernel, 1),), ()))
 
 
@@ -145,14 +151,20 @@ class Pieces:
     @classmethod
     def of(cls, problem: Problem) -> "Pieces":
         """Those of a chain."""
-        initial, inputs, captured = (list(map(_shape, part)) for part in (problem.initial, problem.inputs, problem.captured))
+        initial, inputs, captured = (
+            list(map(_shape, part)) for part in (problem.initial, problem.inputs, problem.captured)
+        )
         return cls(problem.step, problem.layout, problem.length, initial, inputs, captured)
 
     def shared_by(self, parts: int) -> "Pieces":
         """The same chain in so many equal parts, on as many devices."""
         length = self.length // parts
         inputs = [jax.ShapeDtypeStruct((length, *x.shape[1:]), x.dtype) for x in self.inputs]
-        return self if parts == 1 else dataclasses.replace(self, length=length, inputs=inputs, parts=parts)
+        return (
+            self
+            if parts == 1
+            else dataclasses.replace(self, length=length, inputs=inputs, parts=parts)
+        )
 
     def on(self, cpu: bool) -> "Pieces":
         """The same chain on a CPU, or on an accelerator."""
@@ -184,7 +196,11 @@ class Pieces:
 
         def step(c: Leaves, z: Leaves, x: Leaves) -> Any:
             state, outputs = self.step.with_outputs(z, x, c, self._replace)
-            return state, [y for y, leaf in zip(outputs, self.step.outputs_in_state, strict=True) if leaf is None]
+            return state, [
+                y
+                for y, leaf in zip(outputs, self.step.outputs_in_state, strict=True)
+                if leaf is None
+            ]
 
         return self._every_step(step)
 
@@ -207,9 +223,14 @@ class Pieces:
             return pull(g)
 
         arguments = self.initial, self.inputs, self.captured
-        results = [jax.ShapeDtypeStruct((self.length, *atom.aval.shape), atom.aval.dtype) for atom in self.step.jaxpr.outvars]
+        results = [
+            jax.ShapeDtypeStruct((self.length, *atom.aval.shape), atom.aval.dtype)
+            for atom in self.step.jaxpr.outvars
+        ]
         with self.there():
-            amount = _read(gradient, *arguments, (results[: self.step.states], results[self.step.states :]))
+            amount = _read(
+                gradient, *arguments, (results[: self.step.states], results[self.step.states :])
+            )
         known = sum(map(_bytes, jax.tree.leaves(arguments)))
         return (amount if self.parts == 1 else amount.times(self.parts)), max(0, kept - known)
 
@@ -250,7 +271,9 @@ class Pieces:
     @cached_property
     def evaluate(self) -> Amount:
         """Every step once, side by side."""
-        return _read(lambda z, x, c: self._steps(x, c).evaluate(z), self.states, self.inputs, self.captured)
+        return _read(
+            lambda z, x, c: self._steps(x, c).evaluate(z), self.states, self.inputs, self.captured
+        )
 
     @cached_property
     def pull_rest(self) -> Amount:
@@ -261,7 +284,10 @@ class Pieces:
 
             def f(moving: Leaves) -> Array:
                 rest = iter(moving)
-                leaves = [next(rest) if moves else leaf for leaf, moves in zip([*x, *c], floating, strict=True)]
+                leaves = [
+                    next(rest) if moves else leaf
+                    for leaf, moves in zip([*x, *c], floating, strict=True)
+                ]
                 return self._steps(leaves[: len(x)], leaves[len(x) :]).evaluate(z)
 
             moving = [leaf for leaf, moves in zip([*x, *c], floating, strict=True) if moves]
@@ -281,7 +307,9 @@ class Pieces:
             arguments = self.states, self.inputs, self.captured
             jaxpr, shapes = jax.make_jaxpr(blocks, return_shape=True)(*arguments)
             known = linearization, Amount.of(read(jaxpr)), shapes
-            self._blocks[id(linearization)] = known  # with the object itself, so that its id stays its own
+            self._blocks[id(linearization)] = (
+                known  # with the object itself, so that its id stays its own
+            )
         return known[1:]
 
     @cached_property

@@ -60,7 +60,10 @@ class ChainPlan:
         rows = [row if measured else (*row[:6], *row[7:]) for row in rows]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
         for row in rows:
-            cells = [f"{row[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:-1], widths[1:], strict=True))]
+            cells = [
+                f"{row[0]:<{widths[0]}}",
+                *(f"{cell:>{width}}" for cell, width in zip(row[1:-1], widths[1:], strict=True)),
+            ]
             lines.append("  ".join([*cells, row[-1]]).rstrip())
         return "\n".join(lines)
 
@@ -68,20 +71,40 @@ class ChainPlan:
         rows = []
         for candidate in found:
             amount = candidate.amount
-            cells = [count(amount.depth), count(amount.work), nbytes(amount.traffic), nbytes(candidate.memory)]
-            cells += [seconds(candidate.seconds), seconds(candidate.measured) if candidate.measured else ""]
+            cells = [
+                count(amount.depth),
+                count(amount.work),
+                nbytes(amount.traffic),
+                nbytes(candidate.memory),
+            ]
+            cells += [
+                seconds(candidate.seconds),
+                seconds(candidate.measured) if candidate.measured else "",
+            ]
             cells.append(f"{speedup(candidate, sequential):.2f}x")
-            rows.append(("  " + candidate.name, *cells, self._verdict(candidate, found, sequential)))
+            rows.append(
+                ("  " + candidate.name, *cells, self._verdict(candidate, found, sequential))
+            )
         return rows
 
-    def _verdict(self, candidate: Candidate, found: tuple[Candidate, ...], sequential: Candidate) -> str:
+    def _verdict(
+        self, candidate: Candidate, found: tuple[Candidate, ...], sequential: Candidate
+    ) -> str:
         best = found[0]
-        if candidate is best is sequential:  # then why nothing else: what is wrong with the next one
+        if (
+            candidate is best is sequential
+        ):  # then why nothing else: what is wrong with the next one
             rivals = [rival for rival in found if rival is not sequential]
-            return "chosen" + (f": {reason(rivals[0], best, sequential, self.device)}" if rivals else "")
-        return ("chosen: " if candidate is best else "") + reason(candidate, best, sequential, self.device)
+            return "chosen" + (
+                f": {reason(rivals[0], best, sequential, self.device)}" if rivals else ""
+            )
+        return ("chosen: " if candidate is best else "") + reason(
+            candidate, best, sequential, self.device
+        )
 
-    def _json(self, candidate: Candidate, found: tuple[Candidate, ...], sequential: Candidate) -> dict[str, Any]:
+    def _json(
+        self, candidate: Candidate, found: tuple[Candidate, ...], sequential: Candidate
+    ) -> dict[str, Any]:
         return {
             "name": candidate.name,
             "depth": candidate.amount.depth,
@@ -104,8 +127,12 @@ class ChainPlan:
             "device": self.device.name,
             "iterations": self.iterations,
             "expectation": self.expectation,
-            "forward": [self._json(candidate, self.forward, self.sequential) for candidate in self.forward],
-            "gradient": [self._json(candidate, self.gradient, self.autodiff) for candidate in self.gradient],
+            "forward": [
+                self._json(candidate, self.forward, self.sequential) for candidate in self.forward
+            ],
+            "gradient": [
+                self._json(candidate, self.gradient, self.autodiff) for candidate in self.gradient
+            ],
         }
 
 
@@ -149,7 +176,9 @@ class Plan:
     def depth_speedup(self) -> float:
         """How many times less depth than the sequential program the shallowest candidate has: what unlimited processors gain."""
         chain = self.main
-        return chain.sequential.amount.depth / max(1, min(candidate.amount.depth for candidate in chain.forward))
+        return chain.sequential.amount.depth / max(
+            1, min(candidate.amount.depth for candidate in chain.forward)
+        )
 
     def _speedup(self, direction: str, sequential: str) -> float:
         before = sum(getattr(chain, sequential).time for chain in self.chains)
@@ -157,9 +186,14 @@ class Plan:
 
     def to_json(self) -> str:
         """All of it as JSON."""
-        scores = {name: getattr(self, name) for name in ("predicted_speedup", "gradient_speedup", "depth_speedup")}
+        scores = {
+            name: getattr(self, name)
+            for name in ("predicted_speedup", "gradient_speedup", "depth_speedup")
+        }
         chosen = {"method": str(self.method), "adjoint": str(self.adjoint)}
-        return json.dumps({**chosen, **scores, "chains": [chain.to_json() for chain in self.chains]})
+        return json.dumps(
+            {**chosen, **scores, "chains": [chain.to_json() for chain in self.chains]}
+        )
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.chains))
@@ -174,11 +208,19 @@ def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device:
     if candidate.memory > device.memory > 0:
         return f"{nbytes(candidate.memory)} do not fit into {nbytes(device.memory)}"
     if candidate is best:
-        return f"{less:.3g}x less depth pays for {more:.3g}x the arithmetic" if less > 1 else "less to wait for in every step"
+        return (
+            f"{less:.3g}x less depth pays for {more:.3g}x the arithmetic"
+            if less > 1
+            else "less to wait for in every step"
+        )
     if candidate.time < best.time and candidate.method != best.method:
         return "its forward pass alone does not pay"
     if speedup(candidate, sequential) > 1:
-        return f"less than {1 / PROMISE:.2g}x is not to be relied upon" if best is sequential else "pays off, but less"
+        return (
+            f"less than {1 / PROMISE:.2g}x is not to be relied upon"
+            if best is sequential
+            else "pays off, but less"
+        )
     busy = candidate.amount.busy_seconds(device)
     if busy > sequential.time:
         return f"{device.name} cannot pay for {more:.3g}x the arithmetic"

@@ -21,7 +21,9 @@ UNROLLED = 4096  # equations
 
 def call(visit: Visit) -> list[Labels]:
     """A program with the operands and the results of the equation."""
-    return enter(visit, without_constants(visit.params.get("jaxpr", visit.params.get("call_jaxpr"))))
+    return enter(
+        visit, without_constants(visit.params.get("jaxpr", visit.params.get("call_jaxpr")))
+    )
 
 
 def enter(visit: Visit, jaxpr: Any, first: int = 0) -> list[Labels]:
@@ -50,7 +52,11 @@ def live(jaxpr: Any, outputs: Sequence[Any]) -> tuple[list[Any], set[Any]]:
     used = {atom for atom in outputs if not is_literal(atom)}
     kept = []
     for equation in reversed(jaxpr.eqns):
-        returns = equation.effects and not is_collective(equation) and (equation.outvars or has_references(equation))
+        returns = (
+            equation.effects
+            and not is_collective(equation)
+            and (equation.outvars or has_references(equation))
+        )
         if returns or any(variable in used for variable in equation.outvars):
             kept.append(equation)
             used |= {atom for atom in equation.invars if not is_literal(atom)}
@@ -64,8 +70,14 @@ def has_references(equation: Any) -> bool:
 
 def is_collective(equation: Any) -> bool:
     """Whether devices exchange something: the primitive has named axes."""
-    found = [equation.params[name] for name in ("axes", "axis_name", "axis_names") if name in equation.params]
-    names = [name for axes in found for name in (axes if isinstance(axes, tuple | list) else [axes])]
+    found = [
+        equation.params[name]
+        for name in ("axes", "axis_name", "axis_names")
+        if name in equation.params
+    ]
+    names = [
+        name for axes in found for name in (axes if isinstance(axes, tuple | list) else [axes])
+    ]
     return any(isinstance(name, str) for name in names)
 
 
@@ -82,20 +94,31 @@ def scan(visit: Visit) -> list[Labels]:
     consts, carried, _ = scan_parts(visit.equation)
     wanted = _needed(body, consts, carried, visit.wanted)
     scanned = any(labels is not None for labels in visit.operands[consts + carried :])
-    cheap = visit.params["length"] * _equations(body) <= UNROLLED and sum(map(prod, visit.results)) <= LARGEST
+    cheap = (
+        visit.params["length"] * _equations(body) <= UNROLLED
+        and sum(map(prod, visit.results)) <= LARGEST
+    )
     if (scanned or _indexes(body)) and cheap:
         return _turn_by_turn(visit, body, consts, carried, wanted)
     return _all_turns(visit, body, consts, carried, wanted)
 
 
-def _turn_by_turn(visit: Visit, body: Any, consts: int, carried: int, wanted: list[bool]) -> list[Labels]:
+def _turn_by_turn(
+    visit: Visit, body: Any, consts: int, carried: int, wanted: list[bool]
+) -> list[Labels]:
     length, atoms = visit.params["length"], visit.equation.invars
-    state, scanned = list(visit.operands[consts : consts + carried]), visit.operands[consts + carried :]
+    state, scanned = (
+        list(visit.operands[consts : consts + carried]),
+        visit.operands[consts + carried :],
+    )
     values = [visit.known.value(atom) for atom in atoms[consts:]]
     numbers, tables = values[:carried], values[carried:]
     results: list[list[Labels]] = [[] for _ in body.outvars[carried:]]
     for turn in reversed(range(length)) if visit.params["reverse"] else range(length):
-        given = [_constant(number) for number in (*numbers, *(None if t is None else t[turn] for t in tables))]
+        given = [
+            _constant(number)
+            for number in (*numbers, *(None if t is None else t[turn] for t in tables))
+        ]
         known = Known(body, [*map(visit.known.asked, atoms[:consts]), *given])
         rows = [None if labels is None else labels[turn] for labels in scanned]
         found = visit.walk.program(body, [*visit.operands[:consts], *state, *rows], known, wanted)
@@ -115,15 +138,21 @@ def _constant(value: Any) -> Given | None:
     return None if value is None else lambda depth: value
 
 
-def _all_turns(visit: Visit, body: Any, consts: int, carried: int, wanted: list[bool]) -> list[Labels]:
+def _all_turns(
+    visit: Visit, body: Any, consts: int, carried: int, wanted: list[bool]
+) -> list[Labels]:
     rows = [visit.groups.along(labels, [0]) for labels in visit.operands[consts + carried :]]
     scanned = [None if labels is None else labels[0] for labels in rows]
     known = [*map(visit.known.asked, visit.equation.invars[:consts])]
 
     def turn(state: list[Labels]) -> list[Labels]:
-        return visit.walk.program(body, [*visit.operands[:consts], *state, *scanned], Known(body, known), wanted)
+        return visit.walk.program(
+            body, [*visit.operands[:consts], *state, *scanned], Known(body, known), wanted
+        )
 
-    found = _settle(visit, turn, list(visit.operands[consts : consts + carried]), visit.results[:carried])
+    found = _settle(
+        visit, turn, list(visit.operands[consts : consts + carried]), visit.results[:carried]
+    )
     if found is None:
         return visit.walk.unknown(visit)
     results = [
@@ -136,17 +165,26 @@ def _all_turns(visit: Visit, body: Any, consts: int, carried: int, wanted: list[
 def while_loop(visit: Visit) -> list[Labels]:
     """A loop with any number of turns, which depends on what its condition depends on."""
     params, atoms = visit.params, visit.equation.invars
-    condition, body = without_constants(params["cond_jaxpr"]), without_constants(params["body_jaxpr"])
+    condition, body = (
+        without_constants(params["cond_jaxpr"]),
+        without_constants(params["body_jaxpr"]),
+    )
     first, start = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     same = [a is b for a, b in zip(body.outvars, body.invars[start - first :], strict=True)]
 
     def turn(state: list[Labels]) -> list[Labels]:
         asked = [*map(visit.known.asked, atoms[:start])]
-        going = visit.walk.program(condition, [*visit.operands[:first], *state], Known(condition, asked[:first]))
-        found = visit.walk.program(body, [*visit.operands[first:start], *state], Known(body, asked[first:]))
+        going = visit.walk.program(
+            condition, [*visit.operands[:first], *state], Known(condition, asked[:first])
+        )
+        found = visit.walk.program(
+            body, [*visit.operands[first:start], *state], Known(body, asked[first:])
+        )
         parts = zip(found, same, visit.results, strict=True)
         return [
-            new if kept else visit.groups.combine(new, _leading(visit, going[0], shape), shape=shape)
+            new
+            if kept
+            else visit.groups.combine(new, _leading(visit, going[0], shape), shape=shape)
             for new, kept, shape in parts
         ]
 
@@ -161,14 +199,21 @@ def _leading(visit: Visit, going: Labels, shape: tuple[int, ...]) -> Labels:
     return going[(..., *(None,) * (len(shape) - going.ndim))]
 
 
-def _settle(visit: Visit, turn: Any, state: list[Labels], shapes: Sequence[tuple[int, ...]]) -> list[Labels] | None:
+def _settle(
+    visit: Visit, turn: Any, state: list[Labels], shapes: Sequence[tuple[int, ...]]
+) -> list[Labels] | None:
     """The results of a turn that joins nothing new, with what all turns leave in ``state``; None if there is none soon."""
     groups = visit.groups
     for _ in range(TURNS):
         roots, extent = groups.find(groups.parent), _extent(state)
         found = turn(state)
-        state = [groups.combine(a, b, shape=shape) for a, b, shape in zip(state, found, shapes, strict=False)]
-        if _extent(state) == extent and np.array_equal(groups.find(groups.parent[: len(roots)]), roots):
+        state = [
+            groups.combine(a, b, shape=shape)
+            for a, b, shape in zip(state, found, shapes, strict=False)
+        ]
+        if _extent(state) == extent and np.array_equal(
+            groups.find(groups.parent[: len(roots)]), roots
+        ):
             return [*state, *found[len(state) :]]
     return None
 
@@ -181,7 +226,9 @@ def _extent(state: list[Labels]) -> int:
 def _needed(body: Any, consts: int, carried: int, wanted: list[bool]) -> list[bool]:
     """Which results of a turn are needed for those that are ``wanted`` of the loop."""
     while True:
-        _, used = live(body, [atom for atom, want in zip(body.outvars, wanted, strict=True) if want])
+        _, used = live(
+            body, [atom for atom, want in zip(body.outvars, wanted, strict=True) if want]
+        )
         read = [variable in used for variable in body.invars[consts : consts + carried]]
         more = [a or b for a, b in zip(wanted, read, strict=False)] + wanted[carried:]
         if more == wanted:
@@ -191,13 +238,17 @@ def _needed(body: Any, consts: int, carried: int, wanted: list[bool]) -> list[bo
 
 def _equations(jaxpr: Any) -> int:
     """How many equations one run of a program has, loops followed turn by turn."""
-    return sum(1 + equation.params.get("length", 1) * sum(map(_equations, inside(equation))) for equation in jaxpr.eqns)
+    return sum(
+        1 + equation.params.get("length", 1) * sum(map(_equations, inside(equation)))
+        for equation in jaxpr.eqns
+    )
 
 
 def _indexes(jaxpr: Any) -> bool:
     """Whether a program reads or writes at places that are computed."""
     return any(
-        equation.primitive.name.startswith(("dynamic_", "gather", "scatter")) or any(map(_indexes, inside(equation)))
+        equation.primitive.name.startswith(("dynamic_", "gather", "scatter"))
+        or any(map(_indexes, inside(equation)))
         for equation in jaxpr.eqns
     )
 

@@ -28,7 +28,10 @@ def custom_jvp(visit: Visit) -> list[Labels]:
     found = _follow(visit, visit.walk.derivative(visit.equation, _pushed), tangents)
     again, moved = found[: len(values)], iter(found[len(values) :])
     results = zip(values, again, _floating(visit.equation.outvars), visit.results, strict=True)
-    return [visit.groups.combine(a, b, next(moved) if moves else None, shape=shape) for a, b, moves, shape in results]
+    return [
+        visit.groups.combine(a, b, next(moved) if moves else None, shape=shape)
+        for a, b, moves, shape in results
+    ]
 
 
 def custom_vjp(visit: Visit) -> list[Labels]:
@@ -41,12 +44,16 @@ def custom_vjp(visit: Visit) -> list[Labels]:
     floats = _floating(visit.equation.outvars)
     groups, results = visit.groups, []
     for labels, moves, shape in zip(values, floats, visit.results, strict=True):
-        own = groups.new(shape) if moves else None  # what does not depend on the state may still hand something back
+        own = (
+            groups.new(shape) if moves else None
+        )  # what does not depend on the state may still hand something back
         results.append(groups.combine(labels, own, shape=shape))
     cotangents = [labels for labels, moves in zip(results, floats, strict=True) if moves]
     found = _follow(visit, visit.walk.derivative(visit.equation, _pulled), cotangents)
     again, back = found[: len(values)], iter(found[len(values) :])
-    results = [groups.combine(a, b, shape=s) for a, b, s in zip(results, again, visit.results, strict=True)]
+    results = [
+        groups.combine(a, b, shape=s) for a, b, s in zip(results, again, visit.results, strict=True)
+    ]
     for labels, moves in zip(visit.operands, _floating(visit.equation.invars), strict=True):
         received = next(back) if moves else None
         if labels is not None and received is not None:
@@ -67,8 +74,14 @@ def custom_linear_solve(visit: Visit) -> list[Labels]:
 
     solution = solve(right)
     product = _run(visit, programs.matvec, [*visit.operands[: lengths.matvec], *solution])
-    change = [visit.groups.combine(b, p, shape=shape) for b, p, shape in zip(right, product, shapes, strict=True)]
-    return [visit.groups.combine(x, y, shape=s) for x, y, s in zip(solution, solve(change), shapes, strict=True)]
+    change = [
+        visit.groups.combine(b, p, shape=shape)
+        for b, p, shape in zip(right, product, shapes, strict=True)
+    ]
+    return [
+        visit.groups.combine(x, y, shape=s)
+        for x, y, s in zip(solution, solve(change), shapes, strict=True)
+    ]
 
 
 def _run(visit: Visit, closed: Any, inputs: list[Labels]) -> list[Labels]:
@@ -83,7 +96,9 @@ def _values(visit: Visit) -> list[Labels]:
 
 
 def _follow(visit: Visit, program: Any, moving: list[Labels]) -> list[Labels]:
-    return visit.walk.program(program, [*visit.operands, *moving], _known(visit, program), differentiated=True)
+    return visit.walk.program(
+        program, [*visit.operands, *moving], _known(visit, program), differentiated=True
+    )
 
 
 def _known(visit: Visit, jaxpr: Any) -> Known:
@@ -96,7 +111,11 @@ def _floating(atoms: Any) -> list[bool]:
 
 def _pushed(equation: Any) -> Program:
     """``(*operands, *tangents) -> (*results, *tangents)``, tangents of what is floating."""
-    return _differentiated(equation, equation.invars, lambda f, x, tangents: _flat(jax.jvp(f, (x,), (tangents,), has_aux=True)))
+    return _differentiated(
+        equation,
+        equation.invars,
+        lambda f, x, tangents: _flat(jax.jvp(f, (x,), (tangents,), has_aux=True)),
+    )
 
 
 def _pulled(equation: Any) -> Program:
@@ -122,11 +141,22 @@ def _differentiated(equation: Any, moving: Any, transform: Any) -> Program:
     def run(operands: list[Any], others: list[Any]) -> Any:
         def function(x: list[Any]) -> tuple[list[Any], list[Any]]:
             floating = iter(x)
-            values = [next(floating) if moves else value for value, moves in zip(operands, floats, strict=True)]
+            values = [
+                next(floating) if moves else value
+                for value, moves in zip(operands, floats, strict=True)
+            ]
             with equation.ctx.manager:
-                results = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
-            return [result for result, moves in zip(results, given, strict=True) if moves], list(results)
+                results = equation.primitive.bind(
+                    *values, **equation.primitive.get_bind_params(equation.params)
+                )
+            return [result for result, moves in zip(results, given, strict=True) if moves], list(
+                results
+            )
 
-        return transform(function, [value for value, moves in zip(operands, floats, strict=True) if moves], others)
+        return transform(
+            function,
+            [value for value, moves in zip(operands, floats, strict=True) if moves],
+            others,
+        )
 
     return Program.of(jax.make_jaxpr(run)(operands, others))

@@ -62,7 +62,9 @@ class Structure:
             "block-diagonal": f"{rows} groups of {'up to ' if (self.groups < 0).any() else ''}{size} entries: {self.mixed_by}",
             "dense": self.mixed_by,
         }[self.kind]
-        return f"{self.kind}: {what}" + ("" if self.separate else "; the examples of a batch may influence each other")
+        return f"{self.kind}: {what}" + (
+            "" if self.separate else "; the examples of a batch may influence each other"
+        )
 
 
 _FOUND: WeakKeyDictionary[Step, dict[StateLayout, Structure]] = WeakKeyDictionary()
@@ -106,7 +108,10 @@ def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, str]:
 def _leaves(entries: Array, layout: StateLayout) -> list[Array]:
     """The labels of the leaves of a state."""
     parts = np.split(entries, np.cumsum(layout.sizes)[:-1], axis=1)
-    return [part.reshape((*layout.batch_shape, *shape)) for part, shape in zip(parts, layout.shapes, strict=True)]
+    return [
+        part.reshape((*layout.batch_shape, *shape))
+        for part, shape in zip(parts, layout.shapes, strict=True)
+    ]
 
 
 def _are_separate(groups: Groups, entries: Array) -> bool:
@@ -122,7 +127,9 @@ def _of_one_example(groups: Groups, entries: Array) -> tuple[Array, str]:
     """The groups of the entries of one example, by all that was joined in any; and what joined most."""
     examples, width = entries.shape
     extra = len(groups.parent) - 1 - entries.size  # entries that are no part of the state
-    of_example = np.concatenate([[0], np.tile(np.arange(1, 1 + width), examples), np.arange(1 + width, 1 + width + extra)])
+    of_example = np.concatenate(
+        [[0], np.tile(np.arange(1, 1 + width), examples), np.arange(1 + width, 1 + width + extra)]
+    )
     single, own = Groups(width + extra), np.arange(1, 1 + width)
     joined: Counter[str] = Counter()
     largest: dict[str, int] = {}
@@ -132,11 +139,15 @@ def _of_one_example(groups: Groups, entries: Array) -> tuple[Array, str]:
         after = single.find(own)
         if (changed := after[after != before]).size:
             name = _name(cause)
-            joined[name] += int(np.count_nonzero(before == own) - np.count_nonzero(after == own))  # roots
+            joined[name] += int(
+                np.count_nonzero(before == own) - np.count_nonzero(after == own)
+            )  # roots
             largest[name] = max(largest.get(name, 0), int(np.bincount(after)[changed].max()))
     name = max(joined, key=lambda name: joined[name], default="")
     size = largest.get(name, 0)
-    return single.find(own) - 1, f"{name} joins {'all ' if size == width else ''}{size} entries" if name else ""
+    return single.find(
+        own
+    ) - 1, f"{name} joins {'all ' if size == width else ''}{size} entries" if name else ""
 
 
 def _name(cause: Any) -> str:
@@ -164,7 +175,9 @@ def _rows(lowest: Array) -> Array:
     rows: list[list[int]] = []
     room: dict[int, list[int]] = {}  # rows by how many entries still fit
     for group in sorted(members, key=len, reverse=True):
-        free = min((left for left, some in room.items() if some and left >= len(group)), default=None)
+        free = min(
+            (left for left, some in room.items() if some and left >= len(group)), default=None
+        )
         row = room[free].pop() if free is not None else len(rows)
         if free is None:
             rows.append([])

@@ -86,7 +86,9 @@ class Groups:
         if not arrays:
             return None
         if any(array.ndim not in (0, len(shape)) for array in arrays):
-            raise ValueError(f"labels of shapes {[array.shape for array in arrays]} for elements of shape {shape}")
+            raise ValueError(
+                f"labels of shapes {[array.shape for array in arrays]} for elements of shape {shape}"
+            )
         result = arrays[0]
         for array in arrays[1:]:
             result = self._pair(result, array)

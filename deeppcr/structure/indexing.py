@@ -48,7 +48,11 @@ class Windows:
     def loose(self) -> list[int]:
         """The axes of the array along which a window may start anywhere, if the indices are not known."""
         sizes = zip(self.indexed, self.sizes, self.array, strict=True)
-        return [axis for axis, (place, size, full) in enumerate(sizes) if place is not None and size < full]
+        return [
+            axis
+            for axis, (place, size, full) in enumerate(sizes)
+            if place is not None and size < full
+        ]
 
     def along(self, axes: Sequence[int], values: Array) -> Array:
         """``values`` along some axes of the other array, in order, of size 1 along the others."""
@@ -64,7 +68,11 @@ class Windows:
         """
         places, inside = [], np.ones((1,) * len(self.other), bool)
         for axis, (size, full) in enumerate(zip(self.sizes, self.array, strict=True)):
-            window, indexed, batched = self.window_axes[axis], self.indexed[axis], self.batched[axis]
+            window, indexed, batched = (
+                self.window_axes[axis],
+                self.indexed[axis],
+                self.batched[axis],
+            )
             place = np.zeros((1,) * len(self.other), np.int64)
             if window is not None:
                 place = place + self.along([window], np.arange(size))
@@ -88,11 +96,23 @@ def _gather(visit: Visit) -> list[Labels]:
         tuple(visit.params["slice_sizes"]),
         visit.shape(1),
         other,
-        _places(len(shape), [axis for axis in range(len(shape)) if axis not in hidden], numbers.offset_dims),
+        _places(
+            len(shape),
+            [axis for axis in range(len(shape)) if axis not in hidden],
+            numbers.offset_dims,
+        ),
         _places(len(shape), numbers.start_index_map),
         _places(len(shape), numbers.operand_batching_dims, numbers.start_indices_batching_dims),
     )
-    return [_read(visit, windows, visit.value(1), visit.operands[1], visit.params["mode"] == GatherScatterMode.FILL_OR_DROP)]
+    return [
+        _read(
+            visit,
+            windows,
+            visit.value(1),
+            visit.operands[1],
+            visit.params["mode"] == GatherScatterMode.FILL_OR_DROP,
+        )
+    ]
 
 
 def _dynamic_slice(visit: Visit) -> list[Labels]:
@@ -101,21 +121,32 @@ def _dynamic_slice(visit: Visit) -> list[Labels]:
     labels = visit.operands[0]
     if labels is not None:
         starts = [visit.value(1 + axis) for axis in range(len(shape))]
-        loose = [axis for axis, start in enumerate(starts) if start is None and other[axis] < shape[axis]]
+        loose = [
+            axis for axis, start in enumerate(starts) if start is None and other[axis] < shape[axis]
+        ]
         labels = np.broadcast_to(filled(visit.groups.along(labels, loose), ()), shape)
-        clipped = [0 if s is None else min(max(int(s), 0), shape[a] - other[a]) for a, s in enumerate(starts)]
-        found = labels[tuple(slice(start, start + size) for start, size in zip(clipped, other, strict=True))]
+        clipped = [
+            0 if s is None else min(max(int(s), 0), shape[a] - other[a])
+            for a, s in enumerate(starts)
+        ]
+        found = labels[
+            tuple(slice(start, start + size) for start, size in zip(clipped, other, strict=True))
+        ]
     return [visit.groups.combine(found, *visit.operands[1:], shape=other)]
 
 
-def _read(visit: Visit, windows: Windows, starts: Array | None, index: Labels, fill: bool) -> Labels:
+def _read(
+    visit: Visit, windows: Windows, starts: Array | None, index: Labels, fill: bool
+) -> Labels:
     labels, groups = visit.operands[0], visit.groups
     found = None
     if labels is not None:
         labels = groups.along(labels, windows.loose() if starts is None else [])
         labels = np.broadcast_to(filled(labels, windows.array), windows.array)
         places, inside = windows.places(starts, clip=not fill)
-        found = np.broadcast_to(np.where(inside, labels[tuple(places)], 0), windows.other).astype(np.int32)
+        found = np.broadcast_to(np.where(inside, labels[tuple(places)], 0), windows.other).astype(
+            np.int32
+        )
     return groups.combine(found, _of_windows(visit, windows, index), shape=windows.other)
 
 
@@ -125,20 +156,32 @@ def _of_windows(visit: Visit, windows: Windows, index: Labels) -> Labels:
     return None if joined is None else windows.along(windows.index_axes, joined[..., 0])
 
 
-def _places(ndim: int, axes: Sequence[int], numbers: Sequence[int] | None = None) -> list[int | None]:
+def _places(
+    ndim: int, axes: Sequence[int], numbers: Sequence[int] | None = None
+) -> list[int | None]:
     """For each of ``ndim`` axes its number: ``numbers[i]``, or i, for ``axes[i]``; None for those not in ``axes``."""
-    found = dict(zip(map(int, axes), range(len(axes)) if numbers is None else map(int, numbers), strict=True))
+    found = dict(
+        zip(map(int, axes), range(len(axes)) if numbers is None else map(int, numbers), strict=True)
+    )
     return [found.get(axis) for axis in range(ndim)]
 
 
 def _scatter(visit: Visit) -> list[Labels]:
     params, numbers = visit.params, visit.params["dimension_numbers"]
     shape, other, mode = visit.shape(0), visit.shape(2), visit.params["mode"]
-    modes = GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS
+    modes = (
+        GatherScatterMode.CLIP,
+        GatherScatterMode.FILL_OR_DROP,
+        GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
     if mode not in modes or prod(other) > LARGEST:
         return visit.walk.unknown(visit)
     hidden = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    window_axes = _places(len(shape), [axis for axis in range(len(shape)) if axis not in hidden], numbers.update_window_dims)
+    window_axes = _places(
+        len(shape),
+        [axis for axis in range(len(shape)) if axis not in hidden],
+        numbers.update_window_dims,
+    )
     windows = Windows(
         shape,
         tuple(1 if axis is None else other[axis] for axis in window_axes),
@@ -149,11 +192,21 @@ def _scatter(visit: Visit) -> list[Labels]:
         _places(len(shape), numbers.operand_batching_dims, numbers.scatter_indices_batching_dims),
     )
     starts = visit.value(1)
-    written = visit.groups.combine(visit.operands[2], _of_windows(visit, windows, visit.operands[1]), shape=other)
+    written = visit.groups.combine(
+        visit.operands[2], _of_windows(visit, windows, visit.operands[1]), shape=other
+    )
     if starts is None:
         return [_write_anywhere(visit, windows, written, windows.loose())]
     replaces = visit.equation.primitive.name == "scatter" and params["update_jaxpr"] is None
-    return [_write(visit, windows, written, windows.places(starts, clip=mode == GatherScatterMode.CLIP), replaces)]
+    return [
+        _write(
+            visit,
+            windows,
+            written,
+            windows.places(starts, clip=mode == GatherScatterMode.CLIP),
+            replaces,
+        )
+    ]
 
 
 def _dynamic_update_slice(visit: Visit) -> list[Labels]:
@@ -165,15 +218,29 @@ def _dynamic_update_slice(visit: Visit) -> list[Labels]:
     windows = Windows(shape, other, known.shape, other, list(axes), list(axes), [None] * len(axes))
     if not loose:
         return [_write(visit, windows, written, windows.places(known, clip=True), replaces=True)]
-    return [_write_anywhere(visit, windows, written, loose, np.clip(known, 0, np.subtract(shape, other)))]
+    return [
+        _write_anywhere(
+            visit, windows, written, loose, np.clip(known, 0, np.subtract(shape, other))
+        )
+    ]
 
 
-def _write(visit: Visit, windows: Windows, written: Labels, where: tuple[list[Array], Array], replaces: bool) -> Labels:
+def _write(
+    visit: Visit,
+    windows: Windows,
+    written: Labels,
+    where: tuple[list[Array], Array],
+    replaces: bool,
+) -> Labels:
     """What is written to known places; ``replaces`` if nothing of what was there before is kept."""
     groups, before = visit.groups, visit.operands[0]
     if written is None and (before is None or not replaces):
         return before
-    flat = np.ravel_multi_index(np.broadcast_arrays(*where[0]), windows.array) if windows.array else np.zeros((), int)
+    flat = (
+        np.ravel_multi_index(np.broadcast_arrays(*where[0]), windows.array)
+        if windows.array
+        else np.zeros((), int)
+    )
     place, labels, inside = np.broadcast_arrays(flat, filled(written, windows.other), where[1])
     place, labels = place[inside], groups.find(labels[inside])
     new = np.zeros(windows.array, np.int32).reshape(-1)
@@ -188,20 +255,32 @@ def _write(visit: Visit, windows: Windows, written: Labels, where: tuple[list[Ar
 
 
 def _write_anywhere(
-    visit: Visit, windows: Windows, written: Labels, loose: list[int], starts: Sequence[int] | None = None
+    visit: Visit,
+    windows: Windows,
+    written: Labels,
+    loose: list[int],
+    starts: Sequence[int] | None = None,
 ) -> Labels:
     """What is written at any place along the axes ``loose``, and to known places along the others."""
     groups = visit.groups
     sources = [
-        None if axis in loose else windows.index_axes[batched] if batched is not None else windows.window_axes[axis]
+        None
+        if axis in loose
+        else windows.index_axes[batched]
+        if batched is not None
+        else windows.window_axes[axis]
         for axis, batched in enumerate(windows.batched)
     ]
-    joined = groups.along(written, [axis for axis in range(len(windows.other)) if axis not in sources])
+    joined = groups.along(
+        written, [axis for axis in range(len(windows.other)) if axis not in sources]
+    )
     if joined is None:
         return visit.operands[0]
     order = [axis for axis in sources if axis is not None]
     rest = [axis for axis in range(joined.ndim) if axis not in order]
-    window = joined.transpose(*order, *rest).reshape([1 if axis is None else joined.shape[axis] for axis in sources])
+    window = joined.transpose(*order, *rest).reshape(
+        [1 if axis is None else joined.shape[axis] for axis in sources]
+    )
     offsets = [0] * len(sources) if starts is None else starts
     region = [
         slice(None) if axis in loose else slice(start, start + size)

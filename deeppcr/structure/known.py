@@ -36,7 +36,12 @@ class Known:
     def value(self, atom: Any, depth: int = 0) -> Array | None:
         """The value of an operand; None if it is not known, or no integers or booleans."""
         dtype = getattr(atom.aval, "dtype", None)
-        if not isinstance(dtype, np.dtype) or dtype.kind not in "iub" or atom.aval.size > LARGEST or depth > DEEPEST:
+        if (
+            not isinstance(dtype, np.dtype)
+            or dtype.kind not in "iub"
+            or atom.aval.size > LARGEST
+            or depth > DEEPEST
+        ):
             return None
         if is_literal(atom):
             return np.asarray(atom.val, dtype)
@@ -53,14 +58,18 @@ class Known:
         if given is not None:
             return given(depth + 1)
         if self._made is None:
-            self._made = {variable: equation for equation in self._equations for variable in equation.outvars}
+            self._made = {
+                variable: equation for equation in self._equations for variable in equation.outvars
+            }
         equation = self._made.get(atom)
         if equation is None:
             return None
         name, which = equation.primitive.name, equation.outvars.index(atom)
         if (inner := called(equation)) is not None:
             inner = without_constants(inner)
-            return Known(inner, [self.asked(operand) for operand in equation.invars]).value(inner.outvars[which], depth + 1)
+            return Known(inner, [self.asked(operand) for operand in equation.invars]).value(
+                inner.outvars[which], depth + 1
+            )
         if name not in FOLDED and name not in MOVES:
             return None
         operands = []
@@ -70,8 +79,16 @@ class Known:
                 return None
             operands.append(value)
         with np.errstate(all="ignore"):  # integers wrap around, as they do on the device
-            result = FOLDED[name](equation, operands) if name in FOLDED else MOVES[name](equation, operands)[which]
-        return None if result is None else np.broadcast_to(np.asarray(result).astype(atom.aval.dtype), atom.aval.shape)
+            result = (
+                FOLDED[name](equation, operands)
+                if name in FOLDED
+                else MOVES[name](equation, operands)[which]
+            )
+        return (
+            None
+            if result is None
+            else np.broadcast_to(np.asarray(result).astype(atom.aval.dtype), atom.aval.shape)
+        )
 
 
 Fold = Callable[[Any, list[Array]], Any]

@@ -75,7 +75,9 @@ def _pad(equation: Any, arrays: list[Array]) -> list[Array]:
     shape = equation.outvars[0].aval.shape
     result = np.full(shape, value)
     sources, targets = [], []
-    for size, limit, (low, _, between) in zip(operand.shape, shape, equation.params["padding_config"], strict=True):
+    for size, limit, (low, _, between) in zip(
+        operand.shape, shape, equation.params["padding_config"], strict=True
+    ):
         place = low + np.arange(size) * (between + 1)
         source = np.flatnonzero((place >= 0) & (place < limit))  # negative padding cuts off
         sources.append(source)

@@ -21,7 +21,9 @@ def move(visit: Visit) -> list[Labels]:
 def elementwise(visit: Visit) -> list[Labels]:
     """Each element of the result from the same elements of the operands, of which some may be scalars or have axes of size 1."""
     (shape,) = visit.results
-    if any(own and not _spreads(own, shape) for own in map(visit.shape, range(len(visit.operands)))):
+    if any(
+        own and not _spreads(own, shape) for own in map(visit.shape, range(len(visit.operands)))
+    ):
         return visit.walk.unknown(visit)
     return [visit.groups.combine(*visit.operands, shape=shape)]
 
@@ -60,7 +62,9 @@ def along(*keys: str) -> Rule:
         parts = [visit.groups.along(labels, [axis]) for labels in visit.operands]
         shape = tuple(1 if i == axis else size for i, size in enumerate(visit.shape(0)))
         joined = visit.groups.combine(*parts, shape=shape)
-        return [None if joined is None else np.broadcast_to(joined, result) for result in visit.results]
+        return [
+            None if joined is None else np.broadcast_to(joined, result) for result in visit.results
+        ]
 
     return rule
 
@@ -78,7 +82,10 @@ def _by_batch(visit: Visit, batch_ndim: int) -> list[Labels]:
     batch = shapes[0][:batch_ndim]
     if any(shape[:batch_ndim] != batch for shape in (*shapes, *visit.results)):
         return visit.walk.unknown(visit)
-    parts = [visit.groups.along(labels, range(batch_ndim, len(shapes[i]))) for i, labels in enumerate(visit.operands)]
+    parts = [
+        visit.groups.along(labels, range(batch_ndim, len(shapes[i])))
+        for i, labels in enumerate(visit.operands)
+    ]
     flat = [None if labels is None else labels.reshape(batch) for labels in parts]
     joined = visit.groups.combine(*flat, shape=batch)
     return [_spread(joined, shape) for shape in visit.results]
@@ -86,7 +93,11 @@ def _by_batch(visit: Visit, batch_ndim: int) -> list[Labels]:
 
 def _spread(joined: Labels, shape: tuple[int, ...]) -> Labels:
     """Axes added at the end."""
-    return None if joined is None else np.broadcast_to(joined[(..., *(None,) * (len(shape) - joined.ndim))], shape)
+    return (
+        None
+        if joined is None
+        else np.broadcast_to(joined[(..., *(None,) * (len(shape) - joined.ndim))], shape)
+    )
 
 
 def fourier(visit: Visit) -> list[Labels]:
@@ -107,10 +118,17 @@ def dot(visit: Visit) -> list[Labels]:
     free = []
     for side in (0, 1):
         labels = visit.groups.along(visit.operands[side], contracted[side])
-        own = [axis for axis in range(len(visit.shape(side))) if axis not in (*contracted[side], *batch[side])]
+        own = [
+            axis
+            for axis in range(len(visit.shape(side)))
+            if axis not in (*contracted[side], *batch[side])
+        ]
         if labels is not None:
             labels = labels.squeeze(tuple(contracted[side])) if contracted[side] else labels
-            place = [axis - sum(axis > other for other in contracted[side]) for axis in (*batch[side], *own)]
+            place = [
+                axis - sum(axis > other for other in contracted[side])
+                for axis in (*batch[side], *own)
+            ]
             labels = labels.transpose(place)
         parts.append(labels)
         free.append(len(own))
@@ -126,13 +144,25 @@ def windows(visit: Visit) -> list[Labels]:
     params, (shape,) = visit.params, visit.results
     labels = visit.groups.combine(*visit.operands, shape=visit.shape(0))
     for axis, size in enumerate(params["window_dimensions"]):
-        numbers = (params[key][axis] for key in ("window_strides", "base_dilation", "window_dilation"))
-        labels = _slide(visit, labels, axis, shape[axis], size, params["padding"][axis][0], *numbers)
+        numbers = (
+            params[key][axis] for key in ("window_strides", "base_dilation", "window_dilation")
+        )
+        labels = _slide(
+            visit, labels, axis, shape[axis], size, params["padding"][axis][0], *numbers
+        )
     return [labels]
 
 
 def _slide(
-    visit: Visit, labels: Labels, axis: int, count: int, size: int, before: int, stride: int, spread: int, spread_window: int
+    visit: Visit,
+    labels: Labels,
+    axis: int,
+    count: int,
+    size: int,
+    before: int,
+    stride: int,
+    spread: int,
+    spread_window: int,
 ) -> Labels:
     """The union over ``count`` windows of ``size`` elements along ``axis``."""
     if labels is None:
@@ -146,7 +176,12 @@ def _slide(
         inside = (between == 0) & (place >= 0) & (place < labels.shape[axis])
         if inside.any():
             piece = np.take(labels, np.where(inside, place, 0), axis)
-            pieces.append(piece * inside.astype(np.int32).reshape([-1 if i == axis else 1 for i in range(len(shape))]))
+            pieces.append(
+                piece
+                * inside.astype(np.int32).reshape(
+                    [-1 if i == axis else 1 for i in range(len(shape))]
+                )
+            )
     return visit.groups.combine(*pieces, shape=shape)
 
 
@@ -163,7 +198,11 @@ def convolution(visit: Visit) -> list[Labels]:
     out = [shape[axis] for axis in numbers.out_spec]
     for i, axis in enumerate(numbers.rhs_spec[2:]):
         size, (before, _) = visit.shape(1)[axis], params["padding"][i]
-        dilations = params["window_strides"][i], params["lhs_dilation"][i], params["rhs_dilation"][i]
+        dilations = (
+            params["window_strides"][i],
+            params["lhs_dilation"][i],
+            params["rhs_dilation"][i],
+        )
         found = _slide(visit, found, 3 + i, out[2 + i], size, before, *dilations)
     if found is None:
         return [None]
@@ -176,9 +215,14 @@ RULES: dict[str, Rule] = {
     **{name: elementwise for name, rule in CLASSES.items() if rule.kind == "elementwise"},
     "add_any": elementwise,
     "select_n": select,
-    **each("argmax argmin reduce reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor", reduction),
+    **each(
+        "argmax argmin reduce reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor",
+        reduction,
+    ),
     **each("cumlogsumexp cummax cummin cumprod cumsum", along("axis")),
-    **each("approx_top_k sort top_k", along("dimension", "reduction_dimension", "axis", "operand_axis")),
+    **each(
+        "approx_top_k sort top_k", along("dimension", "reduction_dimension", "axis", "operand_axis")
+    ),
     **each("reduce_window_max reduce_window_min reduce_window_sum", windows),
     **each("cholesky eig eigh householder_product lu qr schur svd triangular_solve", trailing(2)),
     **each("lu_pivots_to_permutation tridiagonal_solve", trailing(1)),

@@ -73,7 +73,11 @@ class Visit:
 
     def value(self, operand: int) -> Array | None:
         """The value of an operand that is a known integer."""
-        return self.known.value(self.equation.invars[operand]) if self.operands[operand] is None else None
+        return (
+            self.known.value(self.equation.invars[operand])
+            if self.operands[operand] is None
+            else None
+        )
 
 
 Rule = Callable[[Visit], list[Labels]]

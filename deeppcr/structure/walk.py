@@ -52,7 +52,9 @@ class Walk:
         found: dict[Any, Labels] = dict(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atom: Any) -> Labels:
-            return None if is_literal(atom) else found.get(atom)  # constants do not depend on the state
+            return (
+                None if is_literal(atom) else found.get(atom)
+            )  # constants do not depend on the state
 
         outer, was = self.groups.cause, self.differentiated
         self.differentiated = was or differentiated
@@ -60,10 +62,18 @@ class Walk:
             operands = [read(atom) for atom in equation.invars]
             if equation.effects or any(labels is not None for labels in operands):
                 self.groups.cause = Cause(equation, outer)
-                visit = Visit(self, equation, operands, known, [variable in used for variable in equation.outvars])
+                visit = Visit(
+                    self,
+                    equation,
+                    operands,
+                    known,
+                    [variable in used for variable in equation.outvars],
+                )
                 found.update(zip(equation.outvars, self._follow(visit), strict=True))
         self.groups.cause, self.differentiated = outer, was
-        return [read(atom) if want else None for atom, want in zip(jaxpr.outvars, wants, strict=True)]
+        return [
+            read(atom) if want else None for atom, want in zip(jaxpr.outvars, wants, strict=True)
+        ]
 
     def unknown(self, visit: Visit) -> list[Labels]:
         """Labels that are right for any primitive: every result depends on all that any operand depends on."""
@@ -81,16 +91,24 @@ class Walk:
     def _follow(self, visit: Visit) -> list[Labels]:
         equation = visit.equation
         name = equation.primitive.name
-        if has_references(equation) or (equation.effects and name not in CONTROL and not is_collective(equation)):
+        if has_references(equation) or (
+            equation.effects and name not in CONTROL and not is_collective(equation)
+        ):
             # What is written to a reference, or handed to Python, may come back anywhere.
             return _everywhere(visit, self.groups.all_of(self.groups.parent))
-        sizes = [*map(prod, visit.results), *(labels.size for labels in visit.operands if labels is not None)]
+        sizes = [
+            *map(prod, visit.results),
+            *(labels.size for labels in visit.operands if labels is not None),
+        ]
         large = max(sizes, default=0) > LARGEST and name not in CONTROL
         rule: Rule = self.unknown if large else KNOWN.get(name, self.unknown)
         was = self.differentiated, self.groups.cause
         try:
             results = rule(visit)
-            if all(labels is None or labels.shape == shape for labels, shape in zip(results, visit.results, strict=True)):
+            if all(
+                labels is None or labels.shape == shape
+                for labels, shape in zip(results, visit.results, strict=True)
+            ):
                 return results
         except Exception:  # a primitive with other parameters than those known here, or a derivative that cannot be traced
             self.differentiated, self.groups.cause = was

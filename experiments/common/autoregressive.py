@@ -24,7 +24,10 @@ def cell(parameters: Parameters, h: Array, y: Array) -> tuple[Array, Array, Arra
     """The next hidden state, and mean and log deviation of the next value."""
     n = h.shape[-1]
     a, b = h @ parameters["h"], _affine(y, parameters["y"], parameters["bias"])
-    reset, update = jax.nn.sigmoid(a[..., :n] + b[..., :n]), jax.nn.sigmoid(a[..., n : 2 * n] + b[..., n : 2 * n])
+    reset, update = (
+        jax.nn.sigmoid(a[..., :n] + b[..., :n]),
+        jax.nn.sigmoid(a[..., n : 2 * n] + b[..., n : 2 * n]),
+    )
     h = update * h + (1 - update) * jnp.tanh(b[..., 2 * n :] + reset * a[..., 2 * n :])
     out = h @ parameters["out"]
     return h, out[..., :1], out[..., 1:]
@@ -39,7 +42,10 @@ def _waves(key: Array) -> Array:
     of_phase, of_noise = jax.random.split(key)
     phases = jax.random.uniform(of_phase, (len(PERIODS), BATCH, 1), jnp.float32, maxval=2 * jnp.pi)
     time = jnp.arange(LENGTH, dtype=jnp.float32)[None]
-    clean = sum(size * jnp.sin(2 * jnp.pi * time / period + phase) for (size, period), phase in zip(PERIODS, phases, strict=True))
+    clean = sum(
+        size * jnp.sin(2 * jnp.pi * time / period + phase)
+        for (size, period), phase in zip(PERIODS, phases, strict=True)
+    )
     return clean + NOISE * jax.random.normal(of_noise, (BATCH, LENGTH), jnp.float32)
 
 
@@ -49,9 +55,13 @@ def _loss(parameters: Parameters, ys: Array) -> Array:
     def body(h: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
         now, after = pair
         h, mean, deviation = cell(parameters, h, now[:, None])
-        return h, (deviation + 0.5 * jnp.square((after[:, None] - mean) * jnp.exp(-deviation))).mean()
+        return h, (
+            deviation + 0.5 * jnp.square((after[:, None] - mean) * jnp.exp(-deviation))
+        ).mean()
 
-    return lax.scan(body, jnp.zeros((BATCH, parameters["h"].shape[0]), jnp.float32), (ys.T[:-1], ys.T[1:]))[1].mean()
+    return lax.scan(
+        body, jnp.zeros((BATCH, parameters["h"].shape[0]), jnp.float32), (ys.T[:-1], ys.T[1:])
+    )[1].mean()
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -76,7 +86,9 @@ def train(seed: int, hidden: int = HIDDEN, steps: int = 1000) -> Parameters:
         square = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, square, gradient)
         count = turn.astype(jnp.float32) + 1
         rate = RATE * jnp.sqrt(1 - 0.999**count) / (1 - 0.9**count)
-        parameters = jax.tree.map(lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-8), parameters, mean, square)
+        parameters = jax.tree.map(
+            lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-8), parameters, mean, square
+        )
         return (parameters, mean, square), None
 
     zeros = jax.tree.map(jnp.zeros_like, start)
@@ -84,7 +96,9 @@ def train(seed: int, hidden: int = HIDDEN, steps: int = 1000) -> Parameters:
     return trained
 
 
-def sampling_chain(parameters: Parameters, length: int, seed: int = 0) -> tuple[Callable[[Array, Array], Array], Array, Array]:
+def sampling_chain(
+    parameters: Parameters, length: int, seed: int = 0
+) -> tuple[Callable[[Array, Array], Array], Array, Array]:
     """``(step, inputs, z0)``: the state is what is hidden and the last value, the input is the noise of the next."""
 
     def step(z: Array, noise: Array) -> Array:

@@ -39,13 +39,19 @@ def baselines(program: Callable[[Scan], T], length: int, longest: int = LONGEST)
         ['lax.scan', 'lax.scan, unroll 4', 'lax.scan, unroll 16']
     """
     ways: dict[str, Scan] = {SCAN: lax.scan}
-    ways |= {f"{SCAN}, unroll {unroll}": partial(lax.scan, unroll=unroll) for unroll in UNROLLS if unroll < length}
+    ways |= {
+        f"{SCAN}, unroll {unroll}": partial(lax.scan, unroll=unroll)
+        for unroll in UNROLLS
+        if unroll < length
+    }
     if length <= longest:
         ways["unrolled"] = unrolled
     return {name: program(scan) for name, scan in ways.items()}
 
 
-def unrolled(f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None) -> tuple[Any, Any]:
+def unrolled(
+    f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None
+) -> tuple[Any, Any]:
     """`jax.lax.scan` as a Python loop: every step is traced and compiled on its own."""
     steps = len(jax.tree.leaves(xs)[0]) if length is None else length
     carry, ys = init, []

@@ -40,7 +40,9 @@ class Way:
     told: Callable[[Any], Row] = lambda result: {}
 
 
-def compare(ways: Mapping[str, Way], plain: str, device: depth.Device, builds: int, repeats: int) -> Iterator[Row]:
+def compare(
+    ways: Mapping[str, Way], plain: str, device: depth.Device, builds: int, repeats: int
+) -> Iterator[Row]:
     """Compile the ways, compare what they return, and time them.
 
     Args:
@@ -58,26 +60,46 @@ def compare(ways: Mapping[str, Way], plain: str, device: depth.Device, builds: i
         is wrong. What is not known is not in the row.
     """
     arguments = {name: jax.block_until_ready(way.arguments()) for name, way in ways.items()}
-    costs = {name: cost(way.program(), arguments[name], partial(way.iterations, *arguments[name])) for name, way in ways.items()}
+    costs = {
+        name: cost(way.program(), arguments[name], partial(way.iterations, *arguments[name]))
+        for name, way in ways.items()
+    }
     predicted = {name: depth.predict(known, device) for name, known in costs.items() if known}
     built = _built(ways, arguments, builds)
     calls = {name: (lambda name=name: built[name][-1].call(*arguments[name])) for name in ways}
     returned = {name: jax.device_get(call()) for name, call in calls.items()}
     told = {name: way.told(returned[name]) for name, way in ways.items()}
     expected = ways[plain].comparable(returned[plain])
-    errors = {name: distance(way.comparable(returned[name]), expected) for name, way in ways.items()}
+    errors = {
+        name: distance(way.comparable(returned[name]), expected) for name, way in ways.items()
+    }
     del returned, expected
     timings = interleave(calls, repeats)
     loops = [name for name, way in ways.items() if way.baseline and errors[name] <= TOLERANCE]
     for name in ways:
         timing = timings[name]
-        row = {"way": name, **_compiled(built[name]), **_times(timing), "error": errors[name], **told[name]}
+        row = {
+            "way": name,
+            **_compiled(built[name]),
+            **_times(timing),
+            "error": errors[name],
+            **told[name],
+        }
         known, base = costs[name], costs[plain]
         if known and base:
-            row |= {"depth": known.depth, "work": known.work, "depth speedup": base.depth / max(known.depth, 1)}
+            row |= {
+                "depth": known.depth,
+                "work": known.work,
+                "depth speedup": base.depth / max(known.depth, 1),
+            }
         if name in predicted:
-            row |= {"predicted ms": 1e3 * predicted[name], "log2": math.log2(predicted[name] / timing.median)}
-            row["predicted speedup"] = min(predicted[loop] for loop in loops if loop in predicted) / predicted[name]
+            row |= {
+                "predicted ms": 1e3 * predicted[name],
+                "log2": math.log2(predicted[name] / timing.median),
+            }
+            row["predicted speedup"] = (
+                min(predicted[loop] for loop in loops if loop in predicted) / predicted[name]
+            )
         if errors[name] <= TOLERANCE:
             row["speedup"] = min(timings[loop].median for loop in loops) / timing.median
             row[f"over {SCAN}"] = timings[plain].median / timing.median
@@ -86,7 +108,9 @@ def compare(ways: Mapping[str, Way], plain: str, device: depth.Device, builds: i
         yield row
 
 
-def _built(ways: Mapping[str, Way], arguments: Mapping[str, tuple[Any, ...]], builds: int) -> dict[str, list[Build]]:
+def _built(
+    ways: Mapping[str, Way], arguments: Mapping[str, tuple[Any, ...]], builds: int
+) -> dict[str, list[Build]]:
     """Builds of every way, in turn: a machine that slows down slows all of them."""
     found: dict[str, list[Build]] = {name: [] for name in ways}
     for _, name in progress(product(range(builds), ways), "compiling", builds * len(ways)):

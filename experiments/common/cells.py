@@ -61,7 +61,9 @@ def lstm(weights: Weights, state: Pair, x: Array) -> Pair:
 
 def gru_weights(n: int, inputs: int | None = None, seed: int = 0) -> dict[str, Array]:
     """Random weights of a GRU, uniform in +- 1/sqrt(n), as torch starts it; as many inputs as states unless said."""
-    return _uniform(n, {"W": (inputs or n, 3 * n), "U": (n, 3 * n), "b": (3 * n,), "c": (3 * n,)}, seed)
+    return _uniform(
+        n, {"W": (inputs or n, 3 * n), "U": (n, 3 * n), "b": (3 * n,), "c": (3 * n,)}, seed
+    )
 
 
 def lstm_weights(n: int, inputs: int | None = None, seed: int = 0) -> dict[str, Array]:
@@ -72,4 +74,6 @@ def lstm_weights(n: int, inputs: int | None = None, seed: int = 0) -> dict[str, 
 def _uniform(n: int, shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Array]:
     draw = np.random.default_rng(seed).uniform
     bound = n**-0.5
-    return {name: jnp.asarray(draw(-bound, bound, shape), jnp.float32) for name, shape in shapes.items()}
+    return {
+        name: jnp.asarray(draw(-bound, bound, shape), jnp.float32) for name, shape in shapes.items()
+    }

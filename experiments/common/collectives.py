@@ -7,7 +7,10 @@ from typing import NamedTuple
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 # "ROOT %name = f32[8,4]{0,1} all-gather(...)"; in two parts: "%name = (f32[1]{0}, f32[8]{0}) all-gather-start(...)".
-_CALL = re.compile(rf"^\s*(?:ROOT )?\S+ = (?P<shape>.+?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(", re.MULTILINE)
+_CALL = re.compile(
+    rf"^\s*(?:ROOT )?\S+ = (?P<shape>.+?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(",
+    re.MULTILINE,
+)
 _ARRAY = re.compile(r"(?P<dtype>[a-z][a-z0-9]*)\[(?P<sizes>[0-9,]*)\]")
 
 
@@ -33,7 +36,9 @@ def collectives(text: str) -> dict[str, Sent]:
     found: dict[str, list[int]] = {kind: [] for kind in KINDS}
     for call in _CALL.finditer(text):
         shape, kind = call["shape"], call["kind"]
-        if call["start"] and kind != "all-reduce":  # whose start returns what it will; all others: operands, results, ...
+        if (
+            call["start"] and kind != "all-reduce"
+        ):  # whose start returns what it will; all others: operands, results, ...
             shape = list(_elements(shape))[1]
         found[kind].append(bytes_of(shape))
     return {kind: Sent(len(sizes), sum(sizes)) for kind, sizes in found.items() if sizes}
@@ -53,7 +58,10 @@ def bytes_of(shape: str) -> int:
 
 def written(sent: Mapping[str, Sent]) -> str:
     """Collectives in words: "2 all-gather 4.1 kB, 1 all-reduce 4 B"."""
-    return ", ".join(f"{one.number} {kind} {written_bytes(one.bytes)}" for kind, one in sent.items()) or "none"
+    return (
+        ", ".join(f"{one.number} {kind} {written_bytes(one.bytes)}" for kind, one in sent.items())
+        or "none"
+    )
 
 
 def written_bytes(number: float) -> str:

@@ -9,8 +9,13 @@ from deeppcr.adjoint import refine
 from deeppcr.newton import rescue
 
 ITERATING = loops.__file__  # where loops turn once an iteration
-FINISHING = (rescue.__file__, refine.__file__)  # and where they go on step by step, if iterations have stopped too early
-OVERFLOWING = fallback.__file__  # and where it is done again step by step, if what was done in parallel is not finite
+FINISHING = (
+    rescue.__file__,
+    refine.__file__,
+)  # and where they go on step by step, if iterations have stopped too early
+OVERFLOWING = (
+    fallback.__file__
+)  # and where it is done again step by step, if what was done in parallel is not finite
 
 
 def further(iterations: int) -> int:
@@ -18,7 +23,9 @@ def further(iterations: int) -> int:
     return iterations - loops.ahead(iterations)
 
 
-def analyze(run: Callable[..., Any], *arguments: Any, turns: int | None = None, rest: int | None = None) -> depth.Cost:
+def analyze(
+    run: Callable[..., Any], *arguments: Any, turns: int | None = None, rest: int | None = None
+) -> depth.Cost:
     """`depth.analyze` of a program in which no product of blocks overflows.
 
     Args:
@@ -35,7 +42,9 @@ def analyze(run: Callable[..., Any], *arguments: Any, turns: int | None = None, 
     return depth.analyze(run, *arguments, trip_counts=known) if known else found
 
 
-def cost(run: Callable[..., Any], arguments: tuple[Any, ...], iterations: Callable[[], int]) -> depth.Cost | None:
+def cost(
+    run: Callable[..., Any], arguments: tuple[Any, ...], iterations: Callable[[], int]
+) -> depth.Cost | None:
     """The cost of ``run(*arguments)``.
 
     Args:

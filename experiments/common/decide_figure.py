@@ -40,8 +40,22 @@ def _map(axes: Any, rows: Sequence[Row], name: str, direction: str) -> None:
         if np.isnan(power):  # it was not measured
             continue
         speedup = 2.0**power
-        text = f"{speedup:.0f}" if speedup >= 9.5 else f"{speedup:.1f}" if speedup >= 0.1 else f"{speedup:.2f}"
-        axes.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if abs(power) > LARGEST / 2 else "black")
+        text = (
+            f"{speedup:.0f}"
+            if speedup >= 9.5
+            else f"{speedup:.1f}"
+            if speedup >= 0.1
+            else f"{speedup:.2f}"
+        )
+        axes.text(
+            j,
+            i,
+            text,
+            ha="center",
+            va="center",
+            fontsize=7,
+            color="white" if abs(power) > LARGEST / 2 else "black",
+        )
     if min(powers.shape) > 1 and (powers < 0).any() and (powers > 0).any():
         axes.contour(powers, levels=[0.0], colors="black", linewidths=2)
     axes.set_xticks(range(len(lengths)), lengths, fontsize=7)
@@ -49,13 +63,22 @@ def _map(axes: Any, rows: Sequence[Row], name: str, direction: str) -> None:
     axes.set_xlabel("L")
     axes.set_ylabel("units")
     where = name.removeprefix("predicted, ").replace("here", "this device")
-    axes.set_title(f"{direction}: " + ("realised here" if name == "realised" else f"predicted, {where}"))
+    axes.set_title(
+        f"{direction}: " + ("realised here" if name == "realised" else f"predicted, {where}")
+    )
 
 
 def _regret(axes: Any, rows: Sequence[Row], direction: str) -> None:
     for k, kind in enumerate(dict.fromkeys(row["kind"] for row in rows)):
         found = [row for row in rows if row["kind"] == kind]
-        axes.plot([row["lax.scan us"] for row in found], [row["regret %"] for row in found], "o", color=f"C{k}", ms=4, label=kind)
+        axes.plot(
+            [row["lax.scan us"] for row in found],
+            [row["regret %"] for row in found],
+            "o",
+            color=f"C{k}",
+            ms=4,
+            label=kind,
+        )
     axes.axhline(15, color="black", linewidth=1)
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=10)

@@ -38,22 +38,32 @@ def noise(params: Params, x: Array, t: Array, wanted: Array | None = None) -> Ar
 
     A network that was trained to be told what x is to become takes it as ``wanted: [*batch, classes]``, ones and zeros.
     """
-    frequency = jnp.exp(jnp.arange(EMBEDDING // 2, dtype=jnp.float32) * (-math.log(1e4) / (EMBEDDING // 2)))
+    frequency = jnp.exp(
+        jnp.arange(EMBEDDING // 2, dtype=jnp.float32) * (-math.log(1e4) / (EMBEDDING // 2))
+    )
     angle = t.astype(jnp.float32) * frequency
     about = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)])
     if wanted is not None:
-        about = jnp.concatenate([jnp.broadcast_to(about, (*wanted.shape[:-1], EMBEDDING)), wanted], axis=-1)
+        about = jnp.concatenate(
+            [jnp.broadcast_to(about, (*wanted.shape[:-1], EMBEDDING)), wanted], axis=-1
+        )
     h = jax.nn.silu(affine(x, params["in"], affine(about, params["time"], params["bias_in"])))
-    h = jax.nn.silu(affine(h, params["hidden"], affine(about, params["time2"], params["bias_hidden"])))
+    h = jax.nn.silu(
+        affine(h, params["hidden"], affine(about, params["time2"], params["bias_hidden"]))
+    )
     return affine(h, params["out"], params["bias_out"])
 
 
-def denoising_loss(params: Params, x: Array, of_time: Array, of_noise: Array, wanted: Array | None = None) -> Array:
+def denoising_loss(
+    params: Params, x: Array, of_time: Array, of_noise: Array, wanted: Array | None = None
+) -> Array:
     """The mean square of what `noise` misses in ``x: [batch, size]``, with times and noise drawn by two keys."""
     levels = jnp.asarray(signal_levels(), jnp.float32)
     t = jax.random.randint(of_time, (len(x),), 0, NOISE_LEVELS)
     eps = jax.random.normal(of_noise, x.shape, x.dtype)
     signal = jnp.broadcast_to(levels[t][:, None], x.shape)
     noisy = jnp.sqrt(signal) * x + jnp.sqrt(1 - signal) * eps
-    guess = jax.vmap(lambda *each: noise(params, *each))(noisy, t, *(() if wanted is None else (wanted,)))
+    guess = jax.vmap(lambda *each: noise(params, *each))(
+        noisy, t, *(() if wanted is None else (wanted,))
+    )
     return jnp.square(guess - eps).mean()

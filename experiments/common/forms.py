@@ -67,7 +67,9 @@ def forms(problem: Problem) -> Iterator[tuple[str, Newton | str]]:
     """Name and method of every form that makes sense for a chain; in place of a method that cannot be run, why."""
     dense, width = Newton(linearize="dense"), problem.width
     blocks = 2 if problem.kind == "lstm" else 4
-    scalar = Newton(linearize=Scalar(of_input=lambda x: x["a"]) if problem.kind == "diffusion" else "identity")
+    scalar = Newton(
+        linearize=Scalar(of_input=lambda x: x["a"]) if problem.kind == "diffusion" else "identity"
+    )
     needed = 4 * problem.length * width**2
     if needed > MOST:
         reason = f"skipped: Jacobians of {needed / 1e6:.0f} MB, more than {MOST / 1e6:.0f}"

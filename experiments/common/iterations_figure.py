@@ -9,15 +9,31 @@ from experiments.common.plots import figure, halves
 
 Row = dict[str, Any]
 
-COLORS = {"dense": "C0", "blocks": "C2", "diagonal": "C1", "4 probes": "C8", "scalar": "C3", "zero": "C7"}
-MARKERS = {"dense": "o", "blocks": "s", "diagonal": "D", "4 probes": "d", "scalar": "^", "zero": "v"}
+COLORS = {
+    "dense": "C0",
+    "blocks": "C2",
+    "diagonal": "C1",
+    "4 probes": "C8",
+    "scalar": "C3",
+    "zero": "C7",
+}
+MARKERS = {
+    "dense": "o",
+    "blocks": "s",
+    "diagonal": "D",
+    "4 probes": "d",
+    "scalar": "^",
+    "zero": "v",
+}
 DASHES = {"dense": "-", "diagonal": "--", "scalar": ":"}
 SMALLEST, LARGEST = 1e-8, 1e2  # errors that are drawn
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """By chain and form: iterations and speed. By iterations: error and what a classifier gets right. By width: time, memory."""
-    forms, accuracy, width = ([row for row in rows if row["part"] == part] for part in ("forms", "accuracy", "width"))
+    forms, accuracy, width = (
+        [row for row in rows if row["part"] == part] for part in ("forms", "accuracy", "width")
+    )
     with figure(path, columns=3, height=7.6) as columns:
         (iterations, speed), (errors, right), (times, memory) = map(halves, columns)
         _by_chain(iterations, forms, "iterations")
@@ -52,7 +68,9 @@ def _by_chain(axes: Any, rows: Sequence[Row], key: str) -> None:
     chains = list(dict.fromkeys(map(_chain, rows)))
     for place, (form, marker) in enumerate(MARKERS.items()):
         axes.plot([], [], marker, color=COLORS[form], markersize=4.5, label=form)
-        aside = 0.12 * (place - (len(MARKERS) - 1) / 2)  # so that equal numbers do not hide each other
+        aside = 0.12 * (
+            place - (len(MARKERS) - 1) / 2
+        )  # so that equal numbers do not hide each other
         for row in rows:
             if key in row and _base(row["program"]) == form:
                 fill = "full" if row.get("ended") == "converged" else "none"
@@ -72,7 +90,14 @@ def _errors(axes: Any, rows: Sequence[Row]) -> None:
         for form, dash in DASHES.items():
             points = [row for row in rows if _chain(row) == chain and row["form"] == form]
             drawn = [min(max(row.get("error", LARGEST), SMALLEST), LARGEST) for row in points]
-            axes.plot([row["k"] for row in points], drawn, dash, color=f"C{number}", marker=".", linewidth=1.2)
+            axes.plot(
+                [row["k"] for row in points],
+                drawn,
+                dash,
+                color=f"C{number}",
+                marker=".",
+                linewidth=1.2,
+            )
     for form, dash in DASHES.items():
         axes.plot([], [], dash, color="0.3", label=form)
     axes.set_yscale("log")
@@ -86,7 +111,14 @@ def _right(axes: Any, rows: Sequence[Row]) -> None:
     """The share of digits that a classifier gets right, against iterations."""
     for form, dash in DASHES.items():
         points = [row for row in rows if row["form"] == form]
-        axes.plot([r["k"] for r in points], [r["digits right"] for r in points], dash, color=COLORS[form], marker=".", label=form)
+        axes.plot(
+            [r["k"] for r in points],
+            [r["digits right"] for r in points],
+            dash,
+            color=COLORS[form],
+            marker=".",
+            label=form,
+        )
     _count_iterations(axes)
     axes.set_title("share of digits right, residual network" + _length(rows))
     _legend(axes)
@@ -96,7 +128,9 @@ def _count_iterations(axes: Any) -> None:
     """An axis of iterations, from 0 on."""
     axes.set_xscale("symlog", linthresh=4, linscale=1.5)
     axes.set_xlim(left=-0.2)
-    axes.set_xticks([tick for tick in (0, 1, 2, 3, 4, 8, 16, 32, 64) if tick <= max(4, axes.dataLim.x1)])
+    axes.set_xticks(
+        [tick for tick in (0, 1, 2, 3, 4, 8, 16, 32, 64) if tick <= max(4, axes.dataLim.x1)]
+    )
     axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel("iterations")
@@ -104,10 +138,18 @@ def _count_iterations(axes: Any) -> None:
 
 def _by_width(axes: Any, rows: Sequence[Row], key: str) -> None:
     """A line for every form, and one for plain `jax.lax.scan`."""
-    for program in dict.fromkeys(row["program"] for row in rows if not row["baseline"] or row["program"] == SCAN):
+    for program in dict.fromkeys(
+        row["program"] for row in rows if not row["baseline"] or row["program"] == SCAN
+    ):
         points = [row for row in rows if row["program"] == program and key in row]
-        style = {"color": "black", "linestyle": "--"} if program == SCAN else {"color": COLORS[_base(program)], "marker": "o"}
-        axes.plot([row["w"] for row in points], [row[key] for row in points], label=program, **style)
+        style = (
+            {"color": "black", "linestyle": "--"}
+            if program == SCAN
+            else {"color": COLORS[_base(program)], "marker": "o"}
+        )
+        axes.plot(
+            [row["w"] for row in points], [row[key] for row in points], label=program, **style
+        )
     if any(key in row for row in rows):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")

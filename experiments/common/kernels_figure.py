@@ -20,7 +20,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         path: of the picture.
     """
     cases = list(dict.fromkeys(map(named, rows)))
-    programs = list(dict.fromkeys(row["program"] for row in sorted(rows, key=lambda row: not row["sequential"])))
+    programs = list(
+        dict.fromkeys(row["program"] for row in sorted(rows, key=lambda row: not row["sequential"]))
+    )
     loops = {row["program"] for row in rows if row["sequential"]}
     with figure(path, columns=len(PANELS), height=1.4 + 0.32 * len(cases)) as panels:
         for panel, (key, title) in zip(panels, PANELS.items(), strict=True):
@@ -28,14 +30,25 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 mine = [row for row in rows if row["program"] == name]
                 color = f"{0.25 * place:.2f}" if name in loops else COLORS[place % len(COLORS)]
                 lines = [cases.index(named(row)) for row in mine]
-                panel.plot([row[key] for row in mine], lines, "s" if name in loops else "o", color=color, label=name)
+                panel.plot(
+                    [row[key] for row in mine],
+                    lines,
+                    "s" if name in loops else "o",
+                    color=color,
+                    label=name,
+                )
                 if key == "latency ms":
                     panel.plot([row["predicted ms"] for row in mine], lines, "x", color=color)
             panel.set(title=title, xscale="log", ylim=(max(len(cases), 1) - 0.5, -0.5))
             panel.set_yticks(range(len(cases)), cases)
         panels[1].set_yticklabels([])
         if programs:
-            panels[0].figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=7)
+            panels[0].figure.legend(
+                *panels[0].get_legend_handles_labels(),
+                loc="outside lower center",
+                ncols=5,
+                fontsize=7,
+            )
 
 
 def named(row: Row) -> str:

@@ -10,7 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-NOTHING = frozenset(["parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"])
+NOTHING = frozenset(
+    [
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "after-all",
+        "partition-id",
+        "replica-id",
+    ]
+)
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*)$")
@@ -94,8 +105,17 @@ def _of(computations: dict[str, list[str]], name: str) -> Launches:
         match _opcode(instruction):
             case "while":
                 turns, scopes = _TURNS.search(instruction), _NAME.search(instruction)
-                body, condition = (_of(computations, _called(instruction, role)) for role in ("body", "condition"))
-                loops.append(Loop(scopes[1] if scopes else "", int(turns[1]) if turns else None, body, condition))
+                body, condition = (
+                    _of(computations, _called(instruction, role)) for role in ("body", "condition")
+                )
+                loops.append(
+                    Loop(
+                        scopes[1] if scopes else "",
+                        int(turns[1]) if turns else None,
+                        body,
+                        condition,
+                    )
+                )
             case "call":
                 inner = _of(computations, _called(instruction, "to_apply"))
                 here, loops = here + inner.here, [*loops, *inner.loops]

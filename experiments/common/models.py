@@ -28,7 +28,11 @@ class Model(NamedTuple):
     z0: Any
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": jax.nn.gelu}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+}
 
 
 def diffusion_params(width: int = 512, steps: int = 2000, seed: int = 0) -> Params:
@@ -62,11 +66,17 @@ def ddim_chain(params: Params, steps: int, key: Array, batch: tuple[int, ...] = 
     of the signal at ``t`` and ``t'``. The inputs are ``{"a": A_l, "b": B_l, "t": t_l}``, one scalar a step each.
     """
     levels = denoiser.signal_levels()
-    times = np.arange(steps)[::-1] * denoiser.NOISE_LEVELS // steps + denoiser.NOISE_LEVELS // steps - 1
+    times = (
+        np.arange(steps)[::-1] * denoiser.NOISE_LEVELS // steps + denoiser.NOISE_LEVELS // steps - 1
+    )
     now, then = levels[times], np.append(levels[times[1:]], 1.0)
     a = np.sqrt(then / now)
     b = np.sqrt(1 - then) - a * np.sqrt(1 - now)
-    inputs = {"a": jnp.asarray(a, jnp.float32), "b": jnp.asarray(b, jnp.float32), "t": jnp.asarray(times, jnp.float32)}
+    inputs = {
+        "a": jnp.asarray(a, jnp.float32),
+        "b": jnp.asarray(b, jnp.float32),
+        "t": jnp.asarray(times, jnp.float32),
+    }
 
     def step(x: Array, at: dict[str, Array]) -> Array:
         return at["a"] * x + at["b"] * denoiser.noise(params, x, at["t"])
@@ -74,7 +84,9 @@ def ddim_chain(params: Params, steps: int, key: Array, batch: tuple[int, ...] = 
     return Model(step, inputs, jax.random.normal(key, (*batch, PIXELS), jnp.float32))
 
 
-def residual_params(blocks: int = 100, width: int = 32, activation: str = "tanh", steps: int = 300, seed: int = 0) -> Params:
+def residual_params(
+    blocks: int = 100, width: int = 32, activation: str = "tanh", steps: int = 300, seed: int = 0
+) -> Params:
     """Weights of a residual network, trained a little to tell the digits apart; a few seconds, once.
 
     The blocks' own weights, ``in``, ``bias`` and ``out``, carry the blocks on axis 0.
@@ -96,17 +108,26 @@ def residual_params(blocks: int = 100, width: int = 32, activation: str = "tanh"
         def loss(params: Params, key: Array) -> Array:
             chosen = jax.random.randint(key, (64,), 0, len(images))
             layers = {name: params[name] for name in ("in", "bias", "out")}
-            z, _ = jax.lax.scan(lambda z, x: (step(z, x), None), images[chosen] @ params["encode"], layers)
+            z, _ = jax.lax.scan(
+                lambda z, x: (step(z, x), None), images[chosen] @ params["encode"], layers
+            )
             scores = jax.nn.log_softmax(z @ params["decode"])
             return -jnp.take_along_axis(scores, labels[chosen][:, None], axis=1).mean()
 
         return train(loss, first, steps, 2e-3, keys[4])
 
-    return cached(f"residual-{activation}-blocks{blocks}-width{width}-steps{steps}-seed{seed}", first, make)
+    return cached(
+        f"residual-{activation}-blocks{blocks}-width{width}-steps{steps}-seed{seed}", first, make
+    )
 
 
 def residual_chain(
-    blocks: int = 100, width: int = 32, activation: str = "tanh", steps: int = 300, seed: int = 0, batch: tuple[int, ...] = ()
+    blocks: int = 100,
+    width: int = 32,
+    activation: str = "tanh",
+    steps: int = 300,
+    seed: int = 0,
+    batch: tuple[int, ...] = (),
 ) -> Model:
     """The trained network of `residual_params`, ``z + act(z W + b) V / sqrt(blocks)``, on digits that it has not seen.
 
@@ -115,7 +136,9 @@ def residual_chain(
     params = residual_params(blocks, width, activation, steps, seed)
     images = data.digits().test_x[: math.prod(batch)].reshape(*batch, PIXELS)
     layers = {name: params[name] for name in ("in", "bias", "out")}
-    return Model(_residual_block(blocks, activation), layers, jnp.asarray(images) @ params["encode"])
+    return Model(
+        _residual_block(blocks, activation), layers, jnp.asarray(images) @ params["encode"]
+    )
 
 
 def _residual_block(blocks: int, activation: str) -> Callable[[Array, Params], Array]:
@@ -123,31 +146,55 @@ def _residual_block(blocks: int, activation: str) -> Callable[[Array, Params], A
     prepare = _layer_norm if activation == "gelu" else lambda z: z
 
     def step(z: Array, layer: Params) -> Array:
-        return z + act(affine(prepare(z), layer["in"], layer["bias"])) @ layer["out"] / math.sqrt(blocks)
+        return z + act(affine(prepare(z), layer["in"], layer["bias"])) @ layer["out"] / math.sqrt(
+            blocks
+        )
 
     return step
 
 
-def gru_chain(n: int, length: int, key: Array, batch: tuple[int, ...] = (), gain: float = 1.0) -> Model:
+def gru_chain(
+    n: int, length: int, key: Array, batch: tuple[int, ...] = (), gain: float = 1.0
+) -> Model:
     """A gated recurrent unit with ``n`` states and random weights, which reads random inputs; ``gain`` scales its own loop."""
     of_h, of_x, of_inputs = jax.random.split(key, 3)
     zeros = jnp.zeros(3 * n, jnp.float32)
-    weights = {"W": normal(of_x, n, 3 * n), "U": gain * normal(of_h, n, 3 * n), "b": zeros, "c": zeros}
+    weights = {
+        "W": normal(of_x, n, 3 * n),
+        "U": gain * normal(of_h, n, 3 * n),
+        "b": zeros,
+        "c": zeros,
+    }
     step = partial(cells.gru, weights)
-    return Model(step, jax.random.normal(of_inputs, (length, *batch, n), jnp.float32), jnp.zeros((*batch, n), jnp.float32))
+    return Model(
+        step,
+        jax.random.normal(of_inputs, (length, *batch, n), jnp.float32),
+        jnp.zeros((*batch, n), jnp.float32),
+    )
 
 
-def lstm_chain(n: int, length: int, key: Array, batch: tuple[int, ...] = (), gain: float = 1.0) -> Model:
+def lstm_chain(
+    n: int, length: int, key: Array, batch: tuple[int, ...] = (), gain: float = 1.0
+) -> Model:
     """A long short-term memory with random weights; its state is ``(h, c)``, of ``n`` entries each."""
     of_h, of_x, of_inputs = jax.random.split(key, 3)
-    bias = jnp.zeros(4 * n, jnp.float32).at[n : 2 * n].set(1.0)  # remembers to begin with, as trained ones do
+    bias = (
+        jnp.zeros(4 * n, jnp.float32).at[n : 2 * n].set(1.0)
+    )  # remembers to begin with, as trained ones do
     weights = {"W": normal(of_x, n, 4 * n), "U": gain * normal(of_h, n, 4 * n), "b": bias}
     inputs = jax.random.normal(of_inputs, (length, *batch, n), jnp.float32)
     zeros = jnp.zeros((*batch, n), jnp.float32)
     return Model(partial(cells.lstm, weights), inputs, (zeros, zeros))
 
 
-def mlp_chain(width: int, length: int, activation: str, key: Array, batch: tuple[int, ...] = (), gain: float = 1.0) -> Model:
+def mlp_chain(
+    width: int,
+    length: int,
+    activation: str,
+    key: Array,
+    batch: tuple[int, ...] = (),
+    gain: float = 1.0,
+) -> Model:
     """A stack of layers ``act(z W_l + b_l)``, each with random weights of its own; relu's are larger by sqrt(2)."""
     of_weights, of_bias, of_state = jax.random.split(key, 3)
     act = ACTIVATIONS[activation]

@@ -26,13 +26,28 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument("--quick", action="store_true", help="small sizes: under a minute on two cores")
-    found.add_argument("--keep", metavar="NAME", help="write NAME.jsonl and NAME.png to results/<device>, too")
-    found.add_argument("--out", type=Path, metavar="DIR", help="with --keep: write to DIR/<device> instead")
+    found.add_argument(
+        "--quick", action="store_true", help="small sizes: under a minute on two cores"
+    )
+    found.add_argument(
+        "--keep", metavar="NAME", help="write NAME.jsonl and NAME.png to results/<device>, too"
+    )
+    found.add_argument(
+        "--out", type=Path, metavar="DIR", help="with --keep: write to DIR/<device> instead"
+    )
     found.add_argument("--plot", type=Path, metavar="FILE", help="draw the figure into this file")
-    found.add_argument("--repeats", type=positive, default=REPEATS, help="timed calls of each program, at least (%(default)s)")
-    found.add_argument("--seconds", type=float, metavar="S", help="begin with nothing new after so many seconds")
-    found.add_argument("--calibrate", action="store_true", help="measure this device anew for the predictions")
+    found.add_argument(
+        "--repeats",
+        type=positive,
+        default=REPEATS,
+        help="timed calls of each program, at least (%(default)s)",
+    )
+    found.add_argument(
+        "--seconds", type=float, metavar="S", help="begin with nothing new after so many seconds"
+    )
+    found.add_argument(
+        "--calibrate", action="store_true", help="measure this device anew for the predictions"
+    )
     return found
 
 
@@ -62,7 +77,9 @@ def picture(options: argparse.Namespace) -> Path | None:
     return path_of(options.keep, "png", options.out) if options.keep else None
 
 
-def conclude(options: argparse.Namespace, kept: Record, draw: Callable[[Path], None] | None) -> None:
+def conclude(
+    options: argparse.Namespace, kept: Record, draw: Callable[[Path], None] | None
+) -> None:
     """Say where the rows are kept, and draw the figure."""
     if kept.path:
         print("kept in", kept.path)

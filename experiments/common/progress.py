@@ -21,4 +21,12 @@ def progress(items: Iterable[T], label: str = "", total: int | None = None) -> I
     except ModuleNotFoundError:
         yield from items
         return
-    yield from tqdm(items, desc=label or None, total=total, delay=SECONDS, disable=None, leave=False, dynamic_ncols=True)
+    yield from tqdm(
+        items,
+        desc=label or None,
+        total=total,
+        delay=SECONDS,
+        disable=None,
+        leave=False,
+        dynamic_ncols=True,
+    )

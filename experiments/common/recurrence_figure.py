@@ -30,10 +30,25 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         for panel, width in zip(panels, widths, strict=False):
             for number, name in enumerate(sequential):
                 shade = f"{0.75 * number / len(sequential):.2f}"  # a grey, from black on
-                _line(panel, [row for row in rows if (row["w"], row["program"]) == (width, name)], name, shade)
+                _line(
+                    panel,
+                    [row for row in rows if (row["w"], row["program"]) == (width, name)],
+                    name,
+                    shade,
+                )
             for number, name in enumerate(parallel):
-                _line(panel, [row for row in rows if (row["w"], row["program"]) == (width, name)], name, f"C{number}")
-            panel.set(title=f"{which[0][0][0]} blocks, w = {width}", xlabel="L", xscale="log", yscale="log")
+                _line(
+                    panel,
+                    [row for row in rows if (row["w"], row["program"]) == (width, name)],
+                    name,
+                    f"C{number}",
+                )
+            panel.set(
+                title=f"{which[0][0][0]} blocks, w = {width}",
+                xlabel="L",
+                xscale="log",
+                yscale="log",
+            )
             lengths = sorted({row["L"] for row in rows})
             panel.set_xticks(lengths, lengths)
             panel.set_xticks([], minor=True)
@@ -47,5 +62,18 @@ def _line(axes: Any, rows: Sequence[Row], name: str, color: str) -> None:
     rows = sorted(rows, key=lambda row: int(row["L"]))
     measured = [row for row in rows if "speedup" in row]
     predicted = [row for row in rows if "predicted ms" in row]
-    axes.plot([row["L"] for row in measured], [row["ms"] for row in measured], "o-", ms=4, color=color, label=name)
-    axes.plot([row["L"] for row in predicted], [row["predicted ms"] for row in predicted], "--", lw=0.8, color=color)
+    axes.plot(
+        [row["L"] for row in measured],
+        [row["ms"] for row in measured],
+        "o-",
+        ms=4,
+        color=color,
+        label=name,
+    )
+    axes.plot(
+        [row["L"] for row in predicted],
+        [row["predicted ms"] for row in predicted],
+        "--",
+        lw=0.8,
+        color=color,
+    )

@@ -38,7 +38,9 @@ def environment() -> dict[str, Any]:
         "device": device(),
         "devices": jax.device_count(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "numpy": np.__version__,
@@ -80,7 +82,9 @@ def path_of(name: str, ending: str = "jsonl", folder: Path | None = None) -> Pat
     return (folder or FOLDER) / device() / f"{name}.{ending}"
 
 
-def write(name: str, rows: Iterable[Mapping[str, Any]], folder: Path | None = None, complete: bool = True) -> Path:
+def write(
+    name: str, rows: Iterable[Mapping[str, Any]], folder: Path | None = None, complete: bool = True
+) -> Path:
     """Write `rows` to `folder/<device>/<name>.jsonl`, whole or not at all.
 
     The lines go to a temporary file that takes the old one's place once it is complete, so whatever
@@ -127,13 +131,17 @@ def _commit() -> str | None:
 
 
 def _git(*args: str) -> str:
-    done = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 
 def _processor() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        found = re.search(
+            r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
     except OSError:
         found = None
     return found[1] if found else platform.processor()

@@ -34,11 +34,20 @@ def has_figure(rows: Sequence[Row]) -> bool:
 
 
 def _lines(axes: Any, rows: Sequence[Row], title: str) -> None:
-    rows = sorted(rows, key=lambda row: int(row["devices"]))  # the most important ones were measured first
+    rows = sorted(
+        rows, key=lambda row: int(row["devices"])
+    )  # the most important ones were measured first
     for key, (label, colour, line) in LINES.items():
         there = [row for row in rows if isinstance(row.get(key), float)]
         if there:
-            axes.plot([row["devices"] for row in there], [row[key] for row in there], line, ms=3, color=colour, label=label)
+            axes.plot(
+                [row["devices"] for row in there],
+                [row[key] for row in there],
+                line,
+                ms=3,
+                color=colour,
+                label=label,
+            )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("devices")

@@ -24,7 +24,9 @@ def by_loop(step: Step, scan: Scan) -> Callable[[Any, Any], Any]:
 
 def solver(step: Step, method: Any, batch_ndim: int = 0) -> Callable[[Any, Any], deeppcr.Solution]:
     """A solve, of the same arguments."""
-    return lambda z0, inputs: deeppcr.solve(deeppcr.Chain(step, inputs), z0, method=method, batch_ndim=batch_ndim)
+    return lambda z0, inputs: deeppcr.solve(
+        deeppcr.Chain(step, inputs), z0, method=method, batch_ndim=batch_ndim
+    )
 
 
 def at_once(step: Step, method: Any, batch_ndim: int = 0) -> Program:

@@ -37,7 +37,9 @@ def best(rows: Iterable[Row], without: Sequence[str] = ("auto",)) -> Iterator[Ro
         right = [row for row in group if "speedup" in row and row.get("ended") != "not converged"]
         right.sort(key=lambda row: float(row["ms"]))
         sequential = next((row for row in right if row["baseline"]), None)
-        parallel = next((row for row in right if not row["baseline"] and row["program"] not in without), None)
+        parallel = next(
+            (row for row in right if not row["baseline"] and row["program"] not in without), None
+        )
         auto = next((row for row in right if row["program"] == "auto"), None)
         if sequential and parallel:
             found = {
@@ -56,7 +58,9 @@ def best(rows: Iterable[Row], without: Sequence[str] = ("auto",)) -> Iterator[Ro
 
 def errors(rows: Iterable[Row]) -> Row | None:
     """How far predicted times were from measured ones, |log2(predicted / measured)|; None where nothing was predicted."""
-    found = sorted(abs(float(row["log2"])) for row in rows if isinstance(row.get("log2"), int | float))
+    found = sorted(
+        abs(float(row["log2"])) for row in rows if isinstance(row.get("log2"), int | float)
+    )
     if not found:
         return None
     return {

@@ -38,9 +38,18 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if not columns:
         return ""
-    marks = ["--:" if all(_is_blank_or_number(row.get(column, "")) for row in rows) else "---" for column in columns]
+    marks = [
+        "--:" if all(_is_blank_or_number(row.get(column, "")) for row in rows) else "---"
+        for column in columns
+    ]
     cells = [[_text(row.get(column, "")).replace("|", "\\|") for column in columns] for row in rows]
-    return "\n".join([f"| {' | '.join(columns)} |", f"|{'|'.join(marks)}|", *(f"| {' | '.join(line)} |" for line in cells)])
+    return "\n".join(
+        [
+            f"| {' | '.join(columns)} |",
+            f"|{'|'.join(marks)}|",
+            *(f"| {' | '.join(line)} |" for line in cells),
+        ]
+    )
 
 
 def _text(value: Any) -> str:
@@ -55,6 +64,7 @@ def _is_blank_or_number(value: Any) -> bool:
 
 def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     aligned = (
-        cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(cells, widths, right, strict=True)
+        cell.rjust(width) if to_right else cell.ljust(width)
+        for cell, width, to_right in zip(cells, widths, right, strict=True)
     )
     return "  ".join(aligned).rstrip()

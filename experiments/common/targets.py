@@ -62,15 +62,21 @@ class Target:
         def shape(leaf: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf), sharding=here)
 
-        def program(*arguments: Any) -> Any:  # a function that jax has not traced yet, for another platform
+        def program(
+            *arguments: Any,
+        ) -> Any:  # a function that jax has not traced yet, for another platform
             return f(*arguments)
 
         with self.chosen():
             lowered = jax.jit(program).lower(*jax.tree.map(shape, arguments))
             try:
                 text = lowered.compile().as_text()
-            except jax.errors.JaxRuntimeError:  # without a device to try it on, XLA may take a Triton kernel that does not fit
-                text = lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False}).as_text()
+            except (
+                jax.errors.JaxRuntimeError
+            ):  # without a device to try it on, XLA may take a Triton kernel that does not fit
+                text = lowered.compile(
+                    compiler_options={"xla_gpu_enable_triton_gemm": False}
+                ).as_text()
         if text is None:
             raise Unavailable(f"jax does not show what it has compiled for an {self.name}")
         return text
@@ -83,8 +89,12 @@ def target(name: str) -> Target:
         Unavailable: there is no such plugin.
     """
     try:
-        found = topologies.get_topology_desc("", "cuda", target_config=NAMES[name], topology="1x1x1")
+        found = topologies.get_topology_desc(
+            "", "cuda", target_config=NAMES[name], topology="1x1x1"
+        )
     except NotImplementedError:
         how = PLUGIN.format(jax.__version__)
-        raise Unavailable(f"jax has no plugin for CUDA here, which compiles for an {name}: {how}") from None
+        raise Unavailable(
+            f"jax has no plugin for CUDA here, which compiles for an {name}: {how}"
+        ) from None
     return Target(name, found.devices[0])

@@ -43,7 +43,9 @@ def clock(function: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def interleave(functions: Mapping[str, Callable[[], Any]], repeats: int = 7, warmup: int = 1) -> dict[str, Timing]:
+def interleave(
+    functions: Mapping[str, Callable[[], Any]], repeats: int = 7, warmup: int = 1
+) -> dict[str, Timing]:
     """Time functions in turn, A B C A B C ..., so that a machine that slows down slows all of them.
 
     Args:

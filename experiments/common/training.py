@@ -18,11 +18,15 @@ Params = dict[str, Array]
 Tree = TypeVar("Tree")
 
 
-def train(loss: Callable[[Params, Array], Array], params: Params, steps: int, rate: float, key: Array) -> Params:
+def train(
+    loss: Callable[[Params, Array], Array], params: Params, steps: int, rate: float, key: Array
+) -> Params:
     """Train by `adam`; ``loss(params, key)`` draws its batch by the key."""
 
     @jax.jit
-    def update(params: Params, moments: tuple[Params, Params], index: Array) -> tuple[Params, tuple[Params, Params]]:
+    def update(
+        params: Params, moments: tuple[Params, Params], index: Array
+    ) -> tuple[Params, tuple[Params, Params]]:
         gradient = jax.grad(loss)(params, jax.random.fold_in(key, index))
         params, mean, square = adam(params, *moments, gradient, index, rate, steps)
         return params, (mean, square)
@@ -68,7 +72,9 @@ def cached(name: str, first: Params, make: Callable[[], Params]) -> Params:
             params = {key: jnp.asarray(arrays[key]) for key in first}
         if all(params[key].shape == value.shape for key, value in first.items()):
             return params
-    except Exception:  # whatever a file that is missing, cut short or of another kind raises: it is made again
+    except (
+        Exception
+    ):  # whatever a file that is missing, cut short or of another kind raises: it is made again
         pass
     params = make()
     CACHE.mkdir(parents=True, exist_ok=True)

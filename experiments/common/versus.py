@@ -74,7 +74,9 @@ class Case:
     tolerance: float = TOLERANCE
 
 
-def race(case: Case, device: depth.Device, repeats: int = REPEATS, longest: float = LONGEST) -> Iterator[Row]:
+def race(
+    case: Case, device: depth.Device, repeats: int = REPEATS, longest: float = LONGEST
+) -> Iterator[Row]:
     """Predict, compile and time all programs of a case.
 
     Args:
@@ -90,7 +92,10 @@ def race(case: Case, device: depth.Device, repeats: int = REPEATS, longest: floa
         "over lax.scan", "depth speedup", "predicted speedup"; with ``solve`` "iterations", "residual" and "ended"; and "note"
         where something kept it from running, or it is wrong. What is not known is not in the row.
     """
-    runners = {name: _Runner(program, case) for name, program in {**case.baselines, **case.programs}.items()}
+    runners = {
+        name: _Runner(program, case)
+        for name, program in {**case.baselines, **case.programs}.items()
+    }
     expected: Any = None
     for runner in runners.values():
         with _noting(runner):
@@ -138,7 +143,11 @@ class _Runner:
             cost = cost if cost.exact else self._read(*_turns(solutions))
         if cost.exact:
             self.cost, self.predicted = cost, depth.predict(cost, device)
-            self.row |= {"depth": cost.depth, "work": cost.work, "predicted ms": 1e3 * self.predicted}
+            self.row |= {
+                "depth": cost.depth,
+                "work": cost.work,
+                "predicted ms": 1e3 * self.predicted,
+            }
         return self._in_time(cost if cost.exact else least, device, longest)
 
     def _read(self, turns: int | None, rest: int | None = None) -> depth.Cost:
@@ -179,7 +188,9 @@ class _Runner:
             return
         last = self.seconds[-1] if self.seconds else math.inf
         if not self.seconds or sum(self.seconds) + last <= PATIENCE:
-            self.seconds += [clock(self.call) for _ in range(max(1, min(MOST_CALLS, int(SHARE / last))))]
+            self.seconds += [
+                clock(self.call) for _ in range(max(1, min(MOST_CALLS, int(SHARE / last))))
+            ]
 
     @property
     def timing(self) -> Timing | None:
@@ -201,7 +212,9 @@ def _told(solutions: Sequence[Any]) -> Row:
     """What solutions tell of how they were found."""
     results = [Result(int(solution.result)) for solution in solutions]
     return {
-        "iterations": round(sum(int(solution.stats.iterations) for solution in solutions) / len(solutions)),
+        "iterations": round(
+            sum(int(solution.stats.iterations) for solution in solutions) / len(solutions)
+        ),
         "residual": max(float(solution.stats.residual) for solution in solutions),
         "ended": max(results).name.lower().replace("_", " "),
     }
@@ -225,7 +238,11 @@ def _rows(case: Case, runners: Mapping[str, _Runner]) -> Iterator[Row]:
     for name, runner in runners.items():
         row = {**case.labels, "program": name, "baseline": name in case.baselines, **runner.row}
         if timing := runner.timing:
-            row |= {"ms": 1e3 * timing.median, "min ms": 1e3 * timing.minimum, "max ms": 1e3 * timing.maximum}
+            row |= {
+                "ms": 1e3 * timing.median,
+                "min ms": 1e3 * timing.minimum,
+                "max ms": 1e3 * timing.maximum,
+            }
             row["repeats"] = timing.count
             if runner.predicted is not None:
                 row["log2"] = math.log2(runner.predicted / timing.median)

@@ -44,7 +44,11 @@ class Specimen:
     def work(self) -> float:
         """Operations of a forward pass, about."""
         gates = {"gru": 6, "lstm": 4, "elementwise": 0}.get(self.kind, 1)  # of a w x w product each
-        each = 6 * CHANNELS * self.width if self.kind == "residual conv" else 2 * gates * self.width**2 + 20 * self.width
+        each = (
+            6 * CHANNELS * self.width
+            if self.kind == "residual conv"
+            else 2 * gates * self.width**2 + 20 * self.width
+        )
         return float(self.length * self.batch * each)
 
     @property
@@ -126,20 +130,33 @@ def task(specimen: Specimen, gain: float = 1.0) -> Task:
     def normal(*shape: int, scale: float = 1.0) -> Array:
         return scale * jax.random.normal(next(keys), shape, jnp.float32)
 
-    near = gain * n**-0.5  # the spectral radius of a random matrix is sqrt(n) times its entries' size
+    near = (
+        gain * n**-0.5
+    )  # the spectral radius of a random matrix is sqrt(n) times its entries' size
     init = jnp.zeros((batch, n), jnp.float32)
     sequence = normal(length, batch, n)
     match specimen.kind:
         case "tanh" | "relu":
             act = jnp.tanh if specimen.kind == "tanh" else jax.nn.relu
             layers = {"w": normal(length, n, n, scale=near), "b": normal(length, n, scale=0.1)}
-            return Task(lambda _, z, layer: act(z @ layer["w"] + layer["b"][None]), None, normal(batch, n), layers)
+            return Task(
+                lambda _, z, layer: act(z @ layer["w"] + layer["b"][None]),
+                None,
+                normal(batch, n),
+                layers,
+            )
         case "gru":
-            weights = {"x": normal(n, 3 * n, scale=near), "h": normal(n, 2 * n, scale=near), "hn": normal(n, n, scale=near)}
+            weights = {
+                "x": normal(n, 3 * n, scale=near),
+                "h": normal(n, 2 * n, scale=near),
+                "hn": normal(n, n, scale=near),
+            }
             return Task(_gru, weights, init, sequence)
         case "lstm":
             weights = {"W": normal(n, 4 * n, scale=near), "U": normal(n, 4 * n, scale=near)}
-            weights["b"] = jnp.zeros(4 * n, jnp.float32).at[n : 2 * n].set(1.0)  # remembers to begin with
+            weights["b"] = (
+                jnp.zeros(4 * n, jnp.float32).at[n : 2 * n].set(1.0)
+            )  # remembers to begin with
             return Task(cells.lstm, weights, (init, init), sequence)
         case "residual conv":
             filters = {"w": normal(length, 3, CHANNELS, CHANNELS, scale=0.3 / length**0.5)}
@@ -160,7 +177,9 @@ def _gru(weights: Any, h: Array, x: Array) -> Array:
 
 def _convolution(_: Any, z: Array, layer: Any) -> Array:
     """A residual block on ``z: [batch, positions, channels]``: a convolution of width 3."""
-    moved = lax.conv_general_dilated(jnp.tanh(z), layer["w"], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+    moved = lax.conv_general_dilated(
+        jnp.tanh(z), layer["w"], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+    )
     return z + moved
 
 

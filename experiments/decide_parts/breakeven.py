@@ -26,7 +26,12 @@ def gru(width: int, length: int) -> zoo.Specimen:
 
 def cell(chain: Chain, model: depth.Device, effort: Effort) -> Row:
     """One cell of the map: predicted and realised speedup on this device; predicted, on others."""
-    row: Row = {"part": "map", "w": chain.specimen.width, "L": chain.specimen.length, "direction": chain.direction}
+    row: Row = {
+        "part": "map",
+        "w": chain.specimen.width,
+        "L": chain.specimen.length,
+        "direction": chain.direction,
+    }
     sequential, parallel = _rivals(chain, model)
     row["predicted, here"] = sequential.seconds / parallel.seconds
     row["parallel"] = parallel.name
@@ -45,9 +50,16 @@ def cell(chain: Chain, model: depth.Device, effort: Effort) -> Row:
 def _rivals(chain: Chain, model: depth.Device) -> tuple[Candidate, Candidate]:
     """The sequential program, and the best of all others."""
     field = dataclasses.replace(chain.field(model), memory=int(model.memory) // 2)
-    every = best_gradient(field, None, everything=True) if chain.is_gradient else best_method(field, everything=True)
+    every = (
+        best_gradient(field, None, everything=True)
+        if chain.is_gradient
+        else best_method(field, everything=True)
+    )
     sequential = next(candidate for candidate in every if candidate.is_sequential)
-    return sequential, min((other for other in every if not other.is_sequential), key=lambda candidate: candidate.seconds)
+    return sequential, min(
+        (other for other in every if not other.is_sequential),
+        key=lambda candidate: candidate.seconds,
+    )
 
 
 def _realised(measured: Measured, parallel: Candidate, loops: Sequence[str]) -> Row:

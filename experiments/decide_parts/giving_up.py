@@ -22,7 +22,19 @@ Row = dict[str, Any]
 FAR_DEVICE = "H200"
 LENGTH = 1024
 KEPT = (  # of the rows of a race
-    *("ms", "min ms", "max ms", "repeats", "trace s", "compile s", "temp MB", "depth", "work", "predicted ms", "log2"),
+    *(
+        "ms",
+        "min ms",
+        "max ms",
+        "repeats",
+        "trace s",
+        "compile s",
+        "temp MB",
+        "depth",
+        "work",
+        "predicted ms",
+        "log2",
+    ),
     *("residual", "over lax.scan", "depth speedup", "predicted speedup", "note"),
 )
 
@@ -40,7 +52,12 @@ class Hard:
 def logistic(length: int = LENGTH) -> Hard:
     """The logistic map, which is chaotic at r = 3.9."""
     start = jax.random.uniform(jax.random.key(0), (8, 1), minval=0.2, maxval=0.8)
-    return Hard("logistic map, r = 3.9", lambda z, x: 3.9 * z * (1 - z) + 0 * x[None], start, jnp.zeros((length, 1)))
+    return Hard(
+        "logistic map, r = 3.9",
+        lambda z, x: 3.9 * z * (1 - z) + 0 * x[None],
+        start,
+        jnp.zeros((length, 1)),
+    )
 
 
 def network(length: int = LENGTH) -> Hard:
@@ -49,7 +66,12 @@ def network(length: int = LENGTH) -> Hard:
     weights = jax.random.normal(key, (16, 16))
     weights = 2 * weights / jnp.abs(jnp.linalg.eigvals(weights)).max()
     inputs = 0.1 * jax.random.normal(key, (length, 16))
-    return Hard("tanh RNN, spectral radius 2", lambda z, x: jnp.tanh(z @ weights + x[None]), jnp.zeros((8, 16)), inputs)
+    return Hard(
+        "tanh RNN, spectral radius 2",
+        lambda z, x: jnp.tanh(z @ weights + x[None]),
+        jnp.zeros((8, 16)),
+        inputs,
+    )
 
 
 CHAINS = (logistic, network)
@@ -61,7 +83,9 @@ def giving_up(chain: Hard, device: depth.Device, repeats: int) -> Iterator[Row]:
     Raises:
         RuntimeError: the plan for the GPU is sequential.
     """
-    found = deeppcr.plan(deeppcr.Chain(chain.step, chain.inputs), chain.init, device=FAR_DEVICE, batch_ndim=1)
+    found = deeppcr.plan(
+        deeppcr.Chain(chain.step, chain.inputs), chain.init, device=FAR_DEVICE, batch_ndim=1
+    )
     planned = found.method
     if not isinstance(planned, Newton):
         raise RuntimeError(f"{chain.name}: the plan for {FAR_DEVICE} is {planned}")
@@ -75,14 +99,20 @@ def giving_up(chain: Hard, device: depth.Device, repeats: int) -> Iterator[Row]:
         labels={},
         arguments=[(chain.init, chain.inputs)],
         baselines=baselines(partial(by_loop, chain.step), len(chain.inputs), longest=0),
-        programs={name: at_once(chain.step, method, batch_ndim=1) for name, method in methods.items()},
+        programs={
+            name: at_once(chain.step, method, batch_ndim=1) for name, method in methods.items()
+        },
         tolerance=math.inf,  # rounding is amplified, too: two sequential programs end far apart
     )
     rows = {row["program"]: row for row in race(case, device, repeats) if not row["baseline"]}
     newton, sequential = found.main.forward[0], found.main.sequential
     for name, row in rows.items():
         said: Row = {"part": "giving-up", "chain": chain.name, "method": name}
-        for key, title in (("iterations", "iterations"), ("ended", "ended"), ("error", "error, lax.scan")):
+        for key, title in (
+            ("iterations", "iterations"),
+            ("ended", "ended"),
+            ("error", "error, lax.scan"),
+        ):
             if key in row:
                 said[title] = row[key]
         if "ms" in row and "ms" in rows["sequential"]:

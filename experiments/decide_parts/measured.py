@@ -56,12 +56,18 @@ class Measured:
             "log2": math.log2(predicted / timing.minimum),
             "error": self.errors[name],
         }
-        return row if built.temporary_bytes is None else row | {"temp MB": built.temporary_bytes / 1e6}
+        return (
+            row if built.temporary_bytes is None else row | {"temp MB": built.temporary_bytes / 1e6}
+        )
 
     @property
     def note(self) -> Row:
         """What went wrong, if anything did."""
-        return {"note": "; ".join(f"{name} {note}" for name, note in self.notes.items())} if self.notes else {}
+        return (
+            {"note": "; ".join(f"{name} {note}" for name, note in self.notes.items())}
+            if self.notes
+            else {}
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,9 @@ class Effort:
     seconds: float = 0.3
 
 
-def measure(programs: Mapping[str, Callable[..., Any]], arguments: tuple[Any, ...], effort: Effort) -> Measured:
+def measure(
+    programs: Mapping[str, Callable[..., Any]], arguments: tuple[Any, ...], effort: Effort
+) -> Measured:
     """Compile programs, see that they compute what the first one computes, and let those that do run in turn.
 
     Args:
@@ -109,7 +117,9 @@ def measure(programs: Mapping[str, Callable[..., Any]], arguments: tuple[Any, ..
 
 
 def _timed(calls: Mapping[str, Callable[[], Any]], effort: Effort) -> dict[str, Timing]:
-    seconds = {name: [clock(call) for _ in range(min(2, effort.repeats))] for name, call in calls.items()}
+    seconds = {
+        name: [clock(call) for _ in range(min(2, effort.repeats))] for name, call in calls.items()
+    }
     for _ in range(effort.repeats - 2):
         fastest = min(map(min, seconds.values()))
         for name, call in calls.items():

@@ -41,7 +41,9 @@ class Choice:
 
     def run(self, f: Any, init: Any, xs: Any) -> Any:
         """The scan."""
-        return deeppcr.scan(f, init, xs, method=self.method, adjoint=self.adjoint or "sequential", batch_ndim=1)
+        return deeppcr.scan(
+            f, init, xs, method=self.method, adjoint=self.adjoint or "sequential", batch_ndim=1
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,9 @@ class Chain:
             state = task.step(task.weights, state, x)
             return state, jax.tree.leaves(state)[0]
 
-        return Field(Pieces.of(pose(step, task.init, task.inputs, self.specimen.length, 1, "init")), model)
+        return Field(
+            Pieces.of(pose(step, task.init, task.inputs, self.specimen.length, 1, "init")), model
+        )
 
     @property
     def loops(self) -> dict[str, Callable[..., Any]]:
@@ -85,14 +89,20 @@ class Chain:
     def choices(self, candidates: Iterable[Candidate]) -> Iterator[Choice]:
         """Deeppcr's own unrolled loop, and candidates."""
         adjoint = Autodiff(with_states=True) if self.is_gradient else None
-        yield Choice("sequential, unrolled" + (" / autodiff" if adjoint else ""), Sequential(unroll=4), adjoint)
+        yield Choice(
+            "sequential, unrolled" + (" / autodiff" if adjoint else ""),
+            Sequential(unroll=4),
+            adjoint,
+        )
         yield from map(Choice.of, candidates)
 
     def depths(self, candidate: Candidate) -> Row:
         """Depth of `jax.lax.scan` and of a candidate, by as many iterations as are expected of it."""
         arguments = self.task.arguments
         sequential = cost(self.program(lax.scan), arguments, lambda: 0)
-        chosen = cost(self.program(Choice.of(candidate).run), arguments, lambda: candidate.iterations)
+        chosen = cost(
+            self.program(Choice.of(candidate).run), arguments, lambda: candidate.iterations
+        )
         if sequential is None or chosen is None:
             return {}
         return {

@@ -22,7 +22,9 @@ from experiments.decide_parts.programs import DIRECTIONS, Chain
 Row = dict[str, Any]
 
 MOST_BYTES = 5e8  # of Jacobians of all steps: what is larger is not run
-HOPELESS = 25  # times the least predicted time: nor is this; no prediction of 400 was off by so much
+HOPELESS = (
+    25  # times the least predicted time: nor is this; no prediction of 400 was off by so much
+)
 AGAIN = "lax.scan, again"  # the same program, compiled a second time: how far apart the times of one program lie
 
 
@@ -38,7 +40,9 @@ def regret(chain: Chain, model: depth.Device, effort: Effort) -> Row:
     loops, skipped = chain.loops, []
     programs = loops | {AGAIN: chain.program(lax.scan)}
     for choice in chain.choices(every):
-        if (_has_blocks(choice.label) and _block_bytes(chain) > MOST_BYTES) or predicted.get(choice.label, 0.0) > hopeless:
+        if (_has_blocks(choice.label) and _block_bytes(chain) > MOST_BYTES) or predicted.get(
+            choice.label, 0.0
+        ) > hopeless:
             skipped.append(choice.label)
         else:
             programs[choice.label] = chain.program(choice.run)
@@ -66,7 +70,13 @@ def regret(chain: Chain, model: depth.Device, effort: Effort) -> Row:
     return row | measured.note
 
 
-def _judged(measured: Measured, chosen: Candidate, within: Collection[str], loops: Sequence[str], planning: float) -> Row:
+def _judged(
+    measured: Measured,
+    chosen: Candidate,
+    within: Collection[str],
+    loops: Sequence[str],
+    planning: float,
+) -> Row:
     """What became of the choice; nothing where it, or `jax.lax.scan`, did not run or is wrong."""
     seconds = measured.seconds
     if chosen.name not in {*seconds, *measured.notes}:
@@ -131,7 +141,10 @@ def report(rows: Sequence[Row]) -> str:
         there = [row for row in rows if row["direction"] == direction and "regret %" in row]
         if there:
             kinds = [*dict.fromkeys(row["kind"] for row in there), "all"]
-            by_kind = [_summary(kind, direction, [row for row in there if kind in (row["kind"], "all")]) for kind in kinds]
+            by_kind = [
+                _summary(kind, direction, [row for row in there if kind in (row["kind"], "all")])
+                for kind in kinds
+            ]
             lines += [table(by_kind), "", table(_confusion(there)), ""]
     return "\n".join(lines)
 
@@ -165,6 +178,7 @@ def _confusion(rows: Sequence[Row]) -> list[Row]:
     pairs = Counter((family(row["chosen"]), family(row["fastest"])) for row in rows)
     columns = sorted({fastest for _, fastest in pairs})
     return [
-        {"chosen, below; fastest, right": chosen} | {fastest: pairs.get((chosen, fastest), 0) for fastest in columns}
+        {"chosen, below; fastest, right": chosen}
+        | {fastest: pairs.get((chosen, fastest), 0) for fastest in columns}
         for chosen in sorted({chosen for chosen, _ in pairs})
     ]

@@ -34,7 +34,13 @@ def draw(rows: Sequence[Row], gallery: Mapping[str, np.ndarray], path: Path) -> 
         batch, size, steps = (_usual(speed, key) for key in ("batch", "w", "L"))
         along_steps = [row for row in speed if (row["batch"], row["w"]) == (batch, size)]
         along_sizes = [row for row in speed if (row["batch"], row["L"]) == (batch, steps)]
-        _lines(iterations, along_steps, "L", "iterations", f"iterations until converged ({size} latents, batch {batch})")
+        _lines(
+            iterations,
+            along_steps,
+            "L",
+            "iterations",
+            f"iterations until converged ({size} latents, batch {batch})",
+        )
         _lines(by_steps, along_steps, "L", "ms", f"time [ms] ({size} latents, batch {batch})")
         _lines(by_size, along_sizes, "w", "ms", f"time [ms] ({steps} steps, batch {batch})")
 
@@ -45,7 +51,9 @@ def _usual(rows: Sequence[Row], key: str) -> Any:
     return max(values, key=values.count) if values else 0
 
 
-def _digits(axes: Any, gallery: Mapping[str, np.ndarray], rows: Sequence[Row], method: str, title: str) -> None:
+def _digits(
+    axes: Any, gallery: Mapping[str, np.ndarray], rows: Sequence[Row], method: str, title: str
+) -> None:
     """The noise, a row of digits for every number of iterations, and the sequential samples."""
     last = {row["program"]: row for row in rows}  # of the last case, as the gallery is
     runs = [name for name in last if name.startswith(f"{method}, ") and len(gallery[name])]
@@ -54,7 +62,12 @@ def _digits(axes: Any, gallery: Mapping[str, np.ndarray], rows: Sequence[Row], m
         return
     shown = {"noise": gallery["noise"], **{_iterations(last[name]): gallery[name] for name in runs}}
     shown["sequential"] = gallery["lax.scan"]
-    axes.imshow(np.concatenate([_strip(images) for images in shown.values()]), cmap="gray_r", vmin=-1, vmax=1)
+    axes.imshow(
+        np.concatenate([_strip(images) for images in shown.values()]),
+        cmap="gray_r",
+        vmin=-1,
+        vmax=1,
+    )
     axes.set_yticks([(PIXELS + GAP) * k + PIXELS / 2 - 0.5 for k in range(len(shown))], list(shown))
     axes.set_xticks([])
     axes.tick_params(length=0)
@@ -70,7 +83,10 @@ def _iterations(row: Row) -> str:
 
 def _strip(images: np.ndarray) -> np.ndarray:
     """Images beside each other, with room around them."""
-    squares = [np.pad(image.reshape(PIXELS, PIXELS), ((0, GAP), (0, GAP)), constant_values=-1) for image in images]
+    squares = [
+        np.pad(image.reshape(PIXELS, PIXELS), ((0, GAP), (0, GAP)), constant_values=-1)
+        for image in images
+    ]
     return np.concatenate(squares, axis=1)
 
 
@@ -80,12 +96,25 @@ def _distances(axes: Any, rows: Sequence[Row]) -> None:
         axes.set_axis_off()
         return
     rows = [row for row in rows if row["w"] == rows[-1]["w"]]  # of the last case, as the gallery is
-    axes.axhline(rows[0]["W1, other noise"], color="0.4", linestyle="--", label="other noise, sequential")
+    axes.axhline(
+        rows[0]["W1, other noise"], color="0.4", linestyle="--", label="other noise, sequential"
+    )
     for method in METHODS:
-        points = [row for row in rows if row["program"].startswith(f"{method}, ") and "W1 to sequential" in row]
+        points = [
+            row
+            for row in rows
+            if row["program"].startswith(f"{method}, ") and "W1 to sequential" in row
+        ]
         if points:
             distances = [row["W1 to sequential"] for row in points]
-            axes.plot([row["iterations"] for row in points], distances, "o-", ms=4, color=COLORS[method], label=method)
+            axes.plot(
+                [row["iterations"] for row in points],
+                distances,
+                "o-",
+                ms=4,
+                color=COLORS[method],
+                label=method,
+            )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
@@ -100,15 +129,28 @@ def _lines(axes: Any, rows: Sequence[Row], along: str, key: str, title: str) -> 
         axes.set_axis_off()
         return
     ticks = sorted({row[along] for row in rows})
-    lines = {name: [row for row in rows if row["program"] == name] for name in dict.fromkeys(row["program"] for row in rows)}
+    lines = {
+        name: [row for row in rows if row["program"] == name]
+        for name in dict.fromkeys(row["program"] for row in rows)
+    }
     if key == "ms":
-        lines[SEQUENTIAL] = [_fastest([row for row in rows if row["baseline"] and row[along] == tick]) for tick in ticks]
+        lines[SEQUENTIAL] = [
+            _fastest([row for row in rows if row["baseline"] and row[along] == tick])
+            for tick in ticks
+        ]
     for name, points in lines.items():
         method = name.partition(", coarse")[0]
         points = sorted((row for row in points if key in row), key=lambda row: row[along])
         if method in COLORS and points:
             style = "o-" if method == name else "o--"
-            axes.plot([row[along] for row in points], [row[key] for row in points], style, ms=4, color=COLORS[method], label=name)
+            axes.plot(
+                [row[along] for row in points],
+                [row[key] for row in points],
+                style,
+                ms=4,
+                color=COLORS[method],
+                label=name,
+            )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(ticks, list(map(str, ticks)))

@@ -83,9 +83,14 @@ def generator(size: int, how: Training) -> Generator:
     images, labels = data.pixels()
     of_coder, of_weights, of_batches = jax.random.split(jax.random.key(how.seed), 3)
     coder = None if size == PIXELS else _coder(size, how, jnp.asarray(images), of_coder)
-    first = jax.jit(denoiser.first_weights, static_argnums=(0, 1, 3))(size, how.width, of_weights, CLASSES)
+    first = jax.jit(denoiser.first_weights, static_argnums=(0, 1, 3))(
+        size, how.width, of_weights, CLASSES
+    )
     untrained = Generator(size, first, coder)
-    latents, wanted = untrained.encode(jnp.asarray(images)), jnp.asarray(np.eye(CLASSES, dtype=np.float32)[labels])
+    latents, wanted = (
+        untrained.encode(jnp.asarray(images)),
+        jnp.asarray(np.eye(CLASSES, dtype=np.float32)[labels]),
+    )
 
     def loss(params: Params, key: Array) -> Array:
         of_image, of_time, of_noise = jax.random.split(key, 3)
@@ -112,7 +117,9 @@ def _coder(size: int, how: Training, images: Array, key: Array) -> Params:
         of_image, of_noise = jax.random.split(key)
         x = images[jax.random.randint(of_image, (BATCH,), 0, len(images))]
         z = _network(params, "encode", x)
-        blurred = z + 0.1 * jax.random.normal(of_noise, z.shape, z.dtype)  # neighbours have to look alike,
+        blurred = z + 0.1 * jax.random.normal(
+            of_noise, z.shape, z.dtype
+        )  # neighbours have to look alike,
         again = jnp.tanh(_network(params, "decode", blurred))
         return jnp.square(again - x).mean() + 1e-3 * jnp.square(z).mean()  # and lie close together
 
@@ -153,17 +160,26 @@ def judge(how: Training) -> Judge:
     def loss(params: Params, key: Array) -> Array:
         of_image, of_noise = jax.random.split(key)
         chosen = jax.random.randint(of_image, (BATCH,), 0, len(seen))
-        noisy = seen_images[chosen] + 0.2 * jax.random.normal(of_noise, (BATCH, PIXELS), jnp.float32)
-        return -jnp.take_along_axis(_classify(params, noisy), seen_labels[chosen][:, None], axis=1).mean()
+        noisy = seen_images[chosen] + 0.2 * jax.random.normal(
+            of_noise, (BATCH, PIXELS), jnp.float32
+        )
+        return -jnp.take_along_axis(
+            _classify(params, noisy), seen_labels[chosen][:, None], axis=1
+        ).mean()
 
-    params = cached(_name("judge", how), first, lambda: train(loss, first, how.judge_steps, 2e-3, of_batches))
+    params = cached(
+        _name("judge", how), first, lambda: train(loss, first, how.judge_steps, 2e-3, of_batches)
+    )
     found = Judge(params, float("nan"))
     return dataclasses.replace(found, accuracy=accuracy(found(images[unseen]), labels[unseen]))
 
 
 def _name(what: str, how: Training) -> str:
     """Of a file in the cache, by all that its weights depend on."""
-    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in (denoiser, training)) + Path(__file__).read_bytes()
+    sources = (
+        b"".join(Path(str(module.__file__)).read_bytes() for module in (denoiser, training))
+        + Path(__file__).read_bytes()
+    )
     return f"{what}-{hashlib.sha256(repr(how).encode() + sources).hexdigest()[:16]}"
 
 
@@ -172,8 +188,13 @@ def _first(key: Array, name: str, size: int, width: int, out: int) -> Params:
     """Weights of a network of two hidden layers, before training."""
     sizes = {"in": (size, width), "hidden": (width, width), "out": (width, out)}
     keys = jax.random.split(key, 3)
-    weights = {f"{name} {layer}": normal(key, *shape) for key, (layer, shape) in zip(keys, sizes.items(), strict=True)}
-    return weights | {f"{name} bias {layer}": jnp.zeros(shape[1], jnp.float32) for layer, shape in sizes.items()}
+    weights = {
+        f"{name} {layer}": normal(key, *shape)
+        for key, (layer, shape) in zip(keys, sizes.items(), strict=True)
+    }
+    return weights | {
+        f"{name} bias {layer}": jnp.zeros(shape[1], jnp.float32) for layer, shape in sizes.items()
+    }
 
 
 def _network(params: Params, name: str, x: Array) -> Array:
@@ -189,7 +210,9 @@ def _encode(coder: Params, images: Array) -> Array:
 
 @jax.jit
 def _decode(coder: Params, latents: Array) -> Array:
-    return jnp.tanh(_network(coder, "decode", latents * coder["deviation"][None] + coder["mean"][None]))
+    return jnp.tanh(
+        _network(coder, "decode", latents * coder["deviation"][None] + coder["mean"][None])
+    )
 
 
 @jax.jit

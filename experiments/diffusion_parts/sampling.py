@@ -27,7 +27,10 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
     "DDIM": {"_class_name": "DDIMScheduler", "timestep_spacing": "trailing", "clip_sample": False},
     "DDPM": {"_class_name": "DDPMScheduler", "timestep_spacing": "trailing", "clip_sample": False},
     "Euler": {"_class_name": "EulerDiscreteScheduler", "timestep_spacing": "trailing"},
-    "Euler-ancestral": {"_class_name": "EulerAncestralDiscreteScheduler", "timestep_spacing": "trailing"},
+    "Euler-ancestral": {
+        "_class_name": "EulerAncestralDiscreteScheduler",
+        "timestep_spacing": "trailing",
+    },
     "DPM-Solver++": {"_class_name": "DPMSolverMultistepScheduler", "timestep_spacing": "trailing"},
 }
 DRAWS = 4  # batches of noise that each program gets in turn
@@ -87,7 +90,13 @@ class Setup:
     def named(self) -> dict[str, Any]:
         """The cells of a row that say which problem it is."""
         kind = "latent" if self.generator.coder else "pixels"
-        return {"kind": kind, "w": self.generator.size, "L": self.steps, "batch": self.batch, "direction": "forward"}
+        return {
+            "kind": kind,
+            "w": self.generator.size,
+            "L": self.steps,
+            "batch": self.batch,
+            "direction": "forward",
+        }
 
     @property
     def labels(self) -> np.ndarray:
@@ -100,8 +109,13 @@ class Setup:
         digits = jnp.asarray(self.labels[: self.batch])
         shape = (self.batch, self.generator.size)
         seeds = range(first, first + DRAWS)
-        noise = [sigma * jax.random.normal(jax.random.key(seed), shape, jnp.float32) for seed in seeds]
-        return [(self.generator.params, x, digits, np.uint32(DRAWS + seed)) for seed, x in zip(seeds, noise, strict=True)]
+        noise = [
+            sigma * jax.random.normal(jax.random.key(seed), shape, jnp.float32) for seed in seeds
+        ]
+        return [
+            (self.generator.params, x, digits, np.uint32(DRAWS + seed))
+            for seed, x in zip(seeds, noise, strict=True)
+        ]
 
     def sequential(self, scan: Scan = jax.lax.scan) -> Callable[..., Array]:
         """The sampler step by step: a function of the arguments that returns samples ``[batch, size]``."""
@@ -113,7 +127,9 @@ class Setup:
             if table.is_noisy:
                 inputs["noise"] = step_noise(jax.random.key(seed), self.steps, x)
             step = table.step(model)
-            return table.newest(scan(lambda state, at: (step(state, at), None), table.begin(x), inputs)[0])
+            return table.newest(
+                scan(lambda state, at: (step(state, at), None), table.begin(x), inputs)[0]
+            )
 
         return run
 

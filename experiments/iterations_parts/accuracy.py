@@ -18,7 +18,11 @@ from experiments.common.versus import Row
 Counts = Mapping[str, Sequence[int]]  # of iterations, by form
 
 IMAGES = 128
-ENDS = {Result.CONVERGED: "converged", Result.FINISHED_SEQUENTIALLY: "sequential", Result.NOT_CONVERGED: "not yet"}
+ENDS = {
+    Result.CONVERGED: "converged",
+    Result.FINISHED_SEQUENTIALLY: "sequential",
+    Result.NOT_CONVERGED: "not yet",
+}
 
 
 def by_count(problem: Problem, counts: Counts) -> Iterator[Row]:
@@ -30,7 +34,9 @@ def by_count(problem: Problem, counts: Counts) -> Iterator[Row]:
         yield from after(problem, problem.model, counts, lambda states: {})
 
 
-def after(problem: Problem, model: models.Model, counts: Counts, more: Callable[[Any], Row]) -> Iterator[Row]:
+def after(
+    problem: Problem, model: models.Model, counts: Counts, more: Callable[[Any], Row]
+) -> Iterator[Row]:
     """Rows of a chain; ``more(states)`` says more of states than their error."""
     expected = jax.jit(by_loop(model.step, lax.scan))(model.z0, model.inputs)
     scalar = Scalar(of_input=lambda x: x["a"]) if problem.kind == "diffusion" else Scalar()
@@ -48,8 +54,18 @@ def after(problem: Problem, model: models.Model, counts: Counts, more: Callable[
             method = dataclasses.replace(form, max_iterations=count, on_failure="return")
             solution = jax.jit(solver(model.step, method, examples))(model.z0, model.inputs)
             states, ended = solution.trajectory, ENDS[Result(int(solution.result))]
-            found = finite("error", error(states, expected)) | finite("residual", float(solution.stats.residual)) | more(states)
-            yield {**labels, "form": name, "k": int(solution.stats.iterations), "ended": ended, **found}
+            found = (
+                finite("error", error(states, expected))
+                | finite("residual", float(solution.stats.residual))
+                | more(states)
+            )
+            yield {
+                **labels,
+                "form": name,
+                "k": int(solution.stats.iterations),
+                "ended": ended,
+                **found,
+            }
             if ended == "converged":
                 break
 
@@ -66,7 +82,10 @@ def guessed(model: models.Model) -> Any:
 
 def right(blocks: int) -> Callable[[Any], Row]:
     """How many of the digits the trained residual network tells, from its last state."""
-    decode, labels = np.asarray(models.residual_params(blocks)["decode"]), data.digits().test_y[:IMAGES]
+    decode, labels = (
+        np.asarray(models.residual_params(blocks)["decode"]),
+        data.digits().test_y[:IMAGES],
+    )
 
     def share(states: Any) -> Row:
         with np.errstate(all="ignore"):
@@ -78,7 +97,13 @@ def right(blocks: int) -> Callable[[Any], Row]:
 
 def error(states: Any, expected: Any) -> float:
     """The largest difference, relative to the largest state; infinite or NaN after an overflow."""
-    pairs = list(zip(map(np.asarray, jax.tree.leaves(states)), map(np.asarray, jax.tree.leaves(expected)), strict=True))
+    pairs = list(
+        zip(
+            map(np.asarray, jax.tree.leaves(states)),
+            map(np.asarray, jax.tree.leaves(expected)),
+            strict=True,
+        )
+    )
     largest = max(float(np.abs(b).max()) for _, b in pairs)
     with np.errstate(all="ignore"):
         return max(float(np.abs(a - b).max()) for a, b in pairs) / largest

@@ -40,14 +40,22 @@ class Track:
     repeats: int
     few: tuple[str, ...] | None = None
 
-    def compare(self, labels: Row, model: models.Model, methods: Mapping[str, Newton | str]) -> Iterator[Row]:
+    def compare(
+        self, labels: Row, model: models.Model, methods: Mapping[str, Newton | str]
+    ) -> Iterator[Row]:
         """A row for every loop and every method; a method that is a text is one that cannot be run, and the text says why."""
-        chosen = {name: method for name, method in methods.items() if self.few is None or name in self.few}
+        chosen = {
+            name: method for name, method in methods.items() if self.few is None or name in self.few
+        }
         case = Case(
             labels=labels,
             arguments=[(model.z0, model.inputs)],
             baselines=baselines(partial(by_loop, model.step), steps_of(model), LOOP),
-            programs={name: at_once(model.step, method) for name, method in chosen.items() if isinstance(method, Newton)},
+            programs={
+                name: at_once(model.step, method)
+                for name, method in chosen.items()
+                if isinstance(method, Newton)
+            },
         )
         yield from race(case, self.device, self.repeats, LONGEST)
         for name, method in chosen.items():
@@ -75,13 +83,18 @@ def by_width(problem: Problem, track: Track) -> Iterator[Row]:
 def by_damping(name: str, model: models.Model, track: Track) -> Iterator[Row]:
     """Plain and damped, with the growth rate of small differences, and the iterations that it lets one expect."""
     chain = deeppcr.Chain(model.step, model.inputs)
-    solution = jax.jit(partial(deeppcr.solve, method=Newton(max_iterations=1, record=True)))(chain, model.z0)
+    solution = jax.jit(partial(deeppcr.solve, method=Newton(max_iterations=1, record=True)))(
+        chain, model.z0
+    )
     assert solution.stats.growth_rate is not None
     rate, steps = float(solution.stats.growth_rate), steps_of(model)
     width = Problem(name, model).width
     labels = {"part": "damping", "chain": name, "w": width, "L": steps, "growth rate": rate}
     labels |= {"forecast": forecast_iterations(rate, steps)}
-    methods = {"plain": Newton(max_iterations=DAMPED), "trust region": Newton(max_iterations=DAMPED, damping=TrustRegion())}
+    methods = {
+        "plain": Newton(max_iterations=DAMPED),
+        "trust region": Newton(max_iterations=DAMPED, damping=TrustRegion()),
+    }
     return track.compare(labels, model, methods)
 
 

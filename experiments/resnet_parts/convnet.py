@@ -73,7 +73,9 @@ def products(z: Array, weight: Array) -> Array:
 
 def library(z: Array, weight: Array) -> Array:
     """The same by XLA's own convolution."""
-    return lax.conv_general_dilated(z, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return lax.conv_general_dilated(
+        z, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 def block(shape: Shape, convolve: Convolve = products) -> Step:
@@ -82,7 +84,9 @@ def block(shape: Shape, convolve: Convolve = products) -> Step:
 
     def step(z: Array, layer: Layer) -> Array:
         moved = convolve(z, layer["weight"])
-        return z + act(moved + jnp.broadcast_to(layer["bias"], moved.shape)) / math.sqrt(shape.blocks)
+        return z + act(moved + jnp.broadcast_to(layer["bias"], moved.shape)) / math.sqrt(
+            shape.blocks
+        )
 
     return step
 
@@ -102,7 +106,10 @@ def initial(shape: Shape, pixels: int, seed: int = 0) -> State:
             "weight": weight(TAPS**2 * c, shape.blocks, TAPS, TAPS, c, c),
             "bias": jnp.zeros((shape.blocks, c), jnp.float32),
         },
-        "head": {"weight": weight(shape.width, shape.width, CLASSES), "bias": jnp.zeros(CLASSES, jnp.float32)},
+        "head": {
+            "weight": weight(shape.width, shape.width, CLASSES),
+            "bias": jnp.zeros(CLASSES, jnp.float32),
+        },
     }
     zeros = jax.tree.map(jnp.zeros_like, params)
     return State(params, zeros, zeros)
@@ -111,11 +118,17 @@ def initial(shape: Shape, pixels: int, seed: int = 0) -> State:
 def begin(shape: Shape, params: Params, x: Array) -> Array:
     """z_0 of ``x: [batch, pixels]``: ``[batch, side, side, channels]``."""
     side, patch = shape.side, _patch(shape, x.shape[1])
-    patches = x.reshape(-1, side, patch, side, patch).transpose(0, 1, 3, 2, 4).reshape(-1, side, side, patch**2)
+    patches = (
+        x.reshape(-1, side, patch, side, patch)
+        .transpose(0, 1, 3, 2, 4)
+        .reshape(-1, side, side, patch**2)
+    )
     return patches @ params["patch"]["weight"]
 
 
-def loss(run: Run, shape: Shape, params: Params, x: Array, y: Array, convolve: Convolve = products) -> tuple[Array, Any]:
+def loss(
+    run: Run, shape: Shape, params: Params, x: Array, y: Array, convolve: Convolve = products
+) -> tuple[Array, Any]:
     """The mean cross entropy, and what ``run`` tells."""
     scores, told = _scores(run, shape, params, x, convolve)
     logarithms = jax.nn.log_softmax(scores)
@@ -132,7 +145,9 @@ def train_step(
     """
 
     def step(state: State, index: Array, x: Array, y: Array) -> tuple[State, Array, Any]:
-        objective = jax.value_and_grad(lambda params: loss(run, shape, params, x, y, convolve), has_aux=True)
+        objective = jax.value_and_grad(
+            lambda params: loss(run, shape, params, x, y, convolve), has_aux=True
+        )
         (value, told), gradient = objective(state.params)
         return State(*adam(*state, gradient, index, rate, steps)), value, told
 
@@ -145,7 +160,9 @@ def accuracy(run: Run, shape: Shape, params: Params, x: Array, y: Array) -> Arra
     return jnp.mean(jnp.argmax(scores, axis=1).astype(y.dtype) == y, dtype=jnp.float32)
 
 
-def _scores(run: Run, shape: Shape, params: Params, x: Array, convolve: Convolve) -> tuple[Array, Any]:
+def _scores(
+    run: Run, shape: Shape, params: Params, x: Array, convolve: Convolve
+) -> tuple[Array, Any]:
     z, told = run(block(shape, convolve), params["blocks"], begin(shape, params, x))
     head = params["head"]
     scores = z.reshape(len(x), -1) @ head["weight"]
@@ -156,5 +173,7 @@ def _patch(shape: Shape, pixels: int) -> int:
     """Pixels of a patch, a side."""
     across = math.isqrt(pixels)
     if across**2 != pixels or across % shape.side:
-        raise ValueError(f"side is {shape.side}, expected a divisor of {math.sqrt(pixels):g}, the pixels of an image a side.")
+        raise ValueError(
+            f"side is {shape.side}, expected a divisor of {math.sqrt(pixels):g}, the pixels of an image a side."
+        )
     return across // shape.side

@@ -19,7 +19,10 @@ WINDOW = 15  # steps of the running mean
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Losses and how far apart they are, the time of a step by L, accuracy, and the error of what is stopped early."""
-    times, training, approximate = ([row for row in rows if row["part"] == part] for part in ("times", "training", "approximate"))
+    times, training, approximate = (
+        [row for row in rows if row["part"] == part]
+        for part in ("times", "training", "approximate")
+    )
     with figure(path, columns=3, height=6.8) as columns:
         (losses, differences), (right, errors) = halves(columns[0]), halves(columns[2])
         panels = [
@@ -42,7 +45,11 @@ def _losses(axes: Any, rows: Sequence[Row]) -> None:
         window = min(WINDOW, len(row["losses"]))
         smooth = np.convolve(row["losses"], np.ones(window) / window, mode="valid")
         axes.plot(smooth, color=COLORS[row["program"]], linewidth=width, label=row["program"])
-    axes.set(yscale="log", xlabel="training step", title=f"training loss (running mean), L = {rows[0]['L']}")
+    axes.set(
+        yscale="log",
+        xlabel="training step",
+        title=f"training loss (running mean), L = {rows[0]['L']}",
+    )
     axes.legend(fontsize=6.5)
 
 
@@ -58,7 +65,9 @@ def _differences(axes: Any, rows: Sequence[Row]) -> None:
 def _times(axes: Any, rows: Sequence[Row]) -> None:
     """A line for every program, dashed for what was predicted; black and grey for the sequential ones."""
     programs = dict.fromkeys(row["program"] for row in rows)
-    sequential = [name for name in programs if any(row["baseline"] for row in rows if row["program"] == name)]
+    sequential = [
+        name for name in programs if any(row["baseline"] for row in rows if row["program"] == name)
+    ]
     for name in programs:
         found = sorted((row for row in rows if row["program"] == name), key=lambda row: row["L"])
         if name in sequential:
@@ -69,7 +78,15 @@ def _times(axes: Any, rows: Sequence[Row]) -> None:
             points = [(row["L"], row[key]) for row in found if key in row]
             if points:
                 mark = marker if key == "ms" else "."
-                axes.plot(*zip(*points, strict=True), dash, marker=mark, markersize=4, color=color, linewidth=1.3, label=label)
+                axes.plot(
+                    *zip(*points, strict=True),
+                    dash,
+                    marker=mark,
+                    markersize=4,
+                    color=color,
+                    linewidth=1.3,
+                    label=label,
+                )
     axes.plot([], [], "--", color="0.5", label="predicted")
     lengths = sorted({row["L"] for row in rows})
     axes.set(xscale="log", yscale="log", xlabel="L, residual blocks", title="a training step [ms]")
@@ -82,7 +99,9 @@ def _times(axes: Any, rows: Sequence[Row]) -> None:
 def _accuracy(axes: Any, rows: Sequence[Row]) -> None:
     names = [row["program"].replace("approximate: ", "") for row in rows]
     shares = [100 * row["accuracy"] for row in rows]
-    axes.barh(range(len(rows)), shares, color=[COLORS.get(row["program"], "0.75") for row in rows])  # grey: approximate
+    axes.barh(
+        range(len(rows)), shares, color=[COLORS.get(row["program"], "0.75") for row in rows]
+    )  # grey: approximate
     for place, share in enumerate(shares):
         axes.text(share, place, f" {share:.1f}", va="center", fontsize=7)
     axes.set_yticks(range(len(rows)), names, fontsize=7)
@@ -97,8 +116,19 @@ def _errors(axes: Any, rows: Sequence[Row]) -> None:
         found = [row for row in rows if row["way"] == way]
         for key, dash in (("gradient error", "-"), ("residual", ":")):
             points = [(row["k"], row[key]) for row in found]
-            axes.plot(*zip(*points, strict=True), dash, marker="o", markersize=4, color=COLORS[way], label=f"{way}: {key}")
-    axes.set(yscale="log", xlabel="Newton iterations, and no more", title="error of the approximate gradient")
+            axes.plot(
+                *zip(*points, strict=True),
+                dash,
+                marker="o",
+                markersize=4,
+                color=COLORS[way],
+                label=f"{way}: {key}",
+            )
+    axes.set(
+        yscale="log",
+        xlabel="Newton iterations, and no more",
+        title="error of the approximate gradient",
+    )
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(top=100 * axes.get_ylim()[1])  # room for the legend
     axes.legend(fontsize=6.5)

@@ -44,7 +44,13 @@ class Task:
     def labels(self) -> Row:
         """What the rows of this task have in common."""
         shape = self.shape
-        return {"data": self.name, "activation": shape.activation, "L": shape.blocks, "w": shape.width, "batch": self.batch}
+        return {
+            "data": self.name,
+            "activation": shape.activation,
+            "L": shape.blocks,
+            "w": shape.width,
+            "batch": self.batch,
+        }
 
     def initial(self) -> State:
         """The weights that every training starts from."""
@@ -53,11 +59,18 @@ class Task:
     def batches(self) -> list[tuple[np.int32, np.ndarray, np.ndarray]]:
         """Index, images and classes of each step, the same for all trainings; each epoch in a new order."""
         chosen = data.batches(len(self.split.train_y), self.steps, self.batch, seed=1)
-        return [(np.int32(k), self.split.train_x[rows], self.split.train_y[rows]) for k, rows in enumerate(chosen)]
+        return [
+            (np.int32(k), self.split.train_x[rows], self.split.train_y[rows])
+            for k, rows in enumerate(chosen)
+        ]
 
-    def step(self, run: Run, convolve: convnet.Convolve = convnet.products) -> Callable[..., tuple[State, Array, Told]]:
+    def step(
+        self, run: Run, convolve: convnet.Convolve = convnet.products
+    ) -> Callable[..., tuple[State, Array, Told]]:
         """A step of the training."""
-        return convnet.train_step(run, self.shape, RATE / math.sqrt(self.shape.blocks), self.steps, convolve)
+        return convnet.train_step(
+            run, self.shape, RATE / math.sqrt(self.shape.blocks), self.steps, convolve
+        )
 
     def accuracy(self, params: Params) -> float:
         """The share of digits held back that the weights get right, by the sequential program."""
@@ -117,7 +130,9 @@ class Trainings:
         for name, run in options.in_time(runs.items(), seconds):
             yield {"part": "training", **self.task.labels, "program": name, **self._row(name, run)}
 
-    def approximate(self, names: tuple[str, ...], stops: tuple[int, ...], seconds: float | None) -> Iterator[Row]:
+    def approximate(
+        self, names: tuple[str, ...], stops: tuple[int, ...], seconds: float | None
+    ) -> Iterator[Row]:
         """A row for every way that is stopped after k iterations."""
         runs = [(name, k) for name in names if name in STOPPED for k in stops]
         if self.reference is None:
@@ -155,6 +170,11 @@ class Trainings:
         """Of loss and gradient, where `jax.lax.scan` has ended up, on the first batch."""
         state = self.task.initial()._replace(params=first.params)
         batch = self.task.batches()[0]
-        (after, value, _), (expected, right, _) = jax.device_get([one.build.call(state, *batch) for one in (found, first)])
+        (after, value, _), (expected, right, _) = jax.device_get(
+            [one.build.call(state, *batch) for one in (found, first)]
+        )
         # Adam's mean starts at nothing, so after a step it is a tenth of the gradient.
-        return {"loss error": abs(float(value) - float(right)), "gradient error": distance(after.mean, expected.mean)}
+        return {
+            "loss error": abs(float(value) - float(right)),
+            "gradient error": distance(after.mean, expected.mean),
+        }

@@ -30,12 +30,16 @@ class Way:
 
     def solve(self, step: Any, layers: Any, z: Array) -> deeppcr.Solution:
         """All states of a batch."""
-        return deeppcr.solve(deeppcr.Chain(step, layers), z, method=self.method, adjoint=self.adjoint, batch_ndim=1)
+        return deeppcr.solve(
+            deeppcr.Chain(step, layers), z, method=self.method, adjoint=self.adjoint, batch_ndim=1
+        )
 
     def run(self, step: Any, layers: Any, z: Array) -> tuple[Array, Told]:
         """The last state: a `Run`."""
         solution = self.solve(step, layers, z)
-        return solution.value, Told(solution.stats.iterations, solution.stats.residual, solution.result)
+        return solution.value, Told(
+            solution.stats.iterations, solution.stats.residual, solution.result
+        )
 
     @property
     def counting(self) -> "Way":
@@ -46,7 +50,9 @@ class Way:
 
     def stopped(self, k: int) -> "Way":
         """The same, with at most k iterations and whatever states they have led to."""
-        return Way(dataclasses.replace(self.method, max_iterations=k, on_failure="return"), self.adjoint)
+        return Way(
+            dataclasses.replace(self.method, max_iterations=k, on_failure="return"), self.adjoint
+        )
 
 
 def _alike(linearize: str, linear: str) -> tuple[Newton, Adjoint]:
@@ -55,7 +61,11 @@ def _alike(linearize: str, linear: str) -> tuple[Newton, Adjoint]:
 
 
 # Linear recurrences are solved in parallel on every device, by what `linear="auto"` takes on an accelerator.
-DENSE, DIAGONAL, IDENTITY = _alike("dense", "cyclic_reduction"), _alike("diagonal", "pcr"), _alike("identity", "pcr")
+DENSE, DIAGONAL, IDENTITY = (
+    _alike("dense", "cyclic_reduction"),
+    _alike("diagonal", "pcr"),
+    _alike("identity", "pcr"),
+)
 WAYS = {
     "auto": Way("auto", "auto"),
     "sequential / dense": Way(Sequential(), DENSE[1]),
@@ -65,7 +75,10 @@ WAYS = {
     "dense / dense": Way(*DENSE),
     "diagonal / diagonal": Way(*DIAGONAL),
 }
-STOPPED = ("identity / identity", "dense / dense")  # those that are also run for k iterations, and no more
+STOPPED = (
+    "identity / identity",
+    "dense / dense",
+)  # those that are also run for k iterations, and no more
 
 
 def by_scan(scan: Callable[..., Any]) -> Run:

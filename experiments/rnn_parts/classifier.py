@@ -57,7 +57,10 @@ class Classifier:
         classes = self.series.classes
         weights = {
             "cell": cells.gru_weights(self.n, self.series.train_x.shape[-1]),
-            "out": {"W": jnp.zeros((self.n, classes), jnp.float32), "b": jnp.zeros(classes, jnp.float32)},
+            "out": {
+                "W": jnp.zeros((self.n, classes), jnp.float32),
+                "b": jnp.zeros(classes, jnp.float32),
+            },
         }
         weights = jax.tree.map(lambda w: w * (1 + nudge), weights)
         zeros = jax.tree.map(jnp.zeros_like, weights)
@@ -67,12 +70,16 @@ class Classifier:
         """Series and labels of each step, drawn anew, the same for all."""
         rng = np.random.default_rng(seed)
         for _ in range(steps):
-            chosen = rng.choice(len(self.series.train_y), min(self.batch, len(self.series.train_y)), replace=False)
+            chosen = rng.choice(
+                len(self.series.train_y), min(self.batch, len(self.series.train_y)), replace=False
+            )
             yield jnp.asarray(self.series.train_x[chosen]), jnp.asarray(self.series.train_y[chosen])
 
     def scores(self, scan: Scan, weights: Any, x: Array) -> Array:
         """``[batch, classes]`` of series ``x: [batch, T, 2]``."""
-        states = self.network.states(scan)(weights["cell"], self.network.start(len(x)), jnp.swapaxes(x, 0, 1))
+        states = self.network.states(scan)(
+            weights["cell"], self.network.start(len(x)), jnp.swapaxes(x, 0, 1)
+        )
         return cells.read(weights["out"], states.mean(axis=0))
 
     def update(self, scan: Scan) -> Callable[..., tuple[Training, Array]]:
@@ -91,14 +98,18 @@ class Classifier:
             square = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, square, gradient)
             count = count + 1
             rate = RATE * jnp.sqrt(1 - 0.99**count) / (1 - 0.9**count)
-            weights = jax.tree.map(lambda w, m, v: w - rate * m / (jnp.sqrt(v) + 1e-8), weights, mean, square)
+            weights = jax.tree.map(
+                lambda w, m, v: w - rate * m / (jnp.sqrt(v) + 1e-8), weights, mean, square
+            )
             return (weights, mean, square, count), value
 
         return step
 
     def accuracy(self, weights: Any) -> float:
         """The share of the test set that is told right."""
-        scores = jax.jit(lambda weights, x: self.scores(jax.lax.scan, weights, x))(weights, jnp.asarray(self.series.test_x))
+        scores = jax.jit(lambda weights, x: self.scores(jax.lax.scan, weights, x))(
+            weights, jnp.asarray(self.series.test_x)
+        )
         return float(np.mean(np.asarray(scores).argmax(axis=1) == self.series.test_y))
 
     def case(self) -> Case:
@@ -106,7 +117,9 @@ class Classifier:
 
         def solve(method: Any) -> Callable[..., Any]:
             inner = self.network.solve(method)
-            return lambda training, x, y: inner(training[0]["cell"], self.network.start(len(x)), jnp.swapaxes(x, 0, 1))
+            return lambda training, x, y: inner(
+                training[0]["cell"], self.network.start(len(x)), jnp.swapaxes(x, 0, 1)
+            )
 
         return Case(
             labels={
@@ -120,7 +133,9 @@ class Classifier:
             arguments=[(self.first(), *batch) for batch in self.batches(2)],
             baselines=baselines(self.update, self.series.train_x.shape[1]),
             programs={
-                name: Program(self.update(WAYS[name].scan), solve=solve(WAYS[name].method)) for name in TRAINED if name in WAYS
+                name: Program(self.update(WAYS[name].scan), solve=solve(WAYS[name].method))
+                for name in TRAINED
+                if name in WAYS
             },
         )
 

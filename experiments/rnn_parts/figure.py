@@ -17,11 +17,17 @@ DASHES = ("-", "--", ":", "-.")  # of curves that lie on top of each other
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Speedups against T by units, GRU above and LSTM below, forward and gradient; losses, and what a speech detector hears."""
-    grid, training, heard = ([row for row in rows if row["part"] == part] for part in ("grid", "training", "heard"))
+    grid, training, heard = (
+        [row for row in rows if row["part"] == part] for part in ("grid", "training", "heard")
+    )
     with figure(path, columns=3, height=6.4) as columns:
         for direction, axes in zip(("forward", "gradient"), columns, strict=False):
             for kind, half in zip(KINDS, halves(axes), strict=True):
-                found = [row for row in grid if (row["kind"], row["direction"], row["batch"]) == (kind, direction, 1)]
+                found = [
+                    row
+                    for row in grid
+                    if (row["kind"], row["direction"], row["batch"]) == (kind, direction, 1)
+                ]
                 _speedups(half, best_parallel(found))
                 what = "forward" if direction == "forward" else "forward and gradient"
                 half.set_title(f"{kind.upper()}, {what}: speedup over the best lax.scan")
@@ -49,14 +55,18 @@ def _speedups(axes: Any, rows: Sequence[Row]) -> None:
         line = [row for row in rows if row["w"] == units]
         lengths = [row["L"] for row in line]
         label = f"{units} unit" + "s" * (units > 1)
-        axes.plot(lengths, [row["speedup"] for row in line], "o-", ms=4, color=f"C{color}", label=label)
+        axes.plot(
+            lengths, [row["speedup"] for row in line], "o-", ms=4, color=f"C{color}", label=label
+        )
         predicted = [row.get("predicted speedup", np.nan) for row in line]
         axes.plot(lengths, predicted, "x--", ms=4, lw=1, color=f"C{color}")
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xscale("log")
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    axes.set_ylim(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))  # else no power of ten may be seen
+    axes.set_ylim(
+        10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high))
+    )  # else no power of ten may be seen
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("T")
     axes.plot([], [], "x--", lw=1, ms=4, color="0.4", label="predicted")
@@ -68,9 +78,19 @@ def _losses(axes: Any, rows: Sequence[Row]) -> None:
     for place, row in enumerate(rows):
         width = 1 + (len(rows) - 1 - place)
         label = f"{row['program']}: {row['accuracy']:.0%} right, alike for {row['alike for']} steps"
-        axes.plot(row["losses"], DASHES[place % len(DASHES)], lw=width, color=f"C{place}", alpha=0.8, label=label)
+        axes.plot(
+            row["losses"],
+            DASHES[place % len(DASHES)],
+            lw=width,
+            color=f"C{place}",
+            alpha=0.8,
+            label=label,
+        )
     axes.set_xlabel("step")
-    axes.set_title("loss of a GRU" + (f" of {rows[0]['w']} units, {rows[0]['kind']}, T = {rows[0]['L']}" if rows else ""))
+    axes.set_title(
+        "loss of a GRU"
+        + (f" of {rows[0]['w']} units, {rows[0]['kind']}, T = {rows[0]['L']}" if rows else "")
+    )
     if rows:
         axes.legend(fontsize=7)
     else:
@@ -82,7 +102,14 @@ def _heard(axes: Any, rows: Sequence[Row]) -> None:
     for place, row in enumerate(rows):
         time = np.arange(len(row["probabilities"])) * FRAME / RATE
         width = 0.8 + 1.4 * (len(rows) - 1 - place)
-        axes.plot(time, row["probabilities"], DASHES[place % len(DASHES)], lw=width, color=f"C{place}", label=row["program"])
+        axes.plot(
+            time,
+            row["probabilities"],
+            DASHES[place % len(DASHES)],
+            lw=width,
+            color=f"C{place}",
+            label=row["program"],
+        )
     axes.set_xlabel("s")
     axes.set_ylim(-0.02, 1.02)
     axes.set_title("silero-vad: probability of speech")

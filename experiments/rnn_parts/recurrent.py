@@ -37,9 +37,12 @@ class Way:
 
 WAYS: dict[str, Way] = {
     "auto": Way(),
-    "newton": Way(Newton(linearize="dense"), Adjoint(linearize="dense")),  # with the solver that is best on this device
+    "newton": Way(
+        Newton(linearize="dense"), Adjoint(linearize="dense")
+    ),  # with the solver that is best on this device
     "newton, cyclic reduction": Way(
-        Newton(linearize="dense", linear="cyclic_reduction"), Adjoint(linearize="dense", linear="cyclic_reduction")
+        Newton(linearize="dense", linear="cyclic_reduction"),
+        Adjoint(linearize="dense", linear="cyclic_reduction"),
     ),
     "newton, diagonal": Way(Newton(linearize="diagonal"), "auto"),
 }
@@ -120,14 +123,22 @@ class Size:
     @cached_property
     def solves(self) -> Mapping[Any, Callable[..., Any]]:
         """By method."""
-        return {way.method: self.network.solve(way.method) for way in OF_GRADIENT.values() if way.method != "sequential"}
+        return {
+            way.method: self.network.solve(way.method)
+            for way in OF_GRADIENT.values()
+            if way.method != "sequential"
+        }
 
     def case(self, direction: str) -> Case:
         """The race: "forward", or "gradient", of which the forward pass is a part."""
         make = self.network.states if direction == "forward" else self.network.gradient
         ways = WAYS if direction == "forward" else OF_GRADIENT
-        one = len(jax.tree.leaves(self.network.start(1))) * self.network.n == 1  # number, whose derivative is its own diagonal
-        names = [name for name in self.names if name in ways and not (one and name == "newton, diagonal")]
+        one = (
+            len(jax.tree.leaves(self.network.start(1))) * self.network.n == 1
+        )  # number, whose derivative is its own diagonal
+        names = [
+            name for name in self.names if name in ways and not (one and name == "newton, diagonal")
+        ]
         return Case(
             labels={
                 "part": "grid",
@@ -139,5 +150,8 @@ class Size:
             },
             arguments=[self.network.arguments(self.length, self.batch, seed) for seed in range(2)],
             baselines=baselines(make, self.length),
-            programs={name: Program(make(ways[name].scan), solve=self.solves.get(ways[name].method)) for name in names},
+            programs={
+                name: Program(make(ways[name].scan), solve=self.solves.get(ways[name].method))
+                for name in names
+            },
         )

@@ -77,12 +77,16 @@ def _encode(arrays: Mapping[str, Array], x: Array) -> Array:
 
 def _convolve(x: Array, weight: Array, stride: int, pad: int) -> Array:
     axes = ("NCH", "OIH", "NCH")
-    return lax.conv_general_dilated(x, weight, (stride,), [(pad, pad)], dimension_numbers=axes, precision=lax.Precision.HIGHEST)
+    return lax.conv_general_dilated(
+        x, weight, (stride,), [(pad, pad)], dimension_numbers=axes, precision=lax.Precision.HIGHEST
+    )
 
 
 def probabilities(arrays: Arrays, h: Array) -> Array:
     """The probability of speech in every frame, of the LSTM's output ``h: [frames, 128]``."""
-    return jax.nn.sigmoid(jax.nn.relu(h) @ arrays["final_conv.weight"][0] + arrays["final_conv.bias"][None])[:, 0]
+    return jax.nn.sigmoid(
+        jax.nn.relu(h) @ arrays["final_conv.weight"][0] + arrays["final_conv.bias"][None]
+    )[:, 0]
 
 
 def make_sound(seconds: float, seed: int = 0) -> np.ndarray:

@@ -17,7 +17,10 @@ from experiments.rnn_parts.recurrent import Network, Way
 
 # Its gates mix all units, so a diagonal gains nothing: an iteration for one or two frames. And it amplifies differences a little,
 # so Newton's updates have to be kept in bounds.
-WAYS: dict[str, Way] = {"auto": Way(), "newton, trust region": Way(Newton(linearize="dense", damping=TrustRegion()))}
+WAYS: dict[str, Way] = {
+    "auto": Way(),
+    "newton, trust region": Way(Newton(linearize="dense", damping=TrustRegion())),
+}
 KEPT = 640  # frames of which the probabilities are told: 20 seconds
 
 
@@ -42,7 +45,9 @@ class Detector:
     def arguments(self) -> list[tuple[Any, Any, Array]]:
         """Weights, start and what the LSTM reads, of two sounds."""
         weights = silero.lstm_weights(self.arrays)
-        sounds = [silero.features(self.arrays, silero.make_sound(self.seconds, seed)) for seed in range(2)]
+        sounds = [
+            silero.features(self.arrays, silero.make_sound(self.seconds, seed)) for seed in range(2)
+        ]
         return [(weights, self.network.start(1), read[:, None]) for read in sounds]
 
     @cached_property
@@ -64,7 +69,10 @@ class Detector:
             },
             arguments=self.arguments,
             baselines=baselines(self.network.states, frames),
-            programs={name: Program(self.network.states(way.scan), solve=self.solves[name]) for name, way in WAYS.items()},
+            programs={
+                name: Program(self.network.states(way.scan), solve=self.solves[name])
+                for name, way in WAYS.items()
+            },
         )
 
     def listen(self) -> Iterator[dict[str, Any]]:
@@ -72,7 +80,9 @@ class Detector:
         given = self.arguments[0]
         outputs = {name: solve(*given).trajectory[0] for name, solve in self.solves.items()}
         expected: np.ndarray | None = None
-        for name, h in ({SCAN: jax.jit(self.network.states(jax.lax.scan))(*given)} | outputs).items():
+        for name, h in (
+            {SCAN: jax.jit(self.network.states(jax.lax.scan))(*given)} | outputs
+        ).items():
             found = np.asarray(silero.probabilities(self.arrays, h[:, 0]))
             expected = found if expected is None else expected
             yield {

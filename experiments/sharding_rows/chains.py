@@ -12,7 +12,16 @@ from experiments.common.costs import analyze
 from experiments.common.versus import Row, distance
 from experiments.sharding_rows.measured import TOLERANCE, Measured, bytes_here, in_turn, wrong
 from experiments.sharding_rows.predicted import Machine, counted, over_the_chain
-from experiments.sharding_rows.stack import Layout, Size, examples, laid_out, sequential_loss, told, training_step, weights
+from experiments.sharding_rows.stack import (
+    Layout,
+    Size,
+    examples,
+    laid_out,
+    sequential_loss,
+    told,
+    training_step,
+    weights,
+)
 
 LOOP = 64  # the longest Python loop among the sequential programs
 
@@ -36,34 +45,63 @@ def rows(size: Size, layouts: Sequence[Layout], machine: Machine, repeats: int) 
     """
     here = jax.device_put((weights(size), examples(size)), jax.devices()[0])
     loops = baselines(lambda scan: training_step(sequential_loss(size, scan)), size.length, LOOP)
-    alone = dict.fromkeys(Layout(method=layout.method) for layout in layouts if layout.method != SCAN)
-    parallel = {layout: laid_out(size, layout) for layout in (*alone, *layouts)}  # equal layouts are one
+    alone = dict.fromkeys(
+        Layout(method=layout.method) for layout in layouts if layout.method != SCAN
+    )
+    parallel = {
+        layout: laid_out(size, layout) for layout in (*alone, *layouts)
+    }  # equal layouts are one
     programs = {name: (loop, here) for name, loop in loops.items()}
-    found = in_turn(programs | {layout.name: program for layout, program in parallel.items()}, repeats)
+    found = in_turn(
+        programs | {layout.name: program for layout, program in parallel.items()}, repeats
+    )
     # `jax.lax.scan` on one device is what all else is judged by: without it there is nothing to say.
     scan = _measured(found[SCAN])
-    right = {name: one for name in loops if isinstance(one := found[name], Measured) and _error(one, scan) <= TOLERANCE}
+    right = {
+        name: one
+        for name in loops
+        if isinstance(one := found[name], Measured) and _error(one, scan) <= TOLERANCE
+    }
     fastest = min(right, key=lambda name: right[name].timing.median)
     costs = {name: depth.analyze(loop, *here) for name, loop in loops.items()}
     foreseen = min(depth.predict(cost, machine.device) for cost in costs.values())
     for layout in layouts:
-        row: Row = {"row": f"{size.length} layers of {size.width}, {layout.name}", "devices": layout.devices}
+        row: Row = {
+            "row": f"{size.length} layers of {size.width}, {layout.name}",
+            "devices": layout.devices,
+        }
         row |= {"L": size.length, "w": size.width, "batch": size.batch}
-        row |= {"sequential": fastest, "sequential ms": 1e3 * right[fastest].timing.median, "lax.scan ms": scan.cells()["ms"]}
+        row |= {
+            "sequential": fastest,
+            "sequential ms": 1e3 * right[fastest].timing.median,
+            "lax.scan ms": scan.cells()["ms"],
+        }
         many = found[layout.name]
         if isinstance(many, str):
             yield row | {"note": many}
             continue
         program, arguments = parallel[layout]
-        row |= many.cells() | _compared(many, scan) | {"parameter bytes": bytes_here(arguments[0]), "collectives": many.sent()}
+        row |= (
+            many.cells()
+            | _compared(many, scan)
+            | {"parameter bytes": bytes_here(arguments[0]), "collectives": many.sent()}
+        )
         if layout.method == "newton":
             row |= dict(zip(("iterations", "residual"), told(size), strict=True))
         cost = analyze(program, *arguments, turns=counted(row.get("iterations")))
-        row |= {"sequential depth": costs[SCAN].depth, "depth": cost.depth, "depth speedup": costs[SCAN].depth / cost.depth}
+        row |= {
+            "sequential depth": costs[SCAN].depth,
+            "depth": cost.depth,
+            "depth speedup": costs[SCAN].depth / cost.depth,
+        }
         if layout.method != SCAN:
             computed, sent = over_the_chain(size, layout, machine, row.get("iterations", 0))
             predicted = computed + sent
-            row |= {"predicted ms": 1e3 * predicted, "of it messages": 1e3 * sent, "predicted speedup": foreseen / predicted}
+            row |= {
+                "predicted ms": 1e3 * predicted,
+                "of it messages": 1e3 * sent,
+                "predicted speedup": foreseen / predicted,
+            }
             row["log2"] = math.log2(predicted / many.timing.median)
         if "note" not in row:
             one = scan if layout.method == SCAN else found[Layout(method=layout.method).name]
@@ -91,4 +129,8 @@ def _compared(many: Measured, scan: Measured) -> Row:
 
 def _speedups(many: Measured, fastest: Measured, scan: Measured, one: Measured | str) -> Row:
     others = {"speedup": fastest, "over lax.scan": scan, "over one device": one}
-    return {key: other.timing.median / many.timing.median for key, other in others.items() if isinstance(other, Measured)}
+    return {
+        key: other.timing.median / many.timing.median
+        for key, other in others.items()
+        if isinstance(other, Measured)
+    }

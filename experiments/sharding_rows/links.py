@@ -33,7 +33,9 @@ class Link:
         """
         if distance >= self.group:
             return self.far_latency + size / self.far_bandwidth
-        hops = 1 if self.row == inf else int(distance if distance < self.row else distance / self.row)
+        hops = (
+            1 if self.row == inf else int(distance if distance < self.row else distance / self.row)
+        )
         return hops * (self.latency + size / self.bandwidth)
 
     def all_reduce(self, size: float, count: int) -> float:

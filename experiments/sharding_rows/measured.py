@@ -14,7 +14,16 @@ from experiments.common.timing import Build, Timing, build, interleave
 from experiments.common.versus import Row, distance
 
 TOLERANCE = 1e-5  # relative to the largest entry: float32 sums in another order
-HIDDEN = ("part", "w", "batch", "loss, one device", "min ms", "max ms", "repeats", "trace s")  # of a printed row
+HIDDEN = (
+    "part",
+    "w",
+    "batch",
+    "loss, one device",
+    "min ms",
+    "max ms",
+    "repeats",
+    "trace s",
+)  # of a printed row
 
 
 @dataclass(frozen=True)
@@ -63,21 +72,36 @@ class Measured:
     def cells(self, turns: int = 1) -> Row:
         """Times of one of the training steps that a call makes, of compiling, and memory."""
         ms = 1e3 / turns
-        found: Row = {"ms": ms * self.timing.median, "min ms": ms * self.timing.minimum, "max ms": ms * self.timing.maximum}
-        found |= {"repeats": self.timing.count, "trace s": self.build.lower, "compile s": self.build.compile}
+        found: Row = {
+            "ms": ms * self.timing.median,
+            "min ms": ms * self.timing.minimum,
+            "max ms": ms * self.timing.maximum,
+        }
+        found |= {
+            "repeats": self.timing.count,
+            "trace s": self.build.lower,
+            "compile s": self.build.compile,
+        }
         if self.build.temporary_bytes is not None:
             found["temp MB"] = self.build.temporary_bytes / 1e6
         return found
 
     def sent(self) -> Row:
         """Its collectives, as they are kept."""
-        return {kind: sent._asdict() for kind, sent in collectives(self.build.call.as_text()).items()}  # type: ignore[attr-defined]
+        return {
+            kind: sent._asdict() for kind, sent in collectives(self.build.call.as_text()).items()
+        }  # type: ignore[attr-defined]
 
 
 def mesh_of(sizes: Sequence[int], names: Sequence[str]) -> Mesh:
     """A mesh of the first devices, on which the compiler decides what is left open."""
     number = int(np.prod(sizes))
-    return jax.make_mesh(tuple(sizes), tuple(names), axis_types=(AxisType.Auto,) * len(names), devices=jax.devices()[:number])
+    return jax.make_mesh(
+        tuple(sizes),
+        tuple(names),
+        axis_types=(AxisType.Auto,) * len(names),
+        devices=jax.devices()[:number],
+    )
 
 
 def put(tree: Any, mesh: Mesh, *spec: Any) -> Any:
@@ -85,7 +109,9 @@ def put(tree: Any, mesh: Mesh, *spec: Any) -> Any:
     return jax.device_put(tree, NamedSharding(mesh, P(*spec)))
 
 
-def in_turn(programs: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]], repeats: int) -> dict[str, Measured | str]:
+def in_turn(
+    programs: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]], repeats: int
+) -> dict[str, Measured | str]:
     """Compile programs with their arguments, call each once, and then time them in turn.
 
     Returns:
@@ -103,19 +129,33 @@ def in_turn(programs: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]], 
     def call(name: str) -> Callable[[], Any]:
         return lambda: begun[name][0].call(*programs[name][1])
 
-    times = interleave({name: call(name) for name in begun}, repeats, warmup=0)  # all of them have been called
+    times = interleave(
+        {name: call(name) for name in begun}, repeats, warmup=0
+    )  # all of them have been called
     return found | {name: Measured(*begun[name], times[name]) for name in begun}
 
 
 def measure(case: Case, repeats: int) -> Row:
     """The row of a case; where its result is not that of one device, a note says so, and it has no speedup."""
-    here = case.here if case.here is not None else jax.device_put(jax.device_get(case.arguments), jax.devices()[0])
-    found = in_turn({"many": (case.program, case.arguments), "one": (case.alone or case.program, here)}, repeats)
+    here = (
+        case.here
+        if case.here is not None
+        else jax.device_put(jax.device_get(case.arguments), jax.devices()[0])
+    )
+    found = in_turn(
+        {"many": (case.program, case.arguments), "one": (case.alone or case.program, here)}, repeats
+    )
     many, one = found["many"], found["one"]
     if isinstance(many, str) or isinstance(one, str):
-        return {"row": case.name, "note": many if isinstance(many, str) else f"on one device: {one}"}
+        return {
+            "row": case.name,
+            "note": many if isinstance(many, str) else f"on one device: {one}",
+        }
     compared, loss = case.compared or (lambda result: result), case.loss or mean_square
-    losses, error = (loss(many.result), loss(one.result)), distance(compared(many.result), compared(one.result))
+    losses, error = (
+        (loss(many.result), loss(one.result)),
+        distance(compared(many.result), compared(one.result)),
+    )
     row = {
         "row": case.name,
         "result": _layout(many.result),
@@ -173,5 +213,9 @@ def _layout(result: Any) -> str:
     if not isinstance(result, jax.Array):
         return ""
     sharding = result.sharding
-    spec = str(sharding.spec).replace("PartitionSpec", "P") if isinstance(sharding, NamedSharding) else "one device"
+    spec = (
+        str(sharding.spec).replace("PartitionSpec", "P")
+        if isinstance(sharding, NamedSharding)
+        else "one device"
+    )
     return f"{spec}: {len(sharding.device_set)} x {sharding.shard_shape(result.shape)}"

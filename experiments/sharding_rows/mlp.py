@@ -25,7 +25,10 @@ def parameters(width: int) -> list[tuple[Any, Any]]:
     """Weights and biases of the four layers, on the host."""
     draw = np.random.default_rng(0).normal
     sizes = [784, width, width, width, 10]
-    return [((draw(size=(n, m)) / n**0.5).astype(np.float32), np.zeros(m, np.float32)) for n, m in pairwise(sizes)]
+    return [
+        ((draw(size=(n, m)) / n**0.5).astype(np.float32), np.zeros(m, np.float32))
+        for n, m in pairwise(sizes)
+    ]
 
 
 def data(batch: int) -> tuple[Any, Any]:
@@ -56,11 +59,19 @@ def train(layers: Any, batch: tuple[Array, Array]) -> tuple[Array, Any]:
 def cases(width: int, batch: int) -> Iterator[Case]:
     """8-way data-parallel, and 4-way over the batch times 2-way over the layers' units."""
     yield _case(f"MLP {width}, batch 8-way", mesh_of((8,), ("batch",)), REPLICATED, width, batch)
-    yield _case(f"MLP {width}, batch 4 x tensor 2", mesh_of((4, 2), ("batch", "model")), TENSOR, width, batch)
+    yield _case(
+        f"MLP {width}, batch 4 x tensor 2",
+        mesh_of((4, 2), ("batch", "model")),
+        TENSOR,
+        width,
+        batch,
+    )
 
 
 def _case(name: str, mesh: Mesh, specs: Any, width: int, batch: int) -> Case:
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
+    shardings = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P)
+    )
     layers = jax.device_put(parameters(width), shardings)
     examples = jax.device_put(data(batch), NamedSharding(mesh, P("batch")))
     program = jax.jit(train, out_shardings=(NamedSharding(mesh, P()), shardings))

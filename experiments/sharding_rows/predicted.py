@@ -26,7 +26,16 @@ import deeppcr
 import depth
 from experiments.common.costs import analyze, further
 from experiments.sharding_rows.links import Link, distances
-from experiments.sharding_rows.stack import Layout, Size, chain_loss, examples, layer_of, sequential_loss, training_step, weights
+from experiments.sharding_rows.stack import (
+    Layout,
+    Size,
+    chain_loss,
+    examples,
+    layer_of,
+    sequential_loss,
+    training_step,
+    weights,
+)
 
 FLOAT = 4  # bytes
 SOLVER = "cyclic_reduction"  # what `deeppcr` takes for blocks of this width where rounds cost more than work
@@ -50,9 +59,8 @@ class Machine:
     @property
     def said(self) -> str:
         """What predictions are made with, in words."""
-        message = (
-            f"a message {1e6 * self.link.latency:.3g} us + bytes / {1e-9 * self.link.bandwidth:.3g} GB/s, {self.link.source}"
-        )
+        link = self.link
+        message = f"a message {1e6 * link.latency:.3g} us + bytes / {1e-9 * link.bandwidth:.3g} GB/s, {link.source}"
         crowd = "" if self.cores is None else f"; devices share {self.cores} cores"
         return f"predicted with {self.device.name}; {message}{crowd}"
 
@@ -75,7 +83,9 @@ def over_the_batch(size: Size, count: int, machine: Machine) -> float | None:
     if count > size.batch:
         return None
     share = dataclasses.replace(size, batch=size.batch // count)
-    return machine.crowd(count) * sequential(share, machine.device) + machine.link.all_reduce(_slopes(size), count)
+    return machine.crowd(count) * sequential(share, machine.device) + machine.link.all_reduce(
+        _slopes(size), count
+    )
 
 
 def over_the_chain(size: Size, layout: Layout, machine: Machine, turns: int) -> tuple[float, float]:
@@ -99,10 +109,16 @@ def over_the_chain(size: Size, layout: Layout, machine: Machine, turns: int) -> 
         computed += solves * (_solve(part, count, device) - _solve(part, 1, device))
         state = FLOAT * whole.batch * size.width
         step = link.message(state, 1)
-        rounds = sum(link.message(state * (size.width + 1), distance) for distance in distances(count))
-        sent += solves * (rounds + step) + sum(link.message(state, distance) for distance in distances(count))
+        rounds = sum(
+            link.message(state * (size.width + 1), distance) for distance in distances(count)
+        )
+        sent += solves * (rounds + step) + sum(
+            link.message(state, distance) for distance in distances(count)
+        )
         if newton:
-            sent += turns * (step + 2 * sum(link.message(FLOAT, distance) for distance in distances(count)))
+            sent += turns * (
+                step + 2 * sum(link.message(FLOAT, distance) for distance in distances(count))
+            )
         else:  # until the layers of all others have been run
             waiting = _forward(whole, device) - _forward(part, device)
             sent += (count - 1) * step
@@ -138,7 +154,9 @@ def counted(turns: int | None) -> int | None:
 @cache
 def _forward_cost(size: Size) -> depth.Cost:
     layers, (z, targets) = _shapes(size)
-    return depth.analyze(chain_loss(deeppcr.Chain(layer_of(size), layers), method="sequential"), layers, z, targets)
+    return depth.analyze(
+        chain_loss(deeppcr.Chain(layer_of(size), layers), method="sequential"), layers, z, targets
+    )
 
 
 def _forward(size: Size, device: depth.Device) -> float:
@@ -150,7 +168,11 @@ def _solve_cost(part: Size, count: int) -> depth.Cost:
     mesh = AbstractMesh((count,), ("chain",), axis_types=(AxisType.Auto,))
     A = jax.ShapeDtypeStruct((part.length * count, part.batch, part.width, part.width), jnp.float32)
     b = jax.ShapeDtypeStruct(A.shape[:-1], jnp.float32)
-    return analyze(lambda A, b: deeppcr.solve_bidiagonal(A, b, solver=deeppcr.Sharded(mesh, "chain", SOLVER)), A, b)
+    return analyze(
+        lambda A, b: deeppcr.solve_bidiagonal(A, b, solver=deeppcr.Sharded(mesh, "chain", SOLVER)),
+        A,
+        b,
+    )
 
 
 def _solve(part: Size, count: int, device: depth.Device) -> float:
@@ -159,7 +181,14 @@ def _solve(part: Size, count: int, device: depth.Device) -> float:
     return (depth.predict(_solve_cost(part, count), device) - device.call_latency) / count
 
 
-def _shapes(size: Size) -> tuple[dict[str, jax.ShapeDtypeStruct], tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]]:
+def _shapes(
+    size: Size,
+) -> tuple[dict[str, jax.ShapeDtypeStruct], tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]]:
     one = dataclasses.replace(size, length=1)  # whose weights are quickly drawn
-    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (weights(one), examples(size)))
-    return {key: jax.ShapeDtypeStruct((size.length, *x.shape[1:]), x.dtype) for key, x in wanted[0].items()}, wanted[1]
+    wanted = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (weights(one), examples(size))
+    )
+    return {
+        key: jax.ShapeDtypeStruct((size.length, *x.shape[1:]), x.dtype)
+        for key, x in wanted[0].items()
+    }, wanted[1]

@@ -65,13 +65,30 @@ def team(number: int, size: Size, steps: int, method: str = "newton") -> Iterato
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(number):
-                options = {"number": number, "rank": rank, "port": port, "steps": steps, "losses": folder / "losses"}
-                options |= {"method": method, "length": size.length, "width": size.width, "batch": size.batch}
+                options = {
+                    "number": number,
+                    "rank": rank,
+                    "port": port,
+                    "steps": steps,
+                    "losses": folder / "losses",
+                }
+                options |= {
+                    "method": method,
+                    "length": size.length,
+                    "width": size.width,
+                    "batch": size.batch,
+                }
                 command = [sys.executable, "-m", "experiments.sharding_rows.worker"]
-                command += [word for key, value in options.items() for word in (f"--{key}", str(value))]
+                command += [
+                    word for key, value in options.items() for word in (f"--{key}", str(value))
+                ]
                 with (folder / f"{rank}.log").open("wb") as log:
                     around = os.environ | {"JAX_PLATFORMS": "cpu"}
-                    processes.append(subprocess.Popen(command, cwd=ROOT, env=around, stdout=log, stderr=subprocess.STDOUT))
+                    processes.append(
+                        subprocess.Popen(
+                            command, cwd=ROOT, env=around, stdout=log, stderr=subprocess.STDOUT
+                        )
+                    )
             yield Team(processes, folder)
         finally:
             for process in processes:
@@ -89,9 +106,13 @@ def run(number: int, size: Size, steps: int, seconds: float, method: str = "newt
         codes = running.wait(seconds)
         for rank, code in enumerate(codes):
             if code:
-                raise Failed(f"process {rank} of {number} ended with {code}; all: {codes}\n{running.printed(rank)}")
+                raise Failed(
+                    f"process {rank} of {number} ended with {code}; all: {codes}\n{running.printed(rank)}"
+                )
         if None in codes:
-            raise Failed(f"{codes.count(None)} of {number} processes have not ended after {seconds:.0f} s")
+            raise Failed(
+                f"{codes.count(None)} of {number} processes have not ended after {seconds:.0f} s"
+            )
         return running.losses
 
 

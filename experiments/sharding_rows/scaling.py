@@ -27,10 +27,15 @@ PART = 64  # layers on each device, for weak scaling
 def sizes(quick: bool) -> dict[int, Size]:
     """The stacks that are measured: for each number of devices, one with equal parts on all of them."""
     part, width, batch = (8, 4, 8) if quick else (PART, 16, 32)
-    return {count: Size(part * count, width, batch) for count in reversed(MEASURED[:: 3 if quick else 1])}
+    return {
+        count: Size(part * count, width, batch)
+        for count in reversed(MEASURED[:: 3 if quick else 1])
+    }
 
 
-def measured_rows(size: Size, counts: tuple[int, ...], machine: Machine, repeats: int) -> Iterator[Row]:
+def measured_rows(
+    size: Size, counts: tuple[int, ...], machine: Machine, repeats: int
+) -> Iterator[Row]:
     """A stack on several numbers of devices, or on one; simulated ones share cores, so that more of them can hardly be faster.
 
     The largest stack is one of both kinds of scaling: its row on most devices is there twice.
@@ -52,7 +57,9 @@ def paper_rows(name: str, turns: int, quick: bool) -> Iterator[Row]:
     machine = Machine(depth.devices[name], LINKS[name])
     for kind in ("strong", "weak"):
         for count in ON_PAPER[:: 5 if quick else 1]:
-            size = dataclasses.replace(STRONG, length=STRONG.length if kind == "strong" else PART * count)
+            size = dataclasses.replace(
+                STRONG, length=STRONG.length if kind == "strong" else PART * count
+            )
             one = sequential(size, machine.device)
             over_batch = over_the_batch(size, count, machine)
             computed, sent = over_the_chain(size, Layout(chain=count), machine, turns)

@@ -36,7 +36,10 @@ def weights(size: Size) -> Weights:
     """Weights of all layers ``[L, w, w]`` and biases ``[L, w]``, on the host: every process draws the same."""
     draw = np.random.default_rng(0).normal
     matrices = draw(size=(size.length, size.width, size.width)) / size.width**0.5
-    return {"w": matrices.astype(np.float32), "b": 0.1 * draw(size=(size.length, size.width)).astype(np.float32)}
+    return {
+        "w": matrices.astype(np.float32),
+        "b": 0.1 * draw(size=(size.length, size.width)).astype(np.float32),
+    }
 
 
 def examples(size: Size) -> tuple[Any, Any]:
@@ -67,7 +70,9 @@ def chain_loss(chain: deeppcr.Chain, **options: Any) -> Loss:
     """By deeppcr: ``chain`` says where its steps are, and ``options`` how it is solved."""
 
     def loss(weights: Any, z: Array, targets: Array) -> Array:
-        solution = deeppcr.solve(dataclasses.replace(chain, inputs=weights), z, batch_ndim=1, **options)
+        solution = deeppcr.solve(
+            dataclasses.replace(chain, inputs=weights), z, batch_ndim=1, **options
+        )
         return jnp.square(solution.value - targets).mean()
 
     return loss
@@ -118,7 +123,11 @@ class Layout:
     @property
     def name(self) -> str:
         """In words: "chain 4 x batch 2, newton"."""
-        parts = [f"{axis} {count}" for axis, count in (("chain", self.chain), ("batch", self.batch)) if count > 1]
+        parts = [
+            f"{axis} {count}"
+            for axis, count in (("chain", self.chain), ("batch", self.batch))
+            if count > 1
+        ]
         return f"{' x '.join(parts) or 'one device'}{'-way' * (len(parts) == 1)}, {self.method}"
 
 
@@ -126,8 +135,15 @@ def laid_out(size: Size, layout: Layout) -> tuple[Callable[..., Any], tuple[Any,
     """The training step of a layout, and its arguments: weights, and inputs with targets."""
     if layout.method == "lax.scan":
         mesh = mesh_of((layout.batch,), ("batch",))
-        return training_step(sequential_loss(size)), (put(weights(size), mesh), put(examples(size), mesh, "batch"))
-    mesh = mesh_of((layout.chain, layout.batch), ("chain", "batch")) if layout.batch > 1 else mesh_of((layout.chain,), ("chain",))
+        return training_step(sequential_loss(size)), (
+            put(weights(size), mesh),
+            put(examples(size), mesh, "batch"),
+        )
+    mesh = (
+        mesh_of((layout.chain, layout.batch), ("chain", "batch"))
+        if layout.batch > 1
+        else mesh_of((layout.chain,), ("chain",))
+    )
     chain, batch = placed(size, mesh)
     return parallel_step(chain, mesh, layout.method), (chain.inputs, batch)
 
@@ -137,7 +153,9 @@ def told(size: Size) -> tuple[int, float]:
     """How many Newton iterations the chain takes, and the residual that it ends with."""
 
     def solve(weights: Any, z: Array) -> deeppcr.Stats:
-        return deeppcr.solve(deeppcr.Chain(layer_of(size), weights), z, method="newton", batch_ndim=1).stats
+        return deeppcr.solve(
+            deeppcr.Chain(layer_of(size), weights), z, method="newton", batch_ndim=1
+        ).stats
 
     stats = jax.jit(solve)(weights(size), examples(size)[0])
     return int(stats.iterations), float(stats.residual)

@@ -13,7 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 from experiments.sharding_rows.measured import Case, Row, mesh_of, put
 
-SPECS: tuple[tuple[Any, ...], ...] = (("a", "b"), ("b", "a"), ("a", None), (None, "b"), (("a", "b"), None))
+SPECS: tuple[tuple[Any, ...], ...] = (
+    ("a", "b"),
+    ("b", "a"),
+    ("a", None),
+    (None, "b"),
+    (("a", "b"), None),
+)
 
 
 def cases(size: int) -> Iterator[Case]:
@@ -31,7 +37,9 @@ def batches(size: int) -> Iterator[Case]:
     products = jax.vmap(jnp.matmul)
     along = mesh_of((8,), ("batch",))
     yield Case("8 matmuls, one device", products, jax.device_put(operands, jax.devices()[0]))
-    yield Case("8 matmuls, pmap", jax.pmap(jnp.matmul), put(operands, along, "batch"), alone=products)
+    yield Case(
+        "8 matmuls, pmap", jax.pmap(jnp.matmul), put(operands, along, "batch"), alone=products
+    )
     yield Case("8 matmuls, jit of sharded arrays", products, put(operands, along, "batch"))
 
 
@@ -48,7 +56,12 @@ def normalised(size: int) -> Iterator[Case]:
         return x / x.sum(axis=0, keepdims=True)
 
     yield Case("x / psum(x), pmap", jax.pmap(own, axis_name="i"), (x,), alone=alone)
-    yield Case("x / psum(x), shard_map", jax.shard_map(own, mesh=along, in_specs=P("i"), out_specs=P("i")), (x,), alone=alone)
+    yield Case(
+        "x / psum(x), shard_map",
+        jax.shard_map(own, mesh=along, in_specs=P("i"), out_specs=P("i")),
+        (x,),
+        alone=alone,
+    )
 
 
 def laid_out(size: int) -> Iterator[Case]:
@@ -57,15 +70,26 @@ def laid_out(size: int) -> Iterator[Case]:
     x, y = (_numbers(size, size, seed=seed) for seed in range(2))
     for spec in SPECS:
         yield Case(f"sin of P{_written(spec)}", jnp.sin, (put(x, mesh, *spec),))
-    yield Case("P('a', None) @ P(None, 'b')", jnp.matmul, (put(x, mesh, "a", None), put(y, mesh, None, "b")))
-    yield Case("P(None, 'b') @ P('b', None)", jnp.matmul, (put(x, mesh, None, "b"), put(y, mesh, "b", None)))
+    yield Case(
+        "P('a', None) @ P(None, 'b')",
+        jnp.matmul,
+        (put(x, mesh, "a", None), put(y, mesh, None, "b")),
+    )
+    yield Case(
+        "P(None, 'b') @ P('b', None)",
+        jnp.matmul,
+        (put(x, mesh, None, "b"), put(y, mesh, "b", None)),
+    )
 
 
 def constrained(size: int) -> Iterator[Case]:
     """A constraint inside jit that moves an array to another layout."""
     mesh, other = mesh_of((4, 2), ("a", "b")), mesh_of((2, 4), ("a", "b"))
     x = put(_numbers(size, size), mesh, "a", "b")
-    for name, there in {"4 x 2 to 2 x 4": NamedSharding(other, P("a", "b")), "replicated": NamedSharding(mesh, P())}.items():
+    for name, there in {
+        "4 x 2 to 2 x 4": NamedSharding(other, P("a", "b")),
+        "replicated": NamedSharding(mesh, P()),
+    }.items():
 
         def moved(x: Array, there: NamedSharding = there) -> Array:
             return lax.with_sharding_constraint(jnp.sin(x), there)
@@ -82,7 +106,14 @@ def drawn(size: int) -> Iterator[Case]:
     for spec in (SPECS[0], SPECS[-1]):
         # The same bits, whatever the layout.
         jitted = jax.jit(draw, out_shardings=NamedSharding(mesh, P(*spec)))
-        yield Case(f"random.normal as P{_written(spec)}", jitted, (put(key, mesh),), alone=draw, here=(key,), tolerance=0.0)
+        yield Case(
+            f"random.normal as P{_written(spec)}",
+            jitted,
+            (put(key, mesh),),
+            alone=draw,
+            here=(key,),
+            tolerance=0.0,
+        )
 
 
 def apart() -> Row:
@@ -91,7 +122,10 @@ def apart() -> Row:
     try:
         jnp.add(x, y)
     except ValueError as error:
-        return {"row": "operands on different devices", "result": f"ValueError: {str(error).partition('.')[0]}"}
+        return {
+            "row": "operands on different devices",
+            "result": f"ValueError: {str(error).partition('.')[0]}",
+        }
     raise AssertionError("jax added arrays that are on different devices")
 
 

@@ -46,14 +46,21 @@ def train(size: stack.Size, steps: int, losses: Path, method: str) -> None:
 
 def main() -> None:
     """Read the command line, join, train."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.sharding_rows.worker", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.sharding_rows.worker", description=__doc__
+    )
     for name in ("number", "rank", "port", "steps", "length", "width", "batch"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--method", required=True)
     parser.add_argument("--losses", type=Path, required=True)
     options = parser.parse_args()
     join(options.number, options.rank, options.port)
-    train(stack.Size(options.length, options.width, options.batch), options.steps, options.losses, options.method)
+    train(
+        stack.Size(options.length, options.width, options.batch),
+        options.steps,
+        options.losses,
+        options.method,
+    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,11 @@ def log2(n: int) -> int:
 
 def leaf_depth(equation: Any) -> int:
     """The published rules, written down once more."""
-    name, params, shape = equation.primitive.name, equation.params, equation.invars[0].aval.shape if equation.invars else ()
+    name, params, shape = (
+        equation.primitive.name,
+        equation.params,
+        equation.invars[0].aval.shape if equation.invars else (),
+    )
     if name in DEPTHS:
         return DEPTHS[name]
     if name in ("reduce_sum", "reduce_max", "reduce_min", "argmax"):
@@ -69,11 +73,15 @@ def after(value: Late, name: str, depth: int) -> Late:
     def longer(path):
         counts = {key: (n, d) for key, n, d in path}
         n, d = counts.get(name, (0, 0))
-        return tuple(sorted((key, *pair) for key, pair in (counts | {name: (n + 1, d + depth)}).items()))
+        return tuple(
+            sorted((key, *pair) for key, pair in (counts | {name: (n + 1, d + depth)}).items())
+        )
 
     if not depth:
         return value
-    return Late(value.depth + depth, None if value.paths is None else frozenset(map(longer, value.paths)))
+    return Late(
+        value.depth + depth, None if value.paths is None else frozenset(map(longer, value.paths))
+    )
 
 
 def proper(jaxpr: Any) -> Any:
@@ -87,7 +95,9 @@ def ndims(atoms: Any) -> list[int]:
 Count = int | Callable[[], int]
 
 
-def evaluate(jaxpr: Any, inputs: list[Late] | None = None, start: Late = ZERO, turns: Count = 0) -> list[Late]:
+def evaluate(
+    jaxpr: Any, inputs: list[Late] | None = None, start: Late = ZERO, turns: Count = 0
+) -> list[Late]:
     """When each result is ready: loops turn by turn, ``turns`` times where they compare nothing with a literal.
 
     A function is asked anew each time that the program comes to such a loop.
@@ -102,11 +112,15 @@ def evaluate(jaxpr: Any, inputs: list[Late] | None = None, start: Late = ZERO, t
     for equation in jaxpr.eqns:
         name, operands = equation.primitive.name, [read(atom) for atom in equation.invars]
         if name in CALLS:
-            inner = next(equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params)
+            inner = next(
+                equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params
+            )
             results = evaluate(inner, operands, start, turns)
         elif name == "cond":
             begin, rest = operands[0], [join([operands[0], value]) for value in operands[1:]]
-            branches = [evaluate(branch, rest, begin, turns) for branch in equation.params["branches"]]
+            branches = [
+                evaluate(branch, rest, begin, turns) for branch in equation.params["branches"]
+            ]
             results = [join(list(values)) for values in zip(*branches, strict=True)]
         elif name == "scan":
             results = _scan(equation, operands, start, turns)
@@ -121,7 +135,9 @@ def evaluate(jaxpr: Any, inputs: list[Late] | None = None, start: Late = ZERO, t
 
 def _scan(equation: Any, operands: list[Late], start: Late, turns: Count) -> list[Late]:
     body = proper(equation.params["jaxpr"])
-    carry = sum(a == b for a, b in zip(ndims(equation.outvars), ndims(body.outvars), strict=True))  # the rest is stacked
+    carry = sum(
+        a == b for a, b in zip(ndims(equation.outvars), ndims(body.outvars), strict=True)
+    )  # the rest is stacked
     xs = sum(a != b for a, b in zip(ndims(equation.invars), ndims(body.invars), strict=True))
     consts = len(operands) - carry - xs
     state, slices = operands[consts : consts + carry], operands[consts + carry :]
@@ -138,8 +154,16 @@ def _while(equation: Any, operands: list[Late], start: Late, turns: Count) -> li
     params = equation.params
     condition, body = proper(params["cond_jaxpr"]), params["body_jaxpr"]
     first, second = params["cond_nconsts"], params["body_nconsts"]
-    in_condition, in_body, state = operands[:first], operands[first : first + second], operands[first + second :]
-    bounds = [e.invars[1].val for e in condition.eqns if e.primitive.name == "lt" and hasattr(e.invars[1], "val")]
+    in_condition, in_body, state = (
+        operands[:first],
+        operands[first : first + second],
+        operands[first + second :],
+    )
+    bounds = [
+        e.invars[1].val
+        for e in condition.eqns
+        if e.primitive.name == "lt" and hasattr(e.invars[1], "val")
+    ]
     for _ in range(int(bounds[0]) if bounds else turns() if callable(turns) else turns):
         (test,) = evaluate(condition, in_condition + state, start, turns)
         state = evaluate(body, [join([test, value]) for value in in_body + state], test, turns)
@@ -151,7 +175,9 @@ def _while(equation: Any, operands: list[Late], start: Late, turns: Count) -> li
 
 N = 3  # the width of vectors
 SHAPES = {"s": (), "v": (N,), "m": (N, N)}
-LITERALS = {kind: np.float64(0.5) if kind == "s" else np.full(shape, 0.5) for kind, shape in SHAPES.items()}
+LITERALS = {
+    kind: np.float64(0.5) if kind == "s" else np.full(shape, 0.5) for kind, shape in SHAPES.items()
+}
 
 
 def sized(length: int, kind: str) -> jax.ShapeDtypeStruct:
@@ -180,7 +206,11 @@ def index(s: Any) -> Any:
 
 OPERATIONS = [
     *[entry for op in (lax.sin, lax.tanh, lax.neg) for entry in _flat(op, "x")],
-    *[entry for op in (lax.add, lax.mul, lax.max, lambda a, b: lax.sub(a, lax.mul(b, 2.0))) for entry in _flat(op, "x", "y")],
+    *[
+        entry
+        for op in (lax.add, lax.mul, lax.max, lambda a, b: lax.sub(a, lax.mul(b, 2.0)))
+        for entry in _flat(op, "x", "y")
+    ],
     *_flat(lambda a, b: lax.select(lax.gt(a, b), a, b), "x", "y"),
     *_flat(lambda a: lax.mul(a, np.float64(3.0)), "x"),
     (("v",), "s", lambda v: lax.reduce_sum(v, (0,))),
@@ -189,7 +219,11 @@ OPERATIONS = [
     (("v", "v"), "s", lax.dot),
     (("v", "s"), "s", lambda v, s: lax.dynamic_index_in_dim(v, index(s), keepdims=False)),
     (("s",), "v", lambda s: lax.broadcast(s, (N,))),
-    (("s", "s", "v"), "v", lambda a, b, v: lax.concatenate([lax.reshape(a, (1,)), lax.reshape(b, (1,)), v[2:]], 0)),
+    (
+        ("s", "s", "v"),
+        "v",
+        lambda a, b, v: lax.concatenate([lax.reshape(a, (1,)), lax.reshape(b, (1,)), v[2:]], 0),
+    ),
     (("v",), "v", lambda v: lax.rev(v, (0,))),
     (("v",), "v", lambda v: lax.cumsum(v, 0)),
     (("v",), "v", lax.sort),
@@ -221,7 +255,9 @@ class Body:
             else:
                 values.append(function(*read))
         results = [values[i] for i in self.outputs]
-        return [lax.add(inputs[self.first + i], r) for i, r in enumerate(results[: self.kept])] + results[self.kept :]
+        return [
+            lax.add(inputs[self.first + i], r) for i, r in enumerate(results[: self.kept])
+        ] + results[self.kept :]
 
 
 class Nested:
@@ -243,7 +279,9 @@ class Cond(Nested):
     bodies: tuple[Body, Body]
 
     def __call__(self, test: Any, *values: Any, unroll: bool) -> list[Any]:
-        branches = [lambda *v, body=body: list(map(moved, body(*v, unroll=unroll))) for body in self.bodies]
+        branches = [
+            lambda *v, body=body: list(map(moved, body(*v, unroll=unroll))) for body in self.bodies
+        ]
         return lax.cond(lax.gt(test, 0.5), *branches, *values)
 
 
@@ -300,7 +338,9 @@ class Turns(Nested):
         if not unroll:
             return [*lax.while_loop(more, turn, state)[1]]
         for _ in range(self.length):
-            state = lax.switch(state[0], [turn] * 2, state)  # which clamps its index where the loop compares
+            state = lax.switch(
+                state[0], [turn] * 2, state
+            )  # which clamps its index where the loop compares
         return [*lax.switch(state[0], [lambda c: tuple(map(moved, c))] * 2, state[1])]
 
 
@@ -318,20 +358,30 @@ class Until(Nested):
         def more(state):
             return lax.lt(index(self.test(*consts, *state)[0]), bound)
 
-        return [*lax.while_loop(more, lambda state: tuple(map(moved, self.body(*consts, *state))), carry)]
+        return [
+            *lax.while_loop(
+                more, lambda state: tuple(map(moved, self.body(*consts, *state))), carry
+            )
+        ]
 
 
 def kinds(rng: np.random.Generator, low: int, high: int, among: str = "sv") -> str:
     return "".join(rng.choice(list(among), rng.integers(low, high + 1)))
 
 
-def random_body(rng: Any, inputs: str, outputs: str, size: int, nesting=0, kept=0, first=0, untold=False) -> Body:
+def random_body(
+    rng: Any, inputs: str, outputs: str, size: int, nesting=0, kept=0, first=0, untold=False
+) -> Body:
     """``untold``: loops inside need not say how often they turn."""
     known, steps = inputs + "".join(LITERALS), []
 
     def some(kind, late=0.5):
         """A value of the kind, often one of the last few; a literal rarely."""
-        found = [i for i, k in enumerate(known) if k == kind and not len(inputs) <= i < len(inputs) + len(LITERALS)]
+        found = [
+            i
+            for i, k in enumerate(known)
+            if k == kind and not len(inputs) <= i < len(inputs) + len(LITERALS)
+        ]
         if not found or rng.random() < 0.1:
             return len(inputs) + "".join(LITERALS).index(kind)
         return int(rng.choice(found[-3:] if rng.random() < late else found))
@@ -346,7 +396,9 @@ def random_body(rng: Any, inputs: str, outputs: str, size: int, nesting=0, kept=
     return Body(steps, [some(kind, late=0.8) for kind in outputs], kept, first)
 
 
-def random_nested(rng: np.random.Generator, nesting: int, untold: bool = False) -> tuple[Nested, str, str]:
+def random_nested(
+    rng: np.random.Generator, nesting: int, untold: bool = False
+) -> tuple[Nested, str, str]:
     """Code that holds code, with what it takes and what it returns."""
     ins, outs, size = kinds(rng, 1, 3), kinds(rng, 1, 3), int(rng.integers(1, 5))
 
@@ -362,7 +414,11 @@ def random_nested(rng: np.random.Generator, nesting: int, untold: bool = False) 
             return Turns(body(ins + outs), len(ins), int(rng.integers(4))), ins + outs, outs
         case 4 | 5 | 6:
             return Until(body(ins + outs), body(ins + outs, "s"), len(ins)), ins + outs, outs
-    return Loop(body(ins + outs), len(ins), len(outs), "", int(rng.integers(5)), False), ins + outs, outs
+    return (
+        Loop(body(ins + outs), len(ins), len(outs), "", int(rng.integers(5)), False),
+        ins + outs,
+        outs,
+    )
 
 
 @dataclass(frozen=True)
@@ -373,7 +429,9 @@ class Program:
     depths: list[int]
     args: list[jax.ShapeDtypeStruct]
 
-    def function(self, unroll: bool = False, around: Callable[..., Any] = lambda f: f) -> Callable[..., list[Any]]:
+    def function(
+        self, unroll: bool = False, around: Callable[..., Any] = lambda f: f
+    ) -> Callable[..., list[Any]]:
         def run(*args):
             values = [deeper(value, k) for value, k in zip(args, self.depths, strict=True)]
             return around(lambda *v: self.loop(*v, unroll=unroll))(*values)
@@ -384,13 +442,24 @@ class Program:
         return jax.make_jaxpr(self.function(unroll, around))(*self.args)
 
 
-def random_program(seed: int, nesting: int = 0, kept: bool = False, longest: int = 5, untold: bool = False) -> Program:
+def random_program(
+    seed: int, nesting: int = 0, kept: bool = False, longest: int = 5, untold: bool = False
+) -> Program:
     rng = np.random.default_rng(seed)
-    consts, carry, xs, ys = kinds(rng, 0, 3, "ssvm"), kinds(rng, 0, 4), kinds(rng, 0, 2), kinds(rng, 1, 2)
+    consts, carry, xs, ys = (
+        kinds(rng, 0, 3, "ssvm"),
+        kinds(rng, 0, 4),
+        kinds(rng, 0, 2),
+        kinds(rng, 1, 2),
+    )
     length = int(rng.integers(longest + 1))
     size, inputs = int(rng.integers(1, 9)), consts + carry + xs
-    body = random_body(rng, inputs, carry + ys, size, nesting, len(carry) if kept else 0, len(consts), untold)
+    body = random_body(
+        rng, inputs, carry + ys, size, nesting, len(carry) if kept else 0, len(consts), untold
+    )
     loop = Loop(body, len(consts), len(carry), ys, length, bool(rng.integers(2)))
     depths = [int(k) for k in rng.integers(0, 15, len(inputs)) * (rng.random(len(inputs)) < 0.7)]
-    args = [jax.ShapeDtypeStruct(SHAPES[kind], np.float64) for kind in consts + carry] + [sized(length, kind) for kind in xs]
+    args = [jax.ShapeDtypeStruct(SHAPES[kind], np.float64) for kind in consts + carry] + [
+        sized(length, kind) for kind in xs
+    ]
     return Program(loop, depths, args)

@@ -114,7 +114,13 @@ def test_a_file_is_read_once(monkeypatch, content):
 def test_a_file_that_could_not_be_opened_is_tried_again(monkeypatch, generic):
     keep(monkeypatch)
     with monkeypatch.context() as now:
-        now.setattr(Path, "read_text", lambda *args, **options: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+        now.setattr(
+            Path,
+            "read_text",
+            lambda *args, **options: (_ for _ in ()).throw(
+                PermissionError(13, "Permission denied")
+            ),
+        )
         assert depth.at_hand() == generic
     assert depth.at_hand() == DEVICE
 
@@ -169,7 +175,9 @@ def content(conditions=None, **changes):
     """The text of a file that is good but for the changes."""
     return json.dumps(
         {
-            "conditions": calibration._conditions(calibration.default_device()) if conditions is None else conditions,
+            "conditions": calibration._conditions(calibration.default_device())
+            if conditions is None
+            else conditions,
             "device": dataclasses.asdict(DEVICE) | changes,
         }
     )
@@ -336,7 +344,9 @@ def test_gpu_cuda_and_rocm_are_one_platform(monkeypatch):
         return [Other("gpu", "NVIDIA H100 PCIe"), Other("gpu", "NVIDIA H200")]
 
     monkeypatch.setattr(jax, "local_devices", local_devices)
-    assert all(depth.at_hand(platform) is depth.devices["H100"] for platform in ("gpu", "cuda", "rocm"))
+    assert all(
+        depth.at_hand(platform) is depth.devices["H100"] for platform in ("gpu", "cuda", "rocm")
+    )
     assert depth.at_hand("cpu") == generic_cpu(calibration.cores())  # a process without one
 
 
@@ -351,7 +361,9 @@ def test_without_a_platform_it_is_jaxs_default_device(monkeypatch, generic):
     assert depth.at_hand() == generic
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         monkeypatch.setattr(
-            jax, "local_devices", lambda backend=None: [Other("tpu", {None: "TPU v4", "tpu": "TPU v6e"}[backend])]
+            jax,
+            "local_devices",
+            lambda backend=None: [Other("tpu", {None: "TPU v4", "tpu": "TPU v6e"}[backend])],
         )
         assert depth.at_hand() == generic
     assert depth.at_hand() is depth.devices["TPU v4"]

@@ -16,7 +16,9 @@ from depth import calibration
 from depth.kernels import CLASSES
 from depth.report import device_table
 
-FIGURES = [field.name for field in dataclasses.fields(depth.Device) if field.name not in ("name", "source")]
+FIGURES = [
+    field.name for field in dataclasses.fields(depth.Device) if field.name not in ("name", "source")
+]
 FULL = depth.Device(
     "plain",
     kernel_latency=4.0,
@@ -94,7 +96,9 @@ def test_the_default_device_is_the_chosen_one(monkeypatch, chosen):
 
     device = jax.local_devices()[0]
     assert calibration.default_device() is device
-    monkeypatch.setattr(jax, "local_devices", lambda backend: {"cpu": [device], None: [Other()]}[backend])
+    monkeypatch.setattr(
+        jax, "local_devices", lambda backend: {"cpu": [device], None: [Other()]}[backend]
+    )
     assert "other" in calibration.cache_file().name
     with jax.default_device(device if chosen == "a device" else "cpu"):
         assert calibration.default_device() is device
@@ -125,7 +129,9 @@ def test_refresh_measures_again_and_keeps_that(measured):
     assert len(os.listdir(calibration.cache_file().parent)) == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe\x00", json.dumps(vars(FULL)).encode()], ids=repr)
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"\xff\xfe\x00", json.dumps(vars(FULL)).encode()], ids=repr
+)
 def test_what_cannot_be_read_is_measured_again(measured, content):
     path = calibration.cache_file()
     path.parent.mkdir()
@@ -136,7 +142,9 @@ def test_what_cannot_be_read_is_measured_again(measured, content):
 
 
 @pytest.mark.parametrize("where", ["a file for the folder", "a folder for the file"])
-def test_where_nothing_can_be_kept_the_result_comes_with_a_warning(measured, monkeypatch, tmp_path, capsys, where):
+def test_where_nothing_can_be_kept_the_result_comes_with_a_warning(
+    measured, monkeypatch, tmp_path, capsys, where
+):
     if where == "a file for the folder":
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
         Path(tmp_path, "taken").write_text("")
@@ -150,15 +158,21 @@ def test_where_nothing_can_be_kept_the_result_comes_with_a_warning(measured, mon
     assert list(tmp_path.rglob("*.tmp")) == [], "what is not kept leaves nothing behind"
 
 
-@pytest.mark.parametrize("home", [None, "/proc", "/dev/null"], ids=["unset", "not writable", "no folder"])
-def test_without_a_home_nothing_is_kept_and_nothing_written_here(measured, monkeypatch, tmp_path, capsys, home):
+@pytest.mark.parametrize(
+    "home", [None, "/proc", "/dev/null"], ids=["unset", "not writable", "no folder"]
+)
+def test_without_a_home_nothing_is_kept_and_nothing_written_here(
+    measured, monkeypatch, tmp_path, capsys, home
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XDG_CACHE_HOME")
     if home:
         monkeypatch.setenv("HOME", home)
     else:
         monkeypatch.delenv("HOME")
-        monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user whom the system does not know
+        monkeypatch.setattr(
+            os.path, "expanduser", lambda path: path
+        )  # as for a user whom the system does not know
     generic = depth.at_hand()
     assert capsys.readouterr() == ("", "")
     assert depth.calibrate() == measured[0]
@@ -192,7 +206,10 @@ def test_while_several_calibrate_at_once_the_file_is_always_whole(measured):
     path, bad, done = calibration.cache_file(), [], threading.Event()
 
     def calibrating(name, times):
-        content = {"conditions": calibration._conditions(jax.devices()[0]), "device": vars(FULL.replace(name=name))}
+        content = {
+            "conditions": calibration._conditions(jax.devices()[0]),
+            "device": vars(FULL.replace(name=name)),
+        }
         for _ in range(times):
             calibration._keep(path, content)
 
@@ -226,7 +243,9 @@ def test_measuring_this_machine(monkeypatch):
         value = getattr(device, figure)
         for amount in value.values() if isinstance(value, dict) else [value]:
             assert math.isfinite(amount), figure
-            assert amount > 0 or figure in ("piece_latency", "turn_latency", "kernel_latency"), figure  # differences of times
+            assert amount > 0 or figure in ("piece_latency", "turn_latency", "kernel_latency"), (
+                figure
+            )  # differences of times
     assert str(calibration.cores()) in device.name
     assert jax.__version__ in device.source
     assert table.startswith(device.name)

@@ -48,7 +48,13 @@ def nothing():
 weights = 3
 '''
 DEVICE = depth.Device(
-    "the one at hand", kernel_latency=1.0, loop_latency=1.0, turn_latency=1.0, rates={"float32": 1e9}, bandwidth=1e9, memory=1e9
+    "the one at hand",
+    kernel_latency=1.0,
+    loop_latency=1.0,
+    turn_latency=1.0,
+    rates={"float32": 1e9},
+    bandwidth=1e9,
+    memory=1e9,
 )
 
 
@@ -74,7 +80,11 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def measured(monkeypatch):
     calls = []
-    monkeypatch.setattr(calibration, "measure", lambda: calls.append(1) or DEVICE.replace(call_latency=float(len(calls))))
+    monkeypatch.setattr(
+        calibration,
+        "measure",
+        lambda: calls.append(1) or DEVICE.replace(call_latency=float(len(calls))),
+    )
     return calls
 
 
@@ -137,7 +147,11 @@ def test_the_depth_of_the_small_examples(run):
 
 def test_from_the_shell():
     done = subprocess.run(
-        [sys.executable, "-m", "depth", "--example", "mlp"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "depth", "--example", "mlp"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert depth_in(done.stdout) == 11
     assert done.stderr == ""
@@ -199,14 +213,18 @@ def test_a_device_wherever_it_is_given_adds_a_time(run, argv):
 
 def test_every_device_can_be_chosen(run):
     for name in depth.devices:
-        assert run("--example", "attention", "--device", name).splitlines()[-1].endswith(f" on {name}")
+        assert (
+            run("--example", "attention", "--device", name).splitlines()[-1].endswith(f" on {name}")
+        )
 
 
 def test_trip_counts(run):
     assert ">=" in run("model_file.py:until", "f32[8]")
     assert "a lower bound, since" in run("model_file.py:until", "f32[8]")
     text = run("model_file.py:until", "f32[8]", "--trip-counts", "7")
-    assert depth_in(text) == 15  # 7 comparisons, each with the product after it, and the comparison that ends it
+    assert (
+        depth_in(text) == 15
+    )  # 7 comparisons, each with the product after it, and the comparison that ends it
     assert ">=" not in text
 
 
@@ -237,7 +255,9 @@ def test_every_dtype_is_one(short):
 
 def test_wide_types_are_wide_without_x64(run):
     jax.config.update("jax_enable_x64", False)
-    assert "traffic      392 bytes" in run("model_file.py:sines", "f64[8]")  # three times 64 in and 64 out, and the 2
+    assert "traffic      392 bytes" in run(
+        "model_file.py:sines", "f64[8]"
+    )  # three times 64 in and 64 out, and the 2
     assert "traffic      196 bytes" in run("model_file.py:sines", "f32[8]")
 
 
@@ -261,7 +281,10 @@ def test_a_run_leaves_the_path_as_it_was(run, name):
 def test_calibrate(run, measured, place):
     for times in (1, 2):  # measured anew each time
         text = run("--calibrate")
-        assert text == f"{device_table(DEVICE.replace(call_latency=float(times)))}\nkept in {calibration.cache_file()}\n"
+        assert (
+            text
+            == f"{device_table(DEVICE.replace(call_latency=float(times)))}\nkept in {calibration.cache_file()}\n"
+        )
         assert len(measured) == times
     assert calibration.cache_file().is_relative_to(place / "cache")
     assert depth.calibrate().call_latency == 2.0
@@ -330,7 +353,10 @@ def test_help_lists_what_there_is(capsys):
         main(["--help"])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert all(name in text for name in (*EXAMPLES, "H100", "--calibrate", "--trip-counts", "file.py:function"))
+    assert all(
+        name in text
+        for name in (*EXAMPLES, "H100", "--calibrate", "--trip-counts", "file.py:function")
+    )
 
 
 def test_scores_need_no_cache_folder(run, monkeypatch):

@@ -56,14 +56,23 @@ def test_costs_and_ratios():
 
 def test_without_a_device_there_are_no_times():
     got = depth.compare(one_by_one, at_once, X)
-    assert (got.device, got.sequential_seconds, got.parallel_seconds, got.predicted_speedup) == (None,) * 4
-    assert [line.split()[0] for line in str(got).splitlines()] == ["sequential", "depth", "work", "bytes"]
+    assert (got.device, got.sequential_seconds, got.parallel_seconds, got.predicted_speedup) == (
+        None,
+    ) * 4
+    assert [line.split()[0] for line in str(got).splitlines()] == [
+        "sequential",
+        "depth",
+        "work",
+        "bytes",
+    ]
 
 
 def test_times_are_the_predicted_ones():
     got = depth.compare(one_by_one, at_once, X, device=ROUND)
     assert got.device is ROUND
-    assert got.sequential_seconds == 2 + 8 * (3 + 1 + 1 / 2)  # the call; 8 turns, each a loop step, a launch, an addition
+    assert got.sequential_seconds == 2 + 8 * (
+        3 + 1 + 1 / 2
+    )  # the call; 8 turns, each a loop step, a launch, an addition
     assert got.parallel_seconds == 2 + 1 + 7 / 2  # the call, the launch, 7 additions
     assert got.predicted_speedup == 38 / 6.5
     assert got.sequential_seconds == depth.predict(got.sequential, ROUND)
@@ -154,7 +163,9 @@ def test_an_unknown_device_is_refused_before_anything_is_traced(device):
         depth.compare(never, never, X, device=device)
 
 
-@pytest.mark.parametrize("programs", [(3, lax.sin), (lax.sin, None)], ids=["the first", "the second"])
+@pytest.mark.parametrize(
+    "programs", [(3, lax.sin), (lax.sin, None)], ids=["the first", "the second"]
+)
 def test_what_is_no_function_is_refused(programs):
     with pytest.raises(TypeError, match="fn must be a function"):
         depth.compare(*programs, X)
@@ -165,7 +176,9 @@ def identity(x):
 
 
 def test_programs_without_depth():
-    assert depth.compare(lambda x: sines(x, 3), identity, X).depth_speedup == 3  # as against one operation
+    assert (
+        depth.compare(lambda x: sines(x, 3), identity, X).depth_speedup == 3
+    )  # as against one operation
     assert depth.compare(identity, lambda x: sines(x, 3), X).depth_speedup == 0
     same = depth.compare(identity, identity, X, device="H100")
     assert (same.depth_speedup, same.work_ratio, same.predicted_speedup) == (1, 1, 1)
@@ -201,6 +214,8 @@ def test_times_have_units(value, text):
     assert seconds(value) == text
 
 
-@pytest.mark.parametrize("value", [0.9996, 9.997e-4, 9.999e-7], ids=["almost 1 s", "almost 1 ms", "almost 1 us"])
+@pytest.mark.parametrize(
+    "value", [0.9996, 9.997e-4, 9.999e-7], ids=["almost 1 s", "almost 1 ms", "almost 1 us"]
+)
 def test_times_need_no_exponent(value):
     assert "e" not in seconds(value)

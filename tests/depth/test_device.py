@@ -13,9 +13,17 @@ from depth.kernels import CLASSES
 from depth.report import device_table
 
 NAMES = ["V100", "A100", "H100", "H200", "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e"]
-FIGURES = [field.name for field in dataclasses.fields(depth.Device) if field.name not in ("name", "source")]
+FIGURES = [
+    field.name for field in dataclasses.fields(depth.Device) if field.name not in ("name", "source")
+]
 PLAIN = depth.Device(
-    "plain", kernel_latency=4.0, loop_latency=2.0, turn_latency=8.0, rates={"float32": 100.0}, bandwidth=1000.0, memory=1e6
+    "plain",
+    kernel_latency=4.0,
+    loop_latency=2.0,
+    turn_latency=8.0,
+    rates={"float32": 100.0},
+    bandwidth=1000.0,
+    memory=1e6,
 )
 FULL = PLAIN.replace(
     source="made up",
@@ -41,7 +49,14 @@ def test_every_device_has_a_source_and_sensible_figures(name):
     device = depth.devices[name]
     assert "." in device.source.split(";")[0], "the source of the rates is an address"
     assert "latencies" in device.source
-    for figure in ("kernel_latency", "loop_latency", "turn_latency", "call_latency", "bandwidth", "memory"):
+    for figure in (
+        "kernel_latency",
+        "loop_latency",
+        "turn_latency",
+        "call_latency",
+        "bandwidth",
+        "memory",
+    ):
         assert getattr(device, figure) > 0, figure
     for rates in (device.rates, device.vector_rates):
         assert rates
@@ -50,7 +65,9 @@ def test_every_device_has_a_source_and_sensible_figures(name):
     assert device.loop_latency < device.turn_latency
     assert 10e9 < device.memory < 200e9
     assert 0.5e12 < device.bandwidth < 10e12
-    assert device.rate("bfloat16" if "bfloat16" in device.rates else "float16") > device.rate("float32")
+    assert device.rate("bfloat16" if "bfloat16" in device.rates else "float16") > device.rate(
+        "float32"
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,12 +87,19 @@ def test_newer_devices_have_more(figure, names):
 
 
 def test_newer_devices_multiply_faster():
-    for dtype, names in [("float32", ["V100", "A100", "H100"]), ("float16", ["V100", "A100", "H100"])]:
+    for dtype, names in [
+        ("float32", ["V100", "A100", "H100"]),
+        ("float16", ["V100", "A100", "H100"]),
+    ]:
         rates = [depth.devices[name].rate(dtype) for name in names]
         assert rates == sorted(set(rates))
-    rates = [depth.devices[name].rate("bfloat16") for name in ("TPU v5e", "TPU v4", "TPU v5p", "TPU v6e")]
+    rates = [
+        depth.devices[name].rate("bfloat16") for name in ("TPU v5e", "TPU v4", "TPU v5p", "TPU v6e")
+    ]
     assert rates == sorted(set(rates))
-    assert depth.devices["H200"].rates == depth.devices["H100"].rates  # the same chip, with more memory
+    assert (
+        depth.devices["H200"].rates == depth.devices["H100"].rates
+    )  # the same chip, with more memory
 
 
 def test_the_table_cannot_be_changed():
@@ -91,10 +115,16 @@ def test_the_table_cannot_be_changed():
 def test_the_rate_of_a_dtype_is_its_own_or_the_nearest():
     device = PLAIN.replace(rates={"float64": 1.0, "float32": 2.0, "float16": 4.0})
     assert [device.rate(dtype) for dtype in ("float64", "float32", "float16")] == [1.0, 2.0, 4.0]
-    assert [device.rate(dtype) for dtype in ("complex128", "int64", "uint64")] == [1.0] * 3  # as wide as float64
-    assert [device.rate(dtype) for dtype in ("bfloat16", "int8", "bool", "")] == [2.0] * 4  # else float32
+    assert [device.rate(dtype) for dtype in ("complex128", "int64", "uint64")] == [
+        1.0
+    ] * 3  # as wide as float64
+    assert [device.rate(dtype) for dtype in ("bfloat16", "int8", "bool", "")] == [
+        2.0
+    ] * 4  # else float32
     assert PLAIN.rate("float64") == 100.0  # no float64 of its own
-    assert PLAIN.replace(rates={"bfloat16": 7.0, "int8": 9.0}).rate("float32") == 9.0  # no float32 either
+    assert (
+        PLAIN.replace(rates={"bfloat16": 7.0, "int8": 9.0}).rate("float32") == 9.0
+    )  # no float32 either
 
 
 def test_vector_rates_halve_on_64_bits():
@@ -111,16 +141,37 @@ def test_vector_rates_that_are_not_given():
     assert FULL.vector_rate("reduction", "float32") == 20.0  # as arithmetic
     assert PLAIN.vector_rate("move", "float32") == 100.0  # as products
     assert PLAIN.vector_rate("transcendental", "float32") == 10.0  # a tenth of arithmetic
-    assert PLAIN.replace(vector_rates={"arithmetic": 50.0}).vector_rate("transcendental", "float64") == 2.5
+    assert (
+        PLAIN.replace(vector_rates={"arithmetic": 50.0}).vector_rate("transcendental", "float64")
+        == 2.5
+    )
 
 
 def test_latencies_by_place():
-    steps = {"elementwise": 1.0, "reduction": 2.0, "product": 3.0, "transposed product": 5.0, "beside product": 6.0}
+    steps = {
+        "elementwise": 1.0,
+        "reduction": 2.0,
+        "product": 3.0,
+        "transposed product": 5.0,
+        "beside product": 6.0,
+    }
     device = PLAIN.replace(step_latencies=steps)
     kinds = ["elementwise", "reduction", "product", "transposed product", "sort"]
     assert [device.latency(kind, "program") for kind in kinds] == [4.0] * 5
-    assert [device.latency(kind, "loop") for kind in kinds] == [1.0, 2.0, 3.0, 5.0, 1.0]  # a sort as elementwise
-    assert [device.latency(kind, "loop with product") for kind in kinds] == [6.0, 6.0, 3.0, 5.0, 6.0]
+    assert [device.latency(kind, "loop") for kind in kinds] == [
+        1.0,
+        2.0,
+        3.0,
+        5.0,
+        1.0,
+    ]  # a sort as elementwise
+    assert [device.latency(kind, "loop with product") for kind in kinds] == [
+        6.0,
+        6.0,
+        3.0,
+        5.0,
+        6.0,
+    ]
     assert PLAIN.latency("reduction", "loop") == 4.0  # no steps given
     assert PLAIN.replace(step_latencies={"product": 3.0}).latency("sort", "loop") == 4.0
 
@@ -134,9 +185,14 @@ def test_what_fits_the_cache_comes_from_there():
 
 POSITIVE = {"rates": {"float32": 0}, "vector_rates": {"move": 0.0}, "bandwidth": 0}
 BAD = {
-    **{f"{figure} negative": (figure, -1.0) for figure in FIGURES if "rates" not in figure and figure != "step_latencies"},
     **{
-        f"{figure} of one negative": (figure, {"float32": 1.0, "x": -2}) for figure in ("rates", "vector_rates", "step_latencies")
+        f"{figure} negative": (figure, -1.0)
+        for figure in FIGURES
+        if "rates" not in figure and figure != "step_latencies"
+    },
+    **{
+        f"{figure} of one negative": (figure, {"float32": 1.0, "x": -2})
+        for figure in ("rates", "vector_rates", "step_latencies")
     },
     **{f"{figure} zero": (figure, value) for figure, value in POSITIVE.items()},
     "no rates": ("rates", {}),
@@ -167,13 +223,20 @@ def test_what_is_no_number_is_refused_by_name(figure, value):
 
 
 def test_latencies_may_be_zero():
-    device = PLAIN.replace(kernel_latency=0, loop_latency=0, turn_latency=0.0, call_latency=0, memory=0, cache=0)
+    device = PLAIN.replace(
+        kernel_latency=0, loop_latency=0, turn_latency=0.0, call_latency=0, memory=0, cache=0
+    )
     assert device.latency("product", "program") == 0
 
 
 def test_replace_changes_the_copy_only():
     changed = FULL.replace(name="other", bandwidth=7.0)
-    assert (changed.name, changed.bandwidth, FULL.name, FULL.bandwidth) == ("other", 7.0, "plain", 1000.0)
+    assert (changed.name, changed.bandwidth, FULL.name, FULL.bandwidth) == (
+        "other",
+        7.0,
+        "plain",
+        1000.0,
+    )
     assert changed.replace(name="plain", bandwidth=1000.0) == FULL
     assert changed != FULL
     with pytest.raises(TypeError, match="nothing"):
@@ -184,7 +247,9 @@ def test_replace_changes_the_copy_only():
     assert changed.rate("float32") == 1.0
 
 
-@pytest.mark.parametrize("device", [PLAIN, FULL, *depth.devices.values()], ids=["plain", "full", *NAMES])
+@pytest.mark.parametrize(
+    "device", [PLAIN, FULL, *depth.devices.values()], ids=["plain", "full", *NAMES]
+)
 def test_a_device_survives_pickling(device):
     back = pickle.loads(pickle.dumps(device))
     assert (back, back.source) == (device, device.source)
@@ -213,12 +278,24 @@ def test_a_generic_cpu_has_latencies_of_its_own_and_rates_by_its_cores():
     two = generic_cpu(2)
     assert generic_cpu(1) == two.replace(name="generic CPU, 1 cores", memory=two.memory / 2)
     assert two.name == "generic CPU, 2 cores"
-    rates = [[generic_cpu(cores).rate(dtype) for dtype in two.rates] for cores in (2, 3, 4, 8, 9, 256)]
-    vector_rates = [[generic_cpu(cores).vector_rate(kind, "float32") for kind in two.vector_rates] for cores in (2, 4, 8, 64)]
+    rates = [
+        [generic_cpu(cores).rate(dtype) for dtype in two.rates] for cores in (2, 3, 4, 8, 9, 256)
+    ]
+    vector_rates = [
+        [generic_cpu(cores).vector_rate(kind, "float32") for kind in two.vector_rates]
+        for cores in (2, 4, 8, 64)
+    ]
     assert [rate / rates[0][0] for rate, *_ in rates] == [1, 1.5, 2, 4, 4, 4]
     assert [rate / vector_rates[0][0] for rate, *_ in vector_rates] == [1, 2, 4, 4]
     assert [generic_cpu(cores).bandwidth / two.bandwidth for cores in (2, 4, 64)] == [1, 2, 2]
-    for figure in ("call_latency", "kernel_latency", "loop_latency", "turn_latency", "step_latencies", "piece_latency"):
+    for figure in (
+        "call_latency",
+        "kernel_latency",
+        "loop_latency",
+        "turn_latency",
+        "step_latencies",
+        "piece_latency",
+    ):
         assert getattr(generic_cpu(64), figure) == getattr(two, figure)
     assert "calibrate" in two.source
 
@@ -232,19 +309,33 @@ def test_a_generic_cpu_gives_every_figure_that_is_measured():
     assert device.cache_bandwidth > device.bandwidth
 
 
-STEPS = ["elementwise", "reduction", "vector product", "short vector product", "product", "transposed product", "transcendental"]
+STEPS = [
+    "elementwise",
+    "reduction",
+    "vector product",
+    "short vector product",
+    "product",
+    "transposed product",
+    "transcendental",
+]
 STEPS += ["beside product", "crowded"]
 
 
 @pytest.mark.parametrize("cores", [0, -1, 2.0, None, True], ids=repr)
 def test_a_cpu_without_cores_is_refused(cores):
-    with pytest.raises(ValueError, match=rf"cores must be a whole number >= 1, but it is {cores!r}"):
+    with pytest.raises(
+        ValueError, match=rf"cores must be a whole number >= 1, but it is {cores!r}"
+    ):
         generic_cpu(cores)
 
 
 @pytest.mark.parametrize(
     ("platform", "name", "like"),
-    [("gpu", "generic GPU", "A100"), ("tpu", "generic TPU", "TPU v5e"), ("neuron", "generic GPU", "A100")],
+    [
+        ("gpu", "generic GPU", "A100"),
+        ("tpu", "generic TPU", "TPU v5e"),
+        ("neuron", "generic GPU", "A100"),
+    ],
     ids=["gpu", "tpu", "other"],
 )
 def test_a_generic_accelerator_says_whose_figures_it_has(platform, name, like):

@@ -95,7 +95,9 @@ def test_what_is_no_function_is_named(function, fn):
         function(fn, f(8))
 
 
-@pytest.mark.parametrize("jaxpr", [3, "jaxpr", None, jnp.sin, f(3)], ids=["number", "text", "none", "function", "shape"])
+@pytest.mark.parametrize(
+    "jaxpr", [3, "jaxpr", None, jnp.sin, f(3)], ids=["number", "text", "none", "function", "shape"]
+)
 def test_what_is_no_jaxpr_is_named(jaxpr):
     with pytest.raises(TypeError, match="Jaxpr"):
         depth.compute_depth(jaxpr)
@@ -109,17 +111,47 @@ def test_what_is_no_jaxpr_is_named(jaxpr):
         (jnp.sin, (f(8, dtype="bfloat16"),), 8, 32, "8 sines; reads and writes 8 of 2 bytes"),
         (jnp.sin, (f(8, dtype="float64"),), 8, 128, "8 sines; reads and writes 8 of 8 bytes"),
         (lambda x, y: x * y, (f(8), f(8)), 8, 96, "8 products; three arrays of 32 bytes"),
-        (lambda x, y: jnp.sum(x * y), (f(8), f(8)), 15, 132, "8 products, 7 additions; 96 and 32 + 4 bytes"),
+        (
+            lambda x, y: jnp.sum(x * y),
+            (f(8), f(8)),
+            15,
+            132,
+            "8 products, 7 additions; 96 and 32 + 4 bytes",
+        ),
         (lambda x: x.reshape(2, 4), (f(8),), 0, 64, "a move: no work; 32 bytes in, 32 out"),
         (lambda x, y: x < y, (f(8), f(8)), 8, 72, "8 comparisons; 32 + 32 + 8 bytes"),
         (lambda x: x.astype("float64"), (f(8),), 8, 96, "8 casts; 32 + 64 bytes"),
-        (lambda w, x: w @ x, (f(8, 8), f(8)), 128, 320, "2 for each of 64 elements; 256 + 32 + 32 bytes"),
+        (
+            lambda w, x: w @ x,
+            (f(8, 8), f(8)),
+            128,
+            320,
+            "2 for each of 64 elements; 256 + 32 + 32 bytes",
+        ),
         (lambda x, y: x @ y, (f(4, 6), f(6, 5)), 240, 296, "2 * 4 * 6 * 5; 96 + 120 + 80 bytes"),
-        (jax.vmap(jnp.matmul), (f(9, 4, 6), f(9, 6, 5)), 2160, 2664, "9 times 240; 9 times 296 bytes"),
+        (
+            jax.vmap(jnp.matmul),
+            (f(9, 4, 6), f(9, 6, 5)),
+            2160,
+            2664,
+            "9 times 240; 9 times 296 bytes",
+        ),
         (lambda x: sines(x, 3), (f(8),), 24, 192, "3 times 8; 3 times 64 bytes"),
         (jax.jit(jax.jit(jnp.sin)), (f(8),), 8, 64, "as without the calls"),
-        (lambda x: lax.scan(lambda x, _: (jnp.sin(x), None), x, length=9)[0], (f(8),), 72, 576, "9 times 8; 9 times 64 bytes"),
-        (lambda x: (sines(x, 9), jnp.sin(x))[1], (f(8),), 8, 64, "what no output needs is not done"),
+        (
+            lambda x: lax.scan(lambda x, _: (jnp.sin(x), None), x, length=9)[0],
+            (f(8),),
+            72,
+            576,
+            "9 times 8; 9 times 64 bytes",
+        ),
+        (
+            lambda x: (sines(x, 9), jnp.sin(x))[1],
+            (f(8),),
+            8,
+            64,
+            "what no output needs is not done",
+        ),
         (
             lambda p, x: lax.cond(p, lambda x: sines(x, 3), jnp.sin, x),
             (b(), f(8)),
@@ -146,7 +178,10 @@ def branched(w, x):
 def test_the_critical_path_by_primitive_and_line():
     cost = depth.analyze(branched, f(8, 8), f(8))
     first = branched.__code__.co_firstlineno
-    got = {(row.primitive, row.location.line - first): (row.count, row.depth, row.work, row.bytes) for row in cost.critical_path}
+    got = {
+        (row.primitive, row.location.line - first): (row.count, row.depth, row.work, row.bytes)
+        for row in cost.critical_path
+    }
     assert got == {
         ("dot_general", 1): (1, 4, 128, 320),  # 1 + 3
         ("tanh", 1): (1, 1, 8, 64),
@@ -157,7 +192,9 @@ def test_the_critical_path_by_primitive_and_line():
     assert cost.depth == 12
     assert (cost.critical_work, cost.critical_bytes) == (175, 708)
     assert cost.work == 175 + 8 + 8  # beside the path a cosine and a product by 2
-    assert [row.depth for row in cost.critical_path] == sorted((row.depth for row in cost.critical_path), reverse=True)
+    assert [row.depth for row in cost.critical_path] == sorted(
+        (row.depth for row in cost.critical_path), reverse=True
+    )
     assert {row.location.function for row in cost.critical_path} == {"branched"}
     assert {row.location.file for row in cost.critical_path} == {__file__}
 
@@ -194,7 +231,18 @@ def test_a_long_path_is_summed_up():
         jnp.sign,
         jnp.square,
     ]
-    functions += [jnp.expm1, jnp.log1p, lax.erf, lax.rsqrt, lax.lgamma, lax.digamma, lax.logistic, lax.neg, lax.cbrt, jnp.arctan]
+    functions += [
+        jnp.expm1,
+        jnp.log1p,
+        lax.erf,
+        lax.rsqrt,
+        lax.lgamma,
+        lax.digamma,
+        lax.logistic,
+        lax.neg,
+        lax.cbrt,
+        jnp.arctan,
+    ]
 
     def program(x):
         for function in functions:
@@ -216,14 +264,20 @@ def test_a_cost_is_a_value():
 def test_nothing_is_executed():
     def program(x):
         jax.debug.callback(never, x)
-        return jax.pure_callback(never, x, x) + lax.while_loop(lambda x: x[0] < 1, lambda x: x * 1, x)
+        return jax.pure_callback(never, x, x) + lax.while_loop(
+            lambda x: x[0] < 1, lambda x: x * 1, x
+        )
 
     assert depth.analyze(program, f(8), trip_counts=10**9).depth > 10**9
 
 
 def test_nothing_is_allocated():
     def program(x, w):
-        return jnp.sum(jnp.sin(x) + jnp.zeros(10**12, "float32")), jnp.sum(w @ w), lax.iota("int32", 2**31 - 1)
+        return (
+            jnp.sum(jnp.sin(x) + jnp.zeros(10**12, "float32")),
+            jnp.sum(w @ w),
+            lax.iota("int32", 2**31 - 1),
+        )
 
     cost = depth.analyze(program, f(10**12), f(10**6, 10**6))
     assert cost.by_output == (42, 61, 1)  # sin, add, 40 for 10^12; 1 + 20, 40 for 10^12; iota
@@ -248,11 +302,15 @@ def test_the_public_names():
 
 
 @pytest.mark.parametrize(
-    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "deepcopy", "pickle"]
+    "again",
+    [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))],
+    ids=["copy", "deepcopy", "pickle"],
 )
 def test_costs_can_be_pickled_and_copied(again):
     def program(x):
-        return lax.while_loop(lambda x: jnp.sum(x) < 1, lambda x: lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x), x)
+        return lax.while_loop(
+            lambda x: jnp.sum(x) < 1, lambda x: lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x), x
+        )
 
     cost = depth.analyze(program, f(8))
     other = again(again(cost))

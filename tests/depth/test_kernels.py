@@ -53,7 +53,9 @@ def everything(program):
         if isinstance(one, Loop):
             waiting += [one.body, one.condition]
         else:
-            waiting += one.programs if isinstance(one, Choice) else [inner for inner, _ in one.parts]
+            waiting += (
+                one.programs if isinstance(one, Choice) else [inner for inner, _ in one.parts]
+            )
     return [one for one in found if isinstance(one, Program)]
 
 
@@ -72,11 +74,31 @@ COUNTS = {
     "what comes in goes out": (lambda x: x, (X,), {}, "nothing is computed"),
     "dead code": (lambda x: (sines(x, 3), x)[1], (X,), {}, "no output needs it"),
     "one": (lax.sin, (X,), {"elementwise": 1}, "one operation"),
-    "a chain": (lambda x: lax.tanh(lax.sin(x) * 2 + 1), (X,), {"elementwise": 1}, "each feeds the next"),
+    "a chain": (
+        lambda x: lax.tanh(lax.sin(x) * 2 + 1),
+        (X,),
+        {"elementwise": 1},
+        "each feeds the next",
+    ),
     "a long chain": (lambda x: sines(x, 2000), (X,), {"elementwise": 1}, "each feeds the next"),
-    "chain, product, chain": (lambda w, x: lax.tanh(lax.sin(x) @ w + x), (W, Y), {"elementwise": 2, "product": 1}, "as written"),
-    "two products": (lambda w, x: (x @ w) @ w, (W, Y), {"product": 2}, "a product ends what came before"),
-    "a reduction joins what feeds it": (lambda x, y: lax.reduce_sum(x * y, (0,)), (X, X), {"reduction": 1}, "one pass"),
+    "chain, product, chain": (
+        lambda w, x: lax.tanh(lax.sin(x) @ w + x),
+        (W, Y),
+        {"elementwise": 2, "product": 1},
+        "as written",
+    ),
+    "two products": (
+        lambda w, x: (x @ w) @ w,
+        (W, Y),
+        {"product": 2},
+        "a product ends what came before",
+    ),
+    "a reduction joins what feeds it": (
+        lambda x, y: lax.reduce_sum(x * y, (0,)),
+        (X, X),
+        {"reduction": 1},
+        "one pass",
+    ),
     "what follows a reduction does not": (
         lambda x: (lambda y: y / jnp.sum(y))(lax.exp(x)),
         (X,),
@@ -89,9 +111,24 @@ COUNTS = {
         {"reduction": 2, "elementwise": 1},
         "max, max, -",
     ),
-    "reductions side by side": (lambda x: (jnp.max(x), jnp.min(x)), (X,), {"reduction": 2}, "neither feeds the other"),
-    "a sort": (lambda x: sines(lax.sort(sines(x, 3)), 3), (X,), {"elementwise": 2, "sort": 1}, "3 sines, sort, 3 sines"),
-    "a cumulative sum": (lambda x: lax.sin(lax.cumsum(x)), (X,), {"scan": 1, "elementwise": 1}, "the sum ends what came before"),
+    "reductions side by side": (
+        lambda x: (jnp.max(x), jnp.min(x)),
+        (X,),
+        {"reduction": 2},
+        "neither feeds the other",
+    ),
+    "a sort": (
+        lambda x: sines(lax.sort(sines(x, 3)), 3),
+        (X,),
+        {"elementwise": 2, "sort": 1},
+        "3 sines, sort, 3 sines",
+    ),
+    "a cumulative sum": (
+        lambda x: lax.sin(lax.cumsum(x)),
+        (X,),
+        {"scan": 1, "elementwise": 1},
+        "the sum ends what came before",
+    ),
     "a factorization": (
         lambda w: lax.linalg.cholesky(w, symmetrize_input=False) * 2,
         (W,),
@@ -100,16 +137,46 @@ COUNTS = {
     ),
     "reshapes": (lambda x: x.reshape(2, 4).reshape(4, 2)[None], (X,), None, "no data moves"),
     "a transposition": (lambda x: x.T, (Y,), {"move": 1}, "data moves"),
-    "moves on the way": (lambda x: lax.sin(lax.exp(x).T), (Y,), {"elementwise": 1}, "computed together with what they feed"),
+    "moves on the way": (
+        lambda x: lax.sin(lax.exp(x).T),
+        (Y,),
+        {"elementwise": 1},
+        "computed together with what they feed",
+    ),
     "one integer": (lambda n: n * 2 + 1, (i(),), {}, "kept beside the kernels"),
     "one comparison": (lambda n: (n < 3) & (n > 1), (i(),), {}, "kept beside the kernels"),
     "eight integers": (lambda n: n * 2 + 1, (i(8),), {"elementwise": 1}, "more than an index"),
     "one float": (lambda x: x * 2 + 1, (f(),), {"elementwise": 1}, "no index"),
-    "the largest of many integers": (lambda n: lax.reduce_max(n, (0,)), (i(10**6),), {"reduction": 1}, "reads 4 MB"),
-    "the place of the largest": (lambda x: lax.argmax(x, 0, jnp.int32), (f(10**6),), {"reduction": 1}, "reads 4 MB"),
-    "whether all hold": (lambda p: lax.reduce_and(p, (0,)), (b(10**6),), {"reduction": 1}, "reads 1 MB"),
-    "an integer product": (lambda n: lax.dot(n, n), (i(10**6),), {"vector product": 1}, "reads 8 MB"),
-    "a diamond": (diamond, (W, X), {"elementwise": 2, "vector product": 1}, "sin; w @; tanh and add, which would close a cycle"),
+    "the largest of many integers": (
+        lambda n: lax.reduce_max(n, (0,)),
+        (i(10**6),),
+        {"reduction": 1},
+        "reads 4 MB",
+    ),
+    "the place of the largest": (
+        lambda x: lax.argmax(x, 0, jnp.int32),
+        (f(10**6),),
+        {"reduction": 1},
+        "reads 4 MB",
+    ),
+    "whether all hold": (
+        lambda p: lax.reduce_and(p, (0,)),
+        (b(10**6),),
+        {"reduction": 1},
+        "reads 1 MB",
+    ),
+    "an integer product": (
+        lambda n: lax.dot(n, n),
+        (i(10**6),),
+        {"vector product": 1},
+        "reads 8 MB",
+    ),
+    "a diamond": (
+        diamond,
+        (W, X),
+        {"elementwise": 2, "vector product": 1},
+        "sin; w @; tanh and add, which would close a cycle",
+    ),
     "products in two arms": (
         two_products,
         (W, X),
@@ -122,8 +189,18 @@ COUNTS = {
         {"elementwise": 1, "vector product": 1},
         "cos feeds the sum, and nothing lies between them",
     ),
-    "calls": (jax.jit(lambda x: jax.jit(lax.sin)(x) + jax.nn.relu(x)), (X,), {"elementwise": 1}, "looked through"),
-    "a callback": (lambda x: jax.pure_callback(lambda x: x, x, x), (X,), {"opaque": 1}, "one of its own"),
+    "calls": (
+        jax.jit(lambda x: jax.jit(lax.sin)(x) + jax.nn.relu(x)),
+        (X,),
+        {"elementwise": 1},
+        "looked through",
+    ),
+    "a callback": (
+        lambda x: jax.pure_callback(lambda x: x, x, x),
+        (X,),
+        {"opaque": 1},
+        "one of its own",
+    ),
 }
 
 
@@ -153,31 +230,74 @@ PRODUCTS = {
     "right transposed": ("ik,jk->ij", (f(4, 6), f(5, 6)), "transposed product", 1, 240, 296),
     "two axes": ("iab,abj->ij", (f(4, 2, 3), f(2, 3, 5)), "product", 1, 240, 296),
     "batch": ("bik,bkj->bij", (f(9, 4, 6), f(9, 6, 5)), "product", 9, 2160, 2664),
-    "batch of two axes": ("abik,abkj->abij", (f(3, 3, 4, 6), f(3, 3, 6, 5)), "product", 9, 2160, 2664),
-    "batch, transposed": ("bik,bjk->bij", (f(9, 4, 6), f(9, 5, 6)), "transposed product", 9, 2160, 2664),
+    "batch of two axes": (
+        "abik,abkj->abij",
+        (f(3, 3, 4, 6), f(3, 3, 6, 5)),
+        "product",
+        9,
+        2160,
+        2664,
+    ),
+    "batch, transposed": (
+        "bik,bjk->bij",
+        (f(9, 4, 6), f(9, 5, 6)),
+        "transposed product",
+        9,
+        2160,
+        2664,
+    ),
     "batch of vectors": ("bik,bk->bi", (f(9, 4, 6), f(9, 6)), "vector product", 9, 432, 1224),
-    "doubles": (lax.dot, (f(4, 6, dtype="float64"), f(6, 5, dtype="float64")), "product", 1, 240, 592),
+    "doubles": (
+        lax.dot,
+        (f(4, 6, dtype="float64"), f(6, 5, dtype="float64")),
+        "product",
+        1,
+        240,
+        592,
+    ),
 }
 
 
-@pytest.mark.parametrize(("fn", "args", "kind", "pieces", "work", "traffic"), PRODUCTS.values(), ids=PRODUCTS)
+@pytest.mark.parametrize(
+    ("fn", "args", "kind", "pieces", "work", "traffic"), PRODUCTS.values(), ids=PRODUCTS
+)
 def test_products(fn, args, kind, pieces, work, traffic):
     """Work is 2 for each output and contracted element, times the batch; traffic all three arrays once."""
     kernel = only(program(fn if callable(fn) else lambda x, y: jnp.einsum(fn, x, y), *args))
-    assert (kernel.kind, kernel.pieces, kernel.operations, kernel.bytes) == (kind, pieces, (("product", work),), traffic)
+    assert (kernel.kind, kernel.pieces, kernel.operations, kernel.bytes) == (
+        kind,
+        pieces,
+        (("product", work),),
+        traffic,
+    )
     assert kernel.dtype == args[0].dtype
 
 
 START = (i(), i())
 TRAFFIC = {
     "a sine": (lax.sin, (X,), 64, "8 of 4 bytes in and out"),
-    "a chain": (lambda x, y: lax.sin(x) * y - x, (X, X), 96, "two in, each once, and one out; nothing in between"),
-    "a result on the way": (lambda x: (lax.sin(x), sines(x, 1) + x)[1], (X,), 64, "one in, one out"),
+    "a chain": (
+        lambda x, y: lax.sin(x) * y - x,
+        (X, X),
+        96,
+        "two in, each once, and one out; nothing in between",
+    ),
+    "a result on the way": (
+        lambda x: (lax.sin(x), sines(x, 1) + x)[1],
+        (X,),
+        64,
+        "one in, one out",
+    ),
     "two results": (lambda x: (lambda y: (y, lax.exp(y)))(lax.sin(x)), (X,), 96, "one in, two out"),
     "a sum": (lambda x: lax.reduce_sum(lax.sin(x), (0,)), (X,), 36, "8 in, 1 out"),
     "bfloat16": (lax.sin, (f(8, dtype="bfloat16"),), 32, "8 of 2 bytes in and out"),
     "a slice": (lambda x: lax.slice(x, (2,), (5,)), (f(1000),), 24, "3 in, 3 out, of 1000"),
-    "a dynamic slice": (lambda x, n, m: lax.dynamic_slice_p.bind(x, n, slice_sizes=(3,)), (f(1000), *START), 28, "and an index"),
+    "a dynamic slice": (
+        lambda x, n, m: lax.dynamic_slice_p.bind(x, n, slice_sizes=(3,)),
+        (f(1000), *START),
+        28,
+        "and an index",
+    ),
     "rows": (
         lambda x, n, m: lax.dynamic_slice_p.bind(x, n, m, slice_sizes=(2, 3)),
         (f(1000, 50), *START),
@@ -208,7 +328,9 @@ def test_operations_by_class():
     kernel = only(program(lambda x, y: lax.reduce_sum(lax.exp(x) * y + y, (0,)), X, X))
     assert dict(kernel.operations) == {"transcendental": 8, "arithmetic": 16, "reduction": 7}
     assert dict(only(program(lambda x: x.T, Y)).operations) == {"move": 32}
-    assert dict(only(program(lambda x: x.T + x.T, f(8, 8))).operations)["move"] >= 128  # 64 moved and 64 added out of order
+    assert (
+        dict(only(program(lambda x: x.T + x.T, f(8, 8))).operations)["move"] >= 128
+    )  # 64 moved and 64 added out of order
     assert dict(only(program(lax.cumsum, X)).operations) == {"cumulative": 8}
     assert dict(only(program(lax.sort, X)).operations) == {"cumulative": 24}  # 8 times ceil(log2 8)
 
@@ -226,12 +348,24 @@ def test_every_operation_has_a_class(name):
 
 def test_unusual_operations_have_a_class_too():
     def unusual(x, n):
-        moved = x.at[n].add(x[n]), jnp.pad(x, 1), jnp.fft.rfft(x).real, lax.top_k(x, 2)[0], jnp.linalg.eigh(x)[0]
-        return moved, lax.reduce_window(x, 0.0, lax.add, (2, 2), (1, 1), "VALID"), jax.random.normal(jax.random.key(0), (3,))
+        moved = (
+            x.at[n].add(x[n]),
+            jnp.pad(x, 1),
+            jnp.fft.rfft(x).real,
+            lax.top_k(x, 2)[0],
+            jnp.linalg.eigh(x)[0],
+        )
+        return (
+            moved,
+            lax.reduce_window(x, 0.0, lax.add, (2, 2), (1, 1), "VALID"),
+            jax.random.normal(jax.random.key(0), (3,)),
+        )
 
     inside = everything(program(unusual, f(8, 8, dtype="float64"), i(8)))
     classes = {kind for one in inside for kernel, _ in one.kernels for kind, _ in kernel.operations}
-    assert {"reduction", "product", "cumulative", "move", "transcendental"} <= classes <= set(CLASSES)
+    assert (
+        {"reduction", "product", "cumulative", "move", "transcendental"} <= classes <= set(CLASSES)
+    )
 
 
 # -- calls, loops, branches -----------------------------------------------------------------------------------------------------
@@ -243,7 +377,9 @@ def called(size):
 
 def test_small_calls_are_looked_through_and_large_ones_are_parts():
     small, large = called(100), called(400)
-    assert dict(only(program(lambda x: small(small(x)), X)).operations) == {"transcendental": 8 * 200}
+    assert dict(only(program(lambda x: small(small(x)), X)).operations) == {
+        "transcendental": 8 * 200
+    }
     got = program(lambda x: large(large(x)), X)
     assert got.kernels == ()
     ((inner, count),) = got.parts
@@ -284,17 +420,30 @@ def test_loops_in_loops():
 
 
 def test_a_scan_copies_the_slices_that_a_product_reads_or_makes():
-    inner = part(program(lambda x, w: lax.scan(lambda x, w: (lax.sin(x @ w), None), x, w), Y, f(7, 8, 8)))
+    inner = part(
+        program(lambda x, w: lax.scan(lambda x, w: (lax.sin(x @ w), None), x, w), Y, f(7, 8, 8))
+    )
     assert kinds(inner.body) == {"product": 1, "elementwise": 1, "move": 1}
-    assert sum(kernel.bytes for kernel, _ in inner.body.kernels if kernel.kind == "move") == 512  # w: 64 of 4 bytes, in and out
-    inner = part(program(lambda x, w: lax.scan(lambda x, w: (lax.sin(x), x @ w), x, w)[1], Y, f(7, 8, 8)))
+    assert (
+        sum(kernel.bytes for kernel, _ in inner.body.kernels if kernel.kind == "move") == 512
+    )  # w: 64 of 4 bytes, in and out
+    inner = part(
+        program(lambda x, w: lax.scan(lambda x, w: (lax.sin(x), x @ w), x, w)[1], Y, f(7, 8, 8))
+    )
     assert kinds(inner.body) == {"product": 1, "elementwise": 1, "move": 2}
     inner = part(program(lambda x, y: lax.scan(lambda x, y: (lax.sin(x + y), x), x, y), X, f(7, 8)))
     assert kinds(inner.body) == {"elementwise": 1}  # slices are read in place
 
 
 def test_a_while_loop_is_counted_only_if_its_turns_are_proven():
-    inner = part(program(lambda x: lax.while_loop(lambda s: s[0] < 9, lambda s: (s[0] + 1, lax.sin(s[1])), (0, x))[1], X))
+    inner = part(
+        program(
+            lambda x: lax.while_loop(
+                lambda s: s[0] < 9, lambda s: (s[0] + 1, lax.sin(s[1])), (0, x)
+            )[1],
+            X,
+        )
+    )
     assert (inner.turns, inner.counted) == (9, True)
     assert kinds(inner.condition) == {}  # one integer
     assert kinds(inner.body) == {"elementwise": 1}
@@ -309,7 +458,12 @@ def test_a_branch_is_a_choice():
     inner = part(program(lambda p, x: lax.cond(p, lambda x: x @ x, lax.sin, x), b(), W))
     assert isinstance(inner, Choice)
     assert sorted(map(str, map(kinds, inner.programs))) == ["{'elementwise': 1}", "{'product': 1}"]
-    (choice,) = [p for p, _ in program(lambda n, x: lax.switch(n, [lax.sin, lax.cos, lambda x: x], x), i(), X).parts]
+    (choice,) = [
+        p
+        for p, _ in program(
+            lambda n, x: lax.switch(n, [lax.sin, lax.cos, lambda x: x], x), i(), X
+        ).parts
+    ]
     assert sorted(len(p.kernels) for p in choice.programs) == [0, 1, 1]
 
 

@@ -8,13 +8,18 @@ import pytest
 from depth.maxplus import Algebra, Power
 
 SMALL, LARGE = Algebra.up_to(10**15), Algebra.up_to(1 << 70)
-algebras = pytest.mark.parametrize("algebra", [SMALL, LARGE, Algebra.up_to((1 << 60) - 1)], ids=["int64", "object", "widest"])
+algebras = pytest.mark.parametrize(
+    "algebra", [SMALL, LARGE, Algebra.up_to((1 << 60) - 1)], ids=["int64", "object", "widest"]
+)
 densities = pytest.mark.parametrize("density", [0.0, 0.2, 0.5, 1.0])
 
 
 def random_matrix(rng, shape, density, deepest=20):
     """Entries as Python's integers, None for no path."""
-    return [[int(rng.integers(deepest)) if rng.random() < density else None for _ in range(shape[1])] for _ in range(shape[0])]
+    return [
+        [int(rng.integers(deepest)) if rng.random() < density else None for _ in range(shape[1])]
+        for _ in range(shape[0])
+    ]
 
 
 def exists(algebra, value):
@@ -39,7 +44,10 @@ def rows(algebra, matrix):
 
 def plain_product(a, b, columns):
     def entry(row, j):
-        return max((x + y[j] for x, y in zip(row, b, strict=True) if x is not None and y[j] is not None), default=None)
+        return max(
+            (x + y[j] for x, y in zip(row, b, strict=True) if x is not None and y[j] is not None),
+            default=None,
+        )
 
     return [[entry(row, j) for j in range(columns)] for row in a]
 
@@ -54,17 +62,28 @@ def plain_power(a, exponent):
 def check_entries(power, matrix, exponent):
     """The entries of every path, alone and all together with multiplicity: they exist, sum up, and are connected."""
     n, algebra = len(matrix), power.algebra
-    wanted = Counter({(i, j): 1 + i + 2 * j for i in range(n) for j in range(n) if exists(algebra, power.value[i, j])})
+    wanted = Counter(
+        {
+            (i, j): 1 + i + 2 * j
+            for i in range(n)
+            for j in range(n)
+            if exists(algebra, power.value[i, j])
+        }
+    )
     for (i, j), times in wanted.items():
         counts = power.entries(Counter({(i, j): times}))
         assert all(count > 0 and exists(algebra, matrix[pair]) for pair, count in counts.items())
         assert sum(counts.values()) == times * exponent
-        assert sum(int(matrix[pair]) * count for pair, count in counts.items()) == times * int(power.value[i, j])
+        assert sum(int(matrix[pair]) * count for pair, count in counts.items()) == times * int(
+            power.value[i, j]
+        )
         ends = Counter()  # a path leaves every state as often as it comes to it, but for its ends
         for (to, start), count in counts.items():
             ends[to] += count
             ends[start] -= count
-        assert {k: v for k, v in ends.items() if v} == ({i: times, j: -times} if i != j and exponent else {})
+        assert {k: v for k, v in ends.items() if v} == (
+            {i: times, j: -times} if i != j and exponent else {}
+        )
     counts = power.entries(wanted)
     assert sum(counts.values()) == exponent * wanted.total()
     assert sum(int(matrix[pair]) * count for pair, count in counts.items()) == sum(
@@ -90,15 +109,23 @@ def test_columns_that_differ_by_a_number_only(algebra):
     for density in (0.3, 0.7, 1.0):
         column = random_matrix(rng, (6, 1), density)
         shifts = [int(shift) for shift in rng.integers(0, 10**9, 5)]
-        a = [[None if value is None else value + shift for shift in shifts] + [3] for (value,) in column]
+        a = [
+            [None if value is None else value + shift for shift in shifts] + [3]
+            for (value,) in column
+        ]
         b = random_matrix(rng, (6, 4), density, deepest=10**9)
-        assert rows(algebra, algebra.product(array(algebra, a, 6), array(algebra, b, 4))) == plain_product(a, b, 4)
+        assert rows(
+            algebra, algebra.product(array(algebra, a, 6), array(algebra, b, 4))
+        ) == plain_product(a, b, 4)
 
 
 @algebras
 def test_the_identity_changes_nothing(algebra):
     a = array(algebra, random_matrix(np.random.default_rng(1), (4, 4), 0.5), 4)
-    for product in (algebra.product(a, algebra.identity(4)), algebra.product(algebra.identity(4), a)):
+    for product in (
+        algebra.product(a, algebra.identity(4)),
+        algebra.product(algebra.identity(4), a),
+    ):
         np.testing.assert_array_equal(product, a)
 
 
@@ -106,7 +133,10 @@ def test_the_identity_changes_nothing(algebra):
 def test_products_are_associative(algebra):
     rng = np.random.default_rng(2)
     a, b, c = (array(algebra, random_matrix(rng, (5, 5), 0.3), 5) for _ in range(3))
-    left, right = algebra.product(algebra.product(a, b), c), algebra.product(a, algebra.product(b, c))
+    left, right = (
+        algebra.product(algebra.product(a, b), c),
+        algebra.product(a, algebra.product(b, c)),
+    )
     np.testing.assert_array_equal(left, right)
 
 
@@ -140,7 +170,11 @@ def test_no_path_stays_no_path(algebra):
     deepest = 10**12
     a = array(algebra, [[deepest, None, None], [1, None, None], [None, None, None]], 3)
     power = Power(algebra, a, 1000)
-    assert rows(algebra, power.value) == [[1000 * deepest, None, None], [999 * deepest + 1, None, None], [None] * 3]
+    assert rows(algebra, power.value) == [
+        [1000 * deepest, None, None],
+        [999 * deepest + 1, None, None],
+        [None] * 3,
+    ]
     assert not power.entries(Counter())
     nothing = algebra.nothing(3, 3)
     np.testing.assert_array_equal(algebra.product(nothing, a), nothing)

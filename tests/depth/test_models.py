@@ -20,7 +20,13 @@ def nn():
 
 def mlp(nn, hidden, bias, shape):
     model = nn.Sequential(
-        [nn.Dense(hidden, use_bias=bias), nn.relu, nn.Dense(hidden, use_bias=bias), nn.relu, nn.Dense(1, use_bias=bias)]
+        [
+            nn.Dense(hidden, use_bias=bias),
+            nn.relu,
+            nn.Dense(hidden, use_bias=bias),
+            nn.relu,
+            nn.Dense(1, use_bias=bias),
+        ]
     )
     x = f(*shape)
     return model.apply, (jax.eval_shape(model.init, jax.random.key(0), x), x)
@@ -65,13 +71,21 @@ def attention(**options):
 
 
 def cross_entropy(logits, labels):
-    return -jnp.mean(jnp.sum(jax.nn.one_hot(labels, 8, dtype="float32") * jax.nn.log_softmax(logits), -1))
+    return -jnp.mean(
+        jnp.sum(jax.nn.one_hot(labels, 8, dtype="float32") * jax.nn.log_softmax(logits), -1)
+    )
 
 
 @table(
     ("softmax", jax.nn.softmax, (f(8),), 10, "max 3, max with -inf 4, sub 5, exp 6, sum 9, div 10"),
     ("softmax-1", jax.nn.softmax, (f(1),), 4, "no reduction: max with -inf 1, sub 2, exp 3, div 4"),
-    ("log-softmax", jax.nn.log_softmax, (f(8),), 11, "max 3, max with -inf 4, sub 5, exp 6, sum 9, log 10, sub 11"),
+    (
+        "log-softmax",
+        jax.nn.log_softmax,
+        (f(8),),
+        11,
+        "max 3, max with -inf 4, sub 5, exp 6, sum 9, log 10, sub 11",
+    ),
     (
         "logsumexp",
         jax.nn.logsumexp,
@@ -80,7 +94,13 @@ def cross_entropy(logits, labels):
         "max 3, max with -inf 4, is_finite 5, select 6, sub 7, exp 8, sum 11, abs 12, log 13, add 14",
     ),
     ("gelu", jax.nn.gelu, (f(8),), 8, "pow 1, mul 2, add 3, mul 4, tanh 5, add 6, mul 7, mul 8"),
-    ("gelu-exact", lambda x: jax.nn.gelu(x, approximate=False), (f(8),), 4, "neg 1, mul 2, erfc 3, mul 4"),
+    (
+        "gelu-exact",
+        lambda x: jax.nn.gelu(x, approximate=False),
+        (f(8),),
+        4,
+        "neg 1, mul 2, erfc 3, mul 4",
+    ),
     ("var", jnp.var, (f(8),), 11, "sum 3, div 4, sub 5, square 6, sum 9, div 10, select 11"),
     ("std", jnp.std, (f(8),), 12, "var 11, sqrt 12"),
     ("one-hot", lambda n: jax.nn.one_hot(n, 8, dtype="float32"), (i(),), 3, "iota 1, eq 2, cast 3"),
@@ -91,7 +111,13 @@ def cross_entropy(logits, labels):
         15,
         "sum 3, div 4, sub 5, square 6, sum 9, div 10, eps 11, rsqrt 12, mul 13, scale 14, shift 15",
     ),
-    ("cross-entropy", cross_entropy, (f(4, 8), i(4)), 19, "log_softmax 11, mul 12, sum 15, mean over 4: 17, 18, neg 19"),
+    (
+        "cross-entropy",
+        cross_entropy,
+        (f(4, 8), i(4)),
+        19,
+        "log_softmax 11, mul 12, sum 15, mean over 4: 17, 18, neg 19",
+    ),
     (
         "attention",
         attention(),
@@ -127,7 +153,9 @@ def test_layers(case):
 
 def residual(x, w1, w2):
     def conv(x, w):
-        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     return jax.nn.relu(x + conv(jax.nn.relu(conv(x, w1)), w2))
 
@@ -166,7 +194,13 @@ def repeat(step, count):
         14,
         "x w over 8: 4, sub 5, 2 r 6, times 1/16: 7, x^T r over 16: 12, rate 13, sub 14",
     ),
-    ("euler", repeat(lambda y: y + 0.1 * jnp.sin(y), 100), (f(),), 300, "sin 1 + mul 1 + add 1, 100 times"),
+    (
+        "euler",
+        repeat(lambda y: y + 0.1 * jnp.sin(y), 100),
+        (f(),),
+        300,
+        "sin 1 + mul 1 + add 1, 100 times",
+    ),
     (
         "runge-kutta",
         repeat(runge_kutta, 10),
@@ -174,7 +208,13 @@ def repeat(step, count):
         130,
         "k1 1, k2 = 1 + mul, add, sin 4, k3 7, k4 10, sum 11, mul 12, add 13; 10 times",
     ),
-    ("associative-scan-2", lambda x: lax.associative_scan(jnp.add, x), (f(2),), 3, "up 1, an addition of no element 2, merge 3"),
+    (
+        "associative-scan-2",
+        lambda x: lax.associative_scan(jnp.add, x),
+        (f(2),),
+        3,
+        "up 1, an addition of no element 2, merge 3",
+    ),
     (
         "associative-scan-16",
         lambda x: lax.associative_scan(jnp.add, x),
@@ -231,9 +271,27 @@ RNN = f(4, 4), f(4), f(128, 4)
 
 @table(
     ("rnn", recurrent, RNN, (640, 640), "dot over 4: 3, add 4, tanh 5; 128 times"),
-    ("rnn-after-a-network", after_a_network(recurrent), RNN, (657, 657), "inputs at 20: first state 22, then 127 * 5"),
-    ("unrolled", after_a_network(unrolled), RNN, (657, 657), "inputs at 20: first state 22, then 127 * 5"),
-    ("rnn-batch", jax.vmap(recurrent, (None, 0, 0)), (f(4, 4), f(9, 4), f(9, 128, 4)), (640, 640), "rows side by side: 128 * 5"),
+    (
+        "rnn-after-a-network",
+        after_a_network(recurrent),
+        RNN,
+        (657, 657),
+        "inputs at 20: first state 22, then 127 * 5",
+    ),
+    (
+        "unrolled",
+        after_a_network(unrolled),
+        RNN,
+        (657, 657),
+        "inputs at 20: first state 22, then 127 * 5",
+    ),
+    (
+        "rnn-batch",
+        jax.vmap(recurrent, (None, 0, 0)),
+        (f(4, 4), f(9, 4), f(9, 128, 4)),
+        (640, 640),
+        "rows side by side: 128 * 5",
+    ),
     (
         "lstm",
         lstm,
@@ -246,8 +304,13 @@ def test_recurrent(case):
     check(case)
 
 
-@pytest.mark.parametrize("argument", [0, 1])  # through xs the unrolled program adds slices up, one by one
+@pytest.mark.parametrize(
+    "argument", [0, 1]
+)  # through xs the unrolled program adds slices up, one by one
 def test_the_gradient_of_a_recurrent_network_is_that_of_the_unrolled_one(argument):
     args = f(1, 1), f(1), f(10, 1)
-    rolled, plain = (jax.grad(lambda *args, rnn=rnn: jnp.sum(rnn(*args)[0]), argument) for rnn in (recurrent, unrolled))
+    rolled, plain = (
+        jax.grad(lambda *args, rnn=rnn: jnp.sum(rnn(*args)[0]), argument)
+        for rnn in (recurrent, unrolled)
+    )
     assert depth.serial_depth(rolled, *args) == depth.serial_depth(plain, *args)

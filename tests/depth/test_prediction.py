@@ -15,14 +15,28 @@ from tests.depth.cases import b, f, i, sines
 
 # A device on which all takes no time; each case slows down what it is about.
 FREE = depth.Device(
-    "free", kernel_latency=0.0, loop_latency=0.0, turn_latency=0.0, rates={"float32": math.inf}, bandwidth=math.inf, memory=1.0
+    "free",
+    kernel_latency=0.0,
+    loop_latency=0.0,
+    turn_latency=0.0,
+    rates={"float32": math.inf},
+    bandwidth=math.inf,
+    memory=1.0,
 )
-STEPS = {"elementwise": 1.0, "reduction": 2.0, "vector product": 3.0, "product": 4.0, "transposed product": 5.0}
+STEPS = {
+    "elementwise": 1.0,
+    "reduction": 2.0,
+    "vector product": 3.0,
+    "product": 4.0,
+    "transposed product": 5.0,
+}
 LOOPS = {"kernel_latency": 10.0, "loop_latency": 3.0, "turn_latency": 5.0}
 
 
 def seconds(fn, *args, device=FREE, trip_counts=None, **figures):
-    return depth.predict(depth.analyze(fn, *args, trip_counts=trip_counts), device.replace(**figures))
+    return depth.predict(
+        depth.analyze(fn, *args, trip_counts=trip_counts), device.replace(**figures)
+    )
 
 
 def loop(fn, length):
@@ -63,10 +77,34 @@ BATCH = (f(9, 4, 6), f(9, 6, 5))
 CASES = {
     # call and launches
     "call": (lambda x: x, (X,), {"call_latency": 7.0}, 7, "nothing is launched"),
-    "no output": (lambda x: None, (X,), {"call_latency": 7.0, "kernel_latency": 10.0}, 7, "nothing is launched"),
-    "call and a kernel": (lax.sin, (X,), {"call_latency": 7.0, "kernel_latency": 10.0}, 17, "the one after the other"),
-    "chain, product, chain": (lambda w, x: lax.sin(lax.sin(x) @ w), (W, Y), {"kernel_latency": 10.0}, 30, "3 kernels"),
-    "calls": (jax.jit(lambda x: jax.jit(lax.sort)(jax.jit(lax.sin)(x))), (X,), {"kernel_latency": 10.0}, 20, "sin, sort"),
+    "no output": (
+        lambda x: None,
+        (X,),
+        {"call_latency": 7.0, "kernel_latency": 10.0},
+        7,
+        "nothing is launched",
+    ),
+    "call and a kernel": (
+        lax.sin,
+        (X,),
+        {"call_latency": 7.0, "kernel_latency": 10.0},
+        17,
+        "the one after the other",
+    ),
+    "chain, product, chain": (
+        lambda w, x: lax.sin(lax.sin(x) @ w),
+        (W, Y),
+        {"kernel_latency": 10.0},
+        30,
+        "3 kernels",
+    ),
+    "calls": (
+        jax.jit(lambda x: jax.jit(lax.sort)(jax.jit(lax.sin)(x))),
+        (X,),
+        {"kernel_latency": 10.0},
+        20,
+        "sin, sort",
+    ),
     "a large call, twice": (
         lambda x: large(large(x)),
         (X,),
@@ -74,13 +112,37 @@ CASES = {
         27,
         "7, and one kernel each",
     ),
-    "a batch": (jax.vmap(jnp.matmul), BATCH, {"kernel_latency": 10.0, "piece_latency": 2.0}, 26, "10 and 8 further pieces"),
+    "a batch": (
+        jax.vmap(jnp.matmul),
+        BATCH,
+        {"kernel_latency": 10.0, "piece_latency": 2.0},
+        26,
+        "10 and 8 further pieces",
+    ),
     # work
     "sines": (lax.sin, (X,), {"vector_rates": {"transcendental": 2.0}}, 4, "8 at 2 a second"),
-    "sines of doubles": (lax.sin, (D,), {"vector_rates": {"transcendental": 2.0}}, 8, "8 at 1 a second"),
-    "sines by the rate of sums": (lax.sin, (X,), {"vector_rates": {"arithmetic": 20.0}}, 4, "8 at a tenth of 20"),
+    "sines of doubles": (
+        lax.sin,
+        (D,),
+        {"vector_rates": {"transcendental": 2.0}},
+        8,
+        "8 at 1 a second",
+    ),
+    "sines by the rate of sums": (
+        lax.sin,
+        (X,),
+        {"vector_rates": {"arithmetic": 20.0}},
+        4,
+        "8 at a tenth of 20",
+    ),
     "sums": (lambda x: x + x, (X,), {"vector_rates": {"arithmetic": 4.0}}, 2, "8 at 4 a second"),
-    "sums by the rate of products": (lambda x: x + x, (X,), {"rates": {"float32": 4.0}}, 2, "8 at 4 a second"),
+    "sums by the rate of products": (
+        lambda x: x + x,
+        (X,),
+        {"rates": {"float32": 4.0}},
+        2,
+        "8 at 4 a second",
+    ),
     "classes add up": (
         lambda x: lax.reduce_sum(lax.sin(x) + x, (0,)),
         (X,),
@@ -88,9 +150,27 @@ CASES = {
         7,
         "8 / 4 + 8 / 2 + 7 / 7",
     ),
-    "a transposition": (lambda x: x.T, (Y,), {"vector_rates": {"move": 4.0}}, 8, "32 at 4 a second"),
-    "a cumulative sum": (lax.cumsum, (X,), {"vector_rates": {"cumulative": 4.0}}, 2, "8 at 4 a second"),
-    "product": (lambda w, x: x @ w, (W, Y), {"rates": {"float32": 64.0}}, 8, "2 * 4 * 8 * 8 at 64 a second"),
+    "a transposition": (
+        lambda x: x.T,
+        (Y,),
+        {"vector_rates": {"move": 4.0}},
+        8,
+        "32 at 4 a second",
+    ),
+    "a cumulative sum": (
+        lax.cumsum,
+        (X,),
+        {"vector_rates": {"cumulative": 4.0}},
+        2,
+        "8 at 4 a second",
+    ),
+    "product": (
+        lambda w, x: x @ w,
+        (W, Y),
+        {"rates": {"float32": 64.0}},
+        8,
+        "2 * 4 * 8 * 8 at 64 a second",
+    ),
     "product of doubles": (
         lambda w, x: w @ x,
         (f(8, 8, dtype="float64"), D),
@@ -100,8 +180,20 @@ CASES = {
     ),
     # traffic
     "traffic": (lax.sin, (X,), {"bandwidth": 8.0}, 8, "64 bytes at 8 a second"),
-    "work over traffic": (lax.sin, (X,), {"bandwidth": 32.0, "vector_rates": {"transcendental": 2.0}}, 4, "4 over 2"),
-    "traffic over work": (lax.sin, (X,), {"bandwidth": 8.0, "vector_rates": {"transcendental": 2.0}}, 8, "8 over 4"),
+    "work over traffic": (
+        lax.sin,
+        (X,),
+        {"bandwidth": 32.0, "vector_rates": {"transcendental": 2.0}},
+        4,
+        "4 over 2",
+    ),
+    "traffic over work": (
+        lax.sin,
+        (X,),
+        {"bandwidth": 8.0, "vector_rates": {"transcendental": 2.0}},
+        8,
+        "8 over 4",
+    ),
     "launch and the slower": (
         lax.sin,
         (X,),
@@ -109,15 +201,39 @@ CASES = {
         81,
         "1 + 8 / 0.1",
     ),
-    "from the cache": (lax.sin, (X,), {"bandwidth": 8.0, "cache_bandwidth": 32.0, "cache": 64}, 2, "64 bytes at 32 a second"),
-    "beyond the cache": (lax.sin, (X,), {"bandwidth": 8.0, "cache_bandwidth": 32.0, "cache": 63}, 8, "64 bytes at 8 a second"),
+    "from the cache": (
+        lax.sin,
+        (X,),
+        {"bandwidth": 8.0, "cache_bandwidth": 32.0, "cache": 64},
+        2,
+        "64 bytes at 32 a second",
+    ),
+    "beyond the cache": (
+        lax.sin,
+        (X,),
+        {"bandwidth": 8.0, "cache_bandwidth": 32.0, "cache": 63},
+        8,
+        "64 bytes at 8 a second",
+    ),
     "a slice": (lambda x: x[2:5], (f(10**6),), {"bandwidth": 8.0}, 3, "3 in and 3 out"),
     # loops
     "scan": (loop(lax.sin, 9), (X,), LOOPS, 117, "9 (3 + 10)"),
-    "scan, its work": (loop(lax.sin, 9), (X,), {**LOOPS, "vector_rates": {"transcendental": 2.0}}, 153, "9 (3 + 10 + 4)"),
+    "scan, its work": (
+        loop(lax.sin, 9),
+        (X,),
+        {**LOOPS, "vector_rates": {"transcendental": 2.0}},
+        153,
+        "9 (3 + 10 + 4)",
+    ),
     "scan of no steps": (loop(lax.sin, 0), (X,), {**LOOPS, "call_latency": 7.0}, 7, "the call"),
     "scan of 10^9": (loop(lax.sin, 10**9), (X,), LOOPS, 13e9, "10^9 (3 + 10)"),
-    "nested": (loop(lambda x: loop(lax.sin, 3)(x) * 2, 4), (X,), LOOPS, 208, "4 (3 + 10 + 3 (3 + 10))"),
+    "nested": (
+        loop(lambda x: loop(lax.sin, 3)(x) * 2, 4),
+        (X,),
+        LOOPS,
+        208,
+        "4 (3 + 10 + 3 (3 + 10))",
+    ),
     "scan, unrolled": (unrolled(4), (X,), LOOPS, 26, "8 / 4 * 10 + 2 * 3"),
     "scan, unrolled unevenly": (unrolled(3), (X,), LOOPS, 28, "8 / 4 * 10 + 8 / 3 * 3"),
     "layers, unrolled": (
@@ -127,11 +243,29 @@ CASES = {
         126,
         "8 (10 / 4 for the slice + the product 10 + sin 10 / 4) + 2 * 3",
     ),
-    "scan, without a loop": (unrolled(True), (X,), {**LOOPS, "step_latencies": STEPS}, 80, "8 * 10, and no loop's latencies"),
+    "scan, without a loop": (
+        unrolled(True),
+        (X,),
+        {**LOOPS, "step_latencies": STEPS},
+        80,
+        "8 * 10, and no loop's latencies",
+    ),
     "vectors, unrolled": (vectors, (X, f(8, 8, 8)), LOOPS, 66, "8 (10 + 10 + 10) / 4 + 2 * 3"),
-    "long vectors, unrolled": (vectors, (f(64), f(8, 64, 64)), LOOPS, 126, "8 (10 / 4 + the product 10 + 10 / 4) + 2 * 3"),
+    "long vectors, unrolled": (
+        vectors,
+        (f(64), f(8, 64, 64)),
+        LOOPS,
+        126,
+        "8 (10 / 4 + the product 10 + 10 / 4) + 2 * 3",
+    ),
     "steps": (loop(lax.sin, 9), (X,), {**LOOPS, "step_latencies": STEPS}, 36, "9 (3 + 1)"),
-    "steps of two kinds": (loop(lambda x: x - jnp.max(x), 9), (X,), {**LOOPS, "step_latencies": STEPS}, 54, "9 (3 + 2 + 1)"),
+    "steps of two kinds": (
+        loop(lambda x: x - jnp.max(x), 9),
+        (X,),
+        {**LOOPS, "step_latencies": STEPS},
+        54,
+        "9 (3 + 2 + 1)",
+    ),
     "steps of short products": (
         lambda x, w: loop(lambda x: x @ w, 9)(x),
         (X, W),
@@ -160,8 +294,20 @@ CASES = {
         46,
         "10 + 9 (3 + 1)",
     ),
-    "layers": (layers, (Y, f(7, 8, 8)), LOOPS, 231, "7 (3 + the slice 10 + the product 10 + sin 10)"),
-    "layers, steps": (layers, (Y, f(7, 8, 8)), {**LOOPS, "step_latencies": STEPS}, 63, "7 (3 + 1 + 4 + 1)"),
+    "layers": (
+        layers,
+        (Y, f(7, 8, 8)),
+        LOOPS,
+        231,
+        "7 (3 + the slice 10 + the product 10 + sin 10)",
+    ),
+    "layers, steps": (
+        layers,
+        (Y, f(7, 8, 8)),
+        {**LOOPS, "step_latencies": STEPS},
+        63,
+        "7 (3 + 1 + 4 + 1)",
+    ),
     "layers, steps beside a product": (
         layers,
         (Y, f(7, 8, 8)),
@@ -187,7 +333,13 @@ CASES = {
         "none",
     ),
     # sizes
-    "no elements": (lambda x: x * 2, (f(0),), {"bandwidth": 8.0, "kernel_latency": 10.0}, 10.5, "a launch, and the 2"),
+    "no elements": (
+        lambda x: x * 2,
+        (f(0),),
+        {"bandwidth": 8.0, "kernel_latency": 10.0},
+        10.5,
+        "a launch, and the 2",
+    ),
 }
 
 
@@ -209,7 +361,9 @@ def test_a_condition_with_a_product_is_no_body_with_one():
 
     steps = {"elementwise": 1.0, "product": 4.0, "beside product": 6.0}
     got = seconds(product, W, trip_counts=3, turn_latency=5.0, step_latencies=steps)
-    assert got == 3 * (5 + 4 + 1 + 1)  # the product, the comparison of one of its elements, the body
+    assert got == 3 * (
+        5 + 4 + 1 + 1
+    )  # the product, the comparison of one of its elements, the body
 
 
 def everything(x, w):
@@ -228,7 +382,13 @@ FULL = depth.Device(
     piece_latency=0.25,
     step_latencies={**STEPS, "beside product": 6.0},
     rates={"float32": 64.0, "float64": 32.0},
-    vector_rates={"arithmetic": 16.0, "transcendental": 2.0, "reduction": 8.0, "cumulative": 4.0, "move": 8.0},
+    vector_rates={
+        "arithmetic": 16.0,
+        "transcendental": 2.0,
+        "reduction": 8.0,
+        "cumulative": 4.0,
+        "move": 8.0,
+    },
     bandwidth=32.0,
     cache_bandwidth=64.0,
     cache=128.0,
@@ -244,10 +404,15 @@ def cost():
 
 @pytest.mark.parametrize("figure", LATENCIES)
 def test_more_latency_takes_longer(cost, figure):
-    times = [depth.predict(cost, FULL.replace(**{figure: factor * getattr(FULL, figure)})) for factor in (0, 1, 2, 3)]
+    times = [
+        depth.predict(cost, FULL.replace(**{figure: factor * getattr(FULL, figure)}))
+        for factor in (0, 1, 2, 3)
+    ]
     assert times[0] < times[1] < times[2] < times[3]
     steps = [later - earlier for earlier, later in pairwise(times)]
-    assert steps == pytest.approx([steps[0]] * 3)  # what one second more of it adds does not depend on how long it is
+    assert steps == pytest.approx(
+        [steps[0]] * 3
+    )  # what one second more of it adds does not depend on how long it is
 
 
 @pytest.mark.parametrize("kind", FULL.step_latencies)
@@ -262,7 +427,10 @@ def scaled(device, factor):
     vector_rates = {kind: factor * rate for kind, rate in device.vector_rates.items()}
     cache_bandwidth = device.cache_bandwidth and factor * device.cache_bandwidth
     return device.replace(
-        rates=rates, vector_rates=vector_rates, bandwidth=factor * device.bandwidth, cache_bandwidth=cache_bandwidth
+        rates=rates,
+        vector_rates=vector_rates,
+        bandwidth=factor * device.bandwidth,
+        cache_bandwidth=cache_bandwidth,
     )
 
 
@@ -280,10 +448,15 @@ def test_each_rate_matters_only_if_something_waits_for_it(cost):
     before = depth.predict(cost, FULL)
     for change in ({"bandwidth": 1.0}, {"cache_bandwidth": 1.0}, {"rates": {"float32": 0.5}}):
         assert depth.predict(cost, FULL.replace(**change)) > before
-    assert depth.predict(cost, FULL.replace(memory=1.0, rates={**FULL.rates, "float64": 1.0})) == before
+    assert (
+        depth.predict(cost, FULL.replace(memory=1.0, rates={**FULL.rates, "float64": 1.0}))
+        == before
+    )
 
 
-@pytest.mark.parametrize("fn", [lax.sin, lambda x: x - jnp.max(x), lambda x: x @ x], ids=["sin", "max", "product"])
+@pytest.mark.parametrize(
+    "fn", [lax.sin, lambda x: x - jnp.max(x), lambda x: x @ x], ids=["sin", "max", "product"]
+)
 def test_time_is_linear_in_the_length_of_a_scan(fn):
     times = {length: seconds(loop(fn, length), W, device=FULL) for length in (0, 1, 2, 100, 10**6)}
     assert times[0] == FULL.call_latency
@@ -308,9 +481,14 @@ def test_examples_take_a_plausible_time_on_every_device(name, device):
 
 def test_a_faster_device_is_faster():
     x = f(8192, 8192)
-    times = [seconds(lambda x: x @ x, x, device=depth.devices[name]) for name in ("V100", "A100", "H100")]
+    times = [
+        seconds(lambda x: x @ x, x, device=depth.devices[name]) for name in ("V100", "A100", "H100")
+    ]
     assert times == sorted(set(times), reverse=True)
-    times = [seconds(lambda x: x + x, x, device=depth.devices[name]) for name in ("V100", "A100", "H100", "H200")]
+    times = [
+        seconds(lambda x: x + x, x, device=depth.devices[name])
+        for name in ("V100", "A100", "H100", "H200")
+    ]
     assert times == sorted(set(times), reverse=True)
 
 
@@ -334,7 +512,9 @@ def test_programs_of_nothing_take_little(fn, args):
     assert FULL.call_latency <= time < FULL.call_latency + 50
 
 
-@pytest.mark.parametrize("cost", [3, "cost", None, lax.sin, 1.5], ids=["number", "text", "none", "function", "depth"])
+@pytest.mark.parametrize(
+    "cost", [3, "cost", None, lax.sin, 1.5], ids=["number", "text", "none", "function", "depth"]
+)
 def test_what_is_no_cost_is_refused(cost):
     with pytest.raises(TypeError, match=rf"cost must be a depth\.Cost.*{type(cost).__name__}"):
         depth.predict(cost, FULL)
@@ -376,9 +556,13 @@ def test_rates_are_those_of_float32_whatever_the_default(monkeypatch, x64):
 
 
 def test_an_unrolled_loop_may_be_too_large_to_be_compiled_as_one_piece():
-    device = FREE.replace(small_loop=100.0, step_latencies={**STEPS, "beside product": 6.0, "crowded": 9.0})
+    device = FREE.replace(
+        small_loop=100.0, step_latencies={**STEPS, "beside product": 6.0, "crowded": 9.0}
+    )
     plain, twice, four = (seconds(unrolled(count), X, device=device) for count in (1, 2, 4))
     assert plain == 8 * 1
     assert twice == 8 * 6 + 4 * 3 * 6  # three kernels around each turn
     assert four == 8 * 6 + 2 * 3 * 6
-    assert seconds(unrolled(6), X, device=device) == pytest.approx(8 * 9 + 8 / 6 * 3 * 9)  # nine kernels in a turn are many
+    assert seconds(unrolled(6), X, device=device) == pytest.approx(
+        8 * 9 + 8 / 6 * 3 * 9
+    )  # nine kernels in a turn are many

@@ -63,7 +63,17 @@ def test_no_primitive_has_two_classes():
 
 
 def test_what_everyone_uses_was_found():
-    assert {"add", "dot_general", "scan", "while", "cond", "jit", "pallas_call", "shard_map", "pure_callback"} <= set(found())
+    assert {
+        "add",
+        "dot_general",
+        "scan",
+        "while",
+        "cond",
+        "jit",
+        "pallas_call",
+        "shard_map",
+        "pure_callback",
+    } <= set(found())
 
 
 @pytest.mark.parametrize("name", ["sin", "cumsum", "psum"])
@@ -73,7 +83,17 @@ def test_a_second_class_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["pure_callback", "io_callback", "ffi_call", "svd", "eigh", "eig", "random_gamma", "dot_product_attention_fwd"]
+    "name",
+    [
+        "pure_callback",
+        "io_callback",
+        "ffi_call",
+        "svd",
+        "eigh",
+        "eig",
+        "random_gamma",
+        "dot_product_attention_fwd",
+    ],
 )
 def test_what_cannot_be_looked_into_is_a_lower_bound(name):
     assert RULES[name].bound

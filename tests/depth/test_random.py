@@ -35,14 +35,19 @@ def check(*jaxprs, turns=None):
         assert tuple(value.depth for value in values) == expected
         assert cost.by_output == expected
         assert cost.exact
-        assert cost.depth == max(expected, default=0) == sum(row.depth for row in cost.critical_path)
+        assert (
+            cost.depth == max(expected, default=0) == sum(row.depth for row in cost.critical_path)
+        )
         assert cost.critical_work <= cost.work
         count, share = Counter(), Counter()
         for row in cost.critical_path:
             count[row.primitive] += row.count
             share[row.primitive] += row.depth
         paths = join(values).paths if values else {()}
-        assert paths is None or tuple((name, count[name], share[name]) for name in sorted(count)) in paths
+        assert (
+            paths is None
+            or tuple((name, count[name], share[name]) for name in sorted(count)) in paths
+        )
     return costs
 
 
@@ -70,7 +75,10 @@ def test_scans_branches_calls_and_loops_in_a_scan(seed):
 def in_a_branch(function):
     def run(*values):
         shapes = jax.eval_shape(function, *values)
-        other = [lambda *v: [jnp.zeros(s.shape) for s in shapes], lambda *v: list(map(moved, function(*v)))]
+        other = [
+            lambda *v: [jnp.zeros(s.shape) for s in shapes],
+            lambda *v: list(map(moved, function(*v))),
+        ]
         return lax.switch(index(lax.sin(jnp.sum(values[0]))), other, *values)
 
     return run
@@ -94,7 +102,13 @@ def in_a_scan(function):
 
 
 SCALAR = jax.ShapeDtypeStruct((), np.float64)
-AROUND = {"jit": jax.jit, "remat": jax.checkpoint, "cond": in_a_branch, "scan": in_a_scan, "twice": lambda f: jax.jit(jax.jit(f))}
+AROUND = {
+    "jit": jax.jit,
+    "remat": jax.checkpoint,
+    "cond": in_a_branch,
+    "scan": in_a_scan,
+    "twice": lambda f: jax.jit(jax.jit(f)),
+}
 
 
 @pytest.mark.parametrize("around", AROUND)
@@ -107,7 +121,10 @@ def test_a_scan_inside_other_code_is_its_unrolled_program(around):
 
 def gradient(function):
     def run(*values):
-        return jax.grad(lambda *v: sum((lax.sin(r).sum() for r in function(*v)), start=0.0), tuple(range(len(values))))(*values)
+        return jax.grad(
+            lambda *v: sum((lax.sin(r).sum() for r in function(*v)), start=0.0),
+            tuple(range(len(values))),
+        )(*values)
 
     return run
 
@@ -130,7 +147,9 @@ def test_transformed_scans_agree_with_the_oracle(around):
 def test_the_public_function_says_the_same():
     for seed in range(5):
         program = random_program(5000 + seed)
-        assert depth.by_output(program.function(), *program.args) == [value.depth for value in evaluate(program.traced())]
+        assert depth.by_output(program.function(), *program.args) == [
+            value.depth for value in evaluate(program.traced())
+        ]
 
 
 # -- while loops ----------------------------------------------------------------------------------------------------------------
@@ -157,11 +176,16 @@ def random_while(seed):
         if not unroll:
             return lax.while_loop(lambda state: lax.lt(tested(state), bound), turn, state)
         for _ in range(turns):
-            state = lax.switch(tested(state), [turn, turn], state)  # which clamps its index where the loop compares
+            state = lax.switch(
+                tested(state), [turn, turn], state
+            )  # which clamps its index where the loop compares
         return lax.switch(tested(state), [lambda state: tuple(map(moved, state))] * 2, state)
 
     shapes = [jax.ShapeDtypeStruct(SHAPES[kind], np.float64) for kind in consts + carry]
-    return [jax.make_jaxpr(lambda *v, unroll=unroll: run(unroll, *v))(*shapes) for unroll in (False, True)], turns
+    return [
+        jax.make_jaxpr(lambda *v, unroll=unroll: run(unroll, *v))(*shapes)
+        for unroll in (False, True)
+    ], turns
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -170,7 +194,13 @@ def test_a_while_loop_is_one_branch_after_another(seed):
     check(*jaxprs, turns=turns)
 
 
-COUNTERS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "ne": operator.ne}
+COUNTERS = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "ne": operator.ne,
+}
 
 
 @pytest.mark.parametrize("name", COUNTERS)
@@ -189,7 +219,11 @@ def test_counters_prove_how_often_a_loop_turns(name, mirrored):
 
         def more(state, bound=bound):
             bound = np.int32(bound)
-            return getattr(lax, opposite)(bound, state[0]) if mirrored else getattr(lax, name)(state[0], bound)
+            return (
+                getattr(lax, opposite)(bound, state[0])
+                if mirrored
+                else getattr(lax, name)(state[0], bound)
+            )
 
         def turn(state, step=step):
             return state[0] + np.int32(step), lax.sin(state[1])
@@ -197,25 +231,39 @@ def test_counters_prove_how_often_a_loop_turns(name, mirrored):
         late = int(rng.integers(0, 8))
         count, value = 0, late
         for _ in range(turns):
-            count, value = count + 2, max(count + 1, value) + 1  # test, add; the sine after the test
+            count, value = (
+                count + 2,
+                max(count + 1, value) + 1,
+            )  # test, add; the sine after the test
         agree(
-            lambda x, s=start: lax.while_loop(more, turn, (np.int32(s), x)), [late], [SCALAR], [count + 1, max(count + 1, value)]
+            lambda x, s=start: lax.while_loop(more, turn, (np.int32(s), x)),
+            [late],
+            [SCALAR],
+            [count + 1, max(count + 1, value)],
         )
 
 
 def check_bound(jaxpr, seed):
     """Without numbers of turns it is a lower bound: for all numbers, and if they differ each time that a loop is met."""
     bound, rng = analyze_jaxpr(jaxpr), np.random.default_rng(seed)
-    assert sum(row.depth for row in bound.critical_path) == bound.depth == max(bound.by_output, default=0)
+    assert (
+        sum(row.depth for row in bound.critical_path)
+        == bound.depth
+        == max(bound.by_output, default=0)
+    )
     for turns in (0, 1, 2, 3, 7):
         full = analyze_jaxpr(jaxpr, trip_counts=turns)
         assert full.exact
         assert full.by_output == tuple(value.depth for value in evaluate(jaxpr, turns=turns))
-        assert all(least <= depth for least, depth in zip(bound.by_output, full.by_output, strict=True)), turns
+        assert all(
+            least <= depth for least, depth in zip(bound.by_output, full.by_output, strict=True)
+        ), turns
         assert (bound.work, bound.bytes) <= (full.work, full.bytes)
     for _ in range(3):
         values = evaluate(jaxpr, turns=lambda: int(rng.integers(4)))
-        assert all(least <= value.depth for least, value in zip(bound.by_output, values, strict=True))
+        assert all(
+            least <= value.depth for least, value in zip(bound.by_output, values, strict=True)
+        )
     return bound
 
 
@@ -238,7 +286,9 @@ NEVER = -np.inf
 
 def random_matrix(rng, rows, columns, deepest=5):
     """Paths to each of ``rows`` results from START and from each of ``columns`` inputs; every result has one."""
-    matrix = np.where(rng.random((rows, 1 + columns)) < 0.5, rng.integers(0, deepest, (rows, 1 + columns)), NEVER)
+    matrix = np.where(
+        rng.random((rows, 1 + columns)) < 0.5, rng.integers(0, deepest, (rows, 1 + columns)), NEVER
+    )
     matrix[(matrix == NEVER).all(axis=1), 0] = 0
     return matrix
 
@@ -294,7 +344,9 @@ def test_scans_of_known_matrices(length):
                 return tuple(out[:carry]), tuple(out[carry:])
 
             last = consts + carry
-            return jax.tree.leaves(lax.scan(step, tuple(values[consts:last]), tuple(values[last : last + xs]), length))
+            return jax.tree.leaves(
+                lax.scan(step, tuple(values[consts:last]), tuple(values[last : last + xs]), length)
+            )
 
         # On (START, consts, carry, xs, the latest ys): all but carry and ys stay.
         first, size = 1 + consts, 1 + consts + carry + xs + ys
@@ -311,14 +363,21 @@ def test_while_loops_of_known_matrices(turns):
     for seed in range(12):
         rng = np.random.default_rng(seed)
         of_test, of_body, state = (int(n) for n in rng.integers((0, 0, 1), (3, 3, 6)))
-        test, body = random_matrix(rng, 1, of_test + state), random_matrix(rng, state, of_body + state)
+        test, body = (
+            random_matrix(rng, 1, of_test + state),
+            random_matrix(rng, state, of_body + state),
+        )
         depths, shapes = arguments(rng, of_test + of_body + state)
 
         def run(*values, test=test, body=body, of_test=of_test, first=of_test + of_body):
             def more(now):
                 return lax.lt(results(test, [*values[:of_test], *now])[0][0], 0.5)
 
-            return lax.while_loop(more, lambda now: tuple(results(body, [*values[of_test:first], *now])), tuple(values[first:]))
+            return lax.while_loop(
+                more,
+                lambda now: tuple(results(body, [*values[of_test:first], *now])),
+                tuple(values[first:]),
+            )
 
         # On (START, the test's constants, the body's, the state): START is the last test, once there was one.
         size, first = 1 + len(depths), 1 + of_test + of_body
@@ -338,11 +397,16 @@ def test_branches_of_known_matrices(branches):
         rng = np.random.default_rng(seed)
         inputs, outputs = (int(n) for n in rng.integers(0, (5, 5)))
         depths, shapes = arguments(rng, inputs)
-        matrices, late = [random_matrix(rng, outputs, inputs) for _ in range(branches)], int(rng.integers(0, 15))
+        matrices, late = (
+            [random_matrix(rng, outputs, inputs) for _ in range(branches)],
+            int(rng.integers(0, 15)),
+        )
 
         def run(*values, matrices=matrices, late=late):
             first = lax.index_in_dim(deeper(values[0], late), 0, keepdims=False)
-            return lax.switch(index(first), [lambda *v, m=m: results(m, v) for m in matrices], *values[1:])
+            return lax.switch(
+                index(first), [lambda *v, m=m: results(m, v) for m in matrices], *values[1:]
+            )
 
         started = late + 2  # the cast, and the clamp of `lax.switch`
         expected = np.max([times(m, np.maximum([0, *depths], started)) for m in matrices], axis=0)
@@ -361,10 +425,19 @@ def on_arguments_at_once(seed, **options):
 def test_slices_and_stacks_are_no_work(nesting):
     for seed in range(30):
         program = on_arguments_at_once(6000 + seed, nesting=nesting)
-        loop, around = program.loop, [analyze_jaxpr(program.traced(unroll)) for unroll in (False, True)]
-        inputs = [jax.ShapeDtypeStruct(s.shape[i >= loop.consts + loop.carry :], s.dtype) for i, s in enumerate(program.args)]
+        loop, around = (
+            program.loop,
+            [analyze_jaxpr(program.traced(unroll)) for unroll in (False, True)],
+        )
+        inputs = [
+            jax.ShapeDtypeStruct(s.shape[i >= loop.consts + loop.carry :], s.dtype)
+            for i, s in enumerate(program.args)
+        ]
         body = analyze_jaxpr(jax.make_jaxpr(lambda *v, body=loop.body: body(*v))(*inputs))
-        assert (around[0].work, around[0].bytes) == (loop.length * body.work, loop.length * body.bytes)
+        assert (around[0].work, around[0].bytes) == (
+            loop.length * body.work,
+            loop.length * body.bytes,
+        )
         assert nesting or around[1].work == around[0].work
 
 
@@ -375,22 +448,34 @@ def test_every_turn_and_the_test_that_ends_the_loop_are_work():
         assert many.work - none.work == 6 * (one.work - none.work)
         assert many.bytes - none.bytes == 6 * (one.bytes - none.bytes)
     # Two operations of the test, one of the turn, on 3 elements and 1.
-    loop = jax.make_jaxpr(lambda x: lax.while_loop(lambda x: lax.lt(lax.sin(x)[0], 0.5), lax.cos, x))(np.ones(3))
-    assert [analyze_jaxpr(loop, trip_counts=turns).work for turns in (0, 1, 5)] == [4, 4 + 7, 4 + 5 * 7]
+    loop = jax.make_jaxpr(
+        lambda x: lax.while_loop(lambda x: lax.lt(lax.sin(x)[0], 0.5), lax.cos, x)
+    )(np.ones(3))
+    assert [analyze_jaxpr(loop, trip_counts=turns).work for turns in (0, 1, 5)] == [
+        4,
+        4 + 7,
+        4 + 5 * 7,
+    ]
 
 
 def test_loops_in_loops_pass_64_bits():
     def grown(x, levels):
-        return lax.scan(lambda c, _: (grown(c, levels - 1) if levels else lax.sin(c), None), x, length=10**9)[0]
+        return lax.scan(
+            lambda c, _: (grown(c, levels - 1) if levels else lax.sin(c), None), x, length=10**9
+        )[0]
 
     cost = analyze_jaxpr(jax.make_jaxpr(lambda x: grown(x, 3))(SCALAR))
     assert cost.depth == cost.work == cost.critical_work == 10**36
-    assert [(row.primitive, row.count, row.depth) for row in cost.critical_path] == [("sin", 10**36, 10**36)]
+    assert [(row.primitive, row.count, row.depth) for row in cost.critical_path] == [
+        ("sin", 10**36, 10**36)
+    ]
 
 
 def test_while_loops_in_while_loops_pass_64_bits():
     def grown(x, levels):
-        return lax.while_loop(lambda c: lax.lt(c, 0.5), lambda c: grown(c, levels - 1) if levels else lax.sin(c), x)
+        return lax.while_loop(
+            lambda c: lax.lt(c, 0.5), lambda c: grown(c, levels - 1) if levels else lax.sin(c), x
+        )
 
     expected, turns = 1, 10**9
     for _ in range(4):  # each turn is the test and what is inside; then the last test

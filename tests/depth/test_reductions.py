@@ -15,7 +15,9 @@ COMPLEX = jax.ShapeDtypeStruct((8,), "complex64")
 
 def windows(operation, start, sizes, strides=None, padding="VALID"):
     strides = strides or (1,) * len(sizes)
-    return lambda x: lax.reduce_window(x, np.array(start, x.dtype), operation, sizes, strides, padding)
+    return lambda x: lax.reduce_window(
+        x, np.array(start, x.dtype), operation, sizes, strides, padding
+    )
 
 
 def max_pool_gradient(sizes, strides):
@@ -24,7 +26,9 @@ def max_pool_gradient(sizes, strides):
 
 
 def convolution(strides, numbers, **options):
-    return lambda x, w: lax.conv_general_dilated(x, w, strides, "VALID", dimension_numbers=numbers, **options)
+    return lambda x, w: lax.conv_general_dilated(
+        x, w, strides, "VALID", dimension_numbers=numbers, **options
+    )
 
 
 def contract(left, right, left_batch=(), right_batch=(), **options):
@@ -33,17 +37,23 @@ def contract(left, right, left_batch=(), right_batch=(), **options):
 
 
 def pick(x, indices):
-    numbers = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
     return lax.gather(x, indices, numbers, slice_sizes=(1,), mode="clip")
 
 
 def put(scatter, **options):
-    numbers = lax.ScatterDimensionNumbers(update_window_dims=(), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,))
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=(), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
+    )
     return lambda x, indices, updates: scatter(x, indices, updates, numbers, mode="drop", **options)
 
 
 def sum_and_product(x, y):
-    return lax.reduce((x, y), (jnp.float32(0), jnp.float32(0)), lambda a, b: (a[0] + b[0], a[1] * b[1]), (0,))
+    return lax.reduce(
+        (x, y), (jnp.float32(0), jnp.float32(0)), lambda a, b: (a[0] + b[0], a[1] * b[1]), (0,)
+    )
 
 
 @table(
@@ -57,7 +67,13 @@ def sum_and_product(x, y):
     ("sum-two-axes", lambda x: jnp.sum(x, (0, 2)), (f(4, 5, 8),), 5, "ceil(log2 4 * 8)"),
     ("sum-no-axes", lambda x: jnp.sum(x, ()), (f(4, 5),), 0, "nothing is reduced"),
     ("sum-huge", jnp.sum, (f(10**6, 10**6),), 40, "ceil(log2 10^12) = 40"),
-    ("keepdims", lambda x: jnp.sum(x, 0, keepdims=True), (f(16, 2),), 4, "ceil(log2 16), broadcast 0"),
+    (
+        "keepdims",
+        lambda x: jnp.sum(x, 0, keepdims=True),
+        (f(16, 2),),
+        4,
+        "ceil(log2 16), broadcast 0",
+    ),
     ("mean", jnp.mean, (f(8),), 4, "sum 3 + div 1"),
     ("max", jnp.max, (f(9),), 4, "ceil(log2 9)"),
     ("min", jnp.min, (f(16),), 4, "ceil(log2 16)"),
@@ -66,11 +82,23 @@ def sum_and_product(x, y):
     ("argmin", lambda x: lax.argmin(x, 1, "int32"), (f(10, 5),), 3, "ceil(log2 5)"),
     ("any", jnp.any, (b(8),), 3, "ceil(log2 8)"),
     ("all", lambda p: jnp.all(p, 0), (b(5, 100),), 3, "ceil(log2 5)"),
-    ("xor", lambda n: lax.reduce(n, jnp.int32(0), lax.bitwise_xor, (0,)), (i(8),), 3, "ceil(log2 8)"),
+    (
+        "xor",
+        lambda n: lax.reduce(n, jnp.int32(0), lax.bitwise_xor, (0,)),
+        (i(8),),
+        3,
+        "ceil(log2 8)",
+    ),
     ("norm", lambda x: jnp.sqrt(jnp.sum(x * x)), (f(8),), 5, "mul 1 + 3 + sqrt 1"),
     ("sum-int8", jnp.sum, (i(8, dtype="int8"),), 4, "cast to int64 1 + 3"),
     ("sum-bfloat16", jnp.sum, (f(8, dtype=BF16),), 5, "cast to float32 1 + 3 + cast back 1"),
-    ("reduce-add", lambda x: lax.reduce(x, jnp.float32(0), lax.add, (0,)), (f(8),), 3, "ceil(log2 8)"),
+    (
+        "reduce-add",
+        lambda x: lax.reduce(x, jnp.float32(0), lax.add, (0,)),
+        (f(8),),
+        3,
+        "ceil(log2 8)",
+    ),
     (
         "reduce-own",
         lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: jnp.sin(a + b), (0,)),
@@ -94,26 +122,104 @@ def test_reductions(case):
     ("cumlogsumexp", lax.cumlogsumexp, (f(16),), 4, "ceil(log2 16)"),
     ("window-sum", windows(lax.add, 0, (3,)), (f(8),), 2, "ceil(log2 3)"),
     ("window-1", windows(lax.add, 0, (1,)), (f(8),), 0, "ceil(log2 1)"),
-    ("max-pool", windows(lax.max, -jnp.inf, (1, 2, 2, 1), (1, 2, 2, 1)), (f(4, 8, 8, 3),), 2, "ceil(log2 2 * 2)"),
-    ("min-pool", windows(lax.min, jnp.inf, (3, 3), padding="SAME"), (f(8, 8),), 4, "ceil(log2 3 * 3)"),
-    ("mean-pool", lambda x: windows(lax.add, 0, (2, 2))(x) / 4, (f(8, 8),), 3, "ceil(log2 4) + div 1"),
-    ("window-own", windows(lambda x, y: jnp.sin(x * y), 0, (4,)), (f(8),), 4, "ceil(log2 4) levels of mul 1 + sin 1"),
-    ("max-pool-grad", max_pool_gradient((2,), (2,)), (f(8), f(4)), 1, "choose of 2: 1; no two windows share an element: 0"),
-    ("overlapping-grad", max_pool_gradient((3,), (1,)), (f(8), f(6)), 4, "choose of 3: 2; 3 windows share an element: 2"),
+    (
+        "max-pool",
+        windows(lax.max, -jnp.inf, (1, 2, 2, 1), (1, 2, 2, 1)),
+        (f(4, 8, 8, 3),),
+        2,
+        "ceil(log2 2 * 2)",
+    ),
+    (
+        "min-pool",
+        windows(lax.min, jnp.inf, (3, 3), padding="SAME"),
+        (f(8, 8),),
+        4,
+        "ceil(log2 3 * 3)",
+    ),
+    (
+        "mean-pool",
+        lambda x: windows(lax.add, 0, (2, 2))(x) / 4,
+        (f(8, 8),),
+        3,
+        "ceil(log2 4) + div 1",
+    ),
+    (
+        "window-own",
+        windows(lambda x, y: jnp.sin(x * y), 0, (4,)),
+        (f(8),),
+        4,
+        "ceil(log2 4) levels of mul 1 + sin 1",
+    ),
+    (
+        "max-pool-grad",
+        max_pool_gradient((2,), (2,)),
+        (f(8), f(4)),
+        1,
+        "choose of 2: 1; no two windows share an element: 0",
+    ),
+    (
+        "overlapping-grad",
+        max_pool_gradient((3,), (1,)),
+        (f(8), f(6)),
+        4,
+        "choose of 3: 2; 3 windows share an element: 2",
+    ),
     ("sort", lax.sort, (f(10),), 4, "by analogy to top_k: ceil(log2 10)"),
     ("sort-axis", lambda x: lax.sort(x, 0), (f(4, 100),), 2, "ceil(log2 4)"),
     ("sort-1", lax.sort, (f(1),), 0, "one element is sorted"),
-    ("sort-two", lambda x, y: lax.sort((jnp.sin(x), y), num_keys=1), (f(8), f(8)), (4, 4), "both wait for sin 1 + 3"),
-    ("top-k", lambda x: lax.top_k(x, 2), (f(5, 10),), (4, 4), "ceil(log2 10) along the last axis, for any k"),
+    (
+        "sort-two",
+        lambda x, y: lax.sort((jnp.sin(x), y), num_keys=1),
+        (f(8), f(8)),
+        (4, 4),
+        "both wait for sin 1 + 3",
+    ),
+    (
+        "top-k",
+        lambda x: lax.top_k(x, 2),
+        (f(5, 10),),
+        (4, 4),
+        "ceil(log2 10) along the last axis, for any k",
+    ),
     ("top-k-axis", lambda x: lax.top_k(x, 2, axis=0), (f(4, 100),), (2, 2), "ceil(log2 4)"),
     ("approx-max", lambda x: lax.approx_max_k(x, 2), (f(10),), (4, 4), "as top_k: ceil(log2 10)"),
     ("gather", pick, (f(8), i(3, 1)), 0, "a move 0"),
-    ("gather-waits", lambda x, n: pick(x, n + n), (f(8), i(3, 1)), 1, "the indices add 1, the move 0"),
+    (
+        "gather-waits",
+        lambda x, n: pick(x, n + n),
+        (f(8), i(3, 1)),
+        1,
+        "the indices add 1, the move 0",
+    ),
     ("scatter", put(lax.scatter), (f(8), i(3, 1), f(3)), 0, "a move 0"),
-    ("scatter-add", put(lax.scatter_add), (f(8), i(3, 1), f(3)), 2, "3 updates and the old may meet: ceil(log2 4)"),
-    ("scatter-many", put(lax.scatter_add), (f(8), i(4, 2, 1), f(4, 2)), 4, "8 updates and the old: ceil(log2 9)"),
-    ("scatter-unique", put(lax.scatter_add, unique_indices=True), (f(8), i(3, 1), f(3)), 1, "1 update and the old"),
-    ("scatter-max", put(lax.scatter_max), (f(8), i(7, 1), f(7)), 3, "7 updates and the old: ceil(log2 8)"),
+    (
+        "scatter-add",
+        put(lax.scatter_add),
+        (f(8), i(3, 1), f(3)),
+        2,
+        "3 updates and the old may meet: ceil(log2 4)",
+    ),
+    (
+        "scatter-many",
+        put(lax.scatter_add),
+        (f(8), i(4, 2, 1), f(4, 2)),
+        4,
+        "8 updates and the old: ceil(log2 9)",
+    ),
+    (
+        "scatter-unique",
+        put(lax.scatter_add, unique_indices=True),
+        (f(8), i(3, 1), f(3)),
+        1,
+        "1 update and the old",
+    ),
+    (
+        "scatter-max",
+        put(lax.scatter_max),
+        (f(8), i(7, 1), f(7)),
+        3,
+        "7 updates and the old: ceil(log2 8)",
+    ),
     ("scatter-none", put(lax.scatter_add), (f(8), i(0, 1), f(0)), 0, "no update"),
 )
 def test_cumulative_windows_and_order(case):
@@ -129,9 +235,21 @@ def test_cumulative_windows_and_order(case):
     ("matvec", lambda w, x: jnp.tanh(w @ x), (f(8, 8), f(8)), 5, "dot over 8: 1 + 3; tanh 1"),
     ("matmul", jnp.matmul, (f(4, 6), f(6, 5)), 4, "1 + ceil(log2 6)"),
     ("two-axes", contract((0, 2), (1, 0)), (f(4, 3, 6), f(6, 4)), 6, "1 + ceil(log2 4 * 6)"),
-    ("batch", contract((2,), (1,), (0,), (0,)), (f(99, 4, 8), f(99, 8, 3)), 4, "the batch is side by side: 1 + 3"),
+    (
+        "batch",
+        contract((2,), (1,), (0,), (0,)),
+        (f(99, 4, 8), f(99, 8, 3)),
+        4,
+        "the batch is side by side: 1 + 3",
+    ),
     ("batch-only", contract((), (), (0,), (0,)), (f(7), f(7)), 1, "no contracted axis: 1"),
-    ("einsum", lambda x, y: jnp.einsum("bik,bkj->bij", x, y), (f(9, 4, 16), f(9, 16, 3)), 5, "1 + ceil(log2 16)"),
+    (
+        "einsum",
+        lambda x, y: jnp.einsum("bik,bkj->bij", x, y),
+        (f(9, 4, 16), f(9, 16, 3)),
+        5,
+        "1 + ceil(log2 16)",
+    ),
     ("einsum-sums", lambda x: jnp.einsum("ij->i", x), (f(4, 8),), 3, "a sum over 8"),
     (
         "einsum-3",
@@ -141,13 +259,43 @@ def test_cumulative_windows_and_order(case):
         "first product 1 + 3, second product 1 + 3",
     ),
     ("vdot", lambda x, y: jnp.vdot(x, y), (f(2, 4), f(2, 4)), 4, "one axis of 8: 1 + 3"),
-    ("tensordot", lambda x, y: jnp.tensordot(x, y, 2), (f(3, 2, 4), f(2, 4, 5)), 4, "1 + ceil(log2 2 * 4)"),
+    (
+        "tensordot",
+        lambda x, y: jnp.tensordot(x, y, 2),
+        (f(3, 2, 4), f(2, 4, 5)),
+        4,
+        "1 + ceil(log2 2 * 4)",
+    ),
     ("dot-bfloat16", jnp.dot, (f(8, dtype=BF16), f(8, dtype=BF16)), 4, "1 + 3 whatever the dtype"),
     ("dot-int", jnp.dot, (i(8), i(8)), 4, "1 + 3 whatever the dtype"),
-    ("chain-of-3", lambda x, y, z: x @ y @ z, (f(8, 8), f(8, 32), f(32, 8)), 10, "1 + 3, then 1 + 5"),
-    ("ragged", lax.ragged_dot, (f(12, 8), f(3, 8, 5), i(3)), 4, "each row meets one matrix: 1 + ceil(log2 8)"),
-    ("conv-1d", convolution((1,), ("NWC", "WIO", "NWC")), (f(2, 10, 4), f(3, 4, 5)), 5, "K = 3 * 4: 1 + ceil(log2 12)"),
-    ("conv-2d", convolution((1, 1), ("NHWC", "HWIO", "NHWC")), (f(2, 8, 8, 3), f(3, 3, 3, 5)), 6, "K = 27: 1 + 5"),
+    (
+        "chain-of-3",
+        lambda x, y, z: x @ y @ z,
+        (f(8, 8), f(8, 32), f(32, 8)),
+        10,
+        "1 + 3, then 1 + 5",
+    ),
+    (
+        "ragged",
+        lax.ragged_dot,
+        (f(12, 8), f(3, 8, 5), i(3)),
+        4,
+        "each row meets one matrix: 1 + ceil(log2 8)",
+    ),
+    (
+        "conv-1d",
+        convolution((1,), ("NWC", "WIO", "NWC")),
+        (f(2, 10, 4), f(3, 4, 5)),
+        5,
+        "K = 3 * 4: 1 + ceil(log2 12)",
+    ),
+    (
+        "conv-2d",
+        convolution((1, 1), ("NHWC", "HWIO", "NHWC")),
+        (f(2, 8, 8, 3), f(3, 3, 3, 5)),
+        6,
+        "K = 27: 1 + 5",
+    ),
     (
         "conv-groups",
         convolution((1,), ("NWC", "WIO", "NWC"), feature_group_count=4),
@@ -155,8 +303,20 @@ def test_cumulative_windows_and_order(case):
         3,
         "each result sees 1 channel of 4: K = 3: 1 + 2",
     ),
-    ("conv-1x1", convolution((1, 1), ("NCHW", "OIHW", "NCHW")), (f(2, 1, 8, 8), f(5, 1, 1, 1)), 1, "K = 1: 1 + 0"),
-    ("conv-relu", lambda x, w: lax.max(jnp.convolve(x, w), x[0]), (f(8), f(4)), 4, "K = 4: 1 + 2; max 1"),
+    (
+        "conv-1x1",
+        convolution((1, 1), ("NCHW", "OIHW", "NCHW")),
+        (f(2, 1, 8, 8), f(5, 1, 1, 1)),
+        1,
+        "K = 1: 1 + 0",
+    ),
+    (
+        "conv-relu",
+        lambda x, w: lax.max(jnp.convolve(x, w), x[0]),
+        (f(8), f(4)),
+        4,
+        "K = 4: 1 + 2; max 1",
+    ),
 )
 def test_products(case):
     check(case)
@@ -164,9 +324,27 @@ def test_products(case):
 
 @table(
     ("fft", lambda z: lax.fft(z, "FFT", (8,)), (COMPLEX,), 4, "product 1 + ceil(log2 8)"),
-    ("ifft2", lambda z: lax.fft(z, "IFFT", (4, 8)), (f(4, 8, dtype="complex64"),), 6, "1 + ceil(log2 32)"),
-    ("rfft", lambda x: lax.fft(x, "RFFT", (8,)), (f(3, 8),), 4, "1 + ceil(log2 8), rows side by side"),
-    ("irfft", lambda z: lax.fft(z, "IRFFT", (8,)), (f(5, dtype="complex64"),), 4, "8 real results: 1 + 3"),
+    (
+        "ifft2",
+        lambda z: lax.fft(z, "IFFT", (4, 8)),
+        (f(4, 8, dtype="complex64"),),
+        6,
+        "1 + ceil(log2 32)",
+    ),
+    (
+        "rfft",
+        lambda x: lax.fft(x, "RFFT", (8,)),
+        (f(3, 8),),
+        4,
+        "1 + ceil(log2 8), rows side by side",
+    ),
+    (
+        "irfft",
+        lambda z: lax.fft(z, "IRFFT", (8,)),
+        (f(5, dtype="complex64"),),
+        4,
+        "8 real results: 1 + 3",
+    ),
     (
         "cholesky-3",
         lambda a: lax.linalg.cholesky(a, symmetrize_input=False),
@@ -188,8 +366,20 @@ def test_products(case):
         7,
         "div for the first row, mul, sub, div for the other two: 1 + 3 + 3",
     ),
-    ("triangular-1", lambda a, y: lax.linalg.triangular_solve(a, y, left_side=True), (f(1, 1), f(1, 2)), 1, "a division"),
-    ("tridiagonal", lax.linalg.tridiagonal_solve, (f(5), f(5), f(5), f(5, 1)), 30, "Thomas: 6 operations a row"),
+    (
+        "triangular-1",
+        lambda a, y: lax.linalg.triangular_solve(a, y, left_side=True),
+        (f(1, 1), f(1, 2)),
+        1,
+        "a division",
+    ),
+    (
+        "tridiagonal",
+        lax.linalg.tridiagonal_solve,
+        (f(5), f(5), f(5), f(5, 1)),
+        30,
+        "Thomas: 6 operations a row",
+    ),
     (
         "qr-1",
         lax.linalg.householder_product,

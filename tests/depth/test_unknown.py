@@ -18,7 +18,9 @@ home_made = Primitive("home_made")
 home_made.def_abstract_eval(lambda x: ShapedArray(x.shape, x.dtype))
 home_made_pair = Primitive("home_made_pair")
 home_made_pair.multiple_results = True
-home_made_pair.def_abstract_eval(lambda x, y: (ShapedArray(x.shape, x.dtype), ShapedArray(y.shape, y.dtype)))
+home_made_pair.def_abstract_eval(
+    lambda x, y: (ShapedArray(x.shape, x.dtype), ShapedArray(y.shape, y.dtype))
+)
 
 
 def never(*args):
@@ -65,16 +67,58 @@ def inside_derivative(fn):
         (lambda x: callback(sines(x, 3)), (f(8),), "pure_callback", 4, "3 and at least 1"),
         (lambda x: jnp.sin(callback(x)), (f(8),), "pure_callback", 2, "at least 1, sin 1"),
         (lambda x: io_callback(never, x, x), (f(8),), "io_callback", 1, "something is done: 1"),
-        (lambda x: io_callback(never, x, x, ordered=True), (f(8),), "io_callback", 1, "something is done: 1"),
+        (
+            lambda x: io_callback(never, x, x, ordered=True),
+            (f(8),),
+            "io_callback",
+            1,
+            "something is done: 1",
+        ),
         (foreign, (f(8),), "ffi_call", 1, "something is done: 1"),
         (own, (f(8),), "home_made", 1, "something is done: 1"),
         (lambda x: jnp.sin(own(sines(x, 2))), (f(8),), "home_made", 4, "2, at least 1, sin 1"),
-        (lambda x, y: home_made_pair.bind(sines(x, 2), y), (f(8), f(3)), "home_made_pair", 3, "2 and at least 1"),
-        (lambda x: lax.linalg.svd(x, compute_uv=False), (f(4, 4),), "svd", 4, "depends on 16 elements: a tree over 16"),
-        (lambda x: lax.linalg.eigh(x, symmetrize_input=False), (f(8, 8),), "eigh", 6, "depends on 64 elements: a tree over 64"),
-        (lambda x: lax.linalg.schur(x), (f(4, 4),), "schur", 4, "depends on 16 elements: a tree over 16"),
-        (lambda x: lax.linalg.svd(x, compute_uv=False), (f(1000, 2, 2),), "svd", 2, "each of its own 4 elements: a tree over 4"),
-        (lambda k: jax.random.gamma(k, jnp.float32(2), (3,)), (key(),), "random_gamma", 1, "draws at least once"),
+        (
+            lambda x, y: home_made_pair.bind(sines(x, 2), y),
+            (f(8), f(3)),
+            "home_made_pair",
+            3,
+            "2 and at least 1",
+        ),
+        (
+            lambda x: lax.linalg.svd(x, compute_uv=False),
+            (f(4, 4),),
+            "svd",
+            4,
+            "depends on 16 elements: a tree over 16",
+        ),
+        (
+            lambda x: lax.linalg.eigh(x, symmetrize_input=False),
+            (f(8, 8),),
+            "eigh",
+            6,
+            "depends on 64 elements: a tree over 64",
+        ),
+        (
+            lambda x: lax.linalg.schur(x),
+            (f(4, 4),),
+            "schur",
+            4,
+            "depends on 16 elements: a tree over 16",
+        ),
+        (
+            lambda x: lax.linalg.svd(x, compute_uv=False),
+            (f(1000, 2, 2),),
+            "svd",
+            2,
+            "each of its own 4 elements: a tree over 4",
+        ),
+        (
+            lambda k: jax.random.gamma(k, jnp.float32(2), (3,)),
+            (key(),),
+            "random_gamma",
+            1,
+            "draws at least once",
+        ),
         (jax.jit(callback), (f(8),), "pure_callback", 1, "seen through a call"),
         (jax.jit(jax.jit(own)), (f(8),), "home_made", 1, "seen through two calls"),
         (jax.checkpoint(own), (f(8),), "home_made", 1, "seen through remat"),
@@ -83,7 +127,13 @@ def inside_derivative(fn):
         (inside_scan(own), (f(8),), "home_made", 5, "5 turns of at least 1"),
         (inside_cond(own), (f(8),), "home_made", 6, "sum 3, gt 4, cast 5, at least 1"),
         (inside_while(own), (f(8),), "home_made", 7, "3 turns of at least 1: predicate 2 * 3 + 1"),
-        (lambda x: lax.map(callback, x), (f(4, 8),), "pure_callback", 1, "rows side by side: at least 1"),
+        (
+            lambda x: lax.map(callback, x),
+            (f(4, 8),),
+            "pure_callback",
+            1,
+            "rows side by side: at least 1",
+        ),
     ],
 )
 def test_a_flagged_lower_bound(program, args, primitive, at_least, why):
@@ -99,7 +149,10 @@ def test_a_flagged_lower_bound(program, args, primitive, at_least, why):
 
 
 def test_matrices_of_a_batch_do_not_wait_for_one_another():
-    alone, many = (depth.analyze(lambda x: lax.linalg.eigh(x, symmetrize_input=False), f(*n, 3, 3)) for n in ((), (500,)))
+    alone, many = (
+        depth.analyze(lambda x: lax.linalg.eigh(x, symmetrize_input=False), f(*n, 3, 3))
+        for n in ((), (500,))
+    )
     assert alone.depth == many.depth == 4
 
 
@@ -121,12 +174,18 @@ def test_one_line_is_told_once():
 
 def test_several_are_all_told():
     cost = depth.analyze(lambda x: foreign(callback(own(x))), f(8))
-    assert {unknown.primitive for unknown in cost.unknown} == {"ffi_call", "pure_callback", "home_made"}
+    assert {unknown.primitive for unknown in cost.unknown} == {
+        "ffi_call",
+        "pure_callback",
+        "home_made",
+    }
     assert cost.depth == 3
 
 
 def test_dead_unknowns_are_of_no_concern():
-    check(Case("dead", lambda x: (own(x), jnp.sin(x))[1], (f(8),), 1, "sin 1; the other is not used"))
+    check(
+        Case("dead", lambda x: (own(x), jnp.sin(x))[1], (f(8),), 1, "sin 1; the other is not used")
+    )
 
 
 def printing(x):
@@ -139,7 +198,9 @@ def calling_back(x):
     return jnp.sin(x)
 
 
-@pytest.mark.parametrize("program", [printing, calling_back, jax.jit(printing)], ids=["print", "callback", "jit"])
+@pytest.mark.parametrize(
+    "program", [printing, calling_back, jax.jit(printing)], ids=["print", "callback", "jit"]
+)
 def test_what_returns_nothing_leaves_the_depth_exact(program):
     check(Case("effect", program, (f(8),), 1, "no output waits for what is printed: sin 1"))
 
@@ -168,7 +229,9 @@ def test_a_reference_written_in_a_branch_is_right_or_flagged():
         lax.cond(p, write, lambda: None)
         return ref[...]
 
-    cost = depth.analyze(program, jax.ShapeDtypeStruct((), "bool"), f(8))  # cast of the index 1, sines 3
+    cost = depth.analyze(
+        program, jax.ShapeDtypeStruct((), "bool"), f(8)
+    )  # cast of the index 1, sines 3
     assert (cost.exact, cost.depth) == (True, 4) or (not cost.exact and cost.depth <= 4)
 
 
@@ -229,7 +292,13 @@ def on_this_platform(ref, x):
 def in_a_shard_map(ref, x):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
     spec = jax.sharding.PartitionSpec()
-    return jax.shard_map(lambda ref, x: put(ref, x), mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False)(ref, x)
+    return jax.shard_map(
+        lambda ref, x: put(ref, x),
+        mesh=mesh,
+        in_specs=(spec, spec),
+        out_specs=spec,
+        check_vma=False,
+    )(ref, x)
 
 
 @pytest.mark.parametrize(

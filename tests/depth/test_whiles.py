@@ -49,7 +49,9 @@ def outer_and_inner(x):
 
 
 def other_counter(x):
-    return lax.while_loop(lambda s: s[1] < 5, lambda s: (s[0] * 2, s[1] + 1, sines(s[2], 2)), (1, 0, x))
+    return lax.while_loop(
+        lambda s: s[1] < 5, lambda s: (s[0] * 2, s[1] + 1, sines(s[2], 2)), (1, 0, x)
+    )
 
 
 called = jax.jit(bounded())
@@ -57,19 +59,79 @@ called = jax.jit(bounded())
 
 @table(
     ("lt", up(10), (f(),), (21, 21), "10 turns: predicate at 2 * 10 + 1, which both wait for"),
-    ("deep-body", up(10, lambda x: sines(x, 3)), (f(),), (21, 31), "x waits for the first predicate only: 1 + 3 * 10"),
-    ("late-operand", lambda x: up(10)(sines(x, 50)), (f(),), (21, 60), "the counter does not wait for x; 50 + 10"),
+    (
+        "deep-body",
+        up(10, lambda x: sines(x, 3)),
+        (f(),),
+        (21, 31),
+        "x waits for the first predicate only: 1 + 3 * 10",
+    ),
+    (
+        "late-operand",
+        lambda x: up(10)(sines(x, 50)),
+        (f(),),
+        (21, 60),
+        "the counter does not wait for x; 50 + 10",
+    ),
     ("one", up(1), (f(),), (3, 3), "1 turn: 2 * 1 + 1"),
     ("le", loop(lambda n: n <= 9, lambda n: n + 1, 0), (f(),), (21, 21), "10 turns: 2 * 10 + 1"),
-    ("gt", loop(lambda n: n > 0, lambda n: n - 1, 10), (f(),), (21, 21), "10 turns down: 2 * 10 + 1"),
-    ("ge", loop(lambda n: n >= 0, lambda n: n - 1, 9), (f(),), (21, 21), "10 turns down: 2 * 10 + 1"),
-    ("ne", loop(lambda n: n != 12, lambda n: n + 3, 0), (f(),), (9, 9), "0 3 6 9, 4 turns: 2 * 4 + 1"),
-    ("ne-down", loop(lambda n: n != -8, lambda n: n - 4, 0), (f(),), (5, 5), "0 -4, 2 turns: 2 * 2 + 1"),
-    ("step-3", loop(lambda n: n < 10, lambda n: n + 3, 0), (f(),), (9, 9), "0 3 6 9, 4 turns: 2 * 4 + 1"),
-    ("step-3-to-9", loop(lambda n: n < 9, lambda n: n + 3, 0), (f(),), (7, 7), "0 3 6, 3 turns: 2 * 3 + 1"),
-    ("down-by-4", loop(lambda n: n > 1, lambda n: n - 4, 10), (f(),), (7, 7), "10 6 2, 3 turns: 2 * 3 + 1"),
+    (
+        "gt",
+        loop(lambda n: n > 0, lambda n: n - 1, 10),
+        (f(),),
+        (21, 21),
+        "10 turns down: 2 * 10 + 1",
+    ),
+    (
+        "ge",
+        loop(lambda n: n >= 0, lambda n: n - 1, 9),
+        (f(),),
+        (21, 21),
+        "10 turns down: 2 * 10 + 1",
+    ),
+    (
+        "ne",
+        loop(lambda n: n != 12, lambda n: n + 3, 0),
+        (f(),),
+        (9, 9),
+        "0 3 6 9, 4 turns: 2 * 4 + 1",
+    ),
+    (
+        "ne-down",
+        loop(lambda n: n != -8, lambda n: n - 4, 0),
+        (f(),),
+        (5, 5),
+        "0 -4, 2 turns: 2 * 2 + 1",
+    ),
+    (
+        "step-3",
+        loop(lambda n: n < 10, lambda n: n + 3, 0),
+        (f(),),
+        (9, 9),
+        "0 3 6 9, 4 turns: 2 * 4 + 1",
+    ),
+    (
+        "step-3-to-9",
+        loop(lambda n: n < 9, lambda n: n + 3, 0),
+        (f(),),
+        (7, 7),
+        "0 3 6, 3 turns: 2 * 3 + 1",
+    ),
+    (
+        "down-by-4",
+        loop(lambda n: n > 1, lambda n: n - 4, 10),
+        (f(),),
+        (7, 7),
+        "10 6 2, 3 turns: 2 * 3 + 1",
+    ),
     ("from-3", loop(lambda n: n < 10, lambda n: n + 1, 3), (f(),), (15, 15), "7 turns: 2 * 7 + 1"),
-    ("from-negative", loop(lambda n: n < 3, lambda n: n + 1, -4), (f(),), (15, 15), "7 turns: 2 * 7 + 1"),
+    (
+        "from-negative",
+        loop(lambda n: n < 3, lambda n: n + 1, -4),
+        (f(),),
+        (15, 15),
+        "7 turns: 2 * 7 + 1",
+    ),
     (
         "mirrored",
         loop(lambda n: lax.gt(jnp.int32(10), n), lambda n: lax.add(jnp.int32(1), n), 0),
@@ -85,9 +147,21 @@ called = jax.jit(bounded())
         "5 turns; predicate 1 + adds 2 each: 3 * 5 + 1",
     ),
     ("zero", up(0), (f(),), (1, 1), "the one predicate, which the results wait for"),
-    ("beyond", loop(lambda n: n < 10, lambda n: n + 1, 12), (f(),), (1, 1), "no turn: the predicate"),
+    (
+        "beyond",
+        loop(lambda n: n < 10, lambda n: n + 1, 12),
+        (f(),),
+        (1, 1),
+        "no turn: the predicate",
+    ),
     ("zero-late", lambda x: up(0)(sines(x, 5)), (f(),), (1, 5), "no turn: max(predicate 1, x 5)"),
-    ("unsigned", loop(lambda n: n > 0, lambda n: n - 1, 10, dtype="uint8"), (f(),), (21, 21), "10 turns down: 2 * 10 + 1"),
+    (
+        "unsigned",
+        loop(lambda n: n > 0, lambda n: n - 1, 10, dtype="uint8"),
+        (f(),),
+        (21, 21),
+        "10 turns down: 2 * 10 + 1",
+    ),
     (
         "to-the-edge",
         loop(lambda n: n < 127, lambda n: n + 1, 117, dtype="int8"),
@@ -96,7 +170,13 @@ called = jax.jit(bounded())
         "ends on the largest int8: 10 turns",
     ),
     ("many", up(2**31 - 1), (f(),), (2**32 - 1, 2**32 - 1), "n = 2^31 - 1 turns: 2 n + 1"),
-    ("bound-in-state", bound_in_state, (f(),), (13, 13, 13), "0 2 .. 10, 6 turns: 2 * 6 + 1, for the bound too"),
+    (
+        "bound-in-state",
+        bound_in_state,
+        (f(),),
+        (13, 13, 13),
+        "0 2 .. 10, 6 turns: 2 * 6 + 1, for the bound too",
+    ),
     (
         "other-counter",
         other_counter,
@@ -105,9 +185,27 @@ called = jax.jit(bounded())
         "5 turns; x first waits for predicate 1: 1 + 2 * 5; predicate 2 * 5 + 1",
     ),
     ("known-operand", lambda x: called(5, x), (f(),), 11, "5 turns, known through jit: 2 * 5 + 1"),
-    ("known-operands", lambda x: (called(3, x), called(5, x)), (f(),), (7, 11), "one program, two bounds: 2 * 3 + 1, 2 * 5 + 1"),
-    ("known-in-a-row", lambda x: called(3, called(5, x)), (f(),), 14, "11; counters side by side, so 3 sines more"),
-    ("known-twice-inside", lambda x: jax.jit(lambda n, x: called(n, x))(5, x), (f(),), 11, "through two calls: 2 * 5 + 1"),
+    (
+        "known-operands",
+        lambda x: (called(3, x), called(5, x)),
+        (f(),),
+        (7, 11),
+        "one program, two bounds: 2 * 3 + 1, 2 * 5 + 1",
+    ),
+    (
+        "known-in-a-row",
+        lambda x: called(3, called(5, x)),
+        (f(),),
+        14,
+        "11; counters side by side, so 3 sines more",
+    ),
+    (
+        "known-twice-inside",
+        lambda x: jax.jit(lambda n, x: called(n, x))(5, x),
+        (f(),),
+        11,
+        "through two calls: 2 * 5 + 1",
+    ),
     (
         "in-scan",
         lambda x: lax.scan(lambda x, _: (up(10)(x)[1], None), x, length=4)[0],
@@ -115,10 +213,34 @@ called = jax.jit(bounded())
         51,
         "21; counters side by side: + 3 * 10",
     ),
-    ("nested", outer_and_inner, (f(),), (7, 18), "outer turn at 1: inner 4 turns 2 * 4 + 1 = 10; then 4 sines each: 14, 18"),
-    ("vmap", jax.vmap(lambda x: up(10)(x)[1]), (f(7),), 21, "rows side by side, one counter: 2 * 10 + 1"),
-    ("jvp", lambda x: jax.jvp(lambda x: up(10)(x)[1], (x,), (x,)), (f(),), (21, 21), "tangent: last turn at 19, cos 20, mul 21"),
-    ("fori", lambda x: lax.fori_loop(0, 10, lambda _, x: jnp.sin(x), x), (f(),), 10, "a scan, without a predicate: 10"),
+    (
+        "nested",
+        outer_and_inner,
+        (f(),),
+        (7, 18),
+        "outer turn at 1: inner 4 turns 2 * 4 + 1 = 10; then 4 sines each: 14, 18",
+    ),
+    (
+        "vmap",
+        jax.vmap(lambda x: up(10)(x)[1]),
+        (f(7),),
+        21,
+        "rows side by side, one counter: 2 * 10 + 1",
+    ),
+    (
+        "jvp",
+        lambda x: jax.jvp(lambda x: up(10)(x)[1], (x,), (x,)),
+        (f(),),
+        (21, 21),
+        "tangent: last turn at 19, cos 20, mul 21",
+    ),
+    (
+        "fori",
+        lambda x: lax.fori_loop(0, 10, lambda _, x: jnp.sin(x), x),
+        (f(),),
+        10,
+        "a scan, without a predicate: 10",
+    ),
 )
 def test_proven(case):
     check(case)
@@ -128,7 +250,9 @@ def test_proven(case):
 def late_bound(n, x):
     for _ in range(5):
         n = n + 1
-    return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, jnp.sin(s[1])), (jnp.int32(0), x))
+    return lax.while_loop(
+        lambda s: s[0] < n, lambda s: (s[0] + 1, jnp.sin(s[1])), (jnp.int32(0), x)
+    )
 
 
 def until_large(x):
@@ -150,13 +274,37 @@ FIRST, SECOND = f"{FILE}:{LINE + 1}", f"test_whiles.py:{LINE + 2}"
     [
         (bounded(), (i(), f()), 10, 21, "2 * 10 + 1"),
         (bounded(), (i(), f()), 0, 1, "the predicate"),
-        (bounded(lambda x: sines(x, 3)), (i(), f()), 10**9, 3 * 10**9 + 1, "after the first predicate, 3 each turn"),
+        (
+            bounded(lambda x: sines(x, 3)),
+            (i(), f()),
+            10**9,
+            3 * 10**9 + 1,
+            "after the first predicate, 3 each turn",
+        ),
         (bounded(), (i(), f()), 10**27, 2 * 10**27 + 1, "beyond 64 bits"),
-        (late_bound, (i(), f()), 4, (14, 14), "first predicate at 5 + 1, then 2 each turn: 6 + 2 * 4"),
+        (
+            late_bound,
+            (i(), f()),
+            4,
+            (14, 14),
+            "first predicate at 5 + 1, then 2 each turn: 6 + 2 * 4",
+        ),
         (until_large, (f(4),), 10, 43, "each turn sum 2 + lt 1 + mul 1; the last predicate 3"),
         (until_large, (f(4),), 0, 3, "the predicate: sum 2 + lt 1"),
-        (until_large, (f(4),), {f"{FILE}:{inspect.getsourcelines(until_large)[1] + 1}": 2}, 11, "4 * 2 + 3"),
-        (until_two_large, (f(), f()), 10, (21, 31), "lt 1 + sin 1 each, + 1; lt 1 + sines 2 each, + 1"),
+        (
+            until_large,
+            (f(4),),
+            {f"{FILE}:{inspect.getsourcelines(until_large)[1] + 1}": 2},
+            11,
+            "4 * 2 + 3",
+        ),
+        (
+            until_two_large,
+            (f(), f()),
+            10,
+            (21, 31),
+            "lt 1 + sin 1 each, + 1; lt 1 + sines 2 each, + 1",
+        ),
         (until_two_large, (f(), f()), {FIRST: 10, SECOND: 20}, (21, 61), "2 * 10 + 1; 3 * 20 + 1"),
     ],
 )
@@ -175,7 +323,9 @@ def test_a_mapping_may_leave_a_loop_unknown():
     cost = depth.analyze(until_two_large, f(), f(), trip_counts={FIRST: 10})
     assert cost.by_output[0] == 21
     assert not cost.exact
-    assert [(unknown.primitive, unknown.location.line) for unknown in cost.unknown] == [("while", LINE + 2)]
+    assert [(unknown.primitive, unknown.location.line) for unknown in cost.unknown] == [
+        ("while", LINE + 2)
+    ]
 
 
 def collatz(n):
@@ -188,17 +338,45 @@ def collatz(n):
         (until_large, (f(4),)),
         (bounded(), (i(), f())),
         (collatz, (i(),)),
-        (lambda x: lax.while_loop(lambda s: s[0] < 10, lambda s: (s[0] * 2, jnp.sin(s[1])), (1, x)), (f(),)),
-        (lambda x: lax.while_loop(lambda s: s[0] < 1, lambda s: (s[0] + 0.1, jnp.sin(s[1])), (0.0, x)), (f(),)),
-        (lambda x: lax.while_loop(lambda s: s[0] < s[1], lambda s: (s[0] + 1, s[1] + 1, s[2]), (0, 5, x)), (f(),)),
-        (lambda n, x: lax.while_loop(lambda s: s[0] < 9, lambda s: (s[0] + n, jnp.sin(s[1])), (0, x)), (i(dtype="int64"), f())),
-        (lambda n, x: lax.while_loop(lambda s: s[0] < 9, lambda s: (s[0] + 1, jnp.sin(s[1])), (n, x)), (i(), f())),
+        (
+            lambda x: lax.while_loop(
+                lambda s: s[0] < 10, lambda s: (s[0] * 2, jnp.sin(s[1])), (1, x)
+            ),
+            (f(),),
+        ),
+        (
+            lambda x: lax.while_loop(
+                lambda s: s[0] < 1, lambda s: (s[0] + 0.1, jnp.sin(s[1])), (0.0, x)
+            ),
+            (f(),),
+        ),
+        (
+            lambda x: lax.while_loop(
+                lambda s: s[0] < s[1], lambda s: (s[0] + 1, s[1] + 1, s[2]), (0, 5, x)
+            ),
+            (f(),),
+        ),
+        (
+            lambda n, x: lax.while_loop(
+                lambda s: s[0] < 9, lambda s: (s[0] + n, jnp.sin(s[1])), (0, x)
+            ),
+            (i(dtype="int64"), f()),
+        ),
+        (
+            lambda n, x: lax.while_loop(
+                lambda s: s[0] < 9, lambda s: (s[0] + 1, jnp.sin(s[1])), (n, x)
+            ),
+            (i(), f()),
+        ),
         (loop(lambda n: n < 10, lambda n: n + 0, 0), (f(),)),
         (loop(lambda n: n < 10, lambda n: n - 1, 0), (f(),)),
         (loop(lambda n: n != 10, lambda n: n + 3, 0), (f(),)),
         (loop(lambda n: n >= 0, lambda n: n - 1, 9, dtype="uint8"), (f(),)),
         (loop(lambda n: n < 127, lambda n: n + 2, 0, dtype="int8"), (f(),)),
-        (lambda x: lax.while_loop(lambda s: True, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, x)), (f(),)),
+        (
+            lambda x: lax.while_loop(lambda s: True, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, x)),
+            (f(),),
+        ),
     ],
     ids=range(14),
 )
@@ -224,10 +402,38 @@ def small(value, dtype="int8"):
         (lambda n: n + small(100) < small(127), lambda n: n + small(1), 50, 2, 1, "int8"),
         (lambda n: n - small(100) < small(20), lambda n: n + small(1), -100, 2, 1, "int8"),
         (lambda n: n < small(100), lambda n: n + small(100) + small(100), 0, 1, 2, "int8"),
-        (lambda n: n - small(10, "uint8") < small(20, "uint8"), lambda n: n + small(1, "uint8"), 5, 2, 1, "uint8"),
-        (lambda n: n.astype("uint32") < small(10, "uint32"), lambda n: n + small(1, "int32"), -5, 2, 1, "int32"),
-        (lambda n: n.astype("int8") < small(120), lambda n: n + small(50, "int32"), 0, 2, 1, "int32"),
-        (lambda n: n.astype("int8") < small(100), lambda n: n + small(50, "int32"), 0, 2, 1, "int32"),
+        (
+            lambda n: n - small(10, "uint8") < small(20, "uint8"),
+            lambda n: n + small(1, "uint8"),
+            5,
+            2,
+            1,
+            "uint8",
+        ),
+        (
+            lambda n: n.astype("uint32") < small(10, "uint32"),
+            lambda n: n + small(1, "int32"),
+            -5,
+            2,
+            1,
+            "int32",
+        ),
+        (
+            lambda n: n.astype("int8") < small(120),
+            lambda n: n + small(50, "int32"),
+            0,
+            2,
+            1,
+            "int32",
+        ),
+        (
+            lambda n: n.astype("int8") < small(100),
+            lambda n: n + small(50, "int32"),
+            0,
+            2,
+            1,
+            "int32",
+        ),
         (lambda n: n != small(3), lambda n: n + small(3), 1, 1, 1, "int8"),
         (lambda n: n < small(127), lambda n: n + small(2), 0, 1, 1, "int8"),
         (lambda n: n > small(0, "uint8"), lambda n: n - small(2, "uint8"), 5, 1, 1, "uint8"),
@@ -244,14 +450,18 @@ def test_overflow_is_never_claimed(more, step, start, tests, steps, dtype):
         assert cost.work == turns * (tests + steps + 1) + tests
 
 
-@pytest.mark.parametrize(("value", "dtype", "turns"), [(5, "uint8", 5), (300, "int8", 44), (-1, "uint8", 255)])
+@pytest.mark.parametrize(
+    ("value", "dtype", "turns"), [(5, "uint8", 5), (300, "int8", 44), (-1, "uint8", 255)]
+)
 def test_known_operands_are_cast_as_the_program_casts(value, dtype, turns):
     @jax.jit
     def program(n, x):
         return lax.fori_loop(small(0, dtype), n.astype(dtype), lambda _, x: jnp.sin(x), x)
 
     cost = depth.analyze(lambda x: program(value, x), f())
-    assert not cost.exact or cost.depth == 2 * turns + 2  # the cast, then 2 a turn, then the predicate
+    assert (
+        not cost.exact or cost.depth == 2 * turns + 2
+    )  # the cast, then 2 a turn, then the predicate
 
 
 @pytest.mark.parametrize(
@@ -282,7 +492,12 @@ def test_a_line_that_does_not_match_is_told_which_would():
 
 def test_one_call_knows_nothing_of_another():
     answers = [depth.analyze(until_large, f(4), trip_counts=turns) for turns in (3, 5, None, 3)]
-    assert [cost.depth for cost in answers] == [15, 23, 3, 15]  # 4 n + 3; without turns the predicate
+    assert [cost.depth for cost in answers] == [
+        15,
+        23,
+        3,
+        15,
+    ]  # 4 n + 3; without turns the predicate
     assert [cost.exact for cost in answers] == [True, True, False, True]
 
 
@@ -293,4 +508,6 @@ def test_all_turns_are_on_the_path():
         ("lt", 11, 11),
         ("mul", 10, 10),
     }
-    assert cost.work == 10 * (3 + 1 + 4) + 3 + 1  # sum over 4, compare, 4 products; the last predicate
+    assert (
+        cost.work == 10 * (3 + 1 + 4) + 3 + 1
+    )  # sum over 4, compare, 4 products; the last predicate

@@ -15,7 +15,11 @@ BETAS = {
     "scaled": {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012},
     "cosine": {"beta_schedule": "squaredcos_cap_v2"},
     "trained": {"trained_betas": [0.001 * 1.07**i for i in range(60)], "num_train_timesteps": 60},
-    "zero_snr": {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing", "prediction_type": "v_prediction"},
+    "zero_snr": {
+        "rescale_betas_zero_snr": True,
+        "timestep_spacing": "trailing",
+        "prediction_type": "v_prediction",
+    },
 }
 THRESHOLD = {"thresholding": True, "sample_max_value": 1.5, "dynamic_thresholding_ratio": 0.9}
 
@@ -58,14 +62,25 @@ def cases() -> dict[str, Case]:
         add(f"{short} one step", scheduler, steps=1, **config)
 
     ddim, ddpm, dpm = "DDIMScheduler", "DDPMScheduler", "DPMSolverMultistepScheduler"
-    euler, ancestral, flow = "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", "FlowMatchEulerDiscreteScheduler"
+    euler, ancestral, flow = (
+        "EulerDiscreteScheduler",
+        "EulerAncestralDiscreteScheduler",
+        "FlowMatchEulerDiscreteScheduler",
+    )
 
     add_common("ddim", ddim, clip_sample=False)
     add("ddim clipped", ddim, clip_sample_range=0.8)
     add("ddim threshold", ddim, **THRESHOLD)
     add("ddim eta", ddim, eta=0.7, clip_sample=False)
     add("ddim eta 1 clipped v", ddim, eta=1.0, prediction_type="v_prediction")
-    add("ddim last alpha", ddim, set_alpha_to_one=False, steps_offset=1, clip_sample=False, **BETAS["scaled"])
+    add(
+        "ddim last alpha",
+        ddim,
+        set_alpha_to_one=False,
+        steps_offset=1,
+        clip_sample=False,
+        **BETAS["scaled"],
+    )
     add("ddim parallel", "DDIMParallelScheduler", timestep_spacing="trailing")
     add("ddim by 7", ddim, steps=7, timestep_spacing="linspace")
 
@@ -79,11 +94,29 @@ def cases() -> dict[str, Case]:
     add_common("euler", euler)
     for ramp in ("karras", "exponential"):
         add(f"euler {ramp}", euler, **{f"use_{ramp}_sigmas": True})
-        add(f"euler {ramp} bounds", euler, sigma_min=0.05, sigma_max=30.0, **{f"use_{ramp}_sigmas": True})
-    add("euler sigma_min", euler, final_sigmas_type="sigma_min", timestep_spacing="leading", **BETAS["scaled"])
+        add(
+            f"euler {ramp} bounds",
+            euler,
+            sigma_min=0.05,
+            sigma_max=30.0,
+            **{f"use_{ramp}_sigmas": True},
+        )
+    add(
+        "euler sigma_min",
+        euler,
+        final_sigmas_type="sigma_min",
+        timestep_spacing="leading",
+        **BETAS["scaled"],
+    )
     add("euler log_linear", euler, interpolation_type="log_linear")
     add("euler log_linear karras", euler, interpolation_type="log_linear", use_karras_sigmas=True)
-    add("euler continuous", euler, timestep_type="continuous", prediction_type="v_prediction", use_karras_sigmas=True)
+    add(
+        "euler continuous",
+        euler,
+        timestep_type="continuous",
+        prediction_type="v_prediction",
+        use_karras_sigmas=True,
+    )
 
     add_common("ancestral", ancestral)
 
@@ -103,8 +136,20 @@ def cases() -> dict[str, Case]:
     add("dpm lu", dpm, use_lu_lambdas=True)
     for solver in ("midpoint", "heun"):
         add(f"sde {solver}", dpm, algorithm_type="sde-dpmsolver++", solver_type=solver)
-    add("sde order 1", dpm, algorithm_type="sde-dpmsolver++", solver_order=1, prediction_type="v_prediction")
-    add("sde threshold karras", dpm, algorithm_type="sde-dpmsolver++", use_karras_sigmas=True, **THRESHOLD)
+    add(
+        "sde order 1",
+        dpm,
+        algorithm_type="sde-dpmsolver++",
+        solver_order=1,
+        prediction_type="v_prediction",
+    )
+    add(
+        "sde threshold karras",
+        dpm,
+        algorithm_type="sde-dpmsolver++",
+        use_karras_sigmas=True,
+        **THRESHOLD,
+    )
 
     add("flow", flow)
     add("flow shift", flow, shift=3.0)

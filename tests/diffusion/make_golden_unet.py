@@ -71,7 +71,13 @@ def main() -> None:
         with torch.no_grad():
             predicted = model.float()(x, t, **given).sample
         labels = {"labels": given["class_labels"].numpy()} if given else {}
-        np.savez_compressed(FOLDER / name / "golden.npz", x=x.numpy(), t=t.numpy(), predicted=predicted.numpy(), **labels)
+        np.savez_compressed(
+            FOLDER / name / "golden.npz",
+            x=x.numpy(),
+            t=t.numpy(),
+            predicted=predicted.numpy(),
+            **labels,
+        )
 
 
 if __name__ == "__main__":

@@ -30,14 +30,22 @@ def walk(case: Case) -> Walk:
     scheduler = scheduler_of(case)
     scheduler.set_timesteps(case.steps)
     if hasattr(scheduler, "set_begin_index"):
-        scheduler.set_begin_index(0)  # else it searches for the first time, and finds the second one if the two are equal
+        scheduler.set_begin_index(
+            0
+        )  # else it searches for the first time, and finds the second one if the two are equal
     sigma = float(getattr(scheduler, "init_noise_sigma", 1.0))
     scale = getattr(scheduler, "scale_model_input", lambda x, t: x)
     options = {"eta": case.eta} if "DDIM" in case.config["_class_name"] else {}
     x = sigma * torch.from_numpy(FIRST)
     samples = []
     for t, noise in zip(scheduler.timesteps, torch.from_numpy(NOISE), strict=False):
-        with mock.patch.object(sys.modules[type(scheduler).__module__], "randn_tensor", lambda *_, noise=noise, **__: noise):
-            x = scheduler.step(model(scale(x, t), t, torch, torch.from_numpy(MATRIX)), t, x, **options).prev_sample
+        with mock.patch.object(
+            sys.modules[type(scheduler).__module__],
+            "randn_tensor",
+            lambda *_, noise=noise, **__: noise,
+        ):
+            x = scheduler.step(
+                model(scale(x, t), t, torch, torch.from_numpy(MATRIX)), t, x, **options
+            ).prev_sample
         samples.append(x.numpy())
     return Walk(scheduler.timesteps.numpy(), sigma, np.stack(samples))

@@ -27,7 +27,9 @@ KEY = jax.random.key(0)
 NOISE = jax.random.normal(jax.random.key(1), SHAPE, jnp.float32)
 # What diffusers says of its own use of torch and numpy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-quick = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile, not to run
+quick = partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
+)  # to compile, not to run
 
 
 def network():

@@ -15,10 +15,17 @@ from deeppcr.diffusion import Schedule, sample
 STEPS, BATCH, WIDTH = 20, 3, 6
 CONFIGS = {
     "ddim": {"_class_name": "DDIMScheduler", "clip_sample": False},
-    "ddim clipped": {"_class_name": "DDIMScheduler", "prediction_type": "v_prediction", "timestep_spacing": "trailing"},
+    "ddim clipped": {
+        "_class_name": "DDIMScheduler",
+        "prediction_type": "v_prediction",
+        "timestep_spacing": "trailing",
+    },
     "ddpm": {"_class_name": "DDPMScheduler"},
     "euler": {"_class_name": "EulerDiscreteScheduler"},
-    "ancestral": {"_class_name": "EulerAncestralDiscreteScheduler", "prediction_type": "v_prediction"},
+    "ancestral": {
+        "_class_name": "EulerAncestralDiscreteScheduler",
+        "prediction_type": "v_prediction",
+    },
     "dpm solver": {"_class_name": "DPMSolverMultistepScheduler"},
     "flow": {"_class_name": "FlowMatchEulerDiscreteScheduler"},
 }
@@ -50,7 +57,9 @@ def run(name, weights, noise, key=KEY, **options):
 @cache
 def sequential(name):
     """By `jax.lax.scan` itself."""
-    return jax.jit(lambda weights, noise: run(name, weights, noise, method="sequential", adjoint="autodiff"))(WEIGHTS, NOISE)
+    return jax.jit(
+        lambda weights, noise: run(name, weights, noise, method="sequential", adjoint="autodiff")
+    )(WEIGHTS, NOISE)
 
 
 def check(name, **options):
@@ -81,7 +90,9 @@ METHODS = {
     "diagonal": {"method": Newton(linearize="diagonal")},
     "picard": {"method": "picard"},
     "the sampler's own coefficient": {
-        "method": Newton(linearize=Scalar(jnp.asarray(schedule("dpm solver").table(STEPS).linear_part)))
+        "method": Newton(
+            linearize=Scalar(jnp.asarray(schedule("dpm solver").table(STEPS).linear_part))
+        )
     },
     "accelerated": {"method": Newton(linearize="identity", acceleration=Anderson())},
     "pcr": {"method": "pcr", "adjoint": "pcr"},
@@ -97,7 +108,9 @@ def test_a_coarse_start_saves_iterations():
     """At rounding level a single entry may decide, so it is seen at a tolerance above that."""
 
     def iterations(**start):
-        solve = jax.jit(lambda weights, noise: run("ddim", weights, noise, method=Newton(rtol=1e-5), **start))
+        solve = jax.jit(
+            lambda weights, noise: run("ddim", weights, noise, method=Newton(rtol=1e-5), **start)
+        )
         return solve(WEIGHTS, NOISE).stats.iterations
 
     plain, coarse = check("ddim", method="newton"), check("ddim", method="newton", coarse=2)
@@ -109,17 +122,25 @@ def test_a_coarse_start_at_every_step_is_the_sampler():
     assert check("ddpm", method="newton", coarse=1).stats.iterations <= 1
 
 
-@pytest.mark.parametrize(("name", "method"), [("ddim clipped", "newton"), ("ddpm", "newton"), ("dpm solver", "picard")])
+@pytest.mark.parametrize(
+    ("name", "method"), [("ddim clipped", "newton"), ("ddpm", "newton"), ("dpm solver", "picard")]
+)
 def test_gradients_are_those_of_the_sequential_sampler(name, method):
     def loss(weights, noise, **options):
         found = run(name, weights, noise, **options)
         return jnp.square(found.value).sum() + jnp.sin(found.trajectory).sum()
 
     def gradient(**options):
-        return jax.jit(jax.grad(lambda weights, noise: loss(weights, noise, **options), argnums=(0, 1)))(WEIGHTS, NOISE)
+        return jax.jit(
+            jax.grad(lambda weights, noise: loss(weights, noise, **options), argnums=(0, 1))
+        )(WEIGHTS, NOISE)
 
     expected = gradient(method="sequential", adjoint="autodiff")
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8), gradient(method=method), expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8),
+        gradient(method=method),
+        expected,
+    )
 
 
 def test_noise_depends_on_the_key_alone():
@@ -137,7 +158,9 @@ def test_images_without_a_batch_and_of_lower_precision():
         def model(x, t):
             return jnp.tanh(x) * jnp.asarray(0.5, x.dtype)
 
-        found = jax.jit(lambda x: sample(model, of, x, steps=STEPS, method=method, batch_ndim=0).value)(image.astype(dtype))
+        found = jax.jit(
+            lambda x: sample(model, of, x, steps=STEPS, method=method, batch_ndim=0).value
+        )(image.astype(dtype))
         assert found.dtype == dtype
         assert found.shape == image.shape
         return np.asarray(found, np.float32)
@@ -146,7 +169,9 @@ def test_images_without_a_batch_and_of_lower_precision():
     np.testing.assert_allclose(result(jnp.float32, "newton"), exact, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(result(jnp.bfloat16, "newton"), exact, rtol=0.02, atol=0.02)
     rounded_at_every_step = STEPS * 2.0**-9 * np.abs(exact).max()
-    np.testing.assert_allclose(result(jnp.bfloat16, "sequential"), exact, rtol=0, atol=rounded_at_every_step)
+    np.testing.assert_allclose(
+        result(jnp.bfloat16, "sequential"), exact, rtol=0, atol=rounded_at_every_step
+    )
 
 
 def test_what_the_model_overflows_to_comes_out_as_from_the_sequential_sampler():
@@ -155,7 +180,9 @@ def test_what_the_model_overflows_to_comes_out_as_from_the_sequential_sampler():
     def model(x, t):
         return jnp.where((jnp.arange(WIDTH) == 2) & (t < 500), jnp.nan, jnp.tanh(x))
 
-    found, expected = (sample(model, of, NOISE, steps=STEPS, method=method) for method in ("newton", "sequential"))
+    found, expected = (
+        sample(model, of, NOISE, steps=STEPS, method=method) for method in ("newton", "sequential")
+    )
     assert np.isnan(expected.value[:, 2]).all()
     assert np.isfinite(expected.trajectory[5]).all()
     np.testing.assert_allclose(found.trajectory, expected.trajectory, rtol=1e-9)
@@ -163,8 +190,14 @@ def test_what_the_model_overflows_to_comes_out_as_from_the_sequential_sampler():
 
 def test_inside_a_loop_and_a_batch_of_keys():
     keys = jax.random.split(KEY, 2)
-    each = jax.jit(jax.vmap(lambda key: run("ddpm", WEIGHTS, NOISE, key, method="newton").value))(keys)
-    in_turn = jax.jit(lambda: lax.map(lambda key: run("ddpm", WEIGHTS, NOISE, key, method="sequential").value, keys))()
+    each = jax.jit(jax.vmap(lambda key: run("ddpm", WEIGHTS, NOISE, key, method="newton").value))(
+        keys
+    )
+    in_turn = jax.jit(
+        lambda: lax.map(
+            lambda key: run("ddpm", WEIGHTS, NOISE, key, method="sequential").value, keys
+        )
+    )()
     np.testing.assert_allclose(each, in_turn, rtol=1e-9, atol=1e-9)
 
 
@@ -180,17 +213,32 @@ def test_progress(capsys):
 
 def test_one_step():
     of = schedule("ddim")
-    results = [sample(lambda x, t: jnp.tanh(x), of, NOISE, steps=1, method=method).value for method in ("newton", "sequential")]
+    results = [
+        sample(lambda x, t: jnp.tanh(x), of, NOISE, steps=1, method=method).value
+        for method in ("newton", "sequential")
+    ]
     np.testing.assert_allclose(*results)
 
 
 GOOD = {"model": lambda x, t: x, "schedule": schedule("ddim"), "x_T": NOISE, "steps": 10}
 BAD = [
-    ({"schedule": CONFIGS["ddim"]}, TypeError, "schedule is dict, expected a deeppcr.diffusion.Schedule"),
+    (
+        {"schedule": CONFIGS["ddim"]},
+        TypeError,
+        "schedule is dict, expected a deeppcr.diffusion.Schedule",
+    ),
     ({"model": 3}, TypeError, "model is int, expected a function"),
-    ({"model": lambda x, t: x[:, :2]}, TypeError, r"model returns float64\[3, 2\], expected .* shape of x_T, float64\[3, 6\]"),
+    (
+        {"model": lambda x, t: x[:, :2]},
+        TypeError,
+        r"model returns float64\[3, 2\], expected .* shape of x_T, float64\[3, 6\]",
+    ),
     ({"model": lambda x, t: (x, x)}, TypeError, "model returns tuple, expected an array"),
-    ({"x_T": jnp.arange(6).reshape(2, 3)}, TypeError, "x_T has dtype int64, expected a floating one"),
+    (
+        {"x_T": jnp.arange(6).reshape(2, 3)},
+        TypeError,
+        "x_T has dtype int64, expected a floating one",
+    ),
     ({"steps": 0}, ValueError, "steps is 0"),
     ({"steps": 2.5}, TypeError, "steps is 2.5"),
     ({"steps": 1001}, ValueError, "steps is 1001"),
@@ -198,7 +246,11 @@ BAD = [
     ({"window": 0}, ValueError, "window is 0"),
     ({"method": "euler"}, ValueError, "method is 'euler'"),
     ({"schedule": schedule("ddpm")}, ValueError, "key is None, but .*DDPMScheduler.* adds noise"),
-    ({"x_T": jnp.float64(1.0)}, ValueError, r"x_T has shape \[\], expected at least batch_ndim = 1 axes"),
+    (
+        {"x_T": jnp.float64(1.0)},
+        ValueError,
+        r"x_T has shape \[\], expected at least batch_ndim = 1 axes",
+    ),
     ({"progress": 3}, TypeError, "progress is 3"),
 ]
 
@@ -207,7 +259,12 @@ BAD = [
 def test_bad_input(change, error, message):
     arguments = GOOD | change
     with pytest.raises(error, match=message):
-        sample(arguments.pop("model"), arguments.pop("schedule"), arguments.pop("x_T"), **({"method": "newton"} | arguments))
+        sample(
+            arguments.pop("model"),
+            arguments.pop("schedule"),
+            arguments.pop("x_T"),
+            **({"method": "newton"} | arguments),
+        )
 
 
 def test_the_public_names():

@@ -15,7 +15,12 @@ from deeppcr.diffusion.schedulers import SCHEDULERS
 from tests.diffusion import ours
 from tests.diffusion.cases import CASES, FIRST, NOISE, Case, kept
 
-DDIM = {"_class_name": "DDIMScheduler", "_diffusers_version": "0.42.1", "clip_sample": False, "steps_offset": 1}
+DDIM = {
+    "_class_name": "DDIMScheduler",
+    "_diffusers_version": "0.42.1",
+    "clip_sample": False,
+    "steps_offset": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,9 @@ def golden():
         figures = dict(file)
     assert figures["names"].tolist() == list(CASES), "the cases have changed: run make_golden again"
     times = np.split(figures["times"], np.cumsum([case.steps for case in CASES.values()])[:-1])
-    return dict(zip(CASES, zip(times, figures["sigmas"], figures["samples"], strict=True), strict=True))
+    return dict(
+        zip(CASES, zip(times, figures["sigmas"], figures["samples"], strict=True), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -46,7 +53,11 @@ def test_cases_cover_all_schedulers():
     assert {case.config["_class_name"] for case in CASES.values()} == set(SCHEDULERS)
 
 
-WALKED = ("sde midpoint", "euler v_prediction", "ddpm clipped")  # between them they have all columns
+WALKED = (
+    "sde midpoint",
+    "euler v_prediction",
+    "ddpm clipped",
+)  # between them they have all columns
 
 
 @pytest.mark.parametrize("name", WALKED)
@@ -59,7 +70,9 @@ def test_steps_work_within_jit_vmap_and_grad(name):
         value = jax.vmap(lambda x: ours.scan(case, x, noise))(x)
         return value.sum(), value
 
-    (_, value), slope = jax.jit(jax.value_and_grad(total, has_aux=True))(jnp.stack([first, 2 * first]))
+    (_, value), slope = jax.jit(jax.value_and_grad(total, has_aux=True))(
+        jnp.stack([first, 2 * first])
+    )
     np.testing.assert_allclose(value[0], ours.walk(case)[-1], rtol=1e-10, atol=1e-12)
     assert np.isfinite(slope).all()
     assert np.abs(slope).max() > 0
@@ -80,7 +93,9 @@ def test_steps_keep_a_low_precision(name, dtype):
 def test_thresholding_in_low_precision_and_its_derivative():
     threshold = Threshold(ratio=0.5, largest=1.5)
     clean = jnp.array([[0.5, -1.25, 3.0], [0.1, 0.2, -0.4]])
-    expected = np.array([[0.4, -1.0, 1.0], [0.1, 0.2, -0.4]])  # the medians of the sizes are 1.25 and 0.2, which counts as 1
+    expected = np.array(
+        [[0.4, -1.0, 1.0], [0.1, 0.2, -0.4]]
+    )  # the medians of the sizes are 1.25 and 0.2, which counts as 1
     np.testing.assert_allclose(threshold(clean), expected)
     assert threshold(clean.astype(jnp.bfloat16)).dtype == jnp.bfloat16
     slope = jax.jit(jax.grad(lambda clean: threshold(clean)[0, 0]))(clean)
@@ -94,7 +109,9 @@ def test_an_output_of_another_precision_leaves_the_state_as_it_is():
     assert moved.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("name", ["ddim eta", "ddim clipped", "euler sample", "ddpm v_prediction", "sde midpoint"])
+@pytest.mark.parametrize(
+    "name", ["ddim eta", "ddim clipped", "euler sample", "ddpm v_prediction", "sde midpoint"]
+)
 def test_linear_part_is_the_derivative_with_the_output_held(name):
     case = CASES[name]
     table = Schedule.from_config(case.config, eta=case.eta).table(case.steps)
@@ -127,7 +144,11 @@ def test_a_schedule_is_read_from_a_file_or_a_folder(tmp_path, form, where):
 def test_a_scheduler_object_is_read_by_the_parameters_of_its_class():
     class DDIMScheduler:
         def __init__(self, clip_sample=True, steps_offset=0):
-            self.config = {"clip_sample": clip_sample, "steps_offset": steps_offset, "skip_prk_steps": True}
+            self.config = {
+                "clip_sample": clip_sample,
+                "steps_offset": steps_offset,
+                "skip_prk_steps": True,
+            }
 
     assert Schedule.from_config(DDIMScheduler(False, 1)) == Schedule.from_config(DDIM)
 
@@ -136,7 +157,10 @@ def test_a_schedule_can_be_hashed_and_tells_what_is_not_default():
     schedule = Schedule.from_config(DDIM | {"trained_betas": np.full(1000, 0.01)}, eta=0.5)
     assert schedule == Schedule.from_config(DDIM | {"trained_betas": [0.01] * 1000}, eta=0.5)
     assert len({schedule, Schedule.from_config(DDIM), Schedule.from_config(DDIM)}) == 2
-    assert repr(Schedule.from_config(DDIM, eta=0.5)) == "Schedule(DDIMScheduler, steps_offset=1, clip_sample=False, eta=0.5)"
+    assert (
+        repr(Schedule.from_config(DDIM, eta=0.5))
+        == "Schedule(DDIMScheduler, steps_offset=1, clip_sample=False, eta=0.5)"
+    )
 
 
 def test_trailing_times_are_as_many_as_the_steps():
@@ -149,57 +173,139 @@ def test_trailing_times_are_as_many_as_the_steps():
 
 
 def bad(scheduler, message, steps=10, eta=0.0, **fields):
-    return pytest.param({"_class_name": scheduler, **fields}, steps, eta, message, id=f"{scheduler} {message[:40]}")
+    return pytest.param(
+        {"_class_name": scheduler, **fields}, steps, eta, message, id=f"{scheduler} {message[:40]}"
+    )
 
 
 BAD = [
-    bad("PNDMScheduler", r"_class_name is 'PNDMScheduler', expected one of \['DDIMParallelScheduler', 'DDIMScheduler', "),
+    bad(
+        "PNDMScheduler",
+        r"_class_name is 'PNDMScheduler', expected one of \['DDIMParallelScheduler', 'DDIMScheduler', ",
+    ),
     bad(None, "_class_name is None"),
-    bad("DDIMScheduler", "skip_prk_steps=True is not a field of DDIMScheduler, expected one of", skip_prk_steps=True),
-    bad("DDIMScheduler", "beta_schedule='sigmoid' is not supported for DDIM.*scaled_linear", beta_schedule="sigmoid"),
+    bad(
+        "DDIMScheduler",
+        "skip_prk_steps=True is not a field of DDIMScheduler, expected one of",
+        skip_prk_steps=True,
+    ),
+    bad(
+        "DDIMScheduler",
+        "beta_schedule='sigmoid' is not supported for DDIM.*scaled_linear",
+        beta_schedule="sigmoid",
+    ),
     bad("DDIMScheduler", "prediction_type='flow' is not supported", prediction_type="flow"),
     bad("DDIMScheduler", r"clip_sample=1 is not supported.*expected True or False", clip_sample=1),
-    bad("DDIMScheduler", r"clip_sample_range='1' is not supported.*expected a number", clip_sample_range="1"),
-    bad("DDIMScheduler", r"num_train_timesteps=0 is not .*expected an integer >= 1", num_train_timesteps=0),
+    bad(
+        "DDIMScheduler",
+        r"clip_sample_range='1' is not supported.*expected a number",
+        clip_sample_range="1",
+    ),
+    bad(
+        "DDIMScheduler",
+        r"num_train_timesteps=0 is not .*expected an integer >= 1",
+        num_train_timesteps=0,
+    ),
     bad("DDIMScheduler", r"steps_offset=\[1\] is not", steps_offset=[1]),
-    bad("DDIMScheduler", "trained_betas has 2 entries, expected num_train_timesteps=1000", trained_betas=[0.1, 0.2]),
-    bad("DDIMScheduler", r"trained_betas='no' is not supported.*a list of numbers", trained_betas="no"),
-    bad("DDIMScheduler", "steps_offset=7 moves the first of 1000 steps to time 1006", steps=1000, steps_offset=7),
+    bad(
+        "DDIMScheduler",
+        "trained_betas has 2 entries, expected num_train_timesteps=1000",
+        trained_betas=[0.1, 0.2],
+    ),
+    bad(
+        "DDIMScheduler",
+        r"trained_betas='no' is not supported.*a list of numbers",
+        trained_betas="no",
+    ),
+    bad(
+        "DDIMScheduler",
+        "steps_offset=7 moves the first of 1000 steps to time 1006",
+        steps=1000,
+        steps_offset=7,
+    ),
     bad("DDIMScheduler", "steps is 1001, expected at most num_train_timesteps=1000", steps=1001),
     bad("DDIMScheduler", r"steps is 0, .*an integer >= 1", steps=0),
     bad("DDIMScheduler", "eta is -1, expected a number >= 0", eta=-1),
     bad("DDIMScheduler", "eta is 'much', expected a number >= 0", eta="much"),
-    bad("DDIMScheduler", r"Schedule\(DDIMScheduler, eta=9.0\) has coefficients that are not finite for steps=10", eta=9),
+    bad(
+        "DDIMScheduler",
+        r"Schedule\(DDIMScheduler, eta=9.0\) has coefficients that are not finite for steps=10",
+        eta=9,
+    ),
     bad(
         "DDPMScheduler",
         "prediction_type='epsilon' with rescale_betas_zero_snr=True",
         rescale_betas_zero_snr=True,
         timestep_spacing="trailing",
     ),
-    bad("DDPMScheduler", "eta is 0.5, but only DDIM has one: expected 0 for DDPMScheduler", eta=0.5),
-    bad("DDPMScheduler", "dynamic_thresholding_ratio=99 is not .*a number from 0 to 1", dynamic_thresholding_ratio=99),
-    bad("DDPMScheduler", "variance_type='learned_range' is not supported", variance_type="learned_range"),
-    bad("DDPMScheduler", "variance_type='fixed_large_log' is not supported", variance_type="fixed_large_log"),
-    bad("EulerDiscreteScheduler", "use_beta_sigmas=True is not supported.*expected False", use_beta_sigmas=True),
+    bad(
+        "DDPMScheduler", "eta is 0.5, but only DDIM has one: expected 0 for DDPMScheduler", eta=0.5
+    ),
+    bad(
+        "DDPMScheduler",
+        "dynamic_thresholding_ratio=99 is not .*a number from 0 to 1",
+        dynamic_thresholding_ratio=99,
+    ),
+    bad(
+        "DDPMScheduler",
+        "variance_type='learned_range' is not supported",
+        variance_type="learned_range",
+    ),
+    bad(
+        "DDPMScheduler",
+        "variance_type='fixed_large_log' is not supported",
+        variance_type="fixed_large_log",
+    ),
+    bad(
+        "EulerDiscreteScheduler",
+        "use_beta_sigmas=True is not supported.*expected False",
+        use_beta_sigmas=True,
+    ),
     bad(
         "EulerDiscreteScheduler",
         "use_karras_sigmas and use_exponential_sigmas are True, expected at most one",
         use_karras_sigmas=True,
         use_exponential_sigmas=True,
     ),
-    bad("EulerAncestralDiscreteScheduler", "prediction_type='sample' is not supported", prediction_type="sample"),
-    bad("DPMSolverMultistepScheduler", "solver_order=3 is not supported.*>= 1 and <= 2", solver_order=3),
-    bad("DPMSolverMultistepScheduler", r"algorithm_type='dpmsolver' is not .*'sde-dpmsolver\+\+'", algorithm_type="dpmsolver"),
-    bad("DPMSolverMultistepScheduler", "use_flow_sigmas=True is not supported", use_flow_sigmas=True),
-    bad("DPMSolverMultistepScheduler", "variance_type='learned' is not supported", variance_type="learned"),
+    bad(
+        "EulerAncestralDiscreteScheduler",
+        "prediction_type='sample' is not supported",
+        prediction_type="sample",
+    ),
+    bad(
+        "DPMSolverMultistepScheduler",
+        "solver_order=3 is not supported.*>= 1 and <= 2",
+        solver_order=3,
+    ),
+    bad(
+        "DPMSolverMultistepScheduler",
+        r"algorithm_type='dpmsolver' is not .*'sde-dpmsolver\+\+'",
+        algorithm_type="dpmsolver",
+    ),
+    bad(
+        "DPMSolverMultistepScheduler", "use_flow_sigmas=True is not supported", use_flow_sigmas=True
+    ),
+    bad(
+        "DPMSolverMultistepScheduler",
+        "variance_type='learned' is not supported",
+        variance_type="learned",
+    ),
     bad(
         "DPMSolverMultistepScheduler",
         "lambda_min_clipped=-3.0 with timestep_spacing='trailing' leaves 8 of 10 steps",
         lambda_min_clipped=-3.0,
         timestep_spacing="trailing",
     ),
-    bad("FlowMatchEulerDiscreteScheduler", "use_dynamic_shifting=True is not supported", use_dynamic_shifting=True),
-    bad("FlowMatchEulerDiscreteScheduler", "clip_sample=True is not a field of Flow", clip_sample=True),
+    bad(
+        "FlowMatchEulerDiscreteScheduler",
+        "use_dynamic_shifting=True is not supported",
+        use_dynamic_shifting=True,
+    ),
+    bad(
+        "FlowMatchEulerDiscreteScheduler",
+        "clip_sample=True is not a field of Flow",
+        clip_sample=True,
+    ),
 ]
 
 
@@ -210,7 +316,9 @@ def test_what_is_not_supported_is_named(config, steps, eta, message):
 
 
 def test_what_is_no_configuration_is_named(tmp_path):
-    with pytest.raises(TypeError, match="config is int, expected a dict, a path, or a scheduler of diffusers"):
+    with pytest.raises(
+        TypeError, match="config is int, expected a dict, a path, or a scheduler of diffusers"
+    ):
         Schedule.from_config(3)
     with pytest.raises(TypeError, match="config is SimpleNamespace"):
         Schedule.from_config(SimpleNamespace(config=3))

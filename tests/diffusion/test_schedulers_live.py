@@ -22,7 +22,9 @@ def test_each_step_is_that_of_diffusers(name):
     assert schedule == Schedule.from_config(case.config, eta=case.eta)
     table = schedule.table(case.steps)
     np.testing.assert_allclose(table.time, expected.times, rtol=1e-6)
-    np.testing.assert_allclose(schedule.init_noise_sigma(case.steps), expected.init_noise_sigma, rtol=1e-6)
+    np.testing.assert_allclose(
+        schedule.init_noise_sigma(case.steps), expected.init_noise_sigma, rtol=1e-6
+    )
     samples = ours.walk(case)
     scale = np.abs(expected.samples).max(axis=(1, 2, 3), keepdims=True)
     np.testing.assert_allclose(samples / scale, expected.samples / scale, rtol=0, atol=2e-5)

@@ -22,7 +22,9 @@ from deeppcr.diffusion.unet.layers import GroupNorm
 
 GOLDEN = Path(__file__).parent / "golden_unet"
 NAMES = ("plain", "fourier", "half")
-quick = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile, not to run
+quick = partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
+)  # to compile, not to run
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
@@ -56,8 +58,12 @@ def test_predictions_are_those_of_diffusers(name):
 @pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 0.05), ("float64", 1e-5)])
 def test_all_is_computed_in_the_dtype_of_the_parameters(dtype, close):
     x, t = inputs()
-    assert {variable.dtype for variable in jax.tree.leaves(nnx.state(unet("plain", dtype)))} == {jnp.dtype(dtype)}
-    convolutions = equations(jax.make_jaxpr(unet("plain", dtype))(x, t).jaxpr, "conv_general_dilated")
+    assert {variable.dtype for variable in jax.tree.leaves(nnx.state(unet("plain", dtype)))} == {
+        jnp.dtype(dtype)
+    }
+    convolutions = equations(
+        jax.make_jaxpr(unet("plain", dtype))(x, t).jaxpr, "conv_general_dilated"
+    )
     assert {equation.outvars[0].aval.dtype for equation in convolutions} == {jnp.dtype(dtype)}
     found = compiled("plain", dtype)(x, t)
     assert found.dtype == x.dtype
@@ -66,7 +72,12 @@ def test_all_is_computed_in_the_dtype_of_the_parameters(dtype, close):
 
 def equations(jaxpr, name):
     """The equations of a primitive, in called functions too."""
-    inner = [equation for e in jaxpr.eqns for j in jaxprs_in_params(e.params) for equation in equations(j, name)]
+    inner = [
+        equation
+        for e in jaxpr.eqns
+        for j in jaxprs_in_params(e.params)
+        for equation in equations(j, name)
+    ]
     return inner + [e for e in jaxpr.eqns if e.primitive.name == name]
 
 
@@ -76,7 +87,10 @@ def test_steps_in_parallel_are_one_batch():
     xs, ts = jnp.stack([x, 2 * x, -x]), jnp.array([3, 500, 999])
     in_turn = [compiled()(x, t) for x, t in zip(xs, ts, strict=True)]
     np.testing.assert_allclose(quick(jax.vmap(unet()))(xs, ts), in_turn, rtol=0, atol=1e-5)
-    one, all_steps = jax.make_jaxpr(unet())(x, 3).jaxpr, jax.make_jaxpr(jax.vmap(unet()))(xs, ts).jaxpr
+    one, all_steps = (
+        jax.make_jaxpr(unet())(x, 3).jaxpr,
+        jax.make_jaxpr(jax.vmap(unet()))(xs, ts).jaxpr,
+    )
     for name in "conv_general_dilated", "dot_general":
         assert len(equations(one, name)) == len(equations(all_steps, name)) > 0
     for equation in equations(all_steps, "conv_general_dilated"):
@@ -97,8 +111,13 @@ def test_derivatives():
     @quick
     def slopes(start):
         forwards = jax.jvp(loss, (start,), (along,))[1]
-        backwards = sum(jax.tree.leaves(jax.tree.map(lambda a, b: (a * b).sum(), jax.grad(loss)(start), along)))
-        ends = jax.lax.map(lambda h: loss(jax.tree.map(lambda a, b: a + h * b, start, along)), jnp.array([1e-5, -1e-5]))
+        backwards = sum(
+            jax.tree.leaves(jax.tree.map(lambda a, b: (a * b).sum(), jax.grad(loss)(start), along))
+        )
+        ends = jax.lax.map(
+            lambda h: loss(jax.tree.map(lambda a, b: a + h * b, start, along)),
+            jnp.array([1e-5, -1e-5]),
+        )
         return forwards, backwards, (ends[0] - ends[1]) / 2e-5
 
     forwards, backwards, difference = slopes(start)
@@ -118,10 +137,15 @@ def test_a_call_changes_nothing():
 def test_a_norm_of_large_numbers():
     """The variance of numbers that are nearly equal."""
     norm = GroupNorm(4, 2, 1e-5)
-    norm.weight, norm.bias = nnx.Param(jnp.ones(4, jnp.float32)), nnx.Param(jnp.zeros(4, jnp.float32))
+    norm.weight, norm.bias = (
+        nnx.Param(jnp.ones(4, jnp.float32)),
+        nnx.Param(jnp.zeros(4, jnp.float32)),
+    )
     x = np.random.default_rng(0).standard_normal((2, 4, 8, 8)) + 3000
     grouped = x.astype(np.float32).astype(np.float64).reshape(2, 2, -1)
-    wanted = (grouped - grouped.mean(-1, keepdims=True)) / np.sqrt(grouped.var(-1, keepdims=True) + 1e-5)
+    wanted = (grouped - grouped.mean(-1, keepdims=True)) / np.sqrt(
+        grouped.var(-1, keepdims=True) + 1e-5
+    )
     found = norm(jnp.asarray(x, jnp.float32))
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found.reshape(grouped.shape), wanted, rtol=0, atol=1e-3)
@@ -172,7 +196,9 @@ def test_a_field_that_is_not_supported_is_named(name, folder):
     value, error, expected = CONFIGS[name]
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    about = "num_train_timesteps is None" if expected is None else f"{name} is .*expected.*{expected}"
+    about = (
+        "num_train_timesteps is None" if expected is None else f"{name} is .*expected.*{expected}"
+    )
     with pytest.raises(error, match=about):
         load_unet(folder)
 
@@ -212,8 +238,13 @@ def test_a_weight_that_does_not_fit_is_named(spoil, folder):
 
 def test_of_many_weights_some_are_named(folder):
     weights = load_file(folder / WEIGHTS)
-    save_file({name: weight for name, weight in weights.items() if "resnets" not in name}, folder / WEIGHTS)
-    with pytest.raises(ValueError, match=r"down_blocks\.0\.resnets\.0\.conv1\.bias, .* and \d+ more"):
+    save_file(
+        {name: weight for name, weight in weights.items() if "resnets" not in name},
+        folder / WEIGHTS,
+    )
+    with pytest.raises(
+        ValueError, match=r"down_blocks\.0\.resnets\.0\.conv1\.bias, .* and \d+ more"
+    ):
         load_unet(folder)
 
 
@@ -224,7 +255,9 @@ def test_folders_and_files(folder):
     with pytest.raises(ValueError, match=f"{WEIGHTS} is no file of safetensors"):
         load_unet(folder)
     (folder / WEIGHTS).rename(folder / "diffusion_pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=rf"{WEIGHTS}.*found .*diffusion_pytorch_model\.bin"):
+    with pytest.raises(
+        FileNotFoundError, match=rf"{WEIGHTS}.*found .*diffusion_pytorch_model\.bin"
+    ):
         load_unet(folder)
     with pytest.raises(FileNotFoundError, match=r"expected a folder with config\.json"):
         load_unet(folder / "nowhere")
@@ -233,14 +266,20 @@ def test_folders_and_files(folder):
 @pytest.mark.parametrize("package", ["flax", "safetensors.flax"])
 def test_a_package_that_is_not_installed(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"load_unet needs {package}: pip install 'deeppcr\[diffusion\]'"):
+    with pytest.raises(
+        ImportError, match=rf"load_unet needs {package}: pip install 'deeppcr\[diffusion\]'"
+    ):
         load_unet(GOLDEN / "plain")
 
 
 X, T = inputs()
 CALLS = {
     "integers": ((X.astype(int), T), TypeError, "x has dtype int64, expected a float"),
-    "no batch": ((X[0], T), ValueError, r"x has shape \[1, 8, 8\], expected \[batch, 1, height, width\]"),
+    "no batch": (
+        (X[0], T),
+        ValueError,
+        r"x has shape \[1, 8, 8\], expected \[batch, 1, height, width\]",
+    ),
     "channels": ((jnp.repeat(X, 3, axis=1), T), ValueError, r"x has shape \[2, 3, 8, 8\]"),
     "an odd height": ((X[:, :, 1:], T), ValueError, "multiples of 2"),
     "times": ((X, jnp.arange(3)), ValueError, r"t has shape \[3\], expected a scalar or \[2\]"),

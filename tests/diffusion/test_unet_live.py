@@ -23,7 +23,9 @@ from deeppcr.diffusion.unet import load_unet
 from deeppcr.diffusion.unet.config import DOWN, UP, Config
 
 CLOSE = 1e-5
-quick = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile, not to run
+quick = partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
+)  # to compile, not to run
 BATCH, SIDE = 3, 8
 SMALL = {
     "sample_size": SIDE,
@@ -45,8 +47,16 @@ CASES = {
     "large": LARGE,
     "one head": {"attention_head_dim": None},
     "heads that do not fill the channels": {"attention_head_dim": 3},
-    "attention above": {"down_block_types": ("AttnDownBlock2D", "DownBlock2D"), "up_block_types": ("UpBlock2D", "AttnUpBlock2D")},
-    "as trained on cifar": {"flip_sin_to_cos": False, "freq_shift": 1, "downsample_padding": 0, "norm_eps": 1e-6},
+    "attention above": {
+        "down_block_types": ("AttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "AttnUpBlock2D"),
+    },
+    "as trained on cifar": {
+        "flip_sin_to_cos": False,
+        "freq_shift": 1,
+        "downsample_padding": 0,
+        "norm_eps": 1e-6,
+    },
     "old names of blocks": {
         "down_block_types": ("UNetResDownBlock2D", "UNetResAttnDownBlock2D"),
         "up_block_types": ("UNetResAttnUpBlock2D", "UNetResUpBlock2D"),
@@ -62,7 +72,10 @@ CASES = {
         "up_block_types": ("ResnetUpsampleBlock2D", "AttnUpBlock2D"),
     },
     "scale and shift": {"resnet_time_scale_shift": "scale_shift"},
-    "scale and shift, norm in the middle": {"resnet_time_scale_shift": "scale_shift", "attn_norm_num_groups": 8},
+    "scale and shift, norm in the middle": {
+        "resnet_time_scale_shift": "scale_shift",
+        "attn_norm_num_groups": 8,
+    },
     "fourier": {"time_embedding_type": "fourier"},
     "learned": {"time_embedding_type": "learned", "num_train_timesteps": 1000},
     "another size of the time embedding": {"time_embedding_dim": 24},
@@ -93,13 +106,17 @@ def theirs(options, dtype=torch.float32):
 
 def images(model, batch=BATCH):
     side = model.config.sample_size
-    return np.random.default_rng(1).standard_normal((batch, model.config.in_channels, side, side), np.float32)
+    return np.random.default_rng(1).standard_normal(
+        (batch, model.config.in_channels, side, side), np.float32
+    )
 
 
 def labels(model):
     config = model.config
     if config.class_embed_type == "identity":
-        return np.random.default_rng(2).standard_normal((BATCH, 4 * config.block_out_channels[0]), np.float32)
+        return np.random.default_rng(2).standard_normal(
+            (BATCH, 4 * config.block_out_channels[0]), np.float32
+        )
     return np.arange(BATCH) if config.class_embed_type or config.num_class_embeds else None
 
 
@@ -127,8 +144,16 @@ def test_every_option_predicts_as_diffusers_does(options, tmp_path):
 
 
 def test_every_kind_of_block_is_compared():
-    compared = {name.removeprefix("UNetRes") for case in CASES.values() for name in (SMALL | case)["down_block_types"]}
-    compared |= {name.removeprefix("UNetRes") for case in CASES.values() for name in (SMALL | case)["up_block_types"]}
+    compared = {
+        name.removeprefix("UNetRes")
+        for case in CASES.values()
+        for name in (SMALL | case)["down_block_types"]
+    }
+    compared |= {
+        name.removeprefix("UNetRes")
+        for case in CASES.values()
+        for name in (SMALL | case)["up_block_types"]
+    }
     assert compared == {*DOWN, *UP}
 
 
@@ -141,7 +166,10 @@ def test_fields_and_their_defaults_are_those_of_diffusers():
 def assert_same_weights(unet, model):
     """Name by name, exactly."""
     known = {name: weight.float().numpy() for name, weight in model.state_dict().items()}
-    found = {".".join(map(str, path)): np.asarray(weight[...]) for path, weight in nnx.to_flat_state(nnx.state(unet))}
+    found = {
+        ".".join(map(str, path)): np.asarray(weight[...])
+        for path, weight in nnx.to_flat_state(nnx.state(unet))
+    }
     assert found.keys() == known.keys()
     for name, weight in found.items():
         assert weight.dtype == np.float32
@@ -162,8 +190,15 @@ def test_one_time_for_all_images(model, tmp_path):
 def test_double_precision(tmp_path):
     model = theirs({}, torch.float64)
     model.save_pretrained(tmp_path)
-    x, t = images(model).astype(np.float64), 0  # the angles of other times differ by a rounding of float32
-    assert_close(np.asarray(quick(load_unet(tmp_path, dtype="float64"))(x, t)), predicted(model, x, t), close=1e-12)
+    x, t = (
+        images(model).astype(np.float64),
+        0,
+    )  # the angles of other times differ by a rounding of float32
+    assert_close(
+        np.asarray(quick(load_unet(tmp_path, dtype="float64"))(x, t)),
+        predicted(model, x, t),
+        close=1e-12,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -183,7 +218,12 @@ def test_old_names_of_weights(model, tmp_path):
     model.save_pretrained(tmp_path)
     path = tmp_path / "diffusion_pytorch_model.safetensors"
     weights = load_file(path)
-    for new, old in {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}.items():
+    for new, old in {
+        "to_q": "query",
+        "to_k": "key",
+        "to_v": "value",
+        "to_out.0": "proj_attn",
+    }.items():
         weights = {name.replace(f".{new}.", f".{old}."): weight for name, weight in weights.items()}
     assert any(".proj_attn." in name for name in weights)
     save_file(weights, path, metadata={"format": "pt"})
@@ -195,5 +235,7 @@ def test_fields_that_a_file_leaves_out_are_as_they_are_by_default(model, tmp_pat
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     all_fields = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in all_fields.items() if name in SMALL}))
+    path.write_text(
+        json.dumps({name: value for name, value in all_fields.items() if name in SMALL})
+    )
     assert load_unet(tmp_path).config == Config.read(all_fields)

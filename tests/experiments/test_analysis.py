@@ -46,7 +46,10 @@ def test_the_command_runs_from_start_to_end(
         ("straight line", 30, 30),
         ("5 doublings", 11, 32),
     ]
-    assert all(min(row["trace s"], row["first s"], row["analyse s"]) > 0 and row["repeats"] == 2 for row in rows)
+    assert all(
+        min(row["trace s"], row["first s"], row["analyse s"]) > 0 and row["repeats"] == 2
+        for row in rows
+    )
 
 
 def test_nothing_new_is_begun_when_the_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:

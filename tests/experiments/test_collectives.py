@@ -42,13 +42,20 @@ def test_two_kinds_that_wait_for_one_another() -> None:
         x = lax.ppermute(jnp.sin(x), "i", SHIFT)
         return lax.psum(jnp.cos(x), "i")
 
-    assert collectives(text_of(program, X, P())) == {"all-reduce": Sent(1, 24), "collective-permute": Sent(2, 48)}
+    assert collectives(text_of(program, X, P())) == {
+        "all-reduce": Sent(1, 24),
+        "collective-permute": Sent(2, 48),
+    }
 
 
 def test_rows_are_exchanged_and_scattered() -> None:
-    exchanged = text_of(lambda x: lax.all_to_all(x, "i", 1, 0), jnp.zeros((8, 8), jnp.float32), P("i"))
+    exchanged = text_of(
+        lambda x: lax.all_to_all(x, "i", 1, 0), jnp.zeros((8, 8), jnp.float32), P("i")
+    )
     assert collectives(exchanged) == {"all-to-all": Sent(1, 32)}
-    scattered = text_of(lambda x: lax.psum_scatter(x, "i", tiled=True), jnp.zeros((64, 3), jnp.float32))
+    scattered = text_of(
+        lambda x: lax.psum_scatter(x, "i", tiled=True), jnp.zeros((64, 3), jnp.float32)
+    )
     assert collectives(scattered) == {"reduce-scatter": Sent(1, 12)}
 
 
@@ -56,11 +63,15 @@ def test_a_dtype_counts_with_its_size() -> None:
     assert collectives(text_of(lambda x: lax.ppermute(x, "i", SHIFT), X.astype(jnp.float64))) == {
         "collective-permute": Sent(1, 48)
     }
-    assert collectives(text_of(lambda x: lax.ppermute(x, "i", SHIFT), X.astype(bool))) == {"collective-permute": Sent(1, 6)}
+    assert collectives(text_of(lambda x: lax.ppermute(x, "i", SHIFT), X.astype(bool))) == {
+        "collective-permute": Sent(1, 6)
+    }
 
 
 def test_the_body_of_a_loop_counts_once() -> None:
-    loop = text_of(lambda x: lax.fori_loop(0, 5, lambda _, x: lax.ppermute(jnp.sin(x), "i", SHIFT), x), X)
+    loop = text_of(
+        lambda x: lax.fori_loop(0, 5, lambda _, x: lax.ppermute(jnp.sin(x), "i", SHIFT), x), X
+    )
     assert collectives(loop) == {"collective-permute": Sent(1, 24)}
 
 
@@ -74,7 +85,11 @@ def test_what_starts_and_is_done_later_counts_once() -> None:
   %both = ((f32[3]{0}, s32[]), (f32[24]{0}, s32[8]{0})) all-gather-start(%q, %r), dimensions={0}
   ROOT %cp = (bf16[4,2]{1,0}, bf16[4,2]{1,0}, u32[], u32[]) collective-permute-start(%s), channel_id=3
 """
-    found = {"all-reduce": Sent(1, 24), "all-gather": Sent(2, 96 + 96 + 32), "collective-permute": Sent(1, 16)}
+    found = {
+        "all-reduce": Sent(1, 24),
+        "all-gather": Sent(2, 96 + 96 + 32),
+        "collective-permute": Sent(1, 16),
+    }
     assert collectives(text) == found
 
 
@@ -94,5 +109,8 @@ def test_bytes_of_a_shape(shape, expected) -> None:
 
 
 def test_in_words() -> None:
-    assert written({"all-reduce": Sent(2, 40), "all-gather": Sent(1, 4096)}) == "2 all-reduce 40 B, 1 all-gather 4.1 kB"
+    assert (
+        written({"all-reduce": Sent(2, 40), "all-gather": Sent(1, 4096)})
+        == "2 all-reduce 40 B, 1 all-gather 4.1 kB"
+    )
     assert written({}) == "none"

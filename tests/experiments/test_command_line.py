@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_alone_it_lists_every_experiment_with_a_line() -> None:
-    done = subprocess.run([sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     listed = [line.split(maxsplit=1) for line in done.stdout.splitlines()[2:]]
     assert [name for name, _ in listed] == sorted(command.registry())
     assert "digits" in command.registry()
@@ -35,19 +37,27 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 def test_options_go_to_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    monkeypatch.setattr(command.importlib, "import_module", lambda _: SimpleNamespace(main=seen.append))
+    monkeypatch.setattr(
+        command.importlib, "import_module", lambda _: SimpleNamespace(main=seen.append)
+    )
     command.main(["digits", "--steps", "3"])
     assert seen == [["--steps", "3"]]
 
 
 def test_a_missing_extra_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optax", None)  # makes `import optax` fail as if it were not installed
+    monkeypatch.setitem(
+        sys.modules, "optax", None
+    )  # makes `import optax` fail as if it were not installed
     monkeypatch.delitem(sys.modules, "experiments.digits", raising=False)
-    with pytest.raises(SystemExit, match=r'^digits needs optax, .*: pip install "deeppcr\[experiments\]"$'):
+    with pytest.raises(
+        SystemExit, match=r'^digits needs optax, .*: pip install "deeppcr\[experiments\]"$'
+    ):
         command.main(["digits"])
 
 
-def test_a_missing_module_of_ours_is_a_bug_and_shown_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_module_of_ours_is_a_bug_and_shown_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "experiments.digits", None)
     with pytest.raises(ModuleNotFoundError, match=r"experiments\.digits"):
         command.main(["digits"])

@@ -55,7 +55,10 @@ def test_table_of_nothing_is_empty() -> None:
 
 
 def test_results_come_back_as_written(tmp_path: Path) -> None:
-    rows = [{"length": 8, "seconds": np.float64(0.5)}, {"length": np.int32(16), "seconds": jnp.array(1.5)}]
+    rows = [
+        {"length": 8, "seconds": np.float64(0.5)},
+        {"length": np.int32(16), "seconds": jnp.array(1.5)},
+    ]
     path = results.write("toy", rows, folder=tmp_path)
     environment, back = results.read(path)
     assert path == tmp_path / results.device() / "toy.jsonl"
@@ -74,7 +77,9 @@ def crash() -> Iterator[dict[str, int]]:
     [(crash(), RuntimeError), ([{"fine": 1}, {"not data": object()}], TypeError)],
     ids=["measuring", "writing"],
 )
-def test_a_crash_leaves_the_last_results(tmp_path: Path, rows: object, error: type[Exception]) -> None:
+def test_a_crash_leaves_the_last_results(
+    tmp_path: Path, rows: object, error: type[Exception]
+) -> None:
     path = results.write("toy", [{"length": 0}], folder=tmp_path)
     before = path.read_bytes()
     with pytest.raises(error):

@@ -19,7 +19,11 @@ DEVICE = generic_cpu(2)
 @pytest.fixture(autouse=True)
 def as_users_have_it():
     """float32, and the usual promotion: what the experiments are run with."""
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with (
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
         yield
 
 
@@ -45,7 +49,9 @@ def ways() -> dict[str, Way]:
     return {
         "loop": Way(arguments, lambda: by_hand, baseline=True),
         "scan": Way(arguments, lambda: scan, baseline=True),
-        "pair": Way(arguments, lambda: lambda x: (by_hand(x), 0), comparable=lambda result: result[0]),
+        "pair": Way(
+            arguments, lambda: lambda x: (by_hand(x), 0), comparable=lambda result: result[0]
+        ),
         "wrong": Way(arguments, lambda: lambda x: jnp.sin(jnp.sin(x))),
     }
 
@@ -58,7 +64,9 @@ def test_a_row_says_what_compiling_took_and_what_came_of_it() -> None:
         assert row["min ms"] <= row["ms"] <= row["max ms"]
         assert row["repeats"] == 3
         assert row["log2"] == pytest.approx(math.log2(row["predicted ms"] / row["ms"]))
-        assert row["predicted speedup"] == pytest.approx(min(loop["predicted ms"], scan["predicted ms"]) / row["predicted ms"])
+        assert row["predicted speedup"] == pytest.approx(
+            min(loop["predicted ms"], scan["predicted ms"]) / row["predicted ms"]
+        )
         assert row["temp MB"] >= 0
     assert (scan["depth"], rows["wrong"]["depth"], rows["wrong"]["depth speedup"]) == (8, 2, 4)
     assert pair["speedup"] == pytest.approx(min(loop["ms"], scan["ms"]) / pair["ms"])
@@ -68,7 +76,9 @@ def test_a_row_says_what_compiling_took_and_what_came_of_it() -> None:
     assert not {"speedup", "over lax.scan"} & rows["wrong"].keys()
 
 
-def test_the_least_of_several_builds_counts_and_each_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_of_several_builds_counts_and_each_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seconds = iter([5.0, 3.0, 4.0])
     made: list[int] = []
 
@@ -80,14 +90,22 @@ def test_the_least_of_several_builds_counts_and_each_is_made_anew(monkeypatch: p
         return builds.Build(function, next(seconds), 1.0, None)
 
     monkeypatch.setattr(builds, "build", slow)
-    (row,) = compare({"scan": Way(lambda: (jnp.ones(2),), program, baseline=True)}, "scan", DEVICE, builds=3, repeats=1)
+    (row,) = compare(
+        {"scan": Way(lambda: (jnp.ones(2),), program, baseline=True)},
+        "scan",
+        DEVICE,
+        builds=3,
+        repeats=1,
+    )
     assert (row["trace"], row["compile"], row["total"]) == (3.0, 1.0, 4.0)
     assert "temp MB" not in row
     assert len(made) == 1 + 3  # one is read for its depth
 
 
 def test_all_ways_to_compile_compute_the_same() -> None:
-    x = jnp.linspace(-1, 1, compile_time.BATCH * compile_time.WIDTH).reshape(compile_time.BATCH, compile_time.WIDTH)
+    x = jnp.linspace(-1, 1, compile_time.BATCH * compile_time.WIDTH).reshape(
+        compile_time.BATCH, compile_time.WIDTH
+    )
     values = [jax.jit(run)(make(3), x) for make, run in compile_time.WAYS.values()]
     assert all(jnp.allclose(value, values[0], atol=1e-5) for value in values)
 
@@ -96,13 +114,18 @@ def test_compile_time_keeps_rows_and_draws(capsys, tmp_path: Path) -> None:
     sizes = ["--lengths", "2", "1", "--longest-loop", "1", "--builds", "1", "--repeats", "1"]
     compile_time.main([*sizes, "--keep", "toy", "--out", str(tmp_path)])
     folder = tmp_path / results.device()
-    assert capsys.readouterr().out.splitlines()[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"kept in {folder / 'toy.jsonl'}",
+        f"drawn in {folder / 'toy.png'}",
+    ]
     assert (folder / "toy.png").stat().st_size > 1000
     environment, rows = results.read(folder / "toy.jsonl")
     assert environment["complete"] is True
     loops = {name for name in compile_time.WAYS if "unroll" in name}
     assert {row["way"] for row in rows if row["L"] == 1} == set(compile_time.WAYS) - loops
-    assert {row["way"] for row in rows if row["L"] == 2} == set(compile_time.WAYS) - loops - {"Python loop"}
+    assert {row["way"] for row in rows if row["L"] == 2} == set(compile_time.WAYS) - loops - {
+        "Python loop"
+    }
     assert not [row for row in rows if "note" in row]
     first = {row["way"]: row["total"] for row in rows if row["L"] == 1}
     for row in rows:
@@ -117,7 +140,11 @@ def test_unrolled_loops_are_only_those_of_longer_chains(monkeypatch: pytest.Monk
     monkeypatch.setattr(compile_time, "compare", lambda ways, *_: (seen.append(list(ways)), [])[1])
     for length in (4, 16, 257):
         list(compile_time.measure(length, 256, DEVICE, 1, 1))
-    assert [[name[-2:].strip() for name in names if "unroll" in name] for names in seen] == [[], ["4"], ["4", "16"]]
+    assert [[name[-2:].strip() for name in names if "unroll" in name] for names in seen] == [
+        [],
+        ["4"],
+        ["4", "16"],
+    ]
     assert ["Python loop" in names for names in seen] == [True, True, False]
 
 

@@ -43,11 +43,18 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    decide.main(["--parts", "regret", "map", "--repeats", "1", "--keep", "toy", "--out", str(tmp_path)])
+def test_the_command_runs_from_start_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decide.main(
+        ["--parts", "regret", "map", "--repeats", "1", "--keep", "toy", "--out", str(tmp_path)]
+    )
     folder = tmp_path / results.device()
     text = capsys.readouterr().out
-    assert text.splitlines()[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
+    assert text.splitlines()[-2:] == [
+        f"kept in {folder / 'toy.jsonl'}",
+        f"drawn in {folder / 'toy.png'}",
+    ]
     assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
     environment, rows = results.read(folder / "toy.jsonl")
     assert environment["complete"] is True
@@ -65,7 +72,10 @@ def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys: pytest.Captu
     check_regret(parts[0])
     assert parts[0][1]["predicted speedup"] > 1  # blocks
     for row in parts[1]:
-        assert all(row[name] > 0 for name in ("realised", "predicted, here", "predicted, H200", "predicted, TPU v5e"))
+        assert all(
+            row[name] > 0
+            for name in ("realised", "predicted, here", "predicted, H200", "predicted, TPU v5e")
+        )
         assert row["over best loop"] <= row["over lax.scan"]
     assert "toy" in report.page(report.read([folder]), tmp_path)
 
@@ -77,19 +87,25 @@ def check_regret(rows: list[decide.Row]) -> None:
         assert set(loops) & set(seconds) == {"lax.scan"}  # the planner does not have the others
         assert row["fastest"] == min(seconds, key=seconds.get)
         assert row["regret %"] == pytest.approx(100 * (chosen / seconds[row["fastest"]] - 1))
-        assert row["regret, loops %"] == pytest.approx(100 * (chosen / min(*seconds.values(), *loops.values()) - 1))
+        assert row["regret, loops %"] == pytest.approx(
+            100 * (chosen / min(*seconds.values(), *loops.values()) - 1)
+        )
         assert row["speedup"] == pytest.approx(seconds["lax.scan"] / chosen)
         assert row["best loop"] == min(loops, key=loops.get)
         assert row["over best loop"] == pytest.approx(min(loops.values()) / chosen)
         sequential = "sequential / autodiff" if row["direction"] == "gradient" else "sequential"
-        assert row["predicted speedup"] == pytest.approx(row["predicted"][sequential] / row["predicted"][row["chosen"]])
+        assert row["predicted speedup"] == pytest.approx(
+            row["predicted"][sequential] / row["predicted"][row["chosen"]]
+        )
         assert row["predicted us"] == pytest.approx(1e6 * row["predicted"][row["chosen"]])
         assert {*seconds, *loops} <= set(row["errors"])
         assert not set(seconds) & set(row["not run"])
 
 
 @pytest.mark.usefixtures("tiny")
-def test_what_is_stopped_leaves_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_stopped_leaves_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stop(chain: Chain, *_: Any) -> decide.Row:
         if chain.is_gradient:
             raise KeyboardInterrupt
@@ -123,7 +139,9 @@ def test_some_chains_of_all_kinds_come_before_the_other_parts() -> None:
 
 def test_the_depth_is_that_of_the_iterations_which_are_expected() -> None:
     (forward, _) = Chain.both(SMALL)
-    candidates = {candidate.name: candidate for candidate in regret.running(forward.field(DEVICE), False)}
+    candidates = {
+        candidate.name: candidate for candidate in regret.running(forward.field(DEVICE), False)
+    }
     newton, sequential = candidates["Newton, dense, sequential"], candidates["sequential"]
     found, plain = forward.depths(newton), forward.depths(sequential)
     assert plain["depth"] >= plain["sequential depth"] == found["sequential depth"]
@@ -148,7 +166,11 @@ def test_a_loop_that_says_nothing_has_no_depth() -> None:
 
 def test_a_fixed_choice_has_no_budget() -> None:
     (forward, _) = Chain.both(SMALL)
-    newton = next(each for each in regret.running(forward.field(DEVICE), False) if isinstance(each.method, deeppcr.Newton))
+    newton = next(
+        each
+        for each in regret.running(forward.field(DEVICE), False)
+        if isinstance(each.method, deeppcr.Newton)
+    )
     assert newton.method.max_iterations is not None
     assert Choice.of(newton).method.max_iterations is None
 
@@ -196,14 +218,22 @@ def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_choice_is_judged_by_the_least_times() -> None:
-    times = {"lax.scan": 4.0, "lax.scan, unroll 4": 1.0, regret.AGAIN: 6.0, "sequential": 3.0, "Newton": 2.0}
+    times = {
+        "lax.scan": 4.0,
+        "lax.scan, unroll 4": 1.0,
+        regret.AGAIN: 6.0,
+        "sequential": 3.0,
+        "Newton": 2.0,
+    }
     timings = {name: Timing((3 * least, least, 2 * least)) for name, least in times.items()}
     builds = {name: Build(print, 0.5, 1.5, 7_000_000) for name in times}
     measured = Measured(timings, builds, dict.fromkeys(times, 1e-7), {})
     (forward, _) = Chain.both(SMALL)
     chosen = dataclasses.replace(forward.field(DEVICE).sequential(), seconds=12.0)
     loops = ["lax.scan", "lax.scan, unroll 4"]
-    row = regret._judged(measured, chosen, {"lax.scan", "sequential", "Newton"}, loops, planning=0.1)
+    row = regret._judged(
+        measured, chosen, {"lax.scan", "sequential", "Newton"}, loops, planning=0.1
+    )
     assert (row["fastest"], row["best loop"]) == ("Newton", "lax.scan, unroll 4")
     assert row["regret %"] == pytest.approx(50)
     assert row["regret, loops %"] == pytest.approx(200)
@@ -219,20 +249,57 @@ def test_a_choice_is_judged_by_the_least_times() -> None:
 def test_a_choice_that_is_too_large_has_a_note() -> None:
     measured = Measured({}, {}, {}, {})
     (forward, _) = Chain.both(SMALL)
-    assert regret._judged(measured, forward.field(DEVICE).sequential(), {"lax.scan"}, ["lax.scan"], 0.1) == {}
+    assert (
+        regret._judged(
+            measured, forward.field(DEVICE).sequential(), {"lax.scan"}, ["lax.scan"], 0.1
+        )
+        == {}
+    )
     assert measured.note == {"note": "sequential was chosen, and is too large to be run here"}
 
 
 def test_the_tables_say_what_was_measured() -> None:
     def row(chosen: str, fastest: str, regret: float) -> decide.Row:
-        names = {"kind": "gru", "w": 2, "L": 16, "batch": 1, "direction": "forward", "chosen": chosen, "fastest": fastest}
-        speeds = {"speedup": 2.0, "predicted speedup": 3.0, "over best loop": 1.5, "depth speedup": 4.0, "log2": -1.0}
-        return {**names, **speeds, "regret %": regret, "regret, loops %": regret + 2, "noise %": 1.0, "planning %": 3.0}
+        names = {
+            "kind": "gru",
+            "w": 2,
+            "L": 16,
+            "batch": 1,
+            "direction": "forward",
+            "chosen": chosen,
+            "fastest": fastest,
+        }
+        speeds = {
+            "speedup": 2.0,
+            "predicted speedup": 3.0,
+            "over best loop": 1.5,
+            "depth speedup": 4.0,
+            "log2": -1.0,
+        }
+        return {
+            **names,
+            **speeds,
+            "regret %": regret,
+            "regret, loops %": regret + 2,
+            "noise %": 1.0,
+            "planning %": 3.0,
+        }
 
-    text = regret.report([row("sequential", "sequential", 0.0), row("sequential", "Newton, diagonal, pcr", 50.0)])
+    text = regret.report(
+        [row("sequential", "sequential", 0.0), row("sequential", "Newton, diagonal, pcr", 50.0)]
+    )
     total = next(line.split() for line in text.splitlines() if line.startswith("all"))
     assert total[:5] == ["all", "2", "25", "50", "50"]  # chains, median, 90th percentile, worst
-    assert total[-10:-2] == ["1", "1", "4", "3", "2", "2", "1.5", "1"]  # noise, speedups, prediction's error
+    assert total[-10:-2] == [
+        "1",
+        "1",
+        "4",
+        "3",
+        "2",
+        "2",
+        "1.5",
+        "1",
+    ]  # noise, speedups, prediction's error
     assert total[-11] == "27"  # with loops
     assert "sequential                          1           1" in text  # the confusion matrix
 
@@ -256,7 +323,9 @@ def test_choices_are_grouped(name: str, family: str) -> None:
 def test_what_giving_up_costs() -> None:
     hard = giving_up.logistic(128)
     rows = {row["method"]: row for row in giving_up.giving_up(hard, DEVICE, 1)}
-    budget = deeppcr.plan(deeppcr.Chain(hard.step, hard.inputs), hard.init, device="H200", batch_ndim=1).method.max_iterations
+    budget = deeppcr.plan(
+        deeppcr.Chain(hard.step, hard.inputs), hard.init, device="H200", batch_ndim=1
+    ).method.max_iterations
     planned, own = rows["planned for H200"], rows["no budget but its own"]
     assert list(rows) == ["sequential", "auto", "planned for H200", "no budget but its own"]
     assert (planned["iterations"], planned["ended"]) == (budget, "finished sequentially")
@@ -274,8 +343,19 @@ def test_what_giving_up_costs() -> None:
 
 def test_the_map_is_drawn_of_what_there_is(tmp_path: Path) -> None:
     cell = {"part": "map", "direction": "forward", "predicted, here": 2.0, "predicted speedup": 2.0}
-    rows = [cell | {"w": 1, "L": 16, "realised": 0.5}, cell | {"w": 4, "L": 16}, cell | {"w": 4, "L": 64, "realised": 4.0}]
-    other = {"part": "map", "direction": "gradient", "w": 1, "L": 16, "predicted, here": 2.0, "realised": 1.0}
+    rows = [
+        cell | {"w": 1, "L": 16, "realised": 0.5},
+        cell | {"w": 4, "L": 16},
+        cell | {"w": 4, "L": 64, "realised": 4.0},
+    ]
+    other = {
+        "part": "map",
+        "direction": "gradient",
+        "w": 1,
+        "L": 16,
+        "predicted, here": 2.0,
+        "realised": 1.0,
+    }
     wrong = {"part": "regret", "direction": "forward", "kind": "gru", "note": "wrong"}
     decide_figure.draw([*rows, other, wrong], tmp_path / "map.png")
     _, old = results.read(ROOT / "experiments/results/cpu/decide.jsonl")
@@ -287,7 +367,9 @@ def test_the_map_is_drawn_of_what_there_is(tmp_path: Path) -> None:
 def test_jax_and_numpy_are_all_it_needs() -> None:
     others = ("matplotlib", "tqdm", "optax", "flax", "equinox", "sklearn")
     program = f"import sys; sys.modules |= dict.fromkeys({others}, None); import experiments.decide, experiments.compile_time"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -306,7 +388,9 @@ def test_every_kind_of_chain_runs_and_has_the_size_it_says(kind: str) -> None:
 def test_as_many_chains_of_each_kind_are_drawn_and_always_the_same() -> None:
     drawn = list(zoo.specimens(60))
     assert len(drawn) == len(set(drawn)) == 60
-    assert {kind: sum(specimen.kind == kind for specimen in drawn) for kind in zoo.KINDS} == dict.fromkeys(zoo.KINDS, 10)
+    assert {
+        kind: sum(specimen.kind == kind for specimen in drawn) for kind in zoo.KINDS
+    } == dict.fromkeys(zoo.KINDS, 10)
     assert [specimen.kind for specimen in drawn[:12]] == [*zoo.KINDS, *zoo.KINDS]
     assert drawn == list(zoo.specimens(60))
     assert drawn != list(zoo.specimens(60, seed=1))

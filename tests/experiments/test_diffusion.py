@@ -30,10 +30,25 @@ TINY = diffusion.Scale(
 )
 SAMPLES = {"W1 to sequential", "same class"}
 SETS = {"W1, other noise", "W1 to data", "accuracy", "confidence"}
-TIMED = {"part", "kind", "w", "L", "batch", "direction", "program", "baseline", "ms", "error", "speedup", "depth speedup"}
+TIMED = {
+    "part",
+    "kind",
+    "w",
+    "L",
+    "batch",
+    "direction",
+    "program",
+    "baseline",
+    "ms",
+    "error",
+    "speedup",
+    "depth speedup",
+}
 
 
-def untrained(loss: Any, first: training.Params, steps: int, rate: float, key: jax.Array) -> training.Params:
+def untrained(
+    loss: Any, first: training.Params, steps: int, rate: float, key: jax.Array
+) -> training.Params:
     """In the place of `training.train`: nothing is learnt, which takes no time, but the loss can be differentiated."""
     gradient = jax.eval_shape(jax.grad(loss), first, key)
     assert jax.tree.map(jnp.shape, gradient) == jax.tree.map(jnp.shape, first)
@@ -86,7 +101,9 @@ def test_what_a_classifier_says() -> None:
 def test_quality_of_samples_is_that_of_sets_if_there_are_enough() -> None:
     images = np.random.default_rng(0).uniform(-1, 1, (40, 64)).astype(np.float32)
     likely = np.tile(np.eye(2), (20, 1))
-    reference = Reference(images, images + 0.25, images - 0.5, np.arange(40) % 2, lambda x: likely[: len(x)])  # type: ignore
+    reference = Reference(
+        images, images + 0.25, images - 0.5, np.arange(40) % 2, lambda x: likely[: len(x)]
+    )  # type: ignore
     found = reference.quality(images)
     assert set(found) == SAMPLES | SETS
     assert found["W1 to sequential"] == 0
@@ -132,9 +149,13 @@ def test_a_model_hears_the_time_and_the_digit_that_is_wanted(generator: latent.G
     assert not np.allclose(found, generator.model(digits + 1)(x, jnp.int32(500)), atol=1e-3)
 
 
-def test_what_was_trained_is_read_again_and_remade_if_damaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_was_trained_is_read_again_and_remade_if_damaged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     calls = []
-    monkeypatch.setattr(latent, "train", lambda *arguments: calls.append(1) or untrained(*arguments))
+    monkeypatch.setattr(
+        latent, "train", lambda *arguments: calls.append(1) or untrained(*arguments)
+    )
     monkeypatch.setattr(training, "CACHE", tmp_path)
     first = latent.judge(BRIEF)
     (file,) = tmp_path.iterdir()
@@ -155,7 +176,9 @@ def test_what_was_trained_is_read_again_and_remade_if_damaged(monkeypatch: pytes
 # -- sampling
 
 
-def test_all_draws_differ_and_every_sampler_makes_the_same_of_them(generator: latent.Generator) -> None:
+def test_all_draws_differ_and_every_sampler_makes_the_same_of_them(
+    generator: latent.Generator,
+) -> None:
     setup = Setup(generator, schedule_of("DDIM"), 4, 10)
     arguments = setup.arguments()
     assert len(arguments) == DRAWS
@@ -165,7 +188,9 @@ def test_all_draws_differ_and_every_sampler_makes_the_same_of_them(generator: la
     expected = [run(*each) for each in arguments]
     for each, samples in zip(arguments, expected, strict=True):
         np.testing.assert_allclose(solve(*each).value, samples, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(setup.images(solve.samples), setup.images(expected), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        setup.images(solve.samples), setup.images(expected), rtol=1e-4, atol=1e-4
+    )
     np.testing.assert_array_equal(setup.noise()[:10], generator.decode(arguments[0][1]))
 
 
@@ -173,7 +198,19 @@ def test_the_command_runs_from_start_to_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(diffusion, "QUICK", TINY)
-    diffusion.main(["--quick", "--repeats", "1", "--scheduler", "DDPM", "--keep", "toy", "--out", str(tmp_path)])
+    diffusion.main(
+        [
+            "--quick",
+            "--repeats",
+            "1",
+            "--scheduler",
+            "DDPM",
+            "--keep",
+            "toy",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     folder, lines = tmp_path / results.device(), capsys.readouterr().out.splitlines()
     assert lines[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
     assert lines[0] == "speed: latent, 2 numbers a sample, 4 steps, batch 10"
@@ -190,7 +227,11 @@ def test_the_command_runs_from_start_to_end(
         assert row["error"] < 1e-4
         assert row["same class"] == 1
     first, loose, last = (row for row in stopped if not row["baseline"])
-    assert (first["program"], first["ended"], first["iterations"]) == ("picard, 1", "not converged", 1)
+    assert (first["program"], first["ended"], first["iterations"]) == (
+        "picard, 1",
+        "not converged",
+        1,
+    )
     assert loose["program"] == "picard, rtol 0.01"
     assert first["iterations"] < loose["iterations"] <= last["iterations"]
     assert (last["program"], last["ended"]) == ("picard, converged", "converged")
@@ -201,11 +242,22 @@ def test_the_command_runs_from_start_to_end(
 def test_how_many_iterations_are_enough() -> None:
     def row(program: str, iterations: int, distance: float | None) -> dict[str, Any]:
         found = {"program": program, "baseline": False, "iterations": iterations}
-        return found if distance is None else found | {diffusion.DISTANCE: distance, diffusion.SCATTER: 1.0}
+        return (
+            found
+            if distance is None
+            else found | {diffusion.DISTANCE: distance, diffusion.SCATTER: 1.0}
+        )
 
-    rows = [row("dense, converged", 5, 0.0), row("dense, 1", 1, 0.5), row("dense, 3", 3, 0.01), row("dense, 2", 2, 0.09)]
+    rows = [
+        row("dense, converged", 5, 0.0),
+        row("dense, 1", 1, 0.5),
+        row("dense, 3", 3, 0.01),
+        row("dense, 2", 2, 0.09),
+    ]
     rows += [row("picard, 1", 1, None), row("picard, 4", 4, 0.2)]
-    rows.append({"program": "lax.scan", "baseline": True, diffusion.SCATTER: 1.0, diffusion.DISTANCE: 0.0})
+    rows.append(
+        {"program": "lax.scan", "baseline": True, diffusion.SCATTER: 1.0, diffusion.DISTANCE: 0.0}
+    )
     assert diffusion.sufficient(rows) == {"dense": 2}
 
 
@@ -215,7 +267,9 @@ def test_cases_vary_one_thing_at_a_time() -> None:
     assert len(scale.cases(everything=True)) == 8
 
 
-def test_part_and_time_can_be_chosen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_part_and_time_can_be_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(diffusion, "QUICK", TINY)
     diffusion.main(["--quick", "--parts", "stopped", "--seconds", "-1"])
     assert capsys.readouterr().out == "stopped after -1 s, as asked\n"

@@ -28,7 +28,9 @@ def trainings(standard_promotion: None) -> dict[str, digits.Training]:
 
 
 @pytest.mark.parametrize("name", [digits.AUTO, digits.PARALLEL])
-def test_losses_and_gradients_agree_with_layer_by_layer(trainings: dict[str, digits.Training], name: str) -> None:
+def test_losses_and_gradients_agree_with_layer_by_layer(
+    trainings: dict[str, digits.Training], name: str
+) -> None:
     baseline, run = trainings[digits.BASELINE], trainings[name]
     assert len(run.losses) == SETTINGS.steps
     np.testing.assert_allclose(run.losses, baseline.losses, rtol=1e-5)
@@ -50,13 +52,19 @@ def test_batches_cover_each_epoch_once_and_are_the_same_for_every_run() -> None:
     np.testing.assert_array_equal(chosen, digits.batches(settings, examples=10))
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.5, "2.0x faster than"), (1.0, "as fast as"), (3.0, "3.0x slower than")])
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.5, "2.0x faster than"), (1.0, "as fast as"), (3.0, "3.0x slower than")],
+)
 def test_times_are_compared_in_plain_words(seconds: float, words: str) -> None:
     assert digits.compared(seconds, 1.0) == words
 
 
 def test_what_it_shows(trainings: dict[str, digits.Training], tmp_path: Path) -> None:
-    times = {name: timing.Timing((3e-3 * (1 + number), 1e-3, 5e-3)) for number, name in enumerate(trainings)}
+    times = {
+        name: timing.Timing((3e-3 * (1 + number), 1e-3, 5e-3))
+        for number, name in enumerate(trainings)
+    }
     rows = digits.rows(trainings, times)
     assert [row["run"] for row in rows] == list(digits.RUNS)
     assert [row["ms"] for row in rows] == pytest.approx([3, 5, 5])  # medians
@@ -72,12 +80,17 @@ def test_what_it_shows(trainings: dict[str, digits.Training], tmp_path: Path) ->
     assert (tmp_path / "digits.png").stat().st_size > 0
 
 
-def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_runs_from_start_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = ["--depth", "3", "--width", "2", "--batch", "4", "--steps", "2", "--repeats", "3"]
     digits.main([*small, "--keep", "toy", "--out", str(tmp_path)])
     folder = tmp_path / results.device()
     printed = capsys.readouterr().out
-    assert printed.splitlines()[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"Figure: {folder / 'toy.png'}"]
+    assert printed.splitlines()[-2:] == [
+        f"kept in {folder / 'toy.jsonl'}",
+        f"Figure: {folder / 'toy.png'}",
+    ]
     assert "Same training: over 2 steps" in printed
     assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
     environment, rows = results.read(folder / "toy.jsonl")
@@ -87,11 +100,15 @@ def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.fixture
-def seen(trainings: dict[str, digits.Training], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[digits.Settings]:
+def seen(
+    trainings: dict[str, digits.Training], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> list[digits.Settings]:
     """The settings that networks are trained with, which here are those of the fixture; away from the repository."""
     found: list[digits.Settings] = []
 
-    def train(name: str, stack: object, settings: digits.Settings, split: object) -> digits.Training:
+    def train(
+        name: str, stack: object, settings: digits.Settings, split: object
+    ) -> digits.Training:
         found.append(settings)
         return trainings[name]
 
@@ -101,7 +118,10 @@ def seen(trainings: dict[str, digits.Training], monkeypatch: pytest.MonkeyPatch,
 
 
 def test_alone_it_is_the_demo(
-    seen: list[digits.Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    seen: list[digits.Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls: list[int] = []
     interleave = digits.timing.interleave
@@ -126,7 +146,10 @@ def test_a_quick_run_takes_fewer_steps_unless_they_are_given(seen: list[digits.S
 
 
 def test_what_there_was_no_time_for_is_left_out(
-    seen: list[digits.Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    seen: list[digits.Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     digits.main(["--seconds", "-1"])
     assert not list(tmp_path.iterdir())
@@ -138,7 +161,9 @@ def test_what_there_was_no_time_for_is_left_out(
     assert "Same training" not in printed
 
 
-def test_the_device_is_measured_only_if_asked_for(seen: list[digits.Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_measured_only_if_asked_for(
+    seen: list[digits.Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(digits, "model", lambda options: calls.append(options.calibrate))
     digits.main(["--seconds", "-1"])

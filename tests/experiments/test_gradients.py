@@ -24,23 +24,53 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_runs_from_start_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gradients.main([*TINY, "--keep", "toy", "--out", str(tmp_path)])
     folder = tmp_path / results.device()
     text = capsys.readouterr().out
-    assert text.splitlines()[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
-    assert [line.split(":")[0] for line in text.splitlines()[-4:-2]] == ["gradient, auto", "forward, auto"]
+    assert text.splitlines()[-2:] == [
+        f"kept in {folder / 'toy.jsonl'}",
+        f"drawn in {folder / 'toy.png'}",
+    ]
+    assert [line.split(":")[0] for line in text.splitlines()[-4:-2]] == [
+        "gradient, auto",
+        "forward, auto",
+    ]
     assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
     environment, rows = results.read(folder / "toy.jsonl")
     assert environment["complete"] is True
     assert all((row["kind"], row["L"], row["w"], row["batch"]) == ("gru", 6, 2, 2) for row in rows)
-    programs = {way: [row["program"] for row in rows if row["direction"] == way] for way in gradients.DIRECTIONS}
+    programs = {
+        way: [row["program"] for row in rows if row["direction"] == way]
+        for way in gradients.DIRECTIONS
+    }
     loops = ["lax.scan", "unrolled"]
-    assert programs["gradient"] == [*loops, "auto", "adjoint, sequential", "adjoint, recurrence", "adjoint, pcr"]
+    assert programs["gradient"] == [
+        *loops,
+        "auto",
+        "adjoint, sequential",
+        "adjoint, recurrence",
+        "adjoint, pcr",
+    ]
     assert programs["forward"] == [*loops, "auto", "newton, recurrence"]
     assert not [row for row in rows if "note" in row]  # all of them compute what lax.scan computes
     for row in rows:
-        assert min(row[key] for key in ("depth", "predicted ms", "speedup", "depth speedup", "predicted speedup", "ms")) > 0
+        assert (
+            min(
+                row[key]
+                for key in (
+                    "depth",
+                    "predicted ms",
+                    "speedup",
+                    "depth speedup",
+                    "predicted speedup",
+                    "ms",
+                )
+            )
+            > 0
+        )
     assert {row["program"] for row in rows if "iterations" in row} == {"auto", "newton, recurrence"}
 
 
@@ -66,13 +96,20 @@ def test_inputs_differ_from_call_to_call_and_from_example_to_example() -> None:
     ("given", "sizes"),
     [
         (["--quick"], [Size(2000, 4, 1), Size(2000, 4, 8)]),
-        (["--lengths", "7", "5", "--widths", "2", "--batches", "1"], [Size(7, 2, 1), Size(5, 2, 1)]),
+        (
+            ["--lengths", "7", "5", "--widths", "2", "--batches", "1"],
+            [Size(7, 2, 1), Size(5, 2, 1)],
+        ),
         (["--quick", "--batches", "3"], [Size(2000, 4, 3)]),
         ([], gradients.SIZES),
     ],
 )
 def test_what_is_measured(
-    few: None, monkeypatch: pytest.MonkeyPatch, given: list[str], sizes: list[Size], capsys: pytest.CaptureFixture[str]
+    few: None,
+    monkeypatch: pytest.MonkeyPatch,
+    given: list[str],
+    sizes: list[Size],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(gradients, "case", lambda *case: case)
@@ -84,9 +121,19 @@ def test_what_is_measured(
 
 def test_the_summary_has_means_and_the_least() -> None:
     def row(direction: str, plain: float, strong: float, program: str = "auto") -> Row:
-        return {"direction": direction, "program": program, "over lax.scan": plain, "speedup": strong}
+        return {
+            "direction": direction,
+            "program": program,
+            "over lax.scan": plain,
+            "speedup": strong,
+        }
 
-    rows = [row("gradient", 2, 1), row("gradient", 8, 4), row("forward", 3, 3), row("gradient", 99, 99, "adjoint, pcr")]
+    rows = [
+        row("gradient", 2, 1),
+        row("gradient", 8, 4),
+        row("forward", 3, 3),
+        row("gradient", 99, 99, "adjoint, pcr"),
+    ]
     assert gradients.summary(rows) == [
         "gradient, auto: 4.00x lax.scan (geometric mean), least 2.00x; 2.00x the fastest loop, least 1.00x",
         "forward, auto: 3.00x lax.scan (geometric mean), least 3.00x; 3.00x the fastest loop, least 3.00x",

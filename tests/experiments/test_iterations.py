@@ -20,7 +20,11 @@ from experiments.iterations_parts import accuracy, races
 
 TINY = [("gru", 2, 12)]
 COUNTS = {"dense": (1, 2), "diagonal": (), "scalar": (16,)}
-FORMS = [("dense", Newton(linearize="dense")), ("window 256", "skipped: short"), ("zero", Newton(linearize="zero"))]
+FORMS = [
+    ("dense", Newton(linearize="dense")),
+    ("window 256", "skipped: short"),
+    ("zero", Newton(linearize="zero")),
+]
 WIDE = {"dense": Newton(linearize="dense")}
 MEASURED = {
     "predicted ms",
@@ -50,7 +54,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "UNROLLS", ())
     monkeypatch.setattr(races, "LOOP", 0)
     monkeypatch.setattr(races, "WIDE", WIDE)
-    monkeypatch.setattr(races, "forms", lambda problem: iter(FORMS))  # few of them, for each is a program to compile
+    monkeypatch.setattr(
+        races, "forms", lambda problem: iter(FORMS)
+    )  # few of them, for each is a program to compile
     monkeypatch.setattr(iterations, "QUICK_CHAINS", TINY)
     monkeypatch.setattr(iterations, "QUICK_CURVES", TINY)
     monkeypatch.setattr(iterations, "QUICK_COUNTS", COUNTS)
@@ -60,11 +66,16 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_runs_from_start_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     iterations.main(["--quick", "--repeats", "1", "--keep", "toy", "--out", str(tmp_path)])
     folder = tmp_path / results.device()
     text = capsys.readouterr().out
-    assert text.splitlines()[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
+    assert text.splitlines()[-2:] == [
+        f"kept in {folder / 'toy.jsonl'}",
+        f"drawn in {folder / 'toy.png'}",
+    ]
     assert "part = forms, chain = gru, w = 2, L = 12\n" in text
     assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
     environment, rows = results.read(folder / "toy.jsonl")
@@ -106,9 +117,23 @@ def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("tiny")
-def test_parts_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"part": "forms", "chain": "gru", "w": 2, "L": 12, "program": "dense", "baseline": False, "ms": 3.0}]
-    monkeypatch.setattr(races, "by_form", lambda problem, track: iter([rows[0] | {"ms": float(track.repeats)}]))
+def test_parts_can_be_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {
+            "part": "forms",
+            "chain": "gru",
+            "w": 2,
+            "L": 12,
+            "program": "dense",
+            "baseline": False,
+            "ms": 3.0,
+        }
+    ]
+    monkeypatch.setattr(
+        races, "by_form", lambda problem, track: iter([rows[0] | {"ms": float(track.repeats)}])
+    )
     iterations.main(["--quick", "--parts", "forms", "--repeats", "3"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:4] == [["program", "ms"], ["-------", "--"], ["dense", "3"]]
@@ -118,7 +143,9 @@ def test_parts_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str],
 
 def test_all_parts_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options.depth, "at_hand", lambda: generic_cpu(2))
-    asked = SimpleNamespace(quick=True, calibrate=False, repeats=1, all=False, parts=["width", "damping", "forms"])
+    asked = SimpleNamespace(
+        quick=True, calibrate=False, repeats=1, all=False, parts=["width", "damping", "forms"]
+    )
     found = [job.args[0] for job in iterations.jobs(asked)]
     assert found[0] is found[3] is races.by_width
     assert found[2] is found[5] is races.by_form
@@ -130,19 +157,29 @@ def test_programs_of_a_race_that_are_wanted() -> None:
     track = races.Track(generic_cpu(2), 1, few=("zero", "window 256"))
     rows = list(races.by_form(problem("gru", 2, 12), track))
     assert [row["program"] for row in rows] == ["lax.scan", "zero", "window 256"]
-    deeper = list(races.by_form(problem("gru", 2, 24), dataclasses.replace(track, few=("window 256",))))
+    deeper = list(
+        races.by_form(problem("gru", 2, 24), dataclasses.replace(track, few=("window 256",)))
+    )
     assert deeper[0]["depth"] == 2 * rows[0]["depth"]
 
 
 def test_a_figure_of_what_was_not_run(tmp_path: Path) -> None:
     here = {"part": "forms", "chain": "gru", "w": 2, "L": 12, "baseline": False}
-    rows = [here | {"program": "dense", "note": "not run"}, here | {"program": "zero", "iterations": 3, "ended": "converged"}]
-    iterations_figure.draw([*rows, here | {"part": "width", "program": "dense"}], tmp_path / "toy.png")
+    rows = [
+        here | {"program": "dense", "note": "not run"},
+        here | {"program": "zero", "iterations": 3, "ended": "converged"},
+    ]
+    iterations_figure.draw(
+        [*rows, here | {"part": "width", "program": "dense"}], tmp_path / "toy.png"
+    )
     assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_forms_fit_the_chain() -> None:
-    gru, chaotic, lstm = (dict(forms(problem(*chain))) for chain in [("gru", 8, 300), ("chaotic", 1, 300), ("lstm", 2, 12)])
+    gru, chaotic, lstm = (
+        dict(forms(problem(*chain)))
+        for chain in [("gru", 8, 300), ("chaotic", 1, 300), ("lstm", 2, 12)]
+    )
     assert list(gru)[:6] == ["dense", "frozen 3", "window 256", "blocks 4", "diagonal", "4 probes"]
     assert not {"blocks 4", "diagonal", "4 probes"} & set(chaotic)
     assert {"blocks 2", "diagonal"} <= set(lstm)
@@ -152,7 +189,12 @@ def test_forms_fit_the_chain() -> None:
 
 def test_what_is_too_large_is_skipped_with_a_reason() -> None:
     large = Problem(
-        "gru", models.Model(doubled, jax.ShapeDtypeStruct((10_000, 1), "float32"), jax.ShapeDtypeStruct((128,), "float32"))
+        "gru",
+        models.Model(
+            doubled,
+            jax.ShapeDtypeStruct((10_000, 1), "float32"),
+            jax.ShapeDtypeStruct((128,), "float32"),
+        ),
     )
     found = dict(forms(large))
     assert found["dense"] == "skipped: Jacobians of 655 MB, more than 300"
@@ -176,7 +218,10 @@ def test_a_long_step_is_several_where_the_noise_stays() -> None:
 
 def test_after_no_iteration_the_second_state_is_right() -> None:
     model = problem("gru", 2, 6).model
-    got, expected = accuracy.guessed(model), solves.by_loop(model.step, lax.scan)(model.z0, model.inputs)
+    got, expected = (
+        accuracy.guessed(model),
+        solves.by_loop(model.step, lax.scan)(model.z0, model.inputs),
+    )
     assert got.shape == expected.shape
     assert jnp.allclose(got[:2], expected[:2], rtol=1e-6, atol=1e-6)
     assert not jnp.allclose(got[2:], expected[2:], rtol=1e-3)
@@ -185,12 +230,19 @@ def test_after_no_iteration_the_second_state_is_right() -> None:
 def test_error_is_relative_to_the_largest_state() -> None:
     expected = (np.array([4.0, 0.0]), np.array([-8.0]))
     assert accuracy.error((np.array([4.0, 1.0]), np.array([-8.0])), expected) == 1 / 8
-    assert accuracy.finite("error", accuracy.error((np.array([4.0, np.inf]), np.array([-8.0])), expected)) == {}
+    assert (
+        accuracy.finite(
+            "error", accuracy.error((np.array([4.0, np.inf]), np.array([-8.0])), expected)
+        )
+        == {}
+    )
     assert accuracy.finite("error", 0.5) == {"error": 0.5}
 
 
 def test_digits_that_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "residual_params", lambda blocks: {"decode": np.eye(3)})
-    monkeypatch.setattr(accuracy.data, "digits", lambda: SimpleNamespace(test_y=np.array([0, 2, 1, 1])))
+    monkeypatch.setattr(
+        accuracy.data, "digits", lambda: SimpleNamespace(test_y=np.array([0, 2, 1, 1]))
+    )
     states = np.stack([np.zeros((4, 3)), np.eye(3)[[0, 2, 1, 0]]])
     assert accuracy.right(100)(states) == {"digits right": 0.75}

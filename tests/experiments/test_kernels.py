@@ -47,13 +47,17 @@ ENTRY %main.9 (x.1: f32[8]) -> f32[8] {
   %yes = f32[8]{0} conditional(%zero, %x.1, %x.1), true_computation=%branch.b, false_computation=%branch.a
   ROOT %end = (f32[8]{0}, s32[]{:T(256)}) fusion(%open), kind=kLoop, calls=%fused_add
 }
-""".replace("OF_KNOWN", 'metadata={op_name="jit(f)/while"}, backend_config={"known_trip_count":{"n":"10"}}')
+""".replace(
+    "OF_KNOWN", 'metadata={op_name="jit(f)/while"}, backend_config={"known_trip_count":{"n":"10"}}'
+)
 
 
 def test_launches_are_all_that_does_something():
     found = launches(TEXT)
     assert found.here == 3  # the longer way of each branch, and the last kernel
-    assert [(loop.name, loop.turns, loop.body.here, loop.condition.here) for loop in found.loops] == [
+    assert [
+        (loop.name, loop.turns, loop.body.here, loop.condition.here) for loop in found.loops
+    ] == [
         ("jit(f)/while", 10, 3, 1),
         ("jit(f)/finish/while", None, 3, 1),
     ]
@@ -98,7 +102,10 @@ def test_rows_say_what_is_launched_and_what_that_takes():
     assert list(rows) == ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16", "newton"]
     newton = rows["newton"]
     assert newton["iterations"] >= 3
-    assert (newton["launches"], newton["waits"]) == (44, 1)  # its loop is called "finish" in that text
+    assert (newton["launches"], newton["waits"]) == (
+        44,
+        1,
+    )  # its loop is called "finish" in that text
     assert newton["latency ms"] == pytest.approx(1e3 * (20e-6 + 44 * 2.5e-6 + 15e-6))
     assert newton["fewer launches"] == newton["latency speedup"] == 1
     assert 0 < newton["depth"] < rows["lax.scan"]["depth"]
@@ -106,7 +113,15 @@ def test_rows_say_what_is_launched_and_what_that_takes():
 
 
 def test_the_figure_has_a_line_for_every_case(tmp_path):
-    case = {"kind": "tanh", "L": 1024, "w": 8, "batch": 1, "direction": "forward", "latency ms": 0.1, "predicted ms": 0.2}
+    case = {
+        "kind": "tanh",
+        "L": 1024,
+        "w": 8,
+        "batch": 1,
+        "direction": "forward",
+        "latency ms": 0.1,
+        "predicted ms": 0.2,
+    }
     rows = [case | {"program": "lax.scan", "sequential": True, "launches": 4000}]
     rows += [case | {"program": "newton", "sequential": False, "launches": 100}]
     rows += [rows[0] | {"kind": None, "data": "digits", "direction": "training step"}]

@@ -26,17 +26,24 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_runs_from_start_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     size = ["--lengths", "12", "--widths", "2", "--directions", "forward", "backward"]
     mlp.main([*size, "--repeats", "1", "--keep", "toy", "--out", str(tmp_path)])
     folder = tmp_path / results.device()
     text = capsys.readouterr().out
-    assert text.splitlines()[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
+    assert text.splitlines()[-2:] == [
+        f"kept in {folder / 'toy.jsonl'}",
+        f"drawn in {folder / 'toy.png'}",
+    ]
     assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
     environment, rows = results.read(folder / "toy.jsonl")
     assert environment["complete"] is True
     assert [row["direction"] for row in rows if row["baseline"]] == ["forward", "backward"]
-    assert all((row["kind"], row["L"], row["w"], row["batch"]) == ("tanh", 12, 2, 1) for row in rows)
+    assert all(
+        (row["kind"], row["L"], row["w"], row["batch"]) == ("tanh", 12, 2, 1) for row in rows
+    )
     assert not [row for row in rows if "note" in row]
     assert all(row["depth"] > 0 and row["predicted ms"] > 0 and row["speedup"] > 0 for row in rows)
     assert {row["program"] for row in rows if "iterations" in row} == {"auto", "newton"}
@@ -72,7 +79,9 @@ import experiments.mlp, experiments.suite, experiments.report
 from experiments.common.progress import progress
 assert list(progress([1, 2])) == [1, 2]
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -80,7 +89,9 @@ def test_the_most_important_sizes_come_first() -> None:
     everything = mlp.default_sizes(quick=False, on_cpu=False)
     assert len(everything) == len(set(everything)) == 2 * 9 * 6 * 3
     assert everything[0] == mlp.Size("tanh", 1024, 2, 1)
-    assert [size for size in everything if size.length == 1024][:3] == [mlp.Size("tanh", 1024, w, 1) for w in (2, 4, 8)]
+    assert [size for size in everything if size.length == 1024][:3] == [
+        mlp.Size("tanh", 1024, w, 1) for w in (2, 4, 8)
+    ]
     assert {size.kind for size in everything[:20]} == {"tanh"}
     assert len(mlp.default_sizes(quick=False, on_cpu=True)) < 20
 
@@ -91,7 +102,10 @@ def test_all_directions_are_of_one_network() -> None:
     for w, b in zip(*map(np.asarray, (layers["w"], layers["b"])), strict=True):
         z = np.tanh(z @ w + b)
     np.testing.assert_allclose(jax.jit(mlp.forward("tanh", jax.lax.scan))(layers, x), z, rtol=1e-5)
-    assert mlp.step("relu", jnp.full((1, 3), -9.0), jax.tree.map(lambda leaf: leaf[0], layers)).min() == 0
+    assert (
+        mlp.step("relu", jnp.full((1, 3), -9.0), jax.tree.map(lambda leaf: leaf[0], layers)).min()
+        == 0
+    )
     backward = mlp.backward("tanh", jax.lax.scan)
     assert backward.prepare is not None
     pulled = jax.jit(backward.run)(*backward.prepare(layers, x))

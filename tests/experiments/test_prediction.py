@@ -44,7 +44,9 @@ def test_what_is_listed(listed: list[Listed]) -> None:
     names = [(one.chain, one.name) for one in listed]
     assert len(names) == len(set(names)) >= 30
     assert {one.chain.split()[0] for one in listed} == {"gru", "mlp", "recurrence", "halving"}
-    assert {"scan", "unrolled", "sequential", "pcr", "newton", "auto"} < {one.name for one in listed}
+    assert {"scan", "unrolled", "sequential", "pcr", "newton", "auto"} < {
+        one.name for one in listed
+    }
     assert 10 < sum("gradient" in one.chain for one in listed) < len(listed) - 10
 
 
@@ -53,7 +55,9 @@ def test_the_first_program_of_a_chain_is_the_sequential_one(listed: list[Listed]
     for one in listed:
         first.setdefault(one.chain, one.name)
     assert set(first.values()) == {"scan", "unrolled", "sequential", "while_loop"}
-    assert sum(one.name != first[one.chain] for one in listed) == 2 * 2 + 3 * 4  # of GRUs and of recurrences
+    assert (
+        sum(one.name != first[one.chain] for one in listed) == 2 * 2 + 3 * 4
+    )  # of GRUs and of recurrences
 
 
 @pytest.mark.usefixtures("listed")
@@ -107,7 +111,9 @@ def test_halving_turns_as_often_as_it_says() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(1e-6, 100), (1 / 256, 25), (1.0, 7)])
-def test_short_programs_are_called_more_often(monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int) -> None:
+def test_short_programs_are_called_more_often(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int
+) -> None:
     monkeypatch.setattr(timing, "clock", lambda call: seconds)
     assert prediction.measured(lambda: None, repeats=7).seconds == (seconds,) * calls
 
@@ -125,7 +131,11 @@ def until(x: Array) -> Array:
 
 
 ONES = (jnp.ones(8),)
-TOYS = [Listed("sines", "two", (sines, ONES)), Listed("until", "loop", (until, ONES), 3), Listed("sines", "one", (sine, ONES))]
+TOYS = [
+    Listed("sines", "two", (sines, ONES)),
+    Listed("until", "loop", (until, ONES), 3),
+    Listed("sines", "one", (sine, ONES)),
+]
 
 
 @pytest.fixture
@@ -151,16 +161,30 @@ def test_the_command_runs_from_start_to_end(
     lines = capsys.readouterr().out.splitlines()
     folder = tmp_path / results.device()
     assert lines[0].split()[:6] == ["chain", "program", "depth", "predicted", "ms", "ms"]
-    assert [line.split()[:2] for line in lines[2:5]] == [["sines", "two"], ["until", "loop"], ["sines", "one"]]
-    assert [line.split(":")[0] for line in lines[5:8]] == ["3 median times", "3 least times", "1 speedups"]
+    assert [line.split()[:2] for line in lines[2:5]] == [
+        ["sines", "two"],
+        ["until", "loop"],
+        ["sines", "one"],
+    ]
+    assert [line.split(":")[0] for line in lines[5:8]] == [
+        "3 median times",
+        "3 least times",
+        "1 speedups",
+    ]
     assert lines[8:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
     assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
     environment, rows = results.read(folder / "toy.jsonl")
     assert environment["complete"] is True
-    assert [row["depth"] for row in rows] == [4, 7, 1]  # until: three comparisons and quotients, and the comparison that ends it
+    assert [row["depth"] for row in rows] == [
+        4,
+        7,
+        1,
+    ]  # until: three comparisons and quotients, and the comparison that ends it
     for row, one in zip(rows, TOYS, strict=True):
         run, args = one.program
-        assert row["predicted ms"] == pytest.approx(1e3 * depth.predict(depth.analyze(run, *args, trip_counts=one.turns), DEVICE))
+        assert row["predicted ms"] == pytest.approx(
+            1e3 * depth.predict(depth.analyze(run, *args, trip_counts=one.turns), DEVICE)
+        )
         assert 2 ** row["log2"] == pytest.approx(row["predicted ms"] / row["ms"])
         assert 0 < row["min ms"] <= row["ms"] <= row["max ms"]
         assert row["trace s"] > 0
@@ -177,15 +201,23 @@ def test_programs_of_one_chain_are_compared() -> None:
     assert one["predicted speedup"] == pytest.approx(two["predicted ms"] / one["predicted ms"])
     assert one["speedup"] == pytest.approx(two["ms"] / one["ms"])
     expected = np.sin(np.sin(1.0)) / 2
-    assert one["error"] == pytest.approx((np.sin(1.0) - expected) / expected)  # that is not the same, and it says so
+    assert one["error"] == pytest.approx(
+        (np.sin(1.0) - expected) / expected
+    )  # that is not the same, and it says so
 
 
 @pytest.mark.usefixtures("toys", "calibrations")
-def test_what_is_stopped_midway_leaves_what_it_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_stopped_midway_leaves_what_it_had(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prediction, "programs", lambda quick: iter([TOYS[0], Listed("broken", "broken", (stopped, ()))]))
+    monkeypatch.setattr(
+        prediction,
+        "programs",
+        lambda quick: iter([TOYS[0], Listed("broken", "broken", (stopped, ()))]),
+    )
     with pytest.raises(KeyboardInterrupt):
         prediction.main(["--keep", "toy", "--out", str(tmp_path)])
     environment, rows = results.read(tmp_path / results.device() / "toy.jsonl")
@@ -194,7 +226,9 @@ def test_what_is_stopped_midway_leaves_what_it_had(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("toys")
-def test_a_calibration_is_made_anew_if_asked_for(calibrations: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_calibration_is_made_anew_if_asked_for(
+    calibrations: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
     prediction.main(["--calibrate", "--seconds", "-1"])
     assert calibrations == [{"refresh": True}]
     assert "stopped after -1 s" in capsys.readouterr().out
@@ -203,7 +237,10 @@ def test_a_calibration_is_made_anew_if_asked_for(calibrations: list[dict[str, An
 def test_the_summary() -> None:
     """Ten ms, measured as 10, 20, 5, 40, 2.5 ...: off by 0, 1, 2, ... powers of two; least times are a quarter of these."""
     signs = [-1, 1] * 6
-    rows = [{"predicted ms": 10, "log2": -signs[k] * k, "min ms": 2.5 * 2.0 ** (signs[k] * k)} for k in range(11)]
+    rows = [
+        {"predicted ms": 10, "log2": -signs[k] * k, "min ms": 2.5 * 2.0 ** (signs[k] * k)}
+        for k in range(11)
+    ]
     rows[3] |= {"predicted speedup": 8, "speedup": 2}
     assert prediction.summary(rows) == [
         "11 median times: |log2(predicted / measured)| is 5.00 in the median, 9.00 at the 90th percentile",

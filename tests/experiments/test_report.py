@@ -15,13 +15,30 @@ Row = dict[str, Any]
 def row(program: str, ms: float, **more: Any) -> Row:
     case = {"kind": "tanh", "L": 1024, "w": 8, "batch": 1, "direction": "forward", **more}
     sequential = program == "lax.scan"
-    found = {"program": program, "baseline": sequential, "ms": ms, "speedup": 8 / ms, "over lax.scan": 8 / ms}
-    return case | found | {"predicted speedup": 1.0 if sequential else 5.0, "log2": 1.0 if sequential else -2.0}
+    found = {
+        "program": program,
+        "baseline": sequential,
+        "ms": ms,
+        "speedup": 8 / ms,
+        "over lax.scan": 8 / ms,
+    }
+    return (
+        case
+        | found
+        | {"predicted speedup": 1.0 if sequential else 5.0, "log2": 1.0 if sequential else -2.0}
+    )
 
 
 def write(folder: Path, name: str, rows: list[Row], **environment: Any) -> None:
     folder.mkdir(exist_ok=True)
-    head = {"processor": "Toy", "cores": 2, "jax": "0.10.2", "python": "3.11.7", "commit": "0123456789ab", "complete": True}
+    head = {
+        "processor": "Toy",
+        "cores": 2,
+        "jax": "0.10.2",
+        "python": "3.11.7",
+        "commit": "0123456789ab",
+        "complete": True,
+    }
     head |= {"time": "2026-01-02T03:04:05+00:00", **environment}
     lines = [json.dumps(line) for line in ({"environment": head}, *rows)]
     (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
@@ -33,7 +50,11 @@ def folders(tmp_path: Path) -> list[Path]:
     cpu, gpu = tmp_path / "cpu", tmp_path / "gpu"
     forward = [row("lax.scan", 8.0), row("newton", 16.0), row("auto", 1.0)]
     write(cpu, "mlp", [*forward, row("lax.scan", 8.0, L=64), row("newton", 4.0, L=64)])
-    write(cpu, "analysis", [{"part": "toy", "program": "line | loop", "depth": 3, "times": {"a": 1}, "none": None}])
+    write(
+        cpu,
+        "analysis",
+        [{"part": "toy", "program": "line | loop", "depth": 3, "times": {"a": 1}, "none": None}],
+    )
     (cpu / "mlp.png").write_bytes(b"\x89PNG")
     write(gpu, "mlp", [row("lax.scan", 8.0), row("newton", 0.2)], jax="0.11.2", complete=False)
     return [cpu, gpu]
@@ -67,7 +88,17 @@ def test_the_readme_says_what_the_files_say(folders: list[Path], tmp_path: Path)
     assert text.startswith(f"# Toy\n\n{report.BEGIN}\n| speedup")
     assert text.endswith(f"\n{report.END}\n\nthe rest\n")
     # "auto" counts here: it is what a user gets.
-    assert line(text, "MLP, 1024 layers")[1:] == ["30 (DeepPCR)", "8", "8", "5", "auto", "40", "40", "5", "newton"]
+    assert line(text, "MLP, 1024 layers")[1:] == [
+        "30 (DeepPCR)",
+        "8",
+        "8",
+        "5",
+        "auto",
+        "40",
+        "40",
+        "5",
+        "newton",
+    ]
     assert line(text, "the same, backward")[2:] == [""] * 8
     before = text
     report.main([*map(str, folders), "--readme", str(readme)])
@@ -77,9 +108,21 @@ def test_the_readme_says_what_the_files_say(folders: list[Path], tmp_path: Path)
 def test_launches_on_a_gpu_that_was_not_at_hand_are_told(folders: list[Path]) -> None:
     assert report.launches(report.read(folders)) == ""
     case = {"target": "H200", "kind": "tanh", "L": 1024, "w": 8, "batch": 1, "direction": "forward"}
-    programs = {"lax.scan": (4000, True), "lax.scan, unroll 16": (700, True), "newton": (100, False), "diagonal": (200, False)}
+    programs = {
+        "lax.scan": (4000, True),
+        "lax.scan, unroll 16": (700, True),
+        "newton": (100, False),
+        "diagonal": (200, False),
+    }
     rows = [
-        case | {"program": name, "sequential": loop, "launches": count, "waits": 3, "fewer launches": 4000 / count}
+        case
+        | {
+            "program": name,
+            "sequential": loop,
+            "launches": count,
+            "waits": 3,
+            "fewer launches": 4000 / count,
+        }
         for name, (count, loop) in programs.items()
     ]
     write(folders[0], "kernels", rows)
@@ -97,7 +140,9 @@ def test_a_readme_without_a_place_is_left_alone(folders: list[Path], tmp_path: P
     assert readme.read_text() == "# Toy\n"
 
 
-def test_the_page_is_written_or_printed(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_is_written_or_printed(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "page.md"
     report.main([str(folders[0]), "--page", str(page)])
     assert "gpu" not in page.read_text()
@@ -114,21 +159,45 @@ def test_devices_of_one_name_are_told_apart(folders: list[Path], tmp_path: Path)
     write(tmp_path / "other" / "cpu", "mlp", [row("lax.scan", 8.0), row("newton", 2.0)])
     devices = report.read([folders[0], tmp_path / "other" / "cpu"])
     assert len({device.name for device in devices}) == 2
-    assert line(report.headlines(devices), "MLP, 1024")[2:] == ["8", "8", "5", "auto", "4", "4", "5", "newton"]
+    assert line(report.headlines(devices), "MLP, 1024")[2:] == [
+        "8",
+        "8",
+        "5",
+        "auto",
+        "4",
+        "4",
+        "5",
+        "newton",
+    ]
 
 
 def test_iterations_that_did_not_converge_are_no_result(tmp_path: Path) -> None:
-    write(tmp_path / "cpu", "mlp", [row("lax.scan", 8.0), row("newton", 2.0), row("stopped", 0.1) | {"ended": "not converged"}])
+    write(
+        tmp_path / "cpu",
+        "mlp",
+        [
+            row("lax.scan", 8.0),
+            row("newton", 2.0),
+            row("stopped", 0.1) | {"ended": "not converged"},
+        ],
+    )
     assert line(report.headlines(report.read([tmp_path / "cpu"])), "MLP, 1024")[2] == "4"
 
 
 def test_a_table_in_markdown() -> None:
     rows = [{"run": "scan", "ms": 1.23456}, {"run": "newton"}]
-    assert markdown(rows).splitlines() == ["| run | ms |", "|---|--:|", "| scan | 1.23 |", "| newton |  |"]
+    assert markdown(rows).splitlines() == [
+        "| run | ms |",
+        "|---|--:|",
+        "| scan | 1.23 |",
+        "| newton |  |",
+    ]
     assert markdown([]) == ""
 
 
 def test_our_own_readme_says_what_the_kept_files_say() -> None:
     root = Path(__file__).parents[2]
-    kept = report.read(sorted(folder for folder in (root / "experiments/results").iterdir() if folder.is_dir()))
+    kept = report.read(
+        sorted(folder for folder in (root / "experiments/results").iterdir() if folder.is_dir())
+    )
     assert report.readme(kept) in (root / "README.md").read_text(encoding="utf-8")

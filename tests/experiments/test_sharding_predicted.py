@@ -23,7 +23,9 @@ def test_messages_in_a_switch_and_in_a_torus() -> None:
     assert switch.message(1000, 1) == switch.message(1000, 4) == pytest.approx(2e-6)
     assert switch.message(1000, 8) == pytest.approx(2e-5)
     torus = dataclasses.replace(switch, group=256, row=16)
-    assert [torus.message(1000, d) for d in (1, 8, 16, 128)] == pytest.approx([2e-6, 16e-6, 2e-6, 16e-6])
+    assert [torus.message(1000, d) for d in (1, 8, 16, 128)] == pytest.approx(
+        [2e-6, 16e-6, 2e-6, 16e-6]
+    )
     assert [links.distances(count) for count in (1, 2, 8)] == [[], [1], [1, 2, 4]]
     # 4 devices, 800 bytes: halves to the second next, quarters to the next, and back.
     assert switch.all_reduce(800, 4) == pytest.approx(2 * (2 * 1e-6 + 600e-9))
@@ -34,7 +36,9 @@ def test_one_device_on_paper_computes_and_sends_nothing() -> None:
     computed, sent = predicted.over_the_chain(SMALL, Layout(), PAPER, 3)
     assert sent == 0
     assert computed > 0
-    of_eight, sent = predicted.over_the_chain(dataclasses.replace(SMALL, length=8 * 16), Layout(chain=8), PAPER, 3)
+    of_eight, sent = predicted.over_the_chain(
+        dataclasses.replace(SMALL, length=8 * 16), Layout(chain=8), PAPER, 3
+    )
     assert of_eight > computed  # as many layers each, and the maps of all to combine
     assert sent > 0
     assert predicted.over_the_batch(SMALL, 16, PAPER) is None
@@ -43,12 +47,16 @@ def test_one_device_on_paper_computes_and_sends_nothing() -> None:
 def test_simulated_devices_share_cores() -> None:
     assert [HERE.crowd(count) for count in (1, 2, 8)] == [1, 1, 4]
     assert PAPER.crowd(8) == 1
-    alone = predicted.over_the_chain(SMALL, Layout(chain=8), dataclasses.replace(HERE, cores=None), 3)
+    alone = predicted.over_the_chain(
+        SMALL, Layout(chain=8), dataclasses.replace(HERE, cores=None), 3
+    )
     shared = predicted.over_the_chain(SMALL, Layout(chain=8), HERE, 3)
     assert shared == pytest.approx((4 * alone[0], alone[1]))
 
 
-def test_turns_that_are_a_loop_of_their_own_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_that_are_a_loop_of_their_own_are_not_counted_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("deeppcr.loops.ahead", lambda turns: min(turns, 3))
     assert [predicted.counted(turns) for turns in (None, 2, 5)] == [None, 0, 2]
 

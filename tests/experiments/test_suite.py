@@ -36,12 +36,27 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_crashes_hangs_or_lacks_a_package_is_a_line_and_the_rest_runs(tmp_path: Path) -> None:
     child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-S', '-c', {0!r}]); time.sleep(60)"
-    deaf, late = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)", tmp_path / "late"
+    deaf, late = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        tmp_path / "late",
+    )
     entries = [
         Fake("right", least=0.1, weight=3, program="print('fine')"),
-        Fake("crash", least=0.1, weight=3, program="print('so far'); raise ValueError('too small')"),
-        Fake("lacks", least=0.1, weight=3, program="import sys; sys.exit('lacks needs torch, which is not installed')"),
-        Fake("hang", least=0.6, weight=0.01, program=child.format(f"{deaf}; time.sleep(2); open({str(late)!r}, 'w')")),
+        Fake(
+            "crash", least=0.1, weight=3, program="print('so far'); raise ValueError('too small')"
+        ),
+        Fake(
+            "lacks",
+            least=0.1,
+            weight=3,
+            program="import sys; sys.exit('lacks needs torch, which is not installed')",
+        ),
+        Fake(
+            "hang",
+            least=0.6,
+            weight=0.01,
+            program=child.format(f"{deaf}; time.sleep(2); open({str(late)!r}, 'w')"),
+        ),
         Fake("large", least=1000, program="raise SystemExit"),
         Fake("last", least=0.1, program="print('also')"),
     ]
@@ -74,8 +89,21 @@ def test_the_table_says_what_was_written(
     (tmp_path / "cpu").mkdir()
     text = '{"environment": {}}\\n{"L": 1}\\n{"L": 2}\\n'
     program = f"open({str(tmp_path / 'cpu' / 'toy.jsonl')!r}, 'w').write('{text}')"
-    monkeypatch.setattr(suite, "ENTRIES", (Fake("toy", least=1, program=program), Fake("other", least=1)))
-    suite.main(["--budget", "20", "--only", "toy", "--out", str(tmp_path), "--logs", str(tmp_path / "logs")])
+    monkeypatch.setattr(
+        suite, "ENTRIES", (Fake("toy", least=1, program=program), Fake("other", least=1))
+    )
+    suite.main(
+        [
+            "--budget",
+            "20",
+            "--only",
+            "toy",
+            "--out",
+            str(tmp_path),
+            "--logs",
+            str(tmp_path / "logs"),
+        ]
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "toy: done"
     assert lines[-2].split()[2:] == ["2", "toy.jsonl", "done"]
@@ -92,9 +120,13 @@ def stop(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("entry", suite.ENTRIES, ids=lambda entry: entry.name)
-def test_every_experiment_is_there_and_takes_the_options_it_is_given(entry: suite.Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_experiment_is_there_and_takes_the_options_it_is_given(
+    entry: suite.Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert entry.name in command.registry()
-    assert 'parser("' in (ROOT / "experiments" / f"{entry.name}.py").read_text(encoding="utf-8")  # with options that all share
+    assert 'parser("' in (ROOT / "experiments" / f"{entry.name}.py").read_text(
+        encoding="utf-8"
+    )  # with options that all share
     line = entry.command(100.0, quick=True)
     module = importlib.import_module(command.registry()[entry.name])
     monkeypatch.setattr("argparse.ArgumentParser.error", lambda self, message: pytest.fail(message))
@@ -103,12 +135,24 @@ def test_every_experiment_is_there_and_takes_the_options_it_is_given(entry: suit
         if hasattr(module, name):
             monkeypatch.setattr(module, name, stop)
     with pytest.raises(Stopped):
-        module.main([word for word in line[line.index(entry.name) + 1 :] if word not in ("--out", str(results.FOLDER))])
+        module.main(
+            [
+                word
+                for word in line[line.index(entry.name) + 1 :]
+                if word not in ("--out", str(results.FOLDER))
+            ]
+        )
 
 
-def test_the_option_out_is_taken_from_any_experiment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_option_out_is_taken_from_any_experiment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     seen: list[object] = []
-    toy = type("Toy", (), {"main": staticmethod(lambda argv: seen.append((argv, results.write("toy", [{"L": 1}]))))})
+    toy = type(
+        "Toy",
+        (),
+        {"main": staticmethod(lambda argv: seen.append((argv, results.write("toy", [{"L": 1}]))))},
+    )
     monkeypatch.setattr(command.importlib, "import_module", lambda _: toy)
     command.main(["mlp", "--quick", "--out", str(tmp_path)])
     assert seen == [(["--quick"], tmp_path / results.device() / "toy.jsonl")]

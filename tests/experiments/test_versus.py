@@ -69,13 +69,30 @@ def rows() -> dict[str, Row]:
         "fails": fails,
         "endless": lambda z, xs: jax.lax.fori_loop(0, 10**9, lambda _, z: step(z, xs[0]), z),
     }
-    case = Case({"L": LENGTH, "direction": "forward"}, [arguments(0), arguments(1)], baselines(last, LENGTH, longest=0), programs)
+    case = Case(
+        {"L": LENGTH, "direction": "forward"},
+        [arguments(0), arguments(1)],
+        baselines(last, LENGTH, longest=0),
+        programs,
+    )
     return {row["program"]: row for row in race(case, DEVICE, repeats=3, longest=1.0)}
 
 
 def test_a_row_says_what_was_predicted_and_what_came_of_it() -> None:
     newton, scan = rows()["newton"], rows()["lax.scan"]
-    known = {"L", "direction", "program", "baseline", "ms", "min ms", "max ms", "repeats", "trace s", "compile s", "temp MB"}
+    known = {
+        "L",
+        "direction",
+        "program",
+        "baseline",
+        "ms",
+        "min ms",
+        "max ms",
+        "repeats",
+        "trace s",
+        "compile s",
+        "temp MB",
+    }
     known |= {"depth", "work", "predicted ms", "log2", "error", "iterations", "residual", "ended"}
     known |= {"speedup", "over lax.scan", "depth speedup", "predicted speedup"}
     assert known == newton.keys()
@@ -89,12 +106,18 @@ def test_a_row_says_what_was_predicted_and_what_came_of_it() -> None:
 def test_speedups_are_those_of_the_times() -> None:
     found = rows()
     sequential = [row for row in found.values() if row["baseline"]]
-    assert [row["program"] for row in sequential] == ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16"]
+    assert [row["program"] for row in sequential] == [
+        "lax.scan",
+        "lax.scan, unroll 4",
+        "lax.scan, unroll 16",
+    ]
     scan, newton = sequential[0], found["newton"]
     assert newton["min ms"] <= newton["ms"] <= newton["max ms"]
     assert newton["over lax.scan"] == pytest.approx(scan["ms"] / newton["ms"])
     assert newton["speedup"] == pytest.approx(min(row["ms"] for row in sequential) / newton["ms"])
-    assert newton["predicted speedup"] == pytest.approx(min(row["predicted ms"] for row in sequential) / newton["predicted ms"])
+    assert newton["predicted speedup"] == pytest.approx(
+        min(row["predicted ms"] for row in sequential) / newton["predicted ms"]
+    )
     assert newton["depth speedup"] == scan["depth"] / newton["depth"]
     assert newton["log2"] == pytest.approx(math.log2(newton["predicted ms"] / newton["ms"]))
     assert (scan["over lax.scan"], scan["depth speedup"], scan["error"]) == (1, 1, 0)
@@ -114,7 +137,10 @@ def test_what_is_wrong_or_does_not_run_has_a_note_and_no_speedup() -> None:
 
 def test_a_loop_whose_turns_nobody_tells_has_no_depth() -> None:
     row = rows()["newton, unsolved"]
-    assert not {"depth", "predicted ms", "log2", "depth speedup", "predicted speedup", "iterations"} & row.keys()
+    assert (
+        not {"depth", "predicted ms", "log2", "depth speedup", "predicted speedup", "iterations"}
+        & row.keys()
+    )
     assert row["speedup"] > 0
 
 
@@ -130,15 +156,24 @@ def test_what_was_measured_is_summed_up() -> None:
 
 def test_a_backward_pass_is_timed_alone() -> None:
     programs = {"adjoint": backward(partial(deeppcr.scan, method="sequential", adjoint="pcr"))}
-    case = Case({"direction": "backward"}, [arguments(0), arguments(1)], {"lax.scan": backward(jax.lax.scan)}, programs)
+    case = Case(
+        {"direction": "backward"},
+        [arguments(0), arguments(1)],
+        {"lax.scan": backward(jax.lax.scan)},
+        programs,
+    )
     scan, adjoint = race(case, DEVICE, repeats=1)
-    whole = versus.depth.analyze(jax.grad(lambda *given: last(jax.lax.scan)(*given).sum()), *arguments(0)).depth
+    whole = versus.depth.analyze(
+        jax.grad(lambda *given: last(jax.lax.scan)(*given).sum()), *arguments(0)
+    ).depth
     assert scan["depth"] < whole
     assert adjoint["error"] < 1e-5
     assert "note" not in adjoint
 
 
-def test_calls_go_through_all_arguments_and_the_first_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_go_through_all_arguments_and_the_first_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[Any] = []
 
     class Build:
@@ -165,7 +200,11 @@ def test_a_python_loop_is_a_scan() -> None:
         z = step(z, x)
         return z, {"z": z}
 
-    for found, wanted in zip(jax.tree.leaves(unrolled(body, z, xs)), jax.tree.leaves(jax.lax.scan(body, z, xs)), strict=True):
+    for found, wanted in zip(
+        jax.tree.leaves(unrolled(body, z, xs)),
+        jax.tree.leaves(jax.lax.scan(body, z, xs)),
+        strict=True,
+    ):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert "unrolled" in baselines(last, 20)
     assert "unrolled" not in baselines(last, 1000)
@@ -173,7 +212,9 @@ def test_a_python_loop_is_a_scan() -> None:
 
 def test_distance_is_relative_to_the_largest_entry() -> None:
     assert distance({"a": jnp.array([0.0, 4.0])}, {"a": jnp.array([1.0, 4.0])}) == 0.25
-    assert distance([jnp.array([1.0]), jnp.array([math.nan])], [jnp.ones(1), jnp.ones(1)]) == math.inf
+    assert (
+        distance([jnp.array([1.0]), jnp.array([math.nan])], [jnp.ones(1), jnp.ones(1)]) == math.inf
+    )
     assert distance(jnp.zeros(0), jnp.zeros(0)) == 0
 
 

@@ -24,10 +24,17 @@ LONGEST = 120.0  # seconds for making one program smaller
 def main() -> int:
     """Print what fails; 1 if anything does."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m tests.fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to search")
-    parser.add_argument("--first", type=int, default=random.SystemRandom().randrange(10**6), help="the seed to begin with")
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=random.SystemRandom().randrange(10**6),
+        help="the seed to begin with",
+    )
     parser.add_argument("--count", type=int, default=None, help="how many seeds at most")
     parser.add_argument("--only", choices=net.SORTS, default=None, help="which programs")
     options = parser.parse_args()
@@ -51,21 +58,27 @@ def main() -> int:
                 continue
             counts["right" if failure is None else "failures"] += 1
             if failure is not None:
-                program, failure = net.shrink(program, failure, smaller, net.find_failure, time.monotonic() + LONGEST)
+                program, failure = net.shrink(
+                    program, failure, smaller, net.find_failure, time.monotonic() + LONGEST
+                )
                 again = f"python -m tests.fuzz --only {sort} --first {seed} --count 1"
                 alike = failure.kind, program.sort
                 if alike in shown:
                     print(f"# {failure.kind}, as above: {again}", flush=True)
                 else:
                     shown.append(alike)
-                    print(f"\n{net.report(program, failure)}\n# to search for it again: {again}\n", flush=True)
+                    print(
+                        f"\n{net.report(program, failure)}\n# to search for it again: {again}\n",
+                        flush=True,
+                    )
         if time.monotonic() > until:
             break
         if seed % 20 == 0:
             jax.clear_caches()  # each program is compiled, and seen once
     seconds = time.monotonic() - began
     print(
-        f"{sum(counts.values())} programs in {seconds:.0f} s: " + ", ".join(f"{n} {word}" for word, n in sorted(counts.items()))
+        f"{sum(counts.values())} programs in {seconds:.0f} s: "
+        + ", ".join(f"{n} {word}" for word, n in sorted(counts.items()))
     )
     return 1 if shown else 0
 

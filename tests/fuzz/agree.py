@@ -19,10 +19,14 @@ FACTOR = {"bfloat16": 4.0, "float32": 64.0, "float64": 64.0}
 AT_ONCE = 8  # units in the last place that need no measurement
 
 
-def differences(program: Any, expected: Any, found: Any, disturbed: Callable[[], list[Any]]) -> list[str]:
+def differences(
+    program: Any, expected: Any, found: Any, disturbed: Callable[[], list[Any]]
+) -> list[str]:
     """Where ``found`` is not ``expected``, in words. ``disturbed`` runs the program again, with rounding errors."""
     if jax.tree.structure(expected) != jax.tree.structure(found):
-        return [f"structure: expected {jax.tree.structure(expected)}, found {jax.tree.structure(found)}"]
+        return [
+            f"structure: expected {jax.tree.structure(expected)}, found {jax.tree.structure(found)}"
+        ]
     paths = jax.tree_util.tree_leaves_with_path(expected)
     pairs = [(path, e, f) for (path, e), f in zip(paths, jax.tree.leaves(found), strict=True)]
     samples: list[list[Any]] = []
@@ -30,7 +34,9 @@ def differences(program: Any, expected: Any, found: Any, disturbed: Callable[[],
     for index, (path, e, f) in enumerate(pairs):
         name = jax.tree_util.keystr(path)
         if e.dtype != f.dtype or e.shape != f.shape:
-            problems.append(f"{name}: expected {e.dtype}{list(e.shape)}, found {f.dtype}{list(f.shape)}")
+            problems.append(
+                f"{name}: expected {e.dtype}{list(e.shape)}, found {f.dtype}{list(f.shape)}"
+            )
             continue
         if not jnp.issubdtype(e.dtype, jnp.floating):
             if not np.array_equal(e, f):
@@ -41,13 +47,19 @@ def differences(program: Any, expected: Any, found: Any, disturbed: Callable[[],
         e, f = np.asarray(e, np.float64), np.asarray(f, np.float64)
         size = along(program, path, np.where(np.isfinite(e), np.abs(e), 0))
         with np.errstate(invalid="ignore"):
-            if np.all((np.abs(e - f) <= AT_ONCE * eps * size + tiny) | (e == f) | (np.isnan(e) & np.isnan(f))):
+            if np.all(
+                (np.abs(e - f) <= AT_ONCE * eps * size + tiny)
+                | (e == f)
+                | (np.isnan(e) & np.isnan(f))
+            ):
                 continue
         if not samples:
             samples = [jax.tree.leaves(sample) for sample in disturbed()]
         runs = np.stack([np.asarray(sample[index], np.float64) for sample in samples])
         finite = np.isfinite(runs).all(0) & np.isfinite(e)
-        same_end = np.isfinite(runs).any(0) | np.isfinite(e)  # what overflows in some runs only may overflow
+        same_end = np.isfinite(runs).any(0) | np.isfinite(
+            e
+        )  # what overflows in some runs only may overflow
         with np.errstate(invalid="ignore"):
             moved = along(program, path, np.where(finite, np.abs(runs - e), 0).max(0))
             allowed = FACTOR[program.dtype] * (moved + eps * size) + FACTOR[program.dtype] * tiny
@@ -75,10 +87,14 @@ def noisy(sample: Any, eps: float) -> Callable[..., Any]:
     numbers = itertools.count()
 
     def errors(*shape: int) -> Any:
-        signs = np.random.default_rng([next(numbers), *shape]).choice([-1.0, 1.0], (SAMPLES, *shape))
+        signs = np.random.default_rng([next(numbers), *shape]).choice(
+            [-1.0, 1.0], (SAMPLES, *shape)
+        )
         return jnp.asarray(signs)[sample] * eps
 
-    def scan(step: Any, init: Any, xs: Any = None, length: Any = None, reverse: bool = False) -> Any:
+    def scan(
+        step: Any, init: Any, xs: Any = None, length: Any = None, reverse: bool = False
+    ) -> Any:
         count = length if length is not None else len(jax.tree.leaves(xs)[0])
         leaves, tree = jax.tree.flatten(init)
         by_step = [(errors(count, *leaf.shape), errors(count, *leaf.shape)) for leaf in leaves]
@@ -87,7 +103,10 @@ def noisy(sample: Any, eps: float) -> Callable[..., Any]:
             (z, sizes), (x, off) = carry, x
             z, y = step(z, x)
             leaves = jax.tree.leaves(z)
-            sizes = [jnp.maximum(size, lax.stop_gradient(jnp.abs(leaf))) for size, leaf in zip(sizes, leaves, strict=True)]
+            sizes = [
+                jnp.maximum(size, lax.stop_gradient(jnp.abs(leaf)))
+                for size, leaf in zip(sizes, leaves, strict=True)
+            ]
             moved = [
                 leaf * (1 + p.astype(leaf.dtype)) + size * q.astype(leaf.dtype)
                 for leaf, size, (p, q) in zip(leaves, sizes, off, strict=True)
@@ -107,7 +126,9 @@ def noisy_loop(sample: Any, eps: float) -> Callable[..., Any]:
     def run(layers: Any, x: Any) -> Any:
         for number, layer in enumerate(layers):
             x = layer[0](layer[1], x) if isinstance(layer, tuple) else layer(x)
-            signs = np.random.default_rng([number, *x.shape]).choice([-1.0, 1.0], (SAMPLES, *x.shape))
+            signs = np.random.default_rng([number, *x.shape]).choice(
+                [-1.0, 1.0], (SAMPLES, *x.shape)
+            )
             x = x * (1 + jnp.asarray(signs)[sample] * eps).astype(x.dtype)
         return x
 
@@ -118,7 +139,9 @@ def disturbed_arguments(arguments: Any, sample: Any, eps: float) -> Any:
     """Weights, inputs and initial states with rounding errors."""
 
     def off(index: int, leaf: Any) -> Any:
-        signs = np.random.default_rng([index, *leaf.shape]).choice([-1.0, 1.0], (SAMPLES, *leaf.shape))
+        signs = np.random.default_rng([index, *leaf.shape]).choice(
+            [-1.0, 1.0], (SAMPLES, *leaf.shape)
+        )
         return leaf * (1 + jnp.asarray(signs)[sample] * eps).astype(leaf.dtype)
 
     leaves, tree = jax.tree.flatten(arguments)

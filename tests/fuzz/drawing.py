@@ -62,7 +62,19 @@ ADJOINTS = [
     "deeppcr.Adjoint(memory=200)",
     "deeppcr.Adjoint(linearize='diagonal', max_iterations=1)",
 ]
-CHECKS = ["value", "value", "value", "value, eager", "vmapped", "nested", "jvp", "gradient", "gradient", "gradient", *REVERSE]
+CHECKS = [
+    "value",
+    "value",
+    "value",
+    "value, eager",
+    "vmapped",
+    "nested",
+    "jvp",
+    "gradient",
+    "gradient",
+    "gradient",
+    *REVERSE,
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,14 +93,23 @@ class Theme:
 DERIVATIVES = tuple(check for check in CHECKS if check in REVERSE or check == FORWARD)
 THEMES = [
     *[Theme()] * 4,
-    Theme(kinds=("clock", "contracting", "slow", "sum", "neutral"), methods=tuple(METHODS[2:]), checks=("value", FORWARD)),
+    Theme(
+        kinds=("clock", "contracting", "slow", "sum", "neutral"),
+        methods=tuple(METHODS[2:]),
+        checks=("value", FORWARD),
+    ),
     Theme(
         kinds=("zeros that would grow", "zero that would grow", "growing", "contracting"),
         lengths=(13, 40, 64),
         adjoints=tuple(ADJOINTS[4:]),
         checks=DERIVATIVES,
     ),
-    Theme(certain=tuple(RULED), lengths=(1, 2, 5, 13), adjoints=tuple(ADJOINTS[:5]), checks=DERIVATIVES),
+    Theme(
+        certain=tuple(RULED),
+        lengths=(1, 2, 5, 13),
+        adjoints=tuple(ADJOINTS[:5]),
+        checks=DERIVATIVES,
+    ),
     Theme(certain=tuple(EFFECTS), lengths=(1, 2, 5, 13), methods=PLAIN),
 ]
 
@@ -120,12 +141,21 @@ def draw(seed: int) -> Scan:
         )
         for name in names
     )
-    choices = [*(f"new {name}" for name in names), *(f"old {name}" for name in names), *vectors[-2:], "one", "i"]
+    choices = [
+        *(f"new {name}" for name in names),
+        *(f"old {name}" for name in names),
+        *vectors[-2:],
+        "one",
+        "i",
+    ]
     outputs = tuple(dict.fromkeys(rng.choice(choices) for _ in range(rng.choice([0, 1, 1, 2, 3]))))
     through = "scan"
     if rng.random() < 0.1:
         through, outputs = "solve", tuple(f"new {name}" for name in names)
-    terms = [*(f"last {name}" for name in names), *(f"ys {i}" for i, output in enumerate(outputs) if output != "i")]
+    terms = [
+        *(f"last {name}" for name in names),
+        *(f"ys {i}" for i, output in enumerate(outputs) if output != "i"),
+    ]
     arguments = ["w", "init", "u"]
     return valid(
         Scan(

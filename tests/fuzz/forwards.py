@@ -10,8 +10,22 @@ from tests.fuzz.layers import KINDS, QUIET
 from tests.fuzz.scans import PLAIN, nested
 
 CHECKS = "value", "value, eager", "gradient", "gradient, eager"
-METHODS = '"auto"', '"sequential"', '"newton"', '"auto"', 'deeppcr.Newton(linearize="diagonal")', "deeppcr.Newton(window=2)"
-ADJOINTS = '"auto"', '"auto"', '"sequential"', '"pcr"', '"autodiff"', 'deeppcr.Adjoint(linearize="diagonal")'
+METHODS = (
+    '"auto"',
+    '"sequential"',
+    '"newton"',
+    '"auto"',
+    'deeppcr.Newton(linearize="diagonal")',
+    "deeppcr.Newton(window=2)",
+)
+ADJOINTS = (
+    '"auto"',
+    '"auto"',
+    '"sequential"',
+    '"pcr"',
+    '"autodiff"',
+    'deeppcr.Adjoint(linearize="diagonal")',
+)
 
 HEAD = """\
 import dataclasses
@@ -95,7 +109,9 @@ class Forward:
         kinds = [KINDS[name] for name in self.layers]
         if "layers[" in words and any(kind.is_stateful or kind.has_effect for kind in kinds):
             return True
-        return "effect" in words and any(kind.has_effect for kind in kinds) and "ewton" in self.method
+        return (
+            "effect" in words and any(kind.has_effect for kind in kinds) and "ewton" in self.method
+        )
 
     def noisy(self, sample: Any, eps: float) -> Any:
         return agree.noisy_loop(sample, eps)
@@ -110,10 +126,15 @@ class Forward:
         parts = [part for kind in kinds for part in kind.defines.split("\n\n\n")]
         digits = random.Random(self.salt)
         own = [name for name in self.layers if "{w}" in KINDS[name].text]
-        weights = [nested([round(digits.uniform(-0.9, 0.9), 1) for _ in range(9)], (3, 3)) for _ in own]
+        weights = [
+            nested([round(digits.uniform(-0.9, 0.9), 1) for _ in range(9)], (3, 3)) for _ in own
+        ]
         literals = "".join(f"    jnp.array({weight}, F),\n" for weight in weights)
         shape = (self.examples, 3) if self.examples else (3,)
-        lines = [HEAD.format(dtype=self.dtype), *(f"\n\n{part.rstrip()}\n" for part in dict.fromkeys(parts) if part)]
+        lines = [
+            HEAD.format(dtype=self.dtype),
+            *(f"\n\n{part.rstrip()}\n" for part in dict.fromkeys(parts) if part),
+        ]
         lines.append(f"\n\nw = (\n{literals})\n" if weights else "\n\nw = ()\n")
         lines.append(
             f"x = jnp.sin(1.3 * jnp.arange({3 * max(1, self.examples)}.0)).reshape({', '.join(map(str, shape))}).astype(F)\n"
@@ -133,10 +154,18 @@ class Forward:
             number += "{w}" in KINDS[name].text
             made.setdefault(name, k)
         left = ", ".join(dict.fromkeys(kind.leaves for kind in kinds if kind.leaves))
-        counts = ", sum(layer.count for layer in layers if isinstance(layer, Counting))" if "own counter" in self.layers else ""
-        lines.append(f"    return layers, lambda: jax.tree.map(jnp.asarray, [{left}{counts if left else counts[2:]}])\n\n")
+        counts = (
+            ", sum(layer.count for layer in layers if isinstance(layer, Counting))"
+            if "own counter" in self.layers
+            else ""
+        )
+        lines.append(
+            f"    return layers, lambda: jax.tree.map(jnp.asarray, [{left}{counts if left else counts[2:]}])\n\n"
+        )
         lines.append(VALUE if self.check.startswith("value") else GRADIENT)
-        return "".join(lines) + TAIL.format(method=self.method, adjoint=self.adjoint, run="jax.jit" if self.jitted else "")
+        return "".join(lines) + TAIL.format(
+            method=self.method, adjoint=self.adjoint, run="jax.jit" if self.jitted else ""
+        )
 
 
 def draw(seed: int) -> Forward:
@@ -167,7 +196,14 @@ def smaller(program: Forward) -> Iterator[Forward]:
     for layers in [*halves, *singles]:
         if layers:
             yield dataclasses.replace(program, layers=layers)
-    plain = {"shared": False, "dtype": "float32", "adjoint": '"auto"', "method": '"auto"', "check": "value, eager", "salt": 0}
+    plain = {
+        "shared": False,
+        "dtype": "float32",
+        "adjoint": '"auto"',
+        "method": '"auto"',
+        "check": "value, eager",
+        "salt": 0,
+    }
     if "nnx.BatchNorm" not in program.layers:
         plain["examples"] = 0
     if program.method not in ('"auto"', '"newton"'):
@@ -178,4 +214,6 @@ def smaller(program: Forward) -> Iterator[Forward]:
     for simple in ("function", "closure"):
         for i, name in enumerate(program.layers):
             if name not in ("function", "closure"):
-                yield dataclasses.replace(program, layers=(*program.layers[:i], simple, *program.layers[i + 1 :]))
+                yield dataclasses.replace(
+                    program, layers=(*program.layers[:i], simple, *program.layers[i + 1 :])
+                )

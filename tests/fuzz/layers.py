@@ -210,16 +210,23 @@ KINDS = {
     "counter": Kind("counting(counter, {w})", COUNTER, COUNT, "counter.count", is_stateful=True),
     "own counter": Kind("Counting()", COUNTER, is_stateful=True),
     "writer": Kind("writing(settings)", WRITER, SETTINGS, 'settings["scale"]', is_stateful=True),
-    "reader": Kind("reading(settings, {w})", WRITER, SETTINGS, 'settings["scale"]', is_stateful=True),
+    "reader": Kind(
+        "reading(settings, {w})", WRITER, SETTINGS, 'settings["scale"]', is_stateful=True
+    ),
     "noise": Kind("noisy(noise)", NOISE, GENERATOR, "noise.normal()", is_stateful=True),
     "memory": Kind("remembering()", MEMORY, is_stateful=True),
     "list": Kind("tracing(trace)", TRACING, TRACE, "len(trace)", is_stateful=True),
     "told": Kind("told", TOLD, has_effect=True),
     "nnx.Linear": Kind("nnx.Linear(3, 3, dtype=F, param_dtype=F, rngs=rngs)", NNX, RNGS),
     "nnx.LayerNorm": Kind("nnx.LayerNorm(3, dtype=F, param_dtype=F, rngs=rngs)", NNX, RNGS),
-    "nnx.Dropout": Kind("nnx.Dropout(0.4, rngs=rngs)", NNX, RNGS, "rngs.dropout.count[...]", is_stateful=True),
+    "nnx.Dropout": Kind(
+        "nnx.Dropout(0.4, rngs=rngs)", NNX, RNGS, "rngs.dropout.count[...]", is_stateful=True
+    ),
     "nnx.BatchNorm": Kind(
-        "norm", NNX, RNGS + "    norm = nnx.BatchNorm(3, dtype=F, param_dtype=F, rngs=rngs)\n", "norm.mean[...]"
+        "norm",
+        NNX,
+        RNGS + "    norm = nnx.BatchNorm(3, dtype=F, param_dtype=F, rngs=rngs)\n",
+        "norm.mean[...]",
     ),
 }
 QUIET = [name for name, kind in KINDS.items() if not kind.is_stateful and not kind.has_effect]

@@ -40,7 +40,9 @@ class Meaningless(Exception):
     """A program that the oracle itself cannot run."""
 
 
-def find_failure(program: Program, spoil: Callable[[Any], Any] = lambda ours: ours) -> Failure | None:
+def find_failure(
+    program: Program, spoil: Callable[[Any], Any] = lambda ours: ours
+) -> Failure | None:
     """What is wrong with deeppcr's answer, or with a spoiled one; None if nothing is."""
     source = program.text
     names = built(source)
@@ -51,15 +53,24 @@ def find_failure(program: Program, spoil: Callable[[Any], Any] = lambda ours: ou
     try:
         found, own_marks = outcome(program, names, spoil(names["ours"]))
     except Exception as error:
-        if isinstance(error, TypeError | ValueError | NotImplementedError) and program.refuses(str(error)):
+        if isinstance(error, TypeError | ValueError | NotImplementedError) and program.refuses(
+            str(error)
+        ):
             return None
         return Failure(f"raises {type(error).__name__}", f"{type(error).__name__}: {error}")
     wrong = agree.differences(program, expected, found, partial(disturbed, program, source, names))
     if wrong and program.is_ambiguous:
         other, _ = outcome(program, names, unrolled)
-        wrong = agree.differences(program, other, found, partial(disturbed, program, source, names)) and wrong
+        wrong = (
+            agree.differences(program, other, found, partial(disturbed, program, source, names))
+            and wrong
+        )
     if wrong:
-        kind = "is not finite" if any("found nan" in line or "found inf" in line for line in wrong) else "is wrong"
+        kind = (
+            "is not finite"
+            if any("found nan" in line or "found inf" in line for line in wrong)
+            else "is wrong"
+        )
         return Failure(kind, "\n".join(wrong))
     if len(marks) != len(own_marks) or not np.allclose(marks, own_marks, rtol=0.02, atol=1e-3):
         return Failure("has other effects", f"expected {marks}, found {own_marks}")
@@ -116,7 +127,9 @@ def disturbed(program: Program, source: str, names: dict[str, Any]) -> list[Any]
     eps = float(jnp.finfo(program.dtype).eps)
 
     def run(sample: Any) -> Any:
-        return names["observe"](program.noisy(sample, eps), *agree.disturbed_arguments(names["arguments"], sample, eps))
+        return names["observe"](
+            program.noisy(sample, eps), *agree.disturbed_arguments(names["arguments"], sample, eps)
+        )
 
     if program.is_checked:
         run = _without_error(run)
@@ -139,7 +152,10 @@ def shrink(
     program: Program, failure: Failure, smaller: Any, fails: Any, until: float, tries: int = 10**6
 ) -> tuple[Program, Failure]:
     """A smaller program that fails alike, the smallest if time and tries suffice; ``until`` as of `time.monotonic`."""
-    index, since = 0, 0  # the next candidate, and how many have been tried since the last that failed
+    index, since = (
+        0,
+        0,
+    )  # the next candidate, and how many have been tried since the last that failed
     tried = {program}
     while True:
         candidates = list(smaller(program))

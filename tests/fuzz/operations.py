@@ -133,7 +133,9 @@ OPERATIONS = {
     "cond on a state": Operation("lax.cond({b}[0] > 0.173, lambda a: a @ {w}, jnp.sin, {a})"),
     "switch": Operation('lax.switch(x["i"] % 3, [jnp.tanh, jnp.cos, lambda a: 0.5 * a], {a})'),
     "loop": Operation("lax.fori_loop(0, 3, lambda _, v: jnp.sin(v @ {w}), {a})"),
-    "while": Operation("lax.while_loop(lambda v: v @ v > 0.713, lambda v: 0.5 * v, {a})", reverse=False),
+    "while": Operation(
+        "lax.while_loop(lambda v: v @ v > 0.713, lambda v: 0.5 * v, {a})", reverse=False
+    ),
     "inner scan": Operation("lax.scan(lambda v, k: (jnp.tanh(v * k), v.sum()), {a}, {c})[0]"),
     # functions in functions
     "jitted": Operation("jax.jit(lambda a: jnp.sin(a @ {w}))({a})"),
@@ -147,12 +149,16 @@ OPERATIONS = {
     "gradient halved": Operation("halved({w}, {a})", rule="halved", forward=False),
     # effects, whose results nothing uses
     "debug.callback": Operation(statement="jax.debug.callback(seen.append, {a}[0])"),
-    "debug.callback in order": Operation(statement="jax.debug.callback(seen.append, {a}[0], ordered=True)"),
+    "debug.callback in order": Operation(
+        statement="jax.debug.callback(seen.append, {a}[0], ordered=True)"
+    ),
     "debug.callback in a branch": Operation(
         statement='lax.cond(x["flag"], lambda: jax.debug.callback(seen.append, {a}[0]), lambda: None)'
     ),
     "debug.print": Operation(statement='jax.debug.print("{{:.3f}}", {a}[0])'),
-    "io_callback": Operation(statement="io_callback(seen.append, None, {a}[0], ordered=True)", smooth=False),
+    "io_callback": Operation(
+        statement="io_callback(seen.append, None, {a}[0], ordered=True)", smooth=False
+    ),
     "checkify": Operation(statement='checkify.check({a}[0] < 0.713, "the state is large")'),
 }
 

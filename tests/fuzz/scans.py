@@ -31,7 +31,10 @@ KINDS = {  # {z} is the leaf, {v} what it is fed, of its shape and size, {m} whi
 CLOCKS = "clock", "slow clock"
 
 PLAIN = '"auto"', '"sequential"'
-FORWARD, REVERSE = "jvp", ("gradient", "vmapped gradient", "remat", "gradient of gradient", "jvp of gradient")
+FORWARD, REVERSE = (
+    "jvp",
+    ("gradient", "vmapped gradient", "remat", "gradient of gradient", "jvp of gradient"),
+)
 SIMPLEST_METHODS, SIMPLEST_CHECKS = ('"auto"', '"newton"'), ("value", "gradient")
 
 
@@ -174,13 +177,22 @@ class Scan:
 
     def in_float64(self, source: str) -> str | None:
         """The same text in float64, if it is in another dtype."""
-        return source.replace(f"F = jnp.{self.dtype}\n", "F = jnp.float64\n") if self.dtype != "float64" else None
+        return (
+            source.replace(f"F = jnp.{self.dtype}\n", "F = jnp.float64\n")
+            if self.dtype != "float64"
+            else None
+        )
 
     @property
     def sort(self) -> Any:
         """What it shares with programs that fail for the same reason."""
         explicit = self.method not in PLAIN, self.adjoint not in PLAIN
-        return {node.operation for node in self.used}, {leaf.kind for leaf in self.leaves}, self.check, explicit
+        return (
+            {node.operation for node in self.used},
+            {leaf.kind for leaf in self.leaves},
+            self.check,
+            explicit,
+        )
 
     @property
     def is_ambiguous(self) -> bool:
@@ -208,16 +220,24 @@ def nested(numbers: list[float], shape: tuple[int, ...]) -> str:
     if not shape:
         return repr(numbers[0])
     rows = len(numbers) // shape[0]
-    return "[" + ", ".join(nested(numbers[i * rows : (i + 1) * rows], shape[1:]) for i in range(shape[0])) + "]"
+    return (
+        "["
+        + ", ".join(nested(numbers[i * rows : (i + 1) * rows], shape[1:]) for i in range(shape[0]))
+        + "]"
+    )
 
 
 def valid(program: Scan) -> Scan:
     """The same, differentiated by nothing that it does not read."""
-    there = ["w"] * any("{w}" in node.does.text or "{c}" in node.does.text for node in program.used) + ["init"]
+    there = ["w"] * any(
+        "{w}" in node.does.text or "{c}" in node.does.text for node in program.used
+    ) + ["init"]
     there += ["u"] * ("u" in program.vectors)
     wrt = tuple(name for name in program.wrt if name in there) or ("init",)
     names = {f"last {leaf.name}" for leaf in program.leaves} | {f"ys {i}" for i in program.floating}
-    loss = tuple(term for term in program.loss if term in names) or (f"last {program.leaves[0].name}",)
+    loss = tuple(term for term in program.loss if term in names) or (
+        f"last {program.leaves[0].name}",
+    )
     return dataclasses.replace(program, wrt=wrt, loss=loss)
 
 
@@ -233,7 +253,14 @@ def _smaller(program: Scan) -> Iterator[Scan]:
     def replaced(**fields: object) -> Scan:
         return dataclasses.replace(program, **fields)  # type: ignore[arg-type]
 
-    plain = {"reverse": False, "batch": 0, "wrapped": "", "through": "scan", "dtype": "float32", "adjoint": '"auto"'}
+    plain = {
+        "reverse": False,
+        "batch": 0,
+        "wrapped": "",
+        "through": "scan",
+        "dtype": "float32",
+        "adjoint": '"auto"',
+    }
     effects = tuple(node for node in program.used if node.does.has_effect)
     bare = replaced(nodes=effects)
     for node in program.nodes:
@@ -249,7 +276,11 @@ def _smaller(program: Scan) -> Iterator[Scan]:
         yield _without_leaf(program, program.leaves[0].name)
     yield replaced(nodes=tuple(program.used))
     for node in program.nodes:
-        yield renamed(replaced(nodes=tuple(other for other in program.nodes if other != node)), node.name, node.a)
+        yield renamed(
+            replaced(nodes=tuple(other for other in program.nodes if other != node)),
+            node.name,
+            node.a,
+        )
     for name, value in plain.items():
         yield replaced(**{name: value})
     for method in SIMPLEST_METHODS[: _index(program.method, SIMPLEST_METHODS)]:
@@ -271,9 +302,18 @@ def _smaller(program: Scan) -> Iterator[Scan]:
                 loss = () if fields == "outputs" else program.loss
                 yield replaced(**{"loss": loss, fields: rest})
     for i, leaf in enumerate(program.leaves):
-        simpler = [("shape", ()), ("shape", (program.n,)), ("scale", 1.0), ("bound", ""), ("feed", ""), ("kind", "contracting")]
+        simpler = [
+            ("shape", ()),
+            ("shape", (program.n,)),
+            ("scale", 1.0),
+            ("bound", ""),
+            ("feed", ""),
+            ("kind", "contracting"),
+        ]
         for name, value in simpler:
-            if name == "shape" and (leaf.shape == () or (value == () and leaf.kind == "zeros that would grow")):
+            if name == "shape" and (
+                leaf.shape == () or (value == () and leaf.kind == "zeros that would grow")
+            ):
                 continue
             changed = dataclasses.replace(leaf, **{name: value})  # type: ignore[arg-type]
             yield replaced(leaves=(*program.leaves[:i], changed, *program.leaves[i + 1 :]))
@@ -289,7 +329,9 @@ def _index(value: str, simplest: tuple[str, ...]) -> int:
 
 def _without_leaf(program: Scan, name: str) -> Scan:
     rest = tuple(leaf for leaf in program.leaves if leaf.name != name)
-    outputs = tuple(output for output in program.outputs if output not in (f"new {name}", f"old {name}"))
+    outputs = tuple(
+        output for output in program.outputs if output not in (f"new {name}", f"old {name}")
+    )
     return renamed(dataclasses.replace(program, leaves=rest, outputs=outputs), name, rest[0].name)
 
 
@@ -302,6 +344,8 @@ def renamed(program: Scan, old: str, new: str) -> Scan:
     return dataclasses.replace(
         program,
         leaves=tuple(dataclasses.replace(leaf, feed=name(leaf.feed)) for leaf in program.leaves),
-        nodes=tuple(dataclasses.replace(node, a=name(node.a), b=name(node.b)) for node in program.nodes),
+        nodes=tuple(
+            dataclasses.replace(node, a=name(node.a), b=name(node.b)) for node in program.nodes
+        ),
         outputs=tuple(dict.fromkeys(map(name, program.outputs))),
     )

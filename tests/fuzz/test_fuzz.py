@@ -10,12 +10,15 @@ SCANS, FORWARDS = 6, 6
 
 
 @pytest.mark.parametrize(
-    ("sort", "seed"), [*(("scan", seed) for seed in range(SCANS)), *(("forward", s) for s in range(FORWARDS))]
+    ("sort", "seed"),
+    [*(("scan", seed) for seed in range(SCANS)), *(("forward", s) for s in range(FORWARDS))],
 )
 def test_a_random_program(sort, seed):
     draw, smaller = net.SORTS[sort]
     program = draw(seed)
     failure = net.find_failure(program)
     if failure is not None:
-        program, failure = net.shrink(program, failure, smaller, net.find_failure, time.monotonic() + 30)
+        program, failure = net.shrink(
+            program, failure, smaller, net.find_failure, time.monotonic() + 30
+        )
         pytest.fail(net.report(program, failure), pytrace=False)

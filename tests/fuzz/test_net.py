@@ -67,8 +67,18 @@ def is_seen(program):
 
 
 PLANTED = {
-    "off by little": ("scan", off_by_little, lambda program: is_short(program) and program.check == "value", "is wrong"),
-    "no derivative": ("scan", without_derivative, lambda program: is_short(program) and program.check == "gradient", "is wrong"),
+    "off by little": (
+        "scan",
+        off_by_little,
+        lambda program: is_short(program) and program.check == "value",
+        "is wrong",
+    ),
+    "no derivative": (
+        "scan",
+        without_derivative,
+        lambda program: is_short(program) and program.check == "gradient",
+        "is wrong",
+    ),
     "no effects": ("scan", without_effects, is_seen, "has other effects"),
     "first layer twice": (
         "forward",

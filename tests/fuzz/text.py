@@ -107,13 +107,17 @@ def text(program: Scan) -> str:
         numbers = [round(digits.uniform(-0.9, 0.9), 1) for _ in range(shape[0] ** len(shape))]
         weights[node.name] = (f"w[{number}]", f"jnp.array({nested(numbers, shape)}, F)")
     lines = [HEAD.format(dtype=program.dtype, length=program.length)]
-    lines += [RULES[name] + "\n" for name in sorted({node.does.rule for node in program.used} - {""})]
+    lines += [
+        RULES[name] + "\n" for name in sorted({node.does.rule for node in program.used} - {""})
+    ]
     lines.append(f"w = ({''.join(literal + ', ' for _, literal in weights.values())})\n")
     init = ", ".join(f'"{leaf.name}": {leaf.initial(program.salt)}' for leaf in program.leaves)
     lines.append(f"init = {{{init}}}\n")
     if program.batch:
         lines.append("init = jax.tree.map(lambda a: jnp.stack([a, (0.7 * a).astype(F)]), init)\n")
-    lines.append(f"u = jnp.sin(1.3 * jnp.arange({program.n}.0 * L)).reshape(L, {program.n}).astype(F)\n")
+    lines.append(
+        f"u = jnp.sin(1.3 * jnp.arange({program.n}.0 * L)).reshape(L, {program.n}).astype(F)\n"
+    )
     if "initial_guess=guess" in program.method or "initial_guess=spoiled" in program.method:
         lines.append("guess = jax.tree.map(lambda a: jnp.ones((L, *a.shape), F), init)\n")
         lines.append("spoiled = jax.tree.map(lambda a: a.at[L // 2].set(jnp.inf), guess)\n")
@@ -125,26 +129,48 @@ def text(program: Scan) -> str:
     ]
     lines.append(f"\ndef observe(scan, w, init, u):{TRIED[program.check]}\n{_ours(program)}")
     run = "" if not program.jitted else "jax.jit"
-    return "".join(lines) + MAIN.format(run=f"checkify.checkify({run})" if program.is_checked and not run else run)
+    return "".join(lines) + MAIN.format(
+        run=f"checkify.checkify({run})" if program.is_checked and not run else run
+    )
 
 
 def _run(program: Scan, weights: dict[str, str]) -> str:
     """The scan itself."""
     inside = [f'{name} = x["u"]' for name in ["u"] if name in program.vectors]
-    inside += [f"{leaf.name} = {leaf.vector(program.n)}" for leaf in program.leaves if leaf.name in program.vectors]
+    inside += [
+        f"{leaf.name} = {leaf.vector(program.n)}"
+        for leaf in program.leaves
+        if leaf.name in program.vectors
+    ]
     for node in program.used:
-        names = {"a": node.a, "b": node.b, "n": program.n, "w": weights.get(node.name), "c": weights.get(node.name)}
+        names = {
+            "a": node.a,
+            "b": node.b,
+            "n": program.n,
+            "w": weights.get(node.name),
+            "c": weights.get(node.name),
+        }
         if node.does.statement:
             inside.append(node.does.statement.format(**names))
         inside.append(f"{node.name} = {node.does.text.format(**names) or node.a}")
-    inside.append("new = {" + ", ".join(f'"{leaf.name}": {leaf.update(program.n)}' for leaf in program.leaves) + "}")
+    inside.append(
+        "new = {"
+        + ", ".join(f'"{leaf.name}": {leaf.update(program.n)}' for leaf in program.leaves)
+        + "}"
+    )
     ys = "".join(f"{_output(output)}, " for output in program.outputs)
     inside.append("return new, new" if program.through == "solve" else f"return new, ({ys})")
     body = "".join(f"        {line}\n" for line in inside)
     needed = [name for name in INPUTS if f'x["{name}"]' in body]
     xs = "{" + ", ".join(f'"{name}": {INPUTS[name]}' for name in needed) + "}" if needed else "None"
-    wrappers = {"jit": "    step = jax.jit(step)\n", "checkpoint": "    step = jax.checkpoint(step)\n", "": ""}
-    wrap = wrappers[program.wrapped] + ("    step = jax.vmap(step, (0, None))\n" if program.batch else "")
+    wrappers = {
+        "jit": "    step = jax.jit(step)\n",
+        "checkpoint": "    step = jax.checkpoint(step)\n",
+        "": "",
+    }
+    wrap = wrappers[program.wrapped] + (
+        "    step = jax.vmap(step, (0, None))\n" if program.batch else ""
+    )
     ending = ", reverse=True" if program.reverse else ""
     scan = f"scan(step, init, {xs}, L{ending})"
     if program.through == "solve":
@@ -167,7 +193,9 @@ def _ours(program: Scan) -> str:
 
 
 def _deeppcr(program: Scan) -> str:
-    options = f"method={program.method}, adjoint={program.adjoint}" + (f", batch_ndim={1}" if program.batch else "")
+    options = f"method={program.method}, adjoint={program.adjoint}" + (
+        f", batch_ndim={1}" if program.batch else ""
+    )
     if program.through == "scan":
         return f"ours = partial(deeppcr.scan, {options})\n\n"
     return f"""
@@ -211,7 +239,9 @@ def along(tree):
 """)
     if check in ("jvp", "jvp of gradient"):
         taken = ", ".join(program.wrt)
-        order = ", ".join(f"moved[{program.wrt.index(name)}]" if name in program.wrt else name for name in names)
+        order = ", ".join(
+            f"moved[{program.wrt.index(name)}]" if name in program.wrt else name for name in names
+        )
         parts.append(f"\ndef taken(w, init, u):\n    return ({taken},)\n")
         parts.append(f"\ndef put(moved, w, init, u):\n    return {order}\n")
     lines = "\n".join(parts)
@@ -222,7 +252,9 @@ def along(tree):
     if check.startswith("vmapped"):
         mapped = tuple(-1 if name in program.wrt else None for name in names)
         several = ", ".join(
-            f"jax.tree.map(lambda a: jnp.stack([a, 0.9 * a], -1).astype(F), {name})" if name in program.wrt else name
+            f"jax.tree.map(lambda a: jnp.stack([a, 0.9 * a], -1).astype(F), {name})"
+            if name in program.wrt
+            else name
             for name in names
         )
         lines += f"\n\ndef many(w, init, u):\n    return {several}\n\n\nMAPPED = {mapped}\n"

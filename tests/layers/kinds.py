@@ -44,7 +44,9 @@ def square(x):
 
 def gradients(run, make, params, x):
     """A value, and its gradients to the parameters of ``make(params)``, in their own structure, and to the input."""
-    return jax.value_and_grad(lambda params, x: square(run(make(params), x)), argnums=(0, 1))(params, x)
+    return jax.value_and_grad(lambda params, x: square(run(make(params), x)), argnums=(0, 1))(
+        params, x
+    )
 
 
 def check(make, params=None, x=X, tolerance=1e-10, **chosen):

@@ -63,7 +63,9 @@ def referring():
     return layer
 
 
-@pytest.mark.parametrize("make", [counting, Counting, listing, referring], ids=["nonlocal", "object", "list", "ref"])
+@pytest.mark.parametrize(
+    "make", [counting, Counting, listing, referring], ids=["nonlocal", "object", "list", "ref"]
+)
 @pytest.mark.parametrize("shared", [False, True], ids=["each", "shared"])
 def test_side_effects_are_the_loop_s_or_an_error(make, shared):
     def twice(run):
@@ -88,7 +90,9 @@ def test_layers_before_one_that_raises_are_called():
         raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):
-        deeppcr.forward([lambda x: (seen.append(1), x)[1], broken, lambda x: (seen.append(2), x)[1]], X)
+        deeppcr.forward(
+            [lambda x: (seen.append(1), x)[1], broken, lambda x: (seen.append(2), x)[1]], X
+        )
     assert seen == [1]
 
 

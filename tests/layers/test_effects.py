@@ -22,7 +22,10 @@ class Noisy(nnx.Module):
     """Plain Python state in a module."""
 
     def __init__(self, seed, state):
-        self.linear, self.state = nnx.Linear(3, 3, rngs=nnx.Rngs(seed), param_dtype=X.dtype), nnx.static(state)
+        self.linear, self.state = (
+            nnx.Linear(3, 3, rngs=nnx.Rngs(seed), param_dtype=X.dtype),
+            nnx.static(state),
+        )
 
     def __call__(self, x):
         self.state["count"] = self.state["count"] + 1
@@ -52,7 +55,15 @@ class Reads(Shares):
 @odd
 def a_variable_that_nnx_modules_share():
     shared = nnx.Variable(jnp.array(1.0))
-    layers = [Reads(shared), Reads(shared), Shares(shared), Reads(shared), Reads(shared), Shares(shared), Reads(shared)]
+    layers = [
+        Reads(shared),
+        Reads(shared),
+        Shares(shared),
+        Reads(shared),
+        Reads(shared),
+        Shares(shared),
+        Reads(shared),
+    ]
     return layers, lambda: shared[...]
 
 
@@ -73,7 +84,9 @@ def statistics_that_nnx_modules_share():
     fixed = nnx.BatchNorm(3, rngs=nnx.Rngs(0), use_running_average=True)
     fixed.mean, fixed.var = norm.mean, norm.var
     layers = [fixed, fixed, norm, fixed, fixed]
-    return [lambda x, m=m: m(x[None].astype(jnp.float32))[0].astype(x.dtype) for m in layers], lambda: (
+    return [
+        lambda x, m=m: m(x[None].astype(jnp.float32))[0].astype(x.dtype) for m in layers
+    ], lambda: (
         norm.mean[...],
         norm.var[...],
     )
@@ -119,7 +132,9 @@ def io_callbacks():
         return np.asarray(len(seen), x.dtype)
 
     def layer(x):
-        return x * jax.experimental.io_callback(push, jax.ShapeDtypeStruct((), x.dtype), x, ordered=True)
+        return x * jax.experimental.io_callback(
+            push, jax.ShapeDtypeStruct((), x.dtype), x, ordered=True
+        )
 
     return [layer] * 3, lambda: seen
 
@@ -132,7 +147,9 @@ def impure_pure_callbacks():
         seen.append(1.0)
         return np.asarray(x)
 
-    return [lambda x: jnp.sin(jax.pure_callback(push, jax.ShapeDtypeStruct(x.shape, x.dtype), x))] * 3, lambda: seen
+    return [
+        lambda x: jnp.sin(jax.pure_callback(push, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
+    ] * 3, lambda: seen
 
 
 @pytest.mark.parametrize("name", ODD)

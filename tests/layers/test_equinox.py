@@ -24,7 +24,10 @@ def linears():
 
 
 def norms():
-    return [eqx.tree_at(lambda m: m.weight, eqx.nn.LayerNorm(3), 1.0 + 0.1 * i + jnp.arange(3.0)) for i in range(N)]
+    return [
+        eqx.tree_at(lambda m: m.weight, eqx.nn.LayerNorm(3), 1.0 + 0.1 * i + jnp.arange(3.0))
+        for i in range(N)
+    ]
 
 
 class Residual(eqx.Module):
@@ -45,7 +48,9 @@ class Residual(eqx.Module):
 LISTS = {
     "linear": linears,
     "mlp": mlps,
-    "mlp with lambdas": lambda: [m for key in KEYS for m in [eqx.nn.MLP(3, 3, 4, 1, lambda x: jnp.sin(x), key=key)]],
+    "mlp with lambdas": lambda: [
+        m for key in KEYS for m in [eqx.nn.MLP(3, 3, 4, 1, lambda x: jnp.sin(x), key=key)]
+    ],
     "layer norm": norms,
     "residual": lambda: [Residual(m, jnp.tanh, 0.5) for m in linears()],
     "methods": lambda: [Residual(m, jnp.tanh, 0.5).halved for m in linears()],
@@ -92,12 +97,16 @@ def test_sequential():
     assert chains(sequential) == [(0, N, 3, "")]
     run = partial(deeppcr.forward, method="newton", adjoint="pcr")
     gradient = eqx.filter_jit(eqx.filter_value_and_grad(lambda m: square(run(m, X))))(sequential)
-    assert_agree(gradient, eqx.filter_jit(eqx.filter_value_and_grad(lambda m: square(m(X))))(sequential))
+    assert_agree(
+        gradient, eqx.filter_jit(eqx.filter_value_and_grad(lambda m: square(m(X))))(sequential)
+    )
 
 
 def test_batches_by_vmap():
     layers, batch = mlps(), jnp.stack([X, 2 * X])
-    assert_agree(jax.vmap(partial(deeppcr.forward, layers))(batch), jax.vmap(partial(loop, layers))(batch))
+    assert_agree(
+        jax.vmap(partial(deeppcr.forward, layers))(batch), jax.vmap(partial(loop, layers))(batch)
+    )
     each = [jax.vmap(m) for m in layers]
     assert_agree(deeppcr.forward(each, batch), loop(each, batch))
 

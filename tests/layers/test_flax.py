@@ -42,8 +42,13 @@ def blocks(count=N, mode="train", **options):
 
 def state(layers):
     """All arrays in modules."""
-    leaves = [leaf for layer in layers for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(layer)))]
-    return [jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf for leaf in leaves]
+    leaves = [
+        leaf for layer in layers for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(layer)))
+    ]
+    return [
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        for leaf in leaves
+    ]
 
 
 def twice(run, make, wrap=lambda layer: layer):
@@ -80,8 +85,16 @@ WRAPS = {
 
 
 HELD = [("modules", sort) for sort in SORTS]
-HELD += [(wrap, sort) for wrap in list(WRAPS)[1:] for sort in ("dropout in training", "statistics in training")]
-HELD += [("closures", "dropout in evaluation"), ("bound methods", "linear"), ("nnx.jit inside", "linear")]
+HELD += [
+    (wrap, sort)
+    for wrap in list(WRAPS)[1:]
+    for sort in ("dropout in training", "statistics in training")
+]
+HELD += [
+    ("closures", "dropout in evaluation"),
+    ("bound methods", "linear"),
+    ("nnx.jit inside", "linear"),
+]
 
 
 @pytest.mark.parametrize(("wrap", "sort"), HELD, ids=[f"{wrap}-{sort}" for wrap, sort in HELD])
@@ -90,9 +103,14 @@ def test_nnx_modules_and_what_holds_them(wrap, sort):
     chosen, alike = SORTS[sort]
     make = partial(blocks, **chosen)
     number = list(WRAPS).index(wrap) + list(SORTS).index(sort)
-    agree(twice(partial(deeppcr.forward, **options(number)), make, WRAPS[wrap]), twice(loop, make, WRAPS[wrap]))
+    agree(
+        twice(partial(deeppcr.forward, **options(number)), make, WRAPS[wrap]),
+        twice(loop, make, WRAPS[wrap]),
+    )
     found = chains([WRAPS[wrap](module) for module in make()], BATCH)
-    if alike and "inside" not in wrap:  # nnx.jit and nnx.remat write everything back, changed or not
+    if (
+        alike and "inside" not in wrap
+    ):  # nnx.jit and nnx.remat write everything back, changed or not
         assert found == [(0, N, 1, "")]
     elif not alike:
         assert all("changes" in reason for _, _, _, reason in found)
@@ -123,7 +141,9 @@ def test_nnx_grad(method, adjoint):
     norm = (method, adjoint) == ("newton", "pcr")
     for made in (Model(), Model(norm=True, rate=0.5)) if norm else (Model(),):
         copy = nnx.clone(made)
-        agree(step(partial(deeppcr.forward, method=method, adjoint=adjoint), made), step(loop, copy))
+        agree(
+            step(partial(deeppcr.forward, method=method, adjoint=adjoint), made), step(loop, copy)
+        )
         agree(state([made]), state([copy]))
 
 
@@ -143,29 +163,52 @@ def test_a_training_step():
 
 
 def test_nnx_sequential_is_a_period():
-    layers = [layer for seed in range(N) for layer in (nnx.Linear(3, 3, rngs=nnx.Rngs(seed)), nnx.relu)]
+    layers = [
+        layer for seed in range(N) for layer in (nnx.Linear(3, 3, rngs=nnx.Rngs(seed)), nnx.relu)
+    ]
     sequential = nnx.Sequential(*layers)
     assert chains(sequential, BATCH) == [(0, N, 2, "")]
-    gradient = nnx.jit(nnx.value_and_grad(lambda model: square(deeppcr.forward(model, BATCH, method="newton", adjoint="pcr"))))
-    agree(gradient(sequential), nnx.jit(nnx.value_and_grad(lambda model: square(model(BATCH))))(sequential))
+    gradient = nnx.jit(
+        nnx.value_and_grad(
+            lambda model: square(deeppcr.forward(model, BATCH, method="newton", adjoint="pcr"))
+        )
+    )
+    agree(
+        gradient(sequential),
+        nnx.jit(nnx.value_and_grad(lambda model: square(model(BATCH))))(sequential),
+    )
 
 
 def test_nnx_attributes_are_part_of_the_code():
     def make():
-        acts = [nnx.tanh, nnx.tanh, nnx.relu, nnx.sigmoid, lambda x: jnp.sin(x), lambda x: jnp.cos(x)]
+        acts = [
+            nnx.tanh,
+            nnx.tanh,
+            nnx.relu,
+            nnx.sigmoid,
+            lambda x: jnp.sin(x),
+            lambda x: jnp.cos(x),
+        ]
         return [Block(0, act=act) for act in acts]
 
     agree(twice(deeppcr.forward, make), twice(loop, make))
     assert [start for start, *_ in chains(make(), BATCH)][:3] == [0, 2, 3]
-    rates = [*blocks(2, "eval", rate=0.3), *blocks(2, rate=0.0)]  # other values of static fields, the same result
+    rates = [
+        *blocks(2, "eval", rate=0.3),
+        *blocks(2, rate=0.0),
+    ]  # other values of static fields, the same result
     agree(deeppcr.forward(rates, BATCH), loop(rates, BATCH))
 
 
 def test_a_shared_nnx_module_is_not_copied():
     block = Block(0)
-    program = jax.make_jaxpr(lambda block, x: deeppcr.forward([block] * 8, x, method="sequential"))(block, BATCH)
+    program = jax.make_jaxpr(lambda block, x: deeppcr.forward([block] * 8, x, method="sequential"))(
+        block, BATCH
+    )
     assert "8,3,3" not in str(program)
-    gradient = nnx.jit(nnx.grad(lambda block: square(deeppcr.forward([block] * 8, BATCH, adjoint="pcr"))))(block)
+    gradient = nnx.jit(
+        nnx.grad(lambda block: square(deeppcr.forward([block] * 8, BATCH, adjoint="pcr")))
+    )(block)
     agree(gradient, nnx.jit(nnx.grad(lambda block: square(loop([block] * 8, BATCH))))(block))
 
 
@@ -227,12 +270,18 @@ class Linen(linen.Module):
 
 
 def variables(count=N, **fields):
-    return [Linen(**fields).init({"params": jax.random.key(i), "dropout": jax.random.key(9)}, BATCH) for i in range(count)]
+    return [
+        Linen(**fields).init({"params": jax.random.key(i), "dropout": jax.random.key(9)}, BATCH)
+        for i in range(count)
+    ]
 
 
 def bound(count=N, rngs=False, mutable=False, **fields):
     keys = [{"dropout": jax.random.key(i)} if rngs else None for i in range(count)]
-    return [Linen(**fields).bind(v, rngs=k, mutable=mutable) for v, k in zip(variables(count, **fields), keys, strict=True)]
+    return [
+        Linen(**fields).bind(v, rngs=k, mutable=mutable)
+        for v, k in zip(variables(count, **fields), keys, strict=True)
+    ]
 
 
 LINEN = {
@@ -275,7 +324,11 @@ def test_linen_bound_with_random_numbers(count):
 def test_linen_bound_with_changing_statistics():
     def run(forward):
         layers = bound(mutable=["batch_stats"], norm=True, train=True)
-        return forward(layers, BATCH), forward(layers, BATCH), [dict(layer.variables) for layer in layers]
+        return (
+            forward(layers, BATCH),
+            forward(layers, BATCH),
+            [dict(layer.variables) for layer in layers],
+        )
 
     agree(run(deeppcr.forward), run(loop))
 

@@ -146,7 +146,7 @@ def the_generator_of_numpy():
 @odd
 def the_generator_of_numpy_by_name():
     np.random.seed(0)  # noqa: NPY002
-    return [lambda x: x + getattr(getattr(np, "random"), "normal")()] * 4, lambda: np.random.normal()  # noqa: B009, NPY002
+    return [lambda x: x + np.random.normal()] * 4, lambda: np.random.normal()  # noqa: NPY002
 
 
 @odd
@@ -292,7 +292,9 @@ def a_subclass_of_a_dict():
         table["scale"] *= 2.0
         return x
 
-    return [lambda x: x * table["scale"], write, *[lambda x: x * table["scale"]] * 2], lambda: dict(table)
+    return [lambda x: x * table["scale"], write, *[lambda x: x * table["scale"]] * 2], lambda: dict(
+        table
+    )
 
 
 @odd
@@ -355,7 +357,9 @@ def states_changed_in_place():
 @odd
 def code_that_runs_code():
     space = {"count": 0}
-    return [lambda x: (exec("count += 1", space), x * space["count"])[1]] * 3, lambda: space["count"]
+    return [lambda x: (exec("count += 1", space), x * space["count"])[1]] * 3, lambda: space[
+        "count"
+    ]
 
 
 @pytest.mark.parametrize("name", ODD)

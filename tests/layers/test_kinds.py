@@ -196,11 +196,15 @@ KINDS = {
     "pairs of dicts in their order": each(lambda w: (in_order, {"b": w, "a": w.T})),
     "apply and a list": lambda weights: (act, list(weights)),
     "apply and a list of dicts": lambda weights: (in_order, [{"b": w, "a": w.T} for w in weights]),
-    "leaves of all sorts": each(lambda w: (mixed_leaves, {"leaves": ["tanh", 2, jnp.sin, w, None]})),
+    "leaves of all sorts": each(
+        lambda w: (mixed_leaves, {"leaves": ["tanh", 2, jnp.sin, w, None]})
+    ),
     "a generator": lambda weights: (closure(w) for w in weights),
     "a map": lambda weights: map(closure, weights),
     "one weight in all": lambda weights: [closure(weights[0])] * N,
-    "a weight in all, another in each": lambda ws: [lambda x, w=w: jnp.tanh(x @ w) @ ws[0] for w in ws],
+    "a weight in all, another in each": lambda ws: [
+        lambda x, w=w: jnp.tanh(x @ w) @ ws[0] for w in ws
+    ],
 }
 
 
@@ -215,11 +219,19 @@ def test_every_method_and_adjoint(method, adjoint):
 
     def make(params):
         modules, shared, dicts = params
-        table = [(lambda p, x: jnp.sin(x @ p["w"]) + jnp.broadcast_to(p["b"], x.shape), p) for p in dicts]
+        table = [
+            (lambda p, x: jnp.sin(x @ p["w"]) + jnp.broadcast_to(p["b"], x.shape), p) for p in dicts
+        ]
         return [*modules, *[lambda x, m=m: jnp.sin(m(x)) * shared for m in modules], *table]
 
     dicts = [{"w": w, "b": w[0]} for w in WEIGHTS[:2]]
-    check(make, ([dense(i) for i in range(2)], jnp.array(0.9), dicts), BATCH, method=method, adjoint=adjoint)
+    check(
+        make,
+        ([dense(i) for i in range(2)], jnp.array(0.9), dicts),
+        BATCH,
+        method=method,
+        adjoint=adjoint,
+    )
 
 
 ALIKE = """
@@ -242,7 +254,10 @@ def test_numpy_arrays_and_numbers():
     def make():
         return [
             *[lambda x, order=order: x[np.argsort(order)] for order in orders],
-            *[lambda x, m=m: x[m].sum() + x for m in np.array([[True, False, True], [False, True, True]])],
+            *[
+                lambda x, m=m: x[m].sum() + x
+                for m in np.array([[True, False, True], [False, True, True]])
+            ],
             *[lambda x, w=w: jnp.tanh(x @ w) for w in np.asarray(WEIGHTS)],
             *[lambda x, c=c: c * x for c in (0.5, 0.5, 2.0)],
             *[lambda x, c=c: x + c for c in np.arange(3.0)],
@@ -264,8 +279,13 @@ def test_weak_types_stay_weak():
     same_as_loop(partial(make, Plain), x, 1e-6, method="newton")
     # A state that is weak after the first layer, and parameters of another dtype.
     weights = [jnp.asarray(w, jnp.bfloat16) for w in WEIGHTS]
-    same_as_loop(lambda: [lambda x: jnp.where(x > 0, 1.0, 0.5), *[closure(w) for w in weights]], tolerance=1e-2)
-    same_as_loop(lambda: [lambda x, w=w: x * w for w in jnp.arange(1.0, 4.0, dtype=jnp.float32)], 0.7, 1e-6)
+    same_as_loop(
+        lambda: [lambda x: jnp.where(x > 0, 1.0, 0.5), *[closure(w) for w in weights]],
+        tolerance=1e-2,
+    )
+    same_as_loop(
+        lambda: [lambda x, w=w: x * w for w in jnp.arange(1.0, 4.0, dtype=jnp.float32)], 0.7, 1e-6
+    )
 
 
 @pytest.mark.parametrize("transformation", ["jit", "vmap", "grad", "scan", "cond"])
@@ -274,7 +294,15 @@ def test_tracers_of_an_outer_transformation(transformation):
 
     def value(run, scale):
         layers = [*[lambda x, w=w: jnp.tanh(scale * (x @ w)) for w in WEIGHTS]]
-        return square(run([*layers, *[Plain(jax.jit(lambda x, w=w: jnp.sin(scale * (x @ w)))) for w in WEIGHTS[:2]]], X))
+        return square(
+            run(
+                [
+                    *layers,
+                    *[Plain(jax.jit(lambda x, w=w: jnp.sin(scale * (x @ w)))) for w in WEIGHTS[:2]],
+                ],
+                X,
+            )
+        )
 
     def transformed(run):
         one = partial(value, run)
@@ -326,7 +354,19 @@ def test_a_tuple_of_a_function_and_a_pair_is_two_layers():
         (WEIGHTS[0], "expected a list"),
         (3, "int"),
     ],
-    ids=["nested", "only nested", "None", "array inside", "pair reversed", "dict", "function", "nothing", "text", "array", "int"],
+    ids=[
+        "nested",
+        "only nested",
+        "None",
+        "array inside",
+        "pair reversed",
+        "dict",
+        "function",
+        "nothing",
+        "text",
+        "array",
+        "int",
+    ],
 )
 def test_what_is_no_list_of_layers(layers, words):
     with pytest.raises(TypeError, match=words):

@@ -38,18 +38,24 @@ ASKED = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-@pytest.mark.parametrize("arrays", [ARRAYS, [w.T for w in ARRAYS], WEIGHTS], ids=["numpy", "transposed", "jax"])
+@pytest.mark.parametrize(
+    "arrays", [ARRAYS, [w.T for w in ARRAYS], WEIGHTS], ids=["numpy", "transposed", "jax"]
+)
 def test_layers_that_ask_what_their_arrays_are(name, arrays):
     if name in ("strides",) and arrays is WEIGHTS:
         pytest.skip("arrays of jax have none")
     same_as_loop(lambda: [asks(ASKED[name])(w) for w in arrays], method="newton")
     same_as_loop(lambda: [lambda x, w=w: jnp.tanh(x @ w) if ASKED[name](w) else x for w in arrays])
-    same_as_loop(lambda: [jax.tree_util.Partial(lambda w, x: asks(ASKED[name])(w)(x), w) for w in arrays])
+    same_as_loop(
+        lambda: [jax.tree_util.Partial(lambda w, x: asks(ASKED[name])(w)(x), w) for w in arrays]
+    )
 
 
 def test_layers_over_numpy_that_cannot_tell_are_chains():
     assert is_one_chain([closure(w) for w in ARRAYS])
-    assert is_one_chain([lambda x, w=w: jnp.sin(x @ w.T) if isinstance(w, np.ndarray) else x for w in ARRAYS])
+    assert is_one_chain(
+        [lambda x, w=w: jnp.sin(x @ w.T) if isinstance(w, np.ndarray) else x for w in ARRAYS]
+    )
 
 
 class Liar:

@@ -8,7 +8,20 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from tests.layers.kinds import METHODS, NAMES, Dense, Plain, X, chains, check, closure, dense, loop, options, same_as_loop
+from tests.layers.kinds import (
+    METHODS,
+    NAMES,
+    Dense,
+    Plain,
+    X,
+    chains,
+    check,
+    closure,
+    dense,
+    loop,
+    options,
+    same_as_loop,
+)
 from tests.problems import assert_agree, normal
 
 
@@ -64,7 +77,11 @@ def test_periods_agree_with_the_loop(text):
 @pytest.mark.parametrize(("method", "adjoint"), METHODS, ids=NAMES)
 def test_blocks_between_two_other_widths(method, adjoint):
     layers = [dense(0, 5, 3), *[dense(i) for i in range(1, 7)], dense(7, 3, 2)]
-    assert [segment[:3] for segment in chains(layers, normal(1, 5))] == [(0, 1, 1), (1, 6, 1), (7, 1, 1)]
+    assert [segment[:3] for segment in chains(layers, normal(1, 5))] == [
+        (0, 1, 1),
+        (1, 6, 1),
+        (7, 1, 1),
+    ]
     check(lambda layers: layers, layers, normal(1, 2, 5), method=method, adjoint=adjoint)
 
 
@@ -84,7 +101,12 @@ def test_dtypes_that_change():
     def halved(x):
         return x.astype(jnp.float32)
 
-    layers = [a(0), a(1), halved, *[jax.tree.map(lambda w: w.astype(jnp.float32), a(i)) for i in range(3)]]
+    layers = [
+        a(0),
+        a(1),
+        halved,
+        *[jax.tree.map(lambda w: w.astype(jnp.float32), a(i)) for i in range(3)],
+    ]
     assert [segment[:3] for segment in chains(layers)] == [(0, 2, 1), (2, 1, 1), (3, 3, 1)]
     same_as_loop(lambda: layers, tolerance=1e-6, method="newton")
 
@@ -99,12 +121,19 @@ def test_states_without_derivatives_run_in_order():
     assert {reason for _, _, _, reason in found[:4]} == {"it returns what is not floating"}
     assert found[5:] == [(5, 3, 1, "")]
     same_as_loop(lambda: layers, tokens, method="newton")
-    both = [lambda s, n=n: (s[0] + n, jnp.sin(s[1] * s[0].astype(s[1].dtype))) for n in jnp.arange(3)]
+    both = [
+        lambda s, n=n: (s[0] + n, jnp.sin(s[1] * s[0].astype(s[1].dtype))) for n in jnp.arange(3)
+    ]
     same_as_loop(lambda: both, (jnp.array([1, 2, 3]), X), method="newton")
 
 
 def test_states_that_change_their_structure():
-    layers = [lambda x: (x, x), *[lambda s: (jnp.sin(s[1]), s[0])] * 3, lambda s: {"a": s[0]}, *[lambda s: {"a": 2 * s["a"]}] * 2]
+    layers = [
+        lambda x: (x, x),
+        *[lambda s: (jnp.sin(s[1]), s[0])] * 3,
+        lambda s: {"a": s[0]},
+        *[lambda s: {"a": 2 * s["a"]}] * 2,
+    ]
     same_as_loop(lambda: layers, method="newton")
     assert [length for _, length, _, _ in chains(layers)] == [1, 3, 1, 2]
 
@@ -153,7 +182,10 @@ layers  steps  layers a step  state
 @pytest.mark.parametrize("name", TABLES)
 def test_describe(name):
     layers, shape, table = TABLES[name]
-    assert str(deeppcr.layers.describe(layers(), jax.ShapeDtypeStruct(shape, X.dtype))) == table.strip()
+    assert (
+        str(deeppcr.layers.describe(layers(), jax.ShapeDtypeStruct(shape, X.dtype)))
+        == table.strip()
+    )
     assert str(deeppcr.layers.describe(tuple(layers()), jnp.zeros(shape))) == table.strip()
 
 
@@ -208,12 +240,16 @@ SORTS = {
 
 
 # Every sort, with the adjoints by turns: which one it is does not matter to how layers are read.
-@pytest.mark.parametrize(("sort", "adjoint"), [*zip(SORTS, ["auto", "pcr"] * 3, strict=True), ("modules", "pcr")])
+@pytest.mark.parametrize(
+    ("sort", "adjoint"), [*zip(SORTS, ["auto", "pcr"] * 3, strict=True), ("modules", "pcr")]
+)
 def test_how_often_code_runs_does_not_grow(sort, adjoint):
     def calls(count):
         layers = [SORTS[sort](seed) for seed in range(count)]
         Counted.calls = 0
-        jax.make_jaxpr(jax.grad(lambda x: deeppcr.forward(layers, x, method="newton", adjoint=adjoint).sum()))(X)
+        jax.make_jaxpr(
+            jax.grad(lambda x: deeppcr.forward(layers, x, method="newton", adjoint=adjoint).sum())
+        )(X)
         return Counted.calls
 
     few = calls(8)
@@ -225,13 +261,17 @@ def test_programs_do_not_grow():
     """With parameters that are traced, the program has one equation an array to stack, and no more."""
 
     def equations(count):
-        value = jax.grad(lambda layers: deeppcr.forward(layers, X, method="newton", adjoint="pcr").sum())
+        value = jax.grad(
+            lambda layers: deeppcr.forward(layers, X, method="newton", adjoint="pcr").sum()
+        )
         return len(jax.make_jaxpr(value)([a(i) for i in range(count)]).eqns)
 
     assert equations(32) - equations(16) <= 16 * 2 * 6  # two arrays a layer
 
 
-@pytest.mark.parametrize("kind", ["modules", "closures", "in turn", "traced", "unlike", "at random"])
+@pytest.mark.parametrize(
+    "kind", ["modules", "closures", "in turn", "traced", "unlike", "at random"]
+)
 def test_300_layers_are_read_fast(kind):
     layers = {
         "modules": lambda: [a(i) for i in range(300)],
@@ -239,7 +279,9 @@ def test_300_layers_are_read_fast(kind):
         "in turn": lambda: letters("AfgBAfgBff" * 30),
         "traced": lambda: [Plain(closure(w)) for w in normal(0, 300, 3, 3)],
         "unlike": lambda: [lambda x, c=c: c * x for c in range(300)],
-        "at random": lambda: letters("".join("ABf"[int(i)] for i in jax.random.randint(jax.random.key(0), 300, 0, 3))),
+        "at random": lambda: letters(
+            "".join("ABf"[int(i)] for i in jax.random.randint(jax.random.key(0), 300, 0, 3))
+        ),
     }[kind]()
     start = time.process_time()
     deeppcr.layers.describe(layers, X)
@@ -247,13 +289,24 @@ def test_300_layers_are_read_fast(kind):
 
 
 def test_a_mixture():
-    layers = letters("".join("ABf"[int(i)] for i in jax.random.randint(jax.random.key(0), 40, 0, 3)))
+    layers = letters(
+        "".join("ABf"[int(i)] for i in jax.random.randint(jax.random.key(0), 40, 0, 3))
+    )
     same_as_loop(lambda: layers)
 
 
 def test_segments_in_jit_vmap_and_grad():
     layers = letters("fABABABg")
     batch = normal(1, 4, 3)
-    run = jax.jit(jax.vmap(jax.value_and_grad(lambda x: deeppcr.forward(layers, x, method="newton", adjoint="pcr").sum())))
+    run = jax.jit(
+        jax.vmap(
+            jax.value_and_grad(
+                lambda x: deeppcr.forward(layers, x, method="newton", adjoint="pcr").sum()
+            )
+        )
+    )
     assert_agree(run(batch), jax.vmap(jax.value_and_grad(lambda x: loop(layers, x).sum()))(batch))
-    assert_agree(jax.jvp(partial(deeppcr.forward, layers), (X,), (X,)), jax.jvp(partial(loop, layers), (X,), (X,)))
+    assert_agree(
+        jax.jvp(partial(deeppcr.forward, layers), (X,), (X,)),
+        jax.jvp(partial(loop, layers), (X,), (X,)),
+    )

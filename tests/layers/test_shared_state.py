@@ -43,7 +43,13 @@ def a_dict_grows():
         table[len(table)] = 1.0
         return x
 
-    return [write, lambda x: x * len(table), lambda x: x * len(table), write, lambda x: x * len(table)], lambda: list(table)
+    return [
+        write,
+        lambda x: x * len(table),
+        lambda x: x * len(table),
+        write,
+        lambda x: x * len(table),
+    ], lambda: list(table)
 
 
 @odd
@@ -183,7 +189,11 @@ def an_attribute_of_a_class():
         Settings.scale = 2.0
         return x
 
-    return [lambda x: x * Settings.scale, write, *[lambda x: x * Settings.scale] * 2], lambda: Settings.scale
+    return [
+        lambda x: x * Settings.scale,
+        write,
+        *[lambda x: x * Settings.scale] * 2,
+    ], lambda: Settings.scale
 
 
 class Counts:
@@ -222,7 +232,11 @@ def an_attribute_of_an_object():
         settings.scale = 2.0
         return x
 
-    return [lambda x: x * settings.scale, write, *[lambda x: x * settings.scale] * 3], lambda: settings.scale
+    return [
+        lambda x: x * settings.scale,
+        write,
+        *[lambda x: x * settings.scale] * 3,
+    ], lambda: settings.scale
 
 
 @odd
@@ -234,7 +248,11 @@ def an_attribute_by_setattr():
         setattr(settings, name, getattr(settings, name) + 1.0)
         return x
 
-    return [lambda x: x * settings.scale, write, *[lambda x: x * settings.scale] * 3], lambda: settings.scale
+    return [
+        lambda x: x * settings.scale,
+        write,
+        *[lambda x: x * settings.scale] * 3,
+    ], lambda: settings.scale
 
 
 @odd
@@ -301,7 +319,14 @@ def test_results_and_what_is_left(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["a_dict_between", "a_list_between", "a_global", "an_attribute_of_a_class", "a_counter_in_a_class"]
+    "name",
+    [
+        "a_dict_between",
+        "a_list_between",
+        "a_global",
+        "an_attribute_of_a_class",
+        "a_counter_in_a_class",
+    ],
 )
 def test_results_while_traced(name):
     def value(run):

@@ -11,7 +11,19 @@ import optax
 import pytest
 
 import deeppcr
-from tests.layers.kinds import METHODS, NAMES, WEIGHTS, Dense, Plain, X, closure, dense, denses, loop, square
+from tests.layers.kinds import (
+    METHODS,
+    NAMES,
+    WEIGHTS,
+    Dense,
+    Plain,
+    X,
+    closure,
+    dense,
+    denses,
+    loop,
+    square,
+)
 from tests.problems import assert_agree, normal
 
 N = 5
@@ -55,7 +67,11 @@ def test_agrees_with_the_loop(name):
     assert_agree(run(BATCH), expected)
     assert jax.tree.structure(deeppcr.stack(layers, BATCH)) == jax.tree.structure(stack)
     assert_agree(loop(stack.unstack(), BATCH), expected)
-    assert len(stack) == len(stack.unstack()) == (len(layers[1]) if name == "apply and a list" else len(layers))
+    assert (
+        len(stack)
+        == len(stack.unstack())
+        == (len(layers[1]) if name == "apply and a list" else len(layers))
+    )
     assert_agree(deeppcr.stack(stack), stack)
 
 
@@ -70,7 +86,9 @@ def test_objects_need_an_example():
 def test_gradients_are_stacks(method, adjoint):
     layers = denses(N)
     stack = deeppcr.stack(layers)
-    gradient = jax.jit(jax.grad(lambda stack: square(stack(BATCH, method=method, adjoint=adjoint))))(stack)
+    gradient = jax.jit(
+        jax.grad(lambda stack: square(stack(BATCH, method=method, adjoint=adjoint)))
+    )(stack)
     assert isinstance(gradient, deeppcr.Stack)
     assert jax.tree.structure(gradient) == jax.tree.structure(stack)
     wanted = jax.grad(lambda layers: square(loop(layers, BATCH)))(layers)
@@ -80,7 +98,9 @@ def test_gradients_are_stacks(method, adjoint):
 
 def test_gradients_of_layers_stacked_while_traced():
     """In the user's own structure."""
-    gradient = jax.jit(jax.grad(lambda layers: square(deeppcr.stack(layers)(BATCH, adjoint="pcr"))))(denses(N))
+    gradient = jax.jit(
+        jax.grad(lambda layers: square(deeppcr.stack(layers)(BATCH, adjoint="pcr")))
+    )(denses(N))
     assert_agree(gradient, jax.grad(lambda layers: square(loop(layers, BATCH)))(denses(N)))
 
 
@@ -93,7 +113,9 @@ def test_is_a_pytree():
     assert jax.tree.structure(other) == structure
     assert hash(jax.tree.structure(other)) == hash(structure)
     assert jax.tree.structure(deeppcr.stack(denses(N - 1))) != structure
-    assert jax.tree.structure(deeppcr.stack([dense(i, static="relu") for i in range(N)])) != structure
+    assert (
+        jax.tree.structure(deeppcr.stack([dense(i, static="relu") for i in range(N)])) != structure
+    )
     difference = jax.tree.map(jnp.subtract, other, stack)
     assert_agree(jax.tree.map(jnp.add, stack, difference), other)
     masks = jax.tree.map(lambda leaf: leaf.ndim > 2, stack)
@@ -104,7 +126,9 @@ def test_is_a_pytree():
 
 
 def test_closures_made_alike_have_one_structure():
-    structures = [jax.tree.structure(deeppcr.stack([closure(s * w) for w in WEIGHTS])) for s in (1.0, 2.0)]
+    structures = [
+        jax.tree.structure(deeppcr.stack([closure(s * w) for w in WEIGHTS])) for s in (1.0, 2.0)
+    ]
     assert structures[0] == structures[1]
     assert hash(structures[0]) == hash(structures[1])
 
@@ -118,10 +142,16 @@ def test_jit_traces_once():
         return stack(x)
 
     stack = deeppcr.stack(denses(N))
-    for other in (stack, deeppcr.stack([dense(10 + i) for i in range(N)]), jax.tree.map(lambda leaf: 2 * leaf, stack)):
+    for other in (
+        stack,
+        deeppcr.stack([dense(10 + i) for i in range(N)]),
+        jax.tree.map(lambda leaf: 2 * leaf, stack),
+    ):
         call(other, X)
     assert len(traced) == 1
-    static = jax.jit(lambda structure, leaves: jax.tree.unflatten(structure, leaves)(X), static_argnums=0)
+    static = jax.jit(
+        lambda structure, leaves: jax.tree.unflatten(structure, leaves)(X), static_argnums=0
+    )
     leaves, structure = jax.tree.flatten(stack)
     assert_agree(static(structure, leaves), stack(X))
 
@@ -131,7 +161,9 @@ def test_training_with_optax(optimizer):
     """As with the list of layers, in one jitted and donated loop."""
     optimizer = {
         "adam": optax.adam(0.1),
-        "masked": optax.masked(optax.sgd(0.1, momentum=0.9), lambda tree: jax.tree.map(lambda leaf: True, tree)),
+        "masked": optax.masked(
+            optax.sgd(0.1, momentum=0.9), lambda tree: jax.tree.map(lambda leaf: True, tree)
+        ),
         "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)),
     }[optimizer]
 
@@ -143,7 +175,10 @@ def test_training_with_optax(optimizer):
             return optax.apply_updates(params, updates), state
 
         with jax.numpy_dtype_promotion("standard"):  # of optax's own making
-            trained = jax.jit(lambda params: jax.lax.fori_loop(0, 3, step, (params, optimizer.init(params)))[0], donate_argnums=0)
+            trained = jax.jit(
+                lambda params: jax.lax.fori_loop(0, 3, step, (params, optimizer.init(params)))[0],
+                donate_argnums=0,
+            )
             return trained(params)
 
     trained = train(deeppcr.stack(denses(N)), deeppcr.forward)
@@ -154,7 +189,9 @@ def test_donation():
     stack = deeppcr.stack(denses(N))
     expected = stack(X)
     given = jax.tree.map(jnp.copy, stack)
-    kept = jax.jit(lambda stack: jax.tree.map(lambda leaf: leaf + 0, stack), donate_argnums=0)(given)
+    kept = jax.jit(lambda stack: jax.tree.map(lambda leaf: leaf + 0, stack), donate_argnums=0)(
+        given
+    )
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
     assert_agree(kept(X), expected)
 
@@ -162,7 +199,9 @@ def test_donation():
 def test_vmap_over_an_ensemble():
     stacks = [deeppcr.stack([dense(10 * k + i) for i in range(N)]) for k in range(3)]
     ensemble = stacked(stacks)
-    actual = jax.jit(jax.vmap(lambda stack, x: stack(x, method="newton"), in_axes=(0, None)))(ensemble, X)
+    actual = jax.jit(jax.vmap(lambda stack, x: stack(x, method="newton"), in_axes=(0, None)))(
+        ensemble, X
+    )
     assert_agree(actual, jnp.stack([stack(X) for stack in stacks]))
 
 
@@ -180,19 +219,35 @@ def test_shared_arrays_are_kept_once():
     layer, shared = dense(0), normal(3, 3, 3)
     stack = deeppcr.stack([layer] * N)
     assert [leaf.shape for leaf in jax.tree.leaves(stack)] == [(3, 3), (3,)]
-    gradient = jax.jit(jax.grad(lambda stack: square(stack(BATCH, method="newton", adjoint="pcr"))))(stack)
+    gradient = jax.jit(
+        jax.grad(lambda stack: square(stack(BATCH, method="newton", adjoint="pcr")))
+    )(stack)
     same_arrays(gradient, jax.grad(lambda layer: square(loop([layer] * N, BATCH)))(layer))
-    assert_agree(jax.jit(lambda stack: stack(BATCH))(jax.tree.map(jnp.copy, stack)), loop([layer] * N, BATCH))
+    assert_agree(
+        jax.jit(lambda stack: stack(BATCH))(jax.tree.map(jnp.copy, stack)), loop([layer] * N, BATCH)
+    )
     mixed = [lambda x, w=w: jnp.tanh(x @ w) @ shared for w in WEIGHTS]
-    assert sorted(leaf.shape for leaf in jax.tree.leaves(deeppcr.stack(mixed))) == [(3, 3), (len(WEIGHTS), 3, 3)]
+    assert sorted(leaf.shape for leaf in jax.tree.leaves(deeppcr.stack(mixed))) == [
+        (3, 3),
+        (len(WEIGHTS), 3, 3),
+    ]
     assert_agree(loop(deeppcr.stack(mixed).unstack(), X), loop(mixed, X))
 
 
 def test_a_stack_among_layers():
     """It is a layer as any other; the chain of a list may be made of stacks."""
     layers = denses(6)
-    for mixed in ([deeppcr.stack(layers[:3]), deeppcr.stack(layers[3:])], [layers[0], deeppcr.stack(layers[1:5]), layers[5]]):
-        actual = jax.jit(jax.grad(lambda x, mixed=mixed: square(deeppcr.forward(mixed, x, method="newton", adjoint="pcr"))))(X)
+    for mixed in (
+        [deeppcr.stack(layers[:3]), deeppcr.stack(layers[3:])],
+        [layers[0], deeppcr.stack(layers[1:5]), layers[5]],
+    ):
+        actual = jax.jit(
+            jax.grad(
+                lambda x, mixed=mixed: square(
+                    deeppcr.forward(mixed, x, method="newton", adjoint="pcr")
+                )
+            )
+        )(X)
         assert_agree(actual, jax.grad(lambda x: square(loop(layers, x)))(X))
 
 
@@ -201,7 +256,10 @@ def test_copies_and_pickles():
     for other in (copy.copy(stack), copy.deepcopy(stack), pickle.loads(pickle.dumps(stack))):
         assert_agree(other, stack)
         assert_agree(other(X), stack(X))
-    assert_agree(copy.deepcopy(deeppcr.stack([closure(w) for w in WEIGHTS]))(X), loop([closure(w) for w in WEIGHTS], X))
+    assert_agree(
+        copy.deepcopy(deeppcr.stack([closure(w) for w in WEIGHTS]))(X),
+        loop([closure(w) for w in WEIGHTS], X),
+    )
 
 
 def test_from_layers_and_solve():
@@ -231,9 +289,22 @@ def test_weak_types():
         (lambda: [jnp.sin, lambda x: x], ValueError, r"layers\[1\]"),
         (lambda: [dense(0), 3], TypeError, r"layers\[1\]"),
         (lambda: 3, TypeError, "int"),
-        (lambda: [dense(0, static=np.array([i, 1])) for i in range(2)], (TypeError, ValueError), r"layers\["),
+        (
+            lambda: [dense(0, static=np.array([i, 1])) for i in range(2)],
+            (TypeError, ValueError),
+            r"layers\[",
+        ),
     ],
-    ids=["empty", "fields", "a last one", "shapes", "functions", "no layer", "no list", "static arrays"],
+    ids=[
+        "empty",
+        "fields",
+        "a last one",
+        "shapes",
+        "functions",
+        "no layer",
+        "no list",
+        "static arrays",
+    ],
 )
 def test_what_cannot_be_stacked(layers, error, words):
     with pytest.raises(error, match=words):

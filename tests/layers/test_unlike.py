@@ -10,7 +10,20 @@ import numpy as np
 import pytest
 
 import deeppcr
-from tests.layers.kinds import WEIGHTS, Dense, Plain, X, chains, check, closure, dense, loop, options, same_as_loop, same_gradient
+from tests.layers.kinds import (
+    WEIGHTS,
+    Dense,
+    Plain,
+    X,
+    chains,
+    check,
+    closure,
+    dense,
+    loop,
+    options,
+    same_as_loop,
+    same_gradient,
+)
 from tests.problems import assert_agree, normal
 
 SCALES = list(normal(5, 4, 3))
@@ -34,7 +47,10 @@ def is_true(c):
 
 def with_globals(weight):
     """The same code, with globals of its own."""
-    return types.FunctionType((lambda x: jnp.tanh(x @ weight_of_all)).__code__, {"jnp": jnp, "weight_of_all": weight})  # noqa: F821
+    return types.FunctionType(
+        (lambda x: jnp.tanh(x @ weight_of_all)).__code__,  # noqa: F821
+        {"jnp": jnp, "weight_of_all": weight},
+    )
 
 
 def over(function):
@@ -57,7 +73,9 @@ def of_a_class(scale):
         def __call__(self, x):
             return jnp.sin(x @ self.weight) * scale
 
-    jax.tree_util.register_pytree_node(Local, lambda m: ((m.weight,), None), lambda _, leaves: Local(*leaves))
+    jax.tree_util.register_pytree_node(
+        Local, lambda m: ((m.weight,), None), lambda _, leaves: Local(*leaves)
+    )
     return Local(WEIGHTS[0])
 
 
@@ -81,7 +99,9 @@ def by_array(field, x):
 
 
 def by_callback(c):
-    return lambda x: jax.pure_callback(lambda x: np.asarray(x) * c, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+    return lambda x: jax.pure_callback(
+        lambda x: np.asarray(x) * c, jax.ShapeDtypeStruct(x.shape, x.dtype), x
+    )
 
 
 def by_order(params):
@@ -113,7 +133,9 @@ UNLIKE = {
     "signs of zero of objects": of(lambda c: Plain(copysign(c)), SIGNS),
     "signs of zero of jitted objects": of(in_jit(copysign), SIGNS),
     "signs of zero in a partial": of(lambda c: partial(to_the_sign, c=c), SIGNS),
-    "signs of zero in a complex": of(lambda c: lambda x: x * (2.0 if str(c) == "0j" else 3.0), [0j, complex(-0.0, 0.0)]),
+    "signs of zero in a complex": of(
+        lambda c: lambda x: x * (2.0 if str(c) == "0j" else 3.0), [0j, complex(-0.0, 0.0)]
+    ),
     "not a number": of(lambda c: lambda x: jnp.where(jnp.isnan(c), x + 1, x * 2), NANS),
     "close numbers": of(lambda c: Plain(lambda x: 1e8 * (c * x - x)), [1.0, 1 + 2e-16, 1 + 1e-15]),
     "one, true and one": of(is_true, [1, True, 1.0]),
@@ -125,19 +147,38 @@ UNLIKE = {
     "static signs of zero": of(static(lambda c, x: jnp.copysign(x, c)), SIGNS),
     "static one, true and one": of(static(lambda c, x: is_true(c)(x)), [1, True, 1.0]),
     "static tuples": of(static(lambda c, x: is_true(c[0])(x)), [(1,), (True,)]),
-    "static arrays": of(static(by_array), [np.array([1.0, 2.0]), np.array([3.0, 2.0]), np.array([3.0, 2.0])]),
-    "static arrays of one entry": of(static(by_array), [np.array(2.0), np.array([2.0]), np.array([[2.0]])]),
-    "static names": lambda: [dense(0, static="tanh"), dense(0, static="relu"), dense(0, static="tanh")],
-    "keys of dicts": of(lambda c: lambda x, table={c: 1.5}: is_true(next(iter(table)))(x) * 1.5, [1, True]),
-    "orders of dicts": of(by_order, [{"b": WEIGHTS[0], "a": WEIGHTS[1]}, {"a": WEIGHTS[1], "b": WEIGHTS[0]}]),
+    "static arrays": of(
+        static(by_array), [np.array([1.0, 2.0]), np.array([3.0, 2.0]), np.array([3.0, 2.0])]
+    ),
+    "static arrays of one entry": of(
+        static(by_array), [np.array(2.0), np.array([2.0]), np.array([[2.0]])]
+    ),
+    "static names": lambda: [
+        dense(0, static="tanh"),
+        dense(0, static="relu"),
+        dense(0, static="tanh"),
+    ],
+    "keys of dicts": of(
+        lambda c: lambda x, table={c: 1.5}: is_true(next(iter(table)))(x) * 1.5, [1, True]
+    ),
+    "orders of dicts": of(
+        by_order, [{"b": WEIGHTS[0], "a": WEIGHTS[1]}, {"a": WEIGHTS[1], "b": WEIGHTS[0]}]
+    ),
     "callbacks": of(lambda c: Plain(by_callback(c)), [2.0, 3.0]),
     "large constants": of(lambda w: Plain(lambda x: x * w[:3]), LARGE),
     "large constants in jit": of(in_jit(lambda w: lambda x: x * w[:3]), LARGE),
     "arrays in jit": of(lambda w: jax.jit(closure(w)), WEIGHTS),
     "arrays in jit in objects": of(in_jit(closure), WEIGHTS),
     "arrays in jit in jit": of(lambda w: jax.jit(over(jax.jit(closure(w)))), WEIGHTS),
-    "modules and lists": lambda: [closure(WEIGHTS[0]), partial(jnp.matmul, b=WEIGHTS[0]), lambda x: jnp.tanh(x @ WEIGHTS[0])],
-    "dtypes of arrays": of(lambda w: lambda x: x * w.astype(x.dtype), [jnp.full(3, 0.1, t) for t in ("float64", "float32")]),
+    "modules and lists": lambda: [
+        closure(WEIGHTS[0]),
+        partial(jnp.matmul, b=WEIGHTS[0]),
+        lambda x: jnp.tanh(x @ WEIGHTS[0]),
+    ],
+    "dtypes of arrays": of(
+        lambda w: lambda x: x * w.astype(x.dtype),
+        [jnp.full(3, 0.1, t) for t in ("float64", "float32")],
+    ),
 }
 
 
@@ -180,7 +221,9 @@ def gradient_rule(scale):
 
 
 def transposed(scale):
-    return lambda x: jax.custom_derivatives.linear_call(lambda _, x: x * 2.0, lambda _, g: g * scale, (), x)
+    return lambda x: jax.custom_derivatives.linear_call(
+        lambda _, x: x * 2.0, lambda _, g: g * scale, (), x
+    )
 
 
 def other_rule(number):
@@ -210,15 +253,27 @@ RULES = {
     "custom_gradient": of(gradient_rule, SCALES),
     "linear_call": of(transposed, NUMBERS),
     "linear_call in objects": of(lambda s: Plain(transposed(s)), NUMBERS),
-    "a rule, and none": lambda: [jnp.sin, vjp_rule(2.0), Plain(jnp.sin), Plain(vjp_rule(2.0)), Plain(vjp_rule(3.0))],
-    "stopped": of(lambda stop: Plain(lambda x: 2 * (jax.lax.stop_gradient(x) if stop else x) + x), [True, False, True]),
+    "a rule, and none": lambda: [
+        jnp.sin,
+        vjp_rule(2.0),
+        Plain(jnp.sin),
+        Plain(vjp_rule(2.0)),
+        Plain(vjp_rule(3.0)),
+    ],
+    "stopped": of(
+        lambda stop: Plain(lambda x: 2 * (jax.lax.stop_gradient(x) if stop else x) + x),
+        [True, False, True],
+    ),
 }
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_derivatives(name):
     # By jax's own derivatives: those of linear_call go backwards only.
-    same_gradient(RULES[name], adjoint="auto" if "linear" in name else options(list(RULES).index(name))["adjoint"])
+    same_gradient(
+        RULES[name],
+        adjoint="auto" if "linear" in name else options(list(RULES).index(name))["adjoint"],
+    )
 
 
 def weight_rule(scale):
@@ -239,7 +294,10 @@ def weight_rule(scale):
 @pytest.mark.parametrize("scales", [NUMBERS, WEIGHTS[:3]], ids=["numbers", "arrays"])
 def test_rules_for_what_is_captured(scales):
     rules = [weight_rule(scale) for scale in scales]
-    check(lambda weights: [lambda x, f=f, w=w: f(w, x) for f, w in zip(rules, weights, strict=False)], adjoint="sequential")
+    check(
+        lambda weights: [lambda x, f=f, w=w: f(w, x) for f, w in zip(rules, weights, strict=False)],
+        adjoint="sequential",
+    )
 
 
 @pytest.mark.parametrize("scales", [NUMBERS, SCALES], ids=["numbers", "arrays"])

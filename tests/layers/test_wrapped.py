@@ -94,7 +94,10 @@ def one_of_six_is_different():
 
 @pure
 def one_true_and_one():
-    return [lambda x, c=c: x * (2.0 if c is True else 3.0 if type(c) is int else 5.0) for c in (1, True, 1.0, frozenset, None)]
+    return [
+        lambda x, c=c: x * (2.0 if c is True else 3.0 if type(c) is int else 5.0)
+        for c in (1, True, 1.0, frozenset, None)
+    ]
 
 
 @pytest.mark.parametrize("name", PURE)
@@ -128,13 +131,19 @@ def test_donated_states():
 
 
 @pytest.mark.parametrize(
-    "x", [np.asarray(X), np.float32(0.5), 0.5, X.astype(jnp.bfloat16)], ids=["numpy", "scalar", "number", "bfloat16"]
+    "x",
+    [np.asarray(X), np.float32(0.5), 0.5, X.astype(jnp.bfloat16)],
+    ids=["numpy", "scalar", "number", "bfloat16"],
 )
 def test_states_that_are_not_of_jax(x):
     def asks(x):
         return x * 2 if isinstance(x, np.ndarray) else x * 3 if isinstance(x, float) else x * 4
 
-    for layers in ([asks] * 4, [np.tanh if isinstance(x, np.ndarray) else jnp.tanh] * 3, [asks, jnp.sin, jnp.sin, asks]):
+    for layers in (
+        [asks] * 4,
+        [np.tanh if isinstance(x, np.ndarray) else jnp.tanh] * 3,
+        [asks, jnp.sin, jnp.sin, asks],
+    ):
         actual, expected = deeppcr.forward(layers, x), loop(layers, x)
         assert type(actual) is type(expected) or isinstance(expected, jax.Array)
         assert_agree(actual, expected, 1e-2 if getattr(x, "dtype", None) == jnp.bfloat16 else 1e-6)

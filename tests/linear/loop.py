@@ -7,7 +7,14 @@ from jax import lax
 
 from deeppcr.linear import BlockDiagonals, Blocks, Diagonals, Matrices, Scalars, Zeros
 
-KINDS = {"matrices": 2, "pairs": 4, "ragged": 4, "diagonals": 3, "scalars": 3, "zeros": 3}  # and widths that compile fast
+KINDS = {
+    "matrices": 2,
+    "pairs": 4,
+    "ragged": 4,
+    "diagonals": 3,
+    "scalars": 3,
+    "zeros": 3,
+}  # and widths that compile fast
 
 
 def compiled(function, **options):
@@ -18,7 +25,10 @@ def compiled(function, **options):
 def loop(blocks, b, reverse=False, initial=None):
     """``y_l = A_l y_{l-1} + b_l`` in plain numpy, for blocks of any kind or full matrices ``[L, *batch, w, w]``."""
     A, b = full(blocks) if isinstance(blocks, Blocks) else np.asarray(blocks), np.asarray(b)
-    y, state = np.zeros_like(b), np.zeros(b.shape[1:], b.dtype) if initial is None else np.asarray(initial)
+    y, state = (
+        np.zeros_like(b),
+        np.zeros(b.shape[1:], b.dtype) if initial is None else np.asarray(initial),
+    )
     for step in reversed(range(len(b))) if reverse else range(len(b)):
         state = np.einsum("...ij,...j->...i", A[step], state) + b[step]
         y[step] = state
@@ -51,7 +61,12 @@ def full(blocks, xp=np):
         case BlockDiagonals(matrix, groups):
             rows = np.array(groups.rows)
             used = np.broadcast_to((rows >= 0)[:, :, None] & (rows >= 0)[:, None, :], matrix.shape)
-            return xp.einsum("gia,...gij,gjb->...ab", eye[rows], xp.where(used, matrix, xp.zeros_like(matrix)), eye[rows])
+            return xp.einsum(
+                "gia,...gij,gjb->...ab",
+                eye[rows],
+                xp.where(used, matrix, xp.zeros_like(matrix)),
+                eye[rows],
+            )
         case Diagonals(diagonal):
             return xp.einsum("...i,ij->...ij", diagonal, eye)
         case Scalars(scalar):
@@ -91,7 +106,9 @@ def problem(kind, length, batch, width, seed=0):
             return Zeros.like(b), b
         case "pairs":
             groups = np.arange(width, dtype=np.int32).reshape(2, -1).T
-            return BlockDiagonals(jnp.asarray(blocks(*batch, len(groups), 2, 2, mixed=2)), groups), b
+            return BlockDiagonals(
+                jnp.asarray(blocks(*batch, len(groups), 2, 2, mixed=2)), groups
+            ), b
         case "ragged":
             groups = ragged(width)
             matrix = blocks(*batch, len(groups), 2, 2, mixed=2)

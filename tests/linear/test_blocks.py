@@ -38,7 +38,12 @@ def test_products_are_those_of_the_full_matrices(kind, batch):
 def test_blocks_are_a_pytree_with_shapes(kind, batch):
     blocks, b = problem(kind, 5, batch, 4)
     assert blocks.vector_shape == b.shape
-    assert (blocks.length, blocks.batch_shape, blocks.width, blocks.dtype) == (5, batch, 4, jnp.float64)
+    assert (blocks.length, blocks.batch_shape, blocks.width, blocks.dtype) == (
+        5,
+        batch,
+        4,
+        jnp.float64,
+    )
     assert all(leaf.shape[0] == 5 for leaf in jax.tree.leaves(blocks))
     shorter = jax.tree.map(lambda leaf: leaf[:3], blocks)
     assert (type(shorter), shorter.vector_shape) == (type(blocks), (3, *batch, 4))
@@ -48,7 +53,14 @@ def test_blocks_are_a_pytree_with_shapes(kind, batch):
 
 @pytest.mark.parametrize(
     ("kind", "numbers", "coupled"),
-    [("matrices", 16, 4), ("pairs", 8, 2), ("ragged", 12, 2), ("diagonals", 4, 1), ("scalars", 1 / 3, 1), ("zeros", 0, 0)],
+    [
+        ("matrices", 16, 4),
+        ("pairs", 8, 2),
+        ("ragged", 12, 2),
+        ("diagonals", 4, 1),
+        ("scalars", 1 / 3, 1),
+        ("zeros", 0, 0),
+    ],
 )
 def test_what_blocks_cost(kind, numbers, coupled):
     blocks, _ = problem(kind, 5, (3,), 4)
@@ -61,7 +73,12 @@ def test_what_blocks_cost(kind, numbers, coupled):
 def test_a_step_of_many_numbers(width):
     matrix, y = np.random.default_rng(0).normal(size=(2, FEW, width, width))
     expected = np.einsum("bij,bj->bi", matrix, y[:, 0])
-    np.testing.assert_allclose(Matrices(jnp.asarray(matrix)).apply_step(jnp.asarray(y[:, 0])), expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        Matrices(jnp.asarray(matrix)).apply_step(jnp.asarray(y[:, 0])),
+        expected,
+        rtol=1e-10,
+        atol=1e-12,
+    )
 
 
 GROUPS = {
@@ -81,7 +98,9 @@ GROUPS = {
 def test_vectors_are_split_into_groups_and_merged(name):
     groups = Groups.of(GROUPS[name])
     y = jnp.arange(1.0, 2 * groups.width + 1).reshape(2, -1)
-    parts, merged, mapped = compiled(lambda y: (groups.split(y), groups.merge(groups.split(y)), jax.vmap(groups.split)(y)))(y)
+    parts, merged, mapped = compiled(
+        lambda y: (groups.split(y), groups.merge(groups.split(y)), jax.vmap(groups.split)(y))
+    )(y)
     expected = np.where(np.array(GROUPS[name]) >= 0, np.asarray(y)[:, np.array(GROUPS[name])], 0)
     np.testing.assert_array_equal(parts, expected)
     np.testing.assert_array_equal(merged, y)
@@ -105,7 +124,8 @@ def test_splitting_and_merging_are_transposes(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("neighbours", False), ("pairs", False), ("triples", False), ("out of order", True)]
+    ("name", "expected"),
+    [("neighbours", False), ("pairs", False), ("triples", False), ("out of order", True)],
 )
 def test_only_groups_out_of_order_need_a_gather_and_none_a_scatter(name, expected):
     groups = Groups.of(GROUPS[name])
@@ -143,6 +163,8 @@ def test_groups_that_are_no_partition_are_refused(groups, message):
         Groups.of(groups)
 
 
-@pytest.mark.parametrize("blocks", [Scalars(jnp.ones(4)), Zeros.like(jnp.ones((4, 1)))], ids=["scalars", "zeros"])
+@pytest.mark.parametrize(
+    "blocks", [Scalars(jnp.ones(4)), Zeros.like(jnp.ones((4, 1)))], ids=["scalars", "zeros"]
+)
 def test_a_scalar_recurrence_is_the_default(blocks):
     assert blocks.vector_shape == (4, 1)

@@ -29,7 +29,13 @@ from deeppcr.platforms import compiled_for
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem
 from tests.problems import assert_agree
 
-PARALLEL = [ParallelCyclicReduction(), CyclicReduction(), PrefixScan(), Chunked(4), Chunked(4, across=CyclicReduction())]
+PARALLEL = [
+    ParallelCyclicReduction(),
+    CyclicReduction(),
+    PrefixScan(),
+    Chunked(4),
+    Chunked(4, across=CyclicReduction()),
+]
 NAMES = [name for name in SOLVERS if name not in ("auto", "sequential")]
 LENGTH, BATCH = 13, 2  # as in test_solvers.py
 close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
@@ -40,7 +46,11 @@ def all_ways(solver):
     """The four solutions that there are of one problem."""
 
     def solve(blocks, b):
-        ways = [(solve, reverse) for solve in (solver.solve, solver.solve_transposed) for reverse in (False, True)]
+        ways = [
+            (solve, reverse)
+            for solve in (solver.solve, solver.solve_transposed)
+            for reverse in (False, True)
+        ]
         return [solve(blocks, b, reverse) for solve, reverse in ways]
 
     return compiled(solve)
@@ -74,7 +84,9 @@ def test_finite_where_the_loop_is(solver, kind):
 def test_what_overflows_step_by_step_is_not_finite_in_the_same_entries(solver):
     blocks, b = problem("diagonals", LENGTH, (BATCH,), 3)
     blocks = Diagonals((blocks.diagonal * 1e130).at[8].set(0))
-    for found, right in zip(all_ways(solver)(blocks, b), all_ways(Recurrence())(blocks, b), strict=True):
+    for found, right in zip(
+        all_ways(solver)(blocks, b), all_ways(Recurrence())(blocks, b), strict=True
+    ):
         assert not np.isfinite(right).all()
         np.testing.assert_array_equal(found, right)
 
@@ -105,7 +117,9 @@ def test_an_example_that_overflows_harms_no_other(solver):
     found = compiled(jax.vmap(solver.solve))(*stacked)
     close(found[0], loop(well, b))
     close(found[1], loop(ill, b_ill), atol=0)
-    mixed = jax.tree.map(lambda well, ill: well.at[:, 0].set(ill[:, 0]), (well, b), (ill, b_ill))  # and in one batch
+    mixed = jax.tree.map(
+        lambda well, ill: well.at[:, 0].set(ill[:, 0]), (well, b), (ill, b_ill)
+    )  # and in one batch
     close(compiled(solver.solve)(*mixed), loop(*mixed), atol=0)
 
 
@@ -119,7 +133,9 @@ def sizes(rng, *shape, zeros=0.05, least=-6):
 
 RANDOM = {
     "matrices": lambda rng, *shape: Matrices(sizes(rng, *shape, 4, 4, zeros=0.75)),
-    "pairs": lambda rng, *shape: BlockDiagonals(sizes(rng, *shape, 2, 2, 2, zeros=0.5), [[0, 2], [1, 3]]),
+    "pairs": lambda rng, *shape: BlockDiagonals(
+        sizes(rng, *shape, 2, 2, 2, zeros=0.5), [[0, 2], [1, 3]]
+    ),
     "diagonals": lambda rng, *shape: Diagonals(sizes(rng, *shape, 4)),
     "scalars": lambda rng, *shape: Scalars(sizes(rng, *shape, least=-2), (), 4),
 }
@@ -132,11 +148,17 @@ def test_blocks_of_all_sizes(solver, kind):
     many, length = 64, 48
     blocks, b = RANDOM[kind](rng, many, length), sizes(rng, many, length, 4, zeros=0, least=-8)
     b[np.arange(length) < rng.integers(0, length, (many, 1))] = 0  # states are zero until it begins
-    blocks, b, g = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (blocks, b, b[:, ::-1]))
+    blocks, b, g = jax.tree.map(
+        lambda leaf: jnp.asarray(leaf, jnp.float32), (blocks, b, b[:, ::-1])
+    )
 
     def solutions(solver):
         def both(blocks, b, g):
-            return solver.solve(blocks, b), solver.solve_transposed(blocks, g), solver.solve_unguarded(blocks, b)
+            return (
+                solver.solve(blocks, b),
+                solver.solve_transposed(blocks, g),
+                solver.solve_unguarded(blocks, b),
+            )
 
         return [np.asarray(y) for y in compiled(jax.vmap(both))(blocks, b, g)]
 
@@ -179,7 +201,11 @@ def loss(scan, step):
 def derivatives(scan, step):
     of, arguments = loss(scan, step), (START, (GAINS, INPUTS))
     value, gradients = compiled(jax.value_and_grad(of, (0, 1)))(*arguments)
-    return value, gradients, compiled(jax.jacfwd(lambda shift: of(START, (GAINS, INPUTS * shift))))(jnp.float32(1))
+    return (
+        value,
+        gradients,
+        compiled(jax.jacfwd(lambda shift: of(START, (GAINS, INPUTS * shift))))(jnp.float32(1)),
+    )
 
 
 ADJOINTS = {name: name for name in NAMES} | {
@@ -193,13 +219,19 @@ ADJOINTS = {name: name for name in NAMES} | {
 def test_gradients_are_those_of_the_sequential_program(step, adjoint):
     right = derivatives(lax.scan, step)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(right))
-    assert_agree(derivatives(partial(deeppcr.scan, method="sequential", adjoint=adjoint), step), right, 1e-5)
+    assert_agree(
+        derivatives(partial(deeppcr.scan, method="sequential", adjoint=adjoint), step), right, 1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["pcr", "chunked"])
 def test_states_of_newtons_method(name):
     right = derivatives(lax.scan, mixed)
-    assert_agree(derivatives(partial(deeppcr.scan, method=Newton(linear=name), adjoint=name), mixed), right, 1e-5)
+    assert_agree(
+        derivatives(partial(deeppcr.scan, method=Newton(linear=name), adjoint=name), mixed),
+        right,
+        1e-5,
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -214,7 +246,9 @@ def test_derivatives_of_solve_bidiagonal(name):
         def slope(A, b):
             return (jax.grad(of)(A, b) ** 2).sum()
 
-        return compiled(lambda A, b: (jax.grad(of, (0, 1))(A, b), jax.grad(slope, 1)(A, b)))(full, b)
+        return compiled(lambda A, b: (jax.grad(of, (0, 1))(A, b), jax.grad(slope, 1)(A, b)))(
+            full, b
+        )
 
     right = gradients("sequential")
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(right))
@@ -227,7 +261,9 @@ def test_derivatives_of_solve_bidiagonal(name):
 @solvers
 def test_a_finite_solution_is_left_as_it_is(solver):
     blocks, b = problem("matrices", LENGTH, (BATCH,), 2)
-    np.testing.assert_array_equal(*(compiled(solve)(blocks, b) for solve in (solver.solve, solver.solve_unguarded)))
+    np.testing.assert_array_equal(
+        *(compiled(solve)(blocks, b) for solve in (solver.solve, solver.solve_unguarded))
+    )
 
 
 def test_only_what_multiplies_blocks_is_guarded():
@@ -238,7 +274,9 @@ def test_only_what_multiplies_blocks_is_guarded():
 
     assert guarded(ParallelCyclicReduction().solve)
     assert guarded(ParallelCyclicReduction().solve_transposed)
-    assert not guarded(ParallelCyclicReduction().solve_unguarded)  # an iteration looks itself at what it gets
+    assert not guarded(
+        ParallelCyclicReduction().solve_unguarded
+    )  # an iteration looks itself at what it gets
     assert not guarded(Recurrence().solve)
     assert not guarded(find_solver("auto").solve)  # here the same
     with compiled_for("cuda"):

@@ -23,11 +23,17 @@ from deeppcr.linear import (
 from deeppcr.linear.choose import SOLVERS
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem, scan
 
-names = pytest.mark.parametrize("name", [name for name in SOLVERS if name != "auto"])  # which is one of them
+names = pytest.mark.parametrize(
+    "name", [name for name in SOLVERS if name != "auto"]
+)  # which is one of them
 # Every kind, and both directions for the layouts there are.
 kinds_and_ways = pytest.mark.parametrize(
     ("kind", "reverse"),
-    [("matrices", False), ("matrices", True), *((kind, index % 2 == 0) for index, kind in enumerate(list(KINDS)[1:]))],
+    [
+        ("matrices", False),
+        ("matrices", True),
+        *((kind, index % 2 == 0) for index, kind in enumerate(list(KINDS)[1:])),
+    ],
 )
 
 
@@ -38,13 +44,17 @@ def objective(solution):
 @pytest.mark.parametrize("kind", ["matrices", "diagonals"])
 def test_arrays_are_blocks(kind):
     blocks, b = problem(kind, 5, (2,), 4)
-    np.testing.assert_array_equal(solve_bidiagonal(jax.tree.leaves(blocks)[0], b), solve_bidiagonal(blocks, b))
+    np.testing.assert_array_equal(
+        solve_bidiagonal(jax.tree.leaves(blocks)[0], b), solve_bidiagonal(blocks, b)
+    )
 
 
 def test_a_case_to_check_by_hand():
     A, b = jnp.array([[2.0], [3.0], [4.0]]), jnp.ones((3, 1))
     np.testing.assert_array_equal(solve_bidiagonal(A, b)[:, 0], [1.0, 4.0, 17.0])
-    np.testing.assert_array_equal(solve_bidiagonal(A, b, initial=jnp.array([5.0]))[:, 0], [11.0, 34.0, 137.0])
+    np.testing.assert_array_equal(
+        solve_bidiagonal(A, b, initial=jnp.array([5.0]))[:, 0], [11.0, 34.0, 137.0]
+    )
 
 
 def values_and_gradients(solution, kind):
@@ -55,7 +65,9 @@ def values_and_gradients(solution, kind):
         y = solution(*arguments)
         return objective(y), y
 
-    (_, y), gradients = compiled(jax.value_and_grad(program, (0, 1, 2), has_aux=True))(blocks, b, b[0] * 0.5)
+    (_, y), gradients = compiled(jax.value_and_grad(program, (0, 1, 2), has_aux=True))(
+        blocks, b, b[0] * 0.5
+    )
     return y, gradients
 
 
@@ -67,7 +79,9 @@ def by_the_loop(kind, reverse):
 @names
 @kinds_and_ways
 def test_values_and_gradients_with_an_initial_state(name, kind, reverse):
-    y, ours = values_and_gradients(lambda A, b, z: solve_bidiagonal(A, b, initial=z, solver=name, reverse=reverse), kind)
+    y, ours = values_and_gradients(
+        lambda A, b, z: solve_bidiagonal(A, b, initial=z, solver=name, reverse=reverse), kind
+    )
     blocks, b = problem(kind, 4, (2,), KINDS[kind])
     np.testing.assert_allclose(y, loop(blocks, b, reverse, b[0] * 0.5), rtol=1e-10, atol=1e-12)
     theirs = by_the_loop(kind, reverse)
@@ -81,8 +95,13 @@ def test_forward_derivatives(kind, reverse):
     blocks, b = problem(kind, 4, (), KINDS[kind])
     arguments = (blocks, b, b[0] * 0.5)
     tangents = jax.tree.map(jnp.cos, arguments)
-    programs = (lambda A, b, initial: solve_bidiagonal(A, b, initial=initial, reverse=reverse), partial(scan, reverse=reverse))
-    ours, theirs = (compiled(partial(jax.jvp, program))(arguments, tangents)[1] for program in programs)
+    programs = (
+        lambda A, b, initial: solve_bidiagonal(A, b, initial=initial, reverse=reverse),
+        partial(scan, reverse=reverse),
+    )
+    ours, theirs = (
+        compiled(partial(jax.jvp, program))(arguments, tangents)[1] for program in programs
+    )
     np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
 
 
@@ -100,11 +119,18 @@ def curvature_of_the_loop(kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [*((name, "matrices") for name in SOLVERS if name != "auto"), ("pcr", "ragged"), ("sequential", "scalars")]
+    ("name", "kind"),
+    [
+        *((name, "matrices") for name in SOLVERS if name != "auto"),
+        ("pcr", "ragged"),
+        ("sequential", "scalars"),
+    ],
 )
 def test_second_derivatives(name, kind):
     ours = curvature(lambda A, b: solve_bidiagonal(A, b, solver=name), kind)
-    for mine, reference in zip(jax.tree.leaves(ours), jax.tree.leaves(curvature_of_the_loop(kind)), strict=True):
+    for mine, reference in zip(
+        jax.tree.leaves(ours), jax.tree.leaves(curvature_of_the_loop(kind)), strict=True
+    ):
         np.testing.assert_allclose(mine, reference, rtol=1e-8, atol=1e-10)
 
 
@@ -131,7 +157,9 @@ def test_vmap_over_everything_and_over_the_right_hand_side_alone(name):
 
     both = compiled(jax.vmap(gradient, in_axes=1, out_axes=1))(A, b)
     np.testing.assert_allclose(both, compiled(gradient)(A, b), rtol=1e-10, atol=1e-12)
-    one = compiled(jax.vmap(lambda b: solve_bidiagonal(A[:, 0], b, solver=name), in_axes=1, out_axes=1))(b)
+    one = compiled(
+        jax.vmap(lambda b: solve_bidiagonal(A[:, 0], b, solver=name), in_axes=1, out_axes=1)
+    )(b)
     for example in range(3):
         np.testing.assert_allclose(one[:, example], loop(A[:, 0], b[:, example]), rtol=1e-10)
 
@@ -159,7 +187,9 @@ def test_bfloat16_has_gradients_of_its_own_dtype():
 
 def test_differentiation_does_not_go_through_the_solver():
     A, b = matrices(128, (), 4)
-    lower = jax.jit(jax.grad(lambda A: solve_bidiagonal(A, b, solver="cyclic_reduction").sum())).lower(A)
+    lower = jax.jit(
+        jax.grad(lambda A: solve_bidiagonal(A, b, solver="cyclic_reduction").sum())
+    ).lower(A)
     # Gradients through cyclic reduction itself would keep and add up copies of the blocks of every level.
     assert lower.compile().memory_analysis().temp_size_in_bytes < 6 * A.nbytes
 
@@ -197,7 +227,12 @@ A, b = jnp.ones((4, 2, 2)), jnp.ones((4, 2))
     ("arguments", "options", "error", "message"),
     [
         ((A[:3], b), {}, ValueError, r"A is Matrices.*\[3, 2\].*b has shape \[4, 2\]"),
-        ((A[:, None], b[:, None, None]), {}, ValueError, r"A is Diagonals.*\[4, 1, 2, 2\].*\[4, 1, 1, 2\]"),
+        (
+            (A[:, None], b[:, None, None]),
+            {},
+            ValueError,
+            r"A is Diagonals.*\[4, 1, 2, 2\].*\[4, 1, 1, 2\]",
+        ),
         ((jnp.ones((4, 1, 2, 2)), jnp.ones((4, 3, 2))), {}, ValueError, "must match exactly"),
         ((jnp.ones((4, 2, 3)), b), {}, ValueError, r"A has shape \[4, 2, 3\]"),
         (
@@ -207,15 +242,30 @@ A, b = jnp.ones((4, 2, 2)), jnp.ones((4, 2))
             r"b has shape \[4\], expected \[chain, \*batch, state\]",
         ),
         ((Matrices(A[0]), b), {}, ValueError, "fit together"),
-        ((BlockDiagonals(A[:, None], [[0], [1]]), b), {}, ValueError, r"A.matrix has shape \[4, 1, 2, 2\].*end in \[2, 1, 1\]"),
-        ((BlockDiagonals(A[:, None], [[0, -1]]), b), {}, ValueError, r"A is BlockDiagonals for vectors \[4, 1\]"),
+        (
+            (BlockDiagonals(A[:, None], [[0], [1]]), b),
+            {},
+            ValueError,
+            r"A.matrix has shape \[4, 1, 2, 2\].*end in \[2, 1, 1\]",
+        ),
+        (
+            (BlockDiagonals(A[:, None], [[0, -1]]), b),
+            {},
+            ValueError,
+            r"A is BlockDiagonals for vectors \[4, 1\]",
+        ),
         ((Scalars(A[:, 0, 0], (), 3), b), {}, ValueError, r"A is Scalars for vectors \[4, 3\]"),
         ((Zeros.like(b[:3]), b), {}, ValueError, r"A is Zeros for vectors \[3, 2\]"),
         ((A.astype(jnp.float32), b), {}, TypeError, "b has dtype float64 and A has float32"),
         ((A.astype(int), b.astype(int)), {}, TypeError, "A has dtype int64"),
         ((A, b), {"initial": jnp.ones(3)}, ValueError, r"initial has shape \[3\], expected \[2\]"),
         ((A, b), {"initial": jnp.ones(2, jnp.float32)}, TypeError, "initial has dtype float32"),
-        ((A, b), {"solver": "magic"}, ValueError, "'magic', expected a solver or one of the names .'auto', 'sequential', 'pcr'"),
+        (
+            (A, b),
+            {"solver": "magic"},
+            ValueError,
+            "'magic', expected a solver or one of the names .'auto', 'sequential', 'pcr'",
+        ),
         ((A, b), {"solver": 3}, TypeError, "solver is 3"),
         (
             (A, b),

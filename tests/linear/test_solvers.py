@@ -65,7 +65,10 @@ def test_short_chains(solver, kind, length):
     if length == 2:
         close(solve(solver, blocks, b, reverse=True), loop(blocks, b, reverse=True))
     else:
-        close(solve_transposed(solver, blocks, b, reverse=True), loop_transposed(blocks, b, reverse=True))
+        close(
+            solve_transposed(solver, blocks, b, reverse=True),
+            loop_transposed(blocks, b, reverse=True),
+        )
 
 
 @solvers
@@ -78,7 +81,13 @@ def test_a_power_of_two_and_a_shorter_last_chunk(solver, length, reverse):
 @solvers
 @pytest.mark.parametrize(
     ("kind", "batch", "width"),
-    [("matrices", (1,), 1), ("matrices", (), 9), ("matrices", (2, 3), 2), ("ragged", (2, 3), 2), ("scalars", (2, 3), 2)],
+    [
+        ("matrices", (1,), 1),
+        ("matrices", (), 9),
+        ("matrices", (2, 3), 2),
+        ("ragged", (2, 3), 2),
+        ("scalars", (2, 3), 2),
+    ],
     ids=str,
 )
 def test_batches_and_widths(solver, kind, batch, width):
@@ -87,11 +96,15 @@ def test_batches_and_widths(solver, kind, batch, width):
 
 
 @solvers
-@pytest.mark.parametrize("groups", [np.arange(18).reshape(9, 2).T, [[0]]], ids=["wide", "one entry"])
+@pytest.mark.parametrize(
+    "groups", [np.arange(18).reshape(9, 2).T, [[0]]], ids=["wide", "one entry"]
+)
 def test_blocks_on_the_diagonal_of_any_width(solver, groups):
     count, size = np.shape(groups)
     rng = np.random.default_rng(0)
-    blocks = BlockDiagonals(jnp.asarray(rng.normal(size=(6, count, size, size)) / (2 * np.sqrt(size))), groups)
+    blocks = BlockDiagonals(
+        jnp.asarray(rng.normal(size=(6, count, size, size)) / (2 * np.sqrt(size))), groups
+    )
     b = jnp.asarray(rng.normal(size=(6, count * size)))
     close(solve(solver, blocks, b), loop(blocks, b))
 
@@ -143,14 +156,18 @@ def test_the_first_block_is_ignored(solver, kind):
     blocks, b = problem(kind, 13, (2,), KINDS[kind])
     bad = jax.tree.map(lambda leaf: leaf.at[0].set(np.nan), blocks)
     np.testing.assert_array_equal(solve(solver, bad, b), solve(solver, blocks, b))
-    np.testing.assert_array_equal(solve_transposed(solver, bad, b), solve_transposed(solver, blocks, b))
+    np.testing.assert_array_equal(
+        solve_transposed(solver, bad, b), solve_transposed(solver, blocks, b)
+    )
 
 
 @solvers
 def test_the_last_block_of_a_reversed_chain_is_ignored(solver):
     blocks, b = problem("matrices", 16, (), 3)
     bad = Matrices(blocks.matrix.at[-1].set(np.nan))
-    np.testing.assert_array_equal(solve(solver, bad, b, reverse=True), solve(solver, blocks, b, reverse=True))
+    np.testing.assert_array_equal(
+        solve(solver, bad, b, reverse=True), solve(solver, blocks, b, reverse=True)
+    )
 
 
 @solvers
@@ -183,7 +200,9 @@ def test_a_chunk_has_at_least_one_step():
 
 
 def wide_blocks(count, size):
-    return BlockDiagonals(jnp.ones((64, count, size, size)), np.arange(count * size).reshape(count, size))
+    return BlockDiagonals(
+        jnp.ones((64, count, size, size)), np.arange(count * size).reshape(count, size)
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,7 +217,16 @@ def wide_blocks(count, size):
         (wide_blocks(2, 16), ParallelCyclicReduction(), 32),
         (wide_blocks(2, 128), CyclicReduction(), 4),
     ],
-    ids=["small", "wide and short", "wide", "diagonal", "scalar", "many small blocks", "few blocks", "few wide blocks"],
+    ids=[
+        "small",
+        "wide and short",
+        "wide",
+        "diagonal",
+        "scalar",
+        "many small blocks",
+        "few blocks",
+        "few wide blocks",
+    ],
 )
 def test_what_is_chosen_depends_on_how_many_products_a_round_takes(blocks, solver, chunks):
     assert choose_solver(blocks, "cpu") == Recurrence()
@@ -210,5 +238,10 @@ def test_what_is_chosen_depends_on_how_many_products_a_round_takes(blocks, solve
 def test_the_oracle_knows_the_full_matrices():
     blocks, b = problem("ragged", 3, (), 4)
     A = full(blocks)
-    assert [(np.abs(A).min(0) > 0)[i].sum() for i in np.ravel(blocks.groups.rows) if i >= 0] == [2, 2, 1, 1]
+    assert [(np.abs(A).min(0) > 0)[i].sum() for i in np.ravel(blocks.groups.rows) if i >= 0] == [
+        2,
+        2,
+        1,
+        1,
+    ]
     close(loop(A, b), loop(blocks, b))

@@ -11,7 +11,9 @@ from deeppcr.plan import Pieces
 from tests.problems import gru, normal
 
 L = 16
-SLOW_LOOPS = depth.devices["H200"].replace(name="slow loops", loop_latency=1e-3)  # on which Newton pays off from a few steps on
+SLOW_LOOPS = depth.devices["H200"].replace(
+    name="slow loops", loop_latency=1e-3
+)  # on which Newton pays off from a few steps on
 WEIGHTS = (normal(0, 3, 9, scale=0.6), normal(1, 2, 9), normal(2, 9))
 
 
@@ -31,7 +33,9 @@ CHAINS = {
 
 def like(width=64, length=4096, dtype="float32", step=elementwise):
     """A chain, and its initial state, of which only the shapes matter."""
-    return deeppcr.Chain(step, jnp.zeros((length, width), dtype)), jax.ShapeDtypeStruct((width,), dtype)
+    return deeppcr.Chain(step, jnp.zeros((length, width), dtype)), jax.ShapeDtypeStruct(
+        (width,), dtype
+    )
 
 
 def pieces_of(chain, state, batch_ndim=0):
@@ -40,7 +44,11 @@ def pieces_of(chain, state, batch_ndim=0):
 
     def trace(state, inputs):
         length = chain_length(inputs, chain.length, "inputs")
-        found.append(Pieces.of(pose(lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "z0")))
+        found.append(
+            Pieces.of(
+                pose(lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "z0")
+            )
+        )
 
     jax.eval_shape(trace, state, chain.inputs)
     return found[0]

@@ -54,15 +54,23 @@ def assert_transformed(step, z0, xs, names):
     assert_agree(actual, expected, 1e-8)
 
 
-@pytest.mark.parametrize(("name", "names"), [("elementwise", TRANSFORMATIONS), ("gru", ["grad of grad"])], ids=CHAINS)
+@pytest.mark.parametrize(
+    ("name", "names"), [("elementwise", TRANSFORMATIONS), ("gru", ["grad of grad"])], ids=CHAINS
+)
 def test_every_transformation_by_newton(parallel, name, names):
     chain, z0 = CHAINS[name]
-    text = str(jax.make_jaxpr(lambda z: deeppcr.scan(lambda z, x: (chain.step(z, x), None), z, chain.inputs))(z0))
+    text = str(
+        jax.make_jaxpr(
+            lambda z: deeppcr.scan(lambda z, x: (chain.step(z, x), None), z, chain.inputs)
+        )(z0)
+    )
     assert "while[" in text
     assert_transformed(chain.step, z0, chain.inputs, names)
 
 
-@pytest.mark.parametrize(("name", "names"), [("elementwise", TRANSFORMATIONS), ("gru", ["jvp", "grad"])], ids=CHAINS)
+@pytest.mark.parametrize(
+    ("name", "names"), [("elementwise", TRANSFORMATIONS), ("gru", ["jvp", "grad"])], ids=CHAINS
+)
 def test_every_transformation_here(memo, name, names):
     chain, z0 = CHAINS[name]
     assert_transformed(chain.step, z0, chain.inputs, names)
@@ -117,7 +125,9 @@ def test_a_method_is_chosen_only_if_none_is_given(monkeypatch, parallel):
     monkeypatch.setattr(auto, "choose_method", lambda *_: pytest.fail("nothing to choose"))
     chain, z0 = CHAINS["elementwise"]
     for method in ("sequential", "newton", "pcr", deeppcr.Newton(linear="chunked")):
-        jax.make_jaxpr(jax.grad(lambda z, method=method: deeppcr.solve(chain, z, method=method).value.sum()))(z0)
+        jax.make_jaxpr(
+            jax.grad(lambda z, method=method: deeppcr.solve(chain, z, method=method).value.sum())
+        )(z0)
 
 
 def test_an_adjoint_is_found_for_a_method_of_the_users(parallel):
@@ -125,7 +135,11 @@ def test_an_adjoint_is_found_for_a_method_of_the_users(parallel):
     chain, z0 = CHAINS["gru"]
 
     def gradient(method, adjoint):
-        return jax.jit(jax.grad(lambda z: deeppcr.solve(chain, z, method=method, adjoint=adjoint).trajectory.sum()))(z0)
+        return jax.jit(
+            jax.grad(
+                lambda z: deeppcr.solve(chain, z, method=method, adjoint=adjoint).trajectory.sum()
+            )
+        )(z0)
 
     assert_agree(gradient(method, "auto"), gradient("sequential", "autodiff"), 1e-8)
 

@@ -33,7 +33,9 @@ def test_a_chain_that_does_not_suit_newton_is_finished_in_order(name):
     assert isinstance(found.method, deeppcr.Newton)
     best = found.main.forward[0]
     assert found.method.max_iterations * best.iteration_seconds <= found.main.sequential.seconds
-    solution = jax.jit(lambda z: deeppcr.solve(chain, z, method=found.method, batch_ndim=batch_ndim))(z0)
+    solution = jax.jit(
+        lambda z: deeppcr.solve(chain, z, method=found.method, batch_ndim=batch_ndim)
+    )(z0)
     assert solution.result == deeppcr.Result.FINISHED_SEQUENTIALLY
     assert int(solution.stats.iterations) <= found.method.max_iterations
     assert int(solution.stats.prefix) < LONG
@@ -45,7 +47,9 @@ def test_a_chain_that_does_not_suit_newton_is_finished_in_order(name):
 def test_the_budget_of_every_candidate(device, shape):
     for iterations in (None, 1000):
         plan = deeppcr.plan(*like(*shape), device=device, iterations=iterations).main
-        newton = [candidate for candidate in plan.forward if isinstance(candidate.method, deeppcr.Newton)]
+        newton = [
+            candidate for candidate in plan.forward if isinstance(candidate.method, deeppcr.Newton)
+        ]
         assert newton
         for candidate in newton:
             budget = candidate.method.max_iterations
@@ -64,7 +68,9 @@ def test_auto_has_the_budget_that_is_planned(parallel):
     chain, z0 = deeppcr.Chain(elementwise, normal(0, L, 4)), normal(1, 4)
     budget = deeppcr.plan(chain, z0).method.max_iterations
     auto = jax.make_jaxpr(lambda z: deeppcr.solve(chain, z).value)(z0)
-    given = jax.make_jaxpr(lambda z: deeppcr.solve(chain, z, method=deeppcr.plan(chain, z).method).value)(z0)
+    given = jax.make_jaxpr(
+        lambda z: deeppcr.solve(chain, z, method=deeppcr.plan(chain, z).method).value
+    )(z0)
     other = deeppcr.Newton(linearize="diagonal", linear="pcr", max_iterations=1)
     changed = jax.make_jaxpr(lambda z: deeppcr.solve(chain, z, method=other).value)(z0)
     assert budget > 1

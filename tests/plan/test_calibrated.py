@@ -34,7 +34,9 @@ def test_a_calibration_decides_from_then_on(pieces):
 def test_a_new_calibration_decides_anew(pieces, monkeypatch):
     depth.calibrate()
     assert isinstance(choose_method(pieces, "cpu"), deeppcr.Newton)
-    monkeypatch.setattr(calibration, "measure", lambda: SLOW_LOOPS.replace(loop_latency=0.0, kernel_latency=0.0))
+    monkeypatch.setattr(
+        calibration, "measure", lambda: SLOW_LOOPS.replace(loop_latency=0.0, kernel_latency=0.0)
+    )
     depth.calibrate(refresh=True)
     assert choose_method(pieces, "cpu") == deeppcr.Sequential()
 

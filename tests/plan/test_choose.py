@@ -38,7 +38,9 @@ def trace(width=3, length=5, dtype="float32", grows=1.0, what=deeppcr.scan):
     """A program made of a new function of the same code, every time."""
 
     def f(xs, z):
-        return what(lambda z, x: (jnp.sin(z * jnp.asarray(grows, z.dtype) + x), None), z, xs)[0].sum()
+        return what(lambda z, x: (jnp.sin(z * jnp.asarray(grows, z.dtype) + x), None), z, xs)[
+            0
+        ].sum()
 
     return jax.make_jaxpr(f)(jnp.zeros((length, width), dtype), jnp.zeros(width, dtype))
 
@@ -51,9 +53,13 @@ def test_the_same_program_is_scored_once(asked):
 
 def test_the_same_gradient_is_scored_once(asked, parallel):
     def gradient():
-        jax.make_jaxpr(jax.grad(lambda z: deeppcr.scan(lambda z, x: (jnp.sin(z + x), None), z, jnp.ones((5, 3)))[0].sum()))(
-            jnp.ones(3)
-        )
+        jax.make_jaxpr(
+            jax.grad(
+                lambda z: deeppcr.scan(lambda z, x: (jnp.sin(z + x), None), z, jnp.ones((5, 3)))[
+                    0
+                ].sum()
+            )
+        )(jnp.ones(3))
 
     gradient()
     first = len(asked)
@@ -63,7 +69,9 @@ def test_the_same_gradient_is_scored_once(asked, parallel):
     assert len(asked) == first
 
 
-@pytest.mark.parametrize("changes", [{"length": 6}, {"dtype": "float64"}, {"width": 4}, {"grows": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"length": 6}, {"dtype": "float64"}, {"width": 4}, {"grows": 0.5}], ids=str
+)
 def test_another_program_is_scored_anew(asked, parallel, changes):
     trace()
     trace(**changes)
@@ -85,7 +93,9 @@ def test_a_device_that_takes_the_place_of_another_in_memory_is_not_taken_for_it(
     for latency in (0.0, 1e-3) * 4:
         device = H200.replace(kernel_latency=latency, loop_latency=latency)
         monkeypatch.setattr(depth, "at_hand", lambda platform=None, device=device: device)
-        assert isinstance(choose.choose_method(pieces, "cuda"), deeppcr.Newton if latency else deeppcr.Sequential)
+        assert isinstance(
+            choose.choose_method(pieces, "cuda"), deeppcr.Newton if latency else deeppcr.Sequential
+        )
         del device
 
 
@@ -131,7 +141,9 @@ def test_a_linearisation_that_holds_arrays_is_not_kept(parallel, memo, traced):
 
     def loss(z0, method, coefficient):
         method = method or deeppcr.Newton(linearize=deeppcr.Scalar(coefficient))
-        return deeppcr.scan(lambda z, x: (jnp.tanh(0.5 * z + x), None), z0, xs, method=method)[0].sum()
+        return deeppcr.scan(lambda z, x: (jnp.tanh(0.5 * z + x), None), z0, xs, method=method)[
+            0
+        ].sum()
 
     if traced:
         found = jax.jit(jax.grad(lambda z, c: loss(z, None, c)))(z0, coefficient)

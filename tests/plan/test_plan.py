@@ -21,7 +21,9 @@ def dense(z, x):
 
 def chain_of(problem):
     """Its states alone."""
-    return deeppcr.Chain(lambda z, x: problem.step(problem.params, z, x)[0], problem.xs, problem.length)
+    return deeppcr.Chain(
+        lambda z, x: problem.step(problem.params, z, x)[0], problem.xs, problem.length
+    )
 
 
 # -- what it takes --------------------------------------------------------------------------------------------------------------
@@ -30,11 +32,17 @@ def chain_of(problem):
 @pytest.mark.parametrize("name", ["mlp", "batch norm", "custom vjp", "odd", "scalar"])
 def test_what_is_planned_gives_the_values_and_gradients_of_the_sequential_program(name):
     problem = PROBLEMS[name]
-    found = deeppcr.plan(chain_of(problem), problem.init, device=SLOW_LOOPS, batch_ndim=problem.batch_ndim)
+    found = deeppcr.plan(
+        chain_of(problem), problem.init, device=SLOW_LOOPS, batch_ndim=problem.batch_ndim
+    )
     assert isinstance(found.method, deeppcr.Newton)
 
     def scan(f, init, xs, length, reverse):
-        options = {"method": found.method, "adjoint": found.adjoint, "batch_ndim": problem.batch_ndim}
+        options = {
+            "method": found.method,
+            "adjoint": found.adjoint,
+            "batch_ndim": problem.batch_ndim,
+        }
         return deeppcr.scan(f, init, xs, length, reverse=reverse, **options)
 
     assert_agree(backpropagate(problem, scan), oracle(problem))
@@ -51,7 +59,9 @@ def test_solve_takes_what_is_planned():
         return jnp.sum(deeppcr.solve(here, z0, method=method, adjoint=adjoint).trajectory ** 2)
 
     def both(method, adjoint):
-        return jax.jit(jax.value_and_grad(lambda x, z: loss(x, z, method, adjoint), (0, 1)))(chain.inputs, z0)
+        return jax.jit(jax.value_and_grad(lambda x, z: loss(x, z, method, adjoint), (0, 1)))(
+            chain.inputs, z0
+        )
 
     assert_agree(both(found.method, found.adjoint), both("sequential", "autodiff"))
 
@@ -61,7 +71,8 @@ def test_shapes_are_enough(name):
     problem = PROBLEMS[name]
     shapes = jax.eval_shape(lambda z: z, problem.init)
     found, known = (
-        deeppcr.plan(chain_of(problem), z, device="A100", batch_ndim=problem.batch_ndim) for z in (shapes, problem.init)
+        deeppcr.plan(chain_of(problem), z, device="A100", batch_ndim=problem.batch_ndim)
+        for z in (shapes, problem.init)
     )
     assert found.to_json() == known.to_json()
 
@@ -84,7 +95,10 @@ def test_layers_make_a_plan_for_every_chain():
     layers += [layer(wide, normal(i, 6, 6, scale=0.1)) for i in range(7)]
     x = normal(0, 2, 3)
     found = deeppcr.plan(layers, x, device="H200")
-    assert [(chain.length, chain.width, chain.examples) for chain in found.chains] == [(4, 3, 2), (7, 6, 2)]
+    assert [(chain.length, chain.width, chain.examples) for chain in found.chains] == [
+        (4, 3, 2),
+        (7, 6, 2),
+    ]
     assert found.main is found.chains[1]
     assert str(found) == "\n\n".join(map(str, found.chains))
     expected = x
@@ -97,8 +111,15 @@ def test_layers_make_a_plan_for_every_chain():
 
 def test_the_examples_of_layers_are_counted_as_in_forward():
     layers = [layer(narrow, normal(i, 3)) for i in range(4)]
-    sizes = {batch: deeppcr.plan(layers, jnp.zeros((2, 3)), batch_ndim=batch).main for batch in (None, 0, 1)}
-    assert {batch: (chain.examples, chain.width) for batch, chain in sizes.items()} == {None: (2, 3), 0: (1, 6), 1: (2, 3)}
+    sizes = {
+        batch: deeppcr.plan(layers, jnp.zeros((2, 3)), batch_ndim=batch).main
+        for batch in (None, 0, 1)
+    }
+    assert {batch: (chain.examples, chain.width) for batch, chain in sizes.items()} == {
+        None: (2, 3),
+        0: (1, 6),
+        1: (2, 3),
+    }
 
 
 def test_layers_of_which_no_two_are_alike_are_no_chain():
@@ -177,11 +198,15 @@ def test_what_does_not_fit_is_never_chosen():
         found = deeppcr.plan(chain, state, device=H200.replace(memory=memory)).main
         for candidate in (found.forward[0], found.gradient[0]):
             assert candidate.is_sequential or candidate.memory <= memory
-        fits = [candidate.memory <= memory or candidate.is_sequential for candidate in found.gradient]
+        fits = [
+            candidate.memory <= memory or candidate.is_sequential for candidate in found.gradient
+        ]
         assert fits == sorted(fits, reverse=True)
         lines = str(found).splitlines()[-len(found.gradient) :]
         for candidate, line in zip(found.gradient[1:], lines[1:], strict=True):
-            assert ("do not fit" in line) == (candidate.memory > memory and not candidate.is_sequential)
+            assert ("do not fit" in line) == (
+                candidate.memory > memory and not candidate.is_sequential
+            )
     assert not found.forward[0].is_sequential
 
 
@@ -203,10 +228,16 @@ def test_auto_takes_what_is_planned(monkeypatch, memo, device):
 # -- how many iterations --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("device", "width"), [("H200", 64), ("A100", 1), ("TPU v6e", 64)], ids=["H200", "A100", "TPU v6e"])
+@pytest.mark.parametrize(
+    ("device", "width"),
+    [("H200", 64), ("A100", 1), ("TPU v6e", 64)],
+    ids=["H200", "A100", "TPU v6e"],
+)
 def test_more_iterations_never_promise_more(device, width):
     chain, state = like(width, 1024)
-    found = [deeppcr.plan(chain, state, device=device, iterations=n) for n in (1, 3, 10, 30, 300, 10**6)]
+    found = [
+        deeppcr.plan(chain, state, device=device, iterations=n) for n in (1, 3, 10, 30, 300, 10**6)
+    ]
     assert [plan.main.iterations for plan in found] == [1, 3, 10, 30, 300, 10**6]
     for name in ("predicted_speedup", "gradient_speedup"):
         speedups = [getattr(plan, name) for plan in found]

@@ -22,7 +22,9 @@ def both(request, monkeypatch, memo):
     """A process with a GPU on which Newton's method pays off; jax's default device is the first of the two."""
     here = depth.at_hand("cpu")
     monkeypatch.setattr(auto, "platforms", lambda: request.param)
-    monkeypatch.setattr(depth, "at_hand", lambda platform=None: SLOW_LOOPS if platform == "cuda" else here)
+    monkeypatch.setattr(
+        depth, "at_hand", lambda platform=None: SLOW_LOOPS if platform == "cuda" else here
+    )
 
 
 def states(z, xs):
@@ -35,7 +37,9 @@ def gradient(z, xs):
 
 def gradient_after_sequential(z, xs):
     def loss(z, xs):
-        return (deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z, method="sequential").trajectory ** 2).sum()
+        return (
+            deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z, method="sequential").trajectory ** 2
+        ).sum()
 
     return jax.grad(loss, (0, 1))(z, xs)
 
@@ -44,7 +48,9 @@ def sequential(f):
     """The same without "auto"."""
 
     def states(z, xs):
-        return deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z, method="sequential", adjoint="autodiff").trajectory
+        return deeppcr.solve(
+            deeppcr.Chain(CHAIN.step, xs), z, method="sequential", adjoint="autodiff"
+        ).trajectory
 
     if f is not globals()["states"]:
         return jax.grad(lambda z, xs: (states(z, xs) ** 2).sum(), (0, 1))
@@ -63,17 +69,27 @@ def conditions(text):
 @pytest.mark.parametrize("f", [states, gradient], ids=["states", "gradient"])
 def test_each_platform_gets_its_own(both, f):
     cpu, cuda = lowered(f, "cpu"), lowered(f, "cuda")
-    assert (conditions(cpu), conditions(cuda)) == (0, 1)  # none but Newton's own loop waits for its result
+    assert (conditions(cpu), conditions(cuda)) == (
+        0,
+        1,
+    )  # none but Newton's own loop waits for its result
     assert cpu.count(LOOP) >= 1
 
 
 def test_each_platform_has_its_own_adjoint(both):
-    cpu, cuda = lowered(gradient_after_sequential, "cpu"), lowered(gradient_after_sequential, "cuda")
+    cpu, cuda = (
+        lowered(gradient_after_sequential, "cpu"),
+        lowered(gradient_after_sequential, "cuda"),
+    )
     assert cpu.count(LOOP) == 2  # forwards, backwards
-    assert cuda.count(LOOP) == 3  # backwards, all at once; and a loop of one turn or none, around the steps, if that overflows
+    assert (
+        cuda.count(LOOP) == 3
+    )  # backwards, all at once; and a loop of one turn or none, around the steps, if that overflows
 
 
-@pytest.mark.parametrize("f", [states, gradient, gradient_after_sequential], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "f", [states, gradient, gradient_after_sequential], ids=lambda f: f.__name__
+)
 def test_on_this_machine_it_is_the_sequential_program(both, f):
     assert_agree(jax.jit(f)(Z0, CHAIN.inputs), jax.jit(sequential(f))(Z0, CHAIN.inputs))
 
@@ -81,7 +97,10 @@ def test_on_this_machine_it_is_the_sequential_program(both, f):
 @pytest.mark.parametrize("f", [states, gradient], ids=["states", "gradient"])
 def test_transformations_of_both(both, f):
     several = jnp.stack([Z0, 2 * Z0])
-    actual, expected = (jax.jit(jax.vmap(jax.checkpoint(g), (0, None)))(several, CHAIN.inputs) for g in (f, sequential(f)))
+    actual, expected = (
+        jax.jit(jax.vmap(jax.checkpoint(g), (0, None)))(several, CHAIN.inputs)
+        for g in (f, sequential(f))
+    )
     assert_agree(actual, expected)
 
 
@@ -125,7 +144,10 @@ def test_the_way_of_the_platform_is_called():
     def f(x):
         return by_platform({"default": on(1.0), "cuda": on(2.0)}, x)
 
-    text = {name: jax.jit(f).trace(1.0).lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda", "tpu")}
+    text = {
+        name: jax.jit(f).trace(1.0).lower(lowering_platforms=(name,)).as_text()
+        for name in ("cpu", "cuda", "tpu")
+    }
     assert {name: ("1.0" in t, "2.0" in t) for name, t in text.items()} == {
         "cpu": (True, False),
         "cuda": (False, True),

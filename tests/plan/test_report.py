@@ -19,7 +19,8 @@ PLANS = {
     "too large": lambda: deeppcr.plan(*like(), device=depth.devices["H200"].replace(memory=1e5)),
     "own rule": lambda: deeppcr.plan(
         deeppcr.Chain(
-            lambda z, x: PROBLEMS["custom vjp"].step(PROBLEMS["custom vjp"].params, z, x)[0], PROBLEMS["custom vjp"].xs
+            lambda z, x: PROBLEMS["custom vjp"].step(PROBLEMS["custom vjp"].params, z, x)[0],
+            PROBLEMS["custom vjp"].xs,
         ),
         PROBLEMS["custom vjp"].init,
         device="H200",
@@ -55,8 +56,12 @@ def test_json_has_every_candidate_and_finite_numbers(plan):
     (chain,) = found["chains"]
     for kind in ("forward", "gradient"):
         candidates = getattr(plan.main, kind)
-        assert [each["name"] for each in chain[kind]] == [candidate.name for candidate in candidates]
-        assert [each["depth"] for each in chain[kind]] == [candidate.amount.depth for candidate in candidates]
+        assert [each["name"] for each in chain[kind]] == [
+            candidate.name for candidate in candidates
+        ]
+        assert [each["depth"] for each in chain[kind]] == [
+            candidate.amount.depth for candidate in candidates
+        ]
         assert all(each["predicted_seconds"] > 0 for each in chain[kind])
 
 
@@ -70,8 +75,13 @@ def test_the_table_has_a_line_for_every_candidate_and_one_is_chosen(plan):
     lines = str(plan).splitlines()
     middle = next(i for i, line in enumerate(lines) if line.startswith("gradient"))
     head = next(i for i, line in enumerate(lines) if line.startswith("forward"))
-    for rows, candidates in ((lines[head + 1 : middle], plan.main.forward), (lines[middle + 1 :], plan.main.gradient)):
-        assert [row.strip().split("  ")[0] for row in rows] == [candidate.name for candidate in candidates]
+    for rows, candidates in (
+        (lines[head + 1 : middle], plan.main.forward),
+        (lines[middle + 1 :], plan.main.gradient),
+    ):
+        assert [row.strip().split("  ")[0] for row in rows] == [
+            candidate.name for candidate in candidates
+        ]
         assert ["chosen" in row for row in rows] == [True] + [False] * (len(rows) - 1)
     assert "measured" not in lines[head]
     assert not any(line != line.rstrip() for line in lines)
@@ -83,7 +93,11 @@ def test_what_is_chosen_ranks_first(plan):
         (sequential,) = (candidate for candidate in candidates if candidate.is_sequential)
         # Among those that "auto" can take: the forward pass is chosen before it is known whether a gradient is wanted.
         rest = [candidate for candidate in candidates if candidate is not sequential]
-        reachable = [candidate for candidate in rest if candidates is plan.main.forward or candidate.method == plan.method]
+        reachable = [
+            candidate
+            for candidate in rest
+            if candidates is plan.main.forward or candidate.method == plan.method
+        ]
         others = [(candidate.memory > memory, candidate.seconds) for candidate in reachable]
         assert others == sorted(others)
         assert rest[: len(reachable)] == reachable

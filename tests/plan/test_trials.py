@@ -35,7 +35,11 @@ def test_what_is_tried_is_kept_and_taken(folder, memo, monkeypatch):
     path = trials_file(pieces_of(CHAIN, Z0), "cpu")
     assert path.is_relative_to(folder / "deeppcr")
     kept = json.loads(path.read_text())
-    measured = {c.name: c.measured for c in (*found.main.forward, *found.main.gradient) if c.measured is not None}
+    measured = {
+        c.name: c.measured
+        for c in (*found.main.forward, *found.main.gradient)
+        if c.measured is not None
+    }
     assert kept == measured
     assert 3 < len(kept) <= 6
     assert all(0 < seconds < 10 for seconds in kept.values())
@@ -67,7 +71,16 @@ def test_trials_need_arrays(folder):
 
 def test_the_fastest_tried_is_taken(pieces):
     assert isinstance(choose_method(pieces, "cpu"), deeppcr.Sequential)
-    write_trials(pieces, "cpu", {"sequential": 2.0, NEWTON: 1.0, f"{NEWTON} / step by step": 0.5, "sequential / autodiff": 3.0})
+    write_trials(
+        pieces,
+        "cpu",
+        {
+            "sequential": 2.0,
+            NEWTON: 1.0,
+            f"{NEWTON} / step by step": 0.5,
+            "sequential / autodiff": 3.0,
+        },
+    )
     method = choose_method(pieces, "cpu")
     assert isinstance(method, deeppcr.Newton)
     assert method.linear == deeppcr.Recurrence()
@@ -158,7 +171,9 @@ def pipe(path):
     os.mkfifo(path)  # whoever reads it waits
 
 
-@pytest.mark.parametrize("make", [folder_for_file, file_for_folder, pipe], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [folder_for_file, file_for_folder, pipe], ids=lambda make: make.__name__
+)
 def test_what_is_no_file_counts_as_none(pieces, make):
     make(trials_file(pieces, "cpu"))
     assert read_trials(pieces, "cpu") == {}
@@ -203,8 +218,18 @@ def own_rule():
 
 def test_the_signature_is_the_same_in_another_process():
     environment = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    here = [*(pieces_of(*CHAINS[name]).signature for name in CHAINS), pieces_of(*own_rule()).signature]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    here = [
+        *(pieces_of(*CHAINS[name]).signature for name in CHAINS),
+        pieces_of(*own_rule()).signature,
+    ]
     assert done.stdout.split() == here
     assert len(set(here)) == len(here)
 

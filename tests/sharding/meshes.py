@@ -25,7 +25,9 @@ if jax.device_count() < DEVICES:
 def mesh(kind="auto", **axes):
     """A mesh of ``axes``, sizes by name; of eight devices along "chain" if none are given."""
     axes = axes or {"chain": DEVICES}
-    devices = np.array(jax.devices()[: int(np.prod(list(axes.values())))]).reshape(tuple(axes.values()))
+    devices = np.array(jax.devices()[: int(np.prod(list(axes.values())))]).reshape(
+        tuple(axes.values())
+    )
     return jax.sharding.Mesh(devices, tuple(axes), axis_types=(TYPES[kind],) * len(axes))
 
 

@@ -81,7 +81,9 @@ def test_chain_and_batch_of_explicit_axes():
 
 
 def test_a_sequential_chain_over_devices_keeps_the_batch():
-    found = run(ours("sequential", by_axis), put(Z0, "data", on=grid()), put(XS, "chain", on=grid()), GAIN)
+    found = run(
+        ours("sequential", by_axis), put(Z0, "data", on=grid()), put(XS, "chain", on=grid()), GAIN
+    )
     assert_agree(found, expected())
 
 
@@ -105,7 +107,9 @@ def test_examples_alone(kind):
 
 def test_a_chain_alone_on_a_mesh_of_two_axes():
     on = grid("explicit")
-    found = run(ours(put_there=partial(placed, on=on)), put(Z0, on=on), put(XS, "chain", on=on), GAIN)
+    found = run(
+        ours(put_there=partial(placed, on=on)), put(Z0, on=on), put(XS, "chain", on=on), GAIN
+    )
     assert_agree(found, expected())
     assert lies_along(found[0][1][1], "chain")
 

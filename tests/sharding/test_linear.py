@@ -33,7 +33,13 @@ def test_agrees_with_the_loop(kind):
     assert_solves(kind, 24, (2,), reverse=list(KINDS).index(kind) % 2 == 1)
 
 
-UNEVEN = [(13, "ragged", False), (13, "pairs", True), (9, "diagonals", True), (5, "matrices", True), (1, "matrices", False)]
+UNEVEN = [
+    (13, "ragged", False),
+    (13, "pairs", True),
+    (9, "diagonals", True),
+    (5, "matrices", True),
+    (1, "matrices", False),
+]
 
 
 @pytest.mark.parametrize(("length", "kind", "reverse"), [*UNEVEN, (0, "scalars", True)])
@@ -66,7 +72,10 @@ def test_the_first_block_is_never_looked_at(reverse):
     blocks, b = problem("matrices", 16, (), 2)
     first = -1 if reverse else 0
     spoilt = blocks.matrix.at[first].set(jnp.nan)
-    close(run(partial(solve, reverse=reverse), spoilt, b), loop(blocks.matrix.at[first].set(0), b, reverse))
+    close(
+        run(partial(solve, reverse=reverse), spoilt, b),
+        loop(blocks.matrix.at[first].set(0), b, reverse),
+    )
 
 
 def test_what_is_not_finite_harms_no_earlier_step():
@@ -85,10 +94,14 @@ def test_bfloat16_is_solved_in_float32():
     np.testing.assert_allclose(found.astype(jnp.float64), exact, rtol=2.0**-8, atol=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "length", "reverse"), [("matrices", 16, False), ("ragged", 13, True)])
+@pytest.mark.parametrize(
+    ("kind", "length", "reverse"), [("matrices", 16, False), ("ragged", 13, True)]
+)
 def test_derivatives_of_the_first_and_the_second_order(kind, length, reverse):
     blocks, b = problem(kind, length, (), KINDS[kind])
-    blocks = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks)
+    blocks = jax.tree.map(
+        lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks
+    )
     initial, weights = normal(1, KINDS[kind]), normal(2, *b.shape)
 
     def derivatives(by):
@@ -96,11 +109,23 @@ def test_derivatives_of_the_first_and_the_second_order(kind, length, reverse):
             return (jnp.sin(by(blocks, b, initial)) * weights).sum()
 
         def slope(*arguments):
-            return sum((g**2).sum() for g in jax.tree.leaves(jax.grad(loss, argnums=(0, 1, 2))(*arguments)))
+            return sum(
+                (g**2).sum() for g in jax.tree.leaves(jax.grad(loss, argnums=(0, 1, 2))(*arguments))
+            )
 
-        return run(lambda *a: (jax.grad(loss, argnums=(0, 1, 2))(*a), jax.grad(slope, argnums=(0, 1, 2))(*a)), blocks, b, initial)
+        return run(
+            lambda *a: (
+                jax.grad(loss, argnums=(0, 1, 2))(*a),
+                jax.grad(slope, argnums=(0, 1, 2))(*a),
+            ),
+            blocks,
+            b,
+            initial,
+        )
 
-    ours = derivatives(lambda blocks, b, initial: solve(blocks, b, reverse=reverse, initial=initial))
+    ours = derivatives(
+        lambda blocks, b, initial: solve(blocks, b, reverse=reverse, initial=initial)
+    )
     assert_agree(ours, derivatives(partial(scan, reverse=reverse)))
 
 
@@ -120,7 +145,11 @@ def test_arrays_stay_where_they_are(kind, compiled):
     blocks, b = problem("diagonals", 16, (), 2)
     by = Sharded(on, "chain")
     call = run if compiled else wait
-    found = call(lambda A, b: solve(A, b, solver=by), put(blocks.diagonal, "chain", on=on), put(b, "chain", on=on))
+    found = call(
+        lambda A, b: solve(A, b, solver=by),
+        put(blocks.diagonal, "chain", on=on),
+        put(b, "chain", on=on),
+    )
     close(found, loop(blocks, b))
     assert lies_along(found, "chain")
     assert {shard.data.shape for shard in found.addressable_shards} == {(2, 2)}
@@ -156,7 +185,14 @@ def growing(kind="matrices"):
 @pytest.mark.parametrize(("kind", "reverse"), [("matrices", False), ("diagonals", True)])
 def test_products_that_overflow(kind, reverse):
     blocks, b = growing(kind)
-    y, lam = run(lambda blocks, b: (SHARDED.solve(blocks, b, reverse), SHARDED.solve_transposed(blocks, b, reverse)), blocks, b)
+    y, lam = run(
+        lambda blocks, b: (
+            SHARDED.solve(blocks, b, reverse),
+            SHARDED.solve_transposed(blocks, b, reverse),
+        ),
+        blocks,
+        b,
+    )
     np.testing.assert_allclose(y, loop(blocks, b, reverse), rtol=1e-10)
     np.testing.assert_allclose(lam, loop_transposed(blocks, b, reverse), rtol=1e-10)
     assert lies_along(y, "chain")
@@ -173,8 +209,14 @@ def test_products_that_overflow_in_one_example():
 def test_what_overflows_step_by_step_is_not_finite_in_the_same_entries():
     blocks, b = problem("diagonals", 24, (2,), 3)
     blocks = Diagonals((blocks.diagonal * 1e130).at[13].set(0))
-    found = run(lambda blocks, b: (SHARDED.solve(blocks, b), SHARDED.solve_transposed(blocks, b)), blocks, b)
-    right = run(lambda blocks, b: (Recurrence().solve(blocks, b), Recurrence().solve_transposed(blocks, b)), blocks, b)
+    found = run(
+        lambda blocks, b: (SHARDED.solve(blocks, b), SHARDED.solve_transposed(blocks, b)), blocks, b
+    )
+    right = run(
+        lambda blocks, b: (Recurrence().solve(blocks, b), Recurrence().solve_transposed(blocks, b)),
+        blocks,
+        b,
+    )
     for one, other in zip(found, right, strict=True):
         assert not np.isfinite(other).all()
         np.testing.assert_array_equal(one, other)
@@ -186,8 +228,16 @@ def test_derivatives_of_a_chain_whose_products_overflow():
 
     def gradient(**options):
         def loss(z, xs):
-            return (deeppcr.scan(lambda z, x: 2 * (step(z, x),), z, xs, **options)[1][:, 1] ** 2).sum()
+            return (
+                deeppcr.scan(lambda z, x: 2 * (step(z, x),), z, xs, **options)[1][:, 1] ** 2
+            ).sum()
 
-        return run(jax.grad(loss, (0, 1)), jnp.array([0.0, 0.3]), put(jnp.linspace(0.1, 1.0, 64), "chain"))
+        return run(
+            jax.grad(loss, (0, 1)), jnp.array([0.0, 0.3]), put(jnp.linspace(0.1, 1.0, 64), "chain")
+        )
 
-    assert_agree(gradient(method="sequential", adjoint=SHARDED), gradient(method="sequential", adjoint="autodiff"), 1e-12)
+    assert_agree(
+        gradient(method="sequential", adjoint=SHARDED),
+        gradient(method="sequential", adjoint="autodiff"),
+        1e-12,
+    )

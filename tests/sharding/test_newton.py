@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr import Anderson, BlockDiagonal, Chain, Coarse, Diagonal, Frozen, Newton, Result, Scalar, TrustRegion
+from deeppcr import (
+    Anderson,
+    BlockDiagonal,
+    Chain,
+    Coarse,
+    Diagonal,
+    Frozen,
+    Newton,
+    Result,
+    Scalar,
+    TrustRegion,
+)
 from tests.problems import assert_agree, normal
 from tests.sharding.meshes import DEVICES, placed, run, states
 
@@ -31,9 +42,13 @@ def coarse_step(z, xs):
 
 
 OPTIONS = {
-    "diagonal": Newton(linearize="diagonal", initial_guess=lambda z, xs: xs + jnp.broadcast_to(z, xs.shape)),
+    "diagonal": Newton(
+        linearize="diagonal", initial_guess=lambda z, xs: xs + jnp.broadcast_to(z, xs.shape)
+    ),
     "zero, accelerated": Newton(linearize="zero", acceleration=Anderson(2)),
-    "diagonal, accelerated, damped": Newton(linearize=Diagonal(), acceleration=Anderson(), damping=TrustRegion()),
+    "diagonal, accelerated, damped": Newton(
+        linearize=Diagonal(), acceleration=Anderson(), damping=TrustRegion()
+    ),
     "blocks": Newton(linearize=BlockDiagonal(2), linear="cyclic_reduction"),
     "frozen": Newton(linearize=Frozen(every=2), initial_guess="constant"),
     "scalar, damped": Newton(linearize=Scalar(0.3), linear="pcr", damping=TrustRegion()),
@@ -56,7 +71,12 @@ def test_every_option_does_what_it_does_on_one_device(name):
     iterations = int(here.stats.iterations)
     assert abs(int(found.stats.iterations) - iterations) <= 1
     if newton.record:
-        np.testing.assert_allclose(found.stats.residuals[:iterations], here.stats.residuals[:iterations], rtol=1e-6, atol=1e-15)
+        np.testing.assert_allclose(
+            found.stats.residuals[:iterations],
+            here.stats.residuals[:iterations],
+            rtol=1e-6,
+            atol=1e-15,
+        )
         assert np.isnan(found.stats.residuals[found.stats.iterations + 1 :]).all()
 
 
@@ -80,14 +100,19 @@ def test_devices_that_cannot_share_evenly(name):
 def test_the_growth_rate_is_that_of_the_chain():
     """Not to the last digit: the rate is a mean over pieces, and devices cut them otherwise."""
     chain = Chain(lambda z, x: 0.5 * z * (1 + 0.1 * jnp.sin(z)) + x, normal(5, 64))
-    there, here = (solve(chain, jnp.array(0.3), Newton(record=True)).stats.growth_rate for chain in (placed(chain), chain))
+    there, here = (
+        solve(chain, jnp.array(0.3), Newton(record=True)).stats.growth_rate
+        for chain in (placed(chain), chain)
+    )
     np.testing.assert_allclose(there, here, atol=0.05)
 
 
 def test_chaos_is_finished_as_the_sequential_program_does_it():
     """A difference in the last place would be of order one after 75 steps."""
     z0, budget = jnp.array(0.4), 20
-    found, here = (solve(chain, z0, Newton(max_iterations=budget)) for chain in (placed(CHAOS), CHAOS))
+    found, here = (
+        solve(chain, z0, Newton(max_iterations=budget)) for chain in (placed(CHAOS), CHAOS)
+    )
     assert_agree(found.trajectory, run(states, CHAOS, z0)[1])
     assert found.result == Result.FINISHED_SEQUENTIALLY
     assert found.stats.iterations == here.stats.iterations == budget
@@ -98,7 +123,9 @@ def test_chaos_is_finished_as_the_sequential_program_does_it():
 def test_return_has_the_converged_prefix():
     length = 91
     chain, z0 = Chain(CHAOS.step, length=length), jnp.array(0.4)
-    found, here = (solve(c, z0, Newton(on_failure="return", max_iterations=12)) for c in (placed(chain), chain))
+    found, here = (
+        solve(c, z0, Newton(on_failure="return", max_iterations=12)) for c in (placed(chain), chain)
+    )
     prefix = int(found.stats.prefix)
     assert found.result == Result.NOT_CONVERGED
     assert not found.converged
@@ -127,7 +154,9 @@ def test_what_is_not_a_number_comes_out_as_from_the_sequential_program():
 
 
 def test_a_window_is_refused():
-    with pytest.raises(ValueError, match="window is 4, expected None for a chain that is spread over devices"):
+    with pytest.raises(
+        ValueError, match="window is 4, expected None for a chain that is spread over devices"
+    ):
         deeppcr.solve(placed(CHAIN), Z0, method=Newton(window=4))
 
 
@@ -150,7 +179,10 @@ def test_examples_converge_together():
 
 
 def test_a_pytree_of_states_and_no_inputs():
-    chain = Chain(lambda z, _: {"a": jnp.tanh(z["a"] * z["b"][0]), "b": (jnp.sin(z["a"].sum() + z["b"][0]),)}, length=L)
+    chain = Chain(
+        lambda z, _: {"a": jnp.tanh(z["a"] * z["b"][0]), "b": (jnp.sin(z["a"].sum() + z["b"][0]),)},
+        length=L,
+    )
     z0 = {"a": normal(3, 2), "b": (jnp.array(0.3),)}
     found = solve(placed(chain), z0, Newton())
     assert_agree((found.value, found.trajectory), run(states, chain, z0))

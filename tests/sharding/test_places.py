@@ -26,7 +26,9 @@ def gradients(solve, z0, xs):
     """Of the value and the trajectory: by the initial state, the inputs, and an array that the step closes over."""
 
     def loss(z0, x, weight):
-        chain = Chain(lambda z, x: jnp.tanh(weight @ z + x["x"]) + weight[x["number"]], {**xs, "x": x})
+        chain = Chain(
+            lambda z, x: jnp.tanh(weight @ z + x["x"]) + weight[x["number"]], {**xs, "x": x}
+        )
         value, trajectory = solve(chain, z0)
         return value[0] + (trajectory**2).sum(), (value, trajectory)
 
@@ -58,10 +60,18 @@ def wait_on_the_mesh(f, *args):
 SAID = {
     "by the method": (run, ours(method=Newton(linear=SHARDED)), XS),
     "by the adjoint": (run, ours(method="sequential", adjoint=SHARDED), XS),
-    "by place": (run, ours(partial(place, mesh=mesh()), method="newton", adjoint=Adjoint(linearize="diagonal")), XS),
+    "by place": (
+        run,
+        ours(partial(place, mesh=mesh()), method="newton", adjoint=Adjoint(linearize="diagonal")),
+        XS,
+    ),
     "by the inputs, eagerly": (wait, ours(method="newton"), put(XS, "chain")),
     "by the inputs, explicit": (run, ours(method="newton"), put(XS, "chain", on=EXPLICIT)),
-    "by the inputs, explicit, eagerly": (wait_on_the_mesh, ours(method="newton"), put(XS, "chain", on=EXPLICIT)),
+    "by the inputs, explicit, eagerly": (
+        wait_on_the_mesh,
+        ours(method="newton"),
+        put(XS, "chain", on=EXPLICIT),
+    ),
     "by the method, explicit": (run, ours(method=Newton(linear=Sharded(EXPLICIT, "chain"))), XS),
 }
 
@@ -103,7 +113,9 @@ def test_outputs_of_scan_come_out_where_the_chain_is():
         z = CHAIN.step(z, x)
         return z, {"y": z[0] * x["x"], "n": x["number"] + 1}
 
-    last, ys = run(partial(deeppcr.scan, f, method=Newton(linear=SHARDED), reverse=True), Z0, put(XS, "chain"))
+    last, ys = run(
+        partial(deeppcr.scan, f, method=Newton(linear=SHARDED), reverse=True), Z0, put(XS, "chain")
+    )
     assert_agree((last, ys), run(partial(jax.lax.scan, f, reverse=True), Z0, XS))
     assert lies_along(ys["y"], "chain")
     assert lies_along(ys["n"], "chain")
@@ -128,7 +140,9 @@ def test_it_is_described(capsys):
     assert "devices" not in str(deeppcr.describe(CHAIN, Z0))
     chain = placed(Chain(CHAIN.step, jax.tree.map(lambda x: x[:13], XS)))
     assert "devices    8 along 'chain', up to 2 steps on each" in str(deeppcr.describe(chain, Z0))
-    said = deeppcr.describe(CHAIN, Z0, method=Newton(linear=Sharded(mesh(data=2, chain=4), ("data", "chain"))))
+    said = deeppcr.describe(
+        CHAIN, Z0, method=Newton(linear=Sharded(mesh(data=2, chain=4), ("data", "chain")))
+    )
     assert "devices    8 along" in str(said)
     jax.debug.visualize_array_sharding(placed(CHAIN).inputs["x"])
     drawn = capsys.readouterr().out
@@ -150,15 +164,25 @@ def test_several_places():
     with pytest.raises(ValueError, match=r"several mesh axes, \['chain', 'data'\]"):
         deeppcr.solve(Chain(CHAIN.step, xs), Z0, method="newton")
     with pytest.raises(ValueError, match="several mesh axes"):
-        run(partial(deeppcr.solve, method=Newton(linear=Sharded(grid, "data"))), placed(CHAIN, grid), Z0)
+        run(
+            partial(deeppcr.solve, method=Newton(linear=Sharded(grid, "data"))),
+            placed(CHAIN, grid),
+            Z0,
+        )
     with pytest.raises(ValueError, match="several mesh axes"):
-        run(partial(deeppcr.solve, method="newton", adjoint=Sharded(grid, "data")), placed(CHAIN, grid), Z0)
+        run(
+            partial(deeppcr.solve, method="newton", adjoint=Sharded(grid, "data")),
+            placed(CHAIN, grid),
+            Z0,
+        )
 
 
 def test_devices_of_two_kinds_are_jaxs_own_error():
     few = Mesh(np.array(jax.devices()[:2]), ("chain",))
     with pytest.raises(ValueError, match="incompatible devices"):
         run(partial(deeppcr.solve, method="newton"), placed(CHAIN), put(Z0, on=few))
-    chain = Chain(CHAIN.step, {"x": put(XS["x"], "chain"), "number": put(XS["number"], "chain", on=few)})
+    chain = Chain(
+        CHAIN.step, {"x": put(XS["x"], "chain"), "number": put(XS["number"], "chain", on=few)}
+    )
     with pytest.raises(ValueError, match="devices"):
         wait(partial(deeppcr.solve, method="newton"), chain, Z0)

@@ -15,7 +15,10 @@ from tests.sharding.meshes import DEVICES, mesh, put, run
 SHARDED = Sharded(mesh(), "chain")
 WAYS = {
     "newton": (Newton(linear=SHARDED), "auto"),
-    "newton, step by step": (Newton(linear=Sharded(mesh(), "chain", "cyclic_reduction")), "sequential"),
+    "newton, step by step": (
+        Newton(linear=Sharded(mesh(), "chain", "cyclic_reduction")),
+        "sequential",
+    ),
     "step by step, blocks": ("sequential", SHARDED),
     "auto": ("auto", SHARDED),
 }
@@ -38,7 +41,11 @@ TABLE = [
     ("batch norm", "newton"),
     ("custom vjp", "newton"),
 ]
-UNEVEN = [("custom vjp", "newton"), ("odd", "step by step, blocks"), ("relu mlp", "newton, step by step")]
+UNEVEN = [
+    ("custom vjp", "newton"),
+    ("odd", "step by step, blocks"),
+    ("relu mlp", "newton, step by step"),
+]
 
 
 def assert_right(problem, way):

@@ -29,9 +29,16 @@ def messages(program, fallback=True):
     ``fallback``: with those of loops that do step by step what is left, of which most programs take no turn.
     """
     found = []
-    lines = [line for line in program.as_text().splitlines() if fallback or f"/{FINISHING}/while/" not in line]
+    lines = [
+        line
+        for line in program.as_text().splitlines()
+        if fallback or f"/{FINISHING}/while/" not in line
+    ]
     for shapes, kind in MESSAGE.findall("\n".join(lines)):
-        arrays = [(int(bits or 8), map(int, dims.split(",") if dims else [])) for bits, dims in ARRAY.findall(shapes)]
+        arrays = [
+            (int(bits or 8), map(int, dims.split(",") if dims else []))
+            for bits, dims in ARRAY.findall(shapes)
+        ]
         found.append((kind, sum(bits // 8 * math.prod(dims) for bits, dims in arrays)))
     return sorted(found)
 
@@ -44,8 +51,12 @@ def test_messages_are_found():
         passed = jax.lax.ppermute(x, "chain", [(0, 1)])
         return gathered.sum()[None], passed + jax.lax.psum(x.sum(), "chain")
 
-    mapped = jax.shard_map(program, mesh=mesh(), in_specs=P("chain"), out_specs=P("chain"), check_vma=False)
-    found = messages(jax.jit(mapped).lower(jax.ShapeDtypeStruct((DEVICES, 5), jnp.float32)).compile())
+    mapped = jax.shard_map(
+        program, mesh=mesh(), in_specs=P("chain"), out_specs=P("chain"), check_vma=False
+    )
+    found = messages(
+        jax.jit(mapped).lower(jax.ShapeDtypeStruct((DEVICES, 5), jnp.float32)).compile()
+    )
     assert found == [("all-gather", DEVICES * 20), ("all-reduce", 4), ("collective-permute", 20)]
 
 
@@ -70,7 +81,9 @@ def training(way, length, devices):
 
     def loss(params, z0):
         chain = place(Chain(layer, params), on) if devices > 1 else Chain(layer, params)
-        return (deeppcr.solve(chain, z0, method=method, adjoint=adjoint, batch_ndim=1).value ** 2).mean()
+        return (
+            deeppcr.solve(chain, z0, method=method, adjoint=adjoint, batch_ndim=1).value ** 2
+        ).mean()
 
     def step(params, z0):
         value, gradients = jax.value_and_grad(loss)(params, z0)
@@ -98,14 +111,18 @@ def test_messages_do_not_grow_with_the_chain(way):
     assert sent
     assert sent == messages(training(way, 1024, DEVICES))
     block = BATCH * W * W * 8
-    assert max(size for _, size in sent) <= block  # the summary of a part, or the state of every device: nothing is larger
+    assert (
+        max(size for _, size in sent) <= block
+    )  # the summary of a part, or the state of every device: nothing is larger
 
 
 def test_a_linear_recurrence_sends_as_often_as_the_devices_double():
     def sent(devices):
         by = Sharded(mesh(chain=devices), "chain")
         along = NamedSharding(by.mesh, P("chain"))
-        solve = jax.jit(lambda A, b: by.solve(Matrices(A), b), in_shardings=(along, along), out_shardings=along)
+        solve = jax.jit(
+            lambda A, b: by.solve(Matrices(A), b), in_shardings=(along, along), out_shardings=along
+        )
         shapes = (jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((64, W, W), (64, W)))
         return messages(solve.lower(*shapes).compile(), fallback=False)
 
@@ -113,4 +130,7 @@ def test_a_linear_recurrence_sends_as_often_as_the_devices_double():
     # solution is finite.
     for rounds in (1, 2, 3):
         sizes = [8 * W] * (rounds + 1) + [8 * W * W] * (rounds - 1)
-        assert sent(2**rounds) == [("all-reduce", 4), *(("collective-permute", size) for size in sizes)]
+        assert sent(2**rounds) == [
+            ("all-reduce", 4),
+            *(("collective-permute", size) for size in sizes),
+        ]

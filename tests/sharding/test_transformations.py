@@ -36,7 +36,10 @@ ours = partial(deeppcr.scan, method=NEWTON)
 
 def both(make, *arguments):
     """What a transformation of the loss gives by `scan` over devices, and by `jax.lax.scan`."""
-    assert_agree(run(make(partial(loss, ours)), *arguments), run(make(partial(loss, jax.lax.scan)), *arguments))
+    assert_agree(
+        run(make(partial(loss, ours)), *arguments),
+        run(make(partial(loss, jax.lax.scan)), *arguments),
+    )
 
 
 ARGUMENTS = (Z0, WEIGHT, XS)
@@ -71,7 +74,10 @@ def looped(f):
 TRANSFORMATIONS = {
     "hessian times vector": (hessian_times, ARGUMENTS),
     "grad of grad": (sum_of_gradients, ARGUMENTS),
-    "vmap of grad": (lambda f: jax.vmap(jax.grad(f, argnums=(0, 1)), in_axes=(0, None, 0)), SEVERAL),
+    "vmap of grad": (
+        lambda f: jax.vmap(jax.grad(f, argnums=(0, 1)), in_axes=(0, None, 0)),
+        SEVERAL,
+    ),
     "grad in scan": (looped, ARGUMENTS),
 }
 
@@ -108,7 +114,9 @@ def test_a_chain_after_a_chain():
         return (last**2).sum()
 
     found = run(jax.value_and_grad(partial(program, ours), argnums=(0, 1)), Z0, put(XS, "chain"))
-    assert_agree(found, run(jax.value_and_grad(partial(program, jax.lax.scan), argnums=(0, 1)), Z0, XS))
+    assert_agree(
+        found, run(jax.value_and_grad(partial(program, jax.lax.scan), argnums=(0, 1)), Z0, XS)
+    )
     assert lies_along(found[1][1], "chain")
 
 
@@ -117,7 +125,9 @@ def test_random_numbers_do_not_depend_on_the_devices():
 
     def step(z, key):
         kept = jax.random.bernoulli(key, 0.8, z.shape)
-        return jnp.tanh(WEIGHT @ jnp.where(kept, z / 0.8, jnp.zeros_like(z))) + 0.1 * jax.random.normal(key, z.shape, z.dtype)
+        return jnp.tanh(
+            WEIGHT @ jnp.where(kept, z / 0.8, jnp.zeros_like(z))
+        ) + 0.1 * jax.random.normal(key, z.shape, z.dtype)
 
     chain = Chain(step, jax.random.split(jax.random.key(1), 13))
     found = run(partial(deeppcr.solve, method="newton"), placed(chain, mesh(chain=4, data=2)), Z0)

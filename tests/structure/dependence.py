@@ -17,7 +17,9 @@ CHEAP = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 
 def traced(step, state, batch_ndim=0):
     """The traced ``step(state) -> state`` and its layout."""
-    return trace(lambda z, x: (step(z), None), state, ())[0], StateLayout.of(jax.tree.leaves(state), batch_ndim)
+    return trace(lambda z, x: (step(z), None), state, ())[0], StateLayout.of(
+        jax.tree.leaves(state), batch_ndim
+    )
 
 
 def structure_of(step, state, batch_ndim=0):
@@ -51,7 +53,10 @@ def moved(steps, width):
 def differentiated(steps, width, jacobian=jax.jacfwd):
     """For each step which entries of its Jacobian are not zero: bool ``[w, w]``."""
     z = jnp.asarray(np.random.default_rng(width).normal(size=(POINTS, width)))
-    return [(np.abs(j) > 1e-9).any(0) for j in evaluate(lambda z: [jax.lax.map(jacobian(step), z) for step in steps], z)]
+    return [
+        (np.abs(j) > 1e-9).any(0)
+        for j in evaluate(lambda z: [jax.lax.map(jacobian(step), z) for step in steps], z)
+    ]
 
 
 def assert_sound(step, shape, depends, batch_ndim=0):

@@ -60,7 +60,9 @@ def until(a, b):
 
 def until_reached(x, bound):
     """A loop of a vector whose end depends on a number beside it."""
-    return lax.while_loop(lambda turn: turn[0] < bound, lambda turn: (turn[0] + 0.5, turn[1] * 0.5), (-1.0, x))[1]
+    return lax.while_loop(
+        lambda turn: turn[0] < bound, lambda turn: (turn[0] + 0.5, turn[1] * 0.5), (-1.0, x)
+    )[1]
 
 
 def many_turns(a, b):
@@ -89,7 +91,9 @@ OPERATIONS = {
     "masked": lambda a, b: jnp.where(jnp.arange(6) < 2, a.reshape(-1), jnp.roll(b.reshape(-1), 2)),
     "triangle": lambda a, b: jnp.tril(a.reshape(2, 3)),
     "complex": lambda a, b: (lax.complex(a, b.reshape(a.shape)) * (0.3 + 0.4j)).imag,
-    "bits": lambda a, b: lax.bitcast_convert_type(lax.bitcast_convert_type(a, jnp.int32), jnp.float64),
+    "bits": lambda a, b: lax.bitcast_convert_type(
+        lax.bitcast_convert_type(a, jnp.int32), jnp.float64
+    ),
     # to other places
     "turned": lambda a, b: a.T,
     "reversed": lambda a, b: a[::-1],
@@ -119,13 +123,23 @@ OPERATIONS = {
     "convolved": lambda a, b: lax.conv_general_dilated(
         a.reshape(1, 2, 3), constants(4, 1, 2), (2,), [(1, 1)], feature_group_count=2
     ),
-    "dilated": lambda a, b: lax.conv_general_dilated(a.reshape(1, 1, 6), constants(1, 1, 2), (1,), [(0, 0)], (2,), (3,)),
-    "summed channels": lambda a, b: lax.conv_general_dilated(a.reshape(1, 2, 3), constants(1, 2, 1), (1,), "VALID"),
+    "dilated": lambda a, b: lax.conv_general_dilated(
+        a.reshape(1, 1, 6), constants(1, 1, 2), (1,), [(0, 0)], (2,), (3,)
+    ),
+    "summed channels": lambda a, b: lax.conv_general_dilated(
+        a.reshape(1, 2, 3), constants(1, 2, 1), (1,), "VALID"
+    ),
     "pooled": lambda a, b: lax.reduce_window(a.reshape(-1), 0.0, lax.add, (2,), (2,), "VALID"),
-    "pooled max": lambda a, b: lax.reduce_window(a.reshape(-1), -jnp.inf, lax.max, (2,), (1,), [(1, 0)], None, (2,)),
+    "pooled max": lambda a, b: lax.reduce_window(
+        a.reshape(-1), -jnp.inf, lax.max, (2,), (1,), [(1, 0)], None, (2,)
+    ),
     "transformed": lambda a, b: jnp.fft.rfft(a.reshape(2, 3)).real,
-    "solved": lambda a, b: jnp.linalg.solve(constants(3, 2, 2) + jnp.tile(jnp.sin(a.reshape(3, 2, 1)), 2), b.reshape(3, 2, 1)),
-    "triangular": lambda a, b: lax.linalg.triangular_solve(constants(2, 3, 3), a.reshape(2, 3, 1), left_side=True, lower=True),
+    "solved": lambda a, b: jnp.linalg.solve(
+        constants(3, 2, 2) + jnp.tile(jnp.sin(a.reshape(3, 2, 1)), 2), b.reshape(3, 2, 1)
+    ),
+    "triangular": lambda a, b: lax.linalg.triangular_solve(
+        constants(2, 3, 3), a.reshape(2, 3, 1), left_side=True, lower=True
+    ),
     "triangular by another": lambda a, b: lax.linalg.triangular_solve(
         constants(2, 2, 2) + a.reshape(-1)[:4].reshape(2, 2, 1) * constants(2, 1, 2),
         b.reshape(-1)[:4].reshape(2, 2, 1),
@@ -136,54 +150,109 @@ OPERATIONS = {
     "taken": lambda a, b: a.reshape(-1)[4 - jnp.arange(5)],
     "taken by constants": lambda a, b: a.reshape(3, 2)[integers(2, 3)],
     "taken by another": lambda a, b: a.reshape(3, 2)[jnp.stack([where(b, 3), jnp.array(0)])],
-    "taken along": lambda a, b: jnp.take_along_axis(a.reshape(2, 3), jnp.argsort(b.reshape(2, 3), axis=1), axis=1),
+    "taken along": lambda a, b: jnp.take_along_axis(
+        a.reshape(2, 3), jnp.argsort(b.reshape(2, 3), axis=1), axis=1
+    ),
     "taken in pairs": lambda a, b: a.reshape(2, 3)[jnp.arange(2), jnp.arange(2) + 1],
     "taken, clipped": lambda a, b: jnp.take(a.reshape(3, 2), jnp.arange(4), axis=0, mode="clip"),
     "written": lambda a, b: a.reshape(-1).at[jnp.arange(3) * 2].set(b.reshape(-1)[:3]),
     "written twice": lambda a, b: a.reshape(-1).at[jnp.arange(4) // 2].set(b.reshape(-1)[:4]),
-    "written by constants": lambda a, b: a.reshape(3, 2).at[integers(2, 3)].set(b.reshape(3, 2)[:2]),
+    "written by constants": lambda a, b: (
+        a.reshape(3, 2).at[integers(2, 3)].set(b.reshape(3, 2)[:2])
+    ),
     "written by another": lambda a, b: a.reshape(3, 2).at[where(b, 3)].set(7.0),
     "written outside": lambda a, b: jnp.roll(a.reshape(-1), 2).at[6 + jnp.arange(1)].set(7.0),
-    "added to others": lambda a, b: jnp.roll(a.reshape(-1), 2).at[jnp.arange(3)].add(b.reshape(-1)[:3]),
+    "added to others": lambda a, b: (
+        jnp.roll(a.reshape(-1), 2).at[jnp.arange(3)].add(b.reshape(-1)[:3])
+    ),
     "added by constants": lambda a, b: jnp.zeros(6).at[integers(2, 6)].add(b.reshape(-1)[3:5]),
-    "taken in rows": lambda a, b: jax.vmap(lambda x: x[jnp.arange(2) + 1])(a.reshape(3, 2)[::-1].reshape(2, 3)),
-    "taken in rows in turn": lambda a, b: jax.vmap(lambda x, i: x[i])(a.reshape(2, 3), jnp.arange(4).reshape(2, 2) % 3),
+    "taken in rows": lambda a, b: jax.vmap(lambda x: x[jnp.arange(2) + 1])(
+        a.reshape(3, 2)[::-1].reshape(2, 3)
+    ),
+    "taken in rows in turn": lambda a, b: jax.vmap(lambda x, i: x[i])(
+        a.reshape(2, 3), jnp.arange(4).reshape(2, 2) % 3
+    ),
     "written in rows in turn": lambda a, b: jax.vmap(lambda x, i, y: x.at[i].set(y))(
         a.reshape(2, 3), jnp.arange(4).reshape(2, 2) % 3, b.reshape(3, 2)[1:]
     ),
-    "written in rows": lambda a, b: jax.vmap(lambda x, y: x.at[jnp.arange(2)].set(y))(a.reshape(2, 3), b.reshape(3, 2)[:2]),
-    "written in rows by constants": lambda a, b: jax.vmap(lambda x, i: x.at[i].add(1.0))(a.reshape(2, 3)[::-1], integers(2, 3)),
-    "added": lambda a, b: a.reshape(-1).at[jnp.array([0, 0]) + jnp.arange(2)].add(b.reshape(-1)[2:4]),
+    "written in rows": lambda a, b: jax.vmap(lambda x, y: x.at[jnp.arange(2)].set(y))(
+        a.reshape(2, 3), b.reshape(3, 2)[:2]
+    ),
+    "written in rows by constants": lambda a, b: jax.vmap(lambda x, i: x.at[i].add(1.0))(
+        a.reshape(2, 3)[::-1], integers(2, 3)
+    ),
+    "added": lambda a, b: (
+        a.reshape(-1).at[jnp.array([0, 0]) + jnp.arange(2)].add(b.reshape(-1)[2:4])
+    ),
     "added to rows": lambda a, b: a.reshape(3, 2).at[1].multiply(b.reshape(3, 2)[0]),
     "summed by segment": lambda a, b: jax.ops.segment_sum(a.reshape(-1), jnp.arange(6) // 2, 3),
     "cut": lambda a, b: lax.dynamic_slice(a.reshape(3, 2), (5, 0), (2, 1)),
     "cut by another": lambda a, b: lax.dynamic_slice(a.reshape(3, 2), (where(b, 3), 0), (1, 2)),
-    "cut by a constant": lambda a, b: lax.dynamic_slice(a.reshape(3, 2), (integers(1, 2)[0], 1), (2, 1)),
-    "pasted": lambda a, b: lax.dynamic_update_slice(a.reshape(3, 2), b.reshape(3, 2)[:2, :1], (9, 1)),
-    "pasted by another": lambda a, b: lax.dynamic_update_slice(a.reshape(3, 2), jnp.ones((1, 1)), (where(b, 3), 1)),
-    "pasted by a constant": lambda a, b: lax.dynamic_update_slice(a.reshape(3, 2), b.reshape(3, 2)[:1], (integers(1, 2)[0], 0)),
+    "cut by a constant": lambda a, b: lax.dynamic_slice(
+        a.reshape(3, 2), (integers(1, 2)[0], 1), (2, 1)
+    ),
+    "pasted": lambda a, b: lax.dynamic_update_slice(
+        a.reshape(3, 2), b.reshape(3, 2)[:2, :1], (9, 1)
+    ),
+    "pasted by another": lambda a, b: lax.dynamic_update_slice(
+        a.reshape(3, 2), jnp.ones((1, 1)), (where(b, 3), 1)
+    ),
+    "pasted by a constant": lambda a, b: lax.dynamic_update_slice(
+        a.reshape(3, 2), b.reshape(3, 2)[:1], (integers(1, 2)[0], 0)
+    ),
     # programs inside
     "jit": lambda a, b: jax.jit(lambda a, b: (a * b.reshape(a.shape), a.sum()))(a, b)[0],
     "checkpoint": lambda a, b: jax.checkpoint(lambda a: jnp.sin(a) * a)(a),
-    "vmap": lambda a, b: jax.vmap(lambda x, y: jnp.cumsum(x) * y[0])(a.reshape(2, 3), b.reshape(2, 3)),
+    "vmap": lambda a, b: jax.vmap(lambda x, y: jnp.cumsum(x) * y[0])(
+        a.reshape(2, 3), b.reshape(2, 3)
+    ),
     "mapped": lambda a, b: lax.map(lambda x: jnp.sin(x) * x[0], a.reshape(3, 2)),
-    "scanned": lambda a, b: lax.scan(lambda c, x: (c * 0.5 + x[0], c * x), b.reshape(-1)[0], a.reshape(3, 2), reverse=True)[1],
-    "carried": lambda a, b: lax.scan(lambda c, _: (jnp.roll(c, 3) * 0.9, c.sum()), a.reshape(-1), None, 3)[0],
+    "scanned": lambda a, b: lax.scan(
+        lambda c, x: (c * 0.5 + x[0], c * x), b.reshape(-1)[0], a.reshape(3, 2), reverse=True
+    )[1],
+    "carried": lambda a, b: lax.scan(
+        lambda c, _: (jnp.roll(c, 3) * 0.9, c.sum()), a.reshape(-1), None, 3
+    )[0],
     "counted": counted,
     "many turns": many_turns,
     "until": until,
-    "until, row by row": lambda a, b: jax.vmap(until_reached)(a.reshape(-1)[:4].reshape(2, 2), b.reshape(-1)[:2]),
-    "reached": lambda a, b: lax.fori_loop(0, 5, lambda i, y: jnp.concatenate([a.reshape(-1)[:1], y[:-1]]), jnp.zeros(6)),
-    "shifted": lambda a, b: lax.scan(lambda c, x: (x, c), jnp.zeros(2), a.reshape(3, 2), reverse=True)[1],
-    "branches, row by row": lambda a, b: jax.vmap(lambda x: lax.cond(x[1] > 0, jnp.sin, jnp.cos, x))(a.reshape(3, 2)[:2]),
-    "scanned, row by row": lambda a, b: jax.vmap(lambda x: lax.scan(lambda c, y: (c + y, c * y), 1.0, x)[1])(a.reshape(2, 3)),
-    "branches": lambda a, b: lax.cond(constants(1)[0] > 0, lambda x: jnp.sin(x), lambda x: x[::-1], a),
-    "branches by another": lambda a, b: lax.cond(b.reshape(-1)[0] > 0, lambda x: x[0], lambda x: x[-1] * 2, a),
+    "until, row by row": lambda a, b: jax.vmap(until_reached)(
+        a.reshape(-1)[:4].reshape(2, 2), b.reshape(-1)[:2]
+    ),
+    "reached": lambda a, b: lax.fori_loop(
+        0, 5, lambda i, y: jnp.concatenate([a.reshape(-1)[:1], y[:-1]]), jnp.zeros(6)
+    ),
+    "shifted": lambda a, b: lax.scan(
+        lambda c, x: (x, c), jnp.zeros(2), a.reshape(3, 2), reverse=True
+    )[1],
+    "branches, row by row": lambda a, b: jax.vmap(
+        lambda x: lax.cond(x[1] > 0, jnp.sin, jnp.cos, x)
+    )(a.reshape(3, 2)[:2]),
+    "scanned, row by row": lambda a, b: jax.vmap(
+        lambda x: lax.scan(lambda c, y: (c + y, c * y), 1.0, x)[1]
+    )(a.reshape(2, 3)),
+    "branches": lambda a, b: lax.cond(
+        constants(1)[0] > 0, lambda x: jnp.sin(x), lambda x: x[::-1], a
+    ),
+    "branches by another": lambda a, b: lax.cond(
+        b.reshape(-1)[0] > 0, lambda x: x[0], lambda x: x[-1] * 2, a
+    ),
     "switched": lambda a, b: lax.switch(2, [jnp.sin, jnp.cos, lambda x: x[::-1]], a),
     "reaching": lambda a, b: reaching(a),
     "tangent": tangent_of,
 }
-COSTLY = "solved", "mapped", "scanned", "carried", "counted", "many turns", "until", "branches", "branches by another", "switched"
+COSTLY = (
+    "solved",
+    "mapped",
+    "scanned",
+    "carried",
+    "counted",
+    "many turns",
+    "until",
+    "branches",
+    "branches by another",
+    "switched",
+)
 
 
 def fitted(rng, x, other):
@@ -211,7 +280,9 @@ def alone(operation):
     """One operation on twelve of eighteen entries."""
 
     def function(a, b):
-        return fitted(np.random.default_rng(0), operation(a.reshape(2, 3), b.reshape(3, 2)), jnp.zeros(WIDTH))
+        return fitted(
+            np.random.default_rng(0), operation(a.reshape(2, 3), b.reshape(3, 2)), jnp.zeros(WIDTH)
+        )
 
     return aside(function, 2)
 

@@ -45,8 +45,12 @@ def swapped(z):
 
 def test_it_says_what_joins_entries_and_where():
     assert str(structure_of(jnp.sin, Z)) == "elementwise: no entry of the state reaches another"
-    assert str(structure_of(dense, Z)) == f"dense: dot_general ({line_of(dense)}) joins all 6 entries"
-    found = f"block-diagonal: 3 groups of 2 entries: reduce_sum ({line_of(in_pairs)}) joins 2 entries"
+    assert (
+        str(structure_of(dense, Z)) == f"dense: dot_general ({line_of(dense)}) joins all 6 entries"
+    )
+    found = (
+        f"block-diagonal: 3 groups of 2 entries: reduce_sum ({line_of(in_pairs)}) joins 2 entries"
+    )
     assert str(structure_of(in_pairs, Z)) == found
     assert structure_of(swapped, Z).mixed_by == "moving to other places joins 2 entries"
     assert str(structure_of(jax.jit(dense), Z)) == str(structure_of(dense, Z))
@@ -69,7 +73,9 @@ def test_small_groups_share_a_row():
 
 def test_entries_are_counted_as_they_are_laid_out():
     state = {"a": jnp.zeros((2, 2, 2)), "b": jnp.zeros(2)}
-    found = structure_of(lambda s: {"a": s["a"] * s["b"][:, None, None], "b": s["a"][:, 1, 0]}, state, 1)
+    found = structure_of(
+        lambda s: {"a": s["a"] * s["b"][:, None, None], "b": s["a"][:, 1, 0]}, state, 1
+    )
     assert found.separate
     assert found.groups.tolist() == [[0, 1, 2, 3, 4]]
     found = structure_of(lambda s: {"a": jnp.sin(s["a"]), "b": s["a"][:, 1, 0] + s["b"]}, state, 1)
@@ -86,12 +92,16 @@ def test_examples_that_meet_entry_by_entry():
 
 def test_groups_hold_for_every_example():
     """Entries 0 and 1 meet in the first example, 1 and 2 in the second."""
-    found = structure_of(lambda z: z.at[0, 0].add(z[0, 1]).at[1, 2].add(z[1, 1]), jnp.zeros((2, 3)), 1)
+    found = structure_of(
+        lambda z: z.at[0, 0].add(z[0, 1]).at[1, 2].add(z[1, 1]), jnp.zeros((2, 3)), 1
+    )
     assert found.separate
     assert found.groups.tolist() == [[0, 1, 2]]
 
 
-@pytest.mark.parametrize(("shape", "batch_ndim", "width"), [((0,), 0, 0), ((0, 3), 1, 3), ((3, 0), 1, 0)])
+@pytest.mark.parametrize(
+    ("shape", "batch_ndim", "width"), [((0,), 0, 0), ((0, 3), 1, 3), ((3, 0), 1, 0)]
+)
 def test_empty_states(shape, batch_ndim, width):
     found = structure_of(jnp.sin, jnp.zeros(shape), batch_ndim)
     assert found.groups.shape == (width, 1)
@@ -163,7 +173,9 @@ def test_indices_that_take_long_to_compute():
 
 def test_a_loop_that_reaches_one_entry_more_each_turn():
     def step(z):
-        return lax.fori_loop(0, 10**6, lambda i, y: jnp.concatenate([z[:1], y[:-1]]), jnp.zeros_like(z))
+        return lax.fori_loop(
+            0, 10**6, lambda i, y: jnp.concatenate([z[:1], y[:-1]]), jnp.zeros_like(z)
+        )
 
     assert structure_of(step, jnp.zeros(30)).kind == "dense"
 
@@ -213,7 +225,9 @@ def test_other_devices_are_examples_of_their_own():
         assert not examples_are_separate(step, layout)
         return z
 
-    jax.jit(jax.shard_map(local, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))).lower(jnp.zeros((1, 3)))
+    jax.jit(
+        jax.shard_map(local, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
+    ).lower(jnp.zeros((1, 3)))
     alone, together = found
     assert (alone.kind, alone.separate) == ("elementwise", True)
     assert not together.separate
@@ -269,7 +283,9 @@ def looking(z, other):
 
 def look(primals, tangents):
     t, other = tangents
-    return looking(*primals), t if isinstance(other, jax.custom_derivatives.SymbolicZero) else t[::-1]
+    return looking(*primals), t if isinstance(other, jax.custom_derivatives.SymbolicZero) else t[
+        ::-1
+    ]
 
 
 looking.defjvp(look, symbolic_zeros=True)
@@ -297,7 +313,9 @@ def straight_through(z):
     return jnp.zeros_like(z)
 
 
-straight_through.defvjp(lambda z: (jnp.zeros_like(z), None), lambda _, g: (jnp.broadcast_to(g.mean(), g.shape),))
+straight_through.defvjp(
+    lambda z: (jnp.zeros_like(z), None), lambda _, g: (jnp.broadcast_to(g.mean(), g.shape),)
+)
 
 
 def solved_roughly(z):
@@ -309,14 +327,20 @@ OWN = {
     "own jvp": (lambda z: sine(z) * z, [[i] for i in range(6)]),
     "own jvp, pairs": (lagging, PAIRS),
     "own jvp, pairs, in a loop": (lambda z: lax.fori_loop(0, 2, lambda i, z: lagging(z), z), PAIRS),
-    "own jvp, pairs, in jit in checkpoint": (jax.checkpoint(lambda z: jax.jit(lagging)(z) * 2), PAIRS),
+    "own jvp, pairs, in jit in checkpoint": (
+        jax.checkpoint(lambda z: jax.jit(lagging)(z) * 2),
+        PAIRS,
+    ),
     "own jvp that looks": (lambda z: looking(z, jnp.ones(6)), [[0, 1, 2, 3, 4, 5]]),
     "a linear solve": (solved_roughly, [[0, 5], [1, 4], [2, 3]]),
     "clipped": (lambda z: jnp.sin(clipped(z)), [[i] for i in range(6)]),
     "normalised": (normalised, [[0, 1, 2, 3, 4, 5]]),
     "paired": (lambda z: jnp.sin(paired(z)), PAIRS),
     "weighted by the first": (weighted, PAIRS),
-    "in a scan": (lambda z: lax.scan(lambda c, _: (clipped(c), None), paired(z), None, 2)[0], PAIRS),
+    "in a scan": (
+        lambda z: lax.scan(lambda c, _: (clipped(c), None), paired(z), None, 2)[0],
+        PAIRS,
+    ),
     "in a map": (lambda z: lax.map(clipped, z), [[i] for i in range(6)]),
     "straight through": (straight_through, [[0, 1, 2, 3, 4, 5]]),
 }

@@ -20,7 +20,9 @@ ONE = """
     is_finite lgamma log log1p log2 logistic neg one_minus_square round rsqrt sign sin sinh sqrt square stop_gradient tan tanh
 """
 TWO = "add atan2 div eq ge gt igamma igammac igamma_grad_a le lt max min mul ne nextafter polygamma pow rem sub zeta"
-OF_INTEGERS = "bitwise_and bitwise_or bitwise_xor shift_left shift_right_arithmetic shift_right_logical mulhi"
+OF_INTEGERS = (
+    "bitwise_and bitwise_or bitwise_xor shift_left shift_right_arithmetic shift_right_logical mulhi"
+)
 
 
 def integer(x):
@@ -49,7 +51,9 @@ def linear_solve(x):
     def product(v):
         return (3 + x**2) * v
 
-    return lax.custom_linear_solve(product, x[::-1], lambda f, b: b / f(jnp.ones_like(b)), lambda f, b: b / f(jnp.ones_like(b)))
+    return lax.custom_linear_solve(
+        product, x[::-1], lambda f, b: b / f(jnp.ones_like(b)), lambda f, b: b / f(jnp.ones_like(b))
+    )
 
 
 @jax.custom_jvp
@@ -84,7 +88,10 @@ def factors(function):
 CASES = {
     **{name: getattr(lax, name) for name in ONE.split() if hasattr(lax, name)},
     **{name: of_two(getattr(lax, name)) for name in TWO.split()},
-    **{name.removeprefix("bitwise_"): of_integers(getattr(lax, name)) for name in OF_INTEGERS.split()},
+    **{
+        name.removeprefix("bitwise_"): of_integers(getattr(lax, name))
+        for name in OF_INTEGERS.split()
+    },
     # element by element
     "add_any": jax.grad(lambda x: (jnp.sin(x) * x).sum()),
     "clamp": lambda x: lax.clamp(-1.0, x, jnp.roll(x, 3)),
@@ -97,7 +104,11 @@ CASES = {
     "integer_pow": lambda x: lax.integer_pow(x, 3),
     "iota": lambda x: x * lax.iota(jnp.float64, WIDTH),
     "not": lambda x: lax.bitwise_not(integer(x)),
-    **({"polynomial": lambda x: lax.polynomial(x, [x, jnp.roll(x, 3)])} if hasattr(lax, "polynomial") else {}),
+    **(
+        {"polynomial": lambda x: lax.polynomial(x, [x, jnp.roll(x, 3)])}
+        if hasattr(lax, "polynomial")
+        else {}
+    ),
     "population_count": lambda x: lax.population_count(integer(x)),
     "real": lambda x: lax.real(lax.complex(x, jnp.roll(x, 3)) ** 2),
     "reduce_precision": lambda x: lax.reduce_precision(x, 5, 5),
@@ -129,7 +140,9 @@ CASES = {
     "cummin": lambda x: lax.cummin(grid(x), 1),
     "cumprod": lambda x: lax.cumprod(grid(x), 1),
     "cumsum": lambda x: lax.cumsum(grid(x), 1, reverse=True),
-    "reduce": lambda x: lax.reduce((grid(x), grid(x)), (0.0, 1.0), lambda a, b: (a[0] + b[0], a[1] * b[0]), (1,))[1],
+    "reduce": lambda x: lax.reduce(
+        (grid(x), grid(x)), (0.0, 1.0), lambda a, b: (a[0] + b[0], a[1] * b[0]), (1,)
+    )[1],
     "reduce_and": lambda x: (grid(x) > 0).all(1),
     "reduce_max": lambda x: grid(x).max(1),
     "reduce_min": lambda x: grid(x).min(0),
@@ -143,7 +156,9 @@ CASES = {
     "sort": lambda x: lax.sort((grid(x), grid(x**2)), dimension=1)[1],
     "top_k": lambda x: lax.top_k(grid(x), 2)[1],
     "dot_general": lambda x: jnp.einsum("bi,bi->b", grid(x), grid(x)),
-    "conv_general_dilated": lambda x: lax.conv_general_dilated(x.reshape(2, 1, 3), constants(1, 1, 2), (1,), "VALID"),
+    "conv_general_dilated": lambda x: lax.conv_general_dilated(
+        x.reshape(2, 1, 3), constants(1, 1, 2), (1,), "VALID"
+    ),
     "fft": lambda x: lax.fft(grid(x), "RFFT", (3,)).imag,
     # matrices
     "cholesky": factors(jnp.linalg.cholesky),
@@ -151,12 +166,18 @@ CASES = {
     "eigh": factors(jnp.linalg.eigvalsh),
     "householder_product": lambda x: lax.linalg.householder_product(matrices(x), grid(x)),
     "lu": factors(lax.linalg.lu),
-    "lu_pivots_to_permutation": lambda x: lax.linalg.lu_pivots_to_permutation(lax.linalg.lu(matrices(x))[1], 3),
+    "lu_pivots_to_permutation": lambda x: lax.linalg.lu_pivots_to_permutation(
+        lax.linalg.lu(matrices(x))[1], 3
+    ),
     "qr": factors(lax.linalg.qr),
     "schur": factors(lax.linalg.schur),
     "svd": factors(lambda a: jnp.linalg.svd(a, compute_uv=False)),
-    "triangular_solve": lambda x: lax.linalg.triangular_solve(matrices(x), jnp.ones((2, 3, 1)), left_side=True, lower=True),
-    "tridiagonal_solve": lambda x: lax.linalg.tridiagonal_solve(grid(x), 9 + grid(x), grid(x), jnp.ones((2, 3, 1))),
+    "triangular_solve": lambda x: lax.linalg.triangular_solve(
+        matrices(x), jnp.ones((2, 3, 1)), left_side=True, lower=True
+    ),
+    "tridiagonal_solve": lambda x: lax.linalg.tridiagonal_solve(
+        grid(x), 9 + grid(x), grid(x), jnp.ones((2, 3, 1))
+    ),
     "custom_linear_solve": linear_solve,
     # by index
     "gather": lambda x: x[5 - jnp.arange(3)],

@@ -15,7 +15,9 @@ def dependences(start):
     """What ``TOGETHER`` programs depend on; of every fourth by its Jacobian, too."""
     programs = [random_program(seed) for seed in range(start, start + TOGETHER)]
     found = moved(programs, 2 * WIDTH)
-    for i, jacobian in zip(range(0, TOGETHER, 4), differentiated(programs[::4], 2 * WIDTH), strict=True):
+    for i, jacobian in zip(
+        range(0, TOGETHER, 4), differentiated(programs[::4], 2 * WIDTH), strict=True
+    ):
         found[i] = found[i] | jacobian
     return list(zip(programs, found, strict=True))
 

@@ -61,10 +61,16 @@ INTERACT = {
     "inside scan": lambda z: jax.lax.scan(body, jnp.zeros(B), z)[1],
     "inside while": lambda z: jax.lax.fori_loop(0, 2, lambda i, z: z[::-1] * 0.5 + z, z),
     "convolved": lambda z: (
-        jax.lax.conv_general_dilated(z.T[None, :, :], SQUARE[:, :, None], (1,), "SAME", dimension_numbers=("NCH", "OIH", "NCH"))[
-            0
-        ].T
-        + jax.lax.conv_general_dilated(z[None], SQUARE[:, :, None], (1,), "SAME", dimension_numbers=("NCH", "OIH", "NCH"))[0]
+        jax.lax.conv_general_dilated(
+            z.T[None, :, :],
+            SQUARE[:, :, None],
+            (1,),
+            "SAME",
+            dimension_numbers=("NCH", "OIH", "NCH"),
+        )[0].T
+        + jax.lax.conv_general_dilated(
+            z[None], SQUARE[:, :, None], (1,), "SAME", dimension_numbers=("NCH", "OIH", "NCH")
+        )[0]
     ),
     "written into": lambda z: z.at[0].add(z[1]),
     "by a custom derivative": mixed_derivative,
@@ -74,7 +80,9 @@ SEPARATE = {
     "relu": lambda z: jax.nn.relu(z @ SQUARE) + z,
     "silu and gelu": lambda z: jax.nn.silu(z) * jax.nn.gelu(z),
     "softplus": jax.nn.softplus,
-    "layer norm": lambda z: (z - z.mean(1, keepdims=True).repeat(B, 1)) / (1 + z.std(1)[:, None].repeat(B, 1)),
+    "layer norm": lambda z: (
+        (z - z.mean(1, keepdims=True).repeat(B, 1)) / (1 + z.std(1)[:, None].repeat(B, 1))
+    ),
     "softmax": lambda z: jax.nn.softmax(z, axis=-1),
     "gates": lambda z: jnp.concatenate([jax.nn.sigmoid(z[:, :1]), jnp.tanh(z[:, 1:])], axis=1),
     "turned twice": lambda z: (SQUARE @ z.T).T,
@@ -131,12 +139,16 @@ def test_two_batch_axes_are_told_apart():
 
 def test_an_interaction_by_way_of_another_leaf():
     state = {"a": normal(0, B, 2), "b": normal(1, B)}
-    assert proven(lambda s: {"a": s["a"] * s["b"][:, None].repeat(2, 1), "b": s["a"].sum(1)}, state, 1)
+    assert proven(
+        lambda s: {"a": s["a"] * s["b"][:, None].repeat(2, 1), "b": s["a"].sum(1)}, state, 1
+    )
     assert not proven(lambda s: {"a": s["a"] * s["b"].sum(), "b": s["b"]}, state, 1)
 
 
 @pytest.mark.parametrize("adjoint", ["pcr", deeppcr.Recurrence()], ids=["pcr", "recurrence"])
-@pytest.mark.parametrize("name", ["rolled", "gram of batches", "inside scan", "by a custom derivative"])
+@pytest.mark.parametrize(
+    "name", ["rolled", "gram of batches", "inside scan", "by a custom derivative"]
+)
 def test_gradients_of_interacting_examples(name, adjoint):
     def step(weight, z, x):
         z = jnp.tanh(0.3 * INTERACT[name](z) @ weight + x)
@@ -158,7 +170,12 @@ clipped.defvjp(lambda z: (z, None), lambda _, g: (jnp.clip(g, -0.3, 0.3),))
 
 @pytest.mark.parametrize(
     ("method", "adjoint"),
-    [("sequential", "auto"), ("sequential", "sequential"), ("newton", "pcr"), ("newton", "sequential")],
+    [
+        ("sequential", "auto"),
+        ("sequential", "sequential"),
+        ("newton", "pcr"),
+        ("newton", "sequential"),
+    ],
 )
 def test_clipped_gradients(method, adjoint):
     def step(weight, z, x):

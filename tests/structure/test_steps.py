@@ -58,7 +58,12 @@ def activations(z):
 
 
 def special(z):
-    return jax.scipy.special.erf(z) + jnp.logaddexp(z, A) + jnp.nan_to_num(jnp.sinc(z)) + jnp.hypot(z, B)
+    return (
+        jax.scipy.special.erf(z)
+        + jnp.logaddexp(z, A)
+        + jnp.nan_to_num(jnp.sinc(z))
+        + jnp.hypot(z, B)
+    )
 
 
 def rotated(z):
@@ -89,7 +94,9 @@ def runge_kutta(slope):
 
 
 def heads(z):
-    return jax.vmap(lambda x, w: jnp.tanh(w @ x))(z.reshape(2, 3), SQUARE.reshape(4, 3, 3)[:2]).reshape(-1)
+    return jax.vmap(lambda x, w: jnp.tanh(w @ x))(
+        z.reshape(2, 3), SQUARE.reshape(4, 3, 3)[:2]
+    ).reshape(-1)
 
 
 def implicit(z):
@@ -121,7 +128,9 @@ def statistics_aside(z):
     """What is computed only to be looked at joins nothing."""
     new, norm = jax.jit(lambda z: (jnp.sin(z), jnp.linalg.norm(z)))(z)
     jax.debug.callback(lambda norm: None, norm)
-    (new, _), _ = lax.scan(lambda c, _: ((jnp.sin(c[0]), c[1] + c[0].sum()), c[0].sum()), (new, 0.0), None, 3)
+    (new, _), _ = lax.scan(
+        lambda c, _: ((jnp.sin(c[0]), c[1] + c[0].sum()), c[0].sum()), (new, 0.0), None, 3
+    )
     return new
 
 
@@ -148,8 +157,12 @@ ELEMENTWISE = {
     "cond": lambda z: lax.cond(A[0] > 0, jnp.sin, jnp.cos, z),
     "switch": lambda z: lax.switch(1, [lambda z: z[::-1], jnp.sin], z),
     "indexed in order": lambda z: z[jnp.arange(N)] * 2,
-    "there and back": lambda z: jnp.sin(z.reshape(2, 3).T[::-1]).reshape(-1).reshape(3, 2)[::-1].T.reshape(-1),
-    "written in parts": lambda z: jnp.zeros(N).at[:3].set(jnp.sin(z[:3])).at[jnp.arange(3) + 3].add(z[3:]),
+    "there and back": lambda z: (
+        jnp.sin(z.reshape(2, 3).T[::-1]).reshape(-1).reshape(3, 2)[::-1].T.reshape(-1)
+    ),
+    "written in parts": lambda z: (
+        jnp.zeros(N).at[:3].set(jnp.sin(z[:3])).at[jnp.arange(3) + 3].add(z[3:])
+    ),
     "masked": lambda z: jnp.where(jnp.arange(N) < N, z, z[::-1]),
     "padded": lambda z: jnp.pad(jnp.pad(z, 2)[1:-1] * 2, (0, 1))[1:-2],
     "statistics aside": statistics_aside,
@@ -161,62 +174,124 @@ CASES = {
     "real and imaginary parts": (rotated, ZERO, 0, pairs(3)),
     "lstm, diagonal": (diagonal_lstm, (ZERO, ZERO), 0, pairs(N)),
     "oscillators": (oscillators, {"q": ZERO, "p": ZERO}, 0, pairs(N)),
-    "oscillators, rk4": (runge_kutta(lambda z: jnp.concatenate([z[3:], -jnp.sin(z[:3])])), ZERO, 0, pairs(3)),
+    "oscillators, rk4": (
+        runge_kutta(lambda z: jnp.concatenate([z[3:], -jnp.sin(z[:3])])),
+        ZERO,
+        0,
+        pairs(3),
+    ),
     "blocks by einsum": (
-        lambda z: jnp.einsum("bi,bij->bj", z.reshape(3, 2), SQUARE.reshape(9, 2, 2)[:3]).reshape(-1),
+        lambda z: jnp.einsum("bi,bij->bj", z.reshape(3, 2), SQUARE.reshape(9, 2, 2)[:3]).reshape(
+            -1
+        ),
         ZERO,
         0,
         rows(3, 2),
     ),
     "heads": (heads, ZERO, 0, rows(2, 3)),
     "implicit": (implicit, ZERO, 0, rows(3, 2)),
-    "layer norm of rows": (lambda z: jax.nn.softmax(z.reshape(2, 3), axis=1).reshape(-1), ZERO, 0, rows(2, 3)),
+    "layer norm of rows": (
+        lambda z: jax.nn.softmax(z.reshape(2, 3), axis=1).reshape(-1),
+        ZERO,
+        0,
+        rows(2, 3),
+    ),
     "sorted rows": (lambda z: jnp.sort(z.reshape(2, 3), axis=1).reshape(-1), ZERO, 0, rows(2, 3)),
     "mirrored": (lambda z: z[::-1], ZERO, 0, [[0, 5], [1, 4], [2, 3]]),
     "rolled by two": (lambda z: jnp.roll(z, 2), ZERO, 0, [[0, 2, 4], [1, 3, 5]]),
-    "pooled": (lambda z: jnp.repeat(lax.reduce_window(z, 0.0, lax.add, (2,), (2,), "VALID"), 2), ZERO, 0, rows(3, 2)),
+    "pooled": (
+        lambda z: jnp.repeat(lax.reduce_window(z, 0.0, lax.add, (2,), (2,), "VALID"), 2),
+        ZERO,
+        0,
+        rows(3, 2),
+    ),
     "depthwise": (
         lambda z: lax.conv_general_dilated(
-            z, jnp.ones((3, 1, 2)), (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"), feature_group_count=2
+            z,
+            jnp.ones((3, 1, 2)),
+            (1,),
+            "SAME",
+            dimension_numbers=("NHC", "HIO", "NHC"),
+            feature_group_count=2,
         ),
         jnp.zeros((1, 3, 2)),
         0,
         [[0, 2, 4], [1, 3, 5]],
     ),
     "pointwise": (
-        lambda z: lax.conv_general_dilated(z, jnp.ones((1, 2, 2)), (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC")),
+        lambda z: lax.conv_general_dilated(
+            z, jnp.ones((1, 2, 2)), (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC")
+        ),
         jnp.zeros((1, 3, 2)),
         0,
         rows(3, 2),
     ),
     "dense": (lambda z: jnp.tanh(SQUARE @ z), ZERO, 0, rows(1, N)),
-    "running sum": (lambda z: lax.scan(lambda c, x: (c + x, c + x), 0.0, z)[1], ZERO, 0, rows(1, N)),
-    "a branch chosen by one": (lambda z: lax.cond(z[0] > 0, jnp.sin, jnp.cos, z), ZERO, 0, rows(1, N)),
-    "a loop ended by one": (lambda z: lax.while_loop(lambda y: y[0] < 1, lambda y: y + 1, z), ZERO, 0, rows(1, N)),
+    "running sum": (
+        lambda z: lax.scan(lambda c, x: (c + x, c + x), 0.0, z)[1],
+        ZERO,
+        0,
+        rows(1, N),
+    ),
+    "a branch chosen by one": (
+        lambda z: lax.cond(z[0] > 0, jnp.sin, jnp.cos, z),
+        ZERO,
+        0,
+        rows(1, N),
+    ),
+    "a loop ended by one": (
+        lambda z: lax.while_loop(lambda y: y[0] < 1, lambda y: y + 1, z),
+        ZERO,
+        0,
+        rows(1, N),
+    ),
     "a loop ended by another": (
-        lambda s: (s[0], lax.while_loop(lambda y: y[0] < s[0][0], lambda y: (y[0] + 1, y[1] * 2), (0.0, s[1]))[1]),
+        lambda s: (
+            s[0],
+            lax.while_loop(lambda y: y[0] < s[0][0], lambda y: (y[0] + 1, y[1] * 2), (0.0, s[1]))[
+                1
+            ],
+        ),
         (jnp.zeros(2), jnp.zeros(2)),
         0,
         [[0, 2, 3], [1]],
     ),
     "an unknown primitive": (lambda z: jax.pure_callback(np.sin, z, z), ZERO, 0, rows(1, N)),
     "gru": (
-        lambda z: gru((SQUARE[:3].repeat(2, 1)[:, :9], SQUARE[:2, :1].repeat(9, 1), jnp.ones(9)), z, jnp.ones(2))[0],
+        lambda z: gru(
+            (SQUARE[:3].repeat(2, 1)[:, :9], SQUARE[:2, :1].repeat(9, 1), jnp.ones(9)),
+            z,
+            jnp.ones(2),
+        )[0],
         jnp.zeros(3),
         0,
         rows(1, 3),
     ),
     "lstm": (
-        lambda z: lstm((SQUARE.repeat(4, 1)[:3, :12], SQUARE[:2, :1].repeat(12, 1), jnp.ones(12)), z, jnp.ones((1, 2)))[0],
+        lambda z: lstm(
+            (SQUARE.repeat(4, 1)[:3, :12], SQUARE[:2, :1].repeat(12, 1), jnp.ones(12)),
+            z,
+            jnp.ones((1, 2)),
+        )[0],
         (jnp.zeros((1, 3)), jnp.zeros((1, 3))),
         1,
         rows(1, 6),
     ),
-    "van der pol": (lambda z: rk4({"stiffness": 1.5, "h": 0.1}, z, None)[0], jnp.zeros(2), 0, rows(1, 2)),
+    "van der pol": (
+        lambda z: rk4({"stiffness": 1.5, "h": 0.1}, z, None)[0],
+        jnp.zeros(2),
+        0,
+        rows(1, 2),
+    ),
     "scalar": (jnp.sin, jnp.zeros(()), 0, singles(1)),
     "a batch of numbers": (jnp.sin, jnp.zeros(4), 1, singles(1)),
     "a batch": (lambda z: jnp.tanh(z) * A[:3][None], jnp.zeros((4, 3)), 1, singles(3)),
-    "two batch axes": (lambda z: jnp.tanh(jnp.einsum("abi,ij->abj", z, SQUARE[:2, :2])), jnp.zeros((2, 3, 2)), 2, rows(1, 2)),
+    "two batch axes": (
+        lambda z: jnp.tanh(jnp.einsum("abi,ij->abj", z, SQUARE[:2, :2])),
+        jnp.zeros((2, 3, 2)),
+        2,
+        rows(1, 2),
+    ),
     "one of two batch axes": (lambda z: jnp.tanh(z), jnp.zeros((2, 3, 2)), 1, singles()),
 }
 
@@ -226,12 +301,21 @@ def test_groups(name):
     step, state, batch_ndim, groups = CASES[name]
     found = structure_of(step, state, batch_ndim)
     assert found.separate
-    assert sorted(sorted(entry for entry in row if entry >= 0) for row in found.groups.tolist()) == groups
-    assert found.kind == ("elementwise" if len(groups[0]) == 1 else "dense" if len(groups) == 1 else "block-diagonal")
+    assert (
+        sorted(sorted(entry for entry in row if entry >= 0) for row in found.groups.tolist())
+        == groups
+    )
+    assert found.kind == (
+        "elementwise" if len(groups[0]) == 1 else "dense" if len(groups) == 1 else "block-diagonal"
+    )
     assert (found.mixed_by == "") == (found.kind == "elementwise")
 
 
-FLAT = [name for name, (_, state, _, _) in CASES.items() if np.shape(state) == (N,) and name != "an unknown primitive"]
+FLAT = [
+    name
+    for name, (_, state, _, _) in CASES.items()
+    if np.shape(state) == (N,) and name != "an unknown primitive"
+]
 
 
 @cache
@@ -244,5 +328,9 @@ def dependences():
 @pytest.mark.parametrize("name", FLAT)
 def test_the_groups_are_those_that_there_are(name):
     depends = dependences()[name]
-    joined = np.linalg.matrix_power((depends | depends.T | np.eye(N, dtype=bool)).astype(int), N) > 0
-    assert sorted({tuple(np.flatnonzero(row)) for row in joined}) == [tuple(group) for group in CASES[name][3]]
+    joined = (
+        np.linalg.matrix_power((depends | depends.T | np.eye(N, dtype=bool)).astype(int), N) > 0
+    )
+    assert sorted({tuple(np.flatnonzero(row)) for row in joined}) == [
+        tuple(group) for group in CASES[name][3]
+    ]

@@ -36,4 +36,6 @@ def table(config: Config, steps: int, eta: float) -> Table:
 
 
 # diffusers' "fixed_large_log" takes the square root of the logarithm of a number below 1.
-DDPM = Scheduler(FIELDS | {"variance_type": one_of("fixed_small", "fixed_small_log", "fixed_large")}, table)
+DDPM = Scheduler(
+    FIELDS | {"variance_type": one_of("fixed_small", "fixed_small_log", "fixed_large")}, table
+)

@@ -16,7 +16,13 @@ from deeppcr.diffusion.levels import BETAS, signal
 from deeppcr.diffusion.prediction import clean
 from deeppcr.diffusion.ramps import RAMP_FIELDS, find_ramp
 from deeppcr.diffusion.schedulers.scheduler import Scheduler
-from deeppcr.diffusion.schedulers.sigmas import last_level, level_at, time_of, training_levels, variance_preserving
+from deeppcr.diffusion.schedulers.sigmas import (
+    last_level,
+    level_at,
+    time_of,
+    training_levels,
+    variance_preserving,
+)
 from deeppcr.diffusion.table import Table, tabulate
 from deeppcr.diffusion.times import spaced, time_fields
 
@@ -31,7 +37,11 @@ def table(config: Config, steps: int, eta: float) -> Table:
     h = -np.log(shrink)
     k, stochastic = (2 * h, 1.0) if config["algorithm_type"] == "sde-dpmsolver++" else (h, 0.0)
     gain = alpha_there * -np.expm1(-k)
-    w = gain / 2 if config["solver_type"] == "midpoint" else alpha_there + alpha_there * np.expm1(-k) / k
+    w = (
+        gain / 2
+        if config["solver_type"] == "midpoint"
+        else alpha_there + alpha_there * np.expm1(-k) / k
+    )
     before = np.append(np.inf, h[:-1])  # so that the first step is of the first order
     second = np.where(_is_second(config, steps), w * h / before, 0.0)
     return tabulate(
@@ -57,10 +67,16 @@ def _grid(config: Config, steps: int) -> tuple[np.ndarray, np.ndarray]:
         times = times.astype(np.int32)
     else:
         kept = signal(config)
-        left_out = int((np.log(np.sqrt(kept)) - np.log(np.sqrt(1 - kept)) < config["lambda_min_clipped"]).sum())
+        left_out = int(
+            (np.log(np.sqrt(kept)) - np.log(np.sqrt(1 - kept)) < config["lambda_min_clipped"]).sum()
+        )
         # The clean sample counts as one more time, except where times trail.
         points = steps if config["timestep_spacing"] == "trailing" else steps + 1
-        times = spaced(config, points, config["num_train_timesteps"] - left_out)[:steps].round().astype(np.int32)
+        times = (
+            spaced(config, points, config["num_train_timesteps"] - left_out)[:steps]
+            .round()
+            .astype(np.int32)
+        )
         if len(times) < steps:
             raise ValueError(
                 f"lambda_min_clipped={config['lambda_min_clipped']} with timestep_spacing='trailing' leaves {len(times)} of "

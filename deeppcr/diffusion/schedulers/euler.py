@@ -45,7 +45,13 @@ def table(config: Config, steps: int, eta: float) -> Table:
     return euler_steps(config, times, levels, levels[1:])
 
 
-def euler_steps(config: Config, times: np.ndarray, levels: np.ndarray, to: np.ndarray, s: np.ndarray | float = 0.0) -> Table:
+def euler_steps(
+    config: Config,
+    times: np.ndarray,
+    levels: np.ndarray,
+    to: np.ndarray,
+    s: np.ndarray | float = 0.0,
+) -> Table:
     """Steps from each of the levels but the last ``to`` another one, and then noise of size ``s``."""
     here = levels[:-1]
     alpha, sigma = variance_preserving(here)

@@ -19,7 +19,9 @@ def table(config: Config, steps: int, eta: float) -> Table:
     times = spaced(config, steps, config["num_train_timesteps"]).astype(np.float32)
     levels = np.append(level_at(training_levels(config), times), 0.0)
     here, there = levels[:-1], levels[1:]
-    return euler_steps(config, times, levels, to=there**2 / here, s=there * np.sqrt(1 - (there / here) ** 2))
+    return euler_steps(
+        config, times, levels, to=there**2 / here, s=there * np.sqrt(1 - (there / here) ** 2)
+    )
 
 
 EULER_ANCESTRAL = Scheduler(FIELDS | {"prediction_type": one_of("epsilon", "v_prediction")}, table)

@@ -102,16 +102,23 @@ class Upsample(nnx.Module):
 def attentions(config: Config, kind: Kind, channels: int, count: int) -> nnx.List:
     """The attention layers of a block: one for each residual layer, or none."""
     head = config.attention_head_dim or channels
-    made = [Attention(channels, head, config.norm_num_groups, config.norm_eps) for _ in range(count if kind.attends else 0)]
+    made = [
+        Attention(channels, head, config.norm_num_groups, config.norm_eps)
+        for _ in range(count if kind.attends else 0)
+    ]
     return nnx.List(made)
 
 
 class Down(nnx.Module):
     """A block on the way down. It returns the image, and each state that the way up will be given."""
 
-    def __init__(self, config: Config, kind: Kind, inputs: int, outputs: int, *, last: bool) -> None:
+    def __init__(
+        self, config: Config, kind: Kind, inputs: int, outputs: int, *, last: bool
+    ) -> None:
         count = config.layers_per_block
-        self.resnets = nnx.List([Resnet(config, inputs if i == 0 else outputs, outputs) for i in range(count)])
+        self.resnets = nnx.List(
+            [Resnet(config, inputs if i == 0 else outputs, outputs) for i in range(count)]
+        )
         self.attentions = attentions(config, kind, outputs, count)
         samplers: list[nnx.Module] = []
         if not last and (kind.sampler or config.downsample_type) == "resnet":
@@ -145,10 +152,14 @@ class Up(nnx.Module):
         last: whether it is the last block, which keeps the resolution.
     """
 
-    def __init__(self, config: Config, kind: Kind, inputs: int, outputs: int, first: int, *, last: bool) -> None:
+    def __init__(
+        self, config: Config, kind: Kind, inputs: int, outputs: int, first: int, *, last: bool
+    ) -> None:
         count = config.layers_per_block + 1
         images, beside = [inputs] + [outputs] * (count - 1), [outputs] * (count - 1) + [first]
-        self.resnets = nnx.List([Resnet(config, x + state, outputs) for x, state in zip(images, beside, strict=True)])
+        self.resnets = nnx.List(
+            [Resnet(config, x + state, outputs) for x, state in zip(images, beside, strict=True)]
+        )
         self.attentions = attentions(config, kind, outputs, count)
         samplers: list[nnx.Module] = []
         if not last and (kind.sampler or config.upsample_type) == "resnet":
@@ -173,7 +184,11 @@ class Mid(nnx.Module):
     def __init__(self, config: Config, channels: int) -> None:
         scale, head = config.mid_block_scale_factor, config.attention_head_dim or channels
         self.resnets = nnx.List([Resnet(config, channels, channels, scale=scale) for _ in range(2)])
-        made = [Attention(channels, head, config.mid_groups, config.norm_eps, scale)] if config.mid_attends else []
+        made = (
+            [Attention(channels, head, config.mid_groups, config.norm_eps, scale)]
+            if config.mid_attends
+            else []
+        )
         self.attentions = nnx.List(made)
 
     def __call__(self, x: Array, time: Array) -> Array:

@@ -73,9 +73,19 @@ class Config:
     time_embedding_dim: int | None = None
     freq_shift: float = 0
     flip_sin_to_cos: bool = True
-    down_block_types: tuple[str, ...] = ("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D")
+    down_block_types: tuple[str, ...] = (
+        "DownBlock2D",
+        "AttnDownBlock2D",
+        "AttnDownBlock2D",
+        "AttnDownBlock2D",
+    )
     mid_block_type: str | None = "UNetMidBlock2D"
-    up_block_types: tuple[str, ...] = ("AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D")
+    up_block_types: tuple[str, ...] = (
+        "AttnUpBlock2D",
+        "AttnUpBlock2D",
+        "AttnUpBlock2D",
+        "UpBlock2D",
+    )
     block_out_channels: tuple[int, ...] = (224, 448, 672, 896)
     layers_per_block: int = 2
     mid_block_scale_factor: float = 1
@@ -107,13 +117,19 @@ class Config:
         """
         model = found.get("_class_name", "UNet2DModel")
         if model != "UNet2DModel":
-            raise ValueError(f"_class_name is {model!r}, expected 'UNet2DModel': load_unet reads no other model.")
+            raise ValueError(
+                f"_class_name is {model!r}, expected 'UNet2DModel': load_unet reads no other model."
+            )
         known = {field.name for field in dataclasses.fields(cls)}
         given: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in found.items() if not name.startswith("_")
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in found.items()
+            if not name.startswith("_")
         }
         for name in sorted(given.keys() - known):
-            raise ValueError(f"{name} is {given[name]!r}, expected no such field: it is not one of diffusers' UNet2DModel.")
+            raise ValueError(
+                f"{name} is {given[name]!r}, expected no such field: it is not one of diffusers' UNet2DModel."
+            )
         return cls(**given)
 
     def __post_init__(self) -> None:
@@ -141,7 +157,9 @@ class Config:
     def _check_blocks(self) -> None:
         channels = self.block_out_channels
         if not isinstance(channels, tuple) or not channels:
-            raise TypeError(f"block_out_channels is {channels!r}, expected a list of numbers of channels.")
+            raise TypeError(
+                f"block_out_channels is {channels!r}, expected a list of numbers of channels."
+            )
         for count in channels:
             check_count("block_out_channels", count, "numbers of channels")
             check_groups("norm_num_groups", self.norm_num_groups, count)
@@ -155,17 +173,28 @@ class Config:
         if self.mid_groups is not None:
             check_groups("attn_norm_num_groups", self.mid_groups, channels[-1])
         blocks = zip([*self.down, *self.up], [*channels, *reversed(channels)], strict=True)
-        attended = [count for kind, count in blocks if kind.attends] + [channels[-1]] * self.mid_attends
+        attended = [count for kind, count in blocks if kind.attends] + [
+            channels[-1]
+        ] * self.mid_attends
         head, least = self.attention_head_dim, min(attended, default=None)
         if head is not None and least is not None and head > least:
-            raise ValueError(f"attention_head_dim is {head}, expected at most {least}, the channels of a layer of attention.")
+            raise ValueError(
+                f"attention_head_dim is {head}, expected at most {least}, the channels of a layer of attention."
+            )
 
     def _check_embeddings(self) -> None:
         if self.time_embedding_type == "learned" and self.num_train_timesteps is None:
-            raise ValueError("num_train_timesteps is None, expected a number: time_embedding_type is 'learned'.")
-        if self.time_embedding_type == "positional" and not self.freq_shift < self.block_out_channels[0] // 2:
+            raise ValueError(
+                "num_train_timesteps is None, expected a number: time_embedding_type is 'learned'."
+            )
+        if (
+            self.time_embedding_type == "positional"
+            and not self.freq_shift < self.block_out_channels[0] // 2
+        ):
             half = self.block_out_channels[0] // 2
-            raise ValueError(f"freq_shift is {self.freq_shift!r}, expected less than {half}, half of block_out_channels[0].")
+            raise ValueError(
+                f"freq_shift is {self.freq_shift!r}, expected less than {half}, half of block_out_channels[0]."
+            )
 
     @property
     def time_features(self) -> int:
@@ -212,7 +241,9 @@ def check_number(name: str, value: Any, above: float | None = None) -> None:
 def check_groups(name: str, groups: int, channels: int) -> None:
     """Raise unless the channels can be divided into the groups."""
     if channels % groups:
-        raise ValueError(f"{name} is {groups}, expected a divisor of the numbers of channels, one of which is {channels}.")
+        raise ValueError(
+            f"{name} is {groups}, expected a divisor of the numbers of channels, one of which is {channels}."
+        )
 
 
 def _new_name(block: Any) -> Any:

@@ -24,13 +24,23 @@ class Positional(nnx.Module):
     """Fixed frequencies: [batch] -> [batch, size]."""
 
     def __init__(self, config: Config) -> None:
-        self.size, self.shift, self.flip = config.block_out_channels[0], config.freq_shift, config.flip_sin_to_cos
+        self.size, self.shift, self.flip = (
+            config.block_out_channels[0],
+            config.freq_shift,
+            config.flip_sin_to_cos,
+        )
 
     def __call__(self, t: Array) -> Array:
         half = self.size // 2
-        exponents = np.arange(half, dtype=np.float32) * np.float32(-math.log(SLOWEST)) / np.float32(half - self.shift)
+        exponents = (
+            np.arange(half, dtype=np.float32)
+            * np.float32(-math.log(SLOWEST))
+            / np.float32(half - self.shift)
+        )
         angles = t.astype(jnp.float32)[:, None] * np.exp(exponents)[None]
-        waves = [jnp.cos(angles), jnp.sin(angles)] if self.flip else [jnp.sin(angles), jnp.cos(angles)]
+        waves = (
+            [jnp.cos(angles), jnp.sin(angles)] if self.flip else [jnp.sin(angles), jnp.cos(angles)]
+        )
         return jnp.pad(jnp.concatenate(waves, axis=1), [(0, 0), (0, self.size % 2)])
 
 
@@ -54,7 +64,9 @@ class Rows(nnx.Module):
 
     def __call__(self, numbers: Array) -> Array:
         if not jnp.issubdtype(numbers.dtype, jnp.integer):
-            raise TypeError(f"a time or label has dtype {numbers.dtype}, expected an integer: this model looks it up in a table.")
+            raise TypeError(
+                f"a time or label has dtype {numbers.dtype}, expected an integer: this model looks it up in a table."
+            )
         return jnp.take(self.weight[...], numbers, axis=0, mode="fill")
 
 

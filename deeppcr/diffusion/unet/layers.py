@@ -35,7 +35,15 @@ class Linear(nnx.Module):
 class Conv(nnx.Module):
     """A convolution: [batch, inputs, height, width] -> [batch, outputs, height', width']; padding before and after each side."""
 
-    def __init__(self, inputs: int, outputs: int, size: int, *, stride: int = 1, padding: tuple[int, int] = (0, 0)) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        size: int,
+        *,
+        stride: int = 1,
+        padding: tuple[int, int] = (0, 0),
+    ) -> None:
         self.weight = nnx.Param(jnp.zeros((outputs, inputs, size, size)))
         self.bias = nnx.Param(jnp.zeros(outputs))
         self.stride, self.padding = stride, padding
@@ -43,7 +51,9 @@ class Conv(nnx.Module):
     def __call__(self, x: Array) -> Array:
         layout = ("NCHW", "OIHW", "NCHW")
         strides, padding = (self.stride,) * 2, (self.padding,) * 2
-        y = lax.conv_general_dilated(x, self.weight[...], strides, padding, dimension_numbers=layout)
+        y = lax.conv_general_dilated(
+            x, self.weight[...], strides, padding, dimension_numbers=layout
+        )
         return y + along_channels(self.bias[...], y)
 
 
@@ -78,7 +88,9 @@ class Attention(nnx.Module):
         scale: what the result is divided by.
     """
 
-    def __init__(self, channels: int, head: int, groups: int | None, eps: float, scale: float = 1) -> None:
+    def __init__(
+        self, channels: int, head: int, groups: int | None, eps: float, scale: float = 1
+    ) -> None:
         self.heads, self.scale = channels // head, scale
         inner = self.heads * head
         self.group_norm = None if groups is None else GroupNorm(channels, groups, eps)
@@ -92,7 +104,8 @@ class Attention(nnx.Module):
         pixels = x.reshape(batch, channels, height * width)
         normal = pixels if self.group_norm is None else self.group_norm(pixels)
         query, key, value = (
-            layer(normal).reshape(batch, self.heads, -1, height * width) for layer in (self.to_q, self.to_k, self.to_v)
+            layer(normal).reshape(batch, self.heads, -1, height * width)
+            for layer in (self.to_q, self.to_k, self.to_v)
         )
         scores = jnp.einsum("bhcq,bhck->bhqk", query * query.shape[2] ** -0.5, key)
         weights = jax.nn.softmax(in_wide(scores), axis=-1).astype(x.dtype)

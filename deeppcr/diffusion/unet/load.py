@@ -54,7 +54,9 @@ def load_unet(folder: Any, dtype: Any = None) -> "UNet":
 
         from deeppcr.diffusion.unet.model import UNet
     except ModuleNotFoundError as missing:
-        raise ImportError(f"load_unet needs {missing.name}: pip install 'deeppcr[diffusion]'.") from missing
+        raise ImportError(
+            f"load_unet needs {missing.name}: pip install 'deeppcr[diffusion]'."
+        ) from missing
 
     folder = find(Path(folder))
     config = Config.read(json.loads((folder / "config.json").read_text(encoding="utf-8")))
@@ -62,10 +64,16 @@ def load_unet(folder: Any, dtype: Any = None) -> "UNet":
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"dtype is {dtype}, expected a float.")
     graph, parameters = nnx.split(nnx.eval_shape(lambda: UNet(config)))
-    variables = {".".join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(parameters)}
+    variables = {
+        ".".join(map(str, path)): (path, variable)
+        for path, variable in nnx.to_flat_state(parameters)
+    }
     weights = with_new_names(read(folder))
     check(weights, {name: variable.shape for name, (_, variable) in variables.items()})
-    loaded = [(path, variable.replace(jnp.asarray(weights[name], dtype))) for name, (path, variable) in variables.items()]
+    loaded = [
+        (path, variable.replace(jnp.asarray(weights[name], dtype)))
+        for name, (path, variable) in variables.items()
+    ]
     return nnx.merge(graph, nnx.from_flat_state(loaded))
 
 
@@ -74,7 +82,9 @@ def find(folder: Path) -> Path:
     for place in folder, folder / "unet":
         if (place / "config.json").is_file():
             return place
-    raise FileNotFoundError(f"folder is {str(folder)!r}, expected a folder with config.json, or with unet/config.json.")
+    raise FileNotFoundError(
+        f"folder is {str(folder)!r}, expected a folder with config.json, or with unet/config.json."
+    )
 
 
 def read(folder: Path) -> dict[str, Array]:
@@ -85,10 +95,14 @@ def read(folder: Path) -> dict[str, Array]:
     if (folder / WEIGHTS).is_file():
         names = [WEIGHTS]
     elif (folder / INDEX).is_file():
-        names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(
+            set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        )
     else:
         there = sorted(path.name for path in folder.iterdir())
-        raise FileNotFoundError(f"folder is {str(folder)!r}, expected {WEIGHTS} or {INDEX} in it, found {there}.")
+        raise FileNotFoundError(
+            f"folder is {str(folder)!r}, expected {WEIGHTS} or {INDEX} in it, found {there}."
+        )
     weights: dict[str, Array] = {}
     for name in names:
         try:
@@ -110,13 +124,24 @@ def with_new_names(weights: Mapping[str, Array]) -> dict[str, Array]:
 
 def check(weights: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise unless there is a weight of each shape, and no other."""
-    missing, superfluous = sorted(shapes.keys() - weights.keys()), sorted(weights.keys() - shapes.keys())
+    missing, superfluous = (
+        sorted(shapes.keys() - weights.keys()),
+        sorted(weights.keys() - shapes.keys()),
+    )
     if missing or superfluous:
-        said = [f"{word} {listed(names)}" for word, names in (("lacks", missing), ("also has", superfluous)) if names]
-        raise ValueError(f"the file of weights {' and '.join(said)}, expected the weights of the model in config.json.")
+        said = [
+            f"{word} {listed(names)}"
+            for word, names in (("lacks", missing), ("also has", superfluous))
+            if names
+        ]
+        raise ValueError(
+            f"the file of weights {' and '.join(said)}, expected the weights of the model in config.json."
+        )
     for name, shape in shapes.items():
         if weights[name].shape != shape:
-            raise ValueError(f"{name} has shape {list(weights[name].shape)}, expected {list(shape)} by config.json.")
+            raise ValueError(
+                f"{name} has shape {list(weights[name].shape)}, expected {list(shape)} by config.json."
+            )
 
 
 def listed(names: list[str]) -> str:

@@ -30,13 +30,23 @@ class UNet(nnx.Module):
         last = len(channels) - 1
         before = [channels[0], *channels]  # the channels that come into each block on the way down
         self.down_blocks = nnx.List(
-            [Down(config, kind, before[i], channels[i], last=i == last) for i, kind in enumerate(config.down)]
+            [
+                Down(config, kind, before[i], channels[i], last=i == last)
+                for i, kind in enumerate(config.down)
+            ]
         )
         self.mid_block = None if config.mid_block_type is None else Mid(config, channels[-1])
         after = [*channels, channels[-1]]  # and on the way up
         self.up_blocks = nnx.List(
             [
-                Up(config, kind, after[last - i + 1], channels[last - i], before[last - i], last=i == last)
+                Up(
+                    config,
+                    kind,
+                    after[last - i + 1],
+                    channels[last - i],
+                    before[last - i],
+                    last=i == last,
+                )
                 for i, kind in enumerate(config.up)
             ]
         )
@@ -84,17 +94,25 @@ class UNet(nnx.Module):
         config = self.config
         if config.class_embed_type is None and config.num_class_embeds is None:
             if labels is not None:
-                raise TypeError("labels are given, expected None: the model has no class embedding.")
+                raise TypeError(
+                    "labels are given, expected None: the model has no class embedding."
+                )
             return jnp.zeros((1, 1))
         if labels is None:
-            raise TypeError("labels is None, expected the classes of the images: the model has a class embedding.")
+            raise TypeError(
+                "labels is None, expected the classes of the images: the model has a class embedding."
+            )
         if config.class_embed_type == "identity":
             labels = jnp.asarray(labels)
             if labels.shape not in ((1, config.time_channels), (x.shape[0], config.time_channels)):
-                raise ValueError(f"labels has shape {list(labels.shape)}, expected [{x.shape[0]}, {config.time_channels}].")
+                raise ValueError(
+                    f"labels has shape {list(labels.shape)}, expected [{x.shape[0]}, {config.time_channels}]."
+                )
             return labels
         labels = as_batch("labels", labels, x)
-        return self.class_embedding(self.time_proj(labels) if config.class_embed_type == "timestep" else labels)
+        return self.class_embedding(
+            self.time_proj(labels) if config.class_embed_type == "timestep" else labels
+        )
 
 
 def check_image(config: Config, x: Array) -> None:
@@ -102,14 +120,23 @@ def check_image(config: Config, x: Array) -> None:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"x has dtype {x.dtype}, expected a float.")
     factor = 2 ** (len(config.block_out_channels) - 1)
-    if x.ndim != 4 or x.shape[1] != config.in_channels or x.shape[2] % factor or x.shape[3] % factor:
+    if (
+        x.ndim != 4
+        or x.shape[1] != config.in_channels
+        or x.shape[2] % factor
+        or x.shape[3] % factor
+    ):
         sides = f"height and width multiples of {factor}"
-        raise ValueError(f"x has shape {list(x.shape)}, expected [batch, {config.in_channels}, height, width], {sides}.")
+        raise ValueError(
+            f"x has shape {list(x.shape)}, expected [batch, {config.in_channels}, height, width], {sides}."
+        )
 
 
 def as_batch(name: str, numbers: Any, x: Array) -> Array:
     """One number, or one for each image, as [1] or [batch]."""
     numbers = jnp.asarray(numbers)
     if numbers.shape not in ((), (1,), x.shape[:1]):
-        raise ValueError(f"{name} has shape {list(numbers.shape)}, expected a scalar or [{x.shape[0]}], one for each image.")
+        raise ValueError(
+            f"{name} has shape {list(numbers.shape)}, expected a scalar or [{x.shape[0]}], one for each image."
+        )
     return numbers.reshape(-1)

@@ -36,7 +36,9 @@ class BlockDiagonals(Blocks):
     matrix: Array
     groups: Groups
 
-    def __init__(self, matrix: Array, groups: np.ndarray | Sequence[Sequence[int]] | Groups) -> None:
+    def __init__(
+        self, matrix: Array, groups: np.ndarray | Sequence[Sequence[int]] | Groups
+    ) -> None:
         object.__setattr__(self, "matrix", matrix)
         object.__setattr__(self, "groups", Groups.of(groups))
 

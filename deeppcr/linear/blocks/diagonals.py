@@ -43,4 +43,8 @@ class Diagonals(Blocks):
     def lay_out(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
         """Every entry as an example of width 1."""
         rows = (1, 1, self.length, -1)
-        return Unrolled(self.diagonal.reshape(rows)), b.reshape(rows), lambda y: y.reshape((-1, *b.shape[1:]))
+        return (
+            Unrolled(self.diagonal.reshape(rows)),
+            b.reshape(rows),
+            lambda y: y.reshape((-1, *b.shape[1:])),
+        )

@@ -35,10 +35,14 @@ class Groups:
             return groups
         rows = np.asarray(groups)
         if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer):
-            raise ValueError(f"groups has shape {list(rows.shape)} and dtype {rows.dtype}, expected integers [m, k].")
+            raise ValueError(
+                f"groups has shape {list(rows.shape)} and dtype {rows.dtype}, expected integers [m, k]."
+            )
         entries = np.sort(rows[rows != NOTHING])
         if not np.array_equal(entries, np.arange(len(entries))):
-            raise ValueError(f"groups has the entries {_shown(entries)}, expected each of 0 .. w-1 once, and {NOTHING} for none.")
+            raise ValueError(
+                f"groups has the entries {_shown(entries)}, expected each of 0 .. w-1 once, and {NOTHING} for none."
+            )
         return Groups(tuple(tuple(row) for row in rows.tolist()))
 
     @property
@@ -74,7 +78,9 @@ class Groups:
         """Whether group g is the g-th entry of each of k equal parts of the state, as for pairs of its leaves."""
         if self.width == 0 or not self.filled.all():
             return False
-        return np.array_equal(self.order, np.arange(self.width).reshape(self.size, -1).T.reshape(-1))
+        return np.array_equal(
+            self.order, np.arange(self.width).reshape(self.size, -1).T.reshape(-1)
+        )
 
     def split(self, y: Array) -> Array:
         """``[.., w]`` to ``[.., m, k]``, with zeros where a group is shorter."""

@@ -62,7 +62,9 @@ class Matrices(Blocks):
         return product
 
     def compose(self, earlier: Self) -> Self:
-        return dataclasses.replace(self, matrix=jnp.matmul(self.matrix, earlier.matrix, precision=HIGHEST))
+        return dataclasses.replace(
+            self, matrix=jnp.matmul(self.matrix, earlier.matrix, precision=HIGHEST)
+        )
 
     def transpose(self) -> Self:
         return dataclasses.replace(self, matrix=jnp.swapaxes(self.matrix, -1, -2))
@@ -73,7 +75,11 @@ class Matrices(Blocks):
         length, width = self.length, self.width
         matrix = jnp.moveaxis(self.matrix.reshape(length, -1, width, width), (2, 3), (0, 1))
         vectors = jnp.moveaxis(b.reshape(length, -1, width, 1), (2, 3), (0, 1))
-        return Unrolled(matrix), vectors, lambda y: jnp.moveaxis(y, (0, 1), (2, 3)).reshape((-1, *b.shape[1:]))
+        return (
+            Unrolled(matrix),
+            vectors,
+            lambda y: jnp.moveaxis(y, (0, 1), (2, 3)).reshape((-1, *b.shape[1:])),
+        )
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=[])
@@ -107,7 +113,9 @@ class Unrolled(Blocks):
         return product
 
     def compose(self, earlier: Self) -> Self:
-        return dataclasses.replace(self, matrix=self.apply(earlier.matrix))  # a matrix is a row of vectors
+        return dataclasses.replace(
+            self, matrix=self.apply(earlier.matrix)
+        )  # a matrix is a row of vectors
 
     def transpose(self) -> Self:
         return dataclasses.replace(self, matrix=jnp.swapaxes(self.matrix, 0, 1))

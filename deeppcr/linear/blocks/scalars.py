@@ -19,7 +19,9 @@ from deeppcr.linear.blocks.diagonals import Diagonals
 from deeppcr.platforms import platform
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["scalar"], meta_fields=["batch_shape", "width"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["scalar"], meta_fields=["batch_shape", "width"]
+)
 @dataclasses.dataclass(frozen=True)
 class Scalars(Blocks):
     """``A_l = c_l I``, ``scalar: [chain]``, for vectors ``[chain, *batch_shape, width]``."""
@@ -34,7 +36,9 @@ class Scalars(Blocks):
 
     def scale(self, factor: Array) -> Self:
         """All examples share their number: the smallest factor."""
-        return dataclasses.replace(self, scalar=self.scalar * factor.reshape(len(factor), -1).min(axis=1, initial=jnp.inf))
+        return dataclasses.replace(
+            self, scalar=self.scalar * factor.reshape(len(factor), -1).min(axis=1, initial=jnp.inf)
+        )
 
     def apply(self, y: Array) -> Array:
         return self.scalar.reshape(*self.scalar.shape, *(1,) * (y.ndim - self.scalar.ndim)) * y

@@ -11,7 +11,9 @@ from jax import Array
 from deeppcr.linear.blocks.base import Blocks
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["steps"], meta_fields=["batch_shape", "width"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["steps"], meta_fields=["batch_shape", "width"]
+)
 @dataclasses.dataclass(frozen=True)
 class Zeros(Blocks):
     """``A_l = 0``, for vectors ``[chain, *batch_shape, width]``; `Zeros.like` makes them.
