@@ -126,7 +126,9 @@ def _planned(
         rate = _growth(chain, _arrays(state, "iterations='sample'"), batch_ndim)
         expected = forecast_iterations(rate, problem.length)
         trend = "grow" if rate > 0 else "die out"
-        expectation = f"from a sample, where small differences {trend} at a rate of {rate:+.3g} a step"
+        expectation = (
+            f"from a sample, where small differences {trend} at a rate of {rate:+.3g} a step"
+        )
     elif isinstance(iterations, int):
         expected, expectation = iterations, "as the caller says"
     field = Field(pieces, model, expected, memory)
