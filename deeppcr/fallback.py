@@ -1,4 +1,4 @@
-"""The sequential fallback of what is computed in parallel and comes out as not finite."""
+"""The sequential fallback of a parallel computation whose result is not finite."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.loops import FINISHING
+from deeppcr.loops import OVERFLOW
 
 T = TypeVar("T")
 
@@ -15,9 +15,10 @@ T = TypeVar("T")
 def unless_finite(found: T, is_finite: Array, again: Callable[[], T]) -> T:
     """``found`` where it is finite, else ``again()``: the same structure, shapes and dtypes.
 
-    A loop of one trip or none. A branch would always be taken under `jax.vmap`, which computes both and selects.
+    A loop of one trip or none. A branch would always be taken under `jax.vmap`, which computes both
+    sides and selects.
     """
-    with jax.named_scope(FINISHING):
+    with jax.named_scope(OVERFLOW):
         result: tuple[Array, T] = lax.while_loop(
             lambda state: ~state[0],
             lambda state: (jnp.ones_like(state[0]), again()),

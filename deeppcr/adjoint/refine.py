@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.across import Across
+from deeppcr.axis import ChainAxis
 from deeppcr.convergence import Criterion, Judgement
 from deeppcr.loops import FINISHING, iterate
 
@@ -35,7 +35,7 @@ def refine(
     b: Array,
     criterion: Criterion,
     budget: int,
-    across: Across,
+    axis: ChainAxis,
 ) -> Array:
     """The solution of ``y_l = b_l + A_l y_{l-1}``, ``[L, *batch, w]``, or backwards of ``y_l = b_l + A_{l+1}^T y_{l+1}``.
 
@@ -46,16 +46,16 @@ def refine(
         b: ``[L, *batch, w]``.
         criterion: what counts as converged.
         budget: how many turns.
-        across: where the chain is, and in which direction the recurrence runs.
+        axis: where the chain is, and in which direction the recurrence runs.
     """
     length = len(b)
-    total = across.total(length)
+    total = axis.total(length)
     nothing = jnp.zeros_like(b[0])
 
     def checked(now: _Turn, y: Array, update: Array) -> _Turn:
         coupled = couple(y)
         judgement = criterion(
-            b + coupled, y, across.before(nothing, y), update, now.judgement, across
+            b + coupled, y, axis.before(nothing, y), update, now.judgement, axis
         )
         return _Turn(now.turns, y, coupled, judgement, judgement.converged)
 
@@ -73,7 +73,7 @@ def refine(
         """What is left of a part. What is carried from step to step is ``y_{l-1}``, backwards ``A_{l+1}^T y_{l+1}``."""
 
         def place_of(index: Array) -> Array:
-            return length - 1 - index if across.backwards else index
+            return length - 1 - index if axis.backwards else index
 
         def at(index: Array) -> Array:
             return lax.dynamic_index_in_dim(y, place_of(index), keepdims=False)
@@ -81,26 +81,26 @@ def refine(
         def step(index: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             carry, y = state
             place = place_of(index)
-            added = carry if across.backwards else product(place, carry)
+            added = carry if axis.backwards else product(place, carry)
             here = lax.dynamic_index_in_dim(b, place, keepdims=False)
             new = jnp.where(
-                (index == 0) & (across.rank == 0), here, here + added
+                (index == 0) & (axis.rank == 0), here, here + added
             )  # the first block is never looked at
-            carry = product(place, new) if across.backwards else new
+            carry = product(place, new) if axis.backwards else new
             return carry, lax.dynamic_update_index_in_dim(y, new, place, 0)
 
-        begin = jnp.clip(end.prefix - across.rank * length, 0, length).astype(jnp.int32)
+        begin = jnp.clip(end.prefix - axis.rank * length, 0, length).astype(jnp.int32)
         known = jnp.maximum(begin - 1, 0)
-        resumed = product(place_of(known), at(known)) if across.backwards else at(known)
+        resumed = product(place_of(known), at(known)) if axis.backwards else at(known)
         with jax.named_scope(FINISHING):
             left: tuple[Array, Array] = lax.fori_loop(
                 begin, jnp.int32(length), step, (jnp.where(begin > 0, resumed, carry), y)
             )
         return left
 
-    if across.size == 1:
+    if axis.size == 1:
         return run(nothing, end.y)[1]
     y: Array = lax.cond(
-        end.prefix < total, lambda: across.in_turn(run, nothing, end.y)[1], lambda: end.y
+        end.prefix < total, lambda: axis.in_turn(run, nothing, end.y)[1], lambda: end.y
     )
     return y
