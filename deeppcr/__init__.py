@@ -17,7 +17,7 @@ from deeppcr.linear import (
     Sharded,
     solve_bidiagonal,
 )
-from deeppcr.linearize import BlockDiagonal, Diagonal, Frozen, Scalar
+from deeppcr.linearize import BlockDiagonal, Diagonal, Scalar
 from deeppcr.newton import Coarse, Newton
 from deeppcr.optim import Packed, Packing, pack
 from deeppcr.plan import Plan
@@ -35,7 +35,6 @@ __all__ = [
     "Coarse",
     "CyclicReduction",
     "Diagonal",
-    "Frozen",
     "Newton",
     "NotConverged",
     "Packed",

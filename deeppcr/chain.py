@@ -142,7 +142,7 @@ class TracedChain:
     inputs: Any
     captured: Any
     axis: ChainAxis = LOCAL
-    offset: Array | None = None
+    offset: Any = None
     function: Callable[[Any, Any], tuple[Any, Any]] | None = None
 
     def __call__(self, states: Leaves) -> Leaves:
@@ -186,8 +186,9 @@ class TracedChain:
 
     def sharded(self, along: P, replicated: P) -> "TracedChain":
         """How its arrays are sharded: a prefix of this pytree."""
+        offset = None if self.offset is None else replicated
         return dataclasses.replace(
-            self, initial=replicated, inputs=along, captured=replicated, offset=None
+            self, initial=replicated, inputs=along, captured=replicated, offset=offset
         )
 
     @property
@@ -230,6 +231,4 @@ def trace_chain(
     step, captured = trace(f, initial, first)
     leaves = jax.tree.leaves(initial)
     layout = StateLayout.of(leaves, batch_ndim)
-    return TracedChain(
-        step, layout, length, leaves, jax.tree.leaves(inputs), captured, function=f
-    )
+    return TracedChain(step, layout, length, leaves, jax.tree.leaves(inputs), captured, function=f)

@@ -37,7 +37,9 @@ from deeppcr.axis import LOCAL, ChainAxis
 
 ROUNDING = 16  # a residual of so many units in the last place is rounding
 NOISE = 4  # an update of so many units is noise; at step l, sqrt(l) times as many may be
-STAGNATION = 1000  # units of the largest entry, below which a residual that stands still is rounding
+STAGNATION = (
+    1000  # units of the largest entry, below which a residual that stands still is rounding
+)
 
 
 class Convergence(NamedTuple):

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from deeppcr.across import Spread
 from deeppcr.api import vector_batch
+from deeppcr.axis import ChainSharding
 from deeppcr.chain import Chain, chain_length
 from deeppcr.layers import stack_layers
 from deeppcr.layers.describe import Description as LayersFound
@@ -14,7 +14,7 @@ from deeppcr.layers.describe import describe as describe_layers
 from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.newton import Newton
 from deeppcr.plan import find_method
-from deeppcr.sharding import where
+from deeppcr.sharding import find_sharding
 from deeppcr.state import StateLayout, check_state
 from deeppcr.step import trace
 from deeppcr.structure import Structure, find_structure
@@ -38,7 +38,7 @@ class ChainFound:
     structure: Structure
     choice: Choice
     nbytes: int
-    spread: Spread | None = None
+    spread: ChainSharding | None = None
 
     def __str__(self) -> str:
         examples = f", {self.layout.examples} examples" if self.layout.batch_shape else ""
@@ -63,7 +63,7 @@ class ChainFound:
         if self.spread:
             each = -(-self.length // self.spread.size)
             rows["devices"] = (
-                f"{self.spread.size} along {self.spread.axis!r}, up to {each} steps on each"
+                f"{self.spread.size} along {self.spread.mesh_axis!r}, up to {each} steps on each"
             )
         if self.choice.reason:
             rows["because"] = self.choice.reason
@@ -148,7 +148,7 @@ def _found(chain: Chain, state: Any, newton: Newton, batch_ndim: int) -> ChainFo
     check_state(state, batch_ndim, "x")
     step, _ = trace(lambda z, x: (chain.step(z, x), None), state, shapes(chain.inputs, 1))
     layout = StateLayout.of(jax.tree.leaves(state), batch_ndim)
-    spread = where(chain.inputs, chain.spread, newton)
+    spread = find_sharding(chain.inputs, chain.sharding, newton)
     part = -(-length // spread.size) if spread else length
     choice = choose_linearization(
         newton.linearize, step, layout, part, newton.window, newton.memory, length

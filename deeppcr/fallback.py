@@ -7,17 +7,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.loops import OVERFLOW
 
 T = TypeVar("T")
 
 
-def unless_finite(found: T, is_finite: Array, again: Callable[[], T]) -> T:
-    """``found`` where it is finite, else ``again()``: the same structure, shapes and dtypes.
+def unless_finite(found: T, again: Callable[[], T], axis: ChainAxis = LOCAL) -> T:
+    """``found`` if all of it is finite on all shards, else ``again()``, of the same structure.
 
     A loop of one trip or none. A branch would always be taken under `jax.vmap`, which computes both
     sides and selects.
     """
+    spoilt = jnp.stack([~jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found)]).any()
+    is_finite = axis.largest(spoilt.astype(jnp.int32)) == 0
     with jax.named_scope(OVERFLOW):
         result: tuple[Array, T] = lax.while_loop(
             lambda state: ~state[0],

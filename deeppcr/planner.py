@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import depth
 from deeppcr.api import solve
-from deeppcr.chain import Chain, Problem, Steps, chain_length, pose
+from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
 from deeppcr.checks import check_count
 from deeppcr.describe import chains_of
 from deeppcr.lyapunov import forecast_iterations, growth_rate
@@ -95,14 +95,16 @@ def plan(
     return Plan(tuple(chains))
 
 
-def _posed(chain: Chain, state: Any, batch_ndim: int) -> Problem:
+def _posed(chain: Chain, state: Any, batch_ndim: int) -> TracedChain:
     """The chain, traced with shapes alone."""
     length = chain_length(chain.inputs, chain.length, "chain.inputs")
-    found: list[Problem] = []
+    found: list[TracedChain] = []
 
     def trace(state: Any, inputs: Any) -> None:
         found.append(
-            pose(lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "x")
+            trace_chain(
+                lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "x"
+            )
         )
 
     jax.eval_shape(trace, state, chain.inputs)
@@ -114,7 +116,7 @@ def _planned(
     chain: Chain,
     state: Any,
     batch_ndim: int,
-    problem: Problem,
+    problem: TracedChain,
     model: depth.Device,
     memory: int | None,
     trials: bool,
@@ -180,12 +182,11 @@ def _growth(chain: Chain, state: Any, batch_ndim: int) -> float:
         here = Chain(chain.step, inputs, chain.length)
         length = chain_length(inputs, chain.length, "chain.inputs")
         trajectory = solve(here, state, method=Sequential(), batch_ndim=batch_ndim).trajectory
-        problem = pose(
+        problem = trace_chain(
             lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "x"
         )
-        steps = Steps(problem.step, problem.layout, problem.inputs, problem.captured, length)
         states = before(problem.initial, jax.tree.leaves(trajectory))
-        return growth_rate(steps, problem.layout.flatten(states))
+        return growth_rate(problem, problem.layout.flatten(states))
 
     return float(rate(state, chain.inputs))
 

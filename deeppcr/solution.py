@@ -92,7 +92,7 @@ class Solution:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["trajectory", "outputs", "stats", "result"],
+    data_fields=["trajectory", "outputs", "stats", "result", "last"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +104,14 @@ class Run:
         outputs: leaves of the outputs of all steps.
         stats: see `Stats`.
         result: int32 scalar, one of `Result`.
+        last: leaves of ``z_L``; empty until `solve_chain` has taken them from the trajectory.
     """
 
     trajectory: list[Any]
     outputs: list[Any]
     stats: Stats
     result: Array
+    last: list[Any] = dataclasses.field(default_factory=list)
 
 
 def _lines(solution: Solution) -> list[str]:

@@ -145,7 +145,7 @@ def test_rounds_have_one_shape_up_to_a_width():
 
 
 def test_the_planner_sees_what_runs_there():
-    problem = deeppcr.chain.pose(lambda z, x: (step(z, x), None), START, INPUTS, L, 0, "z0")
+    problem = deeppcr.chain.trace_chain(lambda z, x: (step(z, x), None), START, INPUTS, L, 0, "z0")
     pieces = Pieces.of(problem)
     blocks = pieces.blocks(NEWTONS["dense"].bind(problem)[1].shared[1])[1]
     here, there = (

@@ -1,12 +1,12 @@
 """Derivatives of a chain, whichever way its states were found.
 
-    rules.py            the tangent equations as one linear system; its transpose is backpropagation
-    solver.py           `AdjointSolver`, what solves such a system
-    backpropagation.py  one step after another
-    jacobian.py         Jacobian blocks of all steps and one linear recurrence
-    refine.py           the same with blocks that are only nearly right
-    per_shard.py        either, for a chain that is sharded over devices
-    resolve.py          an adjoint that was asked for, or chosen, for one chain
+rules.py            the tangent equations as one linear system; its transpose is backpropagation
+solver.py           `AdjointSolver`, what solves such a system
+backpropagation.py  one step after another
+jacobian.py         Jacobian blocks of all steps and one linear recurrence
+refine.py           the same with blocks that are only nearly right
+per_shard.py        either, for a chain that is sharded over devices
+resolve.py          an adjoint that was asked for, or chosen, for one chain
 """
 
 from deeppcr.adjoint.backpropagation import Backpropagation

@@ -1,6 +1,7 @@
 """Backpropagation: products of the step's derivative with a vector, one step after another."""
 
 import dataclasses
+from functools import partial
 
 import jax
 from jax import lax
@@ -22,9 +23,10 @@ class Backpropagation:
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""
 
-        def body(t: Leaves, step: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
-            state, inputs, b_l = step
-            pushed = jax.jvp(lambda z: chain.step(z, inputs, chain.captured), (state,), (t,))[1]
+        def body(t: Leaves, at: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
+            state, inputs, b_l = at
+            step = partial(chain.step, inputs=inputs, captured=chain.captured)
+            pushed = jax.jvp(step, (state,), (t,))[1]
             t = add(b_l, pushed)
             return t, t
 
@@ -42,7 +44,7 @@ class Backpropagation:
         def body(mu: Leaves, step: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
             state, inputs, g_l = step
             lam = add(g_l, mu)
-            _, pull = jax.vjp(lambda z: chain.step(z, inputs, chain.captured), state)
+            _, pull = jax.vjp(partial(chain.step, inputs=inputs, captured=chain.captured), state)
             return pull(lam)[0], lam
 
         def run(enter: Leaves, g: Leaves) -> tuple[Leaves, Leaves]:

@@ -6,9 +6,7 @@ level: see `refine`. So whatever the blocks, the derivative is exact.
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +27,10 @@ from deeppcr.step import Step
 
 CHUNK = 1 << 21  # bytes of blocks that a sequential solver works on at once: they stay in the cache
 BUDGET = 64  # solves
+# The fallback of exact blocks: a product of them may overflow. And a block holds a zero where an
+# entry does not depend on another, while the step's own derivative has no product there: one
+# infinite entry of a cotangent would make all others NaN.
+BACKPROPAGATION = Backpropagation()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +118,7 @@ class JacobianAdjoint:
 
         if self.is_exact:
             t = layout.unflatten(self.solver.solve_unguarded(blocks, right))
-            return _unless_finite(t, axis, lambda: Backpropagation().forward(chain, states, b, enter))
+            return unless_finite(t, partial(BACKPROPAGATION.forward, chain, states, b, enter), axis)
 
         def couple(t: Array) -> Array:
             before = axis.before(jnp.zeros_like(t[0]), t)
@@ -144,9 +146,8 @@ class JacobianAdjoint:
             lam = self.solver.solve_transposed_unguarded(blocks, right)
             mu = Along().first(blocks, 1).transpose().apply(lam[:1])[0]
             found = layout.unflatten(lam), layout.unflatten(chain.axis.of_first(mu))
-            return _unless_finite(
-                found, axis, lambda: Backpropagation().backward(chain, states, g, enter)
-            )
+            again = partial(BACKPROPAGATION.backward, chain, states, g, enter)
+            return unless_finite(found, again, axis)
 
         _, pull = jax.vjp(chain, states)
 
@@ -167,20 +168,6 @@ class JacobianAdjoint:
 
     def _blocks(self, chain: TracedChain, states: Leaves) -> Blocks:
         return self.linearization.blocks(chain, chain.layout.flatten(states))
-
-
-T = TypeVar("T")
-
-
-def _unless_finite(found: T, axis: ChainAxis, again: Callable[[], T]) -> T:
-    """``found`` where it is finite, else ``again()``, by the true derivatives step after step.
-
-    A product of blocks may have overflowed. And a block holds a zero where an entry does not depend
-    on another, while the step's own derivative has no product there: one infinite entry of a
-    cotangent would make all others NaN.
-    """
-    spoilt = jnp.stack([~jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found)]).any()
-    return unless_finite(found, axis.largest(spoilt.astype(jnp.int32)) == 0, again)
 
 
 _One = tuple[TracedChain, Leaves, Leaves]  # one step: its state and its inputs

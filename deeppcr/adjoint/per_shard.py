@@ -32,7 +32,9 @@ class AdjointPerShard:
             axis = self.sharding.shard
             return inner.on_shard(axis).forward(chain.shard(axis), *leaves)
 
-        t: Leaves = self._run(shard, chain, self.sharding.along)(self.inner, chain, states, b, enter)
+        t: Leaves = self._run(shard, chain, self.sharding.along)(
+            self.inner, chain, states, b, enter
+        )
         return t
 
     def backward(

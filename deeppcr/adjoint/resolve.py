@@ -12,7 +12,7 @@ from deeppcr.newton import Newton
 
 
 def resolve_adjoint(
-    adjoint: Adjoint | Backpropagation | Autodiff, method: object, chain: TracedChain
+    adjoint: Adjoint | Backpropagation | Autodiff | None, method: object, chain: TracedChain
 ) -> Way:
     """The way to differentiate a chain that ``method`` solves; None for a method of "auto"."""
     sharding, has_rule = chain.axis, chain.step.has_custom_vjp
@@ -21,7 +21,7 @@ def resolve_adjoint(
             adjoint = Backpropagation()  # the same, shard after shard
         way = resolve_adjoint(adjoint, method, dataclasses.replace(chain, axis=sharding.shard))
         return way if isinstance(way, Autodiff) else AdjointPerShard(way, sharding)
-    if isinstance(adjoint, Autodiff) or has_rule:
+    if adjoint is None or isinstance(adjoint, Autodiff) or has_rule:
         is_newton = isinstance(method, Newton)
         return Autodiff(with_states=has_rule or not is_newton, with_stats=is_newton)
     if not isinstance(adjoint, Adjoint):

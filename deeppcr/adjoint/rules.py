@@ -103,15 +103,11 @@ def differentiable(
         chain, _, adjoint = primals
         moved = _Moved.split(chain, tangents[0])
 
-        def push(way: Way, tangents: _Tangents) -> tuple[Run, Leaves, Leaves]:
-            here = moved.with_tangents(tangents)
-            if isinstance(way, Autodiff):
-                return way.push(lambda: solve(*primals), chain, here)
-            run = solve(*primals)
-            return run, *_push(chain, here, run.trajectory, way)
-
-        ways = choose() if adjoint is None else {DEFAULT: adjoint}
-        pushes = {platform: partial(push, way) for platform, way in ways.items()}
+        found = choose() if adjoint is None else {DEFAULT: adjoint}
+        pushes = {
+            name: partial(_push, way, partial(solve, *primals), chain, moved)
+            for name, way in found.items()
+        }
         run, t, by_outputs = by_platform(pushes, moved.tangents)
         fixed = jax.tree.map(_zero_tangent, (run.stats, run.result))
         return run, Run(t, by_outputs, *fixed)
@@ -196,11 +192,15 @@ class _Moved:
 
 
 def _push(
-    chain: TracedChain, moved: _Moved, trajectory: Leaves, adjoint: AdjointSolver
-) -> tuple[Leaves, Leaves]:
-    """The tangents of the states and of the outputs, at a known trajectory."""
-    states = chain.before(chain.initial, trajectory)
-    t = _tangents(chain, states, moved, adjoint)
+    way: Way, solve: Callable[[], Run], chain: TracedChain, moved: _Moved, tangents: _Tangents
+) -> tuple[Run, Leaves, Leaves]:
+    """The run, and the tangents of its states and of its outputs."""
+    moved = moved.with_tangents(tangents)
+    if isinstance(way, Autodiff):
+        return way.push(solve, chain, moved)
+    run = solve()
+    states = chain.before(chain.initial, run.trajectory)
+    t = _tangents(chain, states, moved, way)
 
     def outputs(z: Leaves, x: Leaves, c: Leaves, after: Leaves) -> Leaves:
         return moved.put(chain, x, c).outputs(z, after)
@@ -208,12 +208,11 @@ def _push(
     dz, dx, dc = moved.tangents
     _, x, c = moved.of(chain)
     starts = chain.before(moved.enter(chain.initial, dz), t)
-    return t, jax.jvp(outputs, (states, x, c, trajectory), (starts, dx, dc, t))[1]
+    by_outputs = jax.jvp(outputs, (states, x, c, run.trajectory), (starts, dx, dc, t))[1]
+    return run, t, by_outputs
 
 
-def _tangents(
-    chain: TracedChain, states: Leaves, moved: _Moved, adjoint: AdjointSolver
-) -> Leaves:
+def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: AdjointSolver) -> Leaves:
     """The tangents ``t_1 .. t_L`` of the trajectory, as the solution of the linear system above."""
     initial = [jnp.zeros(z.shape[1:], z.dtype) for z in states]
     index = jnp.arange(chain.length, dtype=jnp.int32)

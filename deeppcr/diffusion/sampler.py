@@ -18,7 +18,7 @@ from jax import Array
 
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
-from deeppcr.chain import Chain, pose
+from deeppcr.chain import Chain, trace_chain
 from deeppcr.checks import check_count
 from deeppcr.diffusion.held import held
 from deeppcr.diffusion.schedule import Schedule
@@ -122,7 +122,7 @@ def sample(
     if progress is not False:
         options["progress"] = say if progress is True else progress
     if options and chosen is None:
-        problem = pose(
+        problem = trace_chain(
             lambda state, at: (step(state, at), None), start, inputs, steps, batch_ndim, "x_T"
         )
         chosen = choose_method(Pieces.of(problem), platform())

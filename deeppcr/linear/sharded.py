@@ -103,9 +103,7 @@ class Sharded(LinearSolver):
 
 
 def solver_on(axis: ChainAxis, solver: LinearSolver) -> LinearSolver:
-    """The solver of one device, inside `jax.shard_map`; on one device the solver itself."""
-    if axis.size == 1:
-        return solver
+    """The solver for the steps on one device, inside `jax.shard_map` if there are several."""
     inside = find_solver(solver.inside) if isinstance(solver, Sharded) else solver
     shard = axis.shard if isinstance(axis, ChainSharding) else axis
     return ShardSolver(shard, inside) if isinstance(shard, DeviceAxis) else inside
@@ -137,9 +135,9 @@ class ShardSolver(LinearSolver):
     def _sequential_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         return self._transposed(self._sequential, blocks, g, reverse)
 
-    def _is_finite(self, y: Array) -> Array:
-        spoilt = (~jnp.isfinite(y).all()).astype(jnp.int32)
-        return self.chain_axis.largest(spoilt) == 0  # all devices agree
+    @property
+    def _axis(self) -> ChainAxis:
+        return self.chain_axis
 
     def _stand_alone(self, blocks: Blocks, b: Array) -> bool:
         """Here even a single step depends on another."""

@@ -46,7 +46,9 @@ def diagonals(chain: TracedChain, states: Array, directions: np.ndarray) -> Arra
     return _picked(chain, states, pick, directions).sum(axis=-1)
 
 
-def block_diagonals(chain: TracedChain, states: Array, groups: np.ndarray, found: np.ndarray) -> Array:
+def block_diagonals(
+    chain: TracedChain, states: Array, groups: np.ndarray, found: np.ndarray
+) -> Array:
     """The entries of df/dz inside ``groups: [m, k]``, as ``[L, *batch, m, k, k]``.
 
     If these are the groups ``found`` in the step's structure, k derivatives give all of them; else it takes w. What stands in the

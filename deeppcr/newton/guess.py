@@ -55,9 +55,10 @@ class Coarse:
             after = chain.step(state, [x[0] for x in xs], chain.captured)
             return [z + every * (a - z) for z, a in zip(state, after, strict=True)]
 
-        inputs = [x[: count * every].reshape((count, every, *x.shape[1:])) for x in chain.inputs]
         # Before anything is computed: whether the user's step returns a state at all.
-        jax.eval_shape(body, chain.initial, [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in inputs])
+        shapes = [jax.ShapeDtypeStruct((every, *x.shape[1:]), x.dtype) for x in chain.inputs]
+        jax.eval_shape(body, chain.initial, shapes)
+        inputs = [x[: count * every].reshape((count, every, *x.shape[1:])) for x in chain.inputs]
         _, ends = lax.scan(body, chain.initial, inputs, count)
         # Steps too large for a stiff chain overflow, and have been far from it long before.
         ends = [

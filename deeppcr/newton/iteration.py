@@ -18,14 +18,13 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.chain import TracedChain
 from deeppcr.convergence import Convergence, Criterion
 from deeppcr.linear import Blocks, LinearSolver
-from deeppcr.linearize import Linearization
 from deeppcr.loops import ITERATION, iterate
 from deeppcr.lyapunov import growth_rate
 from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.precision import cast
 from deeppcr.solution import Result, Run, Stats
-from deeppcr.state import Leaves, StateLayout
+from deeppcr.state import StateLayout
 from deeppcr.step import Step
 
 
@@ -87,9 +86,9 @@ class NewtonSolver:
         dtypes: of its inputs.
     """
 
-    linearization: Linearization
-    guess: Leaves | None
-    captured: Leaves
+    linearization: Any
+    guess: Any
+    captured: Any
     options: Any  # Newton, without what stands above
     solver: LinearSolver
     criterion: Criterion
@@ -101,9 +100,7 @@ class NewtonSolver:
 
     def sharded(self, along: P, replicated: P) -> "NewtonSolver":
         """How its arrays are sharded: a prefix of this pytree."""
-        return dataclasses.replace(
-            self, linearization=replicated, guess=along, captured=replicated
-        )
+        return dataclasses.replace(self, linearization=replicated, guess=along, captured=replicated)
 
     def solve(self, chain: TracedChain) -> Run:
         """Iterate from the first trajectory until the chain is solved or the budget is spent."""
@@ -127,9 +124,7 @@ class NewtonSolver:
 
     def _begin(self, chain: TracedChain) -> Iterate:
         start = chain.layout.flatten(chain.initial)
-        first = first_trajectory(
-            self.options.initial_guess, self.guess, chain, start, self.window
-        )
+        first = first_trajectory(self.options.initial_guess, self.guess, chain, start, self.window)
         states, window = first[: self.window], chain.window(jnp.int32(0), self.window)
         whole = jnp.zeros_like(first[:0])
         if self.window < chain.length:
@@ -165,7 +160,14 @@ class NewtonSolver:
         """The next iterate: blocks, the linear recurrence, its residual."""
         window, axis, options = chain.window(now.start, self.window), chain.axis, self.options
         origin = axis.before(now.entry, now.states)
-        blocks = self._blocks(window, origin, now)
+        linearize, every = (
+            partial(self.linearization.blocks, window, origin),
+            options.jacobian_every,
+        )
+        is_new = now.iterations % every == 0
+        blocks: Blocks = (
+            linearize() if every == 1 else lax.cond(is_new, linearize, lambda: now.blocks)
+        )
         sizes, history = now.sizes, now.history
         if options.damping:
             converged = axis.index(self.window) < now.prefix - now.start
@@ -202,18 +204,6 @@ class NewtonSolver:
             window = chain.window(following.start, self.window)
         return self._checked(window, following, update)
 
-    def _blocks(self, window: TracedChain, origin: Array, now: Iterate) -> Blocks:
-        """The blocks of this iteration: new ones, or those that are kept."""
-        every = self.options.jacobian_every
-        if every == 1:
-            return self.linearization.blocks(window, origin)
-        blocks: Blocks = lax.cond(
-            now.iterations % every == 0,
-            lambda: self.linearization.blocks(window, origin),
-            lambda: now.blocks,
-        )
-        return blocks
-
     def _slide(self, chain: TracedChain, now: Iterate, update: Array) -> tuple[Iterate, Array]:
         """Move the window to the first state that had not converged before this iteration."""
         whole = self._whole(now)
@@ -249,7 +239,10 @@ class NewtonSolver:
         value = window.evaluate(origin)
         # To the last bit: the state after those that ``f`` reproduces from the state before.
         same, finite = axis.leading(value == now.states, jnp.isfinite(value))
-        reached, follows = jnp.minimum(same + jnp.int32(1), jnp.int32(total)), now.start <= now.exact
+        reached, follows = (
+            jnp.minimum(same + jnp.int32(1), jnp.int32(total)),
+            now.start <= now.exact,
+        )
         exact = jnp.where(follows, now.start + reached, now.exact)
         found = self.criterion(value, now.states, origin, update, now.convergence, axis)
         # ``value`` is returned: where all states before the last are right, so is all of it.

@@ -29,7 +29,13 @@ from deeppcr.checks import check_count
 from deeppcr.convergence import ROUNDING, Criterion
 from deeppcr.damping import TrustRegion
 from deeppcr.linear import LinearSolver, find_solver, solver_on
-from deeppcr.linearize import Choice, Linearization, choose_linearization, constant, find_linearization
+from deeppcr.linearize import (
+    Choice,
+    Linearization,
+    choose_linearization,
+    constant,
+    find_linearization,
+)
 from deeppcr.newton.guess import Guess, check_guess, users_guess
 from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.precision import in_float32
@@ -185,4 +191,6 @@ class Newton:
         if guess is None or chain.length == asked.length:
             return guess
         added = chain.length - asked.length
-        return [jnp.concatenate([z, jnp.broadcast_to(z[-1:], (added, *z.shape[1:]))]) for z in guess]
+        return [
+            jnp.concatenate([z, jnp.broadcast_to(z[-1:], (added, *z.shape[1:]))]) for z in guess
+        ]

@@ -26,7 +26,9 @@ def in_float32(chain: TracedChain) -> TracedChain:
     state = jax.tree.unflatten(chain.step.state_tree, initial)
     first = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in inputs]
     try:
-        step, captured = trace(chain.function, state, jax.tree.unflatten(chain.step.input_tree, first))
+        step, captured = trace(
+            chain.function, state, jax.tree.unflatten(chain.step.input_tree, first)
+        )
     except (TypeError, ValueError):  # dtypes that do not mix, or a state that is cast back
         return chain
     layout = StateLayout.of(initial, len(chain.layout.batch_shape))

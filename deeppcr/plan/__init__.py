@@ -4,10 +4,8 @@ names.py       methods and adjoints by name
 pieces.py      what candidates are made of, and what each piece costs, by `depth`
 candidates.py  what is in the running, and its predicted time
 choose.py      the best of them, kept by signature
-auto.py        a chain solved as it is asked for, on whichever platform
 """
 
-from deeppcr.plan.auto import bind_adjoint, run
 from deeppcr.plan.candidates import Candidate, Field
 from deeppcr.plan.choose import best_gradient, best_method, choose_method
 from deeppcr.plan.names import METHODS, Method, Wanted, find_adjoint, find_method
@@ -26,11 +24,9 @@ __all__ = [
     "Wanted",
     "best_gradient",
     "best_method",
-    "bind_adjoint",
     "choose_method",
     "find_adjoint",
     "find_method",
     "read_trials",
-    "run",
     "write_trials",
 ]

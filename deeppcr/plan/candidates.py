@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deeppcr.adjoint import Adjoint, Autodiff, StepByStep
+from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.linear import LinearSolver, Sharded, choose_parallel_solver, find_solver, name_of
 from deeppcr.linearize import Choice, Diagonal, choose_linearization
 from deeppcr.loops import ahead
@@ -37,7 +37,7 @@ class Candidate:
     """
 
     method: Method
-    adjoint: Adjoint | StepByStep | Autodiff | None
+    adjoint: Adjoint | Backpropagation | Autodiff | None
     amount: Amount
     memory: int
     seconds: float
@@ -53,7 +53,9 @@ class Candidate:
     @property
     def name(self) -> str:
         """In a few words."""
-        adjoint = {Autodiff: "autodiff", StepByStep: "step by step"}.get(type(self.adjoint), "")
+        adjoint = {Autodiff: "autodiff", Backpropagation: "step by step"}.get(
+            type(self.adjoint), ""
+        )
         if isinstance(self.adjoint, Adjoint):
             adjoint = f"blocks, {name_of(self.adjoint.linear)}"
         method = "sequential"
@@ -166,12 +168,12 @@ class Field:
         if self._seconds(forward.amount + rest) >= bar:
             return
         amount = forward.amount + pieces.pull_states_step_by_step + rest
-        yield self._with(forward, StepByStep(), amount, 3 * pieces.trajectory_bytes)
+        yield self._with(forward, Backpropagation(), amount, 3 * pieces.trajectory_bytes)
         columns = find_structure(pieces.step, pieces.layout).groups.shape[1]
         if forward.seconds + columns * pieces.step_by_step.least_seconds(self.device) >= bar:
             return
         choice = self._choice(linearize)
-        blocks, shapes = pieces.blocks(choice.linearization.fresh)
+        blocks, shapes = pieces.blocks(choice.linearization)
         for solver in self._solvers(choice, bar):
             solve = pieces.solve(solver, shapes, transposed=True)
             if not choice.is_exact:
@@ -189,7 +191,7 @@ class Field:
         return turn.times(first) + rest if first else rest
 
     def _with(
-        self, forward: Candidate, adjoint: Adjoint | StepByStep, amount: Amount, memory: int
+        self, forward: Candidate, adjoint: Adjoint | Backpropagation, amount: Amount, memory: int
     ) -> Candidate:
         seconds = self._seconds(amount)
         memory = max(memory, forward.memory)
@@ -232,7 +234,7 @@ class Field:
             return [
                 sequential
             ]  # there no parallel one has ever been faster: see `deeppcr.linear.choose`
-        _, shapes = self.pieces.blocks(choice.linearization.fresh)
+        _, shapes = self.pieces.blocks(choice.linearization)
         return [sequential, choose_parallel_solver(shapes)]
 
     def _bytes(self, choice: Choice, solver: LinearSolver) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deeppcr.adjoint import Adjoint, Autodiff, StepByStep
+from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.checks import check_name
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.newton import Newton
@@ -16,7 +16,7 @@ METHODS: dict[str, Method] = {
     "pcr": Newton(linear=ParallelCyclicReduction()),
 }
 
-Wanted = Adjoint | StepByStep | Autodiff | None
+Wanted = Adjoint | Backpropagation | Autodiff | None
 """An adjoint as it is asked for; None for "auto"."""
 
 
@@ -30,15 +30,15 @@ def find_method(method: Any) -> Method | None:
 
 def find_adjoint(adjoint: Any) -> Wanted:
     """The adjoint itself, or the one of that name; None for "auto"."""
-    if isinstance(adjoint, Adjoint | StepByStep | Autodiff):
+    if isinstance(adjoint, Adjoint | Backpropagation | Autodiff):
         return adjoint
     if isinstance(adjoint, LinearSolver):
         return Adjoint(linear=adjoint)
     check_name(
         "adjoint",
         adjoint,
-        [*SOLVERS, "autodiff"],
+        [*SOLVERS, "autodiff", "backprop"],
         "Adjoint(...), a linear solver such as Recurrence()",
     )
-    own: dict[str, Wanted] = {"auto": None, "autodiff": Autodiff(), "sequential": StepByStep()}
+    own: dict[str, Wanted] = {"auto": None, "autodiff": Autodiff(), "backprop": Backpropagation()}
     return own[adjoint] if adjoint in own else Adjoint(linear=adjoint)

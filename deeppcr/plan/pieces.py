@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.chain import Problem, Steps
+from deeppcr.chain import TracedChain
 from deeppcr.jaxprs import Replacement
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.linearize import Linearization
 from deeppcr.platforms import compiled_for
-from deeppcr.sequential import every_step
+from deeppcr.sequential import run_sequentially
 from deeppcr.signature import signature
 from deeppcr.small_products import write_out
 from deeppcr.state import Leaves, StateLayout, add
@@ -149,12 +149,12 @@ class Pieces:
     parts: int = 1
 
     @classmethod
-    def of(cls, problem: Problem) -> "Pieces":
+    def of(cls, chain: TracedChain) -> "Pieces":
         """Those of a chain."""
         initial, inputs, captured = (
-            list(map(_shape, part)) for part in (problem.initial, problem.inputs, problem.captured)
+            list(map(_shape, part)) for part in (chain.initial, chain.inputs, chain.captured)
         )
-        return cls(problem.step, problem.layout, problem.length, initial, inputs, captured)
+        return cls(chain.step, chain.layout, chain.length, initial, inputs, captured)
 
     def shared_by(self, parts: int) -> "Pieces":
         """The same chain in so many equal parts, on as many devices."""
@@ -202,7 +202,7 @@ class Pieces:
                 if leaf is None
             ]
 
-        return self._every_step(step)
+        return self._run_sequentially(step)
 
     @property
     def _replace(self) -> Replacement | None:
@@ -214,7 +214,7 @@ class Pieces:
         kept = 0
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
-            return every_step(self._steps(x, c), z, self._replace)
+            return run_sequentially(self._steps(x, c), z, self._replace)
 
         def gradient(z: Leaves, x: Leaves, c: Leaves, g: Any) -> Any:
             nonlocal kept
@@ -236,15 +236,15 @@ class Pieces:
 
     @cached_property
     def pull_states_step_by_step(self) -> Amount:
-        """Backpropagation through the states alone, each step computed anew: what `StepByStep` does."""
+        """Backpropagation through the states alone, each step computed anew: what `Backpropagation` does."""
 
         def pull(c: Leaves, z: Leaves, x: Leaves, g: Leaves, mu: Leaves) -> Any:
             lam = add(g, mu)
             return jax.vjp(lambda z: self.step(z, x, c), z)[1](lam)[0], lam
 
-        return self._every_step(pull, self.initial, self.initial)
+        return self._run_sequentially(pull, self.initial, self.initial)
 
-    def _every_step(self, step: Callable[..., Any], *more: Leaves) -> Amount:
+    def _run_sequentially(self, step: Callable[..., Any], *more: Leaves) -> Amount:
         """A loop of ``step(captured, state, input, *more)``, which keeps the states."""
         z, x, c = self._one
         with self.there():
@@ -254,8 +254,8 @@ class Pieces:
 
     # -- all steps at once ------------------------------------------------------------------------------------------------------
 
-    def _steps(self, inputs: Leaves, captured: Leaves) -> Steps:
-        return Steps(self.step, self.layout, inputs, captured, self.length)
+    def _steps(self, inputs: Leaves, captured: Leaves) -> TracedChain:
+        return TracedChain(self.step, self.layout, self.length, self.initial, inputs, captured)
 
     @cached_property
     def states(self) -> Any:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
-from deeppcr.adjoint import Adjoint, Autodiff, StepByStep
+from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.plan.candidates import Candidate, speedup
 from deeppcr.plan.choose import PROMISE
 from deeppcr.plan.names import Method
@@ -157,7 +157,7 @@ class Plan:
         return self.main.forward[0].method
 
     @property
-    def adjoint(self) -> Adjoint | StepByStep | Autodiff:
+    def adjoint(self) -> Adjoint | Backpropagation | Autodiff:
         """What to pass as ``adjoint``: what "auto" takes."""
         chosen = self.main.gradient[0].adjoint
         return Autodiff() if chosen is None else chosen

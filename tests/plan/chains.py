@@ -6,7 +6,7 @@ import numpy as np
 
 import deeppcr
 import depth
-from deeppcr.chain import chain_length, pose
+from deeppcr.chain import chain_length, trace_chain
 from deeppcr.plan import Pieces
 from tests.problems import gru, normal
 
@@ -46,7 +46,9 @@ def pieces_of(chain, state, batch_ndim=0):
         length = chain_length(inputs, chain.length, "inputs")
         found.append(
             Pieces.of(
-                pose(lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "z0")
+                trace_chain(
+                    lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "z0"
+                )
             )
         )
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr.adjoint import StepByStep
+from deeppcr.adjoint import Backpropagation
 from deeppcr.plan.choose import choose_adjoint, choose_method
 from deeppcr.plan.trials import read_trials, trials_file, write_trials
 from tests.plan.chains import CHAINS, elementwise, like, pieces_of
@@ -84,7 +84,7 @@ def test_the_fastest_tried_is_taken(pieces):
     method = choose_method(pieces, "cpu")
     assert isinstance(method, deeppcr.Newton)
     assert method.linear == deeppcr.Recurrence()
-    assert choose_adjoint(pieces, None, "cpu") == StepByStep()
+    assert choose_adjoint(pieces, None, "cpu") == Backpropagation()
     write_trials(pieces, "cpu", {"sequential": 0.1})  # beside the others
     assert choose_method(pieces, "cpu") == deeppcr.Sequential()
     assert read_trials(pieces, "cpu") == {
