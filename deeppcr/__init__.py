@@ -20,7 +20,7 @@ from deeppcr.linear import (
 from deeppcr.linearize import BlockDiagonal, Diagonal, Scalar
 from deeppcr.newton import Coarse, Newton
 from deeppcr.optim import Packed, Packing, pack
-from deeppcr.plan import Plan
+from deeppcr.plan import Auto, Plan
 from deeppcr.planner import plan
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, Stats
@@ -29,6 +29,7 @@ from deeppcr.stack import Stack, stack
 __all__ = [
     "Adjoint",
     "Anderson",
+    "Auto",
     "BlockDiagonal",
     "Chain",
     "Chunked",

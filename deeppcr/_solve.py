@@ -18,39 +18,43 @@ from deeppcr.axis import ChainSharding, explicit_mesh, with_auto_axes
 from deeppcr.chain import TracedChain
 from deeppcr.newton import Newton
 from deeppcr.plan.choose import choose_adjoint, choose_method
-from deeppcr.plan.names import Method, Wanted
+from deeppcr.plan.names import Auto, Method, Wanted
 from deeppcr.plan.pieces import Pieces
 from deeppcr.platforms import differing, platforms
 from deeppcr.sharding import lengthened, shardings_of, shortened, without_shardings
 from deeppcr.solution import NotConverged, Result, Run
 
 
-def solve_chain(chain: TracedChain, method: Method | None, adjoint: Wanted) -> Run:
-    """Solve a chain of one or more steps, differentiably; None stands for "auto"."""
+def solve_chain(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
+    """Solve a chain of one or more steps, differentiably; the adjoint None stands for "auto"."""
     if mesh := explicit_mesh(chain.initial, chain.inputs, shared=chain.axis.size > 1):
         return _solve_on_explicit_mesh(chain, method, adjoint, mesh)
     axis = chain.axis.on_auto_axes if isinstance(chain.axis, ChainSharding) else chain.axis
     asked = dataclasses.replace(chain, axis=axis)
     chain = lengthened(asked)
-    costs = Pieces.of(chain)
+    shapes, costs = chain.abstract, Pieces.of(chain)
 
     def seen(platform: str) -> Pieces:
         """The chain as its devices share it; those of a CPU are one machine's cores."""
         return costs if platform == "cpu" else costs.shared_by(axis.size)
 
     def choose() -> Mapping[str, Way]:
-        found = {name: choose_adjoint(seen(name), method, name) for name in platforms()}
-        return {name: resolve_adjoint(way, method, bound) for name, way in differing(found).items()}
+        found = {name: choose_adjoint(seen(name), fixed, name) for name in platforms()}
+        return {name: resolve_adjoint(way, fixed, shapes) for name, way in differing(found).items()}
 
-    methods = {name: method or choose_method(seen(name), name) for name in platforms()}
+    fixed = None if isinstance(method, Auto) else method
+    methods: dict[str, Any] = dict.fromkeys(platforms(), fixed)
+    if isinstance(method, Auto):
+        methods = {
+            name: method.with_options(choose_method(seen(name), name)) for name in platforms()
+        }
     solvers: dict[str, Any] = {
         name: found.bind(chain, asked) for name, found in differing(methods).items()
     }
     if isinstance(axis, ChainSharding):
         solvers = {name: SolverPerShard(solver, axis) for name, solver in solvers.items()}
-    bound = dataclasses.replace(chain, function=None)
-    way = None if adjoint is None else resolve_adjoint(adjoint, method, bound)
-    run = differentiable(choose)(bound, solvers, way)
+    way = None if adjoint is None else resolve_adjoint(adjoint, fixed, shapes)
+    run = differentiable(choose)(dataclasses.replace(chain, function=None), solvers, way)
     if chain.length > asked.length:
         run = shortened(run, asked.length)
     if isinstance(method, Newton) and method.on_failure == "raise":
@@ -80,9 +84,7 @@ class SolverPerShard:
         return run
 
 
-def _solve_on_explicit_mesh(
-    chain: TracedChain, method: Method | None, adjoint: Wanted, mesh: Any
-) -> Run:
+def _solve_on_explicit_mesh(chain: TracedChain, method: Method, adjoint: Wanted, mesh: Any) -> Run:
     """`solve_chain` with the axes of the mesh as `Auto` ones."""
     sharding = chain.axis if isinstance(chain.axis, ChainSharding) else ChainSharding(mesh=mesh)
 

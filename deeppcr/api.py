@@ -14,7 +14,7 @@ from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
 from deeppcr.layers import Reader, Repeated, as_callable, is_of_jax, listed, segments, stack_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.plan import Method, Wanted, find_adjoint, find_method
+from deeppcr.plan import Auto, Method, Wanted, find_adjoint, find_method
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.solution import Result, Solution, Stats
@@ -39,13 +39,16 @@ def scan(
         xs: pytree of arrays ``[L, ...]``, one entry a step; or None.
         length: L; needed only without ``xs``.
         reverse: start from the last entry of ``xs``.
-        method: how the carries are found: "auto", "sequential", "newton", "pcr", or a `Sequential` or `Newton` object. "auto" is
-            what is predicted to be fastest: see `deeppcr.plan`.
-        adjoint: how derivatives are found, whatever the method: "auto"; "sequential", step by step; a linear solver by object
-            or by name ("pcr", ...), on the Jacobians of all steps; "autodiff", by jax,
-            through `jax.lax.scan`, which is what a step with a `jax.custom_vjp` in it always takes.
-        batch_ndim: how many leading axes of every leaf of the carry are batch axes, examples that ``f`` treats one by one. A
-            Jacobian block is then w x w for each example, and not (B w) x (B w). ``f`` gets and returns all of them at once.
+        method: how the carries are found: "auto", "sequential", "newton", "pcr", or a `Sequential`,
+            `Newton` or `Auto` object. "auto" is what is predicted to be fastest: see
+            `deeppcr.plan`.
+        adjoint: how derivatives are found, whatever the method. "auto". "backprop": step by step.
+            A linear solver, by object or by name ("sequential", "pcr", ...): on the Jacobians of
+            all steps. "autodiff": by jax, through `jax.lax.scan`, which is what a step with a
+            `jax.custom_vjp` in it always takes.
+        batch_ndim: the number of leading axes of every leaf of the carry that are batch axes. A
+            Jacobian block is then w x w for each example, and not (B w) x (B w). ``f`` gets and
+            returns the whole batch at once, and treats its examples one by one.
 
     Returns:
         the last carry, and the ``y`` of all steps, stacked on axis 0.
@@ -211,12 +214,12 @@ def vector_batch(x: Any) -> int:
     return min(1, max(0, min((jnp.ndim(leaf) for leaf in jax.tree.leaves(x)), default=0) - 1))
 
 
-def _is_plain(method: Method | None, adjoint: Wanted) -> bool:
+def _is_plain(method: Method, adjoint: Wanted) -> bool:
     """Whether `jax.lax.scan` itself is what has been asked for."""
-    return adjoint == Autodiff() and (method is None or method == Sequential())
+    return adjoint == Autodiff() and (isinstance(method, Auto) or method == Sequential())
 
 
-def _runs_plainly(chain: TracedChain, method: Method | None, adjoint: Wanted) -> bool:
+def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
     """Whether `jax.lax.scan` itself is to run a chain, because nothing else can."""
     if chain.step.effects:
         effects = ", ".join(chain.step.effects)

@@ -192,6 +192,15 @@ class TracedChain:
         )
 
     @property
+    def abstract(self) -> "TracedChain":
+        """The same with shapes for arrays, and without the user's function: safe to keep."""
+        shapes: TracedChain = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
+            dataclasses.replace(self, function=None),
+        )
+        return shapes
+
+    @property
     def total(self) -> int:
         """The number of steps on all devices together."""
         return self.axis.total(self.length)

@@ -337,9 +337,9 @@ def test_captured_integers_and_keys_are_data(combination):
 
 @pytest.mark.parametrize("length", [12, 13])
 @pytest.mark.parametrize("name", ["gru", "batch norm"])
-def test_a_sequential_adjoint_in_several_stretches(monkeypatch, name, length):
+def test_a_sequential_adjoint_in_several_chunks(monkeypatch, name, length):
     problem = PROBLEMS[name]
-    monkeypatch.setattr("deeppcr.adjoint.by_blocks.STRETCH", 3 * 8 * 9 * 4)
+    monkeypatch.setattr("deeppcr.adjoint.jacobian.CHUNK", 3 * 8 * 9 * 4)
     scan = partial(deeppcr.scan, adjoint=deeppcr.Recurrence(), batch_ndim=problem.batch_ndim)
     weight, init, xs = problem.params, problem.init, problem.xs[:length]
 

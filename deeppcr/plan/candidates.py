@@ -11,7 +11,7 @@ from deeppcr.linearize import Choice, Diagonal, choose_linearization
 from deeppcr.loops import ahead
 from deeppcr.lyapunov import forecast_iterations
 from deeppcr.newton import Newton
-from deeppcr.plan.names import Method
+from deeppcr.plan.names import Fixed
 from deeppcr.plan.pieces import Amount, Pieces, passes
 from deeppcr.sequential import Sequential
 from deeppcr.structure import find_structure
@@ -36,7 +36,7 @@ class Candidate:
         measured: seconds that a trial took, if there was one.
     """
 
-    method: Method
+    method: Fixed
     adjoint: Adjoint | Backpropagation | Autodiff | None
     amount: Amount
     memory: int
@@ -102,7 +102,7 @@ class Field:
 
     # -- forward ----------------------------------------------------------------------------------------------------------------
 
-    def given(self, method: Method) -> Candidate:
+    def given(self, method: Fixed) -> Candidate:
         """The method that the caller has chosen."""
         if isinstance(method, Sequential):
             return self.sequential()

@@ -15,7 +15,7 @@ import depth
 from deeppcr.adjoint import Autodiff
 from deeppcr.newton import Newton
 from deeppcr.plan.candidates import Candidate, Field
-from deeppcr.plan.names import Method, Wanted
+from deeppcr.plan.names import Fixed, Wanted
 from deeppcr.plan.pieces import Pieces
 from deeppcr.plan.trials import read_trials
 
@@ -28,14 +28,14 @@ PROMISE = 0.8
 CALLS = 2  # a sequential program that takes no longer than so many calls of an empty one is left as it is
 
 
-def choose_method(pieces: Pieces, platform: str) -> Method:
+def choose_method(pieces: Pieces, platform: str) -> Fixed:
     """How the states are found."""
     return _kept(
         ("method", pieces.signature), platform, lambda field: best_method(field)[0].method, pieces
     )
 
 
-def choose_adjoint(pieces: Pieces, method: Method | None, platform: str) -> Wanted:
+def choose_adjoint(pieces: Pieces, method: Fixed | None, platform: str) -> Wanted:
     """How a chain is differentiated whose states ``method`` finds; None for a method of "auto"."""
     if pieces.step.has_custom_vjp:
         return Autodiff()
@@ -54,7 +54,7 @@ def best_method(field: Field, everything: bool = False) -> list[Candidate]:
     return _sorted(found, field)
 
 
-def best_gradient(field: Field, method: Method | None, everything: bool = False) -> list[Candidate]:
+def best_gradient(field: Field, method: Fixed | None, everything: bool = False) -> list[Candidate]:
     """The candidates for a gradient, the best one first."""
     if field.pieces.step.has_custom_vjp or field.pieces.step.effects:
         return [field.autodiff()]
@@ -82,7 +82,7 @@ def _bar(sequential: Candidate, field: Field) -> float:
     return sequential.seconds if sequential.seconds > CALLS * field.device.call_latency else 0.0
 
 
-def _hashable(method: Method | None) -> Hashable | None:
+def _hashable(method: Fixed | None) -> Hashable | None:
     """What of a method the choice of its adjoint depends on; None if it cannot be kept."""
     if not isinstance(method, Newton):
         return type(method).__name__

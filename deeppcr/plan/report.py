@@ -7,7 +7,7 @@ from typing import Any
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.plan.candidates import Candidate, speedup
 from deeppcr.plan.choose import PROMISE
-from deeppcr.plan.names import Method
+from deeppcr.plan.names import Fixed
 from depth import Device
 from depth.report import count, nbytes, seconds
 
@@ -152,7 +152,7 @@ class Plan:
         return max(self.chains, key=lambda chain: chain.sequential.time)
 
     @property
-    def method(self) -> Method:
+    def method(self) -> Fixed:
         """What to pass as ``method``: what "auto" takes."""
         return self.main.forward[0].method
 

@@ -154,7 +154,7 @@ def test_what_is_not_a_number_comes_out_as_from_the_sequential_program():
 
 def test_a_window_is_refused():
     with pytest.raises(
-        ValueError, match="window is 4, expected None for a chain that is spread over devices"
+        ValueError, match="window is 4, expected None for a chain that is sharded over devices"
     ):
         deeppcr.solve(placed(CHAIN), Z0, method=Newton(window=4))
 

@@ -93,7 +93,7 @@ def test_a_placed_chain_goes_in_and_out_of_jit(kind):
     chain = placed(CHAIN, mesh(kind))
     assert lies_along(chain.inputs["x"], "chain")
     assert lies_along(chain.inputs["number"], "chain")
-    assert run(lambda chain: chain, chain).spread == chain.spread
+    assert run(lambda chain: chain, chain).sharding == chain.sharding
     found = run(partial(deeppcr.solve, method="newton"), chain, Z0)
     assert_agree((found.value, found.trajectory), run(states, CHAIN, Z0))
     assert lies_along(found.trajectory, "chain")

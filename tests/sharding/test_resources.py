@@ -63,7 +63,7 @@ def test_messages_are_found():
 WAYS = {
     "newton": (Newton(linearize="dense"), "pcr"),
     "diagonal": (Newton(linearize="diagonal"), "auto"),
-    "step by step": ("sequential", "sequential"),
+    "step by step": ("sequential", "backprop"),
 }
 
 
