@@ -24,7 +24,7 @@ from deeppcr.plan import Plan
 from deeppcr.planner import plan
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, Stats
-from deeppcr.stack import Stack, stack
+from deeppcr._stack import Stack, stack
 
 __all__ = [
     "Adjoint",

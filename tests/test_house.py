@@ -21,7 +21,7 @@ HOUSES = {"experiments": {"deeppcr", "depth"}, "deeppcr": {"depth"}, "depth": se
 FLOORS = {
     "__init__": 5,
     "diffusion": 5,
-    "stack": 5,
+    "_stack": 5,
     "describe": 5,
     "planner": 5,
     "api": 4,

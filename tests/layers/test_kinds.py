@@ -137,8 +137,8 @@ def in_order(params, x):
 
 def mixed_leaves(params, x):
     name, count, function, weight, nothing = params["leaves"]
-    assert nothing is None
-    assert type(count) is int
+    if nothing is not None or type(count) is not int:
+        raise TypeError
     return function(getattr(jnp, name)(x @ weight)) * float(count)
 
 
