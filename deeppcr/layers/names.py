@@ -28,14 +28,14 @@ class Names:
         globals: globals and built-in functions, each with the attributes that follow it.
         cells: the same of variables that the function closes over.
         attributes: all other attributes.
-        imports: modules that it imports.
+        imports: whether it imports modules.
         catches: whether it catches exceptions, or does something after one.
     """
 
     globals: frozenset[Path]
     cells: frozenset[Path]
     attributes: frozenset[str]
-    imports: frozenset[str]
+    imports: bool
     catches: bool
 
 
@@ -43,7 +43,7 @@ class Names:
 def names_of(code: types.CodeType) -> Names:
     """The names in ``code``."""
     paths: dict[str, list[Path]] = {"global": [], "cell": [], "attribute": []}
-    imports, catches = set(), False
+    imports = catches = False
     for part in _with_inner(code):
         extended = ""  # the kind of the path that an attribute would extend
         for instruction, after in _instructions(part):
@@ -60,14 +60,14 @@ def names_of(code: types.CodeType) -> Names:
             elif opname in _ATTRIBUTE or opname == "IMPORT_FROM":
                 paths["attribute"].append((name,))
             elif opname == "IMPORT_NAME":
-                imports.add(name)
+                imports = True
             elif opname == "PUSH_EXC_INFO":  # an `except`, a `finally`, or the end of a `with`
                 catches = catches or after != "WITH_EXCEPT_START"
     return Names(
         frozenset(paths["global"]),
         frozenset(paths["cell"]),
         frozenset(name for (name,) in paths["attribute"]),
-        frozenset(imports),
+        imports,
         catches,
     )
 

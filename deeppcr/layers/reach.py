@@ -10,7 +10,6 @@ import collections
 import enum
 import functools
 import re
-import sys
 import types
 import weakref
 from collections.abc import Iterable, Mapping
@@ -48,6 +47,7 @@ _WRAPPERS = (property, classmethod, staticmethod, functools.cached_property)
 _MAKERS = ("__init__", "__new__", "__post_init__")
 _ASIDE = ("__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 _ASIDE += ("__del__", "__sizeof__", "__dir__")
+_MAKING = ("__class__", "replace", "_replace")  # by these names, code makes objects of any class
 _BY_LIBRARIES = ("setup",)  # methods that a library calls by name: of flax.linen
 _BY_ANY_NAME = (getattr, hasattr, vars, dir, setattr, delattr)
 
@@ -72,9 +72,8 @@ class Reach:
     def __init__(self, *roots: Any):
         self.names: set[str] = set(_BY_LIBRARIES)
         self._watched: list[Watched] = []
-        self._changed: list[Any] = []
         self._seen: dict[int, Any] = {}  # kept alive, and so their ids
-        self._spaces: dict[int, tuple[str, type | types.ModuleType]] = {}
+        self._classes: dict[int, type] = {}
         self._looked_up: set[tuple[int, str]] = set()
         self._made: set[type] = set()
         self._by_any_name = self._makes_any = self._jits = self._keeps_data = False
@@ -92,17 +91,7 @@ class Reach:
 
     def changes(self) -> tuple[str, ...]:
         """What was changed, by name."""
-        found = []
-        for entry in self._watched:
-            if names := entry.changes():
-                found += names
-                self._changed.append(entry.target)
-        return tuple(dict.fromkeys(found))
-
-    def changed_any_of(self, other: "Reach") -> bool:
-        """Whether something that was changed belongs to ``other``, too."""
-        changed = set(map(id, self._changed))
-        return any(id(entry.target) in changed for entry in other._watched)
+        return tuple(dict.fromkeys(name for entry in self._watched for name in entry.changes()))
 
     def restore(self) -> None:
         """Put everything back as it was."""
@@ -131,7 +120,9 @@ class Reach:
         if isinstance(value, _DESCRIPTORS) or kind.__module__ == "typing":
             return
         if isinstance(value, types.ModuleType):
-            self._module(value)
+            is_known = is_library(value.__name__) and not value.__name__.startswith("numpy")
+            if not is_known or is_foreign(value):
+                raise Unseen(f"it uses {value.__name__}")
         elif isinstance(value, type):
             self._class(value, is_made=True)
         elif isinstance(value, types.FunctionType):
@@ -167,17 +158,7 @@ class Reach:
         else:
             self._object(value, name)
 
-    # Names: the attributes of classes and modules are looked at if any code names them.
-
-    def _module(self, module: types.ModuleType) -> None:
-        """A module that is used as a whole."""
-        if is_foreign(module):
-            raise Unseen(f"it uses {module.__name__}")
-        is_known = is_library(module.__name__)
-        if not is_known:
-            self._watch(module.__name__, vars(module))
-        if not is_known or module.__name__.partition(".")[0] == "numpy":
-            self._spaces[id(module)] = module.__name__, module
+    # Names: attributes of classes are looked at if any code names them.
 
     def _class(self, kind: type, is_made: bool = False) -> None:
         """A class, and whether the code may make objects of it."""
@@ -193,32 +174,33 @@ class Reach:
                 raise Unseen(f"it uses {base.__module__}.{base.__qualname__}")
             if is_made:
                 self._made.add(base)
-            if id(base) not in self._spaces:
-                self._spaces[id(base)] = base.__name__, base
+            if id(base) not in self._classes:
+                self._classes[id(base)] = base
                 self._watch(base.__name__, base)
                 self._class(type(base))
 
     def _look_up(self) -> bool:
-        """Look at attributes by the names that have been met; whether there was one."""
-        found = False
-        self._makes_any = self._makes_any or not self.names.isdisjoint(
-            ("__class__", "replace", "_replace")
-        )
-        for key, (name, space) in list(self._spaces.items()):
-            for entry, value in list(vars(space).items()):
-                if (key, entry) not in self._looked_up and self._is_wanted(space, entry, value):
-                    self._looked_up.add((key, entry))
-                    self._visit(value, f"{name}.{entry}")
-                    found = True
-        return found
+        """Look at the attributes of classes by the names that have been met; whether there was one."""
+        if not self.names.isdisjoint(_MAKING):
+            self._makes_any = True
+        wanted = [
+            (base, name)
+            for base in self._classes.values()
+            for name, value in vars(base).items()
+            if (id(base), name) not in self._looked_up and self._is_wanted(base, name, value)
+        ]
+        for base, name in wanted:
+            self._looked_up.add((id(base), name))
+            self._visit(vars(base)[name], f"{base.__name__}.{name}")
+        return bool(wanted)
 
-    def _is_wanted(self, space: type | types.ModuleType, entry: str, value: Any) -> bool:
-        if isinstance(space, type) and entry.startswith("__"):
-            if entry in _MAKERS:
-                return self._makes_any or space in self._made
-            is_called = isinstance(value, (types.FunctionType, *_WRAPPERS)) and entry not in _ASIDE
-            return is_called or entry in self.names
-        return self._by_any_name or entry in self.names
+    def _is_wanted(self, kind: type, name: str, value: Any) -> bool:
+        if name in _MAKERS:
+            return self._makes_any or kind in self._made
+        if not name.startswith("__"):
+            return self._by_any_name or name in self.names
+        is_called = isinstance(value, (types.FunctionType, *_WRAPPERS)) and name not in _ASIDE
+        return is_called or name in self.names
 
     def _follow(self, value: Any, path: Path, name: str) -> None:
         """What ``value.a.b`` reaches: through modules by name, in other objects all that anything names."""
@@ -247,6 +229,8 @@ class Reach:
             self._of_library(function, name)
             return
         names = names_of(function.__code__)
+        if names.imports:
+            raise Unseen(f"{function.__qualname__} imports modules")
         if names.catches:
             raise Unseen(
                 f"{function.__qualname__} catches exceptions, and those of a trial are others"
@@ -257,11 +241,6 @@ class Reach:
         self._visit_all(function.__defaults__ or (), f"a default of {name}")
         self._visit(function.__kwdefaults__, f"the defaults of {name}")
         self._globals(space, names.globals)
-        for module in names.imports:
-            if module not in sys.modules:
-                raise Unseen(f"it imports {module}")
-            self._visit(sys.modules[module.partition(".")[0]], module)
-            self._visit(sys.modules[module], module)
         for variable, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):

@@ -148,11 +148,13 @@ class Reader:
                 ) from None
         return found
 
-    def forget(self, layer: Layer | None = None) -> None:
-        """Forget what is out of date once ``layer`` was called, or one that could not be looked at."""
+    def forget(self) -> None:
+        """Forget what may be out of date once a layer was called that changes something.
+
+        That layers alike change something is remembered: they are called as they are, and so nothing depends on it.
+        """
         self._known.clear()
-        if layer is None or layer.trial.acts_outside:
-            self._trials.clear()
+        self._trials = {key: trial for key, trial in self._trials.items() if trial and trial.acts}
 
     def _look(self, layer: Any, x: Any, takes: Any) -> Layer:
         """Look at one layer that takes ``x``."""

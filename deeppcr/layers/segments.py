@@ -100,11 +100,9 @@ def apply_layers(layers: Any, x: Any, solve: Callable[[Repeated, Any], Any]) -> 
             else:
                 x = solve(stack_layers(segment.layers, segment.period), x)
         rest = rest[len(found) :]
-        if found and found[-1].trial.acts:
-            reader.forget(found[-1])
-        elif rest:
+        if rest and not (found and found[-1].trial.acts):
             x, rest = as_callable(rest[0])(x), rest[1:]
-            reader.forget()
+        reader.forget()
     return x
 
 

@@ -33,7 +33,6 @@ class Trial:
         returns: what the layer returns, as `jax.ShapeDtypeStruct`.
         changes: names of what calling it changes: counters of random numbers, batch statistics, a list that grows.
         effects: what else calling it does, in words; "" if nothing.
-        acts_outside: whether it does so to more than its own arrays.
         needs_weak: whether what it returns depends on arrays that give way to other dtypes, as Python numbers do.
         asks_for_types: whether its code may do something else with an array of numpy than with one of jax.
     """
@@ -41,7 +40,6 @@ class Trial:
     returns: Any
     changes: tuple[str, ...]
     effects: str = ""
-    acts_outside: bool = False
     needs_weak: bool = False
     asks_for_types: bool = False
 
@@ -91,10 +89,6 @@ def try_copy(code: Any, arrays: Sequence[Any], x: Any, layer: Any = None) -> Tri
     closed, returns, changes, reach = _run(build, x, arrays)
     if reach.may_be_stale:
         return None
-    effects = effects_of(closed)
-    acts_outside = bool(effects) or (
-        bool(changes) and (layer is None or reach.changed_any_of(Reach(layer)))
-    )
     needs_weak = asks = False
     if any(map(is_weak, arrays)):
         firm = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in array_types(arrays)]
@@ -103,7 +97,7 @@ def try_copy(code: Any, arrays: Sequence[Any], x: Any, layer: Any = None) -> Tri
         asks = bool(_ASKING & reach.names) or any(name.startswith("is_") for name in reach.names)
         if not asks and not is_same_on_jax(code, arrays, layer, x):
             return None
-    return Trial(returns, changes, effects, acts_outside, needs_weak, asks)
+    return Trial(returns, changes, effects_of(closed), needs_weak, asks)
 
 
 def trace(layer: Any, x: Any) -> tuple[Traced, list[Any], Trial]:
@@ -122,8 +116,7 @@ def trace(layer: Any, x: Any) -> tuple[Traced, list[Any], Trial]:
     )
     tree = Structure(jax.tree.structure(returns))
     code = Traced(str(jaxpr), tree, tuple(map(id, kept)), jaxpr, kept)
-    effects = effects_of(closed)
-    trial = Trial(returns, changes, effects, bool(changes or effects), any(map(is_weak, captured)))
+    trial = Trial(returns, changes, effects_of(closed), any(map(is_weak, captured)))
     return code, captured, trial
 
 
