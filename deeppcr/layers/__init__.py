@@ -1,4 +1,4 @@
-"""From users' layers to chains: what they are made of, which are alike, and where they make a chain."""
+"""From layers to chains: which layers are alike, and where they make a chain."""
 
 from deeppcr.layers.repeated import Repeated, repeated, stack_layers
 from deeppcr.layers.segments import Description, apply_layers, describe

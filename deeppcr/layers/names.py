@@ -1,6 +1,7 @@
-"""What a Python function names, read from its bytecode; and which libraries are known to change nothing by themselves.
+"""What a Python function names, read from its bytecode; and which libraries are known.
 
-A call of a known library changes nothing but what it is given, which is watched. `is_foreign` names the exceptions.
+A call of a known library changes nothing but what it is given, which is watched. `is_foreign` says
+what is an exception.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import jax
 
 Path = tuple[str, ...]  # ("np", "random", "normal") for np.random.normal
 
-_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
+_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _CELL = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER_ATTR")
 _SKIPPED = ("CACHE", "EXTENDED_ARG", "NOP")
@@ -92,25 +93,27 @@ def _words(text: str) -> frozenset[str]:
 _LIBRARIES = _words(
     """
     jax jaxlib numpy ml_dtypes flax equinox haiku optax chex jaxtyping einops lineax optimistix
-    diffrax distrax deeppcr depth
-    builtins math cmath operator _operator functools _functools itertools collections _collections
-    _collections_abc enum dataclasses typing abc _abc types copy copyreg contextlib numbers string re
-    inspect weakref _weakref _weakrefset
+    diffrax distrax deeppcr depth builtins math cmath operator _operator functools _functools
+    itertools collections _collections _collections_abc enum dataclasses typing abc _abc types copy
+    copyreg contextlib numbers string re inspect weakref _weakref _weakrefset
     """
 )
 # What these libraries have that answers differently from call to call, or leaves something behind.
 _FOREIGN_MODULES = ("numpy.random", "jax.profiler", "jax.experimental.multihost_utils")
-_FOREIGN_FUNCTIONS = {
-    "builtins": "breakpoint compile eval exec exit globals help id input open print quit __import__",
-    "contextlib": "suppress redirect_stdout redirect_stderr",
-    "functools": "lru_cache cache",
-    "numpy": "fromfile fromregex genfromtxt load loadtxt memmap save savetxt savez "
-    "savez_compressed set_printoptions setbufsize",
-    "inspect": "currentframe stack trace",
+_FOREIGN = {
+    "builtins": _words(
+        "breakpoint compile eval exec exit globals help id input open print quit __import__"
+    ),
+    "contextlib": _words("suppress redirect_stdout redirect_stderr"),
+    "functools": _words("lru_cache cache"),
+    "numpy": _words(
+        "fromfile fromregex genfromtxt load loadtxt memmap save savetxt savez savez_compressed "
+        "set_printoptions setbufsize"
+    ),
+    "inspect": _words("currentframe stack trace"),
 }
-_FOREIGN = {module: _words(names) for module, names in _FOREIGN_FUNCTIONS.items()}
-# Attributes, of whatever object, that leave something behind, that change a function itself, or that
-# ask what a trace answers in another way.
+# Attributes, of whatever object, that leave something behind, that change a function itself, or
+# that ask what a trace answers in another way.
 FOREIGN_ATTRIBUTES = _words(
     """
     tofile dump seterr seterrcall Tracer trace_state_clean _getframe

@@ -1,12 +1,15 @@
-"""What Python objects consist of, read without calling a method of theirs, and whether two are the same.
+"""What objects consist of, read without calling a method of theirs; whether two are the same.
 
-Layers may be stacked only if no program can tell their static values apart. That is stricter than ``==``, to which 1 is
-True and 0.0 is -0.0, and to which a class may give any meaning. So no class outside of Python, numpy and jax is asked.
-Its objects are compared by their attributes if they are values (of a class that defines ``==``), and by identity if not.
+Layers may be stacked only if no program can tell their static values apart. That is stricter than
+``==``, to which 1 is True and 0.0 is -0.0, and to which a class may give any meaning. So no class
+outside of Python, numpy and jax is asked. Its objects are compared by their attributes if they are
+values (of a class that defines ``==``), and by identity if not.
 """
 
 import collections
+import enum
 import functools
+import re
 import sys
 import types
 from collections.abc import Hashable, Iterable
@@ -14,6 +17,24 @@ from typing import Any
 
 import jax
 import numpy as np
+
+_VALUES: Any = (bool, int, float, complex, str, bytes, range, slice, np.generic, np.dtype)
+_VALUES += (jax.Array, jax.ShapeDtypeStruct)
+# Classes whose objects hold nothing that can be changed.
+LEAVES = {*_VALUES, type(None), type(...), type(NotImplemented), types.CodeType}
+LEAVES |= {types.GenericAlias, types.UnionType, jax.tree_util.PyTreeDef, re.Pattern}
+DESCRIPTORS = (
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.ClassMethodDescriptorType,
+    type(vars(collections.namedtuple("_Named", "a"))["a"]),
+)
+CONTAINERS: Any = (list, set, frozenset, tuple, collections.deque)
+# Classes of Python whose objects keep their state in attributes, in entries or in arguments.
+BASES = {*_VALUES, *CONTAINERS, dict, collections.OrderedDict, collections.defaultdict, object}
+BASES |= {functools.partial, types.SimpleNamespace, enum.Enum, BaseException, Exception}
 
 _PLAIN = (bool, int, str, bytes, range, type(None), types.CodeType)
 _NUMBERS = (float, complex)
@@ -32,7 +53,7 @@ def instance_dict(value: Any) -> dict[str, Any]:
 
 
 @functools.lru_cache(1024)
-def slots_of(kind: type) -> dict[str, types.MemberDescriptorType]:
+def slots_of(kind: Any) -> dict[str, types.MemberDescriptorType]:
     """The slots of a class."""
     return {
         key: slot
@@ -45,8 +66,9 @@ def slots_of(kind: type) -> dict[str, types.MemberDescriptorType]:
 
 def read_slots(value: Any) -> dict[str, Any]:
     """The attributes in slots that have a value."""
+    kind: Any = type(value)
     found = {}
-    for key, slot in slots_of(type(value)).items():
+    for key, slot in slots_of(kind).items():
         try:
             found[key] = slot.__get__(value)
         except AttributeError:
@@ -83,7 +105,7 @@ class Identity:
 
 
 def key_of(value: Any) -> Hashable:
-    """A key; equal for two values if no program can tell them apart. What cannot be compared is the same as itself only."""
+    """A key, equal for two values if no program can tell them apart, or if they are identical."""
     try:
         return _key(value)
     except Exception:  # a foreign descriptor may raise what it likes
@@ -131,7 +153,8 @@ def _key(value: Any) -> Hashable:
         return kind, Identity(value.__func__), Identity(value.__self__)
     if kind is jax.tree_util.PyTreeDef:
         return kind, _key(value.node_data()), _keys(value.children())
-    if kind.__eq__ is object.__eq__ or isinstance(value, jax.Array):
+    has_equality: Any = kind.__eq__ is not object.__eq__  # type: ignore[comparison-overlap]
+    if not has_equality or isinstance(value, jax.Array):
         return Identity(value)
     if kind.__module__.partition(".")[0] in ("jax", "jaxlib"):
         hash(value)

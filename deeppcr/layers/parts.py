@@ -1,10 +1,11 @@
-"""Taking layers apart: into arrays, of which each layer has its own, and all the rest, which layers alike share.
+"""Taking layers apart: into arrays, of which each layer has its own, and all the rest.
 
-A layer becomes a tree: `Slot` where it has an array, `Fixed` for a value that a program can depend on, `Node` for what is
-put together of parts. With other arrays in its slots it is built again. Two layers are alike if their trees are equal and
-their arrays have equal types. There is one function for each kind of layer, in `_KINDS`: pytrees (registered dataclasses,
-modules of flax nnx and equinox, `jax.tree_util.Partial`), functions with what they close over, methods, partials, bound
-modules of flax linen. What none of them takes apart is `Opaque`; it is compared by its program, in `deeppcr.layers.trial`.
+A layer becomes a tree: `Slot` where it has an array, `Fixed` for a value that a program can depend
+on, `Node` for what is put together of parts. With other arrays in its slots it is built again. Two
+layers are alike if their trees are equal and their arrays have equal types. `_KINDS` has a function
+for each kind of layer: pytrees (registered dataclasses, modules of flax nnx and equinox,
+`jax.tree_util.Partial`), functions with what they close over, methods, partials, bound modules of
+flax linen. What none of them takes apart is `Opaque`: it is compared by its program, in `trial`.
 """
 
 import dataclasses
@@ -92,7 +93,7 @@ _PLAIN_JIT: Any = jax.jit(lambda x: x)
 
 
 def _jitted(value: Any, split: Split) -> Code | None:
-    """What is inside `jax.jit`, where that has no options that a chain would lose: a device, donation, static arguments."""
+    """What is inside `jax.jit`, without options that a chain would lose: donation, a device."""
     if type(value) is not type(_PLAIN_JIT) or _is_named(value):
         return None
     if _options(value) != _options(_PLAIN_JIT):
@@ -139,7 +140,7 @@ def _is_named(value: Any) -> bool:
 
 
 def _linen(value: Any, split: Split) -> Code | None:
-    """A module of flax linen: bound, a call of ``apply``; unbound, equal to those with equal fields."""
+    """A module of flax linen: bound, a call of ``apply``; unbound, a value."""
     linen = sys.modules.get("flax.linen")
     if linen is None or not isinstance(value, linen.Module):
         return None
@@ -164,7 +165,8 @@ def _method(value: Any, split: Split) -> Code | None:
 
 
 def _call(parts: list[Any]) -> Any:
-    return partial(*parts)
+    function, *arguments = parts
+    return partial(function, *arguments)
 
 
 def _partial(value: Any, split: Split) -> Code | None:
@@ -182,7 +184,7 @@ def _bind(kind: Any, names: tuple[str, ...], parts: list[Any]) -> Any:
 
 
 def _function(value: Any, split: Split) -> Code | None:
-    """A function written in Python: its code, its defaults and what it closes over. Its globals are the same object."""
+    """A function written in Python: its code, its defaults and what it closes over."""
     if not isinstance(value, types.FunctionType):
         return None
     if value.__dict__:

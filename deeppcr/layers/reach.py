@@ -1,15 +1,14 @@
 """What a call of a layer can reach: every object that it can change, found without calling it.
 
-A layer is called on trial, to see what it does, before it is called for good. The trial must leave nothing behind, and must
-see whatever the call changes. So everything mutable that the call can reach is watched: Python's containers, arrays of
-numpy, objects and functions written in Python, and the globals that the functions name. A layer that holds more (a
-generator of random numbers, an iterator, a file, an object of an unknown library) is `Unseen`, and is called one by one.
+A layer is called on trial, to see what it does, before it is called for good. The trial must leave
+nothing behind, and must see whatever the call changes. So everything mutable that the call can
+reach is watched: Python's containers, arrays of numpy, objects written in Python, and the globals
+that functions name. A layer that holds more is `Unseen`, and is never called on trial: a generator
+of random numbers, an iterator, a file, an object of an unknown library.
 """
 
 import collections
-import enum
 import functools
-import re
 import types
 import weakref
 from collections.abc import Iterable, Mapping
@@ -19,34 +18,38 @@ import jax
 import numpy as np
 
 from deeppcr.layers.names import FOREIGN_ATTRIBUTES, Path, is_foreign, is_library, names_of
-from deeppcr.layers.objects import instance_dict, is_of_python, read_slots, slots_of
+from deeppcr.layers.objects import (
+    BASES,
+    CONTAINERS,
+    DESCRIPTORS,
+    LEAVES,
+    instance_dict,
+    is_of_python,
+    read_slots,
+    slots_of,
+)
 from deeppcr.layers.watch import Watched, path_of
 
 MOST = 50_000  # objects in one layer
 
-_VALUES: Any = (bool, int, float, complex, str, bytes, range, slice, np.generic, np.dtype)
-_VALUES += (jax.Array, jax.ShapeDtypeStruct)
-_LEAVES = {*_VALUES, type(None), type(...), type(NotImplemented), types.CodeType}
-_LEAVES |= {types.GenericAlias, types.UnionType, jax.tree_util.PyTreeDef, re.Pattern}
-_CONTAINERS = (dict, list, set, frozenset, tuple, collections.deque)
-# Classes of Python whose objects keep their state in attributes, in entries or in arguments.
-_BASES = {*_VALUES, *_CONTAINERS, object, functools.partial, types.SimpleNamespace}
-_BASES |= {collections.OrderedDict, collections.defaultdict, enum.Enum, BaseException, Exception}
-_DESCRIPTORS = (
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.ClassMethodDescriptorType,
-    type(vars(collections.namedtuple("_Named", "a"))["a"]),
-)
 _JITTED = type(jax.jit(lambda x: x))
 _WRAPPERS = (property, classmethod, staticmethod, functools.cached_property)
 # Methods that Python calls by itself are looked at in each class: those that make objects where the
 # class is used to make some, those that show or copy objects never.
 _MAKERS = ("__init__", "__new__", "__post_init__")
-_ASIDE = ("__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
-_ASIDE += ("__del__", "__sizeof__", "__dir__")
+_ASIDE = frozenset(
+    [
+        "__repr__",
+        "__str__",
+        "__reduce__",
+        "__reduce_ex__",
+        "__getstate__",
+        "__setstate__",
+        "__del__",
+        "__sizeof__",
+        "__dir__",
+    ]
+)
 _MAKING = ("__class__", "replace", "_replace")  # by these names, code makes objects of any class
 _BY_LIBRARIES = ("setup",)  # methods that a library calls by name: of flax.linen
 _BY_ANY_NAME = (getattr, hasattr, vars, dir, setattr, delattr)
@@ -112,12 +115,12 @@ class Reach:
     def _visit(self, value: Any, name: str) -> None:
         """Look at an object, and at what it holds."""
         kind = type(value)
-        if kind in _LEAVES or isinstance(value, np.generic | np.dtype) or id(value) in self._seen:
+        if kind in LEAVES or isinstance(value, np.generic | np.dtype) or id(value) in self._seen:
             return
         self._seen[id(value)] = value
         if len(self._seen) > MOST:
             raise Unseen(f"it holds more than {MOST} objects")
-        if isinstance(value, _DESCRIPTORS) or kind.__module__ == "typing":
+        if isinstance(value, DESCRIPTORS) or kind.__module__ == "typing":
             return
         if isinstance(value, types.ModuleType):
             is_known = is_library(value.__name__) and not value.__name__.startswith("numpy")
@@ -134,9 +137,6 @@ class Reach:
             self._builtin(value, name)
         elif isinstance(value, np.ndarray):
             self._array(value, name)
-        elif isinstance(value, types.CellType):
-            self._watch(name, value)
-            self._visit_all(_contents(value), name)
         elif isinstance(value, types.MappingProxyType):
             self._entries(value, name)
         elif isinstance(value, weakref.ref):
@@ -151,9 +151,7 @@ class Reach:
         elif kind is functools._lru_cache_wrapper:
             if not is_library(getattr(value.__wrapped__, "__module__", None)):
                 raise Unseen(f"it uses {name}, which keeps what it returned")
-        elif kind.__module__.partition(".")[0] in ("jax", "jaxlib") and not isinstance(
-            value, functools.partial
-        ):
+        elif kind is not jax.tree_util.Partial and _package_of(kind) in ("jax", "jaxlib"):
             self._of_jax(value, name)
         else:
             self._object(value, name)
@@ -180,7 +178,7 @@ class Reach:
                 self._class(type(base))
 
     def _look_up(self) -> bool:
-        """Look at the attributes of classes by the names that have been met; whether there was one."""
+        """Look at the attributes of classes that anything names; whether there was a new one."""
         if not self.names.isdisjoint(_MAKING):
             self._makes_any = True
         wanted = [
@@ -203,7 +201,7 @@ class Reach:
         return is_called or name in self.names
 
     def _follow(self, value: Any, path: Path, name: str) -> None:
-        """What ``value.a.b`` reaches: through modules by name, in other objects all that anything names."""
+        """What ``value.a.b`` reaches: through modules by name, in classes by any name met."""
         self.names.update(path)
         while isinstance(value, types.ModuleType) and path:
             if is_foreign(value):
@@ -241,15 +239,16 @@ class Reach:
         self._visit_all(function.__defaults__ or (), f"a default of {name}")
         self._visit(function.__kwdefaults__, f"the defaults of {name}")
         self._globals(space, names.globals)
-        for variable, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            self._cell(
-                cell,
-                variable,
-                [path[1:] for path in names.cells if path[0] == variable],
-                f"{name}.{variable}",
-            )
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for variable, cell in cells:
+            self._watch(f"{name}.{variable}", cell)
+            paths = [path[1:] for path in names.cells if path[0] == variable]
+            for value in _contents(cell):
+                if variable == "__class__" and isinstance(value, type):  # for `super()`
+                    self._class(value)
+                else:
+                    for path in paths or [()]:
+                        self._follow(value, path, f"{name}.{variable}")
 
     def _globals(self, space: dict[str, Any], paths: Iterable[Path]) -> None:
         builtins = space.get("__builtins__", {})
@@ -259,16 +258,6 @@ class Reach:
             self.names.add(first)
             if first in space or first in builtins:
                 self._follow(space.get(first, builtins.get(first)), tuple(rest), first)
-
-    def _cell(self, cell: types.CellType, variable: str, paths: list[Path], name: str) -> None:
-        """A variable that a function closes over, and the attributes that it takes of it."""
-        self._watch(name, cell)
-        for value in _contents(cell):
-            if variable == "__class__" and isinstance(value, type):  # for `super()`
-                self._class(value)
-            for path in paths or [()]:
-                if variable != "__class__" or path:
-                    self._follow(value, path, name)
 
     def _builtin(self, value: Any, name: str) -> None:
         owner = value.__self__
@@ -297,12 +286,9 @@ class Reach:
         if kind in (tuple, list, dict):
             for part in value.values() if kind is dict else value:
                 self._given(part, name)
-        elif kind.__module__.partition(".")[0] in (
-            "jax",
-            "jaxlib",
-            "functools",
-            "weakref",
-        ) and not isinstance(value, (functools.partial, *_DESCRIPTORS)):
+            return
+        known = _package_of(kind) in ("jax", "jaxlib", "functools", "weakref")
+        if known and not isinstance(value, (functools.partial, *DESCRIPTORS)):
             self._of_jax(value, name)
         else:
             self._visit(value, name)
@@ -333,9 +319,9 @@ class Reach:
             self._visit(array.base, name)
 
     def _object(self, value: Any, name: str) -> None:
-        kind = type(value)
+        kind: Any = type(value)
         for base in kind.__mro__:
-            if base not in _BASES and not is_of_python(base):
+            if base not in BASES and not is_of_python(base):
                 raise Unseen(f"it holds a {kind.__name__}, {name}, whose state cannot be seen")
         self._class(kind)
         if isinstance(value, functools.partial):
@@ -344,13 +330,15 @@ class Reach:
             self._watch(name, value)
             self._visit_all(dict.keys(value), name)
             self._entries(dict(dict.items(value)), name)
-            self._visit(getattr(value, "default_factory", None), name)
-        elif isinstance(value, _CONTAINERS):
-            if not isinstance(value, tuple | frozenset):
-                self._watch(name, value)
-            self._entries(dict(enumerate(value)), name)
+            if isinstance(value, collections.defaultdict):
+                self._visit(value.default_factory, name)
+        for base in CONTAINERS:
+            if isinstance(value, base):
+                if base not in (tuple, frozenset):
+                    self._watch(name, value)
+                self._entries(dict(enumerate(base.__iter__(value))), name)
         attributes = instance_dict(value)
-        if kind not in _CONTAINERS and id(attributes) not in self._seen:
+        if kind not in CONTAINERS and id(attributes) not in self._seen:
             self._seen[id(attributes)] = attributes
             parameters = getattr(kind, "__dataclass_params__", None)
             self._watch(name, attributes, is_data=not getattr(parameters, "frozen", False))
@@ -370,6 +358,10 @@ def _contents(cell: types.CellType) -> tuple[Any, ...]:
         return (cell.cell_contents,)
     except ValueError:
         return ()
+
+
+def _package_of(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def _name_of(value: Any) -> str:

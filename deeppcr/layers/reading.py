@@ -1,13 +1,13 @@
-"""Reading a list of layers: which are alike, what each takes and returns, and which do more than that."""
+"""Reading a list of layers: which are alike, what each takes and returns, what else it does."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from deeppcr.layers.parts import Opaque, as_callable, is_pair, take_apart
+from deeppcr.layers.parts import Opaque, is_pair, take_apart
 from deeppcr.layers.reach import Reach, Unseen
 from deeppcr.layers.trial import (
     Trial,
@@ -38,26 +38,16 @@ class Layer:
     code: Any
     arrays: list[Any]
     takes: Any = None
-    trial: Trial = Trial(None, ())
-
-    @property
-    def call(self) -> Callable[[Any], Any]:
-        """The layer as the user calls it: ``call(x) -> x``."""
-        return as_callable(self.given)
+    trial: Trial = Trial(None)
 
     @property
     def returns(self) -> Any:
         """What it returns, as `jax.ShapeDtypeStruct`."""
         return self.trial.returns
 
-    @property
-    def keeps_type(self) -> bool:
-        """Whether it returns what it takes, in structure, shapes and dtypes."""
-        return bool(self.takes == types_of(self.returns))
-
 
 def listed(layers: Any) -> list[Any]:
-    """The layers of a list, tuple or other sequence, of a module that has ``layers``, or of ``(apply, [params, ...])``.
+    """The layers of a sequence, of a module that has ``layers``, or of ``(apply, [params, ...])``.
 
     Raises:
         TypeError: ``layers`` is none of these, or one of them is not callable.
@@ -84,7 +74,7 @@ def listed(layers: Any) -> list[Any]:
 
 
 def _is_sequential(layers: Any) -> bool:
-    """Whether ``layers`` is a ``Sequential`` of flax or equinox, or a subclass that is called as it is."""
+    """Whether this is a ``Sequential`` of flax or equinox, or a subclass with its ``__call__``."""
     for base in type(layers).__mro__:
         if base.__name__ == "Sequential" and base.__module__.startswith(("flax.", "equinox.")):
             return type(layers).__call__ is base.__call__
@@ -105,11 +95,12 @@ class Reader:
         self._trials: dict[tuple[int, Any], Trial | None] = {}
 
     def read(self, layers: Sequence[Any], x: Any, past_changes: bool = False) -> list[Layer]:
-        """Look at layers, the first of which takes ``x`` (arrays or `jax.ShapeDtypeStruct`). Layers alike are traced once.
+        """Look at layers, the first of which takes ``x``: arrays or their shapes.
 
-        It stops before the first layer that cannot be looked at: one that raises, that depends on more than shapes, or that
-        holds what cannot be watched. It stops behind the first that changes something, since those behind it may read what
-        is changed; with ``past_changes`` it goes on, as if nothing had been changed.
+        Layers alike are traced once. Reading stops before the first layer that cannot be looked at:
+        one that raises, that depends on more than shapes, or that holds what cannot be watched. It
+        stops behind the first that changes something, since those behind it may read what is
+        changed; with ``past_changes`` it goes on, as if nothing had been changed.
         """
         self.stopped, found = None, []
         x = jax.tree.map(shape_of, x)
@@ -143,15 +134,15 @@ class Reader:
                     Reach(layer)
             except (Opaque, Unseen) as reason:
                 raise TypeError(
-                    f"layers[{number}] cannot be taken apart into code and arrays ({reason}), so what "
-                    "it takes has to be known: deeppcr.stack(layers, x)."
+                    f"layers[{number}] cannot be taken apart into code and arrays ({reason}), so "
+                    "what it takes has to be known: deeppcr.stack(layers, x)."
                 ) from None
         return found
 
     def forget(self) -> None:
-        """Forget what may be out of date once a layer was called that changes something.
+        """Forget what may be out of date, after a call that may have changed something.
 
-        That layers alike change something is remembered: they are called as they are, and so nothing depends on it.
+        What acts is remembered: layers like it are called as they are, whatever they do now.
         """
         self._known.clear()
         self._trials = {key: trial for key, trial in self._trials.items() if trial and trial.acts}
@@ -165,7 +156,7 @@ class Reader:
                 self._trials[kind, takes] = None  # as it stays if the call raises
                 self._trials[kind, takes] = try_copy(code, arrays, x, layer)
             trial = self._trials[kind, takes]
-            if trial and trial.asks_for_types and not is_same_on_jax(code, arrays, layer, x):
+            if trial and trial.asks and not is_same_on_jax(code, arrays, layer, x):
                 trial = None
         except Unseen:
             raise

@@ -39,7 +39,7 @@ class Plan:
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["plan", "length"])
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-    """A chain of ``length`` steps, each of one layer, or of a few in a period (`Dense`, `relu`, `Dense`, `relu`, ...).
+    """A chain of ``length`` steps, each of one layer or of a few: `Dense`, `relu`, `Dense`, `relu`.
 
     Attributes:
         arrays: those of one step, stacked on axis 0; an array that all steps share, as it is.
@@ -106,11 +106,10 @@ class Repeated:
 
 
 def _lost(layer: str, trial: Trial) -> ValueError:
-    changed = f"changes {', '.join(trial.changes)} when it is called"
-    what = changed if trial.changes else f"cannot be stacked: {trial.effects}"
     return ValueError(
-        f"{layer} {what}, which would be lost: stacked layers are copies. Switch it to evaluation, "
-        "or take deeppcr.forward(layers, x), which calls such layers one by one."
+        f"{layer} cannot be stacked: {trial.acts}, which would be lost, since stacked layers are "
+        "copies. Switch it to evaluation, or take deeppcr.forward(layers, x), which calls such "
+        "layers one by one."
     )
 
 
@@ -142,11 +141,12 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
 
     Args:
         layers: as in `deeppcr.forward`.
-        x: what the first layer takes. Without it, layers have to be such as can be taken apart, and nothing is known of what they
-            return.
+        x: what the first layer takes. Without it, layers have to be such as can be taken apart, and
+            nothing is known of what they return.
 
     Raises:
-        ValueError: there are no layers, or they make no one run; the message names the first layer that does not fit.
+        ValueError: there are no layers, or they make no one run; the message names the first layer
+            that does not fit.
     """
     if isinstance(layers, Repeated):
         return layers
@@ -165,35 +165,29 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
     for number, layer in enumerate(known):
         if layer.trial.needs_weak:
             raise ValueError(
-                f"layers[{number}] has weakly typed arrays, made of Python numbers without a dtype, "
-                "which stacked would not give way to other dtypes; give them one: "
+                f"layers[{number}] has weakly typed arrays, made of Python numbers without a "
+                "dtype, which stacked would not give way to other dtypes; give them one: "
                 "jnp.asarray(0.5, dtype)."
             )
         if layer.trial.acts:
             raise _lost(f"layers[{number}]", layer.trial)
     kinds = [(layer.kind, layer.takes) for layer in known]
-    for period in range(1, len(kinds) + 1):
-        if len(kinds) % period == 0 and all(
-            kinds[i] == kinds[i - period] for i in range(period, len(kinds))
-        ):
-            if period < len(kinds) or len(kinds) == 1:
-                return _closed(known, period)
-            break
-    number = next((i for i in range(1, len(kinds)) if kinds[i] != kinds[i - 1]), 0)
-    raise ValueError(
-        f"layers[{number}] is not like layers[{number - 1}] (other code, shapes or dtypes), or changes the shape of the state, "
-        "and they do not alternate; expected equal layers. deeppcr.forward(layers, x) takes any."
-    )
-
-
-def _closed(layers: Sequence[Layer], period: int) -> Repeated:
-    last, first = layers[period - 1], layers[0]
-    if first.takes is not None and types_of(last.returns) != first.takes:
+    count = len(kinds)
+    periods = range(1, max(2, count // 2 + 1))
+    period = next((p for p in periods if count % p == 0 and kinds[p:] == kinds[:-p]), 0)
+    if not period:
+        odd = next((i for i in range(1, count) if kinds[i] != kinds[i - 1]), 0)
         raise ValueError(
-            f"layers[{period - 1}] changes the shape of the state; expected equal layers that return what they take. "
+            f"layers[{odd}] is not like layers[{odd - 1}] (other code, shapes or dtypes), or "
+            "changes the shape of the state, and they do not alternate; expected equal layers. "
             "deeppcr.forward(layers, x) takes any."
         )
-    return stack_layers(layers, period)
+    if known[0].takes not in (None, types_of(known[period - 1].returns)):
+        raise ValueError(
+            f"layers[{period - 1}] changes the shape of the state; expected equal layers that "
+            "return what they take. deeppcr.forward(layers, x) takes any."
+        )
+    return stack_layers(known, period)
 
 
 def stack_arrays(arrays: Sequence[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Where a list of layers makes chains: runs of layers alike, with or without a period, and single layers between them."""
+"""Where a list of layers makes chains: runs of layers alike, and single layers between them."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class Description:
 
 
 def describe(layers: Any, x: Any) -> Description:
-    """What `deeppcr.forward` finds in ``layers``: chains, with their length and period, and why the rest is called one by one.
+    """What `deeppcr.forward` finds in ``layers``: chains, and why the rest is called one by one.
 
     Args:
         layers: as in `deeppcr.forward`.
@@ -62,7 +62,8 @@ def describe(layers: Any, x: Any) -> Description:
         A `Description`, which prints as a table.
 
     Example:
-        >>> layers = [jnp.sin, *[jax.tree_util.Partial(jnp.multiply, jnp.float32(c)) for c in range(100)]]
+        >>> scale = lambda c: jax.tree_util.Partial(jnp.multiply, jnp.float32(c))
+        >>> layers = [jnp.sin, *[scale(c) for c in range(100)]]
         >>> print(deeppcr.layers.describe(layers, jnp.ones(3)))
         layers  steps  layers a step  state
         0       1      1              float32[3]  in order: no neighbour is like it
@@ -80,23 +81,24 @@ def describe(layers: Any, x: Any) -> Description:
 
 
 def apply_layers(layers: Any, x: Any, solve: Callable[[Repeated, Any], Any]) -> Any:
-    """Apply ``layers`` to ``x``: what makes a chain by ``solve(run, x)``, all other layers one by one.
+    """Apply ``layers`` to ``x``: what makes a chain by ``solve(run, x)``, all others one by one.
 
-    Layers are looked at from the first on, up to one that changes something when it is called, or that cannot be looked at.
-    That one is called, and those behind it are looked at after that: they may read what it changed.
+    Layers are looked at from the first on, up to one that changes something when it is called, or
+    that cannot be looked at. That one is called, and those behind it are looked at after that: they
+    may read what it changed.
     """
     if isinstance(layers, Repeated):
         layers.check(x)
         return solve(layers, x)
     rest, reader = listed(layers), Reader()
     while rest:
-        # A layer may tell an array of numpy from one that is traced: only arrays of jax are looked beyond.
+        # The first layer may tell an array of numpy from one that is traced: it is called as it is.
         is_of_jax = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))
         found = reader.read(rest, x) if is_of_jax else []
         for segment in segments(found):
             if segment.reason:
                 for layer in segment.layers:
-                    x = layer.call(x)
+                    x = as_callable(layer.given)(x)
             else:
                 x = solve(stack_layers(segment.layers, segment.period), x)
         rest = rest[len(found) :]
@@ -107,15 +109,15 @@ def apply_layers(layers: Any, x: Any, solve: Callable[[Repeated, Any], Any]) -> 
 
 
 def segments(layers: Sequence[Layer]) -> list[Segment]:
-    """Divide ``layers``, from the first on, into chains and single layers; of two ways, the one of the shorter period."""
+    """Divide ``layers``, from the first on, into chains and single layers, by shortest periods."""
     found: list[Segment] = []
     start = 0
     while start < len(layers):
         reason = why_alone(layers[start])
         period, length = (1, 1) if reason else longest_run(layers, start)
         if length == 1 and not reason:
-            is_unlike = layers[start].keeps_type
-            reason = "no neighbour is like it" if is_unlike else "it changes the type of the state"
+            keeps_type = layers[start].takes == types_of(layers[start].returns)
+            reason = "no neighbour is like it" if keeps_type else "it changes the type of the state"
         found.append(Segment(layers[start : start + period * length], start, period, reason))
         start += period * length
     return found
@@ -123,10 +125,8 @@ def segments(layers: Sequence[Layer]) -> list[Segment]:
 
 def why_alone(layer: Layer) -> str:
     """Why a layer cannot be part of a chain; "" if it can."""
-    if layer.trial.changes:
-        return f"calling it changes {', '.join(layer.trial.changes)}"
-    if layer.trial.effects:
-        return layer.trial.effects
+    if layer.trial.acts:
+        return layer.trial.acts
     if layer.trial.needs_weak:
         return "its arrays are weakly typed, which a stack of them cannot be"
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(layer.returns)):
@@ -135,7 +135,7 @@ def why_alone(layer: Layer) -> str:
 
 
 def longest_run(layers: Sequence[Layer], start: int) -> tuple[int, int]:
-    """The period and the number of steps of the chain that takes most layers from ``start`` on; (1, 1) if there is none."""
+    """The period and the steps of the chain of most layers from ``start`` on; (1, 1) for none."""
     best = (1, 1)
     for period in range(1, min(LONGEST_PERIOD, (len(layers) - start) // 2) + 1):
         if layers[start].takes == layers[start + period].takes:  # so a step returns what it takes

@@ -1,8 +1,9 @@
-"""Calling a layer on trial, on shapes alone: the program it runs, what it returns, and what else it does.
+"""Calling a layer on trial, on shapes alone: its program, what it returns, and what else it does.
 
-A layer that was taken apart is called as a copy, with traced arrays in its slots. A layer that cannot be taken apart is
-called as it is: its program stands for it (`Traced`), and the arrays that the program captured are its own. Everything
-mutable that the call can reach is watched, and put back as it was.
+A layer that was taken apart is called as a copy, with traced arrays in its slots. A layer that
+cannot be taken apart is called as it is: its program stands for it (`Traced`), and the arrays that
+the program captured are its own. Everything mutable that the call can reach is watched, and put
+back as it was.
 """
 
 import dataclasses
@@ -31,29 +32,24 @@ class Trial:
 
     Attributes:
         returns: what the layer returns, as `jax.ShapeDtypeStruct`.
-        changes: names of what calling it changes: counters of random numbers, batch statistics, a list that grows.
-        effects: what else calling it does, in words; "" if nothing.
-        needs_weak: whether what it returns depends on arrays that give way to other dtypes, as Python numbers do.
-        asks_for_types: whether its code may do something else with an array of numpy than with one of jax.
+        acts: what else it does, in words: it changes counters of random numbers, batch statistics,
+            a list; it has side effects. "" if nothing.
+        needs_weak: whether the dtypes that it returns depend on weakly typed arrays.
+        asks: whether its code may tell an array of numpy from one of jax.
     """
 
     returns: Any
-    changes: tuple[str, ...]
-    effects: str = ""
+    acts: str = ""
     needs_weak: bool = False
-    asks_for_types: bool = False
-
-    @property
-    def acts(self) -> bool:
-        """Whether the layer does more than to return something."""
-        return bool(self.changes or self.effects)
+    asks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """The program of a layer without the arrays that it captured; equal if the programs read the same.
+    """The program of a layer without the arrays that it captured; equal if they read the same.
 
-    ``identities`` are constants and functions inside the program that no text shows: they have to be the same objects.
+    Constants and functions inside the program are in no text. By ``identities``, they have to be
+    the same objects.
     """
 
     text: str
@@ -71,13 +67,13 @@ class Traced:
 
 
 def try_copy(code: Any, arrays: Sequence[Any], x: Any, layer: Any = None) -> Trial | None:
-    """Call a copy of a layer, built of ``code`` and ``arrays``, on ``x``: arrays, or the shapes of arrays.
+    """Call a copy of a layer, built of ``code`` and ``arrays``, on ``x``: arrays or their shapes.
 
     Args:
         layer: the layer itself, if there is one.
 
     Returns:
-        None if a copy may do something else than the layer.
+        None if the copy may do something else than the layer.
 
     Raises:
         Unseen: it cannot be called on trial.
@@ -86,7 +82,7 @@ def try_copy(code: Any, arrays: Sequence[Any], x: Any, layer: Any = None) -> Tri
     def build(arrays: list[Any]) -> Any:
         return code.build(iter(arrays))
 
-    closed, returns, changes, reach = _run(build, x, arrays)
+    closed, returns, acts, reach = _run(build, x, arrays)
     if reach.may_be_stale:
         return None
     needs_weak = asks = False
@@ -97,36 +93,32 @@ def try_copy(code: Any, arrays: Sequence[Any], x: Any, layer: Any = None) -> Tri
         asks = bool(_ASKING & reach.names) or any(name.startswith("is_") for name in reach.names)
         if not asks and not is_same_on_jax(code, arrays, layer, x):
             return None
-    return Trial(returns, changes, effects_of(closed), needs_weak, asks)
+    return Trial(returns, acts or effects_of(closed), needs_weak, asks)
 
 
 def trace(layer: Any, x: Any) -> tuple[Traced, list[Any], Trial]:
-    """Call a layer as it is, on ``x`` (`jax.ShapeDtypeStruct`): its program, the arrays that it captured, and the rest.
+    """Call a layer as it is on ``x``, shapes: its program, the arrays captured, and the rest.
 
     Raises:
         Unseen: it cannot be called on trial.
     """
-    closed, returns, changes, _ = _run(lambda _: layer, x)
+    closed, returns, acts, _ = _run(lambda _: layer, x)
     jaxpr = without_constants(closed)
-    kept = [*_beside_the_text(jaxpr), *([object()] if changes else [])]
-    captured = (
-        []
-        if changes
-        else [c if isinstance(c, jax.Array) else jnp.asarray(c) for c in _constants(closed)]
-    )
+    constants = [] if acts else _constants(closed)  # which may be traced no more
+    captured = [c if isinstance(c, jax.Array) else jnp.asarray(c) for c in constants]
+    kept = [*_beside_the_text(jaxpr), *([object()] if acts else [])]
     tree = Structure(jax.tree.structure(returns))
     code = Traced(str(jaxpr), tree, tuple(map(id, kept)), jaxpr, kept)
-    trial = Trial(returns, changes, effects_of(closed), any(map(is_weak, captured)))
-    return code, captured, trial
+    return code, captured, Trial(returns, acts or effects_of(closed), any(map(is_weak, captured)))
 
 
 def is_same_on_jax(code: Any, arrays: Sequence[Any], layer: Any, x: Any) -> bool:
-    """Whether a layer does the same with its arrays of numpy as its copy does with arrays of jax in their stead."""
+    """Whether a layer does with its arrays of numpy what its copy does with arrays of jax."""
     with jax.ensure_compile_time_eval():
         ours = [jnp.asarray(array) if isinstance(array, np.ndarray) else array for array in arrays]
-    given, _, changes, _ = _run(lambda _: layer, x)
+    given, _, acts, _ = _run(lambda _: layer, x)
     copied = jax.make_jaxpr(lambda x: code.build(iter(ours))(x))(x)
-    if changes or str(without_constants(given)) != str(without_constants(copied)):
+    if acts or str(without_constants(given)) != str(without_constants(copied)):
         return False
     originals = {id(own): array for own, array in zip(ours, arrays, strict=True)}
     return all(
@@ -137,30 +129,29 @@ def is_same_on_jax(code: Any, arrays: Sequence[Any], layer: Any, x: Any) -> bool
 
 def _run(
     build: Callable[[list[Any]], Any], x: Any, arrays: Sequence[Any] = ()
-) -> tuple[Any, Any, tuple[str, ...], Reach]:
-    """The program of a layer, what it returns as shapes, what the call changed, and all that it could reach."""
-    reach: Any = None
-    changes: tuple[str, ...] = ()
+) -> tuple[Any, Any, str, Reach]:
+    """The program of a layer, the shapes it returns, what it changed in words, and its reach."""
+    reaches: list[Reach] = []
+    changes: list[str] = []
 
     def call(arrays: list[Any], x: Any) -> Any:
-        nonlocal reach, changes
         layer = build(arrays)
-        reach = Reach(layer, x)
+        reaches.append(Reach(layer, x))
         try:
             result = as_callable(layer)(x)
-            changes = reach.changes()
+            changes.extend(reaches[0].changes())
             return result
         finally:
-            reach.restore()
+            reaches[0].restore()
 
-    closed, returns = jax.make_jaxpr(call, return_shape=True)(
-        [shape_of(array) for array in arrays], x
-    )
-    return closed, returns, changes, reach
+    shapes = list(map(shape_of, arrays))
+    closed, returns = jax.make_jaxpr(call, return_shape=True)(shapes, x)
+    acts = f"calling it changes {', '.join(changes)}" if changes else ""
+    return closed, returns, acts, reaches[0]
 
 
 def effects_of(closed: Any) -> str:
-    """Why a program has to run exactly as often as it is called; "" if nobody could tell how often it ran."""
+    """Why a program has to run exactly as often as it is called; "" if nobody could tell."""
     if found := side_effects(closed):
         return f"it has side effects: {', '.join(found)}"
     for equation in _equations(without_constants(closed)):
@@ -195,23 +186,19 @@ _CALLS = frozenset(
 
 
 def _beside_the_text(jaxpr: Any) -> Iterator[Any]:
-    """What no text shows: constants of programs inside, and functions in parameters, as callbacks and rules for derivatives."""
+    """Constants of programs inside; functions in parameters: callbacks, rules for derivatives."""
     for equation in jaxpr.eqns:
         is_rule = equation.primitive.name.startswith(("custom_jvp", "custom_vjp"))
         if is_rule and not is_rule_of_jax(equation):
             yield object()  # rules are made anew by each trace: like no other
         for parameter in equation.params.values():
-            for inner in parameter if isinstance(parameter, tuple | list) else (parameter,):
-                if hasattr(inner, "eqns"):
-                    yield from _constants(inner)
-                    yield from _beside_the_text(inner)
-            is_known = is_rule or equation.primitive.name in _CALLS
-            if (
-                not is_known
-                and callable(parameter)
-                and not isinstance(parameter, type | np.dtype)
-                and not hasattr(parameter, "eqns")
-            ):
+            items = parameter if isinstance(parameter, tuple | list) else (parameter,)
+            programs = [item for item in items if hasattr(item, "eqns")]
+            for inner in programs:
+                yield from _constants(inner)
+                yield from _beside_the_text(inner)
+            is_known = is_rule or equation.primitive.name in _CALLS or programs
+            if not is_known and callable(parameter) and not isinstance(parameter, type | np.dtype):
                 yield parameter
 
 

@@ -1,4 +1,4 @@
-"""Watching a mutable object during a call: what was changed, by name; and putting it back as it was."""
+"""Watching a mutable object during a call: what was changed, and putting it back as it was."""
 
 import collections
 import types
@@ -16,7 +16,8 @@ class Watched:
 
     Args:
         name: what messages call it.
-        target: a dict, list, deque, set, array of numpy, variable of a closure, or class; any other object for its slots.
+        target: a dict, list, deque, set, array of numpy, variable of a closure, or class; of any
+            other object, its slots.
         keys: of a dict, to watch these alone.
     """
 
@@ -81,11 +82,11 @@ class Watched:
         target: Any = self.target
         gone = [key for key in self._read() if key not in before]
         if isinstance(target, dict):
-            kind = _dict_of(target)
-            for key in gone if self._keys is not None else list(kind.keys(target)):
-                kind.__delitem__(target, key)
+            basis = _dict_of(target)
+            for key in gone if self._keys is not None else list(basis.keys(target)):
+                basis.__delitem__(target, key)
             for key, item in before.items():
-                kind.__setitem__(target, key, item)
+                basis.__setitem__(target, key, item)
         elif isinstance(target, list | collections.deque):
             _sequence_of(target).clear(target)
             _sequence_of(target).extend(target, before.values())
@@ -106,7 +107,8 @@ class Watched:
         elif isinstance(target, np.ndarray):
             target[...] = np.frombuffer(before["entries"], target.dtype).reshape(target.shape)
         else:
-            slots = slots_of(type(target))
+            kind: Any = type(target)
+            slots = slots_of(kind)
             for key in gone:
                 slots[key].__delete__(target)
             for key, item in before.items():
