@@ -1,4 +1,4 @@
-"""`forward` against the loop ``for layer in layers: x = layer(x)``: every sort of callable and mixture."""
+"""`forward` against the loop ``for layer in layers: x = layer(x)``: callables and mixtures."""
 
 import dataclasses
 from functools import partial, reduce
@@ -178,7 +178,7 @@ def test_a_chain_of_layers_already_stacked():
     chain = Chain.from_layers(layers, X)
     assert chain.length == N
     assert_agree(deeppcr.forward(chain, X, method="newton"), loop(layers, X))
-    # The inputs of the chain are the parameters of all layers, stacked, and have the gradients of these.
+    # The inputs of the chain are the stacked parameters of all layers, and so are their gradients.
     gradient = jax.jit(jax.grad(lambda chain: deeppcr.forward(chain, X).sum()))(chain)
     wanted = jax.grad(lambda layers: loop(layers, X).sum())(layers)
     assert_agree(

@@ -323,6 +323,8 @@ class Reach:
         for base in kind.__mro__:
             if base not in BASES and not is_of_python(base):
                 raise Unseen(f"it holds a {kind.__name__}, {name}, whose state cannot be seen")
+        if slots_of(kind) and isinstance(value, (dict, *CONTAINERS)):
+            raise Unseen(f"it holds a {kind.__name__}, {name}, a container with slots")
         self._class(kind)
         if isinstance(value, functools.partial):
             self._visit_all((value.func, *value.args, value.keywords), name)

@@ -37,12 +37,10 @@ class Watched:
         """The names of what is not what it was."""
         before, now = self._before, self._read()
         if len(before) == len(now) and all(map(_same, before, now)):
-            keys = [key for key in before if not _same(before[key], now[key])]
-        else:
-            merged = dict.fromkeys((*before, *now))
-            keys = [k for k in merged if not _same(before.get(k, _MISSING), now.get(k, _MISSING))]
-            keys = keys or ["its order"]
-        return [self._path(key) for key in keys]
+            return [self._path(key) for key in before if not _same(before[key], now[key])]
+        keys = dict.fromkeys((*before, *now))
+        odd = [k for k in keys if not _same(before.get(k, _MISSING), now.get(k, _MISSING))]
+        return [self._path(key) for key in odd] or [self.name]  # in another order
 
     def restore(self) -> None:
         """Put back what was in it."""
@@ -50,20 +48,17 @@ class Watched:
             self._write(self._before)
 
     def _path(self, key: Any) -> str:
-        return (
-            self.name
-            if isinstance(self.target, set | types.CellType | np.ndarray)
-            else path_of(self.name, key)
-        )
+        is_whole = isinstance(self.target, set | types.CellType | np.ndarray)
+        return self.name if is_whole else path_of(self.name, key)
 
     def _read(self) -> dict[Any, Any]:
         target: Any = self.target
         if self._keys is not None:
             return {key: target[key] for key in self._keys if key in target}
         if isinstance(target, dict):
-            return dict(_dict_of(target).items(target))
+            return dict(_basis(target).items(target))
         if isinstance(target, list | collections.deque):
-            return dict(enumerate(_sequence_of(target).__iter__(target)))
+            return dict(enumerate(_basis(target).__iter__(target)))
         if isinstance(target, set):
             return {id(item): item for item in set.__iter__(target)}
         if isinstance(target, types.CellType):
@@ -82,14 +77,14 @@ class Watched:
         target: Any = self.target
         gone = [key for key in self._read() if key not in before]
         if isinstance(target, dict):
-            basis = _dict_of(target)
+            basis = _basis(target)
             for key in gone if self._keys is not None else list(basis.keys(target)):
                 basis.__delitem__(target, key)
             for key, item in before.items():
                 basis.__setitem__(target, key, item)
         elif isinstance(target, list | collections.deque):
-            _sequence_of(target).clear(target)
-            _sequence_of(target).extend(target, before.values())
+            _basis(target).clear(target)
+            _basis(target).extend(target, before.values())
         elif isinstance(target, set):
             set.clear(target)
             set.update(target, before.values())
@@ -126,9 +121,7 @@ def _same(old: Any, new: Any) -> bool:
     return old is new or (type(old) is type(new) and type(old) in (int, bytes) and old == new)
 
 
-def _dict_of(value: dict[Any, Any]) -> Any:
-    return collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
-
-
-def _sequence_of(value: Any) -> Any:
-    return list if isinstance(value, list) else collections.deque
+def _basis(value: Any) -> Any:
+    """The class of Python that a container is of, or is derived from."""
+    kinds = (collections.OrderedDict, dict, list, collections.deque)
+    return next(kind for kind in kinds if isinstance(value, kind))

@@ -1,4 +1,4 @@
-"""Layers with effects, and modules that share what they change: everything happens as often as in the loop, in its order."""
+"""Layers with effects, and modules that share what they change: all happens as in the loop."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""State inside of what layers hold: generators, iterators, counters, caches. None is frozen, and no trial draws from it."""
+"""State inside of layers: generators, iterators, counters, caches. No trial draws from them."""
 
 import functools
 import itertools

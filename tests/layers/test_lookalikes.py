@@ -1,4 +1,4 @@
-"""Arrays of numpy and static fields: no layer is taken for another because a foreign ``==`` or a tracer says so."""
+"""Arrays of numpy and static fields: no foreign ``==`` and no tracer makes layers alike."""
 
 import collections
 import dataclasses
@@ -44,6 +44,7 @@ ASKED = {
 def test_layers_that_ask_what_their_arrays_are(name, arrays):
     if name in ("strides",) and arrays is WEIGHTS:
         pytest.skip("arrays of jax have none")
+
     def partials():
         return [jax.tree_util.Partial(lambda w, x: asks(ASKED[name])(w)(x), w) for w in arrays]
 

@@ -1,4 +1,4 @@
-"""Where a list of layers makes chains: widths, periods, remainders, reasons; and how often a layer's code runs."""
+"""Where layers make chains: widths, periods, reasons; and how often a layer's code runs."""
 
 import sys
 import time
@@ -147,6 +147,16 @@ def test_a_state_that_a_layer_keeps():
     same_as_loop(lambda: [lambda x: jnp.zeros(3)] * 2, method="newton")
 
 
+def noting():
+    seen = []
+
+    def note(x):
+        seen.append(x)
+        return x
+
+    return note
+
+
 TABLES = {
     "a chain between": (
         lambda: [dense(0, 5, 3), *[dense(i) for i in range(1, 7)], dense(7, 3, 2)],
@@ -168,12 +178,12 @@ layers  steps  layers a step  state
 """,
     ),
     "a side effect": (
-        lambda: [jnp.sin, jnp.sin, lambda x, seen=[]: (seen.append(x), x)[1], lambda x: x > 0],
+        lambda: [jnp.sin, jnp.sin, noting(), lambda x: x > 0],
         (3,),
         """
 layers  steps  layers a step  state
 0..1    2      1              float64[3]             a chain
-2       1      1              float64[3]             in order: calling it changes a default of <lambda>[0]
+2       1      1              float64[3]             in order: calling it changes note.seen[0]
 3       1      1              float64[3] -> bool[3]  in order: it returns what is not floating
 """,
     ),
@@ -201,14 +211,18 @@ def test_describe_takes_what_forward_takes():
     assert deeppcr.Chain.from_layers(deeppcr.stack(modules), X).length == 4
 
 
+def over(layer):
+    return lambda x: layer(x)
+
+
 def alternately(seed):
     return jnp.sin if seed % 2 else dense(seed)
 
 
 SORTS = {
     "modules": dense,
-    "closures": lambda seed: lambda x, layer=dense(seed): layer(x),
-    "jitted closures": lambda seed: jax.jit(lambda x, layer=dense(seed): layer(x)),
+    "closures": lambda seed: over(dense(seed)),
+    "jitted closures": lambda seed: jax.jit(over(dense(seed))),
     "methods": lambda seed: dense(seed).__call__,
     "pairs": lambda seed: (lambda p, x: p["module"](x), {"module": dense(seed)}),
     "a period": alternately,
@@ -231,7 +245,7 @@ def calls_of(function, run):
     return len(calls)
 
 
-# Every sort, with the adjoints by turns: which one it is does not matter to how layers are read.
+# The adjoint does not matter to how layers are read.
 @pytest.mark.parametrize(
     ("sort", "adjoint"), [*zip(SORTS, ["auto", "pcr"] * 3, strict=True), ("modules", "pcr")]
 )
@@ -247,7 +261,7 @@ def test_how_often_code_runs_does_not_grow(sort, adjoint):
 
 
 def test_programs_do_not_grow():
-    """With parameters that are traced, the program has one equation an array to stack, and no more."""
+    """With parameters that are traced, the program has one equation an array to stack."""
 
     def equations(count):
         value = jax.grad(
@@ -259,13 +273,13 @@ def test_programs_do_not_grow():
 
 
 @pytest.mark.parametrize(
-    "kind", ["modules", "closures", "in turn", "traced", "unlike", "at random"]
+    "kind", ["modules", "closures", "a period", "traced", "unlike", "at random"]
 )
 def test_300_layers_are_read_fast(kind):
     layers = {
         "modules": lambda: [a(i) for i in range(300)],
         "closures": lambda: [closure(w) for w in normal(0, 300, 3, 3)],
-        "in turn": lambda: letters("AfgBAfgBff" * 30),
+        "a period": lambda: letters("AfgBAfgBff" * 30),
         "traced": lambda: [Plain(closure(w)) for w in normal(0, 300, 3, 3)],
         "unlike": lambda: [lambda x, c=c: c * x for c in range(300)],
         "at random": lambda: letters(

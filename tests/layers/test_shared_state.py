@@ -1,4 +1,4 @@
-"""Layers that read what other layers of the list write: `forward` reads it when it is their turn, as the loop does."""
+"""Layers that read what other layers of the list write: `forward` reads it when the loop does."""
 
 import collections
 import types
