@@ -17,7 +17,7 @@ X = normal(9, 3)
 BATCH = normal(9, 4, 3)
 WEIGHTS = list(normal(0, N, 3, 3, scale=0.5))
 
-METHODS = list(product(["auto", "sequential", "newton"], ["sequential", "pcr"]))
+METHODS = list(product(["auto", "sequential", "newton"], ["backprop", "pcr"]))
 NAMES = [f"{method}-{adjoint}" for method, adjoint in METHODS]
 
 
@@ -28,7 +28,7 @@ def options(number):
     another method and adjoint; `test_every_method_and_adjoint` takes all of them.
     """
     method, adjoint = METHODS[number // 3 % len(METHODS)]
-    chosen = ("sequential", "sequential") if number % 3 else (method, adjoint)
+    chosen = ("sequential", "backprop") if number % 3 else (method, adjoint)
     return dict(zip(("method", "adjoint"), chosen, strict=True))
 
 
