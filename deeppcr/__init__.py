@@ -1,13 +1,14 @@
 """Sequential programs in parallel: layers, recurrences and samplers as one system of equations, solved in logarithmic depth."""
 
 from deeppcr import diffusion, layers, sharding
+from deeppcr._plan import Plan
+from deeppcr._plan.planner import plan
 from deeppcr.acceleration import Anderson
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
 from deeppcr.chain import Chain
 from deeppcr.damping import TrustRegion
 from deeppcr.delay import delay
-from deeppcr.describe import describe
 from deeppcr.linear import (
     Chunked,
     CyclicReduction,
@@ -20,8 +21,6 @@ from deeppcr.linear import (
 from deeppcr.linearize import BlockDiagonal, Diagonal, Frozen, Scalar
 from deeppcr.newton import Coarse, Newton
 from deeppcr.optim import Packed, Packing, pack
-from deeppcr.plan import Plan
-from deeppcr.planner import plan
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, Stats
 from deeppcr.stack import Stack, stack
@@ -53,7 +52,6 @@ __all__ = [
     "Stats",
     "TrustRegion",
     "delay",
-    "describe",
     "diffusion",
     "forward",
     "layers",

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from deeppcr._plan import Method, Wanted, find_adjoint, find_method, run
 from deeppcr.across import HERE, Spread, explicit_mesh
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.chain import Chain, Problem, chain_length, pose
 from deeppcr.layers import Reader, Repeated, as_callable, is_of_jax, listed, segments, stack_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.plan import Method, Wanted, find_adjoint, find_method, run
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import lengthened, on_explicit_mesh, shortened, specs_of, where
 from deeppcr.solution import NotConverged, Result, Run, Solution, Stats

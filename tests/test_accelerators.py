@@ -7,11 +7,10 @@ import pytest
 
 import deeppcr
 from deeppcr import Adjoint, Chain, Newton, Result
+from deeppcr._plan import ChainCosts, choose_method
 from deeppcr.linear import CyclicReduction, ParallelCyclicReduction, choose_solver
 from deeppcr.linear.blocks import Diagonals, Matrices
 from deeppcr.loops import ahead
-from deeppcr.plan import choose_method
-from deeppcr.plan.pieces import Pieces
 from deeppcr.platforms import compiled_for, platform, platforms
 from tests.problems import L, assert_agree, normal
 
@@ -146,7 +145,7 @@ def test_rounds_have_one_shape_up_to_a_width():
 
 def test_the_planner_sees_what_runs_there():
     problem = deeppcr.chain.pose(lambda z, x: (step(z, x), None), START, INPUTS, L, 0, "z0")
-    pieces = Pieces.of(problem)
+    pieces = ChainCosts.of(problem)
     blocks = pieces.blocks(NEWTONS["dense"].bind(problem)[1].shared[1])[1]
     here, there = (
         pieces.on(cpu=cpu).solve(ParallelCyclicReduction(), blocks) for cpu in (True, False)

@@ -312,9 +312,7 @@ def test_a_linearization_of_ones_own():
     )
     assert_agree(backpropagate(problem, scan), oracle(problem))
     chain = Chain(lambda z, x: gru(problem.params, z, x)[0], problem.xs)
-    assert "Damped" in str(
-        deeppcr.describe(chain, problem.init, method=Newton(linearize=Damped(0.9)))
-    )
+    assert "Damped" in str(deeppcr.plan(chain, problem.init, method=Newton(linearize=Damped(0.9))))
     for linearize in (Frozen(2, of=Damped(0.9)), Frozen(2, of=Zero())):
         solution = solve(chain, problem.init, method=Newton(linearize=linearize, window=window))
         assert_agree(solution.trajectory, trajectory(chain, problem.init))

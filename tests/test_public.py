@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 NAMES = """
 Adjoint Anderson BlockDiagonal Chain Chunked Coarse CyclicReduction Diagonal Frozen Newton NotConverged Packed Packing
 ParallelCyclicReduction Plan PrefixScan Recurrence Result Scalar Sequential Sharded Solution Stack Stats TrustRegion delay
-describe diffusion forward layers pack plan scan sharding solve solve_bidiagonal stack
+diffusion forward layers pack plan scan sharding solve solve_bidiagonal stack
 """
 
 NAMES_OF_DEPTH = """

@@ -9,9 +9,9 @@ import pytest
 
 import deeppcr
 from deeppcr import Adjoint, BlockDiagonal, Diagonal, Frozen, Newton, Scalar
+from deeppcr._plan import bind_adjoint
 from deeppcr.chain import pose
 from deeppcr.linearize import Zero
-from deeppcr.plan import Pieces, bind_adjoint
 from tests.problems import PROBLEMS, L, assert_agree, backpropagate, normal, oracle
 
 SEQUENTIAL = {"linear": "sequential"}
@@ -277,7 +277,7 @@ def test_a_loose_tolerance_is_looser():
 
 def bound(adjoint, method, step=lambda z, x: jnp.tanh(ARGUMENTS[0] @ z + x)):
     problem = pose(lambda z, x: (step(z, x), None), ARGUMENTS[1], ARGUMENTS[2], L, 0, "z0")
-    return bind_adjoint(adjoint, method, Pieces.of(problem))
+    return bind_adjoint(adjoint, method, problem)
 
 
 def test_auto_takes_the_linearization_of_newton():

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from deeppcr._plan import ChainCosts, Method, choose_method, find_method
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
 from deeppcr.chain import Chain, pose
@@ -25,7 +26,6 @@ from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.plan import Method, Pieces, choose_method, find_method
 from deeppcr.platforms import platform
 from deeppcr.solution import Solution
 
@@ -125,7 +125,7 @@ def sample(
         problem = pose(
             lambda state, at: (step(state, at), None), start, inputs, steps, batch_ndim, "x_T"
         )
-        chosen = choose_method(Pieces.of(problem), platform())
+        chosen = choose_method(ChainCosts.of(problem), platform())
     if options and isinstance(chosen, Newton):
         chosen = dataclasses.replace(chosen, **options)
 

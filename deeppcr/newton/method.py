@@ -56,7 +56,7 @@ class Newton:
     Attributes:
         linearize: what takes the place of the Jacobians: "auto", the exact Jacobian in the narrowest form that the step's
             structure proves; "dense", "diagonal", "identity", "zero"; or `BlockDiagonal`, `Diagonal`, `Scalar`, `Frozen`.
-            Whichever it is, the answer is the same; see `deeppcr.describe` for what "auto" finds.
+            Whichever it is, the answer is the same; see `deeppcr.plan` for what "auto" finds.
         linear: the solver of the linear recurrence in each iteration: an object or a name, see `deeppcr.solve_bidiagonal`.
         rtol: how large a residual may be, relative to the size of each entry; None for 16 units in the last place of its dtype.
         atol: how large it may be in any case, in units of the state.

@@ -1,4 +1,4 @@
-"""A chain solved as it is asked for, where "auto" stands for what pays off on the platform that it runs on."""
+"""A chain solved as it is asked for; "auto" is what pays off on the platform that it runs on."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
+from deeppcr._plan.choose import choose_adjoint, choose_method
+from deeppcr._plan.costs import ChainCosts
+from deeppcr._plan.names import Method, Wanted
 from deeppcr.across import HERE, Across, Spread
 from deeppcr.adjoint import Adjoint, Autodiff, OnParts, StepByStep, Way, differentiable
 from deeppcr.chain import Problem, Steps
 from deeppcr.newton import Newton
-from deeppcr.plan.choose import choose_adjoint, choose_method
-from deeppcr.plan.names import Method, Wanted
-from deeppcr.plan.pieces import Pieces
 from deeppcr.platforms import by_platform, differing, platforms
 from deeppcr.solution import Operands, Run, Solve
 from deeppcr.state import Leaves
@@ -21,14 +21,12 @@ from deeppcr.state import Leaves
 
 def run(problem: Problem, method: Method | None, adjoint: Wanted) -> Run:
     """Solve a chain of one or more steps, differentiably; None stands for "auto"."""
-    pieces, across = (
-        Pieces.of(problem),
-        problem.across,
-    )  # not `problem`: the user's function must not outlive the call
+    # Not `problem`: the user's function must not outlive the call.
+    costs, across = ChainCosts.of(problem), problem.across
 
-    def seen(platform: str) -> Pieces:
+    def seen(platform: str) -> ChainCosts:
         """The chain as its devices share it; those of a CPU are one machine's cores."""
-        return pieces if platform == "cpu" else pieces.shared_by(across.size)
+        return costs if platform == "cpu" else costs.shared_by(across.size)
 
     methods = differing(
         {platform: method or choose_method(seen(platform), platform) for platform in platforms()}
@@ -53,11 +51,11 @@ def run(problem: Problem, method: Method | None, adjoint: Wanted) -> Run:
             platform: choose_adjoint(seen(platform), method, platform) for platform in platforms()
         }
         return {
-            platform: bind_adjoint(way, method, pieces, across)
+            platform: bind_adjoint(way, method, costs.chain, across)
             for platform, way in differing(found).items()
         }
 
-    given = None if adjoint is None else bind_adjoint(adjoint, method, pieces, problem.across)
+    given = None if adjoint is None else bind_adjoint(adjoint, method, problem, across)
     solved = differentiable(
         solve, problem.step, problem.layout, problem.length, problem.across, choose
     )
@@ -92,19 +90,19 @@ def on_all_parts(
 
 
 def bind_adjoint(
-    adjoint: Wanted, method: Method | None, pieces: Pieces, across: Across = HERE
+    adjoint: Wanted, method: Method | None, chain: Problem, across: Across = HERE
 ) -> Way:
     """An adjoint for a chain that ``method`` solves; None for a method of "auto"."""
     if isinstance(across, Spread):
-        if isinstance(adjoint, Autodiff) and not pieces.step.has_custom_vjp:
+        if isinstance(adjoint, Autodiff) and not chain.step.has_custom_vjp:
             adjoint = StepByStep()  # the same, part after part
-        way = bind_adjoint(adjoint, method, pieces)
+        way = bind_adjoint(adjoint, method, chain)
         return way if isinstance(way, Autodiff) else OnParts(way, across)
-    if adjoint is None or isinstance(adjoint, Autodiff) or pieces.step.has_custom_vjp:
+    if adjoint is None or isinstance(adjoint, Autodiff) or chain.step.has_custom_vjp:
         newton = isinstance(method, Newton)
-        return Autodiff(with_states=pieces.step.has_custom_vjp or not newton, with_stats=newton)
+        return Autodiff(with_states=chain.step.has_custom_vjp or not newton, with_stats=newton)
     if not isinstance(adjoint, Adjoint):
         return adjoint
     if adjoint.linearize == "auto" and isinstance(method, Newton):
         adjoint = dataclasses.replace(adjoint, linearize=method.linearize)
-    return adjoint.bind(pieces.step, pieces.layout, pieces.length)
+    return adjoint.bind(chain.step, chain.layout, chain.length)
