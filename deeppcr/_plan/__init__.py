@@ -6,6 +6,7 @@ candidates.py  what is in the running, and its predicted time
 choose.py      the best of them, kept by signature
 auto.py        a chain solved as it is asked for, on whichever platform
 report.py      `Plan`: what was found, what was scored, what is chosen, and why
+instance.py    a chain with its initial state: traced with shapes, or run
 planner.py     `deeppcr.plan`
 """
 

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 from deeppcr._plan.costs import ChainCosts
@@ -125,7 +124,7 @@ class Candidates:
     def given(self, method: Method) -> Candidate:
         """The method that the caller has chosen."""
         if isinstance(method, Sequential):
-            return self.sequential
+            return self.sequential()
         choice = self._choice(method.linearize)
         solver = find_solver(method.linear)
         if isinstance(solver, Sharded):
@@ -136,7 +135,6 @@ class Candidates:
             self.newton(choice, solver, self._iterations(choice)), method=method
         )
 
-    @cached_property
     def sequential(self) -> Candidate:
         """The chain step by step."""
         cost = self.costs.sequential

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import depth
 from deeppcr._plan.candidates import Candidate, Candidates
-from deeppcr._plan.costs import ChainCosts
+from deeppcr._plan.costs import ChainCosts, is_hashable
 from deeppcr._plan.names import Method, Wanted, find_adjoint
 from deeppcr.adjoint import Autodiff
 from deeppcr.newton import Newton
@@ -51,7 +51,7 @@ def best_method(candidates: Candidates, everything: bool = False) -> list[Candid
 
     Those that cannot win are left out, unless ``everything`` is asked for.
     """
-    sequential = candidates.sequential
+    sequential = candidates.sequential()
     if candidates.costs.chain.step.effects:  # they have to happen once a step, in order
         return [sequential]
     limit = math.inf if everything else _time_limit(sequential, candidates)
@@ -98,11 +98,7 @@ def _hashable(method: Method | None) -> Hashable | None:
     """What of a method the choice of its adjoint depends on; None if it cannot be kept."""
     if not isinstance(method, Newton):
         return type(method).__name__
-    try:
-        hash(method.linearize)
-    except TypeError:  # it holds arrays
-        return None
-    return method.linearize
+    return method.linearize if is_hashable(method.linearize) else None
 
 
 def _with_budget(candidate: Candidate, sequential: Candidate) -> Candidate:
@@ -134,7 +130,7 @@ def _handicapped(candidate: Candidate, candidates: Candidates) -> float:
         return 0.0
     if candidate.adjoint is None:
         return MARGIN * candidate.time
-    forward = candidates.sequential.seconds
+    forward = candidates.sequential().seconds
     return forward + MARGIN * max(candidate.time - forward, 0.0)
 
 

@@ -233,7 +233,7 @@ class ChainCosts:
 
     def _once(self, key: tuple[Any, ...], read: Callable[[], Any]) -> Any:
         """What ``read`` returns, called once for each key; arrays are told apart by identity."""
-        known = tuple(part if _is_hashable(part) else id(part) for part in key)
+        known = tuple(part if is_hashable(part) else id(part) for part in key)
         if known not in self._known:
             self._known[known] = key, read()  # with the key, so that an id stays its own
         return self._known[known][1]
@@ -251,7 +251,8 @@ def _no_function(*_: Any) -> Any:
     raise TypeError("a chain of shapes is traced, and has no function to call")
 
 
-def _is_hashable(x: Any) -> bool:
+def is_hashable(x: Any) -> bool:
+    """Whether something can be a key; what holds arrays cannot."""
     try:
         hash(x)
     except TypeError:

@@ -1,37 +1,25 @@
 """`plan`: does a chain pay off in parallel here? All candidates scored, before anything runs."""
 
 import dataclasses
-import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
-
 import depth
-from deeppcr._plan.candidates import Candidate, Candidates
+from deeppcr._plan.candidates import Candidates
 from deeppcr._plan.choose import best_gradient, best_method
 from deeppcr._plan.costs import ChainCosts
+from deeppcr._plan.instance import Instance, instances_of
 from deeppcr._plan.names import Method, find_method
 from deeppcr._plan.report import ChainPlan, Plan
-from deeppcr.api import solve, vector_batch
-from deeppcr.chain import Chain, Problem, Steps, chain_length, pose
+from deeppcr.chain import Problem
 from deeppcr.checks import check_count
-from deeppcr.layers import stack_layers
-from deeppcr.layers.describe import Description, describe
 from deeppcr.linearize import Choice, choose_linearization
-from deeppcr.lyapunov import forecast_iterations, growth_rate
+from deeppcr.lyapunov import forecast_iterations
 from deeppcr.newton import Newton
-from deeppcr.sequential import Sequential
 from deeppcr.sharding import where
-from deeppcr.state import before
-from deeppcr.step import Step
 from deeppcr.structure import find_structure
 from depth.device import find_device
 
 TRIED = 3  # candidates of each kind, at most
-TRIAL = 0.2  # seconds for each
 
 
 def plan(
@@ -98,68 +86,35 @@ def plan(
     only = find_method(method)
     model = depth.at_hand() if device is None else find_device(device)
     memory = None if device is None else int(model.memory) // 2
-    layers, chains = chains_of(layers_or_chain, x, batch_ndim)
-    if not chains:
+    layers, found = instances_of(layers_or_chain, x, batch_ndim)
+    if not found:
         raise ValueError(f"no chain to plan: no two neighbouring layers are alike.\n{layers}")
-    planned = (
-        _planned(*one, only, model, memory, trials=trials, iterations=iterations) for one in chains
-    )
-    return Plan(layers, tuple(planned))
+    chains = (_plan_chain(each, only, model, memory, trials, iterations) for each in found)
+    return Plan(layers, tuple(chains))
 
 
-def chains_of(
-    layers_or_chain: Any, x: Any, batch_ndim: int | None
-) -> tuple[Description | None, list[tuple[Chain, Any, int]]]:
-    """What was found in layers, if these are any; each chain, its initial state, its batch axes.
-
-    The state of a chain that follows on other layers is made of shapes.
-    """
-    if isinstance(layers_or_chain, Chain):
-        return None, [(layers_or_chain, x, batch_ndim or 0)]
-    layers, chains = describe(layers_or_chain, x), []
-    for index, segment in enumerate(layers.segments):
-        if not segment.reason:
-            run = stack_layers(segment.layers, segment.period)
-            tree, *types = segment.layers[0].takes
-            shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in types]
-            state = jax.tree.unflatten(tree, shapes) if index else x
-            batch = vector_batch(state) if batch_ndim is None else batch_ndim
-            chains.append((Chain(run.step, run.inputs, run.length), state, batch))
-    return layers, chains
-
-
-def _planned(
-    chain: Chain,
-    state: Any,
-    batch_ndim: int,
+def _plan_chain(
+    given: Instance,
     only: Method | None,
-    model: depth.Device,
+    device: depth.Device,
     memory: int | None,
-    *,
     trials: bool,
     iterations: int | str | None,
 ) -> ChainPlan:
-    problem = _posed(chain, state, batch_ndim)
-    expected, expectation = None, "as chains that forget: 4 + log2(L) / 2"
-    if iterations == "sample":
-        rate = _growth(chain, _arrays(state, "iterations='sample'"), batch_ndim)
-        expected = forecast_iterations(rate, problem.length)
-        trend = "grow" if rate > 0 else "die out"
-        expectation = (
-            f"from a sample, where small differences {trend} at a rate of {rate:+.3g} a step"
-        )
-    elif isinstance(iterations, int):
-        expected, expectation = iterations, "as the caller says"
-    candidates = Candidates(ChainCosts.of(problem), model, expected, memory, only)
-    forward, gradient = _ranked(candidates)
-    if trials:
-        tried = [*forward[:TRIED], *gradient[:TRIED]]
-        measured = _timed(chain, _arrays(state, "trials=True"), batch_ndim, tried)
-        forward, gradient = _ranked(dataclasses.replace(candidates, trials=measured))
+    problem = given.problem()
     step, layout = problem.step, problem.layout
+    expected, expectation = _expected(given, problem.length, iterations)
+    candidates = Candidates(ChainCosts.of(problem), device, expected, memory, only)
+    forward = best_method(candidates, everything=True)
+    gradient = best_gradient(candidates, None, everything=True)
+    if trials:
+        measured = given.seconds([*forward[:TRIED], *gradient[:TRIED]])
+        candidates = dataclasses.replace(candidates, trials=measured)
+        forward = best_method(candidates, everything=True)
+        gradient = best_gradient(candidates, None, everything=True)
     newton = only if isinstance(only, Newton) else Newton(memory=memory)
-    spread = where(chain.inputs, chain.spread, newton)
-    choice = _choice(newton, problem, 1 if spread is None else spread.size)
+    spread = where(given.chain.inputs, given.chain.spread, newton)
+    choice = _linearized(newton, problem, 1 if spread is None else spread.size)
     return ChainPlan(
         length=problem.length,
         layout=layout,
@@ -167,8 +122,8 @@ def _planned(
         choice=choice,
         nbytes=choice.window * choice.linearization.bytes_per_step(step, layout),
         spread=spread,
-        only=_only(step),
-        device=model,
+        left_to_jax=_left_to_jax(problem),
+        device=device,
         iterations=candidates.expected,
         expectation=expectation,
         forward=tuple(forward),
@@ -176,30 +131,18 @@ def _planned(
     )
 
 
-def _posed(chain: Chain, state: Any, batch_ndim: int) -> Problem:
-    """The chain, traced with shapes alone."""
-    length = chain_length(chain.inputs, chain.length, "chain.inputs")
-    found: list[Problem] = []
-
-    def trace(state: Any, inputs: Any) -> None:
-        found.append(
-            pose(lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "x")
-        )
-
-    jax.eval_shape(trace, state, chain.inputs)
-    (problem,) = found
-    return problem
+def _expected(given: Instance, length: int, iterations: int | str | None) -> tuple[int | None, str]:
+    """How many iterations to expect with exact Jacobians, None for the default; and why."""
+    if iterations is None:
+        return None, "as chains that forget: 4 + log2(L) / 2"
+    if isinstance(iterations, int):
+        return iterations, "as the caller says"
+    rate = given.growth_rate()
+    trend = f"{'grow' if rate > 0 else 'die out'} at a rate of {rate:+.3g} a step"
+    return forecast_iterations(rate, length), f"from a sample, where small differences {trend}"
 
 
-def _ranked(candidates: Candidates) -> tuple[list[Candidate], list[Candidate]]:
-    """The candidates for a forward pass, and those for a gradient."""
-    return (
-        best_method(candidates, everything=True),
-        best_gradient(candidates, None, everything=True),
-    )
-
-
-def _choice(newton: Newton, problem: Problem, shards: int) -> Choice:
+def _linearized(newton: Newton, problem: Problem, shards: int) -> Choice:
     """How Newton's method linearises the chain, or the shard on each device."""
     length = -(-problem.length // shards)
     step, layout = problem.step, problem.layout
@@ -209,86 +152,11 @@ def _choice(newton: Newton, problem: Problem, shards: int) -> Choice:
     return choice if shards == 1 else dataclasses.replace(choice, window=problem.length)
 
 
-def _only(step: Step) -> str:
-    """Why a chain is left to `jax.lax.scan`, or its derivative to jax; empty if neither is."""
+def _left_to_jax(problem: Problem) -> str:
+    """Why the chain, or its derivative, is left to `jax.lax.scan`; empty if neither is."""
+    step = problem.step
     if step.effects:
         return f"runs as jax.lax.scan, since the step has side effects ({', '.join(step.effects)})"
-    return (
-        "derivatives are jax's, since the step has a jax.custom_vjp" if step.has_custom_vjp else ""
-    )
-
-
-def _arrays(state: Any, wanted_by: str) -> Any:
-    if any(
-        isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer) for leaf in jax.tree.leaves(state)
-    ):
-        raise ValueError(
-            f"x is made of shapes and not of arrays, which {wanted_by} needs to run the chain; "
-            "a chain that follows other layers can be planned on its own: "
-            "Chain.from_layers(layers, x)."
-        )
-    return jax.tree.map(jnp.asarray, state)
-
-
-def _growth(chain: Chain, state: Any, batch_ndim: int) -> float:
-    """The growth rate of small differences along the sequential program's states."""
-
-    @jax.jit
-    def rate(state: Any, inputs: Any) -> Any:
-        here = Chain(chain.step, inputs, chain.length)
-        length = chain_length(inputs, chain.length, "chain.inputs")
-        trajectory = solve(here, state, method=Sequential(), batch_ndim=batch_ndim).trajectory
-        problem = pose(
-            lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "x"
-        )
-        steps = Steps(problem.step, problem.layout, problem.inputs, problem.captured, length)
-        states = before(problem.initial, jax.tree.leaves(trajectory))
-        return growth_rate(steps, problem.layout.flatten(states))
-
-    return float(rate(state, chain.inputs))
-
-
-def _timed(
-    chain: Chain, state: Any, batch_ndim: int, candidates: list[Candidate]
-) -> dict[str, float]:
-    """The seconds of each candidate by its name: the least of several, taken in turns."""
-    calls: dict[str, Callable[[], Any]] = {}
-    for candidate in candidates:
-        compiled = (
-            jax.jit(_program(chain, batch_ndim, candidate)).lower(state, chain.inputs).compile()
-        )
-        calls[candidate.name] = partial(compiled, state, chain.inputs)
-    least = {name: _clock(call) for name, call in calls.items()}  # the first call warms up
-    least = {name: _clock(call) for name, call in calls.items()}
-    rounds = {name: max(2, min(50, int(TRIAL / seconds))) for name, seconds in least.items()}
-    for k in range(max(rounds.values())):
-        for name, call in calls.items():
-            if k < rounds[name]:
-                least[name] = min(least[name], _clock(call))
-    return least
-
-
-def _program(chain: Chain, batch_ndim: int, candidate: Candidate) -> Callable[[Any, Any], Any]:
-    def states(state: Any, inputs: Any) -> Any:
-        here = Chain(chain.step, inputs, chain.length)
-        adjoint: Any = "auto" if candidate.adjoint is None else candidate.adjoint
-        return solve(
-            here, state, method=candidate.method, adjoint=adjoint, batch_ndim=batch_ndim
-        ).trajectory
-
-    if candidate.adjoint is None:
-        return states
-
-    def loss(state: Any, inputs: Any) -> Any:
-        return sum(
-            jnp.mean(jnp.square(leaf.astype(jnp.float32)))
-            for leaf in jax.tree.leaves(states(state, inputs))
-        )
-
-    return jax.grad(loss, argnums=(0, 1), allow_int=True)
-
-
-def _clock(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(call())
-    return time.perf_counter() - start
+    if step.has_custom_vjp:
+        return "derivatives are jax's, since the step has a jax.custom_vjp"
+    return ""

@@ -33,7 +33,7 @@ class ChainPlan:
         choice: the linearisation that Newton's method takes, its window, and why.
         nbytes: of all Jacobian blocks in a window.
         spread: the devices that share the chain; None if it is on one.
-        only: why nothing but the sequential program, or jax's own derivative of it, is in the
+        left_to_jax: why nothing but the sequential program, or jax's own derivative of it, is in the
             running; else empty.
         device: what times are predicted for.
         iterations: of Newton's method, that are expected with exact Jacobians.
@@ -48,7 +48,7 @@ class ChainPlan:
     choice: Choice
     nbytes: int
     spread: Spread | None
-    only: str
+    left_to_jax: str
     device: Device
     iterations: int
     expectation: str
@@ -112,8 +112,8 @@ class ChainPlan:
                 rows["because"] = choice.reason
             rows["solver"] = name_of(self.newton.method.linear)
             rows["iterations"] = f"{self.iterations} ({self.expectation})"
-        if self.only:
-            rows["as it is"] = self.only
+        if self.left_to_jax:
+            rows["as it is"] = self.left_to_jax
         if self.spread:
             each = -(-self.length // self.spread.size)
             along = f"{self.spread.size} along {self.spread.axis!r}"

@@ -8,7 +8,7 @@ import pytest
 
 import deeppcr
 import depth
-from deeppcr._plan import Candidates, best_gradient, best_method, planner
+from deeppcr._plan import Candidates, best_gradient, best_method, instance
 from deeppcr._plan.choose import choose_method
 from tests.plan.chains import CHAINS, costs_of, elementwise, like
 
@@ -27,7 +27,7 @@ def costs(memo):
 
 
 def test_what_is_tried_is_ranked_and_not_kept(folder, memo, monkeypatch):
-    monkeypatch.setattr(planner, "TRIAL", 0.002)
+    monkeypatch.setattr(instance, "TRIAL", 0.002)
     before = deeppcr.plan(CHAIN, Z0).to_json()
     found = deeppcr.plan(CHAIN, Z0, trials=True)
     measured = {
@@ -99,7 +99,7 @@ def test_the_fastest_tried_is_the_best_however_slow_it_was_predicted(memo):
 def test_speedups_compare_like_with_like(costs, monkeypatch):
     plain = deeppcr.plan(CHAIN, Z0).main.to_json()
     seconds = {"sequential": 100.0, "sequential / autodiff": 300.0}
-    monkeypatch.setattr(planner, "_timed", lambda *_: seconds)
+    monkeypatch.setattr(instance.Instance, "seconds", lambda *_: seconds)
     found = deeppcr.plan(CHAIN, Z0, trials=True).main.to_json()
     for kind in ("forward", "gradient"):
         known = {each["name"]: each["speedup"] for each in plain[kind]}
