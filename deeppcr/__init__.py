@@ -1,7 +1,7 @@
 """Sequential programs in parallel: layers, recurrences and samplers as one system of equations, solved in logarithmic depth."""
 
 from deeppcr import diffusion, layers, sharding
-from deeppcr._plan import Plan
+from deeppcr._plan import Auto, Plan
 from deeppcr._plan.planner import plan
 from deeppcr.acceleration import Anderson
 from deeppcr.adjoint import Adjoint
@@ -18,7 +18,7 @@ from deeppcr.linear import (
     Sharded,
     solve_bidiagonal,
 )
-from deeppcr.linearize import BlockDiagonal, Diagonal, Frozen, Scalar
+from deeppcr.linearize import BlockDiagonal, Diagonal, Scalar
 from deeppcr.newton import Coarse, Newton
 from deeppcr.optim import Packed, Packing, pack
 from deeppcr.sequential import Sequential
@@ -28,13 +28,13 @@ from deeppcr.stack import Stack, stack
 __all__ = [
     "Adjoint",
     "Anderson",
+    "Auto",
     "BlockDiagonal",
     "Chain",
     "Chunked",
     "Coarse",
     "CyclicReduction",
     "Diagonal",
-    "Frozen",
     "Newton",
     "NotConverged",
     "Packed",

@@ -19,23 +19,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.chain import Steps
+from deeppcr.chain import TracedChain
 from deeppcr.state import Leaves
 
 
-def growth_rate(steps: Steps, states: Array) -> Array:
+def growth_rate(chain: TracedChain, states: Array) -> Array:
     """The growth rate of differences: natural logarithm per step, of the example with the largest.
 
     Args:
-        steps: all L steps of a chain.
+        chain: all L steps of a chain.
         states: ``z_0 .. z_{L-1}``, laid out as ``[L, *batch, w]``.
     """
-    layout, length = steps.layout, steps.length
+    layout, length = chain.layout, chain.length
     size = math.isqrt(length - 1) + 1
     pieces = length // size
     shape = states.shape[1:]
     backwards = (
-        steps.step.has_custom_vjp
+        chain.step.has_custom_vjp
     )  # such a step has no other derivative; the exponents are the same
 
     def cut(x: Array) -> Array:
@@ -44,7 +44,7 @@ def growth_rate(steps: Steps, states: Array) -> Array:
 
     def one(vector: Array, state: Array, inputs: Leaves) -> Array:
         def f(z: Array) -> Array:
-            return layout.flatten(steps.step(layout.unflatten(z), inputs, steps.captured))
+            return layout.flatten(chain.step(layout.unflatten(z), inputs, chain.captured))
 
         if not backwards:
             moved: Array = jax.jvp(f, (state,), (vector,))[1]
@@ -58,7 +58,7 @@ def growth_rate(steps: Steps, states: Array) -> Array:
         return vector / norm[..., None], jnp.log(norm)
 
     tiny = float(jnp.finfo(states.dtype).tiny)
-    parts = (cut(states), [cut(x) for x in steps.inputs])
+    parts = (cut(states), [cut(x) for x in chain.inputs])
     random = np.random.default_rng(0).normal(size=(pieces, *shape))
     begin = jnp.asarray(random / np.linalg.norm(random, axis=-1, keepdims=True), states.dtype)
     ends, _ = lax.scan(body, begin, parts, reverse=backwards)
@@ -68,7 +68,7 @@ def growth_rate(steps: Steps, states: Array) -> Array:
         else jnp.concatenate([begin[:1], ends[:-1]])
     )
     _, logs = lax.scan(body, begin, parts, reverse=backwards)
-    return steps.across.mean(logs.mean((0, 1))).max()
+    return chain.axis.mean(logs.mean((0, 1))).max()
 
 
 def forecast_iterations(rate: float, length: int) -> int:

@@ -141,9 +141,7 @@ def test_gradients_of_closures(name):
         return jnp.sum(forward(layers, x) ** 2)
 
     grad = jax.value_and_grad(value, argnums=(1, 2))
-    actual = jax.jit(partial(grad, partial(deeppcr.forward, adjoint="sequential")))(
-        jnp.array(0.9), X
-    )
+    actual = jax.jit(partial(grad, partial(deeppcr.forward, adjoint="backprop")))(jnp.array(0.9), X)
     assert_agree(actual, jax.jit(partial(grad, loop))(jnp.array(0.9), X))
 
 
@@ -226,7 +224,7 @@ def test_layers_alike_become_one_chain():
 
     def tanhs(count):
         layers = [dense(i) for i in range(count)]
-        return str(jax.make_jaxpr(partial(deeppcr.forward, layers, adjoint="sequential"))(X)).count(
+        return str(jax.make_jaxpr(partial(deeppcr.forward, layers, adjoint="backprop"))(X)).count(
             "= tanh "
         )
 

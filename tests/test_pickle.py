@@ -34,7 +34,7 @@ METHODS = [
         linearize=deeppcr.BlockDiagonal(3), linear=deeppcr.Chunked(4), damping=deeppcr.TrustRegion()
     ),
     Newton(
-        linearize=deeppcr.Frozen(3),
+        jacobian_every=3,
         acceleration=deeppcr.Anderson(),
         initial_guess=deeppcr.Coarse(3, step=step),
     ),

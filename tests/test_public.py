@@ -10,7 +10,7 @@ import depth
 ROOT = Path(__file__).parent.parent
 
 NAMES = """
-Adjoint Anderson BlockDiagonal Chain Chunked Coarse CyclicReduction Diagonal Frozen Newton NotConverged Packed Packing
+Adjoint Anderson Auto BlockDiagonal Chain Chunked Coarse CyclicReduction Diagonal Newton NotConverged Packed Packing
 ParallelCyclicReduction Plan PrefixScan Recurrence Result Scalar Sequential Sharded Solution Stack Stats TrustRegion delay
 diffusion forward layers pack plan scan sharding solve solve_bidiagonal stack
 """

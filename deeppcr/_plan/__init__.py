@@ -4,21 +4,20 @@ names.py       methods and adjoints by name
 costs.py       what a chain costs, by `depth`: what candidates are sums of
 candidates.py  what is in the running, and its predicted time
 choose.py      the best of them, kept by signature
-auto.py        a chain solved as it is asked for, on whichever platform
 report.py      `Plan`: what was found, what was scored, what is chosen, and why
 instance.py    a chain with its initial state: traced with shapes, or run
 planner.py     `deeppcr.plan`
 """
 
-from deeppcr._plan.auto import bind_adjoint, run
 from deeppcr._plan.candidates import Candidate, Candidates
 from deeppcr._plan.choose import best_gradient, best_method, choose_method
 from deeppcr._plan.costs import ChainCosts
-from deeppcr._plan.names import METHODS, Method, Wanted, find_adjoint, find_method
+from deeppcr._plan.names import METHODS, Auto, Method, Wanted, find_adjoint, find_method
 from deeppcr._plan.report import ChainPlan, Plan
 
 __all__ = [
     "METHODS",
+    "Auto",
     "Candidate",
     "Candidates",
     "ChainCosts",
@@ -28,9 +27,7 @@ __all__ = [
     "Wanted",
     "best_gradient",
     "best_method",
-    "bind_adjoint",
     "choose_method",
     "find_adjoint",
     "find_method",
-    "run",
 ]

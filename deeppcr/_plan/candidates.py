@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deeppcr._plan.costs import ChainCosts
-from deeppcr._plan.names import Method
+from deeppcr._plan.names import Fixed
 from deeppcr.adjoint import Adjoint
 from deeppcr.linear import LinearSolver, Sharded, choose_parallel_solver, find_solver, name_of
 from deeppcr.linearize import Choice, Diagonal, choose_linearization
@@ -24,7 +24,7 @@ QUASI = 3
 # prefix.
 JUDGING = 10
 AUTODIFF = "autodiff"
-BACKPROPAGATION = "sequential"  # as `find_adjoint` calls it
+BACKPROPAGATION = "backprop"
 LATENCIES: dict[str, Any] = dict.fromkeys(
     ("kernel_latency", "loop_latency", "turn_latency", "piece_latency"), 0.0
 ) | {"step_latencies": {}}
@@ -45,7 +45,7 @@ class Candidate:
         measured: seconds that a trial took, if there was one.
     """
 
-    method: Method
+    method: Fixed
     adjoint: Adjoint | str | None
     cost: Cost
     memory: int
@@ -69,7 +69,7 @@ class Candidate:
             return method
         if isinstance(self.adjoint, Adjoint):
             return f"{method} / blocks, {name_of(self.adjoint.linear)}"
-        return f"{method} / {'autodiff' if self.adjoint == AUTODIFF else 'backprop'}"
+        return f"{method} / {self.adjoint}"
 
     @property
     def is_sequential(self) -> bool:
@@ -113,7 +113,7 @@ class Candidates:
     device: Device
     iterations: int | None = None
     memory: int | None = None
-    only: Method | None = None
+    only: Fixed | None = None
     trials: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,11 +121,13 @@ class Candidates:
 
     # -- forward ----------------------------------------------------------------------------------
 
-    def given(self, method: Method) -> Candidate:
+    def given(self, method: Fixed) -> Candidate:
         """The method that the caller has chosen."""
         if isinstance(method, Sequential):
             return self.sequential()
         choice = self._choice(method.linearize)
+        if method.jacobian_every > 1:
+            choice = dataclasses.replace(choice, is_exact=False)
         solver = find_solver(method.linear)
         if isinstance(solver, Sharded):
             solver = find_solver(solver.inside)
@@ -196,7 +198,7 @@ class Candidates:
         if forward.seconds + least >= time_limit:
             return
         choice = self._choice(linearize)
-        blocks, shapes = costs.blocks(choice.linearization.fresh)
+        blocks, shapes = costs.blocks(choice.linearization)
         for solver in self._solvers(choice, time_limit):
             solve = costs.solve(solver, shapes, transposed=True)
             if not choice.is_exact:
@@ -252,7 +254,7 @@ class Candidates:
         sequential = find_solver("sequential")
         if time_limit < math.inf and self.costs.on_cpu:
             return [sequential]  # no parallel one has been faster: see `deeppcr.linear.choose`
-        _, shapes = self.costs.blocks(choice.linearization.fresh)
+        _, shapes = self.costs.blocks(choice.linearization)
         return [sequential, choose_parallel_solver(shapes)]
 
     def _bytes(self, choice: Choice, solver: LinearSolver) -> int:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import depth
 from deeppcr._plan.candidates import Candidate, Candidates
 from deeppcr._plan.costs import ChainCosts, is_hashable
-from deeppcr._plan.names import Method, Wanted, find_adjoint
+from deeppcr._plan.names import Fixed, Wanted, find_adjoint
 from deeppcr.adjoint import Autodiff
 from deeppcr.newton import Newton
 
@@ -29,13 +29,13 @@ MARGIN = 0.8
 CALLS = 2
 
 
-def choose_method(costs: ChainCosts, platform: str) -> Method:
+def choose_method(costs: ChainCosts, platform: str) -> Fixed:
     """How the states are found."""
     key = "method", costs.signature
     return _kept(key, platform, lambda candidates: best_method(candidates)[0].method, costs)
 
 
-def choose_adjoint(costs: ChainCosts, method: Method | None, platform: str) -> Wanted:
+def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wanted:
     """How a chain is differentiated whose states ``method`` finds; None for a method of "auto"."""
     if costs.chain.step.has_custom_vjp:
         return Autodiff()
@@ -60,7 +60,7 @@ def best_method(candidates: Candidates, everything: bool = False) -> list[Candid
 
 
 def best_gradient(
-    candidates: Candidates, method: Method | None, everything: bool = False
+    candidates: Candidates, method: Fixed | None, everything: bool = False
 ) -> list[Candidate]:
     """The candidates for a gradient, the best one first."""
     step = candidates.costs.chain.step
@@ -94,7 +94,7 @@ def _calls(candidates: Candidates) -> float:
     return CALLS * candidates.device.call_latency
 
 
-def _hashable(method: Method | None) -> Hashable | None:
+def _hashable(method: Fixed | None) -> Hashable | None:
     """What of a method the choice of its adjoint depends on; None if it cannot be kept."""
     if not isinstance(method, Newton):
         return type(method).__name__

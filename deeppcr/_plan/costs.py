@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.chain import Problem, Steps
+from deeppcr.axis import LOCAL
+from deeppcr.chain import TracedChain
 from deeppcr.jaxprs import Replacement
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.linearize import Linearization
 from deeppcr.platforms import compiled_for
-from deeppcr.sequential import every_step
+from deeppcr.sequential import run_sequentially
 from deeppcr.signature import signature
 from deeppcr.small_products import write_out
 from deeppcr.state import Leaves, add
@@ -33,18 +34,11 @@ from depth.kernels import Kernel, Program
 ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of a function; another one of the same name may be alike
 
 
-def shapes_of(problem: Problem, shards: int = 1) -> Problem:
-    """A chain of shapes, or one of so many equal shards of it; it holds nothing of the user's."""
-    length = problem.length // shards
-    return dataclasses.replace(
-        problem,
-        function=_no_function,
-        original=None,
-        length=length,
-        initial=list(map(_shape, problem.initial)),
-        inputs=[jax.ShapeDtypeStruct((length, *x.shape[1:]), x.dtype) for x in problem.inputs],
-        captured=list(map(_shape, problem.captured)),
-    )
+def shapes_of(chain: TracedChain, shards: int = 1) -> TracedChain:
+    """A chain of shapes, or one of so many equal shards of it, on one device."""
+    shapes, length = chain.abstract, chain.length // shards
+    inputs = [jax.ShapeDtypeStruct((length, *x.shape[1:]), x.dtype) for x in shapes.inputs]
+    return dataclasses.replace(shapes, length=length, inputs=inputs, axis=LOCAL, offset=None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,14 +52,14 @@ class ChainCosts:
         on_cpu: whether it is compiled for a CPU; for accelerators some programs are others.
     """
 
-    chain: Problem
+    chain: TracedChain
     shards: int = 1
     on_cpu: bool = True
 
     @classmethod
-    def of(cls, problem: Problem, shards: int = 1) -> "ChainCosts":
+    def of(cls, chain: TracedChain, shards: int = 1) -> "ChainCosts":
         """Those of a chain, or of one of so many equal parts of it, on as many devices."""
-        return cls(shapes_of(problem, shards), shards)
+        return cls(shapes_of(chain, shards), shards)
 
     def shared_by(self, shards: int) -> "ChainCosts":
         """The same chain in so many equal parts, on as many devices."""
@@ -114,7 +108,7 @@ class ChainCosts:
         kept, chain = 0, self.chain
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
-            return every_step(self._steps(x, c), z, self._replace)
+            return run_sequentially(self._with(x, c), z, self._replace)
 
         def gradient(z: Leaves, x: Leaves, c: Leaves, g: Any) -> Any:
             nonlocal kept
@@ -155,9 +149,8 @@ class ChainCosts:
 
     # -- all steps at once ------------------------------------------------------------------------
 
-    def _steps(self, inputs: Leaves, captured: Leaves) -> Steps:
-        chain = self.chain
-        return Steps(chain.step, chain.layout, inputs, captured, chain.length)
+    def _with(self, inputs: Leaves, captured: Leaves) -> TracedChain:
+        return dataclasses.replace(self.chain, inputs=inputs, captured=captured)
 
     @cached_property
     def states(self) -> Any:
@@ -176,7 +169,7 @@ class ChainCosts:
         """Every step once, side by side."""
 
         def evaluate(z: Array, x: Leaves, c: Leaves) -> Array:
-            return self._steps(x, c).evaluate(z)
+            return self._with(x, c).evaluate(z)
 
         return _read(evaluate, self.states, self.chain.inputs, self.chain.captured)
 
@@ -191,7 +184,7 @@ class ChainCosts:
                 rest = iter(moving)
                 both = zip([*x, *c], floating, strict=True)
                 leaves = [next(rest) if moves else leaf for leaf, moves in both]
-                return self._steps(leaves[: len(x)], leaves[len(x) :]).evaluate(z)
+                return self._with(leaves[: len(x)], leaves[len(x) :]).evaluate(z)
 
             moving = [leaf for leaf, moves in zip([*x, *c], floating, strict=True) if moves]
             # As jax.vjp, but for the time that tracing takes.
@@ -209,7 +202,7 @@ class ChainCosts:
         """Jacobian blocks of all steps, and their shapes."""
 
         def blocks(z: Array, x: Leaves, c: Leaves) -> Blocks:
-            return linearization.blocks(self._steps(x, c), z)
+            return linearization.blocks(self._with(x, c), z)
 
         def read() -> tuple[Any, ...]:
             arguments = self.states, self.chain.inputs, self.chain.captured
@@ -247,10 +240,6 @@ def _read(f: Callable[..., Any], *arguments: Any) -> Cost:
     return analyze_jaxpr(jax.make_jaxpr(f)(*arguments))
 
 
-def _no_function(*_: Any) -> Any:
-    raise TypeError("a chain of shapes is traced, and has no function to call")
-
-
 def is_hashable(x: Any) -> bool:
     """Whether something can be a key; what holds arrays cannot."""
     try:
@@ -258,10 +247,6 @@ def is_hashable(x: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _shape(x: Any) -> Any:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _bytes(x: Any) -> int:

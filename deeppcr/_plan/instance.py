@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from deeppcr._plan.candidates import Candidate
 from deeppcr.api import solve, vector_batch
-from deeppcr.chain import Chain, Problem, Steps, chain_length, pose
+from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
 from deeppcr.layers import stack_layers
 from deeppcr.layers.describe import Description, describe
 from deeppcr.lyapunov import growth_rate
@@ -28,16 +28,16 @@ class Instance:
     state: Any
     batch_ndim: int
 
-    def problem(self) -> Problem:
+    def traced(self) -> TracedChain:
         """The chain, traced with shapes alone."""
-        found: list[Problem] = []
+        found: list[TracedChain] = []
 
         def trace(state: Any, inputs: Any) -> None:
-            found.append(self._posed(state, inputs))
+            found.append(self._traced(state, inputs))
 
         jax.eval_shape(trace, self.state, self.chain.inputs)
-        (problem,) = found
-        return problem
+        (chain,) = found
+        return chain
 
     def growth_rate(self) -> float:
         """The growth rate of small differences along the sequential program's states."""
@@ -45,12 +45,9 @@ class Instance:
         @jax.jit
         def rate(state: Any, inputs: Any) -> Any:
             trajectory = self._solved(state, inputs, method="sequential")
-            problem = self._posed(state, inputs)
-            steps = Steps(
-                problem.step, problem.layout, problem.inputs, problem.captured, problem.length
-            )
-            states = before(problem.initial, jax.tree.leaves(trajectory))
-            return growth_rate(steps, problem.layout.flatten(states))
+            chain = self._traced(state, inputs)
+            states = before(chain.initial, jax.tree.leaves(trajectory))
+            return growth_rate(chain, chain.layout.flatten(states))
 
         return float(rate(*self._arrays("iterations='sample'")))
 
@@ -70,10 +67,10 @@ class Instance:
                     least[name] = min(least[name], _clock(call))
         return least
 
-    def _posed(self, state: Any, inputs: Any) -> Problem:
+    def _traced(self, state: Any, inputs: Any) -> TracedChain:
         chain = self.chain
         length = chain_length(inputs, chain.length, "chain.inputs")
-        return pose(
+        return trace_chain(
             lambda z, x: (chain.step(z, x), None), state, inputs, length, self.batch_ndim, "x"
         )
 

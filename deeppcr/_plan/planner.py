@@ -8,14 +8,14 @@ from deeppcr._plan.candidates import Candidates
 from deeppcr._plan.choose import best_gradient, best_method
 from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.instance import Instance, instances_of
-from deeppcr._plan.names import Method, find_method
+from deeppcr._plan.names import Auto, Fixed, Method, find_method
 from deeppcr._plan.report import ChainPlan, Plan
-from deeppcr.chain import Problem
+from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count
 from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.lyapunov import forecast_iterations
 from deeppcr.newton import Newton
-from deeppcr.sharding import where
+from deeppcr.sharding import find_sharding
 from deeppcr.structure import find_structure
 from depth.device import find_device
 
@@ -83,7 +83,8 @@ def plan(
         raise ValueError(
             f"trials are of the device at hand, but device is {device!r}; expected device=None."
         )
-    only = find_method(method)
+    chosen = find_method(method)
+    only = None if isinstance(chosen, Auto) else chosen
     model = depth.at_hand() if device is None else find_device(device)
     memory = None if device is None else int(model.memory) // 2
     layers, found = instances_of(layers_or_chain, x, batch_ndim)
@@ -95,16 +96,15 @@ def plan(
 
 def _plan_chain(
     given: Instance,
-    only: Method | None,
+    only: Fixed | None,
     device: depth.Device,
     memory: int | None,
     trials: bool,
     iterations: int | str | None,
 ) -> ChainPlan:
-    problem = given.problem()
-    step, layout = problem.step, problem.layout
-    expected, expectation = _expected(given, problem.length, iterations)
-    candidates = Candidates(ChainCosts.of(problem), device, expected, memory, only)
+    chain = given.traced()
+    expected, expectation = _expected(given, chain.length, iterations)
+    candidates = Candidates(ChainCosts.of(chain), device, expected, memory, only)
     forward = best_method(candidates, everything=True)
     gradient = best_gradient(candidates, None, everything=True)
     if trials:
@@ -113,16 +113,16 @@ def _plan_chain(
         forward = best_method(candidates, everything=True)
         gradient = best_gradient(candidates, None, everything=True)
     newton = only if isinstance(only, Newton) else Newton(memory=memory)
-    spread = where(given.chain.inputs, given.chain.spread, newton)
-    choice = _linearized(newton, problem, 1 if spread is None else spread.size)
+    sharding = find_sharding(given.chain.inputs, given.chain.sharding, newton)
+    choice = _linearized(newton, chain, 1 if sharding is None else sharding.size)
     return ChainPlan(
-        length=problem.length,
-        layout=layout,
-        structure=find_structure(step, layout),
+        length=chain.length,
+        layout=chain.layout,
+        structure=find_structure(chain.step, chain.layout),
         choice=choice,
-        nbytes=choice.window * choice.linearization.bytes_per_step(step, layout),
-        spread=spread,
-        left_to_jax=_left_to_jax(problem),
+        nbytes=choice.window * choice.linearization.bytes_per_step(chain.step, chain.layout),
+        sharding=sharding,
+        left_to_jax=_left_to_jax(chain),
         device=device,
         iterations=candidates.expected,
         expectation=expectation,
@@ -142,19 +142,18 @@ def _expected(given: Instance, length: int, iterations: int | str | None) -> tup
     return forecast_iterations(rate, length), f"from a sample, where small differences {trend}"
 
 
-def _linearized(newton: Newton, problem: Problem, shards: int) -> Choice:
+def _linearized(newton: Newton, chain: TracedChain, shards: int) -> Choice:
     """How Newton's method linearises the chain, or the shard on each device."""
-    length = -(-problem.length // shards)
-    step, layout = problem.step, problem.layout
+    step, layout, length = chain.step, chain.layout, -(-chain.length // shards)
     choice = choose_linearization(
-        newton.linearize, step, layout, length, newton.window, newton.memory, problem.length
+        newton.linearize, step, layout, length, newton.window, newton.memory, chain.length
     )
-    return choice if shards == 1 else dataclasses.replace(choice, window=problem.length)
+    return choice if shards == 1 else dataclasses.replace(choice, window=chain.length)
 
 
-def _left_to_jax(problem: Problem) -> str:
+def _left_to_jax(chain: TracedChain) -> str:
     """Why the chain, or its derivative, is left to `jax.lax.scan`; empty if neither is."""
-    step = problem.step
+    step = chain.step
     if step.effects:
         return f"runs as jax.lax.scan, since the step has side effects ({', '.join(step.effects)})"
     if step.has_custom_vjp:

@@ -6,9 +6,9 @@ from typing import Any
 
 from deeppcr._plan.candidates import AUTODIFF, Candidate, busy_seconds, speedup
 from deeppcr._plan.choose import MARGIN
-from deeppcr._plan.names import Method
-from deeppcr.across import Spread
+from deeppcr._plan.names import Fixed
 from deeppcr.adjoint import Adjoint
+from deeppcr.axis import ChainSharding
 from deeppcr.layers.describe import Description as LayersFound
 from deeppcr.linear import name_of
 from deeppcr.linearize import Choice
@@ -32,7 +32,7 @@ class ChainPlan:
         structure: which entries of the state influence each other, as its program proves.
         choice: the linearisation that Newton's method takes, its window, and why.
         nbytes: of all Jacobian blocks in a window.
-        spread: the devices that share the chain; None if it is on one.
+        sharding: the devices that share the chain; None if it is on one.
         left_to_jax: why nothing but the sequential program, or jax's own derivative of it, is in the
             running; else empty.
         device: what times are predicted for.
@@ -47,7 +47,7 @@ class ChainPlan:
     structure: Structure
     choice: Choice
     nbytes: int
-    spread: Spread | None
+    sharding: ChainSharding | None
     left_to_jax: str
     device: Device
     iterations: int
@@ -98,13 +98,15 @@ class ChainPlan:
         }
         if self.newton and isinstance(self.newton.method, Newton):
             choice = self.choice
+            every = self.newton.method.jacobian_every
+            kept = f", kept for {every} iterations" if every > 1 else ""
             kind = "exact: Newton's method"
-            if not choice.is_exact:
+            if not choice.is_exact or kept:
                 kind = "not exact: a quasi-Newton method"
             full = self.length * self.width**2 * self.batch * self.layout.dtype.itemsize
             at_once = "all" if choice.window == self.length else str(choice.window)
             rows |= {
-                "linearize": f"{choice.linearization} ({kind})",
+                "linearize": f"{choice.linearization}{kept} ({kind})",
                 "blocks": f"{self.nbytes:,} bytes; full Jacobians of all steps: {full:,}",
                 "window": f"{at_once} steps at once",
             }
@@ -114,9 +116,9 @@ class ChainPlan:
             rows["iterations"] = f"{self.iterations} ({self.expectation})"
         if self.left_to_jax:
             rows["as it is"] = self.left_to_jax
-        if self.spread:
-            each = -(-self.length // self.spread.size)
-            along = f"{self.spread.size} along {self.spread.axis!r}"
+        if self.sharding:
+            each = -(-self.length // self.sharding.size)
+            along = f"{self.sharding.size} along {self.sharding.mesh_axis!r}"
             rows["devices"] = f"{along}, up to {each} steps on each"
         return rows | {"device": self.device.name}
 
@@ -201,7 +203,7 @@ class Plan:
         return max(self.chains, key=lambda chain: chain.sequential.time)
 
     @property
-    def method(self) -> Method:
+    def method(self) -> Fixed:
         """What to pass as ``method``: what "auto" takes."""
         return self.main.forward[0].method
 

@@ -296,7 +296,7 @@ def test_rules_for_what_is_captured(scales):
     rules = [weight_rule(scale) for scale in scales]
     check(
         lambda weights: [lambda x, f=f, w=w: f(w, x) for f, w in zip(rules, weights, strict=False)],
-        adjoint="sequential",
+        adjoint="backprop",
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import deeppcr
 import depth
 from deeppcr._plan import ChainCosts
-from deeppcr.chain import chain_length, pose
+from deeppcr.chain import chain_length, trace_chain
 from tests.problems import gru, normal
 
 L = 16
@@ -46,7 +46,9 @@ def costs_of(chain, state, batch_ndim=0):
         length = chain_length(inputs, chain.length, "inputs")
         found.append(
             ChainCosts.of(
-                pose(lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "z0")
+                trace_chain(
+                    lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "z0"
+                )
             )
         )
 

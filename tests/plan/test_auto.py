@@ -1,4 +1,4 @@
-"""Chains solved by "auto" give what `jax.lax.scan` gives, however jax transforms them."""
+"""Chains solved by "auto" give what `jax.lax.scan` gives, however jax transforms them; gradients are planned if wanted."""
 
 import importlib
 
@@ -10,7 +10,7 @@ import deeppcr
 from tests.plan.chains import CHAINS, L, elementwise
 from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle
 
-auto = importlib.import_module("deeppcr._plan.auto")
+auto = importlib.import_module("deeppcr._solve")
 
 
 def everything(scan, step, z0, xs):

@@ -190,7 +190,7 @@ def test_the_step_does_not_outlive_the_call(monkeypatch, memo, device):
     assert own() is None
 
 
-def test_what_is_kept_holds_no_pieces(parallel, memo):
+def test_what_is_kept_holds_no_chain(parallel, memo):
     chain, z0 = CHAINS["gru"]
     costs = costs_of(chain, z0)
     choose.choose_method(costs, "cpu")

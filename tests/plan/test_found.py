@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr import BlockDiagonal, Chain, Frozen, Newton
+from deeppcr import BlockDiagonal, Chain, Newton
 from tests.problems import doubled_backwards, normal
 
 XS = jnp.zeros((100, 8), jnp.float32)
@@ -58,9 +58,7 @@ def test_what_the_method_asks_for():
     assert "not exact: a quasi-Newton method" in row(
         DENSE, Z0, "linearize", method=Newton(linearize="diagonal")
     )
-    assert "kept for 3 iterations" in row(
-        DENSE, Z0, "linearize", method=Newton(linearize=Frozen(3))
-    )
+    assert "kept for 3 iterations" in row(DENSE, Z0, "linearize", method=Newton(jacobian_every=3))
     assert row(DENSE, Z0, "window", method=Newton(window=10)) == "10 steps at once"
     assert row(DENSE, Z0, "window", method=Newton(window=1000)) == "all steps at once"
     assert "exact" in row(DENSE, Z0, "linearize", method="pcr")

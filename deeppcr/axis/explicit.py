@@ -1,7 +1,8 @@
 """Programs on a mesh whose axes are of the type `Explicit`.
 
-There jax keeps track of how every array lies, and refuses much of what is done with chains: to cut and to join arrays along
-sharded axes. So such programs run with axes of the type `Auto`, and their results are given back as they are expected to lie.
+There jax tracks the sharding of every array and refuses much of what chains need: cutting and
+joining arrays along sharded axes. So such programs run with axes of the type `Auto`, and their
+results get the shardings that the caller expects.
 """
 
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 
 def explicit_mesh(*trees: Any, shared: bool = False) -> AbstractMesh | None:
-    """The mesh with axes of the type `Explicit` on which arrays are sharded; None if they are not.
+    """The mesh with `Explicit` axes on which arrays are sharded; None if they are not.
 
-    ``shared``: whether several devices will work with them in any case; then also where all of them are on all devices.
+    ``shared``: whether several devices work on the arrays in any case; then a mesh counts also
+    where all arrays are replicated.
     """
     for leaf in jax.tree.leaves(trees):
         sharding = getattr(jax.typeof(leaf), "sharding", None)
@@ -23,8 +25,8 @@ def explicit_mesh(*trees: Any, shared: bool = False) -> AbstractMesh | None:
             continue
         if shared or any(part is not None for part in sharding.spec):
             return sharding.mesh.abstract_mesh
-    here = jax.sharding.get_abstract_mesh()
-    return here if shared and _is_explicit(here) else None
+    current = jax.sharding.get_abstract_mesh()
+    return current if shared and _is_explicit(current) else None
 
 
 def with_auto_types(mesh: Any) -> Any:
@@ -32,10 +34,6 @@ def with_auto_types(mesh: Any) -> Any:
     if not isinstance(mesh, Mesh) or not _is_explicit(mesh):
         return mesh
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
-
-
-def _is_explicit(mesh: Any) -> bool:
-    return any(kind == AxisType.Explicit for kind in mesh.axis_types)
 
 
 def with_auto_axes(run: Callable[..., Any], mesh: AbstractMesh, out: Any, *arguments: Any) -> Any:
@@ -47,3 +45,7 @@ def with_auto_axes(run: Callable[..., Any], mesh: AbstractMesh, out: Any, *argum
         lambda spec: NamedSharding(mesh, spec), out, is_leaf=lambda x: isinstance(x, P)
     )
     return jax.jit(auto_axes(run, out_sharding=shardings))(*arguments)
+
+
+def _is_explicit(mesh: Any) -> bool:
+    return any(kind == AxisType.Explicit for kind in mesh.axis_types)

@@ -1,0 +1,61 @@
+"""Backpropagation: products of the step's derivative with a vector, one step after another."""
+
+import dataclasses
+from functools import partial
+
+import jax
+from jax import lax
+
+from deeppcr.axis import ChainAxis
+from deeppcr.chain import TracedChain
+from deeppcr.state import Leaves, add
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Backpropagation:
+    """An `AdjointSolver` that needs no Jacobian blocks."""
+
+    def chunk(self, chain: TracedChain) -> int:
+        """See `AdjointSolver`: the whole chain."""
+        return chain.length
+
+    def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
+        """See `AdjointSolver`."""
+
+        def body(t: Leaves, at: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
+            state, inputs, b_l = at
+            step = partial(chain.step, inputs=inputs, captured=chain.captured)
+            pushed = jax.jvp(step, (state,), (t,))[1]
+            t = add(b_l, pushed)
+            return t, t
+
+        def run(enter: Leaves, b: Leaves) -> tuple[Leaves, Leaves]:
+            left: tuple[Leaves, Leaves] = lax.scan(body, enter, (states, chain.inputs, b))
+            return left
+
+        return chain.axis.sequentially(run, enter, b)[1]
+
+    def backward(
+        self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
+    ) -> tuple[Leaves, Leaves]:
+        """See `AdjointSolver`."""
+
+        def body(mu: Leaves, step: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
+            state, inputs, g_l = step
+            lam = add(g_l, mu)
+            _, pull = jax.vjp(partial(chain.step, inputs=inputs, captured=chain.captured), state)
+            return pull(lam)[0], lam
+
+        def run(enter: Leaves, g: Leaves) -> tuple[Leaves, Leaves]:
+            left: tuple[Leaves, Leaves] = lax.scan(
+                body, enter, (states, chain.inputs, g), reverse=True
+            )
+            return left
+
+        mu, lam = chain.axis.reversed.sequentially(run, enter, g)
+        return lam, mu
+
+    def on_shard(self, axis: ChainAxis) -> "Backpropagation":
+        """See `AdjointSolver`."""
+        return self
