@@ -2,7 +2,7 @@
 
 from deeppcr import diffusion, layers, sharding
 from deeppcr._plan import Auto, Plan
-from deeppcr._plan.planner import plan
+from deeppcr._planner import plan
 from deeppcr.acceleration import Anderson
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve

@@ -5,8 +5,6 @@ costs.py       what a chain costs, by `depth`: what candidates are sums of
 candidates.py  what is in the running, and its predicted time
 choose.py      the best of them, kept by signature
 report.py      `Plan`: what was found, what was scored, what is chosen, and why
-instance.py    a chain with its initial state: traced with shapes, or run
-planner.py     `deeppcr.plan`
 """
 
 from deeppcr._plan.candidates import Candidate, Candidates

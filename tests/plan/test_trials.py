@@ -8,7 +8,8 @@ import pytest
 
 import deeppcr
 import depth
-from deeppcr._plan import Candidates, best_gradient, best_method, instance
+from deeppcr import _instance as instance
+from deeppcr._plan import Candidates, best_gradient, best_method
 from deeppcr._plan.choose import choose_method
 from tests.plan.chains import CHAINS, costs_of, elementwise, like
 

@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any, Literal
 
 import depth
+from deeppcr._instance import Instance, instances_of
 from deeppcr._plan.candidates import Candidates
 from deeppcr._plan.choose import best_gradient, best_method
 from deeppcr._plan.costs import ChainCosts
-from deeppcr._plan.instance import Instance, instances_of
 from deeppcr._plan.names import Auto, Fixed, Method, find_method
 from deeppcr._plan.report import ChainPlan, Plan
 from deeppcr.chain import TracedChain
