@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from deeppcr._plan import Auto, Method, Wanted, find_adjoint, find_method
 from deeppcr._solve import solve_chain
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.axis import LOCAL
@@ -14,7 +15,6 @@ from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
 from deeppcr.layers import Repeated, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.plan import Auto, Method, Wanted, find_adjoint, find_method
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.solution import Result, Solution, Stats

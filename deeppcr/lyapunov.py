@@ -1,13 +1,15 @@
-"""How fast a chain amplifies differences: its largest Lyapunov exponent, and what that means for Newton's method.
+"""How fast a chain amplifies differences: its largest Lyapunov exponent.
 
-A small difference at one state grows along the linearised chain, ``t_l = df/dz(z_{l-1}) t_{l-1}``, as ``exp(rate * l)`` in the
-long run, almost whatever its direction. The chain is cut into about sqrt(L) pieces of sqrt(L) steps. A first sweep carries a
-random vector through every piece, all pieces side by side; its end is the direction that grows in the piece after it, where a
-second sweep measures. So the depth is 2 sqrt(L), the work two derivatives in one direction a step, and no Jacobian is made.
+A small difference at one state grows along the linearised chain, ``t_l = df/dz(z_{l-1}) t_{l-1}``,
+as ``exp(rate * l)`` in the long run, almost whatever its direction. The chain is cut into about
+sqrt(L) pieces of sqrt(L) steps. A first sweep carries a random vector through every piece, all
+pieces side by side; its end is the direction that grows in the piece after it, where a second sweep
+measures. So the depth is 2 sqrt(L), the work two derivatives in one direction a step, and no
+Jacobian is made.
 
-Where the rate is positive, differences grow, and every iteration of Newton's method gets right only some more of the first
-states; where it is negative all states converge together, quadratically (Gonzalez et al., *Predictability enables parallelization
-of nonlinear state space models*, 2025).
+Where the rate is positive, differences grow, and every iteration of Newton's method gets right only
+some more of the first states; where it is negative all states converge together, quadratically
+(Gonzalez et al., *Predictability enables parallelization of nonlinear state space models*, 2025).
 """
 
 import math
@@ -22,7 +24,7 @@ from deeppcr.state import Leaves
 
 
 def growth_rate(chain: TracedChain, states: Array) -> Array:
-    """The growth rate per step of differences along the chain, of the example where it is largest: natural logarithm, scalar.
+    """The growth rate of differences: natural logarithm per step, of the example with the largest.
 
     Args:
         chain: all L steps of a chain.
@@ -70,11 +72,12 @@ def growth_rate(chain: TracedChain, states: Array) -> Array:
 
 
 def forecast_iterations(rate: float, length: int) -> int:
-    """How many iterations Newton's method will take with exact Jacobians, from the growth rate: a rule of thumb.
+    """How many iterations Newton's method takes with exact Jacobians, by a rule of thumb.
 
-    Where differences die out, errors are squared all along the chain, and a start that is far off takes some iterations more on
-    long chains. Where they grow, an iteration settles as many states more as it takes for them to grow by about sqrt(e). On tanh
-    and gated recurrent networks, pendulums and the logistic map of 200 to 1000 steps it is right within a factor of 2 to 3, as
+    Where differences die out, errors are squared all along the chain, and a start that is far off
+    takes some iterations more on long chains. Where they grow, an iteration settles as many states
+    more as it takes for them to grow by about sqrt(e). On tanh and gated recurrent networks,
+    pendulums and the logistic map of 200 to 1000 steps it is right within a factor of 2 to 3, as
     long as the iterates stay where the chain itself goes; far from it they may see other rates.
     """
     return min(length + 1, round(4 + math.log2(max(length, 1)) / 2 + 2 * max(rate, 0.0) * length))

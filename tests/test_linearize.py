@@ -304,9 +304,7 @@ def test_a_linearization_of_ones_own():
     )
     assert_agree(backpropagate(problem, scan), oracle(problem))
     chain = Chain(lambda z, x: gru(problem.params, z, x)[0], problem.xs)
-    assert "Damped" in str(
-        deeppcr.describe(chain, problem.init, method=Newton(linearize=Damped(0.9)))
-    )
+    assert "Damped" in str(deeppcr.plan(chain, problem.init, method=Newton(linearize=Damped(0.9))))
     for linearize in (Damped(0.9), Zero()):
         newton = Newton(linearize=linearize, jacobian_every=2, window=window)
         solution = solve(chain, problem.init, method=newton)

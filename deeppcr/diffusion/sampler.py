@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from deeppcr._plan import Auto, Method, find_method
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
 from deeppcr.chain import Chain
@@ -25,7 +26,6 @@ from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.plan import Auto, Method, find_method
 from deeppcr.solution import Solution
 
 PICARD = Newton(linearize="identity")

@@ -1,12 +1,12 @@
-"""`describe` says what Newton would do, and `solve` does it."""
+"""A plan begins with what was found, and what Newton's method makes of it; `solve` does it."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr import BlockDiagonal, Chain, Frozen, Newton, describe
-from tests.problems import normal
+from deeppcr import BlockDiagonal, Chain, Newton
+from tests.problems import doubled_backwards, normal
 
 XS = jnp.zeros((100, 8), jnp.float32)
 Z0 = jnp.zeros(8, jnp.float32)
@@ -16,16 +16,19 @@ DENSE = Chain(lambda z, x: jnp.tanh(z @ WEIGHT + jnp.broadcast_to(x, z.shape)), 
 PAIRS = Chain(lambda z, x: (jnp.sin(z[0] * z[1]) + x, z[0] + z[1]), XS)
 
 
+def head(found):
+    """The first lines of a plan: what was found."""
+    return str(found).partition("\n\n")[0]
+
+
 def rows(chain, x, **options):
     """Of the one chain that is found."""
-    text = str(describe(chain, x, **options))
-    return dict(
-        line.split("  ", 1) if line[:9].strip() else ("", line) for line in text.splitlines()
-    )
+    lines = head(deeppcr.plan(chain, x, **options)).splitlines()
+    return {name: text.strip() for name, text in (line.split("  ", 1) for line in lines)}
 
 
 def row(chain, x, name, **options):
-    return {key.strip(): value.strip() for key, value in rows(chain, x, **options).items()}[name]
+    return rows(chain, x, **options)[name]
 
 
 def test_an_elementwise_chain():
@@ -38,12 +41,12 @@ def test_an_elementwise_chain():
 
 def test_a_dense_chain_says_what_makes_it_dense():
     assert row(DENSE, Z0, "structure").startswith("dense: dot_general")
-    assert "test_describe.py" in row(DENSE, Z0, "structure")
+    assert "test_found.py" in row(DENSE, Z0, "structure")
     assert row(DENSE, Z0, "linearize") == "dense (exact: Newton's method)"
 
 
 def test_a_chain_of_pairs():
-    (found,) = describe(PAIRS, (Z0, Z0)).chains
+    (found,) = deeppcr.plan(PAIRS, (Z0, Z0)).chains
     assert found.choice.linearization == BlockDiagonal(2)
     assert found.choice.is_exact
     assert found.structure.groups.shape == (8, 2)
@@ -55,9 +58,7 @@ def test_what_the_method_asks_for():
     assert "not exact: a quasi-Newton method" in row(
         DENSE, Z0, "linearize", method=Newton(linearize="diagonal")
     )
-    assert "kept for 3 iterations" in row(
-        DENSE, Z0, "linearize", method=Newton(linearize=Frozen(3))
-    )
+    assert "kept for 3 iterations" in row(DENSE, Z0, "linearize", method=Newton(jacobian_every=3))
     assert row(DENSE, Z0, "window", method=Newton(window=10)) == "10 steps at once"
     assert row(DENSE, Z0, "window", method=Newton(window=1000)) == "all steps at once"
     assert "exact" in row(DENSE, Z0, "linearize", method="pcr")
@@ -68,12 +69,12 @@ def test_the_reason_for_a_window_and_for_a_diagonal():
     assert "70 at once" in row(DENSE, Z0, "because", method=Newton(memory=70 * one))
     assert row(DENSE, Z0, "window", method=Newton(memory=70 * one)) == "70 steps at once"
     assert "diagonal only" in row(DENSE, Z0, "because", method=Newton(memory=40 * one))
-    assert "because" not in str(describe(DENSE, Z0))
+    assert "because" not in rows(DENSE, Z0)
 
 
 def test_a_batch():
     z0 = jnp.zeros((5, 8), jnp.float32)
-    assert row(DENSE, z0, "chain", batch_ndim=1) == "100 steps, a state of 8 entries, 5 examples"
+    assert row(DENSE, z0, "chain", batch_ndim=1) == "100 steps, a state of 8 entries, a batch of 5"
     assert row(DENSE, z0, "chain") == "100 steps, a state of 40 entries"
     mixed = Chain(lambda z, x: z - jnp.broadcast_to(z.mean(0) + x, z.shape), XS)
     assert "examples of a batch may influence each other" in row(
@@ -84,11 +85,11 @@ def test_a_batch():
 
 def test_shapes_alone():
     struct = jax.ShapeDtypeStruct((8,), jnp.float32)
-    assert str(describe(DENSE, struct)) == str(describe(DENSE, Z0))
-    assert str(describe(Chain(PAIRS.step, XS), (struct, struct))) == str(describe(PAIRS, (Z0, Z0)))
-    assert "12 steps" in str(describe(Chain(lambda z, _: jnp.sin(z), length=12), 0.5))
+    assert rows(DENSE, struct) == rows(DENSE, Z0)
+    assert rows(Chain(PAIRS.step, XS), (struct, struct)) == rows(PAIRS, (Z0, Z0))
+    assert "12 steps" in str(deeppcr.plan(Chain(lambda z, _: jnp.sin(z), length=12), 0.5))
     narrow = Chain(lambda z, x: jnp.tanh(z) + x, XS.astype(jnp.bfloat16))
-    assert "elementwise" in str(describe(narrow, jax.ShapeDtypeStruct((8,), jnp.bfloat16)))
+    assert "elementwise" in str(deeppcr.plan(narrow, jax.ShapeDtypeStruct((8,), jnp.bfloat16)))
 
 
 def times(weight, x):
@@ -100,27 +101,50 @@ def test_layers():
     scales = [jax.tree_util.Partial(jnp.multiply, jnp.float64(c)) for c in range(4)]
     layers = [*weights, jnp.sin, *scales]
     x = jnp.ones((3, 8))
-    found = describe(layers, x)
+    found = deeppcr.plan(layers, x)
     assert [chain.length for chain in found.chains] == [6, 4]
     assert [str(chain.choice.linearization) for chain in found.chains] == ["dense", "diagonal"]
     assert all(chain.layout.batch_shape == (3,) for chain in found.chains)
-    assert describe(layers, x, batch_ndim=0).chains[1].layout.width == 24
+    assert deeppcr.plan(layers, x, batch_ndim=0).chains[1].layout.width == 24
     text = str(found)
+    assert text.startswith(str(deeppcr.layers.describe(layers, x)))
     assert "no neighbour is like it" in text
     assert text.count("linearize") == 2
-    assert str(describe(layers, jax.ShapeDtypeStruct((3, 8), jnp.float64))) == text
+    assert str(deeppcr.plan(layers, jax.ShapeDtypeStruct((3, 8), jnp.float64))) == text
 
 
 def test_layers_without_a_chain():
-    found = describe([jnp.sin, lambda x: x[:2]], jnp.ones(3))
-    assert found.chains == ()
-    assert "linearize" not in str(found)
+    layers, x = [jnp.sin, lambda x: x[:2]], jnp.ones(3)
+    with pytest.raises(ValueError, match="no chain to plan") as error:
+        deeppcr.plan(layers, x)
+    assert str(deeppcr.layers.describe(layers, x)) in str(error.value)
+    assert "linearize" not in str(error.value)
+
+
+def test_the_solver_and_the_iterations():
+    found = deeppcr.plan(DENSE, Z0, iterations=7)
+    assert row(DENSE, Z0, "iterations", iterations=7) == "7 (as the caller says)"
+    assert row(DENSE, Z0, "solver", method="pcr") == "pcr"
+    assert found.main.newton.method.linear == deeppcr.Recurrence()
+    assert "solver      sequential" in head(found)
+
+
+def test_what_is_left_to_jax():
+    def shows(z, x):
+        jax.debug.print("{}", x[0])
+        return z + x
+
+    said = rows(Chain(shows, XS), Z0)
+    assert said["as it is"].startswith("runs as jax.lax.scan, since the step has side effects")
+    assert "linearize" not in said
+    assert "jax.custom_vjp" in row(Chain(lambda z, x: doubled_backwards(z) + x, XS), Z0, "as it is")
+    assert "as it is" not in rows(DENSE, Z0)
 
 
 def test_what_is_described_is_what_is_done():
     """The window that it names takes as many iterations as the same window by name."""
     newton = Newton(linearize="dense", memory=4 * 4 * 64 * 13)
-    (found,) = describe(DENSE, Z0, method=newton).chains
+    (found,) = deeppcr.plan(DENSE, Z0, method=newton).chains
     assert found.choice.window == 13
     by_memory, by_window = (
         deeppcr.solve(
@@ -131,22 +155,12 @@ def test_what_is_described_is_what_is_done():
     assert by_memory == by_window
 
 
-@pytest.mark.parametrize("method", ["sequential", "auto", deeppcr.Sequential()], ids=str)
-def test_a_method_that_does_not_linearise(method):
-    with pytest.raises(
-        ValueError, match=r"method is .*equential|method is 'auto'.*expected Newton"
-    ):
-        describe(DENSE, Z0, method=method)
-    with pytest.raises(ValueError, match=r"method is .*expected Newton"):
-        describe([], Z0, method=method)
-
-
 def test_bad_input():
     with pytest.raises(ValueError, match=r"method is 'newtown', expected"):
-        describe(DENSE, Z0, method="newtown")
+        deeppcr.plan(DENSE, Z0, method="newtown")
     with pytest.raises(TypeError, match=r"x.*int32.*expected a floating"):
-        describe(Chain(lambda z, x: z, XS), jnp.zeros(8, jnp.int32))
+        deeppcr.plan(Chain(lambda z, x: z, XS), jnp.zeros(8, jnp.int32))
     with pytest.raises(ValueError, match=r"x has shape \[8\].*batch_ndim = 2"):
-        describe(DENSE, Z0, batch_ndim=2)
+        deeppcr.plan(DENSE, Z0, batch_ndim=2)
     with pytest.raises(TypeError, match=r"state.*\[8\].*\[4\].*expected"):
-        describe(Chain(lambda z, x: z[:4], XS), Z0)
+        deeppcr.plan(Chain(lambda z, x: z[:4], XS), Z0)
