@@ -1,12 +1,12 @@
 """Sequential programs in parallel: layers, recurrences and samplers as one system of equations, solved in logarithmic depth."""
 
 from deeppcr import diffusion, layers, sharding
+from deeppcr._delay import delay
 from deeppcr.acceleration import Anderson
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
 from deeppcr.chain import Chain
 from deeppcr.damping import TrustRegion
-from deeppcr.delay import delay
 from deeppcr.describe import describe
 from deeppcr.linear import (
     Chunked,

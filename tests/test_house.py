@@ -52,7 +52,7 @@ FLOORS = {
     "step": 0,
     "state": 0,
     "layers": 0,
-    "delay": 0,
+    "_delay": 0,
     "jaxprs": 0,
 }
 
