@@ -113,7 +113,8 @@ def delay(f: Callable[[tuple[Any, ...], Any], Any], k: int) -> Delay:
 
 def _check_alike(state: Any, like: Any, name: str, expected: str) -> None:
     """Raise unless two states have the same structure, shapes and dtypes."""
-    found, wanted = jax.tree.structure(state), jax.tree.structure(like)
+    found: Any = jax.tree.structure(state)
+    wanted: Any = jax.tree.structure(like)
     if found != wanted:
         raise TypeError(f"{name} has the structure {found}, expected that of {expected}: {wanted}.")
     for (path, x), y in zip(

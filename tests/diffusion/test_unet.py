@@ -1,4 +1,4 @@
-"""`deeppcr.diffusion.load_unet`: the predictions of diffusers; a pure function; errors that name the misfit."""
+"""`deeppcr.diffusion.load_unet`: predictions of diffusers; a pure function; bad files are named."""
 
 import json
 import shutil

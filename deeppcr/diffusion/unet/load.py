@@ -25,7 +25,8 @@ def load_unet(folder: Any, dtype: Any = None) -> "UNet":
 
     As in diffusers, ``x`` is [batch, channels, height, width] and ``t`` a number or [batch]. The
     result has the dtype of ``x``. A model with class embeddings is called as ``unet(x, t,
-    labels)``. The module is for sampling: it has no dropout. To convert a folder with torch's ``.bin``, call
+    labels)``. The module is for sampling: it has no dropout. To convert a folder with torch's
+    ``.bin``, call
     ``UNet2DModel.from_pretrained(old).save_pretrained(new)`` in diffusers.
 
     Args:
