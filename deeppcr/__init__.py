@@ -1,6 +1,7 @@
 """Sequential programs in parallel: layers, recurrences and samplers as one system of equations, solved in logarithmic depth."""
 
 from deeppcr import diffusion, layers, sharding
+from deeppcr._delay import delay
 from deeppcr._plan import Auto, Plan
 from deeppcr._planner import plan
 from deeppcr._stack import Stack, stack
@@ -9,7 +10,6 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
 from deeppcr.chain import Chain
 from deeppcr.damping import TrustRegion
-from deeppcr.delay import delay
 from deeppcr.linear import (
     Chunked,
     CyclicReduction,
