@@ -19,9 +19,11 @@ import optax
 from tqdm import tqdm
 
 import deeppcr
-from experiments.common import data, plots, timing
-from experiments.common.options import in_time, model, parser, picture, positive, record
-from experiments.common.table import table
+from experiments.bench import command, plots, timing
+from experiments.bench.command import in_time, picture, positive
+from experiments.bench.engine import distance
+from experiments.bench.table import Row, show
+from experiments.models import data
 
 CLASSES = 10
 FIGURE = Path("digits.png")  # unless `--plot` or `--keep` says where
@@ -192,13 +194,7 @@ def train(name: str, stack: Stack, settings: Settings, split: data.Split) -> Tra
     )
 
 
-def gradient_difference(one: Network, other: Network) -> float:
-    """The largest difference, as a share of the largest entry of the same array."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return max(float(np.max(np.abs(a - b)) / np.max(np.abs(a))) for a, b in pairs)
-
-
-def rows(trainings: dict[str, Training], times: dict[str, timing.Timing]) -> list[dict[str, Any]]:
+def rows(trainings: dict[str, Training], times: dict[str, timing.Timing]) -> list[Row]:
     """What is to be compared, one row a run."""
     baseline = trainings[BASELINE]
     return [
@@ -206,7 +202,7 @@ def rows(trainings: dict[str, Training], times: dict[str, timing.Timing]) -> lis
             "run": name,
             "last loss": float(run.losses[-1]),
             "losses differ": float(np.max(np.abs(run.losses - baseline.losses))),
-            "gradients differ": gradient_difference(baseline.gradient, run.gradient),
+            "gradients differ": distance(run.gradient, baseline.gradient),
             "accuracy": run.accuracy,
             "iterations": float(np.mean(run.iterations)),
             "ms": times[name].median * 1e3,  # a step
@@ -220,10 +216,9 @@ def rows(trainings: dict[str, Training], times: dict[str, timing.Timing]) -> lis
     ]
 
 
-def printed(row: dict[str, Any]) -> dict[str, Any]:
-    """The cells of a row that the table has, as people read them."""
-    cells = row | {"accuracy": f"{row['accuracy']:.1%}", "time": f"{row['time']:.2f}x"}
-    return {key: value for key, value in cells.items() if key not in HIDDEN}
+def printed(row: Row) -> Row:
+    """The cells of a row as people read them."""
+    return row | {"accuracy": f"{row['accuracy']:.1%}", "time": f"{row['time']:.2f}x"}
 
 
 def summary(
@@ -287,25 +282,18 @@ def smooth(losses: np.ndarray, window: int = 25) -> np.ndarray:
 
 def main(argv: list[str]) -> None:
     """Train, compare, draw."""
-    command = parser("digits", __doc__)
-    command.set_defaults(repeats=REPEATS)
+    arguments = command.parser("digits", __doc__)
+    arguments.set_defaults(repeats=REPEATS)
     for field in dataclasses.fields(Settings):
-        number = positive if field.type is int and field.name != "seed" else field.type
-        command.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=number,
-            metavar="N",
-            help=f"default: {field.default}",
-        )
-    options = command.parse_args(argv)
-    given = {
-        field.name: value
-        for field in dataclasses.fields(Settings)
-        if (value := getattr(options, field.name)) is not None
-    }
+        number: Any = positive if field.type is int and field.name != "seed" else field.type
+        name, usual = f"--{field.name.replace('_', '-')}", f"default: {field.default}"
+        arguments.add_argument(name, type=number, metavar="N", help=usual)
+    options = arguments.parse_args(argv)
+    names = [field.name for field in dataclasses.fields(Settings)]
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
     settings = Settings(**((QUICK if options.quick else {}) | given))
     if options.calibrate:
-        model(options)  # which `deeppcr` then decides by
+        command.model(options)  # which `deeppcr` then decides by
 
     split = data.digits()
     print(
@@ -318,13 +306,14 @@ def main(argv: list[str]) -> None:
     }
     if not trainings:
         return
-    times = timing.interleave(
-        {name: run.again for name, run in trainings.items()}, options.repeats, warmup=2
-    )
-    kept, found = record(options), rows(trainings, times)
+    again = {name: run.again for name, run in trainings.items()}
+    for call in again.values():  # the first calls are not timed
+        timing.clock(call)
+    times = timing.interleave(again, timing.Effort(options.repeats, most=1))
+    kept, found = command.record(options), rows(trainings, times)
     kept.add(*found)
     kept.finish()
-    print(f"\n{table([printed(row) for row in found])}\n")
+    print(f"\n{show([printed(row) for row in found], HIDDEN)}\n")
     if len(trainings) == len(RUNS):
         print(f"{summary(settings, trainings, times)}\n")
     if kept.path:
