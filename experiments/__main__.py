@@ -17,7 +17,10 @@ SHARED = ("bench", "models")  # what the experiments are made of
 
 
 def registry() -> dict[str, str]:
-    """The experiments, name -> module: each file of this package, and the file `run` of each folder that is not shared."""
+    """The experiments, name -> module.
+
+    Each file of this package, and the file `run` of each folder that is not shared.
+    """
     found = pkgutil.iter_modules(experiments.__path__)
     return {
         entry.name: f"experiments.{entry.name}" + ".run" * entry.ispkg
@@ -27,7 +30,10 @@ def registry() -> dict[str, str]:
 
 
 def summary(module: str) -> str:
-    """The first line of an experiment's docstring, read without importing it: its extras may be missing."""
+    """The first line of an experiment's docstring, read without importing it.
+
+    Its extras may be missing.
+    """
     path = Path(experiments.__path__[0], *module.split(".")[1:]).with_suffix(".py")
     return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
@@ -48,7 +54,8 @@ def main(argv: list[str]) -> None:
     name, *rest = argv
     if name not in names:
         sys.exit(f"no experiment is called {name!r}; there are: {', '.join(sorted(names))}")
-    # On GPUs a product of float32 is one of TF32 by default: no two programs then agree to float32, and Newton's residual stalls.
+    # On GPUs a product of float32 is one of TF32 by default: no two programs then agree to float32,
+    # and Newton's residual stalls.
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # read when jax is imported
     options = _redirected(rest)
     try:
@@ -61,7 +68,10 @@ def main(argv: list[str]) -> None:
 
 
 def _redirected(options: list[str]) -> list[str]:
-    """The options without `--out DIR`, which every experiment takes: its results then go to DIR/<device>."""
+    """The options without `--out DIR`, which every experiment takes.
+
+    Its results then go to DIR/<device>.
+    """
     shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     shared.add_argument("--out", type=Path)
     found, rest = shared.parse_known_args(options)

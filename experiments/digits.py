@@ -1,8 +1,9 @@
 """The demo: a deep narrow network on handwritten digits, trained layer by layer and with deeppcr.
 
-A residual network of many narrow layers, h <- h + tanh(h W_l + b_l) / sqrt(L), each with weights of its own,
-is trained from the same weights on the same batches: by `jax.lax.scan` over the layers, and by `deeppcr` with
-what it picks itself and with everything parallel. The losses have to lie on top of each other.
+A residual network of many narrow layers, h <- h + tanh(h W_l + b_l) / sqrt(L), each with weights of
+its own, is trained from the same weights on the same batches: by `jax.lax.scan` over the layers,
+and by `deeppcr` with what it picks itself and with everything parallel. The losses have to lie on
+top of each other.
 """
 
 import dataclasses
@@ -75,7 +76,10 @@ Stack = Callable[[Affine, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def layer_by_layer(hidden: Affine, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One layer after another, compiled once for all of them: the fastest that JAX itself offers."""
+    """One layer after another, compiled once for all of them.
+
+    The fastest that JAX itself offers.
+    """
     step = residual_layer(len(hidden.bias))
     state, _ = jax.lax.scan(lambda h, layer: (step(h, layer), None), state, hidden)
     return state, jnp.int32(0)
@@ -101,7 +105,7 @@ RUNS: dict[str, Stack] = {
 
 
 def residual_layer(depth: int) -> Callable[[jax.Array, Affine], jax.Array]:
-    """One layer of `depth`, scaled so that it takes the whole stack to change the state by order one."""
+    """One layer of `depth`, scaled so that the whole stack changes the state by order one."""
     return lambda state, layer: state + jnp.tanh(layer(state)) / math.sqrt(depth)
 
 
@@ -121,7 +125,10 @@ def initial(settings: Settings, features: int) -> Network:
 
 
 def batches(settings: Settings, examples: int) -> np.ndarray:
-    """Which examples each step sees, the same for every run: (steps, batch), each epoch in a new order."""
+    """Which examples each step sees, the same for every run.
+
+    (steps, batch), each epoch in a new order.
+    """
     return data.batches(examples, settings.steps, settings.batch, settings.seed + 1)
 
 

@@ -1,8 +1,11 @@
-"""One page of the result files of several devices: tables and figures, device beside device, predicted beside realised.
+"""One page of the result files of several devices.
 
-    python -m experiments report                                  all devices under experiments/results, to the terminal
-    python -m experiments report results/cpu --page page.md       as a page, with its figures linked
-    python -m experiments report --readme README.md               rewrites what is between the two comments there
+Tables and figures, device beside device, predicted beside realised.
+
+    python -m experiments report                                  all devices under
+    experiments/results, to the terminal python -m experiments report results/cpu --page page.md
+      as a page, with its figures linked python -m experiments report --readme README.md
+        rewrites what is between the two comments there
 
 Nothing is measured here. A cell is empty where nothing was measured.
 """
@@ -86,7 +89,8 @@ class Device:
     Attributes:
         name: as the folder is called, or its path where another one is called so, too.
         folder: where they are.
-        environments: where and when each of them was made, by experiment; several for one that was put together.
+        environments: where and when each of them was made, by experiment; several for one that was
+            put together.
         rows: of each.
     """
 
@@ -119,7 +123,10 @@ def page(devices: Sequence[Device], base: Path) -> str:
 
 
 def headlines(devices: Sequence[Device]) -> str:
-    """The table of results: speedups over `lax.scan` and over the best loop, and what was predicted, for each device."""
+    """The table of results.
+
+    Speedups over `lax.scan` and over the best loop, and what was predicted, for each device.
+    """
     rows: list[Row] = []
     for line in HEADLINES:
         row: Row = {"speedup": line.title, "published": line.published}
@@ -133,7 +140,10 @@ def headlines(devices: Sequence[Device]) -> str:
 
 
 def launches(devices: Sequence[Device]) -> str:
-    """The same cases on a GPU that was not at hand: how many kernels they launch. See `experiments.kernels`."""
+    """The same cases on a GPU that was not at hand: how many kernels they launch.
+
+    See `experiments.kernels`.
+    """
     counted = [row for device in devices for row in device.rows.get("kernels", [])]
     rows: list[Row] = []
     for line in HEADLINES:
@@ -155,7 +165,10 @@ def launches(devices: Sequence[Device]) -> str:
 
 
 def readme(devices: Sequence[Device]) -> str:
-    """What the README says of results: the table, where and with what they were measured, and what GPUs would have to do."""
+    """What the README says of results.
+
+    The table, where and with what they were measured, and what GPUs would have to do.
+    """
     columns = ("device", "processor", "cores", "jax", "measured")
     lines = [{key: row[key] for key in columns} for row in _devices(devices)]
     parts = [headlines(devices), NOTE, markdown(lines), launches(devices)]
@@ -216,7 +229,7 @@ def _section(name: str, devices: Sequence[Device], base: Path) -> Iterator[str]:
 
 
 def _beside(name: str, devices: Sequence[Device]) -> list[Row]:
-    """A row for every case that was measured on some device, with the figures of all devices side by side."""
+    """A row for every case that some device measured, all devices side by side."""
     rows: dict[tuple[tuple[str, Any], ...], Row] = {}
     titles = [f"{device.name}: {title}" for device in devices for title in FIGURES.values()]
     for device in devices:

@@ -1,8 +1,11 @@
-"""All experiments, the most important ones first, each in a process of its own; within a budget of seconds, if there is one.
+"""All experiments, the most important ones first, each in a process of its own.
 
-Of a budget an experiment gets a share of the seconds that are left, and hears when to stop; one that does not, or crashes, or
-lacks a package, is a line in the table at the end, and what it had written until then stays. One runs after another, so that
-each has the device for itself. Rows and figures are kept.
+Within a budget of seconds, if there is one.
+
+Of a budget an experiment gets a share of the seconds that are left, and hears when to stop; one
+that does not, or crashes, or lacks a package, is a line in the table at the end, and what it had
+written until then stays. One runs after another, so that each has the device for itself. Rows and
+figures are kept.
 """
 
 import argparse
@@ -127,7 +130,10 @@ def attempt(command: Sequence[str], seconds: float, log: Path) -> str:
 
 
 def _end(process: "subprocess.Popen[Any]") -> None:
-    """End a process and all that it has started; some processes of jax do not listen to the first signal."""
+    """End a process and all that it has started.
+
+    Some processes of jax do not listen to the first signal.
+    """
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -163,7 +169,8 @@ def main(argv: list[str]) -> None:
         results.write_into(options.out)
     logs = Path(options.logs or tempfile.mkdtemp(prefix="experiments-"))
     logs.mkdir(parents=True, exist_ok=True)
-    # Ended from outside, it ends what it has started: as an exception, which passes through `attempt`.
+    # Ended from outside, it ends what it has started: as an exception, which passes through
+    # `attempt`.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("suite: ended from outside"))
     try:
         rows = list(_reported(entries, options, logs))

@@ -1,4 +1,7 @@
-"""The command line of an experiment: options that all share, jobs until the time is over, rows and figure at the end."""
+"""The command line of an experiment.
+
+Options that all share, jobs until the time is over, rows and figure at the end.
+"""
 
 import argparse
 import time
@@ -54,7 +57,10 @@ def positive(text: str) -> int:
 
 
 def model(options: argparse.Namespace) -> depth.Device:
-    """The model of the device at hand that times are predicted with: measured, unless a quick run finds no measurement kept."""
+    """The model of the device at hand that times are predicted with.
+
+    Measured, unless a quick run finds no measurement kept.
+    """
     if options.quick and not options.calibrate:
         return depth.at_hand()
     return depth.calibrate(refresh=options.calibrate)
@@ -71,7 +77,9 @@ def run(
     jobs: Sequence[Job],
     shown: Callable[[list[Row]], str] | None = None,
 ) -> Record:
-    """Run jobs until the time is over: keep the rows of each as they come, and print them as a table.
+    """Run jobs until the time is over.
+
+    Keep the rows of each as they come, and print them as a table.
 
     Args:
         options: of the command line.
@@ -80,7 +88,8 @@ def run(
         shown: makes the table of a job; None for one without the cells that are seldom looked at.
 
     Returns:
-        All rows. Compiled programs of jobs that are done would fill the memory, so jax forgets them.
+        All rows. Compiled programs of jobs that are done would fill the memory, so jax forgets
+        them.
     """
     kept = record(options)
     for job in progress(in_time(jobs, options.seconds), name, len(jobs)):
@@ -99,7 +108,7 @@ def run(
 def conclude(
     options: argparse.Namespace, kept: Record, draw: Callable[[Path], None] | None
 ) -> None:
-    """Say where the rows are kept, and draw the figure, ``draw(path)``, if somebody asks for one and it can be drawn."""
+    """Say where the rows are kept, and draw the figure, ``draw(path)``, if one is asked for."""
     if kept.path:
         print("kept in", kept.path)
     if draw and (path := picture(options)) and can_draw():
@@ -108,7 +117,10 @@ def conclude(
 
 
 def picture(options: argparse.Namespace) -> Path | None:
-    """Where the figure goes: the file that `--plot` names, else beside the rows that are kept; None if nobody asks for one."""
+    """Where the figure goes: the file that `--plot` names, else beside the rows that are kept.
+
+    None if nobody asks for one.
+    """
     if options.plot:
         return Path(options.plot)
     return path_of(options.keep, "png", options.out) if options.keep else None
@@ -125,7 +137,9 @@ def in_time(items: Iterable[T], seconds: float | None) -> Iterator[T]:
 
 
 def progress(items: Iterable[T], label: str = "", total: int | None = None) -> Iterator[T]:
-    """The items, with a bar on stderr once they take longer than three seconds; no bar without a terminal or tqdm.
+    """The items, with a bar on stderr once they take longer than three seconds.
+
+    No bar without a terminal or tqdm.
 
     Args:
         items: what to go through.

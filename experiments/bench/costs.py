@@ -1,4 +1,7 @@
-"""The cost of a program before it runs: loops whose end depends on data are found by their scope, and given their trips."""
+"""The cost of a program before it runs.
+
+Loops whose end depends on data are found by their scope, and given their trips.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -28,19 +31,23 @@ def in_scope(name: str, scope: str) -> bool:
 
 
 def further(iterations: int) -> int:
-    """Trips of the loop whose end depends on data: the first iterations may be a loop of their own, of known length."""
+    """Trips of the loop whose end depends on data.
+
+    The first iterations may be a loop of their own, of known length.
+    """
     return iterations - loops.ahead(iterations)
 
 
 def analyze(
     run: Callable[..., Any], *arguments: Any, trips: int | None = None, rest: int | None = None
 ) -> depth.Cost:
-    """`depth.analyze` of a program in which nothing overflows, so that nothing is done again for that.
+    """`depth.analyze` of a program in which nothing overflows and is done again.
 
     Args:
         run: a program.
         arguments: of it.
-        trips: of the loops over iterations, and of all others that do not say it; None if that is not known.
+        trips: of the loops over iterations, and of all others that do not say it; None if that is
+            not known.
         rest: trips of the loops that finish sequentially; None for as many as the others.
     """
     jaxpr = jax.make_jaxpr(run)(*arguments)
@@ -60,7 +67,10 @@ def analyze(
 
 
 def _loops(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
-    """The while loops of a program, those inside others too; a program that is called twice is read once."""
+    """The while loops of a program, those inside others too.
+
+    A program that is called twice is read once.
+    """
     if id(jaxpr) in seen:
         return
     seen.add(id(jaxpr))
@@ -72,6 +82,9 @@ def _loops(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _runs_once(loop: Any) -> bool:
-    """Whether a loop has one trip or none: it goes on by a truth value that it carries, and compares no numbers."""
+    """Whether a loop has one trip or none.
+
+    It goes on by a truth value that it carries, and compares no numbers.
+    """
     condition = without_constants(loop.params["cond_jaxpr"])
     return not any(one.primitive.name in ("lt", "le", "gt", "ge") for one in condition.eqns)

@@ -1,13 +1,17 @@
 """The bench: variants of a program in, rows out.
 
-A `Case` is one problem of one size: sequential programs, of which the fastest is the one to beat, and variants. `bench` predicts
-each, compiles it, checks it against the first baseline, times all of them interleaved, and makes a row of each:
+A `Case` is one problem of one size: sequential programs, of which the fastest is the one to beat,
+and variants. `bench` predicts each, compiles it, checks it against the first baseline, times all of
+them interleaved, and makes a row of each:
 
-    depth speedup      how many times shallower than the sequential program (`depth.analyze`): that of unlimited processors
-    predicted speedup  over the baseline that is predicted to be fastest, on this device (`depth.predict`)
+    depth speedup      how many times shallower than the sequential program (`depth.analyze`): that
+                       of unlimited processors
+    predicted speedup  over the baseline that is predicted to be fastest, on this device
+                       (`depth.predict`)
     speedup            realised, over the fastest baseline, and "over lax.scan" beside it
 
-A variant that does not compute what the first baseline computes has no speedup, and a note that says so.
+A variant that does not compute what the first baseline computes has no speedup, and a note that
+says so.
 """
 
 import math
@@ -38,12 +42,16 @@ class Variant:
     """One way to compute what a case is about.
 
     Attributes:
-        run: what is compiled and timed: a function of the arguments, or of what ``prepare`` makes of them.
+        run: what is compiled and timed: a function of the arguments, or of what ``prepare`` makes
+            of them.
         arguments: tuples of its own, in place of those of the case.
-        prepare: makes the arguments of ``run`` from the others, untimed: a forward pass before the backward pass alone.
-        solve: a function of the arguments that solves the chain as ``run`` does and returns a `deeppcr.Solution`, for iterations,
-            residual and trips of loops. It is called once for each tuple of arguments.
-        iterations: in place of ``solve``: how many of Newton's iterations are expected, if there is a loop of them.
+        prepare: makes the arguments of ``run`` from the others, untimed: a forward pass before the
+            backward pass alone.
+        solve: a function of the arguments that solves the chain as ``run`` does and returns a
+            `deeppcr.Solution`, for iterations, residual and trips of loops. It is called once for
+            each tuple of arguments.
+        iterations: in place of ``solve``: how many of Newton's iterations are expected, if there is
+            a loop of them.
         comparable: brings what is returned into the form that all variants share.
         statistics: what else its row says, from what it returns.
     """
@@ -63,8 +71,10 @@ class Case:
 
     Attributes:
         labels: what its rows begin with: {"L": 1024, "w": 8, "direction": "forward"}.
-        arguments: tuples of arguments, equal in shapes and different in values, that the calls cycle through.
-        baselines: the sequential programs by name, plain `jax.lax.scan` first: see `experiments.bench.programs.baselines`.
+        arguments: tuples of arguments, equal in shapes and different in values, that the calls
+            cycle through.
+        baselines: the sequential programs by name, plain `jax.lax.scan` first: see
+            `experiments.bench.programs.baselines`.
         variants: the others, by name; a plain function is a `Variant` of its own.
         tolerance: how far a result may be from the first baseline's, relative to the largest entry.
     """
@@ -135,14 +145,17 @@ def bench(
         device: the model that times are predicted with: see `experiments.bench.command.model`.
         effort: how long they are timed.
         longest: seconds; a program that is predicted to take longer is not run.
-        builds: how often each is traced and compiled anew, of which the least times count; 0: once, with what jax has cached.
+        builds: how often each is traced and compiled anew, of which the least times count; 0: once,
+            with what jax has cached.
 
     Yields:
-        A row for each program, baselines first: the case's labels, "program", "baseline" (whether it is one), "ms" (median),
-        "min ms", "max ms", "repeats", "trace s", "compile s", "temp MB", "depth", "work", "predicted ms", "log2" (of predicted
-        over measured time), "error" (the largest difference from the first baseline, relative to the largest entry); "speedup",
-        "over lax.scan", "depth speedup", "predicted speedup"; with ``solve`` "iterations", "residual" and "ended"; and "note"
-        where something kept it from running, or it is wrong. What is not known is not in the row.
+        A row for each program, baselines first: the case's labels, "program", "baseline" (whether
+        it is one), "ms" (median), "min ms", "max ms", "repeats", "trace s", "compile s", "temp MB",
+        "depth", "work", "predicted ms", "log2" (of predicted over measured time), "error" (the
+        largest difference from the first baseline, relative to the largest entry); "speedup", "over
+        lax.scan", "depth speedup", "predicted speedup"; with ``solve`` "iterations", "residual" and
+        "ended"; and "note" where something kept it from running, or it is wrong. What is not known
+        is not in the row.
     """
     outcomes = measure(case, effort, device, longest, builds)
     first, loops = outcomes[case.plain], [outcomes[name] for name in case.baselines]
@@ -173,7 +186,10 @@ def measure(
     longest: float = LONGEST,
     builds: int = 0,
 ) -> dict[str, Outcome]:
-    """What became of all programs of a case, as `bench` has it; without a device nothing is predicted."""
+    """What became of all programs of a case, as `bench` has it.
+
+    Without a device nothing is predicted.
+    """
     outcomes: dict[str, Outcome] = {}
     for name, given in {**case.baselines, **case.variants}.items():
         variant = given if isinstance(given, Variant) else Variant(given)
@@ -206,7 +222,10 @@ def measure(
 def _predict(
     one: Outcome, arguments: Sequence[tuple[Any, ...]], device: depth.Device, longest: float
 ) -> None:
-    """Read the program; solve the chain where loops do not say their trips, if it is worth the time."""
+    """Read the program.
+
+    Solve the chain where loops do not say their trips, if it is worth the time.
+    """
     variant = one.variant
     cost = least = analyze(variant.run, *one.arguments[0])
     if not cost.exact:
@@ -251,7 +270,10 @@ def _cycled(one: Outcome) -> Callable[[], Any]:
 
 
 def _check(one: Outcome, result: Any, expected: Any, case: Case) -> Any:
-    """Compare what the first call returns with what is expected, if that is known; which is returned."""
+    """Compare what the first call returns with what is expected, if that is known.
+
+    Which is returned.
+    """
     found = jax.device_get(one.variant.comparable(result))
     if one.variant.statistics:
         one.row |= one.variant.statistics(result)
@@ -264,7 +286,7 @@ def _check(one: Outcome, result: Any, expected: Any, case: Case) -> Any:
 
 @contextmanager
 def _noting(one: Outcome) -> Iterator[None]:
-    """Whatever XLA says that it cannot do, such as find the memory, is a note, and the others go on."""
+    """What XLA cannot do, such as find the memory, is a note, and the others go on."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -276,7 +298,7 @@ def _fail(one: Outcome, error: Exception) -> None:
 
 
 def distance(result: Any, expected: Any) -> float:
-    """The largest difference of two pytrees, relative to the largest entry of the array that it is in; infinite with NaN."""
+    """The largest difference of two pytrees, relative to the largest entry of its array."""
     worst = 0.0
     for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         difference = np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max(initial=0.0)

@@ -57,7 +57,10 @@ def halves(axes: Any) -> list[Any]:
 
 
 def break_even(axes: Any, powers: Any) -> None:
-    """A line along the edges between cells that are faster and cells that are slower: logarithms of speedups, NaN for unknown."""
+    """A line along the edges between cells that are faster and cells that are slower.
+
+    Logarithms of speedups, NaN for unknown.
+    """
     line = {"color": "black", "linewidth": 2, "solid_capstyle": "projecting"}
     for (i, j), power in np.ndenumerate(powers):
         for di, dj in ((0, 1), (1, 0)):

@@ -1,7 +1,8 @@
 """The sequential programs that a parallel one has to beat, and the same chain by deeppcr.
 
-XLA compiles `jax.lax.scan` to a loop that pays for every trip, on a GPU some microseconds. ``unroll`` puts several steps into a
-trip, and a Python loop under `jax.jit` leaves no trips at all, at the price of a program as long as the chain.
+XLA compiles `jax.lax.scan` to a loop that pays for every trip, on a GPU some microseconds.
+``unroll`` puts several steps into a trip, and a Python loop under `jax.jit` leaves no trips at all,
+at the price of a program as long as the chain.
 """
 
 from collections.abc import Callable
@@ -28,10 +29,13 @@ Scan = Callable[..., tuple[Any, Any]]
 
 
 def baselines(program: Callable[[Scan], T], length: int, longest: int = LONGEST) -> dict[str, T]:
-    """A sequential program by every way to run its loop, by name; plain `jax.lax.scan` is the first.
+    """A sequential program by every way to run its loop, by name.
+
+    Plain `jax.lax.scan` is the first.
 
     Args:
-        program: makes the program, a function of arrays or a `Variant`, from the scan that it calls.
+        program: makes the program, a function of arrays or a `Variant`, from the scan that it
+            calls.
         length: L, the steps of the loop.
         longest: up to how many steps a Python loop is among the programs.
 

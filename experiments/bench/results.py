@@ -21,7 +21,7 @@ FOLDER = Path(os.environ.get(VARIABLE) or Path(__file__).parent.parent / "result
 
 
 def write_into(folder: Path) -> None:
-    """Let results of this process, and of those it starts, go to ``folder/<device>`` instead of the folder of the repository."""
+    """Let results of this process, and of those it starts, go to ``folder/<device>``."""
     global FOLDER
     FOLDER = folder.absolute()
     os.environ[VARIABLE] = str(FOLDER)
@@ -49,7 +49,9 @@ def environment() -> dict[str, Any]:
 
 
 class Record:
-    """Rows that are kept as they come: what is stopped midway leaves all it had, in a file that says it is not complete.
+    """Rows that are kept as they come.
+
+    What is stopped midway leaves all it had, in a file that says it is not complete.
 
     Attributes:
         rows: all that have been added.
@@ -108,8 +110,8 @@ def write(
 def read(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The environments and the rows of a result file.
 
-    A line with an environment says where and when the rows below it were measured; a file that two were put together into has
-    several of them.
+    A line with an environment says where and when the rows below it were measured; a file that two
+    were put together into has several of them.
     """
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     environments = [line["environment"] for line in lines if "environment" in line]

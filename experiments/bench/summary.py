@@ -1,4 +1,7 @@
-"""What rows of the bench come to: the fastest programs of each case, sequential and parallel, and how good predictions were."""
+"""What rows of the bench come to.
+
+The fastest programs of each case, sequential and parallel, and how good predictions were.
+"""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,11 +30,12 @@ def cases(rows: Iterable[Row]) -> list[tuple[Row, list[Row]]]:
 
 
 def best(rows: Iterable[Row], without: Sequence[str] = ("auto",)) -> Iterator[Row]:
-    """For every case its fastest baseline and the fastest of the other programs that compute the same.
+    """For every case its fastest baseline and the fastest other program that computes the same.
 
     Args:
         rows: of the bench; others are left out.
-        without: programs that may run sequentially, and so do not count as parallel ones. How fast "auto" is stands beside.
+        without: programs that may run sequentially, and so do not count as parallel ones. How fast
+            "auto" is stands beside.
     """
     for case, group in cases(rows):
         right = [row for row in group if "speedup" in row and row.get("ended") != "not converged"]
@@ -54,7 +58,10 @@ def best(rows: Iterable[Row], without: Sequence[str] = ("auto",)) -> Iterator[Ro
 
 
 def errors(rows: Iterable[Row]) -> Row | None:
-    """How far predicted times were from measured ones, |log2(predicted / measured)|; None where nothing was predicted."""
+    """How far predicted times were from measured ones, |log2(predicted / measured)|.
+
+    None where nothing was predicted.
+    """
     logarithms = [row["log2"] for row in rows if isinstance(row.get("log2"), int | float)]
     found = sorted(abs(float(logarithm)) for logarithm in logarithms)
     if not found:

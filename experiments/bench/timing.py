@@ -43,7 +43,8 @@ class Effort:
 
     Attributes:
         rounds: each function is called in every round.
-        share: seconds of calls of one function in a round; short calls scatter more, and are repeated.
+        share: seconds of calls of one function in a round; short calls scatter more, and are
+            repeated.
         most: calls of one function in a round.
         patience: seconds of all calls of one function; a slow one is called in fewer rounds.
         slow: times the fastest function; what takes longer is called in two rounds, and no more.
@@ -72,7 +73,7 @@ def interleave(
     effort: Effort,
     failed: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, Timing]:
-    """Time functions in rounds, A B C A B C ..., so that a machine that slows down slows all of them.
+    """Time functions in rounds, A B C A B C ...: a machine that slows down slows all of them.
 
     Args:
         functions: what to call, without arguments, by name; each has been called before.

@@ -1,13 +1,15 @@
 """Seconds to trace and to compile: the gradient through L equal layers, and a whole training loop.
 
-layers    the gradient of a loss through L flax modules, in a list or stacked: a Python loop, a scan, deeppcr. A Python loop is
-          compiled up to 256 layers: from there on it takes minutes
-training  a jitted `jax.lax.scan` of 200 Adam steps on 16 equal residual modules of 12 small arrays: a list of modules against
-          stacked, packed ones. What is compared is all that training leaves behind: parameters and losses
+layers    the gradient of a loss through L flax modules, in a list or stacked: a Python loop, a
+          scan, deeppcr. A Python loop is compiled up to 256 layers: from there on it takes minutes
+training  a jitted `jax.lax.scan` of 200 Adam steps on 16 equal residual modules of 12 small arrays:
+          a list of modules against stacked, packed ones. What is compared is all that training
+          leaves behind: parameters and losses
 
-Each variant is traced and compiled anew several times, of which the least counts: "seconds" is both together; then all of them
-are timed, interleaved: "ms" is the median. "speedup" is over the fastest of the Python loop and of `jax.lax.scan`, for layers
-with unroll 1, 4 and 16; of training loops both are with plain Adam.
+Each variant is traced and compiled anew several times, of which the least counts: "seconds" is both
+together; then all of them are timed, interleaved: "ms" is the median. "speedup" is over the fastest
+of the Python loop and of `jax.lax.scan`, for layers with unroll 1, 4 and 16; of training loops both
+are with plain Adam.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -138,7 +140,10 @@ def in_seconds(rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Seconds to compile and milliseconds of a call against the number of layers; beside them training loops."""
+    """Seconds to compile and milliseconds of a call against the number of layers.
+
+    Beside them training loops.
+    """
     layers, loops = ([row for row in rows if row["part"] == part] for part in PARTS)
     with figure(path, columns=3, height=4.2) as (seconds, ms, last):
         for k, name in enumerate(PROGRAMS):

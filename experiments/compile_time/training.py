@@ -1,4 +1,4 @@
-"""A whole training loop, of modules in a list and of stacked ones, with plain and with packed Adam."""
+"""A whole training loop, of listed and of stacked modules, with plain and with packed Adam."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -141,7 +141,7 @@ def case(size: Size) -> Case:
 
 
 def compared(rows: Iterator[Row], size: Size) -> Iterator[Row]:
-    """The rows with microseconds a step, and with the seconds to compile in those of the list of modules."""
+    """The rows with microseconds a step, and with seconds relative to the list of modules."""
     found = list(rows)
     seconds = {row["program"]: row["seconds"] for row in found}
     for row in found:

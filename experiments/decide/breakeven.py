@@ -1,4 +1,7 @@
-"""Where parallel pays off: a GRU over L and w, the best parallel candidate beside the sequential program."""
+"""Where parallel pays off.
+
+A GRU over L and w, the best parallel candidate beside the sequential program.
+"""
 
 import depth
 from experiments.bench.programs import SCAN

@@ -14,7 +14,10 @@ LARGEST = 7  # powers of two, up or down: where the colours end
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Speedups of the best parallel candidate over (L, w), with the line of break-even; and the regret of what auto chooses."""
+    """Speedups of the best parallel candidate over (L, w), with the line of break-even.
+
+    And the regret of what auto chooses.
+    """
     cells = [row for row in rows if row["part"] == "map"]
     devices = dict.fromkeys(key for row in cells for key in row if key.startswith("predicted, "))
     names = ["realised", *devices] if cells else []

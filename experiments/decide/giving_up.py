@@ -1,4 +1,7 @@
-"""What giving up costs: chains on which Newton's method takes about as many iterations as there are steps."""
+"""What giving up costs.
+
+Chains on which Newton's method takes about as many iterations as there are steps.
+"""
 
 import dataclasses
 import math
@@ -63,7 +66,9 @@ CHAINS = (logistic, network)
 
 
 def giving_up(chain: Hard, device: depth.Device, effort: Effort) -> Iterator[Row]:
-    """Rows of methods: "auto" does not take Newton's here, and one that was planned for a GPU stops at its budget.
+    """Rows of methods.
+
+    "auto" does not take Newton's here, and one that was planned for a GPU stops at its budget.
 
     Raises:
         RuntimeError: the plan for the GPU is sequential.

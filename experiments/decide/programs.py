@@ -1,4 +1,6 @@
-"""The programs that are compared on one chain: `jax.lax.scan` in several forms, and what the planner has in the running.
+"""The programs that are compared on one chain.
+
+`jax.lax.scan` in several forms, and what the planner has in the running.
 
 What of the planner is not public is imported here and nowhere else.
 """
@@ -40,7 +42,10 @@ class Choice:
 
     @classmethod
     def of(cls, candidate: Candidate) -> "Choice":
-        """What the planner has in the running, without a budget: one that gives up is another program than was predicted."""
+        """What the planner has in the running, without a budget.
+
+        One that gives up is another program than was predicted.
+        """
         method = candidate.method
         if isinstance(method, Newton):
             method = dataclasses.replace(method, max_iterations=None)
@@ -76,7 +81,10 @@ class Measured:
         return min((name for name in names if name in seconds), key=seconds.__getitem__)
 
     def cells(self, name: str, predicted: float) -> Row:
-        """What is said of one program, which was predicted to take so many seconds: that, its times, memory and error."""
+        """What is said of one program, which was predicted to take so many seconds.
+
+        That, its times, memory and error.
+        """
         one = self.outcomes[name]
         assert one.timing is not None
         return {
@@ -122,7 +130,10 @@ class Chain:
     def candidates(
         self, model: depth.Device, everything: bool = True, memory: int | None = None
     ) -> list[Candidate]:
-        """What the planner has in the running, the one that it chooses first; or everything that it knows, too."""
+        """What the planner has in the running, the one that it chooses first.
+
+        Or everything that it knows, too.
+        """
         field = self._field(model)
         if memory is not None:
             field = dataclasses.replace(field, memory=memory)
@@ -131,7 +142,10 @@ class Chain:
         return list(best_method(field, everything=everything))
 
     def running(self, model: depth.Device) -> list[Candidate]:
-        """All candidates; of those for a gradient only the ones with the two best forward passes."""
+        """All candidates.
+
+        Of those for a gradient only the ones with the two best forward passes.
+        """
         every = self.candidates(model)
         if not self.is_gradient:
             return every
@@ -163,7 +177,7 @@ class Chain:
         return Measured(measure(case, effort), list(loops))
 
     def depths(self, candidate: Candidate) -> Row:
-        """Depth of `jax.lax.scan` and of a candidate, by as many iterations as are expected of it."""
+        """Depth of `jax.lax.scan` and of a candidate with the iterations expected of it."""
         arguments, program = self.task.arguments, self.program(Choice.of(candidate).run)
         sequential = analyze(self.program(lax.scan), *arguments)
         chosen = analyze(program, *arguments, trips=further(candidate.iterations), rest=0)

@@ -1,7 +1,8 @@
-"""Regret: on chains of every kind, what "auto" takes beside the fastest of what it might have taken, and of all loops.
+"""Regret: what "auto" takes beside the fastest of what it might have taken, and of all loops.
 
-"regret %" is against `jax.lax.scan`, an unrolled loop of deeppcr, and all that the planner has in the running; "regret, loops %"
-against `jax.lax.scan` with unroll 4 and 16 and a Python loop, too, which the planner does not have.
+"regret %" is against `jax.lax.scan`, an unrolled loop of deeppcr, and all that the planner has in
+the running; "regret, loops %" against `jax.lax.scan` with unroll 4 and 16 and a Python loop, too,
+which the planner does not have.
 """
 
 import statistics
@@ -25,7 +26,7 @@ AGAIN = "lax.scan, again"  # compiled a second time: how far apart the times of 
 
 
 def regret(chain: Chain, model: depth.Device, effort: Effort) -> Row:
-    """What auto takes for a chain, what is fastest, what the choice costs, and what choosing costs."""
+    """What auto takes for a chain, what is fastest, and what choice and choosing cost."""
     start = time.perf_counter()
     chosen = chain.candidates(model, everything=False)[0]
     planning = time.perf_counter() - start

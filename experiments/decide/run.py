@@ -1,15 +1,17 @@
-"""Does "auto" choose what is fastest? Regret on chains of every kind, where parallel pays off, and what giving up costs.
+"""Does "auto" choose what is fastest? Regret, where parallel pays off, what giving up costs.
 
-regret     chains of six kinds, their sizes drawn from a wide range, forward and gradient: what "auto" takes, beside the fastest
-           of `jax.lax.scan`, an unrolled loop and all that the planner has in the running, and beside `jax.lax.scan` with unroll
-           4 and 16; a program that does not compute what `jax.lax.scan` computes does not count, and is named in a note
-map        a GRU over units and length: the best parallel candidate beside the sequential program, predicted and realised here,
-           and predicted for devices that are not at hand
-giving-up  chains that amplify differences, on which Newton's method stops at its budget and goes on step by step
+regret     chains of six kinds, their sizes drawn from a wide range, forward and gradient: what
+           "auto" takes, beside the fastest of `jax.lax.scan`, an unrolled loop and all that the
+           planner has in the running, and beside `jax.lax.scan` with unroll 4 and 16; a program
+           that does not compute what `jax.lax.scan` computes does not count, and is named in a note
+map        a GRU over units and length: the best parallel candidate beside the sequential program,
+           predicted and realised here, and predicted for devices that are not at hand
+giving-up  chains that amplify differences, on which Newton's method stops at its budget and goes on
+           step by step
 
-In the first two parts times are the least of all calls, and what is five times as slow as the fastest is called only twice; in
-the last one they are medians. "log2" is that of the predicted over the measured time of what was chosen. It runs with jax and
-numpy alone.
+In the first two parts times are the least of all calls, and what is five times as slow as the
+fastest is called only twice; in the last one they are medians. "log2" is that of the predicted over
+the measured time of what was chosen. It runs with jax and numpy alone.
 """
 
 import argparse
@@ -55,7 +57,10 @@ SHOWN = {  # of a row, in the terminal
 
 
 def jobs(options: argparse.Namespace) -> list[command.Job]:
-    """All that is asked for, each a function that makes its rows: some chains, the other parts, then all other chains."""
+    """All that is asked for, each a function that makes its rows.
+
+    Some chains, the other parts, then all other chains.
+    """
     device = command.model(options)
     rounds, seconds = options.repeats, 0.03 if options.quick else 0.3
     effort = Effort(rounds, seconds / rounds, **LEAST)

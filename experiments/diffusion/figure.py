@@ -1,4 +1,7 @@
-"""The figure of `python -m experiments diffusion`: the digits after each iteration, and iterations and time against steps."""
+"""The figure of `python -m experiments diffusion`.
+
+The digits after each iteration, and iterations and time against steps.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,11 +20,14 @@ GAP = 2  # pixels between two
 
 
 def draw(rows: Sequence[Row], gallery: Mapping[str, np.ndarray], path: Path) -> None:
-    """Above: digits by iteration, Newton's and Picard's, and how far they are. Below: iterations, times by steps and by size.
+    """Above: digits by iteration, Newton's and Picard's, and how far they are.
+
+    Below: iterations, times by steps and by size.
 
     Args:
         rows: of all cases.
-        gallery: images ``[n, 64]`` of the same samples by program: "lax.scan", "dense, 1", "dense, converged", ...
+        gallery: images ``[n, 64]`` of the same samples by program: "lax.scan", "dense, 1", "dense,
+            converged", ...
         path: of the file.
     """
     speed, stopped = ([row for row in rows if row["part"] == part] for part in ("speed", "stopped"))
@@ -84,7 +90,10 @@ def _strip(images: np.ndarray) -> np.ndarray:
 
 
 def _distances(axes: Any, rows: Sequence[Row]) -> None:
-    """How far samples are from the sequential ones, by iterations; beside it how far those of other noise are."""
+    """How far samples are from the sequential ones, by iterations.
+
+    Beside it how far those of other noise are.
+    """
     if not rows:
         axes.set_axis_off()
         return
@@ -104,7 +113,7 @@ def _distances(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _lines(axes: Any, rows: Sequence[Row], along: str, key: str, title: str) -> None:
-    """A line for every method, dashed with a coarse guess, and one for the fastest sequential program."""
+    """A line for every method, dashed with a coarse guess, and one for the fastest loop."""
     if not rows:
         axes.set_axis_off()
         return

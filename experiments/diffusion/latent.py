@@ -1,8 +1,11 @@
-"""Latent diffusion on scikit-learn's digits: an autoencoder, a diffusion model of its latents, and a classifier as the judge.
+"""Latent diffusion on scikit-learn's digits.
 
-The autoencoder takes 64 pixels to a few numbers (Rombach et al., CVPR 2022, in small); the diffusion model is told the time and
-the digit that is wanted (Ho et al., NeurIPS 2020). In pixel space the autoencoder is the identity. All are networks of two hidden
-layers, trained in seconds, once: weights are kept in ~/.cache/deeppcr-experiments, by a digest of settings and source.
+An autoencoder, a diffusion model of its latents, and a classifier as the judge.
+
+The autoencoder takes 64 pixels to a few numbers (Rombach et al., CVPR 2022, in small); the
+diffusion model is told the time and the digit that is wanted (Ho et al., NeurIPS 2020). In pixel
+space the autoencoder is the identity. All are networks of two hidden layers, trained in seconds,
+once: weights are kept in ~/.cache/deeppcr-experiments, by a digest of settings and source.
 """
 
 import dataclasses
@@ -60,12 +63,18 @@ class Generator:
     coder: Params | None
 
     def model(self, labels: Array) -> Callable[[Array, Array], Array]:
-        """``model(x, t)``, the noise in ``x: [batch, size]`` at time ``t``, when the digits ``labels: [batch]`` are wanted."""
+        """``model(x, t)``, the noise in ``x.
+
+        [batch, size]`` at time ``t``, when the digits ``labels: [batch]`` are wanted.
+        """
         wanted = jax.nn.one_hot(labels, CLASSES, dtype=jnp.float32)
         return lambda x, t: denoiser.noise(self.params, x, t, wanted)
 
     def encode(self, images: Array) -> Array:
-        """Latents ``[n, size]`` of images ``[n, 64]``; over the data each has mean 0 and deviation 1."""
+        """Latents ``[n, size]`` of images ``[n, 64]``.
+
+        Over the data each has mean 0 and deviation 1.
+        """
         return images if self.coder is None else _encode(self.coder, images)
 
     def decode(self, latents: Array) -> Array:
@@ -143,12 +152,12 @@ class Judge:
     accuracy: float
 
     def __call__(self, images: Array | np.ndarray) -> np.ndarray:
-        """The probability of each class, ``[n, 10]``, for images ``[n, 64]`` with pixels from -1 to 1."""
+        """The probability of each class, ``[n, 10]``, of images ``[n, 64]``, pixels from -1 to 1."""
         return np.exp(_classify(self.params, jnp.asarray(images)))
 
 
 def judge(how: Training) -> Judge:
-    """Trained on four fifths of the digits, with some noise on the pixels, or read from the cache."""
+    """Trained on four fifths of the digits, with noise on the pixels, or read from the cache."""
     images, labels = data.pixels()
     order = np.random.default_rng(how.seed).permutation(len(images))
     unseen, seen = np.split(order, [len(images) // 5])

@@ -1,12 +1,16 @@
-"""How good samples are: Wasserstein distances between sets of samples, and what a classifier makes of them."""
+"""How good samples are.
+
+Wasserstein distances between sets of samples, and what a classifier makes of them.
+"""
 
 import numpy as np
 
 
 def wasserstein(a: np.ndarray, b: np.ndarray) -> float:
-    """The Wasserstein-1 distance between two sets of samples, in each dimension by itself, averaged over dimensions.
+    """The Wasserstein-1 distance of two sets of samples in each dimension, averaged over these.
 
-    In one dimension it is the area between the cumulative distributions F and G of the sets, ``∫ |F(x) - G(x)| dx``.
+    In one dimension it is the area between the cumulative distributions F and G of the sets, ``∫
+    |F(x) - G(x)| dx``.
 
     Args:
         a: ``[n, dimensions]``, finite.
@@ -39,12 +43,12 @@ def _below(ordered: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def agreement(a: np.ndarray, b: np.ndarray) -> float:
-    """The share of samples that two sets of class probabilities, ``[n, classes]`` each, put into the same class."""
+    """The share of samples of the same class by two sets of probabilities, ``[n, classes]``."""
     return float((a.argmax(axis=-1) == b.argmax(axis=-1)).mean())
 
 
 def accuracy(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """The share of samples, ``[n, classes]``, whose likeliest class is the one that was wanted, ``[n]``."""
+    """The share of samples, ``[n, classes]``, whose likeliest class is the wanted one, ``[n]``."""
     return float((probabilities.argmax(axis=-1) == labels).mean())
 
 

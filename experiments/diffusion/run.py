@@ -1,14 +1,19 @@
-"""Diffusion sampling in parallel: latent diffusion on handwritten digits, by Newton's method and Picard's against lax.scan.
+"""Diffusion sampling in parallel.
 
-speed       every method at several numbers of steps, sizes of latents and batches, with and without a coarse guess: iterations,
-            time, predicted and realised speedup, and how good the samples are
-stopped     the samples after k iterations, converged or not, and with a loose tolerance: how many until nobody could tell, and
-            the time until then
+Latent diffusion on handwritten digits, by Newton's method and Picard's against lax.scan.
 
-Sizes, steps and batches are varied one at a time; --all takes every combination. W1 is the Wasserstein-1 distance of a pixel,
-averaged over pixels: to the sequential samples of the same noise, and to the data. A classifier tells whether samples have the
-class of the sequential ones ("same class") and that of the digit that was wanted ("accuracy"), and how sure it is. An error is
-relative to the largest entry. "Nobody could tell": W1 to the sequential samples is a tenth of what it is to those of other noise.
+speed       every method at several numbers of steps, sizes of latents and batches, with and without
+            a coarse guess: iterations, time, predicted and realised speedup, and how good the
+            samples are
+stopped     the samples after k iterations, converged or not, and with a loose tolerance: how many
+            until nobody could tell, and the time until then
+
+Sizes, steps and batches are varied one at a time; --all takes every combination. W1 is the
+Wasserstein-1 distance of a pixel, averaged over pixels: to the sequential samples of the same
+noise, and to the data. A classifier tells whether samples have the class of the sequential ones
+("same class") and that of the digit that was wanted ("accuracy"), and how sure it is. An error is
+relative to the largest entry. "Nobody could tell": W1 to the sequential samples is a tenth of what
+it is to those of other noise.
 """
 
 import dataclasses
@@ -50,7 +55,8 @@ METHODS["picard"] = Sampler(ITERATIONS["picard"], window=WINDOW)
 TIMES = ("iterations", "ended", "ms", "speedup", "predicted speedup", "depth speedup", "error")
 DISTANCE, SCATTER = "W1 to sequential", "W1, other noise"
 LOOSE = 0.01  # a residual that users of a sampler may be content with
-# Of the distance between two sets of sequential samples: what is closer is lost in the scatter of sampling.
+# Of the distance between two sets of sequential samples: what is closer is lost in the scatter of
+# sampling.
 CLOSE = 0.1
 QUALITY = (DISTANCE, "W1 to data", "same class", "accuracy", "confidence")
 
@@ -127,7 +133,8 @@ class Bench:
     """What all cases share, and the pictures that come of them.
 
     Attributes:
-        gallery: images of the first ten samples, ``[10, 64]``, by program; of the last case that was stopped early.
+        gallery: images of the first ten samples, ``[10, 64]``, by program; of the last case that
+            was stopped early.
     """
 
     def __init__(self, scale: Scale, schedule: Schedule, device: depth.Device, effort: Effort):
@@ -185,7 +192,10 @@ class Bench:
 
 
 def report(rows: list[Row]) -> str:
-    """A table of one case, below a line that says which; where iterations were stopped, how many would have done."""
+    """A table of one case, below a line that says which.
+
+    Where iterations were stopped, how many would have done.
+    """
     first = rows[0]
     size = f"{first['w']} numbers a sample, {first['L']} steps, batch {first['batch']}"
     columns = ("program", *TIMES, *QUALITY, "note")
@@ -199,7 +209,10 @@ def report(rows: list[Row]) -> str:
 
 
 def sufficient(rows: list[Row]) -> dict[str, int]:
-    """By method, after how many iterations samples are as good as the sequential ones: see `CLOSE`."""
+    """By method, after how many iterations samples are as good as the sequential ones.
+
+    See `CLOSE`.
+    """
     found: dict[str, int] = {}
     ours = [row for row in rows if not row["baseline"]]
     for row in sorted(ours, key=lambda row: row.get("iterations", 0)):

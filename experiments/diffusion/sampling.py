@@ -1,4 +1,4 @@
-"""Programs that sample a trained diffusion model, sequential and parallel, and what their samples are worth."""
+"""Programs that sample a trained diffusion model, and what their samples are worth."""
 
 import dataclasses
 from collections.abc import Callable
@@ -82,7 +82,10 @@ class Setup:
         return np.tile(np.arange(self.batch, dtype=np.int32) % CLASSES, DRAWS)
 
     def arguments(self, first: int = 0) -> list[tuple[Any, ...]]:
-        """What the programs take, a tuple for each draw: weights, noise ``[batch, size]``, digits, and a seed for more noise."""
+        """What the programs take, a tuple for each draw.
+
+        Weights, noise ``[batch, size]``, digits, and a seed for more noise.
+        """
         sigma = self.schedule.init_noise_sigma(self.steps)
         digits = jnp.asarray(self.labels[: self.batch])
         shape = (self.batch, self.generator.size)
@@ -96,7 +99,10 @@ class Setup:
         ]
 
     def sequential(self, scan: Scan = jax.lax.scan) -> Callable[..., Array]:
-        """The sampler step by step: a function of the arguments that returns samples ``[batch, size]``."""
+        """The sampler step by step.
+
+        A function of the arguments that returns samples ``[batch, size]``.
+        """
         table = self.schedule.table(self.steps)
 
         def run(params: Any, x: Array, digits: Array, seed: Array) -> Array:
@@ -112,7 +118,10 @@ class Setup:
         return run
 
     def variant(self, sampler: Sampler, samples: list[Array] | None = None) -> Variant:
-        """The same samples by `deeppcr.diffusion.sample`; what the solves make is appended to ``samples``."""
+        """The same samples by `deeppcr.diffusion.sample`.
+
+        What the solves make is appended to ``samples``.
+        """
 
         def solve(params: Any, x: Array, digits: Array, seed: Array) -> Solution:
             return diffusion.sample(
@@ -169,7 +178,7 @@ class Reference:
     judge: Judge
 
     def quality(self, images: np.ndarray) -> Row:
-        """What `python -m experiments diffusion --help` says of quality, for images ``[n, 64]`` in the same order.
+        """What `--help` says of quality, for images ``[n, 64]`` in the same order.
 
         Nothing, if there are none, or one is not finite: after an overflow.
         """

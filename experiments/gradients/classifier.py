@@ -1,9 +1,12 @@
-"""A GRU that learns to tell long series apart: the whole series is read, and the mean of all states says which class it is.
+"""A GRU that learns to tell long series apart.
 
-The weights are trained by Adam (Kingma and Ba 2015), by every variant of the recurrence, from the same first weights and on the
-same batches, so that the losses have to lie on top of each other, as long as training does not amplify rounding errors: that of a
-GRU over a thousand steps does so once it has learnt to remember. How long that is, a last run tells, which is `jax.lax.scan` from
-weights that differ from the first in the last digits.
+The whole series is read, and the mean of all states says which class it is.
+
+The weights are trained by Adam (Kingma and Ba 2015), by every variant of the recurrence, from the
+same first weights and on the same batches, so that the losses have to lie on top of each other, as
+long as training does not amplify rounding errors: that of a GRU over a thousand steps does so once
+it has learnt to remember. How long that is, a last run tells, which is `jax.lax.scan` from weights
+that differ from the first in the last digits.
 """
 
 from collections.abc import Callable, Iterator
@@ -136,7 +139,10 @@ class Classifier:
         )
 
     def train(self, steps: int) -> Iterator[Row]:
-        """A row for each variant: the losses of all steps, how far they are from those of `jax.lax.scan`, and the accuracy."""
+        """A row for each variant.
+
+        The losses of all steps, how far they are from those of `jax.lax.scan`, and the accuracy.
+        """
         plain = jax.jit(self.update(jax.lax.scan))
         expected: np.ndarray | None = None
         for name in (*TRAINED, NUDGED):

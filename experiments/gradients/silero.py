@@ -1,9 +1,13 @@
-"""A recurrent network that people use: the speech detector of silero-vad (MIT), read with numpy from its wheel.
+"""A recurrent network that people use.
 
-It hears 16 kHz sound in frames of 512 samples, each with the last 64 of the frame before. A short-time Fourier transform and four
-convolutions make 128 numbers of a frame, without a look at any other; an LSTM of 128 units carries them through time; one affine
-map of its output is the logit of the probability that someone speaks. So all but the LSTM is done for all frames at once anyhow,
-and the LSTM is a chain. The layers are those of the wheel's own `tinygrad_model.py`; only its weights are read.
+The speech detector of silero-vad (MIT), read with numpy from its wheel.
+
+It hears 16 kHz sound in frames of 512 samples, each with the last 64 of the frame before. A
+short-time Fourier transform and four convolutions make 128 numbers of a frame, without a look at
+any other; an LSTM of 128 units carries them through time; one affine map of its output is the logit
+of the probability that someone speaks. So all but the LSTM is done for all frames at once anyhow,
+and the LSTM is a chain. The layers are those of the wheel's own `tinygrad_model.py`; only its
+weights are read.
 """
 
 import json
@@ -28,13 +32,16 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def read_weights(at: str | Path | None = None) -> Arrays | None:
-    """The weights; None where silero-vad is not installed and ``at``, a wheel or folder, not given."""
+    """The weights; None where silero-vad is not installed, nor in ``at``, a wheel or folder."""
     package = find_package("silero_vad", at)
     return None if package is None else read_safetensors((package / FILE).read_bytes())
 
 
 def read_safetensors(data: bytes) -> Arrays:
-    """Arrays of float32 by name: eight bytes with the length of a JSON header, the header, and the numbers one after another."""
+    """Arrays of float32 by name.
+
+    Eight bytes with the length of a JSON header, the header, and the numbers one after another.
+    """
     start = 8 + int.from_bytes(data[:8], "little")
     header: dict[str, Any] = json.loads(data[8:start])
     arrays = {}
@@ -56,7 +63,10 @@ def lstm_weights(arrays: Arrays) -> dict[str, Array]:
 
 
 def features(arrays: Arrays, sound: np.ndarray) -> Array:
-    """What the LSTM reads, ``[frames, 128]``, of ``sound: [samples]`` at 16 kHz; what does not fill a frame is cut off."""
+    """What the LSTM reads, ``[frames, 128]``, of ``sound: [samples]`` at 16 kHz.
+
+    What does not fill a frame is cut off.
+    """
     count = len(sound) // FRAME
     padded = np.concatenate([np.zeros(CONTEXT, np.float32), sound.astype(np.float32)])
     frames = padded[np.arange(count)[:, None] * FRAME + np.arange(CONTEXT + FRAME)[None]]
@@ -90,9 +100,12 @@ def probabilities(arrays: Arrays, h: Array) -> Array:
 
 
 def make_sound(seconds: float, seed: int = 0) -> np.ndarray:
-    """Something like speech, float32 in -1 to 1: syllables of a gliding voice with three resonances, pauses, and a little noise.
+    """Something like speech, float32 in -1 to 1.
 
-    The overtones of the voice are weighted by how near they are to the resonances, which are drawn anew for every syllable.
+    Syllables of a gliding voice with three resonances, pauses, and a little noise.
+
+    The overtones of the voice are weighted by how near they are to the resonances, which are drawn
+    anew for every syllable.
     """
     rng = np.random.default_rng(seed)
     count = int(seconds * RATE)

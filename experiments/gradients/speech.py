@@ -1,4 +1,7 @@
-"""The LSTM of a trained speech detector, `silero`, over sound: as a case of the bench, and what it hears by every variant."""
+"""The LSTM of a trained speech detector, `silero`, over sound.
+
+As a case of the bench, and what it hears by every variant.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +19,8 @@ from experiments.bench.table import Row
 from experiments.gradients import silero
 from experiments.gradients.network import Network
 
-# Its gates mix all units, so a diagonal gains nothing: an iteration for one or two frames. And it amplifies differences a little,
+# Its gates mix all units, so a diagonal gains nothing: an iteration for one or two frames. And it
+# amplifies differences a little,
 # so Newton's updates have to be kept in bounds.
 VARIANTS: dict[str, Setting] = {
     "auto": Setting(),
@@ -74,7 +78,10 @@ class Detector:
         )
 
     def listen(self) -> Iterator[Row]:
-        """A row for each variant: how many frames are speech, and how far the probabilities are from those by `jax.lax.scan`."""
+        """A row for each variant.
+
+        How many frames are speech, and how far the probabilities are from those by `jax.lax.scan`.
+        """
         given = self.arguments[0]
         outputs = {SCAN: jax.jit(self.network.states(jax.lax.scan))(*given)}
         outputs |= {name: solve(*given).trajectory[0] for name, solve in self.solves.items()}

@@ -62,7 +62,10 @@ def after(
 
 
 def guessed(model: models.Model) -> Any:
-    """What is returned after no iteration: the steps applied to the guess, which is the steps applied to the initial state."""
+    """What is returned after no iteration.
+
+    The steps applied to the guess, which is the steps applied to the initial state.
+    """
     apply = jax.vmap(model.step)
     shapes = jax.eval_shape(by_loop(model.step, lax.scan), model.z0, model.inputs)
     constant = jax.tree.map(lambda z, x: jnp.broadcast_to(z, x.shape), model.z0, shapes)

@@ -21,7 +21,10 @@ SMALLEST, LARGEST = 1e-8, 1e2  # errors that are drawn
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """By chain and form: iterations and speed. By iterations: error and what a classifier gets right. By width: time, memory."""
+    """By chain and form: iterations and speed.
+
+    By iterations: error and what a classifier gets right. By width: time, memory.
+    """
     forms, accuracy, width = (
         [row for row in rows if row["part"] == part] for part in ("forms", "accuracy", "width")
     )
@@ -55,7 +58,10 @@ def _length(rows: Sequence[Row]) -> str:
 
 
 def _by_chain(axes: Any, rows: Sequence[Row], key: str) -> None:
-    """A column for every chain, a marker for every form: hollow where the chain had to be finished sequentially."""
+    """A column for every chain, a marker for every form.
+
+    Hollow where the chain had to be finished sequentially.
+    """
     chains = list(dict.fromkeys(map(_chain, rows)))
     for k, (form, (color, marker)) in enumerate(FORMS.items()):
         look = {"color": color, "markersize": 4.5}

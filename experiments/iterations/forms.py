@@ -1,4 +1,7 @@
-"""What `python -m experiments iterations` compares: chains, and the forms of Newton's method that solve them."""
+"""What `python -m experiments iterations` compares.
+
+Chains, and the forms of Newton's method that solve them.
+"""
 
 import dataclasses
 import math
@@ -49,7 +52,10 @@ class Problem:
 
 
 def problem(kind: str, size: int, length: int) -> Problem:
-    """A chain of some kind; ``size`` is of its weights, and means nothing where these are trained."""
+    """A chain of some kind.
+
+    ``size`` is of its weights, and means nothing where these are trained.
+    """
     key = jax.random.key(0)
     match kind:
         case "tanh" | "relu":
@@ -70,7 +76,10 @@ def problem(kind: str, size: int, length: int) -> Problem:
 
 
 def forms(problem: Problem) -> Iterator[tuple[str, Newton | str]]:
-    """Name and method of every form that makes sense for a chain; in place of a method that cannot be run, why."""
+    """Name and method of every form that makes sense for a chain.
+
+    In place of a method that cannot be run, why.
+    """
     dense, width = Newton(linearize="dense"), problem.width
     blocks = 2 if problem.kind == "lstm" else 4
     scalar = Newton(
@@ -101,9 +110,12 @@ def forms(problem: Problem) -> Iterator[tuple[str, Newton | str]]:
 
 
 def longer(model: models.Model) -> Callable[[Array, dict[str, Array]], Any]:
-    """Several steps of a diffusion model as one, with the noise that is seen at the first: what a sampler of fewer steps does.
+    """Several steps of a diffusion model as one, with the noise that is seen at the first.
 
-    ``x -> a_1 x + b_1 e -> a_2 (a_1 x + b_1 e) + b_2 e`` and so on: ``A = prod a_i``, ``B = sum_i b_i prod_{j > i} a_j``.
+    What a sampler of fewer steps does.
+
+    ``x -> a_1 x + b_1 e -> a_2 (a_1 x + b_1 e) + b_2 e`` and so on: ``A = prod a_i``, ``B = sum_i
+    b_i prod_{j > i} a_j``.
     """
 
     def step(x: Array, at: dict[str, Array]) -> Any:

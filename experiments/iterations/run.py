@@ -1,12 +1,17 @@
-"""Newton's iterations: how many every form of the method takes, what a few of them give, and what the block width costs.
+"""Newton's iterations.
 
-forms       every form on every chain: iterations, error, memory, and time beside the sequential program's
+How many every form of the method takes, what a few of them give, and what the block width costs.
+
+forms       every form on every chain: iterations, error, memory, and time beside the sequential
+            program's
 accuracy    the error after k iterations, and how many digits a classifier gets right with them
 width       time and memory of a GRU against its width, at one length
-damping     Newton's method plain and damped, on a trained GRU that samples waves from its own output, and chaos; growth rates
+damping     Newton's method plain and damped, on a trained GRU that samples waves from its own
+            output, and chaos; growth rates
 
-An error is the largest difference from the sequential program's states, relative to the largest of these. Speedups are over the
-fastest of jax.lax.scan with unroll 1, 4 and 16 and, up to 128 steps, a Python loop; and over the plain one.
+An error is the largest difference from the sequential program's states, relative to the largest of
+these. Speedups are over the fastest of jax.lax.scan with unroll 1, 4 and 16 and, up to 128 steps, a
+Python loop; and over the plain one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -91,7 +96,10 @@ class Bench:
     def rows(
         self, labels: Row, model: chains.Model, methods: Mapping[str, Newton | str]
     ) -> Iterator[Row]:
-        """A row for every loop and every method; a method that is a text is one that cannot be run, and the text says why."""
+        """A row for every loop and every method.
+
+        A method that is a text is one that cannot be run, and the text says why.
+        """
         names = [name for name in methods if self.few is None or name in self.few]
         reasons = {name: why for name in names if isinstance(why := methods[name], str)}
         case = Case(
@@ -117,7 +125,7 @@ class Bench:
         return self.rows(found.labels("width"), found.model, WIDE)
 
     def damping(self, name: str, make: Callable[[], chains.Model]) -> Iterator[Row]:
-        """Plain and damped, with the growth rate of small differences, and the iterations that it lets one expect."""
+        """Plain and damped, with the growth rate of differences and the iterations it forecasts."""
         model = make()
         once = partial(deeppcr.solve, method=Newton(max_iterations=1, record=True))
         solution = jax.jit(once)(deeppcr.Chain(model.step, model.inputs), model.z0)

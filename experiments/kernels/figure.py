@@ -1,4 +1,7 @@
-"""The figure of `python -m experiments kernels`: launches of every program, and the time that they take at the least."""
+"""The figure of `python -m experiments kernels`.
+
+Launches of every program, and the time that they take at the least.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +14,9 @@ PANELS = {"launches": "launches", "latency ms": "launches and waits of the host 
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A line for each case: sequential programs in grey, parallel ones in colours; crosses are what `depth` predicts.
+    """A line for each case: sequential programs in grey, parallel ones in colours.
+
+    Crosses are what `depth` predicts.
 
     Args:
         rows: of the experiment.

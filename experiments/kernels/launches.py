@@ -1,8 +1,10 @@
-"""What a compiled program launches: kernels, library calls and copies, and the loops that they are in.
+"""What a compiled program launches.
 
-XLA's text of a compiled program for a GPU is its list of launches: every instruction but those that only name or regroup buffers
-is one, and the body of a loop is launched again in each trip. Before each trip of a loop whose end depends on data, the host
-waits for the condition.
+Kernels, library calls and copies, and the loops that they are in.
+
+XLA's text of a compiled program for a GPU is its list of launches: every instruction but those that
+only name or regroup buffers is one, and the body of a loop is launched again in each trip. Before
+each trip of a loop whose end depends on data, the host waits for the condition.
 """
 
 import re
@@ -43,7 +45,10 @@ class Launches:
     loops: tuple["Loop", ...]
 
     def total(self, trips: Callable[[str], int]) -> "Total":
-        """All launches; ``trips`` tells by its name how many trips a loop takes whose end depends on data."""
+        """All launches.
+
+        ``trips`` tells by its name how many trips a loop takes whose end depends on data.
+        """
         launched, waits = self.here, 0
         for loop in self.loops:
             count = trips(loop.name) if loop.trips is None else loop.trips

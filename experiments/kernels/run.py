@@ -1,13 +1,16 @@
-"""How many kernels programs launch on a GPU, and how often its host waits: read off the compiled program, on any machine.
+"""How many kernels programs launch on a GPU, and how often its host waits.
+
+Read off the compiled program, on any machine.
 
 XLA compiles for a GPU that is not at hand if jax has its plugin for CUDA, which takes no driver:
 
     pip install --no-deps jax-cuda13-plugin==<version of jax> jax-cuda13-pjrt==<the same>
 
-Nothing is run but the chains themselves, on the device at hand, to find out how many iterations Newton's method takes. On
-narrow chains a GPU does next to nothing but launch kernels, so the ratio of launches is what a speedup can come to. "latency ms"
-is what they take at `depth`'s latencies for the device, waits of the host included; "predicted ms" is what `depth` predicts of
-the program without having seen it compiled.
+Nothing is run but the chains themselves, on the device at hand, to find out how many iterations
+Newton's method takes. On narrow chains a GPU does next to nothing but launch kernels, so the ratio
+of launches is what a speedup can come to. "latency ms" is what they take at `depth`'s latencies for
+the device, waits of the host included; "predicted ms" is what `depth` predicts of the program
+without having seen it compiled.
 """
 
 import math
@@ -37,7 +40,10 @@ UNSEEN = ("sequential", "waits", "depth")
 
 
 def makers(quick: bool) -> Iterator[Callable[[], Case]]:
-    """What makes the cases: layers forwards and backwards, a recurrent unit over a long time, a training step, a sampler."""
+    """What makes the cases.
+
+    Layers forwards and backwards, a recurrent unit over a long time, a training step, a sampler.
+    """
     for width in QUICK_WIDTHS if quick else WIDTHS:
         for direction in mlp.DIRECTIONS:
             yield partial(mlp.case, mlp.Size("tanh", LENGTH, width, 1), direction)

@@ -1,4 +1,7 @@
-"""Devices to compile for, at hand or not: XLA makes a GPU's program on any machine if it is told what the GPU is like."""
+"""Devices to compile for, at hand or not.
+
+XLA makes a GPU's program on any machine if it is told what the GPU is like.
+"""
 
 import os
 from collections.abc import Callable
@@ -16,7 +19,8 @@ from deeppcr.platforms import compiled_for
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 PLUGIN = """pip install --no-deps jax-cuda13-plugin=={0} jax-cuda13-pjrt=={0}"""
-# Figures of NVIDIA's data sheets and programming guide for compute capability 9.0, as XLA reads them.
+# Figures of NVIDIA's data sheets and programming guide for compute capability 9.0, as XLA reads
+# them.
 H200 = """
 gpu_device_info {
   cuda_compute_capability { major: 9 minor: 0 }
@@ -55,7 +59,7 @@ class Target:
         return compiled_for("cuda")
 
     def compile(self, f: Callable[..., Any], *arguments: Any) -> str:
-        """The text of the compiled program of ``f``, for arguments of which only shapes and dtypes count."""
+        """The text of the compiled program of ``f``, for arguments of these shapes and dtypes."""
         mesh = jax.sharding.Mesh(np.array([self.device]), ("device",))
         here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 

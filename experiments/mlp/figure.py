@@ -1,4 +1,7 @@
-"""The figure of `python -m experiments mlp`: maps over depth and width, with the line where the parallel program breaks even."""
+"""The figure of `python -m experiments mlp`.
+
+Maps over depth and width, with the line where the parallel program breaks even.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +23,9 @@ HEIGHT = 2.5  # inches, of a map
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A row of maps for each direction: times of the best sequential and the best parallel program, speedup, predicted speedup.
+    """A row of maps for each direction.
+
+    Times of the best sequential and the best parallel program, speedup, predicted speedup.
 
     Of several activations and batches the one that has most cells is drawn.
 

@@ -1,9 +1,12 @@
-"""Multilayer perceptrons over depth and width, forward and backward: layer by layer, and all layers at once.
+"""Multilayer perceptrons over depth and width, forward and backward.
 
-L layers of w units, z_l = a(z_{l-1} W_l + b_l), with a = tanh or relu, weights and biases drawn uniformly from +-1/sqrt(w), as
-torch starts them: the network of DeepPCR (Danieli et al., NeurIPS 2023, section 4.1), which reports speedups of up to 30 forward
-and 200 backward on a GPU. "forward" is the last state; "gradient" is that of its mean square with respect to all weights, biases
-and the input; "backward" is what is left of the gradient once the forward pass has been made, timed alone.
+Layer by layer, and all layers at once.
+
+L layers of w units, z_l = a(z_{l-1} W_l + b_l), with a = tanh or relu, weights and biases drawn
+uniformly from +-1/sqrt(w), as torch starts them: the network of DeepPCR (Danieli et al., NeurIPS
+2023, section 4.1), which reports speedups of up to 30 forward and 200 backward on a GPU. "forward"
+is the last state; "gradient" is that of its mean square with respect to all weights, biases and the
+input; "backward" is what is left of the gradient once the forward pass has been made, timed alone.
 """
 
 import math
@@ -64,7 +67,10 @@ class Size:
 
     @property
     def importance(self) -> float:
-        """The less the sooner it is measured: 1024 narrow layers of tanh, batch 1, and what is near to that."""
+        """The less the sooner it is measured.
+
+        1024 narrow layers of tanh, batch 1, and what is near to that.
+        """
         near = abs(math.log2(self.length) - 10) + 0.5 * math.log2(self.width)
         return near + math.log2(self.batch) + 3 * KINDS.index(self.kind)
 
@@ -80,7 +86,10 @@ def sizes(
 
 
 def default_sizes(quick: bool, on_cpu: bool) -> list[Size]:
-    """What is measured if nobody says what: on an accelerator everything, on a CPU what takes some minutes."""
+    """What is measured if nobody says what.
+
+    On an accelerator everything, on a CPU what takes some minutes.
+    """
     if quick:
         return sizes(["tanh"], [32, 1024], [4], [1])
     if not on_cpu:
@@ -118,7 +127,10 @@ def gradient(kind: str, scan: Scan) -> Callable[..., Any]:
 
 
 def backward(kind: str, scan: Scan) -> Variant:
-    """What `jax.vjp` leaves to do after the forward pass: a program that takes what that has kept."""
+    """What `jax.vjp` leaves to do after the forward pass.
+
+    A program that takes what that has kept.
+    """
     run = forward(kind, scan)
 
     def prepare(layers: dict[str, Array], x: Array) -> tuple[Any, Array]:

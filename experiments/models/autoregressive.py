@@ -1,8 +1,11 @@
-"""A gated recurrent network that samples waves from its own output: a chain that amplifies differences before it settles.
+"""A gated recurrent network that samples waves from its own output.
 
-Trained to predict the next value of noisy waves of two tones, then run on what it has drawn itself. Where its states are, such a
-chain is stable; far from there it is not, and that is where iterates of Newton's method go. The test case of Gonzalez et al.,
-*Towards scalable and stable parallelization of nonlinear RNNs* (NeurIPS 2024), section 6.2, in small.
+A chain that amplifies differences before it settles.
+
+Trained to predict the next value of noisy waves of two tones, then run on what it has drawn itself.
+Where its states are, such a chain is stable; far from there it is not, and that is where iterates
+of Newton's method go. The test case of Gonzalez et al., *Towards scalable and stable
+parallelization of nonlinear RNNs* (NeurIPS 2024), section 6.2, in small.
 """
 
 from collections.abc import Callable
@@ -99,7 +102,10 @@ def train(seed: int, hidden: int = HIDDEN, steps: int = 1000) -> Parameters:
 def sampling_chain(
     parameters: Parameters, length: int, seed: int = 0
 ) -> tuple[Callable[[Array, Array], Array], Array, Array]:
-    """``(step, inputs, z0)``: the state is what is hidden and the last value, the input is the noise of the next."""
+    """``(step, inputs, z0)``.
+
+    The state is what is hidden and the last value, the input is the noise of the next.
+    """
 
     def step(z: Array, noise: Array) -> Array:
         h, mean, deviation = cell(parameters, z[:-1], z[-1:])

@@ -1,11 +1,15 @@
-"""Recurrent cells: the gated recurrent unit and the long short-term memory, as torch, flax and cuDNN have them.
+"""Recurrent cells.
 
-A cell reads its input through ``a = x W + b`` before it looks at its state. That half does not wait for anything, so a program
-that cares for speed makes it for all steps at once, as one product: `read`. What is left is the step of the chain: `gru_step`,
-`lstm_step`. `gru` and `lstm` are both halves in one, from the input itself.
+The gated recurrent unit and the long short-term memory, as torch, flax and cuDNN have them.
 
-Weights are a dictionary: ``W: [inputs, k n]`` and ``b: [k n]`` for the input, ``U: [n, k n]`` for the state, with k = 3 or 4
-gates side by side; a GRU has a second bias ``c: [3 n]``, which its reset gate scales. States may have batch axes in front.
+A cell reads its input through ``a = x W + b`` before it looks at its state. That half does not wait
+for anything, so a program that cares for speed makes it for all steps at once, as one product:
+`read`. What is left is the step of the chain: `gru_step`, `lstm_step`. `gru` and `lstm` are both
+halves in one, from the input itself.
+
+Weights are a dictionary: ``W: [inputs, k n]`` and ``b: [k n]`` for the input, ``U: [n, k n]`` for
+the state, with k = 3 or 4 gates side by side; a GRU has a second bias ``c: [3 n]``, which its reset
+gate scales. States may have batch axes in front.
 """
 
 from collections.abc import Mapping
@@ -22,14 +26,18 @@ Pair = tuple[Array, Array]
 
 
 def read(weights: Weights, x: Array) -> Array:
-    """What the cell makes of its input alone, ``[..., k n]``: of one step, or of all of them at once."""
+    """What the cell makes of its input alone, ``[..., k n]``.
+
+    Of one step, or of all of them at once.
+    """
     return affine(x, weights["W"], weights["b"])
 
 
 def gru_step(weights: Weights, h: Array, from_x: Array) -> Array:
-    """The next state of a GRU (Cho et al. 2014, with the reset gate after the product), from what `read` made of the input.
+    """The next state of a GRU (Cho et al. 2014, reset gate after the product), from `read`.
 
-    ``r, u = s(a_r + (h U + c)_r), s(a_u + (h U + c)_u)``, then ``(1 - u) tanh(a_n + r (h U + c)_n) + u h``.
+    ``r, u = s(a_r + (h U + c)_r), s(a_u + (h U + c)_u)``, then ``(1 - u) tanh(a_n + r (h U + c)_n)
+    + u h``.
     """
     n = h.shape[-1]
     from_h = affine(h, weights["U"], weights["c"])
@@ -39,7 +47,7 @@ def gru_step(weights: Weights, h: Array, from_x: Array) -> Array:
 
 
 def lstm_step(weights: Weights, state: Pair, from_x: Array) -> Pair:
-    """The next ``(h, c)`` of an LSTM (Hochreiter and Schmidhuber 1997), from what `read` made of the input.
+    """The next ``(h, c)`` of an LSTM (Hochreiter and Schmidhuber 1997), from `read`.
 
     ``i, f, g, o = a + h U``, then ``c' = s(f) c + s(i) tanh(g)`` and ``h' = s(o) tanh(c')``.
     """
@@ -60,7 +68,10 @@ def lstm(weights: Weights, state: Pair, x: Array) -> Pair:
 
 
 def gru_weights(n: int, inputs: int | None = None, seed: int = 0) -> dict[str, Array]:
-    """Random weights of a GRU, uniform in +- 1/sqrt(n), as torch starts it; as many inputs as states unless said."""
+    """Random weights of a GRU, uniform in +- 1/sqrt(n), as torch starts it.
+
+    As many inputs as states unless said.
+    """
     return _uniform(
         n, {"W": (inputs or n, 3 * n), "U": (n, 3 * n), "b": (3 * n,), "c": (3 * n,)}, seed
     )

@@ -1,7 +1,11 @@
-"""Models as chains: ``(step, inputs, z0)`` with ``z_l = step(z_{l-1}, x_l)``, in float32 and with nothing of deeppcr in them.
+"""Models as chains.
 
-Two are trained, on scikit-learn's digits, because random weights say little of how a solver does on weights that have learnt:
-a diffusion model and a residual network. Both train in seconds, and their weights are kept in ~/.cache/deeppcr-experiments.
+``(step, inputs, z0)`` with ``z_l = step(z_{l-1}, x_l)``, in float32 and with nothing of deeppcr in
+them.
+
+Two are trained, on scikit-learn's digits, because random weights say little of how a solver does on
+weights that have learnt: a diffusion model and a residual network. Both train in seconds, and their
+weights are kept in ~/.cache/deeppcr-experiments.
 """
 
 import math
@@ -41,7 +45,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def diffusion_params(width: int = 512, steps: int = 2000, seed: int = 0) -> Params:
-    """Weights of `denoiser.noise`, trained to tell the noise in noisy digits; about 15 s on two CPU cores, once.
+    """Weights of `denoiser.noise`, trained to tell the noise in noisy digits.
+
+    About 15 s on two CPU cores, once.
 
     Args:
         width: of the two hidden layers.
@@ -67,8 +73,9 @@ def diffusion_params(width: int = 512, steps: int = 2000, seed: int = 0) -> Para
 def ddim_chain(params: Params, steps: int, key: Array, batch: tuple[int, ...] = ()) -> Model:
     """A deterministic sampler (DDIM, eta = 0), from noise drawn by ``key`` to digits.
 
-    ``x_{t'} = A x + B noise(x, t)`` with ``A = sqrt(s'/s)``, ``B = sqrt(1 - s') - A sqrt(1 - s)``; ``s``, ``s'`` are the shares
-    of the signal at ``t`` and ``t'``. The inputs are ``{"a": A_l, "b": B_l, "t": t_l}``, one scalar a step each.
+    ``x_{t'} = A x + B noise(x, t)`` with ``A = sqrt(s'/s)``, ``B = sqrt(1 - s') - A sqrt(1 - s)``;
+    ``s``, ``s'`` are the shares of the signal at ``t`` and ``t'``. The inputs are ``{"a": A_l, "b":
+    B_l, "t": t_l}``, one scalar a step each.
     """
     levels = denoiser.signal_levels()
     times = (
@@ -92,7 +99,9 @@ def ddim_chain(params: Params, steps: int, key: Array, batch: tuple[int, ...] = 
 def residual_params(
     blocks: int = 100, width: int = 32, activation: str = "tanh", steps: int = 300, seed: int = 0
 ) -> Params:
-    """Weights of a residual network, trained a little to tell the digits apart; a few seconds, once.
+    """Weights of a residual network, trained a little to tell the digits apart.
+
+    A few seconds, once.
 
     The blocks' own weights, ``in``, ``bias`` and ``out``, carry the blocks on axis 0.
     """
@@ -134,7 +143,7 @@ def residual_chain(
     seed: int = 0,
     batch: tuple[int, ...] = (),
 ) -> Model:
-    """The trained network of `residual_params`, ``z + act(z W + b) V / sqrt(blocks)``, on digits that it has not seen.
+    """The trained ``z + act(z W + b) V / sqrt(blocks)`` of `residual_params`, on unseen digits.
 
     "gelu" normalises what goes into a block, as transformers do.
     """
@@ -161,7 +170,10 @@ def _residual_block(blocks: int, activation: str) -> Callable[[Array, Params], A
 def gru_chain(
     n: int, length: int, key: Array, batch: tuple[int, ...] = (), gain: float = 1.0
 ) -> Model:
-    """A gated recurrent unit with ``n`` states and random weights, which reads random inputs; ``gain`` scales its own loop."""
+    """A gated recurrent unit with ``n`` states and random weights, which reads random inputs.
+
+    ``gain`` scales its own loop.
+    """
     of_h, of_x, of_inputs = jax.random.split(key, 3)
     zeros = jnp.zeros(3 * n, jnp.float32)
     weights = {
@@ -181,7 +193,10 @@ def gru_chain(
 def lstm_chain(
     n: int, length: int, key: Array, batch: tuple[int, ...] = (), gain: float = 1.0
 ) -> Model:
-    """A long short-term memory with random weights; its state is ``(h, c)``, of ``n`` entries each."""
+    """A long short-term memory with random weights.
+
+    Its state is ``(h, c)``, of ``n`` entries each.
+    """
     of_h, of_x, of_inputs = jax.random.split(key, 3)
     bias = (
         jnp.zeros(4 * n, jnp.float32).at[n : 2 * n].set(1.0)
@@ -200,7 +215,10 @@ def mlp_chain(
     batch: tuple[int, ...] = (),
     gain: float = 1.0,
 ) -> Model:
-    """A stack of layers ``act(z W_l + b_l)``, each with random weights of its own; relu's are larger by sqrt(2)."""
+    """A stack of layers ``act(z W_l + b_l)``, each with random weights of its own.
+
+    Relu's are larger by sqrt(2).
+    """
     of_weights, of_bias, of_state = jax.random.split(key, 3)
     act = ACTIVATIONS[activation]
     scale = gain * (math.sqrt(2) if activation == "relu" else 1.0)
@@ -213,7 +231,10 @@ def mlp_chain(
 
 
 def logistic_chain(length: int, rate: float = 3.9) -> Model:
-    """The logistic map ``z <- r z (1 - z)``: chaotic at 3.9, where an error grows by about 1.6 a step."""
+    """The logistic map ``z <- r z (1 - z)``.
+
+    Chaotic at 3.9, where an error grows by about 1.6 a step.
+    """
     rates = jnp.full((length, 1), rate, jnp.float32)
     return Model(lambda z, r: r * z * (1 - z), rates, jnp.full(1, 0.3, jnp.float32))
 

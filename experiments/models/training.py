@@ -1,4 +1,7 @@
-"""Training with nothing but jax, and a folder that keeps what was trained: ~/.cache/deeppcr-experiments."""
+"""Training with nothing but jax, and a folder that keeps what was trained.
+
+~/.cache/deeppcr-experiments.
+"""
 
 import math
 import os
@@ -41,7 +44,7 @@ def train(
 def adam(
     params: Tree, mean: Tree, square: Tree, gradient: Tree, index: Array, rate: float, steps: int
 ) -> tuple[Tree, Tree, Tree]:
-    """A step of Adam (Kingma and Ba 2015) whose rate falls to nothing over ``steps``, along half a cosine.
+    """A step of Adam (Kingma and Ba 2015) whose rate falls to 0 along half a cosine.
 
     Args:
         params: pytree.
@@ -65,7 +68,10 @@ def adam(
 
 
 def cached(name: str, first: Params, make: Callable[[], Params]) -> Params:
-    """What ``make`` returns, read back from a file if it was made before; ``first`` has its names and shapes."""
+    """What ``make`` returns, read back from a file if it was made before.
+
+    ``first`` has its names and shapes.
+    """
     path = CACHE / f"{name}.npz"
     try:
         with path.open("rb") as file, np.load(file) as arrays:

@@ -1,4 +1,4 @@
-"""Chains of every kind and size, on which what the planner chooses is compared with what is fastest."""
+"""Chains of every kind and size, on which the choice of the planner is judged."""
 
 import dataclasses
 import math
@@ -59,7 +59,10 @@ class Specimen:
 
 
 def specimens(number: int, seed: int = 0) -> Iterator[Specimen]:
-    """``number`` specimens, as many of each kind, the kinds in turn: so wherever one stops, all have had their share."""
+    """``number`` specimens, as many of each kind, the kinds in turn.
+
+    So wherever one stops, all have had their share.
+    """
     drawn = [_drawn(kind, seed) for kind in KINDS]
     for _ in range(math.ceil(number / len(KINDS))):
         yield from map(next, drawn)
@@ -71,7 +74,7 @@ def small() -> Iterator[Specimen]:
 
 
 def _drawn(kind: str, seed: int) -> Iterator[Specimen]:
-    """Specimens of a kind without end, their sizes drawn from the whole range with the same chance each."""
+    """Specimens of a kind without end, their sizes drawn uniformly from the whole range."""
     seen: set[Specimen] = set()
     rng = random.Random(f"{kind} {seed}")
     widths = [w for w in WIDTHS if w >= CHANNELS] if kind == "residual conv" else WIDTHS
@@ -88,7 +91,10 @@ Step = Callable[[Any, Any, Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A chain to run: ``states(run)(weights, init, inputs)`` makes all of its states, ``run`` being a scan."""
+    """A chain to run.
+
+    ``states(run)(weights, init, inputs)`` makes all of its states, ``run`` being a scan.
+    """
 
     step: Step
     weights: Any
@@ -113,7 +119,7 @@ class Task:
         return states
 
     def gradient(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """The gradient of the states' mean square with respect to weights, initial state and inputs."""
+        """The gradient of the states' mean square by weights, initial state and inputs."""
         states = self.forward(run)
 
         def loss(*arguments: Any) -> Array:
@@ -123,7 +129,10 @@ class Task:
 
 
 def task(specimen: Specimen, gain: float = 1.0) -> Task:
-    """The chain of a specimen, with random weights; those of recurrent products are scaled by ``gain``."""
+    """The chain of a specimen, with random weights.
+
+    Those of recurrent products are scaled by ``gain``.
+    """
     keys = iter(jax.random.split(jax.random.key(specimen.width), 8))
     n, length, batch = specimen.width, specimen.length, specimen.batch
 
@@ -168,7 +177,10 @@ def task(specimen: Specimen, gain: float = 1.0) -> Task:
 
 
 def _gru(weights: Any, h: Array, x: Array) -> Array:
-    """Another than `cells.gru`: as it was first published, with the reset gate before the product."""
+    """Another than `cells.gru`.
+
+    As it was first published, with the reset gate before the product.
+    """
     n = h.shape[-1]
     x = x @ weights["x"]
     reset, update = jnp.split(jax.nn.sigmoid(x[..., : 2 * n] + h @ weights["h"]), 2, axis=-1)

@@ -78,7 +78,10 @@ def programs() -> Iterator[tuple[str, Program]]:
 
 
 def size(jaxpr: Any, counted: set[int] | None = None) -> int:
-    """Equations, those of programs inside, too; a program that is called from several places counts once."""
+    """Equations, those of programs inside, too.
+
+    A program that is called from several places counts once.
+    """
     counted = set() if counted is None else counted
     if id(jaxpr) in counted:
         return 0

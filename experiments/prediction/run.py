@@ -1,10 +1,14 @@
-"""Predicted against measured time on chains of several widths and lengths; and how long `depth` takes to read a program.
+"""Predicted against measured time on chains of several widths and lengths.
 
-times     forward and gradient, sequential and parallel: what `depth.predict` says of each program on this device, and what one
-          call takes. "log2" is that of predicted over measured time, of the median; the model of the device is made of least
-          times, so at the end errors are summed up for the least times, too
-analysis  seconds to trace a program, and to analyse what was traced: "first" is the first analysis, "analyse" the fastest of
-          those after it. Nothing is run, and all sizes together take seconds
+And how long `depth` takes to read a program.
+
+times     forward and gradient, sequential and parallel: what `depth.predict` says of each program
+          on this device, and what one call takes. "log2" is that of predicted over measured time,
+          of the median; the model of the device is made of least times, so at the end errors are
+          summed up for the least times, too
+analysis  seconds to trace a program, and to analyse what was traced: "first" is the first analysis,
+          "analyse" the fastest of those after it. Nothing is run, and all sizes together take
+          seconds
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,7 +117,10 @@ def gradient(run: Function, arguments: tuple[Any, ...]) -> Function:
 
 
 def newton(n: int, length: int, batch: int) -> Variant:
-    """A GRU by Newton's method, with the iterations that it takes: what the analysis cannot know."""
+    """A GRU by Newton's method, with the iterations that it takes.
+
+    What the analysis cannot know.
+    """
     method = deeppcr.Newton(on_failure="return")
 
     def solve(weights: Any, x: Array) -> deeppcr.Solution:
@@ -192,7 +199,10 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Predicted against measured times, a colour for each kind of chain; and seconds to trace and to analyse."""
+    """Predicted against measured times, a colour for each kind of chain.
+
+    And seconds to trace and to analyse.
+    """
     times = [row for row in rows if row["part"] == "times" and "predicted ms" in row]
     with figure(path, columns=2, height=4.2) as (axes, bars):
         for kind in dict.fromkeys(row["chain"].partition(" ")[0] for row in times):
@@ -211,7 +221,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Predict and measure; print tables and how far the predictions are off, and with --keep write the rows and the figure."""
+    """Predict and measure.
+
+    Print tables and how far the predictions are off, and with --keep write the rows and the figure.
+    """
     arguments = command.parser("prediction", __doc__)
     arguments.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
     options = arguments.parse_args(argv)

@@ -1,4 +1,7 @@
-"""The figure of `python -m experiments recurrence`: the time of every solver against L, by the width of the blocks."""
+"""The figure of `python -m experiments recurrence`.
+
+The time of every solver against L, by the width of the blocks.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +13,9 @@ from experiments.bench.table import Row
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A panel for each width: sequential programs in grey, parallel ones in colours; dashed as predicted.
+    """A panel for each width: sequential programs in grey, parallel ones in colours.
+
+    Dashed as predicted.
 
     Of several kinds and batches the one that has most rows is drawn.
 

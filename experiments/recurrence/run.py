@@ -1,11 +1,16 @@
-"""The linear recurrence: every parallel solver beside the sequential ones and `jax.lax.associative_scan`, and how "auto" chooses.
+"""The linear recurrence.
 
-y_l = A_l y_{l-1} + b_l for l = 1..L, with blocks A_l of w rows, drawn so that their norm is about 1/2. The baselines are
-`jax.lax.scan` with unroll 1, 4 and 16, a Python loop where L allows, and "sequential", which is `deeppcr.Recurrence`. A table at
-the end has for every case
+Every parallel solver beside the sequential ones and `jax.lax.associative_scan`, and how "auto"
+chooses.
 
-    scan/best parallel   the time of `jax.lax.associative_scan`, in that of the fastest parallel solver
-    auto, auto/best      what ``solver="auto"`` takes here, and its time in that of the fastest of all programs
+y_l = A_l y_{l-1} + b_l for l = 1..L, with blocks A_l of w rows, drawn so that their norm is about
+1/2. The baselines are `jax.lax.scan` with unroll 1, 4 and 16, a Python loop where L allows, and
+"sequential", which is `deeppcr.Recurrence`. A table at the end has for every case
+
+    scan/best parallel   the time of `jax.lax.associative_scan`, in that of the fastest parallel
+                         solver
+    auto, auto/best      what ``solver="auto"`` takes here, and its time in that of the fastest of
+                         all programs
 """
 
 import argparse
@@ -99,7 +104,7 @@ def by_steps(scan: Scan) -> Callable[[Blocks, Array], Array]:
 
 
 def backwards(scan: Scan) -> Callable[[Blocks, Array], Array]:
-    """The transposed recurrence, lam_l = g_l + A_{l+1}^T lam_{l+1}, by ``scan``, from the last step on."""
+    """The transposed recurrence, lam_l = g_l + A_{l+1}^T lam_{l+1}, by ``scan``, backwards."""
 
     def solve(blocks: Blocks, g: Array) -> Array:
         def step(mu: Array, inputs: tuple[Blocks, Array]) -> tuple[Array, Array]:
@@ -114,7 +119,10 @@ def backwards(scan: Scan) -> Callable[[Blocks, Array], Array]:
 
 
 def problem(size: Size, seed: int) -> tuple[Blocks, Array]:
-    """Blocks of norm about 1/2; no batch axis for a batch of 1. Pairs are of entries of the two halves of the state."""
+    """Blocks of norm about 1/2.
+
+    No batch axis for a batch of 1. Pairs are of entries of the two halves of the state.
+    """
     keys = jax.random.split(jax.random.key(seed))
     length, width = size.length, size.width
     batch_shape = (size.batch,) if size.batch > 1 else ()

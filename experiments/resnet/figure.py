@@ -17,7 +17,7 @@ WINDOW = 15  # steps of the running mean
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Losses and how far apart they are, the time of a step by L, accuracy, and the error of what is stopped early."""
+    """Losses, their distances, the time of a step by L, accuracy, errors of what is stopped early."""
     times, training, approximate = (
         [row for row in rows if row["part"] == part]
         for part in ("times", "training", "approximate")
@@ -59,7 +59,10 @@ def _differences(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _times(axes: Any, rows: Sequence[Row]) -> None:
-    """A line for every program, dashed for what was predicted; black and grey for the sequential ones."""
+    """A line for every program, dashed for what was predicted.
+
+    Black and grey for the sequential ones.
+    """
     loops = list(dict.fromkeys(row["program"] for row in rows if row["baseline"]))
     for name in dict.fromkeys(row["program"] for row in rows):
         found = [row for row in rows if row["program"] == name]

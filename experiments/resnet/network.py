@@ -1,10 +1,11 @@
-"""A deep narrow residual network of convolutions that reads handwritten digits, and a step of its training; jax alone.
+"""A deep narrow residual network of convolutions for handwritten digits, and its training.
 
     z_0 = P x,    z_l = z_{l-1} + act(K_l * z_{l-1} + b_l) / sqrt(L),    scores = z_L H + h
 
-P takes the pixels of each patch of the image to a few channels, every block has a 3 x 3 convolution K_l of its own, and H reads
-the last state. With 1/sqrt(L) it takes all L blocks to change the state by order one (Hayou et al., *Stable ResNet*, 2021): the
-Jacobian of a block is the identity and something small. A network like those of section 4.2 of DeepPCR (Danieli et al., 2023).
+P takes the pixels of each patch of the image to a few channels, every block has a 3 x 3 convolution
+K_l of its own, and H reads the last state. With 1/sqrt(L) it takes all L blocks to change the state
+by order one (Hayou et al., *Stable ResNet*, 2021): the Jacobian of a block is the identity and
+something small. A network like those of section 4.2 of DeepPCR (Danieli et al., 2023).
 """
 
 import math
@@ -25,7 +26,10 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": ja
 
 Params = dict[str, dict[str, Array]]
 Layer = dict[str, Array]
-"""``{"weight": [3, 3, channels, channels], "bias": [channels]}``; of all blocks: with an axis of blocks in front."""
+"""``{"weight": [3, 3, channels, channels], "bias": [channels]}``.
+
+Of all blocks: with an axis of blocks in front.
+"""
 
 Step = Callable[[Array, Layer], Array]
 Convolve = Callable[[Array, Array], Array]
@@ -56,7 +60,10 @@ class Shape:
 
 
 class State(NamedTuple):
-    """What a step of the training changes: parameters, and Adam's means of the gradient and of its square."""
+    """What a step of the training changes.
+
+    Parameters, and Adam's means of the gradient and of its square.
+    """
 
     params: Params
     mean: Params
@@ -64,7 +71,10 @@ class State(NamedTuple):
 
 
 def products(z: Array, weight: Array) -> Array:
-    """A 3 x 3 convolution of ``z: [batch, side, side, channels]`` as one matrix product: faster than XLA's for few channels."""
+    """A 3 x 3 convolution of ``z: [batch, side, side, channels]`` as one matrix product.
+
+    Faster than XLA's for few channels.
+    """
     side = z.shape[1]
     padded = jnp.pad(z, ((0, 0), (1, 1), (1, 1), (0, 0)))
     taps = [padded[:, i : i + side, j : j + side] for i in range(TAPS) for j in range(TAPS)]

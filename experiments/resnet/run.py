@@ -1,14 +1,19 @@
-"""Training a deep narrow residual network on handwritten digits, all blocks at once: losses, accuracy, and the time of a step.
+"""Training a deep narrow residual network on handwritten digits, all blocks at once.
 
-times        a training step (forward, backward, Adam) of several depths, in every variant, on weights that have learnt a little
-training     every variant from the same weights on the same batches: losses that have to lie on top of each other, and digits
-             that were held back; each for as many steps as fit into its time
-approximate  the same with so many Newton iterations and no more, converged or not, as the paper trains: NOT the same network,
-             so its loss, its gradient and its accuracy are compared with those of the sequential program
+Losses, accuracy, and the time of a step.
 
-A variant is named "forward / backward" by what takes the place of the Jacobians: "dense" (themselves), "diagonal", "identity";
-"sequential" runs the blocks one by one. Gradients are exact in each of them, but for approximate states. Accuracy is judged by
-the sequential program.
+times        a training step (forward, backward, Adam) of several depths, in every variant, on
+             weights that have learnt a little
+training     every variant from the same weights on the same batches: losses that have to lie on top
+             of each other, and digits that were held back; each for as many steps as fit into its
+             time
+approximate  the same with so many Newton iterations and no more, converged or not, as the paper
+             trains: NOT the same network, so its loss, its gradient and its accuracy are compared
+                 with those of the sequential program
+
+A variant is named "forward / backward" by what takes the place of the Jacobians: "dense"
+(themselves), "diagonal", "identity"; "sequential" runs the blocks one by one. Gradients are exact
+in each of them, but for approximate states. Accuracy is judged by the sequential program.
 """
 
 import dataclasses

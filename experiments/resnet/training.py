@@ -1,4 +1,4 @@
-"""Trainings of the residual network from the same weights on the same batches, compared with that by `jax.lax.scan`."""
+"""Trainings of the residual network, compared with that by `jax.lax.scan`."""
 
 import math
 import time
@@ -56,7 +56,10 @@ class Task:
         return network.initial(self.shape, self.split.train_x.shape[1])
 
     def batches(self) -> list[tuple[np.int32, np.ndarray, np.ndarray]]:
-        """Index, images and classes of each step, the same for all trainings; each epoch in a new order."""
+        """Index, images and classes of each step, the same for all trainings.
+
+        Each epoch in a new order.
+        """
         chosen = data.batches(len(self.split.train_y), self.steps, self.batch, seed=1)
         return [
             (np.int32(k), self.split.train_x[rows], self.split.train_y[rows])
@@ -117,7 +120,7 @@ def train(name: str, run: Run, task: Task, limit: float) -> Training:
 
 
 class Trainings:
-    """Trainings from the same weights on the same batches, compared with the first one, by `jax.lax.scan`."""
+    """Trainings from the same weights on the same batches, compared with the first one."""
 
     def __init__(self, task: Task, limit: float):
         self.task, self.limit = task, limit

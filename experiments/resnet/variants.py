@@ -1,4 +1,7 @@
-"""How the blocks of the residual network are run: sequentially, or all at once, with this or that for their Jacobians."""
+"""How the blocks of the residual network are run.
+
+Sequentially, or all at once, with this or that for their Jacobians.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +17,10 @@ from experiments.resnet.network import Run
 
 
 class Statistics(NamedTuple):
-    """How the blocks of one training step were run: Newton iterations, the residual they left, and a `deeppcr.Result`."""
+    """How the blocks of one training step were run.
+
+    Newton iterations, the residual they left, and a `deeppcr.Result`.
+    """
 
     iterations: Array
     residual: Array
@@ -41,7 +47,10 @@ class Setting:
 
     @property
     def counting(self) -> "Setting":
-        """The setting whose Newton iterations tell the trips of loops: an adjoint takes about as many corrections."""
+        """The setting whose Newton iterations tell the trips of loops.
+
+        An adjoint takes about as many corrections.
+        """
         if isinstance(self.method, Sequential) and isinstance(self.adjoint, Adjoint):
             return Setting(Newton(linearize=self.adjoint.linearize), self.adjoint)
         return self
@@ -57,7 +66,8 @@ def _alike(linearize: str, linear: str) -> tuple[Newton, Adjoint]:
     return Newton(linearize=linearize, linear=linear), Adjoint(linearize=linearize, linear=linear)
 
 
-# Linear recurrences are solved in parallel on every device, by what `linear="auto"` takes on an accelerator.
+# Linear recurrences are solved in parallel on every device, by what `linear="auto"` takes on an
+# accelerator.
 DENSE = _alike("dense", "cyclic_reduction")
 DIAGONAL = _alike("diagonal", "pcr")
 IDENTITY = _alike("identity", "pcr")

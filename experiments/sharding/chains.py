@@ -1,4 +1,4 @@
-"""A training step of a stack whose chain lies over devices, beside the sequential programs and beside one device."""
+"""A training step of a stack over devices, beside the sequential programs and one device."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -39,12 +39,13 @@ def rows(size: Size, layouts: Sequence[Layout], machine: Machine, effort: Effort
         effort: how long programs are timed.
 
     Yields:
-        "row", "devices", "L", "w", "batch"; the fastest "sequential" program of one device, "sequential ms" and "lax.scan ms"; of
-        the layout's program its times, "loss", "error" (of loss and weights, from those of `jax.lax.scan`, relative to the
-        largest entry), "collectives", "parameter bytes", "iterations" and "residual"; "sequential depth", "depth", "depth
-        speedup"; "predicted ms", "of it messages", "predicted speedup", "log2" of predicted over measured time; "speedup" over
-        the fastest sequential program, "over lax.scan", "over one device". What is not known is not in the row; what is wrong
-        has a "note" and no speedup.
+        "row", "devices", "L", "w", "batch"; the fastest "sequential" program of one device,
+        "sequential ms" and "lax.scan ms"; of the layout's program its times, "loss", "error" (of
+        loss and weights, from those of `jax.lax.scan`, relative to the largest entry),
+        "collectives", "parameter bytes", "iterations" and "residual"; "sequential depth", "depth",
+        "depth speedup"; "predicted ms", "of it messages", "predicted speedup", "log2" of predicted
+        over measured time; "speedup" over the fastest sequential program, "over lax.scan", "over
+        one device". What is not known is not in the row; what is wrong has a "note" and no speedup.
     """
     here = jax.device_put((weights(size), batch_of(size)), jax.devices()[0])
     loops = baselines(lambda scan: training_step(sequential_loss(size, scan)), size.length, LOOP)
@@ -96,7 +97,7 @@ def rows(size: Size, layouts: Sequence[Layout], machine: Machine, effort: Effort
 
 
 def compared(many: Outcome, one: Outcome) -> Row:
-    """What a program on many devices returns beside one device, and what its devices send each other."""
+    """What a program on many devices returns beside one device, and what these send each other."""
     assert many.build is not None
     losses = [outcome.row["loss"] for outcome in (many, one)]
     sent = collectives(many.build.text)

@@ -8,7 +8,8 @@ from depth.report import nbytes
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
-# "ROOT %name = f32[8,4]{0,1} all-gather(...)"; in two parts: "%name = (f32[1]{0}, f32[8]{0}) all-gather-start(...)".
+# "ROOT %name = f32[8,4]{0,1} all-gather(...)"; in two parts: "%name = (f32[1]{0}, f32[8]{0})
+# all-gather-start(...)".
 _CALL = re.compile(
     rf"^\s*(?:ROOT )?\S+ = (?P<shape>.+?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(",
     re.MULTILINE,
@@ -26,8 +27,9 @@ class Sent(NamedTuple):
 def collectives(text: str) -> dict[str, Sent]:
     """The collective operations of a program.
 
-    What is in the body of a while loop is counted once, whatever its trips, and so is each branch of a conditional. Bytes are
-    those of the results on one device: what a device receives, up to what it had before.
+    What is in the body of a while loop is counted once, whatever its trips, and so is each branch
+    of a conditional. Bytes are those of the results on one device: what a device receives, up to
+    what it had before.
 
     Args:
         text: as of ``compiled.as_text()``.
@@ -46,7 +48,10 @@ def collectives(text: str) -> dict[str, Sent]:
 
 
 def bytes_of(shape: str) -> int:
-    """The bytes of an array or a tuple, as shapes are written in a program: ``(f32[4,1]{1,0}, s32[])``."""
+    """The bytes of an array or a tuple, as shapes are written in a program.
+
+    ``(f32[4,1]{1,0}, s32[])``.
+    """
     total = 0
     for array in _ARRAY.finditer(shape):
         number = re.search(r"\d+", array["dtype"])

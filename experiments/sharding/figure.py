@@ -16,7 +16,10 @@ LINES = {  # label, colour, line
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Times against the number of devices: a column for this machine and each model, strong scaling above weak."""
+    """Times against the number of devices.
+
+    A column for this machine and each model, strong scaling above weak.
+    """
     measured = [row for row in rows if row["part"] == "measured scaling"]
     columns = {"this machine": measured} if measured else {}
     for row in rows:

@@ -1,4 +1,7 @@
-"""What connects devices: the time of a message, from published bandwidths and assumed latencies, or measured here."""
+"""What connects devices.
+
+The time of a message, from published bandwidths and assumed latencies, or measured here.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +26,8 @@ class Link:
 
     Attributes:
         group: devices in a group.
-        row: devices in a row of the group's torus, where a message passes its neighbours; infinite for a switch.
+        row: devices in a row of the group's torus, where a message passes its neighbours; infinite
+            for a switch.
         latency: seconds of the shortest message, to a neighbour.
         bandwidth: bytes a second, one way, that a device sends to a neighbour.
         far_latency: between groups.
@@ -50,7 +54,10 @@ class Link:
         return (1 if self.row == inf else int(hops)) * (self.latency + size / self.bandwidth)
 
     def all_reduce(self, size: float, count: int) -> float:
-        """Seconds of a sum over ``count`` devices: halves, quarters, .. are exchanged, then gathered."""
+        """Seconds of a sum over ``count`` devices: halves, quarters, ..
+
+        Are exchanged, then gathered.
+        """
         if count == 1:
             return 0.0
         return 2 * sum(self.message(size * k / count, k) for k in distances(count))
@@ -82,7 +89,10 @@ ASSUMED = "\n".join(
 
 @cache
 def link_at_hand(count: int) -> Link:
-    """What connects the first ``count`` devices, as if it were a switch: from messages that go round, to the neighbour each."""
+    """What connects the first ``count`` devices, as if it were a switch.
+
+    From messages that go round, to the neighbour each.
+    """
     mesh = mesh_of((count,), ("i",))
     small, large = (_seconds(mesh, size) for size in (SMALL, LARGE))
     bandwidth = 4 * (LARGE - SMALL) / max(large - small, 1e-9)

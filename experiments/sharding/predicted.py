@@ -1,14 +1,16 @@
-"""What a training step of a stack should take over its chain, on devices of a kind that are linked in some way: on paper, too.
+"""What a training step of a stack should take over its chain, on linked devices of a kind.
 
 By Newton's method it takes
 
     T(L/P) + (k + 1) (S(L/P, P) - S(L/P, 1) + messages) + k tests + the last state,
 
-where T is the step of one device with L/P layers, k Newton iterations and one adjoint, and S(., P) is what one of P devices
-computes of a linear recurrence, all as `depth.predict` says of the programs themselves. Messages are those of
-`deeppcr.linear.sharded`: log2(P) times a block and a vector for each sample of the batch, then a vector; a test of convergence is a state
-from the neighbour and two numbers of all devices. Where the layers are run one by one, device after device, and only the adjoint
-is solved in parallel, it takes
+where T is the step of one device with L/P layers, k Newton iterations and one adjoint, and S(., P)
+is what one of P devices computes of a linear recurrence, all as `depth.predict` says of the
+programs themselves. Messages are those of
+`deeppcr.linear.sharded`: log2(P) times a block and a vector for each sample of the batch, then a
+vector; a test of convergence is a state from the neighbour and two numbers of all devices. Where
+the layers are run one by one, device after device, and only the adjoint is solved in parallel, it
+takes
 
     T'(L/P) + F(L) - F(L/P) + (S(L/P, P) - S(L/P, 1) + messages) + P - 1 states + the last state,
 
@@ -54,8 +56,8 @@ class Machine:
     Attributes:
         device: the model of one.
         link: what connects them.
-        cores: of the machine that simulated devices share: of kernels as small as these, each device runs one on a core. None:
-            every device is one of its own.
+        cores: of the machine that simulated devices share: of kernels as small as these, each
+            device runs one on a core. None: every device is one of its own.
     """
 
     device: depth.Device
@@ -83,8 +85,8 @@ def sequential(size: Size, device: depth.Device) -> float:
 def over_the_batch(size: Size, count: int, machine: Machine) -> float | None:
     """Seconds of a step with the batch over the devices; None for more devices than samples.
 
-    With one all-reduce of all slopes at the end, which takes a `jax.shard_map`: left to itself the compiler sums every layer's
-    in its trip of the loop, which costs L times the latency.
+    With one all-reduce of all slopes at the end, which takes a `jax.shard_map`: left to itself the
+    compiler sums every layer's in its trip of the loop, which costs L times the latency.
     """
     if count > size.batch:
         return None
@@ -178,8 +180,9 @@ def _solve_cost(shard: Size, count: int) -> depth.Cost:
 
 
 def _solve(shard: Size, count: int, device: depth.Device) -> float:
-    """Seconds that one of ``count`` devices computes for a linear recurrence with ``shard`` of its steps on each."""
-    # `depth.predict` counts what every device of a `jax.shard_map` does one after another, as it does their work.
+    """Seconds that one of ``count`` devices computes for a linear recurrence of their shards."""
+    # `depth.predict` counts what every device of a `jax.shard_map` does one after another, as it
+    # does their work.
     return (depth.predict(_solve_cost(shard, count), device) - device.call_latency) / count
 
 

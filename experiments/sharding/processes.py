@@ -53,7 +53,7 @@ class Team:
         return [process.poll() for process in self.processes]
 
     def wait(self, seconds: float) -> list[int | None]:
-        """Exit codes once all have ended, or after ``seconds``, or ``GRACE`` after the first error."""
+        """Exit codes once all have ended, after ``seconds``, or ``GRACE`` after the first error."""
         end, failed = time.monotonic() + seconds, False
         while None in self.codes() and time.monotonic() < end:
             if not failed and any(self.codes()):

@@ -1,13 +1,19 @@
-"""Over 8 devices: arrays and training as jax's tutorials show them, chains by their layers, scaling, and several processes.
+"""Over 8 devices.
+
+Arrays and training as jax's tutorials show them, chains by their layers, scaling, and several
+processes.
 
 chain       a training step of a deep stack: its batch, its layers, or both over the devices
-scaling     the same with its layers over 1 to 8 devices, and on paper, over up to 1024 of a kind that is linked in a known way
-tutorials   what jax's own tutorials show of sharded arrays, and the training of a multilayer perceptron
+scaling     the same with its layers over 1 to 8 devices, and on paper, over up to 1024 of a kind
+            that is linked in a known way
+tutorials   what jax's own tutorials show of sharded arrays, and the training of a multilayer
+            perceptron
 
-On a CPU the devices are simulated: they share its cores, and waiting for one another costs more than what they wait for. Speedups
-are over the fastest sequential program on one device (jax.lax.scan with unroll 1, 4 and 16, and up to 64 layers a Python loop),
-over plain lax.scan there, and over the same method on one device. Predicted times are of `depth` and of the time that a message
-takes here.
+On a CPU the devices are simulated: they share its cores, and waiting for one another costs more
+than what they wait for. Speedups are over the fastest sequential program on one device
+(jax.lax.scan with unroll 1, 4 and 16, and up to 64 layers a Python loop), over plain lax.scan
+there, and over the same method on one device. Predicted times are of `depth` and of the time that a
+message takes here.
 """
 
 import contextlib
@@ -58,14 +64,20 @@ STEPS = 4  # of training in it
 
 
 def has_devices() -> bool:
-    """Whether this process has 8 devices; on a CPU it simulates them, unless jax has started with fewer."""
+    """Whether this process has 8 devices.
+
+    On a CPU it simulates them, unless jax has started with fewer.
+    """
     with contextlib.suppress(RuntimeError):  # jax has started, perhaps with enough of them
         jax.config.update("jax_num_cpu_devices", DEVICES)
     return jax.device_count() >= DEVICES
 
 
 def machine_at_hand(options: Namespace) -> Machine:
-    """This machine: the model of a device, the time of a message, and whether its devices are simulated."""
+    """This machine.
+
+    The model of a device, the time of a message, and whether its devices are simulated.
+    """
     shared = environment()["cores"] if jax.default_backend() == "cpu" else None
     return Machine(command.model(options), link_at_hand(DEVICES), shared)
 
@@ -80,8 +92,8 @@ def chain_rows(options: Namespace, machine: Machine) -> Iterator[Row]:
 def scaling_rows(options: Namespace, machine: Machine) -> Iterator[Row]:
     """1 to 8 devices, the most of them first, with equal shards on all of them; and on paper.
 
-    The largest stack is one of both kinds of scaling: its row on most devices is there twice. Simulated devices share cores, so
-    that more of them can hardly be faster.
+    The largest stack is one of both kinds of scaling: its row on most devices is there twice.
+    Simulated devices share cores, so that more of them can hardly be faster.
     """
     shard, width, batch = (8, 4, 8) if options.quick else (SHARD, 16, 32)
     devices = MEASURED[:: 3 if options.quick else 1]
@@ -136,7 +148,10 @@ def several_processes(number: int, quick: bool) -> None:
 
 
 def tables(rows: list[Row]) -> Iterator[str]:
-    """Tables for every part that has rows, and what is to be known of them: of chains, one of what they are, and one of speed."""
+    """Tables for every part that has rows, and what is to be known of them.
+
+    Of chains, one of what they are, and one of speed.
+    """
     notes = {"chain": NOTE, "measured scaling": "", "scaling on paper": ASSUMED, "tutorials": NOTE}
     for part, note in notes.items():
         found = [in_units(row) for row in rows if row["part"] == part]

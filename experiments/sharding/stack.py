@@ -48,7 +48,10 @@ class Size:
 
 
 def weights(size: Size) -> Weights:
-    """Weights of all layers ``[L, w, w]`` and biases ``[L, w]``, on the host: every process draws the same."""
+    """Weights of all layers ``[L, w, w]`` and biases ``[L, w]``, on the host.
+
+    Every process draws the same.
+    """
     draw = np.random.default_rng(0).normal
     matrices = draw(size=(size.length, size.width, size.width)) / size.width**0.5
     biases = 0.1 * draw(size=(size.length, size.width))

@@ -1,4 +1,4 @@
-"""The rows of jax's own tutorials on parallel programs and distributed arrays, and the training of a perceptron, on 8 devices."""
+"""What jax's own tutorials show of distributed arrays and training, on 8 devices."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Program = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A program and its arguments, which say on which devices it runs, beside the same on one device.
+    """A program, whose arguments say on which devices it runs, beside the same on one device.
 
     Attributes:
         name: what the row shows.
@@ -51,7 +51,7 @@ class Comparison:
     tolerance: float = TOLERANCE
 
     def row(self, effort: Effort) -> Row:
-        """The row; where the result is not that of one device, a note says so, and there is no speedup."""
+        """The row; a result that is not that of one device has a note and no speedup."""
         here = self.here
         if here is None:
             here = jax.device_put(jax.device_get(self.arguments), jax.devices()[0])
@@ -105,7 +105,10 @@ SPECS: tuple[tuple[Any, ...], ...] = (
 
 
 def comparisons(size: int) -> Iterator[Comparison]:
-    """All rows in which arrays have ``size`` times ``size`` entries; the products of a batch a quarter of them."""
+    """All rows in which arrays have ``size`` times ``size`` entries.
+
+    The products of a batch a quarter of them.
+    """
     yield from batches(size // 2)
     yield from normalised(size)
     yield from laid_out(size)
@@ -142,7 +145,10 @@ def normalised(size: int) -> Iterator[Comparison]:
 
 
 def laid_out(size: int) -> Iterator[Comparison]:
-    """Arrays in blocks, rows and columns: what is elementwise follows its operand, a product may need a sum."""
+    """Arrays in blocks, rows and columns.
+
+    What is elementwise follows its operand, a product may need a sum.
+    """
     mesh = mesh_of((4, 2), ("a", "b"))
     x, y = (_numbers(size, size, seed=seed) for seed in range(2))
     for spec in SPECS:
@@ -164,13 +170,17 @@ def constrained(size: int) -> Iterator[Comparison]:
         def moved(x: Array, there: NamedSharding = there) -> Array:
             return lax.with_sharding_constraint(jnp.sin(x), there)
 
-        # The layout of the result is said, too: where it is left open, the compiler may choose another one.
+        # The layout of the result is said, too: where it is left open, the compiler may choose
+        # another one.
         program = jax.jit(moved, out_shardings=there)
         yield Comparison(f"constraint, {name}", program, (x,), alone=jnp.sin)
 
 
 def drawn(size: int) -> Iterator[Comparison]:
-    """Random numbers: every device draws its own, and they are those of one device, to the last bit."""
+    """Random numbers.
+
+    Every device draws its own, and they are those of one device, to the last bit.
+    """
     mesh = mesh_of((4, 2), ("a", "b"))
     draw = partial(jax.random.normal, shape=(size, size), dtype=jnp.float32)
     key = jax.random.key(0)
@@ -196,11 +206,13 @@ def _numbers(*shape: int, seed: int = 0, low: float = -1.0) -> Any:
     return np.random.default_rng(seed).uniform(low, 2.0, shape).astype(np.float32)
 
 
-# -- the perceptron of jax's tutorial, 784 - n - n - n - 10, trained with its batch and its layers over devices
+# -- the perceptron of jax's tutorial, 784 - n - n - n - 10, trained with its batch and its layers
+# over devices
 
 STEPS = 30
 RATE = 0.01
-# Megatron's order: a layer cut by columns, then one cut by rows, with one sum over the devices after both.
+# Megatron's order: a layer cut by columns, then one cut by rows, with one sum over the devices
+# after both.
 REPLICATED = [(P(), P())] * 4
 TENSOR = [(P(), P()), (P(None, "model"), P("model")), (P("model", None), P()), (P(), P())]
 
@@ -264,7 +276,8 @@ def _perceptron(name: str, mesh: Mesh, specs: Any, width: int, batch: int) -> Co
         loss=lambda result: float(result[0][-1]),
         parameters=0,
         steps=STEPS,
-        # Rounding moves a unit across the kink of its relu now and then: in float32 some weights differ by 1e-3 of the largest,
+        # Rounding moves a unit across the kink of its relu now and then: in float32 some weights
+        # differ by 1e-3 of the largest,
         # in float64 by 1e-15.
         comparable=lambda result: result[0],
     )

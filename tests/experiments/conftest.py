@@ -30,7 +30,10 @@ def few_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run_command(few_loops: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """``run_command(module, *options) -> (rows, text)``: what an experiment keeps and prints; it draws a figure, too."""
+    """``run_command(module, *options) -> (rows, text)``: what an experiment keeps and prints.
+
+    It draws a figure, too.
+    """
 
     def run(module: Any, *options: str) -> tuple[list[dict[str, Any]], str]:
         module.main([*options, "--keep", "toy", "--out", str(tmp_path)])

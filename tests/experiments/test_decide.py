@@ -1,4 +1,7 @@
-"""What "auto" chooses against what is fastest: the command at a size that takes seconds, and the chains it is tried on."""
+"""What "auto" chooses against what is fastest.
+
+The command at a size that takes seconds, and the chains it is tried on.
+"""
 
 import dataclasses
 import math

@@ -104,7 +104,10 @@ def test_the_command_runs_from_start_to_end(
 def seen(
     trainings: dict[str, digits.Training], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> list[digits.Settings]:
-    """The settings that networks are trained with, which here are those of the fixture; away from the repository."""
+    """The settings that networks are trained with, which here are those of the fixture.
+
+    Away from the repository.
+    """
     found: list[digits.Settings] = []
 
     def train(

@@ -1,4 +1,7 @@
-"""`python -m experiments gradients`: adjoints, long sequences, series and speech, and what is kept, printed and drawn of them."""
+"""`python -m experiments gradients`.
+
+Adjoints, long sequences, series and speech, and what is kept, printed and drawn of them.
+"""
 
 import json
 import zipfile

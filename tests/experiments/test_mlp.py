@@ -1,4 +1,7 @@
-"""The experiment on multilayer perceptrons: from start to end at a size that takes seconds, and what it needs."""
+"""The experiment on multilayer perceptrons.
+
+From start to end at a size that takes seconds, and what it needs.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,7 @@
-"""The experiment on predicted times: what is listed, what rows say, and how long an analysis takes."""
+"""The experiment on predicted times.
+
+What is listed, what rows say, and how long an analysis takes.
+"""
 
 from typing import Any
 
@@ -131,7 +134,10 @@ def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.Mon
 
 
 def test_the_summary() -> None:
-    """Ten ms, measured as 10, 20, 5, 40, 2.5 ...: off by 0, 1, 2, ... powers of two; least times are a quarter of these."""
+    """Ten ms, measured as 10, 20, 5, 40, 2.5 ...: off by 0, 1, 2, ... powers of two.
+
+    Least times are a quarter of these.
+    """
     signs = [-1, 1] * 6
     rows = [
         {

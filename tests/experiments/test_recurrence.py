@@ -1,4 +1,7 @@
-"""`python -m experiments recurrence`: all programs solve the same recurrence, and what is kept, printed and drawn of it."""
+"""`python -m experiments recurrence`.
+
+All programs solve the same recurrence, and what is kept, printed and drawn of it.
+"""
 
 from argparse import Namespace
 from pathlib import Path

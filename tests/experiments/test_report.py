@@ -1,4 +1,7 @@
-"""The page of results: devices side by side, empty cells where nothing was measured, the README's table."""
+"""The page of results.
+
+Devices side by side, empty cells where nothing was measured, the README's table.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Training the residual network in parallel, at a size that takes seconds: every variant is the same training."""
+"""Training the residual network in parallel, at a size that takes seconds.
+
+Every variant is the same training.
+"""
 
 from pathlib import Path
 from zipfile import ZipFile
@@ -127,7 +130,9 @@ def test_variants_are_named_by_what_takes_the_place_of_the_jacobians() -> None:
             continue
         forward, backward = name.split(" / ")
         assert setting.adjoint.linearize == backward
-        assert (setting.method.linearize if isinstance(setting.method, Newton) else "sequential") == forward
+        assert (
+            setting.method.linearize if isinstance(setting.method, Newton) else "sequential"
+        ) == forward
 
 
 def test_a_sequential_forward_pass_is_counted_by_its_adjoint() -> None:

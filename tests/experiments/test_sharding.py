@@ -1,4 +1,7 @@
-"""Over 8 devices: every row has the result of one device, the command runs, and several processes train as one does."""
+"""Over 8 devices.
+
+Every row has the result of one device, the command runs, and several processes train as one does.
+"""
 
 import dataclasses
 import subprocess
