@@ -244,8 +244,10 @@ def summary(
     verdict = "Same training" if apart < 1e-3 else "NOT the same training"
     lines = [
         f"{verdict}: over {settings.steps} steps the losses differ by at most {apart:.1e}.",
-        f"deeppcr left to itself used {forward} here; a step is {compared(auto, base)} layer by layer.",
-        f"Everything parallel took {iterations:.1f} Newton iterations a step, each of about {rounds} rounds",
+        f"deeppcr left to itself used {forward} here; "
+        f"a step is {compared(auto, base)} layer by layer.",
+        f"Everything parallel took {iterations:.1f} Newton iterations a step, "
+        f"each of about {rounds} rounds",
         f"over all layers at once; a step is {compared(parallel, base)} layer by layer.",
     ]
     if jax.default_backend() == "cpu" and parallel > base:
@@ -304,7 +306,8 @@ def main(argv: list[str]) -> None:
 
     split = data.digits()
     print(
-        f"{settings.depth} residual layers of width {settings.width} learn {len(split.train_y)} digits, "
+        f"{settings.depth} residual layers of width {settings.width} "
+        f"learn {len(split.train_y)} digits, "
         f"{len(RUNS)} times over, from the same weights and batches.\n"
     )
     trainings = {

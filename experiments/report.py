@@ -35,14 +35,16 @@ FIGURES = {
     "speedup": "speedup",
     "predicted speedup": "predicted",
 }
-NOTE = """Times faster than plain `jax.lax.scan`; than the fastest of that, the same with `unroll=4` or `16`, and a Python loop;
-what `depth` predicts of the latter; and by which program: "auto" may well be the sequential one, and is on a CPU, forwards. Of
-several cases the one of the largest speedup; empty where nothing was measured. The published figures are of others, of other
-machines and other sequential programs."""
+NOTE = """Times faster than plain `jax.lax.scan`; than the fastest of that, the same with `unroll=4`
+or `16`, and a Python loop; what `depth` predicts of the latter; and by which program: "auto" may
+well be the sequential one, and is on a CPU, forwards. Of several cases the one of the largest
+speedup; empty where nothing was measured. The published figures are of others, of other machines
+and other sequential programs."""
 
 
-COMPILED = """No GPU was at hand. What XLA compiles for one can be counted nevertheless: kernels, library calls and copies, which
-are launched one after another, and how often the host waits. That is not time; on chains so narrow, launching is most of it."""
+COMPILED = """No GPU was at hand. What XLA compiles for one can be counted nevertheless: kernels,
+library calls and copies, which are launched one after another, and how often the host waits.
+Launches are not times, but they dominate the time of chains this narrow."""
 
 
 @dataclass(frozen=True)

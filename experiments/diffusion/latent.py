@@ -152,7 +152,7 @@ class Judge:
     accuracy: float
 
     def __call__(self, images: Array | np.ndarray) -> np.ndarray:
-        """The probability of each class, ``[n, 10]``, of images ``[n, 64]``, pixels from -1 to 1."""
+        """The probability of each class, ``[n, 10]``, of images ``[n, 64]``, pixels in -1 to 1."""
         return np.exp(_classify(self.params, jnp.asarray(images)))
 
 

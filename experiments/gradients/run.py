@@ -153,7 +153,8 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
                 means.append(statistics.geometric_mean(each))
                 least.append(min(each))
             yield (
-                f"{direction}, auto: {means[0]:.2f}x {SCAN} (geometric mean), least {least[0]:.2f}x; "
+                f"{direction}, auto: {means[0]:.2f}x {SCAN} (geometric mean), "
+                f"least {least[0]:.2f}x; "
                 f"{means[1]:.2f}x the fastest loop, least {least[1]:.2f}x"
             )
 

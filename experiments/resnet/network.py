@@ -184,6 +184,7 @@ def _patch(shape: Shape, pixels: int) -> int:
     across = math.isqrt(pixels)
     if across**2 != pixels or across % shape.side:
         raise ValueError(
-            f"side is {shape.side}, expected a divisor of {math.sqrt(pixels):g}, the pixels of an image a side."
+            f"side is {shape.side}, expected a divisor of {math.sqrt(pixels):g}, "
+            "the pixels of an image a side."
         )
     return across // shape.side

@@ -129,7 +129,8 @@ def summary(rows: list[Row]) -> str:
         apart = max(row["losses differ"] for row in trained)
         steps = max(row["steps"] for row in trained)
         lines.append(
-            f"Over up to {steps} training steps the losses of {len(trained)} programs differ by at most {apart:.1e}."
+            f"Over up to {steps} training steps the losses of {len(trained)} programs "
+            f"differ by at most {apart:.1e}."
         )
     timed = [row for row in rows if row["part"] == "times" and "speedup" in row]
     ours = [row for row in timed if not row["baseline"]]
@@ -137,7 +138,8 @@ def summary(rows: list[Row]) -> str:
         best = max((row for row in ours if row["L"] == length), key=lambda row: row["speedup"])
         predicted = best.get("predicted speedup", float("nan"))
         lines.append(
-            f"L = {length}: {best['program']} is the fastest, {best['speedup']:.2f}x (predicted: {predicted:.2f}x) the speed "
+            f"L = {length}: {best['program']} is the fastest, {best['speedup']:.2f}x "
+            f"(predicted: {predicted:.2f}x) the speed "
             f"of the fastest sequential program, {best[f'over {SCAN}']:.2f}x that of {SCAN}."
         )
     return "\n".join(lines)

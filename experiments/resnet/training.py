@@ -22,7 +22,8 @@ from experiments.resnet import network
 from experiments.resnet.network import Params, Run, Shape, State
 from experiments.resnet.variants import STOPPED, VARIANTS, Statistics, by_scan
 
-RATE = 0.08  # over sqrt(L): else the steps of many blocks add up, and the network becomes one that amplifies differences
+# Over sqrt(L): else the steps of many blocks add up, and the network amplifies differences.
+RATE = 0.08
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def distances(count: int) -> list[int]:
 LINKS = {
     "H200": Link(
         *(8, inf, 10e-6, 450e9, 20e-6, 50e9),
-        source="NVLink 900 GB/s both ways (nvidia.com/en-us/data-center/h200), InfiniBand NDR 400 Gb/s a GPU; latencies assumed",
+        source="NVLink 900 GB/s both ways (nvidia.com/en-us/data-center/h200), "
+        "InfiniBand NDR 400 Gb/s a GPU; latencies assumed",
     ),
     "TPU v5e": Link(
         *(256, 16, 1e-6, 45e9, 50e-6, 3.1e9),
@@ -81,8 +82,9 @@ LINKS = {
 }
 
 ASSUMED = "\n".join(
-    f"{name}: a message {1e6 * link.latency:.3g} us + bytes / {1e-9 * link.bandwidth:.3g} GB/s, beyond {link.group} devices "
-    f"{1e6 * link.far_latency:.3g} us + bytes / {1e-9 * link.far_bandwidth:.3g} GB/s ({link.source})"
+    f"{name}: a message {1e6 * link.latency:.3g} us + bytes / {1e-9 * link.bandwidth:.3g} GB/s, "
+    f"beyond {link.group} devices {1e6 * link.far_latency:.3g} us + bytes / "
+    f"{1e-9 * link.far_bandwidth:.3g} GB/s ({link.source})"
     for name, link in LINKS.items()
 )
 

@@ -46,7 +46,8 @@ FLOAT = 4  # bytes
 ON_PAPER = tuple(2**k for k in range(11))  # devices
 STRONG = Size(8192, 16, 32)
 SHARD = 64  # layers on each device, for weak scaling
-SOLVER = "cyclic_reduction"  # what `deeppcr` takes for blocks of this width where rounds cost more than work
+# What `deeppcr` takes for blocks of this width where rounds cost more than work.
+SOLVER = "cyclic_reduction"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Machine:
     def said(self) -> str:
         """What predictions are made with, in words."""
         link = self.link
-        message = f"a message {1e6 * link.latency:.3g} us + bytes / {1e-9 * link.bandwidth:.3g} GB/s, {link.source}"
+        rate = f"{1e-9 * link.bandwidth:.3g} GB/s, {link.source}"
+        message = f"a message {1e6 * link.latency:.3g} us + bytes / {rate}"
         crowd = "" if self.cores is None else f"; devices share {self.cores} cores"
         return f"predicted with {self.device.name}; {message}{crowd}"
 

@@ -22,7 +22,8 @@ import jax
 from experiments.sharding.stack import Size, mesh_of, parallel_step, sharded
 
 ROOT = Path(__file__).parents[2]
-TOLERANCE = 1e-6  # relative: the same program on the same shards, but sums over processes may take another order
+# Relative: the same program on the same shards, but sums over processes may take another order.
+TOLERANCE = 1e-6
 DEVICES = 8
 HEARTBEAT = 5  # seconds without a sign of life after which a process counts as dead
 CONNECT = 60  # seconds until all have to be there

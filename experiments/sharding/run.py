@@ -48,9 +48,9 @@ LAYOUTS = (
     Layout(chain=4, batch=2, method="sequential"),
 )
 MEASURED = (8, 4, 2, 1)  # devices, for scaling
-NOTE = """Bytes are those of one device. Collectives are those of the compiled program, with the bytes that a device gets; what is
-in a loop counts once: a training step of the MLP, a layer of lax.scan, a Newton iteration. Loss: the mean square of the result
-where nothing is trained."""
+NOTE = """Bytes are those of one device. Collectives are those of the compiled program, with the
+bytes that a device gets; what is in a loop counts once: a training step of the MLP, a layer of
+lax.scan, a Newton iteration. Loss: the mean square of the result where nothing is trained."""
 # Columns of the table of speed; the first of them are in the other one, too.
 NAMES = ("scaling", "row")
 SPEED = (

@@ -1,4 +1,4 @@
-"""The bench: what a row says, that a wrong program is found out, times, costs, result files, tables, data, plots."""
+"""The bench: rows, wrong programs, times, costs, result files, tables, data, plots."""
 
 import json
 import math

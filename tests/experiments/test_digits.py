@@ -169,7 +169,7 @@ def test_the_device_is_measured_only_if_asked_for(
     seen: list[digits.Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[bool] = []
-    monkeypatch.setattr(digits, "model", lambda options: calls.append(options.calibrate))
+    monkeypatch.setattr(digits.command, "model", lambda options: calls.append(options.calibrate))
     digits.main(["--seconds", "-1"])
     assert calls == []
     digits.main(["--seconds", "-1", "--calibrate"])
