@@ -35,7 +35,7 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
     },
     "DPM-Solver++": {"_class_name": "DPMSolverMultistepScheduler", "timestep_spacing": "trailing"},
 }
-DRAWS = 4  # batches of noise that each program gets in turn
+DRAWS = 4  # batches of noise that each program cycles through
 ENOUGH = 32  # samples for what is said of all of them together
 
 

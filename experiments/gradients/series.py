@@ -67,7 +67,7 @@ def load_series(at: str | Path | None = None) -> Series:
 def make_series(examples: int = 200, length: int = 2000, classes: int = 5, seed: int = 0) -> Series:
     """Two waves in noise, of random phases.
 
-    The class says how fast the slower one is, some tens of steps a turn.
+    The class says how fast the slower one is, some tens of steps a period.
     """
     rng = np.random.default_rng(seed)
     labels = np.arange(examples) % classes

@@ -82,12 +82,12 @@ def train(seed: int, hidden: int = HIDDEN, steps: int = 1000) -> Parameters:
         "out": uniform(keys[3], hidden, 2),
     }
 
-    def body(carry: Any, turn: Array) -> tuple[Any, None]:
+    def body(carry: Any, step: Array) -> tuple[Any, None]:
         parameters, mean, square = carry
-        gradient = jax.grad(_loss)(parameters, _waves(jax.random.fold_in(keys[4], turn)))
+        gradient = jax.grad(_loss)(parameters, _waves(jax.random.fold_in(keys[4], step)))
         mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
         square = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, square, gradient)
-        count = turn.astype(jnp.float32) + 1
+        count = step.astype(jnp.float32) + 1
         rate = RATE * jnp.sqrt(1 - 0.999**count) / (1 - 0.9**count)
         parameters = jax.tree.map(
             lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-8), parameters, mean, square

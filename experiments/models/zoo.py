@@ -59,7 +59,7 @@ class Specimen:
 
 
 def specimens(number: int, seed: int = 0) -> Iterator[Specimen]:
-    """``number`` specimens, as many of each kind, the kinds in turn.
+    """``number`` specimens, as many of each kind, alternating.
 
     So wherever one stops, all have had their share.
     """

@@ -53,7 +53,7 @@ WIDTHS = (4, 8, 16, 32, 64)
 LONG = 65_536  # on accelerators, too
 LOOPS = 64  # the longest Python loop among the baselines
 MOST_ENTRIES = 7e7  # of the blocks of a case: 280 MB
-INPUTS = 3  # in turn, so that none is still in a cache only because it was used last
+INPUTS = 3  # cycled through, so that none is still in a cache only because it was used last
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ def test_all_programs_solve_the_same_recurrence(kind: str) -> None:
     case = recurrence.case(Size(kind, 7, 4), names=["pcr"])
     blocks, b = case.arguments[0]
     expected = stepped(blocks, b)
-    ways = {**case.baselines, **case.variants}
-    assert list(ways) == [
+    programs = {**case.baselines, **case.variants}
+    assert list(programs) == [
         "lax.scan",
         "lax.scan, unroll 4",
         "unrolled",
@@ -47,7 +47,7 @@ def test_all_programs_solve_the_same_recurrence(kind: str) -> None:
     ]
     for name in ("lax.scan", "pcr", "associative_scan"):
         np.testing.assert_allclose(
-            jax.jit(ways[name])(blocks, b), expected, rtol=1e-4, atol=1e-5, err_msg=name
+            jax.jit(programs[name])(blocks, b), expected, rtol=1e-4, atol=1e-5, err_msg=name
         )
 
 

@@ -82,7 +82,7 @@ def test_a_row_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_row_tells_times_of_one_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([30.0, 3.0, 60.0, 6.0, 90.0, 9.0])  # of both programs in turn
+    seconds = iter([30.0, 3.0, 60.0, 6.0, 90.0, 9.0])  # of both programs, alternating
     monkeypatch.setattr(timing, "clock", lambda call: next(seconds))
     row = CASES["MLP 16, batch 8-way"].row(Effort(3, patience=inf))
     found = [row[key] for key in ("min ms", "ms", "max ms", "repeats")]
@@ -214,15 +214,14 @@ def test_operands_on_different_devices_are_refused_by_jax() -> None:
 
 
 def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = [layout for layout in sharding.LAYOUTS if layout.method != "newton"]
     some = [CASES[name] for name in ("8 matmuls, pmap", "P(None, 'b') @ P('b', None)")]
     monkeypatch.setattr(chains, "LOOP", 0)
-    monkeypatch.setattr(sharding, "LAYOUTS", few)
+    monkeypatch.setattr(sharding, "LAYOUTS", sharding.LAYOUTS[:1])
     monkeypatch.setattr(tutorials, "comparisons", lambda size: iter(some))
     rows, text = run_command(sharding, "--quick", "--repeats", "2")
     names = ("chain", "measured scaling", "scaling on paper", "tutorials")
     parts = {name: [row for row in rows if row["part"] == name] for name in names}
-    assert [len(found) for found in parts.values()] == [3, 4, 12, 5]
+    assert [len(found) for found in parts.values()] == [1, 4, 12, 5]
     assert all(row["row"] in text for row in parts["tutorials"] + parts["chain"])
     scaling = [(row["scaling"], row["devices"], row["L"]) for row in parts["measured scaling"]]
     assert scaling == [("strong", 1, 64), ("strong", 8, 64), ("weak", 8, 64), ("weak", 1, 8)]
