@@ -1,11 +1,9 @@
-"""One page of the result files of several devices.
+"""One page of the result files of several devices, predicted beside realised.
 
-Tables and figures, device beside device, predicted beside realised.
-
-    python -m experiments report                                  all devices under
-    experiments/results, to the terminal python -m experiments report results/cpu --page page.md
-      as a page, with its figures linked python -m experiments report --readme README.md
-        rewrites what is between the two comments there
+    python -m experiments report                                  all devices, to the terminal
+    python -m experiments report results/cpu --page page.md       as a page, with its figures linked
+    python -m experiments report --readme README.md               rewrites what is between the two
+                                                                  comments there
 
 Nothing is measured here. A cell is empty where nothing was measured.
 """

@@ -1,6 +1,4 @@
-"""All experiments, the most important ones first, each in a process of its own.
-
-Within a budget of seconds, if there is one.
+"""All experiments, the most important first, each in a process of its own, with a budget if given.
 
 Of a budget an experiment gets a share of the seconds that are left, and hears when to stop; one
 that does not, or crashes, or lacks a package, is a line in the table at the end, and what it had

@@ -1,6 +1,4 @@
-"""Diffusion sampling in parallel.
-
-Latent diffusion on handwritten digits, by Newton's method and Picard's against lax.scan.
+"""Diffusion sampling in parallel: handwritten digits by Newton's method, Picard's and lax.scan.
 
 speed       every method at several numbers of steps, sizes of latents and batches, with and without
             a coarse guess: iterations, time, predicted and realised speedup, and how good the

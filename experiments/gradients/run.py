@@ -1,6 +1,4 @@
-"""Recurrent networks and their gradients.
-
-Adjoints side by side, long sequences, series to classify, sound to hear.
+"""Recurrent networks and gradients: adjoints, long sequences, series to classify, sound to hear.
 
 adjoints  a GRU with random weights, h_t = GRU(h_{t-1}, x_t) for t = 1..T with n units, alone or
           eight sequences at once, forward and the gradient of the mean square of all states with

@@ -1,6 +1,4 @@
-"""Newton's iterations.
-
-How many every form of the method takes, what a few of them give, and what the block width costs.
+"""Newton's iterations: how many each form takes, what a few give, what block width costs.
 
 forms       every form on every chain: iterations, error, memory, and time beside the sequential
             program's

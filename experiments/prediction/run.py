@@ -1,6 +1,4 @@
-"""Predicted against measured time on chains of several widths and lengths.
-
-And how long `depth` takes to read a program.
+"""Predicted against measured time of chains; and how long `depth` takes to read a program.
 
 times     forward and gradient, sequential and parallel: what `depth.predict` says of each program
           on this device, and what one call takes. "log2" is that of predicted over measured time,

@@ -1,7 +1,4 @@
-"""The linear recurrence.
-
-Every parallel solver beside the sequential ones and `jax.lax.associative_scan`, and how "auto"
-chooses.
+"""The linear recurrence: every solver, sequential and parallel, and how "auto" chooses.
 
 y_l = A_l y_{l-1} + b_l for l = 1..L, with blocks A_l of w rows, drawn so that their norm is about
 1/2. The baselines are `jax.lax.scan` with unroll 1, 4 and 16, a Python loop where L allows, and

@@ -1,6 +1,4 @@
-"""Training a deep narrow residual network on handwritten digits, all blocks at once.
-
-Losses, accuracy, and the time of a step.
+"""Training a deep narrow residual network on digits: losses, accuracy, and the time of a step.
 
 times        a training step (forward, backward, Adam) of several depths, in every variant, on
              weights that have learnt a little

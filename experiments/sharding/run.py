@@ -1,7 +1,4 @@
-"""Over 8 devices.
-
-Arrays and training as jax's tutorials show them, chains by their layers, scaling, and several
-processes.
+"""Over 8 devices: chains by their layers, scaling, jax's own tutorials, several processes.
 
 chain       a training step of a deep stack: its batch, its layers, or both over the devices
 scaling     the same with its layers over 1 to 8 devices, and on paper, over up to 1024 of a kind
