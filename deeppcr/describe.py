@@ -41,7 +41,7 @@ class ChainFound:
     spread: ChainSharding | None = None
 
     def __str__(self) -> str:
-        examples = f", {self.layout.examples} examples" if self.layout.batch_shape else ""
+        examples = f", {self.layout.batch_size} examples" if self.layout.batch_shape else ""
         exact = (
             "exact: Newton's method" if self.choice.is_exact else "not exact: a quasi-Newton method"
         )
@@ -51,7 +51,7 @@ class ChainFound:
             else f"{self.choice.window} steps at once"
         )
         dense = (
-            self.length * self.layout.width**2 * self.layout.examples * self.layout.dtype.itemsize
+            self.length * self.layout.width**2 * self.layout.batch_size * self.layout.dtype.itemsize
         )
         rows = {
             "chain": f"{self.length} steps, a state of {self.layout.width} entries{examples}",

@@ -154,7 +154,7 @@ def _planned(
     return ChainPlan(
         problem.length,
         layout.width,
-        layout.examples,
+        layout.batch_size,
         model,
         field.expected,
         expectation,

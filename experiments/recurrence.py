@@ -21,6 +21,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.linear import (
+    SOLVERS,
     BlockDiagonals,
     Blocks,
     Diagonals,
@@ -28,9 +29,9 @@ from deeppcr.linear import (
     Scalars,
     choose_solver,
     find_solver,
+    name_of,
     solve_recurrence,
 )
-from deeppcr.linear.choose import SOLVERS, name_of
 from experiments.common.baselines import Scan, baselines
 from experiments.common.options import conclude, in_time, model, parser, positive, record
 from experiments.common.progress import progress

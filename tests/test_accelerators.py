@@ -7,8 +7,13 @@ import pytest
 
 import deeppcr
 from deeppcr import Adjoint, Chain, Newton, Result
-from deeppcr.linear import CyclicReduction, ParallelCyclicReduction, choose_solver
-from deeppcr.linear.blocks import Diagonals, Matrices
+from deeppcr.linear import (
+    CyclicReduction,
+    Diagonals,
+    Matrices,
+    ParallelCyclicReduction,
+    choose_solver,
+)
 from deeppcr.loops import ahead
 from deeppcr.plan import choose_method
 from deeppcr.plan.pieces import Pieces
