@@ -33,12 +33,6 @@ It pays where iterations are many and f costs more than a pass over ``2 history 
 It does not pay in a window that slides on after fewer than about 6 iterations.
 """
 
-# Iterations to a residual of 16 units in the last place (jax 0.10.2): plain, with one gamma for the
-# whole trajectory (5 differences), and with this (3 differences). DDIM sampler of 50 and 200 steps:
-# A_l = its own coefficient 25, 24, 16 and 58, 21, 16; A_l = diagonal of df/dz 12, 9, 9 and 11, 9,
-# 9. GRU of 1000 steps, A_l = 0: 39, 36, 37. A stack of contracting tanh layers, A_l = 0: plain 43,
-# with gamma as it is 49, with gamma times its share 39.
-
 import dataclasses
 import math
 from typing import NamedTuple
@@ -96,6 +90,8 @@ class Anderson:
         True
     """
 
+    # A DDIM sampler of 200 steps takes 58 iterations plain, 21 with one gamma for all steps, 16 with
+    # this; with A_l = diagonal of df/dz 11, 9 and 9 (jax 0.10.2).
     history: int = 3
     regularization: float = 1e-4
 
@@ -216,6 +212,8 @@ class Anderson:
             [[*matrix[i], diagonal] for i in range(m)], [right[i] * scale[i] for i in range(m)]
         )
         weights = jnp.stack([g * s for g, s in zip(gamma, scale, strict=True)])
+        # Without the share, a stack of contracting tanh layers takes more iterations than without
+        # acceleration: 49 instead of 43, and 39 with the share (A_l = 0, jax 0.10.2).
         explained = (weights * right).sum(axis=0)
         share = jnp.where(total > least, explained / total, jnp.zeros_like(total))
         return weights * share[None]

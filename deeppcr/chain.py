@@ -231,7 +231,7 @@ def trace_chain(
 ) -> TracedChain:
     """Check and trace the chain of ``f(state, input) -> (state, outputs)``.
 
-    ``name`` is what errors call the initial state.
+    ``name``: the name of the initial state in error messages.
     """
     initial, inputs = jax.tree.map(jnp.asarray, (initial, inputs))
     if not isinstance(batch_ndim, int) or batch_ndim < 0:

@@ -109,7 +109,7 @@ class Chunked(LinearSolver):
 
 
 def default_chunks(blocks: Blocks) -> int:
-    """How many chunks.
+    """The number of chunks.
 
     The first and the last chunk need no block products. So few chunks save work, K - 2 of K, and
     many chunks save trips of the loop.

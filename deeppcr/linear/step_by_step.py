@@ -42,7 +42,7 @@ def solve_transposed_step_by_step(
 ) -> Array:
     """``lam_l = g_l + A_{l+1}^T lam_{l+1}`` with ``lam_{L+1} = 0``."""
 
-    # The carry is the mu of `LinearSolver`, so that every block meets the vector of its own step.
+    # The carry is the mu of `deeppcr.linear.solver`, so that no block is shifted by a step.
     def step(mu: Array, inputs: tuple[Blocks, Array]) -> tuple[Array, Array]:
         block, g_l = inputs
         lam = g_l + mu

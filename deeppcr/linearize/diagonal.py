@@ -25,7 +25,8 @@ from deeppcr.state import StateLayout
 from deeppcr.step import Step
 from deeppcr.structure import find_structure
 
-MOST = 64  # the diagonal is exact by default if it takes at most so many derivatives of a step
+# By default the diagonal is exact if it takes at most so many derivatives of a step.
+MAX_DERIVATIVES = 64
 PROBES = 16
 
 
@@ -57,7 +58,7 @@ class Diagonal(Linearization):
 
     def _probes(self, needed: int) -> int:
         if self.probes is None:
-            return PROBES if needed > MOST else 0
+            return PROBES if needed > MAX_DERIVATIVES else 0
         return self.probes if needed > self.probes else 0
 
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:

@@ -184,7 +184,7 @@ def apart(z, x):
 
 
 def mixed(z, x):
-    """Jacobians are full by what they depend on, diagonal only at the states that there are."""
+    """Jacobians are full as functions, and diagonal at the states of this chain."""
     gain, shift = x
     return jnp.stack([gain[0] * z[0] * (1 + z[1]), gain[1] * z[1] + shift + z[0] ** 2])
 
@@ -277,6 +277,6 @@ def test_only_what_multiplies_blocks_is_guarded():
     # For an iteration that checks its result itself.
     assert not guarded(ParallelCyclicReduction().solve_unguarded)
     assert not guarded(Recurrence().solve)
-    assert not guarded(find_solver("auto").solve)  # here the same
+    assert not guarded(find_solver("auto").solve)  # on a CPU it is the recurrence
     with compiled_for("cuda"):
         assert guarded(find_solver("auto").solve_transposed)

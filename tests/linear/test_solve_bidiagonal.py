@@ -107,7 +107,7 @@ def test_forward_derivatives(kind, reverse):
 def curvature(solution, kind):
     def gradient_norm(A, b):
         gradient = jax.grad(lambda A, b: objective(solution(A, b)), (0, 1))(A, b)
-        return sum(jnp.sum(part**2) for part in jax.tree.leaves(gradient))
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient))
 
     return compiled(jax.grad(gradient_norm, (0, 1)))(*problem(kind, 4, (), 2))
 
