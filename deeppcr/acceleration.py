@@ -90,8 +90,8 @@ class Anderson:
         True
     """
 
-    # A DDIM sampler of 200 steps takes 58 iterations plain, 21 with one gamma for all steps, 16 with
-    # this; with A_l = diagonal of df/dz 11, 9 and 9 (jax 0.10.2).
+    # A DDIM sampler of 200 steps takes 58 iterations plain, 21 with one gamma for all steps, and 16
+    # with this; 11, 9 and 9 if A_l is the diagonal of df/dz (jax 0.10.2).
     history: int = 3
     regularization: float = 1e-4
 
