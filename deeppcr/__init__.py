@@ -1,6 +1,7 @@
 """Sequential programs in parallel: layers, recurrences and samplers in logarithmic depth."""
 
 from deeppcr import diffusion, layers, sharding
+from deeppcr._stack import Stack, stack
 from deeppcr.acceleration import Anderson
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
@@ -24,7 +25,6 @@ from deeppcr.plan import Auto, Plan
 from deeppcr.planner import plan
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, Stats
-from deeppcr.stack import Stack, stack
 
 __all__ = [
     "Adjoint",

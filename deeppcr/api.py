@@ -11,7 +11,7 @@ from deeppcr._solve import solve_chain
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.axis import LOCAL
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
-from deeppcr.layers import Reader, Repeated, as_callable, is_of_jax, listed, segments, stack_layers
+from deeppcr.layers import Repeated, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.plan import Auto, Method, Wanted, find_adjoint, find_method
@@ -197,27 +197,11 @@ def forward(
 
     if isinstance(layers, Chain):
         return chain(layers, x)
-    if isinstance(layers, Repeated):
-        layers.check(x)
-        return chain(Chain(layers.step, layers.inputs, layers.length), x)
-    rest, reader = listed(layers), Reader()
-    while rest:
-        found = reader.read(rest, x) if is_of_jax(x) else []
-        for segment in segments(found):
-            if segment.reason:
-                for layer in segment.layers:
-                    x = layer.call(x)
-            else:
-                run = stack_layers(segment.layers, segment.period)
-                x = chain(Chain(run.step, run.inputs, run.length), x)
-        rest = rest[len(found) :]
-        if found and found[-1].acts:  # later layers may read what it changed
-            reader.forget(found[-1])
-        elif rest:
-            # A layer that cannot be inspected is called, and raises what it raises in the loop.
-            x, rest = as_callable(rest[0])(x), rest[1:]
-            reader.forget()
-    return x
+
+    def solve_run(run: Repeated, x: Any) -> Any:
+        return chain(Chain(run.step, run.inputs, run.length), x)
+
+    return apply_layers(layers, x, solve_run)
 
 
 def vector_batch(x: Any) -> int:

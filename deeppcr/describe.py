@@ -8,9 +8,9 @@ import jax
 from deeppcr.api import vector_batch
 from deeppcr.axis import ChainSharding
 from deeppcr.chain import Chain, chain_length
+from deeppcr.layers import Description as LayersFound
+from deeppcr.layers import describe as describe_layers
 from deeppcr.layers import stack_layers
-from deeppcr.layers.describe import Description as LayersFound
-from deeppcr.layers.describe import describe as describe_layers
 from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.newton import Newton
 from deeppcr.plan import find_method

@@ -1,11 +1,9 @@
 """The sequential program itself, as a method: `jax.lax.scan`."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.chain import TracedChain
@@ -51,12 +49,6 @@ def run_sequentially(
         state, outputs = chain.step.with_outputs(state, inputs, chain.captured, replace)
         return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
 
-    def run(entry: Leaves, _: Any) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-        left: tuple[Leaves, tuple[Leaves, Leaves]] = lax.scan(
-            body, entry, chain.inputs, chain.length, unroll=unroll
-        )
-        return left
-
-    _, (trajectory, own) = chain.axis.sequentially(run, initial, None)
+    _, (trajectory, own) = chain.axis.scan(body, initial, chain.inputs, chain.length, unroll)
     rest = iter(own)
     return trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]

@@ -4,7 +4,6 @@ import dataclasses
 from functools import partial
 
 import jax
-from jax import lax
 
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
@@ -30,11 +29,8 @@ class Backpropagation:
             t = add(b_l, pushed)
             return t, t
 
-        def run(enter: Leaves, b: Leaves) -> tuple[Leaves, Leaves]:
-            left: tuple[Leaves, Leaves] = lax.scan(body, enter, (states, chain.inputs, b))
-            return left
-
-        return chain.axis.sequentially(run, enter, b)[1]
+        t: Leaves = chain.axis.scan(body, enter, (states, chain.inputs, b))[1]
+        return t
 
     def backward(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
@@ -47,13 +43,7 @@ class Backpropagation:
             _, pull = jax.vjp(partial(chain.step, inputs=inputs, captured=chain.captured), state)
             return pull(lam)[0], lam
 
-        def run(enter: Leaves, g: Leaves) -> tuple[Leaves, Leaves]:
-            left: tuple[Leaves, Leaves] = lax.scan(
-                body, enter, (states, chain.inputs, g), reverse=True
-            )
-            return left
-
-        mu, lam = chain.axis.reversed.sequentially(run, enter, g)
+        mu, lam = chain.axis.reversed.scan(body, enter, (states, chain.inputs, g))
         return lam, mu
 
     def on_shard(self, axis: ChainAxis) -> "Backpropagation":

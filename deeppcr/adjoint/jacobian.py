@@ -19,7 +19,7 @@ from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count
 from deeppcr.convergence import ROUNDING, Criterion
 from deeppcr.fallback import unless_finite
-from deeppcr.linear import Along, Blocks, LinearSolver, Recurrence, find_solver, solver_on
+from deeppcr.linear import Along, LinearSolver, Recurrence, find_solver, solver_on
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
 from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step
@@ -107,7 +107,8 @@ class JacobianAdjoint:
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""
-        layout, blocks = chain.layout, self._blocks(chain, states)
+        layout, linearize = chain.layout, self.linearization.blocks
+        blocks = linearize(chain, layout.flatten(states))
         first = _push(layout, _one(chain, states, 0), layout.flatten(enter))
         axis, right = chain.axis, layout.flatten(b)
         right = axis.set_first(right, right[0] + first)
@@ -134,7 +135,8 @@ class JacobianAdjoint:
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
-        layout, blocks = chain.layout, self._blocks(chain, states)
+        layout, linearize = chain.layout, self.linearization.blocks
+        blocks = linearize(chain, layout.flatten(states))
         axis, right = chain.axis.reversed, layout.flatten(g)
         right = axis.set_first(right, right[-1] + layout.flatten(enter))
 
@@ -164,9 +166,6 @@ class JacobianAdjoint:
     def on_shard(self, axis: ChainAxis) -> "JacobianAdjoint":
         """See `AdjointSolver`."""
         return dataclasses.replace(self, solver=solver_on(axis, self.solver))
-
-    def _blocks(self, chain: TracedChain, states: Leaves) -> Blocks:
-        return self.linearization.blocks(chain, chain.layout.flatten(states))
 
 
 _One = tuple[TracedChain, Leaves, Leaves]  # one step: its state and its inputs

@@ -1,4 +1,4 @@
-"""An adjoint that was asked for, or chosen by the planner, with its options resolved for a chain."""
+"""An adjoint that was asked for, or chosen by the planner, resolved for one chain."""
 
 import dataclasses
 

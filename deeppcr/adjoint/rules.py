@@ -14,7 +14,8 @@ linear system
 Its transpose, for cotangents ``g`` of the states, is the adjoint chain and then one batched
 vector-Jacobian product,
 
-    lam_l = g_l + A_{l+1}^T lam_{l+1},    D^T lam = (A_1^T lam_1, (B_l^T lam_l)_l, sum_l C_l^T lam_l),
+    lam_l = g_l + A_{l+1}^T lam_{l+1},
+    D^T lam = (A_1^T lam_1, (B_l^T lam_l)_l, sum_l C_l^T lam_l),
 
 which is backpropagation: no Newton, one solve, and all parameter gradients at once.
 `jax.lax.custom_linear_solve` states just this, so forward mode, reverse mode and every mixture of

@@ -122,6 +122,21 @@ class DeviceAxis(ChainAxis):
         carried, own = lax.fori_loop(0, self.size, trip, (entry, own))
         return self._of(self.size - 1, carried), own
 
+    def scan(
+        self,
+        body: Callable[[Any, Any], tuple[Any, Any]],
+        carry: Any,
+        xs: Any,
+        length: int | None = None,
+        unroll: int = 1,
+    ) -> tuple[Any, Any]:
+        """See `ChainAxis`."""
+
+        def shard(entry: Any, _: Any) -> tuple[Any, Any]:
+            return super(DeviceAxis, self).scan(body, entry, xs, length, unroll)
+
+        return self.sequentially(shard, carry, None)
+
     def _gathered(self, x: Array) -> Array:
         """The values of all shards, in the order of the recurrence."""
         everything = lax.all_gather(x, self.mesh_axis)

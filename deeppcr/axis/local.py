@@ -97,6 +97,18 @@ class ChainAxis:
         """
         return work(entry, own)
 
+    def scan(
+        self,
+        body: Callable[[Any, Any], tuple[Any, Any]],
+        carry: Any,
+        xs: Any,
+        length: int | None = None,
+        unroll: int = 1,
+    ) -> tuple[Any, Any]:
+        """`jax.lax.scan` along the chain, in the direction of the recurrence."""
+        left: tuple[Any, Any] = lax.scan(body, carry, xs, length, self.backwards, unroll)
+        return left
+
     def each(self, f: Callable[..., Any], *parts: Any, shared: Any) -> Any:
         """``f(*parts, shared)``; ``parts`` and the result carry the chain, ``shared`` does not."""
         return f(*parts, shared)
