@@ -1,4 +1,4 @@
-"""Sequential programs in parallel: layers, recurrences and samplers as one system of equations, solved in logarithmic depth."""
+"""Sequential programs in parallel: layers, recurrences and samplers in logarithmic depth."""
 
 from deeppcr import diffusion, layers, sharding
 from deeppcr._delay import delay

@@ -1,19 +1,25 @@
-"""Damping: keeping the iterates of a chain that amplifies differences where its linearisation means something.
+"""A trust region for chains that amplify differences.
 
-An update ``D = Y - Z`` of Newton's method solves ``D_l = A_l D_{l-1} + e_l``, with ``e_l = f(Z_{l-1}) - Z_l``, the residual. Far
-from the solution, where the chain amplifies differences, D grows exponentially along the chain: it overflows, or lands where the
-chain never goes. A trust region keeps every update within the size ``s`` of the states. Cutting D off where it is too large would
-not do: what comes after is carried on from an update that has not been made. So the growth itself is limited,
+An update ``D = Y - Z`` of Newton's method solves ``D_l = A_l D_{l-1} + e_l``, where
+``e_l = f(Z_{l-1}) - Z_l`` is the residual. Far from the solution, where the chain amplifies
+differences, D grows exponentially along the chain. It overflows, or leaves the region in which the
+linearisation holds. A trust region keeps every update within the size ``s`` of the states. Clipping
+D would not do, because later steps would still propagate the update before clipping. So the growth
+itself is limited,
 
-    D_l = g_l A_l D_{l-1} + e_l,    g_l = min(1, t_l / t_{l-1}),    t_l = 1 / sqrt(1 + (|D_l| / (radius s))^2),
+    D_l = g_l A_l D_{l-1} + e_l,    g_l = min(1, t_l / t_{l-1}),
+    t_l = 1 / sqrt(1 + (|D_l| / (radius s))^2),
 
-with the t of a first, free solve. That is a quasi-Newton method whose Jacobians are scaled down just where the free update grows,
-and the same linear recurrence. Near the solution t is 1 - O(|D|^2): Newton's method, with its quadratic convergence. After the
-update the step is applied once to all states (a Jacobi iteration), which brings those that are off back to where the chain goes.
+with the t of a first, free solve. That is a quasi-Newton method, and the same linear recurrence:
+its Jacobians are scaled down just where the free update grows. Near the solution t is
+1 - O(|D|^2), and the method is Newton's, with its quadratic convergence. After the update the step
+is applied once to all states (a Jacobi iteration), which brings stray states back to where the
+chain maps them.
 
-It was chosen in trials beside others: Levenberg-Marquardt by a Kalman filter and smoother with fixed damping (ELK, Gonzalez et
-al., *Towards scalable and stable parallelization of nonlinear RNNs*, NeurIPS 2024), Jacobians scaled down or clipped in norm,
-updates clipped as a whole. See `python -m experiments iterations --parts damping` for plain Newton beside it.
+It was chosen in trials beside Levenberg-Marquardt by a Kalman filter and smoother with fixed
+damping (ELK, Gonzalez et al., *Towards scalable and stable parallelization of nonlinear RNNs*,
+NeurIPS 2024), Jacobians scaled down or clipped in norm, and updates clipped as a whole. See
+`python -m experiments iterations --parts damping` for plain Newton beside it.
 """
 
 import dataclasses
@@ -33,8 +39,8 @@ class TrustRegion:
     """Limit the growth of updates along the chain to the size of its states.
 
     Attributes:
-        radius: how large an update may become, in sizes of the state: of each entry, the largest value in the first trajectory or
-            in a state that has converged.
+        radius: the largest update, relative to the size of each entry of the state. That size is
+            the largest value of the entry in the first trajectory or in a converged state.
     """
 
     radius: float = 1.0
@@ -44,7 +50,13 @@ class TrustRegion:
             raise ValueError(f"radius is {self.radius!r}, expected a number > 0.")
 
     def begin(self, states: Array, value: Array, axis: ChainAxis = LOCAL) -> Array:
-        """The sizes of the entries, ``[*batch, w]``, of the first states and what the steps make of them: ``[L, *batch, w]``."""
+        """The sizes of the entries, ``[*batch, w]``.
+
+        Args:
+            states: the initial guess, ``[L, *batch, w]``.
+            value: f of every state, ``[L, *batch, w]``.
+            axis: the chain axis.
+        """
         return axis.largest(jnp.maximum(_largest(states), _largest(value)))
 
     def update(
@@ -64,14 +76,14 @@ class TrustRegion:
             solver: of the linear recurrence.
             blocks: at the states.
             states: ``[L, *batch, w]``.
-            value: what the steps make of them.
+            value: f of every state, ``[L, *batch, w]``.
             converged: bool ``[L]``.
             sizes: what `begin` or the last call returned.
-            evaluate: states to what the steps make of them.
-            axis: where the chain is.
+            evaluate: f, applied to every state.
+            axis: the chain axis.
 
         Returns:
-            the states, and the sizes.
+            the states and the sizes.
         """
         known = converged.reshape((-1, *(1,) * (states.ndim - 1)))
         sizes = jnp.maximum(
@@ -82,19 +94,16 @@ class TrustRegion:
         finite = jnp.isfinite(residual).all(axis=-1)
         residual = jnp.where(finite[..., None], residual, jnp.zeros_like(residual))
         residual = residual * _limit(residual / unit)[..., None]
-        # A Jacobian that is not finite says nothing of how differences are carried on.
+        # An entry of a Jacobian that is not finite says nothing about how differences propagate.
         blocks = jax.tree.map(
             lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks
         )
         limit = _limit(solver.solve_unguarded(blocks, residual) / unit)
         before = axis.before(jnp.ones_like(limit[0]), limit)
         gain = jnp.where(before > 0, jnp.minimum(1, limit / jnp.where(before > 0, before, 1)), 0)
-        moved = solver.solve_unguarded(blocks.scale(gain), residual)
-        moved = (
-            jnp.where(jnp.isfinite(moved), moved, jnp.zeros_like(moved))
-            * _limit(moved / unit)[..., None]
-        )
-        after = states + moved
+        update = solver.solve_unguarded(blocks.scale(gain), residual)
+        finite_update = jnp.where(jnp.isfinite(update), update, jnp.zeros_like(update))
+        after = states + finite_update * _limit(update / unit)[..., None]
         swept = evaluate(after)
         return jnp.where(jnp.isfinite(swept).all(axis=-1)[..., None], swept, after), sizes
 

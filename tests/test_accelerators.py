@@ -8,8 +8,13 @@ import pytest
 import deeppcr
 from deeppcr import Adjoint, Chain, Newton, Result
 from deeppcr._plan import ChainCosts, choose_method
-from deeppcr.linear import CyclicReduction, ParallelCyclicReduction, choose_solver
-from deeppcr.linear.blocks import Diagonals, Matrices
+from deeppcr.linear import (
+    CyclicReduction,
+    Diagonals,
+    Matrices,
+    ParallelCyclicReduction,
+    choose_solver,
+)
 from deeppcr.linearize import find_linearization
 from deeppcr.loops import ahead
 from deeppcr.platforms import compiled_for, platform, platforms

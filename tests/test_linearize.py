@@ -291,7 +291,7 @@ class Damped(Linearization):
         return Diagonals(self.factor * Diagonal(0).blocks(steps, states).diagonal)
 
     def bytes_per_step(self, step, layout):
-        return layout.width * layout.examples * layout.dtype.itemsize
+        return layout.width * layout.batch_size * layout.dtype.itemsize
 
 
 def test_a_linearization_of_ones_own():

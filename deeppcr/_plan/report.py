@@ -63,7 +63,7 @@ class ChainPlan:
     @property
     def batch(self) -> int:
         """How many examples there are."""
-        return self.layout.examples
+        return self.layout.batch_size
 
     @property
     def sequential(self) -> Candidate:

@@ -19,8 +19,7 @@ from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count
 from deeppcr.convergence import ROUNDING, Criterion
 from deeppcr.fallback import unless_finite
-from deeppcr.linear import LinearSolver, Recurrence, find_solver, solver_on
-from deeppcr.linear.along import Along
+from deeppcr.linear import Along, LinearSolver, Recurrence, find_solver, solver_on
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
 from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step

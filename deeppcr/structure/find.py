@@ -86,8 +86,8 @@ def examples_are_separate(step: Step, layout: StateLayout) -> bool:
 
 def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, str]:
     """For each entry of the state the lowest entry of its group; whether examples are separate; what joined most entries."""
-    groups = Groups(layout.examples * layout.width)
-    entries = groups.parent[1:].reshape(layout.examples, layout.width).copy()
+    groups = Groups(layout.batch_size * layout.width)
+    entries = groups.parent[1:].reshape(layout.batch_size, layout.width).copy()
     if entries.size == 0:
         return np.arange(layout.width), True, ""
     before = _leaves(entries, layout)
