@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from deeppcr.jaxprs import Program, evaluate, without_constants
+from depth.jaxprs import Program, bind, interpret, without_constants
 
 SHARDINGS = ("sharding", "out_sharding")
 NO_MESH = jax.sharding.AbstractMesh((), ())
@@ -34,10 +34,14 @@ def _trace(program: Program, variables: Sequence[Any], constants: Sequence[Any] 
 
     def run(*arrays: Any) -> list[Any]:
         known = dict(zip([*program.constvars, *program.invars], [*constants, *arrays], strict=True))
-        return evaluate(program, known, program.outvars, _anew)
+        return interpret(program, known, program.outvars, _rule)
 
     with jax.sharding.use_abstract_mesh(NO_MESH):
         return jax.make_jaxpr(run)(*map(_shape, variables))
+
+
+def _rule(equation: Any, operands: list[Any]) -> list[Any]:
+    return bind(equation, operands, _anew)
 
 
 def _anew(equation: Any, operands: list[Any]) -> list[Any] | None:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from deeppcr.chain import Problem, Steps
-from deeppcr.jaxprs import Replacement
-from deeppcr.small_products import write_out
+from deeppcr.rewrites.small_products import write_out
 from deeppcr.solution import Operands, Result, Run, Solve, Stats
 from deeppcr.state import Leaves
+from depth.jaxprs import Replacement
 
 
 def every_step(

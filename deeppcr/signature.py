@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.jaxprs import is_literal, without_constants
+from depth.jaxprs import is_literal, without_constants
 
 
 def signature(value: Any) -> Any:

@@ -9,11 +9,12 @@ from typing import Any
 import jax
 
 from depth.cost import Cost, Operations
+from depth.counts import traffic
 from depth.graph import Block, Node, explain
 from depth.jaxprs import Location, without_constants
 from depth.maxplus import Algebra
+from depth.primitives import primitive
 from depth.reader import Reader, TripCounts, matches
-from depth.rules import RULES, elements, traffic
 
 
 def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Cost:
@@ -133,8 +134,7 @@ def _critical_path(nodes: list[tuple[Node, Location, int]]) -> tuple[Operations,
     for node, where, count in nodes:
         if node.depth:
             equation = node.equation
-            rule = RULES.get(equation.primitive.name)
-            work = rule.work(equation) if rule else elements(equation)
+            work = primitive(equation).work(equation)
             entry = sums[equation.primitive.name, where]
             for i, amount in enumerate((1, node.depth, work, traffic(equation))):
                 entry[i] += count * amount

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from depth.counts import Unbound, ceil_log2, devices, traffic
 from depth.graph import START, Block, Node, Totals, Transfer
 from depth.jaxprs import (
     NOWHERE,
@@ -15,9 +16,9 @@ from depth.jaxprs import (
     location,
     without_constants,
 )
-from depth.rules import RULES, Rule, Unbound, ceil_log2, devices, elements, size, traffic
+from depth.primitives import Primitive, primitive
 from depth.structures import ENTERED
-from depth.trips import COPIES, in_range, is_integer, known_integers, trip_count
+from depth.trips import copies, in_range, is_integer, known_integers, trip_count
 
 
 @dataclass(frozen=True)
@@ -197,32 +198,28 @@ class _Read:
 
     def read(self, equation: Any) -> None:
         """Add the equation, by its class."""
-        name = equation.primitive.name
-        if name in ENTERED:
-            ENTERED[name](self, equation)
-        elif name in RULES:
-            self.ruled(equation, RULES[name])
+        known = primitive(equation)
+        enter = ENTERED.get(equation.primitive.name) or ENTERED.get(known.kind)
+        if enter:
+            enter(self, equation)
         else:
-            self.note(equation, "no rule for this primitive; counted as one operation")
-            self.leaf(equation, 1, elements(equation))
-            self.lose(equation.invars)
+            self.ruled(equation, known)
 
-    def ruled(self, equation: Any, rule: Rule) -> None:
-        """Add an equation of the table."""
+    def ruled(self, equation: Any, rule: Primitive) -> None:
+        """Add an equation whose depth follows from its shapes."""
         depth = rule.depth(equation)
         if rule.kind == "collective":
             try:
                 depth += ceil_log2(devices(equation, self.axes))
             except Unbound as unbound:
                 self.note(equation, str(unbound))
-        if rule.bound:
-            self.note(equation, rule.bound)
         self.leaf(equation, depth, rule.work(equation))
         if rule.bound:
+            self.note(equation, rule.bound)
             self.lose(equation.invars)
-        if equation.primitive.name in COPIES and size(result := equation.outvars[0]) == 1:
+        if copies(equation) and is_integer(result := equation.outvars[0]):
             (value,) = self.integers(equation)
-            if value is not None and is_integer(result) and in_range(value, result.aval.dtype):
+            if value is not None and in_range(value, result.aval.dtype):
                 self.known[result] = value
 
     def integers(self, equation: Any) -> list[int | None]:

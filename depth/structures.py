@@ -7,22 +7,22 @@ from typing import Any
 import jax
 
 from depth.control import Branches, Call, Scan, While
+from depth.counts import ceil_log2, elements, overlap, reduced, size, window
 from depth.graph import Block
-from depth.jaxprs import is_reference, scan_parts, without_constants
+from depth.jaxprs import called, is_reference, scan_parts, without_constants
 from depth.maxplus import Algebra
 from depth.platforms import platform
-from depth.rules import ceil_log2, elements, overlap, reduced, size, window
 
 # The reading of one jaxpr (`depth.reader`), and an equation in it.
 Enter = Callable[[Any, Any], None]
 ENTERED: dict[str, Enter] = {}
 
 
-def enters(names: str) -> Callable[[Enter], Enter]:
-    """Register the function for all primitives in ``names``, separated by blanks."""
+def enters(*names: str) -> Callable[[Enter], Enter]:
+    """Register the function for these primitives, or kinds of them."""
 
     def register(function: Enter) -> Enter:
-        ENTERED.update(dict.fromkeys(names.split(), function))
+        ENTERED.update(dict.fromkeys(names, function))
         return function
 
     return register
@@ -30,15 +30,13 @@ def enters(names: str) -> Callable[[Enter], Enter]:
 
 # -- calls ----------------------------------------------------------------------------------------------------------------------
 
-_CALLED = ("jaxpr", "call_jaxpr", "call", "callee", "fun_jaxpr", "fwd_jaxpr")
-
 
 def run(reading: Any, equation: Any, jaxpr: Any) -> None:
     """Add a program that takes the operands as they are and returns the results as they are."""
-    called(reading, equation, reading.inner(equation, jaxpr, reading.integers(equation)))
+    enter_call(reading, equation, reading.inner(equation, jaxpr, reading.integers(equation)))
 
 
-def called(reading: Any, equation: Any, block: Block, first: int = 0, times: int = 1) -> None:
+def enter_call(reading: Any, equation: Any, block: Block, first: int = 0, times: int = 1) -> None:
     """Add a program that takes the operands from number ``first`` on; afterwards references hold what it leaves in them."""
     operands = range(first, len(equation.invars))
     left = [equation.invars[operands[i]] for i in block.references]
@@ -58,20 +56,14 @@ def opaque(reading: Any, equation: Any, reason: str) -> None:
     reading.lose(equation.invars)
 
 
-@enters(
-    "call checkpoint closed_call composite compute_on core_call custom_jvp_call custom_jvp_call_jaxpr custom_partitioning "
-    "custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr fused_call jaxpr_call jit linear_call pjit remat remat2 "
-    "remat_opt stage xla_metadata_call"
-)
+@enters("call", "derivative rule")
 def call(reading: Any, equation: Any) -> None:
     """A program called with the operands of the equation."""
-    candidates = [
-        without_constants(equation.params[name]) for name in _CALLED if name in equation.params
-    ]
-    for jaxpr in candidates:
-        if hasattr(jaxpr, "eqns") and fits(equation, jaxpr):
-            return run(reading, equation, jaxpr)
-    opaque(reading, equation, "the program that it calls is not visible; counted as one operation")
+    program = called(equation)
+    if program is None:
+        reason = "the program that it calls is not visible; counted as one operation"
+        return opaque(reading, equation, reason)
+    run(reading, equation, program)
 
 
 @enters("shard_map")
@@ -83,7 +75,7 @@ def shard_map(reading: Any, equation: Any) -> None:
     manual = equation.params.get(
         "manual_axes", equation.params.get("newly_manual_axes", mesh.axis_names)
     )
-    called(reading, equation, block, times=prod(sizes[name] for name in manual))
+    enter_call(reading, equation, block, times=prod(sizes[name] for name in manual))
 
 
 @enters("custom_linear_solve")
@@ -96,7 +88,7 @@ def custom_linear_solve(reading: Any, equation: Any) -> None:
     reading.enter(equation, Call(block, len(equation.invars), sources, range(len(block.outputs))))
 
 
-@enters("call_hi_primitive call_hi_primitive_linearized")
+@enters("call_hi_primitive", "call_hi_primitive_linearized")
 def call_hi_primitive(reading: Any, equation: Any) -> None:
     """A primitive that says itself which program it stands for."""
     primitive = equation.params.get("_prim")
@@ -160,7 +152,7 @@ def lowered(reading: Any, equation: Any, known: list[Any]) -> None:
     )
     if chosen is None:
         return opaque(reading, equation, f"it has no program for {here}; counted as one operation")
-    called(reading, equation, reading.inner(equation, chosen, known), first=1)
+    enter_call(reading, equation, reading.inner(equation, chosen, known), first=1)
 
 
 @enters("scan")
@@ -240,13 +232,13 @@ def select_and_scatter(reading: Any, equation: Any) -> None:
 # -- mutable references ---------------------------------------------------------------------------------------------------------
 
 
-@enters("new_ref empty_ref get freeze")
+@enters("new_ref", "empty_ref", "get", "freeze")
 def move(reading: Any, equation: Any) -> None:
     """Into a reference, or out of it."""
     reading.leaf(equation, 0, 0)
 
 
-@enters("swap masked_swap")
+@enters("swap", "masked_swap")
 def swap(reading: Any, equation: Any) -> None:
     """What the reference held comes out; afterwards it is as late as what was written, and as what of it was kept."""
     reference, value, *rest = equation.invars
@@ -256,7 +248,7 @@ def swap(reading: Any, equation: Any) -> None:
     reading.count(equation, 0)
 
 
-@enters("addupdate accum_grad_in_ref")
+@enters("addupdate", "accum_grad_in_ref")
 def add_update(reading: Any, equation: Any) -> None:
     """The reference is added to."""
     reading.node(equation, equation.invars, [equation.invars[0]], 1)
@@ -298,9 +290,7 @@ def pallas_call(reading: Any, equation: Any) -> None:
     reading.enter(equation, Call(block, operands, sources, ends, steps))
 
 
-@enters(
-    "box_get box_set core_map get_mutable new_box new_log run_scoped",
-)
+@enters("reference")
 def foreign(reading: Any, equation: Any) -> None:
     """What keeps state that is not followed."""
     opaque(reading, equation, "it keeps state that is not followed; counted as one operation")

@@ -9,12 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from depth.jaxprs import inside, is_literal, without_constants
+from depth.jaxprs import called, interpret, is_literal, without_constants
+from depth.primitives import primitive
 
-CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"})
-COPIES = frozenset(
-    {"convert_element_type", "copy", "squeeze", "reshape", "broadcast_in_dim", "stop_gradient"}
-)
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "ne"})
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 
@@ -55,7 +52,8 @@ Value = Affine | Comparison | None
 
 def is_integer(atom: Any) -> bool:
     """Whether an operand or a result holds integers."""
-    return np.issubdtype(getattr(atom.aval, "dtype", np.void), np.integer)
+    dtype = getattr(atom.aval, "dtype", None)  # of random keys, no dtype of numpy's
+    return isinstance(dtype, np.dtype) and np.issubdtype(dtype, np.integer)
 
 
 def in_range(value: int, dtype: Any) -> bool:
@@ -71,35 +69,39 @@ def integer(atom: Any) -> int | None:
     return None
 
 
+def copies(equation: Any) -> bool:
+    """Whether the one element of the result is that of the operand, cast or not."""
+    moves = primitive(equation).kind == "move" and primitive(equation).numpy is not None
+    atoms = [*equation.invars, *equation.outvars]
+    return (moves or equation.primitive.name == "convert_element_type") and (
+        len(atoms) == 2 and all(getattr(atom.aval, "size", None) == 1 for atom in atoms)
+    )
+
+
 def follow(jaxpr: Any, inputs: list[Value]) -> list[Value]:
     """What is known of each result, given what is known of each input."""
-    known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(atom: Any) -> Value:
-        if is_literal(atom):
-            value = integer(atom)
-            return None if value is None else Affine(None, value)
-        return known.get(atom)
-
-    for equation in jaxpr.eqns:
-        name, operands = equation.primitive.name, [read(atom) for atom in equation.invars]
-        if name in CALLS:
-            results = follow(inside(equation)[0], operands)
-        else:
-            results = [_apply(name, operands, equation)] + [None] * (len(equation.outvars) - 1)
-        known.update(zip(equation.outvars, results, strict=False))
-    return [read(atom) for atom in jaxpr.outvars]
+    known = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, inputs, strict=True))
+    return interpret(jaxpr, known, jaxpr.outvars, _results, _constant)
 
 
-def _apply(name: str, operands: list[Value], equation: Any) -> Value:
-    if not equation.outvars or any(
-        getattr(variable.aval, "size", None) != 1 for variable in equation.outvars
-    ):
-        return None
-    if not all(isinstance(operand, Affine) for operand in operands):
-        return operands[0] if name in COPIES and isinstance(operands[0], Comparison) else None
-    match name, operands:
-        case _, [Affine() as only] if name in COPIES:
+def _constant(literal: Any) -> Value:
+    value = integer(literal)
+    return None if value is None else Affine(None, value)
+
+
+def _results(equation: Any, operands: list[Value]) -> list[Value]:
+    inner = called(equation)
+    if inner is not None:
+        return follow(without_constants(inner), operands)
+    sizes = [getattr(variable.aval, "size", None) for variable in equation.outvars]
+    return [_result(equation, operands)] if sizes == [1] else [None] * len(sizes)
+
+
+def _result(equation: Any, operands: list[Value]) -> Value:
+    if copies(equation) and isinstance(operands[0], Comparison):
+        return operands[0]
+    match equation.primitive.name, operands:
+        case _, [Affine() as only] if copies(equation):
             return _made(only.source, only.offset, [only], equation)
         case "add", [Affine(source, offset) as left, Affine(None, more) as right]:
             return _made(source, offset + more, [left, right], equation)
@@ -107,7 +109,7 @@ def _apply(name: str, operands: list[Value], equation: Any) -> Value:
             return _made(source, offset + more, [left, right], equation)
         case "sub", [Affine(source, offset) as left, Affine(None, less) as right]:
             return _made(source, offset - less, [left, right], equation)
-        case _, [Affine() as left, Affine() as right] if name in COMPARISONS:
+        case name, [Affine() as left, Affine() as right] if name in COMPARISONS:
             return Comparison(name, left, right)
     return None
 

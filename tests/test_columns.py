@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from deeppcr.linearize.columns import columns
+from deeppcr.rewrites import columns
 from tests.problems import assert_agree, normal
 
 WIDTH, OUT, BATCH = 4, 3, 2

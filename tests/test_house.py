@@ -39,8 +39,6 @@ FLOORS = {
     "convergence": 1,
     "acceleration": 1,
     "damping": 1,
-    "small_products": 1,
-    "sums": 1,
     "checks": 0,
     "platforms": 0,
     "loops": 0,
@@ -54,6 +52,7 @@ FLOORS = {
     "layers": 0,
     "delay": 0,
     "jaxprs": 0,
+    "rewrites": 0,
 }
 
 # Modules whose classes derive from those of an extra: what they need besides. They are imported inside functions only.

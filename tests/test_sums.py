@@ -6,7 +6,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 import deeppcr
-from deeppcr.sums import with_plain_sums
+from deeppcr.rewrites import with_plain_sums
 from depth.jaxprs import without_constants
 
 

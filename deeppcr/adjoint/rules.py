@@ -33,12 +33,12 @@ from deeppcr.across import Across
 from deeppcr.adjoint.step_by_step import Propagation
 from deeppcr.chain import Steps
 from deeppcr.platforms import DEFAULT, by_platform
+from deeppcr.rewrites.plain_sums import with_plain_sums
+from deeppcr.rewrites.small_products import write_out
 from deeppcr.sequential import every_step
-from deeppcr.small_products import write_out
 from deeppcr.solution import Result, Run, Solve, Stats
 from deeppcr.state import Leaves, StateLayout, add
 from deeppcr.step import Step
-from deeppcr.sums import with_plain_sums
 
 
 @jax.tree_util.register_static

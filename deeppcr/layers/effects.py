@@ -5,7 +5,8 @@ from typing import Any
 
 from jax.extend.core import jaxprs_in_params
 
-from deeppcr.jaxprs import side_effects, without_constants
+from deeppcr.jaxprs import side_effects
+from depth.jaxprs import without_constants
 
 
 def effects_of(closed: Any) -> str:

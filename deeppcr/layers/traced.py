@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.jaxprs import is_rule_of_jax, without_constants
+from deeppcr.jaxprs import is_rule_of_jax
 from deeppcr.layers.code import changes
 from deeppcr.layers.effects import effects_of
 from deeppcr.layers.held import Held
 from deeppcr.layers.sameness import Structure
 from deeppcr.layers.trial import Trial, constants_of, is_weak, run
+from depth.jaxprs import without_constants
 
 
 @dataclasses.dataclass(frozen=True)

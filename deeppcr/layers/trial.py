@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.jaxprs import without_constants
 from deeppcr.layers.code import as_callable, changes
 from deeppcr.layers.effects import effects_of
 from deeppcr.layers.held import Held
 from deeppcr.layers.sameness import Structure, same
+from depth.jaxprs import without_constants
 
 # By these, code can tell an array of numpy from one that is traced in its place.
 _ASKING = frozenset(

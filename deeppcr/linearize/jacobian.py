@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.chain import Steps
-from deeppcr.linearize.columns import columns
+from deeppcr.rewrites.columns import columns
 from deeppcr.state import Leaves
 
 AT_ONCE = 1 << 26  # bytes of derivatives that are held at once where only a part of them is wanted

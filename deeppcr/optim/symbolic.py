@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.jaxprs import ELEMENTWISE, called, is_literal, without_constants
+from deeppcr.jaxprs import ELEMENTWISE
 from deeppcr.signature import signature
+from depth.jaxprs import called, is_literal, without_constants
 
 MERGES = {
     "add": "sum",

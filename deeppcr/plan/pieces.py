@@ -18,18 +18,18 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.chain import Problem, Steps
-from deeppcr.jaxprs import Replacement
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.linearize import Linearization
 from deeppcr.platforms import compiled_for
+from deeppcr.rewrites.small_products import write_out
 from deeppcr.sequential import every_step
 from deeppcr.signature import signature
-from deeppcr.small_products import write_out
 from deeppcr.state import Leaves, StateLayout, add
 from deeppcr.step import Step
 from depth import Device
 from depth.analysis import depths_of, read
 from depth.graph import Block
+from depth.jaxprs import Replacement
 from depth.kernels import Choice, Kernel, Kernels, Loop, Program
 from depth.prediction import Seconds
 

@@ -20,11 +20,14 @@ import numpy as np
 
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
+from deeppcr.structure.control import CONTROL
 from deeppcr.structure.groups import Array, Groups, filled
-from deeppcr.structure.known import Known
-from deeppcr.structure.walk import Walk
+from deeppcr.structure.indexing import INDEXING
+from deeppcr.structure.rules import RULES
+from deeppcr.structure.walk import Rule, Walk
 from depth.jaxprs import location
 
+KNOWN: dict[str, Rule] = {**RULES, **INDEXING, **CONTROL}  # by name or by kind of primitive
 HERE = os.path.dirname(__file__) + os.sep
 
 
@@ -91,11 +94,10 @@ def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, str]:
     if entries.size == 0:
         return np.arange(layout.width), True, ""
     before = _leaves(entries, layout)
-    walk = Walk(groups)
+    walk = Walk(groups, KNOWN)
     after = walk.program(
         step.jaxpr,
         [*before, *[None] * step.inputs],
-        Known(step.jaxpr),
         [i < step.states for i in range(len(step.jaxpr.outvars))],
     )
     for old, new in zip(before, after, strict=False):

@@ -1,21 +1,21 @@
-"""Which elements an operation combines: one rule for each kind of primitive."""
+"""Which elements an operation combines: one rule for each kind of primitive, and for some primitives."""
 
 from math import prod
 
 import numpy as np
 
 from deeppcr.structure.groups import Array, Labels, filled
-from deeppcr.structure.moves import MOVES, each
-from deeppcr.structure.visit import Rule, Visit
-from depth.rules import RULES as CLASSES
-
-LARGEST = 1 << 24  # elements of an array of labels
+from deeppcr.structure.walk import LARGEST, Rule, Visit
+from depth.primitives import primitive
 
 
 def move(visit: Visit) -> list[Labels]:
     """Elements go to other places."""
+    function = primitive(visit.equation).numpy
+    if function is None:
+        return visit.walk.unknown(visit)
     arrays = [filled(labels, visit.shape(i)) for i, labels in enumerate(visit.operands)]
-    return list(MOVES[visit.equation.primitive.name](visit.equation, arrays))
+    return list(function(visit.equation, arrays))
 
 
 def elementwise(visit: Visit) -> list[Labels]:
@@ -32,49 +32,34 @@ def _spreads(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return len(shape) == len(other) and all(a in (1, b) for a, b in zip(shape, other, strict=True))
 
 
-def select(visit: Visit) -> list[Labels]:
-    """Where it is known which case is taken, that one; else any of them, and what the choice depends on."""
-    which = visit.value(0)
-    if which is None:
-        return elementwise(visit)
-    (shape,) = visit.results
-    chosen = np.zeros(shape, np.int32)
-    for i, labels in enumerate(visit.operands[1:]):
-        np.copyto(chosen, filled(labels, shape), where=which == i)
-    return [chosen]
-
-
 def reduction(visit: Visit) -> list[Labels]:
-    """The elements along some axes, which go; scalars after the operands are where each reduction starts."""
-    axes = tuple(visit.params["axes"] if "axes" in visit.params else visit.params["dimensions"])
-    shape = visit.results[0]
-    count = len(visit.results)
-    parts = [visit.groups.along(labels, axes) for labels in visit.operands[:count]]
-    joined = [None if labels is None else labels.squeeze(axes) for labels in parts]
-    return [visit.groups.combine(*joined, *visit.operands[count:], shape=shape)] * count
+    """The elements along some axes, which go."""
+    axes = tuple(visit.params["axes"])
+    joined = visit.groups.along(visit.operands[0], axes)
+    return [None if joined is None else joined.squeeze(axes)]
 
 
-def along(*keys: str) -> Rule:
-    """A rule for what combines the elements along one axis, of all operands, and keeps it."""
-
-    def rule(visit: Visit) -> list[Labels]:
-        axis = next(visit.params[key] for key in keys if key in visit.params) % len(visit.shape(0))
-        parts = [visit.groups.along(labels, [axis]) for labels in visit.operands]
-        shape = tuple(1 if i == axis else size for i, size in enumerate(visit.shape(0)))
-        joined = visit.groups.combine(*parts, shape=shape)
-        return [
-            None if joined is None else np.broadcast_to(joined, result) for result in visit.results
-        ]
-
-    return rule
+def along(visit: Visit) -> list[Labels]:
+    """The elements along one axis, of all operands, which stays."""
+    keys = ("axis", "dimension", "reduction_dimension", "operand_axis")
+    axis = next(visit.params[key] for key in keys if key in visit.params) % len(visit.shape(0))
+    parts = [visit.groups.along(labels, [axis]) for labels in visit.operands]
+    shape = tuple(1 if i == axis else size for i, size in enumerate(visit.shape(0)))
+    joined = visit.groups.combine(*parts, shape=shape)
+    return [None if joined is None else np.broadcast_to(joined, result) for result in visit.results]
 
 
 def trailing(count: int) -> Rule:
-    """A rule for what combines all elements along the last ``count`` axes of the first operand, as factorizations do.
+    """A rule for what combines all elements along the last ``count`` axes of the first operand.
 
     The axes before them are the batch axes of all operands and results.
     """
-    return lambda visit: _by_batch(visit, len(visit.shape(0)) - count)
+    return lambda visit: _by_batch(visit, max(len(visit.shape(0)) - count, 0))
+
+
+def fourier(visit: Visit) -> list[Labels]:
+    """All elements along the transformed axes, which are the last."""
+    return _by_batch(visit, len(visit.shape(0)) - len(visit.params["fft_lengths"]))
 
 
 def _by_batch(visit: Visit, batch_ndim: int) -> list[Labels]:
@@ -98,17 +83,6 @@ def _spread(joined: Labels, shape: tuple[int, ...]) -> Labels:
         if joined is None
         else np.broadcast_to(joined[(..., *(None,) * (len(shape) - joined.ndim))], shape)
     )
-
-
-def fourier(visit: Visit) -> list[Labels]:
-    """All elements along the transformed axes, which are the last."""
-    return _by_batch(visit, len(visit.shape(0)) - len(visit.params["fft_lengths"]))
-
-
-def reinterpret(visit: Visit) -> list[Labels]:
-    """The same bits: an element becomes several along a new last axis, or the last axis becomes one element."""
-    (shape,) = visit.results
-    return _by_batch(visit, min(len(shape), len(visit.shape(0))))
 
 
 def dot(visit: Visit) -> list[Labels]:
@@ -211,22 +185,15 @@ def convolution(visit: Visit) -> list[Labels]:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(MOVES, move),
-    **{name: elementwise for name, rule in CLASSES.items() if rule.kind == "elementwise"},
-    "add_any": elementwise,
-    "select_n": select,
-    **each(
-        "argmax argmin reduce reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor",
-        reduction,
-    ),
-    **each("cumlogsumexp cummax cummin cumprod cumsum", along("axis")),
-    **each(
-        "approx_top_k sort top_k", along("dimension", "reduction_dimension", "axis", "operand_axis")
-    ),
-    **each("reduce_window_max reduce_window_min reduce_window_sum", windows),
-    **each("cholesky eig eigh householder_product lu qr schur svd triangular_solve", trailing(2)),
-    **each("lu_pivots_to_permutation tridiagonal_solve", trailing(1)),
-    "bitcast_convert_type": reinterpret,
+    "elementwise": elementwise,
+    "move": move,
+    "reduction": reduction,
+    "cumulative": along,
+    "sort": along,
+    "window": windows,
+    "factorization": trailing(2),
+    **dict.fromkeys(("eig", "eigh", "schur", "svd"), trailing(2)),
+    "tridiagonal_solve": trailing(1),
     "fft": fourier,
     "dot_general": dot,
     "conv_general_dilated": convolution,

@@ -126,7 +126,7 @@ COUNTS = {
     "a cumulative sum": (
         lambda x: lax.sin(lax.cumsum(x)),
         (X,),
-        {"scan": 1, "elementwise": 1},
+        {"cumulative": 1, "elementwise": 1},
         "the sum ends what came before",
     ),
     "a factorization": (

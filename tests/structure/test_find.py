@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from deeppcr.state import StateLayout
 from deeppcr.step import trace
-from deeppcr.structure import examples_are_separate, find_structure, walk
+from deeppcr.structure import examples_are_separate, find, find_structure
 from tests.structure.dependence import assert_sound, differentiated, structure_of, traced
 
 Z = jnp.zeros(6)
@@ -154,9 +154,9 @@ def test_a_rule_that_fails_is_as_good_as_none(monkeypatch):
     def broken(visit):
         raise KeyError("a parameter with another name")
 
-    monkeypatch.setitem(walk.KNOWN, "sin", broken)
+    monkeypatch.setitem(find.KNOWN, "sin", broken)
     assert structure_of(jnp.sin, Z).kind == "dense"
-    monkeypatch.setitem(walk.KNOWN, "sin", lambda visit: [visit.operands[0][:1]])
+    monkeypatch.setitem(find.KNOWN, "sin", lambda visit: [visit.operands[0][:1]])
     assert structure_of(jnp.sin, Z).kind == "dense"
 
 

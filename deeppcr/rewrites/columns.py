@@ -6,15 +6,15 @@ costs w^2 operations and not w^3. From the first operation on that does more to 
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.jaxprs import bind, called, entered, needed
-from depth.jaxprs import is_literal
+from depth.jaxprs import bind, called, run
+from depth.primitives import primitive
 
 
 def columns(linear: Callable[[Array], Array], like: Array) -> Array:
@@ -26,7 +26,7 @@ def columns(linear: Callable[[Array], Array], like: Array) -> Array:
     """
     closed = jax.make_jaxpr(linear)(like)
     units = Units(like.shape, like.dtype, like.ndim - 1, 0, like.shape[-1])
-    (result,) = _evaluate(closed, [units])
+    (result,) = run(closed, [units], _results)
     return jnp.broadcast_to(
         _array(result, like.shape[-1]), (like.shape[-1], *closed.out_avals[0].shape)
     )
@@ -62,22 +62,14 @@ class Images:
     array: Array
 
 
-def _evaluate(closed: Any, operands: Sequence[Any]) -> list[Any]:
-    program, known = entered(closed, operands)
-    for equation in needed(program, known, program.outvars):
-        values = [atom.val if is_literal(atom) else known[atom] for atom in equation.invars]
-        known |= dict(zip(equation.outvars, _results(equation, values), strict=True))
-    return [atom.val if is_literal(atom) else known[atom] for atom in program.outvars]
-
-
 def _results(equation: Any, values: list[Any]) -> list[Any]:
     """The results of an equation, of which some operands are unit vectors or their images."""
     if all(map(_is_plain, values)):
         return bind(equation, values)
     if any(isinstance(value, Units) for value in values):
         inner = called(equation)
-        if inner is not None:
-            return _evaluate(inner, values)
+        if inner is not None and _may_enter(equation):
+            return run(inner, values, _results)
         rule = RULES.get(equation.primitive.name)
         found = rule(equation, values) if rule else None
         if found is not None:
@@ -93,6 +85,12 @@ def _results(equation: Any, values: list[Any]) -> list[Any]:
         Images(result)
         for result in jax.vmap(lambda *operands: bind(equation, operands), in_axes=axes)(*arrays)
     ]
+
+
+def _may_enter(equation: Any) -> bool:
+    """Whether a call is as good as its program, which is not differentiated here."""
+    known = primitive(equation)
+    return known.inlines or known.kind == "derivative rule"
 
 
 def _is_plain(value: Any) -> bool:

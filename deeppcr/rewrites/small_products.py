@@ -11,14 +11,16 @@ few entries the calls cost more than the arithmetic, and a body with a product i
 Beyond a few thousand multiplications the product wins again. The sums are those of the product, in another order.
 """
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.jaxprs import is_literal, rewritten
 from deeppcr.platforms import platform
+from deeppcr.rewrites.cut_first import apply
+from depth.jaxprs import is_literal, rewritten
 
 MOST = 2048  # multiplications up to which a product is written out; from 4096 on XLA cuts the sum into tasks for its threads
 TINY = (
@@ -33,7 +35,7 @@ def write_out(equation: Any, operands: list[Any]) -> list[Any] | None:
         return None
     if _is_small_product(equation):
         return [_written_out(equation, *operands)]
-    return rewritten(equation, operands, write_out, _is_small_product)
+    return rewritten(equation, operands, partial(apply, replace=write_out), _is_small_product)
 
 
 def _is_small_product(equation: Any) -> bool:
