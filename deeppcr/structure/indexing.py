@@ -1,8 +1,9 @@
-"""Gathers, scatters and dynamic slices: exact where the indices are known, else anywhere along the indexed axes.
+"""Gathers, scatters and dynamic slices: exact where indices are known, else anywhere along the indexed axes.
 
-Every element of a window has an index along each axis of the array that is indexed: its offset in the window, plus the window's
-start. An axis along which the start is not known is treated as one: all elements along it have one label, and what is written may
-land on any. If the start depends on the state, so does what is read or written through it.
+Every element of a window has an index along each axis of the array that is indexed: its offset in
+the window, plus the window's start. An axis along which the start is not known is treated as one:
+all elements along it have one label, and what is written may land on any. If the start depends on
+the state, so does what is read or written through it.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from jax.lax import GatherScatterMode
 
 from deeppcr.structure.groups import Array, Labels, filled
 from deeppcr.structure.walk import LARGEST, Rule, Visit
@@ -29,7 +29,8 @@ class Windows:
         indexed: for each axis of the array which of the indices of a window it starts at, or None.
         batched: for each axis of the array the axis of the indices that it goes along with, or None.
         starts: ``[*index axes, indices of a window]``; None if they are not known.
-        clip: windows are moved inside; else those outside are dropped.
+
+    Windows that are not inside are moved there: what jax drops of them, or fills in, depends on less.
     """
 
     array: tuple[int, ...]
@@ -39,7 +40,6 @@ class Windows:
     indexed: list[int | None]
     batched: list[int | None]
     starts: Array | None
-    clip: bool
 
     @property
     def index_axes(self) -> list[int]:
@@ -78,7 +78,7 @@ class Windows:
                 index = index + self.along([window], np.arange(size))
             if at is not None and self.starts is not None:
                 start = self.along(self.index_axes, self.starts[..., at].astype(np.int64))
-                inside = inside & (self.clip | ((start >= 0) & (start <= full - size)))
+                inside = inside & (start >= 0) & (start <= full - size)
                 index = index + np.clip(start, 0, full - size)
             if batched is not None:
                 index = index + self.along([self.index_axes[batched]], np.arange(full))
@@ -108,19 +108,13 @@ def _gather(visit: Visit) -> list[Labels]:
         _numbers(len(shape), numbers.start_index_map),
         _numbers(len(shape), numbers.operand_batching_dims, numbers.start_indices_batching_dims),
         visit.value(1),
-        visit.params["mode"] != GatherScatterMode.FILL_OR_DROP,
     )
     return [_read(visit, windows, visit.operands[1])]
 
 
 def _scatter(visit: Visit) -> list[Labels]:
     numbers, shape, other = visit.params["dimension_numbers"], visit.shape(0), visit.shape(2)
-    mode = visit.params["mode"]
-    modes = GatherScatterMode
-    if (
-        mode not in (modes.CLIP, modes.FILL_OR_DROP, modes.PROMISE_IN_BOUNDS)
-        or prod(other) > LARGEST
-    ):
+    if prod(other) > LARGEST:
         return visit.walk.unknown(visit)
     hidden = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     kept = [axis for axis in range(len(shape)) if axis not in hidden]
@@ -133,7 +127,6 @@ def _scatter(visit: Visit) -> list[Labels]:
         _numbers(len(shape), numbers.scatter_dims_to_operand_dims),
         _numbers(len(shape), numbers.operand_batching_dims, numbers.scatter_indices_batching_dims),
         visit.value(1),
-        mode == modes.CLIP,
     )
     # The function that `x.at[i].apply` brings may combine anything with what was there.
     sets = visit.equation.primitive.name == "scatter" and visit.params["update_jaxpr"] is None
@@ -148,7 +141,7 @@ def _dynamic(visit: Visit, first: int, sizes: tuple[int, ...]) -> tuple[Windows,
     ]
     starts = None if any(value is None for value in values) else np.array(values, np.int64)
     none: list[Any] = [None] * len(axes)
-    windows = Windows(shape, sizes, sizes, [*axes], [*axes], none, starts, True)
+    windows = Windows(shape, sizes, sizes, [*axes], [*axes], none, starts)
     return windows, visit.groups.all_of(*visit.operands[first:])
 
 
@@ -169,9 +162,7 @@ def _read(visit: Visit, windows: Windows, index: Labels) -> Labels:
     if visit.operands[0] is not None:
         labels = groups.along(visit.operands[0], windows.loose)
         labels = np.broadcast_to(filled(labels, windows.array), windows.array)
-        indices, inside = windows.indices()
-        found = np.where(inside, labels[tuple(indices)], 0).astype(np.int32)
-        found = np.broadcast_to(found, windows.other)
+        found = np.broadcast_to(labels[tuple(windows.indices()[0])], windows.other)
     return groups.combine(found, windows.of_starts(visit, index), shape=windows.other)
 
 
@@ -185,8 +176,7 @@ def _write(visit: Visit, windows: Windows, written: Labels, index: Labels, sets:
     flat = np.zeros((1,) * len(windows.other), np.int64)
     for axis, (i, full) in enumerate(zip(indices, windows.array, strict=True)):
         flat = flat * full + (0 if axis in loose else i)
-    at, labels, inside = np.broadcast_arrays(flat, filled(written, windows.other), inside)
-    at, labels = at[inside], groups.find(labels[inside])
+    at, labels = np.broadcast_arrays(flat, groups.find(filled(written, windows.other)))
     new = np.zeros(windows.array, np.int32).reshape(-1)
     np.maximum.at(new, at, labels)
     several = (labels != 0) & (labels != new[at])
@@ -197,7 +187,7 @@ def _write(visit: Visit, windows: Windows, written: Labels, index: Labels, sets:
         return groups.combine(before, np.broadcast_to(new[cut], new.shape), shape=windows.array)
     if sets and before is not None:
         before = np.array(before).reshape(-1)
-        before[at] = 0
+        before[at[np.broadcast_to(inside, at.shape)]] = 0
         before = before.reshape(windows.array)
     return groups.combine(before, new, shape=windows.array)
 

@@ -1,11 +1,11 @@
 """Which elements an operation combines: one rule for each kind of primitive, and for some primitives."""
 
-from math import prod
+from collections.abc import Sequence
 
 import numpy as np
 
 from deeppcr.structure.groups import Array, Labels, filled
-from deeppcr.structure.walk import LARGEST, Rule, Visit
+from deeppcr.structure.walk import Rule, Visit
 from depth.primitives import primitive
 
 
@@ -89,78 +89,46 @@ def dot(visit: Visit) -> list[Labels]:
     """Elements along the contracted axes of both operands meet; batch axes stay side by side."""
     contracted, batch = visit.params["dimension_numbers"]
     parts: list[Labels] = []
-    free = []
     for side in (0, 1):
+        ndim, named = len(visit.shape(side)), (*batch[side], *contracted[side])
+        free = [axis for axis in range(ndim) if axis not in named]
         labels = visit.groups.along(visit.operands[side], contracted[side])
-        own = [
-            axis
-            for axis in range(len(visit.shape(side)))
-            if axis not in (*contracted[side], *batch[side])
-        ]
         if labels is not None:
-            labels = labels.squeeze(tuple(contracted[side])) if contracted[side] else labels
-            place = [
-                axis - sum(axis > other for other in contracted[side])
-                for axis in (*batch[side], *own)
-            ]
-            labels = labels.transpose(place)
+            kept = [labels.shape[axis] for axis in (*batch[side], *free)]
+            labels = labels.transpose(*batch[side], *free, *contracted[side]).reshape(kept)
         parts.append(labels)
-        free.append(len(own))
-    if parts[0] is not None:
-        parts[0] = parts[0][(..., *(None,) * free[1])]
-    if parts[1] is not None:
-        parts[1] = parts[1][(*(slice(None),) * len(batch[1]), *(None,) * free[0], ...)]
-    return [visit.groups.combine(*parts, shape=visit.results[0])]
+    (shape,), count = visit.results, len(batch[0])
+    left, right = parts
+    if left is not None:
+        left = left.reshape((*left.shape, *(1,) * (len(shape) - left.ndim)))
+    if right is not None:
+        ones = (1,) * (len(shape) - right.ndim)
+        right = right.reshape((*right.shape[:count], *ones, *right.shape[count:]))
+    return [visit.groups.combine(left, right, shape=shape)]
 
 
 def windows(visit: Visit) -> list[Labels]:
-    """The elements in a window, which slides along every axis."""
-    params, (shape,) = visit.params, visit.results
+    """The elements along all axes that a window slides along."""
+    (shape,), sizes = visit.results, visit.params["window_dimensions"]
     labels = visit.groups.combine(*visit.operands, shape=visit.shape(0))
-    for axis, size in enumerate(params["window_dimensions"]):
-        numbers = (
-            params[key][axis] for key in ("window_strides", "base_dilation", "window_dilation")
-        )
-        labels = _slide(
-            visit, labels, axis, shape[axis], size, params["padding"][axis][0], *numbers
-        )
-    return [labels]
+    return [_slide(visit, labels, dict(enumerate(sizes)), shape)]
 
 
-def _slide(
-    visit: Visit,
-    labels: Labels,
-    axis: int,
-    count: int,
-    size: int,
-    before: int,
-    stride: int,
-    spread: int,
-    spread_window: int,
-) -> Labels:
-    """The union over ``count`` windows of ``size`` elements along ``axis``."""
+def _slide(visit: Visit, labels: Labels, sizes: dict[int, int], shape: Sequence[int]) -> Labels:
+    """The labels for a result of this ``shape`` of windows with ``sizes`` along some axes."""
     if labels is None:
         return None
-    shape = (*labels.shape[:axis], count, *labels.shape[axis + 1 :])
-    if size * prod(shape) > LARGEST:
-        return np.broadcast_to(visit.groups.along(labels, [axis]), shape)  # type: ignore[arg-type]
-    pieces = []
-    for k in range(size):
-        place, between = np.divmod(np.arange(count) * stride + k * spread_window - before, spread)
-        inside = (between == 0) & (place >= 0) & (place < labels.shape[axis])
-        if inside.any():
-            piece = np.take(labels, np.where(inside, place, 0), axis)
-            pieces.append(
-                piece
-                * inside.astype(np.int32).reshape(
-                    [-1 if i == axis else 1 for i in range(len(shape))]
-                )
-            )
-    return visit.groups.combine(*pieces, shape=shape)
+    slides = [axis for axis, n in sizes.items() if n > 1 or labels.shape[axis] != shape[axis]]
+    joined = visit.groups.along(labels, slides)
+    return None if joined is None else np.broadcast_to(_thin(joined, slides), tuple(shape))
+
+
+def _thin(labels: Array, axes: Sequence[int]) -> Array:
+    return labels[tuple(slice(0, 1) if i in axes else slice(None) for i in range(labels.ndim))]
 
 
 def convolution(visit: Visit) -> list[Labels]:
-    """The channels of one feature group, in a window that slides along the spatial axes."""
+    """The channels of one feature group, along all spatial axes that the kernel slides along."""
     params, (shape,) = visit.params, visit.results
     labels, kernel = visit.operands
     numbers, groups = params["dimension_numbers"], params["feature_group_count"]
@@ -168,20 +136,11 @@ def convolution(visit: Visit) -> list[Labels]:
         return visit.walk.unknown(visit)
     labels = labels.transpose(numbers.lhs_spec)  # batch, channels, *spatial
     labels = labels.reshape(labels.shape[0], groups, labels.shape[1] // groups, *labels.shape[2:])
-    found = visit.groups.along(labels, [2])
+    sizes = {3 + i: visit.shape(1)[axis] for i, axis in enumerate(numbers.rhs_spec[2:])}
     out = [shape[axis] for axis in numbers.out_spec]
-    for i, axis in enumerate(numbers.rhs_spec[2:]):
-        size, (before, _) = visit.shape(1)[axis], params["padding"][i]
-        dilations = (
-            params["window_strides"][i],
-            params["lhs_dilation"][i],
-            params["rhs_dilation"][i],
-        )
-        found = _slide(visit, found, 3 + i, out[2 + i], size, before, *dilations)
-    if found is None:
-        return [None]
-    full: Array = np.broadcast_to(found, (out[0], groups, out[1] // groups, *out[2:])).reshape(out)
-    return [full.transpose(np.argsort(numbers.out_spec))]
+    channels = (out[0], groups, out[1] // groups, *out[2:])
+    found = _slide(visit, labels, {2: out[1], **sizes}, channels)
+    return [None if found is None else found.reshape(out).transpose(np.argsort(numbers.out_spec))]
 
 
 RULES: dict[str, Rule] = {

@@ -192,12 +192,6 @@ CASES = {
     "sorted rows": (lambda z: jnp.sort(z.reshape(2, 3), axis=1).reshape(-1), ZERO, 0, rows(2, 3)),
     "mirrored": (lambda z: z[::-1], ZERO, 0, [[0, 5], [1, 4], [2, 3]]),
     "rolled by two": (lambda z: jnp.roll(z, 2), ZERO, 0, [[0, 2, 4], [1, 3, 5]]),
-    "pooled": (
-        lambda z: jnp.repeat(lax.reduce_window(z, 0.0, lax.add, (2,), (2,), "VALID"), 2),
-        ZERO,
-        0,
-        rows(3, 2),
-    ),
     "depthwise": (
         lambda z: lax.conv_general_dilated(
             z,
