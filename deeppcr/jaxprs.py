@@ -1,4 +1,7 @@
-"""What a program does that its values do not show: side effects, and derivatives that are not jax's own."""
+"""What a program does that its values do not show.
+
+Side effects, and derivatives that are not jax's own.
+"""
 
 import os
 from collections.abc import Iterable
@@ -22,7 +25,7 @@ def has_custom_vjp(jaxpr: Any) -> bool:
 
 
 def has_users_rule(jaxpr: Any) -> bool:
-    """Whether a derivative rule is used that is not jax's own, and so need not be that of the function it stands for."""
+    """Whether a derivative rule is used that is not jax's own, and need not be the derivative."""
     return any(
         primitive(each).kind == "derivative rule" and not is_rule_of_jax(each)
         for each in equations(jaxpr)
@@ -30,7 +33,7 @@ def has_users_rule(jaxpr: Any) -> bool:
 
 
 def is_rule_of_jax(equation: Any) -> bool:
-    """Whether the function that brings a derivative rule is one of jax's library, as `jax.nn.relu` is."""
+    """Whether a derivative rule is of a function of jax's library, as `jax.nn.relu`."""
     program = without_constants(called(equation))
     file = getattr(getattr(program, "debug_info", None), "func_filename", "")
     return str(file).startswith(LIBRARY)

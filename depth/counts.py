@@ -8,7 +8,10 @@ Count = Callable[[Any], int]
 
 
 def ceil_log2(n: int) -> int:
-    """The depth of a balanced tree over ``n`` leaves: ceil(log2 n), and 0 for no leaf and for one."""
+    """The depth of a balanced tree over ``n`` leaves.
+
+    Ceil(log2 n), and 0 for no leaf and for one.
+    """
     return max(int(n) - 1, 0).bit_length()
 
 

@@ -1,8 +1,10 @@
-"""Reading jaxprs: programs and their variables, what is needed of them, what they call, and evaluating them.
+"""Reading jaxprs.
 
-`interpret` is the one walk through a program. Its values may be anything: arrays, integers that are known, labels that say what
-an element depends on. What an equation makes of them is the reader's own function, mostly a table by kind of primitive
-(`depth.primitives`).
+Programs and their variables, what is needed of them, what they call, and evaluating them.
+
+`interpret` is the one walk through a program. Its values may be anything: arrays, integers that are
+known, labels that say what an element depends on. What an equation makes of them is the reader's
+own function, mostly a table by kind of primitive (`depth.primitives`).
 """
 
 import os
@@ -15,7 +17,7 @@ from jax.extend.core import jaxprs_in_params
 
 from depth.primitives import primitive
 
-# -- variables and programs -------------------------------------------------------------------------
+# -- variables and programs -----------------------------------------------------------------------
 
 
 def is_literal(atom: Any) -> bool:
@@ -29,7 +31,10 @@ def is_reference(atom: Any) -> bool:
 
 
 def without_constants(jaxpr: Any) -> Any:
-    """The jaxpr proper of a ClosedJaxpr, which `jax.make_jaxpr` returns up to jax 0.10; a Jaxpr is one already."""
+    """The jaxpr proper of a ClosedJaxpr, which `jax.make_jaxpr` returns up to jax 0.10.
+
+    A Jaxpr is one already.
+    """
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
@@ -75,7 +80,9 @@ _CALLED = ("jaxpr", "call_jaxpr", "call", "callee", "fun_jaxpr", "fwd_jaxpr")
 
 
 def called(equation: Any) -> Any | None:
-    """The program that a call runs, with the operands and the results of the equation; None if it is no such call.
+    """The program that a call runs, with the operands and the results of the equation.
+
+    None if it is no such call.
 
     It has the values of the call. A "derivative rule" has other derivatives than its program.
     """
@@ -92,7 +99,7 @@ def _fits(equation: Any, jaxpr: Any) -> bool:
     return len(jaxpr.invars) == len(equation.invars) and len(jaxpr.outvars) == len(equation.outvars)
 
 
-# -- walking ----------------------------------------------------------------------------------------
+# -- walking --------------------------------------------------------------------------------------
 
 
 def needed(
@@ -101,7 +108,7 @@ def needed(
     wanted: Sequence[Any],
     acts: Callable[[Any], Any] = lambda equation: equation.effects,
 ) -> list[Any]:
-    """The equations that lead from the variables in ``known`` to those in ``wanted``, in order, and those that act."""
+    """The equations from the variables in ``known`` to those in ``wanted``, and those that act."""
     missing = {atom for atom in wanted if not is_literal(atom) and atom not in known}
     kept = []
     for equation in reversed(jaxpr.eqns):
@@ -130,7 +137,8 @@ def interpret(
 ) -> list[Any]:
     """The values of ``wanted``, given those of the variables in ``known``.
 
-    A variable in ``known`` is taken as it is, wherever in the program it is computed, so a program can be entered midway.
+    A variable in ``known`` is taken as it is, wherever in the program it is computed, so a program
+    can be entered midway.
 
     Args:
         rule: ``(equation, operands) -> results``.
@@ -161,7 +169,7 @@ def run(closed: Any, operands: Sequence[Any], rule: Rule) -> list[Any]:
     return interpret(program, known, program.outvars, rule)
 
 
-# -- evaluating and rewriting -----------------------------------------------------------------------
+# -- evaluating and rewriting ---------------------------------------------------------------------
 
 # Computes the results of an equation in its own way, or returns None to leave it as it is.
 Replacement = Callable[[Any, list[Any]], list[Any] | None]
@@ -169,7 +177,8 @@ Replacement = Callable[[Any, list[Any]], list[Any] | None]
 
 def bind(equation: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
     """The results of an equation, of arrays."""
-    # On the mesh of today: the program may have been traced on another, or outside of `jax.shard_map`.
+    # On the mesh of today: the program may have been traced on another, or outside of
+    # `jax.shard_map`.
     with equation.ctx.manager, jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
         results = replace(equation, list(operands)) if replace else None
         if results is None:
@@ -186,10 +195,13 @@ def rewritten(
     run: Callable[[Any, Sequence[Any]], list[Any]],
     wanted: Callable[[Any], bool],
 ) -> list[Any] | None:
-    """The results of a call, its program run by ``run``; None if it holds no ``wanted`` equation, or has to stay.
+    """The results of a call, its program run by ``run``.
 
-    A function with a derivative rule of its own (`jax.custom_jvp`, `jax.custom_vjp`) stays: its program in its place would be
-    differentiated by jax, without the rule. What `jax.checkpoint` keeps and recomputes stays what the user asked for.
+    None if it holds no ``wanted`` equation, or has to stay.
+
+    A function with a derivative rule of its own (`jax.custom_jvp`, `jax.custom_vjp`) stays: its
+    program in its place would be differentiated by jax, without the rule. What `jax.checkpoint`
+    keeps and recomputes stays what the user asked for.
     """
     if not _calls_for(equation, wanted):
         return None
@@ -203,13 +215,13 @@ def rewritten(
 
 
 def _calls_for(equation: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether an equation is a call, which may be rewritten, of a program that holds a ``wanted`` equation."""
+    """Whether a call that may be rewritten holds a ``wanted`` equation, at any depth."""
     if not primitive(equation).inlines or (inner := called(equation)) is None:
         return False
     return any(wanted(each) or _calls_for(each, wanted) for each in without_constants(inner).eqns)
 
 
-# -- source lines -----------------------------------------------------------------------------------
+# -- source lines ---------------------------------------------------------------------------------
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _OURS = tuple(
@@ -234,7 +246,10 @@ NOWHERE = Location("", 0, "")
 
 
 def location(equation: Any, caller: Location = NOWHERE) -> Location:
-    """The innermost line outside jax and this package that led to ``equation``; where jax kept none, ``caller``."""
+    """The innermost line outside jax and this package that led to ``equation``.
+
+    Where jax kept none, ``caller``.
+    """
     traceback = equation.source_info.traceback
     return (_innermost(traceback) if traceback else None) or caller
 

@@ -162,10 +162,10 @@ class Kernels:
             case Branches(blocks):
                 return Choice(tuple(map(self.program, blocks)))
             case Scan(block):
-                return Loop(transfer.turns, self._with_slices(transfer), unroll=transfer.unroll)
+                return Loop(transfer.trips, self._with_slices(transfer), unroll=transfer.unroll)
             case While(condition, body):
                 return Loop(
-                    transfer.turns, self.program(body), self.program(condition), transfer.proven
+                    transfer.trips, self.program(body), self.program(condition), transfer.proven
                 )
         raise TypeError(f"no such transfer: {type(transfer).__name__}")
 

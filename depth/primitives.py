@@ -8,8 +8,8 @@ Depth and work follow from the equation.  The depths are those published by
 google-deepmind/serial_depth: inputs and constants 0, moving data 0, elementwise 1, a reduction or a
 cumulative operation over N elements ceil(log2 N), a product with K contracted elements
 1 + ceil(log2 K).  What those leave open follows by analogy and is said here, kind by kind.  Casts
-and iota count 1, a select among n cases ceil(log2 n).  An axis of size 0 or 1 needs no reduction; an
-elementwise operation counts 1 whatever its size.
+and iota count 1, a select among n cases ceil(log2 n).  An axis of size 0 or 1 needs no reduction;
+an elementwise operation counts 1 whatever its size.
 
 Work is the number of arithmetic operations: one for each element of an elementwise result, two for
 each product and addition of a contraction, one for each combination of a reduction.  A primitive
@@ -25,7 +25,7 @@ from depth import counts, moves
 from depth.counts import Count, ceil_log2, constant, elements, results, shape, size
 
 Array = Any
-ONE = constant(1)
+NONE, ONE = constant(0), constant(1)
 
 
 class Primitive(NamedTuple):
@@ -33,17 +33,21 @@ class Primitive(NamedTuple):
 
     Attributes:
         kind: what the results depend on.
-            "elementwise": each entry on the same entries of the operands, which are scalars, or have the shape of the result or
-            axes of size 1 in its place. "move": results are entries of the operands. "reduction", "cumulative", "sort",
-            "window", "factorization" (of the last two axes; those before are batch axes), "product", "scatter" (updates are
-            combined with what is there), "random", "collective" (between devices), "effect" (no results).
-            "call": the results of the program that it holds. "derivative rule": such a call, with derivatives of its own.
-            "loop", "branch", "program": other programs inside. "reference": mutable arrays. "opaque": not visible.
+            "elementwise": each entry on the same entries of the operands, which are scalars, or
+            have the shape of the result or axes of size 1 in its place. "move": results are entries
+            of the operands. "reduction", "cumulative", "sort", "window", "factorization" (of the
+            last two axes; those before are batch axes), "product", "scatter" (updates are combined
+            with what is there), "random", "collective" (between devices), "effect" (no results).
+            "call": the results of the program that it holds. "derivative rule": such a call, with
+            derivatives of its own. "loop", "branch", "program": other programs inside. "reference":
+            mutable arrays. "opaque": not visible.
         depth: of an equation; of programs inside, what they add to theirs.
         work: of an equation.
         bound: why the depth is a lower bound only; "" where it is exact.
-        numpy: ``(equation, operands) -> results``, for moves of anything, and for elementwise arithmetic of integers.
-        in_place: each entry is made of those in the same place: it may be computed after a cut as well as before.
+        numpy: ``(equation, operands) -> results``, for moves of anything, and for elementwise
+            arithmetic of integers.
+        in_place: each entry is made of those in the same place: it may be computed after a cut as
+            well as before.
         inlines: the call may be replaced by what it calls.
         transcendental: a processor has no instruction for it.
         free: it reads and writes nothing once it is compiled.
@@ -53,8 +57,8 @@ class Primitive(NamedTuple):
     """
 
     kind: str
-    depth: Count = constant(0)
-    work: Count = constant(0)
+    depth: Count = NONE
+    work: Count = NONE
     bound: str = ""
     numpy: Callable[[Any, list[Array]], list[Array]] | None = None
     in_place: bool = False
@@ -68,7 +72,7 @@ class Primitive(NamedTuple):
 
 PRIMITIVES: dict[str, Primitive] = {}
 UNKNOWN = Primitive(
-    "unknown", constant(1), elements, "no rule for this primitive; counted as one operation"
+    "unknown", ONE, elements, "no rule for this primitive; counted as one operation"
 )
 
 
@@ -77,12 +81,12 @@ def primitive(equation: Any) -> Primitive:
     return PRIMITIVES.get(equation.primitive.name, UNKNOWN)
 
 
-def enter(names: str, kind: str, *depth_and_work: Count, **known: Any) -> None:
+def enter(names: str, kind: str, depth: Count = NONE, work: Count = NONE, **known: Any) -> None:
     """Enter all primitives in ``names``, separated by blanks. A name can be entered once."""
     for name in names.split():
         if name in PRIMITIVES:
             raise ValueError(f"the primitive {name!r} has a kind already: {PRIMITIVES[name].kind}")
-        PRIMITIVES[name] = Primitive(kind, *depth_and_work, **known)
+        PRIMITIVES[name] = Primitive(kind, depth, work, **known)
 
 
 def elementwise(names: str, depth: Count = ONE, **known: Any) -> None:
@@ -121,11 +125,14 @@ def opaque(names: str, bound: str, depth: Count = ONE, work: Count = results) ->
 
 
 def holder(names: str, kind: str, **known: Any) -> None:
-    """Enter what holds programs or references: it costs what they do, or, where they are not visible, an operation."""
-    enter(names, kind, constant(0), elements, **known)
+    """Enter what holds programs or references.
+
+    It costs what they do, or, where they are not visible, an operation.
+    """
+    enter(names, kind, NONE, elements, **known)
 
 
-# -- element by element -----------------------------------------------------------------------------
+# -- element by element ---------------------------------------------------------------------------
 
 arithmetic(
     abs=np.abs,
@@ -150,8 +157,8 @@ arithmetic(
 elementwise(
     """
     add_any ceil clamp clz complex conj div eq_to floor imag integer_pow is_finite le_to lt_to mulhi
-    nextafter one_minus_square polynomial population_count real reciprocal reduce_precision rem round
-    rsqrt shift_left shift_right_arithmetic shift_right_logical sign sqrt square
+    nextafter one_minus_square polynomial population_count real reciprocal reduce_precision rem
+    round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sqrt square
     """
 )
 elementwise(
@@ -176,7 +183,7 @@ def _iota(equation: Any, operands: list[Array]) -> list[Array]:
 
 
 elementwise("select_n", lambda equation: ceil_log2(len(equation.invars) - 1), numpy=_select)
-enter("iota", "elementwise", constant(1), results, numpy=_iota)  # from nothing: not in place
+enter("iota", "elementwise", ONE, results, numpy=_iota)  # from nothing: not in place
 # A generator of random bits is taken as one elementwise operation on a counter.
 enter(
     """
@@ -184,11 +191,11 @@ enter(
     rng_uniform threefry2x32 threefry4x32
     """,
     "random",
-    constant(1),
+    ONE,
     results,
 )
 
-# -- to other places --------------------------------------------------------------------------------
+# -- to other places ------------------------------------------------------------------------------
 
 move("copy stop_gradient", moves.same, in_place=True, free=True)
 move("name optimization_barrier pvary", moves.same, free=True)
@@ -230,7 +237,7 @@ move(
     """
 )
 
-# -- together ---------------------------------------------------------------------------------------
+# -- together -------------------------------------------------------------------------------------
 
 enter(
     """
@@ -281,11 +288,11 @@ enter(
     unreduced_reduce_scatter unreduced_reduce_scatter_start
     """,
     "collective",
-    constant(0),  # with ceil(log2 devices), which the reader adds: it knows the sizes of the axes
+    NONE,  # with ceil(log2 devices), which the reader adds: it knows the sizes of the axes
     lambda equation: size(equation.invars[0]),
 )
 
-# -- products and factorizations --------------------------------------------------------------------
+# -- products and factorizations ------------------------------------------------------------------
 
 product("dot_general", counts.contracted)
 product("ragged_dot_general", counts.contracted_ragged)
@@ -345,7 +352,7 @@ enter(
     counts.matrix_work(2),
 )
 
-# -- not visible, or without results ----------------------------------------------------------------
+# -- not visible, or without results --------------------------------------------------------------
 
 opaque(
     "eig eigh schur svd",
@@ -376,7 +383,7 @@ opaque(
 opaque(
     "buffer_callback call_exported ffi_call io_callback mpmd_map pure_callback",
     "leaves the program; counted as one operation",
-    work=constant(0),
+    work=NONE,
 )
 # Without results there is nothing for an output to wait for.
 enter(
@@ -387,7 +394,7 @@ enter(
     "effect",
 )
 
-# -- programs inside, and references: `depth.structures` --------------------------------------------
+# -- programs inside, and references: `depth.structures` ------------------------------------------
 
 holder("jit pjit closed_call core_call checkpoint remat remat2", "call", inlines=True)
 holder(

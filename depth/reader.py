@@ -1,4 +1,7 @@
-"""From a jaxpr to its graph: every equation becomes a node, and every program inside one a graph of its own, made once."""
+"""From a jaxpr to its graph.
+
+Every equation becomes a node, and every program inside one a graph of its own, made once.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +26,10 @@ from depth.trips import copies, in_range, is_integer, known_integers, trip_count
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something that makes the depth a lower bound: which primitive, where, and what could not be known."""
+    """Something that makes the depth a lower bound.
+
+    Which primitive, where, and what could not be known.
+    """
 
     primitive: str
     location: Location
@@ -55,8 +61,8 @@ class Reader:
     ) -> Block:
         """The graph of ``jaxpr``.
 
-        ``caller`` stands for equations without a line of their own, ``axes`` are the sizes of named axes, and ``known`` the
-        values of inputs that are known integers.
+        ``caller`` stands for equations without a line of their own, ``axes`` are the sizes of named
+        axes, and ``known`` the values of inputs that are known integers.
         """
         jaxpr = without_constants(jaxpr)
         values = tuple(known) if known and self._has_loop(jaxpr) else (None,) * len(jaxpr.invars)
@@ -69,17 +75,17 @@ class Reader:
         """A number higher than those of all blocks made so far."""
         return len(self._blocks)
 
-    def turns(
+    def count_trips(
         self, equation: Any, operands: list[int | None], where: Location
     ) -> tuple[int | None, bool]:
-        """The number of turns of the while loop at ``where``, proven or given by the caller, and whether it is proven."""
+        """The number of trips of the while loop at ``where``, and whether it is proven."""
         proven = trip_count(equation, operands)
         if proven is not None:
             return proven, True
         self.loops[where] = None
         if isinstance(self.trip_counts, Mapping):
             return next(
-                (turns for key, turns in self.trip_counts.items() if matches(key, where)), None
+                (trips for key, trips in self.trip_counts.items() if matches(key, where)), None
             ), False
         return self.trip_counts, False
 
@@ -100,7 +106,10 @@ def matches(key: str, where: Location) -> bool:
 
 
 class _Read:
-    """One jaxpr being read: its variables are numbered, and its equations turned into nodes one by one."""
+    """One jaxpr being read.
+
+    Its variables are numbered, and its equations turned into nodes one by one.
+    """
 
     def __init__(
         self,
@@ -166,7 +175,7 @@ class _Read:
         ] = None
 
     def lose(self, atoms: Sequence[Any]) -> None:
-        """Take the references among ``atoms`` as known from the start, where what they hold now could not be followed."""
+        """Take the references among ``atoms``, which could not be followed, as known from START."""
         self.slot.update({atom: START for atom in atoms if is_reference(atom)})
 
     def node(
@@ -177,7 +186,10 @@ class _Read:
         depth: int = 0,
         transfer: Transfer | None = None,
     ) -> None:
-        """Add a node from the variables ``operands`` to the variables ``results``; a reference gets a new slot."""
+        """Add a node from the variables ``operands`` to the variables ``results``.
+
+        A reference gets a new slot.
+        """
         read = tuple(self.at(atom) for atom in operands)
         made = tuple(range(self.slots, self.slots + len(results)))
         self.slots += len(results)
@@ -226,9 +238,9 @@ class _Read:
         """The operands whose value is known."""
         return known_integers(equation, self.known)
 
-    def turns(self, equation: Any, operands: list[int | None]) -> tuple[int | None, bool]:
-        """The number of turns of a while loop, and whether it is proven."""
-        return self.reader.turns(equation, operands, location(equation, self.caller))
+    def count_trips(self, equation: Any, operands: list[int | None]) -> tuple[int | None, bool]:
+        """The number of trips of a while loop, and whether it is proven."""
+        return self.reader.count_trips(equation, operands, location(equation, self.caller))
 
     def enter(self, equation: Any, transfer: Any, results: Sequence[Any] | None = None) -> None:
         """Add a node that holds programs; ``results`` where it also changes references."""

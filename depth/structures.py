@@ -1,4 +1,7 @@
-"""Equations that hold programs or write to references: one function each, which adds their nodes to the graph being read."""
+"""Equations that hold programs or write to references.
+
+One function each, which adds their nodes to the graph being read.
+"""
 
 from collections.abc import Callable
 from math import prod
@@ -28,7 +31,7 @@ def enters(*names: str) -> Callable[[Enter], Enter]:
     return register
 
 
-# -- calls ----------------------------------------------------------------------------------------------------------------------
+# -- calls ----------------------------------------------------------------------------------------
 
 
 def run(reading: Any, equation: Any, jaxpr: Any) -> None:
@@ -37,7 +40,10 @@ def run(reading: Any, equation: Any, jaxpr: Any) -> None:
 
 
 def enter_call(reading: Any, equation: Any, block: Block, first: int = 0, times: int = 1) -> None:
-    """Add a program that takes the operands from number ``first`` on; afterwards references hold what it leaves in them."""
+    """Add a program that takes the operands from number ``first`` on.
+
+    Afterwards references hold what it leaves in them.
+    """
     operands = range(first, len(equation.invars))
     left = [equation.invars[operands[i]] for i in block.references]
     transfer = Call(block, len(equation.invars), operands, range(len(block.ends)), times)
@@ -68,7 +74,10 @@ def call(reading: Any, equation: Any) -> None:
 
 @enters("shard_map")
 def shard_map(reading: Any, equation: Any) -> None:
-    """The program of one device, which knows the sizes of the mesh; its work counts for every device."""
+    """The program of one device, which knows the sizes of the mesh.
+
+    Its work counts for every device.
+    """
     mesh = equation.params["mesh"]
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     block = reading.inner(equation, equation.params["jaxpr"], axes=sizes)
@@ -111,19 +120,20 @@ def call_hi_primitive(reading: Any, equation: Any) -> None:
     run(reading, equation, inner)
 
 
-# -- branches and loops ---------------------------------------------------------------------------------------------------------
+# -- branches and loops ---------------------------------------------------------------------------
 
 
 def lose(reading: Any, equation: Any, block: Block, first: int) -> None:
     """Note it if a branch or a loop writes to references, its operands from number ``first`` on.
 
-    Only calls hand back what references hold in the end. What they held before may be later than that, so it is no bound.
+    Only calls hand back what references hold in the end. What they held before may be later than
+    that, so it is no bound.
     """
     written = [equation.invars[first + i] for i, end in block.references.items() if end != 1 + i]
     if written:
         reading.note(
             equation,
-            "it writes to a mutable reference, and what is read from that later is not made to wait",
+            "it writes to a mutable reference, and what is read from that later does not wait",
         )
         reading.lose(written)
 
@@ -163,7 +173,7 @@ def scan(reading: Any, equation: Any) -> None:
     block = reading.inner(equation, equation.params["jaxpr"], known)
     lose(
         reading, equation, block, 0
-    )  # before it is entered: the second turn reads what the first has left
+    )  # before it is entered: the second trip reads what the first has left
     reading.enter(
         equation, Scan(block, consts, carry, equation.params["length"], _unroll(equation))
     )
@@ -181,22 +191,23 @@ def while_loop(reading: Any, equation: Any) -> None:
     )
     lose(reading, equation, condition, 0)
     lose(reading, equation, body, in_condition)
-    turns, proven = reading.turns(equation, known)
-    if turns is None:
+    trips, proven = reading.count_trips(equation, known)
+    if trips is None:
         one = While(condition, body, in_condition, in_body, 1)
         algebra = Algebra.up_to(one.longest)
         deeper = int(one.matrix(algebra).max(initial=0))
         reading.note(
             equation,
-            f"the number of turns is not known, so none is counted (with one: depth {deeper}); give trip_counts=",
+            f"the number of trips is not known, so none is counted (with one: depth {deeper}); "
+            "give trip_counts=",
         )
     reading.enter(
         equation,
-        While(condition, body, in_condition, in_body, turns or 0, proven, turns is not None),
+        While(condition, body, in_condition, in_body, trips or 0, proven, trips is not None),
     )
 
 
-# -- operations given as programs -----------------------------------------------------------------------------------------------
+# -- operations given as programs -----------------------------------------------------------------
 
 
 def combining(reading: Any, equation: Any, parameter: str = "jaxpr") -> int:
@@ -223,13 +234,13 @@ def reduce_window(reading: Any, equation: Any) -> None:
 
 @enters("select_and_scatter")
 def select_and_scatter(reading: Any, equation: Any) -> None:
-    """The selection from every window, then the given operation over the windows that an element lies in."""
+    """A selection from every window, then a tree over the windows that an element lies in."""
     selecting = ceil_log2(window(equation)) * combining(reading, equation, "select_jaxpr")
     adding = ceil_log2(overlap(equation)) * combining(reading, equation, "scatter_jaxpr")
     reading.leaf(equation, selecting + adding, window(equation) * size(equation.invars[1]))
 
 
-# -- mutable references ---------------------------------------------------------------------------------------------------------
+# -- mutable references ---------------------------------------------------------------------------
 
 
 @enters("new_ref", "empty_ref", "get", "freeze")
@@ -240,7 +251,10 @@ def move(reading: Any, equation: Any) -> None:
 
 @enters("swap", "masked_swap")
 def swap(reading: Any, equation: Any) -> None:
-    """What the reference held comes out; afterwards it is as late as what was written, and as what of it was kept."""
+    """What the reference held comes out.
+
+    Afterwards it is as late as what was written, and as what of it was kept.
+    """
     reference, value, *rest = equation.invars
     whole = size(value) == prod(reference.aval.inner_aval.shape) and not rest
     reading.node(equation, [reference, *rest], equation.outvars)
@@ -257,7 +271,10 @@ def add_update(reading: Any, equation: Any) -> None:
 
 @enters("run_state")
 def run_state(reading: Any, equation: Any) -> None:
-    """A program on references that are made from the operands; its results are what these hold in the end."""
+    """A program on references that are made from the operands.
+
+    Its results are what these hold in the end.
+    """
     block = reading.inner(equation, equation.params["jaxpr"])
     if block.inputs != len(equation.invars) or len(block.references) != len(equation.outvars):
         return opaque(
@@ -272,7 +289,10 @@ def run_state(reading: Any, equation: Any) -> None:
 
 @enters("pallas_call")
 def pallas_call(reading: Any, equation: Any) -> None:
-    """A kernel, on references to blocks of its operands and results. One step of the grid counts."""
+    """A kernel, on references to blocks of its operands and results.
+
+    One step of the grid counts.
+    """
     kernel, grid = without_constants(equation.params["jaxpr"]), equation.params["grid_mapping"].grid
     operands, results = len(equation.invars), len(equation.outvars)
     if len(kernel.invars) < operands + results or not all(
@@ -297,6 +317,6 @@ def foreign(reading: Any, equation: Any) -> None:
 
 
 def _unroll(equation: Any) -> int:
-    """How many steps of a scan are one turn of its loop."""
+    """How many steps of a scan are one trip of its loop."""
     unroll, length = equation.params.get("unroll", 1), equation.params["length"]
     return max(1, length if unroll is True else min(int(unroll), length))

@@ -1,7 +1,8 @@
-"""How often a while loop turns, where the program itself proves it.
+"""The number of trips of a while loop, where the program itself proves it.
 
-The proof follows integers: what in the condition and in the body is the counter plus a constant, or a constant.  A loop counts
-if its condition compares such a counter with such a constant, and its body adds a constant to the counter.
+The proof follows integers: what in the condition and in the body is the counter plus a constant, or
+a constant.  A loop counts if its condition compares such a counter with such a constant, and its
+body adds a constant to the counter.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 class Affine(NamedTuple):
     """The input ``source`` plus ``offset``; the constant ``offset`` where ``source`` is None.
 
-    ``via`` are the offsets and dtypes of this value and of those that it was computed from: integers wrap around, so it is
+    ``via`` are the offsets and dtypes of this value and of those that it was computed from:
+        integers wrap around, so it is
     what it says only while all of them fit.
     """
 
@@ -131,7 +133,10 @@ def known_integers(equation: Any, known: Mapping[Any, int]) -> list[int | None]:
 
 
 def trip_count(equation: Any, operands: list[int | None]) -> int | None:
-    """The number of turns of a ``while`` equation, given what is known of its operands; None where it is not proven."""
+    """The number of trips of a ``while`` equation, given what is known of its operands.
+
+    None where it is not proven.
+    """
     params = equation.params
     n_condition, n_body = params["cond_nconsts"], params["body_nconsts"]
     condition, body = (
@@ -143,11 +148,11 @@ def trip_count(equation: Any, operands: list[int | None]) -> int | None:
     def fixed(values: list[int | None]) -> list[Value]:
         return [None if value is None else Affine(None, value) for value in values]
 
-    def turn(state: list[Value]) -> list[Value]:
+    def trip(state: list[Value]) -> list[Value]:
         return follow(body, fixed(operands[n_condition : n_condition + n_body]) + state)
 
     own = [Affine(i, 0) for i in range(len(init))]
-    same = [before.same(result) for result, before in zip(turn(list(own)), own, strict=True)]
+    same = [before.same(result) for result, before in zip(trip(list(own)), own, strict=True)]
     state: list[Value] = [
         Affine(None, value) if unchanged and value is not None else before
         for unchanged, value, before in zip(same, init, own, strict=True)
@@ -160,23 +165,26 @@ def trip_count(equation: Any, operands: list[int | None]) -> int | None:
     if test.left.source is None or test.right.source is not None:
         return None
     counter = test.left.source
-    step, start = turn(state)[counter], init[counter]
+    step, start = trip(state)[counter], init[counter]
     if not isinstance(step, Affine) or step.source != counter or start is None:
         return None
-    turns = _count(test.name, start, step.offset, test.right.offset - test.left.offset)
-    if turns is None or not test.left.fits(*sorted((start, start + turns * step.offset))):
+    trips = _count(test.name, start, step.offset, test.right.offset - test.left.offset)
+    if trips is None or not test.left.fits(*sorted((start, start + trips * step.offset))):
         return None
-    last = start + max(turns - 1, 0) * step.offset  # that a turn starts from
-    return turns if turns == 0 or step.fits(*sorted((start, last))) else None
+    last = start + max(trips - 1, 0) * step.offset  # that a trip starts from
+    return trips if trips == 0 or step.fits(*sorted((start, last))) else None
 
 
 def _count(name: str, start: int, step: int, bound: int) -> int | None:
-    """How often ``while i name bound: i += step`` turns from ``i = start``, without limits; None if it never ends."""
+    """The trips of ``while i name bound: i += step`` from ``i = start``, without limits.
+
+    None if it never ends.
+    """
     if name in ("gt", "ge"):  # downwards is upwards, mirrored
         name, start, step, bound = MIRRORED[name], -start, -step, -bound
     if name == "ne":
-        turns, rest = divmod(bound - start, step) if step else (0, bound - start)
-        return turns if rest == 0 and turns >= 0 else None
+        trips, rest = divmod(bound - start, step) if step else (0, bound - start)
+        return trips if rest == 0 and trips >= 0 else None
     if name == "le":
         bound += 1
     if start >= bound:

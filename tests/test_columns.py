@@ -1,4 +1,4 @@
-"""Images of unit vectors are those that products with an identity matrix would give, and products with weights are read off."""
+"""Images of unit vectors are those by an identity matrix; products with weights are read off."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,7 @@
-"""A primitive that the table lacks: every reader expects the worst. With one line in the table, every reader knows it."""
+"""A primitive that the table lacks: every reader expects the worst.
+
+With one line in the table, every reader knows it.
+"""
 
 from functools import partial
 
@@ -81,7 +84,10 @@ def test_numbers_of_trips(entered):
         return lax.while_loop(lambda s: s[0] < 5, lambda s: (thrice(s[0]), s[1] + 1), (1, x))[1]
 
     assert depth.analyze(count, 1.0).depth >= 5
-    assert any("turns" in each.reason or "trips" in each.reason for each in depth.analyze(grow, 1.0).unknown)
+    assert any(
+        "turns" in each.reason or "trips" in each.reason
+        for each in depth.analyze(grow, 1.0).unknown
+    )
 
 
 def test_structure(entered):

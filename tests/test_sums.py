@@ -1,4 +1,7 @@
-"""Sums over steps without the axes of size 1 that stay: the same values, and none of the slow sums left."""
+"""Sums over steps without the axes of size 1 that stay.
+
+The same values, and none of the slow sums left.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,6 +1,7 @@
 """Programs written in another way, where a compiler makes slow code of the way they were written.
 
-Each module says what the compiler does, what is gained, and with which jax. The values are the same but for rounding.
+Each module says what the compiler does, what is gained, and with which jax. The values are the same
+but for rounding.
 """
 
 from deeppcr.rewrites.columns import columns

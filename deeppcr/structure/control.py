@@ -96,7 +96,10 @@ def while_loop(visit: Visit) -> list[Labels]:
 
 
 def _leading(visit: Visit, going: Labels, shape: tuple[int, ...]) -> Labels:
-    """What a condition depends on, for a result of this ``shape``. Under `jax.vmap` it has the first axes of the results."""
+    """What a condition depends on, for a result of this ``shape``.
+
+    Under `jax.vmap` it has the first axes of the results.
+    """
     if going is None or going.shape != shape[: going.ndim]:
         return visit.groups.all_of(going)
     return going[(..., *(None,) * (len(shape) - going.ndim))]
@@ -105,7 +108,10 @@ def _leading(visit: Visit, going: Labels, shape: tuple[int, ...]) -> Labels:
 def _settle(
     visit: Visit, trip: Any, state: list[Labels], shapes: Sequence[tuple[int, ...]]
 ) -> list[Labels] | None:
-    """The results of a trip that joins nothing new, with what all trips leave in ``state``; None if there is none soon."""
+    """The results of a trip that joins nothing new, with what all trips leave in ``state``.
+
+    None if there is none soon.
+    """
     groups = visit.groups
     for _ in range(TRIPS):
         roots, extent = groups.find(groups.parent), _extent(state)

@@ -1,8 +1,9 @@
-"""Functions with derivatives of their own, which may combine what the functions keep apart, and the other way round.
+"""Functions whose own derivatives combine other entries than the functions do.
 
-A label stands for what the value and the derivative of an element depend on. For all that jax differentiates itself, the value
-says both. A `jax.custom_jvp` is followed twice: as it is evaluated, and as it is differentiated. A `jax.custom_vjp` says only how
-cotangents go back, so every result is given a label, and what reaches an operand from it is joined with that operand.
+A label stands for what the value and the derivative of an element depend on. For all that jax
+differentiates itself, the value says both. A `jax.custom_jvp` is followed twice: as it is
+evaluated, and as it is differentiated. A `jax.custom_vjp` says only how cotangents go back, so
+every result is given a label, and what reaches an operand from it is joined with that operand.
 """
 
 from typing import Any

@@ -1,4 +1,6 @@
-"""Gathers, scatters and dynamic slices: exact where indices are known, else anywhere along the indexed axes.
+"""Gathers, scatters and dynamic slices.
+
+Exact where indices are known, else anywhere along the indexed axes.
 
 Every element of a window has an index along each axis of the array that is indexed: its offset in
 the window, plus the window's start. An axis along which the start is not known is treated as one:
@@ -19,18 +21,23 @@ from deeppcr.structure.walk import LARGEST, Rule, Visit
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of an array, and where their elements are in another one, which has one axis for each index and window axis.
+    """Windows of an array, and where their elements are in another one.
+
+    The other one has one axis for each index axis and window axis.
 
     Attributes:
         array: shape of the array that is indexed.
         sizes: of a window, along each of its axes.
         other: shape of the other array: what is read, or what is written.
-        window_axes: for each axis of the array its axis in the other one; None where windows have no axis.
+        window_axes: for each axis of the array its axis in the other one; None where windows have
+            no axis.
         indexed: for each axis of the array which of the indices of a window it starts at, or None.
-        batched: for each axis of the array the axis of the indices that it goes along with, or None.
+        batched: for each axis of the array the axis of the indices that it goes along with, or
+            None.
         starts: ``[*index axes, indices of a window]``; None if they are not known.
 
-    Windows that are not inside are moved there: what jax drops of them, or fills in, depends on less.
+    Windows that are not inside are moved there: what jax drops of them, or fills in, depends on
+        less.
     """
 
     array: tuple[int, ...]
@@ -69,7 +76,7 @@ class Windows:
         return None if joined is None else self.along(self.index_axes, joined[..., 0])
 
     def indices(self) -> tuple[list[Array], Array]:
-        """Along each axis of the array the index of each element of the other one, and whether its window lies inside."""
+        """Indices of the other's elements along each axis of the array; windows that are inside."""
         indices, inside = [], np.ones((1,) * len(self.other), bool)
         for axis, (size, full) in enumerate(zip(self.sizes, self.array, strict=True)):
             window, at, batched = self.window_axes[axis], self.indexed[axis], self.batched[axis]
@@ -89,7 +96,10 @@ class Windows:
 def _numbers(
     ndim: int, axes: Sequence[int], numbers: Sequence[int] | None = None
 ) -> list[int | None]:
-    """For each of ``ndim`` axes its number: ``numbers[i]``, or i, for ``axes[i]``; None for those not in ``axes``."""
+    """For each of ``ndim`` axes its number: ``numbers[i]``, or i, for ``axes[i]``.
+
+    None for those not in ``axes``.
+    """
     values = range(len(axes)) if numbers is None else map(int, numbers)
     found = dict(zip(map(int, axes), values, strict=True))
     return [found.get(axis) for axis in range(ndim)]
@@ -167,7 +177,10 @@ def _read(visit: Visit, windows: Windows, index: Labels) -> Labels:
 
 
 def _write(visit: Visit, windows: Windows, written: Labels, index: Labels, sets: bool) -> Labels:
-    """The first operand after writing to its windows; ``sets`` if nothing is kept of what was there."""
+    """The first operand after writing to its windows.
+
+    ``sets`` if nothing is kept of what was there.
+    """
     groups, before, loose = visit.groups, visit.operands[0], windows.loose
     written = groups.combine(written, windows.of_starts(visit, index), shape=windows.other)
     if written is None and (before is None or not sets):

@@ -1,4 +1,7 @@
-"""Which elements an operation combines: one rule for each kind of primitive, and for some primitives."""
+"""Which elements an operation combines.
+
+One rule for each kind of primitive, and for some primitives.
+"""
 
 from collections.abc import Sequence
 
@@ -19,7 +22,7 @@ def move(visit: Visit) -> list[Labels]:
 
 
 def elementwise(visit: Visit) -> list[Labels]:
-    """Each element of the result from the same elements of the operands, of which some may be scalars or have axes of size 1."""
+    """Each element from the same elements of the operands, which may be scalars or broadcast."""
     (shape,) = visit.results
     if any(
         own and not _spreads(own, shape) for own in map(visit.shape, range(len(visit.operands)))

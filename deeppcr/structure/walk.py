@@ -1,4 +1,7 @@
-"""The walk through a program: equation by equation, from the labels of its inputs to those of its outputs."""
+"""The walk through a program.
+
+Equation by equation, from the labels of its inputs to those of its outputs.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +50,9 @@ class Walk:
         wanted: Sequence[bool] | None = None,
         differentiated: bool = False,
     ) -> list[Labels]:
-        """The labels of the outputs, given those of the inputs; None for outputs that are not ``wanted``.
+        """The labels of the outputs, given those of the inputs.
+
+        None for outputs that are not ``wanted``.
 
         ``differentiated`` if the program will not be differentiated: it is a derivative, or has one
         of its own.
@@ -76,7 +81,10 @@ class Walk:
         ]
 
     def unknown(self, visit: "Visit") -> list[Labels]:
-        """Labels that are right for any primitive: every result depends on all that any operand depends on."""
+        """Labels that are right for any primitive.
+
+        Every result depends on all that any operand depends on.
+        """
         label = self.groups.all_of(*visit.operands)
         self.across_devices |= label is not None and is_collective(visit.equation)
         return _everywhere(visit, label)
@@ -163,7 +171,7 @@ Rule = Callable[[Visit], list[Labels]]
 
 
 def live(jaxpr: Any, outputs: Sequence[Any]) -> tuple[list[Any], set[Any]]:
-    """The equations that ``outputs`` depend on, in order, and all variables that these and ``outputs`` read.
+    """The equations that ``outputs`` depend on, in order, and all variables that are read.
 
     Effects that hand nothing back, as printing does, are no dependence.
     """

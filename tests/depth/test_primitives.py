@@ -1,4 +1,4 @@
-"""Every primitive of the installed jax has one class, and a new one is named here before a user meets it."""
+"""Every primitive of the installed jax is entered; a new one is named here first."""
 
 import json
 import subprocess
@@ -11,8 +11,9 @@ import pytest
 from depth.primitives import PRIMITIVES, enter
 from depth.structures import ENTERED
 
-# In a process of its own: which primitives exist depends on what was imported, and other tests make some of their own.
-# Instructions of one kind of device, which only its kernels know, are left out: inside `pallas_call` they are flagged.
+# In a process of its own: which primitives exist depends on what was imported, and other tests make
+# some of their own. Instructions of one kind of device, which only its kernels know, are left out:
+# inside `pallas_call` they are flagged.
 COLLECT = """
 import gc, importlib, json, pkgutil, sys
 import jax

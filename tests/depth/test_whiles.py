@@ -1,7 +1,8 @@
-"""While loops: turns that the program proves, turns that the caller gives, and turns that nobody knows.
+"""While loops: trips that the program proves, that the caller gives, that nobody knows.
 
-Each turn starts after its predicate, and the results wait for the last one.  With a predicate of depth 1 and a counter, turn t
-starts at 2 t + 1; after n turns the counter is at 2 n, the last predicate at 2 n + 1.  See the derivations below.
+Each turn starts after its predicate, and the results wait for the last one.  With a predicate of
+depth 1 and a counter, turn t starts at 2 t + 1; after n turns the counter is at 2 n, the last
+predicate at 2 n + 1.  See the derivations below.
 """
 
 import inspect

@@ -24,7 +24,7 @@ def line_of(function):
     return f"test_find.py:{function.__code__.co_firstlineno + 1}"
 
 
-# -- what it says ---------------------------------------------------------------------------------------------------------------
+# -- what it says ---------------------------------------------------------------------------------
 
 
 def dense(z):
@@ -109,7 +109,7 @@ def test_empty_states(shape, batch_ndim, width):
     assert found.kind == "elementwise"
 
 
-# -- what it keeps --------------------------------------------------------------------------------------------------------------
+# -- what it keeps --------------------------------------------------------------------------------
 
 
 def test_it_is_found_once_and_keeps_nothing_alive():
@@ -147,7 +147,7 @@ def test_what_is_too_large_to_follow_is_joined():
     assert structure_of(step, Z).kind == "dense"
 
 
-# -- what it does not know ------------------------------------------------------------------------------------------------------
+# -- what it does not know ------------------------------------------------------------------------
 
 
 def test_a_rule_that_fails_is_as_good_as_none(monkeypatch):
@@ -250,7 +250,7 @@ def test_within_transformations():
     assert [structure.kind for structure in found] == ["elementwise"]
 
 
-# -- derivatives of their own ---------------------------------------------------------------------------------------------------
+# -- derivatives of their own ---------------------------------------------------------------------
 
 
 @jax.custom_jvp

@@ -1,4 +1,7 @@
-"""Steps that people write, and the groups of their states: as small as they truly are, in every way of writing them."""
+"""Steps that people write, and the groups of their states.
+
+As small as they truly are, in every way of writing them.
+"""
 
 from functools import cache
 
