@@ -19,9 +19,10 @@ from depth.jaxprs import (
     location,
     without_constants,
 )
+from depth.known import Known
 from depth.primitives import Primitive, primitive
 from depth.structures import ENTERED
-from depth.trips import copies, in_range, is_integer, known_integers, trip_count
+from depth.trips import trip_count
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,8 @@ class _Read:
         self.reader, self.jaxpr, self.caller, self.axes = reader, jaxpr, caller, axes
         self.slot: dict[Any, int] = dict.fromkeys(jaxpr.constvars, START)
         self.slot |= {variable: 1 + i for i, variable in enumerate(jaxpr.invars)}
-        self.known = {
-            variable: value
-            for variable, value in zip(jaxpr.invars, known, strict=True)
-            if value is not None
-        }
+        given = zip(jaxpr.invars, known, strict=True)
+        self.known = Known(jaxpr, {atom: value for atom, value in given if value is not None})
         self.slots = 1 + len(jaxpr.invars)
         self.nodes: list[Node] = []
         self.work = self.bytes = 0
@@ -229,14 +227,10 @@ class _Read:
         if rule.bound:
             self.note(equation, rule.bound)
             self.lose(equation.invars)
-        if copies(equation) and is_integer(result := equation.outvars[0]):
-            (value,) = self.integers(equation)
-            if value is not None and in_range(value, result.aval.dtype):
-                self.known[result] = value
 
     def integers(self, equation: Any) -> list[int | None]:
         """The operands whose value is known."""
-        return known_integers(equation, self.known)
+        return [self.known.number(atom) for atom in equation.invars]
 
     def count_trips(self, equation: Any, operands: list[int | None]) -> tuple[int | None, bool]:
         """The number of trips of a while loop, and whether it is proven."""

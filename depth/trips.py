@@ -5,7 +5,6 @@ a constant.  A loop counts if its condition compares such a counter with such a 
 body adds a constant to the counter.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,11 +124,6 @@ def _made(source: int | None, offset: int, operands: list[Affine], equation: Any
         return Affine(None, offset) if in_range(offset, dtype) else None
     via = tuple(entry for operand in operands for entry in operand.via)
     return Affine(source, offset, (*via, (offset, dtype)))
-
-
-def known_integers(equation: Any, known: Mapping[Any, int]) -> list[int | None]:
-    """What is known of each operand, from literals and from ``known`` variables."""
-    return [integer(atom) if is_literal(atom) else known.get(atom) for atom in equation.invars]
 
 
 def trip_count(equation: Any, operands: list[int | None]) -> int | None:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deeppcr.structure.groups import Array, Groups, Labels
-from deeppcr.structure.known import Known
 from depth.jaxprs import is_literal, is_reference, needed
+from depth.known import Known
 from depth.primitives import primitive
 
 LARGEST = 1 << 24  # elements of an array of labels
