@@ -45,7 +45,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.across import HERE, Across
+from deeppcr.axis import LOCAL, ChainAxis
 
 ROUNDING = 16  # units in the last place
 LONGEST = 8  # the elimination is written out: its operations grow with the cube
@@ -120,13 +120,13 @@ class Anderson:
         return History(zeros, zeros, nowhere, columns, columns, products, known, jnp.int32(0))
 
     def __call__(
-        self, state: History, trajectory: Array, proposed: Array, across: Across = HERE
+        self, state: History, trajectory: Array, proposed: Array, axis: ChainAxis = LOCAL
     ) -> tuple[Array, History]:
         """The next trajectory, from the last one and from what the iteration makes of it: ``[L, *batch, w]`` both."""
         residual = proposed - trajectory
-        state = self._remember(state, proposed, residual, across)
-        gamma = self._least_squares(state, residual, across)
-        trusted = jnp.isfinite(gamma).all(axis=0) & ~_settled(trajectory, proposed, across)
+        state = self._remember(state, proposed, residual, axis)
+        gamma = self._least_squares(state, residual, axis)
+        trusted = jnp.isfinite(gamma).all(axis=0) & ~_settled(trajectory, proposed, axis)
         gamma = jnp.where(trusted[None], gamma, jnp.zeros_like(gamma))
         accelerated = proposed - (gamma[..., None] * state.moves).sum(axis=0)
         return jnp.where(jnp.isfinite(accelerated), accelerated, proposed), state
@@ -154,11 +154,11 @@ class Anderson:
         )
 
     def _remember(
-        self, state: History, proposed: Array, residual: Array, across: Across
+        self, state: History, proposed: Array, residual: Array, axis: ChainAxis
     ) -> History:
         """The history with the latest difference in place of the oldest one."""
         seen = _from_the_start(
-            jnp.isfinite(proposed).all(axis=-1) & jnp.isfinite(residual).all(axis=-1), across
+            jnp.isfinite(proposed).all(axis=-1) & jnp.isfinite(residual).all(axis=-1), axis
         )
         both = seen & state.seen
         move, change = (
@@ -181,7 +181,7 @@ class Anderson:
             + jnp.int32(1),  # the first call writes a difference that is known nowhere
         )
 
-    def _least_squares(self, state: History, residual: Array, across: Across) -> Array:
+    def _least_squares(self, state: History, residual: Array, axis: ChainAxis) -> Array:
         """gamma, ``[m, L, *batch]``, times the share of the residual that it explains."""
         m, info = self.history, jnp.finfo(residual.dtype)
         places = [(i, j) for i in range(m) for j in range(i + 1)]
@@ -191,7 +191,7 @@ class Anderson:
             jnp.square(residual).sum(axis=-1),
         )
         # One sum along the chain, and not three: that is most of what there is to compile.
-        sums = across.cumsum(jnp.stack([*gram, *right, total]), axis=1)
+        sums = axis.cumsum(jnp.stack([*gram, *right, total]), axis=1)
         products, right, total = (
             dict(zip(places, sums, strict=False)),
             sums[len(places) : -1],
@@ -233,7 +233,7 @@ def _solve(lower: list[list[Array]], right: list[Array]) -> list[Array]:
     return b
 
 
-def _settled(trajectory: Array, proposed: Array, across: Across) -> Array:
+def _settled(trajectory: Array, proposed: Array, axis: ChainAxis) -> Array:
     """Where a step is to be left alone, bool ``[L, *batch]``: all before it stay what they are, to rounding."""
 
     def largest(x: Array) -> Array:
@@ -241,17 +241,17 @@ def _settled(trajectory: Array, proposed: Array, across: Across) -> Array:
 
     size = jnp.maximum(largest(trajectory), largest(proposed))
     tolerance = ROUNDING * float(jnp.finfo(trajectory.dtype).eps)
-    stays = _from_the_start(largest(proposed - trajectory) <= tolerance * size, across)
-    return across.before(jnp.ones_like(stays[0]), stays)
+    stays = _from_the_start(largest(proposed - trajectory) <= tolerance * size, axis)
+    return axis.before(jnp.ones_like(stays[0]), stays)
 
 
-def _from_the_start(true: Array, across: Across) -> Array:
+def _from_the_start(true: Array, axis: ChainAxis) -> Array:
     """Where it is true of this step and of all before."""
-    end = across.total(len(true))
+    end = axis.total(len(true))
     index = jnp.broadcast_to(
-        across.index(len(true)).reshape((-1, *(1,) * (true.ndim - 1))), true.shape
+        axis.index(len(true)).reshape((-1, *(1,) * (true.ndim - 1))), true.shape
     )
     left = jnp.where(true, 0, end - index).max(
         axis=0, initial=0, keepdims=True
     )  # steps from the first false one on
-    return index < end - across.largest(left)
+    return index < end - axis.largest(left)

@@ -6,19 +6,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
-from deeppcr.across import HERE, Spread, explicit_mesh
+from deeppcr._plan import Auto, Method, Wanted, find_adjoint, find_method
+from deeppcr._solve import solve_chain
 from deeppcr.adjoint import Adjoint, Autodiff
-from deeppcr.chain import Chain, Problem, chain_length, pose
-from deeppcr.layers import Reader, Repeated, as_callable, is_of_jax, listed, segments, stack_layers
+from deeppcr.axis import LOCAL
+from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
+from deeppcr.layers import Repeated, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.plan import Method, Wanted, find_adjoint, find_method, run
 from deeppcr.sequential import Sequential
-from deeppcr.sharding import lengthened, on_explicit_mesh, shortened, specs_of, where
-from deeppcr.solution import NotConverged, Result, Run, Solution, Stats
-from deeppcr.state import Leaves
+from deeppcr.sharding import find_sharding
+from deeppcr.solution import Result, Solution, Stats
 
 
 def scan(
@@ -40,13 +39,16 @@ def scan(
         xs: pytree of arrays ``[L, ...]``, one entry a step; or None.
         length: L; needed only without ``xs``.
         reverse: start from the last entry of ``xs``.
-        method: how the carries are found: "auto", "sequential", "newton", "pcr", or a `Sequential` or `Newton` object. "auto" is
-            what is predicted to be fastest: see `deeppcr.plan`.
-        adjoint: how derivatives are found, whatever the method: "auto"; "sequential", step by step; a linear solver by object
-            or by name ("pcr", ...), on the Jacobians of all steps; "autodiff", by jax,
-            through `jax.lax.scan`, which is what a step with a `jax.custom_vjp` in it always takes.
-        batch_ndim: how many leading axes of every leaf of the carry are batch axes, examples that ``f`` treats one by one. A
-            Jacobian block is then w x w for each example, and not (B w) x (B w). ``f`` gets and returns all of them at once.
+        method: how the carries are found: "auto", "sequential", "newton", "pcr", or a `Sequential`,
+            `Newton` or `Auto` object. "auto" is what is predicted to be fastest: see
+            `deeppcr.plan`.
+        adjoint: how derivatives are found, whatever the method. "auto". "backprop": step by step.
+            A linear solver, by object or by name ("sequential", "pcr", ...): on the Jacobians of
+            all steps. "autodiff": by jax, through `jax.lax.scan`, which is what a step with a
+            `jax.custom_vjp` in it always takes.
+        batch_ndim: the number of leading axes of every leaf of the carry that are batch axes. A
+            Jacobian block is then w x w for each example, and not (B w) x (B w). ``f`` gets and
+            returns the whole batch at once, and treats its examples one by one.
 
     Returns:
         the last carry, and the ``y`` of all steps, stacked on axis 0.
@@ -61,42 +63,21 @@ def scan(
         Array([ 2.,  7., 11.], dtype=float32)
     """
     length = chain_length(xs, length, "xs")
-    chosen = find_method(method)
-    wanted = find_adjoint(adjoint)
-    given = (
-        None if jax.tree.leaves(xs) else length
-    )  # with `xs` jax takes no length that is symbolic
+    chosen, wanted = find_method(method), find_adjoint(adjoint)
+    given = None if jax.tree.leaves(xs) else length  # with `xs` jax takes no symbolic length
     if _is_plain(chosen, wanted) or length == 0:
         return jax.lax.scan(f, init, xs, given, reverse)
-    problem = pose(f, init, xs, length, batch_ndim, "init")
-    if _runs_plainly(problem, chosen, wanted):
+    chain = trace_chain(f, init, xs, length, batch_ndim, "init")
+    if _runs_plainly(chain, chosen, wanted):
         return jax.lax.scan(f, init, xs, given, reverse)
-    spread = where(xs, None, chosen, wanted)
-    mesh = explicit_mesh(init, xs, shared=spread is not None)
-    if mesh is None:
-        return _scan(problem, spread and spread.on_auto_axes, chosen, wanted, reverse)
-    spread = spread or Spread(mesh=mesh)
-    specs = specs_of(problem, spread)
-    found: tuple[Any, Any] = on_explicit_mesh(
-        lambda problem, spread: _scan(problem, spread, chosen, wanted, reverse),
-        problem,
-        spread,
-        mesh,
-        (specs.value, specs.outputs),
+    axis = find_sharding(xs, None, chosen, wanted) or LOCAL
+    inputs = [jnp.flip(x, 0) for x in chain.inputs] if reverse else chain.inputs
+    run = solve_chain(dataclasses.replace(chain, axis=axis, inputs=inputs), chosen, wanted)
+    ys = [jnp.flip(y, 0) for y in run.outputs] if reverse else run.outputs
+    return (
+        jax.tree.unflatten(chain.step.state_tree, run.last),
+        jax.tree.unflatten(chain.step.output_tree, ys),
     )
-    return found
-
-
-def _scan(
-    problem: Problem, spread: Spread | None, method: Method | None, adjoint: Wanted, reverse: bool
-) -> tuple[Any, Any]:
-    if reverse:
-        problem = dataclasses.replace(problem, inputs=[jnp.flip(x, 0) for x in problem.inputs])
-    found = _run(problem, spread, method, adjoint)
-    step = problem.step
-    last = jax.tree.unflatten(step.state_tree, _last(found.trajectory, spread))
-    ys = [jnp.flip(y, 0) for y in found.outputs] if reverse else found.outputs
-    return last, jax.tree.unflatten(step.output_tree, ys)
 
 
 def solve(
@@ -136,30 +117,17 @@ def solve(
             f"chain is {type(chain).__name__}, expected a deeppcr.Chain; for layers: Chain.from_layers(layers, x)."
         )
     length = chain_length(chain.inputs, chain.length, "chain.inputs")
-    chosen = find_method(method)
-    wanted = find_adjoint(adjoint)
-
+    chosen, wanted = find_method(method), find_adjoint(adjoint)
     if length and not _is_plain(chosen, wanted):
-        problem = pose(
+        traced = trace_chain(
             lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0"
         )
-        if not _runs_plainly(problem, chosen, wanted):
-            spread = where(chain.inputs, chain.spread, chosen, wanted)
-            mesh = explicit_mesh(z0, chain.inputs, shared=spread is not None)
-            if mesh is None:
-                return Solution(*_solve(problem, spread and spread.on_auto_axes, chosen, wanted))
-            spread = spread or Spread(mesh=mesh)
-            specs = specs_of(problem, spread)
-            out: Any = (specs.value, specs.trajectory, P(), P())
-            return Solution(
-                *on_explicit_mesh(
-                    lambda problem, spread: _solve(problem, spread, chosen, wanted),
-                    problem,
-                    spread,
-                    mesh,
-                    out,
-                )
-            )
+        if not _runs_plainly(traced, chosen, wanted):
+            axis = find_sharding(chain.inputs, chain.sharding, chosen, wanted) or LOCAL
+            run = solve_chain(dataclasses.replace(traced, axis=axis), chosen, wanted)
+            tree = traced.step.state_tree
+            value, trajectory = (jax.tree.unflatten(tree, z) for z in (run.last, run.trajectory))
+            return Solution(value, trajectory, run.stats, run.result)
 
     def body(z: Any, x: Any) -> tuple[Any, Any]:
         z = chain.step(z, x)
@@ -169,20 +137,6 @@ def solve(
     value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, given)
     stats = Stats(jnp.int32(0), jnp.float32(0), jnp.asarray(length, jnp.int32))
     return Solution(value, trajectory, stats, jnp.int32(Result.CONVERGED))
-
-
-def _solve(
-    problem: Problem, spread: Spread | None, method: Method | None, adjoint: Wanted
-) -> tuple[Any, ...]:
-    """What a `Solution` has."""
-    found = _run(problem, spread, method, adjoint)
-    tree = problem.step.state_tree
-    return (
-        jax.tree.unflatten(tree, _last(found.trajectory, spread)),
-        jax.tree.unflatten(tree, found.trajectory),
-        found.stats,
-        found.result,
-    )
 
 
 def forward(
@@ -196,7 +150,7 @@ def forward(
     """Apply layers one after another: ``for layer in layers: x = layer(x)``.
 
     Neighbouring layers that are alike (the same code, arrays of the same shapes) are stacked and solved as one chain, and so are
-    layers in a period (`Linear`, `relu`, `Linear`, `relu`, ...). Any other layer is called in its turn, as is one that changes
+    layers in a period (`Linear`, `relu`, `Linear`, `relu`, ...). Any other layer is called as it is, as is one that changes
     something when it is called (batch statistics and random counters of flax nnx modules, a list, a global) or has effects
     (`jax.debug.print`), and one that holds what cannot be watched, such as a generator of random numbers. What comes after it
     is looked at after it was called, and so finds what it would find in the loop. `deeppcr.layers.describe(layers, x)` says
@@ -233,26 +187,11 @@ def forward(
 
     if isinstance(layers, Chain):
         return chain(layers, x)
-    if isinstance(layers, Repeated):
-        layers.check(x)
-        return chain(Chain(layers.step, layers.inputs, layers.length), x)
-    rest, reader = listed(layers), Reader()
-    while rest:
-        found = reader.read(rest, x) if is_of_jax(x) else []
-        for segment in segments(found):
-            if segment.reason:
-                for layer in segment.layers:
-                    x = layer.call(x)
-            else:
-                run = stack_layers(segment.layers, segment.period)
-                x = chain(Chain(run.step, run.inputs, run.length), x)
-        rest = rest[len(found) :]
-        if found and found[-1].acts:  # those behind it may read what it changed
-            reader.forget(found[-1])
-        elif rest:  # a layer that cannot be looked at beforehand: called as it is, and so it raises what it would
-            x, rest = as_callable(rest[0])(x), rest[1:]
-            reader.forget()
-    return x
+
+    def solve_run(run: Repeated, x: Any) -> Any:
+        return chain(Chain(run.step, run.inputs, run.length), x)
+
+    return apply_layers(layers, x, solve_run)
 
 
 def vector_batch(x: Any) -> int:
@@ -260,55 +199,31 @@ def vector_batch(x: Any) -> int:
     return min(1, max(0, min((jnp.ndim(leaf) for leaf in jax.tree.leaves(x)), default=0) - 1))
 
 
-def _is_plain(method: Method | None, adjoint: Wanted) -> bool:
+def _is_plain(method: Method, adjoint: Wanted) -> bool:
     """Whether `jax.lax.scan` itself is what has been asked for."""
-    return adjoint == Autodiff() and (method is None or method == Sequential())
+    return adjoint == Autodiff() and (isinstance(method, Auto) or method == Sequential())
 
 
-def _runs_plainly(problem: Problem, method: Method | None, adjoint: Wanted) -> bool:
+def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
     """Whether `jax.lax.scan` itself is to run a chain, because nothing else can."""
-    if problem.step.effects:
-        effects = ", ".join(problem.step.effects)
-        reason = f"the step has side effects ({effects}), and steps side by side have no order; expected a step without any"
-    elif problem.is_symbolic:
-        reason = "it has symbolic dimensions (jax.export.symbolic_shape); expected numbers, which Jacobian blocks need"
+    if chain.step.effects:
+        effects = ", ".join(chain.step.effects)
+        reason = (
+            f"the step has side effects ({effects}), and steps side by side have no order; "
+            "expected a step without any"
+        )
+    elif chain.is_symbolic:
+        reason = (
+            "it has symbolic dimensions (jax.export.symbolic_shape); "
+            "expected numbers, which Jacobian blocks need"
+        )
     else:
-        return problem.is_empty
+        return chain.is_empty
     if isinstance(method, Newton) or isinstance(adjoint, Adjoint):
-        asked = f"method is {method}" if isinstance(method, Newton) else f"adjoint is {adjoint}"
+        is_newton = isinstance(method, Newton)
+        asked = f"method is {method}" if is_newton else f"adjoint is {adjoint}"
         raise ValueError(
-            f'{asked}, but the chain cannot be solved in parallel: {reason}. "auto" and "sequential" run it as jax.lax.scan.'
+            f"{asked}, but the chain cannot be solved in parallel: {reason}. "
+            '"auto" and "sequential" run it as jax.lax.scan.'
         )
     return True
-
-
-def _last(trajectory: Leaves, spread: Spread | None) -> Leaves:
-    """The last of all states."""
-    return [spread.last(z) if spread and len(z) % spread.size == 0 else z[-1] for z in trajectory]
-
-
-def _run(problem: Problem, spread: Spread | None, method: Method | None, adjoint: Wanted) -> Run:
-    """Solve a chain of one or more steps, differentiably."""
-    problem = dataclasses.replace(problem, across=spread or HERE)
-    longer = lengthened(problem) if problem.length % problem.across.size else problem
-    result = run(longer, method, adjoint)
-    if longer is not problem:
-        result = shortened(result, problem.length)
-    if isinstance(method, Newton) and method.on_failure == "raise":
-        _raise_unless_converged(result, problem.length)
-    return result
-
-
-def _raise_unless_converged(run: Run, length: int) -> None:
-    try:
-        result, prefix, residual = int(run.result), int(run.stats.prefix), float(run.stats.residual)
-    except jax.errors.ConcretizationTypeError:
-        raise ValueError(
-            'on_failure is "raise", which is not possible while jax traces the call (jit, vmap, scan): '
-            'take on_failure="return" and look at Solution.result.'
-        ) from None
-    if result != Result.CONVERGED:
-        raise NotConverged(
-            f"Newton did not converge: {prefix} of {length} states after {int(run.stats.iterations)} iterations, "
-            f"largest relative residual {residual:.1e}."
-        )

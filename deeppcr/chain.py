@@ -1,4 +1,8 @@
-"""`Chain`: a sequential program ``z_l = step(z_{l-1}, x_l)``, ``l = 1..L``; checked, traced, and all its steps at once."""
+"""`Chain`, a sequential program ``z_l = step(z_{l-1}, x_l)``, ``l = 1..L``, and `TracedChain`.
+
+A `Chain` is what users write. A `TracedChain` is the same program checked and traced, with all its
+steps side by side: the one carrier that everything below the api works on.
+"""
 
 import dataclasses
 import operator
@@ -10,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, export, lax
+from jax.sharding import PartitionSpec as P
 
-from deeppcr.across import HERE, Across, Spread
+from deeppcr.axis import LOCAL, ChainAxis, ChainSharding
 from deeppcr.layers import repeated
 from deeppcr.state import Leaves, StateLayout, check_state
 from deeppcr.step import Step, trace
@@ -20,7 +25,7 @@ from deeppcr.step import Step, trace
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["inputs"],
-    meta_fields=["step", "length", "spread"],
+    meta_fields=["step", "length", "sharding"],
 )
 @dataclasses.dataclass(frozen=True)
 class Chain:
@@ -32,7 +37,7 @@ class Chain:
         inputs: pytree of arrays ``[L, ...]``: what changes from step to step (layer parameters, observations, time).
             None if nothing does.
         length: L; needed only if ``inputs`` is None or has no arrays.
-        spread: where it is, if `deeppcr.sharding.place` has put it on a mesh.
+        sharding: its place on a mesh, if `deeppcr.sharding.shard` has put it there.
 
     Raises:
         ValueError: ``inputs`` do not agree on L, or on ``length``.
@@ -46,7 +51,7 @@ class Chain:
     step: Callable[[Any, Any], Any]
     inputs: Any = None
     length: int | None = None
-    spread: Spread | None = None
+    sharding: ChainSharding | None = None
 
     def __post_init__(self) -> None:
         leaves = jax.tree.leaves(self.inputs)
@@ -106,118 +111,49 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
     return length
 
 
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["initial", "inputs", "captured", "offset"],
+    meta_fields=["step", "layout", "length", "axis", "function"],
+)
 @dataclasses.dataclass(frozen=True, eq=False)
-class Problem:
-    """A chain, checked and traced.
+class TracedChain:
+    """A chain, checked and traced; or consecutive steps of it: a window, a chunk, a shard.
 
-    Attributes:
-        function: the step as the user wrote it, ``(state, input) -> (state, outputs)``.
-        step: the same, traced.
-        layout: of the state.
-        length: L, at least 1.
-        initial: leaves of ``z_0``.
-        inputs: leaves ``[L, ...]``.
-        captured: arrays that the step closes over.
-        across: where its steps are.
-        original: the same chain without steps that were added at its end; None if none were.
-    """
-
-    function: Callable[[Any, Any], tuple[Any, Any]]
-    step: Step
-    layout: StateLayout
-    length: int
-    initial: Leaves
-    inputs: Leaves
-    captured: Leaves
-    across: Across = HERE
-    original: "Problem | None" = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether a state has no entries: the idiom for a mere map."""
-        return self.layout.width * self.layout.examples == 0
-
-    @property
-    def is_symbolic(self) -> bool:
-        """Whether sizes of it are not known: dimensions of `jax.export.symbolic_shape`, which programs are exported with."""
-        arrays = [*self.initial, *self.inputs, *self.captured]
-        arrays += [
-            variable.aval for equation in self.step.jaxpr.eqns for variable in equation.outvars
-        ]
-        return any(
-            export.is_symbolic_dim(size) for array in arrays for size in getattr(array, "shape", ())
-        )
-
-
-def pose(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    initial: Any,
-    inputs: Any,
-    length: int,
-    batch_ndim: int,
-    name: str,
-) -> Problem:
-    """Check and trace the chain of ``f(state, input) -> (state, outputs)``; ``name`` is what errors call the initial state."""
-    initial, inputs = jax.tree.map(jnp.asarray, (initial, inputs))
-    if not isinstance(batch_ndim, int) or batch_ndim < 0:
-        raise ValueError(f"batch_ndim is {batch_ndim!r}, expected an integer >= 0.")
-    check_state(initial, batch_ndim, name)
-    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
-    step, captured = trace(f, initial, first)
-    leaves = jax.tree.leaves(initial)
-    return Problem(
-        f,
-        step,
-        StateLayout.of(leaves, batch_ndim),
-        length,
-        leaves,
-        jax.tree.leaves(inputs),
-        captured,
-    )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Steps:
-    """The steps of a traced chain, all of them or a stretch, side by side.
+    A pytree whose leaves are its arrays.
 
     Attributes:
         step: the traced step.
         layout: of its state.
+        length: L, the number of steps here.
+        initial: leaves of ``z_0``, the state before the first step of the whole chain.
         inputs: leaves ``[L, ...]``.
         captured: arrays that the step closes over.
-        length: L, as many as the inputs here have.
-        first: the place of the first of them in the whole chain, counted from 0.
-        across: where the others are, if they are on other devices.
+        axis: the chain axis, which knows of the steps on other devices.
+        offset: int32, the index of the first step in the whole chain; None for 0.
+        function: the step as the user wrote it, ``(state, input) -> (state, outputs)``; None once
+            the method has been bound, for it must not outlive the call.
     """
 
     step: Step
     layout: StateLayout
-    inputs: Leaves
-    captured: Leaves
     length: int
-    first: int | Array = 0
-    across: Across = HERE
-
-    def part(self, first: int | Array, length: int) -> "Steps":
-        """``length`` of them, from ``first`` on."""
-        if length == self.length:
-            return self
-        inputs = [lax.dynamic_slice_in_dim(x, first, length) for x in self.inputs]
-        return dataclasses.replace(self, inputs=inputs, length=length, first=self.first + first)
-
-    def on_part(self, across: Across, inputs: Leaves, captured: Leaves) -> "Steps":
-        """Those that one device has, inside `jax.shard_map`: ``inputs`` are its own."""
-        length = self.length // across.size
-        first = jnp.int32(across.rank * length)
-        return dataclasses.replace(
-            self, inputs=inputs, captured=captured, length=length, first=first, across=across
-        )
+    initial: Any
+    inputs: Any
+    captured: Any
+    axis: ChainAxis = LOCAL
+    offset: Any = None
+    function: Callable[[Any, Any], tuple[Any, Any]] | None = None
 
     def __call__(self, states: Leaves) -> Leaves:
         """``step(z_{l-1}, x_l)`` for all l at once, from ``z_0 .. z_{L-1}``."""
         step = jax.vmap(self.step, in_axes=(0, 0, None))
-        after: Leaves = self.across.each(step, states, self.inputs, shared=self.captured)
+        after: Leaves = self.axis.each(step, states, self.inputs, shared=self.captured)
         return after
+
+    def evaluate(self, vectors: Array) -> Array:
+        """`__call__` for states laid out as ``[L, *batch, w]``."""
+        return self.layout.flatten(self(self.layout.unflatten(vectors)))
 
     def outputs(self, states: Leaves, after: Leaves) -> Leaves:
         """The outputs of all steps, from ``z_0 .. z_{L-1}`` and ``z_1 .. z_L``."""
@@ -227,18 +163,81 @@ class Steps:
                 states, inputs, captured, after
             )
 
-        found: Leaves = self.across.each(outputs, states, self.inputs, after, shared=self.captured)
+        found: Leaves = self.axis.each(outputs, states, self.inputs, after, shared=self.captured)
         return found
 
     def before(self, initial: Leaves, after: Leaves) -> Leaves:
-        """``z_0 .. z_{L-1}`` from ``z_0`` and ``z_1 .. z_L``, or the same of tangents."""
-        return [self.across.before(z, rest) for z, rest in zip(initial, after, strict=True)]
+        """``z_0 .. z_{L-1}`` from ``z_0`` and ``z_1 .. z_L``; the same for tangents."""
+        return [self.axis.before(z, rest) for z, rest in zip(initial, after, strict=True)]
+
+    def window(self, start: int | Array, length: int) -> "TracedChain":
+        """``length`` of the steps, from index ``start`` on."""
+        if length == self.length:
+            return self
+        inputs = [lax.dynamic_slice_in_dim(x, start, length) for x in self.inputs]
+        offset = jnp.asarray(start, jnp.int32) + (0 if self.offset is None else self.offset)
+        return dataclasses.replace(self, inputs=inputs, length=length, offset=offset)
+
+    def shard(self, axis: ChainAxis) -> "TracedChain":
+        """The steps of one device, inside `jax.shard_map`, where ``inputs`` are its own already."""
+        length = self.length // axis.size
+        offset = jnp.int32(axis.rank * length)
+        return dataclasses.replace(self, length=length, offset=offset, axis=axis)
+
+    def sharded(self, along: P, replicated: P) -> "TracedChain":
+        """How its arrays are sharded: a prefix of this pytree."""
+        offset = None if self.offset is None else replicated
+        return dataclasses.replace(
+            self, initial=replicated, inputs=along, captured=replicated, offset=offset
+        )
+
+    @property
+    def abstract(self) -> "TracedChain":
+        """The same with shapes for arrays, and without the user's function: safe to keep."""
+        shapes: TracedChain = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
+            dataclasses.replace(self, function=None),
+        )
+        return shapes
 
     @property
     def total(self) -> int:
-        """How many steps there are on all devices together."""
-        return self.across.total(self.length)
+        """The number of steps on all devices together."""
+        return self.axis.total(self.length)
 
-    def evaluate(self, vectors: Array) -> Array:
-        """`__call__` for states laid out as ``[L, *batch, w]``."""
-        return self.layout.flatten(self(self.layout.unflatten(vectors)))
+    @property
+    def is_empty(self) -> bool:
+        """Whether a state has no entries: the idiom for a mere map."""
+        return self.layout.width * self.layout.examples == 0
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether it has symbolic dimensions, of `jax.export.symbolic_shape`."""
+        arrays = [*self.initial, *self.inputs, *self.captured]
+        arrays += [atom.aval for equation in self.step.jaxpr.eqns for atom in equation.outvars]
+        return any(
+            export.is_symbolic_dim(size) for array in arrays for size in getattr(array, "shape", ())
+        )
+
+
+def trace_chain(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    initial: Any,
+    inputs: Any,
+    length: int,
+    batch_ndim: int,
+    name: str,
+) -> TracedChain:
+    """Check and trace the chain of ``f(state, input) -> (state, outputs)``.
+
+    ``name`` is what errors call the initial state.
+    """
+    initial, inputs = jax.tree.map(jnp.asarray, (initial, inputs))
+    if not isinstance(batch_ndim, int) or batch_ndim < 0:
+        raise ValueError(f"batch_ndim is {batch_ndim!r}, expected an integer >= 0.")
+    check_state(initial, batch_ndim, name)
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
+    step, captured = trace(f, initial, first)
+    leaves = jax.tree.leaves(initial)
+    layout = StateLayout.of(leaves, batch_ndim)
+    return TracedChain(step, layout, length, leaves, jax.tree.leaves(inputs), captured, function=f)

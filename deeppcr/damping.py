@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.across import HERE, Across
+from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.linear import Blocks, LinearSolver
 
 
@@ -43,9 +43,9 @@ class TrustRegion:
         if not self.radius > 0:
             raise ValueError(f"radius is {self.radius!r}, expected a number > 0.")
 
-    def begin(self, states: Array, value: Array, across: Across = HERE) -> Array:
+    def begin(self, states: Array, value: Array, axis: ChainAxis = LOCAL) -> Array:
         """The sizes of the entries, ``[*batch, w]``, of the first states and what the steps make of them: ``[L, *batch, w]``."""
-        return across.largest(jnp.maximum(_largest(states), _largest(value)))
+        return axis.largest(jnp.maximum(_largest(states), _largest(value)))
 
     def update(
         self,
@@ -56,7 +56,7 @@ class TrustRegion:
         converged: Array,
         sizes: Array,
         evaluate: Callable[[Array], Array],
-        across: Across = HERE,
+        axis: ChainAxis = LOCAL,
     ) -> tuple[Array, Any]:
         """The next states.
 
@@ -68,14 +68,14 @@ class TrustRegion:
             converged: bool ``[L]``.
             sizes: what `begin` or the last call returned.
             evaluate: states to what the steps make of them.
-            across: where the chain is.
+            axis: where the chain is.
 
         Returns:
             the states, and the sizes.
         """
         known = converged.reshape((-1, *(1,) * (states.ndim - 1)))
         sizes = jnp.maximum(
-            sizes, across.largest(_largest(jnp.where(known, states, jnp.zeros_like(states))))
+            sizes, axis.largest(_largest(jnp.where(known, states, jnp.zeros_like(states))))
         )
         unit = (jnp.where(sizes > 0, sizes, jnp.ones_like(sizes)) * self.radius)[None]
         residual = value - states
@@ -87,7 +87,7 @@ class TrustRegion:
             lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks
         )
         limit = _limit(solver.solve_unguarded(blocks, residual) / unit)
-        before = across.before(jnp.ones_like(limit[0]), limit)
+        before = axis.before(jnp.ones_like(limit[0]), limit)
         gain = jnp.where(before > 0, jnp.minimum(1, limit / jnp.where(before > 0, before, 1)), 0)
         moved = solver.solve_unguarded(blocks.scale(gain), residual)
         moved = (

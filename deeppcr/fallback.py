@@ -1,4 +1,4 @@
-"""The sequential fallback of what is computed in parallel and comes out as not finite."""
+"""The sequential fallback of a parallel computation whose result is not finite."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -7,17 +7,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.loops import FINISHING
+from deeppcr.axis import LOCAL, ChainAxis
+from deeppcr.loops import OVERFLOW
 
 T = TypeVar("T")
 
 
-def unless_finite(found: T, is_finite: Array, again: Callable[[], T]) -> T:
-    """``found`` where it is finite, else ``again()``: the same structure, shapes and dtypes.
+def unless_finite(found: T, again: Callable[[], T], axis: ChainAxis = LOCAL) -> T:
+    """``found`` if all of it is finite on all shards, else ``again()``, of the same structure.
 
-    A loop of one trip or none. A branch would always be taken under `jax.vmap`, which computes both and selects.
+    A loop of one trip or none. A branch would always be taken under `jax.vmap`, which computes both
+    sides and selects.
     """
-    with jax.named_scope(FINISHING):
+    spoilt = jnp.stack([~jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found)]).any()
+    is_finite = axis.largest(spoilt.astype(jnp.int32)) == 0
+    with jax.named_scope(OVERFLOW):
         result: tuple[Array, T] = lax.while_loop(
             lambda state: ~state[0],
             lambda state: (jnp.ones_like(state[0]), again()),

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from depth.jaxprs import called, equations, is_reference, without_constants
-from depth.primitives import PRIMITIVES, primitive
+from depth.primitives import primitive
 
 # Functions of jax that bring derivative rules: these are the derivatives of the functions.
 LIBRARY = tuple(
@@ -61,7 +61,3 @@ def _outward(effects: Iterable[Any]) -> bool:
     return any(
         type(effect).__name__ != "NamedAxisEffect" for effect in effects
     )  # a class of jax that is not public
-
-
-# For `deeppcr.optim.symbolic` alone.
-ELEMENTWISE = frozenset(name for name, known in PRIMITIVES.items() if known.in_place)

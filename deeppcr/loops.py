@@ -1,34 +1,44 @@
-"""Loops whose end depends on data, and what that costs on an accelerator."""
+"""Loops whose end depends on data: their cost on an accelerator, and the names that they carry.
+
+The names are scopes of `jax.named_scope`: profiles show them, and costs find the loops by them.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar
 
+import jax
 from jax import Array, lax
 
 from deeppcr.platforms import platform
 
-FINISHING = "finish"  # the scope, in profiles and compiled programs, of a loop that does step by step what is left
-AHEAD = 3  # turns, which all iterations take that do not start from their solution
+ITERATION = "newton iteration"
+REFINEMENT = "adjoint refinement"
+FALLBACK = "sequential fallback"
+OVERFLOW = "overflow fallback"
+AHEAD = 3  # trips that all iterations take which do not start from their solution
 
 T = TypeVar("T")
 
 
-def iterate(goes_on: Callable[[T], Array], turn: Callable[[T], T], start: T, budget: int) -> T:
-    """``turn`` after ``turn`` while ``goes_on`` says so, which it does not once a budget of turns is spent.
+def iterate(
+    name: str, goes_on: Callable[[T], Array], trip: Callable[[T], T], start: T, budget: int
+) -> T:
+    """``trip`` after ``trip`` while ``goes_on``, which is false once ``budget`` trips are done.
 
-    On an accelerator the first few are taken unasked: a turn more is harmless.
+    On an accelerator the first 3 run in a counted loop, without a host sync; extra trips do no
+    harm. ``name``: the scope of the loop.
     """
-    now = start
-    if turns := ahead(budget):
-        now = lax.fori_loop(0, turns, lambda _, now: turn(now), now)
-    end: T = lax.while_loop(goes_on, turn, now)
+    with jax.named_scope(name):
+        if count := ahead(budget):
+            start = lax.fori_loop(0, count, lambda _, state: trip(state), start)
+        end: T = lax.while_loop(goes_on, trip, start)
     return end
 
 
 def ahead(budget: int) -> int:
-    """How many turns of a budget are taken before it is first asked whether there is another one.
+    """How many trips of a budget run before the first test for the end.
 
-    A GPU works ahead of its host. In each turn of a loop whose end depends on data the host has to wait for it, about as long as
-    six kernels take; in a loop of known length it does not.
+    A GPU works ahead of its host. In each trip of a loop whose end depends on data the host has to
+    wait for it, about as long as six kernels take; in a loop of known length it does not.
     """
     return 0 if platform() == "cpu" else min(AHEAD, budget)

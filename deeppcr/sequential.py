@@ -1,60 +1,54 @@
 """The sequential program itself, as a method: `jax.lax.scan`."""
 
 import dataclasses
-from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax import lax
+from jax.sharding import PartitionSpec as P
 
-from deeppcr.chain import Problem, Steps
+from deeppcr.chain import TracedChain
 from deeppcr.rewrites.small_products import write_out
-from deeppcr.solution import Operands, Result, Run, Solve, Stats
+from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import Leaves
 from depth.jaxprs import Replacement
 
 
-def every_step(
-    steps: Steps, initial: Leaves, replace: Replacement | None, unroll: int = 1
-) -> tuple[Leaves, Leaves]:
-    """The states and the outputs of all steps, one after another; ``replace`` as in `deeppcr.jaxprs.evaluate`."""
-    same = (
-        steps.step.outputs_in_state
-    )  # most often the state itself is the output: written once, it costs half
-
-    def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-        state, outputs = steps.step.with_outputs(state, inputs, steps.captured, replace)
-        return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
-
-    def run(entry: Leaves, _: Any) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-        left: tuple[Leaves, tuple[Leaves, Leaves]] = lax.scan(
-            body, entry, steps.inputs, steps.length, unroll=unroll
-        )
-        return left
-
-    _, (trajectory, own) = steps.across.in_turn(run, initial, None)
-    rest = iter(own)
-    return trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]
-
-
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Sequential:
-    """Step after step, as `jax.lax.scan` does it. ``unroll``: how many steps a turn of the loop takes."""
+    """Step after step, as `jax.lax.scan` does it.
+
+    ``unroll``: the number of steps in one trip of the loop.
+    """
 
     unroll: int = 1
 
-    def bind(self, problem: Problem) -> tuple[Solve, Operands]:
-        """What solves the chain, and the arrays that it needs beside the chain's own: none."""
+    def bind(self, chain: TracedChain, asked: TracedChain) -> "Sequential":
+        """The solver of a chain: it needs nothing beside the chain."""
+        return self
 
-        def run(steps: Steps, initial: Leaves, _: Operands) -> Run:
-            return self._run(steps, initial)
+    def sharded(self, along: P, replicated: P) -> "Sequential":
+        """How its arrays are sharded: it has none."""
+        return self
 
-        return run, Operands()
+    def solve(self, chain: TracedChain) -> Run:
+        """All states, one after another."""
+        trajectory, outputs = run_sequentially(chain, chain.initial, write_out, self.unroll)
+        stats = Stats.of_sequential(chain.total, chain.layout.dtype)
+        return Run(trajectory, outputs, stats, jnp.int32(Result.CONVERGED))
 
-    def _run(self, steps: Steps, initial: Leaves) -> Run:
-        trajectory, outputs = every_step(steps, initial, write_out, self.unroll)
-        return Run(
-            trajectory,
-            outputs,
-            Stats.of_sequential(steps.total, steps.layout.dtype),
-            jnp.int32(Result.CONVERGED),
-        )
+
+def run_sequentially(
+    chain: TracedChain, initial: Leaves, replace: Replacement | None, unroll: int = 1
+) -> tuple[Leaves, Leaves]:
+    """The states and the outputs of all steps; ``replace`` as in `deeppcr.rewrites.evaluate`."""
+    # Most often the state itself is the output: written once, it costs half.
+    same = chain.step.outputs_in_state
+
+    def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
+        state, outputs = chain.step.with_outputs(state, inputs, chain.captured, replace)
+        return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
+
+    _, (trajectory, own) = chain.axis.scan(body, initial, chain.inputs, chain.length, unroll)
+    rest = iter(own)
+    return trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]

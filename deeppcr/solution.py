@@ -2,9 +2,8 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,33 +92,26 @@ class Solution:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["trajectory", "outputs", "stats", "result"],
+    data_fields=["trajectory", "outputs", "stats", "result", "last"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a method hands to the adjoint: leaves of ``z_1 .. z_L``, leaves of the steps' outputs, and how it went."""
+    """What a method returns below the api: a `Solution` in leaves, with the steps' outputs.
+
+    Attributes:
+        trajectory: leaves of ``z_1 .. z_L``.
+        outputs: leaves of the outputs of all steps.
+        stats: see `Stats`.
+        result: int32 scalar, one of `Result`.
+        last: leaves of ``z_L``; empty until `solve_chain` has taken them from the trajectory.
+    """
 
     trajectory: list[Any]
     outputs: list[Any]
     stats: Stats
     result: Array
-
-
-class Operands(NamedTuple):
-    """Arrays that a method needs beside those of the chain: pytrees.
-
-    Attributes:
-        along: with one entry a step, on axis 0.
-        shared: all else.
-    """
-
-    along: Any = None
-    shared: Any = None
-
-
-Solve = Callable[[Any, list[Any], Operands], Run]
-"""``(steps, leaves of the initial state, further arrays) -> Run``: a method, bound to a chain."""
+    last: list[Any] = dataclasses.field(default_factory=list)
 
 
 def _lines(solution: Solution) -> list[str]:

@@ -4,9 +4,9 @@ from depth.analysis import analyze, by_output, compute_depth, serial_depth
 from depth.at_hand import at_hand
 from depth.calibration import calibrate
 from depth.comparison import Comparison, compare
-from depth.cost import Cost, Operations
+from depth.cost import Cost, predict
 from depth.device import Device, devices
-from depth.prediction import predict
+from depth.paths import Operations
 from depth.reader import Unknown
 
 __all__ = [

@@ -29,9 +29,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from depth.analysis import analyze
+from depth.cost import predict
 from depth.device import SMALL_LOOP, Device
 from depth.platforms import default_device
-from depth.prediction import BESIDE, SHORT, predict
+from depth.prediction import BESIDE, SHORT
 
 SECONDS = 15.0  # when this much has passed, what is left is measured by fewer calls
 VERSION = 9  # of the measurement and of its file: files of another one are not read

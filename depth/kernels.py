@@ -1,10 +1,14 @@
-"""How a program may run: as kernels one after another, and loops of them. What `depth.predict` puts times to.
+"""How a program may run: as kernels one after another, and loops of them.
 
-No compiler is asked, so this is a guess at what all of them do.  What is elementwise, or only moves data, is computed together
-with what it feeds, without going through memory in between; a reduction is computed together with what feeds it; a product,
-a sort or a factorization is a kernel of its own, and ends what came before.  Two operations that are computed elementwise
-therefore share a kernel if one feeds the other and no kernel of another kind lies between them.  What several operations cut
-or rearrange, each in its own way, is written to memory first: a tree of such levels is not one kernel.
+`depth.predict` puts times to these.
+
+No compiler is asked, so this is a guess at what all of them do.  What is elementwise, or only moves
+data, is computed together with what it feeds, without going through memory in between; a reduction
+is computed together with what feeds it; a product, a sort or a factorization is a kernel of its
+own, and ends what came before.  Two operations that are computed elementwise therefore share a
+kernel if one feeds the other and no kernel of another kind lies between them.  What several
+operations cut or rearrange, each in its own way, is written to memory first: a tree of such levels
+is not one kernel.
 """
 
 from collections import Counter
@@ -49,10 +53,12 @@ SMALL = 300
 class Kernel:
     """One launch: its operations by class, of `CLASSES`, and its memory traffic in bytes.
 
-    It writes ``results`` arrays; a compiler that makes one array with each kernel makes so many of it, which then read and write
-    ``apart`` bytes. A product is of ``pieces`` in a batch. Its kind is "vector product" where one side is a vector, "transposed
-    product" where what is contracted is not the last axis on the left and the first on the right, else "product". "expanded" are
-    the operations that a convolution in groups takes besides where it is computed as one without groups.
+    It writes ``results`` arrays; a compiler that makes one array with each kernel makes so many of
+    it, which then read and write ``apart`` bytes. A product is of ``pieces`` in a batch. Its kind
+    is "vector product" where one side is a vector, "transposed product" where what is contracted is
+    not the last axis on the left and the first on the right, else "product". "expanded" are the
+    operations that a convolution in groups takes besides where it is computed as one without
+    groups.
     """
 
     kind: str
@@ -68,7 +74,8 @@ class Kernel:
 class Loop:
     """``turns`` times ``condition`` and ``body``.
 
-    ``counted``: the number of turns is known before the loop starts. ``unroll``: so many of them are put into one.
+    ``counted``: the number of turns is known before the loop starts. ``unroll``: so many of them
+    are put into one.
     """
 
     turns: int
@@ -77,12 +84,23 @@ class Loop:
     counted: bool = True
     unroll: int = 1
 
+    @property
+    def traffic(self) -> int:
+        """The bytes that all iterations read and write."""
+        test = self.condition.traffic if self.condition else 0
+        return self.turns * (self.body.traffic + test)
+
 
 @dataclass(frozen=True, eq=False)
 class Choice:
     """One of several programs; the slowest counts."""
 
     programs: "tuple[Program, ...]"
+
+    @property
+    def traffic(self) -> int:
+        """The bytes of the program with the most."""
+        return max(program.traffic for program in self.programs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +109,23 @@ class Program:
 
     kernels: tuple[tuple[Kernel, int], ...]
     parts: "tuple[tuple[Loop | Choice | Program, int], ...]"
-    stacks: tuple[
-        int, ...
-    ] = ()  # of a step of a loop: bytes of each array that is kept for all steps and used in them, too
+    # Of the body of a loop: bytes of each array that is used in it and kept of all iterations.
+    stacks: tuple[int, ...] = ()
+
+    def __add__(self, other: "Program") -> "Program":
+        """One after the other."""
+        return Program((*self.kernels, *other.kernels), (*self.parts, *other.parts))
+
+    @property
+    def traffic(self) -> int:
+        """The bytes that all kernels read and write."""
+        return sum(count * kernel.bytes for kernel, count in self.kernels) + sum(
+            count * part.traffic for part, count in self.parts
+        )
 
     @property
     def multiplies(self) -> bool:
-        """Whether there is a product of matrices among the kernels, or a call of anything else that a library does."""
+        """Whether a kernel is a product of matrices, or a call of anything else in a library."""
         return any(
             kernel.kind in ("product", "transposed product", "own") for kernel, _ in self.kernels
         )
@@ -135,11 +163,11 @@ class Kernels:
         return self._sizes[block]
 
     def step(self, block: Block, fixed: int, stacks: tuple[int, ...]) -> Program:
-        """The program of a step of a loop, whose first ``fixed`` inputs are the same in every step; see `Program`."""
+        """The program of the body of a loop; the first ``fixed`` inputs are always the same."""
         return replace(self._grouped(block, range(1, 1 + fixed)), stacks=stacks)
 
     def _grouped(self, block: Block, fixed: range = range(0)) -> Program:
-        """The program of a graph but for what follows from the slots in ``fixed`` alone: compilers take that out of a loop."""
+        """The program of a graph; what follows from ``fixed`` alone is taken out of a loop."""
         nodes, outputs = self._flat(block)
         if fixed:
             known = {START, *fixed}
@@ -191,7 +219,7 @@ class Kernels:
         return Program((*program.kernels, *copies.items()), program.parts, stacks)
 
     def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
-        """The nodes of a graph, with small programs in place of their calls, and the slots of the results."""
+        """The nodes of a graph, small programs in place of calls; the slots of the results."""
         nodes: list[Node] = []
         slots = block.slots
 
@@ -248,7 +276,8 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
             readers.setdefault(slot, set()).add(k)
     returned = set(outputs)
 
-    # A node's stage: how many kernels of their own lie before it on the longest way; then as late as its readers allow.
+    # A node's stage: how many kernels of their own lie before it on the longest way; then as late
+    # as its readers allow.
     stage: list[int] = []
     after: dict[int, int] = {}
     for node, kind in zip(nodes, kinds, strict=True):
@@ -313,7 +342,7 @@ def _is_reshape(equation: Any) -> bool:
 def _kernel(
     nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: set[int]
 ) -> Kernel | None:
-    """The kernel of the nodes that are computed together; None if nothing is computed or moved, or only an index."""
+    """The kernel of nodes that are computed together; None if they are nothing but an index."""
     atoms = [atom for node in nodes for atom in (*node.equation.invars, *node.equation.outvars)]
     if all(primitive(node.equation).free for node in nodes) or all(map(_is_index, atoms)):
         return None

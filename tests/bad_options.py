@@ -12,7 +12,6 @@ from deeppcr import (
     Chain,
     Coarse,
     Diagonal,
-    Frozen,
     Newton,
     Scalar,
     scan,
@@ -60,12 +59,11 @@ OPTIONS = {
     "size of another type": (lambda: BlockDiagonal(2.0), (), TypeError, "size is 2.0.*expected"),
     "probes": (lambda: Diagonal(-1), (), ValueError, "probes is -1.*expected"),
     "probes of another type": (lambda: Diagonal(2.5), (), TypeError, "probes is 2.5.*expected"),
-    "every of Frozen": (lambda: Frozen(0), (), ValueError, "every is 0.*expected"),
-    "of of Frozen": (
-        lambda z: solve(Chain(same, XS), z, method=Newton(linearize=Frozen(2, of="diag"))),
-        (X,),
-        (TypeError, ValueError),
-        "of is 'diag'.*expected",
+    "jacobian_every": (
+        lambda: Newton(jacobian_every=0),
+        (),
+        ValueError,
+        "jacobian_every is 0.*expected",
     ),
     "coefficients": (
         lambda z: solve(Chain(same, XS), z, method=Newton(linearize=Scalar(np.ones(4)))),
@@ -75,7 +73,7 @@ OPTIONS = {
     ),
     "coefficients that are kept": (
         lambda z: solve(
-            Chain(same, XS), z, method=Newton(linearize=Frozen(2, of=Scalar(np.ones((5, 3)))))
+            Chain(same, XS), z, method=Newton(linearize=Scalar(np.ones((5, 3))), jacobian_every=2)
         ),
         (X,),
         ValueError,

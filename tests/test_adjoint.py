@@ -11,7 +11,7 @@ import deeppcr
 from tests.problems import PROBLEMS, L, assert_agree, backpropagate, normal, oracle
 
 COMBINATIONS = {
-    "step by step": partial(deeppcr.scan, method="sequential", adjoint="sequential"),
+    "step by step": partial(deeppcr.scan, method="sequential", adjoint="backprop"),
     "newton, pcr": partial(deeppcr.scan, method="newton", adjoint="pcr"),
 }
 ARGUMENTS = normal(0, 3, 3, scale=0.5), normal(1, 3), normal(2, L, 3)
@@ -274,7 +274,7 @@ def test_grad_of_integer_xs_is_float0_as_in_lax_scan():
     arguments = jnp.array(0.3), jnp.arange(1, 5)
     grads = [
         jax.grad(partial(value, scan), argnums=(0, 1), allow_int=True)(*arguments)
-        for scan in (partial(deeppcr.scan, adjoint="sequential"), jax.lax.scan)
+        for scan in (partial(deeppcr.scan, adjoint="backprop"), jax.lax.scan)
     ]
     assert_agree(grads[0][0], grads[1][0])
     assert grads[0][1].dtype == grads[1][1].dtype == jax.dtypes.float0
@@ -337,9 +337,9 @@ def test_captured_integers_and_keys_are_data(combination):
 
 @pytest.mark.parametrize("length", [12, 13])
 @pytest.mark.parametrize("name", ["gru", "batch norm"])
-def test_a_sequential_adjoint_in_several_stretches(monkeypatch, name, length):
+def test_a_sequential_adjoint_in_several_chunks(monkeypatch, name, length):
     problem = PROBLEMS[name]
-    monkeypatch.setattr("deeppcr.adjoint.by_blocks.STRETCH", 3 * 8 * 9 * 4)
+    monkeypatch.setattr("deeppcr.adjoint.jacobian.CHUNK", 3 * 8 * 9 * 4)
     scan = partial(deeppcr.scan, adjoint=deeppcr.Recurrence(), batch_ndim=problem.batch_ndim)
     weight, init, xs = problem.params, problem.init, problem.xs[:length]
 

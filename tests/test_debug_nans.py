@@ -20,7 +20,7 @@ METHODS = {
     "damped, in a window": Newton(damping=TrustRegion(), window=4),
     "diagonal": Newton(linearize="diagonal"),
     "scalar": Newton(linearize=deeppcr.Scalar()),
-    "frozen": Newton(linearize=deeppcr.Frozen(3)),
+    "kept": Newton(jacobian_every=3),
     "identity, accelerated": Newton(linearize="identity", acceleration=Anderson(), record=True),
     "zero, accelerated, in a window": Newton(linearize="zero", acceleration=Anderson(), window=4),
     "coarse": Newton(initial_guess=Coarse(every=3)),

@@ -16,7 +16,7 @@ WAYS = [
     {},
     {"method": "sequential"},
     {"adjoint": "autodiff"},
-    {"adjoint": "sequential"},
+    {"adjoint": "backprop"},
     {"adjoint": "pcr"},
     {"method": "newton"},
     {"method": "newton", "adjoint": "autodiff"},

@@ -15,7 +15,7 @@ WAYS = [
     {},
     {"method": "sequential"},
     {"adjoint": "autodiff"},
-    {"method": "sequential", "adjoint": "sequential"},
+    {"method": "sequential", "adjoint": "backprop"},
 ]
 REFUSED = [
     {"method": "newton"},

@@ -17,7 +17,7 @@ SIZES = {BATCH: (2, 5), LENGTH: (4, 7)}
 PLAIN = [
     {},
     {"method": "sequential"},
-    {"adjoint": "sequential"},
+    {"adjoint": "backprop"},
     {"method": "sequential", "adjoint": "autodiff"},
     {"batch_ndim": 1},
 ]

@@ -9,7 +9,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Chain, Coarse, Newton, Result
-from deeppcr.chain import pose
+from deeppcr.chain import trace_chain
 from tests.problems import (
     PROBLEMS,
     L,
@@ -210,7 +210,7 @@ def test_coarse_without_inputs_and_with_a_step_of_its_own():
     for guess in (Coarse(every=10), Coarse(every=10, step=exact), Coarse(every=7, step=exact)):
         solution = solve(chain, z0, method=Newton(initial_guess=guess))
         assert_agree(solution.trajectory, trajectory(chain, z0))
-    problem = pose(lambda z, x: (chain.step(z, x), None), z0, None, 40, 0, "z0")
+    problem = trace_chain(lambda z, x: (chain.step(z, x), None), z0, None, 40, 0, "z0")
     (states,) = Coarse(every=10, step=exact).trajectory(problem)
     assert_agree(states[9::10], trajectory(chain, z0)[9::10])  # where coarse steps end it is right
     assert_agree(states[:10], jnp.linspace(z0, states[9], 11)[1:])  # and straight in between

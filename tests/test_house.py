@@ -9,51 +9,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 LONGEST = 600
 
 # Which packages each package may import, from the top of the house to the bottom.
-HOUSES = {"experiments": {"deeppcr", "depth"}, "deeppcr": {"depth"}, "depth": set()}
-
-# The rooms of deeppcr by floor. A room may import from its own floor and from those below it.
-FLOORS = {
-    "__init__": 5,
-    "diffusion": 5,
-    "stack": 5,
-    "describe": 5,
-    "planner": 5,
-    "api": 4,
-    "plan": 3,
-    "newton": 2,
-    "sequential": 2,
-    "adjoint": 2,
-    "sharding": 3,
-    "linearize": 1,
-    "linear": 1,
-    "structure": 1,
-    "optim": 1,
-    "solution": 1,
-    "lyapunov": 1,
-    "convergence": 1,
-    "acceleration": 1,
-    "damping": 1,
-    "checks": 0,
-    "platforms": 0,
-    "loops": 0,
-    "fallback": 0,
-    "signature": 0,
-    "across": 0,
-    "retype": 1,
-    "chain": 0,
-    "step": 0,
-    "state": 0,
-    "layers": 0,
-    "delay": 0,
-    "jaxprs": 0,
-    "rewrites": 0,
-}
+PACKAGES = {"experiments": {"deeppcr", "depth"}, "deeppcr": {"depth"}, "depth": set()}
 
 # Modules whose classes derive from those of an extra: what they need besides. They are imported inside functions only.
 WHEN_CALLED = {
@@ -63,11 +23,10 @@ WHEN_CALLED = {
 
 FILES = sorted(
     path
-    for folder in (*HOUSES, "tests")
+    for folder in (*PACKAGES, "tests")
     if (ROOT / folder).is_dir()
     for path in (ROOT / folder).rglob("*.py")
 )
-OF_DEEPPCR = [path for path in FILES if path.is_relative_to(ROOT / "deeppcr")]
 SHIPPED = [path for path in FILES if path.relative_to(ROOT).parts[0] in ("deeppcr", "depth")]
 
 
@@ -118,68 +77,56 @@ def on_import(node: ast.AST) -> Iterator[ast.AST]:
         yield from on_import(child)
 
 
-def floor(name: str) -> int:
-    """The floor of a module of deeppcr."""
-    room = [*name.split("."), "__init__"][1]
-    assert room in FLOORS, (
-        f"deeppcr.{room} is a new room: give it a floor in {named(Path(__file__))}"
-    )
-    return FLOORS[room]
+def test_no_file_is_too_long() -> None:
+    lengths = {named(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    too_long = {name: lines for name, lines in lengths.items() if lines > LONGEST}
+    assert not too_long, "a file that no longer fits one sentence is two files"
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_no_file_is_too_long(path: Path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= LONGEST, f"{lines} lines: a file that no longer fits one sentence is two files"
-
-
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_nothing_private_to_jax_is_used(path: Path) -> None:
-    private = [name for name in imported(path) if name.startswith("jax._")]
-    reached = [
-        node
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Attribute) and node.attr == "_src"
-    ]
-    assert not private
-    assert not reached
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=named)
-def test_only_jax_and_numpy_are_imported_at_once(path: Path) -> None:
-    allowed = (
-        {"jax", "numpy", "deeppcr", "depth"}
-        | sys.stdlib_module_names
-        | WHEN_CALLED.get(module(path), set())
-    )
-    names = imported(path, on_import(tree(path)))
-    assert {name.partition(".")[0] for name in names} <= allowed, (
-        "other packages: inside the function that needs them"
-    )
-    assert module(path) in WHEN_CALLED or not names & WHEN_CALLED.keys(), (
-        "inside the function that needs it"
-    )
-
-
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_packages_import_downwards(path: Path) -> None:
-    house = path.relative_to(ROOT).parts[0]
-    others = {name.partition(".")[0] for name in imported(path)} & (set(HOUSES) | {"tests"}) - {
-        house
+def test_nothing_private_to_jax_is_used() -> None:
+    private = {
+        named(path)
+        for path in FILES
+        if any(name.startswith("jax._") for name in imported(path))
+        or any(
+            isinstance(node, ast.Attribute) and node.attr == "_src" for node in ast.walk(tree(path))
+        )
     }
-    assert others <= HOUSES.get(house, set(HOUSES))
+    assert not private
 
 
-@pytest.mark.parametrize("path", OF_DEEPPCR, ids=named)
-def test_rooms_import_downwards(path: Path) -> None:
-    own = floor(module(path))
-    rooms = {name for name in imported(path) if name.partition(".")[0] == "deeppcr"}
-    assert not {name for name in rooms if floor(name) > own}
+def test_only_jax_and_numpy_are_imported_at_once() -> None:
+    usual = {"jax", "numpy", "deeppcr", "depth"} | sys.stdlib_module_names
+    for path in SHIPPED:
+        names = imported(path, on_import(tree(path)))
+        others = {name.partition(".")[0] for name in names} - usual
+        assert others <= WHEN_CALLED.get(module(path), set()), named(path)
+        assert module(path) in WHEN_CALLED or not names & WHEN_CALLED.keys(), named(path)
 
 
-def test_rooms_of_one_floor_do_not_import_in_a_circle() -> None:
-    graph = {module(path): imported(path) - {module(path)} for path in SHIPPED}
-    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, naming the circle
+def test_packages_import_downwards() -> None:
+    for path in FILES:
+        package = path.relative_to(ROOT).parts[0]
+        known = set(PACKAGES) | {"tests"}
+        others = {name.partition(".")[0] for name in imported(path)} & known - {package}
+        assert others <= PACKAGES.get(package, set(PACKAGES)), named(path)
+
+
+def test_rooms_do_not_import_in_a_circle() -> None:
+    """Neither do modules, nor the rooms of deeppcr: the folders and files right below it."""
+    modules = {module(path): imported(path) - {module(path)} for path in SHIPPED}
+    rooms: dict[str, set[str]] = {}
+    for name, others in modules.items():
+        if name.startswith("deeppcr."):
+            below = {room(other) for other in others if other.startswith("deeppcr.")}
+            rooms.setdefault(room(name), set()).update(below - {room(name)})
+    for graph in (modules, rooms):
+        graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, naming the circle
+
+
+def room(name: str) -> str:
+    """deeppcr.linear.pcr -> linear."""
+    return name.split(".")[1]
 
 
 def test_importing_changes_no_configuration_and_starts_no_device() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deeppcr import BlockDiagonal, Diagonal
-from deeppcr.chain import Steps, pose
+from deeppcr.chain import trace_chain
 from deeppcr.linearize import Dense
 from tests.problems import L, assert_agree, normal
 from tests.steps import MIX, W, by_rows, dense, elementwise, in_pairs
@@ -15,7 +15,7 @@ from tests.steps import MIX, W, by_rows, dense, elementwise, in_pairs
 def side_by_side(step, state, inputs, batch_ndim=0):
     """All steps of a chain, the states of which are ``state``, another one at each step; and these as vectors."""
     first = jax.tree.map(lambda leaf: leaf[0], state)
-    problem = pose(
+    problem = trace_chain(
         lambda z, x: (step(z, x), None),
         first,
         inputs,
@@ -23,8 +23,7 @@ def side_by_side(step, state, inputs, batch_ndim=0):
         batch_ndim,
         "z0",
     )
-    steps = Steps(problem.step, problem.layout, problem.inputs, problem.captured, problem.length)
-    return steps, problem.layout.flatten(jax.tree.leaves(state))
+    return problem, problem.layout.flatten(jax.tree.leaves(state))
 
 
 def full(steps, linearization, vectors):

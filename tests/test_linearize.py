@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr import Adjoint, BlockDiagonal, Chain, Diagonal, Frozen, Newton, Result, Scalar
-from deeppcr.chain import pose
+from deeppcr import Adjoint, BlockDiagonal, Chain, Diagonal, Newton, Result, Scalar
+from deeppcr.chain import trace_chain
 from deeppcr.linear import Diagonals
 from deeppcr.linearize import Dense, Linearization, Zero, choose_linearization
 from tests.problems import (
@@ -45,9 +45,12 @@ LINEARIZATIONS = {
     "scalars": Scalar(jnp.linspace(0.0, 1.0, L)),
     "of input": Scalar(of_input=half),
     "zero": "zero",
-    "frozen for 1": Frozen(1),
-    "frozen for 3": Frozen(3),
-    "frozen diagonal": Frozen(2, of=Diagonal()),
+}
+METHODS = {
+    **{name: Newton(linearize=one) for name, one in LINEARIZATIONS.items()},
+    "kept for 3": Newton(jacobian_every=3),
+    "diagonal, kept for 2": Newton(linearize=Diagonal(), jacobian_every=2),
+    "zero, kept for 50": Newton(linearize="zero", jacobian_every=50),
 }
 EXACT = ("auto", "dense", "99 x 99")
 WEIGHT = normal(0, 3, 3, scale=0.5)
@@ -59,31 +62,30 @@ CHAIN = Chain(lambda z, x: jnp.tanh(z @ WEIGHT.astype(z.dtype) + jnp.broadcast_t
 def pairs():
     """Two linearisations for each problem; 17 and 13 have no common factor, so that every one meets some."""
     for turn in range(2 * len(PROBLEMS)):
-        yield list(PROBLEMS)[turn // 2], list(LINEARIZATIONS)[turn % len(LINEARIZATIONS)]
+        yield list(PROBLEMS)[turn // 2], list(METHODS)[turn % len(METHODS)]
 
 
 def test_the_table_has_every_linearization():
-    assert {name for _, name in pairs()} == set(LINEARIZATIONS)
+    assert {name for _, name in pairs()} == set(METHODS)
 
 
 @pytest.mark.parametrize(("problem", "name"), list(pairs()))
 def test_agrees_with_lax_scan(problem, name):
     """Values, and gradients by the same linearisation."""
     problem = PROBLEMS[problem]
-    newton = Newton(linearize=LINEARIZATIONS[name])
     scan = partial(
         deeppcr.scan,
-        method=newton,
+        method=METHODS[name],
         adjoint=Adjoint(linear="sequential"),
         batch_ndim=problem.batch_ndim,
     )
     assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
-@pytest.mark.parametrize("name", LINEARIZATIONS)
+@pytest.mark.parametrize("name", METHODS)
 def test_converges(name):
     """Within L iterations, whatever the blocks: each gets one more state right."""
-    solution = solve(CHAIN, Z0, method=Newton(linearize=LINEARIZATIONS[name], record=True))
+    solution = solve(CHAIN, Z0, method=dataclasses.replace(METHODS[name], record=True))
     assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
     assert solution.result == Result.CONVERGED
     assert solution.stats.prefix == L
@@ -92,16 +94,13 @@ def test_converges(name):
 
 
 SOME = {
-    name: LINEARIZATIONS[name]
-    for name in ("exact diagonal", "2 x 2", "scalars", "zero", "frozen for 3")
+    name: METHODS[name] for name in ("exact diagonal", "2 x 2", "scalars", "zero", "kept for 3")
 }
-some = pytest.mark.parametrize("linearize", SOME.values(), ids=SOME.keys())
+some = pytest.mark.parametrize("newton", SOME.values(), ids=SOME.keys())
 
 
 @some
-def test_under_vmap_and_inside_lax_scan(linearize):
-    newton = Newton(linearize=linearize)
-
+def test_under_vmap_and_inside_lax_scan(newton):
     def last(method, z0):
         def body(z, shift):
             z = deeppcr.solve(Chain(CHAIN.step, XS + shift), z, method=method).value
@@ -120,9 +119,9 @@ def test_under_vmap_and_inside_lax_scan(linearize):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)], ids=["float32", "bfloat16"]
 )
-def test_narrow_dtypes(linearize, dtype, tolerance):
+def test_narrow_dtypes(newton, dtype, tolerance):
     chain = Chain(CHAIN.step, XS.astype(dtype))
-    solution = solve(chain, Z0.astype(dtype), method=Newton(linearize=linearize))
+    solution = solve(chain, Z0.astype(dtype), method=newton)
     assert solution.result == Result.CONVERGED
     assert_agree(solution.trajectory, trajectory(chain, Z0.astype(dtype)), tolerance)
 
@@ -150,11 +149,11 @@ def test_slow_iterations_are_not_taken_for_converged(linearize, name):
 
 @some
 @pytest.mark.parametrize("length", [1, 2])
-def test_short_chains_of_a_batch_of_one(linearize, length):
-    if isinstance(linearize, Scalar):
-        linearize = Scalar(jnp.full(length, 0.3))
+def test_short_chains_of_a_batch_of_one(newton, length):
+    if isinstance(newton.linearize, Scalar):
+        newton = Newton(linearize=Scalar(jnp.full(length, 0.3)))
     chain = Chain(CHAIN.step, XS[:length])
-    solution = solve(chain, Z0[None], method=Newton(linearize=linearize), batch_ndim=1)
+    solution = solve(chain, Z0[None], method=newton, batch_ndim=1)
     assert_agree(solution.trajectory, trajectory(chain, Z0[None]))
 
 
@@ -183,7 +182,7 @@ FIRST = {"a": normal(5, W), "b": normal(6, W)}
 
 def choose(step, state, inputs, linearize="auto", batch_ndim=0, window=None, memory=None):
     length = len(jax.tree.leaves(inputs)[0])
-    problem = pose(lambda z, x: (step(z, x), None), state, inputs, length, batch_ndim, "z0")
+    problem = trace_chain(lambda z, x: (step(z, x), None), state, inputs, length, batch_ndim, "z0")
     return choose_linearization(linearize, problem.step, problem.layout, length, window, memory)
 
 
@@ -222,8 +221,7 @@ def test_what_is_exact():
 
     assert all(exact(dense, x) for x in ("dense", BlockDiagonal(8)))
     assert not any(
-        exact(dense, x)
-        for x in ("diagonal", BlockDiagonal(7), "identity", "zero", Frozen(2), Scalar(0.5))
+        exact(dense, x) for x in ("diagonal", BlockDiagonal(7), "identity", "zero", Scalar(0.5))
     )
     assert all(exact(in_pairs, x) for x in ("dense", BlockDiagonal(2)))
     assert not exact(in_pairs, "diagonal")
@@ -239,12 +237,6 @@ def test_examples_that_interact_have_no_exact_blocks():
         "dense",
         batch_ndim=1,
     )
-    assert not choice.is_exact
-
-
-def test_frozen_takes_what_auto_would():
-    choice = choose(in_pairs, FIRST, normal(8, L, W), Frozen(3))
-    assert choice.linearization == Frozen(3, of=BlockDiagonal(2))
     assert not choice.is_exact
 
 
@@ -312,11 +304,10 @@ def test_a_linearization_of_ones_own():
     )
     assert_agree(backpropagate(problem, scan), oracle(problem))
     chain = Chain(lambda z, x: gru(problem.params, z, x)[0], problem.xs)
-    assert "Damped" in str(
-        deeppcr.describe(chain, problem.init, method=Newton(linearize=Damped(0.9)))
-    )
-    for linearize in (Frozen(2, of=Damped(0.9)), Frozen(2, of=Zero())):
-        solution = solve(chain, problem.init, method=Newton(linearize=linearize, window=window))
+    assert "Damped" in str(deeppcr.plan(chain, problem.init, method=Newton(linearize=Damped(0.9))))
+    for linearize in (Damped(0.9), Zero()):
+        newton = Newton(linearize=linearize, jacobian_every=2, window=window)
+        solution = solve(chain, problem.init, method=newton)
         assert_agree(solution.trajectory, trajectory(chain, problem.init))
 
 

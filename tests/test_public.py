@@ -9,16 +9,6 @@ import depth
 
 ROOT = Path(__file__).parent.parent
 
-NAMES = """
-Adjoint Anderson BlockDiagonal Chain Chunked Coarse CyclicReduction Diagonal Frozen Newton NotConverged Packed Packing
-ParallelCyclicReduction Plan PrefixScan Recurrence Result Scalar Sequential Sharded Solution Stack Stats TrustRegion delay
-describe diffusion forward layers pack plan scan sharding solve solve_bidiagonal stack
-"""
-
-NAMES_OF_DEPTH = """
-Comparison Cost Device Operations Unknown analyze at_hand by_output calibrate compare compute_depth devices predict serial_depth
-"""
-
 # In a process of its own: users have float32, and no strictness but that warnings are errors here.
 DOCTESTS = """
 import doctest, importlib, pkgutil
@@ -37,13 +27,6 @@ for name in names:
             print(test.name, len(test.examples))
 raise SystemExit(runner.failures)
 """
-
-
-def test_the_public_names():
-    assert sorted(deeppcr.__all__) == NAMES.split()
-    assert all(hasattr(deeppcr, name) for name in deeppcr.__all__)
-    assert sorted(depth.__all__) == NAMES_OF_DEPTH.split()
-    assert all(callable(getattr(depth, name)) for name in depth.__all__ if name != "devices")
 
 
 def test_everything_public_says_what_it_is():

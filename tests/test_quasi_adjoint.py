@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr import Adjoint, BlockDiagonal, Diagonal, Frozen, Newton, Scalar
-from deeppcr.chain import pose
+from deeppcr import Adjoint, BlockDiagonal, Diagonal, Newton, Scalar
+from deeppcr.adjoint.resolve import resolve_adjoint
+from deeppcr.chain import trace_chain
 from deeppcr.linearize import Zero
-from deeppcr.plan import Pieces, bind_adjoint
 from tests.problems import PROBLEMS, L, assert_agree, backpropagate, normal, oracle
 
 SEQUENTIAL = {"linear": "sequential"}
@@ -25,15 +25,14 @@ ADJOINTS = {
     "identity": Adjoint("identity", "sequential"),
     "scalars": Adjoint(Scalar(jnp.linspace(0.0, 1.0, L)), "pcr"),
     "zero": Adjoint("zero", "prefix_scan"),
-    "frozen": Adjoint(Frozen(3), "sequential"),
     "as forward": Adjoint("auto", "sequential"),
-    "rescued at once": Adjoint("diagonal", "sequential", max_iterations=1),
-    "rescued at once from nothing": Adjoint("zero", "sequential", max_iterations=2),
-    "in stretches": Adjoint("diagonal", "pcr", memory=4 * 5 * 8 * 3),
-    "in stretches of scalars": Adjoint(
+    "finished at once": Adjoint("diagonal", "sequential", max_iterations=1),
+    "finished at once from nothing": Adjoint("zero", "sequential", max_iterations=2),
+    "in chunks": Adjoint("diagonal", "pcr", memory=4 * 5 * 8 * 3),
+    "in chunks of scalars": Adjoint(
         Scalar(jnp.linspace(0.0, 1.0, L)), "sequential", memory=4 * 5 * 8
     ),
-    "in stretches of one": Adjoint("dense", "sequential", memory=1),
+    "in chunks of one": Adjoint("dense", "sequential", memory=1),
 }
 FORWARDS = {
     "newton": "newton",
@@ -127,7 +126,7 @@ def expected(name):
 
 
 TRANSFORMED = [
-    (name, adjoint) for name in TRANSFORMATIONS for adjoint in ("diagonal", "rescued at once")
+    (name, adjoint) for name in TRANSFORMATIONS for adjoint in ("diagonal", "finished at once")
 ]
 TRANSFORMED += [
     ("jvp", "zero"),
@@ -161,7 +160,7 @@ def pulled(scan, g, batch_ndim=0):
     return jax.jit(lambda g: jax.vjp(states, init, xs)[1](g))(g)
 
 
-QUASI = pytest.mark.parametrize("adjoint", ["dense", "diagonal", "zero", "rescued at once"])
+QUASI = pytest.mark.parametrize("adjoint", ["dense", "diagonal", "zero", "finished at once"])
 
 
 @QUASI
@@ -276,13 +275,15 @@ def test_a_loose_tolerance_is_looser():
 
 
 def bound(adjoint, method, step=lambda z, x: jnp.tanh(ARGUMENTS[0] @ z + x)):
-    problem = pose(lambda z, x: (step(z, x), None), ARGUMENTS[1], ARGUMENTS[2], L, 0, "z0")
-    return bind_adjoint(adjoint, method, Pieces.of(problem))
+    problem = trace_chain(lambda z, x: (step(z, x), None), ARGUMENTS[1], ARGUMENTS[2], L, 0, "z0")
+    return resolve_adjoint(adjoint, method, problem)
 
 
 def test_auto_takes_the_linearization_of_newton():
     assert bound(Adjoint(), Newton(linearize="zero")).linearization == Zero()
-    assert bound(Adjoint(), Newton(linearize=Frozen(4, of=Diagonal()))).linearization == Diagonal()
+    assert (
+        bound(Adjoint(), Newton(linearize=Diagonal(), jacobian_every=4)).linearization == Diagonal()
+    )
     assert (
         bound(Adjoint(linearize="diagonal"), Newton(linearize="zero")).linearization == Diagonal()
     )

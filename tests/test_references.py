@@ -38,7 +38,7 @@ STEPS = [reading, writing, in_a_call, of_its_own]
 PLAIN = [
     {},
     {"method": "sequential"},
-    {"adjoint": "sequential"},
+    {"adjoint": "backprop"},
     {"method": "sequential", "adjoint": "autodiff"},
 ]
 

@@ -56,7 +56,7 @@ def test_agrees_with_lax_scan(problem, method, adjoint):
 # The table takes every pair, these take every corner: both directions, all sorts of ys and carries, lengths.
 
 SCANS = {
-    "step by step": partial(deeppcr.scan, method="sequential", adjoint="sequential"),
+    "step by step": partial(deeppcr.scan, method="sequential", adjoint="backprop"),
     "blocks": partial(deeppcr.scan, method="sequential", adjoint=deeppcr.Recurrence()),
     "newton, pcr": partial(deeppcr.scan, method="newton", adjoint="pcr"),
 }

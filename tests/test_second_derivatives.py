@@ -17,7 +17,7 @@ STEPS = {
 }
 WAYS = [
     {"method": "newton"},
-    {"adjoint": "sequential"},
+    {"adjoint": "backprop"},
     {"adjoint": "pcr"},
     {"adjoint": deeppcr.Adjoint("zero")},
 ]

@@ -22,7 +22,7 @@ METHODS = {
     "damping": deeppcr.Newton(damping=deeppcr.TrustRegion()),
     "acceleration": deeppcr.Newton(acceleration=deeppcr.Anderson()),
     "diagonal": deeppcr.Newton(linearize="diagonal"),
-    "frozen": deeppcr.Newton(linearize=deeppcr.Frozen(every=2)),
+    "kept": deeppcr.Newton(jacobian_every=2),
 }
 
 

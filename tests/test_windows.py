@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr import Adjoint, Chain, Coarse, Diagonal, Frozen, Newton, Result, Scalar
+from deeppcr import Adjoint, Chain, Coarse, Diagonal, Newton, Result, Scalar
 from deeppcr.acceleration import Anderson
 from tests.problems import (
     PROBLEMS,
@@ -44,8 +44,8 @@ OPTIONS = {
     "coarse guess": {"initial_guess": Coarse(every=3)},
     "sequential solver": {"linear": "sequential"},
     "chunks": {"linear": deeppcr.Chunked(3)},
-    "frozen": {"linearize": Frozen(2)},
-    "frozen long": {"linearize": Frozen(50, of=Diagonal())},
+    "kept": {"jacobian_every": 2},
+    "kept long": {"linearize": Diagonal(), "jacobian_every": 50},
     "diagonal": {"linearize": "diagonal", "record": True},
     "zero": {"linearize": "zero"},
     "scalars": {"linearize": Scalar(jnp.linspace(0.0, 1.0, L))},

@@ -1,24 +1,25 @@
 """Derivatives of a chain, whichever way its states were found.
 
-rules.py         the tangent equations as one linear system, and backpropagation as the transpose of its solution
-step_by_step.py  what solves such a system: a `Propagation`; one step after another
-by_blocks.py     Jacobian blocks of all steps and one linear recurrence
-refine.py        the same with blocks that are only nearly right
-on_parts.py      either, for a chain that is spread over devices
+rules.py            the tangent equations as one linear system; its transpose is backpropagation
+solver.py           `AdjointSolver`, what solves such a system
+backpropagation.py  one step after another
+jacobian.py         Jacobian blocks of all steps and one linear recurrence
+refine.py           the same with blocks that are only nearly right
+per_shard.py        either, for a chain that is sharded over devices
+resolve.py          an adjoint that was asked for, or chosen, for one chain
 """
 
-from deeppcr.adjoint.by_blocks import Adjoint, ByBlocks
-from deeppcr.adjoint.on_parts import OnParts
+from deeppcr.adjoint.backpropagation import Backpropagation
+from deeppcr.adjoint.jacobian import Adjoint, JacobianAdjoint
 from deeppcr.adjoint.rules import Autodiff, Way, differentiable
-from deeppcr.adjoint.step_by_step import Propagation, StepByStep
+from deeppcr.adjoint.solver import AdjointSolver
 
 __all__ = [
     "Adjoint",
+    "AdjointSolver",
     "Autodiff",
-    "ByBlocks",
-    "OnParts",
-    "Propagation",
-    "StepByStep",
+    "Backpropagation",
+    "JacobianAdjoint",
     "Way",
     "differentiable",
 ]

@@ -1,11 +1,13 @@
 """Linear recurrences with blocks that are only nearly right: solve, look at the residual, correct.
 
-With blocks ``B_l`` near the true ``A_l``, each turn solves for a correction of ``y = M^{-1} b``,
+With blocks ``B_l`` near the true ``A_l``, each iteration solves for a correction of
+``y = M^{-1} b``,
 
-    r = b + A y - y,    y <- y + (I - B)^{-1} r        (A, B: one place below the diagonal),
+    r = b + A y - y,    y <- y + (I - B)^{-1} r        (A, B: below the diagonal),
 
-where ``A y`` is one product of all steps' derivatives with a vector and no Jacobian. The error is multiplied by ``(I - B)^{-1} (A
-- B)``, which vanishes after L turns; what has not converged by the end of the budget is solved step by step, from where it has.
+where ``A y`` is one product of all steps' derivatives with a vector and no Jacobian. The error is
+multiplied by ``(I - B)^{-1} (A - B)``, which vanishes after L iterations. What has not converged by
+the end of the budget is solved sequentially, from where it has.
 """
 
 from collections.abc import Callable
@@ -15,17 +17,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.across import Across
-from deeppcr.convergence import Criterion, Judgement
-from deeppcr.loops import FINISHING, iterate
+from deeppcr.axis import ChainAxis
+from deeppcr.convergence import Convergence, Criterion
+from deeppcr.loops import FALLBACK, REFINEMENT, iterate
 
 
-class _Turn(NamedTuple):
-    turns: Array
+class _Iterate(NamedTuple):
+    iterations: Array
     y: Array
     coupled: Array  # the true A y
-    judgement: Judgement
-    prefix: Array  # how many have converged, counted from where the recurrence starts
+    convergence: Convergence
 
 
 def refine(
@@ -35,72 +36,79 @@ def refine(
     b: Array,
     criterion: Criterion,
     budget: int,
-    across: Across,
+    axis: ChainAxis,
 ) -> Array:
-    """The solution of ``y_l = b_l + A_l y_{l-1}``, ``[L, *batch, w]``, or backwards of ``y_l = b_l + A_{l+1}^T y_{l+1}``.
+    """The solution of ``y_l = b_l + A_l y_{l-1}``, or backwards ``y_l = b_l + A_{l+1}^T y_{l+1}``.
 
     Args:
         couple: ``y`` to what is added to ``b``, for all l, with the true blocks.
         solve: ``b`` to the solution with the blocks at hand.
-        product: l, counted in memory order from 0, and a vector, to ``A_l`` (backwards ``A_l^T``) times it.
+        product: l, in memory order from 0, and a vector, to ``A_l`` (backwards ``A_l^T``) times it.
         b: ``[L, *batch, w]``.
         criterion: what counts as converged.
-        budget: how many turns.
-        across: where the chain is, and in which direction the recurrence runs.
+        budget: the most iterations.
+        axis: the chain axis, in the direction of the recurrence.
+
+    Returns:
+        y: ``[L, *batch, w]``.
     """
-    length = len(b)
-    total = across.total(length)
-    nothing = jnp.zeros_like(b[0])
+    length, nothing = len(b), jnp.zeros_like(b[0])
+    total = axis.total(length)
 
-    def checked(now: _Turn, y: Array, update: Array) -> _Turn:
+    def checked(now: _Iterate, y: Array, update: Array) -> _Iterate:
         coupled = couple(y)
-        judgement = criterion(
-            b + coupled, y, across.before(nothing, y), update, now.judgement, across
-        )
-        return _Turn(now.turns, y, coupled, judgement, judgement.converged)
+        before = axis.before(nothing, y)
+        found = criterion(b + coupled, y, before, update, now.convergence, axis)
+        return _Iterate(now.iterations, y, coupled, found)
 
-    def turn(now: _Turn) -> _Turn:
+    def iteration(now: _Iterate) -> _Iterate:
         correction = solve(b + now.coupled - now.y)
         y = jnp.where(jnp.isfinite(correction), now.y + correction, now.y)
-        return checked(now._replace(turns=now.turns + jnp.int32(1)), y, jnp.abs(correction))
+        following = now._replace(iterations=now.iterations + jnp.int32(1))
+        return checked(following, y, jnp.abs(correction))
 
     first = solve(b)
-    start = _Turn(jnp.int32(0), first, first, Judgement.unknown(b), jnp.int32(0))
-    start = checked(start, first, jnp.full_like(b, jnp.inf))
-    end = iterate(lambda now: (now.turns < budget) & (now.prefix < total), turn, start, budget)
+    start = _Iterate(jnp.int32(0), first, first, Convergence.unknown(b))
+    end = iterate(
+        REFINEMENT,
+        lambda now: (now.iterations < budget) & (now.convergence.converged < total),
+        iteration,
+        checked(start, first, jnp.full_like(b, jnp.inf)),
+        budget,
+    )
+    prefix = end.convergence.converged
 
-    def run(carry: Array, y: Array) -> tuple[Array, Array]:
-        """What is left of a part. What is carried from step to step is ``y_{l-1}``, backwards ``A_{l+1}^T y_{l+1}``."""
+    def finish(carry: Array, y: Array) -> tuple[Array, Array]:
+        """The rest of a shard. The carry is ``y_{l-1}``, backwards ``A_{l+1}^T y_{l+1}``."""
 
-        def place_of(index: Array) -> Array:
-            return length - 1 - index if across.backwards else index
+        def position(index: Array) -> Array:
+            return length - 1 - index if axis.backwards else index
 
-        def at(index: Array) -> Array:
-            return lax.dynamic_index_in_dim(y, place_of(index), keepdims=False)
+        def at(x: Array, index: Array) -> Array:
+            return lax.dynamic_index_in_dim(x, position(index), keepdims=False)
 
         def step(index: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             carry, y = state
-            place = place_of(index)
-            added = carry if across.backwards else product(place, carry)
-            here = lax.dynamic_index_in_dim(b, place, keepdims=False)
-            new = jnp.where(
-                (index == 0) & (across.rank == 0), here, here + added
-            )  # the first block is never looked at
-            carry = product(place, new) if across.backwards else new
-            return carry, lax.dynamic_update_index_in_dim(y, new, place, 0)
+            added = carry if axis.backwards else product(position(index), carry)
+            right = at(b, index)
+            is_first = (index == 0) & (axis.rank == 0)  # the first block is never looked at
+            new = jnp.where(is_first, right, right + added)
+            carry = product(position(index), new) if axis.backwards else new
+            return carry, lax.dynamic_update_index_in_dim(y, new, position(index), 0)
 
-        begin = jnp.clip(end.prefix - across.rank * length, 0, length).astype(jnp.int32)
+        begin = jnp.clip(prefix - axis.rank * length, 0, length).astype(jnp.int32)
         known = jnp.maximum(begin - 1, 0)
-        resumed = product(place_of(known), at(known)) if across.backwards else at(known)
-        with jax.named_scope(FINISHING):
+        last = at(y, known)
+        resumed = product(position(known), last) if axis.backwards else last
+        with jax.named_scope(FALLBACK):
             left: tuple[Array, Array] = lax.fori_loop(
                 begin, jnp.int32(length), step, (jnp.where(begin > 0, resumed, carry), y)
             )
         return left
 
-    if across.size == 1:
-        return run(nothing, end.y)[1]
+    if axis.size == 1:
+        return finish(nothing, end.y)[1]
     y: Array = lax.cond(
-        end.prefix < total, lambda: across.in_turn(run, nothing, end.y)[1], lambda: end.y
+        prefix < total, lambda: axis.sequentially(finish, nothing, end.y)[1], lambda: end.y
     )
     return y

@@ -16,17 +16,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from deeppcr._plan import Auto, Method, find_method
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
-from deeppcr.chain import Chain, pose
+from deeppcr.chain import Chain
 from deeppcr.checks import check_count
-from deeppcr.diffusion.held import held
 from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table
+from deeppcr.diffusion.table import coarse_guess as held
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.plan import Method, Pieces, choose_method, find_method
-from deeppcr.platforms import platform
 from deeppcr.solution import Solution
 
 PICARD = Newton(linearize="identity")
@@ -121,17 +120,9 @@ def sample(
         options["window"] = min(window, steps)
     if progress is not False:
         options["progress"] = say if progress is True else progress
-    if options and chosen is None:
-        problem = pose(
-            lambda state, at: (step(state, at), None), start, inputs, steps, batch_ndim, "x_T"
-        )
-        chosen = choose_method(Pieces.of(problem), platform())
-    if options and isinstance(chosen, Newton):
+    if isinstance(chosen, Newton | Auto):
         chosen = dataclasses.replace(chosen, **options)
-
-    found = solve(
-        Chain(step, inputs), start, method=chosen or "auto", adjoint=adjoint, batch_ndim=batch_ndim
-    )
+    found = solve(Chain(step, inputs), start, method=chosen, adjoint=adjoint, batch_ndim=batch_ndim)
     return dataclasses.replace(
         found, value=table.newest(found.value), trajectory=table.newest(found.trajectory)
     )

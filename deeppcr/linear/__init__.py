@@ -49,7 +49,7 @@ from deeppcr.linear.cyclic_reduction import CyclicReduction
 from deeppcr.linear.pcr import ParallelCyclicReduction
 from deeppcr.linear.prefix_scan import PrefixScan
 from deeppcr.linear.recurrence import Recurrence
-from deeppcr.linear.sharded import Sharded, on_part
+from deeppcr.linear.sharded import Sharded, solver_on
 from deeppcr.linear.solve import solve_bidiagonal, solve_recurrence
 from deeppcr.linear.solver import LinearSolver
 
@@ -73,7 +73,7 @@ __all__ = [
     "choose_solver",
     "find_solver",
     "name_of",
-    "on_part",
     "solve_bidiagonal",
     "solve_recurrence",
+    "solver_on",
 ]

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.across import Across, Axis, Devices, Spread, check_axis
+from deeppcr.axis import ChainAxis, ChainSharding, DeviceAxis, MeshAxis, check_mesh_axis
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.choose import find_solver
@@ -51,26 +51,26 @@ class Sharded(LinearSolver):
     """
 
     mesh: Any
-    axis: Axis
+    axis: MeshAxis
     inside: str | LinearSolver = "auto"
 
     def __post_init__(self) -> None:
-        check_axis(self.mesh, self.axis)
+        check_mesh_axis(self.mesh, self.axis)
         if isinstance(find_solver(self.inside), Sharded):
             raise TypeError(
                 f"inside is {self.inside!r}, expected a solver for the part on one device."
             )
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        return self._on_parts(LinearSolver.solve, blocks, b, reverse)
+        return self._per_shard(LinearSolver.solve, blocks, b, reverse)
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
-        return self._on_parts(LinearSolver.solve_transposed, blocks, g, reverse)
+        return self._per_shard(LinearSolver.solve_transposed, blocks, g, reverse)
 
     def _composes(self, blocks: Blocks) -> bool:
         return False  # the parts do, and look after it
 
-    def _on_parts(
+    def _per_shard(
         self,
         solve: Callable[[LinearSolver, Blocks, Array, bool], Array],
         blocks: Blocks,
@@ -78,10 +78,10 @@ class Sharded(LinearSolver):
         reverse: bool,
     ) -> Array:
         """``solve(solver, blocks, b, reverse)`` with the solver of each device."""
-        spread = Spread(mesh=self.mesh, axis=self.axis)
+        sharding = ChainSharding(mesh=self.mesh, mesh_axis=self.axis)
         length = blocks.length
-        missing = -length % spread.size
-        part = on_part(self, spread.part)
+        missing = -length % sharding.size
+        solver = solver_on(sharding, self)
 
         def padded(leaf: Array) -> Array:
             # At the end of the chain: nothing depends on it, and its zeros depend on nothing.
@@ -92,8 +92,8 @@ class Sharded(LinearSolver):
 
         if missing:
             blocks, b = jax.tree.map(padded, (blocks, b))
-        run = spread.on_parts(
-            lambda blocks, b: solve(part, blocks, b, reverse), spread.along, spread.along
+        run = sharding.per_shard(
+            lambda blocks, b: solve(solver, blocks, b, reverse), sharding.along, sharding.along
         )
         y: Array = run(blocks, b)
         return Along(reverse=reverse).first(y, length) if missing else y
@@ -102,17 +102,18 @@ class Sharded(LinearSolver):
         return f"sharded over {self.axis!r}"
 
 
-def on_part(solver: LinearSolver, across: Across) -> LinearSolver:
-    """The solver of one device, inside `jax.shard_map`, for a chain of which it has a part."""
+def solver_on(axis: ChainAxis, solver: LinearSolver) -> LinearSolver:
+    """The solver for the steps on one device, inside `jax.shard_map` if there are several."""
     inside = find_solver(solver.inside) if isinstance(solver, Sharded) else solver
-    return Part(across, inside) if isinstance(across, Devices) else inside
+    shard = axis.shard if isinstance(axis, ChainSharding) else axis
+    return ShardSolver(shard, inside) if isinstance(shard, DeviceAxis) else inside
 
 
 @dataclasses.dataclass(frozen=True)
-class Part(LinearSolver):
-    """The solver of one device inside `jax.shard_map`, for the part of the chain that is there."""
+class ShardSolver(LinearSolver):
+    """The solver of one device inside `jax.shard_map`, for its shard of the chain."""
 
-    across: Devices
+    chain_axis: DeviceAxis
     inside: LinearSolver
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
@@ -129,15 +130,14 @@ class Part(LinearSolver):
             y = solve_step_by_step(blocks, self._entered(blocks, own, entering, reverse), reverse)
             return Along(reverse=reverse).last(y, 1), y
 
-        return self._towards(reverse).in_turn(run, jnp.zeros_like(b[:1]), b)[1]
+        return self._towards(reverse).sequentially(run, jnp.zeros_like(b[:1]), b)[1]
 
     def _sequential_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         return self._transposed(self._sequential, blocks, g, reverse)
 
-    def _is_finite(self, y: Array) -> Array:
-        return (
-            self.across.largest((~jnp.isfinite(y).all()).astype(jnp.int32)) == 0
-        )  # all devices agree
+    @property
+    def _axis(self) -> ChainAxis:
+        return self.chain_axis
 
     def _stand_alone(self, blocks: Blocks, b: Array) -> bool:
         """Here even a single step depends on another."""
@@ -149,24 +149,24 @@ class Part(LinearSolver):
         return g + self._towards(not reverse).before(jnp.zeros_like(mu[0]), mu)
 
     def _entered(self, blocks: Blocks, b: Array, entering: Array, reverse: bool) -> Array:
-        """``b`` of a part that is entered with a state, ``[1, *batch, w]``, for a solver that starts at zero."""
-        along, first_part = Along(reverse=reverse), self._towards(reverse).rank == 0
-        # What meets the zero before the chain is never looked at, it may be anything.
+        """``b`` of a shard with the state before it, for a solver that starts at zero."""
+        along, is_first = Along(reverse=reverse), self._towards(reverse).rank == 0
+        # The first block of the chain meets a zero and is never looked at: it may be anything.
         start = jax.tree.map(
-            lambda leaf: lax.select(lax.full(leaf.shape, first_part), lax.full_like(leaf, 0), leaf),
+            lambda leaf: lax.select(lax.full(leaf.shape, is_first), lax.full_like(leaf, 0), leaf),
             along.first(blocks, 1),
         )
         return along.join(along.first(b, 1) + start.apply(entering), along.last(b, len(b) - 1))
 
-    def _entering(self, blocks: Blocks, b: Array, across: Devices, reverse: bool) -> Array:
-        """The state before this part: ``[1, *batch, w]``."""
+    def _entering(self, blocks: Blocks, b: Array, axis: DeviceAxis, reverse: bool) -> Array:
+        """The state before this shard: ``[1, *batch, w]``."""
         laid, vectors, restore = blocks.lay_out(b)
         part = _composed(laid, vectors, Along(laid.axis, reverse))
         distance = 1
-        while distance < self.across.size:
-            product, offset = across.shift(part, distance)
+        while distance < self.chain_axis.size:
+            product, offset = axis.shift(part, distance)
             mine, own = part
-            there = across.rank >= distance
+            there = axis.rank >= distance
             joined = (mine.compose(product), mine.apply(offset) + own)
             part = jax.tree.map(
                 lambda new, old, there=there: lax.select(lax.full(new.shape, there), new, old),
@@ -174,10 +174,10 @@ class Part(LinearSolver):
                 part,
             )
             distance *= 2
-        return restore(across.shift(part[1]))
+        return restore(axis.shift(part[1]))
 
-    def _towards(self, reverse: bool) -> Devices:
-        return self.across.reversed if reverse else self.across
+    def _towards(self, reverse: bool) -> DeviceAxis:
+        return self.chain_axis.reversed if reverse else self.chain_axis
 
 
 def _composed(blocks: Blocks, b: Array, along: Along) -> tuple[Blocks, Array]:

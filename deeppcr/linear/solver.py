@@ -16,11 +16,13 @@ that is finite needs no more than a look, and one that is not is computed again,
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
+from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.fallback import unless_finite
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
@@ -82,9 +84,10 @@ class LinearSolver(ABC):
         """Whether these blocks are multiplied with each other, so that a product may overflow."""
         return True
 
-    def _is_finite(self, y: Array) -> Array:
-        """Whether every entry of the solution is."""
-        return jnp.isfinite(y).all()
+    @property
+    def _axis(self) -> ChainAxis:
+        """The chain axis of the arrays that it is given."""
+        return LOCAL
 
     def _stand_alone(self, blocks: Blocks, b: Array) -> bool:
         """Whether no step depends on another, so that ``b`` is the solution."""
@@ -104,7 +107,7 @@ class LinearSolver(ABC):
             y = solve(blocks, b, reverse)
             if not self._composes(blocks):
                 return y
-            return unless_finite(y, self._is_finite(y), lambda: sequential(blocks, b, reverse))
+            return unless_finite(y, partial(sequential, blocks, b, reverse), self._axis)
 
         return guarded
 

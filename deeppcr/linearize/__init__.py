@@ -5,11 +5,10 @@
     "diagonal"         the diagonal of df/dz                        quasi-DEER
     Scalar(c)          c_l I; "identity" is c = 1                   Picard iteration, ParaDiGMS
     "zero"             0                                            Jacobi iteration
-    Frozen(every=m)    those of another one, kept for m iterations  chord method
     "auto"             the narrowest of the first three that is proven to be exact
 
-A new one is one file with a `Linearization`. `jacobian` has the derivatives of all steps that they are made of, and `columns`
-what a linear function makes of all unit vectors at once.
+A new one is one file with a `Linearization`. `jacobian` has the derivatives of all steps, and
+`columns` applies a linear function to all unit vectors at once.
 """
 
 from deeppcr.linearize.block_diagonal import BlockDiagonal
@@ -22,7 +21,6 @@ from deeppcr.linearize.choose import (
 )
 from deeppcr.linearize.dense import Dense
 from deeppcr.linearize.diagonal import Diagonal
-from deeppcr.linearize.frozen import Frozen
 from deeppcr.linearize.linearization import Linearization, constant
 from deeppcr.linearize.scalar import Scalar
 from deeppcr.linearize.zero import Zero
@@ -33,7 +31,6 @@ __all__ = [
     "Choice",
     "Dense",
     "Diagonal",
-    "Frozen",
     "Linearization",
     "Scalar",
     "Zero",

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from deeppcr.chain import Steps
+from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count
 from deeppcr.linear import BlockDiagonals, Blocks
 from deeppcr.linearize.jacobian import block_diagonals
@@ -34,11 +34,11 @@ class BlockDiagonal(Linearization):
     def __post_init__(self) -> None:
         check_count("size", self.size, "how many entries a block has")
 
-    def blocks(self, steps: Steps, states: Array) -> Blocks:
+    def blocks(self, chain: TracedChain, states: Array) -> Blocks:
         """See `Linearization`."""
-        found = find_structure(steps.step, steps.layout).groups
-        groups = self.groups(steps.step, steps.layout)
-        return BlockDiagonals(block_diagonals(steps, states, groups, found), groups)
+        found = find_structure(chain.step, chain.layout).groups
+        groups = self.groups(chain.step, chain.layout)
+        return BlockDiagonals(block_diagonals(chain, states, groups, found), groups)
 
     def groups(self, step: Step, layout: StateLayout) -> np.ndarray:
         """The entries of each block, int32 [m, k]; -1 where one is smaller."""

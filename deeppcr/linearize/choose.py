@@ -10,7 +10,6 @@ from deeppcr.checks import check_name
 from deeppcr.linearize.block_diagonal import BlockDiagonal
 from deeppcr.linearize.dense import Dense
 from deeppcr.linearize.diagonal import Diagonal
-from deeppcr.linearize.frozen import Frozen
 from deeppcr.linearize.linearization import Linearization
 from deeppcr.linearize.scalar import Scalar
 from deeppcr.linearize.zero import Zero
@@ -51,7 +50,7 @@ def find_linearization(linearize: Any) -> Linearization | None:
     if isinstance(linearize, Linearization):
         return linearize
     check_name(
-        "linearize", linearize, ["auto", *LINEARIZATIONS], "BlockDiagonal(k), Frozen(every=m), .."
+        "linearize", linearize, ["auto", *LINEARIZATIONS], "BlockDiagonal(k), Diagonal(), .."
     )
     return LINEARIZATIONS.get(linearize)
 
@@ -74,8 +73,6 @@ def choose_linearization(
     wanted = find_linearization(linearize)
     budget = memory_budget() if memory is None else memory
     structure = find_structure(step, layout)
-    if isinstance(wanted, Frozen) and wanted.of is None:
-        wanted = dataclasses.replace(wanted, of=_exact(structure.groups.shape))
     chosen = wanted or _exact(structure.groups.shape)
     chosen.check(step, length if whole is None else whole)
     reasons = []

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 from jax import Array
 
-from deeppcr.chain import Steps
+from deeppcr.chain import TracedChain
 from deeppcr.linear import Blocks, Matrices
 from deeppcr.linearize.jacobian import matrices
 from deeppcr.linearize.linearization import Linearization
@@ -19,9 +19,9 @@ from deeppcr.structure import find_structure
 class Dense(Linearization):
     """``A_l = df/dz``, w x w for each example. w derivatives of every step, and w^3 log L for the recurrence."""
 
-    def blocks(self, steps: Steps, states: Array) -> Blocks:
+    def blocks(self, chain: TracedChain, states: Array) -> Blocks:
         """See `Linearization`. If examples interact, a block sums up what all of them do to one."""
-        return Matrices(matrices(steps, states))
+        return Matrices(matrices(chain, states))
 
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
         """See `Linearization`."""

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from deeppcr.chain import Steps
+from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count
 from deeppcr.linear import Blocks, Diagonals
 from deeppcr.linearize.jacobian import diagonals, seeds
@@ -44,14 +44,14 @@ class Diagonal(Linearization):
             "probes", self.probes, "how many random probes, 0 for none", least=0, optional=True
         )
 
-    def blocks(self, steps: Steps, states: Array) -> Blocks:
+    def blocks(self, chain: TracedChain, states: Array) -> Blocks:
         """See `Linearization`."""
-        structure = find_structure(steps.step, steps.layout)
+        structure = find_structure(chain.step, chain.layout)
         probes = self._probes(structure.groups.shape[1])
         if not probes:
-            return Diagonals(diagonals(steps, states, seeds(structure.groups, steps.layout.width)))
-        signs = np.random.default_rng(0).choice([-1.0, 1.0], (probes, steps.layout.width))
-        return Diagonals(diagonals(steps, states, signs / np.sqrt(probes)))
+            return Diagonals(diagonals(chain, states, seeds(structure.groups, chain.layout.width)))
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], (probes, chain.layout.width))
+        return Diagonals(diagonals(chain, states, signs / np.sqrt(probes)))
 
     def _probes(self, needed: int) -> int:
         if self.probes is None:

@@ -12,27 +12,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.chain import Steps
+from deeppcr.chain import TracedChain
 from deeppcr.rewrites.columns import columns
 from deeppcr.state import Leaves
 
 AT_ONCE = 1 << 26  # bytes of derivatives that are held at once where only a part of them is wanted
 
 
-def matrices(steps: Steps, states: Array) -> Array:
+def matrices(chain: TracedChain, states: Array) -> Array:
     """``df/dz`` as ``[L, *batch, w, w]``, at ``states: [L, *batch, w]``."""
 
     def one(state: Array, inputs: Leaves) -> Array:
-        return jnp.moveaxis(columns(_pushed(steps, state, inputs), state), 0, -1)
+        return jnp.moveaxis(columns(_pushed(chain, state, inputs), state), 0, -1)
 
-    derivatives = jax.vmap(one)(states, steps.inputs)
-    return jnp.swapaxes(derivatives, -1, -2) if steps.step.has_custom_vjp else derivatives
+    derivatives = jax.vmap(one)(states, chain.inputs)
+    return jnp.swapaxes(derivatives, -1, -2) if chain.step.has_custom_vjp else derivatives
 
 
-def diagonals(steps: Steps, states: Array, directions: np.ndarray) -> Array:
+def diagonals(chain: TracedChain, states: Array, directions: np.ndarray) -> Array:
     """``sum_s d_s * (J d_s)`` for directions ``d: [n, w]``, as ``[L, *batch, w]``."""
 
-    entries, only = np.arange(steps.layout.width), directions.argmax(axis=0)
+    entries, only = np.arange(chain.layout.width), directions.argmax(axis=0)
     by_one = (
         directions == np.eye(len(directions))[:, only]
     ).all()  # each entry is moved by one direction, in whole
@@ -43,18 +43,20 @@ def diagonals(steps: Steps, states: Array, directions: np.ndarray) -> Array:
         signs = part.T.reshape((*(1,) * (derivatives.ndim - 2), *part.T.shape))
         return (derivatives * signs).sum(axis=-1, keepdims=True)
 
-    return _picked(steps, states, pick, directions).sum(axis=-1)
+    return _picked(chain, states, pick, directions).sum(axis=-1)
 
 
-def block_diagonals(steps: Steps, states: Array, groups: np.ndarray, found: np.ndarray) -> Array:
+def block_diagonals(
+    chain: TracedChain, states: Array, groups: np.ndarray, found: np.ndarray
+) -> Array:
     """The entries of df/dz inside ``groups: [m, k]``, as ``[L, *batch, m, k, k]``.
 
     If these are the groups ``found`` in the step's structure, k derivatives give all of them; else it takes w. What stands in the
     rows and columns of an entry -1 has no meaning.
     """
-    width, by_rows = steps.layout.width, steps.step.has_custom_vjp
+    width, by_rows = chain.layout.width, chain.step.has_custom_vjp
     if np.array_equal(groups, found):
-        derivatives = _derivatives(steps, states, seeds(groups, width))[
+        derivatives = _derivatives(chain, states, seeds(groups, width))[
             ..., groups, :
         ]  # [.., m, k, the entry that was moved]
         return jnp.swapaxes(derivatives, -1, -2) if by_rows else derivatives
@@ -65,7 +67,7 @@ def block_diagonals(steps: Steps, states: Array, groups: np.ndarray, found: np.n
     def pick(derivatives: Array, _: Array, neighbours: Array) -> Array:
         return derivatives[..., neighbours.T, jnp.arange(len(neighbours))]
 
-    derivatives = _picked(steps, states, pick, np.eye(width), neighbours)
+    derivatives = _picked(chain, states, pick, np.eye(width), neighbours)
     derivatives = jnp.swapaxes(derivatives, -1, -2)[
         ..., groups, :
     ]  # [.., m, the entry that was moved, k]
@@ -81,7 +83,7 @@ def seeds(groups: np.ndarray, width: int) -> np.ndarray:
 
 
 def _picked(
-    steps: Steps,
+    chain: TracedChain,
     states: Array,
     pick: Callable[..., Array],
     directions: np.ndarray,
@@ -100,7 +102,7 @@ def _picked(
 
     def one(part: list[Array]) -> Array:
         # Or else XLA fuses what is picked with what it is picked from, and computes the step anew for every entry.
-        derivatives = lax.optimization_barrier(_derivatives(steps, states, part[0]))
+        derivatives = lax.optimization_barrier(_derivatives(chain, states, part[0]))
         return pick(derivatives, *part)
 
     if turns == 1:
@@ -110,7 +112,7 @@ def _picked(
     return joined[..., :count] if joined.shape[-1] > count else joined
 
 
-def _derivatives(steps: Steps, states: Array, directions: np.ndarray | Array) -> Array:
+def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Array) -> Array:
     """``J d`` for every direction, one beside the other on a new last axis; J^T d where there are rows only."""
     shape = states.shape[1:]
     vectors = jnp.asarray(directions, states.dtype)
@@ -118,19 +120,19 @@ def _derivatives(steps: Steps, states: Array, directions: np.ndarray | Array) ->
     basis = jnp.broadcast_to(wide, (len(vectors), *shape))
 
     def one(state: Array, inputs: Leaves) -> Array:
-        return jax.vmap(_pushed(steps, state, inputs), out_axes=-1)(basis)
+        return jax.vmap(_pushed(chain, state, inputs), out_axes=-1)(basis)
 
-    return jax.vmap(one)(states, steps.inputs)
+    return jax.vmap(one)(states, chain.inputs)
 
 
-def _pushed(steps: Steps, state: Array, inputs: Leaves) -> Callable[[Array], Array]:
+def _pushed(chain: TracedChain, state: Array, inputs: Leaves) -> Callable[[Array], Array]:
     """The derivative of one step, as a linear function; its transpose if the step has no other."""
-    layout = steps.layout
+    layout = chain.layout
 
     def f(vector: Array) -> Array:
-        return layout.flatten(steps.step(layout.unflatten(vector), inputs, steps.captured))
+        return layout.flatten(chain.step(layout.unflatten(vector), inputs, chain.captured))
 
-    if not steps.step.has_custom_vjp:
+    if not chain.step.has_custom_vjp:
         push: Callable[[Array], Array] = jax.linearize(f, state)[1]
         return push
     _, pull = jax.vjp(f, state)

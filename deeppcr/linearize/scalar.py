@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.chain import Steps
+from deeppcr.chain import TracedChain
 from deeppcr.linear import Blocks, Scalars
 from deeppcr.linearize.linearization import Linearization
 from deeppcr.state import StateLayout
@@ -70,21 +70,21 @@ class Scalar(Linearization):
                     f"of_input returns arrays of shapes {shapes} for the input of a step, expected a number."
                 )
 
-    def blocks(self, steps: Steps, states: Array) -> Blocks:
+    def blocks(self, chain: TracedChain, states: Array) -> Blocks:
         """See `Linearization`."""
         length = len(states)
         if self.of_input is not None:
-            tree = steps.step.input_tree
+            tree = chain.step.input_tree
             of_input = self.of_input
             scalar = jax.vmap(lambda *x: jnp.asarray(of_input(jax.tree.unflatten(tree, x))))(
-                *steps.inputs
+                *chain.inputs
             )
         else:
             scalar = jnp.asarray(self.coefficient)
             if scalar.ndim and len(scalar) != length:  # these steps are a part of the chain
-                scalar = jnp.take(
-                    scalar, steps.first + jnp.arange(length, dtype=jnp.int32), mode="clip"
-                )
+                index = jnp.arange(length, dtype=jnp.int32)
+                index = index if chain.offset is None else chain.offset + index
+                scalar = jnp.take(scalar, index, mode="clip")
         scalar = jnp.broadcast_to(scalar.astype(states.dtype), (length,))
         return Scalars(scalar, states.shape[1:-1], states.shape[-1])
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 from jax import Array
 
-from deeppcr.chain import Steps
+from deeppcr.chain import TracedChain
 from deeppcr.linear import Blocks, Zeros
 from deeppcr.linearize.linearization import Linearization
 from deeppcr.state import StateLayout
@@ -17,7 +17,7 @@ from deeppcr.step import Step
 class Zero(Linearization):
     """``A_l = 0``: every state is the step applied to the one before it in the last iteration. No derivatives, no recurrence."""
 
-    def blocks(self, steps: Steps, states: Array) -> Blocks:
+    def blocks(self, chain: TracedChain, states: Array) -> Blocks:
         """See `Linearization`."""
         return Zeros.like(states)
 

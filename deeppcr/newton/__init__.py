@@ -1,15 +1,16 @@
 """`Newton`: all states of a chain at once.
 
-    method.py       the method: its options, and how it is bound to a chain
+    method.py       the method: its options, and what they come to for one chain
     iteration.py    linearise, solve, check, repeat, over a window that slides along the chain
     guess.py        the trajectory to start from
     precision.py    float32 or better inside
-    rescue.py       finishing step by step
+    fallback.py     the sequential fallback
 
-When an iterate is the answer is said in `deeppcr.convergence`, for the adjoint as well.
+`deeppcr.convergence` says when an iterate is the answer, for the adjoint as well.
 """
 
 from deeppcr.newton.guess import Coarse
+from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.method import Newton
 
-__all__ = ["Coarse", "Newton"]
+__all__ = ["Coarse", "Newton", "NewtonSolver"]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.chain import Problem, Steps
+from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count
 from deeppcr.newton.precision import cast
 from deeppcr.state import Leaves
@@ -16,15 +16,19 @@ from deeppcr.state import Leaves
 
 @dataclasses.dataclass(frozen=True)
 class Coarse:
-    """A trajectory from a coarse chain, for chains that discretise time: one large step for ``every`` small ones, interpolated.
+    """A trajectory from a coarse chain, for chains that discretise time.
+
+    One large step stands for ``every`` small ones; states in between are interpolated.
 
     Attributes:
-        every: how many steps one coarse step stands for.
-        step: ``step(state, inputs) -> state``, the coarse step; ``inputs`` are those of the ``every`` steps that it stands for,
-            stacked on axis 0. None: ``z + every * (f(z, x) - z)`` with the first of them, Euler's method for ``z' = z + h g(z)``.
+        every: the number of steps that one coarse step stands for.
+        step: ``step(state, inputs) -> state``, the coarse step; ``inputs`` are those of the
+            ``every`` steps that it stands for, stacked on axis 0. None:
+            ``z + every * (f(z, x) - z)`` with the first of them, Euler's method for
+            ``z' = z + h g(z)``.
 
     Example:
-        >>> chain = deeppcr.Chain(lambda z, x: z + 0.01 * jnp.cos(z + x), jnp.linspace(0.0, 1.0, 100))
+        >>> chain = deeppcr.Chain(lambda z, x: z + 0.01 * jnp.cos(z + x), jnp.linspace(0., 1., 100))
         >>> newton = deeppcr.Newton(initial_guess=deeppcr.Coarse(every=10))
         >>> bool(deeppcr.solve(chain, jnp.array(0.0), method=newton).converged)
         True
@@ -38,112 +42,117 @@ class Coarse:
         if self.step is not None and not callable(self.step):
             raise TypeError(f"step is {self.step!r}, expected a function, or None.")
 
-    def trajectory(self, problem: Problem) -> Leaves:
+    def trajectory(self, chain: TracedChain) -> Leaves:
         """Leaves of ``z_1 .. z_L``."""
-        every = min(self.every, problem.length)
-        count = problem.length // every
-        state_tree, input_tree = problem.step.state_tree, problem.step.input_tree
+        every = min(self.every, chain.length)
+        count = chain.length // every
 
-        def euler(z: Any, xs: Any) -> Any:
-            moved, _ = problem.function(z, jax.tree.map(lambda x: x[0], xs))
-            return jax.tree.map(lambda z, m: z + every * (m - z), z, moved)
-
-        step = self.step or euler
-
-        def body(leaves: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
-            after, tree = jax.tree.flatten(
-                step(jax.tree.unflatten(state_tree, leaves), jax.tree.unflatten(input_tree, xs))
-            )
-            shapes, expected = [jnp.shape(a) for a in after], [z.shape for z in leaves]
-            if tree != state_tree or shapes != expected:
-                raise ValueError(
-                    f"the step of Coarse returns leaves of shapes {shapes} in {tree}, expected {expected} in {state_tree}."
-                )
-            after = [jnp.asarray(a, z.dtype) for a, z in zip(after, leaves, strict=True)]
+        def body(state: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
+            after = self._users_step(chain, state, xs) if self.step else euler(state, xs)
             return after, after
 
-        # Before anything is computed: whether it returns a state at all.
-        jax.eval_shape(
-            body,
-            problem.initial,
-            [jax.ShapeDtypeStruct((every, *x.shape[1:]), x.dtype) for x in problem.inputs],
-        )
-        inputs = [x[: count * every].reshape((count, every, *x.shape[1:])) for x in problem.inputs]
-        _, ends = lax.scan(body, problem.initial, inputs, count)
+        def euler(state: Leaves, xs: Leaves) -> Leaves:
+            after = chain.step(state, [x[0] for x in xs], chain.captured)
+            return [z + every * (a - z) for z, a in zip(state, after, strict=True)]
+
+        # Before anything is computed: whether the user's step returns a state at all.
+        shapes = [jax.ShapeDtypeStruct((every, *x.shape[1:]), x.dtype) for x in chain.inputs]
+        jax.eval_shape(body, chain.initial, shapes)
+        inputs = [x[: count * every].reshape((count, every, *x.shape[1:])) for x in chain.inputs]
+        _, ends = lax.scan(body, chain.initial, inputs, count)
         # Steps too large for a stiff chain overflow, and have been far from it long before.
         ends = [
             jnp.where(jnp.isfinite(end).all(axis=0), end, z)
-            for z, end in zip(problem.initial, ends, strict=True)
+            for z, end in zip(chain.initial, ends, strict=True)
         ]
         return [
-            self._between(z, end, every, problem.length)
-            for z, end in zip(problem.initial, ends, strict=True)
+            _interpolated(z, end, every, chain.length)
+            for z, end in zip(chain.initial, ends, strict=True)
         ]
 
-    @staticmethod
-    def _between(initial: Array, ends: Array, every: int, length: int) -> Array:
-        """Straight lines from one coarse state to the next; the last one for what is left at the end."""
-        starts = jnp.concatenate([initial[None], ends[:-1]])
-        part = (
-            (jnp.arange(1, every + 1) / every)
-            .astype(ends.dtype)
-            .reshape((1, every, *(1,) * initial.ndim))
+    def _users_step(self, chain: TracedChain, state: Leaves, xs: Leaves) -> Leaves:
+        tree = chain.step.state_tree
+        assert self.step is not None
+        after = self.step(
+            jax.tree.unflatten(tree, state), jax.tree.unflatten(chain.step.input_tree, xs)
         )
-        lines = starts[:, None] + part * (ends - starts)[:, None]
-        rest = length - len(ends) * every
-        flat = lines.reshape((length - rest, *initial.shape))
-        return jnp.concatenate([flat, jnp.broadcast_to(ends[-1:], (rest, *initial.shape))])
+        leaves, found = jax.tree.flatten(after)
+        shapes, expected = [jnp.shape(a) for a in leaves], [z.shape for z in state]
+        if found != tree or shapes != expected:
+            raise ValueError(
+                f"the step of Coarse returns leaves of shapes {shapes} in {found}, "
+                f"expected {expected} in {tree}."
+            )
+        return [jnp.asarray(a, z.dtype) for a, z in zip(leaves, state, strict=True)]
+
+
+def _interpolated(initial: Array, ends: Array, every: int, length: int) -> Array:
+    """Straight lines from one coarse state to the next; the last state for what is left."""
+    starts = jnp.concatenate([initial[None], ends[:-1]])
+    share = (jnp.arange(1, every + 1) / every).astype(ends.dtype)
+    share = share.reshape((1, every, *(1,) * initial.ndim))
+    lines = starts[:, None] + share * (ends - starts)[:, None]
+    rest = length - len(ends) * every
+    flat = lines.reshape((length - rest, *initial.shape))
+    return jnp.concatenate([flat, jnp.broadcast_to(ends[-1:], (rest, *initial.shape))])
 
 
 Guess = Literal["apply", "constant"] | Coarse | Callable[[Any, Any], Any] | Any
 
 
 def check_guess(guess: Guess) -> None:
-    """A name has to be known."""
+    """Raise if a name is not known."""
     if isinstance(guess, str) and guess not in ("apply", "constant"):
         raise ValueError(
-            f'initial_guess is {guess!r}, expected "apply", "constant", Coarse(every=k), a trajectory or a function.'
+            f'initial_guess is {guess!r}, expected "apply", "constant", Coarse(every=k), '
+            "a trajectory or a function."
         )
 
 
-def users_guess(guess: Guess, problem: Problem) -> Leaves | None:
-    """The leaves of a trajectory that is given, or made by what is given; None for a name. No derivatives pass through it."""
+def users_guess(guess: Guess, chain: TracedChain) -> Leaves | None:
+    """The leaves of a trajectory that is given, or computed as asked for; None for a name.
+
+    No derivatives pass through it.
+    """
     if isinstance(guess, str):
         return None
-    tree = problem.step.state_tree
+    tree = chain.step.state_tree
     if isinstance(guess, Coarse):
-        leaves: Leaves = guess.trajectory(problem)
+        leaves: Leaves = guess.trajectory(chain)
     else:
         if callable(guess):
-            initial = jax.tree.unflatten(tree, problem.initial)
-            guess = guess(initial, jax.tree.unflatten(problem.step.input_tree, problem.inputs))
+            initial = jax.tree.unflatten(tree, chain.initial)
+            guess = guess(initial, jax.tree.unflatten(chain.step.input_tree, chain.inputs))
         leaves, found = jax.tree.flatten(guess)
-        expected = [(problem.length, *z.shape) for z in problem.initial]
+        expected = [(chain.length, *z.shape) for z in chain.initial]
         shapes = [jnp.shape(leaf) for leaf in leaves]
         if found != tree or shapes != expected:
             raise ValueError(
-                f"initial_guess has leaves of shapes {shapes} in {found}, expected {expected} in {tree}: a trajectory."
+                f"initial_guess has leaves of shapes {shapes} in {found}, "
+                f"expected {expected} in {tree}: a trajectory."
             )
     dtypes = {jnp.asarray(leaf).dtype for leaf in leaves}
     if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
         raise TypeError(
-            f"initial_guess has dtypes {sorted(map(str, dtypes))}, expected real ones, as the state has."
+            f"initial_guess has dtypes {sorted(map(str, dtypes))}, "
+            "expected real ones, as the state has."
         )
     return [lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
 
 
 def first_trajectory(
-    guess: Guess, given: Leaves | None, steps: Steps, start: Array, length: int
+    guess: Guess, given: Leaves | None, chain: TracedChain, start: Array, window: int
 ) -> Array:
-    """The first ``length`` states of the guess, as ``[length, *batch, w]``; all of those that are given.
+    """The states to start from, ``[L, *batch, w]`` if they are given, else the first ``window``.
 
-    Entries that are not finite would spoil every later state in each iteration: the initial state stands in for them.
+    Entries that are not finite would spoil all later states in every iteration: the initial state
+    stands in for them.
     """
-    constant = jnp.broadcast_to(start, (length, *start.shape))
     if given is not None:
-        states = steps.layout.flatten(cast(given, steps.layout.dtypes))
-    elif guess == "constant":
-        return constant
+        states = chain.layout.flatten(cast(given, chain.layout.dtypes))
     else:
-        states = steps.evaluate(constant)
+        states = jnp.broadcast_to(start, (window, *start.shape))
+        if guess == "constant":
+            return states
+        states = chain.window(0, window).evaluate(states)
     return jnp.where(jnp.isfinite(states), states, start)

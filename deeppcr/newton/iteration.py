@@ -1,257 +1,299 @@
-"""Linearise, solve, check, repeat: the loop of every Newton-like method, over the whole chain or a window that slides along it.
+"""Linearise, solve, check, repeat: the loop of every Newton-like method.
 
-A window is the next W states that have not converged. In every turn it moves on by the states that have, so memory is that of W
-blocks; the trajectory itself is the only array of all L steps. A window of all steps never moves.
+The loop works on the whole chain, or on a window that slides along it: the next W states that have
+not converged. After each iteration the window moves on by the states that have. So memory is that
+of W blocks; the trajectory itself is the only array of all L steps. A window of L steps never
+moves.
 """
 
 import dataclasses
-from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec as P
 
-from deeppcr.acceleration import Anderson
-from deeppcr.chain import Steps
-from deeppcr.convergence import Criterion, Judgement
-from deeppcr.damping import TrustRegion
-from deeppcr.linear import LinearSolver
-from deeppcr.linearize import Linearization
-from deeppcr.loops import iterate
+from deeppcr.chain import TracedChain
+from deeppcr.convergence import Convergence, Criterion
+from deeppcr.linear import Blocks, LinearSolver
+from deeppcr.loops import ITERATION, iterate
+from deeppcr.lyapunov import growth_rate
+from deeppcr.newton.fallback import finish
+from deeppcr.newton.guess import first_trajectory
+from deeppcr.newton.precision import cast
+from deeppcr.solution import Result, Run, Stats
+from deeppcr.state import StateLayout
+from deeppcr.step import Step
 
 
 class Iterate(NamedTuple):
-    """Where an iteration stands.
+    """The state of the loop.
 
     Attributes:
         iterations: int32.
-        place: int32, the step at which the window starts, counted from 0.
+        start: int32, the index of the first step of the window.
         entry: the state before it.
         states: ``[W, *batch, w]``, the window.
-        value: what the steps make of them: closer to the answer by one step, and the user's own rounding.
-        judgement: of the states.
+        value: ``f`` applied to every state of the iterate: one step closer to the answer, and
+            rounded as the user's own program rounds.
+        convergence: of the states.
         prefix: int32, how many states from the start of the chain have converged.
         exact: int32, how many of them are the sequential program's to the last bit.
         whole: ``[L, *batch, w]``, all states; empty if the window is the chain.
-        memory: of the linearisation.
-        sizes: what the damping remembers.
-        past: what the acceleration remembers of earlier iterates.
-        history: residuals by iteration, that of the guess first; empty if not asked for.
+        blocks: kept for further iterations; () if each has its own.
+        sizes: the state of the damping.
+        history: the state of the acceleration.
+        residuals: by iteration, that of the guess first; empty if not asked for.
     """
 
     iterations: Array
-    place: Array
+    start: Array
     entry: Array
     states: Array
     value: Array
-    judgement: Judgement
+    convergence: Convergence
     prefix: Array
     exact: Array
     whole: Array
-    memory: Any
+    blocks: Any
     sizes: Any
-    past: Any
-    history: Array
+    history: Any
+    residuals: Array
 
 
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["linearization", "guess", "captured"],
+    meta_fields=["options", "solver", "criterion", "budget", "window", "step", "layout", "dtypes"],
+)
 @dataclasses.dataclass(frozen=True)
-class Iteration:
-    """One Newton-like method, with all that it needs to run.
+class NewtonSolver:
+    """`Newton` for one chain: a pytree of the arrays that it needs beside those of the chain.
 
     Attributes:
         linearization: where blocks come from.
+        guess: leaves ``[L, ...]`` of the first trajectory, if one was given.
+        captured: arrays that ``step`` closes over.
+        options: all that does not depend on the chain.
         solver: of the linear recurrence.
-        damping: what keeps updates within reason, if anything.
-        acceleration: what makes better iterates of the last few, if anything.
         criterion: what counts as converged.
-        budget: how many iterations.
-        window: how many states at once, at most L.
-        continues: whether states that enter the window start from the last one in it, and not from the guess.
-        history: whether residuals are kept.
-        progress: called with iteration, prefix and residual, while it runs.
+        budget: the most iterations.
+        window: the number of steps that are solved at once.
+        step: the user's step, traced in float32 or better.
+        layout: of its state.
+        dtypes: of its inputs.
     """
 
-    linearization: Linearization
+    linearization: Any
+    guess: Any
+    captured: Any
+    options: Any  # Newton, without what stands above
     solver: LinearSolver
-    damping: TrustRegion | None
-    acceleration: Anderson | None
     criterion: Criterion
     budget: int
     window: int
-    continues: bool
-    history: bool
-    progress: Callable[[int, int, float], None] | None = None
+    step: Step
+    layout: StateLayout
+    dtypes: tuple[Any, ...]
 
-    def run(self, steps: Steps, start: Array, first: Array) -> Iterate:
-        """Iterate from the trajectory ``first``: ``[L, *batch, w]``, or its first W states if the rest continues."""
-        length = steps.total
+    def sharded(self, along: P, replicated: P) -> "NewtonSolver":
+        """How its arrays are sharded: a prefix of this pytree."""
+        return dataclasses.replace(self, linearization=replicated, guess=along, captured=replicated)
 
-        def goes_on(now: Iterate) -> Array:
-            return (now.iterations < self.budget) & (now.prefix < length)
-
-        end = iterate(
-            goes_on,
-            lambda now: self._turn(steps, now),
-            self._begin(steps, start, first),
+    def solve(self, chain: TracedChain) -> Run:
+        """Iterate from the first trajectory until the chain is solved or the budget is spent."""
+        wide = dataclasses.replace(
+            chain,
+            step=self.step,
+            layout=self.layout,
+            initial=cast(chain.initial, self.layout.dtypes),
+            inputs=cast(chain.inputs, self.dtypes),
+            captured=self.captured,
+        )
+        total = chain.total
+        end: Iterate = iterate(
+            ITERATION,
+            lambda now: (now.iterations < self.budget) & (now.prefix < total),
+            partial(self._iteration, wide),
+            self._begin(wide),
             self.budget,
         )
-        return end._replace(whole=self._written(end))
+        return self._finished(chain, wide, end)
 
-    def _begin(self, steps: Steps, start: Array, first: Array) -> Iterate:
-        window, length = self.window, steps.length
-        states = first[:window]
-        here = steps.part(jnp.int32(0), window)
+    def _begin(self, chain: TracedChain) -> Iterate:
+        start = chain.layout.flatten(chain.initial)
+        first = first_trajectory(self.options.initial_guess, self.guess, chain, start, self.window)
+        states, window = first[: self.window], chain.window(jnp.int32(0), self.window)
         whole = jnp.zeros_like(first[:0])
-        if window < length:
-            unknown = jnp.zeros((length - len(first), *first.shape[1:]), first.dtype)
+        if self.window < chain.length:
+            unknown = jnp.zeros((chain.length - len(first), *first.shape[1:]), first.dtype)
             whole = jnp.concatenate([first, unknown])
+        blocks: Any = ()
+        if self.options.jacobian_every > 1:
+            shapes = jax.eval_shape(partial(self.linearization.blocks, window), states)
+            blocks = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        acceleration, damping = self.options.acceleration, self.options.damping
+        recorded = self.budget + 1 if self.options.record else 0
         now = Iterate(
             iterations=jnp.int32(0),
-            place=jnp.int32(0),
+            start=jnp.int32(0),
             entry=start,
             states=states,
             value=states,
-            judgement=Judgement.unknown(states),
+            convergence=Convergence.unknown(states),
             prefix=jnp.int32(0),
             exact=jnp.int32(0),
             whole=whole,
-            memory=self.linearization.begin(here, here.across.before(start, states)),
+            blocks=blocks,
             sizes=(),
-            past=self.acceleration.begin(states) if self.acceleration else (),
-            history=jnp.full((self.budget + 1 if self.history else 0,), _unrecorded(), start.dtype),
+            history=acceleration.begin(states) if acceleration else (),
+            residuals=jnp.full((recorded,), _unrecorded(), start.dtype),
         )
-        now = self._checked(here, now, jnp.full_like(states, jnp.inf))
-        return (
-            now._replace(sizes=self.damping.begin(states, now.value, here.across))
-            if self.damping
-            else now
+        now = self._checked(window, now, jnp.full_like(states, jnp.inf))
+        if damping:
+            now = now._replace(sizes=damping.begin(states, now.value, chain.axis))
+        return now
+
+    def _iteration(self, chain: TracedChain, now: Iterate) -> Iterate:
+        """The next iterate: blocks, the linear recurrence, its residual."""
+        window, axis, options = chain.window(now.start, self.window), chain.axis, self.options
+        origin = axis.before(now.entry, now.states)
+        linearize, every = (
+            partial(self.linearization.blocks, window, origin),
+            options.jacobian_every,
         )
-
-    def _turn(self, steps: Steps, now: Iterate) -> Iterate:
-        here = steps.part(now.place, self.window)
-        inputs = here.across.before(now.entry, now.states)
-        blocks, memory = self.linearization.next(here, inputs, now.memory, now.iterations)
-        sizes = now.sizes
-        if self.damping:
-            converged = here.across.index(self.window) < now.prefix - now.place
-
-            def evaluate(states: Array) -> Array:
-                return here.evaluate(here.across.before(now.entry, states))
-
-            states, sizes = self.damping.update(
+        is_new = now.iterations % every == 0
+        blocks: Blocks = (
+            linearize() if every == 1 else lax.cond(is_new, linearize, lambda: now.blocks)
+        )
+        sizes, history = now.sizes, now.history
+        if options.damping:
+            converged = axis.index(self.window) < now.prefix - now.start
+            states, sizes = options.damping.update(
                 self.solver,
                 blocks,
                 now.states,
                 now.value,
                 converged,
-                now.sizes,
-                evaluate,
-                here.across,
+                sizes,
+                lambda states: window.evaluate(axis.before(now.entry, states)),
+                axis,
             )
         else:
-            b = here.across.set_first(
-                now.value - blocks.apply(inputs), now.value[0]
-            )  # the first step starts from what is known
+            # The first step starts from what is known.
+            b = axis.set_first(now.value - blocks.apply(origin), now.value[0])
             states = self.solver.solve_unguarded(blocks, b)
         # An overflow on the way is no answer, and would spoil all later steps for good.
         states = jnp.where(jnp.isfinite(states), states, now.states)
-        # What is right to the last bit is kept: a solution of the recurrence would be so to rounding only.
-        states = jnp.where(_index(here, states) < now.exact - now.place, now.value, states)
-        past = now.past
-        if self.acceleration:
-            states, past = self.acceleration(past, now.states, states, here.across)
+        # What is right to the last bit is kept: the recurrence would give it to rounding only.
+        states = jnp.where(_index(window, states) < now.exact - now.start, now.value, states)
+        if options.acceleration:
+            states, history = options.acceleration(history, now.states, states, axis)
         update = jnp.abs(states - now.states)
-        moved = now._replace(
+        following = now._replace(
             iterations=now.iterations + jnp.int32(1),
             states=states,
-            memory=memory,
+            blocks=blocks if options.jacobian_every > 1 else (),
             sizes=sizes,
-            past=past,
+            history=history,
         )
-        if self.window < steps.length:
-            moved, update = self._slide(steps, moved, update)
-            here = steps.part(moved.place, self.window)
-        return self._checked(here, moved, update)
+        if self.window < chain.length:
+            following, update = self._slide(chain, following, update)
+            window = chain.window(following.start, self.window)
+        return self._checked(window, following, update)
 
-    def _slide(self, steps: Steps, now: Iterate, update: Array) -> tuple[Iterate, Array]:
-        """Move the window to the first state that had not converged before this turn."""
-        window, length = self.window, steps.length
-        whole = self._written(now)
-        place = jnp.minimum(now.prefix, jnp.int32(length - window))
-        distance = place - now.place
+    def _slide(self, chain: TracedChain, now: Iterate, update: Array) -> tuple[Iterate, Array]:
+        """Move the window to the first state that had not converged before this iteration."""
+        whole = self._whole(now)
+        start = jnp.minimum(now.prefix, jnp.int32(chain.length - self.window))
+        distance = start - now.start
         last = lax.dynamic_index_in_dim(now.value, jnp.maximum(distance - 1, 0), keepdims=False)
-        entry = jnp.where(distance > 0, last, now.entry)
-        guess = lax.dynamic_slice_in_dim(whole, place, window)
-        if self.continues:
+        guess = lax.dynamic_slice_in_dim(whole, start, self.window)
+        if self.guess is None:  # states that enter start from the last one of the window
             guess = jnp.broadcast_to(now.states[-1], guess.shape)
-        enters = _index(steps, guess) >= window - distance
+        enters = _index(chain, guess) >= self.window - distance
 
         def forward(tree: Any) -> Any:
             return jax.tree.map(lambda leaf: jnp.roll(leaf, -distance, axis=0), tree)
 
         states = jnp.where(enters, guess, forward(now.states))
         update = jnp.where(enters, jnp.inf, forward(update))
-        begun = distance > 0  # other states: whether residuals fall begins anew
-        judgement = now.judgement._replace(
-            least=jnp.where(begun, jnp.inf, now.judgement.least),
-            stalled=jnp.where(begun, 0, now.judgement.stalled),
-            moved=jnp.where(enters.all(axis=-1), jnp.inf, forward(now.judgement.moved)),
-            factor=jnp.where(enters.all(axis=-1), jnp.inf, forward(now.judgement.factor)),
+        acceleration = self.options.acceleration
+        following = now._replace(
+            start=start,
+            entry=jnp.where(distance > 0, last, now.entry),
+            states=states,
+            whole=whole,
+            convergence=now.convergence.shifted(distance, enters.all(axis=-1)),
+            blocks=forward(now.blocks),
+            history=acceleration.shift(now.history, distance) if acceleration else now.history,
         )
-        moved = now._replace(
-            place=place, entry=entry, states=states, whole=whole, judgement=judgement
-        )
-        past = self.acceleration.shift(now.past, distance) if self.acceleration else now.past
-        return moved._replace(memory=forward(now.memory), past=past), update
+        return following, update
 
-    def _checked(self, here: Steps, now: Iterate, update: Array) -> Iterate:
-        """Apply the steps to the states, and judge these."""
-        across, inputs = here.across, here.across.before(now.entry, now.states)
-        value = here.evaluate(inputs)
-        # To the last bit: the state after those that are what the step makes of the one before them.
-        same, finite = across.leading(value == now.states, jnp.isfinite(value))
+    def _checked(self, window: TracedChain, now: Iterate, update: Array) -> Iterate:
+        """The iterate with ``f`` applied to its states, and how far they have converged."""
+        axis, total = window.axis, window.total
+        origin = axis.before(now.entry, now.states)
+        value = window.evaluate(origin)
+        # To the last bit: the state after those that ``f`` reproduces from the state before.
+        same, finite = axis.leading(value == now.states, jnp.isfinite(value))
         reached, follows = (
-            jnp.minimum(same + jnp.int32(1), jnp.int32(here.total)),
-            now.place <= now.exact,
+            jnp.minimum(same + jnp.int32(1), jnp.int32(total)),
+            now.start <= now.exact,
         )
-        exact = jnp.where(follows, now.place + reached, now.exact)
-        judgement = self.criterion(value, now.states, inputs, update, now.judgement, across)
-        # What is returned is what the steps make of the states: where all before the last are right, so is that.
-        right = (exact - now.place >= here.total) & (finite >= here.total)
-        judgement = judgement._replace(worst=jnp.where(right, 0, judgement.worst))
+        exact = jnp.where(follows, now.start + reached, now.exact)
+        found = self.criterion(value, now.states, origin, update, now.convergence, axis)
+        # ``value`` is returned: where all states before the last are right, so is all of it.
+        right = (exact - now.start >= total) & (finite >= total)
+        found = found._replace(worst=jnp.where(right, 0, found.worst))
         converged = jnp.maximum(
-            judgement.converged, jnp.where(follows, jnp.minimum(reached, finite), 0)
+            found.converged, jnp.where(follows, jnp.minimum(reached, finite), 0)
         )
-        history = (
-            now.history.at[now.iterations].set(judgement.worst) if self.history else now.history
-        )
-        prefix = now.place + converged
-        if self.progress:
-            jax.debug.callback(self._report, now.iterations, prefix, judgement.worst)
+        residuals, prefix = now.residuals, now.start + converged
+        if self.options.record:
+            residuals = residuals.at[now.iterations].set(found.worst)
+        if self.options.progress:
+            jax.debug.callback(self._report, now.iterations, prefix, found.worst)
         return now._replace(
-            value=value, judgement=judgement, prefix=prefix, exact=exact, history=history
+            value=value, convergence=found, prefix=prefix, exact=exact, residuals=residuals
         )
+
+    def _finished(self, chain: TracedChain, wide: TracedChain, end: Iterate) -> Run:
+        """The run, with what has not converged finished sequentially if that was asked for."""
+        ok = end.prefix >= chain.total
+        trajectory = cast(wide.layout.unflatten(self._whole(end)), chain.layout.dtypes)
+        failure = Result.NOT_CONVERGED
+        if self.options.on_failure == "sequential":
+            failure = Result.FINISHED_SEQUENTIALLY
+            # From the last state that is right to the last bit: see `deeppcr.newton.method`.
+            trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact))
+        states = chain.before(chain.initial, trajectory)
+        stats = Stats(end.iterations, end.convergence.worst, end.prefix)
+        if self.options.record:
+            rate = growth_rate(wide, wide.layout.flatten(cast(states, wide.layout.dtypes)))
+            stats = dataclasses.replace(stats, residuals=end.residuals, growth_rate=rate)
+        result = jnp.where(ok, jnp.int32(Result.CONVERGED), jnp.int32(failure))
+        return Run(trajectory, chain.outputs(states, trajectory), stats, result)
 
     def _report(self, iteration: Array, prefix: Array, residual: Array) -> None:
         """Tell the user how far it is."""
-        if self.progress:
-            self.progress(int(iteration), int(prefix), float(residual))
+        self.options.progress(int(iteration), int(prefix), float(residual))
 
-    def _written(self, now: Iterate) -> Array:
-        """All states, with the window in its place."""
+    def _whole(self, now: Iterate) -> Array:
+        """All states, with those of the window written into them."""
         if not now.whole.size:
             return now.value
-        return lax.dynamic_update_slice_in_dim(now.whole, now.value, now.place, 0)
+        return lax.dynamic_update_slice_in_dim(now.whole, now.value, now.start, 0)
 
 
 def _unrecorded() -> float:
-    """What stands after the last residual: NaN, but for those who have jax look for NaNs, which are none of theirs."""
+    """NaN after the last residual; infinity under `jax.debug_nans`, which would report the NaN."""
     return jnp.inf if jax.config.jax_debug_nans else jnp.nan  # type: ignore[attr-defined]
 
 
-def _index(here: Steps, states: Array) -> Array:
-    """The places of states, beside every entry of them."""
-    return jnp.broadcast_to(
-        here.across.index(len(states)).reshape((-1, *(1,) * (states.ndim - 1))), states.shape
-    )
+def _index(chain: TracedChain, states: Array) -> Array:
+    """The index of every state, beside each of its entries."""
+    index = chain.axis.index(len(states)).reshape((-1, *(1,) * (states.ndim - 1)))
+    return jnp.broadcast_to(index, states.shape)

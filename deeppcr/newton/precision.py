@@ -1,5 +1,6 @@
 """Iterating in float32 or better, whatever the dtypes of the chain."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,34 +9,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.chain import Problem
+from deeppcr.chain import TracedChain
 from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import trace
 
 
-def in_float32(problem: Problem) -> Problem:
+def in_float32(chain: TracedChain) -> TracedChain:
     """The same chain computed in float32 or better.
 
-    Iterates of bfloat16 or float16 stall far above what their dtype could resolve. A step that insists on its narrow dtype, by a
-    cast of its own, is iterated as it is.
+    Iterates of bfloat16 or float16 stall far above what their dtype could resolve. A step that
+    insists on its narrow dtype, by a cast of its own, is iterated as it is.
     """
-    initial, inputs = [_widened(z) for z in problem.initial], [_widened(x) for x in problem.inputs]
-    if [z.dtype for z in initial] == list(problem.layout.dtypes):
-        return problem
-    tree, batch_ndim = problem.step.state_tree, len(problem.layout.batch_shape)
-    state = jax.tree.unflatten(tree, initial)
-    arguments = jax.tree.unflatten(
-        problem.step.input_tree, [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in inputs]
-    )
+    initial, inputs = [_widened(z) for z in chain.initial], [_widened(x) for x in chain.inputs]
+    if chain.function is None or [z.dtype for z in initial] == list(chain.layout.dtypes):
+        return chain
+    state = jax.tree.unflatten(chain.step.state_tree, initial)
+    first = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in inputs]
     try:
-        step, captured = trace(problem.function, state, arguments)
-    except (
-        TypeError,
-        ValueError,
-    ):  # what jax raises of dtypes that do not mix, and `trace` of a state cast back
-        return problem
-    layout = StateLayout.of(initial, batch_ndim)
-    return Problem(problem.function, step, layout, problem.length, initial, inputs, captured)
+        step, captured = trace(
+            chain.function, state, jax.tree.unflatten(chain.step.input_tree, first)
+        )
+    except (TypeError, ValueError):  # dtypes that do not mix, or a state that is cast back
+        return chain
+    layout = StateLayout.of(initial, len(chain.layout.batch_shape))
+    return dataclasses.replace(
+        chain, step=step, layout=layout, initial=initial, inputs=inputs, captured=captured
+    )
 
 
 def _widened(x: Array) -> Array:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import depth
-from deeppcr.plan import Candidate, best_gradient, best_method
+from deeppcr._plan import Candidate, best_gradient, best_method
 from experiments.common import zoo
 from experiments.common.baselines import SCAN
 from experiments.decide_parts.measured import Effort, Measured, measure

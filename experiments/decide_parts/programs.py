@@ -10,9 +10,9 @@ from jax import lax
 import deeppcr
 import depth
 from deeppcr import Newton, Sequential
+from deeppcr._plan import Candidate, Candidates, ChainCosts
 from deeppcr.adjoint import Autodiff
 from deeppcr.chain import pose
-from deeppcr.plan import Candidate, Field, Pieces
 from experiments.common import zoo
 from experiments.common.baselines import baselines
 from experiments.common.costs import cost
@@ -69,7 +69,7 @@ class Chain:
         """The program that runs its steps by a scan."""
         return self.task.gradient(run) if self.is_gradient else self.task.forward(run)
 
-    def field(self, model: depth.Device) -> Field:
+    def field(self, model: depth.Device) -> Candidates:
         """The chain as the planner sees it."""
         task = self.task
 
@@ -77,8 +77,9 @@ class Chain:
             state = task.step(task.weights, state, x)
             return state, jax.tree.leaves(state)[0]
 
-        return Field(
-            Pieces.of(pose(step, task.init, task.inputs, self.specimen.length, 1, "init")), model
+        return Candidates(
+            ChainCosts.of(pose(step, task.init, task.inputs, self.specimen.length, 1, "init")),
+            model,
         )
 
     @property

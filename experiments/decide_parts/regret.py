@@ -13,7 +13,7 @@ from typing import Any
 from jax import lax
 
 import depth
-from deeppcr.plan import Candidate, Field, best_gradient, best_method
+from deeppcr._plan import Candidate, Candidates, best_gradient, best_method
 from experiments.common.baselines import SCAN
 from experiments.common.table import table
 from experiments.decide_parts.measured import Effort, Measured, measure
@@ -100,7 +100,7 @@ def _judged(
     }
 
 
-def running(field: Field, gradient: bool) -> list[Candidate]:
+def running(field: Candidates, gradient: bool) -> list[Candidate]:
     """All candidates; of those for a gradient only the two best forward passes."""
     if not gradient:
         return best_method(field, everything=True)

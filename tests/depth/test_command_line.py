@@ -215,7 +215,7 @@ def test_a_file_with_dataclasses_whose_annotations_are_postponed(run, place):
 def test_a_device_wherever_it_is_given_adds_a_time(run, argv):
     """A launch of a call and two kernels: 20 + 2 * 2.5 us, and next to no work."""
     lines = run(*argv).splitlines()
-    assert lines[-2:] == ["", "predicted    25 us on H100"]
+    assert lines[-2:] == ["", "predicted  25 us on H100"]
 
 
 def test_every_device_can_be_chosen(run):
@@ -262,10 +262,10 @@ def test_every_dtype_is_one(short):
 
 def test_wide_types_are_wide_without_x64(run):
     jax.config.update("jax_enable_x64", False)
-    assert "traffic      392 bytes" in run(
+    assert "bytes    392, " in run(
         "model_file.py:sines", "f64[8]"
     )  # three times 64 in and 64 out, and the 2
-    assert "traffic      196 bytes" in run("model_file.py:sines", "f32[8]")
+    assert "bytes    196, " in run("model_file.py:sines", "f32[8]")
 
 
 @pytest.mark.parametrize("kind", ["f32", "f64"])

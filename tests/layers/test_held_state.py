@@ -1,4 +1,4 @@
-"""State inside of what layers hold: generators, iterators, counters, caches. None is frozen, and no trial draws from it."""
+"""State inside of layers: generators, iterators, counters, caches. No trial draws from them."""
 
 import functools
 import itertools
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from tests.layers.kinds import X, check_what_is_left, loop, square
+from tests.layers.kinds import X, check_what_is_left, loop, options, square
 from tests.problems import assert_agree, normal
 
 WEIGHTS = list(normal(0, 4, 3, 3, scale=0.5))
@@ -364,7 +364,7 @@ def code_that_runs_code():
 
 @pytest.mark.parametrize("name", ODD)
 def test_results_and_what_is_left(name):
-    check_what_is_left(ODD[name], method=["auto", "newton"][list(ODD).index(name) % 2])
+    check_what_is_left(ODD[name], method=options(list(ODD).index(name))["method"])
 
 
 @pytest.mark.parametrize("name", ["generators_of_numpy_each", "slots", "nested_objects"])

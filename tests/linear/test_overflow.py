@@ -24,7 +24,7 @@ from deeppcr.linear import (
     solve_bidiagonal,
 )
 from deeppcr.linear.choose import SOLVERS
-from deeppcr.loops import FINISHING
+from deeppcr.loops import OVERFLOW
 from deeppcr.platforms import compiled_for
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem
 from tests.problems import assert_agree
@@ -270,7 +270,7 @@ def test_only_what_multiplies_blocks_is_guarded():
     blocks, b = problem("matrices", LENGTH, (BATCH,), 2)
 
     def guarded(solve):
-        return FINISHING in jax.jit(solve).lower(blocks, b).as_text(debug_info=True)
+        return OVERFLOW in jax.jit(solve).lower(blocks, b).as_text(debug_info=True)
 
     assert guarded(ParallelCyclicReduction().solve)
     assert guarded(ParallelCyclicReduction().solve_transposed)

@@ -37,7 +37,7 @@ def put(tree, *spec, on=None):
 
 
 def placed(chain, on=None, axis="chain"):
-    return sharding.place(chain, on or mesh(), axis)
+    return sharding.shard(chain, on or mesh(), axis)
 
 
 def wait(f, *args):

@@ -14,7 +14,6 @@ from deeppcr import (
     Chain,
     Coarse,
     Diagonal,
-    Frozen,
     Newton,
     Result,
     Scalar,
@@ -50,7 +49,7 @@ OPTIONS = {
         linearize=Diagonal(), acceleration=Anderson(), damping=TrustRegion()
     ),
     "blocks": Newton(linearize=BlockDiagonal(2), linear="cyclic_reduction"),
-    "frozen": Newton(linearize=Frozen(every=2), initial_guess="constant"),
+    "kept": Newton(jacobian_every=2, initial_guess="constant"),
     "scalar, damped": Newton(linearize=Scalar(0.3), linear="pcr", damping=TrustRegion()),
     "damped, recorded": Newton(damping=TrustRegion(), record=True, linear="prefix_scan"),
     "loose": Newton(rtol=1e-3, atol=1e-3, linear="chunked"),
@@ -155,7 +154,7 @@ def test_what_is_not_a_number_comes_out_as_from_the_sequential_program():
 
 def test_a_window_is_refused():
     with pytest.raises(
-        ValueError, match="window is 4, expected None for a chain that is spread over devices"
+        ValueError, match="window is 4, expected None for a chain that is sharded over devices"
     ):
         deeppcr.solve(placed(CHAIN), Z0, method=Newton(window=4))
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 import deeppcr
 from deeppcr import Adjoint, Chain, Newton, Sharded
-from deeppcr.sharding import place
+from deeppcr.sharding import shard
 from tests.problems import assert_agree, normal
 from tests.sharding.meshes import DEVICES, lies_along, mesh, placed, put, run, states, wait
 
@@ -62,7 +62,7 @@ SAID = {
     "by the adjoint": (run, ours(method="sequential", adjoint=SHARDED), XS),
     "by place": (
         run,
-        ours(partial(place, mesh=mesh()), method="newton", adjoint=Adjoint(linearize="diagonal")),
+        ours(partial(shard, mesh=mesh()), method="newton", adjoint=Adjoint(linearize="diagonal")),
         XS,
     ),
     "by the inputs, eagerly": (wait, ours(method="newton"), put(XS, "chain")),
@@ -93,7 +93,7 @@ def test_a_placed_chain_goes_in_and_out_of_jit(kind):
     chain = placed(CHAIN, mesh(kind))
     assert lies_along(chain.inputs["x"], "chain")
     assert lies_along(chain.inputs["number"], "chain")
-    assert run(lambda chain: chain, chain).spread == chain.spread
+    assert run(lambda chain: chain, chain).sharding == chain.sharding
     found = run(partial(deeppcr.solve, method="newton"), chain, Z0)
     assert_agree((found.value, found.trajectory), run(states, CHAIN, Z0))
     assert lies_along(found.trajectory, "chain")
@@ -137,13 +137,13 @@ def test_layers():
 
 
 def test_it_is_described(capsys):
-    assert "devices" not in str(deeppcr.describe(CHAIN, Z0))
+    assert "devices" not in str(deeppcr.plan(CHAIN, Z0))
     chain = placed(Chain(CHAIN.step, jax.tree.map(lambda x: x[:13], XS)))
-    assert "devices    8 along 'chain', up to 2 steps on each" in str(deeppcr.describe(chain, Z0))
-    said = deeppcr.describe(
+    assert "devices     8 along 'chain', up to 2 steps on each" in str(deeppcr.plan(chain, Z0))
+    said = deeppcr.plan(
         CHAIN, Z0, method=Newton(linear=Sharded(mesh(data=2, chain=4), ("data", "chain")))
     )
-    assert "devices    8 along" in str(said)
+    assert "devices     8 along" in str(said)
     jax.debug.visualize_array_sharding(placed(CHAIN).inputs["x"])
     drawn = capsys.readouterr().out
     assert all(f"CPU {device}" in drawn for device in range(DEVICES))
@@ -151,11 +151,11 @@ def test_it_is_described(capsys):
 
 def test_wrong_places():
     with pytest.raises(ValueError, match="axis is 'layers', and the mesh has the axes 'chain'"):
-        place(CHAIN, mesh(), "layers")
+        shard(CHAIN, mesh(), "layers")
     with pytest.raises(TypeError, match="mesh is 8, expected a jax"):
-        place(CHAIN, 8)
+        shard(CHAIN, 8)
     with pytest.raises(TypeError, match="list, expected"):
-        place([jnp.tanh], mesh())
+        shard([jnp.tanh], mesh())
 
 
 def test_several_places():

@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding
 import deeppcr
 from deeppcr import Chain, Newton, Sharded
 from deeppcr.linear import Matrices
-from deeppcr.loops import FINISHING
-from deeppcr.sharding import place
+from deeppcr.loops import FALLBACK, OVERFLOW
+from deeppcr.sharding import shard
 from tests.linear.loop import compiled
 from tests.sharding.meshes import DEVICES, P, mesh
 
@@ -26,13 +26,13 @@ ARRAY = re.compile(r"\b[a-z]+(\d*)\[([\d,]*)\]")
 def messages(program, fallback=True):
     """The messages between devices that stand in a compiled program: kinds and bytes, sorted.
 
-    ``fallback``: with those of loops that do step by step what is left, of which most programs take no turn.
+    ``fallback``: with those of loops that do step by step what is left, of which most programs make no trip.
     """
     found = []
     lines = [
         line
         for line in program.as_text().splitlines()
-        if fallback or f"/{FINISHING}/while/" not in line
+        if fallback or not any(f"/{name}/while/" in line for name in (FALLBACK, OVERFLOW))
     ]
     for shapes, kind in MESSAGE.findall("\n".join(lines)):
         arrays = [
@@ -63,7 +63,7 @@ def test_messages_are_found():
 WAYS = {
     "newton": (Newton(linearize="dense"), "pcr"),
     "diagonal": (Newton(linearize="diagonal"), "auto"),
-    "step by step": ("sequential", "sequential"),
+    "step by step": ("sequential", "backprop"),
 }
 
 
@@ -80,7 +80,7 @@ def training(way, length, devices):
     along, whole = (NamedSharding(on, spec) for spec in (P("chain"), P()))
 
     def loss(params, z0):
-        chain = place(Chain(layer, params), on) if devices > 1 else Chain(layer, params)
+        chain = shard(Chain(layer, params), on) if devices > 1 else Chain(layer, params)
         return (
             deeppcr.solve(chain, z0, method=method, adjoint=adjoint, batch_ndim=1).value ** 2
         ).mean()

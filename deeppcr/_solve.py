@@ -1,0 +1,123 @@
+"""`solve_chain`, the one way down from the api: shards, methods, adjoints and platforms meet here.
+
+The stations of a call: ``scan -> solve_chain -> the custom rule -> by_platform ->
+NewtonSolver.solve -> while_loop -> iteration``; docs/design.md names the file of each.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from deeppcr._plan.choose import choose_adjoint, choose_method
+from deeppcr._plan.costs import ChainCosts
+from deeppcr._plan.names import Auto, Method, Wanted
+from deeppcr.adjoint import Way, differentiable
+from deeppcr.adjoint.resolve import resolve_adjoint
+from deeppcr.axis import ChainSharding, explicit_mesh, with_auto_axes
+from deeppcr.chain import TracedChain
+from deeppcr.newton import Newton
+from deeppcr.platforms import differing, platforms
+from deeppcr.sharding import lengthened, shardings_of, shortened, without_shardings
+from deeppcr.solution import NotConverged, Result, Run
+
+
+def solve_chain(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
+    """Solve a chain of one or more steps, differentiably; the adjoint None stands for "auto"."""
+    if mesh := explicit_mesh(chain.initial, chain.inputs, shared=chain.axis.size > 1):
+        return _solve_on_explicit_mesh(chain, method, adjoint, mesh)
+    axis = chain.axis.on_auto_axes if isinstance(chain.axis, ChainSharding) else chain.axis
+    asked = dataclasses.replace(chain, axis=axis)
+    chain = lengthened(asked)
+    shapes, costs = chain.abstract, ChainCosts.of(chain)
+
+    def seen(platform: str) -> ChainCosts:
+        """The chain as its devices share it; those of a CPU are one machine's cores."""
+        return costs if platform == "cpu" else costs.shared_by(axis.size)
+
+    def choose() -> Mapping[str, Way]:
+        found = {name: choose_adjoint(seen(name), fixed, name) for name in platforms()}
+        return {name: resolve_adjoint(way, fixed, shapes) for name, way in differing(found).items()}
+
+    fixed = None if isinstance(method, Auto) else method
+    methods: dict[str, Any] = dict.fromkeys(platforms(), fixed)
+    if isinstance(method, Auto):
+        methods = {
+            name: method.with_options(choose_method(seen(name), name)) for name in platforms()
+        }
+    solvers: dict[str, Any] = {
+        name: found.bind(chain, asked) for name, found in differing(methods).items()
+    }
+    if isinstance(axis, ChainSharding):
+        solvers = {name: SolverPerShard(solver, axis) for name, solver in solvers.items()}
+    way = None if adjoint is None else resolve_adjoint(adjoint, fixed, shapes)
+    run = differentiable(choose)(dataclasses.replace(chain, function=None), solvers, way)
+    if chain.length > asked.length:
+        run = shortened(run, asked.length)
+    if isinstance(method, Newton) and method.on_failure == "raise":
+        _raise_unless_converged(run, asked.length)
+    return dataclasses.replace(run, last=[_last(z, axis) for z in run.trajectory])
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["inner"], meta_fields=["sharding"])
+@dataclasses.dataclass(frozen=True)
+class SolverPerShard:
+    """A bound method, on every shard of a chain at once."""
+
+    inner: Any
+    sharding: ChainSharding
+
+    def solve(self, chain: TracedChain) -> Run:
+        """Solve the chain where it is."""
+
+        def shard(inner: Any, chain: TracedChain) -> Run:
+            run: Run = inner.solve(chain.shard(self.sharding.shard))
+            return run
+
+        along, replicated = self.sharding.along, P()
+        specs = self.inner.sharded(along, replicated), chain.sharded(along, replicated)
+        out: Any = Run(along, along, replicated, replicated)  # type: ignore[arg-type]
+        run: Run = self.sharding.per_shard(shard, specs, out)(self.inner, chain)
+        return run
+
+
+def _solve_on_explicit_mesh(chain: TracedChain, method: Method, adjoint: Wanted, mesh: Any) -> Run:
+    """`solve_chain` with the axes of the mesh as `Auto` ones."""
+    sharding = chain.axis if isinstance(chain.axis, ChainSharding) else ChainSharding(mesh=mesh)
+
+    def inside(initial: Any, inputs: Any, captured: Any) -> Run:
+        here = dataclasses.replace(sharding, mesh=jax.sharding.get_abstract_mesh())
+        arrays = dataclasses.replace(
+            chain, initial=initial, inputs=inputs, captured=captured, axis=here
+        )
+        return solve_chain(without_shardings(arrays), method, adjoint)
+
+    out = shardings_of(chain, sharding)
+    run: Run = with_auto_axes(inside, mesh, out, chain.initial, chain.inputs, chain.captured)
+    return run
+
+
+def _last(states: jax.Array, axis: Any) -> jax.Array:
+    """The last state of the chain."""
+    is_sharded = axis.size > 1 and len(states) % axis.size == 0
+    last: jax.Array = axis.last(states) if is_sharded else states[-1]
+    return last
+
+
+def _raise_unless_converged(run: Run, length: int) -> None:
+    try:
+        result, prefix = int(run.result), int(run.stats.prefix)
+        residual, iterations = float(run.stats.residual), int(run.stats.iterations)
+    except jax.errors.ConcretizationTypeError:
+        raise ValueError(
+            'on_failure is "raise", which is not possible while jax traces the call '
+            '(jit, vmap, scan): take on_failure="return" and look at Solution.result.'
+        ) from None
+    if result != Result.CONVERGED:
+        raise NotConverged(
+            f"Newton did not converge: {prefix} of {length} states after {iterations} iterations, "
+            f"largest relative residual {residual:.1e}."
+        )

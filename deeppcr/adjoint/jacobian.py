@@ -1,0 +1,193 @@
+"""Tangents and adjoints by Jacobian blocks of all steps at once and one linear recurrence.
+
+Exact blocks take one solve. Others, quasi-Newton ones or those of a batch whose examples interact
+(batch normalisation), are corrected against the true derivative until the residual is at rounding
+level: see `refine`. So whatever the blocks, the derivative is exact.
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from deeppcr.adjoint.backpropagation import Backpropagation
+from deeppcr.adjoint.refine import refine
+from deeppcr.axis import ChainAxis
+from deeppcr.chain import TracedChain
+from deeppcr.checks import check_count
+from deeppcr.convergence import ROUNDING, Criterion
+from deeppcr.fallback import unless_finite
+from deeppcr.linear import LinearSolver, Recurrence, find_solver, solver_on
+from deeppcr.linear.along import Along
+from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
+from deeppcr.state import Leaves, StateLayout
+from deeppcr.step import Step
+
+CHUNK = 1 << 21  # bytes of blocks that a sequential solver works on at once: they stay in the cache
+BUDGET = 64  # solves
+# The fallback of exact blocks: a product of them may overflow. And a block holds a zero where an
+# entry does not depend on another, while the step's own derivative has no product there: one
+# infinite entry of a cotangent would make all others NaN.
+BACKPROPAGATION = Backpropagation()
+
+
+@dataclasses.dataclass(frozen=True)
+class Adjoint:
+    """Derivatives by one linear recurrence over all steps, instead of backpropagation step by step.
+
+    Attributes:
+        linearize: its blocks, as in `Newton`. Exact ones take one solve; with any other, solves are
+            repeated until the residual against the true derivative is at rounding level, so that
+            gradients are exact, too. "auto": as `Newton` has it, if that is the method; else the
+            exact Jacobian in its narrowest form.
+        linear: the solver of the linear recurrence, see `deeppcr.solve_bidiagonal`.
+        rtol: the largest residual, relative to the adjoint state; None for 16 units in the last
+            place of the dtype.
+        max_iterations: the number of solves before the rest is done step by step.
+        memory: bytes that blocks may take, as in `Newton`; longer chains are solved in chunks.
+    """
+
+    linearize: str | Linearization = "auto"
+    linear: str | LinearSolver = "auto"
+    rtol: float | None = None
+    max_iterations: int = BUDGET
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        find_linearization(self.linearize)
+        find_solver(self.linear)
+        if self.rtol is not None and not self.rtol >= 0:
+            raise ValueError(f"rtol is {self.rtol}, expected a number >= 0, or None.")
+        check_count("max_iterations", self.max_iterations, "how many solves")
+        check_count("memory", self.memory, "how many bytes", optional=True)
+
+    def bind(self, step: Step, layout: StateLayout, length: int) -> "JacobianAdjoint":
+        """The adjoint of a chain of ``length`` such steps, with every option resolved."""
+        choice = choose_linearization(self.linearize, step, layout, length, None, self.memory)
+        atol = ROUNDING * float(jnp.finfo(layout.dtype).tiny)
+        working = float(jnp.finfo(layout.dtype).eps)
+        criterion = Criterion(self.rtol, atol, layout.eps, working, quadratic=False)
+        linearization = constant(choice.linearization)
+        return JacobianAdjoint(
+            linearization,
+            find_solver(self.linear),
+            choice.is_exact,
+            criterion,
+            self.max_iterations,
+            choice.window,
+        )
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["linearization"],
+    meta_fields=["solver", "is_exact", "criterion", "budget", "window"],
+)
+@dataclasses.dataclass(frozen=True)
+class JacobianAdjoint:
+    """`Adjoint`, bound to a chain."""
+
+    linearization: Linearization
+    solver: LinearSolver
+    is_exact: bool
+    criterion: Criterion
+    budget: int
+    window: int
+
+    def chunk(self, chain: TracedChain) -> int:
+        """See `AdjointSolver`: what fits into memory, for a sequential solver into the cache."""
+        length, most = chain.length, self.window
+        if isinstance(self.solver, Recurrence):
+            size = self.linearization.bytes_per_step(chain.step, chain.layout)
+            most = min(most, max(1, CHUNK // max(size, 1)))
+        count = -(-length // most)
+        even = [n for n in range(count, 2 * count) if length % n == 0]  # else the last is shorter
+        return -(-length // (even[0] if even else count))
+
+    def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
+        """See `AdjointSolver`."""
+        layout, linearize = chain.layout, self.linearization.blocks
+        blocks = linearize(chain, layout.flatten(states))
+        first = _push(layout, _one(chain, states, 0), layout.flatten(enter))
+        axis, right = chain.axis, layout.flatten(b)
+        right = axis.set_first(right, right[0] + first)
+
+        def solve(right: Array) -> Array:
+            return self.solver.solve(blocks, right)
+
+        if self.is_exact:
+            t = layout.unflatten(self.solver.solve_unguarded(blocks, right))
+            return unless_finite(t, partial(BACKPROPAGATION.forward, chain, states, b, enter), axis)
+
+        def couple(t: Array) -> Array:
+            before = axis.before(jnp.zeros_like(t[0]), t)
+            return layout.flatten(jax.jvp(chain, (states,), (layout.unflatten(before),))[1])
+
+        def push(index: Array, t: Array) -> Array:
+            return _push(layout, _one(chain, states, index), t)
+
+        return layout.unflatten(
+            refine(couple, solve, push, right, self.criterion, self.budget, axis)
+        )
+
+    def backward(
+        self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
+    ) -> tuple[Leaves, Leaves]:
+        """See `AdjointSolver`."""
+        layout, linearize = chain.layout, self.linearization.blocks
+        blocks = linearize(chain, layout.flatten(states))
+        axis, right = chain.axis.reversed, layout.flatten(g)
+        right = axis.set_first(right, right[-1] + layout.flatten(enter))
+
+        def solve(right: Array) -> Array:
+            return self.solver.solve_transposed(blocks, right)
+
+        if self.is_exact:
+            lam = self.solver.solve_transposed_unguarded(blocks, right)
+            mu = Along().first(blocks, 1).transpose().apply(lam[:1])[0]
+            found = layout.unflatten(lam), layout.unflatten(chain.axis.of_first(mu))
+            again = partial(BACKPROPAGATION.backward, chain, states, g, enter)
+            return unless_finite(found, again, axis)
+
+        _, pull = jax.vjp(chain, states)
+
+        def couple(lam: Array) -> Array:
+            pulled = layout.flatten(pull(layout.unflatten(lam))[0])
+            return axis.before(jnp.zeros_like(pulled[0]), pulled)
+
+        def pull_one(index: Array, lam: Array) -> Array:
+            return _pull(layout, _one(chain, states, index), lam)
+
+        lam = refine(couple, solve, pull_one, right, self.criterion, self.budget, axis)
+        mu = _pull(layout, _one(chain, states, 0), lam[0])
+        return layout.unflatten(lam), layout.unflatten(chain.axis.of_first(mu))
+
+    def on_shard(self, axis: ChainAxis) -> "JacobianAdjoint":
+        """See `AdjointSolver`."""
+        return dataclasses.replace(self, solver=solver_on(axis, self.solver))
+
+
+_One = tuple[TracedChain, Leaves, Leaves]  # one step: its state and its inputs
+
+
+def _one(chain: TracedChain, states: Leaves, index: int | Array) -> _One:
+    def at(leaves: Leaves) -> Leaves:
+        return [lax.dynamic_index_in_dim(x, index, keepdims=False) for x in leaves]
+
+    return chain, at(states), at(chain.inputs)
+
+
+def _push(layout: StateLayout, one: _One, t: Array) -> Array:
+    chain, state, inputs = one
+    pushed = jax.jvp(
+        lambda z: chain.step(z, inputs, chain.captured), (state,), (layout.unflatten(t),)
+    )[1]
+    return layout.flatten(pushed)
+
+
+def _pull(layout: StateLayout, one: _One, lam: Array) -> Array:
+    chain, state, inputs = one
+    pull = jax.vjp(lambda z: chain.step(z, inputs, chain.captured), state)[1]
+    return layout.flatten(pull(layout.unflatten(lam))[0])

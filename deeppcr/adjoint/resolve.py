@@ -1,0 +1,31 @@
+"""An adjoint that was asked for, or chosen by the planner, resolved for one chain."""
+
+import dataclasses
+
+from deeppcr.adjoint.backpropagation import Backpropagation
+from deeppcr.adjoint.jacobian import Adjoint
+from deeppcr.adjoint.per_shard import AdjointPerShard
+from deeppcr.adjoint.rules import Autodiff, Way
+from deeppcr.axis import ChainSharding
+from deeppcr.chain import TracedChain
+from deeppcr.newton import Newton
+
+
+def resolve_adjoint(
+    adjoint: Adjoint | Backpropagation | Autodiff | None, method: object, chain: TracedChain
+) -> Way:
+    """The way to differentiate a chain that ``method`` solves; None for a method of "auto"."""
+    sharding, has_rule = chain.axis, chain.step.has_custom_vjp
+    if isinstance(sharding, ChainSharding):
+        if isinstance(adjoint, Autodiff) and not has_rule:
+            adjoint = Backpropagation()  # the same, shard after shard
+        way = resolve_adjoint(adjoint, method, dataclasses.replace(chain, axis=sharding.shard))
+        return way if isinstance(way, Autodiff) else AdjointPerShard(way, sharding)
+    if adjoint is None or isinstance(adjoint, Autodiff) or has_rule:
+        is_newton = isinstance(method, Newton)
+        return Autodiff(with_states=has_rule or not is_newton, with_stats=is_newton)
+    if not isinstance(adjoint, Adjoint):
+        return adjoint
+    if adjoint.linearize == "auto" and isinstance(method, Newton):
+        adjoint = dataclasses.replace(adjoint, linearize=method.linearize)
+    return adjoint.bind(chain.step, chain.layout, chain.length)

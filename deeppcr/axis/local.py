@@ -1,0 +1,127 @@
+"""`ChainAxis`: operations along the chain on one device; axis 0 of every array is the chain."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainAxis:
+    """All steps are on one device. A ``backwards`` recurrence starts at the end of the arrays."""
+
+    backwards: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of shards."""
+        return 1
+
+    @property
+    def rank(self) -> int | Array:
+        """The number of shards before this one."""
+        return 0
+
+    @property
+    def reversed(self) -> Self:
+        """The same axis for a recurrence in the other direction."""
+        return dataclasses.replace(self, backwards=not self.backwards)
+
+    def total(self, length: int) -> int:
+        """The number of steps in all shards, if this one has ``length``."""
+        return length
+
+    def before(self, entry: Array, states: Array) -> Array:
+        """The state before each step; ``entry`` before the first step of the chain."""
+        parts = [states[1:], entry[None]] if self.backwards else [entry[None], states[:-1]]
+        return jnp.concatenate(parts)
+
+    def index(self, length: int) -> Array:
+        """The index of each of ``length`` steps in the whole chain, from 0: int32."""
+        index = lax.iota(jnp.int32, length)
+        return length - 1 - index if self.backwards else index
+
+    def leading(self, *true: Array) -> list[Array]:
+        """For each array, the number of steps from the start with all entries true: int32."""
+        counts = []
+        for each in true:  # the first false index: one reduction, not a running product of several
+            length = len(each)
+            index = ChainAxis.index(self, length).reshape((-1, *(1,) * (each.ndim - 1)))
+            counts.append(jnp.where(each, jnp.int32(length), index).min(initial=length))
+        return counts
+
+    def last(self, states: Array) -> Array:
+        """The last state of the chain."""
+        return states[0 if self.backwards else -1]
+
+    def set_first(self, x: Array, entry: Array) -> Array:
+        """``x`` with ``entry`` at the first step of the chain."""
+        return x.at[self._start].set(entry)
+
+    def of_first(self, tree: Any) -> Any:
+        """The value that the first shard has."""
+        return tree
+
+    def largest(self, x: Array) -> Array:
+        """Entry by entry, the maximum over the shards."""
+        return x
+
+    def mean(self, x: Array) -> Array:
+        """Entry by entry, the mean over the shards."""
+        return x
+
+    def cummax(self, x: Array) -> Array:
+        """The running maximum along the chain."""
+        return lax.cummax(x, axis=0, reverse=self.backwards)
+
+    def cumsum(self, x: Array, axis: int = 0) -> Array:
+        """The running sum along the chain, which is on ``axis``."""
+        return lax.cumsum(x, axis=axis, reverse=self.backwards)
+
+    def sequentially(
+        self, work: Callable[[Any, Any], tuple[Any, Any]], entry: Any, own: Any
+    ) -> tuple[Any, Any]:
+        """Run ``work(entry, own) -> (exit, new)`` shard after shard, each from the exit before it.
+
+        Args:
+            work: what is done with one shard, without messages to another.
+            entry: what the first shard starts from: a pytree.
+            own: the shard's own arrays; ``new`` has the same structure, shapes and dtypes.
+                None if there are none before.
+
+        Returns:
+            the exit of the last shard, and each shard's ``new``.
+        """
+        return work(entry, own)
+
+    def scan(
+        self,
+        body: Callable[[Any, Any], tuple[Any, Any]],
+        carry: Any,
+        xs: Any,
+        length: int | None = None,
+        unroll: int = 1,
+    ) -> tuple[Any, Any]:
+        """`jax.lax.scan` along the chain, in the direction of the recurrence."""
+        left: tuple[Any, Any] = lax.scan(body, carry, xs, length, self.backwards, unroll)
+        return left
+
+    def each(self, f: Callable[..., Any], *parts: Any, shared: Any) -> Any:
+        """``f(*parts, shared)``; ``parts`` and the result carry the chain, ``shared`` does not."""
+        return f(*parts, shared)
+
+    @property
+    def _start(self) -> int:
+        """The index of the first step in the arrays."""
+        return -1 if self.backwards else 0
+
+    def _last(self, tree: Any) -> Any:
+        """The entry of the shard's last step."""
+        end = 0 if self.backwards else -1
+        return jax.tree.map(lambda leaf: leaf[end], tree)
+
+
+LOCAL = ChainAxis()

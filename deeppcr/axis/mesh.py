@@ -1,0 +1,119 @@
+"""`ChainSharding`: a chain whose arrays are sharded over the devices along one axis of a mesh."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from deeppcr.axis.devices import DeviceAxis
+from deeppcr.axis.explicit import with_auto_types
+from deeppcr.axis.local import ChainAxis
+
+MeshAxis = str | tuple[str, ...]
+"""The name of a mesh axis, or several, of which the first varies slowest."""
+
+
+def check_mesh_axis(mesh: Any, axis: Any, name: str = "axis") -> None:
+    """Raise unless ``mesh`` is a mesh and ``axis`` names one of its axes, or several in a tuple."""
+    if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        raise TypeError(f"mesh is {mesh!r}, expected a jax.sharding.Mesh, as of jax.make_mesh.")
+    names = _names(axis)
+    if not names or any(part not in mesh.axis_names for part in names):
+        known = ", ".join(map(repr, mesh.axis_names))
+        raise ValueError(
+            f"{name} is {axis!r}, and the mesh has the axes {known}; "
+            "expected one of them, or a tuple of some."
+        )
+
+
+def count_devices(mesh: Any, axis: MeshAxis) -> int:
+    """The number of devices along an axis."""
+    size = 1
+    for name in _names(axis):
+        size *= mesh.shape[name]
+    return size
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainSharding(ChainAxis):
+    """Equal shards of a chain on the devices along ``mesh_axis`` of ``mesh``; see `ChainAxis`.
+
+    It has only what is needed outside of `jax.shard_map`. Without an axis, (), the chain is one
+    shard, and other axes of the mesh share the batch.
+    """
+
+    mesh: Any = None
+    mesh_axis: MeshAxis = ()
+
+    @property
+    def size(self) -> int:
+        """See `ChainAxis`."""
+        return count_devices(self.mesh, self.mesh_axis)
+
+    @property
+    def on_auto_axes(self) -> "ChainSharding":
+        """The same for arrays on `Auto` axes, even if the mesh was made with `Explicit` ones."""
+        return dataclasses.replace(self, mesh=with_auto_types(self.mesh))
+
+    @property
+    def shard(self) -> ChainAxis:
+        """The chain axis of one device, inside `per_shard`."""
+        if not self.mesh_axis:
+            return ChainAxis(self.backwards)
+        numbers = _device_numbers(self.mesh, self.mesh_axis)
+        return DeviceAxis(self.backwards, self.size, self.mesh_axis, numbers)
+
+    @property
+    def along(self) -> P:
+        """The sharding of arrays that carry the chain on axis 0."""
+        return P(self.mesh_axis)
+
+    def per_shard(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """``f`` on every shard, by `jax.shard_map`; shardings along other mesh axes stay.
+
+        jax does not check which results are equal on all devices: a collective makes them so.
+        """
+        names = set(_names(self.mesh_axis))
+        if names:
+            f = jax.shard_map(
+                f,
+                mesh=self.mesh,
+                in_specs=in_specs,
+                out_specs=out_specs,
+                axis_names=names,
+                check_vma=False,
+            )
+        # Without jit, jax maps over all axes or none, and compiles each operation on its own.
+        return jax.jit(f)
+
+    def before(self, entry: Array, states: Array) -> Array:
+        """See `ChainAxis`."""
+        run = self.per_shard(self.shard.before, (P(), self.along), self.along)
+        shifted: Array = run(entry, states)
+        return shifted
+
+    def last(self, states: Array) -> Array:
+        """See `ChainAxis`."""
+        found: Array = self.per_shard(self.shard.last, self.along, P())(states)
+        return found
+
+    def each(self, f: Callable[..., Any], *parts: Any, shared: Any) -> Any:
+        """See `ChainAxis`."""
+        run = self.per_shard(f, (*(self.along for _ in parts), P()), self.along)
+        return run(*parts, shared)
+
+
+def _device_numbers(mesh: Any, axis: MeshAxis) -> tuple[int, ...]:
+    """The numbers of the devices along several axes, in the order of the mesh."""
+    names = _names(axis)
+    ordered = [name for name in mesh.axis_names if name in names]
+    numbers = np.arange(count_devices(mesh, axis)).reshape([mesh.shape[name] for name in ordered])
+    return tuple(numbers.transpose([ordered.index(name) for name in names]).reshape(-1).tolist())
+
+
+def _names(axis: MeshAxis) -> tuple[str, ...]:
+    return axis if isinstance(axis, tuple) else (axis,)

@@ -1,0 +1,66 @@
+"""The path of a call stays short: the deepest stack of our own functions while jax traces a solve."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from tests.problems import normal
+
+HOUSE = Path(deeppcr.__file__).parent.parent
+OURS = tuple(str(HOUSE / package) for package in ("deeppcr", "depth"))
+WEIGHT = normal(0, 2, 2)
+XS = normal(1, 7, 2)
+
+
+def deepest(call):
+    """The names of the functions of ours on the deepest stack."""
+    found = []
+
+    def look(frame, event, _):
+        nonlocal found
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            stack = []
+            while frame:
+                if frame.f_code.co_filename.startswith(OURS):
+                    stack.append(frame.f_code.co_qualname)
+                frame = frame.f_back
+            found = max(found, stack[::-1], key=len)
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def loss(xs, **options):
+    def step(z, x):
+        z = jnp.tanh(WEIGHT @ z + x)
+        return z, z
+
+    return deeppcr.scan(step, jnp.zeros(2), xs, method="newton", **options)[1].sum()
+
+
+@pytest.mark.parametrize("linear", ["sequential", "pcr"])
+def test_a_solve_is_at_most_16_functions_deep(linear):
+    newton = deeppcr.Newton(linear=linear)
+
+    def solve(xs):
+        chain = deeppcr.Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), xs)
+        return deeppcr.solve(chain, jnp.zeros(2), method=newton).value
+
+    path = deepest(lambda: jax.jit(solve).lower(XS))
+    assert len(path) <= 16, "\n".join(path)
+
+
+@pytest.mark.parametrize("adjoint", ["backprop", "sequential", "pcr"])
+def test_its_gradient_is_at_most_18_functions_deep(adjoint):
+    path = deepest(lambda: jax.jit(jax.grad(partial(loss, adjoint=adjoint))).lower(XS))
+    assert len(path) <= 18, "\n".join(path)
