@@ -1,9 +1,10 @@
 """A traced step for arrays of another kind of mesh.
 
-Where the axes of a mesh are of the type `Explicit`, jax writes into every variable of a jaxpr how it lies on the mesh, and will
-not mix it with arrays for which the compiler decides that, `Auto`. The arrays that a user's function closes over are there, too,
-and cannot be passed in anew. So the traced function is traced again, equation by equation, on arrays of which jax knows the
-shapes and nothing else; with the functions that it calls, and with their own derivatives (`jax.custom_jvp`).
+Where the axes of a mesh are of the type `Explicit`, jax writes into every variable of a jaxpr how
+it lies on the mesh, and will not mix it with arrays for which the compiler decides that, `Auto`.
+The arrays that a user's function closes over are there, too, and cannot be passed in anew. So the
+traced function is traced again, equation by equation, on arrays of which jax knows the shapes and
+nothing else; with the functions that it calls, and with their own derivatives (`jax.custom_jvp`).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import jax
 
-from deeppcr.jaxprs import Program, evaluate, without_constants
+from depth.jaxprs import Program, bind, interpret, without_constants
 
 SHARDINGS = ("sharding", "out_sharding")
 NO_MESH = jax.sharding.AbstractMesh((), ())
@@ -30,18 +31,25 @@ def retyped(program: Program) -> tuple[Program, list[Any]]:
 
 
 def _trace(program: Program, variables: Sequence[Any], constants: Sequence[Any] = ()) -> Any:
-    """The program as a jaxpr of ``variables``, ``constants`` being in the place of those that come before them."""
+    """The program as a jaxpr of ``variables``, which come after given ``constants``."""
 
     def run(*arrays: Any) -> list[Any]:
         known = dict(zip([*program.constvars, *program.invars], [*constants, *arrays], strict=True))
-        return evaluate(program, known, program.outvars, _anew)
+        return interpret(program, known, program.outvars, _rule)
 
     with jax.sharding.use_abstract_mesh(NO_MESH):
         return jax.make_jaxpr(run)(*map(_shape, variables))
 
 
+def _rule(equation: Any, operands: list[Any]) -> list[Any]:
+    return bind(equation, operands, _anew)
+
+
 def _anew(equation: Any, operands: list[Any]) -> list[Any] | None:
-    """The results of an equation whose parameters hold programs, or say how arrays lie; None for any other."""
+    """The results of an equation whose parameters hold programs, or say how arrays lie.
+
+    None for any other.
+    """
     params = {key: _convert(value) for key, value in equation.params.items()}
     params |= {key: None for key in SHARDINGS if params.get(key) is not None}
     if all(params[key] is value for key, value in equation.params.items()):
@@ -65,7 +73,10 @@ def _convert(value: Any) -> Any:
 
 
 class _Derivative:
-    """What makes the jaxpr of a `jax.custom_jvp` rule once jax knows which tangents are zero: with that jaxpr traced anew."""
+    """What makes the jaxpr of a `jax.custom_jvp` rule once jax knows which tangents are zero.
+
+    With that jaxpr traced anew.
+    """
 
     def __init__(self, rule: Any) -> None:
         self._rule = rule

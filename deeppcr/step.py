@@ -12,17 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.jaxprs import (
-    Program,
-    Replacement,
-    evaluate,
-    has_custom_vjp,
-    has_users_rule,
-    is_literal,
-    side_effects,
-)
+from deeppcr.jaxprs import has_custom_vjp, has_users_rule, side_effects
+from deeppcr.rewrites.cut_first import evaluate
 from deeppcr.state import Leaves
-from depth.jaxprs import is_reference
+from depth.jaxprs import Program, Replacement, is_literal, is_reference
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The serial depth, work and traffic of any JAX program, from its jaxpr, and the time to expect of it, before it runs."""
+"""The serial depth, work, traffic and expected time of any JAX program, from its jaxpr."""
 
 from depth.analysis import analyze, by_output, compute_depth, serial_depth
 from depth.at_hand import at_hand

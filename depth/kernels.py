@@ -18,35 +18,14 @@ from math import prod
 from typing import Any
 
 from depth.control import Branches, Call, Scan, While
+from depth.counts import nbytes, shape, size
 from depth.graph import START, Block, Node
-from depth.rules import RULES, elements, nbytes, shape, size
+from depth.primitives import primitive
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
+HOLDERS = frozenset(
+    {"unknown", "call", "derivative rule", "loop", "branch", "program", "reference"}
+)
 FUSED = frozenset({"elementwise", "move", "random"})
-FREE = frozenset(
-    {
-        "reshape",
-        "squeeze",
-        "copy",
-        "stop_gradient",
-        "name",
-        "optimization_barrier",
-        "pvary",
-        "bitcast_convert_type",
-    }
-)
-# Functions that a processor has no instruction for: some ten to twenty others each.
-TRANSCENDENTAL = _words(
-    """
-    acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf erf_inv
-    erfc exp exp2 expm1 igamma igamma_grad_a igammac lgamma log log1p log2 logistic polygamma pow
-    regularized_incomplete_beta sin sinh tan tanh zeta
-    """
-)
 # What one kind of operation costs differs by class more than by primitive.
 CLASSES = (
     "arithmetic",
@@ -61,36 +40,10 @@ CLASSES = (
 CLASS_OF_KIND = {
     "elementwise": "arithmetic",
     "random": "transcendental",
-    "scan": "cumulative",
+    "cumulative": "cumulative",
     "product": "product",
     "factorization": "cumulative",
     "sort": "cumulative",
-}
-# Data that changes its order, or its neighbours: what a processor cannot do by reading straight on.
-REORDERS = frozenset(
-    {
-        "transpose",
-        "concatenate",
-        "pad",
-        "rev",
-        "gather",
-        "scatter",
-        "split",
-        "stack",
-        "unstack",
-        "tile",
-    }
-)
-# Of the first operand only a part is read, as much as comes out, or as much as the given operand
-# replaces.
-CUTS = frozenset({"slice", "dynamic_slice", "gather", "split", "unstack"})
-UPDATES = {
-    "dynamic_update_slice": 1,
-    "scatter": 2,
-    "scatter-add": 2,
-    "scatter-mul": 2,
-    "scatter-min": 2,
-    "scatter-max": 2,
 }
 # Programs of so many operations are looked at in the place where they are called.
 SMALL = 300
@@ -237,10 +190,10 @@ class Kernels:
             case Branches(blocks):
                 return Choice(tuple(map(self.program, blocks)))
             case Scan(block):
-                return Loop(transfer.turns, self._with_slices(transfer), unroll=transfer.unroll)
+                return Loop(transfer.trips, self._with_slices(transfer), unroll=transfer.unroll)
             case While(condition, body):
                 return Loop(
-                    transfer.turns, self.program(body), self.program(condition), transfer.proven
+                    transfer.trips, self.program(body), self.program(condition), transfer.proven
                 )
         raise TypeError(f"no such transfer: {type(transfer).__name__}")
 
@@ -312,7 +265,7 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     cuts = Counter(
         slot
         for node in nodes
-        if node.equation.primitive.name in CUTS | REORDERS
+        if primitive(node.equation).cuts or primitive(node.equation).reorders
         for slot in set(node.operands)
     )
     kinds = [_kind(node) for node in nodes]
@@ -373,10 +326,10 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
 
 
 def _kind(node: Node) -> str:
-    rule = RULES.get(node.equation.primitive.name)
-    if node.transfer or rule is None:
+    kind = primitive(node.equation).kind
+    if node.transfer or kind in HOLDERS:
         return "own"
-    return "move" if _is_reshape(node.equation) else rule.kind
+    return "move" if _is_reshape(node.equation) else kind
 
 
 def _is_reshape(equation: Any) -> bool:
@@ -391,7 +344,7 @@ def _kernel(
 ) -> Kernel | None:
     """The kernel of nodes that are computed together; None if they are nothing but an index."""
     atoms = [atom for node in nodes for atom in (*node.equation.invars, *node.equation.outvars)]
-    if all(node.equation.primitive.name in FREE for node in nodes) or all(map(_is_index, atoms)):
+    if all(primitive(node.equation).free for node in nodes) or all(map(_is_index, atoms)):
         return None
     by = {slot: node.equation.primitive.name for node in nodes for slot in node.results}
     readers = Counter(slot for node in nodes for slot in set(node.operands))
@@ -402,7 +355,7 @@ def _kernel(
     pieces, dtype, kind = 1, "", ""
     for node in nodes:
         equation, name = node.equation, node.equation.primitive.name
-        own = _kind(node)
+        known, own = primitive(equation), _kind(node)
         operations.update(_operations(equation, own))
         if name == "reduce_sum" and by.get(node.operands[0]) == "mul":  # a product, written out
             operations["contraction"] += operations.pop("reduction", 0)
@@ -419,14 +372,14 @@ def _kernel(
                 read[key] = max(read.get(key, 0), amount)
         for slot, atom in zip(node.results, equation.outvars, strict=False):
             amount = (
-                min(nbytes(atom), nbytes(equation.invars[UPDATES[name]]))
-                if name in UPDATES
-                else nbytes(atom)
+                nbytes(atom)
+                if known.updates is None
+                else min(nbytes(atom), nbytes(equation.invars[known.updates]))
             )  # in place
             leaves = slot in ends or bool(read_by.get(slot, set()) - {leader})
             reach[slot] = inputs
             if leaves or (
-                name in TRANSCENDENTAL and readers[slot] > 1
+                known.transcendental and readers[slot] > 1
             ):  # too dear to be computed twice
                 written += amount * leaves
                 apart += sum(inputs.values()) + amount
@@ -448,31 +401,31 @@ def _kernel(
 
 def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:
     """What a node of a kernel is made of: what comes from outside, or was written before."""
-    equation, name = node.equation, node.equation.primitive.name
+    equation, known = node.equation, primitive(node.equation)
     inputs: dict[Any, int] = {}
     for position, (slot, atom) in enumerate(zip(node.operands, equation.invars, strict=False)):
         if slot in reach:
             inputs |= reach[slot]
             continue
         amount = nbytes(atom)
-        if position == 0 and name in CUTS:
+        if position == 0 and known.cuts:
             amount = min(amount, sum(map(nbytes, equation.outvars)))
-        if position == 0 and name in UPDATES:
-            amount = min(amount, nbytes(equation.invars[UPDATES[name]]))
+        if position == 0 and known.updates is not None:
+            amount = min(amount, nbytes(equation.invars[known.updates]))
         inputs[(START, id(atom)) if slot == START else slot] = amount
     return inputs
 
 
 def _operations(equation: Any, kind: str) -> dict[str, int]:
     """The operations of an equation, by class."""
-    name, rule = equation.primitive.name, RULES.get(equation.primitive.name)
+    name, known = equation.primitive.name, primitive(equation)
     if _is_reshape(equation):
         return {}
-    if name in REORDERS or (name == "slice" and not _is_straight(equation)):
+    if known.reorders or (name == "slice" and not _is_straight(equation)):
         return {"move": sum(map(size, equation.outvars))}
-    if name in TRANSCENDENTAL:
+    if known.transcendental:
         return {"transcendental": size(equation.outvars[0])}
-    work = rule.work(equation) if rule else elements(equation)
+    work = known.work(equation)
     if name == "conv_general_dilated":
         groups = max(equation.params["feature_group_count"], equation.params["batch_group_count"])
         return {"product": work, "expanded": work * (groups - 1)}

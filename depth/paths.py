@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from depth.counts import traffic
 from depth.graph import Block, Node, explain
 from depth.jaxprs import Location
 from depth.maxplus import Algebra
-from depth.rules import RULES, elements, traffic
+from depth.primitives import primitive
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,7 @@ def _operations(nodes: list[tuple[Node, Location, int]]) -> tuple[Operations, ..
     for node, where, count in nodes:
         if node.depth:
             equation = node.equation
-            rule = RULES.get(equation.primitive.name)
-            work = rule.work(equation) if rule else elements(equation)
+            work = primitive(equation).work(equation)
             entry = sums[equation.primitive.name, where]
             for i, amount in enumerate((1, node.depth, work, traffic(equation))):
                 entry[i] += count * amount

@@ -19,16 +19,16 @@ from jax import Array
 
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
-from deeppcr.jaxprs import Replacement
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.linearize import Linearization
 from deeppcr.platforms import compiled_for
+from deeppcr.rewrites.small_products import write_out
 from deeppcr.sequential import run_sequentially
 from deeppcr.signature import signature
-from deeppcr.small_products import write_out
 from deeppcr.state import Leaves, add
 from depth import Cost
 from depth.analysis import analyze_body, analyze_jaxpr
+from depth.jaxprs import Replacement
 from depth.kernels import Kernel, Program
 
 ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of a function; another one of the same name may be alike

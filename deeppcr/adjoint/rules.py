@@ -36,11 +36,11 @@ from jax.custom_derivatives import SymbolicZero
 from deeppcr.adjoint.solver import AdjointSolver
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import DEFAULT, by_platform
+from deeppcr.rewrites.plain_sums import with_plain_sums
+from deeppcr.rewrites.small_products import write_out
 from deeppcr.sequential import run_sequentially
-from deeppcr.small_products import write_out
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import Leaves, add
-from deeppcr.sums import with_plain_sums
 
 
 @jax.tree_util.register_static

@@ -13,12 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxprs_in_params
 
-from deeppcr.jaxprs import is_rule_of_jax, side_effects, without_constants
+from deeppcr.jaxprs import is_rule_of_jax, side_effects
 from deeppcr.layers.objects import Structure, key_of
 from deeppcr.layers.parts import as_callable
 from deeppcr.layers.reach import Reach
+from depth.jaxprs import equations, without_constants
+from depth.primitives import primitive
 
 # By these, code can tell an array of numpy from one that is traced in its stead.
 _ASKING = frozenset(
@@ -154,7 +155,7 @@ def effects_of(closed: Any) -> str:
     """Why a program has to run exactly as often as it is called; "" if nobody could tell."""
     if found := side_effects(closed):
         return f"it has side effects: {', '.join(found)}"
-    for equation in _equations(without_constants(closed)):
+    for equation in equations(without_constants(closed)):
         if "callback" in equation.primitive.name:
             return f"it calls Python when it runs, by {equation.primitive.name}"
         if any(equation.params.get("donated_invars", ())):
@@ -162,33 +163,17 @@ def effects_of(closed: Any) -> str:
     return ""
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jaxprs_in_params(equation.params):
-            yield from _equations(without_constants(inner))
-
-
-# The functions in their parameters are made by jax, from the program that stands beside them.
-_CALLS = frozenset(
-    [
-        "jit",
-        "pjit",
-        "scan",
-        "while",
-        "cond",
-        "remat2",
-        "checkpoint",
-        "reduce",
-        "custom_linear_solve",
-    ]
-)
+# Beside calls, loops and branches: the functions in their parameters are made by jax, from the
+# program that stands beside them.
+_OF_JAX = ("reduce", "custom_linear_solve")
 
 
 def _beside_the_text(jaxpr: Any) -> Iterator[Any]:
     """Constants of programs inside; functions in parameters: callbacks, rules for derivatives."""
     for equation in jaxpr.eqns:
-        is_rule = equation.primitive.name.startswith(("custom_jvp", "custom_vjp"))
+        name, known = equation.primitive.name, primitive(equation)
+        is_rule = known.kind == "derivative rule"
+        by_jax = known.inlines or known.kind in ("loop", "branch") or name in _OF_JAX
         if is_rule and not is_rule_of_jax(equation):
             yield object()  # rules are made anew by each trace: like no other
         for parameter in equation.params.values():
@@ -197,7 +182,7 @@ def _beside_the_text(jaxpr: Any) -> Iterator[Any]:
             for inner in programs:
                 yield from _constants(inner)
                 yield from _beside_the_text(inner)
-            is_known = is_rule or equation.primitive.name in _CALLS or programs
+            is_known = is_rule or by_jax or programs
             if not is_known and callable(parameter) and not isinstance(parameter, type | np.dtype):
                 yield parameter
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.chain import TracedChain
-from deeppcr.linearize.columns import columns
+from deeppcr.rewrites.columns import columns
 from deeppcr.state import Leaves
 
 # Bytes of derivatives that are held at once, where only some of their entries are wanted.

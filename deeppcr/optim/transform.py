@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.jaxprs import Program, evaluate
 from deeppcr.optim.packing import Packed, Packing, as_aval
+from deeppcr.rewrites import evaluate
+from depth.jaxprs import Program
 
 LONGEST = 4  # entries along each axis of a leaf in the trial
 # Every second leaf of the trial is special: multiplied by such a power of its dtype's largest

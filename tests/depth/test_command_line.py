@@ -1,4 +1,7 @@
-"""``python -m depth``: what it prints of examples, functions and this machine, and what it says of bad input."""
+"""``python -m depth``.
+
+What it prints of examples, functions and this machine, and what it says of bad input.
+"""
 
 import os
 import re
@@ -60,7 +63,10 @@ DEVICE = depth.Device(
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """A folder with a file and a module in it; what a run changes of the interpreter is put back."""
+    """A folder with a file and a module in it.
+
+    What a run changes of the interpreter is put back.
+    """
     for name in ("model_file.py", "model_module.py", "inside/model_inside.py"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -123,7 +129,7 @@ def depth_in(text):
     return int(found.replace(",", ""))
 
 
-# -- examples -------------------------------------------------------------------------------------------------------------------
+# -- examples -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -141,7 +147,8 @@ def test_examples(run, name):
 def test_the_depth_of_the_small_examples(run):
     assert list(EXAMPLES) == ["mlp", "attention", "resnet", "rnn"]
     assert depth_in(run("--example", "mlp")) == 11  # 1 + log2(1), max; 1 + 3, max; 1 + 3
-    # A block: convolution over 3 * 3 * 32 = 288 elements 1 + 9, relu 1, the same, and an addition: 23. The mean: 10, division 1.
+    # A block: convolution over 3 * 3 * 32 = 288 elements 1 + 9, relu 1, the same, and an addition:
+    # 23. The mean: 10, division 1.
     assert depth_in(run("--example", "resnet")) == 8 * 23 + 11
 
 
@@ -157,7 +164,7 @@ def test_from_the_shell():
     assert done.stderr == ""
 
 
-# -- functions ------------------------------------------------------------------------------------------------------------------
+# -- functions ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -275,7 +282,7 @@ def test_a_run_leaves_the_path_as_it_was(run, name):
     assert sys.path == before
 
 
-# -- this machine ---------------------------------------------------------------------------------------------------------------
+# -- this machine ---------------------------------------------------------------------------------
 
 
 def test_calibrate(run, measured, place):
@@ -308,7 +315,7 @@ def test_what_is_not_kept_is_not_said_to_be(measured, monkeypatch, place, capsys
     assert "kept in" not in output.out
 
 
-# -- bad input ------------------------------------------------------------------------------------------------------------------
+# -- bad input ------------------------------------------------------------------------------------
 
 BAD = {
     "nothing": ([], "--calibrate"),

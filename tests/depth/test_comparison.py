@@ -1,4 +1,7 @@
-"""Two programs side by side: ratios, the table, times where a device is given, and what is not known of either."""
+"""Two programs side by side.
+
+Ratios, the table, times where a device is given, and what is not known of either.
+"""
 
 import dataclasses
 
