@@ -6,6 +6,7 @@ all variants, and jax lowers one of them.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from jax import lax
@@ -28,14 +29,13 @@ def differing(variants: Mapping[str, T]) -> dict[str, T]:
     }
 
 
-def by_platform(variants: Mapping[str, Callable[..., T]], *arguments: Any) -> T:
-    """Call the variant for the platform that the program is lowered for, or "default"."""
+def by_platform(variants: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
+    """The variant for the platform that the program is lowered for, or "default"."""
     others = {name: variant for name, variant in variants.items() if name != DEFAULT}
     if not others:
-        return variants[DEFAULT](*arguments)
+        return variants[DEFAULT]
     others = {name: _compiled_for(name, variant) for name, variant in others.items()}
-    result: T = lax.platform_dependent(*arguments, default=variants[DEFAULT], **others)
-    return result
+    return partial(lax.platform_dependent, default=variants[DEFAULT], **others)
 
 
 def _compiled_for(platform: str, variant: Callable[..., T]) -> Callable[..., T]:

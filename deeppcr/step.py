@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from deeppcr.jaxprs import has_custom_vjp, has_users_rule, side_effects
-from deeppcr.rewrites.cut_first import evaluate
+from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.state import Leaves
 from depth.jaxprs import Program, Replacement, is_literal, is_reference
 
@@ -43,6 +43,12 @@ class Step:
     input_tree: Any
     output_tree: Any
     effects: tuple[str, ...] = ()
+    _order: Order = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        known = {*self.jaxpr.invars, *self.jaxpr.constvars}
+        order = Order.of(self.jaxpr, known, self.jaxpr.outvars[: self.states])
+        object.__setattr__(self, "_order", order)
 
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
         variables = [*self.jaxpr.invars, *self.jaxpr.constvars]
@@ -75,9 +81,8 @@ class Step:
 
     def __call__(self, state: Leaves, inputs: Leaves, captured: Leaves) -> Leaves:
         """The next state; what only the outputs need is not computed."""
-        return evaluate(
-            self.jaxpr, self._known(state, inputs, captured), self.jaxpr.outvars[: self.states]
-        )
+        known = self._known(state, inputs, captured)
+        return evaluate(self.jaxpr, known, self.jaxpr.outvars[: self.states], order=self._order)
 
     def with_outputs(
         self, state: Leaves, inputs: Leaves, captured: Leaves, replace: Replacement | None = None

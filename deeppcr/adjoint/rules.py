@@ -98,7 +98,7 @@ def differentiable(
 
     @jax.custom_jvp
     def solve(chain: TracedChain, solvers: Mapping[str, Any], adjoint: Way | None) -> Run:
-        return by_platform({name: solver.solve for name, solver in solvers.items()}, chain)
+        return by_platform({name: solver.solve for name, solver in solvers.items()})(chain)
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Run, Run]:
         chain, _, adjoint = primals
@@ -109,7 +109,7 @@ def differentiable(
             name: partial(_push, way, partial(solve, *primals), chain, moved)
             for name, way in found.items()
         }
-        run, t, by_outputs = by_platform(pushes, moved.tangents)
+        run, t, by_outputs = by_platform(pushes)(moved.tangents)
         fixed = jax.tree.map(_zero_tangent, (run.stats, run.result))
         return run, Run(t, by_outputs, *fixed)
 
