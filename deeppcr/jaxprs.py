@@ -21,7 +21,8 @@ LIBRARY = tuple(
 
 def has_custom_vjp(jaxpr: Any) -> bool:
     """Whether a function with a `jax.custom_vjp` is called, at any depth."""
-    return any(each.primitive.name.startswith("custom_vjp") for each in equations(jaxpr))
+    names = {each.primitive.name for each in equations(jaxpr)}
+    return not names.isdisjoint(("custom_vjp_call", "custom_vjp_call_jaxpr"))
 
 
 def has_users_rule(jaxpr: Any) -> bool:

@@ -55,15 +55,16 @@ class Program(NamedTuple):
 
 def inside(equation: Any) -> list[Any]:
     """All jaxprs in the parameters of an equation."""
-    return [without_constants(jaxpr) for jaxpr in jaxprs_in_params(equation.params)]
+    return list(map(without_constants, jaxprs_in_params(equation.params)))
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
     """All equations of a program and of those inside it."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in inside(equation):
-            yield from equations(inner)
+    waiting = [jaxpr]
+    while waiting:
+        for equation in waiting.pop().eqns:
+            yield equation
+            waiting.extend(inside(equation))
 
 
 def scan_parts(equation: Any) -> tuple[int, int, int]:

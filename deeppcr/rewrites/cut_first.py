@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from depth.jaxprs import Replacement, bind, entered, interpret, is_literal, needed
+from depth.jaxprs import Replacement, bind, entered, is_literal, needed
 from depth.primitives import primitive
 
 CUTS = frozenset({"slice", "split"})
@@ -39,18 +39,26 @@ def evaluate(
     ``replace(equation, operands)`` may compute the results of an equation in its own way, or return
     None.
     """
-    only_cut = _only_cut(needed(jaxpr, known, wanted), wanted).difference(known)
+    equations, values = needed(jaxpr, known, wanted), dict(known)
+    only_cut = _only_cut(equations, wanted).difference(known)
+    # As `interpret`, without two more functions between a solve and the user's own step.
+    for equation in equations:
+        operands = [atom.val if is_literal(atom) else values[atom] for atom in equation.invars]
+        if equation.outvars and only_cut.issuperset(equation.outvars):
+            results: list[Any] = [Uncut(equation, operands)]
+        elif operands and isinstance(operands[0], Uncut):
+            results = _in_pieces(equation, operands[0], replace)
+        else:
+            results = bind(equation, operands, replace)
+        for variable, value in zip(equation.outvars, results, strict=True):
+            values.setdefault(variable, value)
+    return [atom.val if is_literal(atom) else values[atom] for atom in wanted]
 
-    def rule(equation: Any, operands: list[Any]) -> Sequence[Any]:
-        if only_cut.issuperset(equation.outvars) and equation.outvars:
-            return [Uncut(equation, operands)]
-        if operands and isinstance(operands[0], Uncut):
-            made = operands[0]
-            pieces = [_cut(equation, operand) for operand in made.operands]
-            return [bind(made.equation, piece, replace)[0] for piece in zip(*pieces, strict=True)]
-        return bind(equation, operands, replace)
 
-    return interpret(jaxpr, known, wanted, rule)
+def _in_pieces(knife: Any, uncut: Uncut, replace: Replacement | None) -> list[Any]:
+    """What ``knife`` makes of a result, from what it makes of the operands."""
+    pieces = zip(*(_cut(knife, operand) for operand in uncut.operands), strict=True)
+    return [bind(uncut.equation, piece, replace)[0] for piece in pieces]
 
 
 def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
