@@ -9,8 +9,8 @@ sum are scalar code, and those for the sum of pieces vector code.
 # gates are cut from a sum, 1.5 for Jacobians where they are cut after the sigmoid, 1 in loops.
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 from jax import lax
@@ -29,18 +29,35 @@ class Uncut:
     operands: list[Any]
 
 
+class Order(NamedTuple):
+    """The equations that lead from known variables to wanted ones, and what of them is only cut."""
+
+    equations: list[Any]
+    only_cut: set[Any]
+
+    @classmethod
+    def of(cls, jaxpr: Any, known: Collection[Any], wanted: Sequence[Any]) -> Self:
+        """Found once for a program that is evaluated often."""
+        equations = needed(jaxpr, known, wanted)
+        return cls(equations, _only_cut(equations, wanted).difference(known))
+
+
 def evaluate(
-    jaxpr: Any, known: Mapping[Any, Any], wanted: Sequence[Any], replace: Replacement | None = None
+    jaxpr: Any,
+    known: Mapping[Any, Any],
+    wanted: Sequence[Any],
+    replace: Replacement | None = None,
+    order: Order | None = None,
 ) -> list[Any]:
     """The values of ``wanted``, given those of the variables in ``known``.
 
     See `depth.jaxprs.interpret`.
 
     ``replace(equation, operands)`` may compute the results of an equation in its own way, or return
-    None.
+    None. ``order``: None if it is not known yet.
     """
-    equations, values = needed(jaxpr, known, wanted), dict(known)
-    only_cut = _only_cut(equations, wanted).difference(known)
+    equations, only_cut = order or Order.of(jaxpr, known, wanted)
+    values = dict(known)
     # As `interpret`, without two more functions between a solve and the user's own step.
     for equation in equations:
         operands = [atom.val if is_literal(atom) else values[atom] for atom in equation.invars]
