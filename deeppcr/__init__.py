@@ -5,11 +5,9 @@ from deeppcr._delay import delay
 from deeppcr._plan import Auto, Plan
 from deeppcr._planner import plan
 from deeppcr._stack import Stack, stack
-from deeppcr.acceleration import Anderson
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
 from deeppcr.chain import Chain
-from deeppcr.damping import TrustRegion
 from deeppcr.linear import (
     Chunked,
     CyclicReduction,
@@ -21,6 +19,8 @@ from deeppcr.linear import (
 )
 from deeppcr.linearize import BlockDiagonal, Diagonal, Scalar
 from deeppcr.newton import Coarse, Newton
+from deeppcr.newton.acceleration import Anderson
+from deeppcr.newton.damping import TrustRegion
 from deeppcr.optim import Packed, Packing, pack
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, Stats

@@ -14,7 +14,7 @@ from deeppcr.api import solve, vector_batch
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
 from deeppcr.layers import stack_layers
 from deeppcr.layers.segments import Description, describe
-from deeppcr.lyapunov import growth_rate
+from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.state import before
 
 TRIAL = 0.2  # seconds for each candidate

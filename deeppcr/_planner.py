@@ -13,8 +13,8 @@ from deeppcr._plan.report import ChainPlan, Plan
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count
 from deeppcr.linearize import Choice, choose_linearization
-from deeppcr.lyapunov import forecast_iterations
 from deeppcr.newton import Newton
+from deeppcr.newton.lyapunov import forecast_iterations
 from deeppcr.sharding import find_sharding
 from deeppcr.structure import find_structure
 from depth.device import find_device
@@ -52,7 +52,7 @@ def plan(
         trials: time the three best candidates of each kind here, and rank them by that. ``x`` and
             the chain have to be arrays.
         iterations: how many Newton's method takes with exact Jacobians; "sample": run the chain
-            once and estimate them from the growth rate of small differences (`deeppcr.lyapunov`);
+            once and estimate them from the growth rate of small differences (`deeppcr.newton.lyapunov`);
             None: 4 + log2(L) / 2, as for chains that forget.
         batch_ndim: leading batch axes of the state; None for 0 for a `Chain`, and for layers as in
             `deeppcr.forward`.

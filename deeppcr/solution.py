@@ -43,7 +43,7 @@ class Stats:
             iteration, and NaN after the last (inf under `jax.debug_nans`, which rejects NaN).
         growth_rate: with ``record=True``, the largest Lyapunov exponent of the chain: the rate per
             step (natural logarithm) at which small differences grow, or decay if it is negative.
-            See `deeppcr.lyapunov`.
+            See `deeppcr.newton.lyapunov`.
     """
 
     iterations: Array

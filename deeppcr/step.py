@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.jaxprs import has_custom_vjp, has_users_rule, side_effects
+from deeppcr.effects import has_custom_vjp, has_users_rule, side_effects
 from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.state import Leaves
 from depth.jaxprs import Program, Replacement, is_literal, is_reference

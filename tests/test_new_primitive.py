@@ -15,8 +15,8 @@ from jax.interpreters import ad, batching, mlir
 
 import deeppcr
 import depth
-from deeppcr.retype import retyped
 from deeppcr.rewrites import columns, evaluate, with_plain_sums, write_out
+from deeppcr.rewrites.retype import retyped
 from depth import primitives
 from depth.jaxprs import Program, equations, without_constants
 from tests.problems import assert_agree, normal

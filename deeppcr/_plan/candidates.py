@@ -11,8 +11,8 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.linear import LinearSolver, Sharded, choose_parallel_solver, find_solver, name_of
 from deeppcr.linearize import Choice, Diagonal, choose_linearization
 from deeppcr.loops import ahead
-from deeppcr.lyapunov import forecast_iterations
 from deeppcr.newton import Newton
+from deeppcr.newton.lyapunov import forecast_iterations
 from deeppcr.sequential import Sequential
 from deeppcr.structure import find_structure
 from depth import Cost, Device

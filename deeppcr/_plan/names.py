@@ -6,9 +6,9 @@ from typing import Any
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.checks import check_name
-from deeppcr.damping import TrustRegion
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.newton import Newton
+from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.guess import Guess
 from deeppcr.sequential import Sequential
 

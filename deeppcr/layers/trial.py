@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.jaxprs import is_rule_of_jax, side_effects
+from deeppcr.effects import is_rule_of_jax, side_effects
 from deeppcr.layers.objects import Structure, key_of
 from deeppcr.layers.parts import as_callable
 from deeppcr.layers.reach import Reach

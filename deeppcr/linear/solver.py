@@ -25,10 +25,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.axis import LOCAL, ChainAxis
-from deeppcr.fallback import unless_finite
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.step_by_step import solve_step_by_step, solve_transposed_step_by_step
+from deeppcr.loops import unless_finite
 
 Solve = Callable[[Blocks, Array, bool], Array]
 

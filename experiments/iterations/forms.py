@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr import BlockDiagonal, Coarse, Diagonal, Newton, Scalar
-from deeppcr.acceleration import Anderson
 from deeppcr.linearize import Dense
+from deeppcr.newton.acceleration import Anderson
 from experiments.bench.table import Row
 from experiments.models import chains as models
 

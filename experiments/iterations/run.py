@@ -23,7 +23,7 @@ import jax
 import deeppcr
 import depth
 from deeppcr import BlockDiagonal, Diagonal, Newton, TrustRegion
-from deeppcr.lyapunov import forecast_iterations
+from deeppcr.newton.lyapunov import forecast_iterations
 from experiments.bench import command
 from experiments.bench.engine import Case, bench
 from experiments.bench.programs import baselines, by_loop, by_method
