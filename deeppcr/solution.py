@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from depth.report import table
+
 
 class Result(enum.IntEnum):
     """How a solve ended; the values that `Solution.result` takes."""
@@ -127,12 +129,9 @@ def _lines(solution: Solution) -> list[str]:
     }
     if stats.growth_rate is not None:
         rows["growth rate"] = f"{float(stats.growth_rate):+.3g} a step"
-    lines = [f"{name:<11}  {text}" for name, text in rows.items()]
+    lines = [table((), list(rows.items()), "<<")]
     if stats.residuals is not None:
         history = stats.residuals[: int(stats.iterations) + 1].tolist()
-        lines += [
-            "",
-            "iteration  residual",
-            *(f"{k:>9}  {residual:.1e}" for k, residual in enumerate(history)),
-        ]
+        residuals = [(f"{k}", f"{residual:.1e}") for k, residual in enumerate(history)]
+        lines += ["", table(("iteration", "residual"), residuals, ">>")]
     return lines

@@ -22,7 +22,7 @@ class AdjointSolver(Protocol):
     def backward(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
-        """``lam_l = g_l + A_{l+1}^T lam_{l+1}`` with ``enter`` added to ``g_L``; and ``A_1^T lam_1``."""
+        """``lam_l = g_l + A_{l+1}^T lam_{l+1}``, ``g_L`` plus ``enter``; and ``A_1^T lam_1``."""
 
     def on_shard(self, axis: ChainAxis) -> "AdjointSolver":
         """The same on one device of many, inside `jax.shard_map`."""

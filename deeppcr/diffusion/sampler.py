@@ -1,10 +1,11 @@
-"""`sample`: a diffusion sampler as a chain over its denoising steps; by any method, the samples of the sequential sampler.
+"""`sample`: a diffusion sampler as a chain over its denoising steps.
 
-A step is ``x' = a x + b model(x, t) + s noise`` with numbers from a `Schedule`. The noise of step l is drawn from the key and l
-alone, so all steps know theirs beforehand, and every method makes the same samples from the same key.
+A step is ``x' = a x + b model(x, t) + s noise`` with numbers from a `Schedule`. The noise of step l
+is drawn from the key and l alone, so every method makes the samples of the sequential sampler.
 
-The methods are one family, by what stands in for the Jacobian ``a + b dmodel/dx``: itself (DeepPCR, Danieli et al., NeurIPS 2023,
-section 4.4), its diagonal, the identity (ParaDiGMS, Shih et al., NeurIPS 2023), or ``a`` alone.
+The methods differ by what stands for the Jacobian ``a + b dmodel/dx``: itself (DeepPCR, Danieli et
+al., NeurIPS 2023, section 4.4), its diagonal, the identity (ParaDiGMS, Shih et al., NeurIPS 2023),
+or ``a`` alone.
 """
 
 import dataclasses
@@ -22,8 +23,7 @@ from deeppcr.api import solve
 from deeppcr.chain import Chain
 from deeppcr.checks import check_count
 from deeppcr.diffusion.schedule import Schedule
-from deeppcr.diffusion.table import Table
-from deeppcr.diffusion.table import coarse_guess as held
+from deeppcr.diffusion.table import Table, coarse_guess
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.solution import Solution
@@ -48,52 +48,61 @@ def sample(
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 1,
 ) -> Solution:
-    """Samples of a diffusion or flow model, with all denoising steps at once: those that the sequential sampler makes.
+    """The samples of a sequential sampler of a diffusion or flow model, all steps at once.
 
     Args:
-        model: ``model(x, t)``, any JAX function: ``x`` has the shape and dtype of ``x_T``, ``t`` is a scalar, int32 or float32
-            as the scheduler has it. It returns what the schedule's prediction type says, in the shape of ``x``.
+        model: ``model(x, t)``, any JAX function: ``x`` has the shape and dtype of ``x_T``, ``t`` is
+            a scalar, int32 or float32 as the scheduler has it. It returns what the schedule's
+            prediction type says, in the shape of ``x``.
         schedule: see `Schedule.from_config`.
-        x_T: ``[*batch, ...]``, floating: what the sampler starts from. Pure noise is a standard normal times
-            ``schedule.init_noise_sigma(steps)``.
-        steps: how many denoising steps.
+        x_T: ``[*batch, ...]``, floating: what the sampler starts from. Pure noise is a standard
+            normal times ``schedule.init_noise_sigma(steps)``.
+        steps: the number of denoising steps.
         key: a key of `jax.random`, for schedules that add noise.
-        method: as in `deeppcr.solve`, or "picard": ``Newton(linearize="identity")``, which for large images, whose Jacobians do
-            not fit into memory, is the one to take, with a ``window``.
-        coarse: start Newton's iterations from a sampler that calls the model at every ``coarse``-th step only, and holds its
-            output in between. None: as the method says.
-        window: how many steps Newton's method solves at once. None: as the method says.
-        progress: a function that is called after every Newton iteration, with its number, how many steps are done, and the
-            largest relative residual; True: a line each on stderr.
+        method: as in `deeppcr.solve`, or "picard": ``Newton(linearize="identity")``. Take that with
+            a ``window`` for large images, whose Jacobians do not fit into memory.
+        coarse: start Newton's iterations from a sampler that calls the model at every ``coarse``-th
+            step and reuses its output in between: an integer >= 1 (steps per model call). None: as
+            the method says.
+        window: the number of steps that Newton's method solves at once. None: as the method says.
+        progress: a function that is called after every Newton iteration, with its number, the
+            number of steps that are done, and the largest relative residual; True: a line each on
+            stderr.
         adjoint: as in `deeppcr.solve`; derivatives are those of the sequential sampler.
-        batch_ndim: how many leading axes of ``x_T`` are samples, which the model treats one by one.
+        batch_ndim: the number of leading axes of ``x_T`` that are batch axes: the model treats
+            samples one by one.
 
     Returns:
-        `deeppcr.Solution`, whose ``value`` are the samples ``x_0``, of the shape of ``x_T``, and whose ``trajectory``,
-        ``[steps, *batch, ...]``, is what every step left; ``stats`` and ``result`` tell how it went. Differentiable with respect
-        to ``x_T`` and all that the model closes over.
+        `deeppcr.Solution`. Its ``value`` are the samples ``x_0``, of the shape of ``x_T``; its
+        ``trajectory``, ``[steps, *batch, ...]``, has the state after every step; ``stats`` and
+        ``result`` say how the solve went. Differentiable with respect to ``x_T`` and all that the
+        model closes over.
 
     Raises:
-        TypeError: ``x_T`` is not floating, the model returns another shape, or ``schedule`` is not a `Schedule`.
+        TypeError: ``x_T`` is not floating, the model returns another shape, or ``schedule`` is not
+            a `Schedule`.
         ValueError: ``key`` is missing for a schedule that adds noise, or a name is not known.
 
     Example:
-        >>> schedule = deeppcr.diffusion.Schedule.from_config({"_class_name": "DDIMScheduler", "clip_sample": False})
+        >>> config = {"_class_name": "DDIMScheduler", "clip_sample": False}
+        >>> schedule = deeppcr.diffusion.Schedule.from_config(config)
         >>> model = lambda x, t: jnp.tanh(x) * (1 + 0.001 * t)
         >>> x_T = jax.random.normal(jax.random.key(0), (4, 16))
-        >>> found = deeppcr.diffusion.sample(model, schedule, x_T, steps=50, method="newton", coarse=10)
-        >>> in_turn = deeppcr.diffusion.sample(model, schedule, x_T, steps=50, method="sequential")
-        >>> bool(jnp.allclose(found.value, in_turn.value, atol=1e-4))
+        >>> sample = deeppcr.diffusion.sample
+        >>> found = sample(model, schedule, x_T, steps=50, method="newton", coarse=10)
+        >>> sequential = sample(model, schedule, x_T, steps=50, method="sequential")
+        >>> bool(jnp.allclose(found.value, sequential.value, atol=1e-4))
         True
     """
     if not isinstance(schedule, Schedule):
         raise TypeError(
-            f"schedule is {type(schedule).__name__}, expected a deeppcr.diffusion.Schedule: see Schedule.from_config."
+            f"schedule is {type(schedule).__name__}, expected a deeppcr.diffusion.Schedule: "
+            "see Schedule.from_config."
         )
     if not callable(model):
         raise TypeError(f"model is {type(model).__name__}, expected a function model(x, t).")
     check_count("steps", steps, "how many denoising steps")
-    check_count("coarse", coarse, "at every which step the model is called", optional=True)
+    check_count("coarse", coarse, "how many steps there are per model call", optional=True)
     check_count("window", window, "how many steps are solved at once", optional=True)
     check_count("batch_ndim", batch_ndim, "how many batch axes x_T has", least=0)
     x_T = jnp.asarray(x_T)
@@ -115,7 +124,7 @@ def sample(
 
     options: dict[str, Any] = {}
     if coarse is not None:
-        options["initial_guess"] = held(table, model, coarse)
+        options["initial_guess"] = coarse_guess(table, model, coarse)
     if window is not None:
         options["window"] = min(window, steps)
     if progress is not False:
@@ -129,7 +138,7 @@ def sample(
 
 
 def step_noise(key: Array, steps: int, x: Array) -> Array:
-    """``[steps, *x.shape]``: the noise of every step, standard normal; that of step l, counted from 0, by ``fold_in(key, l)``."""
+    """Standard normal noise, ``[steps, *x.shape]``: that of step l >= 0 by ``fold_in(key, l)``."""
 
     def draw(step: Array) -> Array:
         return jax.random.normal(jax.random.fold_in(key, step), x.shape, x.dtype)
@@ -149,7 +158,8 @@ def say(iteration: int, prefix: int, residual: float) -> None:
 def _checked_key(key: Array | None, schedule: Schedule) -> Array:
     if key is None:
         raise ValueError(
-            f"key is None, but {schedule} adds noise at every step: expected a key, such as jax.random.key(0)."
+            f"key is None, but {schedule} adds noise at every step: "
+            "expected a key, such as jax.random.key(0)."
         )
     return key
 
@@ -162,5 +172,6 @@ def _check_output(model: Model, table: Table, start: Any, inputs: Any, x: Array)
     if not is_array or found.shape != x.shape or not jnp.issubdtype(found.dtype, jnp.floating):
         what = f"{found.dtype}{list(found.shape)}" if is_array else type(found).__name__
         raise TypeError(
-            f"model returns {what}, expected an array of the shape of x_T, {x.dtype}{list(x.shape)}."
+            f"model returns {what}, "
+            f"expected an array of the shape of x_T, {x.dtype}{list(x.shape)}."
         )
