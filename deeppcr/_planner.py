@@ -51,9 +51,9 @@ def plan(
             published.
         trials: time the three best candidates of each kind here, and rank them by that. ``x`` and
             the chain have to be arrays.
-        iterations: how many Newton's method takes with exact Jacobians; "sample": run the chain
-            once and estimate them from the growth rate of small differences (`deeppcr.newton.lyapunov`);
-            None: 4 + log2(L) / 2, as for chains that forget.
+        iterations: of Newton's method with exact Jacobians; "sample": run the chain once and
+            estimate them from the growth rate of small differences
+            (`deeppcr.newton.lyapunov`); None: 4 + log2(L) / 2, as for chains that forget.
         batch_ndim: leading batch axes of the state; None for 0 for a `Chain`, and for layers as in
             `deeppcr.forward`.
 

@@ -33,7 +33,7 @@ class ChainPlan:
         choice: the linearisation that Newton's method takes, its window, and why.
         nbytes: of all Jacobian blocks in a window.
         sharding: the devices that share the chain; None if it is on one.
-        left_to_jax: why nothing but the sequential program, or jax's own derivative of it, is in the
+        left_to_jax: why only the sequential program, or jax's own derivative of it, is in the
             running; else empty.
         device: what times are predicted for.
         iterations: of Newton's method, that are expected with exact Jacobians.
