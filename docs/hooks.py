@@ -19,6 +19,6 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Pages link ``../experiments/results/..``, as it is right in the repository, and fold long tables away."""
+    """Links to ``../experiments/results``, right in the repository; long tables folded away."""
     linked = markdown.replace(f"](../{PICTURES.as_posix()}/", f"]({PICTURES.as_posix()}/")
     return linked.replace("<details>", '<details markdown="1">')

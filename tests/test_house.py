@@ -1,4 +1,4 @@
-"""The rules of the house: who may import whom, how long a file may get, and what an import may not do."""
+"""The rules of the house: who may import whom, and how long a file may get."""
 
 import ast
 import graphlib
@@ -15,7 +15,7 @@ LONGEST = 600
 # Which packages each package may import, from the top of the house to the bottom.
 PACKAGES = {"experiments": {"deeppcr", "depth"}, "deeppcr": {"depth"}, "depth": set()}
 
-# Modules whose classes derive from those of an extra: what they need besides. They are imported inside functions only.
+# Modules whose classes derive from those of an extra: they are imported inside functions only.
 WHEN_CALLED = {
     f"deeppcr.diffusion.unet.{name}": {"flax"}
     for name in ("layers", "embeddings", "blocks", "model")
@@ -46,7 +46,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imported(path: Path, nodes: Iterator[ast.AST] | None = None) -> set[str]:
-    """The modules a file imports: absolute names; `from a.b import c` is a.b.c where that is a module."""
+    """The modules that a file imports; `from a.b import c` is a.b.c where that is a module."""
     ours = {module(file) for file in FILES}
     names = set()
     for node in ast.walk(tree(path)) if nodes is None else nodes:
@@ -134,10 +134,11 @@ def test_importing_changes_no_configuration_and_starts_no_device() -> None:
 import jax
 before = dict(jax.config.values)
 import deeppcr, depth
-changed = {key for key, value in jax.config.values.items() if key in before and value != before[key]}
+after = jax.config.values
+changed = {key for key in before if key in after and after[key] != before[key]}
 assert not changed, changed
 """
-    # A platform that does not exist: the first array, or the first look at the devices, would raise.
+    # A platform that does not exist: the first array, or a look at the devices, would raise.
     surroundings = os.environ | {"JAX_PLATFORMS": "no-such-platform"}
     command = [sys.executable, "-W", "error", "-c", program]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The path of a call stays short: the deepest stack of our own functions while jax traces a solve."""
+"""The path of a call: the deepest stack of our own functions while jax traces a solve."""
 
 import sys
 from functools import partial

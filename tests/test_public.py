@@ -16,9 +16,11 @@ import jax, jax.numpy as jnp, numpy as np
 import deeppcr
 import depth
 packages = [deeppcr, depth]
-names = [m.name for p in packages for m in pkgutil.walk_packages(p.__path__, p.__name__ + ".") if "__main__" not in m.name]
+found = [m.name for p in packages for m in pkgutil.walk_packages(p.__path__, p.__name__ + ".")]
+names = [name for name in found if "__main__" not in name]
 known = {"jax": jax, "jnp": jnp, "np": np, "deeppcr": deeppcr, "depth": depth}
-runner, finder = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE), doctest.DocTestFinder()
+runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+finder = doctest.DocTestFinder()
 for name in names:
     module = importlib.import_module(name)
     for test in finder.find(module, extraglobs=known):

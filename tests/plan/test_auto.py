@@ -1,4 +1,4 @@
-"""Chains solved by "auto" give what `jax.lax.scan` gives, however jax transforms them; gradients are planned if wanted."""
+"""Chains solved by "auto" give what `jax.lax.scan` gives, however jax transforms them."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""A process with a GPU and a CPU: one program, of which jax lowers what is best for the platform that it runs on."""
+"""A process with a GPU and a CPU: jax lowers the variant that is best for the platform."""
 
 import importlib
 
@@ -19,7 +19,7 @@ LOOP = "stablehlo.while"
 
 @pytest.fixture(params=[("cpu", "cuda"), ("cuda", "cpu")], ids=" ".join)
 def both(request, monkeypatch, memo):
-    """A process with a GPU on which Newton's method pays off; jax's default device is the first of the two."""
+    """A process with a GPU, jax's default device, on which Newton's method pays off."""
     here = depth.at_hand("cpu")
     monkeypatch.setattr(auto, "platforms", lambda: request.param)
     monkeypatch.setattr(
@@ -62,7 +62,7 @@ def lowered(f, *platforms):
 
 
 def conditions(text):
-    """How loops go on: those that count compare integers alone, Newton's compares two of its own."""
+    """The conditions of loops: those that count compare integers, Newton's compares two of its own."""
     return sum("stablehlo.and" in part.partition("} do {")[0] for part in text.split("cond {")[1:])
 
 
@@ -119,7 +119,7 @@ def test_where_platforms_agree_there_is_one_program(monkeypatch, parallel):
     assert "while[" in texts.pop()
 
 
-# -- by itself ------------------------------------------------------------------------------------------------------------------
+# -- by itself ------------------------------------------------------------------------
 
 
 def test_the_platforms_of_this_process():
