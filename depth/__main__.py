@@ -52,7 +52,7 @@ def argument(text: str) -> jax.ShapeDtypeStruct:
     )
 
 
-def turns(text: str) -> int:
+def trips(text: str) -> int:
     """A whole number, 0 or more."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number >= 0")
@@ -127,9 +127,9 @@ def _main(argv: Sequence[str] | None) -> None:
     parser.add_argument("--example", choices=EXAMPLES, help="a program that comes with the package")
     parser.add_argument(
         "--trip-counts",
-        type=turns,
+        type=trips,
         metavar="N",
-        help="how often while loops turn that do not say it",
+        help="the number of trips of while loops that do not say it",
     )
     parser.add_argument(
         "--device", choices=["here", *devices], metavar="NAME", help=f"here, {', '.join(devices)}"

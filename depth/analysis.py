@@ -16,12 +16,12 @@ def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) 
     """The cost of ``fn(*args)``, from its jaxpr. Nothing is executed, and nothing is allocated.
 
     A `jax.lax.scan` counts as its unrolled program, a branch as the deepest of its branches, a
-    `jax.lax.while_loop` as often as it provably turns, or as ``trip_counts`` says.
+    `jax.lax.while_loop` as many trips as are proven, or as ``trip_counts`` says.
 
     Args:
         fn: A function that jax can trace.
         *args: Its arguments: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
-        trip_counts: How often while loops turn that do not say it themselves: one number for all,
+        trip_counts: Trips of while loops that do not say it themselves: one number for all,
             or a number for each source line, as ``{"sampler.py:12": 40}``.
 
     Returns:
@@ -29,7 +29,7 @@ def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) 
 
     Raises:
         TypeError: If ``fn`` is no function, or ``trip_counts`` no number and no mapping.
-        ValueError: If a number of turns is negative, or a line in ``trip_counts`` has no such loop.
+        ValueError: If a number of trips is negative, or a line in ``trip_counts`` has no such loop.
 
     Example:
         >>> import depth, jax, jax.numpy as jnp
@@ -129,18 +129,18 @@ def _check_trip_counts(trip_counts: Any) -> None:
         isinstance(trip_counts, bool) or not isinstance(trip_counts, int | Mapping)
     ):
         raise TypeError(
-            "trip_counts must be a number of turns or a mapping from source lines, "
+            "trip_counts must be a number of trips or a mapping from source lines, "
             f"but it is {trip_counts!r}"
         )
     items = (
         trip_counts.items() if isinstance(trip_counts, Mapping) else [("trip_counts", trip_counts)]
     )
-    for key, turns in items:
-        if turns is not None and (
-            isinstance(turns, bool) or not isinstance(turns, int) or turns < 0
+    for key, trips in items:
+        if trips is not None and (
+            isinstance(trips, bool) or not isinstance(trips, int) or trips < 0
         ):
             raise ValueError(
-                f"a number of turns must be a whole number >= 0, but for {key!r} it is {turns!r}"
+                f"a number of trips must be a whole number >= 0, but for {key!r} it is {trips!r}"
             )
 
 

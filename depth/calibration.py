@@ -35,7 +35,7 @@ from depth.platforms import default_device
 from depth.prediction import BESIDE, SHORT
 
 SECONDS = 15.0  # when this much has passed, what is left is measured by fewer calls
-VERSION = 9  # of the measurement and of its file: files of another one are not read
+VERSION = 10  # of the measurement and of its file: files of another one are not read
 LARGEST = 1 << 16  # bytes of a file that is read: calibrations take some thousand
 GROUPS = 64  # of a convolution
 FLOAT = "float32"  # of all that is measured but products
@@ -189,7 +189,7 @@ def measure() -> Device:
         call_latency=call,
         kernel_latency=max(layers / (32 * 3), step["beside product"]),
         loop_latency=thin / 2,
-        turn_latency=max(waiting / 1000, thin / 2),
+        trip_latency=max(waiting / 1000, thin / 2),
         step_latencies=step,
         piece_latency=max((pieces[1] - pieces[0]) / 63 - 2 * 16**3 / rates["float32"], 0.0),
         rates=rates,

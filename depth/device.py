@@ -25,7 +25,7 @@ class Device:
             nothing.
         kernel_latency: Seconds of a small kernel that waits for the one before it.
         loop_latency: Seconds of a step of a loop of a known number of trips, beside its kernels.
-        turn_latency: Seconds of a trip of a loop whose end depends on data; on a GPU the host waits
+        trip_latency: Seconds of a trip of a loop whose end depends on data; on a GPU the host waits
             for the condition.
         step_latencies: Seconds of a small kernel inside a loop, by its kind: "elementwise",
             "reduction", "vector product", "short vector product" (with 4 x 4 weights, and more or
@@ -51,7 +51,7 @@ class Device:
     name: str
     kernel_latency: float
     loop_latency: float
-    turn_latency: float
+    trip_latency: float
     rates: Mapping[str, float]
     bandwidth: float
     memory: float
@@ -176,7 +176,7 @@ def _gpu(
         name,
         kernel_latency=us * _US,
         loop_latency=1 * _US,
-        turn_latency=15 * _US,
+        trip_latency=15 * _US,
         rates=rates,
         bandwidth=bandwidth,
         memory=memory,
@@ -201,7 +201,7 @@ def _tpu(
         name,
         kernel_latency=kernel,
         loop_latency=0.1 * _US,
-        turn_latency=0.2 * _US,
+        trip_latency=0.2 * _US,
         rates={"bfloat16": bf16, "float32": bf16 / 6},
         bandwidth=bandwidth,
         memory=memory,
@@ -320,7 +320,7 @@ def generic_cpu(cores: int) -> Device:
         f"generic CPU, {cores} cores",
         kernel_latency=0.3 * _US,
         loop_latency=0.003 * _US,
-        turn_latency=0.0035 * _US,
+        trip_latency=0.0035 * _US,
         rates={dtype: rate * scale for dtype, rate in rates.items()},
         bandwidth=25e9 * min(scale, 2),
         memory=4 * _G * cores,

@@ -72,13 +72,13 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """``turns`` times ``condition`` and ``body``.
+    """``trips`` times ``condition`` and ``body``.
 
-    ``counted``: the number of turns is known before the loop starts. ``unroll``: so many of them
+    ``counted``: the number of trips is known before the loop starts. ``unroll``: so many of them
     are put into one.
     """
 
-    turns: int
+    trips: int
     body: "Program"
     condition: "Program | None" = None
     counted: bool = True
@@ -88,7 +88,7 @@ class Loop:
     def traffic(self) -> int:
         """The bytes that all iterations read and write."""
         test = self.condition.traffic if self.condition else 0
-        return self.turns * (self.body.traffic + test)
+        return self.trips * (self.body.traffic + test)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import math
 from depth.device import Device
 from depth.kernels import Choice, Kernel, Loop, Program
 
-CROWD = 8  # kernels in a turn; a longer list of them is executed by the thread pool of XLA on a CPU
+CROWD = 8  # kernels in a trip; a longer list of them is executed by the thread pool of XLA on a CPU
 # On accelerators: what several steps do is one kernel, but for products that are not small; so many
 # steps, counted in programs compiled for an H200, of which `python -m experiments kernels` has
 # some.
@@ -41,18 +41,18 @@ class Seconds:
     def part(self, part: Loop | Choice | Program, place: str) -> float:
         """Seconds of a program inside another."""
         match part:
-            case Loop(turns, body, condition, counted, unroll):
-                if unroll > 1 and unroll >= turns:
-                    return turns * self.program(body, place)  # no loop is left
+            case Loop(trips, body, condition, counted, unroll):
+                if unroll > 1 and unroll >= trips:
+                    return trips * self.program(body, place)  # no loop is left
                 inside = self._place(body, unroll)
-                around = self.device.loop_latency if counted else self.device.turn_latency
+                around = self.device.loop_latency if counted else self.device.trip_latency
                 step = self.program(body, inside)
                 if self.device.small_loop and inside != "loop":
                     around += (BESIDE + len(body.stacks)) * self.device.latency(
                         "elementwise", inside
                     )
                 test = self.program(condition, inside) if condition else 0.0
-                return turns * step + turns / unroll * (around + test)
+                return trips * step + trips / unroll * (around + test)
             case Choice(programs):
                 return max(self.program(program, place) for program in programs)
         return self.program(part, place)

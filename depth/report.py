@@ -35,7 +35,7 @@ def device_table(device: Device) -> str:
     rows = [("call", seconds(device.call_latency)), ("kernel", seconds(device.kernel_latency))]
     rows += [
         ("step of a loop", seconds(device.loop_latency)),
-        ("turn of a loop that depends on data", seconds(device.turn_latency)),
+        ("trip of a loop that depends on data", seconds(device.trip_latency)),
     ]
     rows += [
         (f"{kind} in a loop", seconds(latency)) for kind, latency in device.step_latencies.items()

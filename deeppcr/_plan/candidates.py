@@ -26,7 +26,7 @@ JUDGING = 10
 AUTODIFF = "autodiff"
 BACKPROPAGATION = "backprop"
 LATENCIES: dict[str, Any] = dict.fromkeys(
-    ("kernel_latency", "loop_latency", "turn_latency", "piece_latency"), 0.0
+    ("kernel_latency", "loop_latency", "trip_latency", "piece_latency"), 0.0
 ) | {"step_latencies": {}}
 
 

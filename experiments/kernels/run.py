@@ -89,7 +89,7 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
         with target.chosen():
             total = found.total(partial(_trips, iterations))
         latency = device.call_latency + total.launches * device.kernel_latency
-        latency += total.waits * device.turn_latency
+        latency += total.waits * device.trip_latency
         bodies = [loop.body.here for loop in found.loops if not is_fallback(loop.name)]
         row = {**case.labels, "program": name, "sequential": name in case.baselines}
         row |= {} if iterations is None else {"iterations": iterations}

@@ -102,11 +102,11 @@ Count = int | Callable[[], int]
 
 
 def evaluate(
-    jaxpr: Any, inputs: list[Late] | None = None, start: Late = ZERO, turns: Count = 0
+    jaxpr: Any, inputs: list[Late] | None = None, start: Late = ZERO, trips: Count = 0
 ) -> list[Late]:
     """When each result is ready.
 
-    Loops turn by turn, ``turns`` times where they compare nothing with a literal.
+    Loops trip by trip, ``trips`` times where they compare nothing with a literal.
 
     A function is asked anew each time that the program comes to such a loop.
     """
@@ -123,17 +123,17 @@ def evaluate(
             inner = next(
                 equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params
             )
-            results = evaluate(inner, operands, start, turns)
+            results = evaluate(inner, operands, start, trips)
         elif name == "cond":
             begin, rest = operands[0], [join([operands[0], value]) for value in operands[1:]]
             branches = [
-                evaluate(branch, rest, begin, turns) for branch in equation.params["branches"]
+                evaluate(branch, rest, begin, trips) for branch in equation.params["branches"]
             ]
             results = [join(list(values)) for values in zip(*branches, strict=True)]
         elif name == "scan":
-            results = _scan(equation, operands, start, turns)
+            results = _scan(equation, operands, start, trips)
         elif name == "while":
-            results = _while(equation, operands, start, turns)
+            results = _while(equation, operands, start, trips)
         else:
             depth = leaf_depth(equation)
             results = [after(join(operands or [start]), name, depth)] * len(equation.outvars)
@@ -141,7 +141,7 @@ def evaluate(
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _scan(equation: Any, operands: list[Late], start: Late, turns: Count) -> list[Late]:
+def _scan(equation: Any, operands: list[Late], start: Late, trips: Count) -> list[Late]:
     body = proper(equation.params["jaxpr"])
     carry = sum(
         a == b for a, b in zip(ndims(equation.outvars), ndims(body.outvars), strict=True)
@@ -151,14 +151,14 @@ def _scan(equation: Any, operands: list[Late], start: Late, turns: Count) -> lis
     state, slices = operands[consts : consts + carry], operands[consts + carry :]
     stacked = [[start] for _ in range(len(body.outvars) - carry)]
     for _ in range(equation.params["length"]):
-        results = evaluate(body, [*operands[:consts], *state, *slices], start, turns)
+        results = evaluate(body, [*operands[:consts], *state, *slices], start, trips)
         state = results[:carry]
         for ys, y in zip(stacked, results[carry:], strict=True):
             ys.append(y)
     return state + [join(ys) for ys in stacked]
 
 
-def _while(equation: Any, operands: list[Late], start: Late, turns: Count) -> list[Late]:
+def _while(equation: Any, operands: list[Late], start: Late, trips: Count) -> list[Late]:
     params = equation.params
     condition, body = proper(params["cond_jaxpr"]), params["body_jaxpr"]
     first, second = params["cond_nconsts"], params["body_nconsts"]
@@ -172,10 +172,10 @@ def _while(equation: Any, operands: list[Late], start: Late, turns: Count) -> li
         for e in condition.eqns
         if e.primitive.name == "lt" and hasattr(e.invars[1], "val")
     ]
-    for _ in range(int(bounds[0]) if bounds else turns() if callable(turns) else turns):
-        (test,) = evaluate(condition, in_condition + state, start, turns)
-        state = evaluate(body, [join([test, value]) for value in in_body + state], test, turns)
-    (test,) = evaluate(condition, in_condition + state, start, turns)
+    for _ in range(int(bounds[0]) if bounds else trips() if callable(trips) else trips):
+        (test,) = evaluate(condition, in_condition + state, start, trips)
+        state = evaluate(body, [join([test, value]) for value in in_body + state], test, trips)
+    (test,) = evaluate(condition, in_condition + state, start, trips)
     return [join([test, value]) for value in state]
 
 
@@ -333,7 +333,7 @@ class Loop(Nested):
 
 @dataclass(frozen=True)
 class Turns(Nested):
-    """A while loop of ``length`` turns that counts them."""
+    """A while loop of ``length`` trips that counts them."""
 
     body: Body
     consts: int
@@ -342,7 +342,7 @@ class Turns(Nested):
     def __call__(self, *values: Any, unroll: bool) -> list[Any]:
         consts, carry = values[: self.consts], tuple(values[self.consts :])
 
-        def turn(state):
+        def trip(state):
             return state[0] + np.int32(1), tuple(map(moved, self.body(*consts, *state[1])))
 
         def more(state):
@@ -350,17 +350,17 @@ class Turns(Nested):
 
         state = np.int32(0), carry
         if not unroll:
-            return [*lax.while_loop(more, turn, state)[1]]
+            return [*lax.while_loop(more, trip, state)[1]]
         for _ in range(self.length):
             state = lax.switch(
-                state[0], [turn] * 2, state
+                state[0], [trip] * 2, state
             )  # which clamps its index where the loop compares
         return [*lax.switch(state[0], [lambda c: tuple(map(moved, c))] * 2, state[1])]
 
 
 @dataclass(frozen=True)
 class Until(Nested):
-    """A while loop that nothing says the turns of: its condition is code of its own."""
+    """A while loop that nothing says the trips of: its condition is code of its own."""
 
     body: Body
     test: Body
@@ -386,7 +386,7 @@ def kinds(rng: np.random.Generator, low: int, high: int, among: str = "sv") -> s
 def random_body(
     rng: Any, inputs: str, outputs: str, size: int, nesting=0, kept=0, first=0, untold=False
 ) -> Body:
-    """``untold``: loops inside need not say how often they turn."""
+    """``untold``: loops inside need not say how often they trip."""
     known, steps = inputs + "".join(LITERALS), []
 
     def some(kind, late=0.5):

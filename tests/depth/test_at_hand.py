@@ -22,7 +22,7 @@ DEVICE = depth.Device(
     "the measured one",
     kernel_latency=4.0,
     loop_latency=2.0,
-    turn_latency=8.0,
+    trip_latency=8.0,
     rates={"float32": 100.0},
     bandwidth=1e3,
     memory=1e6,

@@ -26,7 +26,7 @@ FULL = depth.Device(
     "plain",
     kernel_latency=4.0,
     loop_latency=2.0,
-    turn_latency=8.0,
+    trip_latency=8.0,
     rates={"float32": 100.0},
     bandwidth=1000.0,
     memory=1e6,
@@ -246,7 +246,7 @@ def test_measuring_this_machine(monkeypatch):
         value = getattr(device, figure)
         for amount in value.values() if isinstance(value, dict) else [value]:
             assert math.isfinite(amount), figure
-            assert amount > 0 or figure in ("piece_latency", "turn_latency", "kernel_latency"), (
+            assert amount > 0 or figure in ("piece_latency", "trip_latency", "kernel_latency"), (
                 figure
             )  # differences of times
     assert str(calibration.cores()) in device.name

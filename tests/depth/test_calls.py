@@ -359,7 +359,7 @@ RING = [(n, (n + 1) % 8) for n in range(8)]
         ),
         (f(8),),
         20,
-        "5 turns of psum 3 + div 1",
+        "5 trips of psum 3 + div 1",
     ),
 )
 def test_devices(case):
@@ -481,7 +481,7 @@ def swapped(x, y):
     ),
     ("in-a-branch", read_in_a_branch, (f(8),), 5, "4 + sin 1; the index is ready at 2"),
     (
-        "in-a-turn",
+        "in-a-trip",
         lambda x: lax.scan(lambda c, _: (read_before_and_after(c)[1], None), x, length=4)[0],
         (f(8),),
         12,
@@ -519,7 +519,7 @@ def test_kernels(pallas):
 
     check(Case("kernel", kernel(two_sines), (f(8),), 2, "the body: 2"))
     check(Case("late", lambda x: kernel(two_sines)(sines(x, 3)), (f(8),), 5, "3 + the body 2"))
-    check(Case("loop", kernel(looped), (f(8),), 10, "10 turns of sin 1"))
+    check(Case("loop", kernel(looped), (f(8),), 10, "10 trips of sin 1"))
     both = kernel(sum_and_copy, 2)
     check(
         Case(

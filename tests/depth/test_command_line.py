@@ -54,7 +54,7 @@ DEVICE = depth.Device(
     "the one at hand",
     kernel_latency=1.0,
     loop_latency=1.0,
-    turn_latency=1.0,
+    trip_latency=1.0,
     rates={"float32": 1e9},
     bandwidth=1e9,
     memory=1e9,
@@ -340,8 +340,8 @@ BAD = {
     "an unknown example": (["--example", "vgg"], "vgg"),
     "an example and a function": (["--example", "mlp", "model_file.py:step"], "not both"),
     "an unknown device": (["--example", "mlp", "--device", "H300"], "H300"),
-    "turns in words": (["--example", "mlp", "--trip-counts", "many"], "many"),
-    "negative turns": (["--example", "mlp", "--trip-counts", "-1"], "-1"),
+    "trips in words": (["--example", "mlp", "--trip-counts", "many"], "many"),
+    "negative trips": (["--example", "mlp", "--trip-counts", "-1"], "-1"),
 }
 
 

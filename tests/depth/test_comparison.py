@@ -19,7 +19,7 @@ ROUND = depth.Device(
     call_latency=2.0,
     kernel_latency=1.0,
     loop_latency=3.0,
-    turn_latency=5.0,
+    trip_latency=5.0,
     rates={"float32": 2.0},
     vector_rates={"arithmetic": 2.0, "transcendental": 2.0, "move": 1e99},
     bandwidth=1e99,
@@ -76,7 +76,7 @@ def test_times_are_the_predicted_ones():
     assert got.device is ROUND
     assert got.sequential_seconds == 2 + 8 * (
         3 + 1 + 1 / 2
-    )  # the call; 8 turns, each a loop step, a launch, an addition
+    )  # the call; 8 trips, each a loop step, a launch, an addition
     assert got.parallel_seconds == 2 + 1 + 7 / 2  # the call, the launch, 7 additions
     assert got.predicted_speedup == 38 / 6.5
     assert got.sequential_seconds == depth.predict(got.sequential, ROUND)
@@ -137,9 +137,9 @@ def test_what_is_not_known_of_either_is_listed_once():
 
 def test_trip_counts_go_to_both():
     got = depth.compare(until, lambda x: until(until(x)), X, trip_counts=7, device=ROUND)
-    turn = 5 + (1 + 1 / 2) + (1 + 8 / 2)  # the wait; a comparison; eight products
-    assert got.sequential_seconds == 2 + 7 * turn
-    assert got.parallel_seconds == 2 + 14 * turn
+    trip = 5 + (1 + 1 / 2) + (1 + 8 / 2)  # the wait; a comparison; eight products
+    assert got.sequential_seconds == 2 + 7 * trip
+    assert got.parallel_seconds == 2 + 14 * trip
     assert "lower bound" not in str(depth.compare(one_by_one, at_once, X, trip_counts=7))
 
 

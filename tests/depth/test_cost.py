@@ -81,7 +81,7 @@ def test_a_loop(times, counted):
         row.count for row in once.critical_path
     )
     ((part, number),) = loop.program.parts
-    assert (part.turns, part.counted, number) == (times, counted, 1)
+    assert (part.trips, part.counted, number) == (times, counted, 1)
 
 
 def test_a_counted_loop_is_a_scan():
@@ -93,7 +93,7 @@ def test_a_counted_loop_is_a_scan():
 
 
 def test_a_loop_that_depends_on_data_waits_in_every_iteration():
-    device = depth.devices["H200"].replace(loop_latency=1.0, turn_latency=3.0)
+    device = depth.devices["H200"].replace(loop_latency=1.0, trip_latency=3.0)
     once = depth.analyze(jnp.sin, X)
     counted, asked = (once.repeat(5, counted).seconds(device) for counted in (True, False))
     assert asked - counted == pytest.approx(5 * (3.0 - 1.0))

@@ -23,7 +23,7 @@ PLAIN = depth.Device(
     "plain",
     kernel_latency=4.0,
     loop_latency=2.0,
-    turn_latency=8.0,
+    trip_latency=8.0,
     rates={"float32": 100.0},
     bandwidth=1000.0,
     memory=1e6,
@@ -55,7 +55,7 @@ def test_every_device_has_a_source_and_sensible_figures(name):
     for figure in (
         "kernel_latency",
         "loop_latency",
-        "turn_latency",
+        "trip_latency",
         "call_latency",
         "bandwidth",
         "memory",
@@ -65,7 +65,7 @@ def test_every_device_has_a_source_and_sensible_figures(name):
         assert rates
         assert all(rate > 0 and math.isfinite(rate) for rate in rates.values())
     assert 1e-7 < device.kernel_latency < 1e-5 < device.call_latency < 1e-3
-    assert device.loop_latency < device.turn_latency
+    assert device.loop_latency < device.trip_latency
     assert 10e9 < device.memory < 200e9
     assert 0.5e12 < device.bandwidth < 10e12
     assert device.rate("bfloat16" if "bfloat16" in device.rates else "float16") > device.rate(
@@ -227,7 +227,7 @@ def test_what_is_no_number_is_refused_by_name(figure, value):
 
 def test_latencies_may_be_zero():
     device = PLAIN.replace(
-        kernel_latency=0, loop_latency=0, turn_latency=0.0, call_latency=0, memory=0, cache=0
+        kernel_latency=0, loop_latency=0, trip_latency=0.0, call_latency=0, memory=0, cache=0
     )
     assert device.latency("product", "program") == 0
 
@@ -295,7 +295,7 @@ def test_a_generic_cpu_has_latencies_of_its_own_and_rates_by_its_cores():
         "call_latency",
         "kernel_latency",
         "loop_latency",
-        "turn_latency",
+        "trip_latency",
         "step_latencies",
         "piece_latency",
     ):

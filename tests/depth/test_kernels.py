@@ -413,16 +413,16 @@ def loop(fn, length):
 @pytest.mark.parametrize("length", [0, 1, 9, 10**9], ids=str)
 def test_a_scan_is_a_loop(length):
     inner = part(program(loop(lax.sin, length), X))
-    assert (inner.turns, inner.counted, inner.condition) == (length, True, None)
+    assert (inner.trips, inner.counted, inner.condition) == (length, True, None)
     assert kinds(inner.body) == {"elementwise": 1}
 
 
 def test_loops_in_loops():
     outer = part(program(loop(lambda x: loop(lax.sin, 3)(x) * 2, 4), X))
-    assert outer.turns == 4
+    assert outer.trips == 4
     assert kinds(outer.body) == {"elementwise": 1}
     ((inner, count),) = outer.body.parts
-    assert (inner.turns, count) == (3, 1)
+    assert (inner.trips, count) == (3, 1)
 
 
 def test_a_scan_copies_the_slices_that_a_product_reads_or_makes():
@@ -450,13 +450,13 @@ def test_a_while_loop_is_counted_only_if_its_turns_are_proven():
             X,
         )
     )
-    assert (inner.turns, inner.counted) == (9, True)
+    assert (inner.trips, inner.counted) == (9, True)
     assert kinds(inner.condition) == {}  # one integer
     assert kinds(inner.body) == {"elementwise": 1}
     until = lambda x: lax.while_loop(lambda x: x[0] < 9, lambda x: x * 2, x)  # noqa: E731
-    for turns in (None, 0, 7):
-        inner = part(program(until, X, trip_counts=turns))
-        assert (inner.turns, inner.counted) == (turns or 0, False)
+    for trips in (None, 0, 7):
+        inner = part(program(until, X, trip_counts=trips))
+        assert (inner.trips, inner.counted) == (trips or 0, False)
         assert sum(kinds(inner.condition).values()) == 1  # a comparison of a float
 
 

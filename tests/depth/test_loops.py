@@ -25,7 +25,7 @@ def scan(step, **options):
 
 
 def before_and_after(count):
-    """The carry gets one deeper each turn; 20 more for what each turn returns."""
+    """The carry gets one deeper each trip; 20 more for what each trip returns."""
     return lambda carry: lax.scan(
         lambda c, _: (c + 1, (sines(c, 20), sines(c + 1, 20), c)), carry, length=count
     )
@@ -68,7 +68,7 @@ def nested(*counts):
     ("64", repeat(jnp.sin, 64), (f(),), 64, "sin 1, 64 times"),
     ("billion", repeat(jnp.sin, BILLION), (f(),), BILLION, "sin 1, 10^9 times"),
     ("late-start", lambda c: repeat(jnp.sin, 10)(sines(c, 5)), (f(),), 15, "5 + 10"),
-    ("late-start-0", lambda c: repeat(jnp.sin, 0)(sines(c, 5)), (f(),), 5, "no turn: 5"),
+    ("late-start-0", lambda c: repeat(jnp.sin, 0)(sines(c, 5)), (f(),), 5, "no trip: 5"),
     ("reverse", repeat(jnp.sin, 64, reverse=True), (f(),), 64, "sin 1, 64 times"),
     ("unroll", repeat(jnp.sin, 64, unroll=4), (f(),), 64, "the same program: 64"),
     (
@@ -92,7 +92,7 @@ def nested(*counts):
         (72, 73),
         "b_1 = 9 + 1",
     ),
-    ("swap-10", repeat(swap, 10), ((f(), f()),), (5, 5), "a sine every second turn: 10 / 2"),
+    ("swap-10", repeat(swap, 10), ((f(), f()),), (5, 5), "a sine every second trip: 10 / 2"),
     (
         "swap-odd",
         repeat(swap, BILLION + 1),
@@ -105,7 +105,7 @@ def nested(*counts):
         repeat(rotate, 8),
         ((f(), f(), f()),),
         (2, 3, 3),
-        "a sine every third turn: floor((n + 0, 1, 2) / 3)",
+        "a sine every third trip: floor((n + 0, 1, 2) / 3)",
     ),
     (
         "rotate-billion",
@@ -140,7 +140,7 @@ def nested(*counts):
         with_constant(7, 0, 10),
         (f(), f()),
         26,
-        "first turn max(1, 7) + 1 = 8, then 9 * 2",
+        "first trip max(1, 7) + 1 = 8, then 9 * 2",
     ),
     ("const-early", with_constant(1, 0, 10), (f(), f()), 20, "never late: 10 * 2"),
     (
@@ -150,7 +150,7 @@ def nested(*counts):
         26,
         "6 + sin 1 = 7, as late as 7: + 1 = 8, then 18",
     ),
-    ("const-late-0", with_constant(7, 0, 0), (f(), f()), 0, "no turn reads the constant"),
+    ("const-late-0", with_constant(7, 0, 0), (f(), f()), 0, "no trip reads the constant"),
     (
         "const-at-the-end",
         lambda c, k: repeat(lambda c: (jnp.sin(c[0]), c[0] * sines(k, 30)), 10)((c, c)),
@@ -169,10 +169,10 @@ def test_carries(case):
         before_and_after(10),
         (f(),),
         (10, 29, 30, 9),
-        "carry 10; before the last turn 9: + 20; after it 10: + 20; 9",
+        "carry 10; before the last trip 9: + 20; after it 10: + 20; 9",
     ),
-    ("ys-1", before_and_after(1), (f(),), (1, 20, 21, 0), "one turn from 0: 1, 0 + 20, 1 + 20, 0"),
-    ("ys-0", before_and_after(0), (f(),), (0, 0, 0, 0), "no turn: nothing to wait for"),
+    ("ys-1", before_and_after(1), (f(),), (1, 20, 21, 0), "one trip from 0: 1, 0 + 20, 1 + 20, 0"),
+    ("ys-0", before_and_after(0), (f(),), (0, 0, 0, 0), "no trip: nothing to wait for"),
     (
         "ys-billion",
         before_and_after(BILLION),
@@ -215,7 +215,7 @@ def test_carries(case):
         scan(lambda c, x: (c + sines(x, 2), None)),
         (f(), f(10)),
         12,
-        "first turn max(0, 2) + 1 = 3, then 9",
+        "first trip max(0, 2) + 1 = 3, then 9",
     ),
     (
         "xs-and-ys",
@@ -237,7 +237,7 @@ def test_carries(case):
         scan(lambda c, x: ((jnp.sin(x), c[0]), jnp.sin(c[1]))),
         ((f(), f()), f(10)),
         (1, 1, 2),
-        "a slice is forgotten after 2 turns: sin 1, then + 1",
+        "a slice is forgotten after 2 trips: sin 1, then + 1",
     ),
     (
         "heads-on-carry",
@@ -251,7 +251,7 @@ def test_carries(case):
         scan(lambda c, x: (c * x[0] + x[1], c)),
         (f(), (f(10), f(10))),
         (20, 18),
-        "mul 1 + add 1 each turn; before the last 18",
+        "mul 1 + add 1 each trip; before the last 18",
     ),
     (
         "huge",
@@ -303,7 +303,7 @@ def test_slices(case):
         repeat(lambda p: repeat(swap, 3)(p), 5),
         ((f(), f()),),
         (8, 7),
-        "15 turns: (n + 1) / 2 and (n - 1) / 2",
+        "15 trips: (n + 1) / 2 and (n - 1) / 2",
     ),
     (
         "map-inside",
@@ -318,7 +318,7 @@ def test_slices(case):
         repeat(lambda c: with_constant(0, 0, 3)(c, c), 4),
         (f(),),
         24,
-        "3 turns of sin 1 + add 1, 4 times",
+        "3 trips of sin 1 + add 1, 4 times",
     ),
 )
 def test_nested_scans(case):
@@ -450,7 +450,7 @@ def test_branches(case):
         lambda p, x: cond(p, nested(10), jnp.sin, x),
         (b(), f()),
         11,
-        "index 1 + 10 turns",
+        "index 1 + 10 trips",
     ),
     (
         "billion-in-cond",
@@ -471,7 +471,7 @@ def test_branches(case):
         repeat(lambda c: cond(c > 0, lambda c: sines(c, 3), jnp.sin, c), 10),
         (f(),),
         50,
-        "each turn gt 1, cast 1, sines 3",
+        "each trip gt 1, cast 1, sines 3",
     ),
     (
         "half-of-the-carry",
@@ -483,7 +483,7 @@ def test_branches(case):
         ),
         ((f(), f()),),
         (20, 21),
-        "a waits for its own test, gt 1 + cast 1, each turn: 2 n; b_n = max(b_(n-1), 2 n) + 1 = 2 n + 1",
+        "a waits for its own test, gt 1 + cast 1, each trip: 2 n; b_n = max(b_(n-1), 2 n) + 1 = 2 n + 1",
     ),
 )
 def test_loops_and_branches(case):

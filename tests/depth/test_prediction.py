@@ -18,7 +18,7 @@ FREE = depth.Device(
     "free",
     kernel_latency=0.0,
     loop_latency=0.0,
-    turn_latency=0.0,
+    trip_latency=0.0,
     rates={"float32": math.inf},
     bandwidth=math.inf,
     memory=1.0,
@@ -30,7 +30,7 @@ STEPS = {
     "product": 4.0,
     "transposed product": 5.0,
 }
-LOOPS = {"kernel_latency": 10.0, "loop_latency": 3.0, "turn_latency": 5.0}
+LOOPS = {"kernel_latency": 10.0, "loop_latency": 3.0, "trip_latency": 5.0}
 
 
 def seconds(fn, *args, device=FREE, trip_counts=None, **figures):
@@ -45,12 +45,12 @@ def loop(fn, length):
 
 
 def unrolled(unroll):
-    """Eight sines in a loop, so many in a turn."""
+    """Eight sines in a loop, so many in a trip."""
     return lambda x: lax.scan(lambda x, _: (lax.sin(x), None), x, length=8, unroll=unroll)[0]
 
 
 def vectors(x, w):
-    """Products of a vector, four in a turn."""
+    """Products of a vector, four in a trip."""
     return lax.scan(lambda x, w: (lax.sin(x @ w), None), x, w, unroll=4)[0]
 
 
@@ -360,7 +360,7 @@ def test_a_condition_with_a_product_is_no_body_with_one():
         return lax.while_loop(lambda x: (x @ x)[0, 0] < 9, lambda x: x * 2, x)
 
     steps = {"elementwise": 1.0, "product": 4.0, "beside product": 6.0}
-    got = seconds(product, W, trip_counts=3, turn_latency=5.0, step_latencies=steps)
+    got = seconds(product, W, trip_counts=3, trip_latency=5.0, step_latencies=steps)
     assert got == 3 * (
         5 + 4 + 1 + 1
     )  # the product, the comparison of one of its elements, the body
@@ -378,7 +378,7 @@ FULL = depth.Device(
     call_latency=16.0,
     kernel_latency=4.0,
     loop_latency=2.0,
-    turn_latency=8.0,
+    trip_latency=8.0,
     piece_latency=0.25,
     step_latencies={**STEPS, "beside product": 6.0},
     rates={"float32": 64.0, "float64": 32.0},
@@ -394,7 +394,7 @@ FULL = depth.Device(
     cache=128.0,
     memory=1e9,
 )
-LATENCIES = ["call_latency", "kernel_latency", "loop_latency", "turn_latency", "piece_latency"]
+LATENCIES = ["call_latency", "kernel_latency", "loop_latency", "trip_latency", "piece_latency"]
 
 
 @pytest.fixture(scope="module")
@@ -545,7 +545,7 @@ def test_rates_are_those_of_float32_whatever_the_default(monkeypatch, x64):
             assert jax.eval_shape(step, x) == jax.eval_shape(lambda x: x, x)
             return 2 * x.nbytes / 1e9
 
-        def stacked(self, count, turns):
+        def stacked(self, count, trips):
             return 1e-6
 
     monkeypatch.setattr(calibration, "_Clock", Clock)
@@ -564,8 +564,8 @@ def test_an_unrolled_loop_may_be_too_large_to_be_compiled_as_one_piece():
     )
     plain, twice, four = (seconds(unrolled(count), X, device=device) for count in (1, 2, 4))
     assert plain == 8 * 1
-    assert twice == 8 * 6 + 4 * 3 * 6  # three kernels around each turn
+    assert twice == 8 * 6 + 4 * 3 * 6  # three kernels around each trip
     assert four == 8 * 6 + 2 * 3 * 6
     assert seconds(unrolled(6), X, device=device) == pytest.approx(
         8 * 9 + 8 / 6 * 3 * 9
-    )  # nine kernels in a turn are many
+    )  # nine kernels in a trip are many

@@ -29,13 +29,13 @@ from tests.depth.programs import (
 )
 
 
-def check(*jaxprs, turns=None):
+def check(*jaxprs, trips=None):
     """The package and the oracle agree on all, the critical path is one of the longest.
 
     The costs.
     """
-    costs = [analyze_jaxpr(jaxpr, trip_counts=turns) for jaxpr in jaxprs]
-    late = [evaluate(jaxpr, turns=turns or 0) for jaxpr in jaxprs]
+    costs = [analyze_jaxpr(jaxpr, trip_counts=trips) for jaxpr in jaxprs]
+    late = [evaluate(jaxpr, trips=trips or 0) for jaxpr in jaxprs]
     expected = tuple(value.depth for value in late[0])
     for cost, values in zip(costs, late, strict=True):
         assert tuple(value.depth for value in values) == expected
@@ -162,9 +162,9 @@ def test_the_public_function_says_the_same():
 
 
 def random_while(seed):
-    """A loop whose number of turns nothing says: its function, unrolled or not, and arguments."""
+    """A loop whose number of trips nothing says: its function, unrolled or not, and arguments."""
     rng = np.random.default_rng(seed)
-    consts, carry, turns = kinds(rng, 0, 2, "sv"), kinds(rng, 1, 4), int(rng.integers(0, 7))
+    consts, carry, trips = kinds(rng, 0, 2, "sv"), kinds(rng, 1, 4), int(rng.integers(0, 7))
     body = random_body(rng, consts + carry, carry, int(rng.integers(1, 8)), nesting=1)
     test = random_body(rng, consts + carry, "s", int(rng.integers(1, 5)))
     depths, bound = rng.integers(0, 12, len(consts + carry)), jnp.int32(3)
@@ -176,14 +176,14 @@ def random_while(seed):
         def tested(state):
             return index(test(*consts_, *state)[0])
 
-        def turn(state):
+        def trip(state):
             return tuple(map(moved, body(*consts_, *state, unroll=unroll)))
 
         if not unroll:
-            return lax.while_loop(lambda state: lax.lt(tested(state), bound), turn, state)
-        for _ in range(turns):
+            return lax.while_loop(lambda state: lax.lt(tested(state), bound), trip, state)
+        for _ in range(trips):
             state = lax.switch(
-                tested(state), [turn, turn], state
+                tested(state), [trip, trip], state
             )  # which clamps its index where the loop compares
         return lax.switch(tested(state), [lambda state: tuple(map(moved, state))] * 2, state)
 
@@ -191,13 +191,13 @@ def random_while(seed):
     return [
         jax.make_jaxpr(lambda *v, unroll=unroll: run(unroll, *v))(*shapes)
         for unroll in (False, True)
-    ], turns
+    ], trips
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_while_loop_is_one_branch_after_another(seed):
-    jaxprs, turns = random_while(seed)
-    check(*jaxprs, turns=turns)
+    jaxprs, trips = random_while(seed)
+    check(*jaxprs, trips=trips)
 
 
 COUNTERS = {
@@ -212,16 +212,16 @@ COUNTERS = {
 @pytest.mark.parametrize("name", COUNTERS)
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_counters_prove_how_often_a_loop_turns(name, mirrored):
-    """The counter, and a value that is one operation deeper each turn: both wait for every test."""
+    """The counter, and a value that is one operation deeper each trip: both wait for every test."""
     opposite = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}[name]
     for seed in range(20):
         rng = np.random.default_rng(seed)
         start, bound, step = (int(n) for n in rng.integers((-9, -9, 1), (10, 10, 4)))
         step = -step if name in ("gt", "ge") else step
         bound = start + step * abs(bound) if name == "ne" else bound
-        turns, counter = 0, start
+        trips, counter = 0, start
         while COUNTERS[name](counter, bound):
-            turns, counter = turns + 1, counter + step
+            trips, counter = trips + 1, counter + step
 
         def more(state, bound=bound):
             bound = np.int32(bound)
@@ -231,18 +231,18 @@ def test_counters_prove_how_often_a_loop_turns(name, mirrored):
                 else getattr(lax, name)(state[0], bound)
             )
 
-        def turn(state, step=step):
+        def trip(state, step=step):
             return state[0] + np.int32(step), lax.sin(state[1])
 
         late = int(rng.integers(0, 8))
         count, value = 0, late
-        for _ in range(turns):
+        for _ in range(trips):
             count, value = (
                 count + 2,
                 max(count + 1, value) + 1,
             )  # test, add; the sine after the test
         agree(
-            lambda x, s=start: lax.while_loop(more, turn, (np.int32(s), x)),
+            lambda x, s=start: lax.while_loop(more, trip, (np.int32(s), x)),
             [late],
             [SCALAR],
             [count + 1, max(count + 1, value)],
@@ -250,7 +250,7 @@ def test_counters_prove_how_often_a_loop_turns(name, mirrored):
 
 
 def check_bound(jaxpr, seed):
-    """Without numbers of turns it is a lower bound.
+    """Without numbers of trips it is a lower bound.
 
     For all numbers, and if they differ each time that a loop is met.
     """
@@ -260,16 +260,16 @@ def check_bound(jaxpr, seed):
         == bound.depth
         == max(bound.by_output, default=0)
     )
-    for turns in (0, 1, 2, 3, 7):
-        full = analyze_jaxpr(jaxpr, trip_counts=turns)
+    for trips in (0, 1, 2, 3, 7):
+        full = analyze_jaxpr(jaxpr, trip_counts=trips)
         assert full.exact
-        assert full.by_output == tuple(value.depth for value in evaluate(jaxpr, turns=turns))
+        assert full.by_output == tuple(value.depth for value in evaluate(jaxpr, trips=trips))
         assert all(
             least <= depth for least, depth in zip(bound.by_output, full.by_output, strict=True)
-        ), turns
+        ), trips
         assert (bound.work, bound.bytes) <= (full.work, full.bytes)
     for _ in range(3):
-        values = evaluate(jaxpr, turns=lambda: int(rng.integers(4)))
+        values = evaluate(jaxpr, trips=lambda: int(rng.integers(4)))
         assert all(
             least <= value.depth for least, value in zip(bound.by_output, values, strict=True)
         )
@@ -334,9 +334,9 @@ def arguments(rng, count, *shape):
     return depths, [jax.ShapeDtypeStruct((*shape, 3), np.float64)] * count
 
 
-def agree(function, depths, shapes, expected, turns=None):
+def agree(function, depths, shapes, expected, trips=None):
     jaxpr = jax.make_jaxpr(lambda *v: function(*map(deeper, v, depths)))(*shapes)
-    cost = analyze_jaxpr(jaxpr, trip_counts=turns)
+    cost = analyze_jaxpr(jaxpr, trip_counts=trips)
     assert list(cost.by_output) == [int(value) for value in expected]
     assert sum(row.depth for row in cost.critical_path) == cost.depth
 
@@ -362,16 +362,16 @@ def test_scans_of_known_matrices(length):
 
         # On (START, consts, carry, xs, the latest ys): all but carry and ys stay.
         first, size = 1 + consts, 1 + consts + carry + xs + ys
-        turn = np.where(np.eye(size), 0, NEVER)
-        turn[first : first + carry] = NEVER
+        trip = np.where(np.eye(size), 0, NEVER)
+        trip[first : first + carry] = NEVER
         changed = [*range(first, first + carry), *range(size - ys, size)]
-        turn[changed, : size - ys] = matrix
-        ready = times(power(turn, length), [0, *before, *of_xs, *[NEVER if length else 0] * ys])
+        trip[changed, : size - ys] = matrix
+        ready = times(power(trip, length), [0, *before, *of_xs, *[NEVER if length else 0] * ys])
         agree(run, before + of_xs, given + slices, ready[changed])
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 3, 7, 40, 129, 10**6 + 1, 10**9])
-def test_while_loops_of_known_matrices(turns):
+@pytest.mark.parametrize("trips", [0, 1, 2, 3, 7, 40, 129, 10**6 + 1, 10**9])
+def test_while_loops_of_known_matrices(trips):
     for seed in range(12):
         rng = np.random.default_rng(seed)
         of_test, of_body, state = (int(n) for n in rng.integers((0, 0, 1), (3, 3, 6)))
@@ -398,10 +398,10 @@ def test_while_loops_of_known_matrices(turns):
         known[[0, *range(1, 1 + of_test), *range(first, size)]] = test[0] + 1
         paths = np.full((state, size), NEVER)
         paths[:, [0, *range(1 + of_test, size)]] = body
-        turn = np.where(np.eye(size), 0, NEVER)
-        turn[first:] = np.maximum(paths, paths.max(axis=1, keepdims=True) + known)
-        ready = times(power(turn, turns), [0, *depths])
-        agree(run, depths, shapes, np.maximum(ready[first:], (known + ready).max()), turns)
+        trip = np.where(np.eye(size), 0, NEVER)
+        trip[first:] = np.maximum(paths, paths.max(axis=1, keepdims=True) + known)
+        ready = times(power(trip, trips), [0, *depths])
+        agree(run, depths, shapes, np.maximum(ready[first:], (known + ready).max()), trips)
 
 
 @pytest.mark.parametrize("branches", [2, 3])
@@ -457,14 +457,14 @@ def test_slices_and_stacks_are_no_work(nesting):
 def test_every_turn_and_the_test_that_ends_the_loop_are_work():
     for seed in range(10):
         (jaxpr, _), _ = random_while(seed)
-        none, one, many = (analyze_jaxpr(jaxpr, trip_counts=turns) for turns in (0, 1, 6))
+        none, one, many = (analyze_jaxpr(jaxpr, trip_counts=trips) for trips in (0, 1, 6))
         assert many.work - none.work == 6 * (one.work - none.work)
         assert many.bytes - none.bytes == 6 * (one.bytes - none.bytes)
-    # Two operations of the test, one of the turn, on 3 elements and 1.
+    # Two operations of the test, one of the trip, on 3 elements and 1.
     loop = jax.make_jaxpr(
         lambda x: lax.while_loop(lambda x: lax.lt(lax.sin(x)[0], 0.5), lax.cos, x)
     )(np.ones(3))
-    assert [analyze_jaxpr(loop, trip_counts=turns).work for turns in (0, 1, 5)] == [
+    assert [analyze_jaxpr(loop, trip_counts=trips).work for trips in (0, 1, 5)] == [
         4,
         4 + 7,
         4 + 5 * 7,
@@ -490,8 +490,8 @@ def test_while_loops_in_while_loops_pass_64_bits():
             lambda c: lax.lt(c, 0.5), lambda c: grown(c, levels - 1) if levels else lax.sin(c), x
         )
 
-    expected, turns = 1, 10**9
-    for _ in range(4):  # each turn is the test and what is inside; then the last test
-        expected = turns * (1 + expected) + 1
-    cost = analyze_jaxpr(jax.make_jaxpr(lambda x: grown(x, 3))(SCALAR), trip_counts=turns)
+    expected, trips = 1, 10**9
+    for _ in range(4):  # each trip is the test and what is inside; then the last test
+        expected = trips * (1 + expected) + 1
+    cost = analyze_jaxpr(jax.make_jaxpr(lambda x: grown(x, 3))(SCALAR), trip_counts=trips)
     assert cost.depth == cost.work == cost.critical_work == expected > 10**36

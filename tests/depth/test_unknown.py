@@ -123,10 +123,10 @@ def inside_derivative(fn):
         (jax.jit(jax.jit(own)), (f(8),), "home_made", 1, "seen through two calls"),
         (jax.checkpoint(own), (f(8),), "home_made", 1, "seen through remat"),
         (inside_derivative(callback), (f(8),), "pure_callback", 1, "seen through custom_jvp"),
-        (inside_scan(callback), (f(8),), "pure_callback", 5, "5 turns of at least 1"),
-        (inside_scan(own), (f(8),), "home_made", 5, "5 turns of at least 1"),
+        (inside_scan(callback), (f(8),), "pure_callback", 5, "5 trips of at least 1"),
+        (inside_scan(own), (f(8),), "home_made", 5, "5 trips of at least 1"),
         (inside_cond(own), (f(8),), "home_made", 6, "sum 3, gt 4, cast 5, at least 1"),
-        (inside_while(own), (f(8),), "home_made", 7, "3 turns of at least 1: predicate 2 * 3 + 1"),
+        (inside_while(own), (f(8),), "home_made", 7, "3 trips of at least 1: predicate 2 * 3 + 1"),
         (
             lambda x: lax.map(callback, x),
             (f(4, 8),),
@@ -215,7 +215,7 @@ def test_a_reference_written_in_a_loop_is_right_or_flagged():
         lax.fori_loop(0, 10, lambda _, none: ref.set(jnp.sin(ref[...])), None)
         return ref[...]
 
-    cost = depth.analyze(program, f(8))  # each turn reads what the one before wrote: 10
+    cost = depth.analyze(program, f(8))  # each trip reads what the one before wrote: 10
     assert (cost.exact, cost.depth) == (True, 10) or (not cost.exact and cost.depth <= 10)
 
 
@@ -246,22 +246,22 @@ def written_by(write):
 
 
 def in_a_for_loop(ref, x):
-    """Each turn but the first reads what the one before has left."""
+    """Each trip but the first reads what the one before has left."""
 
-    def turn(_, x_):
+    def trip(_, x_):
         held = ref[...]
         ref[...] = jnp.sin(x)
         return held
 
-    return lax.fori_loop(0, 3, turn, x)
+    return lax.fori_loop(0, 3, trip, x)
 
 
 def in_a_while_loop(ref, x):
-    def turn(state):
+    def trip(state):
         ref[...] = jnp.sin(x)
         return state[0] + 1, ref[...]
 
-    return lax.while_loop(lambda state: state[0] < 3, turn, (0, x))[1]
+    return lax.while_loop(lambda state: state[0] < 3, trip, (0, x))[1]
 
 
 def in_branches(ref, x):
@@ -304,11 +304,11 @@ def in_a_shard_map(ref, x):
 @pytest.mark.parametrize(
     ("write", "deepest", "why"),
     [
-        (in_a_for_loop, (1, 1), "the last turn reads the sine of the one before"),
+        (in_a_for_loop, (1, 1), "the last trip reads the sine of the one before"),
         (in_a_while_loop, (7, 7), "the last predicate: 2 * 3 + 1"),
         (in_branches, (2, 3), "after the index, gt 1, cast 2: sin 3"),
         (in_branches_of_a_call, (2, 3), "the same, in a call"),
-        (in_a_loop_of_a_loop, (1, 1), "the last turn of the last loop reads a sine"),
+        (in_a_loop_of_a_loop, (1, 1), "the last trip of the last loop reads a sine"),
         (on_this_platform, (0, 1), "as it is lowered, it is a call: sin 1"),
         (in_a_shard_map, (0, 1), "on one device it is a call: sin 1"),
     ],

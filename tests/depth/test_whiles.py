@@ -1,7 +1,7 @@
 """While loops: trips that the program proves, that the caller gives, that nobody knows.
 
-Each turn starts after its predicate, and the results wait for the last one.  With a predicate of
-depth 1 and a counter, turn t starts at 2 t + 1; after n turns the counter is at 2 n, the last
+Each trip starts after its predicate, and the results wait for the last one.  With a predicate of
+depth 1 and a counter, trip t starts at 2 t + 1; after n trips the counter is at 2 n, the last
 predicate at 2 n + 1.  See the derivations below.
 """
 
@@ -27,8 +27,8 @@ def loop(more, step, start, body=jnp.sin, dtype="int32"):
     return program
 
 
-def up(turns, body=jnp.sin):
-    return loop(lambda n: n < turns, lambda n: n + 1, 0, body)
+def up(trips, body=jnp.sin):
+    return loop(lambda n: n < trips, lambda n: n + 1, 0, body)
 
 
 def bounded(body=jnp.sin):
@@ -59,7 +59,7 @@ called = jax.jit(bounded())
 
 
 @table(
-    ("lt", up(10), (f(),), (21, 21), "10 turns: predicate at 2 * 10 + 1, which both wait for"),
+    ("lt", up(10), (f(),), (21, 21), "10 trips: predicate at 2 * 10 + 1, which both wait for"),
     (
         "deep-body",
         up(10, lambda x: sines(x, 3)),
@@ -74,64 +74,64 @@ called = jax.jit(bounded())
         (21, 60),
         "the counter does not wait for x; 50 + 10",
     ),
-    ("one", up(1), (f(),), (3, 3), "1 turn: 2 * 1 + 1"),
-    ("le", loop(lambda n: n <= 9, lambda n: n + 1, 0), (f(),), (21, 21), "10 turns: 2 * 10 + 1"),
+    ("one", up(1), (f(),), (3, 3), "1 trip: 2 * 1 + 1"),
+    ("le", loop(lambda n: n <= 9, lambda n: n + 1, 0), (f(),), (21, 21), "10 trips: 2 * 10 + 1"),
     (
         "gt",
         loop(lambda n: n > 0, lambda n: n - 1, 10),
         (f(),),
         (21, 21),
-        "10 turns down: 2 * 10 + 1",
+        "10 trips down: 2 * 10 + 1",
     ),
     (
         "ge",
         loop(lambda n: n >= 0, lambda n: n - 1, 9),
         (f(),),
         (21, 21),
-        "10 turns down: 2 * 10 + 1",
+        "10 trips down: 2 * 10 + 1",
     ),
     (
         "ne",
         loop(lambda n: n != 12, lambda n: n + 3, 0),
         (f(),),
         (9, 9),
-        "0 3 6 9, 4 turns: 2 * 4 + 1",
+        "0 3 6 9, 4 trips: 2 * 4 + 1",
     ),
     (
         "ne-down",
         loop(lambda n: n != -8, lambda n: n - 4, 0),
         (f(),),
         (5, 5),
-        "0 -4, 2 turns: 2 * 2 + 1",
+        "0 -4, 2 trips: 2 * 2 + 1",
     ),
     (
         "step-3",
         loop(lambda n: n < 10, lambda n: n + 3, 0),
         (f(),),
         (9, 9),
-        "0 3 6 9, 4 turns: 2 * 4 + 1",
+        "0 3 6 9, 4 trips: 2 * 4 + 1",
     ),
     (
         "step-3-to-9",
         loop(lambda n: n < 9, lambda n: n + 3, 0),
         (f(),),
         (7, 7),
-        "0 3 6, 3 turns: 2 * 3 + 1",
+        "0 3 6, 3 trips: 2 * 3 + 1",
     ),
     (
         "down-by-4",
         loop(lambda n: n > 1, lambda n: n - 4, 10),
         (f(),),
         (7, 7),
-        "10 6 2, 3 turns: 2 * 3 + 1",
+        "10 6 2, 3 trips: 2 * 3 + 1",
     ),
-    ("from-3", loop(lambda n: n < 10, lambda n: n + 1, 3), (f(),), (15, 15), "7 turns: 2 * 7 + 1"),
+    ("from-3", loop(lambda n: n < 10, lambda n: n + 1, 3), (f(),), (15, 15), "7 trips: 2 * 7 + 1"),
     (
         "from-negative",
         loop(lambda n: n < 3, lambda n: n + 1, -4),
         (f(),),
         (15, 15),
-        "7 turns: 2 * 7 + 1",
+        "7 trips: 2 * 7 + 1",
     ),
     (
         "mirrored",
@@ -145,7 +145,7 @@ called = jax.jit(bounded())
         loop(lambda n: n < 10, lambda n: n + 1 + 1, 0),
         (f(),),
         (16, 16),
-        "5 turns; predicate 1 + adds 2 each: 3 * 5 + 1",
+        "5 trips; predicate 1 + adds 2 each: 3 * 5 + 1",
     ),
     ("zero", up(0), (f(),), (1, 1), "the one predicate, which the results wait for"),
     (
@@ -153,39 +153,39 @@ called = jax.jit(bounded())
         loop(lambda n: n < 10, lambda n: n + 1, 12),
         (f(),),
         (1, 1),
-        "no turn: the predicate",
+        "no trip: the predicate",
     ),
-    ("zero-late", lambda x: up(0)(sines(x, 5)), (f(),), (1, 5), "no turn: max(predicate 1, x 5)"),
+    ("zero-late", lambda x: up(0)(sines(x, 5)), (f(),), (1, 5), "no trip: max(predicate 1, x 5)"),
     (
         "unsigned",
         loop(lambda n: n > 0, lambda n: n - 1, 10, dtype="uint8"),
         (f(),),
         (21, 21),
-        "10 turns down: 2 * 10 + 1",
+        "10 trips down: 2 * 10 + 1",
     ),
     (
         "to-the-edge",
         loop(lambda n: n < 127, lambda n: n + 1, 117, dtype="int8"),
         (f(),),
         (21, 21),
-        "ends on the largest int8: 10 turns",
+        "ends on the largest int8: 10 trips",
     ),
-    ("many", up(2**31 - 1), (f(),), (2**32 - 1, 2**32 - 1), "n = 2^31 - 1 turns: 2 n + 1"),
+    ("many", up(2**31 - 1), (f(),), (2**32 - 1, 2**32 - 1), "n = 2^31 - 1 trips: 2 n + 1"),
     (
         "bound-in-state",
         bound_in_state,
         (f(),),
         (13, 13, 13),
-        "0 2 .. 10, 6 turns: 2 * 6 + 1, for the bound too",
+        "0 2 .. 10, 6 trips: 2 * 6 + 1, for the bound too",
     ),
     (
         "other-counter",
         other_counter,
         (f(),),
         (11, 11, 11),
-        "5 turns; x first waits for predicate 1: 1 + 2 * 5; predicate 2 * 5 + 1",
+        "5 trips; x first waits for predicate 1: 1 + 2 * 5; predicate 2 * 5 + 1",
     ),
-    ("known-operand", lambda x: called(5, x), (f(),), 11, "5 turns, known through jit: 2 * 5 + 1"),
+    ("known-operand", lambda x: called(5, x), (f(),), 11, "5 trips, known through jit: 2 * 5 + 1"),
     (
         "known-operands",
         lambda x: (called(3, x), called(5, x)),
@@ -219,7 +219,7 @@ called = jax.jit(bounded())
         outer_and_inner,
         (f(),),
         (7, 18),
-        "outer turn at 1: inner 4 turns 2 * 4 + 1 = 10; then 4 sines each: 14, 18",
+        "outer trip at 1: inner 4 trips 2 * 4 + 1 = 10; then 4 sines each: 14, 18",
     ),
     (
         "vmap",
@@ -233,7 +233,7 @@ called = jax.jit(bounded())
         lambda x: jax.jvp(lambda x: up(10)(x)[1], (x,), (x,)),
         (f(),),
         (21, 21),
-        "tangent: last turn at 19, cos 20, mul 21",
+        "tangent: last trip at 19, cos 20, mul 21",
     ),
     (
         "fori",
@@ -271,7 +271,7 @@ FIRST, SECOND = f"{FILE}:{LINE + 1}", f"test_whiles.py:{LINE + 2}"
 
 
 @pytest.mark.parametrize(
-    ("program", "args", "turns", "expected", "why"),
+    ("program", "args", "trips", "expected", "why"),
     [
         (bounded(), (i(), f()), 10, 21, "2 * 10 + 1"),
         (bounded(), (i(), f()), 0, 1, "the predicate"),
@@ -280,7 +280,7 @@ FIRST, SECOND = f"{FILE}:{LINE + 1}", f"test_whiles.py:{LINE + 2}"
             (i(), f()),
             10**9,
             3 * 10**9 + 1,
-            "after the first predicate, 3 each turn",
+            "after the first predicate, 3 each trip",
         ),
         (bounded(), (i(), f()), 10**27, 2 * 10**27 + 1, "beyond 64 bits"),
         (
@@ -288,9 +288,9 @@ FIRST, SECOND = f"{FILE}:{LINE + 1}", f"test_whiles.py:{LINE + 2}"
             (i(), f()),
             4,
             (14, 14),
-            "first predicate at 5 + 1, then 2 each turn: 6 + 2 * 4",
+            "first predicate at 5 + 1, then 2 each trip: 6 + 2 * 4",
         ),
-        (until_large, (f(4),), 10, 43, "each turn sum 2 + lt 1 + mul 1; the last predicate 3"),
+        (until_large, (f(4),), 10, 43, "each trip sum 2 + lt 1 + mul 1; the last predicate 3"),
         (until_large, (f(4),), 0, 3, "the predicate: sum 2 + lt 1"),
         (
             until_large,
@@ -309,8 +309,8 @@ FIRST, SECOND = f"{FILE}:{LINE + 1}", f"test_whiles.py:{LINE + 2}"
         (until_two_large, (f(), f()), {FIRST: 10, SECOND: 20}, (21, 61), "2 * 10 + 1; 3 * 20 + 1"),
     ],
 )
-def test_given(program, args, turns, expected, why):
-    check(Case("given", program, args, expected, why), trip_counts=turns)
+def test_given(program, args, trips, expected, why):
+    check(Case("given", program, args, expected, why), trip_counts=trips)
 
 
 def test_a_batch_turns_as_often_as_told():
@@ -442,27 +442,27 @@ def small(value, dtype="int8"):
     ids=range(10),
 )
 def test_overflow_is_never_claimed(more, step, start, tests, steps, dtype):
-    turns, n = 0, small(start, dtype)
+    trips, n = 0, small(start, dtype)
     with np.errstate(over="ignore"):
-        while turns < 1000 and more(n):
-            turns, n = turns + 1, step(n)
+        while trips < 1000 and more(n):
+            trips, n = trips + 1, step(n)
     cost = depth.analyze(loop(more, step, start, dtype=dtype), f())
-    if cost.exact:  # `tests` operations for each predicate, `steps` and a sine for each turn
-        assert cost.work == turns * (tests + steps + 1) + tests
+    if cost.exact:  # `tests` operations for each predicate, `steps` and a sine for each trip
+        assert cost.work == trips * (tests + steps + 1) + tests
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype", "turns"), [(5, "uint8", 5), (300, "int8", 44), (-1, "uint8", 255)]
+    ("value", "dtype", "trips"), [(5, "uint8", 5), (300, "int8", 44), (-1, "uint8", 255)]
 )
-def test_known_operands_are_cast_as_the_program_casts(value, dtype, turns):
+def test_known_operands_are_cast_as_the_program_casts(value, dtype, trips):
     @jax.jit
     def program(n, x):
         return lax.fori_loop(small(0, dtype), n.astype(dtype), lambda _, x: jnp.sin(x), x)
 
     cost = depth.analyze(lambda x: program(value, x), f())
     assert (
-        not cost.exact or cost.depth == 2 * turns + 2
-    )  # the cast, then 2 a turn, then the predicate
+        not cost.exact or cost.depth == 2 * trips + 2
+    )  # the cast, then 2 a trip, then the predicate
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_known_operands_are_cast_as_the_program_casts(value, dtype, turns):
     ids=str,
 )
 def test_bad_trip_counts(trip_counts, error):
-    with pytest.raises(error, match=r"trip_counts|turns"):
+    with pytest.raises(error, match=r"trip_counts|trips"):
         depth.analyze(until_two_large, f(), f(), trip_counts=trip_counts)
 
 
@@ -492,13 +492,13 @@ def test_a_line_that_does_not_match_is_told_which_would():
 
 
 def test_one_call_knows_nothing_of_another():
-    answers = [depth.analyze(until_large, f(4), trip_counts=turns) for turns in (3, 5, None, 3)]
+    answers = [depth.analyze(until_large, f(4), trip_counts=trips) for trips in (3, 5, None, 3)]
     assert [cost.depth for cost in answers] == [
         15,
         23,
         3,
         15,
-    ]  # 4 n + 3; without turns the predicate
+    ]  # 4 n + 3; without trips the predicate
     assert [cost.exact for cost in answers] == [True, True, False, True]
 
 

@@ -84,7 +84,7 @@ def test_each_platform_has_its_own_adjoint(both):
     assert cpu.count(LOOP) == 2  # forwards, backwards
     assert (
         cuda.count(LOOP) == 3
-    )  # backwards, all at once; and a loop of one turn or none, around the steps, if that overflows
+    )  # backwards, all at once; and a loop of one trip or none, around the steps, if that overflows
 
 
 @pytest.mark.parametrize(

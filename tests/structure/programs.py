@@ -50,12 +50,12 @@ def counted(a, b):
 def until(a, b):
     """A loop whose end depends on one element."""
 
-    def going(turn):
-        i, _, stop = turn
+    def going(trip):
+        i, _, stop = trip
         return (i < 3) & (stop < 1.0)
 
-    def body(turn):
-        i, x, stop = turn
+    def body(trip):
+        i, x, stop = trip
         return i + 1, jnp.roll(x, 2), stop + jnp.abs(b.reshape(-1)[0])
 
     return lax.while_loop(going, body, (0, a.reshape(-1), b.reshape(-1)[1]))[1]
@@ -64,12 +64,12 @@ def until(a, b):
 def until_reached(x, bound):
     """A loop of a vector whose end depends on a number beside it."""
     return lax.while_loop(
-        lambda turn: turn[0] < bound, lambda turn: (turn[0] + 0.5, turn[1] * 0.5), (-1.0, x)
+        lambda trip: trip[0] < bound, lambda trip: (trip[0] + 0.5, trip[1] * 0.5), (-1.0, x)
     )[1]
 
 
 def many_turns(a, b):
-    """A loop with too many turns to follow each."""
+    """A loop with too many trips to follow each."""
     return lax.fori_loop(0, 5000, lambda i, x: x.at[i % 2].mul(0.999), a.reshape(-1))
 
 
@@ -172,10 +172,10 @@ OPERATIONS = {
     "taken in rows": lambda a, b: jax.vmap(lambda x: x[jnp.arange(2) + 1])(
         a.reshape(3, 2)[::-1].reshape(2, 3)
     ),
-    "taken in rows in turn": lambda a, b: jax.vmap(lambda x, i: x[i])(
+    "taken in rows in trip": lambda a, b: jax.vmap(lambda x, i: x[i])(
         a.reshape(2, 3), jnp.arange(4).reshape(2, 2) % 3
     ),
-    "written in rows in turn": lambda a, b: jax.vmap(lambda x, i, y: x.at[i].set(y))(
+    "written in rows in trip": lambda a, b: jax.vmap(lambda x, i, y: x.at[i].set(y))(
         a.reshape(2, 3), jnp.arange(4).reshape(2, 2) % 3, b.reshape(3, 2)[1:]
     ),
     "written in rows": lambda a, b: jax.vmap(lambda x, y: x.at[jnp.arange(2)].set(y))(
@@ -217,7 +217,7 @@ OPERATIONS = {
         lambda c, _: (jnp.roll(c, 3) * 0.9, c.sum()), a.reshape(-1), None, 3
     )[0],
     "counted": counted,
-    "many turns": many_turns,
+    "many trips": many_turns,
     "until": until,
     "until, row by row": lambda a, b: jax.vmap(until_reached)(
         a.reshape(-1)[:4].reshape(2, 2), b.reshape(-1)[:2]
@@ -250,7 +250,7 @@ COSTLY = (
     "scanned",
     "carried",
     "counted",
-    "many turns",
+    "many trips",
     "until",
     "branches",
     "branches by another",

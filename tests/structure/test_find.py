@@ -161,9 +161,9 @@ def test_a_rule_that_fails_is_as_good_as_none(monkeypatch):
 
 
 def test_indices_that_take_long_to_compute():
-    def step(z, turns):
+    def step(z, trips):
         index = jnp.arange(6)
-        for _ in range(turns):
+        for _ in range(trips):
             index = (index + 1) - 1
         return z[index]
 

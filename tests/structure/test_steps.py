@@ -116,11 +116,11 @@ def scanned(z):
 def newton_root(z):
     """A loop that stops when a counter says so."""
 
-    def body(turn):
-        i, y = turn
+    def body(trip):
+        i, y = trip
         return i + 1, y - (y**3 + y - z) / (3 * y**2 + 1)
 
-    return lax.while_loop(lambda turn: turn[0] < 5, body, (0, z))[1]
+    return lax.while_loop(lambda trip: trip[0] < 5, body, (0, z))[1]
 
 
 def statistics_aside(z):
