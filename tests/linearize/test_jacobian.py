@@ -8,8 +8,8 @@ import pytest
 from deeppcr import BlockDiagonal, Diagonal
 from deeppcr.chain import trace_chain
 from deeppcr.linearize import Dense
+from tests.linearize.steps import MIX, W, by_rows, dense, elementwise, in_pairs
 from tests.problems import L, assert_agree, normal
-from tests.steps import MIX, W, by_rows, dense, elementwise, in_pairs
 
 
 def side_by_side(step, state, inputs, batch_ndim=0):

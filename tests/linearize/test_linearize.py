@@ -12,6 +12,7 @@ from deeppcr import Adjoint, BlockDiagonal, Chain, Diagonal, Newton, Result, Sca
 from deeppcr.chain import trace_chain
 from deeppcr.linear import Diagonals
 from deeppcr.linearize import Dense, Linearization, Zero, choose_linearization
+from tests.linearize.steps import dense, elementwise, in_pairs
 from tests.problems import (
     PROBLEMS,
     L,
@@ -23,7 +24,6 @@ from tests.problems import (
     solve,
     trajectory,
 )
-from tests.steps import dense, elementwise, in_pairs
 
 
 def half(x):
