@@ -65,20 +65,7 @@ docs: $(DOCS)
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
 
 bench: $(STAMP)
-	@$(PY) -m experiments mlp --keep mlp
-	@$(PY) -m experiments resnet --keep resnet
-	@$(PY) -m experiments diffusion --keep diffusion
-	@$(PY) -m experiments rnn --keep rnn
-	@$(PY) -m experiments recurrence --keep recurrence
-	@$(PY) -m experiments gradients --keep gradients
-	@$(PY) -m experiments compile_time --keep compile_time
-	@$(PY) -m experiments training_loop --keep training_loop
-	@$(PY) -m experiments analysis --keep analysis
-	@$(PY) -m experiments prediction --keep prediction
-	@$(PY) -m experiments iterations --keep iterations
-	@$(PY) -m experiments decide --keep decide
-	@$(PY) -m experiments sharding --keep sharding
-	@$(PY) -m experiments kernels --keep kernels
+	@$(PY) -m experiments suite
 
 # Away from the checkout, so that what is missing from the wheel is missed.
 package: $(STAMP)

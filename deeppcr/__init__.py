@@ -1,13 +1,13 @@
-"""Sequential programs in parallel: layers, recurrences and samplers as one system of equations, solved in logarithmic depth."""
+"""Sequential programs in parallel: layers, recurrences and samplers in logarithmic depth."""
 
 from deeppcr import diffusion, layers, sharding
-from deeppcr.acceleration import Anderson
+from deeppcr._delay import delay
+from deeppcr._plan import Auto, Plan
+from deeppcr._planner import plan
+from deeppcr._stack import Stack, stack
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
 from deeppcr.chain import Chain
-from deeppcr.damping import TrustRegion
-from deeppcr.delay import delay
-from deeppcr.describe import describe
 from deeppcr.linear import (
     Chunked,
     CyclicReduction,
@@ -19,12 +19,11 @@ from deeppcr.linear import (
 )
 from deeppcr.linearize import BlockDiagonal, Diagonal, Scalar
 from deeppcr.newton import Coarse, Newton
+from deeppcr.newton.acceleration import Anderson
+from deeppcr.newton.damping import TrustRegion
 from deeppcr.optim import Packed, Packing, pack
-from deeppcr.plan import Auto, Plan
-from deeppcr.planner import plan
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, Stats
-from deeppcr.stack import Stack, stack
 
 __all__ = [
     "Adjoint",
@@ -53,7 +52,6 @@ __all__ = [
     "Stats",
     "TrustRegion",
     "delay",
-    "describe",
     "diffusion",
     "forward",
     "layers",

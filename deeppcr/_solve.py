@@ -12,14 +12,14 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
+from deeppcr._plan.choose import choose_adjoint, choose_method
+from deeppcr._plan.costs import ChainCosts
+from deeppcr._plan.names import Auto, Method, Wanted
 from deeppcr.adjoint import Way, differentiable
 from deeppcr.adjoint.resolve import resolve_adjoint
 from deeppcr.axis import ChainSharding, explicit_mesh, with_auto_axes
 from deeppcr.chain import TracedChain
 from deeppcr.newton import Newton
-from deeppcr.plan.choose import choose_adjoint, choose_method
-from deeppcr.plan.names import Auto, Method, Wanted
-from deeppcr.plan.pieces import Pieces
 from deeppcr.platforms import differing, platforms
 from deeppcr.sharding import lengthened, shardings_of, shortened, without_shardings
 from deeppcr.solution import NotConverged, Result, Run
@@ -32,9 +32,9 @@ def solve_chain(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
     axis = chain.axis.on_auto_axes if isinstance(chain.axis, ChainSharding) else chain.axis
     asked = dataclasses.replace(chain, axis=axis)
     chain = lengthened(asked)
-    shapes, costs = chain.abstract, Pieces.of(chain)
+    shapes, costs = chain.abstract, ChainCosts.of(chain)
 
-    def seen(platform: str) -> Pieces:
+    def seen(platform: str) -> ChainCosts:
         """The chain as its devices share it; those of a CPU are one machine's cores."""
         return costs if platform == "cpu" else costs.shared_by(axis.size)
 

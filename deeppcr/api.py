@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from deeppcr._plan import Auto, Method, Wanted, find_adjoint, find_method
 from deeppcr._solve import solve_chain
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.axis import LOCAL
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
-from deeppcr.layers import Reader, Repeated, as_callable, is_of_jax, listed, segments, stack_layers
+from deeppcr.layers import Repeated, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.plan import Auto, Method, Wanted, find_adjoint, find_method
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.solution import Result, Solution, Stats
@@ -31,24 +31,25 @@ def scan(
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
 ) -> tuple[Any, Any]:
-    """`jax.lax.scan`, solved as one system of equations: the same arguments, the same result, the same derivatives.
+    """`jax.lax.scan`, solved as one system of equations: same arguments, results and derivatives.
 
     Args:
-        f: ``f(carry, x) -> (carry, y)``. The carry is an array, or a pytree of them, of floating dtypes.
+        f: ``f(carry, x) -> (carry, y)``. The carry is an array, or a pytree of arrays, of floating
+            dtypes.
         init: the carry before the first step.
-        xs: pytree of arrays ``[L, ...]``, one entry a step; or None.
+        xs: pytree of arrays ``[L, ...]``, one entry per step; or None.
         length: L; needed only without ``xs``.
         reverse: start from the last entry of ``xs``.
-        method: how the carries are found: "auto", "sequential", "newton", "pcr", or a `Sequential`,
-            `Newton` or `Auto` object. "auto" is what is predicted to be fastest: see
-            `deeppcr.plan`.
-        adjoint: how derivatives are found, whatever the method. "auto". "backprop": step by step.
-            A linear solver, by object or by name ("sequential", "pcr", ...): on the Jacobians of
-            all steps. "autodiff": by jax, through `jax.lax.scan`, which is what a step with a
-            `jax.custom_vjp` in it always takes.
+        method: how the carries are computed: "auto", "sequential", "newton", "pcr", or a
+            `Sequential`, `Newton` or `Auto` object. "auto" takes the method that is predicted to be
+            the fastest: see `deeppcr.plan`.
+        adjoint: how derivatives are computed, whatever the method: "auto"; "backprop", step by
+            step; a linear solver, by object or by name ("sequential", "pcr", ...), on the Jacobians
+            of all steps; or "autodiff", by jax through `jax.lax.scan`. A step that calls a
+            `jax.custom_vjp` always takes "autodiff".
         batch_ndim: the number of leading axes of every leaf of the carry that are batch axes. A
-            Jacobian block is then w x w for each example, and not (B w) x (B w). ``f`` gets and
-            returns the whole batch at once, and treats its examples one by one.
+            Jacobian block is then w x w for each batch element, instead of (B w) x (B w). ``f``
+            takes and returns the whole batch, and must not mix its elements.
 
     Returns:
         the last carry, and the ``y`` of all steps, stacked on axis 0.
@@ -88,7 +89,7 @@ def solve(
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
 ) -> Solution:
-    """Solve a chain: all its states, and how they were found.
+    """Solve a chain for all its states.
 
     Args:
         chain: see `Chain`.
@@ -98,8 +99,9 @@ def solve(
         batch_ndim: as in `scan`.
 
     Returns:
-        `Solution`, with the last state, the trajectory, statistics and the way it ended. Its ``value`` and ``trajectory`` are
-        differentiable with respect to ``z0``, the chain's inputs and whatever its step closes over.
+        `Solution`, with the last state, the trajectory, statistics and a result code. ``value`` and
+        ``trajectory`` are differentiable with respect to ``z0``, the inputs of the chain and the
+        arrays that its step closes over.
 
     Raises:
         TypeError: the state changes its structure, shape or dtype, or is not floating.
@@ -114,7 +116,8 @@ def solve(
     """
     if not isinstance(chain, Chain):
         raise TypeError(
-            f"chain is {type(chain).__name__}, expected a deeppcr.Chain; for layers: Chain.from_layers(layers, x)."
+            f"chain is {type(chain).__name__}, expected a deeppcr.Chain; "
+            "for layers: Chain.from_layers(layers, x)."
         )
     length = chain_length(chain.inputs, chain.length, "chain.inputs")
     chosen, wanted = find_method(method), find_adjoint(adjoint)
@@ -149,24 +152,31 @@ def forward(
 ) -> Any:
     """Apply layers one after another: ``for layer in layers: x = layer(x)``.
 
-    Neighbouring layers that are alike (the same code, arrays of the same shapes) are stacked and solved as one chain, and so are
-    layers in a period (`Linear`, `relu`, `Linear`, `relu`, ...). Any other layer is called in its turn, as is one that changes
-    something when it is called (batch statistics and random counters of flax nnx modules, a list, a global) or has effects
-    (`jax.debug.print`), and one that holds what cannot be watched, such as a generator of random numbers. What comes after it
-    is looked at after it was called, and so finds what it would find in the loop. `deeppcr.layers.describe(layers, x)` says
-    what was found.
+    Consecutive layers that are alike (the same code, arrays of the same shapes) are stacked and
+    solved as one chain, and so are layers in a period (`Linear`, `relu`, `Linear`, `relu`, ...).
+    Any other layer is called on its own. So is a layer
+
+    - that changes something when it is called: batch statistics and random counters of flax nnx
+      modules, a list, a global
+    - that has effects (`jax.debug.print`)
+    - whose state cannot be observed, such as a generator of random numbers.
+
+    The layers after it are inspected after the call, and so see what they would see in the loop.
+    `deeppcr.layers.describe(layers, x)` shows which layers form a chain.
 
     Args:
-        layers: a list of layers: callables ``layer(x) -> x`` (functions, methods, partials, jitted functions, flax nnx, bound
-            flax linen and equinox modules, other pytrees), or pairs ``(apply, params)``; or ``(apply, [params, ...])``, a
-            ``Sequential`` of flax or equinox, ``deeppcr.stack(layers)``, or a `Chain` of layers already stacked.
-        x: what the first layer takes: an array, or a pytree of them.
+        layers: a list of layers: callables ``layer(x) -> x`` (functions, methods, partials, jitted
+            functions, flax nnx, bound flax linen and equinox modules, other pytrees), or pairs
+            ``(apply, params)``; or ``(apply, [params, ...])``, a ``Sequential`` of flax or equinox,
+            ``deeppcr.stack(layers)``, or a `Chain` of layers already stacked.
+        x: the input of the first layer: an array, or a pytree of them.
         method: as in `scan`.
         adjoint: as in `scan`.
-        batch_ndim: leading batch axes of ``x``; None for 0 if what a chain of layers takes is a vector or a scalar, else 1.
+        batch_ndim: the number of leading batch axes of ``x``. None: 0 if the input of a chain of
+            layers is a vector or a scalar, else 1.
 
     Returns:
-        what the last layer returns.
+        the output of the last layer.
 
     Raises:
         TypeError: ``layers`` is no list of layers, or one of them is not callable.
@@ -178,49 +188,34 @@ def forward(
         >>> deeppcr.forward(layers, jnp.ones(3))
         Array([0.006, 0.006, 0.006], dtype=float32)
     """
-    find_method(method)  # names are checked even where no run of layers is long enough to need them
+    find_method(method)  # names are checked even if no layers form a chain
     find_adjoint(adjoint)
 
     def chain(chain: Chain, x: Any) -> Any:
-        examples = vector_batch(x) if batch_ndim is None else batch_ndim
-        return solve(chain, x, method=method, adjoint=adjoint, batch_ndim=examples).value
+        axes = vector_batch(x) if batch_ndim is None else batch_ndim
+        return solve(chain, x, method=method, adjoint=adjoint, batch_ndim=axes).value
 
     if isinstance(layers, Chain):
         return chain(layers, x)
-    if isinstance(layers, Repeated):
-        layers.check(x)
-        return chain(Chain(layers.step, layers.inputs, layers.length), x)
-    rest, reader = listed(layers), Reader()
-    while rest:
-        found = reader.read(rest, x) if is_of_jax(x) else []
-        for segment in segments(found):
-            if segment.reason:
-                for layer in segment.layers:
-                    x = layer.call(x)
-            else:
-                run = stack_layers(segment.layers, segment.period)
-                x = chain(Chain(run.step, run.inputs, run.length), x)
-        rest = rest[len(found) :]
-        if found and found[-1].acts:  # those behind it may read what it changed
-            reader.forget(found[-1])
-        elif rest:  # a layer that cannot be looked at beforehand: called as it is, and so it raises what it would
-            x, rest = as_callable(rest[0])(x), rest[1:]
-            reader.forget()
-    return x
+
+    def solve_run(run: Repeated, x: Any) -> Any:
+        return chain(Chain(run.step, run.inputs, run.length), x)
+
+    return apply_layers(layers, x, solve_run)
 
 
 def vector_batch(x: Any) -> int:
-    """One batch axis, where all arrays have an axis to spare."""
+    """1 if every array has at least two axes, else 0: the default of ``batch_ndim``."""
     return min(1, max(0, min((jnp.ndim(leaf) for leaf in jax.tree.leaves(x)), default=0) - 1))
 
 
 def _is_plain(method: Method, adjoint: Wanted) -> bool:
-    """Whether `jax.lax.scan` itself is what has been asked for."""
+    """Whether the user asked for `jax.lax.scan` itself."""
     return adjoint == Autodiff() and (isinstance(method, Auto) or method == Sequential())
 
 
 def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
-    """Whether `jax.lax.scan` itself is to run a chain, because nothing else can."""
+    """Whether the chain has to run as `jax.lax.scan`, because it cannot be solved in parallel."""
     if chain.step.effects:
         effects = ", ".join(chain.step.effects)
         reason = (

@@ -32,12 +32,12 @@ class Chain:
     """A sequential program: ``z_l = step(z_{l-1}, x_l)``.
 
     Attributes:
-        step: ``step(state, input) -> state``. States are arrays, or pytrees of them, of the same structure, shapes and dtypes at
-            every step.
-        inputs: pytree of arrays ``[L, ...]``: what changes from step to step (layer parameters, observations, time).
-            None if nothing does.
+        step: ``step(state, input) -> state``. States are arrays, or pytrees of them, of the same
+            structure, shapes and dtypes at every step.
+        inputs: pytree of arrays ``[L, ...]``: what changes from step to step (layer parameters,
+            observations, time). None if nothing does.
         length: L; needed only if ``inputs`` is None or has no arrays.
-        sharding: its place on a mesh, if `deeppcr.sharding.shard` has put it there.
+        sharding: how it is sharded over a mesh, if `deeppcr.sharding.shard` has sharded it.
 
     Raises:
         ValueError: ``inputs`` do not agree on L, or on ``length``.
@@ -55,28 +55,27 @@ class Chain:
 
     def __post_init__(self) -> None:
         leaves = jax.tree.leaves(self.inputs)
-        if all(
-            hasattr(leaf, "shape") for leaf in leaves
-        ):  # jax.tree.map may put anything into a pytree
+        if all(hasattr(leaf, "shape") for leaf in leaves):  # jax.tree.map may put in any object
             object.__setattr__(self, "length", chain_length(self.inputs, self.length, "inputs"))
 
     @classmethod
     def from_layers(cls, layers: Any, x: Any) -> Self:
-        """The chain of ``layers``, which have to be alike: the same code and the same shapes, each with its own arrays.
+        """The chain of ``layers`` that are alike: same code, same shapes, each with its own arrays.
 
         Args:
-            layers: as in `deeppcr.forward`; layers in a period make one step of the chain together.
-            x: what the first layer takes, or `jax.ShapeDtypeStruct` for it.
+            layers: as in `deeppcr.forward`; the layers of one period are one step of the chain.
+            x: the input of the first layer, or `jax.ShapeDtypeStruct` for it.
 
         Raises:
-            ValueError: the layers are not alike, or there are none; the message names the first that differs.
+            ValueError: there are no layers, or they are not alike; the message names the first
+                that differs.
         """
         run = repeated(layers, x)
         return cls(run.step, run.inputs, run.length)
 
 
 def chain_length(inputs: Any, length: int | None, name: str) -> int:
-    """L, from the arrays in ``inputs`` and from ``length``, which have to agree."""
+    """L, from the arrays in ``inputs`` and from ``length``, which must agree."""
     if length is not None and not export.is_symbolic_dim(length):
         try:
             length = operator.index(length)
@@ -91,13 +90,15 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
         shape = np.shape(leaf)
         if not shape:
             raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} is a scalar, expected an array with one entry a step on axis 0."
+                f"{name}{jax.tree_util.keystr(path)} is a scalar, "
+                "expected an array with one entry per step on axis 0."
             )
         lengths[name + jax.tree_util.keystr(path)] = shape[0]
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{leaf}: {n}" for leaf, n in lengths.items())
         raise ValueError(
-            f"the leaves of {name} differ in length along axis 0: {found}; expected one entry a step in each."
+            f"the leaves of {name} differ in length along axis 0: {found}; "
+            "expected one entry per step in each."
         )
     if lengths:
         (found_length,) = set(lengths.values())
@@ -128,8 +129,8 @@ class TracedChain:
         length: L, the number of steps here.
         initial: leaves of ``z_0``, the state before the first step of the whole chain.
         inputs: leaves ``[L, ...]``.
-        captured: arrays that the step closes over.
-        axis: the chain axis, which knows of the steps on other devices.
+        captured: the arrays that the step closes over.
+        axis: the chain axis, with the steps on other devices.
         offset: int32, the index of the first step in the whole chain; None for 0.
         function: the step as the user wrote it, ``(state, input) -> (state, outputs)``; None once
             the method has been bound, for it must not outlive the call.
@@ -152,7 +153,7 @@ class TracedChain:
         return after
 
     def evaluate(self, vectors: Array) -> Array:
-        """`__call__` for states laid out as ``[L, *batch, w]``."""
+        """`__call__` for states as vectors ``[L, *batch, w]``."""
         return self.layout.flatten(self(self.layout.unflatten(vectors)))
 
     def outputs(self, states: Leaves, after: Leaves) -> Leaves:
@@ -179,13 +180,13 @@ class TracedChain:
         return dataclasses.replace(self, inputs=inputs, length=length, offset=offset)
 
     def shard(self, axis: ChainAxis) -> "TracedChain":
-        """The steps of one device, inside `jax.shard_map`, where ``inputs`` are its own already."""
+        """The shard of one device, inside `jax.shard_map`; ``inputs`` are those of the shard."""
         length = self.length // axis.size
         offset = jnp.int32(axis.rank * length)
         return dataclasses.replace(self, length=length, offset=offset, axis=axis)
 
     def sharded(self, along: P, replicated: P) -> "TracedChain":
-        """How its arrays are sharded: a prefix of this pytree."""
+        """The partition specs of its arrays, as a prefix of this pytree."""
         offset = None if self.offset is None else replicated
         return dataclasses.replace(
             self, initial=replicated, inputs=along, captured=replicated, offset=offset
@@ -208,7 +209,7 @@ class TracedChain:
     @property
     def is_empty(self) -> bool:
         """Whether a state has no entries: the idiom for a mere map."""
-        return self.layout.width * self.layout.examples == 0
+        return self.layout.width * self.layout.batch_size == 0
 
     @property
     def is_symbolic(self) -> bool:
@@ -230,7 +231,7 @@ def trace_chain(
 ) -> TracedChain:
     """Check and trace the chain of ``f(state, input) -> (state, outputs)``.
 
-    ``name`` is what errors call the initial state.
+    ``name``: the name of the initial state in error messages.
     """
     initial, inputs = jax.tree.map(jnp.asarray, (initial, inputs))
     if not isinstance(batch_ndim, int) or batch_ndim < 0:

@@ -1,4 +1,4 @@
-"""Checks of arguments that many options share."""
+"""Checks that many arguments share."""
 
 import operator
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Any
 def check_count(
     name: str, value: Any, meaning: str, least: int = 1, optional: bool = False
 ) -> None:
-    """Raise unless ``value`` is an integer from ``least`` on, or None where that is allowed."""
+    """Raise unless ``value`` is an integer >= ``least``, or None if ``optional``."""
     if optional and value is None:
         return
     expected = f"expected {meaning}: an integer >= {least}" + (", or None." if optional else ".")
@@ -23,7 +23,10 @@ def check_count(
 
 
 def check_name(name: str, value: Any, known: Iterable[str], objects: str) -> None:
-    """Raise unless ``value``, which is none of the ``objects`` that would do, is one of the ``known`` names for them."""
+    """Raise unless ``value`` is one of the ``known`` names.
+
+    ``objects`` says in words which objects are accepted besides; the caller has checked for them.
+    """
     names = list(known)
     expected = f"expected {objects} or one of the names {names}."
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Loops whose end depends on data: their cost on an accelerator, and the names that they carry.
+"""Loops whose end depends on data: iterations, and the fallback of what is not finite.
 
 The names are scopes of `jax.named_scope`: profiles show them, and costs find the loops by them.
 """
@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.platforms import platform
 
 ITERATION = "newton iteration"
@@ -42,3 +44,20 @@ def ahead(budget: int) -> int:
     wait for it, about as long as six kernels take; in a loop of known length it does not.
     """
     return 0 if platform() == "cpu" else min(AHEAD, budget)
+
+
+def unless_finite(found: T, again: Callable[[], T], axis: ChainAxis = LOCAL) -> T:
+    """``found`` if all of it is finite on all shards, else ``again()``, of the same structure.
+
+    A loop of one trip or none. A branch would always be taken under `jax.vmap`, which computes both
+    sides and selects.
+    """
+    spoilt = jnp.stack([~jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found)]).any()
+    is_finite = axis.largest(spoilt.astype(jnp.int32)) == 0
+    with jax.named_scope(OVERFLOW):
+        result: tuple[Array, T] = lax.while_loop(
+            lambda state: ~state[0],
+            lambda state: (jnp.ones_like(state[0]), again()),
+            (is_finite, found),
+        )
+    return result[1]

@@ -1,10 +1,12 @@
-"""Programs that differ from platform to platform.
+"""Programs with variants for different platforms.
 
-On which platform a program runs is known only when jax lowers it: a process with a GPU may be asked to compute on its CPU. Where
-what is best differs between the platforms of this process, the program holds all ways, and jax lowers one of them.
+Jax knows the platform of a program only when it lowers it: a process with a GPU may be asked to
+compute on its CPU. Where the best program differs between the platforms of this process, it holds
+all variants, and jax lowers one of them.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from jax import lax
@@ -17,27 +19,28 @@ T = TypeVar("T")
 DEFAULT = "default"
 
 
-def differing(ways: Mapping[str, T]) -> dict[str, T]:
-    """Of ways by platform the first as "default", and by name those that are not the same."""
-    default = next(iter(ways.values()))
+def differing(variants: Mapping[str, T]) -> dict[str, T]:
+    """The first variant as "default", and by platform those that differ from it."""
+    default = next(iter(variants.values()))
     return {DEFAULT: default} | {
-        platform: way for platform, way in ways.items() if way is not default and way != default
+        platform: variant
+        for platform, variant in variants.items()
+        if variant is not default and variant != default
     }
 
 
-def by_platform(ways: Mapping[str, Callable[..., T]], *arguments: Any) -> T:
-    """Call the way of the platform that the program is lowered for; "default" is for those without a name."""
-    named = {platform: way for platform, way in ways.items() if platform != DEFAULT}
-    if not named:
-        return ways[DEFAULT](*arguments)
-    named = {platform: _compiled_for(platform, way) for platform, way in named.items()}
-    result: T = lax.platform_dependent(*arguments, default=ways[DEFAULT], **named)
-    return result
+def by_platform(variants: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
+    """The variant for the platform that the program is lowered for, or "default"."""
+    others = {name: variant for name, variant in variants.items() if name != DEFAULT}
+    if not others:
+        return variants[DEFAULT]
+    others = {name: _compiled_for(name, variant) for name, variant in others.items()}
+    return partial(lax.platform_dependent, default=variants[DEFAULT], **others)
 
 
-def _compiled_for(platform: str, way: Callable[..., T]) -> Callable[..., T]:
+def _compiled_for(platform: str, variant: Callable[..., T]) -> Callable[..., T]:
     def traced(*arguments: Any) -> T:
         with compiled_for(platform):
-            return way(*arguments)
+            return variant(*arguments)
 
     return traced

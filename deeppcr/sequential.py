@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.chain import TracedChain
-from deeppcr.jaxprs import Replacement
-from deeppcr.small_products import write_out
+from deeppcr.rewrites.small_products import write_out
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import Leaves
+from depth.jaxprs import Replacement
 
 
 @jax.tree_util.register_static
@@ -41,7 +41,7 @@ class Sequential:
 def run_sequentially(
     chain: TracedChain, initial: Leaves, replace: Replacement | None, unroll: int = 1
 ) -> tuple[Leaves, Leaves]:
-    """The states and the outputs of all steps; ``replace`` as in `deeppcr.jaxprs.evaluate`."""
+    """The states and the outputs of all steps; ``replace`` as in `deeppcr.rewrites.evaluate`."""
     # Most often the state itself is the output: written once, it costs half.
     same = chain.step.outputs_in_state
 

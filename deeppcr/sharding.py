@@ -27,7 +27,7 @@ from deeppcr.axis import ChainSharding, MeshAxis, check_mesh_axis, count_devices
 from deeppcr.chain import Chain, TracedChain, trace_chain
 from deeppcr.linear import Sharded
 from deeppcr.newton import Newton
-from deeppcr.retype import retyped
+from deeppcr.rewrites.retype import retyped
 from deeppcr.solution import Run
 
 __all__ = ["shard"]

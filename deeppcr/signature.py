@@ -5,11 +5,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.jaxprs import is_literal, without_constants
+from depth.jaxprs import is_literal, without_constants
 
 
 def signature(value: Any) -> Any:
-    """Something hashable that is equal only for what is certainly the same; a tracer is the same as itself."""
+    """Something hashable that is equal only for what is certainly the same.
+
+    A tracer is the same as itself.
+    """
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         return _program(value)
     if isinstance(value, dict):

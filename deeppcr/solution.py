@@ -1,4 +1,4 @@
-"""What a solver returns: the answer, and how it was found."""
+"""What a solver returns: the states, and how they were found."""
 
 import dataclasses
 import enum
@@ -16,9 +16,9 @@ class Result(enum.IntEnum):
     CONVERGED = 0
     """The states satisfy the chain to the tolerance that was asked for."""
     FINISHED_SEQUENTIALLY = 1
-    """Newton did not converge within its budget; the rest of the chain was run step by step. The answer is right."""
+    """Newton did not converge within its budget; the sequential fallback did the rest."""
     NOT_CONVERGED = 2
-    """Newton did not converge, and was asked to return what it had: states after the converged prefix are wrong."""
+    """Newton did not converge, with ``on_failure="return"``: states after the prefix are wrong."""
 
 
 class NotConverged(RuntimeError):
@@ -36,13 +36,14 @@ class Stats:
 
     Attributes:
         iterations: int32, Newton iterations; 0 for a sequential solve.
-        residual: the largest ``|step(z_{l-1}, x_l) - z_l|``, relative to the size of each entry, when Newton
-            stopped.
-        prefix: int32, how many states from the start of the chain had converged then; L if all.
-        residuals: with ``Newton(record=True)``, that residual for the initial guess and after every iteration, NaN after the
-            last; infinite there under `jax.debug_nans`, which would take it for an error.
-        growth_rate: with ``record=True``, the largest Lyapunov exponent of the chain: the rate per step at which small
-            differences grow, or die out where it is negative; natural logarithm. See `deeppcr.lyapunov`.
+        residual: the largest ``|step(z_{l-1}, x_l) - z_l|``, relative to the size of each entry,
+            when Newton stopped.
+        prefix: int32, how many states from the start of the chain had converged; L if all.
+        residuals: with ``Newton(record=True)``, the residual of the initial guess and after every
+            iteration, and NaN after the last (inf under `jax.debug_nans`, which rejects NaN).
+        growth_rate: with ``record=True``, the largest Lyapunov exponent of the chain: the rate per
+            step (natural logarithm) at which small differences grow, or decay if it is negative.
+            See `deeppcr.newton.lyapunov`.
     """
 
     iterations: Array
@@ -53,7 +54,7 @@ class Stats:
 
     @classmethod
     def of_sequential(cls, length: int, dtype: Any) -> "Stats":
-        """Those of a chain of ``length`` steps that was run step by step."""
+        """The stats of a chain of ``length`` steps that was run step by step."""
         return cls(jnp.int32(0), jnp.zeros((), dtype), jnp.int32(length))
 
 
@@ -80,7 +81,7 @@ class Solution:
 
     @property
     def converged(self) -> Array:
-        """Whether ``value`` and ``trajectory`` are the sequential program's, to the tolerance: bool scalar."""
+        """Whether ``value`` and ``trajectory`` are right, to the tolerance: bool scalar."""
         return self.result != Result.NOT_CONVERGED
 
     def __str__(self) -> str:

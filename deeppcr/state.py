@@ -1,4 +1,4 @@
-"""What goes from step to step: pytrees of floating arrays, each laid out as one vector, which is what Jacobian blocks act on."""
+"""States: pytrees of floating arrays, flattened to the vectors that Jacobian blocks act on."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,19 +14,21 @@ Leaves = list[Any]
 
 
 def check_state(state: Any, batch_ndim: int, name: str) -> None:
-    """A state that parallel methods can work on: floating leaves, with the same ``batch_ndim`` leading axes in each."""
+    """Raise unless all leaves are floating and have the same ``batch_ndim`` leading axes."""
     batches = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         where = name + jax.tree_util.keystr(path)
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(
-                f"{where} has dtype {leaf.dtype}, expected a floating one: Newton and the parallel adjoint need derivatives with "
-                "respect to the state. Pass what is only counted or looked up as an input of the step, or take "
-                'method="sequential", adjoint="autodiff", which is jax.lax.scan.'
+                f"{where} has dtype {leaf.dtype}, expected a floating one: Newton and the parallel "
+                "adjoint need derivatives with respect to the state. Pass counters and indices as "
+                'inputs of the step, or take method="sequential", adjoint="autodiff", which is '
+                "jax.lax.scan."
             )
         if leaf.ndim < batch_ndim:
             raise ValueError(
-                f"{where} has shape {list(leaf.shape)}, expected at least batch_ndim = {batch_ndim} axes."
+                f"{where} has shape {list(leaf.shape)}, "
+                f"expected at least batch_ndim = {batch_ndim} axes."
             )
         batches[where] = leaf.shape[:batch_ndim]
     if len(set(batches.values())) > 1:
@@ -38,11 +40,11 @@ def check_state(state: Any, batch_ndim: int, name: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class StateLayout:
-    """How the leaves of a state lie in one vector: ``[*batch, ...]`` each, ``[*batch, w]`` together.
+    """How leaves ``[*batch, ...]`` of a state are flattened to one vector ``[*batch, w]``.
 
     Attributes:
-        shapes: of each leaf, without leading batch axes.
-        dtypes: of each leaf.
+        shapes: of the leaves, without batch axes.
+        dtypes: of the leaves.
         batch_shape: the batch axes of a state.
     """
 
@@ -62,27 +64,27 @@ class StateLayout:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """How many entries of the vector each leaf takes."""
+        """The number of entries of each leaf."""
         return [int(np.prod(shape, dtype=int)) for shape in self.shapes]
 
     @property
     def width(self) -> int:
-        """w, the number of entries of one state of one example."""
+        """w, the number of entries of the state of one batch element."""
         return sum(self.sizes)
 
     @property
-    def examples(self) -> int:
-        """How many examples a batch has; 1 without batch axes."""
+    def batch_size(self) -> int:
+        """The number of batch elements; 1 without batch axes."""
         return int(np.prod(self.batch_shape, dtype=int))
 
     @property
     def dtype(self) -> Any:
-        """What the vector is computed in: wide enough for every leaf, and float32 or better."""
+        """The dtype of the vector: wide enough for every leaf, and float32 or better."""
         return np.result_type(np.float32, *self.dtypes)
 
     @property
     def eps(self) -> tuple[tuple[int, float], ...]:
-        """Of each leaf how many entries of the vector it takes, and the unit in the last place of a number of size 1."""
+        """The number of entries of each leaf, and the machine epsilon of its dtype."""
         return tuple(
             (size, float(jnp.finfo(dtype).eps))
             for size, dtype in zip(self.sizes, self.dtypes, strict=True)
@@ -97,17 +99,17 @@ class StateLayout:
         return rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis=-1)
 
     def unflatten(self, vector: Array) -> Leaves:
-        """The way back."""
+        """The inverse of `flatten`."""
         leaves, start = [], 0
         for shape, dtype, size in zip(self.shapes, self.dtypes, self.sizes, strict=True):
-            part = jax.lax.slice_in_dim(vector, start, start + size, axis=vector.ndim - 1)
-            leaves.append(part.reshape((*vector.shape[:-1], *shape)).astype(dtype))
+            entries = jax.lax.slice_in_dim(vector, start, start + size, axis=vector.ndim - 1)
+            leaves.append(entries.reshape((*vector.shape[:-1], *shape)).astype(dtype))
             start += size
         return leaves
 
 
 def before(initial: Leaves, trajectory: Leaves) -> Leaves:
-    """The states that the steps start from, ``z_0 .. z_{L-1}``, from ``z_0`` and ``z_1 .. z_L``."""
+    """The states before each step, ``z_0 .. z_{L-1}``, from ``z_0`` and ``z_1 .. z_L``."""
     return [
         jnp.concatenate([z[None], rest[:-1]]) for z, rest in zip(initial, trajectory, strict=True)
     ]

@@ -1,7 +1,7 @@
-"""`Step`: what a user's step does, as a pure function of arrays.
+"""`Step`: a user's step as a pure function of arrays.
 
-Users write a function of pytrees that may close over arrays. What the solvers need is a function whose every dependence can be
-seen and differentiated. `trace` makes the one into the other.
+Users write a function of pytrees that may close over arrays. Solvers need a function whose every
+dependence can be seen and differentiated. `trace` turns the one into the other.
 """
 
 import dataclasses
@@ -12,31 +12,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.jaxprs import (
-    Program,
-    Replacement,
-    evaluate,
-    has_custom_vjp,
-    has_users_rule,
-    is_literal,
-    side_effects,
-)
+from deeppcr.effects import has_custom_vjp, has_users_rule, side_effects
+from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.state import Leaves
-from depth.jaxprs import is_reference
+from depth.jaxprs import Program, Replacement, is_literal, is_reference
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """A traced step: a pure function of lists of arrays, ``(state, input, captured) -> state`` and outputs.
+    """A traced step: a pure function of lists of arrays.
+
+    ``step(state, input, captured)`` is the next state; `with_outputs` has the outputs, too.
 
     Attributes:
-        jaxpr: of ``(*state, *input) -> (*state, *outputs)``; its constants are what the function closed over.
-        states: how many leaves a state has.
-        inputs: how many leaves an input has.
+        jaxpr: of ``(*state, *input) -> (*state, *outputs)``; its constants are the arrays that the
+            function closes over.
+        states: the number of leaves of a state.
+        inputs: the number of leaves of an input.
         state_tree: the structure of a state.
         input_tree: the structure of an input.
         output_tree: the structure of the outputs of one step.
-        effects: names of primitives with side effects, which have to happen once a step, in order; most steps have none.
+        effects: names of primitives with side effects, which have to run once per step, in order;
+            most steps have none.
     """
 
     jaxpr: Program
@@ -46,6 +43,12 @@ class Step:
     input_tree: Any
     output_tree: Any
     effects: tuple[str, ...] = ()
+    _order: Order = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        known = {*self.jaxpr.invars, *self.jaxpr.constvars}
+        order = Order.of(self.jaxpr, known, self.jaxpr.outvars[: self.states])
+        object.__setattr__(self, "_order", order)
 
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
         variables = [*self.jaxpr.invars, *self.jaxpr.constvars]
@@ -53,17 +56,23 @@ class Step:
 
     @cached_property
     def has_custom_vjp(self) -> bool:
-        """Whether a part of it defines only its transposed derivative, which need not even be linear (clipped gradients)."""
+        """Whether it calls a `jax.custom_vjp`, which has reverse mode only.
+
+        Its derivative need not even be linear (clipped gradients).
+        """
         return has_custom_vjp(self.jaxpr)
 
     @cached_property
     def has_users_rule(self) -> bool:
-        """Whether a derivative rule of the user's is used, which need not be the derivative (straight-through rounding)."""
+        """Whether it uses a derivative rule of the user's.
+
+        Such a rule need not be the derivative (straight-through rounding).
+        """
         return has_users_rule(self.jaxpr)
 
     @property
     def outputs_in_state(self) -> list[int | None]:
-        """For each output, which leaf of the next state it is, if it is one."""
+        """For each output, the index of the leaf of the next state that it equals, or None."""
         state: list[Any] = list(self.jaxpr.outvars[: self.states])
         return [
             state.index(y) if not is_literal(y) and y in state else None
@@ -71,10 +80,9 @@ class Step:
         ]
 
     def __call__(self, state: Leaves, inputs: Leaves, captured: Leaves) -> Leaves:
-        """The next state, and nothing else: what only the outputs need is not computed."""
-        return evaluate(
-            self.jaxpr, self._known(state, inputs, captured), self.jaxpr.outvars[: self.states]
-        )
+        """The next state; what only the outputs need is not computed."""
+        known = self._known(state, inputs, captured)
+        return evaluate(self.jaxpr, known, self.jaxpr.outvars[: self.states], order=self._order)
 
     def with_outputs(
         self, state: Leaves, inputs: Leaves, captured: Leaves, replace: Replacement | None = None
@@ -85,7 +93,7 @@ class Step:
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, captured: Leaves, after: Leaves) -> Leaves:
-        """The outputs, given the next state ``after``: only what lies beyond it is computed."""
+        """The outputs, given the next state ``after``, which is not computed again."""
         known = self._known(state, inputs, captured)
         for variable, value in zip(self.jaxpr.outvars[: self.states], after, strict=True):
             if not is_literal(variable):  # a literal is its own value
@@ -98,13 +106,13 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
 
     Args:
         state: the initial state, or `jax.ShapeDtypeStruct` for it.
-        inputs: what step 1 gets, as `jax.ShapeDtypeStruct`.
+        inputs: the input of step 1, as `jax.ShapeDtypeStruct`.
 
     Returns:
-        the step, and the arrays that ``f`` closed over.
+        the step, and the arrays that ``f`` closes over.
 
     Raises:
-        TypeError: the state that comes out differs from the one that went in, in structure, shape or dtype.
+        TypeError: the step changes the structure, the shape or the dtype of the state.
     """
     state_leaves, state_tree = jax.tree.flatten(state)
     input_leaves, input_tree = jax.tree.flatten(inputs)
@@ -116,15 +124,16 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         result = f(before, jax.tree.unflatten(input_tree, leaves[len(state_leaves) :]))
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise TypeError(
-                f"f returns {type(result).__name__}, expected a pair (carry, y), as from the f of jax.lax.scan."
+                f"f returns {type(result).__name__}, expected a pair (carry, y), "
+                "as from the f of jax.lax.scan."
             )
         after, outputs = result
         after = check_same_state(state, after)
         output_leaves, output_tree = jax.tree.flatten(outputs)
         return [*after, *map(jnp.asarray, output_leaves)]
 
-    # Without the mesh that is in use, so that the program can be run on another, and inside `jax.shard_map`; but not without one
-    # that arrays vary over.
+    # Without the current mesh, so that the program can run on another mesh and in `jax.shard_map`.
+    # A mesh with manual axes stays, because arrays vary over them.
     mesh = jax.sharding.get_abstract_mesh()
     with jax.sharding.use_abstract_mesh(
         mesh if mesh.manual_axes else jax.sharding.AbstractMesh((), ())
@@ -133,20 +142,22 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     effects, sizes = side_effects(closed), (len(state_leaves), len(input_leaves))
     step = Step(Program.of(closed), *sizes, state_tree, input_tree, output_tree, effects)
     constants = zip(step.jaxpr.constvars, closed.consts, strict=True)
-    return step, [
-        c if is_reference(variable) else jnp.asarray(c) for variable, c in constants
-    ]  # numbers and numpy arrays, too
+    # Constants may be numbers and numpy arrays.
+    return step, [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]
 
 
 def check_same_state(before: Any, after: Any) -> Leaves:
-    """The leaves of ``after``, which has to look like ``before``; weakly typed ones take on the dtype."""
+    """The leaves of ``after``, checked to have the structure, shapes and dtypes of ``before``.
+
+    Weakly typed leaves are converted.
+    """
     old_tree: Any
     old, old_tree = jax.tree.flatten(before)
     new, new_tree = jax.tree.flatten(after)
     if old_tree != new_tree:
         raise TypeError(
-            f"the step changes the structure of the state: it takes {old_tree} and returns {new_tree}; "
-            "expected the same structure."
+            f"the step changes the structure of the state: it takes {old_tree} "
+            f"and returns {new_tree}; expected the same structure."
         )
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(before)]
     result = []
@@ -154,8 +165,8 @@ def check_same_state(before: Any, after: Any) -> Leaves:
         b = jnp.asarray(b)
         if a.shape != b.shape or (a.dtype != b.dtype and not b.aval.weak_type):
             raise TypeError(
-                f"the step changes state{path} from {a.dtype}{list(a.shape)} to {b.dtype}{list(b.shape)}; "
-                "expected the same shape and dtype at every step."
+                f"the step changes state{path} from {a.dtype}{list(a.shape)} "
+                f"to {b.dtype}{list(b.shape)}; expected the same shape and dtype at every step."
             )
         result.append(b.astype(a.dtype))
     return result

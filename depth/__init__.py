@@ -1,12 +1,12 @@
-"""The serial depth, work and traffic of any JAX program, from its jaxpr, and the time to expect of it, before it runs."""
+"""The serial depth, work, traffic and expected time of any JAX program, from its jaxpr."""
 
 from depth.analysis import analyze, by_output, compute_depth, serial_depth
 from depth.at_hand import at_hand
 from depth.calibration import calibrate
 from depth.comparison import Comparison, compare
-from depth.cost import Cost, Operations
+from depth.cost import Cost, predict
 from depth.device import Device, devices
-from depth.prediction import predict
+from depth.paths import Operations
 from depth.reader import Unknown
 
 __all__ = [

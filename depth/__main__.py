@@ -1,8 +1,8 @@
 """The command line: the score of a function, of an example, or of this machine.
 
 python -m depth --example mlp                             a program that comes with the package
-python -m depth model.py:step "f32[64]" "f32[64,64]"      a function of yours, with the types of its arguments
-python -m depth package.model:step "f32[64]" --device H100
+python -m depth model.py:step "f32[64]" "f32[64,64]"      a function of yours, with the types of its
+arguments python -m depth package.model:step "f32[64]" --device H100
 python -m depth --calibrate                               what things take on this machine
 """
 
@@ -19,11 +19,11 @@ import jax
 
 from depth.analysis import analyze
 from depth.calibration import cache_file, calibrate, kept
+from depth.cost import predict
 from depth.device import Device, devices
 from depth.examples import EXAMPLES
 from depth.platforms import default_device
-from depth.prediction import predict
-from depth.report import device_table, seconds
+from depth.report import device_table, seconds, table
 
 DTYPES = {
     **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
@@ -163,7 +163,8 @@ def _main(argv: Sequence[str] | None) -> None:
     print(cost)
     if options.device:
         device = model(options.device)
-        print(f"\npredicted    {seconds(predict(cost, device))} on {device.name}")
+        said = f"{seconds(predict(cost, device))} on {device.name}"
+        print(table((), [(), ("predicted", said)]))
 
 
 if __name__ == "__main__":

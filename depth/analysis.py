@@ -1,32 +1,28 @@
-"""From a function to its `Cost`: trace it, read the jaxpr as a graph, and find the latest output and what made it late."""
+"""From a function to its `Cost`: trace it, and read the jaxpr as a graph."""
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
 
-from depth.cost import Cost, Operations
-from depth.graph import Block, Node, explain
+from depth.cost import Cost
 from depth.jaxprs import Location, without_constants
-from depth.maxplus import Algebra
+from depth.kernels import Kernels
 from depth.reader import Reader, TripCounts, matches
-from depth.rules import RULES, elements, traffic
 
 
 def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Cost:
     """The cost of ``fn(*args)``, from its jaxpr. Nothing is executed, and nothing is allocated.
 
-    A `jax.lax.scan` counts as its unrolled program, a branch as the deepest of its branches, a `jax.lax.while_loop` as often
-    as it provably turns, or as ``trip_counts`` says.
+    A `jax.lax.scan` counts as its unrolled program, a branch as the deepest of its branches, a
+    `jax.lax.while_loop` as often as it provably turns, or as ``trip_counts`` says.
 
     Args:
         fn: A function that jax can trace.
         *args: Its arguments: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
-        trip_counts: How often while loops turn that do not say it themselves: one number for all, or a number for each
-            source line, as ``{"sampler.py:12": 40}``.
+        trip_counts: How often while loops turn that do not say it themselves: one number for all,
+            or a number for each source line, as ``{"sampler.py:12": 40}``.
 
     Returns:
         The `Cost`.
@@ -51,16 +47,17 @@ def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) 
 def analyze_all(
     fns: Sequence[Callable[..., Any]], args: Sequence[Any], trip_counts: TripCounts = None
 ) -> list[Cost]:
-    """As `analyze`, of several functions of the same arguments; each line in ``trip_counts`` has to be of one of them."""
+    """As `analyze`, of several functions of the same arguments.
+
+    Each line in ``trip_counts`` has to be of one of them.
+    """
     costs, loops = [], set[Location]()
     for fn in fns:
         if not callable(fn):
             raise TypeError(f"fn must be a function, but it is {type(fn).__name__}: {fn!r}")
         jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-        cost, found = _analyze(without_constants(jaxpr), trip_counts)
-        costs.append(
-            replace(cost, by_output=jax.tree.unflatten(jax.tree.structure(shapes), cost.by_output))
-        )
+        cost, found = _analyze(without_constants(jaxpr), trip_counts, jax.tree.structure(shapes))
+        costs.append(cost)
         loops |= found
     _check_lines(trip_counts, loops)
     return costs
@@ -71,37 +68,35 @@ def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
     proper = without_constants(jaxpr)
     if not hasattr(proper, "eqns"):
         raise TypeError(
-            f"jaxpr must be a Jaxpr or ClosedJaxpr, as of jax.make_jaxpr, but it is {type(jaxpr).__name__}"
+            "jaxpr must be a Jaxpr or ClosedJaxpr, as of jax.make_jaxpr, "
+            f"but it is {type(jaxpr).__name__}"
         )
     cost, loops = _analyze(proper, trip_counts)
     _check_lines(trip_counts, loops)
     return cost
 
 
-def read(jaxpr: Any) -> Block:
-    """The graph of a Jaxpr or ClosedJaxpr, for those who want its kernels and no critical path."""
-    return Reader().block(without_constants(jaxpr))
+def analyze_body(jaxpr: Any, consts: int, kept: Sequence[int]) -> Cost:
+    """As `analyze_jaxpr`, of the body of a loop, to be repeated.
+
+    Args:
+        jaxpr: What every iteration does.
+        consts: How many of its first inputs are the same in every iteration; what follows from them
+            alone is done once.
+        kept: Bytes of each array that is kept of every iteration.
+    """
+    block = Reader().block(without_constants(jaxpr))
+    return Cost.of(block, program=Kernels().step(block, consts, tuple(kept)))
 
 
-def depths_of(block: Block) -> tuple[int, ...]:
-    """The depth of every output of a graph."""
-    algebra = Algebra.up_to(block.longest)
-    ready = block.ready(algebra, [0] * (block.inputs + 1))
-    return tuple(max(ready[slot], 0) for slot in block.outputs)
-
-
-def _analyze(jaxpr: Any, trip_counts: TripCounts) -> tuple[Cost, set[Location]]:
-    """The cost, and the lines of while loops whose turns are not proven."""
+def _analyze(
+    jaxpr: Any, trip_counts: TripCounts, structure: Any = None
+) -> tuple[Cost, set[Location]]:
+    """The cost, and the lines of while loops whose number of iterations is not proven."""
     _check_trip_counts(trip_counts)
     reader = Reader(trip_counts)
     block = reader.block(jaxpr)
-    depths = depths_of(block)
-    algebra = Algebra.up_to(block.longest)
-    latest = max(range(len(depths)), key=depths.__getitem__, default=None)
-    path = () if latest is None else _critical_path(explain(algebra, block, latest))
-    return Cost(
-        max(depths, default=0), *block.totals, depths, path, tuple(reader.unknown), block
-    ), set(reader.loops)
+    return Cost.of(block, tuple(reader.unknown), structure), set(reader.loops)
 
 
 def compute_depth(jaxpr: Any) -> int:
@@ -110,7 +105,9 @@ def compute_depth(jaxpr: Any) -> int:
 
 
 def serial_depth(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> int:
-    """The serial depth of ``fn(*args)``: the longest chain of operations that wait for one another. See `analyze`.
+    """The serial depth of ``fn(*args)``: the longest chain of operations that wait for one another.
+
+    See `analyze`.
 
     Example:
         >>> import depth, jax, jax.numpy as jnp
@@ -123,23 +120,8 @@ def serial_depth(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = N
 
 
 def by_output(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Any:
-    """The serial depth of every output of ``fn(*args)``, in a pytree like its result. See `analyze`."""
+    """The serial depth of every output of ``fn(*args)``, in a pytree like its result."""
     return analyze(fn, *args, trip_counts=trip_counts).by_output
-
-
-def _critical_path(nodes: list[tuple[Node, Location, int]]) -> tuple[Operations, ...]:
-    """The nodes with a depth, by primitive and source line, the deepest first."""
-    sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for node, where, count in nodes:
-        if node.depth:
-            equation = node.equation
-            rule = RULES.get(equation.primitive.name)
-            work = rule.work(equation) if rule else elements(equation)
-            entry = sums[equation.primitive.name, where]
-            for i, amount in enumerate((1, node.depth, work, traffic(equation))):
-                entry[i] += count * amount
-    rows = [Operations(primitive, line, *entry) for (primitive, line), entry in sums.items()]
-    return tuple(sorted(rows, key=lambda row: (-row.depth, row.primitive, row.location)))
 
 
 def _check_trip_counts(trip_counts: Any) -> None:
@@ -147,7 +129,8 @@ def _check_trip_counts(trip_counts: Any) -> None:
         isinstance(trip_counts, bool) or not isinstance(trip_counts, int | Mapping)
     ):
         raise TypeError(
-            f"trip_counts must be a number of turns or a mapping from source lines, but it is {trip_counts!r}"
+            "trip_counts must be a number of turns or a mapping from source lines, "
+            f"but it is {trip_counts!r}"
         )
     items = (
         trip_counts.items() if isinstance(trip_counts, Mapping) else [("trip_counts", trip_counts)]

@@ -1,8 +1,11 @@
-"""The model of the device at hand, without measuring: what is kept of it, else what is published, else what its kind is like.
+"""The model of the device at hand, without measuring.
 
-The nearer model wins: a measurement of this very device under this jax (`calibrate`) tells latencies, which decide on short
-chains; figures published for the device by name tell its rates to some per cent and its latencies to a factor of two; a generic
-model is one of the same kind of machine.
+What is kept of it, else what is published, else what its kind is like.
+
+The nearer model wins: a measurement of this very device under this jax (`calibrate`) tells
+latencies, which decide on short chains; figures published for the device by name tell its rates to
+some per cent and its latencies to a factor of two; a generic model is one of the same kind of
+machine.
 """
 
 import re
@@ -18,18 +21,23 @@ _SAME = {"cuda": "gpu", "rocm": "gpu"}  # names of jax for one platform
 
 
 def at_hand(platform: str | None = None) -> Device:
-    """The model of the device that jax computes on, from what is known without computing: the first there is of
+    """The model of the device that jax computes on, from what is known without computing.
 
-    1. the measurement that `calibrate` has kept of it, if it was made with this jax, number of cores and ``jax_enable_x64``;
-    2. the published figures in `devices` for an accelerator of its name;
-    3. a generic model: a CPU with as many cores as this process may use, a GPU (A100's figures), or a TPU (TPU v5e's).
+    The first there is of
 
-    It may be called while jax traces: it looks at the file's date, and reads it only if that is new. A file that cannot be read,
+    1. the measurement that `calibrate` has kept of it, if it was made with this jax, number of
+    cores and ``jax_enable_x64``; 2. the published figures in `devices` for an accelerator of its
+    name; 3. a generic model: a CPU with as many cores as this process may use, a GPU (A100's
+    figures), or a TPU (TPU v5e's).
+
+    It may be called while jax traces: it looks at the file's date, and reads it only if that is
+        new. A file that cannot be read,
     is cut off or holds something else counts as none.
 
     Args:
-        platform: "cpu", "gpu" (or "cuda", "rocm") or "tpu": the first device of that platform in this process, or the generic
-            model of the platform if there is none. None: jax's default device.
+        platform: "cpu", "gpu" (or "cuda", "rocm") or "tpu": the first device of that platform in
+            this process, or the generic model of the platform if there is none. None: jax's default
+            device.
 
     Returns:
         A `Device`. Its ``source`` says where the figures are from.
@@ -40,7 +48,8 @@ def at_hand(platform: str | None = None) -> Device:
     """
     if platform is not None and not isinstance(platform, str):
         raise ValueError(
-            f'platform must be a name such as "cpu", "gpu" or "tpu", or None, but it is {platform!r}'
+            'platform must be a name such as "cpu", "gpu" or "tpu", or None, '
+            f"but it is {platform!r}"
         )
     if found := first_device(platform):
         return model_of(found)
@@ -53,7 +62,10 @@ def model_of(device: jax.Device) -> Device:
 
 
 def first_device(platform: str | None) -> jax.Device | None:
-    """The first device of a platform in this process, or jax's default device; None if there is none."""
+    """The first device of a platform in this process, or jax's default device.
+
+    None if there is none.
+    """
     chosen = chosen_device() if platform is None else platform
     if chosen is not None and not isinstance(chosen, str):
         return chosen
@@ -66,7 +78,10 @@ def first_device(platform: str | None) -> jax.Device | None:
 
 
 def _published(device: jax.Device) -> Device | None:
-    """The model in `devices` of an accelerator by what jax calls its kind: "NVIDIA A100-SXM4-80GB", "TPU v5 lite"."""
+    """The model in `devices` of an accelerator by what jax calls its kind.
+
+    "NVIDIA A100-SXM4-80GB", "TPU v5 lite".
+    """
     if device.platform == "cpu":
         return None
     if tpu := re.search(r"tpu ?v?(\d+) ?(lite|[a-z]*)", device.device_kind.lower()):

@@ -1,10 +1,13 @@
-"""Measuring the device at hand: each figure of a `Device` from programs that little else decides, in under 20 seconds.
+"""Measuring the device at hand.
 
-Every figure is a difference: of the same program with more of one thing and with less of it, each the least of several calls,
-so that what they share drops out.
+Each figure of a `Device` from programs that little else decides, in under 20 seconds.
 
-The result is kept in a file, together with the conditions it was measured under.  Under others it is not believed, whatever the
-file is called; and a file that is cut off, unreadable or no calibration at all is as good as none.
+Every figure is a difference: of the same program with more of one thing and with less of it, each
+the least of several calls, so that what they share drops out.
+
+The result is kept in a file, together with the conditions it was measured under.  Under others it
+is not believed, whatever the file is called; and a file that is cut off, unreadable or no
+calibration at all is as good as none.
 """
 
 import errno
@@ -26,9 +29,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from depth.analysis import analyze
+from depth.cost import predict
 from depth.device import SMALL_LOOP, Device
 from depth.platforms import default_device
-from depth.prediction import BESIDE, SHORT, predict
+from depth.prediction import BESIDE, SHORT
 
 SECONDS = 15.0  # when this much has passed, what is left is measured by fewer calls
 VERSION = 9  # of the measurement and of its file: files of another one are not read
@@ -40,7 +44,7 @@ Step = Callable[[Any], Any]
 
 
 def cache_file(device: jax.Device | None = None) -> Path:
-    """The file that keeps the measurement of a device (jax's default one), jax version and number of cores."""
+    """The file that keeps the measurement of a device, for this jax and number of cores."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     if not os.path.isabs(
         base
@@ -70,14 +74,19 @@ def cores() -> int:
 
 
 def calibrate(*, refresh: bool = False) -> Device:
-    """The model of jax's default device, measured; kept in the user's cache folder and read from there the next time.
+    """The model of jax's default device, measured.
 
-    The folder is ``$XDG_CACHE_HOME/depth`` or ``~/.cache/depth``; the file is named by the device, the version of jax and the
-    number of cores. Where it cannot be written, the measurement is made again each time, with a warning. On a machine that is
-    busy with other things, the figures are those of a slower machine: ``refresh=True`` measures anew.
+    Kept in the user's cache folder and read from there the next time.
 
-    From then on `at_hand` hands out what is kept, and with it `deeppcr` decides wherever its choice is left to ``"auto"``: in
-    this process and in later ones, until jax, the number of cores or ``jax_enable_x64`` is another.
+    The folder is ``$XDG_CACHE_HOME/depth`` or ``~/.cache/depth``; the file is named by the device,
+    the version of jax and the number of cores. Where it cannot be written, the measurement is made
+    again each time, with a warning. On a machine that is
+    busy with other things, the figures are those of a slower machine: ``refresh=True`` measures
+        anew.
+
+    From then on `at_hand` hands out what is kept, and with it `deeppcr` decides wherever its choice
+    is left to ``"auto"``: in this process and in later ones, until jax, the number of cores or
+    ``jax_enable_x64`` is another.
 
     Args:
         refresh: Measure even if a measurement is kept, and replace it.
@@ -98,7 +107,10 @@ def calibrate(*, refresh: bool = False) -> Device:
 
 
 def kept(device: jax.Device) -> Device | None:
-    """The measurement that is kept of ``device`` under the conditions of now; None if there is none that can be believed."""
+    """The measurement that is kept of ``device`` under the conditions of now.
+
+    None if there is none that can be believed.
+    """
     path = cache_file(device)
     try:
         found = os.stat(path)
@@ -118,28 +130,29 @@ def measure() -> Device:
     one = jnp.ones(8, FLOAT)
     call = clock.seconds(lambda x: x * 0.5 + 1, one)
 
-    # A loop with one kernel, then with two more of a kind: a reduction ends a kernel, a product is one.
-    thin = clock.turn(_thin, one, 4000)
+    # A loop with one kernel, then with two more of a kind: a reduction ends a kernel, a product is
+    # one.
+    thin = clock.trip(_thin, one, 4000)
     weights = jnp.eye(16, dtype=FLOAT)
     vector, matrix = jnp.ones(16, FLOAT), jnp.ones((8, 16), FLOAT)
-    reduced = clock.turn(lambda x: _thin(_reduced(x)), one, 4000)
+    reduced = clock.trip(lambda x: _thin(_reduced(x)), one, 4000)
     few = clock.stacked(3, 2000) / (3 + 1 + BESIDE)
     step = {
         "elementwise": thin
-        / 2,  # a turn with one kernel: half of it for the turn, half for the kernel
+        / 2,  # a trip with one kernel: half of it for the trip, half for the kernel
         "reduction": max(reduced - thin, thin / 2),
-        "vector product": clock.turn(lambda x: x @ weights, vector, 2000),
-        "short vector product": clock.turn(
+        "vector product": clock.trip(lambda x: x @ weights, vector, 2000),
+        "short vector product": clock.trip(
             lambda x: x @ weights[:SHORT, :SHORT], vector[:SHORT], 4000
         ),
-        "product": clock.turn(lambda x: jnp.tanh(jnp.tanh(x @ weights) @ weights), matrix, 1000)
+        "product": clock.trip(lambda x: jnp.tanh(jnp.tanh(x @ weights) @ weights), matrix, 1000)
         / 2,
-        "transposed product": clock.turn(lambda x: _thin(x) + (x.T @ x)[:8], matrix, 1000),
+        "transposed product": clock.trip(lambda x: _thin(x) + (x.T @ x)[:8], matrix, 1000),
     }
-    step["transcendental"] = max(clock.turn(lambda x: jnp.tanh(_thin(x)), one, 4000) - thin, 0.0)
+    step["transcendental"] = max(clock.trip(lambda x: jnp.tanh(_thin(x)), one, 4000) - thin, 0.0)
     step["beside product"] = max(few, step["elementwise"])
     batch = jnp.broadcast_to(weights, (64, 16, 16))
-    pieces = [clock.turn(_batched(batch[:n]), batch[:n], 6400 // n) for n in (1, 64)]
+    pieces = [clock.trip(_batched(batch[:n]), batch[:n], 6400 // n) for n in (1, 64)]
     stack = jnp.broadcast_to(weights, (48, 16, 16))
     layers = clock.seconds(_layers, matrix, stack) - clock.seconds(_layers, matrix, stack[:16])
     waiting = clock.seconds(_waiting, one) - call
@@ -148,28 +161,28 @@ def measure() -> Device:
     for dtype in ("float32", "float64", "bfloat16", "float16"):
         if dtype != "float64" or jax.config.read("jax_enable_x64"):
             square = jnp.eye(256, dtype=dtype)
-            rates[dtype] = 2 * 64 * 256**2 / clock.turn(_product(square), square[:64], 64)
+            rates[dtype] = 2 * 64 * 256**2 / clock.trip(_product(square), square[:64], 64)
     page = jnp.ones(1 << 13, FLOAT)
     rows = page.reshape(-1, 16)
     vector_rates = {
-        "arithmetic": 16 * page.size / clock.turn(_polynomial, page, 200),
+        "arithmetic": 16 * page.size / clock.trip(_polynomial, page, 200),
         "transcendental": 3
         * page.size
-        / clock.turn(lambda x: jnp.log(jnp.exp(-x) + jnp.tanh(x)), page, 100),
+        / clock.trip(lambda x: jnp.log(jnp.exp(-x) + jnp.tanh(x)), page, 100),
         "reduction": page.size
-        / clock.turn(lambda x: x - jnp.sum(x, axis=-1, keepdims=True), rows, 100),
-        "contraction": 16 * rows.size / clock.turn(_written_out(weights), rows, 100),
-        "cumulative": page.size * 13 / clock.turn(jnp.cumsum, page, 100),
-        "move": 6 * page.size / clock.turn(_columns, page.reshape(-1, 4), 100),
+        / clock.trip(lambda x: x - jnp.sum(x, axis=-1, keepdims=True), rows, 100),
+        "contraction": 16 * rows.size / clock.trip(_written_out(weights), rows, 100),
+        "cumulative": page.size * 13 / clock.trip(jnp.cumsum, page, 100),
+        "move": 6 * page.size / clock.trip(_columns, page.reshape(-1, 4), 100),
     }
     memory_rates = {
-        2 * 4 << k: (2 * 4 << k) / clock.turn(_thin, jnp.ones(1 << k, FLOAT), 1 << max(1, 23 - k))
+        2 * 4 << k: (2 * 4 << k) / clock.trip(_thin, jnp.ones(1 << k, FLOAT), 1 << max(1, 23 - k))
         for k in range(16, 25, 2)
     }
     if default_device().platform == "cpu":
         signals, filters = jnp.ones((GROUPS, 1, 16, 4), FLOAT), jnp.ones((GROUPS, 3, 4, 4), FLOAT)
         work = 2 * GROUPS * 16 * 3 * 4 * 4
-        vector_rates["expanded"] = (GROUPS - 1) * work / clock.turn(_grouped(filters), signals, 16)
+        vector_rates["expanded"] = (GROUPS - 1) * work / clock.trip(_grouped(filters), signals, 16)
     bandwidth, cache_bandwidth = memory_rates[max(memory_rates)], memory_rates[min(memory_rates)]
     device = Device(
         name=f"{default_device().device_kind}, {cores()} cores, as measured",
@@ -194,9 +207,12 @@ def measure() -> Device:
 
 
 def _crowded(clock: "_Clock", device: Device) -> float:
-    """Of a kernel in a loop of many: what the gradient of a small network takes beyond what is predicted without it.
+    """Of a kernel in a loop of many.
 
-    How many of its kernels wait for each other, and so are not handed to other threads, is as in other gradients.
+    What the gradient of a small network takes beyond what is predicted without it.
+
+    How many of its kernels wait for each other, and so are not handed to other threads, is as in
+    other gradients.
     """
     long, short = (_network(length) for length in (2000, 500))
     costs = [analyze(_gradient, *given) for given in (long, short)]
@@ -239,25 +255,25 @@ class _Clock:
             many - few
         )
 
-    def turn(self, step: Step, x: Any, turns: int) -> float:
-        """Of one turn of a counted loop."""
+    def trip(self, step: Step, x: Any, trips: int) -> float:
+        """Of one trip of a counted loop."""
 
-        def loop(turns: int) -> Step:
-            return lambda x: lax.scan(lambda x, _: (step(x), None), x, length=turns)[0]
+        def loop(trips: int) -> Step:
+            return lambda x: lax.scan(lambda x, _: (step(x), None), x, length=trips)[0]
 
-        return max(self.difference(loop, x, turns // 4, turns), 1e-10)
+        return max(self.difference(loop, x, trips // 4, trips), 1e-10)
 
-    def stacked(self, count: int, turns: int) -> float:
-        """Of one turn of a loop that writes ``count`` arrays."""
-        x, ys = jnp.ones(64, FLOAT), jnp.ones((turns, 64), FLOAT)
+    def stacked(self, count: int, trips: int) -> float:
+        """Of one trip of a loop that writes ``count`` arrays."""
+        x, ys = jnp.ones(64, FLOAT), jnp.ones((trips, 64), FLOAT)
         difference = self.seconds(_stacked(count), x, ys) - self.seconds(
-            _stacked(count), x, ys[: turns // 4]
+            _stacked(count), x, ys[: trips // 4]
         )
-        return max(difference, 0.0) / (turns - turns // 4)
+        return max(difference, 0.0) / (trips - trips // 4)
 
 
 def _stacked(count: int) -> Callable[[Array, Array], Any]:
-    """A loop that writes so many arrays in every turn, too large to be compiled as one piece."""
+    """A loop that writes so many arrays in every trip, too large to be compiled as one piece."""
 
     def step(x: Array, y: Array) -> tuple[Array, tuple[Array, ...]]:
         return _thin(x), tuple(x * (2.0 + k) + y for k in range(count))
@@ -325,7 +341,10 @@ def _batched(y: Array) -> Step:
 
 
 def _columns(x: Array) -> Array:
-    """Two operations on columns that are taken apart and put together: three elements read and one written for each result."""
+    """Two operations on columns that are taken apart and put together.
+
+    Three elements read and one written for each result.
+    """
     return jnp.stack([x[:, i] * x[:, i - 1] + x[:, i - 2] for i in range(4)], axis=-1)
 
 
@@ -351,7 +370,10 @@ def _memory() -> float:
 def _read(
     path: Path, conditions: tuple[tuple[str, str | int], ...], stamp: tuple[int, ...]
 ) -> Device | None:
-    """The device kept in ``path`` if it was measured under ``conditions``; read once for each ``stamp`` of the file."""
+    """The device kept in ``path`` if it was measured under ``conditions``.
+
+    Read once for each ``stamp`` of the file.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["conditions"] != dict(conditions):
@@ -396,7 +418,9 @@ def _keep(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, content: Any) -> None:
-    """Write ``content`` as JSON, whole or not at all: who reads at the same time finds the old file or the new one.
+    """Write ``content`` as JSON, whole or not at all.
+
+    Who reads at the same time finds the old file or the new one.
 
     Raises:
         OSError: It cannot be written; the old file is as it was.

@@ -6,11 +6,10 @@ from math import inf
 from typing import Any
 
 from depth.analysis import analyze_all
-from depth.cost import Cost, reasons
+from depth.cost import Cost, bounded, predict, reasons
 from depth.device import Device, find_device
-from depth.prediction import predict
 from depth.reader import TripCounts
-from depth.report import count, seconds
+from depth.report import count, seconds, table
 
 
 @dataclass(frozen=True)
@@ -60,15 +59,12 @@ class Comparison:
         return self.sequential.exact and self.parallel.exact
 
     def __str__(self) -> str:
-        def depth(cost: Cost) -> str:
-            return ("" if cost.exact else ">= ") + count(cost.depth)
-
         a, b = self.sequential, self.parallel
         rows = [
-            ("", "sequential", "parallel", ""),
-            ("depth", depth(a), depth(b), f"{self.depth_speedup:.3g}x less"),
+            ("depth", bounded(a), bounded(b), f"{self.depth_speedup:.3g}x less"),
             ("work", count(a.work), count(b.work), f"{self.work_ratio:.3g}x as much"),
-            ("bytes", count(a.bytes), count(b.bytes), ""),
+            ("bytes", count(a.bytes), count(b.bytes)),
+            ("traffic", count(a.traffic), count(b.traffic)),
         ]
         if (
             self.device
@@ -76,20 +72,10 @@ class Comparison:
             and self.parallel_seconds is not None
         ):
             times = seconds(self.sequential_seconds), seconds(self.parallel_seconds)
-            rows.append(
-                (
-                    "time",
-                    times[0],
-                    times[1],
-                    f"{self.predicted_speedup:.3g}x as fast, predicted for {self.device.name}",
-                )
-            )
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [
-            f"{name:<{widths[0]}}  {a:>{widths[1]}}  {b:>{widths[2]}}  {note}".rstrip()
-            for name, a, b, note in rows
-        ]
-        return "\n".join(lines + reasons(tuple(dict.fromkeys((*a.unknown, *b.unknown)))))
+            said = f"{self.predicted_speedup:.3g}x as fast, predicted for {self.device.name}"
+            rows.append(("time", *times, said))
+        text = table(("", "sequential", "parallel"), rows, "<>><")
+        return "\n".join([text, *reasons(tuple(dict.fromkeys((*a.unknown, *b.unknown))))])
 
 
 def _ratio(a: float, b: float) -> float:
@@ -104,13 +90,14 @@ def compare(
     device: Device | str | None = None,
     trip_counts: TripCounts = None,
 ) -> Comparison:
-    """The costs of two programs on the same arguments, and with a device how much faster the second one is there.
+    """The costs of two programs on the same arguments; with a device, their times.
 
     Args:
         sequential_fn: A function that jax can trace.
         parallel_fn: Another, which should compute the same.
         *args: What both are called with: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
-        device: A `Device`, as `depth.calibrate` returns it, or the name of one of `depth.devices`; None for no times.
+        device: A `Device`, as `depth.calibrate` returns it, or the name of one of `depth.devices`;
+            None for no times.
         trip_counts: As in `analyze`; a source line may be of either program.
 
     Returns:

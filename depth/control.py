@@ -1,4 +1,7 @@
-"""What holds programs: calls, branches and loops, each as one max-plus matrix made from those of the programs inside."""
+"""What holds programs.
+
+Calls, branches and loops, each as one max-plus matrix made from those of the programs inside.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +18,10 @@ Paths = list[tuple[Block, Wanted]]
 
 @dataclass(eq=False)
 class Call:
-    """One program, run once. Input i of it is the operand ``sources[i]`` (None: START), result j its end ``results[j]``."""
+    """One program, run once.
+
+    Input i of it is the operand ``sources[i]`` (None: START), result j its end ``results[j]``.
+    """
 
     block: Block
     operands: int
@@ -65,7 +71,8 @@ class Call:
 class Branches:
     """One of several programs: operand 0 is the index, and all else starts after it.
 
-    A result waits for the index, and for the operands that some branch makes it from; the deepest branch counts.
+    A result waits for the index, and for the operands that some branch makes it from; the deepest
+    branch counts.
     """
 
     blocks: Sequence[Block]
@@ -85,7 +92,10 @@ class Branches:
         return len(self.blocks[0].outputs)
 
     def matrix(self, algebra: Algebra) -> Array:
-        """The latest of the branches, entry by entry; the index is as late as the latest entry of a row."""
+        """The latest of the branches, entry by entry.
+
+        The index is as late as the latest entry of a row.
+        """
         latest = algebra.nothing(self._outputs, self.blocks[0].inputs + 1)
         for block in self.blocks:
             latest = np.maximum(latest, block.matrix(algebra)[: self._outputs])
@@ -112,19 +122,20 @@ class Branches:
         raise AssertionError("no branch is as late as the latest of them")
 
 
-class Iteration:
-    """``turns`` steps of ``state' = A state (+) B others`` in max-plus algebra.
+class Repeated:
+    """``trips`` steps of ``state' = A state (+) B others`` in max-plus algebra.
 
-    With ``S_t = I (+) A (+) ... (+) A^(t-1) = (I (+) A)^(t-1)``, the state after t steps is ``A^t state (+) S_t B others``,
-    and the latest of the states before each of t steps ``S_t state (+) S_(t-1) B others``.
+    With ``S_t = I (+) A (+) ... (+) A^(t-1) = (I (+) A)^(t-1)``, the state after t steps is ``A^t
+    state (+) S_t B others``, and the latest of the states before each of t steps ``S_t state (+)
+    S_(t-1) B others``.
     """
 
-    def __init__(self, algebra: Algebra, a: Array, b: Array, turns: int):
+    def __init__(self, algebra: Algebra, a: Array, b: Array, trips: int):
         self.algebra, self.a, self.b = algebra, a, b
         self.loops = np.maximum(a, algebra.identity(len(a)))
-        self.power = Power(algebra, a, turns)
+        self.power = Power(algebra, a, trips)
         self.sums = [
-            Power(algebra, self.loops, t - 1) if t > 0 else None for t in (turns - 1, turns)
+            Power(algebra, self.loops, t - 1) if t > 0 else None for t in (trips - 1, trips)
         ]
 
     @cached_property
@@ -148,7 +159,10 @@ class Iteration:
         )
 
     def entries(self, last: Sequence[Wanted], latest: Sequence[Wanted]) -> tuple[Wanted, Wanted]:
-        """The entries of ``A`` and of ``B`` on paths to `last` and to `latest`, each from the state and from the others."""
+        """The entries of ``A`` and of ``B`` on paths to `last` and to `latest`.
+
+        Each from the state and from the others.
+        """
         in_a, in_b = self.power.entries(last[0]), Wanted()
         ways = (
             (self.sums[1], latest[0], last[1], self.last[1]),
@@ -173,7 +187,7 @@ class Iteration:
 class _Loop:
     """What scans and while loops share: operands told apart into the state and the others."""
 
-    turns: int
+    trips: int
     _state: list[int]  # the columns of the state among START and the operands
     _others: list[int]
 
@@ -196,26 +210,29 @@ class _Loop:
 
 @dataclass(eq=False)
 class Scan(_Loop):
-    """`jax.lax.scan` as its unrolled program, whatever its length. Operands: ``consts``, ``carry``, then ``xs``.
+    """`jax.lax.scan` as its unrolled program, whatever its length.
 
-    A stacked result is as late as the latest of its slices: ``y = D state (+) E others`` over all states before a step.
+    Operands: ``consts``, ``carry``, then ``xs``.
+
+    A stacked result is as late as the latest of its slices: ``y = D state (+) E others`` over all
+        states before a step.
     """
 
     block: Block
     consts: int
     carry: int
-    turns: int
-    unroll: int = 1  # steps in a turn of the loop that is compiled; depth and work are the same
+    trips: int
+    unroll: int = 1  # steps in a trip of the loop that is compiled; depth and work are the same
 
     @property
     def longest(self) -> int:
         """The bound of the body, so many times."""
-        return self.block.longest * self.turns
+        return self.block.longest * self.trips
 
     @property
     def totals(self) -> Totals:
         """What the body does, so many times."""
-        return self.block.totals.times(self.turns)
+        return self.block.totals.times(self.trips)
 
     @cached_property
     def _state(self) -> list[int]:  # type: ignore[override]
@@ -239,19 +256,19 @@ class Scan(_Loop):
             stacked[:, self._others],
         )
 
-    def _iteration(self, algebra: Algebra) -> Iteration:
+    def _repeated(self, algebra: Algebra) -> Repeated:
         if not hasattr(self, "_kept"):
             a, b, _, _ = self._body(algebra)
-            self._kept = Iteration(algebra, a, b, self.turns)
+            self._kept = Repeated(algebra, a, b, self.trips)
         return self._kept
 
     def matrix(self, algebra: Algebra) -> Array:
         """That of the unrolled program."""
         if not hasattr(self, "_matrix"):
             _, _, d, e = self._body(algebra)
-            iteration = self._iteration(algebra)
-            if self.turns:
-                from_state, from_others = iteration.latest
+            repeated = self._repeated(algebra)
+            if self.trips:
+                from_state, from_others = repeated.latest
                 stacked = (
                     algebra.product(d, from_state),
                     np.maximum(e, algebra.product(d, from_others)),
@@ -259,16 +276,16 @@ class Scan(_Loop):
             else:  # of no slices: nothing to wait for
                 stacked = algebra.nothing(*d.shape), algebra.nothing(*e.shape)
                 stacked[1][:, START] = 0
-            carried = self._spread(algebra, *iteration.last)
+            carried = self._spread(algebra, *repeated.last)
             self._matrix = np.concatenate([carried, self._spread(algebra, *stacked)])
         return self._matrix
 
     def explain(self, algebra: Algebra, wanted: Wanted) -> Paths:
         """Which paths of the body the unrolled path is made of, and how often each."""
-        if not self.turns:
+        if not self.trips:
             return []
         _, _, d, e = self._body(algebra)
-        iteration, matrix = self._iteration(algebra), self.matrix(algebra)
+        repeated, matrix = self._repeated(algebra), self.matrix(algebra)
         last = self._split(
             Wanted({pair: count for pair, count in wanted.items() if pair[0] < self.carry})
         )
@@ -285,10 +302,10 @@ class Scan(_Loop):
                 if part == 1 and e[row, source] == value:
                     paths[self.carry + row, columns[source]] += count
                     continue
-                middle = where(d[row], iteration.latest[part][:, source], value)
+                middle = where(d[row], repeated.latest[part][:, source], value)
                 paths[self.carry + row, self._state[middle]] += count
                 latest[part][middle, source] += count
-        in_a, in_b = iteration.entries(last, latest)
+        in_a, in_b = repeated.entries(last, latest)
         for (i, j), count in in_a.items():
             paths[i, self._state[j]] += count
         for (i, j), count in in_b.items():
@@ -300,31 +317,34 @@ class Scan(_Loop):
 class While(_Loop):
     """`jax.lax.while_loop`. Operands: the condition's constants, the body's, then the state.
 
-    Each turn starts after the condition that allows it, and the results wait for the one that ends the loop.
+    Each trip starts after the condition that allows it, and the results wait for the one that ends
+    the loop.
 
-    Where the number of turns is not known, ``turns`` is 0, and the matrix is what is there whatever that number is: the least
-    of every path over all of them, so the depth is a lower bound. The first condition is always waited for, and later ones
-    come no earlier. No turn at all leaves a value of the state as it is, with no path from any other; one turn leaves nothing
-    of it but what the body makes of it. So it is there in the end only where the body reads it to make its next value.
+    Where the number of trips is not known, ``trips`` is 0, and the matrix is what is there whatever
+        that number is: the least
+    of every path over all of them, so the depth is a lower bound. The first condition is always
+    waited for, and later ones come no earlier. No trip at all leaves a value of the state as it is,
+    with no path from any other; one trip leaves nothing of it but what the body makes of it. So it
+    is there in the end only where the body reads it to make its next value.
     """
 
     condition: Block
     body: Block
     condition_consts: int
     body_consts: int
-    turns: int
-    proven: bool = False  # the program knows the number of turns before it starts
-    known: bool = True  # the number of turns
+    trips: int
+    proven: bool = False  # the program knows the number of trips before it starts
+    known: bool = True  # the number of trips
 
     @property
     def longest(self) -> int:
-        """The bound of all turns and of the condition that ends the loop."""
-        return (self.condition.longest + self.body.longest) * self.turns + self.condition.longest
+        """The bound of all trips and of the condition that ends the loop."""
+        return (self.condition.longest + self.body.longest) * self.trips + self.condition.longest
 
     @property
     def totals(self) -> Totals:
-        """What all turns do, and the condition that ends the loop."""
-        return (self.condition.totals + self.body.totals).times(self.turns) + self.condition.totals
+        """What all trips do, and the condition that ends the loop."""
+        return (self.condition.totals + self.body.totals).times(self.trips) + self.condition.totals
 
     @cached_property
     def _others(self) -> list[int]:  # type: ignore[override]
@@ -336,7 +356,7 @@ class While(_Loop):
         return list(range(first, first + len(self.body.outputs)))
 
     def _columns(self, own: int, before: int) -> list[int]:
-        """Where START, ``own`` constants after ``before`` others, and the state are among all columns."""
+        """The columns of START, of ``own`` constants after ``before`` others, and of the state."""
         return [START, *range(1 + before, 1 + before + own), *self._state]
 
     def _programs(self, algebra: Algebra) -> tuple[Array, Array]:
@@ -349,28 +369,28 @@ class While(_Loop):
         ]
         return condition, body
 
-    def _turn(self, algebra: Algebra) -> Array:
-        """A turn: the body, and all of it after the condition."""
+    def _trip(self, algebra: Algebra) -> Array:
+        """A trip: the body, and all of it after the condition."""
         condition, body = self._programs(algebra)
         return algebra.tidy(
             np.maximum(body, body.max(axis=1, initial=algebra.never)[:, None] + condition)
         )
 
-    def _iteration(self, algebra: Algebra) -> Iteration:
+    def _repeated(self, algebra: Algebra) -> Repeated:
         if not hasattr(self, "_kept"):
-            turn = self._turn(algebra)
-            self._kept = Iteration(algebra, turn[:, self._state], turn[:, self._others], self.turns)
+            trip = self._trip(algebra)
+            self._kept = Repeated(algebra, trip[:, self._state], trip[:, self._others], self.trips)
         return self._kept
 
     def _last(self, algebra: Algebra) -> Array:
-        """The state after all turns."""
-        state = self._spread(algebra, *self._iteration(algebra).last)
+        """The state after all trips."""
+        state = self._spread(algebra, *self._repeated(algebra).last)
         if not self.known:
-            state[np.diagonal(self._iteration(algebra).a) < algebra.threshold] = algebra.never
+            state[np.diagonal(self._repeated(algebra).a) < algebra.threshold] = algebra.never
         return state
 
     def matrix(self, algebra: Algebra) -> Array:
-        """The state after all turns, and after the condition that ends the loop."""
+        """The state after all trips, and after the condition that ends the loop."""
         if not hasattr(self, "_matrix"):
             state = self._last(algebra)
             self._matrix = np.maximum(state, self._ending(algebra, state))
@@ -384,9 +404,9 @@ class While(_Loop):
         return ending
 
     def explain(self, algebra: Algebra, wanted: Wanted) -> Paths:
-        """Which paths of the condition and of the body the unrolled path is made of, and how often each."""
+        """The paths of the condition and the body on the unrolled path, and how often each."""
         condition, body = self._programs(algebra)
-        turn, matrix, state = self._turn(algebra), self.matrix(algebra), self._last(algebra)
+        trip, matrix, state = self._trip(algebra), self.matrix(algebra), self._last(algebra)
         in_condition, in_body, last = Wanted(), Wanted(), Wanted()
         for (output, column), count in wanted.items():
             value = matrix[output, column]
@@ -398,11 +418,11 @@ class While(_Loop):
                 middle = where(condition[self._state], state[:, column], value)
                 in_condition[0, self._state[middle]] += count
                 last[middle, column] += count
-        in_a, in_b = self._iteration(algebra).entries(self._split(last), (Wanted(), Wanted()))
+        in_a, in_b = self._repeated(algebra).entries(self._split(last), (Wanted(), Wanted()))
         for entries, columns in ((in_a, self._state), (in_b, self._others)):
             for (i, j), count in entries.items():
                 column = columns[j]
-                if body[i, column] == turn[i, column]:
+                if body[i, column] == trip[i, column]:
                     in_body[i, column] += count
                 else:
                     in_body[i, int(np.argmax(body[i]))] += count

@@ -1,9 +1,11 @@
-"""Device models: what an operation, a kernel and a turn of a loop take on a device.
+"""Device models: what an operation, a kernel and a trip of a loop take on a device.
 
-Rates, bandwidths and sizes in `devices` are published ones, of dense arithmetic.  Latencies are hardly ever published for a
-device by name: those of GPUs here are put together from what is published for kernels in a stream and in a CUDA graph, for a
-scan in JAX, and for the host's wait; those of TPUs from XLA's own cycle estimates.  They are good to a factor of two.  For the
-device at hand, `calibrate` measures them.  Generic models stand in for devices of which only the kind is known.
+Rates, bandwidths and sizes in `devices` are published ones, of dense arithmetic.  Latencies are
+hardly ever published for a device by name: those of GPUs here are put together from what is
+published for kernels in a stream and in a CUDA graph, for a scan in JAX, and for the host's wait;
+those of TPUs from XLA's own cycle estimates.  They are good to a factor of two.  For the device at
+hand, `calibrate` measures them.  Generic models stand in for devices of which only the kind is
+known.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,25 +21,30 @@ class Device:
 
     Attributes:
         name: What it is called.
-        call_latency: Seconds from the call of a compiled program to its result, if it does next to nothing.
+        call_latency: Seconds from the call of a compiled program to its result, if it does next to
+            nothing.
         kernel_latency: Seconds of a small kernel that waits for the one before it.
-        loop_latency: Seconds of a step of a loop of a known number of turns, beside its kernels.
-        turn_latency: Seconds of a turn of a loop whose end depends on data; on a GPU the host waits for the condition.
-        step_latencies: Seconds of a small kernel inside a loop, by its kind: "elementwise", "reduction", "vector product",
-            "short vector product" (with 4 x 4 weights, and more or fewer in proportion to the terms of a sum), "product",
-            "transposed product", and "beside product" for all but products in a loop that has one; other kinds as
-            "elementwise", and ``kernel_latency`` if it is empty. "transcendental": what such functions add.
+        loop_latency: Seconds of a step of a loop of a known number of trips, beside its kernels.
+        turn_latency: Seconds of a trip of a loop whose end depends on data; on a GPU the host waits
+            for the condition.
+        step_latencies: Seconds of a small kernel inside a loop, by its kind: "elementwise",
+            "reduction", "vector product", "short vector product" (with 4 x 4 weights, and more or
+            fewer in proportion to the terms of a sum), "product", "transposed product", and "beside
+            product" for all but products in a loop that has one; other kinds as "elementwise", and
+            ``kernel_latency`` if it is empty. "transcendental": what such functions add.
         piece_latency: Seconds that each further product of a batch of small products adds.
         rates: Operations a second in products, by dtype.
-        vector_rates: Operations a second of all else in float32, by class: "arithmetic", "transcendental" (``exp``, ``tanh``,
-            ``sin`` ...), "reduction", "cumulative", "move" (elements that change places); ``rates`` where not given.
+        vector_rates: Operations a second of all else in float32, by class: "arithmetic",
+            "transcendental" (``exp``, ``tanh``, ``sin`` ...), "reduction", "cumulative", "move"
+            (elements that change places); ``rates`` where not given.
         bandwidth: Bytes a second from memory.
         cache_bandwidth: Bytes a second from the last cache; ``bandwidth`` if not given.
         cache: Bytes of the last cache: kernels that move less find their operands there.
         memory: Bytes of memory.
-        small_loop: Bytes: XLA compiles a loop on a CPU as one piece if a turn moves no more and calls no library, and otherwise
-            makes each array by a kernel of its own. The latencies in ``step_latencies`` are those of small loops; in others
-            that of every array is "beside product", and "crowded" if there are more than a few. 0: all loops are alike.
+        small_loop: Bytes: XLA compiles a loop on a CPU as one piece if a trip moves no more and
+            calls no library, and otherwise makes each array by a kernel of its own. The latencies
+            in ``step_latencies`` are those of small loops; in others that of every array is "beside
+            product", and "crowded" if there are more than a few. 0: all loops are alike.
         source: Where the figures come from.
     """
 
@@ -83,11 +90,17 @@ class Device:
                     )
 
     def rate(self, dtype: str) -> float:
-        """Operations a second in products of ``dtype``; where it has none of its own, that of float32 or the nearest."""
+        """Operations a second in products of ``dtype``.
+
+        Where it has none of its own, that of float32 or the nearest.
+        """
         return _rate(self.rates, dtype)
 
     def vector_rate(self, kind: str, dtype: str) -> float:
-        """Operations a second of a class other than products; on 64 bits half as many, on 16 as many as on 32."""
+        """Operations a second of a class other than products.
+
+        On 64 bits half as many, on 16 as many as on 32.
+        """
         if kind == "expanded":  # only where convolutions in groups are computed without
             return self.vector_rates.get(kind, inf)
         if kind == "contraction" and kind not in self.vector_rates:
@@ -99,7 +112,10 @@ class Device:
         return rate / 2 if dtype.endswith(("64", "128")) else rate
 
     def latency(self, kind: str, place: str) -> float:
-        """Seconds of a small kernel at a ``place``: "program", "loop", "loop with product", "crowded loop" or "unrolled loop"."""
+        """Seconds of a small kernel at a ``place``.
+
+        "program", "loop", "loop with product", "crowded loop" or "unrolled loop".
+        """
         if place == "program" or not self.step_latencies:
             return self.kernel_latency
         if place == "crowded loop":
@@ -133,8 +149,14 @@ def _rate(rates: Mapping[str, float], dtype: str) -> float:
 
 
 _T, _G, _US = 1e12, 2**30, 1e-6
-_GPU = "latencies: kernels in a CUDA stream take 3 to 5 us, a lax.scan of a scalar 8 us a step (QuantEcon, JAX 0.8.1); see module"
-_TPU = "latencies: XLA's estimates of some 600 cycles for a small fusion; float32 products of full precision take 6 passes"
+_GPU = (
+    "latencies: kernels in a CUDA stream take 3 to 5 us, a lax.scan of a scalar 8 us a step "
+    "(QuantEcon, JAX 0.8.1); see module"
+)
+_TPU = (
+    "latencies: XLA's estimates of some 600 cycles for a small fusion; "
+    "float32 products of full precision take 6 passes"
+)
 
 
 def _gpu(
@@ -146,7 +168,10 @@ def _gpu(
     source: str,
     us: float,
 ) -> Device:
-    """A GPU: kernels are launched one by one, and the host reads the condition of a loop that depends on data."""
+    """A GPU.
+
+    Kernels are launched one by one; the host reads the condition of a loop that depends on data.
+    """
     return Device(
         name,
         kernel_latency=us * _US,
@@ -211,7 +236,8 @@ devices = Devices(
         15.7 * _T,
         0.9 * _T,
         32 * _G,
-        "NVIDIA V100 SXM2 32 GB: cvw.cac.cornell.edu/gpu-architecture/gpu-example-tesla-v100; openxla/xla specs/v100",
+        "NVIDIA V100 SXM2 32 GB: cvw.cac.cornell.edu/gpu-architecture/gpu-example-tesla-v100; "
+        "openxla/xla specs/v100",
         4.0,
     ),
     _gpu(
@@ -220,7 +246,8 @@ devices = Devices(
         19.5 * _T,
         2.039 * _T,
         80 * _G,
-        "NVIDIA A100 SXM4 80 GB: developer.nvidia.com/blog/nvidia-ampere-architecture-in-depth; openxla/xla specs/a100_sxm_80",
+        "NVIDIA A100 SXM4 80 GB: developer.nvidia.com/blog/nvidia-ampere-architecture-in-depth; "
+        "openxla/xla specs/a100_sxm_80",
         3.0,
     ),
     _gpu(
@@ -229,7 +256,8 @@ devices = Devices(
         66.9 * _T,
         3.352 * _T,
         80 * _G,
-        "NVIDIA H100 SXM5 80 GB: www.nvidia.com/en-us/data-center/h100 (whitepaper); openxla/xla specs/h100_sxm",
+        "NVIDIA H100 SXM5 80 GB: www.nvidia.com/en-us/data-center/h100 (whitepaper); "
+        "openxla/xla specs/h100_sxm",
         2.5,
     ),
     _gpu(
@@ -260,11 +288,15 @@ SMALL_LOOP = 1024.0  # bytes; XLA's flag is called xla_cpu_small_while_loop_byte
 
 
 def generic_cpu(cores: int) -> Device:
-    """A CPU of so many cores: rounded figures of what `calibrate` measures on two cores of an AMD EPYC, scaled.
+    """A CPU of so many cores.
 
-    Latencies are those of one thread whatever the number of cores, and so are one core's rates: pinned to one of the two, the
-    measurement came out the same, but for products on an idle machine.  Above two, rates grow with the cores up to eight, since
-    XLA seldom splits a kernel of a small program further, and the bandwidth of memory up to four, which saturate it: that is
+    Rounded figures of what `calibrate` measures on two cores of an AMD EPYC, scaled.
+
+    Latencies are those of one thread whatever the number of cores, and so are one core's rates:
+    pinned to one of the two, the measurement came out the same, but for products on an idle
+    machine.  Above two, rates grow with the cores up to eight, since
+    XLA seldom splits a kernel of a small program further, and the bandwidth of memory up to four,
+        which saturate it: that is
     assumed, not measured.
 
     Args:
@@ -274,7 +306,8 @@ def generic_cpu(cores: int) -> Device:
         A `Device` named "generic CPU, ``cores`` cores", of 4 GiB of memory for each core.
 
     Example:
-        >>> depth.device.generic_cpu(8).rates["float32"] / depth.device.generic_cpu(2).rates["float32"]
+        >>> few, many = depth.device.generic_cpu(2), depth.device.generic_cpu(8)
+        >>> many.rates["float32"] / few.rates["float32"]
         4.0
     """
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
@@ -291,7 +324,8 @@ def generic_cpu(cores: int) -> Device:
         rates={dtype: rate * scale for dtype, rate in rates.items()},
         bandwidth=25e9 * min(scale, 2),
         memory=4 * _G * cores,
-        source="rounded figures of depth.calibrate on two cores of an AMD EPYC, jax 0.10.2; above two cores by assumption",
+        source="rounded figures of depth.calibrate on two cores of an AMD EPYC, jax 0.10.2; "
+        "above two cores by assumption",
         call_latency=6 * _US,
         step_latencies={
             "elementwise": 0.003 * _US,
@@ -313,7 +347,10 @@ def generic_cpu(cores: int) -> Device:
 
 
 def generic_accelerator(platform: str) -> Device:
-    """An accelerator of which only the platform is known: "tpu" has the figures of TPU v5e, all else those of A100."""
+    """An accelerator of which only the platform is known.
+
+    "tpu" has the figures of TPU v5e, all else those of A100.
+    """
     name, like = (
         ("generic TPU", devices["TPU v5e"])
         if platform == "tpu"
@@ -332,5 +369,6 @@ def find_device(device: "Device | str") -> Device:
     if isinstance(device, str) and device in devices:
         return devices[device]
     raise ValueError(
-        f"device must be a depth.Device or one of {', '.join(map(repr, devices))}, but it is {device!r}"
+        f"device must be a depth.Device or one of {', '.join(map(repr, devices))}, "
+        f"but it is {device!r}"
     )

@@ -33,7 +33,7 @@ def attention() -> Example:
 
 
 def resnet() -> Example:
-    """Eight residual blocks of two convolutions with 32 channels, on 32 x 32 pixels, layer by layer."""
+    """Eight residual blocks of two convolutions, 32 channels, 32 x 32 pixels, layer by layer."""
 
     def convolve(x: Array, kernel: Array) -> Array:
         return lax.conv_general_dilated(

@@ -1,8 +1,9 @@
 """A jaxpr as a graph of max-plus algebra: when each value is ready, and which path made it so late.
 
-Values are numbered: slot 0 is the start of the program, at depth 0, where literals and constants come from; then the inputs;
-then the results in order.  A node adds a fixed depth to the latest of its operands, or, where it holds other programs (a call,
-a loop, branches), is a `Transfer`, whose matrix says how much later each result is than each operand.
+Values are numbered: slot 0 is the start of the program, at depth 0, where literals and constants
+come from; then the inputs; then the results in order.  A node adds a fixed depth to the latest of
+its operands, or, where it holds other programs (a call, a loop, branches), is a `Transfer`, whose
+matrix says how much later each result is than each operand.
 """
 
 from collections import Counter, defaultdict
@@ -18,7 +19,8 @@ from depth.maxplus import Algebra, Array
 
 START = 0
 
-# How often something lies on the paths that are followed, by (output, source); a source is a slot of the inputs, or START.
+# How often something lies on the paths that are followed, by (output, source); a source is a slot
+# of the inputs, or START.
 Wanted = Counter[tuple[int, int]]
 
 
@@ -28,14 +30,20 @@ class Transfer(Protocol):
     longest: int  # no path through it is deeper
 
     def matrix(self, algebra: Algebra) -> Array:
-        """``[results, 1 + operands]``: the longest paths from START and from each operand to each result."""
+        """``[results, 1 + operands]``.
+
+        The longest paths from START and from each operand to each result.
+        """
 
     def explain(self, algebra: Algebra, wanted: Wanted) -> "list[tuple[Block, Wanted]]":
         """The paths inside the programs it holds that the paths ``wanted`` run along."""
 
 
 class Node(NamedTuple):
-    """An equation, or a part of one: ``results`` are ready ``depth`` after the latest of ``operands``."""
+    """An equation, or a part of one.
+
+    ``results`` are ready ``depth`` after the latest of ``operands``.
+    """
 
     equation: Any
     operands: tuple[int, ...]
@@ -86,7 +94,10 @@ class Block:
         return [*self.outputs, *self.references.values()]
 
     def matrix(self, algebra: Algebra) -> Array:
-        """``[results, 1 + inputs]``: the longest path from START and from each input to each of `ends`."""
+        """``[results, 1 + inputs]``.
+
+        The longest path from START and from each input to each of `ends`.
+        """
         if self._matrix is None:
             self._matrix = self._longest_paths(algebra)
         return self._matrix
@@ -134,7 +145,7 @@ class Block:
         return ready
 
     def explain(self, algebra: Algebra, wanted: Wanted) -> tuple[Counter[int], dict[int, Wanted]]:
-        """How often each node lies on the paths ``wanted``, and what they ask of the nodes that hold programs."""
+        """How often each node lies on the paths ``wanted``, and the paths inside nodes."""
         visits: Counter[int] = Counter()
         inside: dict[int, Wanted] = defaultdict(Counter)
         for source in {source for _, source in wanted}:
@@ -153,7 +164,10 @@ class Block:
     def follow(
         self, algebra: Algebra, ready: list[int], ends: Counter[int]
     ) -> tuple[Counter[int], dict[int, Wanted]]:
-        """As `explain`, for paths to the slots ``ends``: back along what made each value as late as it is."""
+        """As `explain`, for paths to the slots ``ends``.
+
+        Back along what made each value as late as it is.
+        """
         visits: Counter[int] = Counter()
         inside: dict[int, Wanted] = defaultdict(Counter)
         for k in reversed(range(len(self.nodes))):
@@ -177,9 +191,10 @@ class Block:
 
 
 def explain(algebra: Algebra, top: Block, output: int) -> list[tuple[Node, Location, int]]:
-    """The nodes on a longest path to ``output`` of ``top``, where each was written, and how often it lies on the path.
+    """The nodes on a longest path to ``output`` of ``top``, with their lines and how often each.
 
-    Inputs are ready at depth 0. What several programs hold is followed once, with the paths of all of them.
+    Inputs are ready at depth 0. What several programs hold is followed once, with the paths of all
+    of them.
     """
     counts: Counter[tuple[int, int]] = Counter()
     blocks: dict[int, Block] = {}

@@ -1,11 +1,228 @@
-"""Reading jaxprs through what jax makes public: programs inside equations, literals, references, source lines."""
+"""Reading jaxprs.
+
+Programs and their variables, what is needed of them, what they call, and evaluating them.
+
+`interpret` is the one walk through a program. Its values may be anything: arrays, integers that are
+known, labels that say what an element depends on. What an equation makes of them is the reader's
+own function, mostly a table by kind of primitive (`depth.primitives`).
+"""
 
 import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 from jax.extend.core import jaxprs_in_params
+
+from depth.primitives import primitive
+
+# -- variables and programs -----------------------------------------------------------------------
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand is a constant written into the equation."""
+    return hasattr(atom, "val")
+
+
+def is_reference(atom: Any) -> bool:
+    """Whether an operand is a mutable reference, which holds an array."""
+    return hasattr(atom.aval, "inner_aval")
+
+
+def without_constants(jaxpr: Any) -> Any:
+    """The jaxpr proper of a ClosedJaxpr, which `jax.make_jaxpr` returns up to jax 0.10.
+
+    A Jaxpr is one already.
+    """
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+class Program(NamedTuple):
+    """A jaxpr without the values of its constants, which may be tracers that must not be kept."""
+
+    constvars: list[Any]
+    invars: list[Any]
+    eqns: list[Any]
+    outvars: list[Any]
+
+    @classmethod
+    def of(cls, closed: Any) -> Self:
+        """From what `jax.make_jaxpr` returns: a ClosedJaxpr up to jax 0.10, a Jaxpr since."""
+        jaxpr = without_constants(closed)
+        return cls(list(jaxpr.constvars), list(jaxpr.invars), list(jaxpr.eqns), list(jaxpr.outvars))
+
+
+def inside(equation: Any) -> list[Any]:
+    """All jaxprs in the parameters of an equation."""
+    return list(map(without_constants, jaxprs_in_params(equation.params)))
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a program and of those inside it."""
+    waiting = [jaxpr]
+    while waiting:
+        for equation in waiting.pop().eqns:
+            yield equation
+            waiting.extend(inside(equation))
+
+
+def scan_parts(equation: Any) -> tuple[int, int, int]:
+    """The numbers of constants, of carried values, and of scanned inputs of a scan."""
+    params = equation.params
+    if "num_consts" in params:
+        consts, carry = params["num_consts"], params["num_carry"]
+    else:  # since jax 0.12, as trees
+        consts, carry, _ = (len(tree) for tree in params["ft_in"].unpack())
+    return consts, carry, len(equation.invars) - consts - carry
+
+
+_CALLED = ("jaxpr", "call_jaxpr", "call", "callee", "fun_jaxpr", "fwd_jaxpr")
+
+
+def called(equation: Any) -> Any | None:
+    """The program that a call runs, with the operands and the results of the equation.
+
+    None if it is no such call.
+
+    It has the values of the call. A "derivative rule" has other derivatives than its program.
+    """
+    if primitive(equation).kind not in ("call", "derivative rule"):
+        return None
+    for program in (equation.params[name] for name in _CALLED if name in equation.params):
+        jaxpr = without_constants(program)
+        if hasattr(jaxpr, "eqns") and _fits(equation, jaxpr):
+            return program
+    return None
+
+
+def _fits(equation: Any, jaxpr: Any) -> bool:
+    return len(jaxpr.invars) == len(equation.invars) and len(jaxpr.outvars) == len(equation.outvars)
+
+
+# -- walking --------------------------------------------------------------------------------------
+
+
+def needed(
+    jaxpr: Any,
+    known: Collection[Any],
+    wanted: Sequence[Any],
+    acts: Callable[[Any], Any] = lambda equation: equation.effects,
+) -> list[Any]:
+    """The equations from the variables in ``known`` to those in ``wanted``, and those that act."""
+    missing = {atom for atom in wanted if not is_literal(atom) and atom not in known}
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        if any(out in missing for out in equation.outvars) or acts(equation):
+            kept.append(equation)
+            missing |= {
+                atom for atom in equation.invars if not is_literal(atom) and atom not in known
+            }
+    return kept[::-1]
+
+
+def live_equations(jaxpr: Any) -> list[Any]:
+    """The equations that a result depends on, or that have an effect."""
+    return needed(jaxpr, (), jaxpr.outvars)
+
+
+Rule = Callable[[Any, list[Any]], Sequence[Any]]
+
+
+def interpret(
+    jaxpr: Any,
+    known: Mapping[Any, Any],
+    wanted: Sequence[Any],
+    rule: Rule,
+    literal: Callable[[Any], Any] = lambda atom: atom.val,
+) -> list[Any]:
+    """The values of ``wanted``, given those of the variables in ``known``.
+
+    A variable in ``known`` is taken as it is, wherever in the program it is computed, so a program
+    can be entered midway.
+
+    Args:
+        rule: ``(equation, operands) -> results``.
+        literal: the value of an operand that is written into the equation.
+    """
+    values = dict(known)
+
+    def read(atom: Any) -> Any:
+        return literal(atom) if is_literal(atom) else values[atom]
+
+    for equation in needed(jaxpr, known, wanted):
+        results = rule(equation, [read(atom) for atom in equation.invars])
+        for variable, value in zip(equation.outvars, results, strict=True):
+            values.setdefault(variable, value)
+    return [read(atom) for atom in wanted]
+
+
+def entered(closed: Any, operands: Sequence[Any]) -> tuple[Program, dict[Any, Any]]:
+    """A closed program, and what is known once it is called with ``operands``."""
+    program = Program.of(closed)
+    values = [*getattr(closed, "consts", ()), *operands]
+    return program, dict(zip([*program.constvars, *program.invars], values, strict=True))
+
+
+def run(closed: Any, operands: Sequence[Any], rule: Rule) -> list[Any]:
+    """The results of a closed program, by `interpret`."""
+    program, known = entered(closed, operands)
+    return interpret(program, known, program.outvars, rule)
+
+
+# -- evaluating and rewriting ---------------------------------------------------------------------
+
+# Computes the results of an equation in its own way, or returns None to leave it as it is.
+Replacement = Callable[[Any, list[Any]], list[Any] | None]
+
+
+def bind(equation: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
+    """The results of an equation, of arrays."""
+    # On the mesh of today: the program may have been traced on another, or outside of
+    # `jax.shard_map`.
+    with equation.ctx.manager, jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
+        results = replace(equation, list(operands)) if replace else None
+        if results is None:
+            results = equation.primitive.bind(
+                *operands, **equation.primitive.get_bind_params(equation.params)
+            )
+            results = results if equation.primitive.multiple_results else [results]
+    return list(results)
+
+
+def rewritten(
+    equation: Any,
+    operands: Sequence[Any],
+    run: Callable[[Any, Sequence[Any]], list[Any]],
+    wanted: Callable[[Any], bool],
+) -> list[Any] | None:
+    """The results of a call, its program run by ``run``.
+
+    None if it holds no ``wanted`` equation, or has to stay.
+
+    A function with a derivative rule of its own (`jax.custom_jvp`, `jax.custom_vjp`) stays: its
+    program in its place would be differentiated by jax, without the rule. What `jax.checkpoint`
+    keeps and recomputes stays what the user asked for.
+    """
+    if not _calls_for(equation, wanted):
+        return None
+    inner = called(equation)
+    if "prevent_cse" not in equation.params:  # of `jax.checkpoint` alone
+        return run(inner, operands)
+    if equation.params.get("differentiated"):
+        return None
+    keeps = {name: equation.params[name] for name in ("prevent_cse", "policy")}
+    return list(jax.checkpoint(lambda *operands: run(inner, operands), **keeps)(*operands))
+
+
+def _calls_for(equation: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether a call that may be rewritten holds a ``wanted`` equation, at any depth."""
+    if not primitive(equation).inlines or (inner := called(equation)) is None:
+        return False
+    return any(wanted(each) or _calls_for(each, wanted) for each in without_constants(inner).eqns)
+
+
+# -- source lines ---------------------------------------------------------------------------------
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _OURS = tuple(
@@ -22,18 +239,18 @@ class Location(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return (
-            f"{os.path.basename(self.file)}:{self.line} ({self.function})"
-            if self.line
-            else "(no line known)"
-        )
+        name = f"{os.path.basename(self.file)}:{self.line} ({self.function})"
+        return name if self.line else "(no line known)"
 
 
 NOWHERE = Location("", 0, "")
 
 
 def location(equation: Any, caller: Location = NOWHERE) -> Location:
-    """The innermost line outside jax and this package that led to ``equation``; where jax kept none, ``caller``."""
+    """The innermost line outside jax and this package that led to ``equation``.
+
+    Where jax kept none, ``caller``.
+    """
     traceback = equation.source_info.traceback
     return (_innermost(traceback) if traceback else None) or caller
 
@@ -44,44 +261,3 @@ def _innermost(traceback: Any) -> Location | None:
         if not frame.file_name.startswith((_JAX, *_OURS, "<frozen")):
             return Location(frame.file_name, frame.line_num, frame.function_name)
     return None
-
-
-def without_constants(jaxpr: Any) -> Any:
-    """The jaxpr proper of a ClosedJaxpr, which `jax.make_jaxpr` returns up to jax 0.10; a Jaxpr is one already."""
-    return getattr(jaxpr, "jaxpr", jaxpr)
-
-
-def is_literal(atom: Any) -> bool:
-    """Whether an operand is a constant written into the equation."""
-    return hasattr(atom, "val")
-
-
-def is_reference(atom: Any) -> bool:
-    """Whether an operand is a mutable reference, which holds an array."""
-    return hasattr(atom.aval, "inner_aval")
-
-
-def inside(equation: Any) -> list[Any]:
-    """All jaxprs in the parameters of an equation."""
-    return [without_constants(jaxpr) for jaxpr in jaxprs_in_params(equation.params)]
-
-
-def scan_parts(equation: Any) -> tuple[int, int, int]:
-    """The numbers of constants, of carried values, and of scanned inputs of a scan."""
-    params = equation.params
-    if "num_consts" in params:
-        consts, carry = params["num_consts"], params["num_carry"]
-    else:  # since jax 0.12, as trees
-        consts, carry, _ = (len(tree) for tree in params["ft_in"].unpack())
-    return consts, carry, len(equation.invars) - consts - carry
-
-
-def live_equations(jaxpr: Any) -> list[Any]:
-    """The equations that a result depends on, or that have an effect."""
-    wanted = {id(atom) for atom in jaxpr.outvars}
-    kept = []
-    for equation in reversed(jaxpr.eqns):
-        if equation.effects or any(id(variable) in wanted for variable in equation.outvars):
-            kept.append(equation)
-            wanted.update(map(id, equation.invars))
-    return kept[::-1]

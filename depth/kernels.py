@@ -1,10 +1,14 @@
-"""How a program may run: as kernels one after another, and loops of them. What `depth.predict` puts times to.
+"""How a program may run: as kernels one after another, and loops of them.
 
-No compiler is asked, so this is a guess at what all of them do.  What is elementwise, or only moves data, is computed together
-with what it feeds, without going through memory in between; a reduction is computed together with what feeds it; a product,
-a sort or a factorization is a kernel of its own, and ends what came before.  Two operations that are computed elementwise
-therefore share a kernel if one feeds the other and no kernel of another kind lies between them.  What several operations cut
-or rearrange, each in its own way, is written to memory first: a tree of such levels is not one kernel.
+`depth.predict` puts times to these.
+
+No compiler is asked, so this is a guess at what all of them do.  What is elementwise, or only moves
+data, is computed together with what it feeds, without going through memory in between; a reduction
+is computed together with what feeds it; a product, a sort or a factorization is a kernel of its
+own, and ends what came before.  Two operations that are computed elementwise therefore share a
+kernel if one feeds the other and no kernel of another kind lies between them.  What several
+operations cut or rearrange, each in its own way, is written to memory first: a tree of such levels
+is not one kernel.
 """
 
 from collections import Counter
@@ -14,34 +18,14 @@ from math import prod
 from typing import Any
 
 from depth.control import Branches, Call, Scan, While
+from depth.counts import nbytes, shape, size
 from depth.graph import START, Block, Node
-from depth.rules import RULES, elements, nbytes, shape, size
+from depth.primitives import primitive
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
+HOLDERS = frozenset(
+    {"unknown", "call", "derivative rule", "loop", "branch", "program", "reference"}
+)
 FUSED = frozenset({"elementwise", "move", "random"})
-FREE = frozenset(
-    {
-        "reshape",
-        "squeeze",
-        "copy",
-        "stop_gradient",
-        "name",
-        "optimization_barrier",
-        "pvary",
-        "bitcast_convert_type",
-    }
-)
-# Functions that a processor has no instruction for: some ten to twenty others each.
-TRANSCENDENTAL = _words(
-    """
-    acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf erf_inv erfc exp exp2 expm1 igamma
-    igamma_grad_a igammac lgamma log log1p log2 logistic polygamma pow regularized_incomplete_beta sin sinh tan tanh zeta
-    """
-)
 # What one kind of operation costs differs by class more than by primitive.
 CLASSES = (
     "arithmetic",
@@ -56,35 +40,10 @@ CLASSES = (
 CLASS_OF_KIND = {
     "elementwise": "arithmetic",
     "random": "transcendental",
-    "scan": "cumulative",
+    "cumulative": "cumulative",
     "product": "product",
     "factorization": "cumulative",
     "sort": "cumulative",
-}
-# Data that changes its order, or its neighbours: what a processor cannot do by reading straight on.
-REORDERS = frozenset(
-    {
-        "transpose",
-        "concatenate",
-        "pad",
-        "rev",
-        "gather",
-        "scatter",
-        "split",
-        "stack",
-        "unstack",
-        "tile",
-    }
-)
-# Of the first operand only a part is read, as much as comes out, or as much as the given operand replaces.
-CUTS = frozenset({"slice", "dynamic_slice", "gather", "split", "unstack"})
-UPDATES = {
-    "dynamic_update_slice": 1,
-    "scatter": 2,
-    "scatter-add": 2,
-    "scatter-mul": 2,
-    "scatter-min": 2,
-    "scatter-max": 2,
 }
 # Programs of so many operations are looked at in the place where they are called.
 SMALL = 300
@@ -94,10 +53,12 @@ SMALL = 300
 class Kernel:
     """One launch: its operations by class, of `CLASSES`, and its memory traffic in bytes.
 
-    It writes ``results`` arrays; a compiler that makes one array with each kernel makes so many of it, which then read and write
-    ``apart`` bytes. A product is of ``pieces`` in a batch. Its kind is "vector product" where one side is a vector, "transposed
-    product" where what is contracted is not the last axis on the left and the first on the right, else "product". "expanded" are
-    the operations that a convolution in groups takes besides where it is computed as one without groups.
+    It writes ``results`` arrays; a compiler that makes one array with each kernel makes so many of
+    it, which then read and write ``apart`` bytes. A product is of ``pieces`` in a batch. Its kind
+    is "vector product" where one side is a vector, "transposed product" where what is contracted is
+    not the last axis on the left and the first on the right, else "product". "expanded" are the
+    operations that a convolution in groups takes besides where it is computed as one without
+    groups.
     """
 
     kind: str
@@ -113,7 +74,8 @@ class Kernel:
 class Loop:
     """``turns`` times ``condition`` and ``body``.
 
-    ``counted``: the number of turns is known before the loop starts. ``unroll``: so many of them are put into one.
+    ``counted``: the number of turns is known before the loop starts. ``unroll``: so many of them
+    are put into one.
     """
 
     turns: int
@@ -122,12 +84,23 @@ class Loop:
     counted: bool = True
     unroll: int = 1
 
+    @property
+    def traffic(self) -> int:
+        """The bytes that all iterations read and write."""
+        test = self.condition.traffic if self.condition else 0
+        return self.turns * (self.body.traffic + test)
+
 
 @dataclass(frozen=True, eq=False)
 class Choice:
     """One of several programs; the slowest counts."""
 
     programs: "tuple[Program, ...]"
+
+    @property
+    def traffic(self) -> int:
+        """The bytes of the program with the most."""
+        return max(program.traffic for program in self.programs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,13 +109,23 @@ class Program:
 
     kernels: tuple[tuple[Kernel, int], ...]
     parts: "tuple[tuple[Loop | Choice | Program, int], ...]"
-    stacks: tuple[
-        int, ...
-    ] = ()  # of a step of a loop: bytes of each array that is kept for all steps and used in them, too
+    # Of the body of a loop: bytes of each array that is used in it and kept of all iterations.
+    stacks: tuple[int, ...] = ()
+
+    def __add__(self, other: "Program") -> "Program":
+        """One after the other."""
+        return Program((*self.kernels, *other.kernels), (*self.parts, *other.parts))
+
+    @property
+    def traffic(self) -> int:
+        """The bytes that all kernels read and write."""
+        return sum(count * kernel.bytes for kernel, count in self.kernels) + sum(
+            count * part.traffic for part, count in self.parts
+        )
 
     @property
     def multiplies(self) -> bool:
-        """Whether there is a product of matrices among the kernels, or a call of anything else that a library does."""
+        """Whether a kernel is a product of matrices, or a call of anything else in a library."""
         return any(
             kernel.kind in ("product", "transposed product", "own") for kernel, _ in self.kernels
         )
@@ -180,11 +163,11 @@ class Kernels:
         return self._sizes[block]
 
     def step(self, block: Block, fixed: int, stacks: tuple[int, ...]) -> Program:
-        """The program of a step of a loop, whose first ``fixed`` inputs are the same in every step; see `Program`."""
+        """The program of the body of a loop; the first ``fixed`` inputs are always the same."""
         return replace(self._grouped(block, range(1, 1 + fixed)), stacks=stacks)
 
     def _grouped(self, block: Block, fixed: range = range(0)) -> Program:
-        """The program of a graph but for what follows from the slots in ``fixed`` alone: compilers take that out of a loop."""
+        """The program of a graph; what follows from ``fixed`` alone is taken out of a loop."""
         nodes, outputs = self._flat(block)
         if fixed:
             known = {START, *fixed}
@@ -207,10 +190,10 @@ class Kernels:
             case Branches(blocks):
                 return Choice(tuple(map(self.program, blocks)))
             case Scan(block):
-                return Loop(transfer.turns, self._with_slices(transfer), unroll=transfer.unroll)
+                return Loop(transfer.trips, self._with_slices(transfer), unroll=transfer.unroll)
             case While(condition, body):
                 return Loop(
-                    transfer.turns, self.program(body), self.program(condition), transfer.proven
+                    transfer.trips, self.program(body), self.program(condition), transfer.proven
                 )
         raise TypeError(f"no such transfer: {type(transfer).__name__}")
 
@@ -236,7 +219,7 @@ class Kernels:
         return Program((*program.kernels, *copies.items()), program.parts, stacks)
 
     def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
-        """The nodes of a graph, with small programs in place of their calls, and the slots of the results."""
+        """The nodes of a graph, small programs in place of calls; the slots of the results."""
         nodes: list[Node] = []
         slots = block.slots
 
@@ -282,7 +265,7 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     cuts = Counter(
         slot
         for node in nodes
-        if node.equation.primitive.name in CUTS | REORDERS
+        if primitive(node.equation).cuts or primitive(node.equation).reorders
         for slot in set(node.operands)
     )
     kinds = [_kind(node) for node in nodes]
@@ -293,7 +276,8 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
             readers.setdefault(slot, set()).add(k)
     returned = set(outputs)
 
-    # A node's stage: how many kernels of their own lie before it on the longest way; then as late as its readers allow.
+    # A node's stage: how many kernels of their own lie before it on the longest way; then as late
+    # as its readers allow.
     stage: list[int] = []
     after: dict[int, int] = {}
     for node, kind in zip(nodes, kinds, strict=True):
@@ -342,10 +326,10 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
 
 
 def _kind(node: Node) -> str:
-    rule = RULES.get(node.equation.primitive.name)
-    if node.transfer or rule is None:
+    kind = primitive(node.equation).kind
+    if node.transfer or kind in HOLDERS:
         return "own"
-    return "move" if _is_reshape(node.equation) else rule.kind
+    return "move" if _is_reshape(node.equation) else kind
 
 
 def _is_reshape(equation: Any) -> bool:
@@ -358,9 +342,9 @@ def _is_reshape(equation: Any) -> bool:
 def _kernel(
     nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: set[int]
 ) -> Kernel | None:
-    """The kernel of the nodes that are computed together; None if nothing is computed or moved, or only an index."""
+    """The kernel of nodes that are computed together; None if they are nothing but an index."""
     atoms = [atom for node in nodes for atom in (*node.equation.invars, *node.equation.outvars)]
-    if all(node.equation.primitive.name in FREE for node in nodes) or all(map(_is_index, atoms)):
+    if all(primitive(node.equation).free for node in nodes) or all(map(_is_index, atoms)):
         return None
     by = {slot: node.equation.primitive.name for node in nodes for slot in node.results}
     readers = Counter(slot for node in nodes for slot in set(node.operands))
@@ -371,7 +355,7 @@ def _kernel(
     pieces, dtype, kind = 1, "", ""
     for node in nodes:
         equation, name = node.equation, node.equation.primitive.name
-        own = _kind(node)
+        known, own = primitive(equation), _kind(node)
         operations.update(_operations(equation, own))
         if name == "reduce_sum" and by.get(node.operands[0]) == "mul":  # a product, written out
             operations["contraction"] += operations.pop("reduction", 0)
@@ -388,14 +372,14 @@ def _kernel(
                 read[key] = max(read.get(key, 0), amount)
         for slot, atom in zip(node.results, equation.outvars, strict=False):
             amount = (
-                min(nbytes(atom), nbytes(equation.invars[UPDATES[name]]))
-                if name in UPDATES
-                else nbytes(atom)
+                nbytes(atom)
+                if known.updates is None
+                else min(nbytes(atom), nbytes(equation.invars[known.updates]))
             )  # in place
             leaves = slot in ends or bool(read_by.get(slot, set()) - {leader})
             reach[slot] = inputs
             if leaves or (
-                name in TRANSCENDENTAL and readers[slot] > 1
+                known.transcendental and readers[slot] > 1
             ):  # too dear to be computed twice
                 written += amount * leaves
                 apart += sum(inputs.values()) + amount
@@ -417,31 +401,31 @@ def _kernel(
 
 def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:
     """What a node of a kernel is made of: what comes from outside, or was written before."""
-    equation, name = node.equation, node.equation.primitive.name
+    equation, known = node.equation, primitive(node.equation)
     inputs: dict[Any, int] = {}
     for position, (slot, atom) in enumerate(zip(node.operands, equation.invars, strict=False)):
         if slot in reach:
             inputs |= reach[slot]
             continue
         amount = nbytes(atom)
-        if position == 0 and name in CUTS:
+        if position == 0 and known.cuts:
             amount = min(amount, sum(map(nbytes, equation.outvars)))
-        if position == 0 and name in UPDATES:
-            amount = min(amount, nbytes(equation.invars[UPDATES[name]]))
+        if position == 0 and known.updates is not None:
+            amount = min(amount, nbytes(equation.invars[known.updates]))
         inputs[(START, id(atom)) if slot == START else slot] = amount
     return inputs
 
 
 def _operations(equation: Any, kind: str) -> dict[str, int]:
     """The operations of an equation, by class."""
-    name, rule = equation.primitive.name, RULES.get(equation.primitive.name)
+    name, known = equation.primitive.name, primitive(equation)
     if _is_reshape(equation):
         return {}
-    if name in REORDERS or (name == "slice" and not _is_straight(equation)):
+    if known.reorders or (name == "slice" and not _is_straight(equation)):
         return {"move": sum(map(size, equation.outvars))}
-    if name in TRANSCENDENTAL:
+    if known.transcendental:
         return {"transcendental": size(equation.outvars[0])}
-    work = rule.work(equation) if rule else elements(equation)
+    work = known.work(equation)
     if name == "conv_general_dilated":
         groups = max(equation.params["feature_group_count"], equation.params["batch_group_count"])
         return {"product": work, "expanded": work * (groups - 1)}

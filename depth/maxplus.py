@@ -1,12 +1,15 @@
-"""Max-plus algebra in integers: a program's outputs as maxima of its inputs, each later by a fixed depth.
+"""Max-plus algebra in integers.
 
-A straight-line program that waits for all operands of each operation is an affine map of max-plus algebra: output ``o`` is
-ready at ``max_i(M[o, i] + ready[i])``, where ``M[o, i]`` is the longest path from input ``i`` to output ``o``, and minus
-infinity where there is none.  Programs one after another are products of such matrices, and a loop of L turns is a power,
-taken by repeated squaring.  (Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity", 1992, chapter 3.)
+A program's outputs as maxima of its inputs, each later by a fixed depth.
 
-Minus infinity is an integer so low that no path of the program lifts it to where numbers are; where 64 bits are too few for
-that, arrays hold Python's integers, which have no limit.
+A straight-line program that waits for all operands of each operation is an affine map of max-plus
+algebra: output ``o`` is ready at ``max_i(M[o, i] + ready[i])``, where ``M[o, i]`` is the longest
+path from input ``i`` to output ``o``, and minus infinity where there is none.  Programs one after
+another are products of such matrices, and a loop of L trips is a power, taken by repeated squaring.
+(Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity", 1992, chapter 3.)
+
+Minus infinity is an integer so low that no path of the program lifts it to where numbers are; where
+64 bits are too few for that, arrays hold Python's integers, which have no limit.
 """
 
 from collections import Counter
@@ -48,7 +51,8 @@ class Algebra(NamedTuple):
     def product(self, a: Array, b: Array) -> Array:
         """``(a b)[i, j] = max_k(a[i, k] + b[k, j])``, for ``a: [l, m]`` and ``b: [m, n]``.
 
-        Columns of ``a`` that differ by a number only are one column, of which the rows of ``b`` can be merged beforehand: in
+        Columns of ``a`` that differ by a number only are one column, of which the rows of ``b`` can
+            be merged beforehand: in
         a training loop, where all weights act through the one loss, few are left.
         """
         result = self.nothing(a.shape[0], b.shape[1])
@@ -77,10 +81,13 @@ def where(left: Array, right: Array, value: Any) -> int:
 
 
 class Power:
-    """``matrix`` to the power ``exponent``, with the way back: which entries of ``matrix`` make up a path.
+    """``matrix`` to the power ``exponent``, with the way back.
 
-    Squares are kept, so that a path of length 2^k is found from two of length 2^(k-1), and all paths that run along the same
-    piece are followed once.  There are at most n^2 log2(exponent) pieces, however long the paths are.
+    Which entries of ``matrix`` make up a path.
+
+    Squares are kept, so that a path of length 2^k is found from two of length 2^(k-1), and all
+    paths that run along the same piece are followed once.  There are at most n^2 log2(exponent)
+    pieces, however long the paths are.
     """
 
     def __init__(self, algebra: Algebra, matrix: Array, exponent: int):
@@ -88,7 +95,8 @@ class Power:
         self.squares = [matrix]
         for _ in range(1, exponent.bit_length()):
             self.squares.append(algebra.product(self.squares[-1], self.squares[-1]))
-        # value = squares[bits[-1]] ... squares[bits[0]]: partial[k] holds the product of the first k + 1 from the right.
+        # value = squares[bits[-1]] ... squares[bits[0]]: partial[k] holds the product of the first
+        # k + 1 from the right.
         self.bits = [k for k in range(exponent.bit_length()) if exponent >> k & 1]
         self.partial = [self.squares[k] for k in self.bits[:1]]
         for k in self.bits[1:]:
@@ -96,7 +104,7 @@ class Power:
         self.value = self.partial[-1] if self.partial else algebra.identity(len(matrix))
 
     def entries(self, wanted: Counter[tuple[int, int]]) -> Counter[tuple[int, int]]:
-        """How often each entry (to, from) of ``matrix`` lies on the longest paths of ``wanted``, given with multiplicity."""
+        """How often each entry (to, from) of ``matrix`` lies on the longest paths ``wanted``."""
         pieces = [Counter[tuple[int, int]]() for _ in self.squares]
         for k in reversed(range(1, len(self.bits))):
             wanted, upper = self._split(
@@ -115,7 +123,7 @@ class Power:
     def _split(
         self, wanted: Counter[tuple[int, int]], left: Array, right: Array, product: Array
     ) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]]]:
-        """The entries of ``right`` and of ``left`` on the paths ``wanted`` of ``product = left right``."""
+        """The entries of both factors on the paths ``wanted`` of ``product = left right``."""
         in_right, in_left = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
         for (i, j), count in wanted.items():
             middle = where(left[i], right[:, j], product[i, j])

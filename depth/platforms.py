@@ -31,7 +31,7 @@ def default_device() -> jax.Device:
 
 @contextmanager
 def compiled_for(platform: str) -> Iterator[None]:
-    """Programs traced in here are compiled for another platform, "cuda" say, that this process need not have.
+    """Programs traced in here are compiled for another platform, which may be absent here.
 
     What jax has traced before, a function under `jax.jit` say, it does not trace again.
     """
@@ -43,7 +43,10 @@ def compiled_for(platform: str) -> Iterator[None]:
 
 
 def platforms() -> tuple[str, ...]:
-    """The platforms of this process, that of jax's default device first: "cpu", "cuda", "rocm", "tpu" .."""
+    """The platforms of this process, that of jax's default device first.
+
+    "cpu", "cuda", "rocm", "tpu" ..
+    """
     if (asked := _COMPILED_FOR.get()) is not None:
         return (asked,)
     first = default_device().platform
@@ -53,5 +56,8 @@ def platforms() -> tuple[str, ...]:
 
 
 def platform() -> str:
-    """The platform that programs are made for where they are the same for all: the first of `platforms`."""
+    """The platform that programs are made for where they are the same for all.
+
+    The first of `platforms`.
+    """
     return platforms()[0]

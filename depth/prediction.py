@@ -1,57 +1,24 @@
-"""From a `Cost` and a `Device` to seconds.
+"""The seconds that a program of kernels and loops takes on a `Device`.
 
-Kernels run one after another, each for the time that the slowest of three takes: its launch, its arithmetic, its memory
-traffic.  Loops take that of their body as often as they turn.  (Brent's bound, work over processors plus span, is this with
-one kernel for each level of the program; Williams, Waterman and Patterson's roofline, 2009, is this for one kernel.)
+Kernels run one after another, each for the time that the slowest of three takes: its launch, its
+arithmetic, its memory traffic.  Loops take that of their body as often as they iterate.  (Brent's
+bound, work over processors plus span, is this with one kernel for each level of the program;
+Williams, Waterman and Patterson's roofline, 2009, is this for one kernel.)
 """
 
 import math
 
-from depth.cost import Cost
-from depth.device import Device, find_device
+from depth.device import Device
 from depth.kernels import Choice, Kernel, Loop, Program
 
-
-def predict(cost: Cost, device: Device | str) -> float:
-    """The seconds that a call of the compiled program takes on ``device``.
-
-    What it cannot see: which operations the compiler fuses (`depth.kernels` guesses, the same for every device), how well a
-    library's product of a given shape uses the device, what stays in which cache, work that overlaps, and layouts. Expect a
-    factor of 1.5 for half of all programs and 2 to 3 for most others on a device that was calibrated; on one of `devices`,
-    whose latencies are estimates, expect less. Where ``cost`` is a lower bound, so is this.
-
-    Args:
-        cost: As `depth.analyze` returns it.
-        device: A `Device`, as `depth.calibrate` returns it, or the name of one of `depth.devices`.
-
-    Returns:
-        Seconds.
-
-    Raises:
-        TypeError: If ``cost`` is no `Cost`.
-        ValueError: If ``device`` is no `Device` and no name of one.
-
-    Example:
-        >>> import depth, jax
-        >>> x = jax.ShapeDtypeStruct((1024, 1024), "float32")
-        >>> cost = depth.analyze(lambda x: x @ x, x)
-        >>> 1e-5 < depth.predict(cost, "H100") < 1e-3
-        True
-    """
-    if not isinstance(cost, Cost):
-        raise TypeError(
-            f"cost must be a depth.Cost, as of depth.analyze, but it is {type(cost).__name__}"
-        )
-    model = find_device(device)
-    return model.call_latency + Seconds(model).program(cost.program)
-
-
 CROWD = 8  # kernels in a turn; a longer list of them is executed by the thread pool of XLA on a CPU
-# On accelerators: what several steps do is one kernel, but for products that are not small; so many steps, counted in programs
-# compiled for an H200, of which `python -m experiments kernels` has some.
+# On accelerators: what several steps do is one kernel, but for products that are not small; so many
+# steps, counted in programs compiled for an H200, of which `python -m experiments kernels` has
+# some.
 UNROLLED, FUSED_STEPS, FUSED_PRODUCT = "unrolled loop", 4, 4096  # operations
 SHORT = 4  # terms of a short vector product
-BESIDE = 3  # kernels in every turn that are not the program's: the counter, its copy, a copy of what is carried
+# Kernels in every trip that are not the program's: the counter, its copy, a copy of the carry.
+BESIDE = 3
 
 
 class Seconds:
@@ -91,7 +58,7 @@ class Seconds:
         return self.program(part, place)
 
     def _place(self, body: Program, unroll: int) -> str:
-        """How a loop is run: steps fused, compiled as one piece, kernel by kernel, or by threads that are handed its kernels."""
+        """How a loop runs: unrolled, as one piece, kernel by kernel, or by threads."""
         small = self.device.small_loop
         if unroll > 1 and not small:
             return UNROLLED
@@ -104,9 +71,10 @@ class Seconds:
         )
 
     def kernel(self, kernel: Kernel, place: str) -> float:
-        """Seconds of one kernel: its launch, and its arithmetic or its traffic, whichever takes longer."""
+        """Seconds of one kernel: its launch, and the longer of its arithmetic and its traffic."""
         device = self.device
-        # XLA on a CPU calls no library for many products with vectors: they are sums of products, with no call for each.
+        # XLA on a CPU calls no library for many products with vectors: they are sums of products,
+        # with no call for each.
         inline = bool(device.small_loop) and kernel.kind == "vector product" and kernel.pieces > 1
         work = 0.0
         for kind, count in kernel.operations:
@@ -130,7 +98,7 @@ class Seconds:
         )
 
     def _latency(self, kernel: Kernel, place: str) -> float:
-        """Seconds until a kernel has begun to return results, which in small loops depends on what it computes."""
+        """Seconds until a kernel returns results; in small loops by what it computes."""
         latency, latencies = self.device.latency(kernel.kind, place), self.device.step_latencies
         operations = dict(kernel.operations)
         product = operations.get("product", 0)

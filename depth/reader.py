@@ -1,9 +1,13 @@
-"""From a jaxpr to its graph: every equation becomes a node, and every program inside one a graph of its own, made once."""
+"""From a jaxpr to its graph.
+
+Every equation becomes a node, and every program inside one a graph of its own, made once.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from depth.counts import Unbound, ceil_log2, devices, traffic
 from depth.graph import START, Block, Node, Totals, Transfer
 from depth.jaxprs import (
     NOWHERE,
@@ -15,14 +19,18 @@ from depth.jaxprs import (
     location,
     without_constants,
 )
-from depth.rules import RULES, Rule, Unbound, ceil_log2, devices, elements, size, traffic
+from depth.known import Known
+from depth.primitives import Primitive, primitive
 from depth.structures import ENTERED
-from depth.trips import COPIES, in_range, is_integer, known_integers, trip_count
+from depth.trips import trip_count
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something that makes the depth a lower bound: which primitive, where, and what could not be known."""
+    """Something that makes the depth a lower bound.
+
+    Which primitive, where, and what could not be known.
+    """
 
     primitive: str
     location: Location
@@ -54,8 +62,8 @@ class Reader:
     ) -> Block:
         """The graph of ``jaxpr``.
 
-        ``caller`` stands for equations without a line of their own, ``axes`` are the sizes of named axes, and ``known`` the
-        values of inputs that are known integers.
+        ``caller`` stands for equations without a line of their own, ``axes`` are the sizes of named
+        axes, and ``known`` the values of inputs that are known integers.
         """
         jaxpr = without_constants(jaxpr)
         values = tuple(known) if known and self._has_loop(jaxpr) else (None,) * len(jaxpr.invars)
@@ -68,17 +76,17 @@ class Reader:
         """A number higher than those of all blocks made so far."""
         return len(self._blocks)
 
-    def turns(
+    def count_trips(
         self, equation: Any, operands: list[int | None], where: Location
     ) -> tuple[int | None, bool]:
-        """The number of turns of the while loop at ``where``, proven or given by the caller, and whether it is proven."""
+        """The number of trips of the while loop at ``where``, and whether it is proven."""
         proven = trip_count(equation, operands)
         if proven is not None:
             return proven, True
         self.loops[where] = None
         if isinstance(self.trip_counts, Mapping):
             return next(
-                (turns for key, turns in self.trip_counts.items() if matches(key, where)), None
+                (trips for key, trips in self.trip_counts.items() if matches(key, where)), None
             ), False
         return self.trip_counts, False
 
@@ -99,7 +107,10 @@ def matches(key: str, where: Location) -> bool:
 
 
 class _Read:
-    """One jaxpr being read: its variables are numbered, and its equations turned into nodes one by one."""
+    """One jaxpr being read.
+
+    Its variables are numbered, and its equations turned into nodes one by one.
+    """
 
     def __init__(
         self,
@@ -112,11 +123,8 @@ class _Read:
         self.reader, self.jaxpr, self.caller, self.axes = reader, jaxpr, caller, axes
         self.slot: dict[Any, int] = dict.fromkeys(jaxpr.constvars, START)
         self.slot |= {variable: 1 + i for i, variable in enumerate(jaxpr.invars)}
-        self.known = {
-            variable: value
-            for variable, value in zip(jaxpr.invars, known, strict=True)
-            if value is not None
-        }
+        given = zip(jaxpr.invars, known, strict=True)
+        self.known = Known(jaxpr, {atom: value for atom, value in given if value is not None})
         self.slots = 1 + len(jaxpr.invars)
         self.nodes: list[Node] = []
         self.work = self.bytes = 0
@@ -165,7 +173,7 @@ class _Read:
         ] = None
 
     def lose(self, atoms: Sequence[Any]) -> None:
-        """Take the references among ``atoms`` as known from the start, where what they hold now could not be followed."""
+        """Take the references among ``atoms``, which could not be followed, as known from START."""
         self.slot.update({atom: START for atom in atoms if is_reference(atom)})
 
     def node(
@@ -176,7 +184,10 @@ class _Read:
         depth: int = 0,
         transfer: Transfer | None = None,
     ) -> None:
-        """Add a node from the variables ``operands`` to the variables ``results``; a reference gets a new slot."""
+        """Add a node from the variables ``operands`` to the variables ``results``.
+
+        A reference gets a new slot.
+        """
         read = tuple(self.at(atom) for atom in operands)
         made = tuple(range(self.slots, self.slots + len(results)))
         self.slots += len(results)
@@ -197,41 +208,33 @@ class _Read:
 
     def read(self, equation: Any) -> None:
         """Add the equation, by its class."""
-        name = equation.primitive.name
-        if name in ENTERED:
-            ENTERED[name](self, equation)
-        elif name in RULES:
-            self.ruled(equation, RULES[name])
+        known = primitive(equation)
+        enter = ENTERED.get(equation.primitive.name) or ENTERED.get(known.kind)
+        if enter:
+            enter(self, equation)
         else:
-            self.note(equation, "no rule for this primitive; counted as one operation")
-            self.leaf(equation, 1, elements(equation))
-            self.lose(equation.invars)
+            self.ruled(equation, known)
 
-    def ruled(self, equation: Any, rule: Rule) -> None:
-        """Add an equation of the table."""
+    def ruled(self, equation: Any, rule: Primitive) -> None:
+        """Add an equation whose depth follows from its shapes."""
         depth = rule.depth(equation)
         if rule.kind == "collective":
             try:
                 depth += ceil_log2(devices(equation, self.axes))
             except Unbound as unbound:
                 self.note(equation, str(unbound))
-        if rule.bound:
-            self.note(equation, rule.bound)
         self.leaf(equation, depth, rule.work(equation))
         if rule.bound:
+            self.note(equation, rule.bound)
             self.lose(equation.invars)
-        if equation.primitive.name in COPIES and size(result := equation.outvars[0]) == 1:
-            (value,) = self.integers(equation)
-            if value is not None and is_integer(result) and in_range(value, result.aval.dtype):
-                self.known[result] = value
 
     def integers(self, equation: Any) -> list[int | None]:
         """The operands whose value is known."""
-        return known_integers(equation, self.known)
+        return [self.known.number(atom) for atom in equation.invars]
 
-    def turns(self, equation: Any, operands: list[int | None]) -> tuple[int | None, bool]:
-        """The number of turns of a while loop, and whether it is proven."""
-        return self.reader.turns(equation, operands, location(equation, self.caller))
+    def count_trips(self, equation: Any, operands: list[int | None]) -> tuple[int | None, bool]:
+        """The number of trips of a while loop, and whether it is proven."""
+        return self.reader.count_trips(equation, operands, location(equation, self.caller))
 
     def enter(self, equation: Any, transfer: Any, results: Sequence[Any] | None = None) -> None:
         """Add a node that holds programs; ``results`` where it also changes references."""

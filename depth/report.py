@@ -1,6 +1,11 @@
-"""Numbers, times and devices in words."""
+"""Numbers, times and tables in words: what all that this project prints is made of."""
+
+import re
+from collections.abc import Sequence
 
 from depth.device import Device
+
+NUMBER = re.compile(r"(>= )?[-+]?(\d[\d,.]*(e[-+]?\d+)?|nan|inf)( ?[a-zA-Z%/]+)?")  # with its unit
 
 
 def count(value: float) -> str:
@@ -43,5 +48,39 @@ def device_table(device: Device) -> str:
     if device.cache_bandwidth:
         rows.append(("cache bandwidth", f"{device.cache_bandwidth / 1e9:.3g} GB/s"))
     rows.append(("memory", f"{device.memory / 2**30:.3g} GiB"))
-    width = max(len(name) for name, _ in rows)
-    return "\n".join([device.name, *(f"  {name:<{width}}  {value:>14}" for name, value in rows)])
+    return f"{device.name}\n{table((), rows, '<>', indent=2)}"
+
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "", indent: int = 0
+) -> str:
+    """A table as plain text: two blanks between columns, none at the ends of lines.
+
+    Args:
+        header: Names of the columns; empty for a table without.
+        rows: Cells. A row may be shorter than others: one cell is the heading of a section, none a
+            blank line.
+        align: A "<" or ">" for each column, to the left or to the right. Columns that it does not
+            name stand to the right if all that is in them are numbers, with or without a unit; else
+            to the left.
+        indent: Blanks before the first column.
+
+    Example:
+        >>> print(table(("run", "ms"), [("scan", "1.23"), ("newton", "20")]))
+        run       ms
+        scan    1.23
+        newton    20
+    """
+    lines = [list(row) for row in ([header, *rows] if header else rows)]
+    count = max(map(len, lines), default=0)
+    for line in lines:
+        line += [""] * (count - len(line))
+    columns = list(zip(*lines, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    for column in columns[len(align) :]:
+        cells = [cell for cell in column[bool(header) :] if cell]
+        align += ">" if cells and all(map(NUMBER.fullmatch, cells)) else "<"
+    return "\n".join(
+        " " * indent * any(line) + "  ".join(map("{:{}{}}".format, line, align, widths)).rstrip()
+        for line in lines
+    )

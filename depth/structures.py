@@ -1,4 +1,7 @@
-"""Equations that hold programs or write to references: one function each, which adds their nodes to the graph being read."""
+"""Equations that hold programs or write to references.
+
+One function each, which adds their nodes to the graph being read.
+"""
 
 from collections.abc import Callable
 from math import prod
@@ -7,39 +10,40 @@ from typing import Any
 import jax
 
 from depth.control import Branches, Call, Scan, While
+from depth.counts import ceil_log2, elements, overlap, reduced, size, window
 from depth.graph import Block
-from depth.jaxprs import is_reference, scan_parts, without_constants
+from depth.jaxprs import called, is_reference, scan_parts, without_constants
 from depth.maxplus import Algebra
 from depth.platforms import platform
-from depth.rules import ceil_log2, elements, overlap, reduced, size, window
 
 # The reading of one jaxpr (`depth.reader`), and an equation in it.
 Enter = Callable[[Any, Any], None]
 ENTERED: dict[str, Enter] = {}
 
 
-def enters(names: str) -> Callable[[Enter], Enter]:
-    """Register the function for all primitives in ``names``, separated by blanks."""
+def enters(*names: str) -> Callable[[Enter], Enter]:
+    """Register the function for these primitives, or kinds of them."""
 
     def register(function: Enter) -> Enter:
-        ENTERED.update(dict.fromkeys(names.split(), function))
+        ENTERED.update(dict.fromkeys(names, function))
         return function
 
     return register
 
 
-# -- calls ----------------------------------------------------------------------------------------------------------------------
-
-_CALLED = ("jaxpr", "call_jaxpr", "call", "callee", "fun_jaxpr", "fwd_jaxpr")
+# -- calls ----------------------------------------------------------------------------------------
 
 
 def run(reading: Any, equation: Any, jaxpr: Any) -> None:
     """Add a program that takes the operands as they are and returns the results as they are."""
-    called(reading, equation, reading.inner(equation, jaxpr, reading.integers(equation)))
+    enter_call(reading, equation, reading.inner(equation, jaxpr, reading.integers(equation)))
 
 
-def called(reading: Any, equation: Any, block: Block, first: int = 0, times: int = 1) -> None:
-    """Add a program that takes the operands from number ``first`` on; afterwards references hold what it leaves in them."""
+def enter_call(reading: Any, equation: Any, block: Block, first: int = 0, times: int = 1) -> None:
+    """Add a program that takes the operands from number ``first`` on.
+
+    Afterwards references hold what it leaves in them.
+    """
     operands = range(first, len(equation.invars))
     left = [equation.invars[operands[i]] for i in block.references]
     transfer = Call(block, len(equation.invars), operands, range(len(block.ends)), times)
@@ -58,32 +62,29 @@ def opaque(reading: Any, equation: Any, reason: str) -> None:
     reading.lose(equation.invars)
 
 
-@enters(
-    "call checkpoint closed_call composite compute_on core_call custom_jvp_call custom_jvp_call_jaxpr custom_partitioning "
-    "custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr fused_call jaxpr_call jit linear_call pjit remat remat2 "
-    "remat_opt stage xla_metadata_call"
-)
+@enters("call", "derivative rule")
 def call(reading: Any, equation: Any) -> None:
     """A program called with the operands of the equation."""
-    candidates = [
-        without_constants(equation.params[name]) for name in _CALLED if name in equation.params
-    ]
-    for jaxpr in candidates:
-        if hasattr(jaxpr, "eqns") and fits(equation, jaxpr):
-            return run(reading, equation, jaxpr)
-    opaque(reading, equation, "the program that it calls is not visible; counted as one operation")
+    program = called(equation)
+    if program is None:
+        reason = "the program that it calls is not visible; counted as one operation"
+        return opaque(reading, equation, reason)
+    run(reading, equation, program)
 
 
 @enters("shard_map")
 def shard_map(reading: Any, equation: Any) -> None:
-    """The program of one device, which knows the sizes of the mesh; its work counts for every device."""
+    """The program of one device, which knows the sizes of the mesh.
+
+    Its work counts for every device.
+    """
     mesh = equation.params["mesh"]
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     block = reading.inner(equation, equation.params["jaxpr"], axes=sizes)
     manual = equation.params.get(
         "manual_axes", equation.params.get("newly_manual_axes", mesh.axis_names)
     )
-    called(reading, equation, block, times=prod(sizes[name] for name in manual))
+    enter_call(reading, equation, block, times=prod(sizes[name] for name in manual))
 
 
 @enters("custom_linear_solve")
@@ -96,7 +97,7 @@ def custom_linear_solve(reading: Any, equation: Any) -> None:
     reading.enter(equation, Call(block, len(equation.invars), sources, range(len(block.outputs))))
 
 
-@enters("call_hi_primitive call_hi_primitive_linearized")
+@enters("call_hi_primitive", "call_hi_primitive_linearized")
 def call_hi_primitive(reading: Any, equation: Any) -> None:
     """A primitive that says itself which program it stands for."""
     primitive = equation.params.get("_prim")
@@ -119,19 +120,20 @@ def call_hi_primitive(reading: Any, equation: Any) -> None:
     run(reading, equation, inner)
 
 
-# -- branches and loops ---------------------------------------------------------------------------------------------------------
+# -- branches and loops ---------------------------------------------------------------------------
 
 
 def lose(reading: Any, equation: Any, block: Block, first: int) -> None:
     """Note it if a branch or a loop writes to references, its operands from number ``first`` on.
 
-    Only calls hand back what references hold in the end. What they held before may be later than that, so it is no bound.
+    Only calls hand back what references hold in the end. What they held before may be later than
+    that, so it is no bound.
     """
     written = [equation.invars[first + i] for i, end in block.references.items() if end != 1 + i]
     if written:
         reading.note(
             equation,
-            "it writes to a mutable reference, and what is read from that later is not made to wait",
+            "it writes to a mutable reference, and what is read from that later does not wait",
         )
         reading.lose(written)
 
@@ -160,7 +162,7 @@ def lowered(reading: Any, equation: Any, known: list[Any]) -> None:
     )
     if chosen is None:
         return opaque(reading, equation, f"it has no program for {here}; counted as one operation")
-    called(reading, equation, reading.inner(equation, chosen, known), first=1)
+    enter_call(reading, equation, reading.inner(equation, chosen, known), first=1)
 
 
 @enters("scan")
@@ -171,7 +173,7 @@ def scan(reading: Any, equation: Any) -> None:
     block = reading.inner(equation, equation.params["jaxpr"], known)
     lose(
         reading, equation, block, 0
-    )  # before it is entered: the second turn reads what the first has left
+    )  # before it is entered: the second trip reads what the first has left
     reading.enter(
         equation, Scan(block, consts, carry, equation.params["length"], _unroll(equation))
     )
@@ -189,22 +191,23 @@ def while_loop(reading: Any, equation: Any) -> None:
     )
     lose(reading, equation, condition, 0)
     lose(reading, equation, body, in_condition)
-    turns, proven = reading.turns(equation, known)
-    if turns is None:
+    trips, proven = reading.count_trips(equation, known)
+    if trips is None:
         one = While(condition, body, in_condition, in_body, 1)
         algebra = Algebra.up_to(one.longest)
         deeper = int(one.matrix(algebra).max(initial=0))
         reading.note(
             equation,
-            f"the number of turns is not known, so none is counted (with one: depth {deeper}); give trip_counts=",
+            f"the number of trips is not known, so none is counted (with one: depth {deeper}); "
+            "give trip_counts=",
         )
     reading.enter(
         equation,
-        While(condition, body, in_condition, in_body, turns or 0, proven, turns is not None),
+        While(condition, body, in_condition, in_body, trips or 0, proven, trips is not None),
     )
 
 
-# -- operations given as programs -----------------------------------------------------------------------------------------------
+# -- operations given as programs -----------------------------------------------------------------
 
 
 def combining(reading: Any, equation: Any, parameter: str = "jaxpr") -> int:
@@ -231,24 +234,27 @@ def reduce_window(reading: Any, equation: Any) -> None:
 
 @enters("select_and_scatter")
 def select_and_scatter(reading: Any, equation: Any) -> None:
-    """The selection from every window, then the given operation over the windows that an element lies in."""
+    """A selection from every window, then a tree over the windows that an element lies in."""
     selecting = ceil_log2(window(equation)) * combining(reading, equation, "select_jaxpr")
     adding = ceil_log2(overlap(equation)) * combining(reading, equation, "scatter_jaxpr")
     reading.leaf(equation, selecting + adding, window(equation) * size(equation.invars[1]))
 
 
-# -- mutable references ---------------------------------------------------------------------------------------------------------
+# -- mutable references ---------------------------------------------------------------------------
 
 
-@enters("new_ref empty_ref get freeze")
+@enters("new_ref", "empty_ref", "get", "freeze")
 def move(reading: Any, equation: Any) -> None:
     """Into a reference, or out of it."""
     reading.leaf(equation, 0, 0)
 
 
-@enters("swap masked_swap")
+@enters("swap", "masked_swap")
 def swap(reading: Any, equation: Any) -> None:
-    """What the reference held comes out; afterwards it is as late as what was written, and as what of it was kept."""
+    """What the reference held comes out.
+
+    Afterwards it is as late as what was written, and as what of it was kept.
+    """
     reference, value, *rest = equation.invars
     whole = size(value) == prod(reference.aval.inner_aval.shape) and not rest
     reading.node(equation, [reference, *rest], equation.outvars)
@@ -256,7 +262,7 @@ def swap(reading: Any, equation: Any) -> None:
     reading.count(equation, 0)
 
 
-@enters("addupdate accum_grad_in_ref")
+@enters("addupdate", "accum_grad_in_ref")
 def add_update(reading: Any, equation: Any) -> None:
     """The reference is added to."""
     reading.node(equation, equation.invars, [equation.invars[0]], 1)
@@ -265,7 +271,10 @@ def add_update(reading: Any, equation: Any) -> None:
 
 @enters("run_state")
 def run_state(reading: Any, equation: Any) -> None:
-    """A program on references that are made from the operands; its results are what these hold in the end."""
+    """A program on references that are made from the operands.
+
+    Its results are what these hold in the end.
+    """
     block = reading.inner(equation, equation.params["jaxpr"])
     if block.inputs != len(equation.invars) or len(block.references) != len(equation.outvars):
         return opaque(
@@ -280,7 +289,10 @@ def run_state(reading: Any, equation: Any) -> None:
 
 @enters("pallas_call")
 def pallas_call(reading: Any, equation: Any) -> None:
-    """A kernel, on references to blocks of its operands and results. One step of the grid counts."""
+    """A kernel, on references to blocks of its operands and results.
+
+    One step of the grid counts.
+    """
     kernel, grid = without_constants(equation.params["jaxpr"]), equation.params["grid_mapping"].grid
     operands, results = len(equation.invars), len(equation.outvars)
     if len(kernel.invars) < operands + results or not all(
@@ -298,15 +310,13 @@ def pallas_call(reading: Any, equation: Any) -> None:
     reading.enter(equation, Call(block, operands, sources, ends, steps))
 
 
-@enters(
-    "box_get box_set core_map get_mutable new_box new_log run_scoped",
-)
+@enters("reference")
 def foreign(reading: Any, equation: Any) -> None:
     """What keeps state that is not followed."""
     opaque(reading, equation, "it keeps state that is not followed; counted as one operation")
 
 
 def _unroll(equation: Any) -> int:
-    """How many steps of a scan are one turn of its loop."""
+    """How many steps of a scan are one trip of its loop."""
     unroll, length = equation.params.get("unroll", 1), equation.params["length"]
     return max(1, length if unroll is True else min(int(unroll), length))

@@ -1,20 +1,17 @@
-"""How often a while loop turns, where the program itself proves it.
+"""The number of trips of a while loop, where the program itself proves it.
 
-The proof follows integers: what in the condition and in the body is the counter plus a constant, or a constant.  A loop counts
-if its condition compares such a counter with such a constant, and its body adds a constant to the counter.
+The proof follows integers: what in the condition and in the body is the counter plus a constant, or
+a constant.  A loop counts if its condition compares such a counter with such a constant, and its
+body adds a constant to the counter.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from depth.jaxprs import inside, is_literal, without_constants
+from depth.jaxprs import called, interpret, is_literal, without_constants
+from depth.primitives import primitive
 
-CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"})
-COPIES = frozenset(
-    {"convert_element_type", "copy", "squeeze", "reshape", "broadcast_in_dim", "stop_gradient"}
-)
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "ne"})
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 
@@ -22,7 +19,8 @@ MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 class Affine(NamedTuple):
     """The input ``source`` plus ``offset``; the constant ``offset`` where ``source`` is None.
 
-    ``via`` are the offsets and dtypes of this value and of those that it was computed from: integers wrap around, so it is
+    ``via`` are the offsets and dtypes of this value and of those that it was computed from:
+        integers wrap around, so it is
     what it says only while all of them fit.
     """
 
@@ -55,7 +53,8 @@ Value = Affine | Comparison | None
 
 def is_integer(atom: Any) -> bool:
     """Whether an operand or a result holds integers."""
-    return np.issubdtype(getattr(atom.aval, "dtype", np.void), np.integer)
+    dtype = getattr(atom.aval, "dtype", None)  # of random keys, no dtype of numpy's
+    return isinstance(dtype, np.dtype) and np.issubdtype(dtype, np.integer)
 
 
 def in_range(value: int, dtype: Any) -> bool:
@@ -71,35 +70,39 @@ def integer(atom: Any) -> int | None:
     return None
 
 
+def copies(equation: Any) -> bool:
+    """Whether the one element of the result is that of the operand, cast or not."""
+    moves = primitive(equation).kind == "move" and primitive(equation).numpy is not None
+    atoms = [*equation.invars, *equation.outvars]
+    return (moves or equation.primitive.name == "convert_element_type") and (
+        len(atoms) == 2 and all(getattr(atom.aval, "size", None) == 1 for atom in atoms)
+    )
+
+
 def follow(jaxpr: Any, inputs: list[Value]) -> list[Value]:
     """What is known of each result, given what is known of each input."""
-    known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(atom: Any) -> Value:
-        if is_literal(atom):
-            value = integer(atom)
-            return None if value is None else Affine(None, value)
-        return known.get(atom)
-
-    for equation in jaxpr.eqns:
-        name, operands = equation.primitive.name, [read(atom) for atom in equation.invars]
-        if name in CALLS:
-            results = follow(inside(equation)[0], operands)
-        else:
-            results = [_apply(name, operands, equation)] + [None] * (len(equation.outvars) - 1)
-        known.update(zip(equation.outvars, results, strict=False))
-    return [read(atom) for atom in jaxpr.outvars]
+    known = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, inputs, strict=True))
+    return interpret(jaxpr, known, jaxpr.outvars, _results, _constant)
 
 
-def _apply(name: str, operands: list[Value], equation: Any) -> Value:
-    if not equation.outvars or any(
-        getattr(variable.aval, "size", None) != 1 for variable in equation.outvars
-    ):
-        return None
-    if not all(isinstance(operand, Affine) for operand in operands):
-        return operands[0] if name in COPIES and isinstance(operands[0], Comparison) else None
-    match name, operands:
-        case _, [Affine() as only] if name in COPIES:
+def _constant(literal: Any) -> Value:
+    value = integer(literal)
+    return None if value is None else Affine(None, value)
+
+
+def _results(equation: Any, operands: list[Value]) -> list[Value]:
+    inner = called(equation)
+    if inner is not None:
+        return follow(without_constants(inner), operands)
+    sizes = [getattr(variable.aval, "size", None) for variable in equation.outvars]
+    return [_result(equation, operands)] if sizes == [1] else [None] * len(sizes)
+
+
+def _result(equation: Any, operands: list[Value]) -> Value:
+    if copies(equation) and isinstance(operands[0], Comparison):
+        return operands[0]
+    match equation.primitive.name, operands:
+        case _, [Affine() as only] if copies(equation):
             return _made(only.source, only.offset, [only], equation)
         case "add", [Affine(source, offset) as left, Affine(None, more) as right]:
             return _made(source, offset + more, [left, right], equation)
@@ -107,7 +110,7 @@ def _apply(name: str, operands: list[Value], equation: Any) -> Value:
             return _made(source, offset + more, [left, right], equation)
         case "sub", [Affine(source, offset) as left, Affine(None, less) as right]:
             return _made(source, offset - less, [left, right], equation)
-        case _, [Affine() as left, Affine() as right] if name in COMPARISONS:
+        case name, [Affine() as left, Affine() as right] if name in COMPARISONS:
             return Comparison(name, left, right)
     return None
 
@@ -123,13 +126,11 @@ def _made(source: int | None, offset: int, operands: list[Affine], equation: Any
     return Affine(source, offset, (*via, (offset, dtype)))
 
 
-def known_integers(equation: Any, known: Mapping[Any, int]) -> list[int | None]:
-    """What is known of each operand, from literals and from ``known`` variables."""
-    return [integer(atom) if is_literal(atom) else known.get(atom) for atom in equation.invars]
-
-
 def trip_count(equation: Any, operands: list[int | None]) -> int | None:
-    """The number of turns of a ``while`` equation, given what is known of its operands; None where it is not proven."""
+    """The number of trips of a ``while`` equation, given what is known of its operands.
+
+    None where it is not proven.
+    """
     params = equation.params
     n_condition, n_body = params["cond_nconsts"], params["body_nconsts"]
     condition, body = (
@@ -141,11 +142,11 @@ def trip_count(equation: Any, operands: list[int | None]) -> int | None:
     def fixed(values: list[int | None]) -> list[Value]:
         return [None if value is None else Affine(None, value) for value in values]
 
-    def turn(state: list[Value]) -> list[Value]:
+    def trip(state: list[Value]) -> list[Value]:
         return follow(body, fixed(operands[n_condition : n_condition + n_body]) + state)
 
     own = [Affine(i, 0) for i in range(len(init))]
-    same = [before.same(result) for result, before in zip(turn(list(own)), own, strict=True)]
+    same = [before.same(result) for result, before in zip(trip(list(own)), own, strict=True)]
     state: list[Value] = [
         Affine(None, value) if unchanged and value is not None else before
         for unchanged, value, before in zip(same, init, own, strict=True)
@@ -158,23 +159,26 @@ def trip_count(equation: Any, operands: list[int | None]) -> int | None:
     if test.left.source is None or test.right.source is not None:
         return None
     counter = test.left.source
-    step, start = turn(state)[counter], init[counter]
+    step, start = trip(state)[counter], init[counter]
     if not isinstance(step, Affine) or step.source != counter or start is None:
         return None
-    turns = _count(test.name, start, step.offset, test.right.offset - test.left.offset)
-    if turns is None or not test.left.fits(*sorted((start, start + turns * step.offset))):
+    trips = _count(test.name, start, step.offset, test.right.offset - test.left.offset)
+    if trips is None or not test.left.fits(*sorted((start, start + trips * step.offset))):
         return None
-    last = start + max(turns - 1, 0) * step.offset  # that a turn starts from
-    return turns if turns == 0 or step.fits(*sorted((start, last))) else None
+    last = start + max(trips - 1, 0) * step.offset  # that a trip starts from
+    return trips if trips == 0 or step.fits(*sorted((start, last))) else None
 
 
 def _count(name: str, start: int, step: int, bound: int) -> int | None:
-    """How often ``while i name bound: i += step`` turns from ``i = start``, without limits; None if it never ends."""
+    """The trips of ``while i name bound: i += step`` from ``i = start``, without limits.
+
+    None if it never ends.
+    """
     if name in ("gt", "ge"):  # downwards is upwards, mirrored
         name, start, step, bound = MIRRORED[name], -start, -step, -bound
     if name == "ne":
-        turns, rest = divmod(bound - start, step) if step else (0, bound - start)
-        return turns if rest == 0 and turns >= 0 else None
+        trips, rest = divmod(bound - start, step) if step else (0, bound - start)
+        return trips if rest == 0 and trips >= 0 else None
     if name == "le":
         bound += 1
     if start >= bound:

@@ -11,32 +11,37 @@ from pathlib import Path
 
 import experiments
 
-USAGE = (
-    "usage: python -m experiments NAME [options] [--out DIR]        (NAME --help lists the options)"
-)
+USAGE = "usage: python -m experiments NAME [options] [--out DIR]    (NAME --help lists the options)"
 OURS = ("deeppcr", "depth", "experiments")
+SHARED = ("bench", "models")  # what the experiments are made of
 
 
 def registry() -> dict[str, str]:
-    """The experiments, name -> module: each module of this package that is not itself a package."""
+    """The experiments, name -> module.
+
+    Each file of this package, and the file `run` of each folder that is not shared.
+    """
     found = pkgutil.iter_modules(experiments.__path__)
     return {
-        entry.name: f"experiments.{entry.name}"
+        entry.name: f"experiments.{entry.name}" + ".run" * entry.ispkg
         for entry in found
-        if not entry.ispkg and not entry.name.startswith("_")
+        if not entry.name.startswith("_") and entry.name not in SHARED
     }
 
 
-def summary(name: str) -> str:
-    """The first line of an experiment's docstring, read without importing it: its extras may be missing."""
-    source = Path(experiments.__path__[0], f"{name}.py").read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+def summary(module: str) -> str:
+    """The first line of an experiment's docstring, read without importing it.
+
+    Its extras may be missing.
+    """
+    path = Path(experiments.__path__[0], *module.split(".")[1:]).with_suffix(".py")
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
 def listing(names: Mapping[str, str]) -> str:
     """Every experiment with a line on what it does."""
     width = max(map(len, names), default=0)
-    lines = [f"  {name:<{width}}  {summary(name)}" for name in sorted(names)]
+    lines = [f"  {name:<{width}}  {summary(names[name])}" for name in sorted(names)]
     return "\n".join([USAGE, "", *lines])
 
 
@@ -49,7 +54,8 @@ def main(argv: list[str]) -> None:
     name, *rest = argv
     if name not in names:
         sys.exit(f"no experiment is called {name!r}; there are: {', '.join(sorted(names))}")
-    # On GPUs a product of float32 is one of TF32 by default: no two programs then agree to float32, and Newton's residual stalls.
+    # On GPUs a product of float32 is one of TF32 by default: no two programs then agree to float32,
+    # and Newton's residual stalls.
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # read when jax is imported
     options = _redirected(rest)
     try:
@@ -57,22 +63,22 @@ def main(argv: list[str]) -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in OURS:
             raise
-        sys.exit(
-            f'{name} needs {error.name}, which is not installed: pip install "deeppcr[experiments]"'
-        )
+        extra = 'pip install "deeppcr[experiments]"'
+        sys.exit(f"{name} needs {error.name}, which is not installed: {extra}")
 
 
 def _redirected(options: list[str]) -> list[str]:
-    """The options without `--out DIR`, which every experiment takes: its results then go to DIR/<device>."""
-    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    common.add_argument("--out", type=Path)
-    found, rest = common.parse_known_args(options)
-    if found.out:
-        from experiments.common import results
+    """The options without `--out DIR`, which every experiment takes.
 
-        results.write_into(
-            found.out
-        )  # before the experiment is imported: some look where results go only then
+    Its results then go to DIR/<device>.
+    """
+    shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    shared.add_argument("--out", type=Path)
+    found, rest = shared.parse_known_args(options)
+    if found.out:
+        from experiments.bench import results
+
+        results.write_into(found.out)  # before the experiment is imported: some read it only then
     return rest
 
 

@@ -1,8 +1,9 @@
 """The demo: a deep narrow network on handwritten digits, trained layer by layer and with deeppcr.
 
-A residual network of many narrow layers, h <- h + tanh(h W_l + b_l) / sqrt(L), each with weights of its own,
-is trained from the same weights on the same batches: by `jax.lax.scan` over the layers, and by `deeppcr` with
-what it picks itself and with everything parallel. The losses have to lie on top of each other.
+A residual network of many narrow layers, h <- h + tanh(h W_l + b_l) / sqrt(L), each with weights of
+its own, is trained from the same weights on the same batches: by `jax.lax.scan` over the layers,
+and by `deeppcr` with what it picks itself and with everything parallel. The losses have to lie on
+top of each other.
 """
 
 import dataclasses
@@ -19,9 +20,11 @@ import optax
 from tqdm import tqdm
 
 import deeppcr
-from experiments.common import data, plots, timing
-from experiments.common.options import in_time, model, parser, picture, positive, record
-from experiments.common.table import table
+from experiments.bench import command, plots, timing
+from experiments.bench.command import in_time, picture, positive
+from experiments.bench.engine import distance
+from experiments.bench.table import Row, show
+from experiments.models import data
 
 CLASSES = 10
 FIGURE = Path("digits.png")  # unless `--plot` or `--keep` says where
@@ -73,7 +76,10 @@ Stack = Callable[[Affine, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def layer_by_layer(hidden: Affine, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One layer after another, compiled once for all of them: the fastest that JAX itself offers."""
+    """One layer after another, compiled once for all of them.
+
+    The fastest that JAX itself offers.
+    """
     step = residual_layer(len(hidden.bias))
     state, _ = jax.lax.scan(lambda h, layer: (step(h, layer), None), state, hidden)
     return state, jnp.int32(0)
@@ -99,7 +105,7 @@ RUNS: dict[str, Stack] = {
 
 
 def residual_layer(depth: int) -> Callable[[jax.Array, Affine], jax.Array]:
-    """One layer of `depth`, scaled so that it takes the whole stack to change the state by order one."""
+    """One layer of `depth`, scaled so that the whole stack changes the state by order one."""
     return lambda state, layer: state + jnp.tanh(layer(state)) / math.sqrt(depth)
 
 
@@ -119,7 +125,10 @@ def initial(settings: Settings, features: int) -> Network:
 
 
 def batches(settings: Settings, examples: int) -> np.ndarray:
-    """Which examples each step sees, the same for every run: (steps, batch), each epoch in a new order."""
+    """Which examples each step sees, the same for every run.
+
+    (steps, batch), each epoch in a new order.
+    """
     return data.batches(examples, settings.steps, settings.batch, settings.seed + 1)
 
 
@@ -192,13 +201,7 @@ def train(name: str, stack: Stack, settings: Settings, split: data.Split) -> Tra
     )
 
 
-def gradient_difference(one: Network, other: Network) -> float:
-    """The largest difference, as a share of the largest entry of the same array."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return max(float(np.max(np.abs(a - b)) / np.max(np.abs(a))) for a, b in pairs)
-
-
-def rows(trainings: dict[str, Training], times: dict[str, timing.Timing]) -> list[dict[str, Any]]:
+def rows(trainings: dict[str, Training], times: dict[str, timing.Timing]) -> list[Row]:
     """What is to be compared, one row a run."""
     baseline = trainings[BASELINE]
     return [
@@ -206,7 +209,7 @@ def rows(trainings: dict[str, Training], times: dict[str, timing.Timing]) -> lis
             "run": name,
             "last loss": float(run.losses[-1]),
             "losses differ": float(np.max(np.abs(run.losses - baseline.losses))),
-            "gradients differ": gradient_difference(baseline.gradient, run.gradient),
+            "gradients differ": distance(run.gradient, baseline.gradient),
             "accuracy": run.accuracy,
             "iterations": float(np.mean(run.iterations)),
             "ms": times[name].median * 1e3,  # a step
@@ -220,10 +223,9 @@ def rows(trainings: dict[str, Training], times: dict[str, timing.Timing]) -> lis
     ]
 
 
-def printed(row: dict[str, Any]) -> dict[str, Any]:
-    """The cells of a row that the table has, as people read them."""
-    cells = row | {"accuracy": f"{row['accuracy']:.1%}", "time": f"{row['time']:.2f}x"}
-    return {key: value for key, value in cells.items() if key not in HIDDEN}
+def printed(row: Row) -> Row:
+    """The cells of a row as people read them."""
+    return row | {"accuracy": f"{row['accuracy']:.1%}", "time": f"{row['time']:.2f}x"}
 
 
 def summary(
@@ -242,8 +244,10 @@ def summary(
     verdict = "Same training" if apart < 1e-3 else "NOT the same training"
     lines = [
         f"{verdict}: over {settings.steps} steps the losses differ by at most {apart:.1e}.",
-        f"deeppcr left to itself used {forward} here; a step is {compared(auto, base)} layer by layer.",
-        f"Everything parallel took {iterations:.1f} Newton iterations a step, each of about {rounds} rounds",
+        f"deeppcr left to itself used {forward} here; "
+        f"a step is {compared(auto, base)} layer by layer.",
+        f"Everything parallel took {iterations:.1f} Newton iterations a step, "
+        f"each of about {rounds} rounds",
         f"over all layers at once; a step is {compared(parallel, base)} layer by layer.",
     ]
     if jax.default_backend() == "cpu" and parallel > base:
@@ -287,29 +291,23 @@ def smooth(losses: np.ndarray, window: int = 25) -> np.ndarray:
 
 def main(argv: list[str]) -> None:
     """Train, compare, draw."""
-    command = parser("digits", __doc__)
-    command.set_defaults(repeats=REPEATS)
+    arguments = command.parser("digits", __doc__)
+    arguments.set_defaults(repeats=REPEATS)
     for field in dataclasses.fields(Settings):
-        number = positive if field.type is int and field.name != "seed" else field.type
-        command.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=number,
-            metavar="N",
-            help=f"default: {field.default}",
-        )
-    options = command.parse_args(argv)
-    given = {
-        field.name: value
-        for field in dataclasses.fields(Settings)
-        if (value := getattr(options, field.name)) is not None
-    }
+        number: Any = positive if field.type is int and field.name != "seed" else field.type
+        name, usual = f"--{field.name.replace('_', '-')}", f"default: {field.default}"
+        arguments.add_argument(name, type=number, metavar="N", help=usual)
+    options = arguments.parse_args(argv)
+    names = [field.name for field in dataclasses.fields(Settings)]
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
     settings = Settings(**((QUICK if options.quick else {}) | given))
     if options.calibrate:
-        model(options)  # which `deeppcr` then decides by
+        command.model(options)  # which `deeppcr` then decides by
 
     split = data.digits()
     print(
-        f"{settings.depth} residual layers of width {settings.width} learn {len(split.train_y)} digits, "
+        f"{settings.depth} residual layers of width {settings.width} "
+        f"learn {len(split.train_y)} digits, "
         f"{len(RUNS)} times over, from the same weights and batches.\n"
     )
     trainings = {
@@ -318,13 +316,14 @@ def main(argv: list[str]) -> None:
     }
     if not trainings:
         return
-    times = timing.interleave(
-        {name: run.again for name, run in trainings.items()}, options.repeats, warmup=2
-    )
-    kept, found = record(options), rows(trainings, times)
+    again = {name: run.again for name, run in trainings.items()}
+    for call in again.values():  # the first calls are not timed
+        timing.clock(call)
+    times = timing.interleave(again, timing.Effort(options.repeats, most=1))
+    kept, found = command.record(options), rows(trainings, times)
     kept.add(*found)
     kept.finish()
-    print(f"\n{table([printed(row) for row in found])}\n")
+    print(f"\n{show([printed(row) for row in found], HIDDEN)}\n")
     if len(trainings) == len(RUNS):
         print(f"{summary(settings, trainings, times)}\n")
     if kept.path:

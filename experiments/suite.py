@@ -1,12 +1,14 @@
-"""All experiments within a budget of seconds, the most important ones first, each in a process of its own.
+"""All experiments, the most important first, each in a process of its own, with a budget if given.
 
-An experiment gets a share of the seconds that are left, and is told when to stop; one that does not, or crashes, or lacks a
-package, is a line in the table at the end, and what it had written until then stays. One runs after another, so that each has
-the device for itself.
+Of a budget an experiment gets a share of the seconds that are left, and hears when to stop; one
+that does not, or crashes, or lacks a package, is a line in the table at the end, and what it had
+written until then stays. One runs after another, so that each has the device for itself. Rows and
+figures are kept.
 """
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -18,12 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.common import results
-from experiments.common.options import positive
-from experiments.common.progress import progress
-from experiments.common.table import table
-
-Row = dict[str, Any]
+from experiments.bench import results
+from experiments.bench.command import positive, progress
+from experiments.bench.table import Row, show
 
 GRACE = 10.0  # seconds that are kept back to end what does not end by itself
 FINISHING = 20.0  # seconds that an experiment has to stop once it is time
@@ -39,22 +38,21 @@ class Entry:
         name: of the experiment, and of its result file.
         weight: of its share of the seconds that are left.
         least: seconds; with less it is not begun.
-        options: beside those that all have.
     """
 
     name: str
     weight: float = 1.0
     least: float = 60.0
-    options: tuple[str, ...] = ()
 
     def command(self, seconds: float, quick: bool) -> list[str]:
         """The command line that runs it for so many seconds."""
-        command = [sys.executable, "-m", "experiments", self.name, *self.options]
+        command = [sys.executable, "-m", "experiments", self.name]
         command += ["--quick"] if quick else []
         command += ["--keep", self.name, "--out", str(results.FOLDER)]
-        rest = max(
-            FINISHING, 0.1 * seconds
-        )  # a case that has begun is finished, and then the figure is drawn
+        if seconds == math.inf:
+            return command
+        # A case that has begun is finished, and then the figure is drawn.
+        rest = max(FINISHING, 0.1 * seconds)
         return [*command, "--seconds", f"{max(1.0, seconds - rest):.0f}"]
 
 
@@ -62,17 +60,14 @@ ENTRIES = (
     Entry("mlp", weight=4),
     Entry("resnet", weight=3),
     Entry("diffusion", weight=3),
-    Entry("rnn", weight=4),
-    Entry("decide", weight=3, least=120, options=("--chains", "18")),
+    Entry("gradients", weight=5),
+    Entry("decide", weight=3, least=120),
     Entry("iterations", weight=2, least=120),
     Entry("sharding"),
     Entry("kernels"),
-    Entry("gradients"),
     Entry("recurrence"),
-    Entry("prediction"),
-    Entry("compile_time"),
-    Entry("training_loop"),
-    Entry("analysis"),
+    Entry("prediction", weight=2),
+    Entry("compile_time", weight=2),
 )
 
 
@@ -86,7 +81,7 @@ class Ending:
 
 
 def run(entries: Sequence[Entry], budget: float, quick: bool, logs: Path) -> Iterator[Ending]:
-    """Run experiments until the budget is spent.
+    """Run experiments until the budget is spent, or to their ends if it is infinite.
 
     Args:
         entries: in the order in which they are run.
@@ -102,13 +97,11 @@ def run(entries: Sequence[Entry], budget: float, quick: bool, logs: Path) -> Ite
         left = end - time.monotonic() - GRACE
         least = min(entry.least, QUICK) if quick else entry.least
         if left < least:
-            yield Ending(
-                entry.name, 0.0, f"not begun: {max(left, 0):.0f} s were left, it takes {least:.0f}"
-            )
+            why = f"{max(left, 0):.0f} s were left, it takes {least:.0f}"
+            yield Ending(entry.name, 0.0, f"not begun: {why}")
             continue
-        share = min(
-            left, max(least, left * entry.weight / sum(other.weight for other in entries[number:]))
-        )
+        weights = sum(other.weight for other in entries[number:])
+        share = min(left, max(least, left * entry.weight / weights))
         start = time.monotonic()
         outcome = attempt(entry.command(share, quick), share, logs / f"{entry.name}.log")
         yield Ending(entry.name, time.monotonic() - start, outcome)
@@ -122,7 +115,7 @@ def attempt(command: Sequence[str], seconds: float, log: Path) -> str:
             command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            code = process.wait(seconds)
+            code = process.wait(None if seconds == math.inf else seconds)
         except subprocess.TimeoutExpired:
             return f"ended after {seconds:.0f} s, with what it had"
         finally:
@@ -135,7 +128,10 @@ def attempt(command: Sequence[str], seconds: float, log: Path) -> str:
 
 
 def _end(process: "subprocess.Popen[Any]") -> None:
-    """End a process and all that it has started; some processes of jax do not listen to the first signal."""
+    """End a process and all that it has started.
+
+    Some processes of jax do not listen to the first signal.
+    """
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -156,57 +152,37 @@ def written(name: str, since: float, folder: Path) -> Row:
 def main(argv: list[str]) -> None:
     """Run, print a line for each experiment as it ends, and a table of all at last."""
     parser = argparse.ArgumentParser(prog="python -m experiments suite", description=__doc__)
-    parser.add_argument(
-        "--budget", type=positive, required=True, metavar="SECONDS", help="for everything"
+    add = parser.add_argument
+    names = [entry.name for entry in ENTRIES]
+    add("--budget", type=positive, metavar="SECONDS", help="for everything; without, no limit")
+    add(
+        "--out", type=Path, metavar="DIR", help="write to DIR/<device>, and not to results/<device>"
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="write results to DIR/<device>, and not to results/<device>",
-    )
-    parser.add_argument(
-        "--logs",
-        type=Path,
-        metavar="DIR",
-        help="where to write what they print; else to a temporary folder",
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=[entry.name for entry in ENTRIES],
-        help="of all experiments these",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes: to see whether everything runs"
-    )
+    add("--logs", type=Path, metavar="DIR", help="for what they print; else a temporary folder")
+    add("--only", nargs="+", choices=names, help="of all experiments these")
+    add("--quick", action="store_true", help="small sizes: to see whether everything runs")
     options = parser.parse_args(argv)
     entries = [entry for entry in ENTRIES if not options.only or entry.name in options.only]
     if options.out:
         results.write_into(options.out)
     logs = Path(options.logs or tempfile.mkdtemp(prefix="experiments-"))
     logs.mkdir(parents=True, exist_ok=True)
-    # Ended from outside, it ends what it has started: as an exception, which passes through `attempt`.
+    # Ended from outside, it ends what it has started: as an exception, which passes through
+    # `attempt`.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("suite: ended from outside"))
     try:
         rows = list(_reported(entries, options, logs))
     finally:
         signal.signal(signal.SIGTERM, before)
-    print("\n" + table(rows))
+    print("\n" + show(rows))
     print("what they printed is in", logs)
 
 
 def _reported(entries: Sequence[Entry], options: argparse.Namespace, logs: Path) -> Iterator[Row]:
     """Run them; a line, and a row of the table, for each as it ends."""
-    since = time.time()
-    for ending in progress(
-        run(entries, options.budget, options.quick, logs), "suite", len(entries)
-    ):
+    since, budget = time.time(), float(options.budget or math.inf)
+    endings = run(entries, budget, options.quick, logs)
+    for ending in progress(endings, "suite", len(entries)):
         print(f"{ending.name}: {ending.outcome}", flush=True)
-        found = written(ending.name, since, results.FOLDER)
-        yield {
-            "experiment": ending.name,
-            "seconds": round(ending.seconds),
-            **found,
-            "outcome": ending.outcome,
-        }
+        row = {"experiment": ending.name, "seconds": round(ending.seconds)}
+        yield row | written(ending.name, since, results.FOLDER) | {"outcome": ending.outcome}

@@ -17,7 +17,7 @@ from deeppcr import (
     scan,
     solve,
 )
-from deeppcr.acceleration import Anderson
+from deeppcr.newton.acceleration import Anderson
 
 X = jnp.ones(3)
 XS = jnp.ones((5, 3))

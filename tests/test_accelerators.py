@@ -9,12 +9,16 @@ import pytest
 
 import deeppcr
 from deeppcr import Adjoint, Chain, Newton, Result
-from deeppcr.linear import CyclicReduction, ParallelCyclicReduction, choose_solver
-from deeppcr.linear.blocks import Diagonals, Matrices
-from deeppcr.linearize import Dense
+from deeppcr._plan import ChainCosts, choose_method
+from deeppcr.linear import (
+    CyclicReduction,
+    Diagonals,
+    Matrices,
+    ParallelCyclicReduction,
+    choose_solver,
+)
+from deeppcr.linearize import find_linearization
 from deeppcr.loops import ahead
-from deeppcr.plan import choose_method
-from deeppcr.plan.pieces import Pieces
 from deeppcr.platforms import compiled_for, platform, platforms
 from tests.problems import L, assert_agree, normal
 
@@ -152,14 +156,14 @@ def test_rounds_have_one_shape_up_to_a_width():
 
 
 def test_the_planner_sees_what_runs_there():
-    problem = deeppcr.chain.trace_chain(lambda z, x: (step(z, x), None), START, INPUTS, L, 0, "z0")
-    pieces = Pieces.of(problem)
-    blocks = pieces.blocks(Dense())[1]
+    chain = deeppcr.chain.trace_chain(lambda z, x: (step(z, x), None), START, INPUTS, L, 0, "z0")
+    costs = ChainCosts.of(chain)
+    blocks = costs.blocks(find_linearization("dense"))[1]
     here, there = (
-        pieces.on(cpu=cpu).solve(ParallelCyclicReduction(), blocks) for cpu in (True, False)
+        costs.on(cpu=cpu).solve(ParallelCyclicReduction(), blocks) for cpu in (True, False)
     )
     assert sum(times for _, times in there.program.kernels) < sum(
         times for _, times in here.program.kernels
     )
     assert choose_solver(blocks, "cuda") == ParallelCyclicReduction() != CyclicReduction()
-    assert choose_method(pieces, "cpu") == deeppcr.Sequential()
+    assert choose_method(costs, "cpu") == deeppcr.Sequential()

@@ -1,4 +1,4 @@
-"""Images of unit vectors are those that products with an identity matrix would give, and products with weights are read off."""
+"""Images of unit vectors are those by an identity matrix; products with weights are read off."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from deeppcr.linearize.columns import columns
+from deeppcr.rewrites import columns
 from tests.problems import assert_agree, normal
 
 WIDTH, OUT, BATCH = 4, 3, 2

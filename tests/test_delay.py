@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.delay import delay
+from deeppcr import delay
 
 METHODS = [
     ("sequential", "sequential"),

@@ -1,4 +1,7 @@
-"""Functions with derivative rules of their own inside a step: every rule is used, as often and on what `jax.lax.scan` uses it."""
+"""Functions with derivative rules of their own inside a step.
+
+Every rule is used, as often and on what `jax.lax.scan` uses it.
+"""
 
 from functools import partial
 
@@ -46,7 +49,7 @@ def _(primals, tangents):
 
 @jax.custom_vjp
 def clipped(weight, x):
-    """A small product whose cotangents are clipped, so that its transposed derivative is not linear."""
+    """A small product whose cotangents are clipped: its transposed derivative is not linear."""
     return x @ weight
 
 
@@ -87,8 +90,8 @@ def test_gradients(way, rule, place):
     assert_agree(gradient(partial(deeppcr.scan, **way)), gradient(jax.lax.scan))
 
 
-# Not `rounded`: jax 0.10 loses a rule that contradicts its function in second derivatives of a `jax.lax.scan`, and of no other
-# program.
+# Not `rounded`: jax 0.10 loses a rule that contradicts its function in second derivatives of a
+# `jax.lax.scan`, and of no other program.
 @pytest.mark.parametrize("rule", [product, clipped])
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_second_derivatives(way, rule):

@@ -1,4 +1,4 @@
-"""Packed optimizers against the plain ones; what is not trained."""
+"""Packed optimizers against the plain ones; what is not trained; which optimizers are refused."""
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ TOGETHER = {
     ),
     "dog": lambda: contrib.dog(),
     "ema": lambda: optax.chain(optax.sgd(0.1), optax.ema(0.9)),
+    "flatten": lambda: optax.flatten(optax.adam(1e-2)),
     "inject_hyperparams": lambda: optax.inject_hyperparams(optax.sgd)(
         optax.cosine_decay_schedule(0.1, 10)
     ),
@@ -297,6 +298,132 @@ def test_what_is_proven_once_is_not_traced_again():
     for _ in range(3):
         optimizer.update(tree(1), state, tree(0))
     assert calls.count(False) == 1
+
+
+KEY = jax.random.key(0)
+NAMES = [name for name in SHAPES if name != "none"]
+
+
+def labels(params):
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: "one" if "w" in str(path) else "two", params
+    )
+
+
+# Which leaf, or which part of the state, the error names.
+SEPARATELY = {
+    "adafactor": (lambda: optax.adafactor(1e-2), "'b'.*shape"),
+    "adafactor, factored": (
+        lambda: optax.adafactor(1e-2, min_dim_size_to_factor=2),
+        "'b'.*shape",
+    ),
+    "adamw, mask by leaf": (
+        lambda: optax.adamw(1e-2, mask=by_ndim),
+        "'[vw]'.* differs",
+    ),
+    "adaptive_grad_clip": (lambda: optax.adaptive_grad_clip(0.1), "'[bs]'.* differs"),
+    "add_noise": (lambda: optax.add_noise(0.1, 0.5, KEY), "'[bs]'.* differs"),
+    "centralize": (lambda: optax.centralize(), "'v'.* differs"),
+    "clip_by_block_rms, never reached": (
+        lambda: optax.clip_by_block_rms(1e30),
+        "'[bs]'.* differs",
+    ),
+    "freeze": (
+        lambda: optax.transforms.freeze({**dict.fromkeys(SHAPES, True), "b": False}),
+        "raises",
+    ),
+    "fromage": (lambda: optax.fromage(1e-2), "'[bs]'.* differs"),
+    "galore": (lambda: contrib.galore(0.1), "flat array"),
+    "lamb": (lambda: optax.lamb(1e-2), "'[bs]'.* differs"),
+    "lars": (lambda: optax.lars(1e-2), "'[bs]'.* differs"),
+    "lbfgs": (lambda: optax.lbfgs(1e-2, linesearch=None), r"'b'.* has shape \[10, 3\]"),
+    "masked by leaf": (lambda: optax.masked(optax.adam(0.1), by_ndim), "another structure.*'b'"),
+    "muon": (lambda: contrib.muon(0.1), "another structure"),
+    "noisy_sgd": (lambda: optax.noisy_sgd(1e-2, key=KEY), "'[bs]'.* differs"),
+    "novograd": (lambda: optax.novograd(1e-2), r"'b'.* has shape \[\]"),
+    "partition by leaf": (
+        lambda: optax.partition({"one": optax.adam(0.1), "two": optax.sgd(0.1)}, labels),
+        "structure.*'b'",
+    ),
+    "partition, no state": (
+        lambda: optax.partition({"one": optax.sgd(0.2), "two": optax.sgd(0.1)}, labels),
+        "'w'.* differs",
+    ),
+    "scale_by_param_block_norm": (lambda: optax.scale_by_param_block_norm(), "'[bs]'.* differs"),
+    "scale_by_trust_ratio": (lambda: optax.scale_by_trust_ratio(), "'[bs]'.* differs"),
+    "sm3": (lambda: optax.sm3(1e-2), "another structure"),
+    "zero_nans": (lambda: optax.zero_nans(), r"'b'.* has shape \[\]"),
+}
+
+
+@pytest.mark.parametrize("name", SEPARATELY)
+def test_what_treats_leaves_separately_is_refused(name):
+    make, named = SEPARATELY[name]
+    optimizer = pack(make())
+    with pytest.raises(ValueError, match=f"optimizer cannot be packed.*{named}"):
+        jax.eval_shape(optimizer.init, tree(0))  # under jit, no values at all
+
+
+def adversarial(update):
+    return pack(
+        optax.GradientTransformation(lambda params: (), lambda u, s, p=None: (update(u), s))
+    )
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda u: {**u, "b": 2 * u["b"]},
+        lambda u: jax.tree.map(lambda x: x[::-1] if x.ndim else x, u),
+        lambda u: jax.tree.map(lambda x: x.T, u),
+        lambda u: jax.tree.map(lambda x: jnp.cumsum(x).reshape(x.shape), u),
+        lambda u: jax.tree.map(lambda x: x * x.size, u),
+        lambda u: jax.tree.map(
+            lambda x: x / jnp.maximum(1.0, jnp.abs(x).max() * 1e-30), {n: u[n] for n in NAMES}
+        ),
+        lambda u: jax.tree.map(
+            lambda x: x * jnp.arange(float(x.size), dtype=x.dtype).reshape(x.shape), u
+        ),
+        lambda u: jax.tree.map(
+            lambda x: jax.lax.cond(jnp.all(x < 1e30), lambda: x, lambda: 0 * x), u
+        ),
+        lambda u: jax.tree.map(
+            lambda x: x / sum(jnp.sum(y) / max(y.size, 1) for y in jax.tree.leaves(u)), u
+        ),
+        lambda u: jax.tree.map(lambda x: x / sum(jnp.sum(y) for y in jax.tree.leaves(u)[1:]), u),
+        lambda u: jax.tree.map(lambda x: jax.random.normal(KEY, x.shape, x.dtype), u),
+    ],
+)
+def test_no_leaf_may_be_treated_otherwise(update):
+    with pytest.raises(ValueError, match="optimizer cannot be packed"):
+        adversarial(update).init(tree(0))
+
+
+@pytest.mark.parametrize("step", [9, 100])
+def test_what_treats_leaves_separately_only_later_is_refused(step):
+    def update(updates, count, params=None):
+        late = jax.tree.map(lambda x: x / jnp.sqrt(jnp.sum(x * x) + 1), updates)
+        chosen = jax.tree.map(lambda x, y: jnp.where(count >= step, x, y), late, updates)
+        return chosen, count + 1
+
+    optimizer = optax.GradientTransformation(lambda params: jnp.int32(0), update)
+    with pytest.raises(ValueError, match="optimizer cannot be packed"):
+        pack(optimizer).init(tree(0))
+
+
+def test_the_trial_is_small_and_leaves_what_is_being_watched_alone():
+    """Also under a trace, where nans are errors."""
+    shapes = []
+
+    def update(updates, state, params=None):
+        shapes.extend(leaf.shape for leaf in jax.tree.leaves(updates))
+        return updates, state
+
+    optimizer = pack(optax.GradientTransformation(lambda params: (), update))
+    params = {"w": jax.ShapeDtypeStruct((10**6, 10**6), "float32")}
+    with jax.debug_nans(True):
+        jax.eval_shape(optimizer.init, params)
+    assert max(map(np.prod, shapes)) <= 16
 
 
 def test_bad_arguments_are_named():

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from deeppcr.jaxprs import evaluate
-from deeppcr.small_products import MOST, write_out
+from deeppcr.rewrites import evaluate
+from deeppcr.rewrites.small_products import MOST, write_out
 from tests.problems import assert_agree, normal
 
 SIZES = {"a": 2, "b": 3, "i": 4, "j": 1, "k": 5, "l": 6}

@@ -1,4 +1,7 @@
-"""Sums over steps without the axes of size 1 that stay: the same values, and none of the slow sums left."""
+"""Sums over steps without the axes of size 1 that stay.
+
+The same values, and none of the slow sums left.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +9,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 import deeppcr
-from deeppcr.sums import with_plain_sums
+from deeppcr.rewrites import with_plain_sums
 from depth.jaxprs import without_constants
 
 

@@ -17,11 +17,10 @@ from deeppcr.adjoint.refine import refine
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count
-from deeppcr.convergence import ROUNDING, Criterion
-from deeppcr.fallback import unless_finite
-from deeppcr.linear import LinearSolver, Recurrence, find_solver, solver_on
-from deeppcr.linear.along import Along
+from deeppcr.linear import Along, LinearSolver, Recurrence, find_solver, solver_on
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
+from deeppcr.loops import unless_finite
+from deeppcr.newton.convergence import ROUNDING, Criterion
 from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step
 

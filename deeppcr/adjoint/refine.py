@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.axis import ChainAxis
-from deeppcr.convergence import Convergence, Criterion
 from deeppcr.loops import FALLBACK, REFINEMENT, iterate
+from deeppcr.newton.convergence import Convergence, Criterion
 
 
 class _Iterate(NamedTuple):

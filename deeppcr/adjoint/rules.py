@@ -36,11 +36,11 @@ from jax.custom_derivatives import SymbolicZero
 from deeppcr.adjoint.solver import AdjointSolver
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import DEFAULT, by_platform
+from deeppcr.rewrites.plain_sums import with_plain_sums
+from deeppcr.rewrites.small_products import write_out
 from deeppcr.sequential import run_sequentially
-from deeppcr.small_products import write_out
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import Leaves, add
-from deeppcr.sums import with_plain_sums
 
 
 @jax.tree_util.register_static
@@ -98,7 +98,7 @@ def differentiable(
 
     @jax.custom_jvp
     def solve(chain: TracedChain, solvers: Mapping[str, Any], adjoint: Way | None) -> Run:
-        return by_platform({name: solver.solve for name, solver in solvers.items()}, chain)
+        return by_platform({name: solver.solve for name, solver in solvers.items()})(chain)
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Run, Run]:
         chain, _, adjoint = primals
@@ -109,7 +109,7 @@ def differentiable(
             name: partial(_push, way, partial(solve, *primals), chain, moved)
             for name, way in found.items()
         }
-        run, t, by_outputs = by_platform(pushes, moved.tangents)
+        run, t, by_outputs = by_platform(pushes)(moved.tangents)
         fixed = jax.tree.map(_zero_tangent, (run.stats, run.result))
         return run, Run(t, by_outputs, *fixed)
 

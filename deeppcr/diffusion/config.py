@@ -1,4 +1,4 @@
-"""A scheduler's configuration: its fields, what they may be, and what they are if nothing is said."""
+"""A scheduler's configuration: its fields, the values that are supported, and their defaults."""
 
 import dataclasses
 import inspect
@@ -16,9 +16,9 @@ class Field:
     """A field of a configuration.
 
     Attributes:
-        default: what it is if nothing is said, as in diffusers.
-        expected: the values that are supported, in words.
-        supports: whether a value is one of them.
+        default: its value where the configuration has none, as in diffusers.
+        expected: the supported values, in words.
+        supports: whether a value is supported.
     """
 
     default: Any
@@ -32,12 +32,12 @@ def flag(default: bool) -> Field:
 
 
 def off() -> Field:
-    """Something that a scheduler of diffusers can do and ours cannot."""
+    """A feature of diffusers that is not supported here."""
     return Field(False, "False", lambda value: value is False or value is None)
 
 
 def one_of(default: str | None, *others: str) -> Field:
-    """One of some names."""
+    """One of several names."""
     names = (default, *others)
     return Field(
         default,
@@ -70,7 +70,7 @@ def share(default: float) -> Field:
 
 
 def numbers() -> Field:
-    """Some numbers, or None."""
+    """Several numbers, or None."""
     return Field(
         None, "a list of numbers, or None", lambda value: value is None or _are_numbers(value)
     )
@@ -92,7 +92,7 @@ def read_config(config: Any) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
     if isinstance(getattr(config, "config", None), Mapping):
-        # Such an object may hold fields of another scheduler that it was made from, which mean nothing to its class.
+        # It may also hold fields of the scheduler it was made from, which its class does not read.
         own = inspect.signature(type(config).__init__).parameters
         return {"_class_name": type(config).__name__} | {
             name: value for name, value in config.config.items() if name in own
@@ -103,8 +103,8 @@ def read_config(config: Any) -> dict[str, Any]:
 
 
 def _file(path: Path) -> Path:
-    places = [path, path / "scheduler_config.json", path / "scheduler" / "scheduler_config.json"]
-    found = next((place for place in places if place.is_file()), None)
+    name = "scheduler_config.json"
+    found = next((p for p in (path, path / name, path / "scheduler" / name) if p.is_file()), None)
     if found is None:
         raise FileNotFoundError(
             f"config is {str(path)!r}, expected a scheduler_config.json or a folder that holds one."
@@ -113,20 +113,22 @@ def _file(path: Path) -> Path:
 
 
 def fill(config: Config, fields: Mapping[str, Field], scheduler: str) -> dict[str, Any]:
-    """All fields of a scheduler: those of the configuration, checked, and the defaults of the others."""
+    """All fields of a scheduler: those of the configuration, checked, and the others' defaults."""
     filled = {name: field.default for name, field in fields.items()}
     for name, value in config.items():
-        if name.startswith("_"):  # notes of diffusers to itself, such as its version
+        if name.startswith("_"):  # written by diffusers for itself, such as its version
             continue
         if name not in fields:
             raise ValueError(
-                f"{name}={value!r} is not a field of {scheduler}, expected one of {sorted(fields)}. "
-                "A field of another scheduler, which diffusers carries along and does not read, is to be left out."
+                f"{name}={value!r} is not a field of {scheduler}, expected one of "
+                f"{sorted(fields)}. Leave out fields of other schedulers, which "
+                "diffusers stores and does not read."
             )
         value = value.tolist() if hasattr(value, "tolist") else value
         filled[name] = tuple(value) if isinstance(value, list) else value
         if not fields[name].supports(filled[name]):
             raise ValueError(
-                f"{name}={value!r} is not supported for {scheduler}, expected {fields[name].expected}."
+                f"{name}={value!r} is not supported for {scheduler}, "
+                f"expected {fields[name].expected}."
             )
     return filled

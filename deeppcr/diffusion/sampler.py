@@ -16,16 +16,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from deeppcr._plan import Auto, Method, find_method
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
 from deeppcr.chain import Chain
 from deeppcr.checks import check_count
-from deeppcr.diffusion.held import held
 from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table
+from deeppcr.diffusion.table import coarse_guess as held
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.plan import Auto, Method, find_method
 from deeppcr.solution import Solution
 
 PICARD = Newton(linearize="identity")

@@ -1,4 +1,4 @@
-"""`Schedule`: the steps of a diffusion sampler, from the configuration of a scheduler of diffusers."""
+"""`Schedule`: the steps of a diffusion sampler, from a configuration as diffusers writes it."""
 
 import dataclasses
 import math
@@ -14,14 +14,14 @@ from deeppcr.diffusion.table import Table
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Schedule:
-    """The steps of a diffusion sampler: those that diffusers' scheduler of the same configuration takes.
+    """The steps of a diffusion sampler: those of diffusers' scheduler with the same configuration.
 
     Made by `Schedule.from_config`; needs neither diffusers nor torch.
 
     Attributes:
         scheduler: the name of the scheduler's class in diffusers.
         config: all fields of its configuration, as pairs of a name and a value.
-        eta: the weight of the noise that DDIM's steps add: 0 for none, 1 for as much as DDPM's.
+        eta: the weight of the noise that DDIM's steps add: 0 for none, 1 for that of DDPM.
     """
 
     scheduler: str
@@ -33,21 +33,23 @@ class Schedule:
         """The schedule of a scheduler of diffusers.
 
         Args:
-            config: a dict, as diffusers saves it: "_class_name" is the scheduler, of the others those that are missing have the
-                defaults of diffusers; or the path of a scheduler_config.json, or of a folder of a scheduler or a pipeline that
-                holds one; or a scheduler object of diffusers. The schedulers are DDPM, DDIM, Euler, Euler ancestral,
-                DPM-Solver++ (multistep, deterministic or stochastic, of order 1 and 2), and Euler for flow matching.
-            eta: the weight of the noise that DDIM's steps add, from 0 on; other schedulers have none.
+            config: a dict, as diffusers saves it ("_class_name" is the scheduler; missing fields
+                have the defaults of diffusers); or the path of a scheduler_config.json, or of the
+                folder of a scheduler or a pipeline; or a scheduler object of diffusers. Supported
+                are DDPM, DDIM, Euler, Euler ancestral, DPM-Solver++ (multistep, deterministic or
+                stochastic, order 1 and 2), and Euler for flow matching.
+            eta: the weight >= 0 of the noise that DDIM's steps add; other schedulers have none.
 
         Returns:
             A schedule. It is immutable and can be hashed.
 
         Raises:
-            ValueError: the scheduler, or a field, or its value, is not supported; the message names it.
-            TypeError, FileNotFoundError: ``config`` is, or leads to, no configuration.
+            ValueError: the scheduler, a field, or its value is not supported; the message names it.
+            TypeError, FileNotFoundError: ``config`` is not a configuration, or leads to none.
 
         Example:
-            >>> schedule = deeppcr.diffusion.Schedule.from_config({"_class_name": "DDIMScheduler", "clip_sample": False})
+            >>> config = {"_class_name": "DDIMScheduler", "clip_sample": False}
+            >>> schedule = deeppcr.diffusion.Schedule.from_config(config)
             >>> schedule
             Schedule(DDIMScheduler, clip_sample=False)
             >>> schedule.table(5).time.tolist()
@@ -65,24 +67,24 @@ class Schedule:
         return cls(name, tuple(fill(found, scheduler.fields, name).items()), float(eta))
 
     def table(self, steps: int) -> Table:
-        """The numbers of the steps, where the sampler takes so many from noise to a sample.
+        """The coefficients of the steps, if the sampler takes ``steps`` of them.
 
         Raises:
-            ValueError: the scheduler cannot take so many steps.
+            ValueError: the scheduler cannot take this number of steps.
         """
         check_count("steps", steps, "how many denoising steps")
-        with np.errstate(all="ignore"):  # what is not finite is looked for below
+        with np.errstate(all="ignore"):  # checked below
             table = SCHEDULERS[self.scheduler].table(dict(self.config), steps, self.eta)
         if not table.is_finite:
             raise ValueError(f"{self} has coefficients that are not finite for steps={steps}.")
         return table
 
     def init_noise_sigma(self, steps: int) -> float:
-        """The standard deviation of the noise that the sampler starts from: a standard normal times this is ``x_T``."""
+        """The standard deviation of ``x_T``, the noise that the sampler starts from."""
         return self.table(steps).init_noise_sigma
 
     def __repr__(self) -> str:
         fields = SCHEDULERS[self.scheduler].fields
-        said = [(name, value) for name, value in self.config if value != fields[name].default]
-        said += [("eta", self.eta)] if self.eta else []
-        return f"Schedule({', '.join([self.scheduler, *(f'{name}={value!r}' for name, value in said)])})"
+        shown = [(name, value) for name, value in self.config if value != fields[name].default]
+        shown += [("eta", self.eta)] if self.eta else []
+        return f"Schedule({', '.join([self.scheduler, *(f'{n}={v!r}' for n, v in shown)])})"

@@ -1,116 +1,133 @@
-"""What a layer can reach: every object that a call of it can reach, found without calling it.
+"""What a call of a layer can reach: every object that it can change, found without calling it.
 
-A layer is called on trial, to see what it does, before it is called for good. The trial must leave nothing behind, and must see
-whatever the call changes. So it is for layers that hold what can be watched: arrays, numbers, Python's containers, objects and
-functions written in Python, with the globals that they name. Whoever holds more (a generator of random numbers, an iterator, a
-file, an object of an unknown library) is `Unseen`, and is called in its turn alone.
+A layer is called on trial, to see what it does, before it is called for good. The trial must leave
+nothing behind, and must see whatever the call changes. So everything mutable that the call can
+reach is watched: Python's containers, arrays of numpy, objects written in Python, and the globals
+that functions name. A layer that holds more is `Unseen`, and is never called on trial: a generator
+of random numbers, an iterator, a file, an object of an unknown library.
 """
 
 import collections
-import contextlib
 import functools
-import operator
-import re
 import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from deeppcr.layers import watch
-from deeppcr.layers.bytecode import CALLED, Chain, names_of
-from deeppcr.layers.objects import instance_dict, is_of_python, read_slots, slots_of
-from deeppcr.layers.plain import (
-    ASIDE,
+from deeppcr.layers.names import FOREIGN_ATTRIBUTES, Path, is_foreign, is_library, names_of
+from deeppcr.layers.objects import (
     BASES,
-    BY_NAME,
     CONTAINERS,
     DESCRIPTORS,
-    JITTED,
     LEAVES,
-    MAKE,
-    METHODS,
-    VALUES,
+    instance_dict,
+    is_of_python,
+    read_slots,
+    slots_of,
 )
-from deeppcr.layers.trusted import (
-    FOREIGN_ATTRIBUTES,
-    is_foreign,
-    is_library,
-    is_seeded,
-    module_named,
+from deeppcr.layers.watch import Watched, path_of
+
+MOST = 50_000  # objects in one layer
+
+_JITTED = type(jax.jit(lambda x: x))
+_WRAPPERS = (property, classmethod, staticmethod, functools.cached_property)
+# Methods that Python calls by itself are looked at in each class: those that make objects where the
+# class is used to make some, those that show or copy objects never.
+_MAKERS = ("__init__", "__new__", "__post_init__")
+_ASIDE = frozenset(
+    [
+        "__repr__",
+        "__str__",
+        "__reduce__",
+        "__reduce_ex__",
+        "__getstate__",
+        "__setstate__",
+        "__del__",
+        "__sizeof__",
+        "__dir__",
+    ]
 )
+_MAKING = ("__class__", "replace", "_replace")  # by these names, code makes objects of any class
+_BY_LIBRARIES = ("setup",)  # methods that a library calls by name: of flax.linen
+_BY_ANY_NAME = (getattr, hasattr, vars, dir, setattr, delattr)
 
 
 class Unseen(Exception):
     """Why a layer cannot be called on trial."""
 
 
-MOST = 50_000  # objects in one layer
-
-
 class Reach:
-    """The mutable objects that a call can reach, watched.
+    """The mutable objects that calls can reach, watched.
+
+    Args:
+        roots: what is called, and what it is called with.
 
     Attributes:
-        watched: the objects.
+        names: every name that the code reads.
 
     Raises:
-        Unseen: it can reach what cannot be watched.
+        Unseen: they can reach what cannot be watched.
     """
 
-    def __init__(self, layer: Any, name: str = ""):
-        self.watched: list[watch.Watched] = []
-        self._seen: dict[int, Any] = {}
-        self._watching: set[tuple[int, str]] = set()
-        self._names: set[str] = set()
-        self._read: set[str] = set()
-        self._counted: set[str] = set()
-        self._any_name = self._makes = self._jits = self._keeps = False
-        self._spaces: dict[int, tuple[Mapping[str, Any], str, bool]] = {}
-        self._found: set[tuple[int, str]] = set()
-        self._visit(layer, name or _name(layer))
-        while self._by_name():
+    def __init__(self, *roots: Any):
+        self.names: set[str] = set(_BY_LIBRARIES)
+        self._watched: list[Watched] = []
+        self._seen: dict[int, Any] = {}  # kept alive, and so their ids
+        self._classes: dict[int, type] = {}
+        self._looked_up: set[tuple[int, str]] = set()
+        self._made: set[type] = set()
+        self._by_any_name = self._makes_any = self._jits = self._keeps_data = False
+        for root in roots:
+            self._visit(root, _name_of(root))
+        while self._look_up():
             pass
-        if foreign := FOREIGN_ATTRIBUTES & (self._names | self._read):
+        if foreign := FOREIGN_ATTRIBUTES & self.names:
             raise Unseen(f"it uses {min(foreign)}")
-
-    @property
-    def counters(self) -> set[str]:
-        """Names of attributes that are counted up and never read."""
-        return set() if self._any_name else self._counted - self._read - self._names
 
     @property
     def may_be_stale(self) -> bool:
         """Whether `jax.jit` is in it, which reads once what may be changed later."""
-        return self._jits and self._keeps
+        return self._jits and self._keeps_data
 
-    @property
-    def names(self) -> set[str]:
-        """Every name that its code reads."""
-        return self._names | self._read
+    def changes(self) -> tuple[str, ...]:
+        """What was changed, by name."""
+        return tuple(dict.fromkeys(name for entry in self._watched for name in entry.changes()))
 
-    def _watch(self, entry: watch.Watched, is_state: bool = True) -> None:
-        self.watched.append(entry)
-        self._keeps = self._keeps or (is_state and entry.is_state)
+    def restore(self) -> None:
+        """Put everything back as it was."""
+        for entry in self._watched:
+            entry.restore()
+
+    def _watch(
+        self, name: str, target: Any, keys: Iterable[str] | None = None, is_data: bool = True
+    ) -> None:
+        entry = Watched(name, target, None if keys is None else tuple(keys))
+        self._watched.append(entry)
+        self._keeps_data = self._keeps_data or (is_data and entry.is_data)
+
+    def _visit_all(self, values: Iterable[Any], name: str) -> None:
+        for value in values:
+            self._visit(value, name)
 
     def _visit(self, value: Any, name: str) -> None:
         """Look at an object, and at what it holds."""
-        if (
-            type(value) in LEAVES
-            or isinstance(value, np.generic | np.dtype)
-            or id(value) in self._seen
-        ):
+        kind = type(value)
+        if kind in LEAVES or isinstance(value, np.generic | np.dtype) or id(value) in self._seen:
             return
         self._seen[id(value)] = value
-        kind = type(value)
         if len(self._seen) > MOST:
             raise Unseen(f"it holds more than {MOST} objects")
+        if isinstance(value, DESCRIPTORS) or kind.__module__ == "typing":
+            return
         if isinstance(value, types.ModuleType):
-            self._module(value, name)
+            is_known = is_library(value.__name__) and not value.__name__.startswith("numpy")
+            if not is_known or is_foreign(value):
+                raise Unseen(f"it uses {value.__name__}")
         elif isinstance(value, type):
-            self._class(value, made=True)
+            self._class(value, is_made=True)
         elif isinstance(value, types.FunctionType):
             self._function(value, name)
         elif isinstance(value, types.MethodType):
@@ -118,310 +135,236 @@ class Reach:
             self._visit(value.__func__, name)
         elif isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
             self._builtin(value, name)
-        elif isinstance(value, DESCRIPTORS):
-            return
         elif isinstance(value, np.ndarray):
             self._array(value, name)
+        elif isinstance(value, types.MappingProxyType):
+            self._entries(value, name)
         elif isinstance(value, weakref.ref):
             self._visit(value(), name)
-        elif isinstance(value, types.CellType):
-            self._watch(watch.of_cell(name, value))
-            with contextlib.suppress(ValueError):
-                self._visit(value.cell_contents, name)
-        elif isinstance(value, types.MappingProxyType):
-            for key, item in value.items():
-                self._visit(item, watch.path_of(name, key))
-        elif isinstance(value, property):
-            for part in (value.fget, value.fset, value.fdel):
-                self._visit(part, name)
-        elif isinstance(value, classmethod | staticmethod):
-            self._makes = self._makes or isinstance(value, classmethod)
-            self._visit(value.__func__, name)
-        elif isinstance(value, functools.cached_property):
-            self._visit(value.func, name)
+        elif isinstance(value, _WRAPPERS):
+            self._makes_any = self._makes_any or isinstance(value, classmethod)
+            parts = ("fget", "fset", "fdel", "__func__", "func")
+            self._visit_all((getattr(value, part, None) for part in parts), name)
         elif kind.__module__ == "numpy" and callable(value):
             if getattr(np, value.__name__, None) is not value or is_foreign(value):
                 raise Unseen(f"it uses {name}")
         elif kind is functools._lru_cache_wrapper:
             if not is_library(getattr(value.__wrapped__, "__module__", None)):
                 raise Unseen(f"it uses {name}, which keeps what it returned")
-        elif kind in (operator.itemgetter, operator.attrgetter, operator.methodcaller):
-            self._any_name = True
+        elif kind is not jax.tree_util.Partial and _package_of(kind) in ("jax", "jaxlib"):
+            self._of_jax(value, name)
         else:
             self._object(value, name)
 
-    def _module(self, module: types.ModuleType, name: str) -> None:
-        """A module that is used as a whole: what it has under the names that anything uses."""
-        if is_foreign(module):
-            raise Unseen(f"it uses {module.__name__}")
-        space = vars(module)
-        if not is_library(module.__name__):
-            self._watch(watch.of_dict(name, space))
-            self._spaces[id(space)] = space, name, False
-        elif module.__name__.partition(".")[0] == "numpy":
-            self._spaces[id(space)] = space, name, False
+    # Names: attributes of classes are looked at if any code names them.
 
-    def _class(self, kind: type, made: bool = False) -> None:
-        """A class: the methods that Python calls by itself, and those that anything names."""
+    def _class(self, kind: type, is_made: bool = False) -> None:
+        """A class, and whether the code may make objects of it."""
         if is_library(kind.__module__):
             if is_foreign(kind):
                 raise Unseen(f"it uses {kind.__module__}.{kind.__qualname__}")
+            self._makes_any = self._makes_any or (kind is type and is_made)
             return
         for base in kind.__mro__:
             if is_library(base.__module__):
                 continue
             if not is_of_python(base):
                 raise Unseen(f"it uses {base.__module__}.{base.__qualname__}")
-            space = vars(base)
-            key = id(base)
-            if key not in self._spaces:
-                self._spaces[key] = space, base.__name__, False
-                self._watch(watch.of_class(base.__name__, base))
-                self._visit(type(base), type(base).__name__)
-            if made and not self._spaces[key][2]:
-                self._spaces[key] = space, base.__name__, True
+            if is_made:
+                self._made.add(base)
+            if id(base) not in self._classes:
+                self._classes[id(base)] = base
+                self._watch(base.__name__, base)
+                self._class(type(base))
 
-    def _by_name(self) -> bool:
-        """Look at attributes of classes and modules by the names that have been met; whether there was one."""
-        new = False
-        for key, (space, name, made) in list(self._spaces.items()):
-            is_class = isinstance(space, types.MappingProxyType)
-            made = made or self._makes or "__class__" in self._names
-            for entry in list(space):
-                wanted = entry in self._names or self._any_name
-                if is_class and entry.startswith("__"):
-                    by_itself = isinstance(space[entry], METHODS) and entry not in ASIDE
-                    wanted = by_itself or (made if entry in MAKE else entry in self._names)
-                if wanted and (key, entry) not in self._found:
-                    self._found.add((key, entry))
-                    self._visit(space[entry], f"{name}.{entry}")
-                    new = True
-        return new
+    def _look_up(self) -> bool:
+        """Look at the attributes of classes that anything names; whether there was a new one."""
+        if not self.names.isdisjoint(_MAKING):
+            self._makes_any = True
+        wanted = [
+            (base, name)
+            for base in self._classes.values()
+            for name, value in vars(base).items()
+            if (id(base), name) not in self._looked_up and self._is_wanted(base, name, value)
+        ]
+        for base, name in wanted:
+            self._looked_up.add((id(base), name))
+            self._visit(vars(base)[name], f"{base.__name__}.{name}")
+        return bool(wanted)
+
+    def _is_wanted(self, kind: type, name: str, value: Any) -> bool:
+        if name in _MAKERS:
+            return self._makes_any or kind in self._made
+        if not name.startswith("__"):
+            return self._by_any_name or name in self.names
+        is_called = isinstance(value, (types.FunctionType, *_WRAPPERS)) and name not in _ASIDE
+        return is_called or name in self.names
+
+    def _follow(self, value: Any, path: Path, name: str) -> None:
+        """What ``value.a.b`` reaches: through modules by name, in classes by any name met."""
+        self.names.update(path)
+        while isinstance(value, types.ModuleType) and path:
+            if is_foreign(value):
+                raise Unseen(f"it uses {value.__name__}")
+            space = vars(value)
+            if not is_library(value.__name__):
+                self._watch(value.__name__, space, path[:1])
+            if path[0] not in space:
+                if is_library(value.__name__):
+                    return
+                raise Unseen(f"it uses {value.__name__}.{path[0]}")
+            value, path, name = space[path[0]], path[1:], f"{name}.{path[0]}"
+        if isinstance(value, type) and path:
+            self._class(value)
+        else:
+            self._visit(value, name)
+
+    # Functions.
 
     def _function(self, function: types.FunctionType, name: str) -> None:
-        module = function.__globals__.get("__name__")
-        if is_library(module):
+        space = function.__globals__
+        if is_library(space.get("__name__")):
             self._of_library(function, name)
             return
         names = names_of(function.__code__)
+        if names.imports:
+            raise Unseen(f"{function.__qualname__} imports modules")
         if names.catches:
             raise Unseen(
                 f"{function.__qualname__} catches exceptions, and those of a trial are others"
             )
-        self._names |= names.attributes
-        self._read |= names.read
-        self._counted |= names.counters
-        self._watch(watch.of_function(name, function))
-        self._visit(function.__dict__, name)
-        for part in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._visit(part, f"a default of {name}")
-        if function.__kwdefaults__:
-            self._visit(function.__kwdefaults__, f"the defaults of {name}")
-        for path in names.imports:
-            self._import(path)
-        self._globals(function.__globals__, names.globals)
-        for chain in names.lookups:
-            self._lookup(function.__globals__, chain)
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        for variable, cell in cells.items():
-            chains = [chain for chain in names.cells if chain[0] == variable]
-            self._cell(cell, f"{name}.{variable}", variable, chains)
+        self.names |= names.attributes
+        self._watch(name, function.__dict__, is_data=bool(function.__dict__))
+        self._entries(function.__dict__, name)
+        self._visit_all(function.__defaults__ or (), f"a default of {name}")
+        self._visit(function.__kwdefaults__, f"the defaults of {name}")
+        self._globals(space, names.globals)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for variable, cell in cells:
+            self._watch(f"{name}.{variable}", cell)
+            paths = [path[1:] for path in names.cells if path[0] == variable]
+            for value in _contents(cell):
+                if variable == "__class__" and isinstance(value, type):  # for `super()`
+                    self._class(value)
+                else:
+                    for path in paths or [()]:
+                        self._follow(value, path, f"{name}.{variable}")
 
-    def _cell(self, cell: types.CellType, name: str, variable: str, chains: list[Chain]) -> None:
-        self._watch(watch.of_cell(name, cell))
-        try:
-            value = cell.cell_contents
-        except ValueError:  # it has no value yet
-            return
-        if variable == "__class__" and isinstance(value, type):
-            self._class(
-                value,
-                made=any(len(chain) == 1 for chain in chains)
-                and bool(chains)
-                and "__class__" in self._names,
-            )
-        elif isinstance(value, types.ModuleType) and chains:
-            for chain in chains:
-                self._chain(value, chain[1:], name)
-        else:
-            self._visit(value, name)
-            self._names.update(*(chain[1:] for chain in chains))
-
-    def _import(self, path: str) -> None:
-        module = module_named(path)
-        if module is None:
-            raise Unseen(f"it imports {path}")
-        self._visit(module_named(path.partition(".")[0]), path.partition(".")[0])
-        self._visit(module, path)
-
-    def _globals(self, space: dict[str, Any], chains: frozenset[Chain]) -> None:
-        here = sorted({chain[0] for chain in chains})
-        name = str(space.get("__name__", "globals"))
-        self._watch(watch.of_names(name, space, here))
+    def _globals(self, space: dict[str, Any], paths: Iterable[Path]) -> None:
         builtins = space.get("__builtins__", {})
         builtins = vars(builtins) if isinstance(builtins, types.ModuleType) else builtins
-        for chain in chains:
-            if chain[0] in space:
-                self._chain(space[chain[0]], chain[1:], chain[0])
-            elif chain[0] in builtins:
-                self._chain(builtins[chain[0]], chain[1:], chain[0])
-
-    def _lookup(self, space: dict[str, Any], chain: Chain) -> None:
-        """A global of which an attribute is looked up by a name that is known when it runs only."""
-        value = space.get(chain[0]) if chain else None
-        for name in chain[1:]:
-            value = vars(value).get(name) if isinstance(value, types.ModuleType) else None
-        if (
-            isinstance(value, types.ModuleType)
-            and is_library(value.__name__)
-            and not value.__name__.startswith("numpy")
-        ):
-            return
-        self._any_name = True
-        self._globals(space, frozenset([chain] if chain else []))
-
-    def _chain(self, value: Any, attributes: Chain, name: str) -> None:
-        """What ``value.a.b`` is, as far as it is a matter of modules."""
-        while isinstance(value, types.ModuleType) and attributes and attributes[0] != CALLED:
-            if is_seeded(value, attributes):
-                return
-            if is_foreign(value):
-                raise Unseen(f"it uses {value.__name__}")
-            space = vars(value)
-            if not is_library(value.__name__) and (id(value), attributes[0]) not in self._watching:
-                self._watching.add((id(value), attributes[0]))
-                self._watch(watch.of_names(value.__name__, space, attributes[:1]))
-            if attributes[0] not in space:
-                if is_library(value.__name__):
-                    return
-                raise Unseen(f"it uses {value.__name__}.{attributes[0]}")
-            value, name = space[attributes[0]], f"{name}.{attributes[0]}"
-            attributes = attributes[1:]
-        attributes = tuple(attribute for attribute in attributes if attribute != CALLED)
-        self._names.update(attributes)
-        if isinstance(value, type) and attributes:
-            self._class(value)
-        else:
-            self._visit(value, name)
+        self._watch(str(space.get("__name__", "globals")), space, {path[0] for path in paths})
+        for first, *rest in paths:
+            self.names.add(first)
+            if first in space or first in builtins:
+                self._follow(space.get(first, builtins.get(first)), tuple(rest), first)
 
     def _builtin(self, value: Any, name: str) -> None:
         owner = value.__self__
         if owner is None or isinstance(owner, types.ModuleType):
             if not is_library(value.__module__) or is_foreign(value):
                 raise Unseen(f"it uses {value.__module__}.{value.__name__}")
-            self._any_name = self._any_name or any(value is builtin for builtin in BY_NAME)
+            self._by_any_name = self._by_any_name or value in _BY_ANY_NAME
             return
-        self._names.add(value.__name__)
+        self.names.add(value.__name__)
         self._visit(owner, name)
 
-    def _array(self, array: np.ndarray[Any, Any], name: str) -> None:
-        if type(array) is not np.ndarray or array.dtype.hasobject:
-            raise Unseen(f"it holds a {type(array).__name__} of {array.dtype}, {name}")
-        self._watch(watch.of_array(name, array))
-        if isinstance(array.base, np.ndarray):
-            self._visit(array.base, name)
-
-    def _of_library(self, value: Any, name: str) -> None:
+    def _of_library(self, function: types.FunctionType, name: str) -> None:
         """A function of a known library: the functions and objects that it was given."""
-        if is_foreign(value):
-            raise Unseen(f"it uses {value.__module__}.{value.__qualname__}")
-        for cell in value.__closure__ or ():
-            with contextlib.suppress(ValueError):
-                self._given(cell.cell_contents, name)
-        for part in (*(value.__defaults__ or ()), *value.__dict__.values()):
-            self._given(part, name)
+        if is_foreign(function):
+            raise Unseen(f"it uses {function.__module__}.{function.__qualname__}")
+        for cell in function.__closure__ or ():
+            self._given(_contents(cell), name)
+        self._given(function.__defaults__ or (), name)
+        self._given(tuple(function.__dict__.values()), name)
 
     def _given(self, value: Any, name: str) -> None:
         """What a known library keeps: its own bookkeeping is its own affair."""
         kind = type(value)
-        bookkeeping = is_library(kind.__module__) and kind.__module__.startswith(
-            ("jax", "functools", "weakref", "_thread")
-        )
         if kind.__module__ in ("_thread", "_contextvars") or kind is functools._lru_cache_wrapper:
             return
-        if bookkeeping and not isinstance(
-            value, (functools.partial, jax.tree_util.Partial, *DESCRIPTORS)
-        ):
+        if kind in (tuple, list, dict):
+            for part in value.values() if kind is dict else value:
+                self._given(part, name)
+            return
+        known = _package_of(kind) in ("jax", "jaxlib", "functools", "weakref")
+        if known and not isinstance(value, (functools.partial, *DESCRIPTORS)):
             self._of_jax(value, name)
-        elif isinstance(value, tuple | list):
-            for part in value:
-                self._given(part, name)
-        elif isinstance(value, dict):
-            for part in value.values():
-                self._given(part, name)
         else:
             self._visit(value, name)
 
     def _of_jax(self, value: Any, name: str) -> None:
         """An object of jax: the functions in it."""
-        if type(value) is JITTED:
-            inside = getattr(value, "__wrapped__", None)
-            of_library = isinstance(inside, types.FunctionType) and is_library(
-                inside.__globals__.get("__name__")
-            )
-            self._jits = self._jits or not of_library
         if isinstance(value, jax.Array):
             return
-        if id(value) in self._seen and self._seen[id(value)] is not value:
-            return
+        if type(value) is _JITTED:
+            inside = getattr(value, "__wrapped__", None)
+            space = inside.__globals__ if isinstance(inside, types.FunctionType) else {}
+            self._jits = self._jits or not is_library(space.get("__name__"))
         if hasattr(getattr(value, "aval", None), "inner_aval"):
             raise Unseen(f"it holds a mutable reference, {name}")
         if is_foreign(value):
             raise Unseen(f"it uses {name}")
         for part in getattr(value, "__dict__", {}).values():
-            if callable(part) and not isinstance(part, type) and id(part) not in self._seen:
+            if callable(part) and not isinstance(part, type):
                 self._visit(part, name)
+
+    # Objects.
+
+    def _array(self, array: np.ndarray[Any, Any], name: str) -> None:
+        if type(array) is not np.ndarray or array.dtype.hasobject:
+            raise Unseen(f"it holds a {type(array).__name__} of {array.dtype}, {name}")
+        self._watch(name, array)
+        if isinstance(array.base, np.ndarray):
+            self._visit(array.base, name)
 
     def _object(self, value: Any, name: str) -> None:
-        kind = type(value)
-        if kind.__module__.partition(".")[0] in ("jax", "jaxlib") and not isinstance(
-            value, functools.partial
-        ):
-            self._of_jax(value, name)
-            return
-        if kind.__module__ == "typing" or kind is re.Pattern:
-            return
+        kind: Any = type(value)
         for base in kind.__mro__:
-            known = base in CONTAINERS or base in VALUES or base in BASES
-            if not known and not is_of_python(base):
+            if base not in BASES and not is_of_python(base):
                 raise Unseen(f"it holds a {kind.__name__}, {name}, whose state cannot be seen")
+        if slots_of(kind) and isinstance(value, (dict, *CONTAINERS)):
+            raise Unseen(f"it holds a {kind.__name__}, {name}, a container with slots")
         self._class(kind)
         if isinstance(value, functools.partial):
-            for part in (value.func, *value.args, value.keywords):
-                self._visit(part, name)
-        if isinstance(value, dict):
-            self._watch(watch.of_dict(name, value))
-            for key, item in list(value.items() if kind is not dict else dict.items(value)):
-                self._visit(key, name)
-                self._visit(item, watch.path_of(name, key))
+            self._visit_all((value.func, *value.args, value.keywords), name)
+        elif isinstance(value, dict):
+            self._watch(name, value)
+            self._visit_all(dict.keys(value), name)
+            self._entries(dict(dict.items(value)), name)
             if isinstance(value, collections.defaultdict):
                 self._visit(value.default_factory, name)
-        elif isinstance(value, list | collections.deque):
-            self._watch(watch.of_sequence(name, value))
-        elif isinstance(value, set):
-            self._watch(watch.of_set(name, value))
-        if isinstance(value, CONTAINERS) and not isinstance(value, dict):
-            for index, item in enumerate(list(value)):
-                self._visit(item, f"{name}[{index}]")
-        self._attributes(value, name)
-
-    def _attributes(self, value: Any, name: str) -> None:
+        for base in CONTAINERS:
+            if isinstance(value, base):
+                if base not in (tuple, frozenset):
+                    self._watch(name, value)
+                self._entries(dict(enumerate(base.__iter__(value))), name)
         attributes = instance_dict(value)
-        if attributes is not None and id(attributes) not in self._seen:
+        if kind not in CONTAINERS and id(attributes) not in self._seen:
             self._seen[id(attributes)] = attributes
-            self._watch(watch.of_dict(name, attributes), not _is_frozen(value))
-        kind: Any = type(value)
-        slots = slots_of(kind)
-        if slots:
-            self._watch(watch.of_slots(name, value, slots))
-        for key, item in [*(attributes or {}).items(), *read_slots(value, slots).items()]:
-            self._visit(item, f"{name}.{key}")
+            parameters = getattr(kind, "__dataclass_params__", None)
+            self._watch(name, attributes, is_data=not getattr(parameters, "frozen", False))
+            self._entries(attributes, name)
+        if slots_of(kind):
+            self._watch(name, value)
+            self._entries(read_slots(value), name)
+
+    def _entries(self, entries: Mapping[Any, Any], name: str) -> None:
+        for key, value in list(entries.items()):
+            self._visit(value, path_of(name, key))
 
 
-def _name(value: Any) -> str:
+def _contents(cell: types.CellType) -> tuple[Any, ...]:
+    """The value of a variable, if it has one."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _package_of(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _name_of(value: Any) -> str:
     return value.__name__ if isinstance(value, types.FunctionType) else type(value).__name__
-
-
-def _is_frozen(value: Any) -> bool:
-    parameters = getattr(type(value), "__dataclass_params__", None)
-    return bool(getattr(parameters, "frozen", False))

@@ -9,48 +9,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.layers.code import as_callable
 from deeppcr.layers.reach import Unseen
-from deeppcr.layers.reading import Layer, Reader, listed, take_all_apart
-from deeppcr.layers.trial import array_types, shapes_of, try_out, types_of
+from deeppcr.layers.reading import Layer, Reader, listed
+from deeppcr.layers.trial import Trial, array_types, shape_of, try_copy, types_of
 
 
+@dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one step of a run is made of its layers: static, and equal for runs of layers alike."""
+    """How one step of a run is made of its layers: static, and equal for runs of layers alike.
 
-    def __init__(
-        self,
-        codes: Sequence[Any],
-        counts: Sequence[int],
-        shared: Sequence[bool],
-        types: Sequence[Any],
-    ):
-        self.codes, self.counts, self.shared, self.types = (
-            tuple(codes),
-            tuple(counts),
-            tuple(shared),
-            tuple(types),
-        )
+    Attributes:
+        codes: the code of each layer.
+        counts: the number of arrays of each layer.
+        shared: of each array, whether all steps share it.
+        types: of each array, its shape and dtype.
+    """
 
-    def _key(self) -> tuple[Any, ...]:
-        return self.codes, self.counts, self.shared, self.types
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash((self.counts, self.shared))
+    codes: tuple[Any, ...]
+    counts: tuple[int, ...]
+    shared: tuple[bool, ...]
+    types: tuple[Any, ...]
 
     def layers(self, arrays: Sequence[Any]) -> list[Any]:
         """The layers of one step, with ``arrays`` in them."""
         source = iter(arrays)
-        return [code.build(source, []) for code in self.codes]
+        return [code.build(source) for code in self.codes]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["plan", "length"])
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-    """A chain of ``length`` steps, each of one layer, or of a few in turn (`Dense`, `relu`, `Dense`, `relu`, ...).
+    """A chain of ``length`` steps, each of one layer or of a few: `Dense`, `relu`, `Dense`, `relu`.
 
     Attributes:
         arrays: those of one step, stacked on axis 0; an array that all steps share, as it is.
@@ -86,23 +75,18 @@ class Repeated:
         Raises:
             ValueError: names what is changed.
         """
-        is_traced = any(
-            isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((x, self.arrays))
-        )
-        x = shapes_of(x)
-        arrays = iter(
-            self._merged(
-                [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in self.inputs]
-            )
-        )
+        x = jax.tree.map(shape_of, x)
+        shapes = [jax.ShapeDtypeStruct(own.shape[1:], own.dtype) for own in self.inputs]
+        arrays = iter(self._merged(shapes))
         for number, (code, count) in enumerate(zip(self.plan.codes, self.plan.counts, strict=True)):
-            trial = try_out(code, [next(arrays) for _ in range(count)], x, is_traced=is_traced)
+            trial = try_copy(code, [next(arrays) for _ in range(count)], x)
             if trial is None:
                 raise ValueError(
-                    f"layer {number} of a stack is jitted, and reads what may have changed since; stack it without jit."
+                    f"layer {number} of a stack is jitted, and reads what may have changed since; "
+                    "stack it without jit."
                 )
-            if trial.changes or trial.effects:
-                raise _lost(f"layer {number} of a stack", trial.changes, trial.effects)
+            if trial.acts:
+                raise _lost(f"layer {number} of a stack", trial)
             x = trial.returns
 
     def _merged(self, own: Sequence[Any]) -> list[Any]:
@@ -121,15 +105,11 @@ class Repeated:
         return [layer for step in steps for layer in step]
 
 
-def _lost(layer: str, changes: Sequence[str], effects: str = "") -> ValueError:
-    what = (
-        f"changes {', '.join(changes)} when it is called"
-        if changes
-        else f"cannot be stacked: {effects}"
-    )
+def _lost(layer: str, trial: Trial) -> ValueError:
     return ValueError(
-        f"{layer} {what}, which would be lost: stacked layers are copies. Switch it to "
-        "evaluation, or take deeppcr.forward(layers, x), which calls such layers one by one."
+        f"{layer} cannot be stacked: {trial.acts}, which would be lost, since stacked layers are "
+        "copies. Switch it to evaluation, or take deeppcr.forward(layers, x), which calls such "
+        "layers one by one."
     )
 
 
@@ -148,9 +128,9 @@ def stack_layers(layers: Sequence[Layer], period: int) -> Repeated:
     ]
     first = layers[:period]
     plan = Plan(
-        [layer.code for layer in first],
-        [len(layer.arrays) for layer in first],
-        shared,
+        tuple(layer.code for layer in first),
+        tuple(len(layer.arrays) for layer in first),
+        tuple(shared),
         array_types(steps[0]),
     )
     return Repeated([jnp.asarray(array) for array in arrays], plan, length)
@@ -161,11 +141,12 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
 
     Args:
         layers: as in `deeppcr.forward`.
-        x: what the first layer takes. Without it, layers have to be such as can be taken apart, and nothing is known of what they
-            return.
+        x: what the first layer takes. Without it, layers have to be such as can be taken apart, and
+            nothing is known of what they return.
 
     Raises:
-        ValueError: there are no layers, or they make no one run; the message names the first layer that does not fit.
+        ValueError: there are no layers, or they make no one run; the message names the first layer
+            that does not fit.
     """
     if isinstance(layers, Repeated):
         return layers
@@ -173,48 +154,40 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
     if not found:
         raise ValueError("layers is empty, expected at least one layer.")
     reader = Reader()
-    read_ = reader.read(found, x, past_changes=True) if x is not None else take_all_apart(found)
-    if len(read_) < len(found):
-        if isinstance(reader.stopped, Unseen):
-            raise ValueError(
-                f"layers[{len(read_)}] cannot be stacked: {reader.stopped}; deeppcr.forward(layers, x) takes any."
-            )
-        call, takes = as_callable(found[len(read_)]), read_[-1].returns if read_ else x
-        jax.eval_shape(call, takes)  # most likely raises, and says why
+    known = reader.take_apart(found) if x is None else reader.read(found, x, past_changes=True)
+    if isinstance(reader.stopped, Unseen):
         raise ValueError(
-            f"layers[{len(read_)}] cannot be called on shapes alone; deeppcr.forward(layers, x) takes any."
+            f"layers[{len(known)}] cannot be stacked: {reader.stopped}; deeppcr.forward(layers, x) "
+            "takes any."
         )
-    for number, layer in enumerate(read_):
-        if layer.needs_weak:
+    if reader.stopped:
+        raise reader.stopped
+    for number, layer in enumerate(known):
+        if layer.trial.needs_weak:
             raise ValueError(
-                f"layers[{number}] has weakly typed arrays, made of Python numbers without a dtype, which stacked would not give "
-                "way to other dtypes; give them one: jnp.asarray(0.5, dtype)."
+                f"layers[{number}] has weakly typed arrays, made of Python numbers without a "
+                "dtype, which stacked would not give way to other dtypes; give them one: "
+                "jnp.asarray(0.5, dtype)."
             )
-        if layer.acts:
-            raise _lost(f"layers[{number}]", layer.changes, layer.effects)
-    kinds = [(layer.kind, layer.takes) for layer in read_]
-    for period in range(1, len(kinds) + 1):
-        if len(kinds) % period == 0 and all(
-            kinds[i] == kinds[i - period] for i in range(period, len(kinds))
-        ):
-            if period < len(kinds) or len(kinds) == 1:
-                return _closed(read_, period)
-            break
-    number = next((i for i in range(1, len(kinds)) if kinds[i] != kinds[i - 1]), 0)
-    raise ValueError(
-        f"layers[{number}] is not like layers[{number - 1}] (other code, shapes or dtypes), or changes the shape of the state, "
-        "and they do not alternate; expected equal layers. deeppcr.forward(layers, x) takes any."
-    )
-
-
-def _closed(layers: Sequence[Layer], period: int) -> Repeated:
-    last, first = layers[period - 1], layers[0]
-    if first.takes is not None and types_of(last.returns) != first.takes:
+        if layer.trial.acts:
+            raise _lost(f"layers[{number}]", layer.trial)
+    kinds = [(layer.kind, layer.takes) for layer in known]
+    count = len(kinds)
+    periods = range(1, max(2, count // 2 + 1))
+    period = next((p for p in periods if count % p == 0 and kinds[p:] == kinds[:-p]), 0)
+    if not period:
+        odd = next((i for i in range(1, count) if kinds[i] != kinds[i - 1]), 0)
         raise ValueError(
-            f"layers[{period - 1}] changes the shape of the state; expected equal layers that return what they take. "
+            f"layers[{odd}] is not like layers[{odd - 1}] (other code, shapes or dtypes), or "
+            "changes the shape of the state, and they do not alternate; expected equal layers. "
             "deeppcr.forward(layers, x) takes any."
         )
-    return stack_layers(layers, period)
+    if known[0].takes not in (None, types_of(known[period - 1].returns)):
+        raise ValueError(
+            f"layers[{period - 1}] changes the shape of the state; expected equal layers that "
+            "return what they take. deeppcr.forward(layers, x) takes any."
+        )
+    return stack_layers(known, period)
 
 
 def stack_arrays(arrays: Sequence[Any]) -> Any:

@@ -1,12 +1,17 @@
-"""Finding chains in a list of layers: runs of layers alike, with or without a period, and single layers between them."""
+"""Where a list of layers makes chains: runs of layers alike, and single layers between them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from deeppcr.layers.reading import Layer
+from deeppcr.layers.parts import as_callable
+from deeppcr.layers.reading import Layer, Reader, listed
+from deeppcr.layers.repeated import Repeated, stack_layers
+from deeppcr.layers.trial import types_of
 
 LONGEST_PERIOD = 64
 
@@ -17,9 +22,9 @@ class Segment:
 
     Attributes:
         layers: the layers.
-        start: the place of the first in the list.
+        start: the index of the first in the list.
         period: how many layers make a step; those so far apart are alike.
-        reason: why they run in order, one after another; "" for a chain.
+        reason: why they are called one by one; "" for a chain.
     """
 
     layers: Sequence[Layer]
@@ -33,59 +38,143 @@ class Segment:
         return len(self.layers) // self.period
 
 
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """The segments of a list of layers; printed, a table."""
+
+    segments: tuple[Segment, ...]
+
+    def __str__(self) -> str:
+        rows = [("layers", "steps", "layers a step", "state", ""), *map(_row, self.segments)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join(lines)
+
+
+def describe(layers: Any, x: Any) -> Description:
+    """What `deeppcr.forward` finds in ``layers``: chains, and why the rest is called one by one.
+
+    Args:
+        layers: as in `deeppcr.forward`.
+        x: what the first layer takes: arrays, or `jax.ShapeDtypeStruct`.
+
+    Returns:
+        A `Description`, which prints as a table.
+
+    Example:
+        >>> scale = lambda c: jax.tree_util.Partial(jnp.multiply, jnp.float32(c))
+        >>> layers = [jnp.sin, *[scale(c) for c in range(100)]]
+        >>> print(deeppcr.layers.describe(layers, jnp.ones(3)))
+        layers  steps  layers a step  state
+        0       1      1              float32[3]  in order: no neighbour is like it
+        1..100  100    1              float32[3]  a chain
+    """
+    found = layers.layers() if isinstance(layers, Repeated) else listed(layers)
+    reader = Reader()
+    layers_read = reader.read(found, x, past_changes=True)
+    if reader.stopped:
+        raise ValueError(
+            f"layers[{len(layers_read)}] cannot be called on shapes alone: {reader.stopped}. "
+            "deeppcr.forward calls it as it is, and looks at the rest after it."
+        ) from reader.stopped
+    return Description(tuple(segments(layers_read)))
+
+
+def apply_layers(layers: Any, x: Any, solve: Callable[[Repeated, Any], Any]) -> Any:
+    """Apply ``layers`` to ``x``: what makes a chain by ``solve(run, x)``, all others one by one.
+
+    Layers are looked at from the first on, up to one that changes something when it is called, or
+    that cannot be looked at. That one is called, and those behind it are looked at after that: they
+    may read what it changed.
+    """
+    if isinstance(layers, Repeated):
+        layers.check(x)
+        return solve(layers, x)
+    rest, reader = listed(layers), Reader()
+    while rest:
+        # The first layer may tell an array of numpy from one that is traced: it is called as it is.
+        is_of_jax = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))
+        found = reader.read(rest, x) if is_of_jax else []
+        for segment in segments(found):
+            if segment.reason:
+                for layer in segment.layers:
+                    x = as_callable(layer.given)(x)
+            else:
+                x = solve(stack_layers(segment.layers, segment.period), x)
+        rest = rest[len(found) :]
+        if rest and not (found and found[-1].trial.acts):
+            x, rest = as_callable(rest[0])(x), rest[1:]
+        reader.forget()
+    return x
+
+
 def segments(layers: Sequence[Layer]) -> list[Segment]:
-    """Divide ``layers``, from the first on, into chains and single layers; of two ways, the one of the shorter period."""
+    """Divide ``layers``, from the first on, into chains and single layers, by shortest periods."""
     found: list[Segment] = []
-    at = 0
-    while at < len(layers):
-        reason = why_alone(layers[at])
-        period, length = (1, 1) if reason else longest_run(layers, at)
-        if length == 1:
-            reason = reason or _why_no_run(layers, at)
-        found.append(Segment(layers[at : at + period * length], at, period, reason))
-        at += period * length
+    start = 0
+    while start < len(layers):
+        reason = why_alone(layers[start])
+        period, length = (1, 1) if reason else longest_run(layers, start)
+        if length == 1 and not reason:
+            keeps_type = layers[start].takes == types_of(layers[start].returns)
+            reason = "no neighbour is like it" if keeps_type else "it changes the type of the state"
+        found.append(Segment(layers[start : start + period * length], start, period, reason))
+        start += period * length
     return found
 
 
 def why_alone(layer: Layer) -> str:
     """Why a layer cannot be part of a chain; "" if it can."""
-    if layer.changes:
-        return f"calling it changes {', '.join(layer.changes)}"
-    if layer.effects:
-        return layer.effects
-    if layer.needs_weak:
+    if layer.trial.acts:
+        return layer.trial.acts
+    if layer.trial.needs_weak:
         return "its arrays are weakly typed, which a stack of them cannot be"
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(layer.returns)):
         return "it returns what is not floating"
     return ""
 
 
-def _why_no_run(layers: Sequence[Layer], at: int) -> str:
-    return (
-        "no neighbour is like it" if layers[at].keeps_type else "it changes the type of the state"
-    )
-
-
-def longest_run(layers: Sequence[Layer], at: int) -> tuple[int, int]:
-    """The period and the number of steps of the chain that takes most layers from ``at`` on; (1, 1) if there is none."""
+def longest_run(layers: Sequence[Layer], start: int) -> tuple[int, int]:
+    """The period and the steps of the chain of most layers from ``start`` on; (1, 1) for none."""
     best = (1, 1)
-    for period in range(1, min(LONGEST_PERIOD, (len(layers) - at) // 2) + 1):
-        if layers[at].takes == layers[at + period].takes:  # so a step returns what it takes
-            length = _repeats(layers, at, period)
+    for period in range(1, min(LONGEST_PERIOD, (len(layers) - start) // 2) + 1):
+        if layers[start].takes == layers[start + period].takes:  # so a step returns what it takes
+            length = _repeats(layers, start, period)
             if length > 1 and period * length > best[0] * best[1]:
                 best = (period, length)
-        if best[0] * best[1] == len(layers) - at or why_alone(layers[at + period]):
+        if best[0] * best[1] == len(layers) - start or why_alone(layers[start + period]):
             break
     return best
 
 
-def _repeats(layers: Sequence[Layer], at: int, period: int) -> int:
-    """How often the ``period`` layers from ``at`` on occur one behind the other."""
-    end = at + period
+def _repeats(layers: Sequence[Layer], start: int, period: int) -> int:
+    """How often the ``period`` layers from ``start`` on occur one behind the other."""
+    end = start + period
     while (
         end < len(layers)
         and layers[end].kind == layers[end - period].kind
         and layers[end].takes == layers[end - period].takes
     ):
         end += 1
-    return (end - at) // period
+    return (end - start) // period
+
+
+def _row(segment: Segment) -> tuple[str, ...]:
+    first, last = segment.start, segment.start + len(segment.layers) - 1
+    state = _shapes(segment.layers[0].takes)
+    returned = _shapes(types_of(segment.layers[-1].returns))
+    return (
+        str(first) if first == last else f"{first}..{last}",
+        str(segment.length),
+        str(segment.period),
+        state if state == returned else f"{state} -> {returned}",
+        f"in order: {segment.reason}" if segment.reason else "a chain",
+    )
+
+
+def _shapes(types: Sequence[Any]) -> str:
+    _, *arrays = types
+    return ", ".join(
+        f"{np.dtype(dtype).name if hasattr(dtype, 'str') else dtype}{list(shape)}"
+        for shape, dtype, _ in arrays
+    )

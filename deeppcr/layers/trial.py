@@ -1,20 +1,27 @@
-"""Calling a copy of a layer that computes nothing: what it returns, and what it does beside that."""
+"""Calling a layer on trial, on shapes alone: its program, what it returns, and what else it does.
+
+A layer that was taken apart is called as a copy, with traced arrays in its slots. A layer that
+cannot be taken apart is called as it is: its program stands for it (`Traced`), and the arrays that
+the program captured are its own. Everything mutable that the call can reach is watched, and put
+back as it was.
+"""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.jaxprs import without_constants
-from deeppcr.layers.code import as_callable, changes
-from deeppcr.layers.effects import effects_of
-from deeppcr.layers.held import Held
-from deeppcr.layers.sameness import Structure, same
+from deeppcr.effects import is_rule_of_jax, side_effects
+from deeppcr.layers.objects import Structure, key_of
+from deeppcr.layers.parts import as_callable
+from deeppcr.layers.reach import Reach
+from depth.jaxprs import equations, without_constants
+from depth.primitives import primitive
 
-# By these, code can tell an array of numpy from one that is traced in its place.
+# By these, code can tell an array of numpy from one that is traced in its stead.
 _ASKING = frozenset(
     ["isinstance", "issubclass", "type", "hasattr", "getattr", "callable", "__class__"]
 )
@@ -25,107 +32,170 @@ class Trial:
     """What came of a call on trial.
 
     Attributes:
-        returns, changes, effects, acts_outside, needs_weak: as in `deeppcr.layers.reading.Layer`.
-        asks_for_types: whether its code may do something else with an array of numpy than with one of jax.
+        returns: what the layer returns, as `jax.ShapeDtypeStruct`.
+        acts: what else it does, in words: it changes counters of random numbers, batch statistics,
+            a list; it has side effects. "" if nothing.
+        needs_weak: whether the dtypes that it returns depend on weakly typed arrays.
+        asks: whether its code may tell an array of numpy from one of jax.
     """
 
     returns: Any
-    changes: tuple[str, ...]
-    effects: str = ""
-    acts_outside: bool = False
+    acts: str = ""
     needs_weak: bool = False
-    asks_for_types: bool = False
-
-    @property
-    def found(self) -> tuple[Any, tuple[str, ...], str, bool, bool]:
-        """What a `Layer` has of it."""
-        return self.returns, self.changes, self.effects, self.acts_outside, self.needs_weak
+    asks: bool = False
 
 
-def run(call: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
-    """The program of a call, and what it returns, as `jax.ShapeDtypeStruct`."""
-    closed, returns = jax.make_jaxpr(call, return_shape=True)(*arguments)
-    return closed, returns
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """The program of a layer without the arrays that it captured; equal if they read the same.
+
+    Constants and functions inside the program are in no text. By ``identities``, they have to be
+    the same objects.
+    """
+
+    text: str
+    tree: Structure
+    identities: tuple[int, ...]
+    jaxpr: Any = dataclasses.field(compare=False)
+    kept: Any = dataclasses.field(compare=False, repr=False)  # keeps the identities valid
+
+    def build(self, arrays: Iterator[Any]) -> Any:
+        """The program with other arrays."""
+        own = [next(arrays) for _ in self.jaxpr.constvars]
+        return lambda x: self.tree.unflatten(
+            jax.core.eval_jaxpr(self.jaxpr, own, *jax.tree.leaves(x))
+        )
 
 
-def try_out(
-    code: Any, arrays: Sequence[Any], x: Any, layer: Any = None, is_traced: bool = False
-) -> Trial | None:
-    """Call a copy of ``layer``; None if it has to be called as it is, since a copy would do something else.
+def try_copy(code: Any, arrays: Sequence[Any], x: Any, layer: Any = None) -> Trial | None:
+    """Call a copy of a layer, built of ``code`` and ``arrays``, on ``x``: arrays or their shapes.
+
+    Args:
+        layer: the layer itself, if there is one.
+
+    Returns:
+        None if the copy may do something else than the layer.
 
     Raises:
         Unseen: it cannot be called on trial.
     """
-    changed: list[str] = []
-    held: list[Held] = []
 
-    def call(arrays: list[Any], x: Any) -> Any:
-        built: list[Any] = []
-        copy = code.build(iter(arrays), built)
-        built.append(("its argument", x, *jax.tree.flatten(x)))
-        held.append(Held(copy))
-        try:
-            result = copy(x)
-            changed.extend(changes(built))
-            if not changed:
-                changed.extend(held[-1].changes(is_traced))
-            return result
-        finally:
-            held[-1].restore()
+    def build(arrays: list[Any]) -> Any:
+        return code.build(iter(arrays))
 
-    closed, returns = run(call, [_shape_of(leaf) for leaf in arrays], x)
-    effects = effects_of(closed)
-    found = held[0]
-    if found.may_be_stale:
+    closed, returns, acts, reach = _run(build, x, arrays)
+    if reach.may_be_stale:
         return None
-    acts_outside = bool(effects) or (
-        bool(changed) and (layer is None or found.changed_any_of(Held(layer)))
-    )
     needs_weak = asks = False
     if any(map(is_weak, arrays)):
-        firm = [
-            jax.ShapeDtypeStruct(np.shape(array), jax.dtypes.result_type(array)) for array in arrays
-        ]
-        needs_weak = types_of(run(call, firm, x)[1]) != types_of(returns)
+        firm = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in array_types(arrays)]
+        needs_weak = types_of(_run(build, x, firm)[1]) != types_of(returns)
     if layer is not None and any(isinstance(array, np.ndarray) for array in arrays):
-        asks = bool(_ASKING & found.names) or any(name.startswith("is_") for name in found.names)
+        asks = bool(_ASKING & reach.names) or any(name.startswith("is_") for name in reach.names)
         if not asks and not is_same_on_jax(code, arrays, layer, x):
             return None
-    return Trial(returns, tuple(dict.fromkeys(changed)), effects, acts_outside, needs_weak, asks)
+    return Trial(returns, acts or effects_of(closed), needs_weak, asks)
+
+
+def trace(layer: Any, x: Any) -> tuple[Traced, list[Any], Trial]:
+    """Call a layer as it is on ``x``, shapes: its program, the arrays captured, and the rest.
+
+    Raises:
+        Unseen: it cannot be called on trial.
+    """
+    closed, returns, acts, _ = _run(lambda _: layer, x)
+    jaxpr = without_constants(closed)
+    constants = [] if acts else _constants(closed)  # which may be traced no more
+    captured = [c if isinstance(c, jax.Array) else jnp.asarray(c) for c in constants]
+    kept = [*_beside_the_text(jaxpr), *([object()] if acts else [])]
+    tree = Structure(jax.tree.structure(returns))
+    code = Traced(str(jaxpr), tree, tuple(map(id, kept)), jaxpr, kept)
+    return code, captured, Trial(returns, acts or effects_of(closed), any(map(is_weak, captured)))
 
 
 def is_same_on_jax(code: Any, arrays: Sequence[Any], layer: Any, x: Any) -> bool:
-    """Whether ``layer`` does the same with its arrays of numpy as its copy does with arrays of jax in their place."""
+    """Whether a layer does with its arrays of numpy what its copy does with arrays of jax."""
     with jax.ensure_compile_time_eval():
         ours = [jnp.asarray(array) if isinstance(array, np.ndarray) else array for array in arrays]
-    held = Held(layer)
-    try:
-        given = run(as_callable(layer), x)[0]
-        if held.changes():
-            return False
-    finally:
-        held.restore()
-    copied = run(lambda x: code.build(iter(ours), [])(x), x)[0]
-    if str(without_constants(given)) != str(without_constants(copied)):
+    given, _, acts, _ = _run(lambda _: layer, x)
+    copied = jax.make_jaxpr(lambda x: code.build(iter(ours))(x))(x)
+    if acts or str(without_constants(given)) != str(without_constants(copied)):
         return False
-    pairs = {id(own): array for own, array in zip(ours, arrays, strict=True)}
-    constants = zip(constants_of(given), constants_of(copied), strict=True)
-    return all(a is b or same(np.asarray(a), np.asarray(pairs.get(id(b)))) for a, b in constants)
+    originals = {id(own): array for own, array in zip(ours, arrays, strict=True)}
+    return all(
+        a is b or key_of(np.asarray(a)) == key_of(np.asarray(originals.get(id(b))))
+        for a, b in zip(_constants(given), _constants(copied), strict=True)
+    )
 
 
-def constants_of(closed: Any) -> list[Any]:
-    """The constants of a program."""
+def _run(
+    build: Callable[[list[Any]], Any], x: Any, arrays: Sequence[Any] = ()
+) -> tuple[Any, Any, str, Reach]:
+    """The program of a layer, the shapes it returns, what it changed in words, and its reach."""
+    reaches: list[Reach] = []
+    changes: list[str] = []
+
+    def call(arrays: list[Any], x: Any) -> Any:
+        layer = build(arrays)
+        reaches.append(Reach(layer, x))
+        try:
+            result = as_callable(layer)(x)
+            changes.extend(reaches[0].changes())
+            return result
+        finally:
+            reaches[0].restore()
+
+    shapes = list(map(shape_of, arrays))
+    closed, returns = jax.make_jaxpr(call, return_shape=True)(shapes, x)
+    acts = f"calling it changes {', '.join(changes)}" if changes else ""
+    return closed, returns, acts, reaches[0]
+
+
+def effects_of(closed: Any) -> str:
+    """Why a program has to run exactly as often as it is called; "" if nobody could tell."""
+    if found := side_effects(closed):
+        return f"it has side effects: {', '.join(found)}"
+    for equation in equations(without_constants(closed)):
+        if "callback" in equation.primitive.name:
+            return f"it calls Python when it runs, by {equation.primitive.name}"
+        if any(equation.params.get("donated_invars", ())):
+            return "it donates what it takes"
+    return ""
+
+
+# Beside calls, loops and branches: the functions in their parameters are made by jax, from the
+# program that stands beside them.
+_OF_JAX = ("reduce", "custom_linear_solve")
+
+
+def _beside_the_text(jaxpr: Any) -> Iterator[Any]:
+    """Constants of programs inside; functions in parameters: callbacks, rules for derivatives."""
+    for equation in jaxpr.eqns:
+        name, known = equation.primitive.name, primitive(equation)
+        is_rule = known.kind == "derivative rule"
+        by_jax = known.inlines or known.kind in ("loop", "branch") or name in _OF_JAX
+        if is_rule and not is_rule_of_jax(equation):
+            yield object()  # rules are made anew by each trace: like no other
+        for parameter in equation.params.values():
+            items = parameter if isinstance(parameter, tuple | list) else (parameter,)
+            programs = [item for item in items if hasattr(item, "eqns")]
+            for inner in programs:
+                yield from _constants(inner)
+                yield from _beside_the_text(inner)
+            is_known = is_rule or by_jax or programs
+            if not is_known and callable(parameter) and not isinstance(parameter, type | np.dtype):
+                yield parameter
+
+
+def _constants(closed: Any) -> list[Any]:
     return list(getattr(closed, "consts", ()))
 
 
-def shapes_of(x: Any) -> Any:
-    """Arrays as `jax.ShapeDtypeStruct`."""
-    return jax.tree.map(_shape_of, x)
-
-
-def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    weak = is_weak(leaf)
-    return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf), weak_type=weak)
+def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an array or number."""
+    return jax.ShapeDtypeStruct(
+        np.shape(leaf), jax.dtypes.result_type(leaf), weak_type=is_weak(leaf)
+    )
 
 
 def is_weak(leaf: Any) -> bool:
@@ -141,8 +211,3 @@ def array_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
 def types_of(tree: Any) -> tuple[Any, ...]:
     """The structure of a pytree, and the shapes and dtypes in it."""
     return (Structure(jax.tree.structure(tree)), *array_types(jax.tree.leaves(tree)))
-
-
-def is_of_jax(x: Any) -> bool:
-    """Whether all leaves are arrays of jax, so that a layer cannot tell ``x`` from one that is traced."""
-    return all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))

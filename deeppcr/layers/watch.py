@@ -1,13 +1,12 @@
-"""Watching mutable objects during a call: what was changed, by name; and putting it back as it was."""
+"""Watching a mutable object during a call: what was changed, and putting it back as it was."""
 
 import collections
 import types
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from deeppcr.layers.objects import read_slots
+from deeppcr.layers.objects import read_slots, slots_of
 
 _MISSING = object()
 
@@ -15,178 +14,114 @@ _MISSING = object()
 class Watched:
     """One mutable object, and what was in it.
 
-    Attributes:
-        name: what to call it in messages.
-        target: the object.
+    Args:
+        name: what messages call it.
+        target: a dict, list, deque, set, array of numpy, variable of a closure, or class; of any
+            other object, its slots.
+        keys: of a dict, to watch these alone.
     """
 
-    def __init__(
-        self,
-        name: str,
-        target: Any,
-        read: Callable[[], dict[Any, Any]],
-        write: Callable[[dict[Any, Any]], None],
-    ):
-        self.name, self.target, self._read, self._write = name, target, read, write
-        self._before = read()
+    def __init__(self, name: str, target: Any, keys: tuple[str, ...] | None = None):
+        self.name, self.target, self._keys = name, target, keys
+        self._before = self._read()
 
     @property
-    def is_state(self) -> bool:
-        """Whether it is there to be changed, as code and what code names mostly is not."""
-        if isinstance(self.target, type | types.FunctionType | types.CellType):
+    def is_data(self) -> bool:
+        """Whether it holds values, and not code alone."""
+        parts = self._before.values()
+        if isinstance(self.target, type | types.CellType) or (self._keys is not None and not parts):
             return False
-        return not all(
-            callable(part) or isinstance(part, types.ModuleType) for part in self._before.values()
-        )
+        return not parts or not all(callable(x) or isinstance(x, types.ModuleType) for x in parts)
 
-    def changes(self) -> Iterator[tuple[str, Any, Any, Any]]:
-        """What is not what it was: the name, where in the object, and its value before and now."""
+    def changes(self) -> list[str]:
+        """The names of what is not what it was."""
         before, now = self._before, self._read()
-        for key in dict.fromkeys((*before, *now)):
-            old, new = before.get(key, _MISSING), now.get(key, _MISSING)
-            if old is not new and not (type(old) is bytes and old == new):
-                yield self.name, key, old, new
-        if (
-            isinstance(self.target, dict)
-            and before.keys() == now.keys()
-            and any(a is not b for a, b in zip(before, now, strict=True))
-        ):
-            yield self.name, "order", None, None
+        if len(before) == len(now) and all(map(_same, before, now)):
+            return [self._path(key) for key in before if not _same(before[key], now[key])]
+        keys = dict.fromkeys((*before, *now))
+        odd = [k for k in keys if not _same(before.get(k, _MISSING), now.get(k, _MISSING))]
+        return [self._path(key) for key in odd] or [self.name]  # in another order
 
     def restore(self) -> None:
         """Put back what was in it."""
-        self._write(self._before)
+        if self.changes():
+            self._write(self._before)
 
+    def _path(self, key: Any) -> str:
+        is_whole = isinstance(self.target, set | types.CellType | np.ndarray)
+        return self.name if is_whole else path_of(self.name, key)
 
-def of_dict(name: str, value: dict[Any, Any]) -> Watched:
-    """A dict, of any class of Python's own or derived from one."""
-    kind = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+    def _read(self) -> dict[Any, Any]:
+        target: Any = self.target
+        if self._keys is not None:
+            return {key: target[key] for key in self._keys if key in target}
+        if isinstance(target, dict):
+            return dict(_basis(target).items(target))
+        if isinstance(target, list | collections.deque):
+            return dict(enumerate(_basis(target).__iter__(target)))
+        if isinstance(target, set):
+            return {id(item): item for item in set.__iter__(target)}
+        if isinstance(target, types.CellType):
+            try:
+                return {"": target.cell_contents}
+            except ValueError:  # it has no value yet
+                return {}
+        if isinstance(target, type):
+            return dict(vars(target))
+        if isinstance(target, np.ndarray):
+            header = (target.dtype.str, target.shape, target.strides, target.flags.writeable)
+            return {"entries": target.tobytes(), "header": repr(header).encode()}
+        return read_slots(target)
 
-    def write(before: dict[Any, Any]) -> None:
-        kind.clear(value)
-        for key, item in before.items():
-            kind.__setitem__(value, key, item)
-
-    return Watched(name, value, lambda: dict(kind.items(value)), write)
-
-
-def of_sequence(name: str, value: Any) -> Watched:
-    """A list or a deque."""
-    kind: Any = list if isinstance(value, list) else collections.deque
-
-    def write(before: dict[Any, Any]) -> None:
-        kind.clear(value)
-        kind.extend(value, before.values())
-
-    return Watched(name, value, lambda: dict(enumerate(kind.__iter__(value))), write)
-
-
-def of_set(name: str, value: set[Any]) -> Watched:
-    """A set."""
-
-    def write(before: dict[Any, Any]) -> None:
-        set.clear(value)
-        set.update(value, before.values())
-
-    return Watched(name, value, lambda: {id(item): item for item in set.__iter__(value)}, write)
-
-
-def of_cell(name: str, value: types.CellType) -> Watched:
-    """A variable that functions close over."""
-
-    def read() -> dict[Any, Any]:
-        try:
-            return {"": value.cell_contents}
-        except ValueError:  # it has no value yet
-            return {}
-
-    def write(before: dict[Any, Any]) -> None:
-        if before:
-            value.cell_contents = before[""]
-        elif read():
-            del value.cell_contents
-
-    return Watched(name, value, read, write)
-
-
-def of_names(name: str, space: dict[str, Any], names: Any) -> Watched:
-    """A few names of a module."""
-
-    def write(before: dict[Any, Any]) -> None:
-        for key in names:
-            if key in before:
-                space[key] = before[key]
+    def _write(self, before: dict[Any, Any]) -> None:
+        target: Any = self.target
+        gone = [key for key in self._read() if key not in before]
+        if isinstance(target, dict):
+            basis = _basis(target)
+            for key in gone if self._keys is not None else list(basis.keys(target)):
+                basis.__delitem__(target, key)
+            for key, item in before.items():
+                basis.__setitem__(target, key, item)
+        elif isinstance(target, list | collections.deque):
+            _basis(target).clear(target)
+            _basis(target).extend(target, before.values())
+        elif isinstance(target, set):
+            set.clear(target)
+            set.update(target, before.values())
+        elif isinstance(target, types.CellType):
+            if before:
+                target.cell_contents = before[""]
             else:
-                space.pop(key, None)
-
-    return Watched(name, space, lambda: {key: space[key] for key in names if key in space}, write)
-
-
-def of_slots(name: str, value: Any, slots: dict[str, types.MemberDescriptorType]) -> Watched:
-    """Attributes in slots."""
-
-    def write(before: dict[Any, Any]) -> None:
-        now = read_slots(value, slots)
-        for key, slot in slots.items():
-            if key in before:
-                slot.__set__(value, before[key])
-            elif key in now:
-                slot.__delete__(value)
-
-    return Watched(name, value, lambda: read_slots(value, slots), write)
-
-
-def of_class(name: str, value: type) -> Watched:
-    """The attributes of a class."""
-
-    def write(before: dict[Any, Any]) -> None:
-        for key in dict.fromkeys((*before, *vars(value))):
-            if key not in before:
-                type.__delattr__(value, key)
-            elif vars(value).get(key, _MISSING) is not before[key]:
-                type.__setattr__(value, key, before[key])
-
-    return Watched(name, value, lambda: dict(vars(value)), write)
+                del target.cell_contents
+        elif isinstance(target, type):
+            for key in gone:
+                type.__delattr__(target, key)
+            for key, item in before.items():
+                if vars(target).get(key, _MISSING) is not item:
+                    type.__setattr__(target, key, item)
+        elif isinstance(target, np.ndarray):
+            target[...] = np.frombuffer(before["entries"], target.dtype).reshape(target.shape)
+        else:
+            kind: Any = type(target)
+            slots = slots_of(kind)
+            for key in gone:
+                slots[key].__delete__(target)
+            for key, item in before.items():
+                slots[key].__set__(target, item)
 
 
-def of_function(name: str, value: types.FunctionType) -> Watched:
-    """The code and the defaults of a function."""
-
-    def read() -> dict[Any, Any]:
-        return {
-            "__code__": value.__code__,
-            "__defaults__": value.__defaults__,
-            "__kwdefaults__": value.__kwdefaults__,
-        }
-
-    def write(before: dict[Any, Any]) -> None:
-        for key, item in before.items():
-            if getattr(value, key) is not item:
-                setattr(value, key, item)
-
-    return Watched(name, value, read, write)
-
-
-def of_array(name: str, value: np.ndarray[Any, Any]) -> Watched:
-    """An array of numpy: its entries and what its header says."""
-
-    def read() -> dict[Any, Any]:
-        header = (value.dtype.str, value.shape, value.strides, value.flags.writeable)
-        return {"entries": value.tobytes(), "header": repr(header).encode()}
-
-    def write(before: dict[Any, Any]) -> None:
-        if value.tobytes() != before["entries"]:
-            value[...] = np.frombuffer(before["entries"], value.dtype).reshape(value.shape)
-
-    return Watched(name, value, read, write)
-
-
-def path_of(name: str, key: Any, target: Any = None) -> str:
-    """How to call an attribute or an entry of what has a name."""
-    if isinstance(target, types.CellType | np.ndarray):
-        return name
+def path_of(name: str, key: Any) -> str:
+    """What messages call an attribute or an entry of what has a name."""
     if isinstance(key, str) and key.isidentifier():
         return f"{name}.{key}"
-    return (
-        f"{name}[{key!r}]" if isinstance(key, int | str) and not isinstance(target, set) else name
-    )
+    return f"{name}[{key!r}]" if isinstance(key, int | str) else name
+
+
+def _same(old: Any, new: Any) -> bool:
+    return old is new or (type(old) is type(new) and type(old) in (int, bytes) and old == new)
+
+
+def _basis(value: Any) -> Any:
+    """The class of Python that a container is of, or is derived from."""
+    kinds = (collections.OrderedDict, dict, list, collections.deque)
+    return next(kind for kind in kinds if isinstance(value, kind))

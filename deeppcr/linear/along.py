@@ -1,7 +1,7 @@
-"""Parts of a chain, whichever axis it is on and whichever way it runs.
+"""Slicing and joining along the chain, on any axis and in either direction.
 
-A recurrence that runs backwards is the same algorithm with the ends of the chain swapped. Arrays stay in
-memory order: turning them round would copy every block.
+A recurrence that runs backwards is the same algorithm with the ends of the chain swapped. Arrays
+stay in memory order, because reversing them would copy every block.
 """
 
 import dataclasses
@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-Tree = TypeVar(
-    "Tree"
-)  # an array, or blocks: anything whose arrays all have the chain on the same axis
+# An array, or blocks: any pytree whose arrays all have the chain on the same axis.
+Tree = TypeVar("Tree")
 
 
 @dataclasses.dataclass(frozen=True)
 class Along:
-    """The chain is on ``axis`` and starts at index 0, or at the last one if ``reverse``."""
+    """The chain is on ``axis``. It starts at index 0, or at the last index if ``reverse``."""
 
     axis: int = 0
     reverse: bool = False
@@ -29,23 +28,23 @@ class Along:
         return leaf.shape[self.axis]
 
     def first(self, tree: Tree, count: int) -> Tree:
-        """The ``count`` steps where the chain starts."""
+        """The first ``count`` steps of the chain."""
         length = self.length(tree)
         start = length - count if self.reverse else 0
         return self._slice(tree, start, start + count, 1)
 
     def last(self, tree: Tree, count: int) -> Tree:
-        """The ``count`` steps where the chain ends."""
+        """The last ``count`` steps of the chain."""
         return dataclasses.replace(self, reverse=not self.reverse).first(tree, count)
 
     def halves(self, tree: Tree) -> tuple[Tree, Tree]:
-        """Steps 0, 2, 4, .. and steps 1, 3, 5, .., counted from where the chain starts."""
+        """Steps 0, 2, 4, .. and steps 1, 3, 5, .., counted from the start of the chain."""
         length = self.length(tree)
         even, odd = ((length - 1) % 2, length % 2) if self.reverse else (0, 1)
         return self._slice(tree, even, length, 2), self._slice(tree, odd, length, 2)
 
     def join(self, earlier: Array, later: Array) -> Array:
-        """One chain from its start and its end."""
+        """One chain from its first and its last steps."""
         return lax.concatenate([later, earlier] if self.reverse else [earlier, later], self.axis)
 
     def interleave(self, even: Array, odd: Array) -> Array:
@@ -59,11 +58,11 @@ class Along:
 
     def before(self, y: Array) -> Array:
         """The state before each step: zero before the first."""
-        nothing = jnp.zeros_like(self.first(y, 1))
-        return self.join(nothing, self.first(y, self.length(y) - 1))
+        zero = jnp.zeros_like(self.first(y, 1))
+        return self.join(zero, self.first(y, self.length(y) - 1))
 
     def shift(self, tree: Tree, distance: int) -> Tree:
-        """What is ``distance`` steps before each: zeros where there is none."""
+        """For each step, the entry ``distance`` steps before it; zero before the first step."""
         edges = (-distance, distance, 0) if self.reverse else (distance, -distance, 0)
 
         def shifted(leaf: Array) -> Array:
@@ -73,7 +72,7 @@ class Along:
         return jax.tree.map(shifted, tree)
 
     def clear_first(self, y: Array) -> Array:
-        """``y`` with zeros at the first step, whatever a block that is not to be looked at has left there."""
+        """``y`` with zeros at the first step, even where the product with its block is NaN."""
         index = lax.broadcasted_iota(jnp.int32, y.shape, self.axis)
         start = self.length(y) - 1 if self.reverse else 0
         return jnp.where(index == start, jnp.zeros_like(y), y)

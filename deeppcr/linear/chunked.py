@@ -1,15 +1,18 @@
-"""Sequential inside chunks, side by side, and another solver across them: depth 2 L/K + depth across.
+"""Chunks run side by side, each sequentially; another solver joins them: depth 2 L/K + its own.
 
-Cut the chain into K chunks. Within a chunk that starts after state s, every state is an affine function of s,
+Cut the chain into K chunks. Within a chunk that starts after state s, every state is an affine
+function of s,
 
     y_l = P_l s + v_l,    P_l = A_l P_{l-1},  v_l = A_l v_{l-1} + b_l,    P = I, v = 0 at the start.
 
-1. Step all chunks at once through their L/K steps, for the last P and v of each.
-2. They make a recurrence of K steps for the ends of chunks, ``s_k = P_k s_{k-1} + v_k``: for another solver.
-3. Step all chunks at once again, each from its true start, with products of a block and a vector only.
+1. Run all chunks at once through their L/K steps, for the last P and v of each.
+2. The ends of the chunks are a recurrence of K steps, ``s_k = P_k s_{k-1} + v_k``, for another
+   solver.
+3. Run all chunks at once again, each from its true start. That takes only products of a block and
+   a vector.
 
-That is fewer than L block products, as in cyclic reduction, but every one is taken where it lies: nothing is
-copied and the working set is one block a chunk. The chunk is also what one device holds of a sharded chain.
+Like cyclic reduction it takes fewer than L block products. Yet nothing is copied, and the working
+set is one block per chunk. A shard of the chain is such a chunk, too.
 
 Source: Hockney & Jesshope, *Parallel Computers 2*, section 5.4 (partition method, H. H. Wang 1981).
 """
@@ -22,15 +25,19 @@ from jax import Array, lax
 
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks
-from deeppcr.linear.recurrence import Recurrence
-from deeppcr.linear.solver import LinearSolver
+from deeppcr.linear.solver import LinearSolver, Recurrence
 
 MEDIUM, WIDE = 8, 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunked(LinearSolver):
-    """Chunks of ``size`` steps (None: see `default_chunks`); ``across`` solves for their ends."""
+    """Run chunks of steps side by side.
+
+    Attributes:
+        size: the steps of a chunk (None: see `default_chunks`).
+        across: the solver for the ends of the chunks.
+    """
 
     size: int | None = None
     across: LinearSolver = Recurrence()
@@ -38,7 +45,7 @@ class Chunked(LinearSolver):
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:
             raise ValueError(
-                f"size is {self.size}, expected the steps of a chunk, at least 1, or None."
+                f"size is {self.size}, expected the steps of a chunk: an integer >= 1, or None."
             )
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
@@ -50,17 +57,18 @@ class Chunked(LinearSolver):
         y = self._solve_whole(along.first(blocks, whole), along.first(b, whole), size, reverse)
         if whole == length:
             return y
-        # What is left over at the end of the chain is one more, shorter chunk, after all others.
+        # The steps that are left at the end of the chain are one more, shorter chunk.
         rest, b_rest = along.last((blocks, b), length - whole)
         b_first = along.first(b_rest, 1) + along.first(rest, 1).apply(along.last(y, 1))
         b_rest = along.join(b_first, along.last(b_rest, length - whole - 1))
         return along.join(y, Recurrence()._solve(rest, b_rest, reverse))
 
     def _solve_whole(self, blocks: Blocks, b: Array, size: int, reverse: bool) -> Array:
-        blocks, b, restore = blocks.lay_out(b)
-        # One step of all chunks is again blocks and a vector, over the chain of chunks: `along` them.
-        # `inside` the chunks, blocks that were laid out anew may as well have their steps one after another;
-        # the others stay where they are, and a step is picked from every chunk.
+        blocks, b, restore = blocks.to_struct_of_arrays(b)
+        # A step of all chunks is blocks and a vector over the chain of chunks: `along` indexes the
+        # chunks, `inside` the steps of a chunk. A structure of arrays is a copy anyway, so its
+        # steps are made contiguous. Other arrays stay as they are; a step is a strided slice of
+        # them.
         along = Along(blocks.axis, reverse)
         inside = Along(blocks.axis + 1 if blocks.axis == 0 else blocks.axis, reverse)
         chunks = blocks.length // size
@@ -69,7 +77,7 @@ class Chunked(LinearSolver):
         rest = Along(reverse=reverse).last(jnp.arange(size), size - 1)
 
         def without_last(tree: tuple[Blocks, Array]) -> tuple[Blocks, Array]:
-            return along.first(tree, chunks - 1)  # nobody asks where the last chunk ends
+            return along.first(tree, chunks - 1)  # the end of the last chunk is not needed
 
         def without_first(blocks: Blocks) -> Blocks:
             return along.last(blocks, chunks - 2)  # it starts at zero: its product is not needed
@@ -89,9 +97,9 @@ class Chunked(LinearSolver):
         (product, offset), _ = lax.scan(
             reduce, (without_first(block), offset), rest, reverse=reverse
         )
-        not_needed = jax.tree.map(jnp.zeros_like, along.first(block, 1))
+        unused = jax.tree.map(jnp.zeros_like, along.first(block, 1))
         ends = self.across.solve_unguarded(
-            jax.tree.map(along.join, not_needed, product), offset, reverse
+            jax.tree.map(along.join, unused, product), offset, reverse
         )
 
         starts = along.join(jnp.zeros_like(along.first(offset, 1)), ends)
@@ -101,20 +109,21 @@ class Chunked(LinearSolver):
 
 
 def default_chunks(blocks: Blocks) -> int:
-    """How many chunks, measured on 2 CPU cores.
+    """The number of chunks.
 
-    The first and the last chunk need no block products, so few chunks save work, K - 2 of K; many chunks save
-    steps of the loop. For wide blocks the products are most of the time: with 4, 8, 16 chunks, 8192 steps of
-    64x64 blocks take 73, 78, 97 ms. With 8, 16, 32 chunks, 1024 steps of 8x8 blocks take 0.25, 0.22, 0.21 ms,
-    and 4096 steps of 2x2 blocks 0.06, 0.13, 0.20 ms.
+    The first and the last chunk need no block products. So few chunks save work, K - 2 of K, and
+    many chunks save trips of the loop.
     """
-    if blocks.coupled < MEDIUM:
+    # For wide blocks the products are most of the time: for 64x64 blocks 16 chunks take 1.3 times
+    # as long as 4. For 8x8 blocks 8 chunks take 1.2 times as long as 32, but for 2x2 blocks 32
+    # chunks take 3 times as long as 8 (jax 0.10.2, 2 cores).
+    if blocks.block_size < MEDIUM:
         return 16
-    return 32 if blocks.coupled < WIDE else 4
+    return 32 if blocks.block_size < WIDE else 4
 
 
 def _split(leaf: Array, size: int, axis: int, inside: int) -> Array:
-    """``[.., chunks * size, ..]`` to chunks on ``axis`` with their steps beside them, on axis ``inside``."""
+    """``[.., chunks * size, ..]`` to chunks on ``axis`` with their steps on axis ``inside``."""
     leaf = leaf.reshape(*leaf.shape[:axis], -1, size, *leaf.shape[axis + 1 :])
     return jnp.moveaxis(leaf, axis + 1, inside)
 

@@ -1,38 +1,124 @@
 """Parallel cyclic reduction: work O(L log L), depth O(log L).
 
-Substituting the recurrence into itself doubles the distance that an equation reaches over,
+Substituting the recurrence into itself doubles the distance d that an equation reaches back,
 
     y_l = A_l y_{l-d} + b_l,    y_{l-d} = A_{l-d} y_{l-2d} + b_{l-d}
     =>  y_l = (A_l A_{l-d}) y_{l-2d} + (A_l b_{l-d} + b_l),
 
-and all l can do so at once. After ceil(log2 L) rounds every equation reaches beyond the start of the chain,
-where the state is zero, and ``b`` is the solution. The fewest rounds of all solvers, and every round is one
-product of long arrays; it pays with log2 L times the work.
+for all l at once. After ceil(log2 L) rounds every equation reaches back beyond the start of the
+chain, where the state is zero, and its ``b_l`` is the solution. No solver takes fewer rounds, and
+every round is one product of long arrays. The price is log2 L times the work.
 
-Equations that have reached the start are finished: see `deeppcr.linear.equations`.
+Equations that reach beyond the start are finished. `Pairs` leaves their blocks out; `Augmented`
+keeps all arrays at one shape.
 
-Sources: Hockney & Jesshope, *Parallel Computers 2*, section 5.4.3; Danieli et al., *DeepPCR*, NeurIPS 2023.
+Sources: Hockney & Jesshope, *Parallel Computers 2*, section 5.4.3; Danieli et al., *DeepPCR*,
+NeurIPS 2023.
 """
 
 import dataclasses
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import Self
 
-from jax import Array
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
 
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks
-from deeppcr.linear.equations import equations
+from deeppcr.linear.blocks.matrices import StructOfArrays
 from deeppcr.linear.solver import LinearSolver
+from deeppcr.platforms import platform
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelCyclicReduction(LinearSolver):
-    """Every equation reduced in every one of ceil(log2 L) rounds."""
+    """Reduce every equation in each of ceil(log2 L) rounds."""
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        blocks, b, restore = blocks.lay_out(b)
+        blocks, b, restore = blocks.to_struct_of_arrays(b)
         along = Along(blocks.axis, reverse)
-        length, distance, now = along.length(b), 1, equations(blocks, b, along)
+        length, distance, equations = along.length(b), 1, _equations(blocks, b, along)
         while distance < length:
-            now = now.reduce(along, distance)
+            equations = equations.reduce(along, distance)
             distance *= 2
-        return restore(now.offsets)
+        return restore(equations.offsets)
+
+
+class Equations(ABC):
+    """All equations ``y_l = A_l y_{l-d} + b_l``."""
+
+    @abstractmethod
+    def reduce(self, along: Along, distance: int) -> Self:
+        """The equations of twice the ``distance``, from those of ``distance``."""
+
+    @property
+    @abstractmethod
+    def offsets(self) -> Array:
+        """The ``b_l``."""
+
+
+def _equations(blocks: Blocks, b: Array, along: Along) -> Equations:
+    """The recurrence itself, of distance 1. The first block is ignored."""
+    if isinstance(blocks, StructOfArrays):
+        augmented = jnp.concatenate([along.clear_first(blocks.matrix), b], axis=1)
+        return Augmented(lax.optimization_barrier(augmented))
+    return Pairs(along.last(blocks, along.length(b) - 1), b)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["blocks", "b"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Pairs(Equations):
+    """The blocks of the equations that are not finished, and the offsets of all equations."""
+
+    blocks: Blocks | None
+    b: Array
+
+    @property
+    def offsets(self) -> Array:
+        return self.b
+
+    def reduce(self, along: Along, distance: int) -> Self:
+        assert self.blocks is not None
+        unfinished = along.length(self.b) - distance
+        update = self.blocks.apply(along.first(self.b, unfinished))
+        b = along.join(along.first(self.b, distance), along.last(self.b, unfinished) + update)
+        remaining = unfinished - distance
+        blocks = None
+        if remaining > 0:
+            earlier = along.first(self.blocks, remaining)
+            blocks = along.last(self.blocks, remaining).compose(earlier)
+        # Without the barrier XLA forms, and keeps, the blocks of all rounds before the first b.
+        return lax.optimization_barrier(dataclasses.replace(self, blocks=blocks, b=b))
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["augmented"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Augmented(Equations):
+    """Small blocks and offsets as one array ``[A b]: [w, w + 1, chain, batch]``.
+
+    The blocks of finished equations are zero, and zeros are shifted in from beyond the start. So
+    all rounds work on arrays of one shape, and XLA makes one kernel of a round, or of several; a
+    round of `Pairs` needs two. On a GPU, launching kernels is most of the time of narrow blocks.
+    """
+
+    augmented: Array
+
+    @property
+    def offsets(self) -> Array:
+        return self.augmented[:, -1:]
+
+    def reduce(self, along: Along, distance: int) -> Self:
+        blocks = StructOfArrays(self.augmented[:, :-1])
+        earlier = along.shift(self.augmented, distance)
+        is_last_round = 2 * distance >= along.length(self.augmented)
+        if is_last_round:  # the composed blocks are not needed
+            return dataclasses.replace(self, augmented=self.offsets + blocks.apply(earlier[:, -1:]))
+        only_offsets = jnp.pad(self.offsets, [(0, 0), (blocks.width, 0), (0, 0), (0, 0)])
+        augmented = only_offsets + blocks.apply(earlier)
+        if platform() == "cpu":
+            # XLA for CPU would fuse all rounds into one kernel, and recompute each round for every
+            # entry of the next.
+            augmented = lax.optimization_barrier(augmented)
+        return dataclasses.replace(self, augmented=augmented)

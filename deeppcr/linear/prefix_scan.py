@@ -1,13 +1,13 @@
 """The linear recurrence as a prefix scan: work O(L), depth O(log L).
 
-Step l is the affine map ``y -> A_l y + b_l``, and the composition of two affine maps,
+Step l is the affine map ``y -> A_l y + b_l``. The composition of two affine maps,
 
     (A, b) after (A', b') = (A A', A b' + b),
 
-is associative because composition of maps is. ``y_l`` is the offset of the first l maps composed, so that
-`jax.lax.associative_scan` with this operator solves the recurrence. It forms all L composed blocks although
-only the offsets are wanted: about twice the products of `CyclicReduction`, from which it differs by nothing
-else.
+is associative, as composition of maps always is. ``y_l`` is the offset of the first l maps
+composed, so `jax.lax.associative_scan` with this operator solves the recurrence. It forms all L
+composed blocks although only the offsets are needed: about twice the products of `CyclicReduction`,
+which is otherwise the same algorithm.
 
 Source: Blelloch, *Prefix Sums and Their Applications*, 1990, section 1.4.
 """
@@ -25,7 +25,7 @@ class PrefixScan(LinearSolver):
     """`jax.lax.associative_scan` over pairs of block and offset."""
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        blocks, b, restore = blocks.lay_out(b)
+        blocks, b, restore = blocks.to_struct_of_arrays(b)
         _, y = lax.associative_scan(_compose, (blocks, b), reverse=reverse, axis=blocks.axis)
         return restore(y)
 

@@ -1,15 +1,17 @@
-"""A chain in equal parts, one on each device: each part becomes one affine map, and the devices combine log2(P) times.
+"""A chain in equal shards, one per device, combined in log2(P) rounds of messages.
 
-A part that is entered with the state s is left with ``T s + v``, where ``(T, v)`` are its steps composed,
+A shard whose first step starts from the state s ends with ``T s + v``, where ``(T, v)`` is the
+composition of its steps,
 
     (A, b) after (A', b') = (A A', A b' + b).
 
-1. Every device composes its own steps, pair by pair: log2(L/P) rounds of products, and no messages.
-2. The devices compose what they have with what the device 1, 2, 4, .. places before them has (Hillis & Steele, *Data parallel
-   algorithms*, CACM 1986): log2(P) rounds, and in each a message of one block and one vector.
-3. Now each knows the state that enters its part, and any solver does the rest.
+1. Every device composes its own steps, pair by pair: log2(L/P) rounds of products, no messages.
+2. Every device composes its map with that of the device 1, 2, 4, .. before it (Hillis & Steele,
+   *Data parallel algorithms*, CACM 1986): log2(P) rounds, each with a message of one block and one
+   vector.
+3. Now each device knows the state before its shard, and any solver does the rest.
 
-What is sent does not depend on L.
+The size of the messages does not depend on L.
 """
 
 import dataclasses
@@ -32,13 +34,15 @@ from deeppcr.linear.step_by_step import solve_step_by_step
 class Sharded(LinearSolver):
     """The linear recurrence over the devices along one axis of a mesh.
 
-    As ``Newton(linear=Sharded(mesh, "chain"))`` or ``adjoint=Sharded(mesh, "chain")`` it says where the whole chain is, as the
-    sharding of the chain's inputs does: see `deeppcr.sharding`.
+    ``Newton(linear=Sharded(mesh, "chain"))`` or ``adjoint=Sharded(mesh, "chain")`` shards the whole
+    chain, as a sharding of its inputs does: see `deeppcr.sharding`.
 
     Attributes:
-        mesh: a `jax.sharding.Mesh`; inside a `jax.shard_map` over other axes, `jax.sharding.get_abstract_mesh()`.
-        axis: the name of its axis along which the chain lies, or several names.
-        inside: what solves the part on each device: a solver or its name, see `deeppcr.solve_bidiagonal`.
+        mesh: a `jax.sharding.Mesh`; inside a `jax.shard_map` over other axes,
+            `jax.sharding.get_abstract_mesh()`.
+        axis: the name of the mesh axis over which the chain is sharded, or several names.
+        inside: the solver for the shard of each device, or its name; see
+            `deeppcr.solve_bidiagonal`.
 
     Raises:
         ValueError: the mesh has no such axis.
@@ -58,7 +62,7 @@ class Sharded(LinearSolver):
         check_mesh_axis(self.mesh, self.axis)
         if isinstance(find_solver(self.inside), Sharded):
             raise TypeError(
-                f"inside is {self.inside!r}, expected a solver for the part on one device."
+                f"inside is {self.inside!r}, expected a solver for the shard of one device."
             )
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
@@ -67,8 +71,8 @@ class Sharded(LinearSolver):
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         return self._per_shard(LinearSolver.solve_transposed, blocks, g, reverse)
 
-    def _composes(self, blocks: Blocks) -> bool:
-        return False  # the parts do, and look after it
+    def _multiplies_blocks(self, blocks: Blocks) -> bool:
+        return False  # the solver of each shard does, with its own fallback
 
     def _per_shard(
         self,
@@ -84,7 +88,7 @@ class Sharded(LinearSolver):
         solver = solver_on(sharding, self)
 
         def padded(leaf: Array) -> Array:
-            # At the end of the chain: nothing depends on it, and its zeros depend on nothing.
+            # Zeros at the end of the chain: no other step depends on them.
             low, high = (missing, 0) if reverse else (0, missing)
             return lax.pad(
                 leaf, leaf.dtype.type(0), [(low, high, 0), *[(0, 0, 0)] * (leaf.ndim - 1)]
@@ -103,7 +107,7 @@ class Sharded(LinearSolver):
 
 
 def solver_on(axis: ChainAxis, solver: LinearSolver) -> LinearSolver:
-    """The solver for the steps on one device, inside `jax.shard_map` if there are several."""
+    """The solver for the shard of one device, inside `jax.shard_map` if there are several."""
     inside = find_solver(solver.inside) if isinstance(solver, Sharded) else solver
     shard = axis.shard if isinstance(axis, ChainSharding) else axis
     return ShardSolver(shard, inside) if isinstance(shard, DeviceAxis) else inside
@@ -117,17 +121,18 @@ class ShardSolver(LinearSolver):
     inside: LinearSolver
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        entering = self._entering(blocks, b, self._towards(reverse), reverse)
+        initial = self._state_before(blocks, b, self._towards(reverse), reverse)
         return self.inside.solve_unguarded(
-            blocks, self._entered(blocks, b, entering, reverse), reverse
+            blocks, self._starting_from(blocks, b, initial, reverse), reverse
         )
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         return self._transposed(self._solve, blocks, g, reverse)
 
     def _sequential(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        def run(entering: Array, own: Array) -> tuple[Array, Array]:
-            y = solve_step_by_step(blocks, self._entered(blocks, own, entering, reverse), reverse)
+        def run(initial: Array, b: Array) -> tuple[Array, Array]:
+            b = self._starting_from(blocks, b, initial, reverse)
+            y = solve_step_by_step(blocks, b, reverse)
             return Along(reverse=reverse).last(y, 1), y
 
         return self._towards(reverse).sequentially(run, jnp.zeros_like(b[:1]), b)[1]
@@ -139,8 +144,8 @@ class ShardSolver(LinearSolver):
     def _axis(self) -> ChainAxis:
         return self.chain_axis
 
-    def _stand_alone(self, blocks: Blocks, b: Array) -> bool:
-        """Here even a single step depends on another."""
+    def _is_decoupled(self, blocks: Blocks, b: Array) -> bool:
+        """Even a shard of one step depends on the shard before it."""
         return b.size == 0 or isinstance(blocks, Zeros)
 
     def _transposed(self, solve: Solve, blocks: Blocks, g: Array, reverse: bool) -> Array:
@@ -148,40 +153,39 @@ class ShardSolver(LinearSolver):
         mu = solve(transposed, transposed.apply(g), not reverse)
         return g + self._towards(not reverse).before(jnp.zeros_like(mu[0]), mu)
 
-    def _entered(self, blocks: Blocks, b: Array, entering: Array, reverse: bool) -> Array:
-        """``b`` of a shard with the state before it, for a solver that starts at zero."""
+    def _starting_from(self, blocks: Blocks, b: Array, initial: Array, reverse: bool) -> Array:
+        """``b`` of a shard that starts from ``initial``, for a solver that starts from zero."""
         along, is_first = Along(reverse=reverse), self._towards(reverse).rank == 0
-        # The first block of the chain meets a zero and is never looked at: it may be anything.
-        start = jax.tree.map(
-            lambda leaf: lax.select(lax.full(leaf.shape, is_first), lax.full_like(leaf, 0), leaf),
-            along.first(blocks, 1),
-        )
-        return along.join(along.first(b, 1) + start.apply(entering), along.last(b, len(b) - 1))
+        # The first block of the chain is ignored, even if it is NaN.
+        start = along.first(blocks, 1)
+        start = _select(is_first, jax.tree.map(jnp.zeros_like, start), start)
+        return along.join(along.first(b, 1) + start.apply(initial), along.last(b, len(b) - 1))
 
-    def _entering(self, blocks: Blocks, b: Array, axis: DeviceAxis, reverse: bool) -> Array:
+    def _state_before(self, blocks: Blocks, b: Array, axis: DeviceAxis, reverse: bool) -> Array:
         """The state before this shard: ``[1, *batch, w]``."""
-        laid, vectors, restore = blocks.lay_out(b)
-        part = _composed(laid, vectors, Along(laid.axis, reverse))
+        arrays, vectors, restore = blocks.to_struct_of_arrays(b)
+        found = _composed(arrays, vectors, Along(arrays.axis, reverse))
         distance = 1
         while distance < self.chain_axis.size:
-            product, offset = axis.shift(part, distance)
-            mine, own = part
-            there = axis.rank >= distance
-            joined = (mine.compose(product), mine.apply(offset) + own)
-            part = jax.tree.map(
-                lambda new, old, there=there: lax.select(lax.full(new.shape, there), new, old),
-                joined,
-                part,
-            )
+            (earlier, earlier_offset), (own, own_offset) = axis.shift(found, distance), found
+            composed = (own.compose(earlier), own.apply(earlier_offset) + own_offset)
+            found = _select(axis.rank >= distance, composed, found)
             distance *= 2
-        return restore(axis.shift(part[1]))
+        return restore(axis.shift(found[1]))
 
     def _towards(self, reverse: bool) -> DeviceAxis:
         return self.chain_axis.reversed if reverse else self.chain_axis
 
 
+def _select(condition: Any, chosen: Any, otherwise: Any) -> Any:
+    """Leaf by leaf, ``chosen`` if the scalar ``condition`` is true, else ``otherwise``."""
+    return jax.tree.map(
+        lambda yes, no: lax.select(lax.full(yes.shape, condition), yes, no), chosen, otherwise
+    )
+
+
 def _composed(blocks: Blocks, b: Array, along: Along) -> tuple[Blocks, Array]:
-    """All steps as one: ``(T, v)``, each with a chain of one step."""
+    """The composition ``(T, v)`` of all steps, as blocks and a vector of one step."""
     while (length := along.length(b)) > 1:
         rest = along.last((blocks, b), 1)
         (early, early_b), (late, late_b) = along.halves(

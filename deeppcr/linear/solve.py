@@ -1,14 +1,14 @@
 """`solve_bidiagonal`, the linear recurrence for users: checked, differentiable, with any solver.
 
-``y_l = A_l y_{l-1} + b_l`` is ``M y = b`` with a block bidiagonal M. Its derivative needs no look inside the
-solver:
+``y_l = A_l y_{l-1} + b_l`` is ``M y = b`` with a block bidiagonal M. Its derivative does not go
+through the solver:
 
     M dy = db - dM y,    that is    dy_l = A_l dy_{l-1} + (db_l + dA_l y_{l-1}),
 
-the same recurrence with another right-hand side, and backwards ``M^T lam = g``: one solve of the transposed
-recurrence, after which ``b`` has the gradient ``lam`` and ``A_l`` the outer product of ``lam_l`` and
-``y_{l-1}``, for all l at once. `jax.lax.custom_linear_solve` states just that, and gives every order of
-derivative.
+the same recurrence with another right-hand side. Backwards it is ``M^T lam = g``, one solve of the
+transposed recurrence. Then ``b`` has the gradient ``lam``, and ``A_l`` the outer product of
+``lam_l`` and ``y_{l-1}``, for all l at once. `jax.lax.custom_linear_solve` implements just that,
+and gives derivatives of every order.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices
 from deeppcr.linear.choose import find_solver
 from deeppcr.linear.sharded import Sharded
-from deeppcr.linear.solver import LinearSolver, stand_alone
+from deeppcr.linear.solver import LinearSolver, is_decoupled
 
 
 def solve_bidiagonal(
@@ -35,20 +35,22 @@ def solve_bidiagonal(
     solver: str | LinearSolver = "auto",
     reverse: bool = False,
 ) -> Array:
-    """Solve the linear recurrence ``y_l = A_l y_{l-1} + b_l`` for l = 1..L, a block bidiagonal system.
+    """Solve the block bidiagonal system ``y_l = A_l y_{l-1} + b_l``, l = 1..L.
 
-    Differentiable to every order in ``A``, ``b`` and ``initial``, by the same solver and not through it.
+    Differentiable to every order in ``A``, ``b`` and ``initial``. Derivatives are solutions by the
+    same solver; they do not go through it.
 
-    With every solver the solution is finite where it is so step by step: where a product of blocks overflows and no state does, a
-    parallel solver ends with the sequential one, which takes its time. A product that underflows is taken for zero. Whatever is
-    not finite travels along the chain only: a step is never harmed by the ``A`` and ``b`` of the steps after it.
+    With every solver the solution is finite where it is finite step by step. Where a product of
+    blocks overflows and no state does, a parallel solver falls back to the sequential one, at its
+    cost. A product that underflows is zero. An inf or NaN propagates along the chain only: it never
+    reaches an earlier step.
 
     Args:
-        A: ``[L, *batch, w, w]`` for full matrices, ``[L, *batch, w]`` for diagonal ones, or blocks of any kind:
-            `Matrices`, `BlockDiagonals`, `Diagonals`, `Scalars`, `Zeros`.
+        A: ``[L, *batch, w, w]`` for full matrices, ``[L, *batch, w]`` for diagonal ones, or blocks
+            of any kind: `Matrices`, `BlockDiagonals`, `Diagonals`, `Scalars`, `Zeros`.
         b: ``[L, *batch, w]``, of the dtype of ``A``, with the same batch axes.
         initial: ``y_0: [*batch, w]``; zero if None.
-        solver: a solver, or its name: "auto" (the fastest for this shape and machine), "sequential", "pcr",
+        solver: a solver, or its name: "auto" (chosen by shape and platform), "sequential", "pcr",
             "cyclic_reduction", "prefix_scan", "chunked".
         reverse: ``y_l = A_l y_{l+1} + b_l`` instead, with ``y_{L+1} = initial``.
 
@@ -78,7 +80,8 @@ def solve_bidiagonal(
         initial = jnp.asarray(initial)
         if initial.shape != b.shape[1:]:
             raise ValueError(
-                f"initial has shape {_axes(initial.shape)}, expected {_axes(b.shape[1:])}: one state of b."
+                f"initial has shape {_axes(initial.shape)}, expected {_axes(b.shape[1:])}: "
+                "the shape of one state, that of b without its chain axis."
             )
         _check_dtype("initial", initial.dtype, blocks.dtype)
         if blocks.length:
@@ -102,7 +105,7 @@ def solve_bidiagonal(
 
 
 def _on_the_mesh(solver: LinearSolver) -> LinearSolver:
-    """The solver on the mesh that is in use."""
+    """The solver on the current mesh."""
     return (
         dataclasses.replace(solver, mesh=jax.sharding.get_abstract_mesh())
         if isinstance(solver, Sharded)
@@ -114,7 +117,7 @@ def solve_recurrence(
     blocks: Blocks, b: Array, solver: LinearSolver, reverse: bool = False
 ) -> Array:
     """``y_l = A_l y_{l-1} + b_l`` with ``y_0 = 0``, unchecked; differentiable to every order."""
-    if stand_alone(blocks, b):
+    if is_decoupled(blocks, b):
         return b
 
     along = Along(reverse=reverse)
@@ -137,7 +140,8 @@ def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
         expected = (A.groups.count, A.groups.size, A.groups.size)
         if A.matrix.shape[-3:] != expected:
             raise ValueError(
-                f"A.matrix has shape {_axes(A.matrix.shape)}, and A.groups expects it to end in {_axes(expected)}."
+                f"A.matrix has shape {_axes(A.matrix.shape)}, and A.groups expects it to end in "
+                f"{_axes(expected)}."
             )
     if isinstance(A, Blocks):
         return A
@@ -157,7 +161,8 @@ def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
 def _check_dtype(name: str, dtype: Any, expected: Any) -> None:
     if not jnp.issubdtype(expected, jnp.inexact):
         raise TypeError(
-            f"A has dtype {expected}, expected a floating or complex one; convert it, e.g. A.astype(float)."
+            f"A has dtype {expected}, expected a floating or complex one; "
+            "convert it, e.g. A.astype(float)."
         )
     if dtype != expected:
         raise TypeError(

@@ -1,13 +1,13 @@
-"""Where the blocks ``A_l`` of the linear recurrence come from, one file for each way.
+"""Where the blocks ``A_l`` of the linear recurrence come from, one file per linearisation.
 
-    "dense"            df/dz                                        DeepPCR, DEER
-    BlockDiagonal(k)   blocks on the diagonal of df/dz              ParaRNN
-    "diagonal"         the diagonal of df/dz                        quasi-DEER
-    Scalar(c)          c_l I; "identity" is c = 1                   Picard iteration, ParaDiGMS
-    "zero"             0                                            Jacobi iteration
+    "dense"            df/dz                                       DeepPCR, DEER
+    BlockDiagonal(k)   blocks on the diagonal of df/dz             ParaRNN
+    "diagonal"         the diagonal of df/dz                       quasi-DEER
+    Scalar(c)          c_l I; "identity" is c = 1                  Picard iteration, ParaDiGMS
+    "zero"             0                                           Jacobi iteration
     "auto"             the narrowest of the first three that is proven to be exact
 
-A new one is one file with a `Linearization`. `jacobian` has the derivatives of all steps, and
+A new linearisation is one file with a `Linearization`. `jacobian` has the derivatives of all steps;
 `columns` applies a linear function to all unit vectors at once.
 """
 
@@ -22,8 +22,7 @@ from deeppcr.linearize.choose import (
 from deeppcr.linearize.dense import Dense
 from deeppcr.linearize.diagonal import Diagonal
 from deeppcr.linearize.linearization import Linearization, constant
-from deeppcr.linearize.scalar import Scalar
-from deeppcr.linearize.zero import Zero
+from deeppcr.linearize.scalar import Scalar, Zero
 
 __all__ = [
     "LINEARIZATIONS",

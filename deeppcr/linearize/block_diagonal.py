@@ -1,4 +1,7 @@
-"""Blocks on the diagonal of the Jacobian: ParaRNN (Danieli et al., 2025), and Newton's method where steps have that structure."""
+"""Blocks on the diagonal of the Jacobian: ParaRNN (Danieli et al., 2025).
+
+Where the Jacobian of the steps is block diagonal, this is Newton's method.
+"""
 
 import dataclasses
 
@@ -19,11 +22,14 @@ from deeppcr.structure import find_structure
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class BlockDiagonal(Linearization):
-    """``A_l``: blocks of ``size`` x ``size`` on the diagonal of df/dz, w k^2 log L for the recurrence.
+    """``A_l``: blocks of k x k on the diagonal of df/dz; the recurrence costs w k^2 log L.
 
-    Which entries of the state make a block: those that influence each other, where the step's structure has such groups of
-    ``size`` entries or fewer, which is then Newton's method. Else the i-th entries of all leaves, if the state has ``size``
-    leaves of equal shapes (the h and c of an LSTM); else ``size`` neighbours.
+    The entries of a block are, whichever applies first:
+
+    - a group of entries that influence each other, if the step's structure has such groups of at
+      most k entries; then the blocks are exact
+    - the i-th entries of all leaves, if the state has k leaves of equal shapes (h and c of an LSTM)
+    - k neighbours
 
     Attributes:
         size: k.
@@ -32,7 +38,7 @@ class BlockDiagonal(Linearization):
     size: int
 
     def __post_init__(self) -> None:
-        check_count("size", self.size, "how many entries a block has")
+        check_count("size", self.size, "the number of entries of a block")
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
         """See `Linearization`."""
@@ -56,7 +62,7 @@ class BlockDiagonal(Linearization):
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
         """See `Linearization`."""
         count, size = self.groups(step, layout).shape
-        return count * size**2 * layout.examples * layout.dtype.itemsize
+        return count * size**2 * layout.batch_size * layout.dtype.itemsize
 
     def is_exact(self, step: Step, layout: StateLayout) -> bool:
         """See `Linearization`."""

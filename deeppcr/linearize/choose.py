@@ -1,4 +1,4 @@
-"""Which linearisation: by name, and the rule behind the name "auto"."""
+"""Linearisations by name, and the rule behind the name "auto"."""
 
 import dataclasses
 import os
@@ -11,8 +11,7 @@ from deeppcr.linearize.block_diagonal import BlockDiagonal
 from deeppcr.linearize.dense import Dense
 from deeppcr.linearize.diagonal import Diagonal
 from deeppcr.linearize.linearization import Linearization
-from deeppcr.linearize.scalar import Scalar
-from deeppcr.linearize.zero import Zero
+from deeppcr.linearize.scalar import Scalar, Zero
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
 from deeppcr.structure import find_structure
@@ -24,8 +23,8 @@ LINEARIZATIONS: dict[str, Linearization] = {
     "identity": Scalar(),
     "zero": Zero(),
 }
-COPIES = 4  # of the blocks, that a parallel solver holds while it works
-SHORTEST = 64  # steps of a window: shorter ones leave little to do side by side
+COPIES = 4  # of the blocks in the working memory of a parallel solver
+SHORTEST = 64  # steps of a window: shorter ones leave little to do in parallel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +32,10 @@ class Choice:
     """How a chain is linearised.
 
     Attributes:
-        linearization: what makes the blocks.
-        window: how many steps are solved at once.
-        is_exact: whether the blocks are proven to be the whole derivative.
-        reason: why not all exact Jacobians at once, in words; empty if they are, or were not wanted.
+        linearization: the source of the blocks.
+        window: the number of steps that are solved at once.
+        is_exact: whether the blocks are proven to be the full derivative.
+        reason: why not the exact Jacobians of all steps are taken at once, in words; else empty.
     """
 
     linearization: Linearization
@@ -64,11 +63,12 @@ def choose_linearization(
     memory: int | None,
     whole: int | None = None,
 ) -> Choice:
-    """The linearisation and the window for a chain of ``length`` steps, or for so many of a chain of ``whole`` steps.
+    """The linearisation and the window for ``length`` steps, of a chain of ``whole`` steps.
 
-    "auto" takes the exact Jacobian in the narrowest form that the step's structure proves: diagonal, block-diagonal or dense. If
-    the blocks of all steps take more than ``memory`` bytes (None: see `memory_budget`), a window slides along the chain; if not
-    even 64 steps fit, only the diagonal is taken, which is a quasi-Newton method.
+    "auto" takes the exact Jacobian in the narrowest form that the step's structure proves:
+    diagonal, block-diagonal or dense. If the blocks of all steps take more than ``memory`` bytes
+    (None: see `memory_budget`), a window slides along the chain. If not even 64 steps fit, it takes
+    only the diagonal, which is a quasi-Newton method. ``whole`` is None for ``length``.
     """
     wanted = find_linearization(linearize)
     budget = memory_budget() if memory is None else memory
@@ -84,14 +84,16 @@ def choose_linearization(
         and budget // size < min(SHORTEST, length)
     ):
         reasons.append(
-            f"{length} exact Jacobians would take {nbytes(length * size)} of {nbytes(budget)}, so the diagonal only"
+            f"{length} exact Jacobians would take {nbytes(length * size)} of {nbytes(budget)}, "
+            "so the diagonal only"
         )
         chosen = Diagonal()
         size = COPIES * max(1, chosen.bytes_per_step(step, layout))
     if window is None and length * size > budget:
         window = max(1, budget // size)
         reasons.append(
-            f"all {length} steps would take {nbytes(length * size)} of {nbytes(budget)}, so {window} at once"
+            f"all {length} steps would take {nbytes(length * size)} of {nbytes(budget)}, "
+            f"so {window} at once"
         )
     return Choice(
         chosen, min(length, window or length), chosen.is_exact(step, layout), "; ".join(reasons)
@@ -106,7 +108,7 @@ def _exact(groups: tuple[int, ...]) -> Linearization:
 
 
 def memory_budget() -> int:
-    """Bytes that Jacobian blocks may take: half of an accelerator's memory, a quarter of the machine's."""
+    """Bytes for Jacobian blocks: half of an accelerator's memory, or a quarter of the machine's."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"]) // 2

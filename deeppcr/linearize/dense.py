@@ -1,4 +1,7 @@
-"""The whole Jacobian of every step: DeepPCR (Danieli et al., NeurIPS 2023) and DEER (Lim et al., ICLR 2024)."""
+"""The full Jacobian of every step.
+
+DeepPCR (Danieli et al., NeurIPS 2023) and DEER (Lim et al., ICLR 2024).
+"""
 
 import dataclasses
 
@@ -17,15 +20,22 @@ from deeppcr.structure import find_structure
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Dense(Linearization):
-    """``A_l = df/dz``, w x w for each example. w derivatives of every step, and w^3 log L for the recurrence."""
+    """``A_l = df/dz``, w x w for each batch element.
+
+    It costs w derivatives of every step, and w^3 log L for the recurrence.
+    """
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        """See `Linearization`. If examples interact, a block sums up what all of them do to one."""
+        """See `Linearization`.
+
+        If batch elements interact, a block is the sum of the derivatives of one element with
+        respect to all of them.
+        """
         return Matrices(matrices(chain, states))
 
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
         """See `Linearization`."""
-        return layout.width**2 * layout.examples * layout.dtype.itemsize
+        return layout.width**2 * layout.batch_size * layout.dtype.itemsize
 
     def is_exact(self, step: Step, layout: StateLayout) -> bool:
         """See `Linearization`."""

@@ -1,11 +1,13 @@
-"""The diagonal of the Jacobian: quasi-DEER (Gonzalez et al., NeurIPS 2024), and Newton's method where steps are elementwise.
+"""The diagonal of the Jacobian: quasi-DEER (Gonzalez et al., NeurIPS 2024).
+
+Where the steps are elementwise, this is Newton's method.
 
     diag(J) = sum_s d_s * (J d_s)
 
-holds for any 0/1 directions d_s that add up to one, if no two entries that one direction moves influence each other. So an
-elementwise step needs one derivative, a step of k x k blocks k of them, and only a dense one w. With random signs d_s in place of
-them the mean over s is the diagonal in expectation (Hutchinson's estimator), its variance the sum of the squares beside the
-diagonal.
+holds for 0/1 directions d_s that add up to one, if no two entries of the same direction influence
+each other. So an elementwise step needs one derivative, a step of k x k blocks needs k, and a dense
+one needs w. With random signs d_s instead, the mean over s is the diagonal in expectation
+(Hutchinson's estimator). Its variance is the sum of the squares of the off-diagonal entries.
 """
 
 import dataclasses
@@ -23,25 +25,26 @@ from deeppcr.state import StateLayout
 from deeppcr.step import Step
 from deeppcr.structure import find_structure
 
-MOST = 64  # derivatives of every step, up to which the diagonal is computed exactly
+# By default the diagonal is exact if it takes at most so many derivatives of a step.
+MAX_DERIVATIVES = 64
 PROBES = 16
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Diagonal(Linearization):
-    """``A_l = diag(df/dz)``: w log L for the recurrence.
+    """``A_l = diag(df/dz)``; the recurrence costs w log L.
 
     Attributes:
-        probes: None: exact where 64 derivatives of every step suffice, else estimated with 16 probes. 0: exact. Or how many
-            random probes to estimate it with.
+        probes: the number of random probes that estimate the diagonal. 0: the exact diagonal.
+            None: exact if that takes at most 64 derivatives of a step, else 16 probes.
     """
 
     probes: int | None = None
 
     def __post_init__(self) -> None:
         check_count(
-            "probes", self.probes, "how many random probes, 0 for none", least=0, optional=True
+            "probes", self.probes, "the number of random probes, 0 for none", least=0, optional=True
         )
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
@@ -55,12 +58,12 @@ class Diagonal(Linearization):
 
     def _probes(self, needed: int) -> int:
         if self.probes is None:
-            return PROBES if needed > MOST else 0
+            return PROBES if needed > MAX_DERIVATIVES else 0
         return self.probes if needed > self.probes else 0
 
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
         """See `Linearization`."""
-        return layout.width * layout.examples * layout.dtype.itemsize
+        return layout.width * layout.batch_size * layout.dtype.itemsize
 
     def is_exact(self, step: Step, layout: StateLayout) -> bool:
         """See `Linearization`."""

@@ -1,8 +1,9 @@
-"""Derivatives of all steps at once: of every one its matrix, the blocks on its diagonal, or the diagonal alone.
+"""Derivatives of all steps at once: full matrices, blocks on the diagonal, or the diagonal alone.
 
-A direction is a vector ``[w]``, the same for all steps and examples, and `jax.vmap` knows that: a product of a direction with
-weights that all steps share is done once, not L times. A step with a `jax.custom_vjp` has reverse mode only; there the rows of
-the Jacobian take the place of its columns.
+A direction is a vector ``[w]`` that all steps and batch elements share. `jax.vmap` makes use of
+that: the product of a direction with weights that all steps share is computed once, not L times. A
+step with a `jax.custom_vjp` has reverse mode only. There the rows of the Jacobian are computed
+instead of its columns.
 """
 
 from collections.abc import Callable
@@ -13,10 +14,11 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.chain import TracedChain
-from deeppcr.linearize.columns import columns
+from deeppcr.rewrites.columns import columns
 from deeppcr.state import Leaves
 
-AT_ONCE = 1 << 26  # bytes of derivatives that are held at once where only a part of them is wanted
+# Bytes of derivatives that are held at once, where only some of their entries are wanted.
+AT_ONCE = 1 << 26
 
 
 def matrices(chain: TracedChain, states: Array) -> Array:
@@ -31,16 +33,14 @@ def matrices(chain: TracedChain, states: Array) -> Array:
 
 def diagonals(chain: TracedChain, states: Array, directions: np.ndarray) -> Array:
     """``sum_s d_s * (J d_s)`` for directions ``d: [n, w]``, as ``[L, *batch, w]``."""
-
     entries, only = np.arange(chain.layout.width), directions.argmax(axis=0)
-    by_one = (
-        directions == np.eye(len(directions))[:, only]
-    ).all()  # each entry is moved by one direction, in whole
+    # Whether every entry is 1 in one direction and 0 in all others.
+    is_partition = (directions == np.eye(len(directions))[:, only]).all()
 
-    def pick(derivatives: Array, part: Array) -> Array:
-        if by_one and len(part) == len(directions):
+    def pick(derivatives: Array, chunk: Array) -> Array:
+        if is_partition and len(chunk) == len(directions):
             return derivatives[..., entries, only][..., None]
-        signs = part.T.reshape((*(1,) * (derivatives.ndim - 2), *part.T.shape))
+        signs = chunk.T.reshape((*(1,) * (derivatives.ndim - 2), *chunk.T.shape))
         return (derivatives * signs).sum(axis=-1, keepdims=True)
 
     return _picked(chain, states, pick, directions).sum(axis=-1)
@@ -51,14 +51,13 @@ def block_diagonals(
 ) -> Array:
     """The entries of df/dz inside ``groups: [m, k]``, as ``[L, *batch, m, k, k]``.
 
-    If these are the groups ``found`` in the step's structure, k derivatives give all of them; else it takes w. What stands in the
-    rows and columns of an entry -1 has no meaning.
+    It takes k derivatives if these are the groups ``found`` in the step's structure, else w. The
+    rows and columns of an entry -1 are undefined.
     """
     width, by_rows = chain.layout.width, chain.step.has_custom_vjp
     if np.array_equal(groups, found):
-        derivatives = _derivatives(chain, states, seeds(groups, width))[
-            ..., groups, :
-        ]  # [.., m, k, the entry that was moved]
+        # [.., m, k of the output, k of the input]
+        derivatives = _derivatives(chain, states, seeds(groups, width))[..., groups, :]
         return jnp.swapaxes(derivatives, -1, -2) if by_rows else derivatives
     neighbours = np.full((width, groups.shape[1]), -1, np.int32)
     for group in groups:
@@ -68,14 +67,13 @@ def block_diagonals(
         return derivatives[..., neighbours.T, jnp.arange(len(neighbours))]
 
     derivatives = _picked(chain, states, pick, np.eye(width), neighbours)
-    derivatives = jnp.swapaxes(derivatives, -1, -2)[
-        ..., groups, :
-    ]  # [.., m, the entry that was moved, k]
+    # [.., m, k of the input, k of the output]
+    derivatives = jnp.swapaxes(derivatives, -1, -2)[..., groups, :]
     return derivatives if by_rows else jnp.swapaxes(derivatives, -1, -2)
 
 
 def seeds(groups: np.ndarray, width: int) -> np.ndarray:
-    """0/1 directions ``[k, w]``, each of which moves one entry of every group."""
+    """0/1 directions ``[k, w]``, each with one entry of every group."""
     directions = np.zeros((groups.shape[1], width))
     for direction, entries in zip(directions, groups.T, strict=True):
         direction[entries[entries >= 0]] = 1
@@ -89,31 +87,34 @@ def _picked(
     directions: np.ndarray,
     *more: np.ndarray,
 ) -> Array:
-    """What ``pick`` keeps of the derivatives in some directions, some at a time; what it returns is joined on the last axis."""
+    """``pick`` of the derivatives in all directions, a chunk of directions at a time.
+
+    Its results are joined on the last axis.
+    """
     count = len(directions)
     at_once = min(count, max(1, AT_ONCE // max(1, states.size * states.dtype.itemsize)))
-    turns = -(-count // at_once)
+    chunks = -(-count // at_once)
     operands = [np.asarray(directions, states.dtype), *more]
     padded = [
-        np.concatenate([x, np.zeros((turns * at_once - count, *x.shape[1:]), x.dtype)])
+        np.concatenate([x, np.zeros((chunks * at_once - count, *x.shape[1:]), x.dtype)])
         for x in operands
     ]
-    parts = [jnp.asarray(x.reshape((turns, at_once, *x.shape[1:]))) for x in padded]
+    stacked = [jnp.asarray(x.reshape((chunks, at_once, *x.shape[1:]))) for x in padded]
 
-    def one(part: list[Array]) -> Array:
-        # Or else XLA fuses what is picked with what it is picked from, and computes the step anew for every entry.
-        derivatives = lax.optimization_barrier(_derivatives(chain, states, part[0]))
-        return pick(derivatives, *part)
+    def one(chunk: list[Array]) -> Array:
+        # Without the barrier XLA fuses `pick` with the step, which it recomputes for every entry.
+        derivatives = lax.optimization_barrier(_derivatives(chain, states, chunk[0]))
+        return pick(derivatives, *chunk)
 
-    if turns == 1:
-        return one([part[0] for part in parts])
-    kept = jnp.moveaxis(lax.map(one, parts), 0, -2)
+    if chunks == 1:
+        return one([x[0] for x in stacked])
+    kept = jnp.moveaxis(lax.map(one, stacked), 0, -2)
     joined = kept.reshape((*kept.shape[:-2], -1))
     return joined[..., :count] if joined.shape[-1] > count else joined
 
 
 def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Array) -> Array:
-    """``J d`` for every direction, one beside the other on a new last axis; J^T d where there are rows only."""
+    """``J d`` for every direction, on a new last axis; ``J^T d`` in reverse mode only."""
     shape = states.shape[1:]
     vectors = jnp.asarray(directions, states.dtype)
     wide = vectors.reshape((len(vectors), *(1,) * (len(shape) - 1), -1))
@@ -126,7 +127,7 @@ def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Arr
 
 
 def _pushed(chain: TracedChain, state: Array, inputs: Leaves) -> Callable[[Array], Array]:
-    """The derivative of one step, as a linear function; its transpose if the step has no other."""
+    """The derivative of one step as a linear function; its transpose in reverse mode only."""
     layout = chain.layout
 
     def f(vector: Array) -> Array:

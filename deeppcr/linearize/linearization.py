@@ -1,9 +1,9 @@
 """`Linearization`: where the blocks ``A_l ~ df/dz(z_{l-1}, x_l)`` of an iteration come from.
 
-Newton's method takes the Jacobian itself. Anything cheaper makes a quasi-Newton method with the same
-solution: the residual is always that of the user's step, so what a block leaves out costs
-iterations and never correctness. A new linearisation is one class, registered as a pytree, with
-`blocks`; and one line in `choose.LINEARIZATIONS` if it is to have a name.
+Newton's method takes the Jacobian itself. Anything cheaper is a quasi-Newton method with the same
+solution: the residual is always that of the user's step, so an inexact block costs iterations and
+never correctness. A new linearisation is one class with `blocks`, registered as a pytree, and one
+line in `choose.LINEARIZATIONS` if it is to have a name.
 """
 
 from abc import ABC, abstractmethod
@@ -19,9 +19,9 @@ from deeppcr.step import Step
 
 
 class Linearization(ABC):
-    """A way to make the blocks: a frozen dataclass, registered as a pytree.
+    """A source of blocks: a frozen dataclass, registered as a pytree.
 
-    ``states``: ``z_0 .. z_{L-1}`` as ``[L, *batch, w]``, of a chain or a part of it.
+    ``states``: ``z_0 .. z_{L-1}`` as ``[L, *batch, w]``, of a chain, a window or a shard.
     """
 
     @abstractmethod
@@ -30,7 +30,7 @@ class Linearization(ABC):
 
     @abstractmethod
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
-        """The memory that the blocks of one step take, for all examples."""
+        """The bytes of the blocks of one step, for the whole batch."""
 
     def is_exact(self, step: Step, layout: StateLayout) -> bool:
         """Whether the blocks are proven to be the whole derivative.
@@ -40,9 +40,9 @@ class Linearization(ABC):
         return False
 
     def check(self, step: Step, length: int) -> None:  # noqa: B027
-        """Raise a `ValueError` where it does not suit a chain of ``length`` such steps."""
+        """Raise a `ValueError` if it does not suit a chain of ``length`` such steps."""
 
 
 def constant(linearization: Linearization) -> Linearization:
-    """The same without derivatives with respect to its arrays, which do not change the answer."""
+    """The same, with its arrays as constants: the solution does not depend on them."""
     return jax.tree.map(lambda leaf: lax.stop_gradient(jnp.asarray(leaf)), linearization)

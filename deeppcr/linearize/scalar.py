@@ -1,4 +1,8 @@
-"""A number in the place of the Jacobian: Picard iteration, as in ParaDiGMS (Shih et al., NeurIPS 2023)."""
+"""A number instead of the Jacobian.
+
+`Scalar` is Picard iteration, as in ParaDiGMS (Shih et al., NeurIPS 2023). `Zero` is Jacobi
+iteration, as in parallel decoding (Song et al., ICML 2021).
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.chain import TracedChain
-from deeppcr.linear import Blocks, Scalars
+from deeppcr.linear import Blocks, Scalars, Zeros
 from deeppcr.linearize.linearization import Linearization
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
@@ -19,16 +23,18 @@ from deeppcr.step import Step
 @partial(jax.tree_util.register_dataclass, data_fields=["coefficient"], meta_fields=["of_input"])
 @dataclasses.dataclass(frozen=True)
 class Scalar(Linearization):
-    """``A_l = c_l I``: no derivatives at all, and the recurrence is a weighted cumulative sum.
+    """``A_l = c_l I``: no derivatives, and the recurrence is a discounted sum.
 
-    A diffusion step ``x' = a x + b eps(x)`` has ``c_l = a``; ``c = 1`` is Picard iteration for ``z' = z + h g(z)``.
+    A diffusion step ``x' = a x + b eps(x)`` has ``c_l = a``. For ``z' = z + h g(z)`` take
+    ``c = 1``, which is Picard iteration.
 
     Attributes:
         coefficient: c, a number, or an array ``[L]``.
-        of_input: instead of it, a function of the step's input that returns the number.
+        of_input: a function of the step's input that returns c; used instead of ``coefficient``.
 
     Example:
-        >>> chain = deeppcr.Chain(lambda z, x: x["a"] * z + 0.1 * jnp.sin(z), {"a": jnp.linspace(0.9, 1.0, 50)})
+        >>> inputs = {"a": jnp.linspace(0.9, 1.0, 50)}
+        >>> chain = deeppcr.Chain(lambda z, x: x["a"] * z + 0.1 * jnp.sin(z), inputs)
         >>> newton = deeppcr.Newton(linearize=deeppcr.Scalar(of_input=lambda x: x["a"]))
         >>> bool(deeppcr.solve(chain, jnp.ones(3), method=newton).converged)
         True
@@ -40,7 +46,8 @@ class Scalar(Linearization):
     def __post_init__(self) -> None:
         if self.coefficient is None or isinstance(self.coefficient, str | complex):
             raise TypeError(
-                f"coefficient is {self.coefficient!r}, expected a real number, or an array with one for each step."
+                f"coefficient is {self.coefficient!r}, expected a real number, "
+                "or an array with one for each step."
             )
         if self.of_input is not None and not callable(self.of_input):
             raise TypeError(
@@ -54,9 +61,9 @@ class Scalar(Linearization):
             jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
         ):
             raise ValueError(
-                f"coefficient is {dtype}{list(shape)}, expected a real number, or one for each of {length} steps."
+                f"coefficient is {dtype}{list(shape)}, expected a real number, "
+                f"or one for each of {length} steps."
             )
-
         if self.of_input is not None:
             avals = [variable.aval for variable in step.jaxpr.invars[step.states :]]
             inputs = jax.tree.unflatten(
@@ -67,7 +74,8 @@ class Scalar(Linearization):
             ]
             if shapes != [[]]:
                 raise ValueError(
-                    f"of_input returns arrays of shapes {shapes} for the input of a step, expected a number."
+                    f"of_input returns arrays of shapes {shapes} for the input of a step, "
+                    "expected a number."
                 )
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
@@ -81,7 +89,7 @@ class Scalar(Linearization):
             )
         else:
             scalar = jnp.asarray(self.coefficient)
-            if scalar.ndim and len(scalar) != length:  # these steps are a part of the chain
+            if scalar.ndim and len(scalar) != length:  # a window, a chunk or a shard of the chain
                 index = jnp.arange(length, dtype=jnp.int32)
                 index = index if chain.offset is None else chain.offset + index
                 scalar = jnp.take(scalar, index, mode="clip")
@@ -94,3 +102,20 @@ class Scalar(Linearization):
 
     def __str__(self) -> str:
         return "scalar"
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Zero(Linearization):
+    """``A_l = 0``: each iteration applies the step to all states. No derivatives, no recurrence."""
+
+    def blocks(self, chain: TracedChain, states: Array) -> Blocks:
+        """See `Linearization`."""
+        return Zeros.like(states)
+
+    def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
+        """See `Linearization`."""
+        return 0
+
+    def __str__(self) -> str:
+        return "zero"

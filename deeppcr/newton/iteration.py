@@ -16,12 +16,12 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.chain import TracedChain
-from deeppcr.convergence import Convergence, Criterion
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.loops import ITERATION, iterate
-from deeppcr.lyapunov import growth_rate
+from deeppcr.newton.convergence import Convergence, Criterion
 from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
+from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import StateLayout

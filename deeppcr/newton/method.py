@@ -23,11 +23,8 @@ from typing import Literal, get_args
 
 import jax.numpy as jnp
 
-from deeppcr.acceleration import Anderson
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count
-from deeppcr.convergence import ROUNDING, Criterion
-from deeppcr.damping import TrustRegion
 from deeppcr.linear import LinearSolver, find_solver, solver_on
 from deeppcr.linearize import (
     Choice,
@@ -36,6 +33,9 @@ from deeppcr.linearize import (
     constant,
     find_linearization,
 )
+from deeppcr.newton.acceleration import Anderson
+from deeppcr.newton.convergence import ROUNDING, Criterion
+from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.guess import Guess, check_guess, users_guess
 from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.precision import in_float32

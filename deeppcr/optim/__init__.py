@@ -1,6 +1,6 @@
-"""Optimizers on flat arrays, one a dtype: `packing` lays pytrees out, `transform` wraps optimizers, `equivalence` checks them."""
+"""Optimizers on flat arrays: `packing` lays out pytrees, `transform` wraps optimizers."""
 
 from deeppcr.optim.packing import Packed, Packing
-from deeppcr.optim.transform import PackState, pack
+from deeppcr.optim.transform import pack
 
-__all__ = ["PackState", "Packed", "Packing", "pack"]
+__all__ = ["Packed", "Packing", "pack"]

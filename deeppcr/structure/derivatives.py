@@ -1,8 +1,9 @@
-"""Functions with derivatives of their own, which may combine what the functions keep apart, and the other way round.
+"""Functions whose own derivatives combine other entries than the functions do.
 
-A label stands for what the value and the derivative of an element depend on. For all that jax differentiates itself, the value
-says both. A `jax.custom_jvp` is followed twice: as it is evaluated, and as it is differentiated. A `jax.custom_vjp` says only how
-cotangents go back, so every result is given a label, and what reaches an operand from it is joined with that operand.
+A label stands for what the value and the derivative of an element depend on. For all that jax
+differentiates itself, the value says both. A `jax.custom_jvp` is followed twice: as it is
+evaluated, and as it is differentiated. A `jax.custom_vjp` says only how cotangents go back, so
+every result is given a label, and what reaches an operand from it is joined with that operand.
 """
 
 from typing import Any
@@ -10,22 +11,30 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.jaxprs import Program, called, without_constants
 from deeppcr.structure.groups import Labels
-from deeppcr.structure.known import Known
-from deeppcr.structure.visit import Visit
+from deeppcr.structure.walk import Visit
+from depth.jaxprs import Program, called, without_constants
 
 
-def custom_jvp(visit: Visit) -> list[Labels]:
-    """What a `jax.custom_jvp` gives, with what its rule gives."""
-    if visit.params["symbolic_zeros"] and not visit.walk.differentiated:
+def derivative_rule(visit: Visit) -> list[Labels]:
+    """What a function gives, with what its rule gives."""
+    name, params = visit.equation.primitive.name, visit.params
+    if params.get("symbolic_zeros", True) and not visit.walk.differentiated:
         return visit.walk.unknown(visit)  # the rule may look at which tangents there are
-    values = _values(visit)
+    jaxpr = without_constants(called(visit.equation))
+    values = visit.walk.program(jaxpr, visit.operands, differentiated=True)
     if visit.walk.differentiated:
         return values
+    if name.startswith("custom_jvp"):
+        return _custom_jvp(visit, values)
+    return _custom_vjp(visit, values)
+
+
+def _custom_jvp(visit: Visit, values: list[Labels]) -> list[Labels]:
+    """The values of a `jax.custom_jvp`, with their tangents."""
     floats = _floating(visit.equation.invars)
     tangents = [labels for labels, moves in zip(visit.operands, floats, strict=True) if moves]
-    found = _follow(visit, visit.walk.derivative(visit.equation, _pushed), tangents)
+    found = _follow(visit, _pushed, tangents)
     again, moved = found[: len(values)], iter(found[len(values) :])
     results = zip(values, again, _floating(visit.equation.outvars), visit.results, strict=True)
     return [
@@ -34,22 +43,15 @@ def custom_jvp(visit: Visit) -> list[Labels]:
     ]
 
 
-def custom_vjp(visit: Visit) -> list[Labels]:
-    """What a `jax.custom_vjp` gives, with what its rule hands back to the operands."""
-    if visit.params["symbolic_zeros"] and not visit.walk.differentiated:
-        return visit.walk.unknown(visit)
-    values = _values(visit)
-    if visit.walk.differentiated:
-        return values
+def _custom_vjp(visit: Visit, values: list[Labels]) -> list[Labels]:
+    """The values of a `jax.custom_vjp`, with what its rule hands back to the operands."""
     floats = _floating(visit.equation.outvars)
     groups, results = visit.groups, []
     for labels, moves, shape in zip(values, floats, visit.results, strict=True):
-        own = (
-            groups.new(shape) if moves else None
-        )  # what does not depend on the state may still hand something back
-        results.append(groups.combine(labels, own, shape=shape))
+        # What does not depend on the state may still hand something back.
+        results.append(groups.combine(labels, groups.new(shape) if moves else None, shape=shape))
     cotangents = [labels for labels, moves in zip(results, floats, strict=True) if moves]
-    found = _follow(visit, visit.walk.derivative(visit.equation, _pulled), cotangents)
+    found = _follow(visit, _pulled, cotangents)
     again, back = found[: len(values)], iter(found[len(values) :])
     results = [
         groups.combine(a, b, shape=s) for a, b, s in zip(results, again, visit.results, strict=True)
@@ -70,10 +72,12 @@ def custom_linear_solve(visit: Visit) -> list[Labels]:
     first = lengths.matvec + lengths.vecmat
 
     def solve(right: list[Labels]) -> list[Labels]:
-        return _run(visit, programs.solve, [*visit.operands[first : first + lengths.solve], *right])
+        constants = visit.operands[first : first + lengths.solve]
+        return visit.walk.program(without_constants(programs.solve), [*constants, *right])
 
     solution = solve(right)
-    product = _run(visit, programs.matvec, [*visit.operands[: lengths.matvec], *solution])
+    constants = visit.operands[: lengths.matvec]
+    product = visit.walk.program(without_constants(programs.matvec), [*constants, *solution])
     change = [
         visit.groups.combine(b, p, shape=shape)
         for b, p, shape in zip(right, product, shapes, strict=True)
@@ -84,25 +88,10 @@ def custom_linear_solve(visit: Visit) -> list[Labels]:
     ]
 
 
-def _run(visit: Visit, closed: Any, inputs: list[Labels]) -> list[Labels]:
-    jaxpr = without_constants(closed)
-    return visit.walk.program(jaxpr, inputs, Known(jaxpr))
-
-
-def _values(visit: Visit) -> list[Labels]:
-    """What the function itself gives; its own program is not differentiated."""
-    jaxpr = without_constants(called(visit.equation))
-    return visit.walk.program(jaxpr, visit.operands, _known(visit, jaxpr), differentiated=True)
-
-
-def _follow(visit: Visit, program: Any, moving: list[Labels]) -> list[Labels]:
-    return visit.walk.program(
-        program, [*visit.operands, *moving], _known(visit, program), differentiated=True
-    )
-
-
-def _known(visit: Visit, jaxpr: Any) -> Known:
-    return Known(jaxpr, [visit.known.asked(atom) for atom in visit.equation.invars])
+def _follow(visit: Visit, make: Any, moving: list[Labels]) -> list[Labels]:
+    """What the derivative of the equation gives, of its operands and of what is ``moving``."""
+    program = visit.walk.derivative(visit.equation, make)
+    return visit.walk.program(program, [*visit.operands, *moving], differentiated=True)
 
 
 def _floating(atoms: Any) -> list[bool]:

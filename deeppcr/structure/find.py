@@ -1,13 +1,15 @@
 """`Structure`: which entries of the state can influence each other, proven from the step's jaxpr.
 
-Every element of every array in the program carries a label, 0 or an entry of the state of the whole batch (`groups`). The
-primitives move labels, or join the groups of those that they combine (`rules`, `indexing`, `control`). In the end each entry of
-the next state belongs with the entries that it may depend on. A primitive that no rule knows joins all that its operands depend
-on, so the walk can always go on, and "not proven" means larger groups, never an error.
+Every element of every array in the program carries a label, 0 or an entry of the state of the whole
+batch (`groups`). The primitives move labels, or join the groups of those that they combine
+(`rules`, `indexing`, `control`). In the end each entry of the next state belongs with the entries
+that it may depend on. A primitive that no rule knows joins all that its operands depend on, so the
+walk can always go on, and "not proven" means larger groups, never an error.
 
-What is proven holds for the values of the next state, so also for its derivatives, and for those that functions define for
-themselves (`derivatives`), and for all inputs and captured arrays. The groups are the connected components of the pattern that
-sparse Jacobians are compressed by (Griewank and Walther, "Evaluating Derivatives", 2008, section 7.1).
+What is proven holds for the values of the next state, so also for its derivatives, and for those
+that functions define for themselves (`derivatives`), and for all inputs and captured arrays. The
+groups are the connected components of the pattern that sparse Jacobians are compressed by (Griewank
+and Walther, "Evaluating Derivatives", 2008, section 7.1).
 """
 
 import dataclasses
@@ -20,11 +22,14 @@ import numpy as np
 
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
+from deeppcr.structure.control import CONTROL
 from deeppcr.structure.groups import Array, Groups, filled
-from deeppcr.structure.known import Known
-from deeppcr.structure.walk import Walk
+from deeppcr.structure.indexing import INDEXING
+from deeppcr.structure.rules import RULES
+from deeppcr.structure.walk import Rule, Walk
 from depth.jaxprs import location
 
+KNOWN: dict[str, Rule] = {**RULES, **INDEXING, **CONTROL}  # by name or by kind of primitive
 HERE = os.path.dirname(__file__) + os.sep
 
 
@@ -33,9 +38,10 @@ class Structure:
     """Which entries of the state can influence each other. Printed, it says so in one line.
 
     Attributes:
-        groups: int32 ``[m, k]``, entries of the state laid out as one vector (`StateLayout.flatten`). Entries in different rows
-            do not influence each other. Every entry is in one row; -1 fills up rows. k is the size of the largest group, and
-            smaller ones may share a row.
+        groups: int32 ``[m, k]``, entries of the state laid out as one vector
+            (`StateLayout.flatten`). Entries in different rows do not influence each other. Every
+            entry is in one row; -1 fills up rows. k is the size of the largest group, and smaller
+            ones may share a row.
         separate: no example of a batch can influence another, here or on another device.
         mixed_by: what joined most entries, and where; "" if nothing did.
     """
@@ -57,9 +63,10 @@ class Structure:
 
     def __str__(self) -> str:
         rows, size = self.groups.shape
+        up_to = "up to " if (self.groups < 0).any() else ""
         what = {
             "elementwise": "no entry of the state reaches another",
-            "block-diagonal": f"{rows} groups of {'up to ' if (self.groups < 0).any() else ''}{size} entries: {self.mixed_by}",
+            "block-diagonal": f"{rows} groups of {up_to}{size} entries: {self.mixed_by}",
             "dense": self.mixed_by,
         }[self.kind]
         return f"{self.kind}: {what}" + (
@@ -71,7 +78,10 @@ _FOUND: WeakKeyDictionary[Step, dict[StateLayout, Structure]] = WeakKeyDictionar
 
 
 def find_structure(step: Step, layout: StateLayout) -> Structure:
-    """What the program of ``step`` proves about a state with this ``layout``; found once for each step."""
+    """What the program of ``step`` proves about a state with this ``layout``.
+
+    Found once for each step.
+    """
     found = _FOUND.setdefault(step, {})
     if layout not in found:
         lowest, separate, mixed_by = connect(step, layout)
@@ -80,22 +90,24 @@ def find_structure(step: Step, layout: StateLayout) -> Structure:
 
 
 def examples_are_separate(step: Step, layout: StateLayout) -> bool:
-    """Whether it is proven that each example's next state, and its derivative, involve that example alone."""
+    """Whether each example's next state, and its derivative, provably involve it alone."""
     return find_structure(step, layout).separate
 
 
 def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, str]:
-    """For each entry of the state the lowest entry of its group; whether examples are separate; what joined most entries."""
-    groups = Groups(layout.examples * layout.width)
-    entries = groups.parent[1:].reshape(layout.examples, layout.width).copy()
+    """For each entry of the state the lowest entry of its group; whether examples are separate.
+
+    What joined most entries.
+    """
+    groups = Groups(layout.batch_size * layout.width)
+    entries = groups.parent[1:].reshape(layout.batch_size, layout.width).copy()
     if entries.size == 0:
         return np.arange(layout.width), True, ""
     before = _leaves(entries, layout)
-    walk = Walk(groups)
+    walk = Walk(groups, KNOWN)
     after = walk.program(
         step.jaxpr,
         [*before, *[None] * step.inputs],
-        Known(step.jaxpr),
         [i < step.states for i in range(len(step.jaxpr.outvars))],
     )
     for old, new in zip(before, after, strict=False):
@@ -124,7 +136,10 @@ def _are_separate(groups: Groups, entries: Array) -> bool:
 
 
 def _of_one_example(groups: Groups, entries: Array) -> tuple[Array, str]:
-    """The groups of the entries of one example, by all that was joined in any; and what joined most."""
+    """The groups of the entries of one example, by all that was joined in any.
+
+    And what joined most.
+    """
     examples, width = entries.shape
     extra = len(groups.parent) - 1 - entries.size  # entries that are no part of the state
     of_example = np.concatenate(
@@ -164,7 +179,10 @@ def _name(cause: Any) -> str:
 
 
 def _rows(lowest: Array) -> Array:
-    """The groups as rows, several in a row as long as they fit, the largest first; rows by their first entry."""
+    """The groups as rows, several in a row as long as they fit, the largest first.
+
+    Rows by their first entry.
+    """
     order = np.argsort(lowest, kind="stable")
     starts = np.flatnonzero(np.diff(lowest[order], prepend=-1))
     sizes = np.diff(starts, append=len(order))

@@ -1,11 +1,13 @@
-"""Groups of state entries, as a union-find, and arrays of labels that say to which group each element of an array belongs.
+"""Groups of state entries, as a union-find, and labels: to which group an element belongs.
 
-A label is 0 for an element that does not depend on the state, else one of the entries that it may depend on. All others that it
-may depend on are in that entry's group: whenever a program combines elements of two groups, the groups become one. Nothing is
-lost by this. Entries that meet in an element both reach whatever the element reaches, so they belong together anyway.
+A label is 0 for an element that does not depend on the state, else one of the entries that it may
+depend on. All others that it may depend on are in that entry's group: whenever a program combines
+elements of two groups, the groups become one. Nothing is lost by this. Entries that meet in an
+element both reach whatever the element reaches, so they belong together anyway.
 
-All unions are made for whole arrays: of each pair of roots the higher is hooked to the lower, and pointers are doubled until all
-point to roots (Shiloach and Vishkin, "An O(log n) parallel connectivity algorithm", 1982).
+All unions are made for whole arrays: of each pair of roots the higher is hooked to the lower, and
+pointers are doubled until all point to roots (Shiloach and Vishkin, "An O(log n) parallel
+connectivity algorithm", 1982).
 """
 
 from collections.abc import Sequence
@@ -33,7 +35,8 @@ class Groups:
     """The entries ``1 .. n`` in disjoint groups, at first one each.
 
     Attributes:
-        parent: for each entry one of its group on the way to the root, which is the lowest; 0 for 0.
+        parent: for each entry one of its group on the way to the root, which is the lowest; 0 for
+            0.
         joins: what was joined, in order.
         cause: the equation at work, to be named in ``joins``.
     """
@@ -81,14 +84,16 @@ class Groups:
         return left[apart], right[apart]
 
     def combine(self, *labels: Labels, shape: Sequence[int]) -> Labels:
-        """The labels of what is computed element by element; each array is a scalar, or has ``shape`` or 1 in place of it."""
+        """The labels of what is computed element by element.
+
+        Each array is a scalar, or has ``shape`` or 1 in place of it.
+        """
         arrays = [array for array in labels if array is not None]
         if not arrays:
             return None
         if any(array.ndim not in (0, len(shape)) for array in arrays):
-            raise ValueError(
-                f"labels of shapes {[array.shape for array in arrays]} for elements of shape {shape}"
-            )
+            found = [array.shape for array in arrays]
+            raise ValueError(f"labels of shapes {found} for elements of shape {shape}")
         result = arrays[0]
         for array in arrays[1:]:
             result = self._pair(result, array)
@@ -128,7 +133,7 @@ class Groups:
 
 
 def thin(array: Array) -> Array:
-    """The array with size 1 along axes that it was broadcast along, so that what repeats is not worked on again."""
+    """The array with size 1 along axes that it was broadcast along: repeats cost nothing."""
     return array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
 
 

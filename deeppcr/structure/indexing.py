@@ -1,58 +1,65 @@
-"""Gathers, scatters and dynamic slices: exact where the indices are known integers, else anywhere along the indexed axes.
+"""Gathers, scatters and dynamic slices.
 
-Every element of a window has a place along each axis of the array that is indexed: its position in the window, plus the window's
-start, which an index gives. An axis whose index is not known is treated as one: all elements along it have one label, and what
-is written may land on any. If the index depends on the state, so does what is read or written through it.
+Exact where indices are known, else anywhere along the indexed axes.
+
+Every element of a window has an index along each axis of the array that is indexed: its offset in
+the window, plus the window's start. An axis along which the start is not known is treated as one:
+all elements along it have one label, and what is written may land on any. If the start depends on
+the state, so does what is read or written through it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
-from jax.lax import GatherScatterMode
 
 from deeppcr.structure.groups import Array, Labels, filled
-from deeppcr.structure.moves import each
-from deeppcr.structure.rules import LARGEST
-from deeppcr.structure.visit import Rule, Visit
+from deeppcr.structure.walk import LARGEST, Rule, Visit
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of an array, and where their elements are in another one, which has one axis for each index and window axis.
+    """Windows of an array, and where their elements are in another one.
+
+    The other one has one axis for each index axis and window axis.
 
     Attributes:
         array: shape of the array that is indexed.
         sizes: of a window, along each of its axes.
-        indices: shape of the indices, the last axis from index to index of one window.
         other: shape of the other array: what is read, or what is written.
-        window_axes: for each axis of the array its axis in the other one; None where windows have no axis.
-        indexed: for each axis of the array the place of its index, or None.
-        batched: for each axis of the array the axis of the indices that it goes along with, or None.
+        window_axes: for each axis of the array its axis in the other one; None where windows have
+            no axis.
+        indexed: for each axis of the array which of the indices of a window it starts at, or None.
+        batched: for each axis of the array the axis of the indices that it goes along with, or
+            None.
+        starts: ``[*index axes, indices of a window]``; None if they are not known.
+
+    Windows that are not inside are moved there: what jax drops of them, or fills in, depends on
+        less.
     """
 
     array: tuple[int, ...]
     sizes: tuple[int, ...]
-    indices: tuple[int, ...]
     other: tuple[int, ...]
     window_axes: list[int | None]
     indexed: list[int | None]
     batched: list[int | None]
+    starts: Array | None
 
     @property
     def index_axes(self) -> list[int]:
         """The axes of the other array that go from window to window."""
         return [axis for axis in range(len(self.other)) if axis not in self.window_axes]
 
+    @property
     def loose(self) -> list[int]:
-        """The axes of the array along which a window may start anywhere, if the indices are not known."""
-        sizes = zip(self.indexed, self.sizes, self.array, strict=True)
-        return [
-            axis
-            for axis, (place, size, full) in enumerate(sizes)
-            if place is not None and size < full
-        ]
+        """The axes of the array along which a window may start anywhere."""
+        if self.starts is not None:
+            return []
+        axes = enumerate(zip(self.indexed, self.sizes, self.array, strict=True))
+        return [axis for axis, (at, size, full) in axes if at is not None and size < full]
 
     def along(self, axes: Sequence[int], values: Array) -> Array:
         """``values`` along some axes of the other array, in order, of size 1 along the others."""
@@ -61,239 +68,146 @@ class Windows:
             shape[axis] = size
         return values.reshape(shape)
 
-    def places(self, starts: Array | None, clip: bool) -> tuple[list[Array], Array]:
-        """Along each axis of the array the place of each element of the other one, and whether its window lies inside.
+    def of_starts(self, visit: Visit, index: Labels) -> Labels:
+        """What the start of each window depends on, along the axes of the other array."""
+        if index is None:
+            return None
+        joined = visit.groups.along(index, [index.ndim - 1])
+        return None if joined is None else self.along(self.index_axes, joined[..., 0])
 
-        ``clip`` moves windows inside.
-        """
-        places, inside = [], np.ones((1,) * len(self.other), bool)
+    def indices(self) -> tuple[list[Array], Array]:
+        """Indices of the other's elements along each axis of the array; windows that are inside."""
+        indices, inside = [], np.ones((1,) * len(self.other), bool)
         for axis, (size, full) in enumerate(zip(self.sizes, self.array, strict=True)):
-            window, indexed, batched = (
-                self.window_axes[axis],
-                self.indexed[axis],
-                self.batched[axis],
-            )
-            place = np.zeros((1,) * len(self.other), np.int64)
+            window, at, batched = self.window_axes[axis], self.indexed[axis], self.batched[axis]
+            index = np.zeros((1,) * len(self.other), np.int64)
             if window is not None:
-                place = place + self.along([window], np.arange(size))
-            if indexed is not None and starts is not None:
-                start = self.along(self.index_axes, starts[..., indexed].astype(np.int64))
-                within = (start >= 0) & (start <= full - size)
-                inside = inside & (within | clip)
-                place = place + np.clip(start, 0, full - size)
+                index = index + self.along([window], np.arange(size))
+            if at is not None and self.starts is not None:
+                start = self.along(self.index_axes, self.starts[..., at].astype(np.int64))
+                inside = inside & (start >= 0) & (start <= full - size)
+                index = index + np.clip(start, 0, full - size)
             if batched is not None:
-                place = place + self.along([self.index_axes[batched]], np.arange(full))
-            places.append(place)
-        return places, inside
+                index = index + self.along([self.index_axes[batched]], np.arange(full))
+            indices.append(index)
+        return indices, inside
+
+
+def _numbers(
+    ndim: int, axes: Sequence[int], numbers: Sequence[int] | None = None
+) -> list[int | None]:
+    """For each of ``ndim`` axes its number: ``numbers[i]``, or i, for ``axes[i]``.
+
+    None for those not in ``axes``.
+    """
+    values = range(len(axes)) if numbers is None else map(int, numbers)
+    found = dict(zip(map(int, axes), values, strict=True))
+    return [found.get(axis) for axis in range(ndim)]
 
 
 def _gather(visit: Visit) -> list[Labels]:
-    numbers, (other,) = visit.params["dimension_numbers"], visit.results
-    shape = visit.shape(0)
+    numbers, shape = visit.params["dimension_numbers"], visit.shape(0)
     hidden = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     windows = Windows(
         shape,
         tuple(visit.params["slice_sizes"]),
-        visit.shape(1),
-        other,
-        _places(
-            len(shape),
-            [axis for axis in range(len(shape)) if axis not in hidden],
-            numbers.offset_dims,
+        visit.results[0],
+        _numbers(
+            len(shape), [a for a in range(len(shape)) if a not in hidden], numbers.offset_dims
         ),
-        _places(len(shape), numbers.start_index_map),
-        _places(len(shape), numbers.operand_batching_dims, numbers.start_indices_batching_dims),
+        _numbers(len(shape), numbers.start_index_map),
+        _numbers(len(shape), numbers.operand_batching_dims, numbers.start_indices_batching_dims),
+        visit.value(1),
     )
-    return [
-        _read(
-            visit,
-            windows,
-            visit.value(1),
-            visit.operands[1],
-            visit.params["mode"] == GatherScatterMode.FILL_OR_DROP,
-        )
-    ]
-
-
-def _dynamic_slice(visit: Visit) -> list[Labels]:
-    shape, (other,) = visit.shape(0), visit.results
-    found = None
-    labels = visit.operands[0]
-    if labels is not None:
-        starts = [visit.value(1 + axis) for axis in range(len(shape))]
-        loose = [
-            axis for axis, start in enumerate(starts) if start is None and other[axis] < shape[axis]
-        ]
-        labels = np.broadcast_to(filled(visit.groups.along(labels, loose), ()), shape)
-        clipped = [
-            0 if s is None else min(max(int(s), 0), shape[a] - other[a])
-            for a, s in enumerate(starts)
-        ]
-        found = labels[
-            tuple(slice(start, start + size) for start, size in zip(clipped, other, strict=True))
-        ]
-    return [visit.groups.combine(found, *visit.operands[1:], shape=other)]
-
-
-def _read(
-    visit: Visit, windows: Windows, starts: Array | None, index: Labels, fill: bool
-) -> Labels:
-    labels, groups = visit.operands[0], visit.groups
-    found = None
-    if labels is not None:
-        labels = groups.along(labels, windows.loose() if starts is None else [])
-        labels = np.broadcast_to(filled(labels, windows.array), windows.array)
-        places, inside = windows.places(starts, clip=not fill)
-        found = np.broadcast_to(np.where(inside, labels[tuple(places)], 0), windows.other).astype(
-            np.int32
-        )
-    return groups.combine(found, _of_windows(visit, windows, index), shape=windows.other)
-
-
-def _of_windows(visit: Visit, windows: Windows, index: Labels) -> Labels:
-    """What the start of each window depends on, along the axes of the other array."""
-    joined = visit.groups.along(index, [len(windows.indices) - 1])
-    return None if joined is None else windows.along(windows.index_axes, joined[..., 0])
-
-
-def _places(
-    ndim: int, axes: Sequence[int], numbers: Sequence[int] | None = None
-) -> list[int | None]:
-    """For each of ``ndim`` axes its number: ``numbers[i]``, or i, for ``axes[i]``; None for those not in ``axes``."""
-    found = dict(
-        zip(map(int, axes), range(len(axes)) if numbers is None else map(int, numbers), strict=True)
-    )
-    return [found.get(axis) for axis in range(ndim)]
+    return [_read(visit, windows, visit.operands[1])]
 
 
 def _scatter(visit: Visit) -> list[Labels]:
-    params, numbers = visit.params, visit.params["dimension_numbers"]
-    shape, other, mode = visit.shape(0), visit.shape(2), visit.params["mode"]
-    modes = (
-        GatherScatterMode.CLIP,
-        GatherScatterMode.FILL_OR_DROP,
-        GatherScatterMode.PROMISE_IN_BOUNDS,
-    )
-    if mode not in modes or prod(other) > LARGEST:
+    numbers, shape, other = visit.params["dimension_numbers"], visit.shape(0), visit.shape(2)
+    if prod(other) > LARGEST:
         return visit.walk.unknown(visit)
     hidden = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    window_axes = _places(
-        len(shape),
-        [axis for axis in range(len(shape)) if axis not in hidden],
-        numbers.update_window_dims,
-    )
+    kept = [axis for axis in range(len(shape)) if axis not in hidden]
+    window_axes = _numbers(len(shape), kept, numbers.update_window_dims)
     windows = Windows(
         shape,
         tuple(1 if axis is None else other[axis] for axis in window_axes),
-        visit.shape(1),
         other,
         window_axes,
-        _places(len(shape), numbers.scatter_dims_to_operand_dims),
-        _places(len(shape), numbers.operand_batching_dims, numbers.scatter_indices_batching_dims),
+        _numbers(len(shape), numbers.scatter_dims_to_operand_dims),
+        _numbers(len(shape), numbers.operand_batching_dims, numbers.scatter_indices_batching_dims),
+        visit.value(1),
     )
-    starts = visit.value(1)
-    written = visit.groups.combine(
-        visit.operands[2], _of_windows(visit, windows, visit.operands[1]), shape=other
-    )
-    if starts is None:
-        return [_write_anywhere(visit, windows, written, windows.loose())]
-    replaces = visit.equation.primitive.name == "scatter" and params["update_jaxpr"] is None
-    return [
-        _write(
-            visit,
-            windows,
-            written,
-            windows.places(starts, clip=mode == GatherScatterMode.CLIP),
-            replaces,
-        )
+    # The function that `x.at[i].apply` brings may combine anything with what was there.
+    sets = visit.equation.primitive.name == "scatter" and visit.params["update_jaxpr"] is None
+    return [_write(visit, windows, visit.operands[2], visit.operands[1], sets)]
+
+
+def _dynamic(visit: Visit, first: int, sizes: tuple[int, ...]) -> tuple[Windows, Labels]:
+    """One window, whose starts are the operands from ``first`` on; and what they depend on."""
+    shape, axes = visit.shape(0), list(range(len(visit.shape(0))))
+    values = [
+        np.int64(0) if sizes[axis] == shape[axis] else visit.value(first + axis) for axis in axes
     ]
+    starts = None if any(value is None for value in values) else np.array(values, np.int64)
+    none: list[Any] = [None] * len(axes)
+    windows = Windows(shape, sizes, sizes, [*axes], [*axes], none, starts)
+    return windows, visit.groups.all_of(*visit.operands[first:])
+
+
+def _dynamic_slice(visit: Visit) -> list[Labels]:
+    windows, index = _dynamic(visit, 1, visit.results[0])
+    return [_read(visit, windows, None if index is None else index[None])]
 
 
 def _dynamic_update_slice(visit: Visit) -> list[Labels]:
-    shape, other, axes = visit.shape(0), visit.shape(1), list(range(len(visit.shape(0))))
-    written = visit.groups.combine(visit.operands[1], *visit.operands[2:], shape=other)
-    starts = [visit.value(2 + axis) for axis in axes]
-    loose = [axis for axis in axes if starts[axis] is None and other[axis] < shape[axis]]
-    known = np.array([0 if start is None else int(start) for start in starts])
-    windows = Windows(shape, other, known.shape, other, list(axes), list(axes), [None] * len(axes))
-    if not loose:
-        return [_write(visit, windows, written, windows.places(known, clip=True), replaces=True)]
-    return [
-        _write_anywhere(
-            visit, windows, written, loose, np.clip(known, 0, np.subtract(shape, other))
-        )
-    ]
+    windows, index = _dynamic(visit, 2, visit.shape(1))
+    index = None if index is None else index[None]
+    return [_write(visit, windows, visit.operands[1], index, True)]
 
 
-def _write(
-    visit: Visit,
-    windows: Windows,
-    written: Labels,
-    where: tuple[list[Array], Array],
-    replaces: bool,
-) -> Labels:
-    """What is written to known places; ``replaces`` if nothing of what was there before is kept."""
-    groups, before = visit.groups, visit.operands[0]
-    if written is None and (before is None or not replaces):
+def _read(visit: Visit, windows: Windows, index: Labels) -> Labels:
+    """What is read from windows of the first operand."""
+    found, groups = None, visit.groups
+    if visit.operands[0] is not None:
+        labels = groups.along(visit.operands[0], windows.loose)
+        labels = np.broadcast_to(filled(labels, windows.array), windows.array)
+        found = np.broadcast_to(labels[tuple(windows.indices()[0])], windows.other)
+    return groups.combine(found, windows.of_starts(visit, index), shape=windows.other)
+
+
+def _write(visit: Visit, windows: Windows, written: Labels, index: Labels, sets: bool) -> Labels:
+    """The first operand after writing to its windows.
+
+    ``sets`` if nothing is kept of what was there.
+    """
+    groups, before, loose = visit.groups, visit.operands[0], windows.loose
+    written = groups.combine(written, windows.of_starts(visit, index), shape=windows.other)
+    if written is None and (before is None or not sets):
         return before
-    flat = (
-        np.ravel_multi_index(np.broadcast_arrays(*where[0]), windows.array)
-        if windows.array
-        else np.zeros((), int)
-    )
-    place, labels, inside = np.broadcast_arrays(flat, filled(written, windows.other), where[1])
-    place, labels = place[inside], groups.find(labels[inside])
+    indices, inside = windows.indices()
+    flat = np.zeros((1,) * len(windows.other), np.int64)
+    for axis, (i, full) in enumerate(zip(indices, windows.array, strict=True)):
+        flat = flat * full + (0 if axis in loose else i)
+    at, labels = np.broadcast_arrays(flat, groups.find(filled(written, windows.other)))
     new = np.zeros(windows.array, np.int32).reshape(-1)
-    np.maximum.at(new, place, labels)
-    several = (labels != 0) & (labels != new[place])
-    groups.unite(labels[several], new[place][several])
-    if replaces and before is not None:
+    np.maximum.at(new, at, labels)
+    several = (labels != 0) & (labels != new[at])
+    groups.unite(labels[several], new[at][several])
+    new = new.reshape(windows.array)
+    if loose:  # what may land anywhere along an axis was written to its first element
+        cut = tuple(slice(0, 1) if a in loose else slice(None) for a in range(new.ndim))
+        return groups.combine(before, np.broadcast_to(new[cut], new.shape), shape=windows.array)
+    if sets and before is not None:
         before = np.array(before).reshape(-1)
-        before[place] = 0
+        before[at[np.broadcast_to(inside, at.shape)]] = 0
         before = before.reshape(windows.array)
-    return groups.combine(before, new.reshape(windows.array), shape=windows.array)
-
-
-def _write_anywhere(
-    visit: Visit,
-    windows: Windows,
-    written: Labels,
-    loose: list[int],
-    starts: Sequence[int] | None = None,
-) -> Labels:
-    """What is written at any place along the axes ``loose``, and to known places along the others."""
-    groups = visit.groups
-    sources = [
-        None
-        if axis in loose
-        else windows.index_axes[batched]
-        if batched is not None
-        else windows.window_axes[axis]
-        for axis, batched in enumerate(windows.batched)
-    ]
-    joined = groups.along(
-        written, [axis for axis in range(len(windows.other)) if axis not in sources]
-    )
-    if joined is None:
-        return visit.operands[0]
-    order = [axis for axis in sources if axis is not None]
-    rest = [axis for axis in range(joined.ndim) if axis not in order]
-    window = joined.transpose(*order, *rest).reshape(
-        [1 if axis is None else joined.shape[axis] for axis in sources]
-    )
-    offsets = [0] * len(sources) if starts is None else starts
-    region = [
-        slice(None) if axis in loose else slice(start, start + size)
-        for axis, (start, size) in enumerate(zip(offsets, window.shape, strict=True))
-    ]
-    new = np.zeros(windows.array, np.int32)
-    new[tuple(region)] = window
-    return groups.combine(visit.operands[0], new, shape=windows.array)
+    return groups.combine(before, new, shape=windows.array)
 
 
 INDEXING: dict[str, Rule] = {
     "gather": _gather,
+    "scatter": _scatter,  # the primitive and the kind
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
-    **each("scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub", _scatter),
 }

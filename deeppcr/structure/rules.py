@@ -1,25 +1,28 @@
-"""Which elements an operation combines: one rule for each kind of primitive."""
+"""Which elements an operation combines.
 
-from math import prod
+One rule for each kind of primitive, and for some primitives.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from deeppcr.structure.groups import Array, Labels, filled
-from deeppcr.structure.moves import MOVES, each
-from deeppcr.structure.visit import Rule, Visit
-from depth.rules import RULES as CLASSES
-
-LARGEST = 1 << 24  # elements of an array of labels
+from deeppcr.structure.walk import Rule, Visit
+from depth.primitives import primitive
 
 
 def move(visit: Visit) -> list[Labels]:
     """Elements go to other places."""
+    function = primitive(visit.equation).numpy
+    if function is None:
+        return visit.walk.unknown(visit)
     arrays = [filled(labels, visit.shape(i)) for i, labels in enumerate(visit.operands)]
-    return list(MOVES[visit.equation.primitive.name](visit.equation, arrays))
+    return list(function(visit.equation, arrays))
 
 
 def elementwise(visit: Visit) -> list[Labels]:
-    """Each element of the result from the same elements of the operands, of which some may be scalars or have axes of size 1."""
+    """Each element from the same elements of the operands, which may be scalars or broadcast."""
     (shape,) = visit.results
     if any(
         own and not _spreads(own, shape) for own in map(visit.shape, range(len(visit.operands)))
@@ -32,49 +35,34 @@ def _spreads(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return len(shape) == len(other) and all(a in (1, b) for a, b in zip(shape, other, strict=True))
 
 
-def select(visit: Visit) -> list[Labels]:
-    """Where it is known which case is taken, that one; else any of them, and what the choice depends on."""
-    which = visit.value(0)
-    if which is None:
-        return elementwise(visit)
-    (shape,) = visit.results
-    chosen = np.zeros(shape, np.int32)
-    for i, labels in enumerate(visit.operands[1:]):
-        np.copyto(chosen, filled(labels, shape), where=which == i)
-    return [chosen]
-
-
 def reduction(visit: Visit) -> list[Labels]:
-    """The elements along some axes, which go; scalars after the operands are where each reduction starts."""
-    axes = tuple(visit.params["axes"] if "axes" in visit.params else visit.params["dimensions"])
-    shape = visit.results[0]
-    count = len(visit.results)
-    parts = [visit.groups.along(labels, axes) for labels in visit.operands[:count]]
-    joined = [None if labels is None else labels.squeeze(axes) for labels in parts]
-    return [visit.groups.combine(*joined, *visit.operands[count:], shape=shape)] * count
+    """The elements along some axes, which go."""
+    axes = tuple(visit.params["axes"])
+    joined = visit.groups.along(visit.operands[0], axes)
+    return [None if joined is None else joined.squeeze(axes)]
 
 
-def along(*keys: str) -> Rule:
-    """A rule for what combines the elements along one axis, of all operands, and keeps it."""
-
-    def rule(visit: Visit) -> list[Labels]:
-        axis = next(visit.params[key] for key in keys if key in visit.params) % len(visit.shape(0))
-        parts = [visit.groups.along(labels, [axis]) for labels in visit.operands]
-        shape = tuple(1 if i == axis else size for i, size in enumerate(visit.shape(0)))
-        joined = visit.groups.combine(*parts, shape=shape)
-        return [
-            None if joined is None else np.broadcast_to(joined, result) for result in visit.results
-        ]
-
-    return rule
+def along(visit: Visit) -> list[Labels]:
+    """The elements along one axis, of all operands, which stays."""
+    keys = ("axis", "dimension", "reduction_dimension", "operand_axis")
+    axis = next(visit.params[key] for key in keys if key in visit.params) % len(visit.shape(0))
+    parts = [visit.groups.along(labels, [axis]) for labels in visit.operands]
+    shape = tuple(1 if i == axis else size for i, size in enumerate(visit.shape(0)))
+    joined = visit.groups.combine(*parts, shape=shape)
+    return [None if joined is None else np.broadcast_to(joined, result) for result in visit.results]
 
 
 def trailing(count: int) -> Rule:
-    """A rule for what combines all elements along the last ``count`` axes of the first operand, as factorizations do.
+    """A rule for what combines all elements along the last ``count`` axes of the first operand.
 
     The axes before them are the batch axes of all operands and results.
     """
-    return lambda visit: _by_batch(visit, len(visit.shape(0)) - count)
+    return lambda visit: _by_batch(visit, max(len(visit.shape(0)) - count, 0))
+
+
+def fourier(visit: Visit) -> list[Labels]:
+    """All elements along the transformed axes, which are the last."""
+    return _by_batch(visit, len(visit.shape(0)) - len(visit.params["fft_lengths"]))
 
 
 def _by_batch(visit: Visit, batch_ndim: int) -> list[Labels]:
@@ -100,93 +88,50 @@ def _spread(joined: Labels, shape: tuple[int, ...]) -> Labels:
     )
 
 
-def fourier(visit: Visit) -> list[Labels]:
-    """All elements along the transformed axes, which are the last."""
-    return _by_batch(visit, len(visit.shape(0)) - len(visit.params["fft_lengths"]))
-
-
-def reinterpret(visit: Visit) -> list[Labels]:
-    """The same bits: an element becomes several along a new last axis, or the last axis becomes one element."""
-    (shape,) = visit.results
-    return _by_batch(visit, min(len(shape), len(visit.shape(0))))
-
-
 def dot(visit: Visit) -> list[Labels]:
     """Elements along the contracted axes of both operands meet; batch axes stay side by side."""
     contracted, batch = visit.params["dimension_numbers"]
     parts: list[Labels] = []
-    free = []
     for side in (0, 1):
+        ndim, named = len(visit.shape(side)), (*batch[side], *contracted[side])
+        free = [axis for axis in range(ndim) if axis not in named]
         labels = visit.groups.along(visit.operands[side], contracted[side])
-        own = [
-            axis
-            for axis in range(len(visit.shape(side)))
-            if axis not in (*contracted[side], *batch[side])
-        ]
         if labels is not None:
-            labels = labels.squeeze(tuple(contracted[side])) if contracted[side] else labels
-            place = [
-                axis - sum(axis > other for other in contracted[side])
-                for axis in (*batch[side], *own)
-            ]
-            labels = labels.transpose(place)
+            kept = [labels.shape[axis] for axis in (*batch[side], *free)]
+            labels = labels.transpose(*batch[side], *free, *contracted[side]).reshape(kept)
         parts.append(labels)
-        free.append(len(own))
-    if parts[0] is not None:
-        parts[0] = parts[0][(..., *(None,) * free[1])]
-    if parts[1] is not None:
-        parts[1] = parts[1][(*(slice(None),) * len(batch[1]), *(None,) * free[0], ...)]
-    return [visit.groups.combine(*parts, shape=visit.results[0])]
+    (shape,), count = visit.results, len(batch[0])
+    left, right = parts
+    if left is not None:
+        left = left.reshape((*left.shape, *(1,) * (len(shape) - left.ndim)))
+    if right is not None:
+        ones = (1,) * (len(shape) - right.ndim)
+        right = right.reshape((*right.shape[:count], *ones, *right.shape[count:]))
+    return [visit.groups.combine(left, right, shape=shape)]
 
 
 def windows(visit: Visit) -> list[Labels]:
-    """The elements in a window, which slides along every axis."""
-    params, (shape,) = visit.params, visit.results
+    """The elements along all axes that a window slides along."""
+    (shape,), sizes = visit.results, visit.params["window_dimensions"]
     labels = visit.groups.combine(*visit.operands, shape=visit.shape(0))
-    for axis, size in enumerate(params["window_dimensions"]):
-        numbers = (
-            params[key][axis] for key in ("window_strides", "base_dilation", "window_dilation")
-        )
-        labels = _slide(
-            visit, labels, axis, shape[axis], size, params["padding"][axis][0], *numbers
-        )
-    return [labels]
+    return [_slide(visit, labels, dict(enumerate(sizes)), shape)]
 
 
-def _slide(
-    visit: Visit,
-    labels: Labels,
-    axis: int,
-    count: int,
-    size: int,
-    before: int,
-    stride: int,
-    spread: int,
-    spread_window: int,
-) -> Labels:
-    """The union over ``count`` windows of ``size`` elements along ``axis``."""
+def _slide(visit: Visit, labels: Labels, sizes: dict[int, int], shape: Sequence[int]) -> Labels:
+    """The labels for a result of this ``shape`` of windows with ``sizes`` along some axes."""
     if labels is None:
         return None
-    shape = (*labels.shape[:axis], count, *labels.shape[axis + 1 :])
-    if size * prod(shape) > LARGEST:
-        return np.broadcast_to(visit.groups.along(labels, [axis]), shape)  # type: ignore[arg-type]
-    pieces = []
-    for k in range(size):
-        place, between = np.divmod(np.arange(count) * stride + k * spread_window - before, spread)
-        inside = (between == 0) & (place >= 0) & (place < labels.shape[axis])
-        if inside.any():
-            piece = np.take(labels, np.where(inside, place, 0), axis)
-            pieces.append(
-                piece
-                * inside.astype(np.int32).reshape(
-                    [-1 if i == axis else 1 for i in range(len(shape))]
-                )
-            )
-    return visit.groups.combine(*pieces, shape=shape)
+    slides = [axis for axis, n in sizes.items() if n > 1 or labels.shape[axis] != shape[axis]]
+    joined = visit.groups.along(labels, slides)
+    return None if joined is None else np.broadcast_to(_thin(joined, slides), tuple(shape))
+
+
+def _thin(labels: Array, axes: Sequence[int]) -> Array:
+    return labels[tuple(slice(0, 1) if i in axes else slice(None) for i in range(labels.ndim))]
 
 
 def convolution(visit: Visit) -> list[Labels]:
-    """The channels of one feature group, in a window that slides along the spatial axes."""
+    """The channels of one feature group, along all spatial axes that the kernel slides along."""
     params, (shape,) = visit.params, visit.results
     labels, kernel = visit.operands
     numbers, groups = params["dimension_numbers"], params["feature_group_count"]
@@ -194,39 +139,23 @@ def convolution(visit: Visit) -> list[Labels]:
         return visit.walk.unknown(visit)
     labels = labels.transpose(numbers.lhs_spec)  # batch, channels, *spatial
     labels = labels.reshape(labels.shape[0], groups, labels.shape[1] // groups, *labels.shape[2:])
-    found = visit.groups.along(labels, [2])
+    sizes = {3 + i: visit.shape(1)[axis] for i, axis in enumerate(numbers.rhs_spec[2:])}
     out = [shape[axis] for axis in numbers.out_spec]
-    for i, axis in enumerate(numbers.rhs_spec[2:]):
-        size, (before, _) = visit.shape(1)[axis], params["padding"][i]
-        dilations = (
-            params["window_strides"][i],
-            params["lhs_dilation"][i],
-            params["rhs_dilation"][i],
-        )
-        found = _slide(visit, found, 3 + i, out[2 + i], size, before, *dilations)
-    if found is None:
-        return [None]
-    full: Array = np.broadcast_to(found, (out[0], groups, out[1] // groups, *out[2:])).reshape(out)
-    return [full.transpose(np.argsort(numbers.out_spec))]
+    channels = (out[0], groups, out[1] // groups, *out[2:])
+    found = _slide(visit, labels, {2: out[1], **sizes}, channels)
+    return [None if found is None else found.reshape(out).transpose(np.argsort(numbers.out_spec))]
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(MOVES, move),
-    **{name: elementwise for name, rule in CLASSES.items() if rule.kind == "elementwise"},
-    "add_any": elementwise,
-    "select_n": select,
-    **each(
-        "argmax argmin reduce reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor",
-        reduction,
-    ),
-    **each("cumlogsumexp cummax cummin cumprod cumsum", along("axis")),
-    **each(
-        "approx_top_k sort top_k", along("dimension", "reduction_dimension", "axis", "operand_axis")
-    ),
-    **each("reduce_window_max reduce_window_min reduce_window_sum", windows),
-    **each("cholesky eig eigh householder_product lu qr schur svd triangular_solve", trailing(2)),
-    **each("lu_pivots_to_permutation tridiagonal_solve", trailing(1)),
-    "bitcast_convert_type": reinterpret,
+    "elementwise": elementwise,
+    "move": move,
+    "reduction": reduction,
+    "cumulative": along,
+    "sort": along,
+    "window": windows,
+    "factorization": trailing(2),
+    **dict.fromkeys(("eig", "eigh", "schur", "svd"), trailing(2)),
+    "tridiagonal_solve": trailing(1),
     "fft": fourier,
     "dot_general": dot,
     "conv_general_dilated": convolution,

@@ -1,18 +1,22 @@
-"""The walk through a program: equation by equation, from the labels of its inputs to those of its outputs."""
+"""The walk through a program.
 
-from collections.abc import Callable, Sequence
+Equation by equation, from the labels of its inputs to those of its outputs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from deeppcr.jaxprs import is_literal
-from deeppcr.structure.control import CONTROL, has_references, is_collective, live
-from deeppcr.structure.groups import Groups, Labels
-from deeppcr.structure.indexing import INDEXING
-from deeppcr.structure.known import Known
-from deeppcr.structure.rules import LARGEST, RULES
-from deeppcr.structure.visit import Rule, Visit
+from deeppcr.structure.groups import Array, Groups, Labels
+from depth.jaxprs import is_literal, is_reference, needed
+from depth.known import Known
+from depth.primitives import primitive
+
+LARGEST = 1 << 24  # elements of an array of labels
+HOLDERS = ("call", "derivative rule", "loop", "branch")  # of programs, which are entered
 
 
 class Cause(NamedTuple):
@@ -27,12 +31,14 @@ class Walk:
 
     Attributes:
         groups: of the entries of the state, which grow on the way.
+        rules: by name or by kind of primitive; see `Rule`.
         differentiated: whether what is walked is a derivative already.
         across_devices: whether a device gets from others what depends on their states.
     """
 
-    def __init__(self, groups: Groups):
+    def __init__(self, groups: Groups, rules: Mapping[str, "Rule"]):
         self.groups = groups
+        self.rules = rules
         self.differentiated = False
         self.across_devices = False
         self._derivatives: dict[tuple[int, Any], Any] = {}
@@ -41,20 +47,24 @@ class Walk:
         self,
         jaxpr: Any,
         inputs: Sequence[Labels],
-        known: Known,
         wanted: Sequence[bool] | None = None,
         differentiated: bool = False,
     ) -> list[Labels]:
-        """The labels of the outputs, given those of the inputs; None for outputs that are not ``wanted``."""
+        """The labels of the outputs, given those of the inputs.
+
+        None for outputs that are not ``wanted``.
+
+        ``differentiated`` if the program will not be differentiated: it is a derivative, or has one
+        of its own.
+        """
         wants = [True] * len(jaxpr.outvars) if wanted is None else wanted
         outputs = [atom for atom, want in zip(jaxpr.outvars, wants, strict=True) if want]
         equations, used = live(jaxpr, outputs)
         found: dict[Any, Labels] = dict(zip(jaxpr.invars, inputs, strict=True))
+        known = Known(jaxpr)
 
-        def read(atom: Any) -> Labels:
-            return (
-                None if is_literal(atom) else found.get(atom)
-            )  # constants do not depend on the state
+        def read(atom: Any) -> Labels:  # constants do not depend on the state
+            return None if is_literal(atom) else found.get(atom)
 
         outer, was = self.groups.cause, self.differentiated
         self.differentiated = was or differentiated
@@ -62,21 +72,19 @@ class Walk:
             operands = [read(atom) for atom in equation.invars]
             if equation.effects or any(labels is not None for labels in operands):
                 self.groups.cause = Cause(equation, outer)
-                visit = Visit(
-                    self,
-                    equation,
-                    operands,
-                    known,
-                    [variable in used for variable in equation.outvars],
-                )
+                of_use = [variable in used for variable in equation.outvars]
+                visit = Visit(self, equation, operands, known, of_use)
                 found.update(zip(equation.outvars, self._follow(visit), strict=True))
         self.groups.cause, self.differentiated = outer, was
         return [
             read(atom) if want else None for atom, want in zip(jaxpr.outvars, wants, strict=True)
         ]
 
-    def unknown(self, visit: Visit) -> list[Labels]:
-        """Labels that are right for any primitive: every result depends on all that any operand depends on."""
+    def unknown(self, visit: "Visit") -> list[Labels]:
+        """Labels that are right for any primitive.
+
+        Every result depends on all that any operand depends on.
+        """
         label = self.groups.all_of(*visit.operands)
         self.across_devices |= label is not None and is_collective(visit.equation)
         return _everywhere(visit, label)
@@ -88,20 +96,21 @@ class Walk:
             self._derivatives[key] = make(equation)
         return self._derivatives[key]
 
-    def _follow(self, visit: Visit) -> list[Labels]:
-        equation = visit.equation
-        name = equation.primitive.name
-        if has_references(equation) or (
-            equation.effects and name not in CONTROL and not is_collective(equation)
-        ):
+    def _follow(self, visit: "Visit") -> list[Labels]:
+        equation, known = visit.equation, primitive(visit.equation)
+        rule = self.rules.get(equation.primitive.name) or self.rules.get(known.kind)
+        if known.kind == "call" and not known.inlines:
+            rule = None
+        enters = rule is not None and known.kind in HOLDERS
+        if has_references(equation) or (_acts(equation) and not enters):
             # What is written to a reference, or handed to Python, may come back anywhere.
             return _everywhere(visit, self.groups.all_of(self.groups.parent))
         sizes = [
             *map(prod, visit.results),
             *(labels.size for labels in visit.operands if labels is not None),
         ]
-        large = max(sizes, default=0) > LARGEST and name not in CONTROL
-        rule: Rule = self.unknown if large else KNOWN.get(name, self.unknown)
+        if rule is None or (max(sizes, default=0) > LARGEST and not enters):
+            return self.unknown(visit)
         was = self.differentiated, self.groups.cause
         try:
             results = rule(visit)
@@ -110,13 +119,92 @@ class Walk:
                 for labels, shape in zip(results, visit.results, strict=True)
             ):
                 return results
-        except Exception:  # a primitive with other parameters than those known here, or a derivative that cannot be traced
+        except Exception:  # parameters of another jax, or a derivative that cannot be traced
             self.differentiated, self.groups.cause = was
         return self.unknown(visit)
 
 
+@dataclass(frozen=True)
+class Visit:
+    """An equation on the walk, as a rule is given it.
+
+    Attributes:
+        walk: the walk.
+        equation: the equation.
+        operands: the labels of each operand.
+        known: the integers known in the program that the equation is part of.
+        wanted: which of the results are needed.
+    """
+
+    walk: Walk
+    equation: Any
+    operands: list[Labels]
+    known: Known
+    wanted: list[bool]
+
+    @property
+    def groups(self) -> Groups:
+        """The groups found so far."""
+        return self.walk.groups
+
+    @property
+    def params(self) -> Any:
+        """Of the equation."""
+        return self.equation.params
+
+    @property
+    def results(self) -> list[tuple[int, ...]]:
+        """The shape of each result."""
+        return [tuple(getattr(variable.aval, "shape", ())) for variable in self.equation.outvars]
+
+    def shape(self, operand: int) -> tuple[int, ...]:
+        """The shape of an operand."""
+        return tuple(getattr(self.equation.invars[operand].aval, "shape", ()))
+
+    def value(self, operand: int) -> Array | None:
+        """The value of an operand that is a known integer."""
+        return self.known.value(self.equation.invars[operand])
+
+
+# The labels of the results of an equation.
+Rule = Callable[[Visit], list[Labels]]
+
+
+def live(jaxpr: Any, outputs: Sequence[Any]) -> tuple[list[Any], set[Any]]:
+    """The equations that ``outputs`` depend on, in order, and all variables that are read.
+
+    Effects that hand nothing back, as printing does, are no dependence.
+    """
+    equations = needed(jaxpr, (), outputs, _hands_back)
+    atoms = [*outputs, *(atom for equation in equations for atom in equation.invars)]
+    return equations, {atom for atom in atoms if not is_literal(atom)}
+
+
+def _hands_back(equation: Any) -> bool:
+    return _acts(equation) and bool(equation.outvars or has_references(equation))
+
+
+def _acts(equation: Any) -> bool:
+    return bool(equation.effects) and not is_collective(equation)
+
+
+def has_references(equation: Any) -> bool:
+    """Whether an equation works on mutable arrays."""
+    return any(map(is_reference, (*equation.invars, *equation.outvars)))
+
+
+def is_collective(equation: Any) -> bool:
+    """Whether devices exchange something: the primitive has named axes."""
+    found = [
+        equation.params[name]
+        for name in ("axes", "axis_name", "axis_names")
+        if name in equation.params
+    ]
+    names = [
+        name for axes in found for name in (axes if isinstance(axes, tuple | list) else [axes])
+    ]
+    return any(isinstance(name, str) for name in names)
+
+
 def _everywhere(visit: Visit, label: Labels) -> list[Labels]:
     return [None if label is None else np.broadcast_to(label, shape) for shape in visit.results]
-
-
-KNOWN: dict[str, Rule] = {**RULES, **INDEXING, **CONTROL}

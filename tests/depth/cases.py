@@ -38,7 +38,10 @@ def sines(x: Any, count: int) -> Any:
 
 
 class Case(NamedTuple):
-    """``fn(*args)`` has the ``expected`` depth, or one for every output: because of what ``why`` adds up."""
+    """``fn(*args)`` has the ``expected`` depth, or one for every output.
+
+    Because of what ``why`` adds up.
+    """
 
     name: str
     fn: Callable[..., Any]
@@ -55,7 +58,7 @@ def table(*rows: tuple) -> Any:
 
 
 def check(case: Case, trip_counts: Any = None, exact: bool = True) -> depth.Cost:
-    """The depth is as derived, known to be exact, the latest output, and the sum of the critical path."""
+    """The depth is as derived, exact, the latest output, and the sum of the critical path."""
     cost = depth.analyze(case.fn, *case.args, trip_counts=trip_counts)
     by_output = tuple(jax.tree.leaves(cost.by_output))
     expected = case.expected if isinstance(case.expected, tuple) else (case.expected,)

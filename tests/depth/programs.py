@@ -1,4 +1,7 @@
-"""Random programs that can be traced as loops or unrolled, and depth by the plainest means: every value, step by step."""
+"""Random programs that can be traced as loops or unrolled, and depth by the plainest means.
+
+Every value, step by step.
+"""
 
 import math
 from collections.abc import Callable
@@ -11,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-# -- the oracle -----------------------------------------------------------------------------------------------------------------
+# -- the oracle -----------------------------------------------------------------------------------
 
 MOVES = """
     broadcast_in_dim concatenate copy copy_p device_put dynamic_slice dynamic_update_slice gather optimization_barrier pad
@@ -53,7 +56,10 @@ def leaf_depth(equation: Any) -> int:
 
 
 class Late(NamedTuple):
-    """A depth, and all longest paths to it as sorted (primitive, count, depth); None for too many."""
+    """A depth, and all longest paths to it as sorted (primitive, count, depth).
+
+    None for too many.
+    """
 
     depth: int
     paths: frozenset | None
@@ -98,7 +104,9 @@ Count = int | Callable[[], int]
 def evaluate(
     jaxpr: Any, inputs: list[Late] | None = None, start: Late = ZERO, turns: Count = 0
 ) -> list[Late]:
-    """When each result is ready: loops turn by turn, ``turns`` times where they compare nothing with a literal.
+    """When each result is ready.
+
+    Loops turn by turn, ``turns`` times where they compare nothing with a literal.
 
     A function is asked anew each time that the program comes to such a loop.
     """
@@ -171,7 +179,7 @@ def _while(equation: Any, operands: list[Late], start: Late, turns: Count) -> li
     return [join([test, value]) for value in state]
 
 
-# -- random programs ------------------------------------------------------------------------------------------------------------
+# -- random programs ------------------------------------------------------------------------------
 
 N = 3  # the width of vectors
 SHAPES = {"s": (), "v": (N,), "m": (N, N)}
@@ -195,7 +203,10 @@ def _flat(op: Callable[..., Any], *kinds: str) -> list[tuple]:
 
 
 def moved(value: Any) -> Any:
-    """The value, by an equation of no depth: jax takes results that are operands out of loops and branches."""
+    """The value, by an equation of no depth.
+
+    Jax takes results that are operands out of loops and branches.
+    """
     return lax.reshape(lax.reshape(value, (*value.shape, 1)), value.shape)
 
 
@@ -239,7 +250,10 @@ OPERATIONS = [
 
 @dataclass(frozen=True)
 class Body:
-    """Straight-line code: ``steps`` read values by number (inputs, then literals, then results), and so do ``outputs``."""
+    """Straight-line code.
+
+    ``steps`` read values by number (inputs, then literals, then results), and so do ``outputs``.
+    """
 
     steps: list[tuple[Any, list[int]]]
     outputs: list[int]
@@ -287,7 +301,7 @@ class Cond(Nested):
 
 @dataclass(frozen=True)
 class Loop(Nested):
-    """``length`` times the body, whose inputs are ``consts`` constants, ``carry`` carried values, and slices."""
+    """``length`` times the body, of ``consts`` constants, ``carry`` carried values, and slices."""
 
     body: Body
     consts: int

@@ -1,4 +1,7 @@
-"""The model of the device at hand: which one is taken, when a kept measurement is believed, and that nothing is computed."""
+"""The model of the device at hand.
+
+Which one is taken, when a kept measurement is believed, and that nothing is computed.
+"""
 
 import dataclasses
 import importlib
@@ -62,7 +65,7 @@ def write(content):
     return path
 
 
-# -- the kept measurement -------------------------------------------------------------------------------------------------------
+# -- the kept measurement -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("platform", [None, "cpu"], ids=["default", "cpu"])
@@ -125,7 +128,7 @@ def test_a_file_that_could_not_be_opened_is_tried_again(monkeypatch, generic):
     assert depth.at_hand() == DEVICE
 
 
-# -- what is not believed -------------------------------------------------------------------------------------------------------
+# -- what is not believed -------------------------------------------------------------------------
 
 
 def older_jax(monkeypatch):
@@ -278,7 +281,7 @@ def test_whatever_is_in_the_files_place_is_no_error(monkeypatch, capsys, generic
     assert depth.at_hand() == (DEVICE if replaced else generic)
 
 
-# -- which device ---------------------------------------------------------------------------------------------------------------
+# -- which device ---------------------------------------------------------------------------------
 
 KINDS = {
     "NVIDIA H200": ("gpu", "H200"),
@@ -378,7 +381,7 @@ def test_what_is_no_platform_is_refused(platform):
     assert repr(platform) in str(error.value)
 
 
-# -- while jax traces -----------------------------------------------------------------------------------------------------------
+# -- while jax traces -----------------------------------------------------------------------------
 
 
 def test_it_may_be_asked_while_jax_traces(monkeypatch):

@@ -1,4 +1,7 @@
-"""The calibration of the device at hand: what it measures, where it keeps that, and what it does where it cannot."""
+"""The calibration of the device at hand.
+
+What it measures, where it keeps that, and what it does where it cannot.
+"""
 
 import dataclasses
 import json

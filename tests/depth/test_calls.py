@@ -1,4 +1,7 @@
-"""Programs that call programs: jit and all that wraps a function, kernels, devices, references, derivatives and batches."""
+"""Programs that call programs.
+
+Jit and all that wraps a function, kernels, devices, references, derivatives and batches.
+"""
 
 import time
 import warnings

@@ -1,4 +1,7 @@
-"""``python -m depth``: what it prints of examples, functions and this machine, and what it says of bad input."""
+"""``python -m depth``.
+
+What it prints of examples, functions and this machine, and what it says of bad input.
+"""
 
 import os
 import re
@@ -60,7 +63,10 @@ DEVICE = depth.Device(
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """A folder with a file and a module in it; what a run changes of the interpreter is put back."""
+    """A folder with a file and a module in it.
+
+    What a run changes of the interpreter is put back.
+    """
     for name in ("model_file.py", "model_module.py", "inside/model_inside.py"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -123,7 +129,7 @@ def depth_in(text):
     return int(found.replace(",", ""))
 
 
-# -- examples -------------------------------------------------------------------------------------------------------------------
+# -- examples -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -141,7 +147,8 @@ def test_examples(run, name):
 def test_the_depth_of_the_small_examples(run):
     assert list(EXAMPLES) == ["mlp", "attention", "resnet", "rnn"]
     assert depth_in(run("--example", "mlp")) == 11  # 1 + log2(1), max; 1 + 3, max; 1 + 3
-    # A block: convolution over 3 * 3 * 32 = 288 elements 1 + 9, relu 1, the same, and an addition: 23. The mean: 10, division 1.
+    # A block: convolution over 3 * 3 * 32 = 288 elements 1 + 9, relu 1, the same, and an addition:
+    # 23. The mean: 10, division 1.
     assert depth_in(run("--example", "resnet")) == 8 * 23 + 11
 
 
@@ -157,7 +164,7 @@ def test_from_the_shell():
     assert done.stderr == ""
 
 
-# -- functions ------------------------------------------------------------------------------------------------------------------
+# -- functions ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -208,7 +215,7 @@ def test_a_file_with_dataclasses_whose_annotations_are_postponed(run, place):
 def test_a_device_wherever_it_is_given_adds_a_time(run, argv):
     """A launch of a call and two kernels: 20 + 2 * 2.5 us, and next to no work."""
     lines = run(*argv).splitlines()
-    assert lines[-2:] == ["", "predicted    25 us on H100"]
+    assert lines[-2:] == ["", "predicted  25 us on H100"]
 
 
 def test_every_device_can_be_chosen(run):
@@ -255,10 +262,10 @@ def test_every_dtype_is_one(short):
 
 def test_wide_types_are_wide_without_x64(run):
     jax.config.update("jax_enable_x64", False)
-    assert "traffic      392 bytes" in run(
+    assert "bytes    392, " in run(
         "model_file.py:sines", "f64[8]"
     )  # three times 64 in and 64 out, and the 2
-    assert "traffic      196 bytes" in run("model_file.py:sines", "f32[8]")
+    assert "bytes    196, " in run("model_file.py:sines", "f32[8]")
 
 
 @pytest.mark.parametrize("kind", ["f32", "f64"])
@@ -275,7 +282,7 @@ def test_a_run_leaves_the_path_as_it_was(run, name):
     assert sys.path == before
 
 
-# -- this machine ---------------------------------------------------------------------------------------------------------------
+# -- this machine ---------------------------------------------------------------------------------
 
 
 def test_calibrate(run, measured, place):
@@ -308,7 +315,7 @@ def test_what_is_not_kept_is_not_said_to_be(measured, monkeypatch, place, capsys
     assert "kept in" not in output.out
 
 
-# -- bad input ------------------------------------------------------------------------------------------------------------------
+# -- bad input ------------------------------------------------------------------------------------
 
 BAD = {
     "nothing": ([], "--calibrate"),

@@ -1,4 +1,7 @@
-"""Two programs side by side: ratios, the table, times where a device is given, and what is not known of either."""
+"""Two programs side by side.
+
+Ratios, the table, times where a device is given, and what is not known of either.
+"""
 
 import dataclasses
 
@@ -64,6 +67,7 @@ def test_without_a_device_there_are_no_times():
         "depth",
         "work",
         "bytes",
+        "traffic",
     ]
 
 
@@ -104,6 +108,7 @@ def test_the_table():
         ["depth", "8", "3", "2.67x less"],
         ["work", "8", "7", "0.875x as much"],
         ["bytes", "96", "36"],
+        ["traffic", "96", "36"],  # one kernel in each step, and one for the reduction
         ["time", "38", "s", "6.5 s  5.85x as fast, predicted for round"],
     ]
 

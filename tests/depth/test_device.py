@@ -1,4 +1,7 @@
-"""Device models: the table, the figures that are not given, what is refused, and the generic ones."""
+"""Device models.
+
+The table, the figures that are not given, what is refused, and the generic ones.
+"""
 
 import dataclasses
 import math
@@ -36,7 +39,7 @@ FULL = PLAIN.replace(
 )
 
 
-# -- the table ------------------------------------------------------------------------------------------------------------------
+# -- the table ------------------------------------------------------------------------------------
 
 
 def test_the_table_has_the_devices_of_the_issue():
@@ -109,7 +112,7 @@ def test_the_table_cannot_be_changed():
         depth.devices["V100"].bandwidth = 1.0
 
 
-# -- figures that are not given -------------------------------------------------------------------------------------------------
+# -- figures that are not given -------------------------------------------------------------------
 
 
 def test_the_rate_of_a_dtype_is_its_own_or_the_nearest():
@@ -181,7 +184,7 @@ def test_what_fits_the_cache_comes_from_there():
     assert PLAIN.memory_rate(1) == 1000.0
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------------------
+# -- what is refused ------------------------------------------------------------------------------
 
 POSITIVE = {"rates": {"float32": 0}, "vector_rates": {"move": 0.0}, "bandwidth": 0}
 BAD = {
@@ -271,7 +274,7 @@ def test_an_unknown_device_is_named_beside_those_there_are(device):
     assert repr(device) in str(error.value)
 
 
-# -- generic models -------------------------------------------------------------------------------------------------------------
+# -- generic models -------------------------------------------------------------------------------
 
 
 def test_a_generic_cpu_has_latencies_of_its_own_and_rates_by_its_cores():

@@ -1,4 +1,7 @@
-"""How a program runs, as the prediction takes it: its kernels counted by hand, their traffic, and the loops they are in."""
+"""How a program runs, as the prediction takes it.
+
+Its kernels counted by hand, their traffic, and the loops they are in.
+"""
 
 import time
 from collections import Counter
@@ -126,7 +129,7 @@ COUNTS = {
     "a cumulative sum": (
         lambda x: lax.sin(lax.cumsum(x)),
         (X,),
-        {"scan": 1, "elementwise": 1},
+        {"cumulative": 1, "elementwise": 1},
         "the sum ends what came before",
     ),
     "a factorization": (
@@ -262,7 +265,10 @@ PRODUCTS = {
     ("fn", "args", "kind", "pieces", "work", "traffic"), PRODUCTS.values(), ids=PRODUCTS
 )
 def test_products(fn, args, kind, pieces, work, traffic):
-    """Work is 2 for each output and contracted element, times the batch; traffic all three arrays once."""
+    """Work is 2 for each output and contracted element, times the batch.
+
+    Traffic all three arrays once.
+    """
     kernel = only(program(fn if callable(fn) else lambda x, y: jnp.einsum(fn, x, y), *args))
     assert (kernel.kind, kernel.pieces, kernel.operations, kernel.bytes) == (
         kind,
@@ -368,7 +374,7 @@ def test_unusual_operations_have_a_class_too():
     )
 
 
-# -- calls, loops, branches -----------------------------------------------------------------------------------------------------
+# -- calls, loops, branches -----------------------------------------------------------------------
 
 
 def called(size):

@@ -1,4 +1,7 @@
-"""Max-plus matrices against triple loops in Python's integers: products, powers, and the paths that a power is made of."""
+"""Max-plus matrices against triple loops in Python's integers.
+
+Products, powers, and the paths that a power is made of.
+"""
 
 from collections import Counter
 
@@ -60,7 +63,10 @@ def plain_power(a, exponent):
 
 
 def check_entries(power, matrix, exponent):
-    """The entries of every path, alone and all together with multiplicity: they exist, sum up, and are connected."""
+    """The entries of every path, alone and all together with multiplicity.
+
+    They exist, sum up, and are connected.
+    """
     n, algebra = len(matrix), power.algebra
     wanted = Counter(
         {
@@ -186,7 +192,8 @@ def test_no_path_stays_no_path(algebra):
 def test_an_algebra_holds_what_it_was_made_for(longest):
     algebra = Algebra.up_to(longest)
     assert algebra.dtype is (np.int64 if longest < 1 << 60 else object)
-    # Two paths are added, and a path to none, in either order: no path never looks like one, and never wraps around.
+    # Two paths are added, and a path to none, in either order: no path never looks like one, and
+    # never wraps around.
     a = array(algebra, [[longest, None]], 2)
     b = array(algebra, [[0, None], [longest, longest]], 2)
     assert rows(algebra, algebra.product(a, b)) == [[longest, None]]

@@ -1,4 +1,7 @@
-"""The reference numbers, and models as people write them, each derived by hand.  ``c(n)`` is ceil(log2 n)."""
+"""The reference numbers, and models as people write them, each derived by hand.
+
+``c(n)`` is ceil(log2 n).
+"""
 
 import warnings
 

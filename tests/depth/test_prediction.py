@@ -1,4 +1,4 @@
-"""Seconds derived by hand for a device of round figures, and how they follow from each figure of any device."""
+"""Seconds derived by hand for a device of round figures, and how they follow from each."""
 
 import math
 from itertools import pairwise
@@ -526,19 +526,22 @@ def test_what_is_no_device_is_refused(cost, device):
         depth.predict(cost, device)
 
 
-# -- what is measured has the units of what is predicted ------------------------------------------------------------------------
+# -- what is measured has the units of what is predicted ------------------------------------------
 
 
 @pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
 def test_rates_are_those_of_float32_whatever_the_default(monkeypatch, x64):
-    """With a clock by which every turn moves 10^9 bytes a second: what it reads and what it writes."""
+    """With a clock by which every trip moves 10^9 bytes a second.
+
+    What it reads and what it writes.
+    """
 
     class Clock:
         def seconds(self, function, *args):
             jax.eval_shape(function, *args)
             return 1e-6
 
-        def turn(self, step, x, turns):
+        def trip(self, step, x, trips):
             assert jax.eval_shape(step, x) == jax.eval_shape(lambda x: x, x)
             return 2 * x.nbytes / 1e9
 

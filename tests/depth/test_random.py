@@ -1,4 +1,7 @@
-"""Random programs: a loop is its unrolled program, for every output and along the critical path, work and traffic too."""
+"""Random programs.
+
+A loop is its unrolled program, for every output and along the critical path, work and traffic too.
+"""
 
 import operator
 from collections import Counter
@@ -27,7 +30,10 @@ from tests.depth.programs import (
 
 
 def check(*jaxprs, turns=None):
-    """The package and the oracle agree on all, the critical path is one of the longest; the costs."""
+    """The package and the oracle agree on all, the critical path is one of the longest.
+
+    The costs.
+    """
     costs = [analyze_jaxpr(jaxpr, trip_counts=turns) for jaxpr in jaxprs]
     late = [evaluate(jaxpr, turns=turns or 0) for jaxpr in jaxprs]
     expected = tuple(value.depth for value in late[0])
@@ -51,7 +57,7 @@ def check(*jaxprs, turns=None):
     return costs
 
 
-# -- scans ----------------------------------------------------------------------------------------------------------------------
+# -- scans ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(80))
@@ -152,7 +158,7 @@ def test_the_public_function_says_the_same():
         ]
 
 
-# -- while loops ----------------------------------------------------------------------------------------------------------------
+# -- while loops ----------------------------------------------------------------------------------
 
 
 def random_while(seed):
@@ -244,7 +250,10 @@ def test_counters_prove_how_often_a_loop_turns(name, mirrored):
 
 
 def check_bound(jaxpr, seed):
-    """Without numbers of turns it is a lower bound: for all numbers, and if they differ each time that a loop is met."""
+    """Without numbers of turns it is a lower bound.
+
+    For all numbers, and if they differ each time that a loop is met.
+    """
     bound, rng = analyze_jaxpr(jaxpr), np.random.default_rng(seed)
     assert (
         sum(row.depth for row in bound.critical_path)
@@ -279,13 +288,16 @@ def test_loops_in_loops_in_branches_without_numbers_of_turns_are_a_lower_bound(s
     check_bound(program.traced(), seed)
 
 
-# -- loops and branches made from their matrices --------------------------------------------------------------------------------
+# -- loops and branches made from their matrices --------------------------------------------------
 
 NEVER = -np.inf
 
 
 def random_matrix(rng, rows, columns, deepest=5):
-    """Paths to each of ``rows`` results from START and from each of ``columns`` inputs; every result has one."""
+    """Paths to each of ``rows`` results from START and from each of ``columns`` inputs.
+
+    Every result has one.
+    """
     matrix = np.where(
         rng.random((rows, 1 + columns)) < 0.5, rng.integers(0, deepest, (rows, 1 + columns)), NEVER
     )
@@ -379,7 +391,8 @@ def test_while_loops_of_known_matrices(turns):
                 tuple(values[first:]),
             )
 
-        # On (START, the test's constants, the body's, the state): START is the last test, once there was one.
+        # On (START, the test's constants, the body's, the state): START is the last test, once
+        # there was one.
         size, first = 1 + len(depths), 1 + of_test + of_body
         known = np.full(size, NEVER)
         known[[0, *range(1, 1 + of_test), *range(first, size)]] = test[0] + 1
@@ -413,7 +426,7 @@ def test_branches_of_known_matrices(branches):
         agree(run, [0, *depths], [jax.ShapeDtypeStruct((3,), np.float64), *shapes], expected)
 
 
-# -- work and traffic -----------------------------------------------------------------------------------------------------------
+# -- work and traffic -----------------------------------------------------------------------------
 
 
 def on_arguments_at_once(seed, **options):

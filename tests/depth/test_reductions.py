@@ -1,4 +1,7 @@
-"""Programs without loops or calls: reductions, windows, sorting, products, transforms and factorizations."""
+"""Programs without loops or calls.
+
+Reductions, windows, sorting, products, transforms and factorizations.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,7 @@
-"""Programs without loops, calls or products: elementwise operations, moves, random bits, and the edges of a program."""
+"""Programs without loops, calls or products.
+
+Elementwise operations, moves, random bits, and the edges of a program.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -236,7 +236,7 @@ def test_a_reference_written_in_a_branch_is_right_or_flagged():
 
 
 def written_by(write):
-    """What is read from a reference that held something late, once ``write(ref, x)`` has put the sine of x in."""
+    """What is read from a reference that held something late, after ``write(ref, x)``."""
 
     def program(x):
         ref = jax.new_ref(sines(x, 40))

@@ -1,7 +1,8 @@
-"""While loops: turns that the program proves, turns that the caller gives, and turns that nobody knows.
+"""While loops: trips that the program proves, that the caller gives, that nobody knows.
 
-Each turn starts after its predicate, and the results wait for the last one.  With a predicate of depth 1 and a counter, turn t
-starts at 2 t + 1; after n turns the counter is at 2 n, the last predicate at 2 n + 1.  See the derivations below.
+Each turn starts after its predicate, and the results wait for the last one.  With a predicate of
+depth 1 and a counter, turn t starts at 2 t + 1; after n turns the counter is at 2 n, the last
+predicate at 2 n + 1.  See the derivations below.
 """
 
 import inspect
@@ -511,3 +512,13 @@ def test_all_turns_are_on_the_path():
     assert (
         cost.work == 10 * (3 + 1 + 4) + 3 + 1
     )  # sum over 4, compare, 4 products; the last predicate
+
+
+def test_a_bound_that_the_program_computes_from_nothing():
+    def run(x):
+        bound = 2 * lax.iota("int32", 4)[3] - 1
+        return lax.fori_loop(0, bound, lambda i, x: jnp.sin(x), x)
+
+    found = depth.analyze(run, 1.0)
+    assert not found.unknown
+    assert found.depth >= 5

@@ -1,4 +1,4 @@
-"""Configurations of diffusers' schedulers, and a chain that diffusers and we walk alike: its model, first sample and noise."""
+"""Configurations of diffusers' schedulers, and the model, first sample and noise of all."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Writes golden.npz: what diffusers makes of every case, for tests on machines without torch.
+"""Writes golden.npz: the samples of diffusers for every case, for tests without torch.
 
 python -m tests.diffusion.make_golden, where torch and diffusers are installed.
 """
@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parent / "golden.npz"
 
 
 def main() -> None:
-    """Of all cases: the times, the scale of the first sample, and some of the samples on the way."""
+    """For all cases: the times, the deviation of the first sample, and some samples."""
     walks = [reference.walk(case) for case in CASES.values()]
     np.savez_compressed(
         GOLDEN,

@@ -1,4 +1,4 @@
-"""Writes ``golden_unet/``: tiny networks as diffusers saves them, an input, and what diffusers predicts.
+"""Writes ``golden_unet/``: tiny networks as diffusers saves them, inputs, and its predictions.
 
 Run with diffusers, torch and numpy: ``python tests/diffusion/make_golden_unet.py``.
 """

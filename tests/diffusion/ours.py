@@ -9,7 +9,7 @@ from tests.diffusion.cases import FIRST, MATRIX, NOISE, Case, model
 
 
 def walk(case: Case) -> np.ndarray:
-    """``[L, ...]``, float64: the samples after each step, in numpy as far as our step lets it be, for speed."""
+    """``[L, ...]``, float64: the samples after each step, mostly in numpy, for speed."""
     schedule = Schedule.from_config(case.config, eta=case.eta)
     table = schedule.table(case.steps)
     inputs = jax.tree.map(np.asarray, table.inputs(jnp.float64) | {"noise": NOISE[: case.steps]})

@@ -12,7 +12,7 @@ from tests.diffusion.cases import FIRST, MATRIX, NOISE, Case, model
 
 
 class Walk(NamedTuple):
-    """What diffusers makes of a case: times ``[L]``, the first sample's scale, and the samples after each step."""
+    """The run of diffusers: times ``[L]``, the deviation of ``x_T``, and all samples."""
 
     times: np.ndarray
     init_noise_sigma: float
@@ -26,7 +26,7 @@ def scheduler_of(case: Case):
 
 
 def walk(case: Case) -> Walk:
-    """All steps in float64 as far as diffusers keeps it, with `cases.NOISE` for what it would draw."""
+    """All steps, in float64 where diffusers keeps it, with `cases.NOISE` for what it would draw."""
     scheduler = scheduler_of(case)
     scheduler.set_timesteps(case.steps)
     if hasattr(scheduler, "set_begin_index"):

@@ -1,4 +1,4 @@
-"""End to end: the images of diffusers' pipelines, from the folder that they are saved in and the same noise."""
+"""End to end: the images of diffusers' pipelines, from their folder and the same noise."""
 
 from functools import partial
 from unittest import mock

@@ -1,4 +1,4 @@
-"""Schedules against figures that diffusers made (make_golden.py), what they are made from, and what they refuse."""
+"""Schedules against samples of diffusers (make_golden.py); their configurations; their errors."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deeppcr.diffusion import Schedule
-from deeppcr.diffusion.correction import Threshold
+from deeppcr.diffusion.prediction import Threshold
 from deeppcr.diffusion.schedulers import SCHEDULERS
 from tests.diffusion import ours
 from tests.diffusion.cases import CASES, FIRST, NOISE, Case, kept
@@ -181,7 +181,7 @@ def bad(scheduler, message, steps=10, eta=0.0, **fields):
 BAD = [
     bad(
         "PNDMScheduler",
-        r"_class_name is 'PNDMScheduler', expected one of \['DDIMParallelScheduler', 'DDIMScheduler', ",
+        r"_class_name is 'PNDMScheduler', expected one of \['DDIMParallelScheduler', 'DDIM",
     ),
     bad(None, "_class_name is None"),
     bad(

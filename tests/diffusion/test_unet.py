@@ -1,4 +1,4 @@
-"""`deeppcr.diffusion.load_unet`: what diffusers predicts; a pure function of jax; errors that name what does not fit."""
+"""`deeppcr.diffusion.load_unet`: predictions of diffusers; a pure function; bad files are named."""
 
 import json
 import shutil
@@ -82,7 +82,7 @@ def equations(jaxpr, name):
 
 
 def test_steps_in_parallel_are_one_batch():
-    """As many products as in one step, of three times the size; the convolutions are not in groups."""
+    """The number of products of one step, at three times the size, without grouped convolutions."""
     x, _ = inputs()
     xs, ts = jnp.stack([x, 2 * x, -x]), jnp.array([3, 500, 999])
     in_turn = [compiled()(x, t) for x, t in zip(xs, ts, strict=True)]

@@ -94,7 +94,7 @@ CASES = {
 
 
 def theirs(options, dtype=torch.float32):
-    """A network of diffusers with random weights: norms and biases too, which start as ones and zeros."""
+    """A network of diffusers with random weights, also of norms and biases."""
     torch.manual_seed(0)
     model = diffusers.UNet2DModel(**(SMALL | options)).eval()
     with torch.no_grad():

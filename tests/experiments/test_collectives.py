@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from experiments.common.collectives import Sent, bytes_of, collectives, written
+from experiments.sharding.collectives import Sent, bytes_of, collectives, in_words
 
 ALONG = P("i")
 
@@ -110,7 +110,7 @@ def test_bytes_of_a_shape(shape, expected) -> None:
 
 def test_in_words() -> None:
     assert (
-        written({"all-reduce": Sent(2, 40), "all-gather": Sent(1, 4096)})
+        in_words({"all-reduce": Sent(2, 40), "all-gather": Sent(1, 4096)})
         == "2 all-reduce 40 B, 1 all-gather 4.1 kB"
     )
-    assert written({}) == "none"
+    assert in_words({}) == "none"

@@ -1,9 +1,11 @@
-"""What "auto" chooses against what is fastest: the command at a size that takes seconds, and the chains it is tried on."""
+"""What "auto" chooses against what is fastest.
+
+The command at a size that takes seconds, and the chains it is tried on.
+"""
 
 import dataclasses
 import math
-import subprocess
-import sys
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,52 +14,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import Array
 
 import deeppcr
-from depth.device import generic_cpu
-from experiments import decide, report
-from experiments.common import baselines, decide_figure, options, results, versus, zoo
-from experiments.common.costs import cost
-from experiments.common.timing import Build, Timing
-from experiments.decide_parts import breakeven, giving_up, regret
-from experiments.decide_parts.measured import Effort, Measured, measure
-from experiments.decide_parts.programs import Chain, Choice
+from experiments.bench import engine, programs, results
+from experiments.bench.costs import analyze
+from experiments.bench.engine import Outcome, Variant
+from experiments.bench.table import Row
+from experiments.bench.timing import Build, Effort, Timing
+from experiments.decide import breakeven, giving_up, regret
+from experiments.decide import figure as decide_figure
+from experiments.decide import programs as decide_programs
+from experiments.decide import run as decide
+from experiments.decide.programs import Chain, Choice, Measured
+from experiments.models import zoo
+from tests.experiments.conftest import DEVICE
 
 ROOT = Path(__file__).parents[2]
 SMALL = zoo.Specimen("gru", 4, 16, 1)
-DEVICE = generic_cpu(2)
 ONCE = Effort(1, 0.0)
 
 
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One small chain, a made-up calibration, and few loops."""
-    monkeypatch.setattr(options.depth, "calibrate", lambda refresh: DEVICE)
+def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decide.zoo, "specimens", lambda number, seed: iter([SMALL]))
     monkeypatch.setattr(breakeven, "LENGTHS", (16,))
     monkeypatch.setattr(breakeven, "WIDTHS", (4,))
-    monkeypatch.setattr(baselines, "UNROLLS", (4,))
-    monkeypatch.setattr(regret, "HOPELESS", 3.0)  # programs are compiled for long
-    monkeypatch.setattr(decide, "Effort", lambda repeats, seconds=0.0: Effort(repeats, 0.0))
-
-
-@pytest.mark.usefixtures("tiny")
-def test_the_command_runs_from_start_to_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    decide.main(
-        ["--parts", "regret", "map", "--repeats", "1", "--keep", "toy", "--out", str(tmp_path)]
-    )
-    folder = tmp_path / results.device()
-    text = capsys.readouterr().out
-    assert text.splitlines()[-2:] == [
-        f"kept in {folder / 'toy.jsonl'}",
-        f"drawn in {folder / 'toy.png'}",
-    ]
-    assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
-    environment, rows = results.read(folder / "toy.jsonl")
-    assert environment["complete"] is True
+    monkeypatch.setattr(programs, "UNROLLS", (4,))
+    # Programs are compiled for long: none that is far from the best, and no Python loop.
+    monkeypatch.setattr(regret, "HOPELESS", 1.1)
+    monkeypatch.setattr(decide_programs, "LONGEST_LOOP", 0)
+    rows, _ = run_command(decide, "--parts", "regret", "map", "--repeats", "1")
     parts = [[row for row in rows if row["part"] == part] for part in ("regret", "map")]
     for found in parts:
         assert [row["direction"] for row in found] == ["forward", "gradient"]
@@ -65,7 +50,7 @@ def test_the_command_runs_from_start_to_end(
             assert "note" not in row
             assert row["depth speedup"] == row["sequential depth"] / row["depth"]
             assert row["log2"] == pytest.approx(math.log2(row["predicted us"] / row["us"]))
-            assert row["error"] <= versus.TOLERANCE
+            assert row["error"] <= engine.TOLERANCE
             assert row["us"] <= row["median us"] <= row["max us"]
             assert min(row["trace s"], row["compile s"]) > 0
             assert row["repeats"] == 1
@@ -77,13 +62,12 @@ def test_the_command_runs_from_start_to_end(
             for name in ("realised", "predicted, here", "predicted, H200", "predicted, TPU v5e")
         )
         assert row["over best loop"] <= row["over lax.scan"]
-    assert "toy" in report.page(report.read([folder]), tmp_path)
 
 
-def check_regret(rows: list[decide.Row]) -> None:
+def check_regret(rows: list[Row]) -> None:
     for row in rows:
         seconds, loops, chosen = row["seconds"], row["loops"], row["seconds"][row["chosen"]]
-        assert set(loops) == {"lax.scan", "lax.scan, unroll 4", "unrolled"}
+        assert set(loops) == {"lax.scan", "lax.scan, unroll 4"}
         assert set(loops) & set(seconds) == {"lax.scan"}  # the planner does not have the others
         assert row["fastest"] == min(seconds, key=seconds.get)
         assert row["regret %"] == pytest.approx(100 * (chosen / seconds[row["fastest"]] - 1))
@@ -102,99 +86,38 @@ def check_regret(rows: list[decide.Row]) -> None:
         assert not set(seconds) & set(row["not run"])
 
 
-@pytest.mark.usefixtures("tiny")
-def test_what_is_stopped_leaves_what_it_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(chain: Chain, *_: Any) -> decide.Row:
-        if chain.is_gradient:
-            raise KeyboardInterrupt
-        return {"part": "regret", "kind": "gru"}
-
-    monkeypatch.setattr(decide, "regret", stop)
-    with pytest.raises(KeyboardInterrupt):
-        decide.main(["--parts", "regret", "--keep", "toy", "--out", str(tmp_path)])
-    environment, rows = results.read(tmp_path / results.device() / "toy.jsonl")
-    assert (environment["complete"], len(rows)) == (False, 1)
-
-
-@pytest.mark.usefixtures("tiny")
-def test_nothing_is_begun_when_the_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:
-    decide.main(["--seconds", "-1"])
-    assert "stopped after" in capsys.readouterr().out
-
-
 def test_some_chains_of_all_kinds_come_before_the_other_parts() -> None:
-    chosen = options.parser("toy", None).parse_args(["--quick"])
-    chosen.parts, chosen.chains, chosen.seed = decide.PARTS, 24, 0
-    chosen.quick = False
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(options.depth, "calibrate", lambda refresh: DEVICE)
-        found = [job.args[0] for job in decide.jobs(chosen)]
+    asked = {"quick": False, "calibrate": False, "repeats": 1, "seed": 0}
+    jobs = decide.jobs(Namespace(parts=decide.PARTS, chains=24, **asked))
+    found = [job.args[0] if hasattr(job, "args") else "giving up" for job in jobs]
     assert found[: decide.FIRST] == [regret.regret] * decide.FIRST
-    assert found[decide.FIRST : decide.FIRST + 2] == list(giving_up.CHAINS)
+    assert found[decide.FIRST : decide.FIRST + 2] == ["giving up"] * 2
     assert found[-6:] == [regret.regret] * 6
     assert found.count(breakeven.cell) == len(breakeven.WIDTHS) * len(breakeven.LENGTHS)
 
 
-def test_the_depth_is_that_of_the_iterations_which_are_expected() -> None:
+def candidates() -> tuple[Chain, dict[str, Any]]:
     (forward, _) = Chain.both(SMALL)
-    candidates = {
-        candidate.name: candidate for candidate in regret.running(forward.field(DEVICE), False)
-    }
-    newton, sequential = candidates["Newton, dense, sequential"], candidates["sequential"]
-    found, plain = forward.depths(newton), forward.depths(sequential)
-    assert plain["depth"] >= plain["sequential depth"] == found["sequential depth"]
+    return forward, {candidate.name: candidate for candidate in forward.running(DEVICE)}
+
+
+def test_the_depth_is_that_of_the_iterations_which_are_expected() -> None:
+    forward, found = candidates()
+    newton, sequential = found["Newton, dense, sequential"], found["sequential"]
+    depths, plain = forward.depths(newton), forward.depths(sequential)
+    assert plain["depth"] >= plain["sequential depth"] == depths["sequential depth"]
     run = forward.program(Choice.of(newton).run)
-    once, twice = (cost(run, forward.task.arguments, lambda turns=turns: turns) for turns in (1, 2))
-    assert once is not None
-    assert twice is not None
-    each = twice.depth - once.depth
-    assert found["depth"] == once.depth + (newton.iterations - 1) * each
-    assert each > 16  # a recurrence of so many steps
-
-
-def test_a_loop_that_says_nothing_has_no_depth() -> None:
-    def endless(x: Array) -> Array:
-        return jax.lax.while_loop(lambda x: x[0] < 1, lambda x: x + x, x)
-
-    assert cost(endless, (jnp.ones(2),), lambda: 3) is None
-    known = cost(jnp.sin, (jnp.ones(2),), pytest.fail)  # nobody asks for iterations
-    assert known is not None
-    assert known.depth == 1
+    once, twice = (
+        analyze(run, *forward.task.arguments, trips=trips, rest=0).depth for trips in (1, 2)
+    )
+    assert depths["depth"] == once + (newton.iterations - 1) * (twice - once)
+    assert twice - once > 16  # a recurrence of so many steps
 
 
 def test_a_fixed_choice_has_no_budget() -> None:
-    (forward, _) = Chain.both(SMALL)
-    newton = next(
-        each
-        for each in regret.running(forward.field(DEVICE), False)
-        if isinstance(each.method, deeppcr.Newton)
-    )
+    newton = candidates()[1]["Newton, dense, sequential"]
     assert newton.method.max_iterations is not None
     assert Choice.of(newton).method.max_iterations is None
-
-
-def test_what_is_wrong_or_fails_is_no_candidate_and_has_a_note() -> None:
-    def crash(x: np.ndarray) -> np.ndarray:
-        raise MemoryError("no memory left")
-
-    programs: dict[str, Any] = {
-        "lax.scan": lambda x: 2 * x,
-        "near": lambda x: (2 + 1e-6) * x,
-        "wrong": lambda x: 2.01 * x,
-        "nan": lambda x: jnp.nan * x,
-        "fails": lambda x: jax.pure_callback(crash, jax.ShapeDtypeStruct((3,), x.dtype), x),
-    }
-    found = measure(programs, (jnp.ones(3),), ONCE)
-    assert set(found.timings) == set(found.seconds) == {"lax.scan", "near"}
-    assert found.errors["near"] == pytest.approx(5e-7, rel=1e-3)
-    assert found.errors["wrong"] == pytest.approx(5e-3)
-    note = found.note["note"]
-    assert "wrong is wrong: it differs from lax.scan by 5.0e-03" in note
-    assert "nan is wrong" in note
-    assert "fails failed: " in note
-    assert "near" not in note
 
 
 def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +129,11 @@ def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Choice, "run", run)
     monkeypatch.setattr(regret, "HOPELESS", 1.0)
-    monkeypatch.setattr(baselines, "UNROLLS", ())
+    monkeypatch.setattr(programs, "UNROLLS", ())
     (forward, _) = Chain.both(SMALL)
     row = regret.regret(forward, DEVICE, ONCE)
     assert row["chosen"] == "sequential"
-    assert row["note"].startswith("sequential is wrong: it differs from lax.scan by ")
+    assert row["note"].startswith("sequential: wrong: differs from lax.scan by ")
     assert "sequential" not in row["seconds"]
     assert not {"regret %", "speedup", "fastest", "log2"} & row.keys()
     assert {"depth speedup", "predicted speedup"} <= row.keys()
@@ -225,15 +148,19 @@ def test_a_choice_is_judged_by_the_least_times() -> None:
         "sequential": 3.0,
         "Newton": 2.0,
     }
-    timings = {name: Timing((3 * least, least, 2 * least)) for name, least in times.items()}
-    builds = {name: Build(print, 0.5, 1.5, 7_000_000) for name in times}
-    measured = Measured(timings, builds, dict.fromkeys(times, 1e-7), {})
-    (forward, _) = Chain.both(SMALL)
-    chosen = dataclasses.replace(forward.field(DEVICE).sequential(), seconds=12.0)
-    loops = ["lax.scan", "lax.scan, unroll 4"]
-    row = regret._judged(
-        measured, chosen, {"lax.scan", "sequential", "Newton"}, loops, planning=0.1
-    )
+    build = Build(print, 0.5, 1.5, 7_000_000)
+    row = {"trace s": 0.5, "compile s": 1.5, "temp MB": 7, "error": 1e-7}
+    outcomes = {
+        name: Outcome(
+            Variant(print), [], row, build=build, timing=Timing((3 * least, least, 2 * least))
+        )
+        for name, least in times.items()
+    }
+    forward, found = candidates()
+    chosen = dataclasses.replace(found["sequential"], seconds=12.0)
+    measured = Measured(outcomes, ["lax.scan", "lax.scan, unroll 4"])
+    within = {"lax.scan", "sequential", "Newton"}
+    row = regret._judged(forward, measured, chosen, within, planning=0.1)
     assert (row["fastest"], row["best loop"]) == ("Newton", "lax.scan, unroll 4")
     assert row["regret %"] == pytest.approx(50)
     assert row["regret, loops %"] == pytest.approx(200)
@@ -246,20 +173,16 @@ def test_a_choice_is_judged_by_the_least_times() -> None:
     assert (row["log2"], row["predicted us"], row["error"]) == (2, 12e6, 1e-7)
 
 
-def test_a_choice_that_is_too_large_has_a_note() -> None:
-    measured = Measured({}, {}, {}, {})
-    (forward, _) = Chain.both(SMALL)
-    assert (
-        regret._judged(
-            measured, forward.field(DEVICE).sequential(), {"lax.scan"}, ["lax.scan"], 0.1
-        )
-        == {}
-    )
-    assert measured.note == {"note": "sequential was chosen, and is too large to be run here"}
+def test_a_choice_that_is_too_large_has_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "UNROLLS", ())
+    monkeypatch.setattr(Chain, "choices", lambda self, every: iter(()))
+    row = regret.regret(candidates()[0], DEVICE, ONCE)
+    assert row["note"] == "sequential was chosen, and is too large to be run here"
+    assert "regret %" not in row
 
 
 def test_the_tables_say_what_was_measured() -> None:
-    def row(chosen: str, fastest: str, regret: float) -> decide.Row:
+    def row(chosen: str, fastest: str, regret: float) -> Row:
         names = {
             "kind": "gru",
             "w": 2,
@@ -322,7 +245,7 @@ def test_choices_are_grouped(name: str, family: str) -> None:
 
 def test_what_giving_up_costs() -> None:
     hard = giving_up.logistic(128)
-    rows = {row["method"]: row for row in giving_up.giving_up(hard, DEVICE, 1)}
+    rows = {row["method"]: row for row in giving_up.giving_up(hard, DEVICE, Effort(1))}
     budget = deeppcr.plan(
         deeppcr.Chain(hard.step, hard.inputs), hard.init, device="H200", batch_ndim=1
     ).method.max_iterations
@@ -362,15 +285,6 @@ def test_the_map_is_drawn_of_what_there_is(tmp_path: Path) -> None:
     decide_figure.draw(old, tmp_path / "old.png")
     small, large = ((tmp_path / name).stat().st_size for name in ("map.png", "old.png"))
     assert 1000 < small < large  # of as many panels as there are devices
-
-
-def test_jax_and_numpy_are_all_it_needs() -> None:
-    others = ("matplotlib", "tqdm", "optax", "flax", "equinox", "sklearn")
-    program = f"import sys; sys.modules |= dict.fromkeys({others}, None); import experiments.decide, experiments.compile_time"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("kind", zoo.KINDS)

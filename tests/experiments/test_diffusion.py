@@ -1,4 +1,7 @@
-"""Diffusion sampling: quality by hand, the cache of trained models, and the command at a size that takes seconds."""
+"""Diffusion sampling.
+
+Quality by hand, the cache of trained models, and the command at a size that takes seconds.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -10,10 +13,10 @@ import numpy as np
 import pytest
 
 from deeppcr import Newton
-from experiments import diffusion
-from experiments.common import denoiser, results, training
-from experiments.diffusion_parts import latent, quality
-from experiments.diffusion_parts.sampling import DRAWS, Reference, Sampler, Setup, schedule_of
+from experiments.diffusion import latent, quality
+from experiments.diffusion import run as diffusion
+from experiments.diffusion.sampling import DRAWS, Reference, Sampler, Setup, schedule_of
+from experiments.models import denoiser, training
 
 BRIEF = latent.Training(width=8, steps=2, coder_width=8, coder_steps=2, judge_steps=2)
 TINY = diffusion.Scale(
@@ -49,7 +52,10 @@ TIMED = {
 def untrained(
     loss: Any, first: training.Params, steps: int, rate: float, key: jax.Array
 ) -> training.Params:
-    """In the place of `training.train`: nothing is learnt, which takes no time, but the loss can be differentiated."""
+    """In the place of `training.train`.
+
+    Nothing is learnt, which takes no time, but the loss can be differentiated.
+    """
     gradient = jax.eval_shape(jax.grad(loss), first, key)
     assert jax.tree.map(jnp.shape, gradient) == jax.tree.map(jnp.shape, first)
     return first
@@ -184,40 +190,19 @@ def test_all_draws_differ_and_every_sampler_makes_the_same_of_them(
     assert len(arguments) == DRAWS
     assert len({float(x[0, 0]) for _, x, _, _ in arguments}) == DRAWS
     assert setup.labels.tolist() == [*range(10)] * DRAWS
-    run, solve = jax.jit(setup.sequential()), setup.parallel(Sampler(Newton(), coarse=2))
+    run, found = jax.jit(setup.sequential()), []
+    variant = setup.variant(Sampler(Newton(), coarse=2), found)
     expected = [run(*each) for each in arguments]
     for each, samples in zip(arguments, expected, strict=True):
-        np.testing.assert_allclose(solve(*each).value, samples, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(
-        setup.images(solve.samples), setup.images(expected), rtol=1e-4, atol=1e-4
-    )
+        np.testing.assert_allclose(variant.solve(*each).value, samples, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(setup.images(found), setup.images(expected), rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(setup.noise()[:10], generator.decode(arguments[0][1]))
 
 
-def test_the_command_runs_from_start_to_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diffusion, "QUICK", TINY)
-    diffusion.main(
-        [
-            "--quick",
-            "--repeats",
-            "1",
-            "--scheduler",
-            "DDPM",
-            "--keep",
-            "toy",
-            "--out",
-            str(tmp_path),
-        ]
-    )
-    folder, lines = tmp_path / results.device(), capsys.readouterr().out.splitlines()
-    assert lines[-2:] == [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
-    assert lines[0] == "speed: latent, 2 numbers a sample, 4 steps, batch 10"
-    assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
-    header, rows = results.read(folder / "toy.jsonl")
-    assert header["complete"]
-
+    rows, text = run_command(diffusion, "--quick", "--repeats", "1", "--scheduler", "DDPM")
+    assert text.startswith("speed: latent, 2 numbers a sample, 4 steps, batch 10\n")
     speed, stopped = ([row for row in rows if row["part"] == part] for part in ("speed", "stopped"))
     assert len(speed) + len(stopped) == len(rows)
     parallel = [row for row in speed if not row["baseline"]]

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from experiments import digits
-from experiments.common import data, results, timing
+from experiments.bench import results, timing
+from experiments.bench.engine import distance
+from experiments.models import data
 
 SETTINGS = digits.Settings(depth=12, width=4, batch=8, steps=6)
 
@@ -34,7 +36,7 @@ def test_losses_and_gradients_agree_with_layer_by_layer(
     baseline, run = trainings[digits.BASELINE], trainings[name]
     assert len(run.losses) == SETTINGS.steps
     np.testing.assert_allclose(run.losses, baseline.losses, rtol=1e-5)
-    assert digits.gradient_difference(baseline.gradient, run.gradient) < 1e-5
+    assert distance(run.gradient, baseline.gradient) < 1e-5
     assert run.accuracy == pytest.approx(baseline.accuracy, abs=0.01)
 
 
@@ -74,7 +76,6 @@ def test_what_it_shows(trainings: dict[str, digits.Training], tmp_path: Path) ->
     cells = digits.printed(rows[1])
     assert cells["time"] == "1.67x"
     assert cells["accuracy"] == f"{100 * trainings[digits.AUTO].accuracy:.1f}%"
-    assert "min ms" not in cells
     assert digits.summary(SETTINGS, trainings, times).startswith("Same training: over 6 steps")
     digits.draw(tmp_path / "digits.png", trainings, times)
     assert (tmp_path / "digits.png").stat().st_size > 0
@@ -93,7 +94,7 @@ def test_the_command_runs_from_start_to_end(
     ]
     assert "Same training: over 2 steps" in printed
     assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
-    environment, rows = results.read(folder / "toy.jsonl")
+    (environment,), rows = results.read(folder / "toy.jsonl")
     assert environment["complete"] is True
     assert [row["run"] for row in rows] == list(digits.RUNS)
     assert all(isinstance(row["accuracy"], float) for row in rows)
@@ -103,7 +104,10 @@ def test_the_command_runs_from_start_to_end(
 def seen(
     trainings: dict[str, digits.Training], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> list[digits.Settings]:
-    """The settings that networks are trained with, which here are those of the fixture; away from the repository."""
+    """The settings that networks are trained with, which here are those of the fixture.
+
+    Away from the repository.
+    """
     found: list[digits.Settings] = []
 
     def train(
@@ -126,9 +130,9 @@ def test_alone_it_is_the_demo(
     calls: list[int] = []
     interleave = digits.timing.interleave
 
-    def counted(functions: Any, repeats: int, warmup: int) -> dict[str, timing.Timing]:
-        calls.append(repeats)
-        return interleave(functions, 1, 1)
+    def counted(functions: Any, effort: timing.Effort) -> dict[str, timing.Timing]:
+        calls.append(effort.rounds)
+        return interleave(functions, timing.Effort(1))
 
     monkeypatch.setattr(digits.timing, "interleave", counted)
     digits.main([])
@@ -165,7 +169,7 @@ def test_the_device_is_measured_only_if_asked_for(
     seen: list[digits.Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[bool] = []
-    monkeypatch.setattr(digits, "model", lambda options: calls.append(options.calibrate))
+    monkeypatch.setattr(digits.command, "model", lambda options: calls.append(options.calibrate))
     digits.main(["--seconds", "-1"])
     assert calls == []
     digits.main(["--seconds", "-1", "--calibrate"])

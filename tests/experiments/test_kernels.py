@@ -2,9 +2,11 @@
 
 import pytest
 
-from experiments import kernels
-from experiments.common import kernels_figure, targets
-from experiments.common.launches import Total, launches
+from experiments.bench.costs import FALLBACK
+from experiments.kernels import figure as kernels_figure
+from experiments.kernels import run as kernels
+from experiments.kernels import targets
+from experiments.kernels.launches import Total, launches
 
 TEXT = """HloModule jit_f, is_scheduled=true
 
@@ -42,12 +44,12 @@ ENTRY %main.9 (x.1: f32[8]) -> f32[8] {
   %zero = s32[] constant(0)
   %start = (s32[], f32[8]{0}) tuple(%zero, %x.1)
   %known = (s32[], f32[8]{0}) while(%start), condition=%condition.1, body=%body.1, OF_KNOWN
-  %open = (s32[], f32[8]{0}) while(%known), condition=%condition.1, body=%body.1, metadata={op_name="jit(f)/finish/while"}
+  %open = (s32[], f32[8]{0}) while(%known), condition=%condition.1, body=%body.1, metadata={op_name="jit(f)/SCOPE/while"}
   %either = f32[8]{0} conditional(%zero, %x.1, %x.1), branch_computations={%branch.a, %branch.b}
   %yes = f32[8]{0} conditional(%zero, %x.1, %x.1), true_computation=%branch.b, false_computation=%branch.a
   ROOT %end = (f32[8]{0}, s32[]{:T(256)}) fusion(%open), kind=kLoop, calls=%fused_add
 }
-""".replace(
+""".replace("SCOPE", FALLBACK).replace(
     "OF_KNOWN", 'metadata={op_name="jit(f)/while"}, backend_config={"known_trip_count":{"n":"10"}}'
 )
 
@@ -56,18 +58,18 @@ def test_launches_are_all_that_does_something():
     found = launches(TEXT)
     assert found.here == 3  # the longer way of each branch, and the last kernel
     assert [
-        (loop.name, loop.turns, loop.body.here, loop.condition.here) for loop in found.loops
+        (loop.name, loop.trips, loop.body.here, loop.condition.here) for loop in found.loops
     ] == [
         ("jit(f)/while", 10, 3, 1),
-        ("jit(f)/finish/while", None, 3, 1),
+        (f"jit(f)/{FALLBACK}/while", None, 3, 1),
     ]
 
 
-@pytest.mark.parametrize(("turns", "expected"), [(0, Total(44, 1)), (5, Total(64, 6))])
-def test_the_host_waits_where_the_number_of_turns_depends_on_data(turns, expected):
+@pytest.mark.parametrize(("trips", "expected"), [(0, Total(44, 1)), (5, Total(64, 6))])
+def test_the_host_waits_where_the_number_of_trips_depends_on_data(trips, expected):
     asked = []
-    assert launches(TEXT).total(lambda name: asked.append(name) or turns) == expected
-    assert asked == ["jit(f)/finish/while"]
+    assert launches(TEXT).total(lambda name: asked.append(name) or trips) == expected
+    assert asked == [f"jit(f)/{FALLBACK}/while"]
 
 
 def test_a_text_that_is_no_program_is_refused():
@@ -105,7 +107,7 @@ def test_rows_say_what_is_launched_and_what_that_takes():
     assert (newton["launches"], newton["waits"]) == (
         44,
         1,
-    )  # its loop is called "finish" in that text
+    )  # its loop is a fallback in that text
     assert newton["latency ms"] == pytest.approx(1e3 * (20e-6 + 44 * 2.5e-6 + 15e-6))
     assert newton["fewer launches"] == newton["latency speedup"] == 1
     assert 0 < newton["depth"] < rows["lax.scan"]["depth"]

@@ -1,4 +1,7 @@
-"""The experiment on multilayer perceptrons: from start to end at a size that takes seconds, and what it needs."""
+"""The experiment on multilayer perceptrons.
+
+From start to end at a size that takes seconds, and what it needs.
+"""
 
 import subprocess
 import sys
@@ -9,41 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depth.device import generic_cpu
-from experiments import mlp
-from experiments.common import baselines, options, plots, results, versus
+from experiments.bench.engine import Variant
+from experiments.mlp import run as mlp
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up calibration, and few programs."""
-    monkeypatch.setattr(options.depth, "calibrate", lambda refresh: generic_cpu(2))
-    monkeypatch.setattr(baselines, "UNROLLS", ())
+def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlp, "LOOPS", dict.fromkeys(mlp.DIRECTIONS, 0))
-    monkeypatch.setitem(mlp.PROGRAMS, "backward", {"blocks": mlp.PROGRAMS["backward"]["blocks"]})
-
-
-@pytest.mark.usefixtures("tiny")
-def test_the_command_runs_from_start_to_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    size = ["--lengths", "12", "--widths", "2", "--directions", "forward", "backward"]
-    mlp.main([*size, "--repeats", "1", "--keep", "toy", "--out", str(tmp_path)])
-    folder = tmp_path / results.device()
-    text = capsys.readouterr().out
-    assert text.splitlines()[-2:] == [
-        f"kept in {folder / 'toy.jsonl'}",
-        f"drawn in {folder / 'toy.png'}",
-    ]
-    assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
-    environment, rows = results.read(folder / "toy.jsonl")
-    assert environment["complete"] is True
+    monkeypatch.setitem(mlp.VARIANTS, "backward", {"blocks": mlp.VARIANTS["backward"]["blocks"]})
+    sizes = ("--lengths", "12", "--widths", "2", "--directions", "forward", "backward")
+    rows, _ = run_command(mlp, *sizes, "--repeats", "1")
     assert [row["direction"] for row in rows if row["baseline"]] == ["forward", "backward"]
-    assert all(
-        (row["kind"], row["L"], row["w"], row["batch"]) == ("tanh", 12, 2, 1) for row in rows
-    )
+    keys = ("kind", "L", "w", "batch")
+    assert {tuple(row[key] for key in keys) for row in rows} == {("tanh", 12, 2, 1)}
     assert not [row for row in rows if "note" in row]
     assert all(row["depth"] > 0 and row["predicted ms"] > 0 and row["speedup"] > 0 for row in rows)
     assert {row["program"] for row in rows if "iterations" in row} == {"auto", "newton"}
@@ -51,23 +33,13 @@ def test_the_command_runs_from_start_to_end(
 
 def test_a_gradient_is_had_in_every_way() -> None:
     case = mlp.case(mlp.Size("relu", 12, 2, 1), "gradient")
-    assert list(case.programs) == ["auto", "sequential / blocks", "newton / blocks"]
-    told = {name for name, program in case.programs.items() if isinstance(program, versus.Program)}
-    assert told == {"auto", "newton / blocks"}  # how many iterations they take
+    assert list(case.variants) == ["auto", "sequential / blocks", "newton / blocks"]
+    counted = {name for name, program in case.variants.items() if isinstance(program, Variant)}
+    assert counted == {"auto", "newton / blocks"}  # how many iterations they take
     (one, x), (other, _) = case.arguments
     assert one["w"].shape == (12, 2, 2)
     assert x.shape == (1, 2)
     assert not jnp.allclose(one["w"], other["w"])
-
-
-@pytest.mark.usefixtures("tiny")
-def test_without_matplotlib_there_is_a_line_instead_of_a_figure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _: None)
-    mlp.main(["--quick", "--seconds", "-1", "--plot", str(tmp_path / "none.png")])
-    assert "no figure: matplotlib is not installed" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
 
 
 def test_jax_and_numpy_are_all_it_needs() -> None:
@@ -75,8 +47,9 @@ def test_jax_and_numpy_are_all_it_needs() -> None:
     program = f"""
 import sys
 sys.modules |= dict.fromkeys({others}, None)
-import experiments.mlp, experiments.suite, experiments.report
-from experiments.common.progress import progress
+import experiments.mlp.run, experiments.decide.run, experiments.gradients.run
+import experiments.suite, experiments.report
+from experiments.bench.command import progress
 assert list(progress([1, 2])) == [1, 2]
 """
     done = subprocess.run(

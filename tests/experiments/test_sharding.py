@@ -1,11 +1,13 @@
-"""Over 8 devices: every row has the result of one device, the command runs, and several processes train as one does."""
+"""Over 8 devices.
+
+Every row has the result of one device, the command runs, and several processes train as one does.
+"""
 
 import dataclasses
 import subprocess
 import time
 from functools import cache
-from math import log2
-from pathlib import Path
+from math import inf, log2
 from types import SimpleNamespace
 
 import jax
@@ -13,39 +15,35 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import deeppcr
 import depth
-from depth.device import generic_cpu
-from experiments import sharding
-from experiments.common import baselines, options, results
-from experiments.common.costs import analyze
-from experiments.sharding_rows import (
-    chains,
-    links,
-    measured,
-    mlp,
-    predicted,
-    processes,
-    stack,
-    tutorials,
-)
-from experiments.sharding_rows.measured import Case, mean_square, measure, mesh_of, put, shown
-from experiments.sharding_rows.stack import Layout
+from experiments.bench import engine, programs, timing
+from experiments.bench.costs import analyze, further
+from experiments.bench.timing import Effort
+from experiments.sharding import chains, links, predicted, processes, stack, tutorials
+from experiments.sharding import run as sharding
+from experiments.sharding.stack import Layout, mesh_of, put
+from experiments.sharding.tutorials import Comparison
+from tests.experiments.conftest import DEVICE
 
 SMALL = stack.Size(16, 4, 8)
-CASES = {case.name: case for case in [*tutorials.cases(16), *mlp.cases(16, 16)]}
-HERE = predicted.Machine(generic_cpu(2), links.LINKS["H200"], cores=2)
+CASES = {case.name: case for case in [*tutorials.comparisons(16), *tutorials.perceptrons(16, 16)]}
+HERE = predicted.Machine(DEVICE, links.LINKS["H200"], cores=2)
+FREE = links.Link(256, inf, 0.0, 1e30, 0.0, 1e30, "")
+PAPER = predicted.Machine(depth.devices["H200"], links.LINKS["H200"])
+ONCE = Effort(1)
 
 
-def alone(case: Case):
+def alone(case: Comparison):
     """The loss of a row on one device, computed again."""
     here = case.here if case.here is not None else jax.device_get(case.arguments)
-    return (case.loss or mean_square)(jax.jit(case.alone or case.program)(*here))
+    return case._statistics(jax.jit(case.alone or case.program)(*here))["loss"]
 
 
 @cache
 def row_of(name: str) -> dict:
     """The row of a case: compiled and run once for all that is asked of it."""
-    return measure(CASES[name], repeats=1)
+    return CASES[name].row(ONCE)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -60,16 +58,15 @@ def test_every_row_has_the_loss_of_one_device(name: str) -> None:
 def test_in_float64_what_is_learned_is_the_same(name: str) -> None:
     case = CASES[name]
     there = jax.tree.map(lambda x: x.astype(jnp.float64), case.arguments)
-    many, one = jax.jit(mlp.train)(*there), jax.jit(mlp.train)(*jax.device_get(there))
+    many, one = jax.jit(tutorials.train)(*there), jax.jit(tutorials.train)(*jax.device_get(there))
     for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
 
 
 def test_a_row_that_computes_something_else_has_a_note_and_no_speedup() -> None:
     x = put(np.ones((8, 2), np.float32), mesh_of((8,), ("i",)), "i")
-    row = measure(
-        Case("wrong", lambda x: x * jnp.float32(1.0001), (x,), alone=lambda x: x), repeats=1
-    )
+    times = lambda factor: lambda x: x * jnp.float32(factor)  # noqa: E731
+    row = Comparison("wrong", times(1.0001), (x,), alone=times(1.0)).row(ONCE)
     assert row["note"] == "wrong: differs from one device by 1.0e-04"
     assert "over one device" not in row
     assert row["error"] == pytest.approx(1e-4, rel=1e-2)
@@ -79,20 +76,17 @@ def test_a_row_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(program, *arguments):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory\nmore")
 
-    monkeypatch.setattr(measured, "build", refuse)
-    assert (
-        measure(CASES["8 matmuls, one device"], 1)["note"]
-        == "failed: RESOURCE_EXHAUSTED: no memory"
-    )
+    monkeypatch.setattr(engine, "build", refuse)
+    note = CASES["8 matmuls, one device"].row(ONCE)["note"]
+    assert note == "failed: RESOURCE_EXHAUSTED: no memory"
 
 
 def test_a_row_tells_times_of_one_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([3.0, 30.0, 6.0, 60.0, 9.0, 90.0])  # of both programs in turn
-    monkeypatch.setattr("experiments.common.timing.clock", lambda call: next(seconds))
-    row = measure(CASES["MLP 16, batch 8-way"], repeats=3)
-    assert [row[key] for key in ("min ms", "ms", "max ms", "repeats")] == pytest.approx(
-        [100, 200, 300, 3]
-    )
+    seconds = iter([30.0, 3.0, 60.0, 6.0, 90.0, 9.0])  # of both programs, alternating
+    monkeypatch.setattr(timing, "clock", lambda call: next(seconds))
+    row = CASES["MLP 16, batch 8-way"].row(Effort(3, patience=inf))
+    found = [row[key] for key in ("min ms", "ms", "max ms", "repeats")]
+    assert found == pytest.approx([100, 200, 300, 3])
     assert [row["ms, one device"], row["over one device"]] == pytest.approx([2000, 10])
     assert row["trace s"] > 0
     assert row["compile s"] > 0
@@ -128,18 +122,18 @@ def test_a_result_follows_its_operand(spec, shard) -> None:
 def chain_rows() -> dict:
     """What the experiment measures, for few layers and without loops that take long to compile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(baselines, "UNROLLS", (4,))
+        patch.setattr(programs, "UNROLLS", (4,))
         patch.setattr(chains, "LOOP", 0)
         return {
             row["row"].partition(", ")[2]: row
-            for row in chains.rows(SMALL, sharding.LAYOUTS, HERE, 2)
+            for row in chains.rows(SMALL, sharding.LAYOUTS, HERE, Effort(2))
         }
 
 
 def test_every_layout_learns_what_one_device_does(chain_rows: dict) -> None:
     assert list(chain_rows) == [layout.name for layout in sharding.LAYOUTS]
     step = jax.jit(stack.training_step(stack.sequential_loss(SMALL)))
-    loss = float(step(stack.weights(SMALL), stack.examples(SMALL))[0])
+    loss = float(step(stack.weights(SMALL), stack.batch_of(SMALL))[0])
     for row in chain_rows.values():
         assert row["loss"] == pytest.approx(loss, rel=1e-6)
         assert row["difference"] < 1e-6
@@ -164,16 +158,16 @@ def test_a_chain_leaves_an_eighth_of_its_parameters_on_each_device(chain_rows: d
 
 
 def test_depth_is_that_of_the_programs(chain_rows: dict) -> None:
-    arguments = stack.weights(SMALL), stack.examples(SMALL)
+    arguments = stack.weights(SMALL), stack.batch_of(SMALL)
     sequential = depth.serial_depth(stack.training_step(stack.sequential_loss(SMALL)), *arguments)
     layout = Layout(chain=8)
     program, given = stack.laid_out(SMALL, layout)
-    turns, residual = stack.told(SMALL)
+    iterations, residual = stack.solve_stack(SMALL)
     row = chain_rows[layout.name]
-    assert (row["iterations"], row["residual"]) == (turns, residual)
+    assert (row["iterations"], row["residual"]) == (iterations, residual)
     assert row["sequential depth"] == sequential
-    assert row["depth"] == analyze(program, *given, turns=turns).depth
-    assert row["depth"] < analyze(program, *given, turns=turns + 1).depth
+    assert row["depth"] == analyze(program, *given, trips=further(iterations)).depth
+    assert row["depth"] < analyze(program, *given, trips=further(iterations) + 1).depth
     assert row["depth speedup"] == sequential / row["depth"]
 
 
@@ -199,14 +193,14 @@ def test_a_layout_that_learns_something_else_has_no_speedup(
         step = stack.training_step(
             lambda *given: stack.sequential_loss(size)(*given) * jnp.float32(1.001)
         )
-        return step, jax.device_put((stack.weights(size), stack.examples(size)), jax.devices()[0])
+        return step, jax.device_put((stack.weights(size), stack.batch_of(size)), jax.devices()[0])
 
     monkeypatch.setattr(chains, "laid_out", other)
-    monkeypatch.setattr(chains, "told", lambda size: (3, 0.0))
+    monkeypatch.setattr(chains, "solve_stack", lambda size: (3, 0.0))
     monkeypatch.setattr(chains, "over_the_chain", lambda *_: (1.0, 0.5))
-    monkeypatch.setattr(baselines, "UNROLLS", ())
+    monkeypatch.setattr(programs, "UNROLLS", ())
     monkeypatch.setattr(chains, "LOOP", 0)
-    (row,) = chains.rows(SMALL, [Layout(chain=8)], HERE, 1)
+    (row,) = chains.rows(SMALL, [Layout(chain=8)], HERE, ONCE)
     assert row["note"] == "wrong: differs from one device by 1.0e-03"
     assert row["predicted ms"] == 1500
     assert not {"speedup", "over lax.scan", "over one device"} & set(row)
@@ -219,33 +213,15 @@ def test_operands_on_different_devices_are_refused_by_jax() -> None:
     assert tutorials.apart()["result"].startswith("ValueError: Received incompatible devices")
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up model of this device, and few programs."""
-    monkeypatch.setattr(options.depth, "at_hand", lambda: generic_cpu(2))
-    monkeypatch.setattr(baselines, "UNROLLS", ())
+def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [CASES[name] for name in ("8 matmuls, pmap", "P(None, 'b') @ P('b', None)")]
     monkeypatch.setattr(chains, "LOOP", 0)
-    monkeypatch.setattr(
-        sharding, "LAYOUTS", [layout for layout in sharding.LAYOUTS if layout.method != "newton"]
-    )
-
-
-@pytest.mark.usefixtures("quick")
-def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys) -> None:
-    sharding.main(["--quick", "--repeats", "2", "--keep", "toy", "--out", str(tmp_path)])
-    folder = tmp_path / results.device()
-    text = capsys.readouterr().out
-    assert text.splitlines()[-2:] == [
-        f"kept in {folder / 'toy.jsonl'}",
-        f"drawn in {folder / 'toy.png'}",
-    ]
-    assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
-    environment, rows = results.read(folder / "toy.jsonl")
-    assert environment["devices"] == 8
-    assert environment["complete"] is True
+    monkeypatch.setattr(sharding, "LAYOUTS", sharding.LAYOUTS[:1])
+    monkeypatch.setattr(tutorials, "comparisons", lambda size: iter(some))
+    rows, text = run_command(sharding, "--quick", "--repeats", "2")
     names = ("chain", "measured scaling", "scaling on paper", "tutorials")
     parts = {name: [row for row in rows if row["part"] == name] for name in names}
-    assert [len(found) for found in parts.values()] == [3, 4, 12, 19]
+    assert [len(found) for found in parts.values()] == [1, 4, 12, 5]
     assert all(row["row"] in text for row in parts["tutorials"] + parts["chain"])
     scaling = [(row["scaling"], row["devices"], row["L"]) for row in parts["measured scaling"]]
     assert scaling == [("strong", 1, 64), ("strong", 8, 64), ("weak", 8, 64), ("weak", 1, 8)]
@@ -264,25 +240,6 @@ def test_the_command_runs_from_start_to_end(tmp_path: Path, capsys) -> None:
         row["depth speedup"] for row in parts["scaling on paper"] if row["scaling"] == "weak"
     ][:3]
     assert depths[0] < depths[1] < depths[2]  # the longer the chain, the more
-
-
-@pytest.mark.usefixtures("quick")
-def test_what_is_stopped_midway_leaves_what_it_had(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def rows(*_):
-        yield {"row": "first", "ms": 1.0}
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sharding.chains, "rows", rows)
-    command = ["--quick", "--parts", "chain", "--keep", "toy", "--out", str(tmp_path)]
-    with pytest.raises(KeyboardInterrupt):
-        sharding.main(command)
-    environment, kept = results.read(tmp_path / results.device() / "toy.jsonl")
-    assert environment["complete"] is False
-    assert kept == [{"part": "chain", "row": "first", "ms": 1.0}]
-    sharding.main([*command, "--seconds", "-1"])  # over before it begins: no rows, and no figure
-    assert [path.name for path in (tmp_path / results.device()).iterdir()] == ["toy.jsonl"]
 
 
 def test_with_fewer_devices_it_runs_again_where_they_are_simulated(
@@ -313,7 +270,7 @@ def test_a_row_is_printed_in_words() -> None:
         "parameter bytes": 64,
         "max ms": 1.0,
     }
-    assert shown(row) == {
+    assert sharding.in_units(row) == {
         "difference": "0",
         "collectives": "2 all-gather 2 kB",
         "parameter bytes": "64 B",
@@ -347,14 +304,14 @@ def losses_of(step, weights, batch) -> list[float]:
 @pytest.mark.parametrize(("number", "method"), [(2, "newton"), (4, "sequential")])
 def test_several_processes_train_as_one_does(number: int, method: str) -> None:
     mesh = mesh_of((8,), ("chain",))
-    chain, batch = stack.placed(SMALL, mesh)
+    chain, batch = stack.sharded(SMALL, mesh)
     step, alone = (
         stack.parallel_step(chain, mesh, method),
         jax.jit(stack.training_step(stack.sequential_loss(SMALL))),
     )
     wanted, weights = losses_of(step, chain.inputs, batch), stack.weights(SMALL)
     assert wanted[2] < wanted[0]
-    assert wanted == pytest.approx(losses_of(alone, weights, stack.examples(SMALL)), rel=1e-6)
+    assert wanted == pytest.approx(losses_of(alone, weights, stack.batch_of(SMALL)), rel=1e-6)
     assert processes.run(number, SMALL, 3, 90, method) == pytest.approx(
         wanted, rel=processes.TOLERANCE
     )
@@ -408,3 +365,82 @@ def test_a_run_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_process_that_fails_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(processes.Failed, match=r"process 0 of 1 ended with 1(.|\n)*ValueError"):
         processes.run(1, dataclasses.replace(SMALL, length=-1), 1, seconds=60)
+
+
+# -- predicted
+
+
+def test_messages_in_a_switch_and_in_a_torus() -> None:
+    switch = links.Link(8, inf, 1e-6, 1e9, 1e-5, 1e8, "")
+    assert switch.message(1000, 1) == switch.message(1000, 4) == pytest.approx(2e-6)
+    assert switch.message(1000, 8) == pytest.approx(2e-5)
+    torus = dataclasses.replace(switch, group=256, row=16)
+    assert [torus.message(1000, d) for d in (1, 8, 16, 128)] == pytest.approx(
+        [2e-6, 16e-6, 2e-6, 16e-6]
+    )
+    assert [links.distances(count) for count in (1, 2, 8)] == [[], [1], [1, 2, 4]]
+    # 4 devices, 800 bytes: halves to the second next, quarters to the next, and back.
+    assert switch.all_reduce(800, 4) == pytest.approx(2 * (2 * 1e-6 + 600e-9))
+    assert switch.all_reduce(800, 1) == 0
+
+
+def test_one_device_on_paper_computes_and_sends_nothing() -> None:
+    computed, sent = predicted.over_the_chain(SMALL, Layout(), PAPER, 3)
+    assert sent == 0
+    assert computed > 0
+    of_eight, sent = predicted.over_the_chain(
+        dataclasses.replace(SMALL, length=8 * 16), Layout(chain=8), PAPER, 3
+    )
+    assert of_eight > computed  # as many layers each, and the maps of all to combine
+    assert sent > 0
+    assert predicted.over_the_batch(SMALL, 16, PAPER) is None
+
+
+def test_simulated_devices_share_cores() -> None:
+    assert [HERE.crowd(count) for count in (1, 2, 8)] == [1, 1, 4]
+    assert PAPER.crowd(8) == 1
+    alone = predicted.over_the_chain(
+        SMALL, Layout(chain=8), dataclasses.replace(HERE, cores=None), 3
+    )
+    shared = predicted.over_the_chain(SMALL, Layout(chain=8), HERE, 3)
+    assert shared == pytest.approx((4 * alone[0], alone[1]))
+
+
+def test_trips_that_are_a_loop_of_their_own_are_not_counted_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("deeppcr.loops.ahead", lambda iterations: min(iterations, 3))
+    assert [predicted.counted(iterations) for iterations in (None, 2, 5)] == [None, 0, 2]
+
+
+def test_layers_that_run_one_by_one_wait_for_one_another() -> None:
+    size = stack.Size(1024, 4, 8)
+    machine = dataclasses.replace(PAPER, link=FREE)
+    given = stack.weights(size), *stack.batch_of(size)
+    run = stack.chain_loss(deeppcr.Chain(stack.layer_of(size), given[0]), method="sequential")
+    forward = depth.predict(depth.analyze(run, *given), PAPER.device)
+    one_by_one, _ = predicted.over_the_chain(size, Layout(chain=8, method="sequential"), machine, 0)
+    at_once, _ = predicted.over_the_chain(size, Layout(chain=8), machine, 3)
+    assert one_by_one > forward
+    assert at_once < forward
+
+
+def test_slopes_of_a_batch_over_devices_are_summed() -> None:
+    bytes_of_an_eighth = 4 * 16 * (4 * 4 + 4) / 4
+    sent = [predicted.over_the_chain(SMALL, Layout(4, batch), PAPER, 3)[1] for batch in (1, 2)]
+    half = predicted.over_the_chain(dataclasses.replace(SMALL, batch=4), Layout(4), PAPER, 3)[1]
+    assert sent[1] == pytest.approx(half + PAPER.link.all_reduce(bytes_of_an_eighth, 2))
+    assert sent[1] > sent[0] > half
+
+
+def test_a_message_is_measured_at_two_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert links._seconds(mesh_of((2,), ("i",)), 3) > 0
+    monkeypatch.setattr(links, "_seconds", lambda mesh, size: 2e-6 + 4 * size / 1e9)
+    link = links.link_at_hand.__wrapped__(2)
+    assert link.message(10**6, 1) == pytest.approx(2e-6 + 1e-3, rel=1e-3)
+
+
+def test_iterations_are_those_of_the_solution() -> None:
+    iterations, residual = stack.solve_stack(SMALL)
+    assert 1 <= iterations <= SMALL.length
+    assert residual < 1e-4

@@ -1,4 +1,4 @@
-"""Layers with state that is no array: the loop changes it once for each call; `forward` does the same, or says that it cannot."""
+"""Layers with state that is no array: `forward` changes it as the loop does, or refuses to."""
 
 import contextlib
 import sys

@@ -1,4 +1,4 @@
-"""Layers with effects, and modules that share what they change: everything happens as often as in the loop, in its order."""
+"""Layers with effects, and modules that share what they change: all happens as in the loop."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import deeppcr
-from tests.layers.kinds import X, check_what_is_left, loop
+from tests.layers.kinds import X, check_what_is_left, loop, options
 
 ODD = {}
 
@@ -154,7 +154,7 @@ def impure_pure_callbacks():
 
 @pytest.mark.parametrize("name", ODD)
 def test_results_and_what_is_left(name):
-    check_what_is_left(ODD[name], method=["auto", "newton"][list(ODD).index(name) % 2])
+    check_what_is_left(ODD[name], method=options(list(ODD).index(name))["method"])
 
 
 def test_what_is_printed(capsys):

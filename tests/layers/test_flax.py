@@ -1,4 +1,4 @@
-"""flax modules, nnx and linen: values, gradients, random numbers and batch statistics as from the loop."""
+"""flax modules, nnx and linen: values, gradients and state as from the loop."""
 
 from functools import partial
 
@@ -99,7 +99,7 @@ HELD += [
 
 @pytest.mark.parametrize(("wrap", "sort"), HELD, ids=[f"{wrap}-{sort}" for wrap, sort in HELD])
 def test_nnx_modules_and_what_holds_them(wrap, sort):
-    """Counters of random numbers and batch statistics advance as in the loop; who changes nothing is part of a chain."""
+    """State advances as in the loop; modules that change nothing are a chain."""
     chosen, alike = SORTS[sort]
     make = partial(blocks, **chosen)
     number = list(WRAPS).index(wrap) + list(SORTS).index(sort)
@@ -130,7 +130,7 @@ def test_objects_that_hold_nnx_modules(sort):
 
 @pytest.mark.parametrize(("method", "adjoint"), METHODS[1::2], ids=NAMES[1::2])
 def test_nnx_grad(method, adjoint):
-    """Gradients in the module's own structure, under nnx.jit; the statistics change as in the loop."""
+    """Gradients in the module's own structure, under nnx.jit; statistics as from the loop."""
 
     def step(run, model):
         def loss(model):
@@ -246,7 +246,7 @@ STATEFUL = [({"rate": 0.5}, r"rngs\.count"), ({"norm": True}, r"norm\.mean")]
 
 @pytest.mark.parametrize(("chosen", "words"), STATEFUL, ids=["dropout", "statistics"])
 def test_stacks_of_what_changes_are_refused(chosen, words):
-    """With an example of x at once, without one at the latest when they are called; never silently."""
+    """With an example of x at once, without one when they are called; never silently."""
     with pytest.raises(ValueError, match=words):
         deeppcr.stack(blocks(**chosen), BATCH)
     with pytest.raises(ValueError, match=words):
@@ -312,7 +312,7 @@ def test_linen_gradients_are_lists_of_dicts(method, adjoint):
 
 @pytest.mark.parametrize("count", [1, N])
 def test_linen_bound_with_random_numbers(count):
-    """The counter in a bound module advances with every call, the first mask is that of the first call."""
+    """The counter in a bound module advances with every call."""
 
     def run(forward):
         layers = bound(count, rngs=True, rate=0.5, train=True)

@@ -1,4 +1,4 @@
-"""Every kind of layer against the loop: values, and gradients to parameters, input and captured arrays."""
+"""Every kind of layer against the loop: values, and gradients to all arrays."""
 
 import collections
 import enum
@@ -137,8 +137,8 @@ def in_order(params, x):
 
 def mixed_leaves(params, x):
     name, count, function, weight, nothing = params["leaves"]
-    assert nothing is None
-    assert type(count) is int
+    if nothing is not None or type(count) is not int:
+        raise TypeError
     return function(getattr(jnp, name)(x @ weight)) * float(count)
 
 
@@ -235,10 +235,11 @@ def test_every_method_and_adjoint(method, adjoint):
 
 
 ALIKE = """
-lambdas with defaults|closures|keyword only defaults|partials|partials by keyword|partials of jax|objects
-bound methods of objects|bound methods of pytrees|jitted closures|jitted closures in a scan|jitted closures in a cond
-checkpointed closures|functions over functions|recursion|local imports|pairs|apply and a list of dicts|leaves of all sorts
-one weight in all|a weight in all, another in each
+lambdas with defaults|closures|keyword only defaults|partials|partials by keyword
+partials of jax|objects|bound methods of objects|bound methods of pytrees|jitted closures
+jitted closures in a scan|jitted closures in a cond|checkpointed closures
+functions over functions|recursion|local imports|pairs|apply and a list of dicts
+leaves of all sorts|one weight in all|a weight in all, another in each
 """
 
 

@@ -1,4 +1,4 @@
-"""Arrays of numpy and static fields: no layer is taken for another because a foreign ``==`` or a tracer says so."""
+"""Arrays of numpy and static fields: no foreign ``==`` and no tracer makes layers alike."""
 
 import collections
 import dataclasses
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.layers.kinds import Plain, closure, is_one_chain, same_as_loop
+from tests.layers.kinds import Plain, closure, is_one_chain, options, same_as_loop
 from tests.problems import normal
 
 WEIGHTS = list(normal(0, 4, 3, 3, scale=0.5))
@@ -44,11 +44,16 @@ ASKED = {
 def test_layers_that_ask_what_their_arrays_are(name, arrays):
     if name in ("strides",) and arrays is WEIGHTS:
         pytest.skip("arrays of jax have none")
-    same_as_loop(lambda: [asks(ASKED[name])(w) for w in arrays], method="newton")
-    same_as_loop(lambda: [lambda x, w=w: jnp.tanh(x @ w) if ASKED[name](w) else x for w in arrays])
+
+    def partials():
+        return [jax.tree_util.Partial(lambda w, x: asks(ASKED[name])(w)(x), w) for w in arrays]
+
+    chosen = options(list(ASKED).index(name))
+    same_as_loop(lambda: [asks(ASKED[name])(w) for w in arrays], **chosen)
     same_as_loop(
-        lambda: [jax.tree_util.Partial(lambda w, x: asks(ASKED[name])(w)(x), w) for w in arrays]
+        lambda: [lambda x, w=w: jnp.tanh(x @ w) if ASKED[name](w) else x for w in arrays], **chosen
     )
+    same_as_loop(partials, **chosen)
 
 
 def test_layers_over_numpy_that_cannot_tell_are_chains():
@@ -178,7 +183,7 @@ HOLDERS = {
 @pytest.mark.parametrize("fields", FIELDS)
 def test_fields_that_only_look_equal(fields, holder):
     layers = [HOLDERS[holder](field) for field in FIELDS[fields] for _ in range(2)]
-    same_as_loop(lambda: layers)
+    same_as_loop(lambda: layers, method="sequential")
 
 
 def test_values_that_are_the_same_are_alike():

@@ -1,4 +1,4 @@
-"""Layers that read what other layers of the list write: `forward` reads it when it is their turn, as the loop does."""
+"""Layers that read what other layers of the list write: `forward` reads it when the loop does."""
 
 import collections
 import types
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from tests.layers.kinds import X, check_what_is_left, loop, square
+from tests.layers.kinds import X, check_what_is_left, loop, options, square
 from tests.problems import assert_agree
 
 ODD = {}
@@ -315,7 +315,7 @@ def weights_changed_by_a_view():
 
 @pytest.mark.parametrize("name", ODD)
 def test_results_and_what_is_left(name):
-    check_what_is_left(ODD[name], method=["auto", "newton"][list(ODD).index(name) % 2])
+    check_what_is_left(ODD[name], method=options(list(ODD).index(name))["method"])
 
 
 @pytest.mark.parametrize(

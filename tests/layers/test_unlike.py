@@ -1,4 +1,4 @@
-"""Layers that look alike and are not: they must not be taken for each other, in value or in derivative."""
+"""Layers that look alike and are not: they must not be taken for each other."""
 
 import dataclasses
 import types
@@ -272,7 +272,7 @@ def test_derivatives(name):
     # By jax's own derivatives: those of linear_call go backwards only.
     same_gradient(
         RULES[name],
-        adjoint="auto" if "linear" in name else options(list(RULES).index(name))["adjoint"],
+        adjoint="auto" if "linear" in name else ["backprop", "pcr"][list(RULES).index(name) % 2],
     )
 
 
@@ -315,7 +315,7 @@ def test_second_derivatives(scales):
 
 
 def test_rules_do_not_part_layers_that_are_alike():
-    """Relu has a rule; layers with it are alike all the same, also where they can only be traced."""
+    """Relu has a rule; layers with it are alike, also where they can only be traced."""
     assert chains([Plain(lambda x, w=w: jax.nn.relu(x @ w)) for w in WEIGHTS]) == [(0, 4, 1, "")]
     layer = vjp_rule(2.0)
     assert chains([layer] * 4) == [(0, 4, 1, "")]

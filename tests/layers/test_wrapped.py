@@ -1,4 +1,4 @@
-"""Layers in `jax.jit` with and without options, in other transformations, and in what only looks like them."""
+"""Layers in `jax.jit`, in other transformations, and in what only looks like them."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The oracle: the recurrence written down as a loop over full matrices; and problems to give it, of every kind of blocks."""
+"""The oracle, a loop over full matrices, and problems for it with every kind of blocks."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ from jax import lax
 
 from deeppcr.linear import BlockDiagonals, Blocks, Diagonals, Matrices, Scalars, Zeros
 
+# With widths that compile fast.
 KINDS = {
     "matrices": 2,
     "pairs": 4,
@@ -14,7 +15,7 @@ KINDS = {
     "diagonals": 3,
     "scalars": 3,
     "zeros": 3,
-}  # and widths that compile fast
+}
 
 
 def compiled(function, **options):
@@ -23,7 +24,7 @@ def compiled(function, **options):
 
 
 def loop(blocks, b, reverse=False, initial=None):
-    """``y_l = A_l y_{l-1} + b_l`` in plain numpy, for blocks of any kind or full matrices ``[L, *batch, w, w]``."""
+    """``y_l = A_l y_{l-1} + b_l`` in numpy; ``blocks`` may also be an array of full matrices."""
     A, b = full(blocks) if isinstance(blocks, Blocks) else np.asarray(blocks), np.asarray(b)
     y, state = (
         np.zeros_like(b),
@@ -36,7 +37,7 @@ def loop(blocks, b, reverse=False, initial=None):
 
 
 def loop_transposed(blocks, g, reverse=False):
-    """``lam_l = g_l + A_{l+1}^T lam_{l+1}``: backwards, and every block meets the vector of the step before its own."""
+    """``lam_l = g_l + A_{l+1}^T lam_{l+1}``: backwards, with the block of the step after."""
     A = np.swapaxes(full(blocks), -1, -2)
     return loop(np.roll(A, 1 if reverse else -1, axis=0), g, not reverse)
 
@@ -53,7 +54,7 @@ def scan(blocks, b, initial, reverse=False):
 
 
 def full(blocks, xp=np):
-    """Blocks of any kind as full matrices, ``[L, *batch, w, w]``; differentiable with ``xp=jnp``."""
+    """Blocks of any kind as matrices, ``[L, *batch, w, w]``; differentiable with ``xp=jnp``."""
     eye = np.eye(blocks.width, dtype=blocks.dtype)
     match blocks:
         case Matrices(matrix):
@@ -88,7 +89,7 @@ def ragged(width):
 
 
 def problem(kind, length, batch, width, seed=0):
-    """Blocks of norm about 1/2, with NaN where nobody should look; and right-hand sides."""
+    """Blocks of norm about 1/2, with NaN in ignored entries; and right-hand sides."""
     rng = np.random.default_rng(seed)
     b = jnp.asarray(rng.normal(size=(length, *batch, width)))
 

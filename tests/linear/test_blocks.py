@@ -1,4 +1,4 @@
-"""The kinds of blocks: what they do to vectors and to each other, their shapes, and what they refuse."""
+"""The kinds of blocks: products, shapes, groups, and which groups are refused."""
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ def test_blocks_are_a_pytree_with_shapes(kind, batch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "numbers", "coupled"),
+    ("kind", "numbers", "block_size"),
     [
         ("matrices", 16, 4),
         ("pairs", 8, 2),
@@ -62,9 +62,9 @@ def test_blocks_are_a_pytree_with_shapes(kind, batch):
         ("zeros", 0, 0),
     ],
 )
-def test_what_blocks_cost(kind, numbers, coupled):
+def test_what_blocks_cost(kind, numbers, block_size):
     blocks, _ = problem(kind, 5, (3,), 4)
-    assert blocks.coupled == coupled
+    assert blocks.block_size == block_size
     assert blocks.nbytes == 5 * 3 * numbers * 8
     assert jax.eval_shape(lambda: blocks.astype(jnp.float32)).nbytes == blocks.nbytes / 2
 
@@ -98,13 +98,13 @@ GROUPS = {
 def test_vectors_are_split_into_groups_and_merged(name):
     groups = Groups.of(GROUPS[name])
     y = jnp.arange(1.0, 2 * groups.width + 1).reshape(2, -1)
-    parts, merged, mapped = compiled(
+    split, merged, mapped = compiled(
         lambda y: (groups.split(y), groups.merge(groups.split(y)), jax.vmap(groups.split)(y))
     )(y)
     expected = np.where(np.array(GROUPS[name]) >= 0, np.asarray(y)[:, np.array(GROUPS[name])], 0)
-    np.testing.assert_array_equal(parts, expected)
+    np.testing.assert_array_equal(split, expected)
     np.testing.assert_array_equal(merged, y)
-    np.testing.assert_array_equal(mapped, parts)
+    np.testing.assert_array_equal(mapped, split)
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -114,10 +114,10 @@ def test_splitting_and_merging_are_transposes(name):
 
     @compiled
     def there_and_back(y):
-        parts = jnp.sin(1 + groups.split(y))
-        (back,) = jax.linear_transpose(groups.split, y)(parts)
-        (forth,) = jax.linear_transpose(groups.merge, parts)(y)
-        return (back, groups.merge(parts)), (forth, groups.split(y))
+        split = jnp.sin(1 + groups.split(y))
+        (back,) = jax.linear_transpose(groups.split, y)(split)
+        (forth,) = jax.linear_transpose(groups.merge, split)(y)
+        return (back, groups.merge(split)), (forth, groups.split(y))
 
     for transposed, other in there_and_back(y):
         np.testing.assert_array_equal(transposed, other)

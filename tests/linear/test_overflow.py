@@ -1,4 +1,4 @@
-"""Products of blocks that overflow where no state does: every solver ends as the recurrence does step by step."""
+"""Products of blocks that overflow where no state does: every solver agrees with the loop."""
 
 from functools import cache, partial
 
@@ -11,6 +11,7 @@ from jax import lax
 import deeppcr
 from deeppcr import Adjoint, Newton
 from deeppcr.linear import (
+    SOLVERS,
     BlockDiagonals,
     Chunked,
     CyclicReduction,
@@ -23,7 +24,6 @@ from deeppcr.linear import (
     find_solver,
     solve_bidiagonal,
 )
-from deeppcr.linear.choose import SOLVERS
 from deeppcr.loops import OVERFLOW
 from deeppcr.platforms import compiled_for
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem
@@ -42,16 +42,16 @@ close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
 solvers = pytest.mark.parametrize("solver", PARALLEL, ids=repr)
 
 
-def all_ways(solver):
+def all_solutions(solver):
     """The four solutions that there are of one problem."""
 
     def solve(blocks, b):
-        ways = [
+        solutions = [
             (solve, reverse)
             for solve in (solver.solve, solver.solve_transposed)
             for reverse in (False, True)
         ]
-        return [solve(blocks, b, reverse) for solve, reverse in ways]
+        return [solve(blocks, b, reverse) for solve, reverse in solutions]
 
     return compiled(solve)
 
@@ -61,9 +61,10 @@ def expected(blocks, b):
 
 
 def growing(kind):
-    """Blocks whose products overflow within three steps, and right-hand sides of which only two ends of the chain have any.
+    """Blocks whose products overflow within three steps, and b that is not zero near the ends only.
 
-    Whichever way it runs, all that moves is what the last step has, or what the first one has and a block of zeros ends.
+    In either direction only the b of the last step counts, and that of the first up to a block of
+    zeros.
     """
     blocks, b = problem(kind, LENGTH, (BATCH,), KINDS[kind])
     blocks = jax.tree.map(lambda leaf: (leaf * 1e130).at[jnp.array([2, LENGTH - 3])].set(0), blocks)
@@ -75,7 +76,7 @@ def growing(kind):
 def test_finite_where_the_loop_is(solver, kind):
     blocks, b = growing(kind)
     assert not np.isfinite(np.asarray(solver.solve_unguarded(blocks, b))).all()
-    for found, right in zip(all_ways(solver)(blocks, b), expected(blocks, b), strict=True):
+    for found, right in zip(all_solutions(solver)(blocks, b), expected(blocks, b), strict=True):
         assert np.isfinite(right).all()
         close(found, right, atol=0)
 
@@ -85,7 +86,7 @@ def test_what_overflows_step_by_step_is_not_finite_in_the_same_entries(solver):
     blocks, b = problem("diagonals", LENGTH, (BATCH,), 3)
     blocks = Diagonals((blocks.diagonal * 1e130).at[8].set(0))
     for found, right in zip(
-        all_ways(solver)(blocks, b), all_ways(Recurrence())(blocks, b), strict=True
+        all_solutions(solver)(blocks, b), all_solutions(Recurrence())(blocks, b), strict=True
     ):
         assert not np.isfinite(right).all()
         np.testing.assert_array_equal(found, right)
@@ -96,7 +97,7 @@ def test_what_overflows_step_by_step_is_not_finite_in_the_same_entries(solver):
 def test_other_dtypes(solver, dtype):
     blocks, b = problem("matrices", LENGTH, (), 2)
     A, b = (1e30 * blocks.matrix).astype(dtype), b.at[:-1].set(0).astype(dtype)
-    for found in all_ways(solver)(Matrices(A**5 if dtype == jnp.complex128 else A), b)[:1]:
+    for found in all_solutions(solver)(Matrices(A**5 if dtype == jnp.complex128 else A), b)[:1]:
         assert found.dtype == dtype
         np.testing.assert_array_equal(found, b)
 
@@ -105,25 +106,24 @@ def test_other_dtypes(solver, dtype):
 def test_on_an_accelerator(kind):
     blocks, b = growing(kind)
     with compiled_for("cuda"):
-        found = all_ways(ParallelCyclicReduction())(blocks, b)
+        found = all_solutions(ParallelCyclicReduction())(blocks, b)
     for one, right in zip(found, expected(blocks, b), strict=True):
         close(one, right, atol=0)
 
 
 @solvers
-def test_an_example_that_overflows_harms_no_other(solver):
+def test_a_batch_element_that_overflows_harms_no_other(solver):
     (well, b), (ill, b_ill) = problem("matrices", LENGTH, (BATCH,), 2), growing("matrices")
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), (well, b), (ill, b_ill))
     found = compiled(jax.vmap(solver.solve))(*stacked)
     close(found[0], loop(well, b))
     close(found[1], loop(ill, b_ill), atol=0)
-    mixed = jax.tree.map(
-        lambda well, ill: well.at[:, 0].set(ill[:, 0]), (well, b), (ill, b_ill)
-    )  # and in one batch
+    # And in one batch.
+    mixed = jax.tree.map(lambda well, ill: well.at[:, 0].set(ill[:, 0]), (well, b), (ill, b_ill))
     close(compiled(solver.solve)(*mixed), loop(*mixed), atol=0)
 
 
-# -- what is random -------------------------------------------------------------------------------------------------------------
+# -- what is random --------------------------------------------------------------------------------
 
 
 def sizes(rng, *shape, zeros=0.05, least=-6):
@@ -169,7 +169,7 @@ def test_blocks_of_all_sizes(solver, kind):
         np.testing.assert_allclose(y, y_right, rtol=1e-5)
 
 
-# -- derivatives ----------------------------------------------------------------------------------------------------------------
+# -- derivatives -----------------------------------------------------------------------------------
 
 STEPS = 64
 GAINS = jnp.broadcast_to(jnp.array([30.0, 0.5], jnp.float32), (STEPS, 2))
@@ -184,7 +184,7 @@ def apart(z, x):
 
 
 def mixed(z, x):
-    """Jacobians are full by what they depend on, diagonal only at the states that there are."""
+    """Jacobians are full as functions, and diagonal at the states of this chain."""
     gain, shift = x
     return jnp.stack([gain[0] * z[0] * (1 + z[1]), gain[1] * z[1] + shift + z[0] ** 2])
 
@@ -209,7 +209,7 @@ def derivatives(scan, step):
 
 
 ADJOINTS = {name: name for name in NAMES} | {
-    "in stretches": Adjoint(linear="pcr", memory=1),
+    "in chunks": Adjoint(linear="pcr", memory=1),
     "of blocks that are nearly right": Adjoint(linearize="diagonal", linear="cyclic_reduction"),
 }
 
@@ -255,7 +255,7 @@ def test_derivatives_of_solve_bidiagonal(name):
     assert_agree(gradients(name), right, 1e-5)
 
 
-# -- what it costs --------------------------------------------------------------------------------------------------------------
+# -- what it costs ---------------------------------------------------------------------------------
 
 
 @solvers
@@ -274,10 +274,9 @@ def test_only_what_multiplies_blocks_is_guarded():
 
     assert guarded(ParallelCyclicReduction().solve)
     assert guarded(ParallelCyclicReduction().solve_transposed)
-    assert not guarded(
-        ParallelCyclicReduction().solve_unguarded
-    )  # an iteration looks itself at what it gets
+    # For an iteration that checks its result itself.
+    assert not guarded(ParallelCyclicReduction().solve_unguarded)
     assert not guarded(Recurrence().solve)
-    assert not guarded(find_solver("auto").solve)  # here the same
+    assert not guarded(find_solver("auto").solve)  # on a CPU it is the recurrence
     with compiled_for("cuda"):
         assert guarded(find_solver("auto").solve_transposed)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from deeppcr.linear import (
+    SOLVERS,
     BlockDiagonals,
     CyclicReduction,
     Matrices,
@@ -20,14 +21,12 @@ from deeppcr.linear import (
     solve_bidiagonal,
     solve_recurrence,
 )
-from deeppcr.linear.choose import SOLVERS
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem, scan
 
-names = pytest.mark.parametrize(
-    "name", [name for name in SOLVERS if name != "auto"]
-)  # which is one of them
-# Every kind, and both directions for the layouts there are.
-kinds_and_ways = pytest.mark.parametrize(
+# Without "auto", which is one of the others.
+names = pytest.mark.parametrize("name", [name for name in SOLVERS if name != "auto"])
+# Every kind, and both directions for matrices.
+kinds_and_directions = pytest.mark.parametrize(
     ("kind", "reverse"),
     [
         ("matrices", False),
@@ -77,7 +76,7 @@ def by_the_loop(kind, reverse):
 
 
 @names
-@kinds_and_ways
+@kinds_and_directions
 def test_values_and_gradients_with_an_initial_state(name, kind, reverse):
     y, ours = values_and_gradients(
         lambda A, b, z: solve_bidiagonal(A, b, initial=z, solver=name, reverse=reverse), kind
@@ -90,7 +89,7 @@ def test_values_and_gradients_with_an_initial_state(name, kind, reverse):
         np.testing.assert_allclose(mine, reference, rtol=1e-9, atol=1e-11)
 
 
-@kinds_and_ways
+@kinds_and_directions
 def test_forward_derivatives(kind, reverse):
     blocks, b = problem(kind, 4, (), KINDS[kind])
     arguments = (blocks, b, b[0] * 0.5)
@@ -108,7 +107,7 @@ def test_forward_derivatives(kind, reverse):
 def curvature(solution, kind):
     def gradient_norm(A, b):
         gradient = jax.grad(lambda A, b: objective(solution(A, b)), (0, 1))(A, b)
-        return sum(jnp.sum(part**2) for part in jax.tree.leaves(gradient))
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient))
 
     return compiled(jax.grad(gradient_norm, (0, 1)))(*problem(kind, 4, (), 2))
 
@@ -160,8 +159,8 @@ def test_vmap_over_everything_and_over_the_right_hand_side_alone(name):
     one = compiled(
         jax.vmap(lambda b: solve_bidiagonal(A[:, 0], b, solver=name), in_axes=1, out_axes=1)
     )(b)
-    for example in range(3):
-        np.testing.assert_allclose(one[:, example], loop(A[:, 0], b[:, example]), rtol=1e-10)
+    for element in range(3):
+        np.testing.assert_allclose(one[:, element], loop(A[:, 0], b[:, element]), rtol=1e-10)
 
 
 @names
@@ -190,7 +189,7 @@ def test_differentiation_does_not_go_through_the_solver():
     lower = jax.jit(
         jax.grad(lambda A: solve_bidiagonal(A, b, solver="cyclic_reduction").sum())
     ).lower(A)
-    # Gradients through cyclic reduction itself would keep and add up copies of the blocks of every level.
+    # Gradients through cyclic reduction itself would keep, and add up, the blocks of every level.
     assert lower.compile().memory_analysis().temp_size_in_bytes < 6 * A.nbytes
 
 

@@ -1,4 +1,4 @@
-"""Every solver against the recurrence written as a loop: kinds of blocks, directions, lengths, batches, dtypes."""
+"""Every solver against the loop: kinds of blocks, directions, lengths, batches, dtypes."""
 
 import itertools
 from functools import partial
@@ -33,7 +33,7 @@ SOLVERS = [
 ]
 solvers = pytest.mark.parametrize("solver", SOLVERS, ids=repr)
 kinds = pytest.mark.parametrize("kind", KINDS)
-both_ways = pytest.mark.parametrize("reverse", [False, True])
+both_directions = pytest.mark.parametrize("reverse", [False, True])
 
 
 @partial(compiled, static_argnames=("solver", "reverse"))
@@ -137,14 +137,14 @@ def test_half_precision_is_computed_in_float32(dtype):
 
 
 @solvers
-@both_ways
+@both_directions
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_never_travels_backwards(solver, reverse, bad):
     blocks, b = problem("matrices", 16, (), 3)
     A = blocks.matrix
     for step in (4, 9, 15):
-        place = 15 - step if reverse else step
-        for A_bad, b_bad in [(A, b.at[place].set(bad)), (A.at[place].set(bad), b)]:
+        index = 15 - step if reverse else step
+        for A_bad, b_bad in [(A, b.at[index].set(bad)), (A.at[index].set(bad), b)]:
             y = np.asarray(solve(solver, Matrices(A_bad), b_bad, reverse))[:: -1 if reverse else 1]
             close(y[:step], loop(A, b, reverse)[:: -1 if reverse else 1][:step])
             assert not np.isfinite(y[step:]).all(axis=-1).any()

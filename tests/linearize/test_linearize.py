@@ -288,7 +288,7 @@ class Damped(Linearization):
         return Diagonals(self.factor * Diagonal(0).blocks(steps, states).diagonal)
 
     def bytes_per_step(self, step, layout):
-        return layout.width * layout.examples * layout.dtype.itemsize
+        return layout.width * layout.batch_size * layout.dtype.itemsize
 
 
 def test_a_linearization_of_ones_own():
@@ -301,9 +301,7 @@ def test_a_linearization_of_ones_own():
     )
     assert_agree(backpropagate(problem, scan), oracle(problem))
     chain = Chain(lambda z, x: gru(problem.params, z, x)[0], problem.xs)
-    assert "Damped" in str(
-        deeppcr.describe(chain, problem.init, method=Newton(linearize=Damped(0.9)))
-    )
+    assert "Damped" in str(deeppcr.plan(chain, problem.init, method=Newton(linearize=Damped(0.9))))
     for linearize in (Damped(0.9), Zero()):
         newton = Newton(linearize=linearize, jacobian_every=2, window=window)
         solution = solve(chain, problem.init, method=newton)

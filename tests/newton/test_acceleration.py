@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deeppcr.acceleration import Anderson
+from deeppcr.newton.acceleration import Anderson
 from tests.problems import assert_agree, normal
 
 L, BATCH, W = 11, 2, 3

@@ -8,8 +8,8 @@ import pytest
 
 import deeppcr
 from deeppcr import BlockDiagonal, Chain, Diagonal, Newton, Result, Scalar, TrustRegion
-from deeppcr.damping import _limit
 from deeppcr.linear import BlockDiagonals, Diagonals, Matrices, Scalars, Zeros
+from deeppcr.newton.damping import _limit
 from tests.problems import (
     PROBLEMS,
     L,

@@ -9,7 +9,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Chain, Newton
-from deeppcr.lyapunov import forecast_iterations
+from deeppcr.newton.lyapunov import forecast_iterations
 from tests.problems import L, doubled_backwards, normal, solve, trajectory
 
 WEIGHT = normal(0, 3, 3, scale=0.5)

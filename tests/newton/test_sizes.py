@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.convergence import sizes
+from deeppcr.newton.convergence import sizes
 from tests.problems import normal, solve, trajectory
 
 LENGTH = 120

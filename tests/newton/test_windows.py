@@ -9,7 +9,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Adjoint, Chain, Coarse, Diagonal, Newton, Result, Scalar
-from deeppcr.acceleration import Anderson
+from deeppcr.newton.acceleration import Anderson
 from tests.problems import (
     PROBLEMS,
     L,

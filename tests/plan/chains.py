@@ -6,8 +6,8 @@ import numpy as np
 
 import deeppcr
 import depth
+from deeppcr._plan import ChainCosts
 from deeppcr.chain import chain_length, trace_chain
-from deeppcr.plan import Pieces
 from tests.problems import gru, normal
 
 L = 16
@@ -38,14 +38,14 @@ def like(width=64, length=4096, dtype="float32", step=elementwise):
     )
 
 
-def pieces_of(chain, state, batch_ndim=0):
-    """Its pieces, from a trace of its own."""
+def costs_of(chain, state, batch_ndim=0):
+    """Its costs, from a trace of its own."""
     found = []
 
     def trace(state, inputs):
         length = chain_length(inputs, chain.length, "inputs")
         found.append(
-            Pieces.of(
+            ChainCosts.of(
                 trace_chain(
                     lambda z, x: (chain.step(z, x), None), state, inputs, length, batch_ndim, "z0"
                 )

@@ -3,7 +3,7 @@
 import pytest
 
 import depth
-from deeppcr.plan.choose import _CHOICES
+from deeppcr._plan.choose import _CHOICES
 from tests.plan.chains import SLOW_LOOPS
 
 

@@ -1,4 +1,4 @@
-"""Never worse than twice: a planned Newton stops when it has taken as long as the sequential program is predicted to take."""
+"""Never worse than twice: a planned Newton stops when it has taken the sequential time."""
 
 import jax
 import jax.numpy as jnp

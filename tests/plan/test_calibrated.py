@@ -1,4 +1,4 @@
-"""What `depth.calibrate` has kept decides what "auto" takes, at once; what it measured under other conditions does not."""
+"""What `depth.calibrate` has kept decides at once; what it measured elsewhere does not."""
 
 import json
 import os
@@ -8,40 +8,40 @@ import pytest
 
 import deeppcr
 import depth
-from deeppcr.plan.choose import choose_adjoint, choose_method
+from deeppcr._plan.choose import choose_adjoint, choose_method
 from depth import calibration
-from tests.plan.chains import CHAINS, SLOW_LOOPS, pieces_of
+from tests.plan.chains import CHAINS, SLOW_LOOPS, costs_of
 
 CHAIN, Z0 = CHAINS["elementwise"]
 
 
 @pytest.fixture
-def pieces(memo, monkeypatch):
+def costs(memo, monkeypatch):
     monkeypatch.setattr(calibration, "measure", lambda: SLOW_LOOPS)
-    return pieces_of(CHAIN, Z0)
+    return costs_of(CHAIN, Z0)
 
 
-def test_a_calibration_decides_from_then_on(pieces):
-    assert choose_method(pieces, "cpu") == deeppcr.Sequential()
+def test_a_calibration_decides_from_then_on(costs):
+    assert choose_method(costs, "cpu") == deeppcr.Sequential()
     depth.calibrate()
-    assert isinstance(choose_method(pieces, "cpu"), deeppcr.Newton)
-    assert isinstance(choose_adjoint(pieces, None, "cpu"), deeppcr.Adjoint)
+    assert isinstance(choose_method(costs, "cpu"), deeppcr.Newton)
+    assert isinstance(choose_adjoint(costs, None, "cpu"), deeppcr.Adjoint)
     assert isinstance(deeppcr.plan(CHAIN, Z0).method, deeppcr.Newton)
     os.unlink(calibration.cache_file())
-    assert choose_method(pieces, "cpu") == deeppcr.Sequential()
+    assert choose_method(costs, "cpu") == deeppcr.Sequential()
 
 
-def test_a_new_calibration_decides_anew(pieces, monkeypatch):
+def test_a_new_calibration_decides_anew(costs, monkeypatch):
     depth.calibrate()
-    assert isinstance(choose_method(pieces, "cpu"), deeppcr.Newton)
+    assert isinstance(choose_method(costs, "cpu"), deeppcr.Newton)
     monkeypatch.setattr(
         calibration, "measure", lambda: SLOW_LOOPS.replace(loop_latency=0.0, kernel_latency=0.0)
     )
     depth.calibrate(refresh=True)
-    assert choose_method(pieces, "cpu") == deeppcr.Sequential()
+    assert choose_method(costs, "cpu") == deeppcr.Sequential()
 
 
-def test_a_calibration_changes_what_is_traced(pieces):
+def test_a_calibration_changes_what_is_traced(costs):
     def program():
         return str(jax.make_jaxpr(lambda z: deeppcr.solve(CHAIN, z).value)(Z0))
 
@@ -51,18 +51,18 @@ def test_a_calibration_changes_what_is_traced(pieces):
 
 
 @pytest.mark.parametrize("condition", ["device", "cores", "jax", "bits", "version"])
-def test_a_stale_calibration_does_not_decide(pieces, condition):
+def test_a_stale_calibration_does_not_decide(costs, condition):
     depth.calibrate()
     path = calibration.cache_file()
     content = json.loads(path.read_text())
     content["conditions"][condition] = "another"
     path.write_text(json.dumps(content))
-    assert choose_method(pieces, "cpu") == deeppcr.Sequential()
+    assert choose_method(costs, "cpu") == deeppcr.Sequential()
     assert deeppcr.plan(CHAIN, Z0).method == deeppcr.Sequential()
 
 
-def test_a_calibration_that_is_cut_off_does_not_decide(pieces):
+def test_a_calibration_that_is_cut_off_does_not_decide(costs):
     depth.calibrate()
     path = calibration.cache_file()
     path.write_text(path.read_text()[:-20])
-    assert choose_method(pieces, "cpu") == deeppcr.Sequential()
+    assert choose_method(costs, "cpu") == deeppcr.Sequential()

@@ -10,10 +10,10 @@ import pytest
 
 import deeppcr
 import depth
-from tests.plan.chains import CHAINS, SLOW_LOOPS, L, like, pieces_of
+from tests.plan.chains import CHAINS, SLOW_LOOPS, L, costs_of, like
 from tests.problems import assert_agree, normal
 
-choose = importlib.import_module("deeppcr.plan.choose")
+choose = importlib.import_module("deeppcr._plan.choose")
 H200 = depth.devices["H200"]
 
 
@@ -23,9 +23,15 @@ def asked(monkeypatch, memo):
     asked = []
 
     def count(function):
-        def counted(field, *rest, **options):
-            asked.append((field.pieces.length, str(field.pieces.layout.dtype), field.device.name))
-            return function(field, *rest, **options)
+        def counted(candidates, *rest, **options):
+            asked.append(
+                (
+                    candidates.costs.chain.length,
+                    str(candidates.costs.chain.layout.dtype),
+                    candidates.device.name,
+                )
+            )
+            return function(candidates, *rest, **options)
 
         return counted
 
@@ -89,12 +95,12 @@ def test_another_device_is_asked_anew(asked, monkeypatch):
 
 
 def test_a_device_that_takes_the_place_of_another_in_memory_is_not_taken_for_it(asked, monkeypatch):
-    pieces = pieces_of(*like(8, 1024))
+    costs = costs_of(*like(8, 1024))
     for latency in (0.0, 1e-3) * 4:
         device = H200.replace(kernel_latency=latency, loop_latency=latency)
         monkeypatch.setattr(depth, "at_hand", lambda platform=None, device=device: device)
         assert isinstance(
-            choose.choose_method(pieces, "cuda"), deeppcr.Newton if latency else deeppcr.Sequential
+            choose.choose_method(costs, "cuda"), deeppcr.Newton if latency else deeppcr.Sequential
         )
         del device
 
@@ -114,7 +120,7 @@ def test_what_was_asked_for_last_is_kept_longest(asked, monkeypatch):
     assert [length for length, *_ in asked] == [2, 3, 4]
 
 
-# -- nothing else is kept -------------------------------------------------------------------------------------------------------
+# -- nothing else is kept -------------------------------------------------------------------------
 
 
 def trace_gradient(name):
@@ -184,13 +190,13 @@ def test_the_step_does_not_outlive_the_call(monkeypatch, memo, device):
     assert own() is None
 
 
-def test_what_is_kept_holds_no_pieces(parallel, memo):
+def test_what_is_kept_holds_no_chain(parallel, memo):
     chain, z0 = CHAINS["gru"]
-    pieces = pieces_of(chain, z0)
-    choose.choose_method(pieces, "cpu")
-    choose.choose_adjoint(pieces, None, "cpu")
-    alive = weakref.ref(pieces)
-    del pieces
+    costs = costs_of(chain, z0)
+    choose.choose_method(costs, "cpu")
+    choose.choose_adjoint(costs, None, "cpu")
+    alive = weakref.ref(costs)
+    del costs
     gc.collect()
     assert len(memo) == 2
     assert alive() is None

@@ -1,4 +1,6 @@
-"""`deeppcr.plan`: what it takes, what it expects of Newton's method, what fits, and that what it names can be passed on."""
+"""`deeppcr.plan`: what it takes, what it expects, what fits; what it names can be passed on."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +9,9 @@ import pytest
 
 import deeppcr
 import depth
-from deeppcr.adjoint import Autodiff
-from deeppcr.plan.choose import choose_adjoint, choose_method
-from tests.plan.chains import CHAINS, SLOW_LOOPS, elementwise, like, pieces_of
+from deeppcr._plan import find_adjoint
+from deeppcr._plan.choose import choose_adjoint, choose_method
+from tests.plan.chains import CHAINS, SLOW_LOOPS, costs_of, elementwise, like
 from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle
 
 H200 = depth.devices["H200"]
@@ -26,7 +28,7 @@ def chain_of(problem):
     )
 
 
-# -- what it takes --------------------------------------------------------------------------------------------------------------
+# -- what it takes --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["mlp", "batch norm", "custom vjp", "odd", "scalar"])
@@ -95,12 +97,12 @@ def test_layers_make_a_plan_for_every_chain():
     layers += [layer(wide, normal(i, 6, 6, scale=0.1)) for i in range(7)]
     x = normal(0, 2, 3)
     found = deeppcr.plan(layers, x, device="H200")
-    assert [(chain.length, chain.width, chain.examples) for chain in found.chains] == [
+    assert [(chain.length, chain.width, chain.batch) for chain in found.chains] == [
         (4, 3, 2),
         (7, 6, 2),
     ]
     assert found.main is found.chains[1]
-    assert str(found) == "\n\n".join(map(str, found.chains))
+    assert str(found) == "\n\n".join(map(str, [found.layers, *found.chains]))
     expected = x
     for each in layers:
         expected = each(expected)
@@ -115,7 +117,7 @@ def test_the_examples_of_layers_are_counted_as_in_forward():
         batch: deeppcr.plan(layers, jnp.zeros((2, 3)), batch_ndim=batch).main
         for batch in (None, 0, 1)
     }
-    assert {batch: (chain.examples, chain.width) for batch, chain in sizes.items()} == {
+    assert {batch: (chain.batch, chain.width) for batch, chain in sizes.items()} == {
         None: (2, 3),
         0: (1, 6),
         1: (2, 3),
@@ -123,8 +125,9 @@ def test_the_examples_of_layers_are_counted_as_in_forward():
 
 
 def test_layers_of_which_no_two_are_alike_are_no_chain():
-    with pytest.raises(ValueError, match="no chain to plan"):
+    with pytest.raises(ValueError, match="no chain to plan") as error:
         deeppcr.plan([jnp.sin, jnp.cos], jnp.ones(3))
+    assert str(error.value).count("no neighbour is like it") == 2  # what was found
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
@@ -155,10 +158,53 @@ def test_the_initial_state_may_be_traced():
 def test_a_step_with_a_rule_of_its_own_is_left_to_jax():
     problem = PROBLEMS["custom vjp"]
     found = deeppcr.plan(chain_of(problem), problem.init, device="H200")
-    assert isinstance(found.adjoint, Autodiff)
+    assert found.adjoint == "autodiff"
 
 
-# -- the device -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("device", ["H200", "generic"])
+def test_adjoints_are_public_and_can_be_passed_on(device):
+    model = depth.devices.get(device) or depth.device.generic_cpu(2)
+    chain, z0 = CHAINS["gru"]
+    adjoints = {each.adjoint for each in deeppcr.plan(chain, z0, device=model).main.gradient}
+    assert {type(adjoint) for adjoint in adjoints} == {str, deeppcr.Adjoint}
+    for adjoint in adjoints:
+        jax.make_jaxpr(jax.grad(lambda z, a=adjoint: deeppcr.solve(chain, z, adjoint=a).value[0]))(
+            z0
+        )
+
+
+# -- one method alone -----------------------------------------------------------------------------
+
+
+def test_a_method_of_the_callers_is_compared_with_the_sequential_program():
+    chain, z0 = CHAINS["gru"]
+    method = deeppcr.Newton(linearize="diagonal", linear="pcr")
+    found = deeppcr.plan(chain, z0, method=method, device=SLOW_LOOPS)
+    newton, sequential = found.main.forward
+    assert sequential.is_sequential
+    assert newton.method == dataclasses.replace(method, max_iterations=newton.method.max_iterations)
+    assert found.main.newton is newton
+    assert {each.method for each in found.main.gradient} == {newton.method, sequential.method}
+    kept = deeppcr.plan(chain, z0, method=deeppcr.Newton(max_iterations=7), device=SLOW_LOOPS)
+    assert kept.main.newton.method.max_iterations == 7
+
+
+@pytest.mark.parametrize("method", ["sequential", deeppcr.Sequential()], ids=str)
+def test_the_sequential_program_alone(method):
+    chain, z0 = CHAINS["gru"]
+    found = deeppcr.plan(chain, z0, method=method, device=SLOW_LOOPS)
+    assert found.method == deeppcr.Sequential()
+    assert len(found.main.forward) == 1
+    assert len(found.main.gradient) > 1  # adjoints of its states
+    assert "linearize" not in str(found)
+
+
+def test_a_method_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="method is 'newtown', expected"):
+        deeppcr.plan(*like(), method="newtown")
+
+
+# -- the device -----------------------------------------------------------------------------------
 
 
 def test_the_device_decides():
@@ -217,15 +263,15 @@ def test_auto_takes_what_is_planned(monkeypatch, memo, device):
     cases = [like(width, length) for width in (1, 64) for length in (2, 16, 128, 1024)]
     cases += [like(width, 256, step=dense) for width in (2, 16, 48)]
     for chain, state in cases:
-        found, pieces = deeppcr.plan(chain, state, device=model), pieces_of(chain, state)
+        found, costs = deeppcr.plan(chain, state, device=model), costs_of(chain, state)
         size = (found.main.length, found.main.width)
-        assert (size, choose_method(pieces, "cpu")) == (size, found.method)
-        assert (size, choose_adjoint(pieces, None, "cpu")) == (size, found.adjoint)
+        assert (size, choose_method(costs, "cpu")) == (size, found.method)
+        assert (size, choose_adjoint(costs, None, "cpu")) == (size, find_adjoint(found.adjoint))
         best = found.main.gradient[0]  # whose forward pass is the one that is chosen, or jax's own
         assert best.method == found.method or best.is_sequential, size
 
 
-# -- how many iterations --------------------------------------------------------------------------------------------------------
+# -- how many iterations --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

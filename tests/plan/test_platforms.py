@@ -142,7 +142,7 @@ def test_the_way_of_the_platform_is_called():
         return lambda x: x + amount
 
     def f(x):
-        return by_platform({"default": on(1.0), "cuda": on(2.0)}, x)
+        return by_platform({"default": on(1.0), "cuda": on(2.0)})(x)
 
     text = {
         name: jax.jit(f).trace(1.0).lower(lowering_platforms=(name,)).as_text()

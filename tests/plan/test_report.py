@@ -60,7 +60,7 @@ def test_json_has_every_candidate_and_finite_numbers(plan):
             candidate.name for candidate in candidates
         ]
         assert [each["depth"] for each in chain[kind]] == [
-            candidate.amount.depth for candidate in candidates
+            candidate.cost.depth for candidate in candidates
         ]
         assert all(each["predicted_seconds"] > 0 for each in chain[kind])
 
@@ -91,7 +91,8 @@ def test_what_is_chosen_ranks_first(plan):
     memory = plan.main.device.memory
     for candidates in (plan.main.forward, plan.main.gradient):
         (sequential,) = (candidate for candidate in candidates if candidate.is_sequential)
-        # Among those that "auto" can take: the forward pass is chosen before it is known whether a gradient is wanted.
+        # Among those that "auto" can take: the forward pass is chosen before it is known whether
+        # a gradient is wanted.
         rest = [candidate for candidate in candidates if candidate is not sequential]
         reachable = [
             candidate
@@ -126,5 +127,5 @@ def test_no_word_contradicts_the_choice(plan):
 
 def test_the_depth_speedup_is_that_of_the_shallowest():
     plan = PLANS["Newton"]()
-    depths = {candidate.name: candidate.amount.depth for candidate in plan.main.forward}
+    depths = {candidate.name: candidate.cost.depth for candidate in plan.main.forward}
     assert plan.depth_speedup == depths["sequential"] / min(depths.values()) > 10

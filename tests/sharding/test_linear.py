@@ -169,7 +169,7 @@ def test_wrong_use():
     for axis in ("layers", ("chain", "layers"), (), 0):
         with pytest.raises(ValueError, match="the mesh has the axes 'chain'"):
             Sharded(mesh(), axis)
-    with pytest.raises(TypeError, match="expected a solver for the part on one device"):
+    with pytest.raises(TypeError, match="expected a solver for the shard of one device"):
         Sharded(mesh(), "chain", inside=SHARDED)
     with pytest.raises(ValueError, match="pcr"):
         Sharded(mesh(), "chain", inside="fast")

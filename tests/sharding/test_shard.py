@@ -137,13 +137,13 @@ def test_layers():
 
 
 def test_it_is_described(capsys):
-    assert "devices" not in str(deeppcr.describe(CHAIN, Z0))
+    assert "devices" not in str(deeppcr.plan(CHAIN, Z0))
     chain = placed(Chain(CHAIN.step, jax.tree.map(lambda x: x[:13], XS)))
-    assert "devices    8 along 'chain', up to 2 steps on each" in str(deeppcr.describe(chain, Z0))
-    said = deeppcr.describe(
+    assert "devices     8 along 'chain', up to 2 steps on each" in str(deeppcr.plan(chain, Z0))
+    said = deeppcr.plan(
         CHAIN, Z0, method=Newton(linear=Sharded(mesh(data=2, chain=4), ("data", "chain")))
     )
-    assert "devices    8 along" in str(said)
+    assert "devices     8 along" in str(said)
     jax.debug.visualize_array_sharding(placed(CHAIN).inputs["x"])
     drawn = capsys.readouterr().out
     assert all(f"CPU {device}" in drawn for device in range(DEVICES))

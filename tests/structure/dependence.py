@@ -33,7 +33,10 @@ def evaluate(function, x):
 
 
 def moved(steps, width):
-    """For each ``step(z: [w])`` which entries change where an entry of z is moved, near and far: bool ``[w, w]``, [to, from]."""
+    """For each ``step(z: [w])`` which entries change where an entry of z is moved, near and far.
+
+    Bool ``[w, w]``, [to, from].
+    """
     rng = np.random.default_rng(width)
     points = rng.normal(size=(POINTS, width))
     others = np.broadcast_to(points[:, None, None], (POINTS, len(SCALES), width, width)).copy()
@@ -63,7 +66,8 @@ def assert_sound(step, shape, depends, batch_ndim=0):
     """No entries of a state of this ``shape`` that ``depends`` on each other are proven not to.
 
     Returns:
-        for each entry of one example the lowest entry of its group, and whether examples are separate.
+        for each entry of one example the lowest entry of its group, and whether examples are
+        separate.
     """
     reshaped = traced(lambda z: step(z.reshape(-1)).reshape(shape), jnp.zeros(shape), batch_ndim)
     lowest, separate, _ = connect(*reshaped)

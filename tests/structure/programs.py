@@ -1,4 +1,7 @@
-"""Random programs: each operation takes two arrays of six numbers in some shape, and gives an array of any shape."""
+"""Random programs.
+
+Each operation takes two arrays of six numbers in some shape, and gives an array of any shape.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -256,7 +259,10 @@ COSTLY = (
 
 
 def fitted(rng, x, other):
-    """Six numbers out of the numbers in x, in some shape; what is missing is taken from another array."""
+    """Six numbers out of the numbers in x, in some shape.
+
+    What is missing is taken from another array.
+    """
     x = x.reshape(-1).astype(jnp.float64)
     if x.size < WIDTH:
         x = jnp.concatenate([x, other.reshape(-1)[x.size :]])
@@ -264,7 +270,7 @@ def fitted(rng, x, other):
 
 
 def aside(function, operands):
-    """``function`` of the first entries of the state, six for each operand, as the next values of six more.
+    """``function`` of the first six entries for each operand, as the next values of six more.
 
     These have no part in it, so nothing but the function joins them with what it depends on.
     """

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from deeppcr.state import StateLayout
 from deeppcr.step import trace
-from deeppcr.structure import examples_are_separate, find_structure, walk
+from deeppcr.structure import examples_are_separate, find, find_structure
 from tests.structure.dependence import assert_sound, differentiated, structure_of, traced
 
 Z = jnp.zeros(6)
@@ -24,7 +24,7 @@ def line_of(function):
     return f"test_find.py:{function.__code__.co_firstlineno + 1}"
 
 
-# -- what it says ---------------------------------------------------------------------------------------------------------------
+# -- what it says ---------------------------------------------------------------------------------
 
 
 def dense(z):
@@ -109,7 +109,7 @@ def test_empty_states(shape, batch_ndim, width):
     assert found.kind == "elementwise"
 
 
-# -- what it keeps --------------------------------------------------------------------------------------------------------------
+# -- what it keeps --------------------------------------------------------------------------------
 
 
 def test_it_is_found_once_and_keeps_nothing_alive():
@@ -147,16 +147,16 @@ def test_what_is_too_large_to_follow_is_joined():
     assert structure_of(step, Z).kind == "dense"
 
 
-# -- what it does not know ------------------------------------------------------------------------------------------------------
+# -- what it does not know ------------------------------------------------------------------------
 
 
 def test_a_rule_that_fails_is_as_good_as_none(monkeypatch):
     def broken(visit):
         raise KeyError("a parameter with another name")
 
-    monkeypatch.setitem(walk.KNOWN, "sin", broken)
+    monkeypatch.setitem(find.KNOWN, "sin", broken)
     assert structure_of(jnp.sin, Z).kind == "dense"
-    monkeypatch.setitem(walk.KNOWN, "sin", lambda visit: [visit.operands[0][:1]])
+    monkeypatch.setitem(find.KNOWN, "sin", lambda visit: [visit.operands[0][:1]])
     assert structure_of(jnp.sin, Z).kind == "dense"
 
 
@@ -250,7 +250,7 @@ def test_within_transformations():
     assert [structure.kind for structure in found] == ["elementwise"]
 
 
-# -- derivatives of their own ---------------------------------------------------------------------------------------------------
+# -- derivatives of their own ---------------------------------------------------------------------
 
 
 @jax.custom_jvp

@@ -19,7 +19,10 @@ SQUARE = normal(0, B, B)  # as wide as the batch is large: no shape tells one fr
 
 @jax.custom_jvp
 def mixed_derivative(z):
-    """The sine, with the derivative of the whole batch's mean: the function is separate, what is differentiated is not."""
+    """The sine, with the derivative of the whole batch's mean.
+
+    The function is separate, what is differentiated is not.
+    """
     return jnp.sin(z)
 
 

@@ -1,4 +1,7 @@
-"""The schedulers, each under the name of its class in diffusers."""
+"""The schedulers by the names of their classes in diffusers.
+
+A new scheduler is one small file and one line here.
+"""
 
 from deeppcr.diffusion.schedulers.ddim import DDIM
 from deeppcr.diffusion.schedulers.ddpm import DDPM
@@ -6,7 +9,7 @@ from deeppcr.diffusion.schedulers.dpm_solver import DPM_SOLVER_MULTISTEP
 from deeppcr.diffusion.schedulers.euler import EULER
 from deeppcr.diffusion.schedulers.euler_ancestral import EULER_ANCESTRAL
 from deeppcr.diffusion.schedulers.flow_match_euler import FLOW_MATCH_EULER
-from deeppcr.diffusion.schedulers.scheduler import Scheduler
+from deeppcr.diffusion.table import Scheduler
 
 SCHEDULERS: dict[str, Scheduler] = {
     "DDIMParallelScheduler": DDIM,
@@ -19,4 +22,4 @@ SCHEDULERS: dict[str, Scheduler] = {
     "FlowMatchEulerDiscreteScheduler": FLOW_MATCH_EULER,
 }
 
-__all__ = ["SCHEDULERS", "Scheduler"]
+__all__ = ["SCHEDULERS"]

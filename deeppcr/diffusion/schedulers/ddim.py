@@ -1,32 +1,40 @@
-"""DDIM (Song et al., ICLR 2021, equation 12): the clean sample and the noise, both as the model sees them, mixed anew.
+"""DDIM (Song et al., ICLR 2021, equation 12): predicted sample and noise, mixed anew.
 
-With the signal ``alpha²`` here and ``alpha'²`` at the next time,
+With ``alpha`` and ``sigma`` at this time and ``alpha'`` at the next,
 
-    x' = alpha' x0 + sqrt(1 - alpha'² - s²) noise_seen + s noise,    s² = eta² (1 - alpha'²) / (1 - alpha²) (1 - alpha² / alpha'²)
+    x' = alpha' x0 + sqrt(1 - alpha'² - s²) noise_seen + s noise
+    s² = eta² (1 - alpha'²) / (1 - alpha²) (1 - alpha² / alpha'²)
 
-where ``noise_seen = (x - alpha x0) / sigma``, with ``x0`` as it was before any correction.
+where ``noise_seen = (x - alpha x0) / sigma`` has the ``x0`` before any correction.
 """
 
 import numpy as np
 
 from deeppcr.diffusion.config import Config, flag
-from deeppcr.diffusion.correction import find_correction
-from deeppcr.diffusion.prediction import clean
-from deeppcr.diffusion.schedulers.integer_times import FIELDS, integer_times, lost, signal_at
-from deeppcr.diffusion.schedulers.scheduler import Scheduler
-from deeppcr.diffusion.table import Table, tabulate
+from deeppcr.diffusion.noise import BETA_FIELDS, alphas_cumprod_at, beta_between
+from deeppcr.diffusion.prediction import (
+    CLIP_FIELDS,
+    PREDICTION_FIELD,
+    THRESHOLD_FIELDS,
+    find_correction,
+    pred_original_sample,
+)
+from deeppcr.diffusion.table import Scheduler, Table, tabulate
+from deeppcr.diffusion.timesteps import integer_times, time_fields
 
 
 def table(config: Config, steps: int, eta: float) -> Table:
     """The table of DDIM."""
     times = integer_times(config, steps)
-    last = 1.0 if config["set_alpha_to_one"] else signal_at(config, np.zeros(1, int), 1.0)[0]
-    here = signal_at(config, times, last)
-    # By the stride of "leading" spacing, whatever the spacing.
-    there = signal_at(config, times - config["num_train_timesteps"] // steps, last)
+    last = (
+        1.0 if config["set_alpha_to_one"] else alphas_cumprod_at(config, np.zeros(1, int), 1.0)[0]
+    )
+    here = alphas_cumprod_at(config, times, last)
+    # As in diffusers, the next time is one stride of "leading" spacing away for every spacing.
+    there = alphas_cumprod_at(config, times - config["num_train_timesteps"] // steps, last)
     alpha, sigma = np.sqrt(here), np.sqrt(1 - here)
-    p, q = clean(config["prediction_type"], alpha, sigma)
-    s = eta * np.sqrt((1 - there) / (1 - here) * lost(here, there))
+    p, q = pred_original_sample(config["prediction_type"], alpha, sigma)
+    s = eta * np.sqrt((1 - there) / (1 - here) * beta_between(here, there))
     seen = np.sqrt(1 - there - s**2) / sigma
     return tabulate(
         times,
@@ -39,4 +47,13 @@ def table(config: Config, steps: int, eta: float) -> Table:
     )
 
 
-DDIM = Scheduler(FIELDS | {"set_alpha_to_one": flag(True)}, table, takes_eta=True)
+DDIM = Scheduler(
+    BETA_FIELDS
+    | time_fields("leading")
+    | PREDICTION_FIELD
+    | CLIP_FIELDS
+    | THRESHOLD_FIELDS
+    | {"set_alpha_to_one": flag(True)},
+    table,
+    takes_eta=True,
+)

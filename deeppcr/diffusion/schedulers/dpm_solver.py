@@ -1,39 +1,46 @@
-"""DPM-Solver++ (Lu et al., 2022, arXiv 2211.01095): variation of constants, with ``x0`` a polynomial in log(alpha / sigma).
+"""DPM-Solver++ (Lu et al., 2022, arXiv 2211.01095), exact for polynomial ``x0``.
 
-With ``h`` the step in log(alpha / sigma), and ``k = h``, or ``2 h`` for the stochastic form (section 3.4, and appendix A),
+The polynomial is in log(alpha / sigma). With ``h`` the step in it, and ``k = h``, or ``2 h`` for
+the stochastic form (section 3.4, and appendix A),
 
     x' = sigma'/sigma e^(h-k) x + alpha' (1 - e^-k) x0 + w (h / h_before) (x0 - x0_before) + s noise
 
-where ``w`` is 0 for the first order, and for the second one ``alpha' (1 - e^-k) / 2`` (midpoint) or
-``alpha' (1 - (1 - e^-k) / k)`` (heun); ``s`` is 0, or ``sigma' sqrt(1 - e^-k)`` for the stochastic form.
+where ``w`` is 0 for the first order, and for the second ``alpha' (1 - e^-k) / 2`` (midpoint) or
+``alpha' (1 - (1 - e^-k) / k)`` (heun); ``s`` is 0, or ``sigma' sqrt(1 - e^-k)`` for the stochastic
+form.
 """
 
 import numpy as np
 
-from deeppcr.diffusion.config import Config, count, flag, number, off, one_of, share
-from deeppcr.diffusion.correction import find_correction
-from deeppcr.diffusion.levels import BETAS, signal
-from deeppcr.diffusion.prediction import clean
-from deeppcr.diffusion.ramps import RAMP_FIELDS, find_ramp
-from deeppcr.diffusion.schedulers.scheduler import Scheduler
-from deeppcr.diffusion.schedulers.sigmas import (
-    last_level,
-    level_at,
-    time_of,
-    training_levels,
-    variance_preserving,
+from deeppcr.diffusion.config import Config, count, flag, number, off, one_of
+from deeppcr.diffusion.noise import (
+    BETA_FIELDS,
+    RAMP_FIELDS,
+    alpha_sigma,
+    alphas_cumprod,
+    find_ramp,
+    last_sigma,
+    sigmas_at,
+    times_of,
+    training_sigmas,
 )
-from deeppcr.diffusion.table import Table, tabulate
-from deeppcr.diffusion.times import spaced, time_fields
+from deeppcr.diffusion.prediction import (
+    PREDICTION_FIELD,
+    THRESHOLD_FIELDS,
+    find_correction,
+    pred_original_sample,
+)
+from deeppcr.diffusion.table import Scheduler, Table, tabulate
+from deeppcr.diffusion.timesteps import spaced_times, time_fields
 
-FEW_STEPS = 15  # below which lower_order_final counts
+FEW_STEPS = 15  # lower_order_final counts below this
 
 
 def table(config: Config, steps: int, eta: float) -> Table:
     """The table of DPM-Solver++."""
-    times, levels = _grid(config, steps)
-    (alpha, sigma), (alpha_there, sigma_there) = map(variance_preserving, (levels[:-1], levels[1:]))
-    shrink = levels[1:] / levels[:-1]
+    times, sigmas = _grid(config, steps)
+    (alpha, sigma), (alpha_there, sigma_there) = map(alpha_sigma, (sigmas[:-1], sigmas[1:]))
+    shrink = sigmas[1:] / sigmas[:-1]
     h = -np.log(shrink)
     k, stochastic = (2 * h, 1.0) if config["algorithm_type"] == "sde-dpmsolver++" else (h, 0.0)
     gain = alpha_there * -np.expm1(-k)
@@ -46,7 +53,7 @@ def table(config: Config, steps: int, eta: float) -> Table:
     second = np.where(_is_second(config, steps), w * h / before, 0.0)
     return tabulate(
         times,
-        predicts=clean(config["prediction_type"], alpha, sigma),
+        predicts=pred_original_sample(config["prediction_type"], alpha, sigma),
         a=sigma_there / sigma * shrink**stochastic,
         c=gain + second,
         d=-second,
@@ -56,38 +63,35 @@ def table(config: Config, steps: int, eta: float) -> Table:
 
 
 def _grid(config: Config, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """The times of the steps, int32, and the noise levels that they go from and to, one more."""
-    trained = training_levels(config)
+    """``[L]``, int32: the times of the steps; ``[L + 1]``: the sigmas between which they go."""
+    trained = training_sigmas(config)
     ramp = find_ramp(config)
     if ramp:
-        levels = ramp(float(trained[-1]), float(trained[0]), steps)
-        times = time_of(trained, levels)
+        sigmas = ramp(float(trained[-1]), float(trained[0]), steps)
+        times = times_of(trained, sigmas)
         if not config["use_exponential_sigmas"] and config["beta_schedule"] != "squaredcos_cap_v2":
             times = times.round()
         times = times.astype(np.int32)
     else:
-        kept = signal(config)
-        left_out = int(
-            (np.log(np.sqrt(kept)) - np.log(np.sqrt(1 - kept)) < config["lambda_min_clipped"]).sum()
-        )
-        # The clean sample counts as one more time, except where times trail.
+        alphas = alphas_cumprod(config)
+        lambdas = np.log(np.sqrt(alphas)) - np.log(np.sqrt(1 - alphas))
+        left_out = int((lambdas < config["lambda_min_clipped"]).sum())
+        # The sample itself counts as one more time, except for trailing times.
         points = steps if config["timestep_spacing"] == "trailing" else steps + 1
-        times = (
-            spaced(config, points, config["num_train_timesteps"] - left_out)[:steps]
-            .round()
-            .astype(np.int32)
-        )
+        times = spaced_times(config, points, config["num_train_timesteps"] - left_out)[:steps]
+        times = times.round().astype(np.int32)
         if len(times) < steps:
             raise ValueError(
-                f"lambda_min_clipped={config['lambda_min_clipped']} with timestep_spacing='trailing' leaves {len(times)} of "
-                f"{steps} steps, expected another spacing."
+                f"lambda_min_clipped={config['lambda_min_clipped']} with "
+                f"timestep_spacing='trailing' leaves {len(times)} of {steps} "
+                "steps, expected another spacing."
             )
-        levels = level_at(trained, times)
-    return times, np.append(levels, last_level(config, trained))
+        sigmas = sigmas_at(trained, times)
+    return times, np.append(sigmas, last_sigma(config, trained))
 
 
 def _is_second(config: Config, steps: int) -> np.ndarray:
-    """Which steps may be of the second order: maybe not the last one."""
+    """``[L]``: which steps may be of the second order; the last may be an exception."""
     second = np.full(steps, config["solver_order"] == 2)
     few = config["lower_order_final"] and steps < FEW_STEPS
     if config["euler_at_final"] or few or config["final_sigmas_type"] == "zero":
@@ -96,15 +100,13 @@ def _is_second(config: Config, steps: int) -> np.ndarray:
 
 
 DPM_SOLVER_MULTISTEP = Scheduler(
-    BETAS
+    BETA_FIELDS
     | time_fields("linspace")
     | RAMP_FIELDS
+    | PREDICTION_FIELD
+    | THRESHOLD_FIELDS
     | {
         "solver_order": count(2, most=2),
-        "prediction_type": one_of("epsilon", "sample", "v_prediction"),
-        "thresholding": flag(False),
-        "dynamic_thresholding_ratio": share(0.995),
-        "sample_max_value": number(1.0),
         "algorithm_type": one_of("dpmsolver++", "sde-dpmsolver++"),
         "solver_type": one_of("midpoint", "heun"),
         "lower_order_final": flag(True),

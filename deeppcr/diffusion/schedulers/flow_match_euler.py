@@ -1,45 +1,48 @@
-"""Euler's method for flow matching (Lipman et al., ICLR 2023): ``x = (1 - level) x0 + level noise``, ``output = noise - x0``.
+"""Euler's method for flow matching (Lipman et al., ICLR 2023).
 
-    x' = x + (level' - level) output,    or with fresh noise at every step    x' = (1 - level') x0 + level' noise
+Here ``x = (1 - sigma) x0 + sigma noise`` and ``output = noise - x0``; the second form adds fresh
+noise:
 
-Levels are shifted towards the noise by ``level -> shift level / (1 + (shift - 1) level)`` (Esser et al., ICML 2024, equation 23).
+    x' = x + (sigma' - sigma) output    or    x' = (1 - sigma') x0 + sigma' noise
+
+Sigmas are shifted towards the noise by ``sigma -> shift sigma / (1 + (shift - 1) sigma)`` (Esser et
+al., ICML 2024, equation 23).
 """
 
 import numpy as np
 
 from deeppcr.diffusion.config import Config, count, flag, number, off, one_of
-from deeppcr.diffusion.ramps import RAMP_FIELDS, find_ramp
-from deeppcr.diffusion.schedulers.scheduler import Scheduler
-from deeppcr.diffusion.table import Table, tabulate
+from deeppcr.diffusion.noise import RAMP_FIELDS, find_ramp
+from deeppcr.diffusion.table import Scheduler, Table, tabulate
 
 
 def table(config: Config, steps: int, eta: float) -> Table:
     """The table of Euler's method for flow matching."""
-    levels = _levels(config, steps)
+    sigmas = _sigmas(config, steps)
     end = 0.0
     if config["invert_sigmas"]:
-        levels, end = 1 - levels, 1.0
-    times = (levels * config["num_train_timesteps"]).astype(np.float32)
-    there = np.append(levels[1:], end)
-    predicts = np.ones(steps), -levels
+        sigmas, end = 1 - sigmas, 1.0
+    times = (sigmas * config["num_train_timesteps"]).astype(np.float32)
+    there = np.append(sigmas[1:], end)
+    predicts = np.ones(steps), -sigmas
     if config["stochastic_sampling"]:
         return tabulate(times, predicts=predicts, c=1 - there, s=there)
-    return tabulate(times, predicts=predicts, a=1.0, b=there - levels)
+    return tabulate(times, predicts=predicts, a=1.0, b=there - sigmas)
 
 
-def _levels(config: Config, steps: int) -> np.ndarray:
-    """The noise levels that the steps go from."""
+def _sigmas(config: Config, steps: int) -> np.ndarray:
+    """The sigmas that the steps go from."""
 
-    def shifted(level: np.ndarray) -> np.ndarray:
-        return config["shift"] * level / (1 + (config["shift"] - 1) * level)
+    def shifted(sigma: np.ndarray) -> np.ndarray:
+        return config["shift"] * sigma / (1 + (config["shift"] - 1) * sigma)
 
-    # diffusers shifts the two ends, and then all levels between them once more.
+    # diffusers shifts the two ends, and then all sigmas between them once more.
     first, last = shifted(np.array([1.0, 1 / config["num_train_timesteps"]]))
-    levels = shifted(np.linspace(first, last, steps))
+    sigmas = shifted(np.linspace(first, last, steps))
     if config["shift_terminal"]:
-        levels = 1 - (1 - levels) / ((1 - levels[-1]) / (1 - config["shift_terminal"]))
+        sigmas = 1 - (1 - sigmas) / ((1 - sigmas[-1]) / (1 - config["shift_terminal"]))
     ramp = find_ramp(config)
-    return ramp(levels[0], levels[-1], steps) if ramp else levels
+    return ramp(sigmas[0], sigmas[-1], steps) if ramp else sigmas
 
 
 FLOW_MATCH_EULER = Scheduler(
@@ -48,7 +51,7 @@ FLOW_MATCH_EULER = Scheduler(
         "num_train_timesteps": count(1000),
         "shift": number(1.0),
         "use_dynamic_shifting": off(),
-        # What these say, only dynamic shifting reads.
+        # Only dynamic shifting, which is off, reads the next five.
         "base_shift": number(0.5, optional=True),
         "max_shift": number(1.15, optional=True),
         "base_image_seq_len": count(256),

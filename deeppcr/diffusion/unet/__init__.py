@@ -1,7 +1,7 @@
-"""diffusers' `UNet2DModel` in flax: `config` says what it is, `model` what it computes, `load` reads it from a folder.
+"""diffusers' `UNet2DModel` in flax: its `config`, the `model`, and how to `load` it from a folder.
 
-`layers`, `embeddings`, `blocks` and `model` derive from flax's classes; they are imported when `load_unet` is called, and no
-sooner.
+`layers`, `embeddings`, `blocks` and `model` derive from flax's classes. They are imported when
+`load_unet` is called.
 """
 
 from deeppcr.diffusion.unet.load import load_unet

@@ -1,6 +1,6 @@
-"""The blocks of a UNet: residual layers, attention layers, and what changes the resolution.
+"""The blocks of a UNet: residual and attention layers, and changes of the resolution.
 
-Attributes are called as in diffusers, since their path is the name under which a weight is stored.
+Attributes have the names of diffusers, since weights are stored under their paths.
 """
 
 from collections.abc import Callable
@@ -35,14 +35,14 @@ def double(x: Array) -> Array:
 
 
 class Resnet(nnx.Module):
-    """A residual layer that is told the time: ``(shortcut(x) + g(x, time)) / scale``.
+    """A residual layer that depends on the time: ``(shortcut(x) + g(x, time)) / scale``.
 
     Args:
         config: of the network.
-        inputs: channels that come in.
-        outputs: channels that go out.
-        scale: what the result is divided by.
-        resample: what changes the resolution, inside and beside it: `halve` or `double`.
+        inputs: the number of input channels.
+        outputs: the number of output channels.
+        scale: the divisor of the result.
+        resample: the change of resolution, of ``x`` and inside ``g``: `halve`, `double` or None.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Resnet(nnx.Module):
         if self.resample is not None:
             x, y = self.resample(x), self.resample(y)
         y = self.conv1(y)
-        told = self.time_emb_proj(self.act(time))[:, :, None, None]
+        embedded = self.time_emb_proj(self.act(time))[:, :, None, None]
         if self.scales:
-            scale, shift = jnp.split(told, 2, axis=1)
+            scale, shift = jnp.split(embedded, 2, axis=1)
             y = self.norm2(y) * (1 + scale) + shift
         else:
-            y = self.norm2(y + told)
+            y = self.norm2(y + embedded)
         y = self.conv2(self.act(y))
         return ((x if self.conv_shortcut is None else self.conv_shortcut(x)) + y) / self.scale
 
@@ -110,7 +110,7 @@ def attentions(config: Config, kind: Kind, channels: int, count: int) -> nnx.Lis
 
 
 class Down(nnx.Module):
-    """A block on the way down. It returns the image, and each state that the way up will be given."""
+    """A block on the way down: it returns the image, and all states for the way up."""
 
     def __init__(
         self, config: Config, kind: Kind, inputs: int, outputs: int, *, last: bool
@@ -141,14 +141,14 @@ class Down(nnx.Module):
 
 
 class Up(nnx.Module):
-    """A block on the way up. Each residual layer is given a state of the way down beside the image, the last one first.
+    """A block on the way up: each residual layer reads a state of the way down, the last one first.
 
     Args:
         config: of the network.
         kind: of the block.
-        inputs: channels of the image that comes in.
-        outputs: channels of the image that goes out.
-        first: channels of the first of the states that come from the way down, which its last layer is given.
+        inputs: the number of channels of the input image.
+        outputs: the number of channels of the output image.
+        first: the number of channels of the first state, which the last layer reads.
         last: whether it is the last block, which keeps the resolution.
     """
 

@@ -1,7 +1,8 @@
-"""What a `UNet2DModel` of diffusers is built from: the fields of its ``config.json``, each of them checked.
+"""The configuration of diffusers' `UNet2DModel`: the checked fields of its ``config.json``.
 
-Names, defaults and meaning are those of diffusers 0.42 (``models/unets/unet_2d.py``). A field that is unknown, or has a value for
-which there is no code here, is an error: a network with one of its settings left out computes something else.
+Names, defaults and meanings are those of diffusers 0.42 (``models/unets/unet_2d.py``). An
+unknown field or an unsupported value is an error: a network without one of its settings computes
+something else.
 """
 
 import dataclasses
@@ -16,7 +17,8 @@ class Kind(NamedTuple):
 
     Attributes:
         attends: whether an attention layer follows each residual layer.
-        sampler: what changes the resolution: "conv", "resnet", or None for what ``downsample_type`` or ``upsample_type`` says.
+        sampler: the change of resolution: "conv", "resnet", or None, in which case it is
+            ``downsample_type`` or ``upsample_type``.
     """
 
     attends: bool
@@ -41,7 +43,7 @@ OPTIONAL_COUNTS = (
     "num_class_embeds",
     "num_train_timesteps",
 )
-# What other fields may be: a value that is not listed has no code here.
+# The supported values of other fields.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "center_input_sample": (False, True),
     "flip_sin_to_cos": (False, True),
@@ -61,8 +63,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 class Config:
     """The fields of `UNet2DModel`, as diffusers documents them.
 
-    ``sample_size`` says how large the images were in training, and changes nothing; nor does ``dropout`` when a trained model is
-    called.
+    ``sample_size``, the size of the images in training, changes nothing. Nor does ``dropout``,
+    which is for training.
     """
 
     sample_size: Any = None
@@ -109,11 +111,11 @@ class Config:
         """The config that ``config.json`` holds.
 
         Args:
-            found: its fields by name. Those that begin with an underscore say who wrote it, and are no fields.
+            found: its fields by name; names with a leading underscore are ignored.
 
         Raises:
             TypeError: a field is of another type.
-            ValueError: it is not of a `UNet2DModel`, or a field is unknown or has a value that is not supported.
+            ValueError: it is not of a `UNet2DModel`; a field is unknown, or its value unsupported.
         """
         model = found.get("_class_name", "UNet2DModel")
         if model != "UNet2DModel":
@@ -128,7 +130,8 @@ class Config:
         }
         for name in sorted(given.keys() - known):
             raise ValueError(
-                f"{name} is {given[name]!r}, expected no such field: it is not one of diffusers' UNet2DModel."
+                f"{name} is {given[name]!r}, expected no such field: diffusers' UNet2DModel has "
+                "none of this name."
             )
         return cls(**given)
 
@@ -179,7 +182,8 @@ class Config:
         head, least = self.attention_head_dim, min(attended, default=None)
         if head is not None and least is not None and head > least:
             raise ValueError(
-                f"attention_head_dim is {head}, expected at most {least}, the channels of a layer of attention."
+                f"attention_head_dim is {head}, expected at most {least}, the number of channels "
+                "of an attention layer."
             )
 
     def _check_embeddings(self) -> None:
@@ -193,17 +197,18 @@ class Config:
         ):
             half = self.block_out_channels[0] // 2
             raise ValueError(
-                f"freq_shift is {self.freq_shift!r}, expected less than {half}, half of block_out_channels[0]."
+                f"freq_shift is {self.freq_shift!r}, expected less than {half}, half of "
+                "block_out_channels[0]."
             )
 
     @property
     def time_features(self) -> int:
-        """How many numbers a time is put to before the network's own layers see it."""
+        """The number of features of a time, before any trained layer."""
         return self.block_out_channels[0] * (2 if self.time_embedding_type == "fourier" else 1)
 
     @property
     def time_channels(self) -> int:
-        """How many channels the embedding of a time has."""
+        """The number of channels of the embedding of a time."""
         return self.time_embedding_dim or 4 * self.block_out_channels[0]
 
     @property
@@ -223,7 +228,7 @@ class Config:
 
     @property
     def mid_groups(self) -> int | None:
-        """The groups of the norm before the attention layer in the middle; None: there is no norm."""
+        """The groups of the norm before the attention layer in the middle; None without a norm."""
         if not self.mid_attends or self.attn_norm_num_groups is not None:
             return self.attn_norm_num_groups
         return self.norm_num_groups if self.resnet_time_scale_shift == "default" else None
@@ -242,7 +247,8 @@ def check_groups(name: str, groups: int, channels: int) -> None:
     """Raise unless the channels can be divided into the groups."""
     if channels % groups:
         raise ValueError(
-            f"{name} is {groups}, expected a divisor of the numbers of channels, one of which is {channels}."
+            f"{name} is {groups}, expected a divisor of all numbers of channels: also of "
+            f"{channels}."
         )
 
 

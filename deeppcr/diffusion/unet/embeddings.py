@@ -1,8 +1,9 @@
-"""A time, or a label, as a vector that the residual layers see.
+"""The embedding of a time or a label, which the residual layers read.
 
-A time t becomes the numbers ``sin(w_i t)`` and ``cos(w_i t)`` of frequencies w_i: a geometric sequence from 1 to 1/10000 (Ho et
-al., NeurIPS 2020), or random ones applied to ``log t`` (Song et al., ICLR 2021), or a row of a table. Two layers follow.
-The angles are float32 in any network: they are as large as the number of training times.
+The features of a time t are ``sin(w_i t)`` and ``cos(w_i t)``, with frequencies ``w_i`` in a
+geometric sequence from 1 to 1/10000 (Ho et al., NeurIPS 2020), or random ones of ``log t`` (Song et
+al., ICLR 2021), or a row of a table. Two layers follow. The angles are float32 in every network:
+they are as large as the number of training times.
 """
 
 import math
@@ -57,7 +58,7 @@ class Fourier(nnx.Module):
 
 
 class Rows(nnx.Module):
-    """The rows of a table: integers [batch] -> [batch, size]. A number beyond the table gives NaN."""
+    """Rows of a table: integers [batch] -> [batch, size]; NaN for a number beyond the table."""
 
     def __init__(self, count: int, size: int) -> None:
         self.weight = nnx.Param(jnp.zeros((count, size)))
@@ -65,7 +66,8 @@ class Rows(nnx.Module):
     def __call__(self, numbers: Array) -> Array:
         if not jnp.issubdtype(numbers.dtype, jnp.integer):
             raise TypeError(
-                f"a time or label has dtype {numbers.dtype}, expected an integer: this model looks it up in a table."
+                f"a time or label has dtype {numbers.dtype}, expected an integer: this model looks "
+                "it up in a table."
             )
         return jnp.take(self.weight[...], numbers, axis=0, mode="fill")
 
@@ -82,7 +84,7 @@ class TwoLayers(nnx.Module):
 
 
 def time_projection(config: Config) -> Any:
-    """The layer that turns times into ``config.time_features`` numbers each."""
+    """The layer that maps a time to ``config.time_features`` numbers."""
     if config.time_embedding_type == "learned":
         assert config.num_train_timesteps is not None  # as the config has checked
         return Rows(config.num_train_timesteps, config.block_out_channels[0])
@@ -90,7 +92,7 @@ def time_projection(config: Config) -> Any:
 
 
 def class_embedding(config: Config) -> Any:
-    """The layer that turns labels, or their projections, into what is added to the embedding of the time; None without one."""
+    """The layer whose output for labels is added to the embedding of the time, or None."""
     if config.class_embed_type == "timestep":
         return TwoLayers(config.time_features, config.time_channels)
     if config.class_embed_type == "identity" or config.num_class_embeds is None:

@@ -1,7 +1,7 @@
-"""The layers that a UNet is built from. Channels are axis 1 everywhere, and weights lie as torch keeps them.
+"""The layers of a UNet. Channels are axis 1 everywhere, and weights have the shapes of torch.
 
-So a weight is read from a file as it is: of a convolution as [out, in, height, width], of a linear layer as [out, in]. The
-parameters are zeros until they are loaded. What has to be summed over many entries is summed in float32 at least.
+A convolution has [out, in, height, width], a linear layer [out, in]. The parameters are zeros until
+they are loaded. Sums over many entries are taken in float32 or better.
 """
 
 import jax
@@ -33,7 +33,10 @@ class Linear(nnx.Module):
 
 
 class Conv(nnx.Module):
-    """A convolution: [batch, inputs, height, width] -> [batch, outputs, height', width']; padding before and after each side."""
+    """A convolution: [batch, inputs, height, width] -> [batch, outputs, height', width'].
+
+    ``padding`` is that before and after each side.
+    """
 
     def __init__(
         self,
@@ -58,9 +61,9 @@ class Conv(nnx.Module):
 
 
 class GroupNorm(nnx.Module):
-    """Group normalisation (Wu and He, ECCV 2018): mean 0 and variance 1 over the channels of a group and all pixels.
+    """Group normalisation (Wu and He, ECCV 2018) over a group of channels and all pixels.
 
-    The variance is taken of what is left when the mean is subtracted: the difference of two means would cancel.
+    The variance is that of the centred entries: a difference of two means would cancel.
     """
 
     def __init__(self, channels: int, groups: int, eps: float) -> None:
@@ -78,14 +81,14 @@ class GroupNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Attention of all pixels to all pixels (Vaswani et al., NeurIPS 2017), as a residual: ``(x + attention(norm(x))) / scale``.
+    """Attention of pixels (Vaswani et al., NeurIPS 2017): ``(x + attention(norm(x))) / scale``.
 
     Args:
-        channels: of the image.
-        head: how many channels a head has. The heads are as many as fit into the channels.
-        groups: of the norm. None: there is no norm.
+        channels: the number of channels of the image.
+        head: the number of channels of a head; there are as many heads as fit into the channels.
+        groups: the groups of the norm, or None without a norm.
         eps: of the norm.
-        scale: what the result is divided by.
+        scale: the divisor of the result.
     """
 
     def __init__(

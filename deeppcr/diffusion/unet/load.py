@@ -1,4 +1,4 @@
-"""`load_unet`: a UNet from a folder that diffusers wrote. Weights are found by name, and every one of them has to fit."""
+"""`load_unet`: a UNet from a folder that diffusers wrote. All weights must fit, by name."""
 
 import json
 from collections.abc import Mapping
@@ -15,35 +15,40 @@ if TYPE_CHECKING:
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 INDEX = WEIGHTS + ".index.json"
-# What the layers of attention were called once; diffusers reads such files, too.
+# Earlier names of the attention layers, which diffusers also reads.
 OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
-SHOWN = 5  # names of weights in an error
+SHOWN = 5  # weights named in an error
 
 
 def load_unet(folder: Any, dtype: Any = None) -> "UNet":
     """A trained `UNet2DModel` of diffusers, as a flax module: ``unet(x, t)``.
 
-    ``x`` is [batch, channels, height, width] and ``t`` a number or [batch], as in diffusers; the result has the dtype of ``x``. A
-    model with class embeddings is called as ``unet(x, t, labels)``. The module is for sampling: it has no dropout. A folder with
-    torch's own ``.bin`` becomes one of safetensors in diffusers: ``UNet2DModel.from_pretrained(old).save_pretrained(new)``.
+    As in diffusers, ``x`` is [batch, channels, height, width] and ``t`` a number or [batch]. The
+    result has the dtype of ``x``. A model with class embeddings is called as ``unet(x, t,
+    labels)``. The module is for sampling: it has no dropout. To convert a folder with torch's
+    ``.bin``, call
+    ``UNet2DModel.from_pretrained(old).save_pretrained(new)`` in diffusers.
 
     Args:
-        folder: with ``config.json`` and ``diffusion_pytorch_model.safetensors``, or its shards and their index; or the folder of
-            a pipeline, in which it is ``unet``.
-        dtype: of the parameters and of what is computed. None: float32, whatever the files hold, as in diffusers.
+        folder: with ``config.json`` and ``diffusion_pytorch_model.safetensors``, or with its shards
+            and their index; or the folder of a pipeline, which has it in ``unet``.
+        dtype: of the parameters and of all that is computed. None for float32, as in diffusers,
+            whatever the files hold.
 
     Returns:
-        The module. `flax.nnx.split` takes its parameters out, under the names that they have in diffusers.
+        The module. `flax.nnx.split` returns its parameters under their names in diffusers.
 
     Raises:
-        FileNotFoundError: there is no such folder, or a file is missing in it.
+        FileNotFoundError: the folder or a file in it is missing.
         ImportError: flax or safetensors is not installed.
         TypeError: a field of ``config.json`` is of another type.
-        ValueError: a field of ``config.json`` is unknown or not supported; a weight is missing, superfluous, or of another shape.
+        ValueError: a field of ``config.json`` is unknown or not supported; a weight is missing,
+            superfluous, or of another shape.
 
     Example:
         >>> unet = deeppcr.diffusion.load_unet("google/ddpm-cifar10-32")  # doctest: +SKIP
-        >>> schedule = deeppcr.diffusion.Schedule.from_config("google/ddpm-cifar10-32")  # doctest: +SKIP
+        >>> of = deeppcr.diffusion.Schedule.from_config
+        >>> schedule = of("google/ddpm-cifar10-32")  # doctest: +SKIP
         >>> x = jax.random.normal(jax.random.key(0), (8, 3, 32, 32))
         >>> deeppcr.diffusion.sample(unet, schedule, x, steps=100).value.shape  # doctest: +SKIP
         (8, 3, 32, 32)
@@ -113,7 +118,7 @@ def read(folder: Path) -> dict[str, Array]:
 
 
 def with_new_names(weights: Mapping[str, Array]) -> dict[str, Array]:
-    """The weights of attention layers under the names that they have today."""
+    """The weights, with the present names of attention layers."""
 
     def new(name: str) -> str:
         *path, layer, kind = name.split(".")
@@ -123,24 +128,26 @@ def with_new_names(weights: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def check(weights: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise unless there is a weight of each shape, and no other."""
+    """Raise unless the weights have these names and shapes."""
     missing, superfluous = (
         sorted(shapes.keys() - weights.keys()),
         sorted(weights.keys() - shapes.keys()),
     )
     if missing or superfluous:
-        said = [
+        found = [
             f"{word} {listed(names)}"
             for word, names in (("lacks", missing), ("also has", superfluous))
             if names
         ]
         raise ValueError(
-            f"the file of weights {' and '.join(said)}, expected the weights of the model in config.json."
+            f"the file of weights {' and '.join(found)}, expected the weights of the model in "
+            "config.json."
         )
     for name, shape in shapes.items():
         if weights[name].shape != shape:
             raise ValueError(
-                f"{name} has shape {list(weights[name].shape)}, expected {list(shape)} by config.json."
+                f"{name} has shape {list(weights[name].shape)}, expected {list(shape)} by "
+                "config.json."
             )
 
 

@@ -1,4 +1,4 @@
-"""The UNet (Ronneberger et al., MICCAI 2015) of denoising diffusion (Ho et al., NeurIPS 2020), as diffusers' `UNet2DModel`."""
+"""The UNet (Ronneberger et al., MICCAI 2015) of diffusion models, diffusers' `UNet2DModel`."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ from deeppcr.diffusion.unet.layers import Conv, GroupNorm
 
 
 class UNet(nnx.Module):
-    """A network that sees a noisy image and its time, and predicts the noise, or what it has been trained for.
+    """A network that predicts the noise in an image at a time, or what it was trained to predict.
 
-    It has no state but its parameters, and no call changes it: `jax.vmap` over images and times makes one larger batch. Made by
-    `load_unet`.
+    Made by `load_unet`. It has no state but its parameters, and no call changes it. `jax.vmap` over
+    images and times makes one larger batch.
     """
 
     def __init__(self, config: Config) -> None:
@@ -28,7 +28,7 @@ class UNet(nnx.Module):
         self.time_embedding = TwoLayers(config.time_features, config.time_channels)
         self.class_embedding = class_embedding(config)
         last = len(channels) - 1
-        before = [channels[0], *channels]  # the channels that come into each block on the way down
+        before = [channels[0], *channels]  # input channels of each block on the way down
         self.down_blocks = nnx.List(
             [
                 Down(config, kind, before[i], channels[i], last=i == last)
@@ -57,17 +57,19 @@ class UNet(nnx.Module):
         """The prediction for the images ``x`` at the times ``t``.
 
         Args:
-            x: images [batch, channels, height, width], any float dtype; all is computed in the dtype of the parameters.
-            t: the time, as the scheduler counts it: a number, or numbers [batch].
-            labels: for a model with class embeddings: a number or numbers [batch]; embeddings [batch, channels] where
-                ``class_embed_type`` is "identity".
+            x: images [batch, channels, height, width] of any float dtype; all is computed in the
+                dtype of the parameters.
+            t: the time of the scheduler: a number, or numbers [batch].
+            labels: for a model with class embeddings: a number or numbers [batch]; if
+                ``class_embed_type`` is "identity", embeddings [batch, channels].
 
         Returns:
             [batch, out channels, height, width], in the dtype of ``x``.
 
         Raises:
-            TypeError: a dtype is another one; labels are missing, or there is no class embedding for them.
-            ValueError: a shape is another one.
+            TypeError: a dtype is wrong; labels are missing, or given to a model without class
+                embedding.
+            ValueError: a shape is wrong.
         """
         config, dtype = self.config, self.conv_in.weight.dtype
         check_image(config, x)
@@ -100,13 +102,15 @@ class UNet(nnx.Module):
             return jnp.zeros((1, 1))
         if labels is None:
             raise TypeError(
-                "labels is None, expected the classes of the images: the model has a class embedding."
+                "labels is None, expected the classes of the images: the model has a class "
+                "embedding."
             )
         if config.class_embed_type == "identity":
             labels = jnp.asarray(labels)
             if labels.shape not in ((1, config.time_channels), (x.shape[0], config.time_channels)):
                 raise ValueError(
-                    f"labels has shape {list(labels.shape)}, expected [{x.shape[0]}, {config.time_channels}]."
+                    f"labels has shape {list(labels.shape)}, expected "
+                    f"[{x.shape[0]}, {config.time_channels}]."
                 )
             return labels
         labels = as_batch("labels", labels, x)
@@ -116,7 +120,7 @@ class UNet(nnx.Module):
 
 
 def check_image(config: Config, x: Array) -> None:
-    """Raise unless ``x`` is a batch of images that can be halved as often as there are blocks below the first."""
+    """Raise unless ``x`` is a batch of images that all blocks but the first can halve."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"x has dtype {x.dtype}, expected a float.")
     factor = 2 ** (len(config.block_out_channels) - 1)
@@ -128,7 +132,8 @@ def check_image(config: Config, x: Array) -> None:
     ):
         sides = f"height and width multiples of {factor}"
         raise ValueError(
-            f"x has shape {list(x.shape)}, expected [batch, {config.in_channels}, height, width], {sides}."
+            f"x has shape {list(x.shape)}, expected [batch, {config.in_channels}, height, width], "
+            f"{sides}."
         )
 
 
@@ -137,6 +142,7 @@ def as_batch(name: str, numbers: Any, x: Array) -> Array:
     numbers = jnp.asarray(numbers)
     if numbers.shape not in ((), (1,), x.shape[:1]):
         raise ValueError(
-            f"{name} has shape {list(numbers.shape)}, expected a scalar or [{x.shape[0]}], one for each image."
+            f"{name} has shape {list(numbers.shape)}, expected a scalar or [{x.shape[0]}], one for "
+            "each image."
         )
     return numbers.reshape(-1)

@@ -1,15 +1,17 @@
-"""What the blocks of a linear recurrence are to a solver.
+"""`Blocks`, the protocol of all kinds of blocks of a linear recurrence.
 
-The recurrence ``y_l = A_l y_{l-1} + b_l`` needs little of its blocks: the product with a vector (``apply``),
-the product of two blocks (``compose``), and the transpose. A kind of block holds the blocks of all L steps at
-once and does these three for all of them side by side, so that a solver is one piece of code for every kind.
+The recurrence ``y_l = A_l y_{l-1} + b_l`` needs three operations of its blocks: the product with a
+vector (``apply``), the product of two blocks (``compose``), and the transpose. A kind of blocks
+holds the blocks of all L steps and does these operations for all of them at once, so that one
+solver serves every kind.
 
-Arrays carry the chain first, then batch axes, then the state: ``matrix: [chain, *batch, w, w]``, ``diagonal:
-[chain, *batch, w]``, vectors ``[chain, *batch, w]``. The one exception is `Unrolled`, a layout that solvers
-use among themselves; it says so in `axis`.
+Arrays have the chain axis first, then batch axes, then the state: ``matrix: [chain, *batch, w, w]``
+and vectors ``[chain, *batch, w]``. The one exception is `StructOfArrays`, a layout that solvers use
+internally; its chain axis is in `axis`.
 
-A new kind of block is one dataclass whose leaves all carry the chain on `axis`: three operations and three
-shapes. The operations are also asked of the blocks of one step, whose leaves lack the chain axis.
+A new kind of blocks is one dataclass whose leaves all have the chain on `axis`: three operations
+and three shapes. The operations also have to work on the blocks of one step, whose leaves lack the
+chain axis.
 """
 
 from abc import ABC, abstractmethod
@@ -19,13 +21,14 @@ from typing import Any, ClassVar, Self
 import jax
 from jax import Array, lax
 
-HIGHEST = lax.Precision.HIGHEST  # on GPUs the default float32 product is TF32: about three digits
+# On GPUs the default float32 product is TF32, of about three digits.
+HIGHEST = lax.Precision.HIGHEST
 
 
 class Blocks(ABC):
     """The blocks ``A_1 .. A_L`` of a linear recurrence."""
 
-    axis: ClassVar[int] = 0  # where the chain runs, in every leaf and in the vectors
+    axis: ClassVar[int] = 0  # the chain axis of every leaf and of the vectors
 
     @property
     @abstractmethod
@@ -39,8 +42,8 @@ class Blocks(ABC):
 
     @property
     @abstractmethod
-    def coupled(self) -> int:
-        """How many entries of a state mix: w if full, 1 if each is on its own. What a product of two blocks costs."""
+    def block_size(self) -> int:
+        """How many entries of a state each block couples: w if full, 1 if diagonal."""
 
     @abstractmethod
     def apply(self, y: Array) -> Array:
@@ -63,11 +66,17 @@ class Blocks(ABC):
         return jax.tree.map(scaled, self)
 
     def apply_step(self, y: Array) -> Array:
-        """``A_l y_l`` for one l, in a loop: leaves and ``y`` without the chain axis. Not for differentiation."""
+        """``A_l y_l`` for one l, in a loop; not to be differentiated.
+
+        The leaves and ``y`` lack the chain axis.
+        """
         return self.apply(y)
 
-    def lay_out(self, b: Array) -> tuple["Blocks", Array, Callable[[Array], Array]]:
-        """Blocks and ``b`` in the layout that multiplies blocks fastest, and the way back for a solution."""
+    def to_struct_of_arrays(self, b: Array) -> tuple["Blocks", Array, Callable[[Array], Array]]:
+        """Blocks and ``b`` as a `StructOfArrays`, if that is multiplied faster, else unchanged.
+
+        The third value is a function that takes a solution back to the layout of ``b``.
+        """
         return self, b, lambda y: y
 
     @property
@@ -81,7 +90,7 @@ class Blocks(ABC):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the blocks of all steps take."""
+        """The bytes of the blocks of all steps."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
 
     @property

@@ -1,4 +1,4 @@
-"""Diagonal matrices: every entry of the state is a recurrence of its own."""
+"""Blocks without products of matrices: diagonal ones, multiples of the identity, and zero."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,16 +6,18 @@ from functools import partial
 from typing import Self
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.linear.blocks.base import Blocks
-from deeppcr.linear.blocks.matrices import Unrolled
+from deeppcr.linear.blocks.matrices import StructOfArrays
+from deeppcr.platforms import platform
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["diagonal"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Diagonals(Blocks):
-    """Diagonal matrices, ``diagonal: [chain, *batch, w]``."""
+    """Diagonal matrices, ``diagonal: [chain, *batch, w]``: a recurrence for each entry."""
 
     diagonal: Array
 
@@ -28,7 +30,7 @@ class Diagonals(Blocks):
         return self.diagonal.shape[1:-1]
 
     @property
-    def coupled(self) -> int:
+    def block_size(self) -> int:
         return 1
 
     def apply(self, y: Array) -> Array:
@@ -40,11 +42,92 @@ class Diagonals(Blocks):
     def transpose(self) -> Self:
         return self
 
-    def lay_out(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
-        """Every entry as an example of width 1."""
+    def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
+        """Every entry becomes a batch element of width 1."""
         rows = (1, 1, self.length, -1)
         return (
-            Unrolled(self.diagonal.reshape(rows)),
+            StructOfArrays(self.diagonal.reshape(rows)),
             b.reshape(rows),
             lambda y: y.reshape((-1, *b.shape[1:])),
         )
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["scalar"], meta_fields=["batch_shape", "width"]
+)
+@dataclasses.dataclass(frozen=True)
+class Scalars(Blocks):
+    """``A_l = c_l I``, ``scalar: [chain]``, for vectors ``[chain, *batch_shape, width]``.
+
+    The recurrence is a discounted sum ``y_l = c_l y_{l-1} + b_l``, and a cumulative one if
+    ``c_l = 1``. The whole batch shares ``c_l``, so a product of blocks is a product of two numbers.
+    """
+
+    # c = 1 needs no kind of its own: the sequential solver takes 1/3 to 1/8 of the time of
+    # `jnp.cumsum`, for 1 to 2048 entries and 2000 to 10000 steps (jax 0.10.2, 2 cores).
+    scalar: Array
+    batch_shape: tuple[int, ...] = ()
+    width: int = 1
+
+    @property
+    def block_size(self) -> int:
+        return 1
+
+    def scale(self, factor: Array) -> Self:
+        """The whole batch shares one number per step: the smallest factor."""
+        return dataclasses.replace(
+            self, scalar=self.scalar * factor.reshape(len(factor), -1).min(axis=1, initial=jnp.inf)
+        )
+
+    def apply(self, y: Array) -> Array:
+        return self.scalar.reshape(*self.scalar.shape, *(1,) * (y.ndim - self.scalar.ndim)) * y
+
+    def compose(self, earlier: Self) -> Self:
+        return dataclasses.replace(self, scalar=self.scalar * earlier.scalar)
+
+    def transpose(self) -> Self:
+        return self
+
+    def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
+        """On accelerators as `Diagonals`: more numbers, but half as many kernels."""
+        if platform() == "cpu":
+            return super().to_struct_of_arrays(b)
+        diagonal = jnp.broadcast_to(self.scalar.reshape(-1, *(1,) * (b.ndim - 1)), b.shape)
+        return Diagonals(diagonal).to_struct_of_arrays(b)
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["steps"], meta_fields=["batch_shape", "width"]
+)
+@dataclasses.dataclass(frozen=True)
+class Zeros(Blocks):
+    """``A_l = 0``, for vectors ``[chain, *batch_shape, width]``: ``y_l = b_l``.
+
+    No step depends on the one before it, and not even a NaN is passed on. `Zeros.like` makes them.
+    ``steps: [chain, 0]`` holds only the length and the dtype.
+    """
+
+    steps: Array
+    batch_shape: tuple[int, ...] = ()
+    width: int = 1
+
+    @classmethod
+    def like(cls, b: Array) -> Self:
+        """For vectors of the shape and the dtype of ``b: [chain, *batch, w]``."""
+        return cls(jnp.zeros((b.shape[0], 0), b.dtype), b.shape[1:-1], b.shape[-1])
+
+    @property
+    def block_size(self) -> int:
+        return 0
+
+    def scale(self, factor: Array) -> Self:
+        return self
+
+    def apply(self, y: Array) -> Array:
+        return jnp.zeros_like(y)
+
+    def compose(self, earlier: Self) -> Self:
+        return self
+
+    def transpose(self) -> Self:
+        return self

@@ -1,15 +1,10 @@
 """Full matrices, and a layout in which small ones are multiplied fast.
 
-A product of matrices and vectors can be written in three ways. On 2 CPU cores, in a loop over the steps, these
-are the fastest, beside `jnp.einsum`:
+A product of matrices and vectors can be written in three ways. The size decides which is fastest:
 
-    up to 2048 numbers in all       multiply and reduce      0.4 to 0.9 of the time
-    more, in matrices up to 7x7     a sum over the columns   0.5 to 0.8; 0.7 to 1.2 for 2x2
-    more, in wider matrices         `jnp.einsum`
-
-Above 2048 numbers multiplying and reducing takes 5 to 10 times as long: XLA starts threads for each step. The
-sum over columns is for loops alone: its derivative puts the blocks together again column by column, and takes
-twice as long as that of the einsum.
+    up to 2048 numbers in all         multiply and reduce
+    more, in matrices up to 7x7       a sum over the columns, in loops
+    more, in wider matrices           `jnp.einsum`
 """
 
 import dataclasses
@@ -24,9 +19,15 @@ from jax import Array
 from deeppcr.linear.blocks.base import HIGHEST, Blocks
 from deeppcr.platforms import platform
 
-SMALL = 7  # up to this width a product written as w unrolled elementwise sums beats a batched matrix product
-SMALL_ON_ACCELERATORS = 16  # there a kernel takes some microseconds whatever it does, and a round of such sums is one, not two
-FEW = 2048  # so many entries at most: multiplying and reducing beats all else
+# Up to this width w unrolled elementwise sums beat a batched matrix product: they take 0.5 to 0.8
+# of the time in a loop, 0.7 to 1.2 for 2x2 (jax 0.10.2, 2 cores).
+SMALL = 7
+# On accelerators the time of a kernel hardly depends on its size, and a round of such sums is one
+# kernel instead of two.
+SMALL_ON_ACCELERATORS = 16
+# Up to so many numbers, multiply and reduce takes 0.4 to 0.9 of the time of `jnp.einsum` (jax
+# 0.10.2, 2 cores). Above, it takes 5 to 10 times as long, because XLA starts threads for each step.
+FEW = 2048
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=[])
@@ -45,7 +46,7 @@ class Matrices(Blocks):
         return self.matrix.shape[1:-2]
 
     @property
-    def coupled(self) -> int:
+    def block_size(self) -> int:
         return self.width
 
     def apply(self, y: Array) -> Array:
@@ -56,6 +57,8 @@ class Matrices(Blocks):
     def apply_step(self, y: Array) -> Array:
         if self.matrix.size <= FEW or self.width > SMALL:
             return self.apply(y)
+        # The sum over columns is for loops alone: its derivative takes twice as long as that of the
+        # einsum (jax 0.10.2, 2 cores), because it rebuilds the blocks column by column.
         product = self.matrix[..., 0] * y[..., 0, None]
         for k in range(1, self.width):
             product = product + self.matrix[..., k] * y[..., k, None]
@@ -69,14 +72,14 @@ class Matrices(Blocks):
     def transpose(self) -> Self:
         return dataclasses.replace(self, matrix=jnp.swapaxes(self.matrix, -1, -2))
 
-    def lay_out(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
+    def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
         if self.width > (SMALL if platform() == "cpu" else SMALL_ON_ACCELERATORS):
-            return super().lay_out(b)
+            return super().to_struct_of_arrays(b)
         length, width = self.length, self.width
         matrix = jnp.moveaxis(self.matrix.reshape(length, -1, width, width), (2, 3), (0, 1))
         vectors = jnp.moveaxis(b.reshape(length, -1, width, 1), (2, 3), (0, 1))
         return (
-            Unrolled(matrix),
+            StructOfArrays(matrix),
             vectors,
             lambda y: jnp.moveaxis(y, (0, 1), (2, 3)).reshape((-1, *b.shape[1:])),
         )
@@ -84,12 +87,14 @@ class Matrices(Blocks):
 
 @partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
-class Unrolled(Blocks):
-    """Small matrices as a structure of arrays: ``matrix: [w, w, chain, batch]``, ``y: [w, 1, chain, batch]``.
+class StructOfArrays(Blocks):
+    """Small matrices, ``matrix: [w, w, chain, batch]``, for vectors ``[w, 1, chain, batch]``.
 
-    Every entry of a product is a sum over w elementwise products of long rows, which XLA fuses into one loop;
-    a batched product of 4x4 matrices costs 3 to 5 times as much on CPU.
+    Every entry of a product is a sum over w elementwise products of long rows, which XLA fuses into
+    one loop.
     """
+
+    # A batched product of 4x4 matrices takes 3 to 5 times as long on CPU (jax 0.10.2, 2 cores).
 
     matrix: Array
     axis: ClassVar[int] = 2
@@ -103,7 +108,7 @@ class Unrolled(Blocks):
         return self.matrix.shape[3:]
 
     @property
-    def coupled(self) -> int:
+    def block_size(self) -> int:
         return self.width
 
     def apply(self, y: Array) -> Array:
@@ -113,9 +118,8 @@ class Unrolled(Blocks):
         return product
 
     def compose(self, earlier: Self) -> Self:
-        return dataclasses.replace(
-            self, matrix=self.apply(earlier.matrix)
-        )  # a matrix is a row of vectors
+        # A matrix is a row of vectors.
+        return dataclasses.replace(self, matrix=self.apply(earlier.matrix))
 
     def transpose(self) -> Self:
         return dataclasses.replace(self, matrix=jnp.swapaxes(self.matrix, 0, 1))

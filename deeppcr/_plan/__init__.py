@@ -1,0 +1,31 @@
+"""Which method and which adjoint pay off.
+
+names.py       methods and adjoints by name
+costs.py       what a chain costs, by `depth`: what candidates are sums of
+candidates.py  what is in the running, and its predicted time
+choose.py      the best of them, kept by signature
+report.py      `Plan`: what was found, what was scored, what is chosen, and why
+"""
+
+from deeppcr._plan.candidates import Candidate, Candidates
+from deeppcr._plan.choose import best_gradient, best_method, choose_method
+from deeppcr._plan.costs import ChainCosts
+from deeppcr._plan.names import METHODS, Auto, Method, Wanted, find_adjoint, find_method
+from deeppcr._plan.report import ChainPlan, Plan
+
+__all__ = [
+    "METHODS",
+    "Auto",
+    "Candidate",
+    "Candidates",
+    "ChainCosts",
+    "ChainPlan",
+    "Method",
+    "Plan",
+    "Wanted",
+    "best_gradient",
+    "best_method",
+    "choose_method",
+    "find_adjoint",
+    "find_method",
+]

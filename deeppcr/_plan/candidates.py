@@ -1,0 +1,263 @@
+"""What is in the running for a chain, and what each candidate is expected to cost on a device."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from deeppcr._plan.costs import ChainCosts
+from deeppcr._plan.names import Fixed
+from deeppcr.adjoint import Adjoint
+from deeppcr.linear import LinearSolver, Sharded, choose_parallel_solver, find_solver, name_of
+from deeppcr.linearize import Choice, Diagonal, choose_linearization
+from deeppcr.loops import ahead
+from deeppcr.newton import Newton
+from deeppcr.newton.lyapunov import forecast_iterations
+from deeppcr.sequential import Sequential
+from deeppcr.structure import find_structure
+from depth import Cost, Device
+
+# Iterations without exact Jacobians, in those with: a trained GRU takes 2.6 times as many, other
+# chains 2 to 10.
+QUASI = 3
+# Elementwise passes over the states in every iteration: the right-hand side, residuals, norms, the
+# prefix.
+JUDGING = 10
+AUTODIFF = "autodiff"
+BACKPROPAGATION = "backprop"
+LATENCIES: dict[str, Any] = dict.fromkeys(
+    ("kernel_latency", "loop_latency", "turn_latency", "piece_latency"), 0.0
+) | {"step_latencies": {}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One way to run a chain, or to differentiate it.
+
+    Attributes:
+        method: how its states are found.
+        adjoint: how it is differentiated; None if it is not.
+        cost: depth, work and traffic of all of it.
+        memory: bytes beside the chain's own arrays, about.
+        seconds: predicted, on the device that was asked about.
+        iterations: of Newton's method; 0 without.
+        iteration_seconds: what one of them takes.
+        measured: seconds that a trial took, if there was one.
+    """
+
+    method: Fixed
+    adjoint: Adjoint | str | None
+    cost: Cost
+    memory: int
+    seconds: float
+    iterations: int = 0
+    iteration_seconds: float = 0.0
+    measured: float | None = None
+
+    @property
+    def time(self) -> float:
+        """Seconds: measured, if they were, else predicted."""
+        return self.seconds if self.measured is None else self.measured
+
+    @property
+    def name(self) -> str:
+        """In a few words."""
+        method = "sequential"
+        if isinstance(self.method, Newton):
+            method = f"Newton, {self.method.linearize}, {name_of(self.method.linear)}"
+        if self.adjoint is None:
+            return method
+        if isinstance(self.adjoint, Adjoint):
+            return f"{method} / blocks, {name_of(self.adjoint.linear)}"
+        return f"{method} / {self.adjoint}"
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether it is the sequential program, and jax's own derivative of it."""
+        return isinstance(self.method, Sequential) and self.adjoint in (None, AUTODIFF)
+
+
+def speedup(candidate: Candidate, sequential: Candidate) -> float:
+    """How many times faster: by what was measured, if both were."""
+    if candidate.measured is not None and sequential.measured is not None:
+        return sequential.measured / candidate.measured
+    return sequential.seconds / candidate.seconds
+
+
+def busy_seconds(cost: Cost, device: Device) -> float:
+    """The time of the arithmetic alone: nothing waits, and small products are as fast as large."""
+    rates = {**device.vector_rates, "contraction": max(device.rates.values())}
+    return cost.seconds(device.replace(**LATENCIES, vector_rates=rates))
+
+
+def least_seconds(cost: Cost, device: Device) -> float:
+    """The arithmetic at the highest of all rates: no program that contains it is faster."""
+    return cost.work / max(*device.rates.values(), *device.vector_rates.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """The candidates for one chain on one device.
+
+    Attributes:
+        costs: of the chain.
+        device: a model of it.
+        iterations: of Newton's method with exact Jacobians, if the caller knows; None for the
+            default, 4 + log2(L) / 2, which is what chains take that do not amplify differences.
+        memory: bytes that Jacobian blocks may take; None for what this machine has.
+        only: the one method beside the sequential program; None for all that may pay off.
+        trials: seconds that candidates took when they were tried, by name.
+    """
+
+    costs: ChainCosts
+    device: Device
+    iterations: int | None = None
+    memory: int | None = None
+    only: Fixed | None = None
+    trials: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "costs", self.costs.on(cpu=self.device.small_loop > 0))
+
+    # -- forward ----------------------------------------------------------------------------------
+
+    def given(self, method: Fixed) -> Candidate:
+        """The method that the caller has chosen."""
+        if isinstance(method, Sequential):
+            return self.sequential()
+        choice = self._choice(method.linearize)
+        if method.jacobian_every > 1:
+            choice = dataclasses.replace(choice, is_exact=False)
+        solver = find_solver(method.linear)
+        if isinstance(solver, Sharded):
+            solver = find_solver(solver.inside)
+        if solver == find_solver("auto"):
+            solver = self._solvers(choice, math.inf)[0]
+        return dataclasses.replace(
+            self.newton(choice, solver, self._iterations(choice)), method=method
+        )
+
+    def sequential(self) -> Candidate:
+        """The chain step by step."""
+        cost = self.costs.sequential
+        return Candidate(Sequential(), None, cost, 0, self._seconds(cost))
+
+    def methods(self, time_limit: float = math.inf) -> Iterator[Candidate]:
+        """Newton's method, with exact blocks and with their diagonal, by solvers that may pay off.
+
+        It takes at least two evaluations in every iteration, which have to fit into the limit.
+        """
+        if self.only is not None:
+            if isinstance(self.only, Newton):
+                yield self.given(self.only)
+            return
+        least = 2 * self.expected
+        if least * busy_seconds(self.costs.sequential, self.device) >= time_limit:
+            return
+        if least * self.costs.evaluate.seconds(self.device) >= time_limit:
+            return
+        exact = self._choice("auto")
+        for choice in [exact, *([self._choice(Diagonal())] if self._is_wide(exact) else [])]:
+            for solver in self._solvers(choice, time_limit):
+                yield self.newton(choice, solver, self._iterations(choice))
+
+    def newton(self, choice: Choice, solver: LinearSolver, iterations: int) -> Candidate:
+        """Newton's method, or a relative, in so many iterations."""
+        costs = self.costs
+        blocks, shapes = costs.blocks(choice.linearization)
+        iteration = blocks + costs.solve(solver, shapes) + costs.evaluate + costs.passes(JUDGING)
+        cost = costs.evaluate + self._iterated(iteration, iterations) + costs.evaluate
+        method = Newton(linearize=choice.linearization, linear=solver)
+        memory = self._bytes(choice, solver) + 5 * costs.trajectory_bytes
+        each = iteration.repeat(1, counted=False).seconds(self.device)
+        return Candidate(method, None, cost, memory, self._seconds(cost), iterations, each)
+
+    # -- gradients --------------------------------------------------------------------------------
+
+    def autodiff(self) -> Candidate:
+        """Jax's own derivative of the sequential program."""
+        cost, kept = self.costs.autodiff
+        return Candidate(Sequential(), AUTODIFF, cost, kept, self._seconds(cost))
+
+    def adjoints(
+        self, forward: Candidate, time_limit: float = math.inf, linearize: Any = "auto"
+    ) -> Iterator[Candidate]:
+        """What follows on a forward pass that keeps its trajectory, and may pay off in time.
+
+        That is backpropagation through the states, step by step or by blocks; then all other
+        gradients at once.
+        """
+        costs, chain = self.costs, self.costs.chain
+        rest = costs.other_gradients
+        if self._seconds(forward.cost + rest) >= time_limit:
+            return
+        cost = forward.cost + costs.backpropagation + rest
+        yield self._with(forward, BACKPROPAGATION, cost, 3 * costs.trajectory_bytes)
+        columns = find_structure(chain.step, chain.layout).groups.shape[1]
+        least = columns * least_seconds(costs.sequential, self.device)
+        if forward.seconds + least >= time_limit:
+            return
+        choice = self._choice(linearize)
+        blocks, shapes = costs.blocks(choice.linearization)
+        for solver in self._solvers(choice, time_limit):
+            solve = costs.solve(solver, shapes, transposed=True)
+            if not choice.is_exact:
+                correction = solve + costs.evaluate + costs.evaluate
+                solve = self._iterated(correction, QUASI * self.expected)
+            adjoint = Adjoint(linear=solver)  # its "auto" is what `linearize` says
+            memory = 3 * costs.trajectory_bytes + self._bytes(choice, solver)
+            yield self._with(forward, adjoint, forward.cost + blocks + solve + rest, memory)
+
+    def _iterated(self, iteration: Cost, iterations: int) -> Cost:
+        """A loop whose end depends on data, but for its first iterations."""
+        with self.costs.there():
+            first = ahead(iterations)
+        rest = iteration.repeat(iterations - first, counted=False)
+        return iteration.repeat(first) + rest if first else rest
+
+    def _with(
+        self, forward: Candidate, adjoint: Adjoint | str, cost: Cost, memory: int
+    ) -> Candidate:
+        memory, seconds = max(memory, forward.memory), self._seconds(cost)
+        return dataclasses.replace(
+            forward, adjoint=adjoint, cost=cost, memory=memory, seconds=seconds
+        )
+
+    def _seconds(self, cost: Cost) -> float:
+        return self.device.call_latency + cost.seconds(self.device)
+
+    # -- what there is to choose from -------------------------------------------------------------
+
+    @property
+    def expected(self) -> int:
+        """How many iterations Newton's method is expected to take with exact Jacobians."""
+        return self.iterations or forecast_iterations(0.0, self.costs.chain.length)
+
+    def _iterations(self, choice: Choice) -> int:
+        """How many iterations to expect."""
+        expected = self.expected if choice.is_exact else QUASI * self.expected
+        return min(expected, self.costs.chain.length + 1)
+
+    def _choice(self, linearize: Any) -> Choice:
+        chain = self.costs.chain
+        return choose_linearization(
+            linearize, chain.step, chain.layout, chain.length, None, self.memory
+        )
+
+    def _is_wide(self, exact: Choice) -> bool:
+        """Whether the diagonal saves much of what exact blocks take."""
+        chain = self.costs.chain
+        diagonal = Diagonal().bytes_per_step(chain.step, chain.layout)
+        return exact.linearization.bytes_per_step(chain.step, chain.layout) >= 8 * diagonal
+
+    def _solvers(self, choice: Choice, time_limit: float) -> list[LinearSolver]:
+        sequential = find_solver("sequential")
+        if time_limit < math.inf and self.costs.on_cpu:
+            return [sequential]  # no parallel one has been faster: see `deeppcr.linear.choose`
+        _, shapes = self.costs.blocks(choice.linearization)
+        return [sequential, choose_parallel_solver(shapes)]
+
+    def _bytes(self, choice: Choice, solver: LinearSolver) -> int:
+        chain = self.costs.chain
+        each = choice.linearization.bytes_per_step(chain.step, chain.layout)
+        return choice.window * each * (1 if solver == find_solver("sequential") else 4)

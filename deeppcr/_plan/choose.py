@@ -1,0 +1,154 @@
+"""The choice behind "auto": the candidate of the least predicted time, while jax traces.
+
+What is chosen is kept for programs of the same signature: the step's jaxpr, the shapes, the device.
+Costs are read one by one, and no further once those so far take longer than the sequential program:
+that spares most of the time, for where it wins it does so by far.
+"""
+
+import dataclasses
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, cast
+
+import depth
+from deeppcr._plan.candidates import Candidate, Candidates
+from deeppcr._plan.costs import ChainCosts, is_hashable
+from deeppcr._plan.names import Fixed, Wanted, find_adjoint
+from deeppcr.adjoint import Autodiff
+from deeppcr.newton import Newton
+
+T = TypeVar("T")
+KEPT = 512  # choices
+# What another candidate may take of the sequential program's time: predictions are off by a factor
+# of 1.5 as often as not, and what promises little gain takes longer to compile. Of 0.2 to 1,
+# anything from 0.7 on had the least regret in `python -m experiments decide`, backwards; forwards
+# it made no difference on a CPU.
+MARGIN = 0.8
+# A sequential program that takes no longer than so many calls of an empty one is left as it is.
+CALLS = 2
+
+
+def choose_method(costs: ChainCosts, platform: str) -> Fixed:
+    """How the states are found."""
+    key = "method", costs.signature
+    return _kept(key, platform, lambda candidates: best_method(candidates)[0].method, costs)
+
+
+def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wanted:
+    """How a chain is differentiated whose states ``method`` finds; None for a method of "auto"."""
+    if costs.chain.step.has_custom_vjp:
+        return Autodiff()
+    of_method = _hashable(method)
+    key = of_method and ("adjoint", costs.signature, of_method)
+    return find_adjoint(
+        _kept(key, platform, lambda candidates: best_gradient(candidates, method)[0].adjoint, costs)
+    )
+
+
+def best_method(candidates: Candidates, everything: bool = False) -> list[Candidate]:
+    """The candidates for a forward pass, the best one first.
+
+    Those that cannot win are left out, unless ``everything`` is asked for.
+    """
+    sequential = candidates.sequential()
+    if candidates.costs.chain.step.effects:  # they have to happen once a step, in order
+        return [sequential]
+    limit = math.inf if everything else _time_limit(sequential, candidates)
+    others = (_with_budget(candidate, sequential) for candidate in candidates.methods(limit))
+    return _sorted([sequential, *others], candidates)
+
+
+def best_gradient(
+    candidates: Candidates, method: Fixed | None, everything: bool = False
+) -> list[Candidate]:
+    """The candidates for a gradient, the best one first."""
+    step = candidates.costs.chain.step
+    if step.has_custom_vjp or step.effects:
+        return [candidates.autodiff()]
+    forwards = best_method(candidates, everything) if method is None else [candidates.given(method)]
+    found: list[Candidate] = []
+    limit, linearize = math.inf, cast(Any, "auto")
+    if isinstance(method, Newton):
+        linearize = method.linearize
+    else:
+        found = [candidates.autodiff()]
+        limit = math.inf if everything else _time_limit(found[0], candidates)
+    for forward in forwards if everything else forwards[:1]:
+        found += candidates.adjoints(forward, limit, linearize)
+    # A forward pass is chosen before it is known whether a gradient is wanted, so one that is not
+    # cannot be had.
+    chosen = forwards[0].method
+    return sorted(
+        _sorted(found, candidates),
+        key=lambda candidate: not candidate.is_sequential and candidate.method != chosen,
+    )
+
+
+def _time_limit(sequential: Candidate, candidates: Candidates) -> float:
+    """The seconds that another candidate may take; none where a call takes as long."""
+    return sequential.seconds if sequential.seconds > _calls(candidates) else 0.0
+
+
+def _calls(candidates: Candidates) -> float:
+    return CALLS * candidates.device.call_latency
+
+
+def _hashable(method: Fixed | None) -> Hashable | None:
+    """What of a method the choice of its adjoint depends on; None if it cannot be kept."""
+    if not isinstance(method, Newton):
+        return type(method).__name__
+    return method.linearize if is_hashable(method.linearize) else None
+
+
+def _with_budget(candidate: Candidate, sequential: Candidate) -> Candidate:
+    """Newton's method that gives up once it has cost what the sequential program may cost."""
+    newton: Any = candidate.method
+    if newton.max_iterations is not None:  # as the caller says
+        return candidate
+    budget = max(1, int(sequential.seconds / max(candidate.iteration_seconds, 1e-12)))
+    return dataclasses.replace(candidate, method=dataclasses.replace(newton, max_iterations=budget))
+
+
+def _sorted(found: list[Candidate], candidates: Candidates) -> list[Candidate]:
+    """The best one first; what does not fit into memory, and what was not measured, last."""
+
+    def rank(candidate: Candidate) -> tuple[bool, bool, float]:
+        too_large = not candidate.is_sequential and candidate.memory > candidates.device.memory > 0
+        return too_large, candidate.measured is None, _handicapped(candidate, candidates)
+
+    trials = candidates.trials
+    tried = [dataclasses.replace(one, measured=trials.get(one.name)) for one in found]
+    return sorted(tried, key=rank)
+
+
+def _handicapped(candidate: Candidate, candidates: Candidates) -> float:
+    """The seconds of a candidate; a prediction of the sequential program is shortened."""
+    if not candidate.is_sequential or candidate.measured is not None:
+        return candidate.time
+    if candidate.time <= _calls(candidates):
+        return 0.0
+    if candidate.adjoint is None:
+        return MARGIN * candidate.time
+    forward = candidates.sequential().seconds
+    return forward + MARGIN * max(candidate.time - forward, 0.0)
+
+
+_CHOICES: OrderedDict[Hashable, Any] = OrderedDict()
+
+
+def _kept(
+    key: Hashable | None, platform: str, choose: Callable[[Candidates], T], costs: ChainCosts
+) -> T:
+    device = depth.at_hand(platform)
+    if key is None:
+        return choose(Candidates(costs, device))
+    whole = key, id(device)
+    if whole not in _CHOICES:
+        # With the device, so that its id stays its own.
+        _CHOICES[whole] = device, choose(Candidates(costs, device))
+        while len(_CHOICES) > KEPT:
+            _CHOICES.popitem(last=False)
+    _CHOICES.move_to_end(whole)
+    found: T = _CHOICES[whole][1]
+    return found

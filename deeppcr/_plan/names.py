@@ -1,0 +1,88 @@
+"""Methods and adjoints by name, and `Auto`."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
+from deeppcr.checks import check_name
+from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
+from deeppcr.newton import Newton
+from deeppcr.newton.damping import TrustRegion
+from deeppcr.newton.guess import Guess
+from deeppcr.sequential import Sequential
+
+
+@dataclasses.dataclass(frozen=True)
+class Auto:
+    """The method that is predicted to be the fastest; "auto" is ``Auto()``.
+
+    The attributes are options of `Newton`, for the case that it is Newton's method. None of them
+    changes the choice.
+
+    Attributes:
+        initial_guess: see `Newton`.
+        damping: see `Newton`.
+        window: see `Newton`.
+        progress: see `Newton`.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.linspace(0.0, 1.0, 100))
+        >>> method = deeppcr.Auto(damping=deeppcr.TrustRegion())
+        >>> bool(deeppcr.solve(chain, jnp.array(0.5), method=method).converged)
+        True
+    """
+
+    initial_guess: Guess = "apply"
+    damping: TrustRegion | None = None
+    window: int | None = None
+    progress: Callable[[int, int, float], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.with_options(Newton())  # which checks them
+
+    def with_options(self, method: "Fixed") -> "Fixed":
+        """The method that was chosen, with the options where it has them."""
+        if not isinstance(method, Newton):
+            return method
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dataclasses.replace(method, **given)
+
+
+Fixed = Sequential | Newton
+Method = Sequential | Newton | Auto
+
+METHODS: dict[str, Method] = {
+    "auto": Auto(),
+    "sequential": Sequential(),
+    "newton": Newton(),
+    "pcr": Newton(linear=ParallelCyclicReduction()),
+}
+
+Wanted = Adjoint | Backpropagation | Autodiff | None
+"""An adjoint as it is asked for; None for "auto"."""
+
+ADJOINTS: dict[str, Wanted] = {
+    "auto": None,
+    "autodiff": Autodiff(),
+    "backprop": Backpropagation(),
+    **{name: Adjoint(linear=name) for name in SOLVERS if name != "auto"},
+}
+
+
+def find_method(method: Any) -> Method:
+    """The method itself, or the one of that name."""
+    if isinstance(method, Method):
+        return method
+    check_name("method", method, METHODS, "Sequential(), Newton(...), Auto(...)")
+    return METHODS[method]
+
+
+def find_adjoint(adjoint: Any) -> Wanted:
+    """The adjoint itself, or the one of that name; None for "auto"."""
+    if isinstance(adjoint, Adjoint | Backpropagation | Autodiff):
+        return adjoint
+    if isinstance(adjoint, LinearSolver):
+        return Adjoint(linear=adjoint)
+    check_name("adjoint", adjoint, ADJOINTS, "Adjoint(...), a linear solver such as Recurrence()")
+    return ADJOINTS[adjoint]

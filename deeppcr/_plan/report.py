@@ -1,0 +1,267 @@
+"""`Plan`: what was found in a chain, what is chosen, and why; printed, a short table."""
+
+import dataclasses
+import json
+from typing import Any
+
+from deeppcr._plan.candidates import AUTODIFF, Candidate, busy_seconds, speedup
+from deeppcr._plan.choose import MARGIN
+from deeppcr._plan.names import Fixed
+from deeppcr.adjoint import Adjoint
+from deeppcr.axis import ChainSharding
+from deeppcr.layers.segments import Description as LayersFound
+from deeppcr.linear import name_of
+from deeppcr.linearize import Choice
+from deeppcr.newton import Newton
+from deeppcr.state import StateLayout
+from deeppcr.structure import Structure
+from depth import Device
+from depth.report import count, nbytes, seconds, table
+
+HEAD = ("forward", "depth", "work", "traffic", "memory", "predicted", "measured", "speedup")
+MEASURED = HEAD.index("measured")
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainPlan:
+    """The plan of one chain. Printed, it says what was found, and has a row for each candidate.
+
+    Attributes:
+        length: L.
+        layout: of its state.
+        structure: which entries of the state influence each other, as its program proves.
+        choice: the linearisation that Newton's method takes, its window, and why.
+        nbytes: of all Jacobian blocks in a window.
+        sharding: the devices that share the chain; None if it is on one.
+        left_to_jax: why nothing but the sequential program, or jax's own derivative of it, is in the
+            running; else empty.
+        device: what times are predicted for.
+        iterations: of Newton's method, that are expected with exact Jacobians.
+        expectation: where that number comes from.
+        forward: the candidates for a forward pass, the best one first.
+        gradient: those for a forward and a backward pass, the best one first.
+    """
+
+    length: int
+    layout: StateLayout
+    structure: Structure
+    choice: Choice
+    nbytes: int
+    sharding: ChainSharding | None
+    left_to_jax: str
+    device: Device
+    iterations: int
+    expectation: str
+    forward: tuple[Candidate, ...]
+    gradient: tuple[Candidate, ...]
+
+    @property
+    def width(self) -> int:
+        """w, the entries of a state of one example."""
+        return self.layout.width
+
+    @property
+    def batch(self) -> int:
+        """How many examples there are."""
+        return self.layout.batch_size
+
+    @property
+    def sequential(self) -> Candidate:
+        """The sequential program among the candidates for a forward pass."""
+        return next(candidate for candidate in self.forward if candidate.is_sequential)
+
+    @property
+    def autodiff(self) -> Candidate:
+        """The sequential program with jax's own derivatives."""
+        return next(candidate for candidate in self.gradient if candidate.is_sequential)
+
+    @property
+    def newton(self) -> Candidate | None:
+        """The best candidate for a forward pass by Newton's method."""
+        return next((one for one in self.forward if isinstance(one.method, Newton)), None)
+
+    def __str__(self) -> str:
+        rows = self._rows(self.forward, self.sequential)
+        rows += [("gradient",), *self._rows(self.gradient, self.autodiff)]
+        header: tuple[str, ...] = HEAD
+        if not any(candidate.measured for candidate in (*self.forward, *self.gradient)):
+            header, *rows = (row[:MEASURED] + row[MEASURED + 1 :] for row in (header, *rows))
+        head = table((), list(self._found().items()), "<<")
+        return f"{head}\n\n{table(header, rows, '<' + '>' * (len(header) - 1) + '<')}"
+
+    def _found(self) -> dict[str, str]:
+        """What was found in the chain, and what Newton's method makes of it."""
+        batch = f", a batch of {self.batch}" if self.layout.batch_shape else ""
+        rows = {
+            "chain": f"{self.length} steps, a state of {self.width} entries{batch}",
+            "structure": str(self.structure),
+        }
+        if self.newton and isinstance(self.newton.method, Newton):
+            choice = self.choice
+            every = self.newton.method.jacobian_every
+            kept = f", kept for {every} iterations" if every > 1 else ""
+            kind = "exact: Newton's method"
+            if not choice.is_exact or kept:
+                kind = "not exact: a quasi-Newton method"
+            full = self.length * self.width**2 * self.batch * self.layout.dtype.itemsize
+            at_once = "all" if choice.window == self.length else str(choice.window)
+            rows |= {
+                "linearize": f"{choice.linearization}{kept} ({kind})",
+                "blocks": f"{self.nbytes:,} bytes; full Jacobians of all steps: {full:,}",
+                "window": f"{at_once} steps at once",
+            }
+            if choice.reason:
+                rows["because"] = choice.reason
+            rows["solver"] = name_of(self.newton.method.linear)
+            rows["iterations"] = f"{self.iterations} ({self.expectation})"
+        if self.left_to_jax:
+            rows["as it is"] = self.left_to_jax
+        if self.sharding:
+            each = -(-self.length // self.sharding.size)
+            along = f"{self.sharding.size} along {self.sharding.mesh_axis!r}"
+            rows["devices"] = f"{along}, up to {each} steps on each"
+        return rows | {"device": self.device.name}
+
+    def _rows(self, found: tuple[Candidate, ...], sequential: Candidate) -> list[tuple[str, ...]]:
+        return [
+            (
+                f"  {candidate.name}",
+                count(candidate.cost.depth),
+                count(candidate.cost.work),
+                nbytes(candidate.cost.traffic),
+                nbytes(candidate.memory),
+                seconds(candidate.seconds),
+                seconds(candidate.measured) if candidate.measured else "",
+                f"{speedup(candidate, sequential):.2f}x",
+                self._verdict(candidate, found, sequential),
+            )
+            for candidate in found
+        ]
+
+    def _verdict(
+        self, candidate: Candidate, found: tuple[Candidate, ...], sequential: Candidate
+    ) -> str:
+        best = found[0]
+        if candidate is not best:
+            return reason(candidate, best, sequential, self.device)
+        if best is not sequential:
+            return f"chosen: {reason(best, best, sequential, self.device)}"
+        rivals = [rival for rival in found if rival is not sequential]
+        if not rivals:
+            return "chosen"
+        # What is wrong with the next one.
+        return f"chosen: {reason(rivals[0], best, sequential, self.device)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as numbers and words."""
+        directions = {"forward": self.sequential, "gradient": self.autodiff}
+        return {
+            "length": self.length,
+            "width": self.width,
+            "batch": self.batch,
+            "found": self._found(),
+            "device": self.device.name,
+            "iterations": self.iterations,
+            "expectation": self.expectation,
+        } | {
+            direction: [
+                {
+                    "name": candidate.name,
+                    "depth": candidate.cost.depth,
+                    "work": candidate.cost.work,
+                    "bytes": candidate.cost.traffic,
+                    "memory": candidate.memory,
+                    "predicted_seconds": candidate.seconds,
+                    "measured_seconds": candidate.measured,
+                    "speedup": speedup(candidate, sequential),
+                    "iterations": candidate.iterations,
+                    "verdict": self._verdict(candidate, getattr(self, direction), sequential),
+                }
+                for candidate in getattr(self, direction)
+            ]
+            for direction, sequential in directions.items()
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Which method and which adjoint pay off, and why; printed, a table of all candidates.
+
+    Attributes:
+        layers: what was found in a list of layers: chains, and what runs as it is; None for a
+            `Chain`.
+        chains: the plan of every chain; layers may make several. What follows is of the one that
+            takes longest.
+    """
+
+    layers: LayersFound | None
+    chains: tuple[ChainPlan, ...]
+
+    @property
+    def main(self) -> ChainPlan:
+        """The plan of the chain whose sequential program takes longest."""
+        return max(self.chains, key=lambda chain: chain.sequential.time)
+
+    @property
+    def method(self) -> Fixed:
+        """What to pass as ``method``: what "auto" takes."""
+        return self.main.forward[0].method
+
+    @property
+    def adjoint(self) -> Adjoint | str:
+        """What to pass as ``adjoint``: what "auto" takes."""
+        return self.main.gradient[0].adjoint or AUTODIFF
+
+    @property
+    def predicted_speedup(self) -> float:
+        """How many times faster than the sequential program the choice is, forward."""
+        return self._speedup("forward", "sequential")
+
+    @property
+    def gradient_speedup(self) -> float:
+        """The same of a forward and a backward pass, against jax's own gradient."""
+        return self._speedup("gradient", "autodiff")
+
+    @property
+    def depth_speedup(self) -> float:
+        """How many times shallower the shallowest candidate is: what unlimited processors gain."""
+        least = min(candidate.cost.depth for candidate in self.main.forward)
+        return self.main.sequential.cost.depth / max(1, least)
+
+    def _speedup(self, direction: str, sequential: str) -> float:
+        before = sum(getattr(chain, sequential).time for chain in self.chains)
+        return float(before / sum(getattr(chain, direction)[0].time for chain in self.chains))
+
+    def to_json(self) -> str:
+        """All of it as JSON."""
+        names = ("predicted_speedup", "gradient_speedup", "depth_speedup")
+        chosen = {"method": str(self.method), "adjoint": str(self.adjoint)}
+        scores = {name: getattr(self, name) for name in names}
+        return json.dumps(chosen | scores | {"chains": [each.to_json() for each in self.chains]})
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, [*([self.layers] if self.layers else []), *self.chains]))
+
+
+def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device: Device) -> str:
+    """Why a candidate wins or loses against the sequential program, in words."""
+    if candidate is sequential:
+        return ""
+    more = candidate.cost.work / max(sequential.cost.work, 1)
+    less = sequential.cost.depth / max(candidate.cost.depth, 1)
+    if candidate.memory > device.memory > 0:
+        return f"{nbytes(candidate.memory)} do not fit into {nbytes(device.memory)}"
+    if candidate is best:
+        if less > 1:
+            return f"{less:.3g}x less depth pays for {more:.3g}x the arithmetic"
+        return "less to wait for in every step"
+    if candidate.time < best.time and candidate.method != best.method:
+        return "its forward pass alone does not pay"
+    if speedup(candidate, sequential) > 1:
+        if best is sequential:
+            return f"less than {1 / MARGIN:.2g}x is not to be relied upon"
+        return "pays off, but less"
+    busy = busy_seconds(candidate.cost, device)
+    if busy > sequential.time:
+        return f"{device.name} cannot pay for {more:.3g}x the arithmetic"
+    return f"waits for {seconds(candidate.time - busy)} beside its arithmetic"

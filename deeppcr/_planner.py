@@ -1,0 +1,161 @@
+"""`plan`: does a chain pay off in parallel here? All candidates scored, before anything runs."""
+
+import dataclasses
+from typing import Any, Literal
+
+import depth
+from deeppcr._instance import Instance, instances_of
+from deeppcr._plan.candidates import Candidates
+from deeppcr._plan.choose import best_gradient, best_method
+from deeppcr._plan.costs import ChainCosts
+from deeppcr._plan.names import Auto, Fixed, Method, find_method
+from deeppcr._plan.report import ChainPlan, Plan
+from deeppcr.chain import TracedChain
+from deeppcr.checks import check_count
+from deeppcr.linearize import Choice, choose_linearization
+from deeppcr.newton import Newton
+from deeppcr.newton.lyapunov import forecast_iterations
+from deeppcr.sharding import find_sharding
+from deeppcr.structure import find_structure
+from depth.device import find_device
+
+TRIED = 3  # candidates of each kind, at most
+
+
+def plan(
+    layers_or_chain: Any,
+    x: Any,
+    *,
+    method: str | Method = "auto",
+    device: depth.Device | str | None = None,
+    trials: bool = False,
+    iterations: int | Literal["sample"] | None = None,
+    batch_ndim: int | None = None,
+) -> Plan:
+    """Which method and which adjoint pay off for a chain, and why.
+
+    Printed, it says what was found in the program (chains among layers, the structure of the
+    Jacobian, the linearisation and the window that Newton's method takes), and has a row for every
+    candidate: depth, work, traffic, memory, predicted time. ``method="auto"`` and
+    ``adjoint="auto"`` choose by the same scores, for the device at hand and without a sample.
+    Scores are made by `depth` from shapes; nothing runs, unless ``trials`` or a sample is asked
+    for.
+
+    Args:
+        layers_or_chain: a `Chain`, or layers as in `deeppcr.forward`.
+        x: the initial state, or what the first layer takes: arrays, or `jax.ShapeDtypeStruct`.
+        method: what is compared with the sequential program: "auto", all that may pay off; a
+            `Newton` object, or the name of one, only this.
+        device: a `depth.Device` or the name of one of `depth.devices`, which need not be at hand;
+            None for jax's default device: as `depth.calibrate` has measured it, else as it is
+            published.
+        trials: time the three best candidates of each kind here, and rank them by that. ``x`` and
+            the chain have to be arrays.
+        iterations: how many Newton's method takes with exact Jacobians; "sample": run the chain
+            once and estimate them from the growth rate of small differences (`deeppcr.newton.lyapunov`);
+            None: 4 + log2(L) / 2, as for chains that forget.
+        batch_ndim: leading batch axes of the state; None for 0 for a `Chain`, and for layers as in
+            `deeppcr.forward`.
+
+    Returns:
+        a `Plan`; printed, a short table. ``.method`` and ``.adjoint`` are what to pass on.
+
+    Raises:
+        ValueError: ``device`` or ``method`` is not known; ``trials`` of another device, or without
+            arrays; no layers make a chain.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))
+        >>> found = deeppcr.plan(chain, jnp.zeros(64), device="H200")
+        >>> found.predicted_speedup > 2 and found.depth_speedup > 10
+        True
+        >>> found.method.linearize, found.method.linear
+        (Diagonal(probes=None), ParallelCyclicReduction())
+        >>> found.main.structure.kind, found.main.choice.window, found.main.choice.is_exact
+        ('elementwise', 4096, True)
+    """
+    if iterations is not None and not isinstance(iterations, str):
+        check_count("iterations", iterations, "how many iterations")
+        iterations = int(iterations)
+    elif iterations not in (None, "sample"):
+        raise ValueError(f'iterations is {iterations!r}, expected a number, "sample" or None.')
+    if trials and device is not None:
+        raise ValueError(
+            f"trials are of the device at hand, but device is {device!r}; expected device=None."
+        )
+    chosen = find_method(method)
+    only = None if isinstance(chosen, Auto) else chosen
+    model = depth.at_hand() if device is None else find_device(device)
+    memory = None if device is None else int(model.memory) // 2
+    layers, found = instances_of(layers_or_chain, x, batch_ndim)
+    if not found:
+        raise ValueError(f"no chain to plan: no two neighbouring layers are alike.\n{layers}")
+    chains = (_plan_chain(each, only, model, memory, trials, iterations) for each in found)
+    return Plan(layers, tuple(chains))
+
+
+def _plan_chain(
+    given: Instance,
+    only: Fixed | None,
+    device: depth.Device,
+    memory: int | None,
+    trials: bool,
+    iterations: int | str | None,
+) -> ChainPlan:
+    chain = given.traced()
+    expected, expectation = _expected(given, chain.length, iterations)
+    candidates = Candidates(ChainCosts.of(chain), device, expected, memory, only)
+    forward = best_method(candidates, everything=True)
+    gradient = best_gradient(candidates, None, everything=True)
+    if trials:
+        measured = given.seconds([*forward[:TRIED], *gradient[:TRIED]])
+        candidates = dataclasses.replace(candidates, trials=measured)
+        forward = best_method(candidates, everything=True)
+        gradient = best_gradient(candidates, None, everything=True)
+    newton = only if isinstance(only, Newton) else Newton(memory=memory)
+    sharding = find_sharding(given.chain.inputs, given.chain.sharding, newton)
+    choice = _linearized(newton, chain, 1 if sharding is None else sharding.size)
+    return ChainPlan(
+        length=chain.length,
+        layout=chain.layout,
+        structure=find_structure(chain.step, chain.layout),
+        choice=choice,
+        nbytes=choice.window * choice.linearization.bytes_per_step(chain.step, chain.layout),
+        sharding=sharding,
+        left_to_jax=_left_to_jax(chain),
+        device=device,
+        iterations=candidates.expected,
+        expectation=expectation,
+        forward=tuple(forward),
+        gradient=tuple(gradient),
+    )
+
+
+def _expected(given: Instance, length: int, iterations: int | str | None) -> tuple[int | None, str]:
+    """How many iterations to expect with exact Jacobians, None for the default; and why."""
+    if iterations is None:
+        return None, "as chains that forget: 4 + log2(L) / 2"
+    if isinstance(iterations, int):
+        return iterations, "as the caller says"
+    rate = given.growth_rate()
+    trend = f"{'grow' if rate > 0 else 'die out'} at a rate of {rate:+.3g} a step"
+    return forecast_iterations(rate, length), f"from a sample, where small differences {trend}"
+
+
+def _linearized(newton: Newton, chain: TracedChain, shards: int) -> Choice:
+    """How Newton's method linearises the chain, or the shard on each device."""
+    step, layout, length = chain.step, chain.layout, -(-chain.length // shards)
+    choice = choose_linearization(
+        newton.linearize, step, layout, length, newton.window, newton.memory, chain.length
+    )
+    return choice if shards == 1 else dataclasses.replace(choice, window=chain.length)
+
+
+def _left_to_jax(chain: TracedChain) -> str:
+    """Why the chain, or its derivative, is left to `jax.lax.scan`; empty if neither is."""
+    step = chain.step
+    if step.effects:
+        return f"runs as jax.lax.scan, since the step has side effects ({', '.join(step.effects)})"
+    if step.has_custom_vjp:
+        return "derivatives are jax's, since the step has a jax.custom_vjp"
+    return ""

@@ -1,0 +1,158 @@
+"""The amount of noise at each training time, as ``alphas_cumprod`` and as ``sigmas``.
+
+A noisy sample is ``x_t = alpha_t x_0 + sigma_t noise``, with ``alpha_t² = (1 - beta_1) .. (1 -
+beta_t)`` and ``alpha_t² + sigma_t² = 1`` (Ho et al., NeurIPS 2020, section 2); ``alphas_cumprod``
+is ``alpha_t²``. Divided by ``alpha_t`` it is ``x_0 + sigma noise`` (Karras et al., NeurIPS 2022);
+``sigmas`` are these ``sigma_t / alpha_t``. diffusers keeps ``alpha_t²`` in float32, where the first
+``sigma_t²`` have three or four digits, and so do we. All that follows from it is computed in
+float64.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from deeppcr.diffusion.config import Config, count, flag, number, numbers, off, one_of
+
+BETA_FIELDS = {
+    "num_train_timesteps": count(1000),
+    "beta_start": number(0.0001),
+    "beta_end": number(0.02),
+    "beta_schedule": one_of("linear", "scaled_linear", "squaredcos_cap_v2"),
+    "trained_betas": numbers(),
+    "rescale_betas_zero_snr": flag(False),
+}
+RAMP_FIELDS = {
+    "use_karras_sigmas": flag(False),
+    "use_exponential_sigmas": flag(False),
+    "use_beta_sigmas": off(),
+}
+LEAST_ALPHA_CUMPROD = 2**-24  # of diffusers, in place of the zero of rescale_betas_zero_snr
+
+Ramp = Callable[[float, float, int], np.ndarray]
+
+
+def alphas_cumprod(config: Config) -> np.ndarray:
+    """``[T]``, float32: ``alpha_t²`` at every training time."""
+    betas = _betas(config)
+    return _products(_rescaled(betas) if config["rescale_betas_zero_snr"] else betas)
+
+
+def alphas_cumprod_at(config: Config, times: np.ndarray, beyond: float) -> np.ndarray:
+    """``[L]``, float64: ``alpha_t²`` at some times, and ``beyond`` where a time is negative."""
+    return np.where(times < 0, beyond, alphas_cumprod(config).astype(np.float64)[times])
+
+
+def beta_between(here: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """``1 - alpha² / alpha'²``, rounded to float32 as in diffusers.
+
+    Few digits of it are left after the subtraction, and the noise of 1000 steps shows which.
+    """
+    return 1 - (here / there).astype(np.float32).astype(np.float64)
+
+
+def _betas(config: Config) -> np.ndarray:
+    total, first, last = config["num_train_timesteps"], config["beta_start"], config["beta_end"]
+    trained = config["trained_betas"]
+    if trained is not None:
+        if len(trained) != total:
+            raise ValueError(
+                f"trained_betas has {len(trained)} entries, expected num_train_timesteps={total}."
+            )
+        return np.asarray(trained, np.float32)
+    if config["beta_schedule"] == "linear":
+        return _line(first, last, total)
+    if config["beta_schedule"] == "scaled_linear":
+        return _line(first**0.5, last**0.5, total) ** 2
+    # squaredcos_cap_v2: Nichol and Dhariwal, ICML 2021, section 3.2.
+    alphas = np.cos((np.arange(total + 1) / total + 0.008) / 1.008 * np.pi / 2) ** 2
+    return np.minimum(1 - alphas[1:] / alphas[:-1], 0.999).astype(np.float32)
+
+
+def _line(first: float, last: float, count: int) -> np.ndarray:
+    """Equally spaced float32 numbers, with the rounding of `torch.linspace`.
+
+    It rounds the stride first, and adds multiples of it to the nearer end.
+    """
+    ends = np.array([first, last], np.float32)
+    stride = float((ends[1] - ends[0]) / np.float32(max(1, count - 1)))
+    index = np.arange(count)
+    rising = ends[0].item() + stride * index
+    falling = ends[1].item() - stride * (count - 1 - index)
+    return np.where(index < count // 2, rising, falling).astype(np.float32)
+
+
+def _products(betas: np.ndarray) -> np.ndarray:
+    return np.cumprod(np.float32(1) - betas, dtype=np.float64).astype(np.float32)
+
+
+def _rescaled(betas: np.ndarray) -> np.ndarray:
+    """Betas whose alphas are shifted and scaled, so that the last is 0 (Lin et al., WACV 2024)."""
+    alpha = np.sqrt(_products(betas))
+    alpha = (alpha - alpha[-1]) * (alpha[0] / (alpha[0] - alpha[-1]))
+    squares = alpha**2
+    return 1 - np.concatenate([squares[:1], squares[1:] / squares[:-1]])
+
+
+def training_sigmas(config: Config) -> np.ndarray:
+    """``[T]``, float32, rising: sigma at every training time."""
+    alphas = alphas_cumprod(config)
+    if config["rescale_betas_zero_snr"]:
+        alphas[-1] = LEAST_ALPHA_CUMPROD
+    return ((1 - alphas) / alphas) ** 0.5
+
+
+def sigmas_at(trained: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Sigmas at some times, float64, linear between the training times."""
+    return np.interp(times, np.arange(len(trained)), trained)
+
+
+def times_of(trained: np.ndarray, sigmas: np.ndarray) -> np.ndarray:
+    """The times of some sigmas, float64, linear in the logarithm of sigma."""
+    logarithms = np.log(np.maximum(sigmas, 1e-10))
+    return np.interp(logarithms, np.log(trained), np.arange(len(trained)))
+
+
+def last_sigma(config: Config, trained: np.ndarray) -> float:
+    """The sigma that the last step goes to."""
+    return float(trained[0]) if config["final_sigmas_type"] == "sigma_min" else 0.0
+
+
+def alpha_sigma(sigmas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``(alpha_t, sigma_t)`` for ``sigma_t / alpha_t``, with ``alpha_t² + sigma_t² = 1``."""
+    alpha = 1 / np.sqrt(sigmas**2 + 1)
+    return alpha, sigmas * alpha
+
+
+def init_noise_sigma(config: Config, sigmas: np.ndarray) -> float:
+    """The standard deviation of ``x_T`` for samplers of ``x_0 + sigma noise``.
+
+    As in diffusers, the variance of ``x_0`` counts for leading times only.
+    """
+    largest = float(sigmas.max())
+    return (largest**2 + 1) ** 0.5 if config["timestep_spacing"] == "leading" else largest
+
+
+def karras(first: float, last: float, steps: int) -> np.ndarray:
+    """Karras et al., NeurIPS 2022, equation 5, with rho = 7."""
+    return np.linspace(first ** (1 / 7), last ** (1 / 7), steps) ** 7
+
+
+def exponential(first: float, last: float, steps: int) -> np.ndarray:
+    """Equal ratios, which are equal steps in log(alpha_t / sigma_t) (Lu et al., NeurIPS 2022)."""
+    return np.exp(np.linspace(np.log(first), np.log(last), steps))
+
+
+RAMPS: dict[str, Ramp] = {
+    "use_karras_sigmas": karras,
+    "use_exponential_sigmas": exponential,
+    "use_lu_lambdas": exponential,
+}
+
+
+def find_ramp(config: Config) -> Ramp | None:
+    """The curve from the first sigma to the last that a configuration asks for, if any."""
+    wanted = [name for name in RAMPS if config.get(name)]
+    if len(wanted) > 1:
+        raise ValueError(f"{' and '.join(wanted)} are True, expected at most one of them.")
+    return RAMPS[wanted[0]] if wanted else None

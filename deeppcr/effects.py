@@ -1,0 +1,64 @@
+"""What a program does that its values do not show.
+
+Side effects, and derivatives that are not jax's own.
+"""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from depth.jaxprs import called, equations, is_reference, without_constants
+from depth.primitives import primitive
+
+# Functions of jax that bring derivative rules: these are the derivatives of the functions.
+LIBRARY = tuple(
+    os.path.join(os.path.dirname(jax.__file__), "_src", folder) + os.sep
+    for folder in ("nn", "numpy", "scipy")
+)
+
+
+def has_custom_vjp(jaxpr: Any) -> bool:
+    """Whether a function with a `jax.custom_vjp` is called, at any depth."""
+    names = {each.primitive.name for each in equations(jaxpr)}
+    return not names.isdisjoint(("custom_vjp_call", "custom_vjp_call_jaxpr"))
+
+
+def has_users_rule(jaxpr: Any) -> bool:
+    """Whether a derivative rule is used that is not jax's own, and need not be the derivative."""
+    return any(
+        primitive(each).kind == "derivative rule" and not is_rule_of_jax(each)
+        for each in equations(jaxpr)
+    )
+
+
+def is_rule_of_jax(equation: Any) -> bool:
+    """Whether a derivative rule is of a function of jax's library, as `jax.nn.relu`."""
+    program = without_constants(called(equation))
+    file = getattr(getattr(program, "debug_info", None), "func_filename", "")
+    return str(file).startswith(LIBRARY)
+
+
+def side_effects(closed: Any) -> tuple[str, ...]:
+    """What acts on more than its results, by name: printing, callbacks, checks, mutable references.
+
+    What devices exchange is no side effect.
+    """
+    if not _outward(closed.effects):
+        return ()
+    return tuple(
+        dict.fromkeys(_acting(e) for e in without_constants(closed).eqns if _outward(e.effects))
+    )
+
+
+def _acting(equation: Any) -> str:
+    refers = any(map(is_reference, (*equation.invars, *equation.outvars)))
+    return "a mutable reference (jax.new_ref)" if refers else str(equation.primitive.name)
+
+
+def _outward(effects: Iterable[Any]) -> bool:
+    """Whether one of these effects is a side effect."""
+    return any(
+        type(effect).__name__ != "NamedAxisEffect" for effect in effects
+    )  # a class of jax that is not public

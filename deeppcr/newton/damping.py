@@ -1,0 +1,123 @@
+"""A trust region for chains that amplify differences.
+
+An update ``D = Y - Z`` of Newton's method solves ``D_l = A_l D_{l-1} + e_l``, where
+``e_l = f(Z_{l-1}) - Z_l`` is the residual. Far from the solution, where the chain amplifies
+differences, D grows exponentially along the chain. It overflows, or leaves the region in which the
+linearisation holds. A trust region keeps every update within the size ``s`` of the states. Clipping
+D would not do, because later steps would still propagate the update before clipping. So the growth
+itself is limited,
+
+    D_l = g_l A_l D_{l-1} + e_l,    g_l = min(1, t_l / t_{l-1}),
+    t_l = 1 / sqrt(1 + (|D_l| / (radius s))^2),
+
+with the t of a first, free solve. That is a quasi-Newton method, and the same linear recurrence:
+its Jacobians are scaled down just where the free update grows. Near the solution t is
+1 - O(|D|^2), and the method is Newton's, with its quadratic convergence. After the update the step
+is applied once to all states (a Jacobi iteration), which brings stray states back to where the
+chain maps them.
+
+It was chosen in trials beside Levenberg-Marquardt by a Kalman filter and smoother with fixed
+damping (ELK, Gonzalez et al., *Towards scalable and stable parallelization of nonlinear RNNs*,
+NeurIPS 2024), Jacobians scaled down or clipped in norm, and updates clipped as a whole. See
+`python -m experiments iterations --parts damping` for plain Newton beside it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from deeppcr.axis import LOCAL, ChainAxis
+from deeppcr.linear import Blocks, LinearSolver
+
+
+@dataclasses.dataclass(frozen=True)
+class TrustRegion:
+    """Limit the growth of updates along the chain to the size of its states.
+
+    Attributes:
+        radius: the largest update, relative to the size of each entry of the state. That size is
+            the largest value of the entry in the first trajectory or in a converged state.
+    """
+
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.radius > 0:
+            raise ValueError(f"radius is {self.radius!r}, expected a number > 0.")
+
+    def begin(self, states: Array, value: Array, axis: ChainAxis = LOCAL) -> Array:
+        """The sizes of the entries, ``[*batch, w]``.
+
+        Args:
+            states: the initial guess, ``[L, *batch, w]``.
+            value: f of every state, ``[L, *batch, w]``.
+            axis: the chain axis.
+        """
+        return axis.largest(jnp.maximum(_largest(states), _largest(value)))
+
+    def update(
+        self,
+        solver: LinearSolver,
+        blocks: Blocks,
+        states: Array,
+        value: Array,
+        converged: Array,
+        sizes: Array,
+        evaluate: Callable[[Array], Array],
+        axis: ChainAxis = LOCAL,
+    ) -> tuple[Array, Any]:
+        """The next states.
+
+        Args:
+            solver: of the linear recurrence.
+            blocks: at the states.
+            states: ``[L, *batch, w]``.
+            value: f of every state, ``[L, *batch, w]``.
+            converged: bool ``[L]``.
+            sizes: what `begin` or the last call returned.
+            evaluate: f, applied to every state.
+            axis: the chain axis.
+
+        Returns:
+            the states and the sizes.
+        """
+        known = converged.reshape((-1, *(1,) * (states.ndim - 1)))
+        sizes = jnp.maximum(
+            sizes, axis.largest(_largest(jnp.where(known, states, jnp.zeros_like(states))))
+        )
+        unit = (jnp.where(sizes > 0, sizes, jnp.ones_like(sizes)) * self.radius)[None]
+        residual = value - states
+        finite = jnp.isfinite(residual).all(axis=-1)
+        residual = jnp.where(finite[..., None], residual, jnp.zeros_like(residual))
+        residual = residual * _limit(residual / unit)[..., None]
+        # An entry of a Jacobian that is not finite says nothing about how differences propagate.
+        blocks = jax.tree.map(
+            lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks
+        )
+        limit = _limit(solver.solve_unguarded(blocks, residual) / unit)
+        before = axis.before(jnp.ones_like(limit[0]), limit)
+        gain = jnp.where(before > 0, jnp.minimum(1, limit / jnp.where(before > 0, before, 1)), 0)
+        update = solver.solve_unguarded(blocks.scale(gain), residual)
+        finite_update = jnp.where(jnp.isfinite(update), update, jnp.zeros_like(update))
+        after = states + finite_update * _limit(update / unit)[..., None]
+        swept = evaluate(after)
+        return jnp.where(jnp.isfinite(swept).all(axis=-1)[..., None], swept, after), sizes
+
+
+def _limit(update: Array) -> Array:
+    """t, ``[L, *batch]``; 0 for an update that is not finite."""
+    size = jnp.abs(update).max(axis=-1, initial=0)
+    return jnp.where(
+        jnp.isfinite(size), lax.rsqrt(1 + jnp.square(jnp.where(jnp.isfinite(size), size, 0))), 0
+    )
+
+
+def _largest(states: Array) -> Array:
+    """The largest finite value of every entry along the chain."""
+    return jnp.where(jnp.isfinite(states), jnp.abs(states), jnp.zeros_like(states)).max(
+        axis=0, initial=0
+    )

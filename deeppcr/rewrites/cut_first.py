@@ -1,0 +1,120 @@
+"""Evaluating a program with cuts before what they cut.
+
+What is computed elementwise and then cut into pieces, as the gates of a recurrent cell are, is cut
+first and computed afterwards. It is the same arithmetic, but XLA's CPU kernels for the pieces of a
+sum are scalar code, and those for the sum of pieces vector code.
+"""
+
+# jax 0.10.2, 2 cores, a GRU of 4 or 8 units, batch 8: 3 times faster for all steps at once where
+# gates are cut from a sum, 1.5 for Jacobians where they are cut after the sigmoid, 1 in loops.
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import jax.numpy as jnp
+from jax import lax
+
+from depth.jaxprs import Replacement, bind, entered, is_literal, needed
+from depth.primitives import primitive
+
+CUTS = frozenset({"slice", "split"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Uncut:
+    """A result that is not computed yet: its pieces will be."""
+
+    equation: Any
+    operands: list[Any]
+
+
+class Order(NamedTuple):
+    """The equations that lead from known variables to wanted ones, and what of them is only cut."""
+
+    equations: list[Any]
+    only_cut: set[Any]
+
+    @classmethod
+    def of(cls, jaxpr: Any, known: Collection[Any], wanted: Sequence[Any]) -> Self:
+        """Found once for a program that is evaluated often."""
+        equations = needed(jaxpr, known, wanted)
+        return cls(equations, _only_cut(equations, wanted).difference(known))
+
+
+def evaluate(
+    jaxpr: Any,
+    known: Mapping[Any, Any],
+    wanted: Sequence[Any],
+    replace: Replacement | None = None,
+    order: Order | None = None,
+) -> list[Any]:
+    """The values of ``wanted``, given those of the variables in ``known``.
+
+    See `depth.jaxprs.interpret`.
+
+    ``replace(equation, operands)`` may compute the results of an equation in its own way, or return
+    None. ``order``: None if it is not known yet.
+    """
+    equations, only_cut = order or Order.of(jaxpr, known, wanted)
+    values = dict(known)
+    # As `interpret`, without two more functions between a solve and the user's own step.
+    for equation in equations:
+        operands = [atom.val if is_literal(atom) else values[atom] for atom in equation.invars]
+        if equation.outvars and only_cut.issuperset(equation.outvars):
+            results: list[Any] = [Uncut(equation, operands)]
+        elif operands and isinstance(operands[0], Uncut):
+            results = _in_pieces(equation, operands[0], replace)
+        else:
+            results = bind(equation, operands, replace)
+        for variable, value in zip(equation.outvars, results, strict=True):
+            values.setdefault(variable, value)
+    return [atom.val if is_literal(atom) else values[atom] for atom in wanted]
+
+
+def _in_pieces(knife: Any, uncut: Uncut, replace: Replacement | None) -> list[Any]:
+    """What ``knife`` makes of a result, from what it makes of the operands."""
+    pieces = zip(*(_cut(knife, operand) for operand in uncut.operands), strict=True)
+    return [bind(uncut.equation, piece, replace)[0] for piece in pieces]
+
+
+def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
+    """The results of a closed program, by `evaluate`."""
+    program, known = entered(closed, operands)
+    return evaluate(program, known, program.outvars, replace)
+
+
+def _only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
+    """What is computed in place, and of which only pieces are used."""
+    whole = {atom for atom in wanted if not is_literal(atom)}
+    for equation in equations:
+        if equation.primitive.name not in CUTS:
+            whole |= {atom for atom in equation.invars if not is_literal(atom)}
+    return {
+        equation.outvars[0]
+        for equation in equations
+        if primitive(equation).in_place and equation.outvars[0] not in whole
+    }
+
+
+def _cut(knife: Any, value: Any) -> list[Any]:
+    """The pieces of ``value``, which is a scalar or may have axes of size 1 for longer ones."""
+    shape = knife.invars[0].aval.shape
+    if jnp.ndim(value) != len(shape):
+        return [value] * len(knife.outvars)
+    wide = [size != full for size, full in zip(jnp.shape(value), shape, strict=True)]
+    params = knife.params
+    if knife.primitive.name == "split":
+        sizes, axis = params["sizes"], params["axis"]
+        return [value] * len(sizes) if wide[axis] else list(lax.split(value, sizes, axis))
+    strides = params["strides"] or [1] * len(shape)
+    cuts = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+    slices = [slice(None) if one else slice(*cut) for one, cut in zip(wide, cuts, strict=True)]
+    return [
+        lax.slice(
+            value,
+            [s.start or 0 for s in slices],
+            [1 if s.stop is None else s.stop for s in slices],
+            [s.step or 1 for s in slices],
+        )
+    ]

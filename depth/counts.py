@@ -1,0 +1,183 @@
+"""Sizes of an equation: what its depth and its work follow from."""
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any
+
+Count = Callable[[Any], int]
+
+
+def ceil_log2(n: int) -> int:
+    """The depth of a balanced tree over ``n`` leaves.
+
+    Ceil(log2 n), and 0 for no leaf and for one.
+    """
+    return max(int(n) - 1, 0).bit_length()
+
+
+def shape(atom: Any) -> tuple[int, ...]:
+    """The shape of an operand or a result; () for what has none, as a token."""
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def size(atom: Any) -> int:
+    """The number of elements of an operand or a result."""
+    return prod(shape(atom))
+
+
+def nbytes(atom: Any) -> int:
+    """The bytes of an operand or a result; 0 for what holds no data."""
+    dtype = getattr(atom.aval, "dtype", None)
+    return size(atom) * getattr(dtype, "itemsize", 0)
+
+
+def traffic(equation: Any) -> int:
+    """The bytes of all operands and results, each once."""
+    return sum(map(nbytes, equation.invars)) + sum(map(nbytes, equation.outvars))
+
+
+def results(equation: Any) -> int:
+    """The elements of the largest result."""
+    return max(map(size, equation.outvars), default=0)
+
+
+def elements(equation: Any) -> int:
+    """The elements of the largest operand or result."""
+    return max(map(size, (*equation.invars, *equation.outvars)), default=0)
+
+
+def constant(value: int) -> Count:
+    """The same for every equation."""
+    return lambda equation: value
+
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def reduced(equation: Any) -> int:
+    """How many elements each element of the result is reduced from."""
+    axes = equation.params.get("axes", equation.params.get("dimensions"))
+    return prod(shape(equation.invars[0])[axis] for axis in axes)
+
+
+def reduction_work(equation: Any) -> int:
+    """One combination for each element that goes."""
+    operand, result = equation.invars[0], equation.outvars[0]
+    return max(size(operand) - size(result), 0)
+
+
+def along(equation: Any) -> int:
+    """The length of the axis that the primitive works along; the last where it names none."""
+    params = equation.params
+    axis = next(
+        (
+            params[name]
+            for name in ("axis", "dimension", "reduction_dimension", "operand_axis")
+            if name in params
+        ),
+        -1,
+    )
+    extent = shape(equation.invars[0])
+    return extent[axis] if extent else 1
+
+
+def window(equation: Any) -> int:
+    """The elements of a window."""
+    return prod(equation.params["window_dimensions"])
+
+
+def overlap(equation: Any) -> int:
+    """How many windows an element can lie in."""
+    sizes, strides = equation.params["window_dimensions"], equation.params["window_strides"]
+    return prod(-(-width // stride) for width, stride in zip(sizes, strides, strict=True))
+
+
+def collisions(equation: Any) -> int:
+    """How many updates, with the operand's own element, can fall on one element of a result."""
+    if equation.params.get("unique_indices"):
+        return 2
+    return prod(shape(equation.invars[1])[:-1]) + 1
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def contracted(equation: Any) -> int:
+    """The elements that each element of a product is summed from."""
+    (axes, _), _ = equation.params["dimension_numbers"]
+    return prod(shape(equation.invars[0])[axis] for axis in axes)
+
+
+def contracted_ragged(equation: Any) -> int:
+    """The same of a ragged product."""
+    (axes, _), _ = equation.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    return prod(shape(equation.invars[0])[axis] for axis in axes)
+
+
+def convolved(equation: Any) -> int:
+    """The elements of the kernel that make one element of the result."""
+    kernel = shape(equation.invars[1])
+    return prod(kernel[axis] for axis in equation.params["dimension_numbers"].rhs_spec[1:])
+
+
+def transformed(equation: Any) -> int:
+    """The elements that are transformed together."""
+    return prod(equation.params["fft_lengths"])
+
+
+def order(equation: Any) -> int:
+    """The order n of the last matrix axis of the first operand."""
+    return shape(equation.invars[0])[-1]
+
+
+def matrix(equation: Any) -> int:
+    """The elements of a matrix; others of a batch are beside it."""
+    return prod(shape(equation.invars[0])[-2:])
+
+
+def columns(equation: Any) -> int:
+    """The number of columns that are eliminated one after another."""
+    return min(shape(equation.invars[0])[-2:])
+
+
+def matrix_work(factor: int) -> Count:
+    """``factor`` times m n min(m, n) for each matrix."""
+    return lambda equation: (
+        factor * size(equation.invars[0]) * min(shape(equation.invars[0])[-2:], default=1)
+    )
+
+
+# -- collectives -----------------------------------------------------------------------------------
+
+
+def _axes(equation: Any) -> Iterator[Any]:
+    """What a collective reduces over: names of axes, and, inside a vmap, positions."""
+    names = next(
+        (
+            equation.params[name]
+            for name in ("axes", "axis_name", "axis_names")
+            if name in equation.params
+        ),
+        (),
+    )
+    yield from names if isinstance(names, (tuple, list)) else (names,)
+
+
+class Unbound(Exception):
+    """A collective over an axis whose size is not known."""
+
+
+def devices(equation: Any, axis_sizes: dict[str, int]) -> int:
+    """The number of devices, and of elements of each, that a collective reduces over."""
+    if groups := equation.params.get("axis_index_groups"):
+        return len(groups[0])
+    if isinstance(equation.params.get("axis_size"), int):
+        return equation.params["axis_size"]
+    if unbound := [
+        axis for axis in _axes(equation) if not isinstance(axis, int) and axis not in axis_sizes
+    ]:
+        raise Unbound(f"the size of axis {unbound[0]!r} is not known here")
+    extent = shape(equation.invars[0])
+    return prod(
+        extent[axis] if isinstance(axis, int) else axis_sizes[axis] for axis in _axes(equation)
+    )

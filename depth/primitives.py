@@ -1,0 +1,425 @@
+"""The table of primitives: what every reader of jaxprs needs to know, entered once for each.
+
+The kind of a primitive says what its results depend on, so that a reader has one rule for each
+kind, and one for each primitive that it treats in a way of its own.  What is not in the table is
+`UNKNOWN`: each reader refuses it, or expects the worst.
+
+Depth and work follow from the equation.  The depths are those published by
+google-deepmind/serial_depth: inputs and constants 0, moving data 0, elementwise 1, a reduction or a
+cumulative operation over N elements ceil(log2 N), a product with K contracted elements
+1 + ceil(log2 K).  What those leave open follows by analogy and is said here, kind by kind.  Casts
+and iota count 1, a select among n cases ceil(log2 n).  An axis of size 0 or 1 needs no reduction;
+an elementwise operation counts 1 whatever its size.
+
+Work is the number of arithmetic operations: one for each element of an elementwise result, two for
+each product and addition of a contraction, one for each combination of a reduction.  A primitive
+that holds programs counts as these do: `depth.structures`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from depth import counts, moves
+from depth.counts import Count, ceil_log2, constant, elements, results, shape, size
+
+Array = Any
+NONE, ONE = constant(0), constant(1)
+
+
+class Primitive(NamedTuple):
+    """What is known of a primitive.
+
+    Attributes:
+        kind: what the results depend on.
+            "elementwise": each entry on the same entries of the operands, which are scalars, or
+            have the shape of the result or axes of size 1 in its place. "move": results are entries
+            of the operands. "reduction", "cumulative", "sort", "window", "factorization" (of the
+            last two axes; those before are batch axes), "product", "scatter" (updates are combined
+            with what is there), "random", "collective" (between devices), "effect" (no results).
+            "call": the results of the program that it holds. "derivative rule": such a call, with
+            derivatives of its own. "loop", "branch", "program": other programs inside. "reference":
+            mutable arrays. "opaque": not visible.
+        depth: of an equation; of programs inside, what they add to theirs.
+        work: of an equation.
+        bound: why the depth is a lower bound only; "" where it is exact.
+        numpy: ``(equation, operands) -> results``, for moves of anything, and for elementwise
+            arithmetic of integers.
+        in_place: each entry is made of those in the same place: it may be computed after a cut as
+            well as before.
+        inlines: the call may be replaced by what it calls.
+        transcendental: a processor has no instruction for it.
+        free: it reads and writes nothing once it is compiled.
+        reorders: the order of elements in memory, or their neighbours, change.
+        cuts: of the first operand only a part is read, as much as comes out.
+        updates: the operand that replaces a part of the first, in place.
+    """
+
+    kind: str
+    depth: Count = NONE
+    work: Count = NONE
+    bound: str = ""
+    numpy: Callable[[Any, list[Array]], list[Array]] | None = None
+    in_place: bool = False
+    inlines: bool = False
+    transcendental: bool = False
+    free: bool = False
+    reorders: bool = False
+    cuts: bool = False
+    updates: int | None = None
+
+
+PRIMITIVES: dict[str, Primitive] = {}
+UNKNOWN = Primitive(
+    "unknown", ONE, elements, "no rule for this primitive; counted as one operation"
+)
+
+
+def primitive(equation: Any) -> Primitive:
+    """What is known of the primitive of an equation."""
+    return PRIMITIVES.get(equation.primitive.name, UNKNOWN)
+
+
+def enter(names: str, kind: str, depth: Count = NONE, work: Count = NONE, **known: Any) -> None:
+    """Enter all primitives in ``names``, separated by blanks. A name can be entered once."""
+    for name in names.split():
+        if name in PRIMITIVES:
+            raise ValueError(f"the primitive {name!r} has a kind already: {PRIMITIVES[name].kind}")
+        PRIMITIVES[name] = Primitive(kind, depth, work, **known)
+
+
+def elementwise(names: str, depth: Count = ONE, **known: Any) -> None:
+    """Enter what computes each entry from the same entries of its operands."""
+    enter(names, "elementwise", depth, results, in_place=True, **known)
+
+
+def arithmetic(**functions: Callable[..., Any]) -> None:
+    """Enter elementwise primitives with what they are for integers, in numpy."""
+    for name, function in functions.items():
+        elementwise(name.rstrip("_"), numpy=_elementwise(function))
+
+
+def _elementwise(function: Callable[..., Any]) -> Callable[[Any, list[Array]], list[Array]]:
+    return lambda equation, operands: [function(*operands)]
+
+
+def move(names: str, numpy: Any = None, **known: Any) -> None:
+    """Enter what moves entries."""
+    enter(names, "move", numpy=numpy, **known)
+
+
+def product(names: str, contracted: Count) -> None:
+    """Enter a product, by how many elements each element of its result is contracted from."""
+    enter(
+        names,
+        "product",
+        lambda equation: 1 + ceil_log2(contracted(equation)),
+        lambda equation: 2 * results(equation) * contracted(equation),
+    )
+
+
+def opaque(names: str, bound: str, depth: Count = ONE, work: Count = results) -> None:
+    """Enter what cannot be looked into, and why its depth is a lower bound."""
+    enter(names, "opaque", depth, work, bound=bound)
+
+
+def holder(names: str, kind: str, **known: Any) -> None:
+    """Enter what holds programs or references.
+
+    It costs what they do, or, where they are not visible, an operation.
+    """
+    enter(names, kind, NONE, elements, **known)
+
+
+# -- element by element ---------------------------------------------------------------------------
+
+arithmetic(
+    abs=np.abs,
+    add=np.add,
+    and_=np.bitwise_and,
+    convert_element_type=lambda x: x,
+    eq=np.equal,
+    ge=np.greater_equal,
+    gt=np.greater,
+    le=np.less_equal,
+    lt=np.less,
+    max=np.maximum,
+    min=np.minimum,
+    mul=np.multiply,
+    ne=np.not_equal,
+    neg=np.negative,
+    not_=np.invert,
+    or_=np.bitwise_or,
+    sub=np.subtract,
+    xor=np.bitwise_xor,
+)
+elementwise(
+    """
+    add_any ceil clamp clz complex conj div eq_to floor imag integer_pow is_finite le_to lt_to mulhi
+    nextafter one_minus_square polynomial population_count real reciprocal reduce_precision rem
+    round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sqrt square
+    """
+)
+elementwise(
+    """
+    acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf erf_inv
+    erfc exp exp2 expm1 igamma igamma_grad_a igammac lgamma log log1p log2 logistic polygamma pow
+    regularized_incomplete_beta sin sinh tan tanh zeta
+    """,
+    transcendental=True,
+)
+
+
+def _select(equation: Any, operands: list[Array]) -> list[Array]:
+    which, *cases = operands
+    return [np.choose(which.astype(np.intp), cases)]
+
+
+def _iota(equation: Any, operands: list[Array]) -> list[Array]:
+    length, axis = equation.params["shape"], equation.params["dimension"]
+    count = np.arange(length[axis]).reshape([-1 if i == axis else 1 for i in range(len(length))])
+    return [np.broadcast_to(count, tuple(length))]
+
+
+elementwise("select_n", lambda equation: ceil_log2(len(equation.invars) - 1), numpy=_select)
+enter("iota", "elementwise", ONE, results, numpy=_iota)  # from nothing: not in place
+# A generator of random bits is taken as one elementwise operation on a counter.
+enter(
+    """
+    philox2x32 philox4x32 random_bits random_fold_in random_seed random_split rng_bit_generator
+    rng_uniform threefry2x32 threefry4x32
+    """,
+    "random",
+    ONE,
+    results,
+)
+
+# -- to other places ------------------------------------------------------------------------------
+
+move("copy stop_gradient", moves.same, in_place=True, free=True)
+move("name optimization_barrier pvary", moves.same, free=True)
+move(
+    "device_put layout_constraint reshard sharding_constraint with_memory_space_constraint",
+    moves.same,
+)
+move("reshape", moves.reshape, free=True)
+move("squeeze", moves.squeeze, free=True)
+move("bitcast_convert_type", free=True)
+move("broadcast_in_dim", moves.broadcast)
+move("transpose", moves.transpose, reorders=True)
+move("rev", moves.reverse, reorders=True)
+move("slice", moves.cut, cuts=True)
+move("dynamic_slice", cuts=True)
+move("split", moves.split, reorders=True, cuts=True)
+move("concatenate", moves.concatenate, reorders=True)
+move("stack", moves.stack, reorders=True)
+move("unstack", moves.unstack, reorders=True, cuts=True)
+move("tile", moves.tile, reorders=True)
+move("pad", moves.pad, reorders=True)
+move("gather", reorders=True, cuts=True)
+move("scatter", reorders=True, updates=2)
+move("dynamic_update_slice", updates=1)
+move(
+    """
+    after_all all_gather all_gather_done all_gather_invariant all_gather_reduced
+    all_gather_reduced_start all_gather_start all_to_all all_to_all_done all_to_all_start axis_index
+    bcoo_extract bcoo_fromdense bcoo_todense bcoo_transpose bcsr_extract bcsr_fromdense bcsr_todense
+    broadcast_to coo_fromdense coo_todense create_linear create_token csr_fromdense csr_todense
+    custom_lin dce_sink dim_as_value dimension_size empty empty2 from_edtype get_global
+    global_array_to_host_local_array host_local_array_to_global_array inspect_sharding
+    iota_2x32_shape lu_pivots_to_permutation masked_load multiple_of num_programs pbroadcast
+    pbroadcast_done pbroadcast_dynamic pbroadcast_start pin platform_index ppermute ppermute_done
+    ppermute_start precv preduced program_id program_order psend psum_done ragged_all_to_all
+    random_clone random_unwrap random_wrap reduce_scatter_done reduced_vary_cast reduced_vary_cast_p
+    relayout shard_alike tie to_edtype todense unpin unreachable vary_unreduced_cast
+    vary_unreduced_cast_p xla_metadata_value zeros_like
+    """
+)
+
+# -- together -------------------------------------------------------------------------------------
+
+enter(
+    """
+    argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor
+    """,
+    "reduction",
+    lambda equation: ceil_log2(counts.reduced(equation)),
+    counts.reduction_work,
+)
+enter(
+    "cumlogsumexp cummax cummin cumprod cumsum",
+    "cumulative",
+    lambda equation: ceil_log2(counts.along(equation)),
+    results,
+)
+enter(
+    "reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add",
+    "window",
+    lambda equation: ceil_log2(counts.window(equation)),
+    lambda equation: results(equation) * max(counts.window(equation) - 1, 0),
+)
+# The element of each window is selected, then what falls on one element is added up.
+enter(
+    "select_and_scatter_add",
+    "scatter of windows",
+    lambda equation: ceil_log2(counts.window(equation)) + ceil_log2(counts.overlap(equation)),
+    lambda equation: size(equation.invars[0]) * counts.window(equation),
+)
+# All updates could fall on one element: a reduction over them and the operand's own.
+enter(
+    "scatter-add scatter-max scatter-min scatter-mul scatter-sub",
+    "scatter",
+    lambda equation: ceil_log2(counts.collisions(equation)),
+    lambda equation: size(equation.invars[-1]),
+    updates=2,
+)
+# As the selection of the k largest, sorting is taken as a tree over the axis.
+enter(
+    "approx_top_k sort top_k",
+    "sort",
+    lambda equation: ceil_log2(counts.along(equation)),
+    lambda equation: size(equation.invars[0]) * ceil_log2(counts.along(equation)),
+)
+enter(
+    """
+    pmax pmin psum psum_invariant psum_invariant_start psum_start reduce_scatter
+    reduce_scatter_start unreduced_pmax unreduced_pmin unreduced_psum unreduced_psum_start
+    unreduced_reduce_scatter unreduced_reduce_scatter_start
+    """,
+    "collective",
+    NONE,  # with ceil(log2 devices), which the reader adds: it knows the sizes of the axes
+    lambda equation: size(equation.invars[0]),
+)
+
+# -- products and factorizations ------------------------------------------------------------------
+
+product("dot_general", counts.contracted)
+product("ragged_dot_general", counts.contracted_ragged)
+product("conv_general_dilated", counts.convolved)
+# One product of each element with its root of unity, then a sum over the transformed elements.
+enter(
+    "fft",
+    "product",
+    lambda equation: 1 + ceil_log2(counts.transformed(equation)),
+    lambda equation: 5 * elements(equation) * ceil_log2(counts.transformed(equation)),
+)
+# Textbook elimination, one column after another.  Cholesky: root, division, product and subtraction
+# for each column, of which the last needs the root only.  LU: the pivot's search, division, product
+# and subtraction.  A triangular solve: product, subtraction and division for each row.  Thomas'
+# algorithm: six operations for each row, forwards and back.
+enter(
+    "cholesky",
+    "factorization",
+    lambda equation: max(4 * counts.order(equation) - 3, 0),
+    counts.matrix_work(1),
+)
+enter(
+    "cholesky_update",
+    "factorization",
+    lambda equation: 6 * counts.order(equation),
+    lambda equation: 6 * elements(equation),
+)
+enter(
+    "lu",
+    "factorization",
+    lambda equation: sum(
+        ceil_log2(shape(equation.invars[0])[-2] - k) + 3 for k in range(counts.columns(equation))
+    ),
+    counts.matrix_work(1),
+)
+enter(
+    "triangular_solve",
+    "factorization",
+    lambda equation: max(3 * counts.order(equation) - 2, 0),
+    lambda equation: size(equation.invars[1]) * counts.order(equation),
+)
+enter(
+    "tridiagonal_solve",
+    "factorization",
+    lambda equation: 6 * counts.order(equation),
+    lambda equation: 8 * elements(equation),
+)
+# Householder reflections, one column after another: the norm (product, sum, root), the scale of the
+# reflector (two), and its application (product with the sum over the rows, product, subtraction).
+enter(
+    "geqp3 geqrf hessenberg householder_product ormqr qr tridiagonal",
+    "factorization",
+    lambda equation: sum(
+        2 * ceil_log2(shape(equation.invars[0])[-2] - k) + 7
+        for k in range(counts.columns(equation))
+    ),
+    counts.matrix_work(2),
+)
+
+# -- not visible, or without results --------------------------------------------------------------
+
+opaque(
+    "eig eigh schur svd",
+    "iterates until it converges; counted as one reduction over the matrix",
+    # A result that depends on every element of a matrix needs at least a tree over them.
+    lambda equation: ceil_log2(counts.matrix(equation)),
+    counts.matrix_work(9),
+)
+opaque("random_gamma", "rejection sampling: draws as often as it must; counted once")
+opaque(
+    """
+    bcoo_dot_general bcoo_dot_general_sampled bcoo_sort_indices bcoo_spdot_general
+    bcoo_sum_duplicates bcsr_dot_general coo_matmat coo_matvec coo_spmm coo_spmv csr_matmat
+    csr_matvec csr_spmm csr_spmv spsolve
+    """,
+    "sparse: its depth depends on where the entries are; counted as one operation",
+)
+opaque(
+    """
+    cudnn_fusion dot_product_attention_bwd dot_product_attention_bwd_wrapper
+    dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper
+    dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd
+    dot_product_attention_fwd_wrapper rnn_bwd rnn_fwd scaled_dot scaled_matmul
+    scaled_matmul_wrapper symmetric_product
+    """,
+    "a vendor's kernel, whose inside is not visible; counted as one operation",
+)
+opaque(
+    "buffer_callback call_exported ffi_call io_callback mpmd_map pure_callback",
+    "leaves the program; counted as one operation",
+    work=NONE,
+)
+# Without results there is nothing for an output to wait for.
+enter(
+    """
+    check debug_callback debug_print delay free_ref log_extend log_read semaphore_read
+    semaphore_signal semaphore_wait shape_assertion
+    """,
+    "effect",
+)
+
+# -- programs inside, and references: `depth.structures` ------------------------------------------
+
+holder("jit pjit closed_call core_call checkpoint remat remat2", "call", inlines=True)
+holder(
+    """
+    call composite compute_on custom_partitioning custom_vmap_call eval_jaxpr fused_call jaxpr_call
+    linear_call remat_opt stage xla_metadata_call
+    """,
+    "call",
+)
+holder(
+    "custom_jvp_call custom_jvp_call_jaxpr custom_vjp_call custom_vjp_call_jaxpr", "derivative rule"
+)
+holder("scan while", "loop")
+holder("cond", "branch")
+holder(
+    """
+    call_hi_primitive call_hi_primitive_linearized custom_linear_solve pallas_call reduce
+    reduce_window run_state select_and_scatter shard_map
+    """,
+    "program",
+)
+holder(
+    """
+    accum_grad_in_ref addupdate box_get box_set core_map empty_ref freeze get get_mutable
+    masked_swap new_box new_log new_ref run_scoped swap
+    """,
+    "reference",
+)

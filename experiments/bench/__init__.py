@@ -1,0 +1,1 @@
+"""The bench: variants in, rows out."""

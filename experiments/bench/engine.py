@@ -1,0 +1,322 @@
+"""The bench: variants of a program in, rows out.
+
+A `Case` is one problem of one size: sequential programs, of which the fastest is the one to beat,
+and variants. `bench` predicts each, compiles it, checks it against the first baseline, times all of
+them interleaved, and makes a row of each:
+
+    depth speedup      how many times shallower than the sequential program (`depth.analyze`): that
+                       of unlimited processors
+    predicted speedup  over the baseline that is predicted to be fastest, on this device
+                       (`depth.predict`)
+    speedup            realised, over the fastest baseline, and "over lax.scan" beside it
+
+A variant that does not compute what the first baseline computes has no speedup, and a note that
+says so.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any
+
+import jax
+import numpy as np
+
+import depth
+from deeppcr import Result
+from experiments.bench.costs import analyze, further
+from experiments.bench.table import Row
+from experiments.bench.timing import Build, Effort, Timing, build, interleave
+
+LONGEST = 30.0  # seconds; what is predicted to take longer is not run
+MOST_MEMORY = 0.8  # of the device's, for temporaries
+TOLERANCE = 1e-3
+EFFORT = Effort()
+HIDDEN = ("baseline", "min ms", "max ms", "repeats", "trace s", "work", "ended")  # when printed
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute what a case is about.
+
+    Attributes:
+        run: what is compiled and timed: a function of the arguments, or of what ``prepare`` makes
+            of them.
+        arguments: tuples of its own, in place of those of the case.
+        prepare: makes the arguments of ``run`` from the others, untimed: a forward pass before the
+            backward pass alone.
+        solve: a function of the arguments that solves the chain as ``run`` does and returns a
+            `deeppcr.Solution`, for iterations, residual and trips of loops. It is called once for
+            each tuple of arguments.
+        iterations: in place of ``solve``: how many of Newton's iterations are expected, if there is
+            a loop of them.
+        comparable: brings what is returned into the form that all variants share.
+        statistics: what else its row says, from what it returns.
+    """
+
+    run: Callable[..., Any]
+    arguments: Sequence[tuple[Any, ...]] | None = None
+    prepare: Callable[..., tuple[Any, ...]] | None = None
+    solve: Callable[..., Any] | None = None
+    iterations: Callable[[], int] | None = None
+    comparable: Callable[[Any], Any] = lambda result: result
+    statistics: Callable[[Any], Row] | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem of one size.
+
+    Attributes:
+        labels: what its rows begin with: {"L": 1024, "w": 8, "direction": "forward"}.
+        arguments: tuples of arguments, equal in shapes and different in values, that the calls
+            cycle through.
+        baselines: the sequential programs by name, plain `jax.lax.scan` first: see
+            `experiments.bench.programs.baselines`.
+        variants: the others, by name; a plain function is a `Variant` of its own.
+        tolerance: how far a result may be from the first baseline's, relative to the largest entry.
+    """
+
+    labels: Mapping[str, Any]
+    arguments: Sequence[tuple[Any, ...]]
+    baselines: Mapping[str, Variant | Callable[..., Any]]
+    variants: Mapping[str, Variant | Callable[..., Any]]
+    tolerance: float = TOLERANCE
+
+    @property
+    def plain(self) -> str:
+        """The name of the first baseline, which says what is right."""
+        return next(iter(self.baselines))
+
+
+@dataclass
+class Outcome:
+    """What became of a variant.
+
+    Attributes:
+        variant: as the case has it.
+        arguments: tuples of them for ``run``.
+        row: the cells that are known.
+        note: what kept it from running, or that it is wrong; else empty.
+        cost: of one call, where all loops are known.
+        predicted: seconds of one call; None where that is not known.
+        build: the compiled program.
+        error: the largest difference from the first baseline, relative to the largest entry.
+        timing: of the calls after the first.
+    """
+
+    variant: Variant
+    arguments: list[tuple[Any, ...]]
+    row: Row = field(default_factory=dict)
+    note: str = ""
+    cost: depth.Cost | None = None
+    predicted: float | None = None
+    build: Build | None = None
+    error: float = math.inf
+    timing: Timing | None = None
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it was timed and computes what it should."""
+        return self.timing is not None and not self.note
+
+    def times(self, scale: float = 1e3) -> Row:
+        """Median, least and greatest time of a call, in milliseconds, and the number of calls."""
+        if self.timing is None:
+            return {}
+        times = {"ms": self.timing.median, "min ms": self.timing.minimum}
+        times |= {"max ms": self.timing.maximum}
+        return {name: scale * t for name, t in times.items()} | {"repeats": self.timing.count}
+
+
+def bench(
+    case: Case,
+    device: depth.Device,
+    effort: Effort = EFFORT,
+    longest: float = LONGEST,
+    builds: int = 0,
+) -> Iterator[Row]:
+    """Predict, compile, check and time all programs of a case.
+
+    Args:
+        case: the programs.
+        device: the model that times are predicted with: see `experiments.bench.command.model`.
+        effort: how long they are timed.
+        longest: seconds; a program that is predicted to take longer is not run.
+        builds: how often each is traced and compiled anew, of which the least times count; 0: once,
+            with what jax has cached.
+
+    Yields:
+        A row for each program, baselines first: the case's labels, "program", "baseline" (whether
+        it is one), "ms" (median), "min ms", "max ms", "repeats", "trace s", "compile s", "temp MB",
+        "depth", "work", "predicted ms", "log2" (of predicted over measured time), "error" (the
+        largest difference from the first baseline, relative to the largest entry); "speedup", "over
+        lax.scan", "depth speedup", "predicted speedup"; with ``solve`` "iterations", "residual" and
+        "ended"; and "note" where something kept it from running, or it is wrong. What is not known
+        is not in the row.
+    """
+    outcomes = measure(case, effort, device, longest, builds)
+    first, loops = outcomes[case.plain], [outcomes[name] for name in case.baselines]
+    right = [loop.timing.median for loop in loops if loop.is_right and loop.timing]
+    foreseen = [loop.predicted for loop in loops if loop.predicted is not None]
+    for name, one in outcomes.items():
+        row = {**case.labels, "program": name, "baseline": name in case.baselines, **one.row}
+        if one.timing:
+            row |= one.times()
+            if one.predicted is not None:
+                row["log2"] = math.log2(one.predicted / one.timing.median)
+            if one.is_right and right:
+                row["speedup"] = min(right) / one.timing.median
+            if one.is_right and first.timing:
+                plain = case.plain.partition(",")[0]
+                row[f"over {plain}"] = first.timing.median / one.timing.median
+        if one.predicted is not None and foreseen:
+            row["predicted speedup"] = min(foreseen) / one.predicted
+        if one.cost and first.cost:
+            row["depth speedup"] = first.cost.depth / max(one.cost.depth, 1)
+        yield row | ({"note": one.note} if one.note else {})
+
+
+def measure(
+    case: Case,
+    effort: Effort = EFFORT,
+    device: depth.Device | None = None,
+    longest: float = LONGEST,
+    builds: int = 0,
+) -> dict[str, Outcome]:
+    """What became of all programs of a case, as `bench` has it.
+
+    Without a device nothing is predicted.
+    """
+    outcomes: dict[str, Outcome] = {}
+    for name, given in {**case.baselines, **case.variants}.items():
+        variant = given if isinstance(given, Variant) else Variant(given)
+        tuples = case.arguments if variant.arguments is None else variant.arguments
+        outcomes[name] = one = Outcome(variant, list(tuples))
+        with _noting(one):
+            if variant.prepare:
+                one.arguments = [variant.prepare(*arguments) for arguments in tuples]
+            if device:
+                _predict(one, tuples, device, longest)
+    for _ in range(max(builds, 1)):  # in rounds: a machine that slows down slows all of them
+        for one in outcomes.values():
+            if not one.note:
+                with _noting(one):
+                    _compile(one, device, bool(builds))
+    calls: dict[str, Callable[[], Any]] = {}
+    expected: Any = None
+    for name, one in outcomes.items():
+        if one.build and not one.note:
+            with _noting(one):
+                calls[name] = call = _cycled(one)
+                expected = _check(one, call(), expected, case)
+    calls = {name: call for name, call in calls.items() if "error" in outcomes[name].row}
+    timings = interleave(calls, effort, lambda name, error: _fail(outcomes[name], error))
+    for name, timing in timings.items():
+        outcomes[name].timing = timing
+    return outcomes
+
+
+def _predict(
+    one: Outcome, arguments: Sequence[tuple[Any, ...]], device: depth.Device, longest: float
+) -> None:
+    """Read the program.
+
+    Solve the chain where loops do not say their trips, if it is worth the time.
+    """
+    variant = one.variant
+    cost = least = analyze(variant.run, *one.arguments[0])
+    if not cost.exact:
+        least = analyze(variant.run, *one.arguments[0], trips=1)
+    if variant.solve and depth.predict(least, device) <= longest:
+        solutions = [variant.solve(*each) for each in arguments]
+        one.row |= solve_statistics(solutions)
+        if not cost.exact:
+            rest = [_length(solution) - int(solution.stats.prefix) for solution in solutions]
+            trips, left = further(one.row["iterations"]), round(sum(rest) / len(rest))
+            cost = analyze(variant.run, *one.arguments[0], trips=trips, rest=left)
+    elif variant.iterations and not cost.exact:
+        cost = analyze(variant.run, *one.arguments[0], trips=further(variant.iterations()), rest=0)
+    seconds = depth.predict(cost if cost.exact else least, device)
+    if cost.exact:
+        one.cost, one.predicted = cost, seconds
+        one.row |= {"depth": cost.depth, "work": cost.work, "predicted ms": 1e3 * seconds}
+    if seconds > longest:
+        one.note = f"not run: predicted to take {seconds:.3g} s"
+
+
+def _compile(one: Outcome, device: depth.Device | None, anew: bool) -> None:
+    run = one.variant.run
+    if anew:  # a function that jax has not traced yet
+        jax.clear_caches()
+        run = lambda *arguments: one.variant.run(*arguments)  # noqa: E731
+    one.build = built = build(run, *one.arguments[0])
+    for name, seconds in (("trace s", built.lower), ("compile s", built.compile)):
+        one.row[name] = min(one.row.get(name, math.inf), seconds)
+    if built.temporary_bytes is not None:
+        one.row["temp MB"] = built.temporary_bytes / 1e6
+        if device and built.temporary_bytes > MOST_MEMORY * device.memory > 0:
+            one.note = f"not run: needs {built.temporary_bytes / 1e9:.1f} GB"
+
+
+def _cycled(one: Outcome) -> Callable[[], Any]:
+    """A call with the next tuple of arguments."""
+    following = cycle(one.arguments)
+    assert one.build is not None
+    call = one.build.call
+    return lambda: call(*next(following))
+
+
+def _check(one: Outcome, result: Any, expected: Any, case: Case) -> Any:
+    """Compare what the first call returns with what is expected, if that is known.
+
+    Which is returned.
+    """
+    found = jax.device_get(one.variant.comparable(result))
+    if one.variant.statistics:
+        one.row |= one.variant.statistics(result)
+    expected = found if expected is None else expected
+    one.row["error"] = one.error = distance(found, expected)
+    if not one.error <= case.tolerance:
+        one.note = f"wrong: differs from {case.plain} by {one.error:.1e}"
+    return expected
+
+
+@contextmanager
+def _noting(one: Outcome) -> Iterator[None]:
+    """What XLA cannot do, such as find the memory, is a note, and the others go on."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        _fail(one, error)
+
+
+def _fail(one: Outcome, error: Exception) -> None:
+    one.note = f"failed: {str(error).strip().partition(chr(10))[0][:200]}"
+
+
+def distance(result: Any, expected: Any) -> float:
+    """The largest difference of two pytrees, relative to the largest entry of its array."""
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
+        difference = np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max(initial=0.0)
+        relative = difference / (np.abs(b).max(initial=0.0) or 1.0)
+        worst = max(worst, math.inf if math.isnan(relative) else float(relative))
+    return worst
+
+
+def solve_statistics(solutions: Sequence[Any]) -> Row:
+    """How solutions were found: iterations in the mean, the largest residual, the worst ending."""
+    counts = [int(solution.stats.iterations) for solution in solutions]
+    worst = max(Result(int(solution.result)) for solution in solutions)
+    return {
+        "iterations": round(sum(counts) / len(counts)),
+        "residual": max(float(solution.stats.residual) for solution in solutions),
+        "ended": worst.name.lower().replace("_", " "),
+    }
+
+
+def _length(solution: Any) -> int:
+    return len(jax.tree.leaves(solution.trajectory)[0])

@@ -1,0 +1,140 @@
+"""Wall-clock times that can be compared: calls interleaved, blocked on, compile time kept apart."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The seconds that each call of one function took."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle time: what one call usually takes."""
+        return statistics.median(self.seconds)
+
+    @property
+    def minimum(self) -> float:
+        """The least time: what a call takes when nothing else runs."""
+        return min(self.seconds)
+
+    @property
+    def maximum(self) -> float:
+        """The greatest time."""
+        return max(self.seconds)
+
+    @property
+    def count(self) -> int:
+        """How many calls were timed."""
+        return len(self.seconds)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long functions are timed.
+
+    Attributes:
+        rounds: each function is called in every round.
+        share: seconds of calls of one function in a round; short calls scatter more, and are
+            repeated.
+        most: calls of one function in a round.
+        patience: seconds of all calls of one function; a slow one is called in fewer rounds.
+        slow: times the fastest function; what takes longer is called in two rounds, and no more.
+    """
+
+    rounds: int = 7
+    share: float = 0.01
+    most: int = 20
+    patience: float = 20.0
+    slow: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds has to be at least 1, got {self.rounds}")
+
+
+def clock(function: Callable[[], Any]) -> float:
+    """Seconds from the call of `function` until all that it returns has been computed."""
+    start = time.perf_counter()
+    jax.block_until_ready(function())
+    return time.perf_counter() - start
+
+
+def interleave(
+    functions: Mapping[str, Callable[[], Any]],
+    effort: Effort,
+    failed: Callable[[str, Exception], None] | None = None,
+) -> dict[str, Timing]:
+    """Time functions in rounds, A B C A B C ...: a machine that slows down slows all of them.
+
+    Args:
+        functions: what to call, without arguments, by name; each has been called before.
+        effort: how long they are timed.
+        failed: is told which function fails, and how, and the others go on; None raises.
+
+    Returns:
+        The times of each function that was called, by name.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    running = dict(functions)
+    for number in range(effort.rounds):
+        fastest = min((min(times) for times in seconds.values() if times), default=math.inf)
+        for name, function in list(running.items()):
+            times = seconds[name]
+            least = min(times, default=math.inf)
+            if times and sum(times) + times[-1] > effort.patience:
+                continue
+            if number > 1 and least > effort.slow * fastest:
+                continue
+            calls = max(1, min(effort.most, int(effort.share / least)))
+            try:
+                times += [clock(function) for _ in range(calls)]
+            except jax.errors.JaxRuntimeError as error:
+                if failed is None:
+                    raise
+                failed(name, error)
+                del running[name]
+    return {name: Timing(tuple(times)) for name, times in seconds.items() if times}
+
+
+@dataclass(frozen=True)
+class Build:
+    """One program compiled for one tuple of arguments, and what that cost.
+
+    Attributes:
+        call: the compiled program; it takes the arguments it was compiled for.
+        lower: seconds to trace and lower it.
+        compile: seconds that XLA took.
+        temporary_bytes: memory beside arguments and results; None where the backend does not say.
+    """
+
+    call: Callable[..., Any]
+    lower: float
+    compile: float
+    temporary_bytes: int | None
+
+    @property
+    def text(self) -> str:
+        """The compiled program as XLA writes it; empty where jax does not show it."""
+        return getattr(self.call, "as_text", str)() or ""
+
+
+def build(function: Callable[..., Any], *args: Any) -> Build:
+    """Lower and compile `function` for `args`, and time both; jitted first if it is not yet."""
+    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    start = time.perf_counter()
+    lowered = jitted.lower(*args)
+    middle = time.perf_counter()
+    compiled = lowered.compile()
+    end = time.perf_counter()
+    memory = compiled.memory_analysis()
+    temporary = None if memory is None else int(memory.temp_size_in_bytes)
+    return Build(compiled, middle - start, end - middle, temporary)

@@ -1,1 +1,0 @@
-"""What the experiments share: timing, tables, result files, data and plots."""

@@ -1,0 +1,1 @@
+"""Seconds to trace and compile."""

@@ -1,0 +1,204 @@
+"""Seconds to trace and to compile: the gradient through L equal layers, and a whole training loop.
+
+layers    the gradient of a loss through L flax modules, in a list or stacked: a Python loop, a
+          scan, deeppcr. A Python loop is compiled up to 256 layers: from there on it takes minutes
+training  a jitted `jax.lax.scan` of 200 Adam steps on 16 equal residual modules of 12 small arrays:
+          a list of modules against stacked, packed ones. What is compared is all that training
+          leaves behind: parameters and losses
+
+Each variant is traced and compiled anew several times, of which the least counts: "seconds" is both
+together; then all of them are timed, interleaved: "ms" is the median. "speedup" is over the fastest
+of the Python loop and of `jax.lax.scan`, for layers with unroll 1, 4 and 16; of training loops both
+are with plain Adam.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+import deeppcr
+from experiments.bench import command
+from experiments.bench.command import positive
+from experiments.bench.engine import Case, Variant, bench
+from experiments.bench.plots import figure, halves, series
+from experiments.bench.programs import SCAN, UNROLLS
+from experiments.bench.table import Row, show
+from experiments.bench.timing import Effort
+from experiments.compile_time import training
+from experiments.models.data import find_package
+
+Run = Callable[[Any, Array], Array]
+
+PARTS = ("layers", "training")
+WIDTH, BATCH = 16, 8
+LENGTHS = (16, 64, 256, 1024)
+LOOP, PLAIN = "Python loop", f"{SCAN}, stacked"
+UNSEEN = ("part", "baseline", "min ms", "max ms", "repeats", "work", "predicted ms")  # when printed
+
+
+def modules(length: int) -> Any:
+    """Equal flax modules, with 2 arrays each."""
+    from flax import nnx
+
+    scale = length**-0.5  # or else rounding errors grow a millionfold over a thousand layers
+
+    class Block(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+        def __call__(self, x: Array) -> Array:
+            return x + scale * jnp.tanh(self.linear(x))
+
+    rngs = nnx.Rngs(0)
+    return nnx.List([Block(rngs) for _ in range(length)])
+
+
+def by_hand(layers: Any, x: Array) -> Array:
+    """The Python loop."""
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def scanned(layers: Any, x: Array) -> Array:
+    """`flax.nnx.scan` over modules stacked beforehand."""
+    from flax import nnx
+
+    def step(x: Array, layer: Any) -> Array:
+        return layer(x)
+
+    result: Array = nnx.scan(step, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, layers)
+    return result
+
+
+def by_scan(unroll: int, layers: Any, x: Array) -> Array:
+    """`jax.lax.scan` over them."""
+    return lax.scan(lambda x, layer: (layer(x), None), x, layers, unroll=unroll)[0]
+
+
+def stacked_modules(length: int) -> Any:
+    """The modules as one module of stacked arrays."""
+    return _stacked(modules(length))
+
+
+def _stacked(layers: Any) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+
+
+PROGRAMS: dict[str, tuple[Callable[[int], Any], Run]] = {
+    PLAIN: (stacked_modules, partial(by_scan, 1)),
+    **{
+        f"{PLAIN}, unroll {unroll}": (stacked_modules, partial(by_scan, unroll))
+        for unroll in UNROLLS
+    },
+    LOOP: (modules, by_hand),
+    "nnx.scan, stacked": (stacked_modules, scanned),
+    "deeppcr, list": (modules, deeppcr.forward),
+    "deeppcr, stack": (lambda length: deeppcr.stack(modules(length)), deeppcr.forward),
+}
+
+
+def variant(name: str, length: int) -> Variant:
+    """The gradient with respect to all layers, by one of the programs."""
+    make, run = PROGRAMS[name]
+    arguments = jax.block_until_ready((make(length), jnp.ones((BATCH, WIDTH))))
+
+    def comparable(gradients: Any) -> Any:
+        layers = gradients.unstack() if isinstance(gradients, deeppcr.Stack) else gradients
+        return jax.tree.leaves(layers if make is stacked_modules else _stacked(layers))
+
+    return Variant(
+        jax.grad(lambda layers, x: jnp.mean(run(layers, x) ** 2)),
+        arguments=[arguments],
+        iterations=lambda: deeppcr.plan(*arguments).main.forward[0].iterations,
+        comparable=comparable,
+    )
+
+
+def case(length: int, longest_loop: int) -> Case:
+    """All programs through so many layers."""
+    left_out = {f"{PLAIN}, unroll {unroll}" for unroll in UNROLLS if unroll >= length}
+    left_out |= {LOOP} if length > longest_loop else set()
+    every = {name: variant(name, length) for name in PROGRAMS if name not in left_out}
+    loops = {name: one for name, one in every.items() if name == LOOP or name.startswith(PLAIN)}
+    others = {name: one for name, one in every.items() if name not in loops}
+    return Case({"part": "layers", "L": length}, [], loops, others)
+
+
+def in_seconds(rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows with the seconds to trace and to compile in front."""
+    for row in rows:
+        seconds = {"seconds": row["trace s"] + row["compile s"]} if "compile s" in row else {}
+        keys = list(row)
+        labels = {key: row[key] for key in keys[: keys.index("baseline") + 1]}
+        yield labels | seconds | row
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Seconds to compile and milliseconds of a call against the number of layers.
+
+    Beside them training loops.
+    """
+    layers, loops = ([row for row in rows if row["part"] == part] for part in PARTS)
+    with figure(path, columns=3, height=4.2) as (seconds, ms, last):
+        for k, name in enumerate(PROGRAMS):
+            mine, look = [row for row in layers if row["program"] == name], {"color": f"C{k}"}
+            series(seconds, mine, "L", "seconds", "o-", ms=4, label=name, **look)
+            series(ms, mine, "L", "ms", "o-", ms=4, **look)
+            series(ms, mine, "L", "predicted ms", "--", linewidth=1, **look)
+        for axes, title in ((seconds, "seconds to trace and compile"), (ms, "milliseconds")):
+            axes.set(xscale="log", yscale="log", xlabel="layers", title=title)
+        ms.set_title("milliseconds of a call; dashed: predicted")
+        if layers:
+            seconds.legend(fontsize=6.5)
+        titles = ("seconds to trace and compile", "microseconds a training step")
+        for key, title, axes in zip(("seconds", "us a step"), titles, halves(last), strict=True):
+            colors = ["0.5" if row["baseline"] else "C0" for row in loops]
+            names = [row["program"] for row in loops]
+            axes.barh(names, [row[key] for row in loops], color=colors)
+            axes.invert_yaxis()
+            axes.set_title(title)
+
+
+def main(argv: list[str]) -> None:
+    """Trace, compile and run; print a table, and with --keep write the rows and the figure."""
+    arguments = command.parser("compile_time", __doc__)
+    add = arguments.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (all)")
+    add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
+    add("--longest-loop", type=positive, default=256, metavar="L", help="of Python (%(default)s)")
+    add("--modules", type=positive, metavar="N", help="of the training loop (16, quick: 4)")
+    add("--steps", type=positive, metavar="N", help="of training (200, quick: 20)")
+    add("--builds", type=positive, metavar="N", help="of each (layers 3, training 5, quick: 1)")
+    options = arguments.parse_args(argv)
+    device, effort = command.model(options), Effort(options.repeats)
+    builds = {"layers": 3, "training": 5}
+    if options.builds or options.quick:
+        builds = dict.fromkeys(PARTS, options.builds or 1)
+    shortest: dict[str, float] = {}
+
+    def layers(length: int) -> Iterator[Row]:
+        one = case(length, options.longest_loop)
+        for row in in_seconds(bench(one, device, effort, builds=builds["layers"])):
+            first = shortest.setdefault(row["program"], row["seconds"])
+            yield row | {"against shortest": row["seconds"] / first}
+
+    def loops() -> Iterator[Row]:
+        size = training.Size(options.modules, options.steps, options.quick)
+        rows = bench(training.case(size), device, effort, builds=builds["training"])
+        yield from training.compared(in_seconds(rows), size)
+
+    jobs: list[command.Job] = []
+    if "layers" in options.parts and not find_package("flax"):
+        print("no layers: flax is not installed")
+    elif "layers" in options.parts:
+        lengths = options.lengths or ((4, 16) if options.quick else LENGTHS)
+        jobs += [partial(layers, length) for length in sorted(set(lengths))]
+    jobs += [loops] if "training" in options.parts else []
+    kept = command.run(options, "compile_time", jobs, lambda rows: show(rows, UNSEEN))
+    command.conclude(options, kept, partial(draw, kept.rows) if kept.rows else None)

@@ -1,0 +1,1 @@
+"""Does "auto" choose what is fastest?"""

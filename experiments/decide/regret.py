@@ -1,0 +1,168 @@
+"""Regret: what "auto" takes beside the fastest of what it might have taken, and of all loops.
+
+"regret %" is against `jax.lax.scan`, an unrolled loop of deeppcr, and all that the planner has in
+the running; "regret, loops %" against `jax.lax.scan` with unroll 4 and 16 and a Python loop, too,
+which the planner does not have.
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from jax import lax
+
+import depth
+from experiments.bench.programs import SCAN
+from experiments.bench.table import Row, show
+from experiments.bench.timing import Effort
+from experiments.decide.programs import DIRECTIONS, Candidate, Chain, Measured
+from experiments.models import zoo
+
+MOST_BYTES = 5e8  # of Jacobians of all steps: what is larger is not run
+# Times the least predicted time: nor is this run; no prediction of 400 was off by so much.
+HOPELESS = 25
+AGAIN = "lax.scan, again"  # compiled a second time: how far apart the times of one program lie
+
+
+def regret(chain: Chain, model: depth.Device, effort: Effort) -> Row:
+    """What auto takes for a chain, what is fastest, and what choice and choosing cost."""
+    start = time.perf_counter()
+    chosen = chain.candidates(model, everything=False)[0]
+    planning = time.perf_counter() - start
+    every = chain.running(model)
+    predicted = {candidate.name: candidate.seconds for candidate in every}
+    hopeless = HOPELESS * min(predicted.values())
+    programs, skipped = {AGAIN: chain.program(lax.scan)}, []
+    for choice in chain.choices(every):
+        is_large = _has_blocks(choice.label) and _block_bytes(chain.specimen) > MOST_BYTES
+        if is_large or predicted.get(choice.label, 0.0) > hopeless:
+            skipped.append(choice.label)
+        else:
+            programs[choice.label] = chain.program(choice.run)
+    measured = chain.measure(programs, effort)
+    sequential = next(candidate for candidate in every if candidate.is_sequential)
+    specimen, within = chain.specimen, (programs.keys() - {AGAIN}) | {SCAN}
+    judged = _judged(chain, measured, chosen, within, planning)
+    seconds = measured.seconds
+    row = {
+        "part": "regret",
+        "kind": specimen.kind,
+        "w": specimen.width,
+        "L": specimen.length,
+        "batch": specimen.batch,
+        "direction": chain.direction,
+        "chosen": chosen.name,
+        **judged,
+        **chain.depths(chosen),
+        "predicted speedup": sequential.seconds / chosen.seconds,
+        "seconds": {name: seconds[name] for name in seconds if name in within},
+        "loops": {name: seconds[name] for name in seconds if name in measured.loops},
+        "predicted": predicted,
+        "errors": {name: one.error for name, one in measured.outcomes.items() if one.build},
+        "not run": skipped,
+    }
+    is_too_large = f"{chosen.name} was chosen, and is too large to be run here"
+    return row | measured.note("" if chosen.name in measured.outcomes else is_too_large)
+
+
+def _judged(
+    chain: Chain,
+    measured: Measured,
+    chosen: Candidate,
+    within: Collection[str],
+    planning: float,
+) -> Row:
+    """What became of the choice; nothing where it, or `jax.lax.scan`, did not run or is wrong."""
+    seconds, name = measured.seconds, chosen.name
+    if not {name, SCAN, AGAIN} <= seconds.keys():
+        return {}
+    again = seconds.pop(AGAIN)
+    built = measured.outcomes[name].build
+    assert built is not None
+    fastest = measured.best(within)
+    return {
+        "fastest": fastest,
+        "regret %": 100 * (seconds[name] / seconds[fastest] - 1),
+        "regret, loops %": 100 * (seconds[name] / min(seconds.values()) - 1),
+        "noise %": 100 * (max(again, seconds[SCAN]) / min(again, seconds[SCAN]) - 1),
+        "lax.scan us": 1e6 * seconds[SCAN],
+        "speedup": seconds[SCAN] / seconds[name],
+        **chain.realised(measured, name),
+        **measured.cells(name, chosen.seconds),
+        "planning %": 100 * planning / (built.lower + built.compile),
+    }
+
+
+def _has_blocks(name: str) -> bool:
+    return "Newton" in name or "blocks" in name
+
+
+def _block_bytes(specimen: zoo.Specimen) -> float:
+    entries = specimen.width if specimen.kind == "elementwise" else specimen.width**2
+    return 4.0 * specimen.length * specimen.batch * entries
+
+
+# -- the tables
+
+
+def family(name: str) -> str:
+    """What kind of choice it is."""
+    method, _, adjoint = name.partition(" / ")
+    if name == SCAN:
+        return name
+    if method.startswith("Newton") and not adjoint:
+        return "Newton"
+    if adjoint.startswith("blocks"):
+        return ("Newton, " if method.startswith("Newton") else "") + "blocks"
+    return ("Newton, " if method.startswith("Newton") else "") + (adjoint or method)
+
+
+def report(rows: Sequence[Row]) -> str:
+    """Regret by kind and direction, and how often what was chosen where something was fastest."""
+    lines = []
+    for direction in DIRECTIONS:
+        there = [row for row in rows if row["direction"] == direction and "regret %" in row]
+        if there:
+            kinds = [*dict.fromkeys(row["kind"] for row in there), "all"]
+            by_kind = [
+                _summary(kind, direction, [row for row in there if kind in (row["kind"], "all")])
+                for kind in kinds
+            ]
+            lines += [show(by_kind), "", show(_confusion(there)), ""]
+    return "\n".join(lines)
+
+
+def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
+    regrets = sorted(row["regret %"] for row in found)
+    worst = max(found, key=lambda row: float(row["regret %"]))
+    speedups = [row["speedup"] for row in found]
+    return {
+        direction: kind,
+        "chains": len(found),
+        "median %": statistics.median(regrets),
+        "90th %": regrets[int(0.9 * (len(regrets) - 1) + 0.5)],
+        "worst %": regrets[-1],
+        "worst at": f"w={worst['w']} L={worst['L']} batch={worst['batch']}",
+        "loops too, median %": statistics.median(row["regret, loops %"] for row in found),
+        "noise, median %": statistics.median(row["noise %"] for row in found),
+        "noise, worst %": max(row["noise %"] for row in found),
+        "depth speedup": statistics.geometric_mean(row.get("depth speedup", 1.0) for row in found),
+        "predicted": statistics.geometric_mean(row["predicted speedup"] for row in found),
+        "speedup over lax.scan": statistics.geometric_mean(speedups),
+        "least": min(speedups),
+        "over best loop": statistics.geometric_mean(row["over best loop"] for row in found),
+        "|log2|": statistics.median(abs(row["log2"]) for row in found),
+        "planning %": statistics.median(row["planning %"] for row in found),
+        "most": max(row["planning %"] for row in found),
+    }
+
+
+def _confusion(rows: Sequence[Row]) -> list[Row]:
+    pairs = Counter((family(row["chosen"]), family(row["fastest"])) for row in rows)
+    columns = sorted({fastest for _, fastest in pairs})
+    return [
+        {"chosen, below; fastest, right": chosen}
+        | {fastest: pairs.get((chosen, fastest), 0) for fastest in columns}
+        for chosen in sorted({chosen for chosen, _ in pairs})
+    ]

@@ -1,0 +1,199 @@
+"""Programs that sample a trained diffusion model, and what their samples are worth."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from deeppcr import Newton, Solution, diffusion
+from deeppcr.diffusion.sampler import step_noise
+from experiments.bench.engine import Variant
+from experiments.bench.programs import Scan
+from experiments.bench.table import Row
+from experiments.diffusion.latent import CLASSES, Generator, Judge
+from experiments.diffusion.quality import accuracy, agreement, confidence, wasserstein
+from experiments.models import denoiser
+
+TRAINED = {  # on these noise levels; fields are named as diffusers names them
+    "num_train_timesteps": denoiser.NOISE_LEVELS,
+    "beta_start": denoiser.BETAS[0],
+    "beta_end": denoiser.BETAS[1],
+    "beta_schedule": "linear",
+    "prediction_type": "epsilon",
+}
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "DDIM": {"_class_name": "DDIMScheduler", "timestep_spacing": "trailing", "clip_sample": False},
+    "DDPM": {"_class_name": "DDPMScheduler", "timestep_spacing": "trailing", "clip_sample": False},
+    "Euler": {"_class_name": "EulerDiscreteScheduler", "timestep_spacing": "trailing"},
+    "Euler-ancestral": {
+        "_class_name": "EulerAncestralDiscreteScheduler",
+        "timestep_spacing": "trailing",
+    },
+    "DPM-Solver++": {"_class_name": "DPMSolverMultistepScheduler", "timestep_spacing": "trailing"},
+}
+DRAWS = 4  # batches of noise that each program cycles through
+ENOUGH = 32  # samples for what is said of all of them together
+
+
+def schedule_of(scheduler: str) -> diffusion.Schedule:
+    """The schedule of one of `SCHEDULERS` for models that `experiments.diffusion.latent` trains."""
+    return diffusion.Schedule.from_config(TRAINED | SCHEDULERS[scheduler])
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """How `deeppcr.diffusion.sample` is called: see there."""
+
+    method: str | Newton
+    coarse: int | None = None
+    window: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A sampling problem.
+
+    Attributes:
+        generator: the trained models.
+        schedule: whose steps are taken.
+        steps: how many.
+        batch: samples at once: of the digits 0, 1, ..., 9, 0, ...
+    """
+
+    generator: Generator
+    schedule: diffusion.Schedule
+    steps: int
+    batch: int
+
+    @property
+    def named(self) -> Row:
+        """The cells of a row that say which problem it is."""
+        size = {"w": self.generator.size, "L": self.steps, "batch": self.batch}
+        kind = "latent" if self.generator.coder else "pixels"
+        return {"kind": kind, **size, "direction": "forward"}
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The digits that are wanted, of the samples of all draws: ``[DRAWS batch]``."""
+        return np.tile(np.arange(self.batch, dtype=np.int32) % CLASSES, DRAWS)
+
+    def arguments(self, first: int = 0) -> list[tuple[Any, ...]]:
+        """What the programs take, a tuple for each draw.
+
+        Weights, noise ``[batch, size]``, digits, and a seed for more noise.
+        """
+        sigma = self.schedule.init_noise_sigma(self.steps)
+        digits = jnp.asarray(self.labels[: self.batch])
+        shape = (self.batch, self.generator.size)
+        seeds = range(first, first + DRAWS)
+        noise = [
+            sigma * jax.random.normal(jax.random.key(seed), shape, jnp.float32) for seed in seeds
+        ]
+        return [
+            (self.generator.params, x, digits, np.uint32(DRAWS + seed))
+            for seed, x in zip(seeds, noise, strict=True)
+        ]
+
+    def sequential(self, scan: Scan = jax.lax.scan) -> Callable[..., Array]:
+        """The sampler step by step.
+
+        A function of the arguments that returns samples ``[batch, size]``.
+        """
+        table = self.schedule.table(self.steps)
+
+        def run(params: Any, x: Array, digits: Array, seed: Array) -> Array:
+            model = self._model(params, digits)
+            inputs = table.inputs(x.dtype)
+            if table.is_noisy:
+                inputs["noise"] = step_noise(jax.random.key(seed), self.steps, x)
+            step = table.step(model)
+            return table.newest(
+                scan(lambda state, at: (step(state, at), None), table.begin(x), inputs)[0]
+            )
+
+        return run
+
+    def variant(self, sampler: Sampler, samples: list[Array] | None = None) -> Variant:
+        """The same samples by `deeppcr.diffusion.sample`.
+
+        What the solves make is appended to ``samples``.
+        """
+
+        def solve(params: Any, x: Array, digits: Array, seed: Array) -> Solution:
+            return diffusion.sample(
+                self._model(params, digits),
+                self.schedule,
+                x,
+                steps=self.steps,
+                key=jax.random.key(seed),
+                method=sampler.method,
+                coarse=sampler.coarse,
+                window=sampler.window,
+            )
+
+        jitted = jax.jit(solve)
+
+        def keep(*arguments: Any) -> Solution:
+            solution = jitted(*arguments)
+            if samples is not None:
+                samples.append(solution.value)
+            return solution
+
+        return Variant(lambda *arguments: solve(*arguments).value, solve=keep)
+
+    def noise(self) -> np.ndarray:
+        """What all samples are made of, as images: ``[DRAWS batch, 64]``."""
+        sigma = self.schedule.init_noise_sigma(self.steps)
+        return self.images([x / sigma for _, x, _, _ in self.arguments()])
+
+    def images(self, samples: list[Array]) -> np.ndarray:
+        """Samples of some draws as images: ``[n, 64]``, pixels from -1 to 1."""
+        nothing = jnp.zeros((0, self.generator.size), jnp.float32)
+        return np.asarray(self.generator.decode(jnp.concatenate([nothing, *samples])))
+
+    def _model(self, params: Any, digits: Array) -> Callable[[Array, Array], Array]:
+        return dataclasses.replace(self.generator, params=params).model(digits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """What the samples of a program are compared with; images are ``[n, 64]``.
+
+    Attributes:
+        sequential: the sequential samples, from the same noise.
+        other: as many from other noise.
+        data: what the model was trained on.
+        labels: ``[n]``, the digits that are wanted.
+        judge: tells which digits there are.
+    """
+
+    sequential: np.ndarray
+    other: np.ndarray
+    data: np.ndarray
+    labels: np.ndarray
+    judge: Judge
+
+    def quality(self, images: np.ndarray) -> Row:
+        """What `--help` says of quality, for images ``[n, 64]`` in the same order.
+
+        Nothing, if there are none, or one is not finite: after an overflow.
+        """
+        if not len(images) or not np.isfinite(images).all():
+            return {}
+        classes = self.judge(images)
+        found = {
+            "W1 to sequential": wasserstein(images, self.sequential),
+            "same class": agreement(classes, self.judge(self.sequential)),
+        }
+        if len(images) < ENOUGH:
+            return found
+        return found | {
+            "W1, other noise": wasserstein(self.other, self.sequential),
+            "W1 to data": wasserstein(images, self.data),
+            "accuracy": accuracy(classes, self.labels),
+            "confidence": confidence(classes),
+        }

@@ -1,1 +1,0 @@
-"""Training, sampling, quality and figure of the experiment `diffusion`."""

@@ -1,0 +1,1 @@
+"""Recurrent networks and their gradients."""

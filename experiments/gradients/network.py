@@ -1,0 +1,195 @@
+"""A recurrent network as a case of the bench.
+
+One cell over T steps, by every way to run it, forward and with its gradient.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import deeppcr
+import depth
+from deeppcr import Adjoint, Newton, Recurrence
+from experiments.bench.engine import Case, Variant, bench
+from experiments.bench.programs import BACKPROP, Scan, Setting, baselines
+from experiments.bench.table import Row
+from experiments.bench.timing import Effort
+from experiments.models import cells
+
+KINDS: dict[str, tuple[Callable[..., Any], Callable[..., dict[str, Array]]]] = {
+    "gru": (cells.gru_step, cells.gru_weights),
+    "lstm": (cells.lstm_step, cells.lstm_weights),
+}
+DIRECTIONS = ("gradient", "forward")
+INPUTS = 2  # tuples of arguments
+
+
+def _dense(linear: Any = "auto") -> Setting:
+    """Newton's method and the adjoint by Jacobians.
+
+    By default with the solver that is best on this device.
+    """
+    return Setting(
+        Newton(linearize="dense", linear=linear), Adjoint(linearize="dense", linear=linear)
+    )
+
+
+ADJOINTS: Mapping[str, Mapping[str, Setting]] = {
+    "forward": {
+        "auto": Setting(),
+        "newton, recurrence": Setting(Newton(linearize="dense", linear=Recurrence())),
+    },
+    "gradient": {
+        "auto": Setting(),
+        "adjoint, sequential": Setting("sequential", BACKPROP),
+        "adjoint, recurrence": Setting("sequential", Recurrence()),
+        "adjoint, pcr": Setting("sequential", "pcr"),
+    },
+}
+NEWTON: dict[str, Setting] = {
+    "auto": Setting(),
+    "newton": _dense(),
+    "newton, cyclic reduction": _dense("cyclic_reduction"),
+    "newton, diagonal": Setting(Newton(linearize="diagonal"), "auto"),
+}
+GRID: Mapping[str, Mapping[str, Setting]] = {
+    "forward": NEWTON,
+    "gradient": NEWTON
+    | {"scan, parallel adjoint": Setting("sequential", Adjoint(linearize="dense"))},
+}
+PARTS = {"adjoints": ADJOINTS, "grid": GRID}
+FEW = ("auto", "newton", "scan, parallel adjoint")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A cell over T steps.
+
+    Attributes:
+        kind: "gru" or "lstm".
+        n: units.
+    """
+
+    kind: str
+    n: int
+
+    def step(self, weights: cells.Weights, state: Any, from_x: Array) -> Any:
+        """One step, from what `cells.read` made of the input."""
+        return KINDS[self.kind][0](weights, state, from_x)
+
+    def start(self, batch: int) -> Any:
+        """The state of zeros that it starts from."""
+        zeros = jnp.zeros((batch, self.n), jnp.float32)
+        return zeros if self.kind == "gru" else (zeros, zeros)
+
+    def arguments(self, length: int, batch: int, seed: int) -> tuple[Any, Any, Array]:
+        """Random weights, the state to start from, and random inputs ``[T, batch, n]``."""
+        inputs = np.random.default_rng(seed).standard_normal((length, batch, self.n), np.float32)
+        return KINDS[self.kind][1](self.n, seed=seed), self.start(batch), jnp.asarray(inputs)
+
+    def states(self, scan: Scan) -> Callable[..., Array]:
+        """The function of ``(weights, start, inputs)`` that makes the cell's outputs ``h.
+
+        [T, batch, n]``, by some scan.
+        """
+
+        def run(weights: Any, start: Any, xs: Array) -> Array:
+            def body(state: Any, from_x: Array) -> tuple[Any, Array]:
+                state = self.step(weights, state, from_x)
+                return state, jax.tree.leaves(state)[0]
+
+            outputs: Array = scan(body, start, cells.read(weights, xs))[1]
+            return outputs
+
+        return run
+
+    def gradient(self, scan: Scan) -> Callable[..., Any]:
+        """The gradient of the outputs' mean square with respect to weights, start and inputs."""
+        states = self.states(scan)
+        return jax.grad(lambda *arguments: jnp.square(states(*arguments)).mean(), (0, 1, 2))
+
+    def solve(self, method: Any) -> Callable[..., deeppcr.Solution] | None:
+        """What finds the same states, and tells how it went.
+
+        None for a method without iterations.
+        """
+
+        def run(weights: Any, start: Any, xs: Array) -> deeppcr.Solution:
+            chain = deeppcr.Chain(partial(self.step, weights), cells.read(weights, xs))
+            return deeppcr.solve(chain, start, method=method, batch_ndim=1)
+
+        return None if method == "sequential" else jax.jit(run)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A network and what it reads: a case in each direction.
+
+    Attributes:
+        network: the cell.
+        length: T.
+        batch: sequences at once.
+        part: whose variants it is run by, of `PARTS`.
+        names: which of the variants take part; None for all.
+    """
+
+    network: Network
+    length: int
+    batch: int = 1
+    part: str = "grid"
+    names: tuple[str, ...] | None = None
+
+    @property
+    def settings(self) -> dict[str, Mapping[str, Setting]]:
+        """The variants of each direction.
+
+        A state of one number has a diagonal that is all of its derivative.
+        """
+        left_out = {"newton, diagonal"} if self.network == Network("gru", 1) else set()
+        return {
+            direction: {
+                name: setting
+                for name, setting in settings.items()
+                if name not in left_out and (self.names is None or name in self.names)
+            }
+            for direction, settings in PARTS[self.part].items()
+        }
+
+    def case(self, direction: str, solves: Mapping[Any, Any] | None = None) -> Case:
+        """ "forward", or "gradient", of which the forward pass is a part.
+
+        ``solves`` by method, where they are shared.
+        """
+        network = self.network
+        make = network.states if direction == "forward" else network.gradient
+        solves = self.solves if solves is None else solves
+        labels = {"part": self.part, "kind": network.kind, "L": self.length, "w": network.n}
+        return Case(
+            labels | {"batch": self.batch, "direction": direction},
+            arguments=[network.arguments(self.length, self.batch, k) for k in range(INPUTS)],
+            baselines=baselines(make, self.length),
+            variants={
+                name: Variant(make(setting.scan), solve=solves[setting.method])
+                for name, setting in self.settings[direction].items()
+            },
+        )
+
+    @property
+    def solves(self) -> dict[Any, Any]:
+        """What tells of iterations, by method."""
+        every = [one for settings in self.settings.values() for one in settings.values()]
+        return {setting.method: self.network.solve(setting.method) for setting in every}
+
+    def rows(
+        self, directions: tuple[str, ...], device: depth.Device, effort: Effort
+    ) -> Iterator[Row]:
+        """Rows of all directions, whose chains are solved by the same programs."""
+        solves = self.solves
+        for direction in directions:
+            yield from bench(self.case(direction, solves), device, effort)

@@ -1,0 +1,98 @@
+"""The LSTM of a trained speech detector, `silero`, over sound.
+
+As a case of the bench, and what it hears by every variant.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from deeppcr import Newton, TrustRegion
+from experiments.bench.engine import Case, Variant
+from experiments.bench.programs import SCAN, Setting, baselines
+from experiments.bench.table import Row
+from experiments.gradients import silero
+from experiments.gradients.network import Network
+
+# Its gates mix all units, so a diagonal gains nothing: an iteration for one or two frames. And it
+# amplifies differences a little,
+# so Newton's updates have to be kept in bounds.
+VARIANTS: dict[str, Setting] = {
+    "auto": Setting(),
+    "newton, trust region": Setting(Newton(linearize="dense", damping=TrustRegion())),
+}
+KEPT = 640  # frames of which the probabilities are kept: 20 seconds
+
+
+@dataclass(frozen=True)
+class Detector:
+    """The network, and how long it listens.
+
+    Attributes:
+        arrays: its weights: `silero.read_weights`.
+        seconds: of sound that is like speech.
+    """
+
+    arrays: silero.Arrays
+    seconds: float
+
+    @property
+    def network(self) -> Network:
+        """The LSTM alone."""
+        return Network("lstm", len(self.arrays["lstm_cell.weight_hh"][0]))
+
+    @cached_property
+    def arguments(self) -> list[tuple[Any, Any, Array]]:
+        """Weights, start and what the LSTM reads, of two sounds."""
+        weights = silero.lstm_weights(self.arrays)
+        sounds = [
+            silero.features(self.arrays, silero.make_sound(self.seconds, seed)) for seed in range(2)
+        ]
+        return [(weights, self.network.start(1), read[:, None]) for read in sounds]
+
+    @cached_property
+    def solves(self) -> dict[str, Any]:
+        """What finds all states, by variant."""
+        return {name: self.network.solve(setting.method) for name, setting in VARIANTS.items()}
+
+    def labels(self, part: str) -> Row:
+        """What rows begin with."""
+        return {"part": part, "kind": "silero-vad lstm", "L": len(self.arguments[0][2])}
+
+    def case(self) -> Case:
+        """The LSTM over all frames."""
+        labels = self.labels("speech") | {"w": self.network.n, "batch": 1, "direction": "forward"}
+        return Case(
+            labels,
+            arguments=self.arguments,
+            baselines=baselines(self.network.states, labels["L"]),
+            variants={
+                name: Variant(self.network.states(setting.scan), solve=self.solves[name])
+                for name, setting in VARIANTS.items()
+            },
+        )
+
+    def listen(self) -> Iterator[Row]:
+        """A row for each variant.
+
+        How many frames are speech, and how far the probabilities are from those by `jax.lax.scan`.
+        """
+        given = self.arguments[0]
+        outputs = {SCAN: jax.jit(self.network.states(jax.lax.scan))(*given)}
+        outputs |= {name: solve(*given).trajectory[0] for name, solve in self.solves.items()}
+        expected: np.ndarray | None = None
+        for name, h in outputs.items():
+            found = np.asarray(silero.probabilities(self.arrays, h[:, 0]))
+            expected = found if expected is None else expected
+            yield self.labels("heard") | {
+                "program": name,
+                "seconds": self.seconds,
+                "share of speech": float(np.mean(found > 0.5)),
+                "probabilities differ": float(np.abs(found - expected).max()),
+                "probabilities": [round(float(p), 5) for p in found[:KEPT]],
+            }

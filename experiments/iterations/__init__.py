@@ -1,0 +1,1 @@
+"""Newton's iterations by every form of the method."""

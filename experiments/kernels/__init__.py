@@ -1,0 +1,1 @@
+"""What programs launch on a GPU."""

@@ -1,0 +1,166 @@
+"""How many kernels programs launch on a GPU, and how often its host waits.
+
+Read off the compiled program, on any machine.
+
+XLA compiles for a GPU that is not at hand if jax has its plugin for CUDA, which takes no driver:
+
+    pip install --no-deps jax-cuda13-plugin==<version of jax> jax-cuda13-pjrt==<the same>
+
+Nothing is run but the chains themselves, on the device at hand, to find out how many iterations
+Newton's method takes. On narrow chains a GPU does next to nothing but launch kernels, so the ratio
+of launches is what a speedup can come to. "latency ms" is what they take at `depth`'s latencies for
+the device, waits of the host included; "predicted ms" is what `depth` predicts of the program
+without having seen it compiled.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+
+import deeppcr
+import depth
+from experiments.bench import command
+from experiments.bench.costs import analyze, further, is_fallback
+from experiments.bench.engine import Case, Variant
+from experiments.bench.programs import baselines
+from experiments.bench.table import Row, show
+from experiments.gradients import network as recurrent
+from experiments.kernels.figure import draw
+from experiments.kernels.launches import Launches, launches
+from experiments.kernels.targets import NAMES, Target, Unavailable, target
+from experiments.mlp import run as mlp
+
+WIDTHS, QUICK_WIDTHS = (2, 4, 8, 16), (8,)
+LENGTH, STEPS = 1024, 100_000
+BATCH = 16  # of a training step
+UNSEEN = ("sequential", "waits", "depth")
+
+
+def makers(quick: bool) -> Iterator[Callable[[], Case]]:
+    """What makes the cases.
+
+    Layers forwards and backwards, a recurrent unit over a long time, a training step, a sampler.
+    """
+    for width in QUICK_WIDTHS if quick else WIDTHS:
+        for direction in mlp.DIRECTIONS:
+            yield partial(mlp.case, mlp.Size("tanh", LENGTH, width, 1), direction)
+    if not quick:
+        for direction in ("forward", "gradient"):
+            yield partial(recurrent.Size(recurrent.Network("gru", 1), STEPS).case, direction)
+        yield residual
+        yield sampler
+
+
+def residual() -> Case:
+    """A training step of the residual network."""
+    from experiments.resnet import run as resnet
+
+    scale = resnet.ON_ACCELERATOR
+    task = resnet.Task(resnet.data.handwritten(), resnet.Shape(LENGTH), BATCH, scale.steps)
+    return resnet.case(task, ("identity / identity", "dense / dense"))
+
+
+def sampler() -> Case:
+    """One sample of a diffusion model."""
+    from experiments.diffusion import run as diffusion
+
+    scale = diffusion.ACCELERATOR
+    size, steps, batch = scale.middle
+    generator = diffusion.generator(size, scale.training)
+    setup = diffusion.Setup(generator, diffusion.schedule_of("DDIM"), steps, batch)
+    variants = {name: setup.variant(sampler) for name, sampler in diffusion.METHODS.items()}
+    labels = {"part": "speed", **setup.named}
+    return Case(labels, setup.arguments(), baselines(setup.sequential, steps), variants)
+
+
+def rows(case: Case, target: Target) -> Iterator[Row]:
+    """A row for each program of a case: its labels, and what is launched."""
+    device = depth.devices[target.name]
+    first: Row = {}
+    for name, given in {**case.baselines, **case.variants}.items():
+        if name == "auto":  # here it may be another program than there, with other iterations
+            continue
+        variant = given if isinstance(given, Variant) else Variant(given)
+        iterations = _iterations(variant, case.arguments[0])
+        found, cost = compiled(variant, case.arguments[0], iterations, target)
+        with target.chosen():
+            total = found.total(partial(_trips, iterations))
+        latency = device.call_latency + total.launches * device.kernel_latency
+        latency += total.waits * device.turn_latency
+        bodies = [loop.body.here for loop in found.loops if not is_fallback(loop.name)]
+        row = {**case.labels, "program": name, "sequential": name in case.baselines}
+        row |= {} if iterations is None else {"iterations": iterations}
+        row |= {"outside of loops": found.here, "a trip": max(bodies, default=0)}
+        row |= {"launches": total.launches, "waits": total.waits, "latency ms": 1e3 * latency}
+        first = first or row
+        predicted = depth.predict(cost, device)
+        yield row | {
+            "fewer launches": first["launches"] / total.launches,
+            "latency speedup": first["latency ms"] / row["latency ms"],
+            "depth": cost.depth,
+            "predicted ms": 1e3 * predicted,
+            "log2 of it": math.log2(predicted / latency),
+        }
+
+
+def compiled(
+    variant: Variant, arguments: Any, iterations: int | None, target: Target
+) -> tuple[Launches, depth.Cost]:
+    """What is launched, and what `depth` says of the same program."""
+    with target.chosen():
+        if variant.prepare:
+            arguments = jax.eval_shape(variant.prepare, *arguments)
+        found = launches(target.compile(variant.run, *arguments))
+        cost = analyze(variant.run, *arguments, trips=further(iterations or 0), rest=0)
+    if not cost.exact:
+        raise ValueError(f"expected loops of known length, got {cost.unknown}.")
+    return found, cost
+
+
+def _iterations(variant: Variant, arguments: tuple[Any, ...]) -> int | None:
+    """How many a solve takes; None for a program without."""
+    if variant.solve is None:
+        return None
+    solution = variant.solve(*arguments)
+    if int(solution.result) != deeppcr.Result.CONVERGED:
+        raise RuntimeError(f"expected a chain that converges, got {solution.result}.")
+    return int(solution.stats.iterations)
+
+
+def _trips(iterations: int | None, name: str) -> int:
+    """Of a loop whose end depends on data, by its name; nothing is left for a fallback."""
+    if is_fallback(name):
+        return 0
+    if iterations is None:
+        raise ValueError(f"expected a loop of known length or a solve, got the loop {name}.")
+    return further(iterations)
+
+
+def main(argv: list[str]) -> None:
+    """Compile, count, and print a table."""
+    arguments = command.parser("kernels", __doc__)
+    what = "the GPU to compile for (%(default)s)"
+    arguments.add_argument("--target", choices=[*NAMES], default="H200", help=what)
+    options = arguments.parse_args(argv)
+    try:
+        found = target(options.target)
+    except Unavailable as error:
+        print(f"not counted: {error}")
+        return
+
+    def counted(make: Callable[[], Case]) -> Iterator[Row]:
+        try:
+            case = make()
+        except ModuleNotFoundError as error:
+            name = getattr(make, "__name__", "a case")
+            print(f"left out: {name} needs {error.name}, which is not installed")
+            return
+        for row in rows(case, found):
+            yield {"target": options.target} | row
+
+    jobs = [partial(counted, make) for make in makers(options.quick)]
+    kept = command.run(options, "kernels", jobs, lambda rows: show(rows, UNSEEN))
+    command.conclude(options, kept, partial(draw, kept.rows))

@@ -1,0 +1,1 @@
+"""Multilayer perceptrons over depth and width."""

@@ -1,0 +1,204 @@
+"""Multilayer perceptrons over depth and width, forward and backward.
+
+Layer by layer, and all layers at once.
+
+L layers of w units, z_l = a(z_{l-1} W_l + b_l), with a = tanh or relu, weights and biases drawn
+uniformly from +-1/sqrt(w), as torch starts them: the network of DeepPCR (Danieli et al., NeurIPS
+2023, section 4.1), which reports speedups of up to 30 forward and 200 backward on a GPU. "forward"
+is the last state; "gradient" is that of its mean square with respect to all weights, biases and the
+input; "backward" is what is left of the gradient once the forward pass has been made, timed alone.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import deeppcr
+from experiments.bench import command
+from experiments.bench.command import positive
+from experiments.bench.engine import Case, Variant, bench
+from experiments.bench.programs import Scan, baselines
+from experiments.bench.summary import best
+from experiments.bench.table import Row, show
+from experiments.bench.timing import Effort
+from experiments.mlp.figure import draw
+
+KINDS = ("tanh", "relu")
+LENGTHS = tuple(2**power for power in range(6, 15))
+WIDTHS = (2, 4, 8, 16, 32, 64)
+BATCHES = (1, 8, 64)
+DIRECTIONS = ("forward", "gradient", "backward")
+# The longest Python loop among the baselines:
+LOOPS = {"forward": 256, "gradient": 64, "backward": 64}
+LONGEST = 5.0  # seconds of one call
+INPUTS = 2  # tuples of arguments
+
+NEWTON = deeppcr.Newton(linearize="dense")
+BLOCKS = deeppcr.Adjoint(linearize="dense")  # the adjoint of all layers at once
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "forward": {"auto": {}, "newton": {"method": NEWTON}},
+    "gradient": {
+        "auto": {},
+        "sequential / blocks": {"method": "sequential", "adjoint": BLOCKS},
+        "newton / blocks": {"method": NEWTON, "adjoint": BLOCKS},
+    },
+    "backward": {
+        "auto": {"method": "sequential"},
+        "blocks": {"method": "sequential", "adjoint": BLOCKS},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A network, and what is fed to it."""
+
+    kind: str
+    length: int
+    width: int
+    batch: int
+
+    @property
+    def importance(self) -> float:
+        """The less the sooner it is measured.
+
+        1024 narrow layers of tanh, batch 1, and what is near to that.
+        """
+        near = abs(math.log2(self.length) - 10) + 0.5 * math.log2(self.width)
+        return near + math.log2(self.batch) + 3 * KINDS.index(self.kind)
+
+
+def sizes(
+    kinds: list[str], lengths: list[int], widths: list[int], batches: list[int]
+) -> list[Size]:
+    """All combinations, the most important ones first."""
+    return sorted(
+        (Size(*size) for size in product(kinds, lengths, widths, batches)),
+        key=lambda size: size.importance,
+    )
+
+
+def default_sizes(quick: bool, on_cpu: bool) -> list[Size]:
+    """What is measured if nobody says what.
+
+    On an accelerator everything, on a CPU what takes some minutes.
+    """
+    if quick:
+        return sizes(["tanh"], [32, 1024], [4], [1])
+    if not on_cpu:
+        return sizes([*KINDS], [*LENGTHS], [*WIDTHS], [*BATCHES])
+    beside = sizes(["tanh"], [1024], [2, 8], [8]) + sizes(["relu"], [1024], [2, 8], [1])
+    return sizes(["tanh"], [64, 256, 1024, 4096], [2, 8, 32], [1]) + beside
+
+
+def network(size: Size, seed: int) -> tuple[dict[str, Array], Array]:
+    """Layers, stacked, ``w: [L, w, w]`` and ``b: [L, w]``; and an input ``[batch, w]``."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    bound = size.width**-0.5
+    w = jax.random.uniform(
+        keys[0], (size.length, size.width, size.width), jnp.float32, -bound, bound
+    )
+    b = jax.random.uniform(keys[1], (size.length, size.width), jnp.float32, -bound, bound)
+    return {"w": w, "b": b}, jax.random.normal(keys[2], (size.batch, size.width), jnp.float32)
+
+
+def step(kind: str, z: Array, layer: dict[str, Array]) -> Array:
+    """One layer."""
+    act = jnp.tanh if kind == "tanh" else jax.nn.relu
+    return act(z @ layer["w"] + layer["b"][None])
+
+
+def forward(kind: str, scan: Scan) -> Callable[..., Array]:
+    """The last state, by ``scan``."""
+    return lambda layers, x: scan(lambda z, layer: (step(kind, z, layer), None), x, layers)[0]
+
+
+def gradient(kind: str, scan: Scan) -> Callable[..., Any]:
+    """The gradient of its mean square."""
+    run = forward(kind, scan)
+    return jax.grad(lambda layers, x: jnp.mean(run(layers, x) ** 2), (0, 1))
+
+
+def backward(kind: str, scan: Scan) -> Variant:
+    """What `jax.vjp` leaves to do after the forward pass.
+
+    A program that takes what that has kept.
+    """
+    run = forward(kind, scan)
+
+    def prepare(layers: dict[str, Array], x: Array) -> tuple[Any, Array]:
+        last, pull = jax.vjp(run, layers, x)
+        return pull, 2 * last / last.size
+
+    return Variant(lambda pull, slope: pull(slope), prepare=jax.jit(prepare))
+
+
+MAKERS: dict[str, Callable[[str, Scan], Any]] = {
+    "forward": forward,
+    "gradient": gradient,
+    "backward": backward,
+}
+
+
+@cache
+def solver(kind: str, method: Any) -> Callable[..., Any]:
+    """A solve by a method, compiled once for a size and all directions."""
+
+    def solve(layers: dict[str, Array], x: Array) -> deeppcr.Solution:
+        chain = deeppcr.Chain(partial(step, kind), layers)
+        return deeppcr.solve(chain, x, method=method, batch_ndim=1)
+
+    return jax.jit(solve)
+
+
+def case(size: Size, direction: str) -> Case:
+    """One size, one direction: the programs that are to be compared."""
+    make = partial(MAKERS[direction], size.kind)
+    variants: dict[str, Any] = {}
+    for name, options in VARIANTS[direction].items():
+        variants[name] = make(partial(deeppcr.scan, batch_ndim=1, **options))
+        if (method := options.get("method", "auto")) != "sequential":
+            variants[name] = Variant(variants[name], solve=solver(size.kind, method))
+    labels = {"kind": size.kind, "L": size.length, "w": size.width, "batch": size.batch}
+    return Case(
+        labels | {"direction": direction},
+        arguments=[network(size, seed) for seed in range(INPUTS)],
+        baselines=baselines(make, size.length, LOOPS[direction]),
+        variants=variants,
+    )
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print the tables, and with --keep write the rows and the figure."""
+    arguments = command.parser("mlp", __doc__)
+    arguments.add_argument("--kinds", nargs="+", choices=KINDS, help="activations")
+    arguments.add_argument("--lengths", nargs="+", type=positive, metavar="L", help="layers")
+    arguments.add_argument("--widths", nargs="+", type=positive, metavar="W", help="units each")
+    arguments.add_argument("--batches", nargs="+", type=positive, metavar="B", help="batch sizes")
+    arguments.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
+    options = arguments.parse_args(argv)
+    device, effort = command.model(options), Effort(options.repeats)
+    chosen = default_sizes(options.quick, jax.default_backend() == "cpu")
+    if options.kinds or options.lengths or options.widths or options.batches:
+        chosen = sizes(
+            options.kinds or ["tanh"],
+            options.lengths or sorted({size.length for size in chosen}),
+            options.widths or sorted({size.width for size in chosen}),
+            options.batches or [1],
+        )
+
+    def rows(size: Size) -> Iterator[Row]:
+        for direction in options.directions:
+            yield from bench(case(size, direction), device, effort, LONGEST)
+
+    kept = command.run(options, "mlp", [partial(rows, size) for size in chosen])
+    found = list(best(kept.rows))
+    print(show(found))
+    command.conclude(options, kept, partial(draw, found))

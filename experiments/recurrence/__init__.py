@@ -1,0 +1,1 @@
+"""The linear recurrence by every solver."""

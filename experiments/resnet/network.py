@@ -1,0 +1,190 @@
+"""A deep narrow residual network of convolutions for handwritten digits, and its training.
+
+    z_0 = P x,    z_l = z_{l-1} + act(K_l * z_{l-1} + b_l) / sqrt(L),    scores = z_L H + h
+
+P takes the pixels of each patch of the image to a few channels, every block has a 3 x 3 convolution
+K_l of its own, and H reads the last state. With 1/sqrt(L) it takes all L blocks to change the state
+by order one (Hayou et al., *Stable ResNet*, 2021): the Jacobian of a block is the identity and
+something small. A network like those of section 4.2 of DeepPCR (Danieli et al., 2023).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from experiments.models.training import adam
+
+CLASSES = 10
+TAPS = 3  # of a convolution, a side
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu}
+
+Params = dict[str, dict[str, Array]]
+Layer = dict[str, Array]
+"""``{"weight": [3, 3, channels, channels], "bias": [channels]}``.
+
+Of all blocks: with an axis of blocks in front.
+"""
+
+Step = Callable[[Array, Layer], Array]
+Convolve = Callable[[Array, Array], Array]
+Run = Callable[[Step, Layer, Array], tuple[Array, Any]]
+"""``(step, layers, z_0) -> (z_L, what run says of it)``: how the blocks are run."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a network.
+
+    Attributes:
+        blocks: L.
+        channels: of a state.
+        side: positions of a state, a side: images are cut into ``side x side`` patches.
+        activation: "tanh" or "relu".
+    """
+
+    blocks: int
+    channels: int = 3
+    side: int = 4
+    activation: str = "tanh"
+
+    @property
+    def width(self) -> int:
+        """w, how many numbers a state has."""
+        return self.side**2 * self.channels
+
+
+class State(NamedTuple):
+    """What a step of the training changes.
+
+    Parameters, and Adam's means of the gradient and of its square.
+    """
+
+    params: Params
+    mean: Params
+    square: Params
+
+
+def products(z: Array, weight: Array) -> Array:
+    """A 3 x 3 convolution of ``z: [batch, side, side, channels]`` as one matrix product.
+
+    Faster than XLA's for few channels.
+    """
+    side = z.shape[1]
+    padded = jnp.pad(z, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    taps = [padded[:, i : i + side, j : j + side] for i in range(TAPS) for j in range(TAPS)]
+    return jnp.concatenate(taps, axis=-1) @ weight.reshape(-1, weight.shape[-1])
+
+
+def library(z: Array, weight: Array) -> Array:
+    """The same by XLA's own convolution."""
+    return lax.conv_general_dilated(
+        z, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def block(shape: Shape, convolve: Convolve = products) -> Step:
+    """A step of the chain."""
+    act = ACTIVATIONS[shape.activation]
+
+    def step(z: Array, layer: Layer) -> Array:
+        moved = convolve(z, layer["weight"])
+        return z + act(moved + jnp.broadcast_to(layer["bias"], moved.shape)) / math.sqrt(
+            shape.blocks
+        )
+
+    return step
+
+
+def initial(shape: Shape, pixels: int, seed: int = 0) -> State:
+    """Random weights for images of so many pixels, and nothing in the means."""
+    patch = _patch(shape, pixels)
+    random = np.random.default_rng(seed)
+
+    def weight(inputs: int, *sizes: int) -> Array:
+        return jnp.asarray(random.standard_normal(sizes) / math.sqrt(inputs), jnp.float32)
+
+    c = shape.channels
+    params = {
+        "patch": {"weight": weight(patch**2, patch**2, c)},
+        "blocks": {
+            "weight": weight(TAPS**2 * c, shape.blocks, TAPS, TAPS, c, c),
+            "bias": jnp.zeros((shape.blocks, c), jnp.float32),
+        },
+        "head": {
+            "weight": weight(shape.width, shape.width, CLASSES),
+            "bias": jnp.zeros(CLASSES, jnp.float32),
+        },
+    }
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return State(params, zeros, zeros)
+
+
+def begin(shape: Shape, params: Params, x: Array) -> Array:
+    """z_0 of ``x: [batch, pixels]``: ``[batch, side, side, channels]``."""
+    side, patch = shape.side, _patch(shape, x.shape[1])
+    patches = (
+        x.reshape(-1, side, patch, side, patch)
+        .transpose(0, 1, 3, 2, 4)
+        .reshape(-1, side, side, patch**2)
+    )
+    return patches @ params["patch"]["weight"]
+
+
+def loss(
+    run: Run, shape: Shape, params: Params, x: Array, y: Array, convolve: Convolve = products
+) -> tuple[Array, Any]:
+    """The mean cross entropy, and what ``run`` says."""
+    scores, statistics = _scores(run, shape, params, x, convolve)
+    logarithms = jax.nn.log_softmax(scores)
+    return -jnp.take_along_axis(logarithms, y[:, None], axis=1).mean(), statistics
+
+
+def train_step(
+    run: Run, shape: Shape, rate: float, steps: int, convolve: Convolve = products
+) -> Callable[[State, Array, Array, Array], tuple[State, Array, Any]]:
+    """A step of training, by `adam`.
+
+    Returns:
+        ``(state, index, x, y) -> (state, loss, what run says)``, with ``index`` an int32 scalar.
+    """
+
+    def step(state: State, index: Array, x: Array, y: Array) -> tuple[State, Array, Any]:
+        objective = jax.value_and_grad(
+            lambda params: loss(run, shape, params, x, y, convolve), has_aux=True
+        )
+        (value, statistics), gradient = objective(state.params)
+        return State(*adam(*state, gradient, index, rate, steps)), value, statistics
+
+    return step
+
+
+def accuracy(run: Run, shape: Shape, params: Params, x: Array, y: Array) -> Array:
+    """The share of the images whose highest score is that of their class."""
+    scores, _ = _scores(run, shape, params, x, products)
+    return jnp.mean(jnp.argmax(scores, axis=1).astype(y.dtype) == y, dtype=jnp.float32)
+
+
+def _scores(
+    run: Run, shape: Shape, params: Params, x: Array, convolve: Convolve
+) -> tuple[Array, Any]:
+    z, statistics = run(block(shape, convolve), params["blocks"], begin(shape, params, x))
+    head = params["head"]
+    scores = z.reshape(len(x), -1) @ head["weight"]
+    return scores + jnp.broadcast_to(head["bias"], scores.shape), statistics
+
+
+def _patch(shape: Shape, pixels: int) -> int:
+    """Pixels of a patch, a side."""
+    across = math.isqrt(pixels)
+    if across**2 != pixels or across % shape.side:
+        raise ValueError(
+            f"side is {shape.side}, expected a divisor of {math.sqrt(pixels):g}, "
+            "the pixels of an image a side."
+        )
+    return across // shape.side

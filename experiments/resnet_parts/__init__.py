@@ -1,1 +1,0 @@
-"""Network, ways to run it, training and figure of the experiment `resnet`."""

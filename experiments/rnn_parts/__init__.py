@@ -1,1 +1,0 @@
-"""Networks, data, pretrained weights and figure of the experiment `rnn`."""

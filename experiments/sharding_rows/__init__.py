@@ -1,1 +1,0 @@
-"""The rows of `python -m experiments sharding`."""

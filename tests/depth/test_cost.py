@@ -1,0 +1,182 @@
+"""Costs add up, and repeat, to what `depth.analyze` reads of the whole; the printer of tables."""
+
+import copy
+import pickle
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import depth
+from depth.kernels import Choice, Kernel, Loop, Program
+from depth.report import table
+from tests.depth.cases import f, sines
+
+X = f(8)
+DEVICES = ["H200", "TPU v5e", depth.device.generic_cpu(2)]
+
+
+def until(x):
+    return lax.while_loop(lambda x: x[0] < 9, lambda x: x * 2, x)
+
+
+def scanned(x):
+    return lax.scan(lambda x, _: (jnp.sin(x), None), x, length=9)[0]
+
+
+def product(x):
+    return jnp.sin(x) @ x
+
+
+PROGRAMS = {
+    "sines": lambda x: sines(x, 3),
+    "scan": scanned,
+    "product": product,
+    "nothing": lambda x: x,
+}
+
+
+def analyzed(name):
+    return depth.analyze(PROGRAMS[name], X)
+
+
+@pytest.mark.parametrize("first", PROGRAMS)
+@pytest.mark.parametrize("second", PROGRAMS)
+def test_one_after_the_other(first, second):
+    a, b = analyzed(first), analyzed(second)
+    both = a + b
+    assert both.depth == a.depth + b.depth
+    assert (both.work, both.bytes) == (a.work + b.work, a.bytes + b.bytes)
+    assert both.traffic == a.traffic + b.traffic
+    assert both.by_output == a.depth + b.by_output
+    assert sum(row.depth for row in both.critical_path) == both.depth
+    assert both.critical_work == a.critical_work + b.critical_work
+    for device in DEVICES:
+        assert both.seconds(device) == pytest.approx(a.seconds(device) + b.seconds(device))
+
+
+def test_a_sum_is_the_whole_program():
+    """Where nothing could be fused across the seam: a sort is a kernel of its own."""
+    whole = depth.analyze(lambda x: jnp.sin(lax.sort(x)), X)
+    parts = depth.analyze(lax.sort, X) + depth.analyze(jnp.sin, X)
+    assert (whole.depth, whole.work, whole.bytes) == (parts.depth, parts.work, parts.bytes)
+    assert whole.traffic == parts.traffic
+    for device in DEVICES:
+        assert depth.predict(whole, device) == pytest.approx(depth.predict(parts, device))
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("times", [0, 1, 9, 10**9])
+def test_a_loop(times, counted):
+    once = depth.analyze(product, X)
+    loop = once.repeat(times, counted)
+    assert (loop.depth, loop.work, loop.bytes) == (
+        times * once.depth,
+        times * once.work,
+        times * once.bytes,
+    )
+    assert loop.traffic == times * once.traffic
+    assert loop.by_output == loop.depth
+    assert sum(row.count for row in loop.critical_path) == times * sum(
+        row.count for row in once.critical_path
+    )
+    ((part, number),) = loop.program.parts
+    assert (part.turns, part.counted, number) == (times, counted, 1)
+
+
+def test_a_counted_loop_is_a_scan():
+    loop, scan = depth.analyze(jnp.sin, X).repeat(9), depth.analyze(scanned, X)
+    assert (loop.depth, loop.work, loop.bytes) == (scan.depth, scan.work, scan.bytes)
+    assert [loop.seconds(device) for device in DEVICES] == [
+        scan.seconds(device) for device in DEVICES
+    ]
+
+
+def test_a_loop_that_depends_on_data_waits_in_every_iteration():
+    device = depth.devices["H200"].replace(loop_latency=1.0, turn_latency=3.0)
+    once = depth.analyze(jnp.sin, X)
+    counted, asked = (once.repeat(5, counted).seconds(device) for counted in (True, False))
+    assert asked - counted == pytest.approx(5 * (3.0 - 1.0))
+
+
+def test_loops_of_sums():
+    a, b = depth.analyze(jnp.sin, X), depth.analyze(product, X)
+    nested = (a + b.repeat(3)).repeat(2) + a
+    assert nested.depth == 2 * (a.depth + 3 * b.depth) + a.depth
+    assert nested.work == 2 * (a.work + 3 * b.work) + a.work
+    assert nested.by_output == nested.depth
+    rows = [(row.primitive, row.count) for row in nested.critical_path]
+    assert rows == [("dot_general", 6), ("sin", 6), ("sin", 2 + 1)]  # sines of two lines
+    assert nested == (a + b.repeat(3)).repeat(2) + a
+    assert nested != a + nested
+
+
+def test_nothing_costs_nothing():
+    cost = analyzed("product")
+    for same in (depth.Cost() + cost, cost + depth.Cost()):
+        assert (same.depth, same.work, same.traffic) == (cost.depth, cost.work, cost.traffic)
+    nothing = depth.Cost()
+    assert (nothing.depth, nothing.work, nothing.by_output, nothing.critical_path) == (0, 0, (), ())
+    assert nothing.seconds("H200") == 0
+    assert str(nothing)
+    assert sum([cost, cost], depth.Cost()).depth == 2 * cost.depth
+
+
+def test_what_is_not_known_of_either_is_not_known_of_the_sum():
+    known, unknown = analyzed("sines"), depth.analyze(until, X)
+    for total in (known + unknown, unknown + known, unknown.repeat(3), unknown + unknown):
+        assert not total.exact
+        assert len(total.unknown) == 1
+        assert ">=" in str(total)
+
+
+def test_only_costs_can_be_added():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        analyzed("sines") + 3
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=range(3)
+)
+def test_sums_can_be_pickled_and_go_on(again):
+    total = analyzed("sines") + analyzed("product").repeat(4)
+    other = again(again(total))
+    assert other == total
+    assert (str(other), repr(other)) == (str(total), repr(total))
+    assert (other + total).repeat(2) == (total + other).repeat(2)
+    assert other.repeat(3).seconds("H200") == total.repeat(3).seconds("H200")
+
+
+def test_traffic_of_loops_and_branches():
+    kernel = Kernel("elementwise", "float32", (), 5)
+    one = Program(((kernel, 2),), ())
+    two = Program(((kernel, 1),), ((Loop(3, one, condition=one), 1), (Choice((one, one + one)), 2)))
+    assert one.traffic == 10
+    assert two.traffic == 5 + 3 * (10 + 10) + 2 * 20
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def test_numbers_stand_to_the_right_and_words_to_the_left():
+    text = table(("run", "ms", "note"), [("scan", "1.23", ""), ("newton", "20 us", "x")])
+    assert text.splitlines() == ["run        ms  note", "scan     1.23", "newton  20 us  x"]
+
+
+def test_alignment_may_be_given():
+    text = table(("a", "b", "c"), [("1", "x", "22"), ("333", "yy", "2")], "<>")
+    assert text.splitlines() == ["a     b   c", "1     x  22", "333  yy   2"]
+
+
+def test_sections_blank_lines_and_no_header():
+    rows = [("forward", "depth"), ("  scan", "1"), (), ("gradient",), ("  scan", "12")]
+    assert table((), rows, "<>").splitlines() == [
+        "forward   depth",
+        "  scan        1",
+        "",
+        "gradient",
+        "  scan       12",
+    ]
+    assert table((), [("a", "b")], indent=2) == "  a  b"
+    assert table((), []) == ""
+    assert table(("a", "b"), []) == "a  b"

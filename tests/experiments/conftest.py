@@ -1,0 +1,48 @@
+"""A made-up device, and a way to run an experiment from its command line to its files."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from depth.device import generic_cpu
+from experiments.bench import command, programs, results
+
+DEVICE = generic_cpu(2)
+Run = Callable[..., tuple[list[dict[str, Any]], str]]
+
+
+@pytest.fixture(autouse=True)
+def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No measurement of this device, and programs that several tests share are compiled once."""
+    monkeypatch.setattr(command.depth, "calibrate", lambda refresh: DEVICE)
+    monkeypatch.setattr(command.depth, "at_hand", lambda platform="cpu": DEVICE)
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
+
+
+@pytest.fixture
+def few_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the loops only the plain one, for each is a program to compile."""
+    monkeypatch.setattr(programs, "UNROLLS", ())
+
+
+@pytest.fixture
+def run_command(few_loops: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``run_command(module, *options) -> (rows, text)``: what an experiment keeps and prints.
+
+    It draws a figure, too.
+    """
+
+    def run(module: Any, *options: str) -> tuple[list[dict[str, Any]], str]:
+        module.main([*options, "--keep", "toy", "--out", str(tmp_path)])
+        text, folder = capsys.readouterr().out, tmp_path / results.device()
+        ends = [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
+        assert text.splitlines()[-2:] == ends
+        assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
+        (environment,), rows = results.read(folder / "toy.jsonl")
+        assert environment["complete"] is True
+        return rows, text
+
+    return run

@@ -1,0 +1,183 @@
+"""A primitive that the table lacks: every reader expects the worst.
+
+With one line in the table, every reader knows it.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+import deeppcr
+import depth
+from deeppcr.rewrites import columns, evaluate, with_plain_sums, write_out
+from deeppcr.rewrites.retype import retyped
+from depth import primitives
+from depth.jaxprs import Program, equations, without_constants
+from tests.problems import assert_agree, normal
+from tests.structure.dependence import structure_of
+
+WIDTH = 6
+SQUARE = normal(0, WIDTH, WIDTH)
+
+thrice_p = Primitive("tests.thrice")
+
+
+def thrice(x):
+    """Three times x, by a primitive of its own."""
+    return thrice_p.bind(x)
+
+
+thrice_p.def_impl(lambda x: 3 * x)
+thrice_p.def_abstract_eval(lambda x: x)
+ad.deflinear2(thrice_p, lambda cotangent, x: [thrice(cotangent)])
+batching.primitive_batchers[thrice_p] = lambda operands, axes: (thrice(*operands), axes[0])
+mlir.register_lowering(thrice_p, mlir.lower_fun(lambda x: 3 * x, multiple_results=False))
+
+
+@pytest.fixture(params=[True, False], ids=["entered", "not entered"])
+def entered(request, monkeypatch):
+    monkeypatch.setattr(primitives, "PRIMITIVES", dict(primitives.PRIMITIVES))
+    if request.param:
+        primitives.elementwise("tests.thrice")
+    return request.param
+
+
+def shapes(f, *arguments):
+    """The shapes that the primitive is applied to."""
+    program = without_constants(jax.make_jaxpr(f)(*arguments))
+    found = (each for each in equations(program) if each.primitive is thrice_p)
+    return [each.invars[0].aval.shape for each in found]
+
+
+def evaluated(f, replace=None):
+    """The same function, by the interpreter."""
+
+    def g(*arguments):
+        closed = jax.make_jaxpr(f)(*arguments)
+        program, constants = Program.of(closed), getattr(closed, "consts", ())
+        known = dict(
+            zip([*program.constvars, *program.invars], [*constants, *arguments], strict=True)
+        )
+        return evaluate(program, known, program.outvars, replace)[0]
+
+    return g
+
+
+def test_depth(entered):
+    cost = depth.analyze(lambda x: jnp.tanh(thrice(x)), jnp.ones(WIDTH))
+    assert (cost.depth, cost.work) == (2, 2 * WIDTH)
+    assert [each.primitive for each in cost.unknown] == ([] if entered else ["tests.thrice"])
+    assert depth.predict(cost, depth.at_hand("cpu")) > 0
+
+
+def test_numbers_of_trips(entered):
+    def count(x):
+        return lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, thrice(s[1])), (0, x))[1]
+
+    def grow(x):
+        return lax.while_loop(lambda s: s[0] < 5, lambda s: (thrice(s[0]), s[1] + 1), (1, x))[1]
+
+    assert depth.analyze(count, 1.0).depth >= 5
+    assert any(
+        "turns" in each.reason or "trips" in each.reason
+        for each in depth.analyze(grow, 1.0).unknown
+    )
+
+
+def test_structure(entered):
+    found = structure_of(lambda z: jnp.sin(thrice(z)) * z, jnp.zeros(WIDTH))
+    assert found.kind == ("elementwise" if entered else "dense")
+    found = structure_of(lambda z: thrice(z), jnp.zeros((3, WIDTH)), batch_ndim=1)
+    assert found.separate == entered
+
+
+def test_cut_first(entered):
+    def step(x):
+        y = thrice(x)
+        return y[:2] + y[2:4] + y[4:]
+
+    x = normal(1, WIDTH)
+    assert shapes(evaluated(step), x) == ([(2,)] * 3 if entered else [(WIDTH,)])
+    assert_agree(evaluated(step)(x), step(x))
+
+
+def test_small_products(entered):
+    inner = jax.jit(lambda x: thrice(thrice(x) @ SQUARE) + x)
+    x = normal(1, WIDTH)
+    written = evaluated(inner, write_out)
+    if jax.default_backend() == "cpu":
+        assert "dot_general" not in str(jax.make_jaxpr(written)(x))
+    assert_agree(written(x), inner(x))
+
+
+def test_sums(entered):
+    x = normal(1, 5, 1, 3)
+    f = jax.jit(lambda x: thrice(thrice(x).sum(0)))
+    assert shapes(with_plain_sums(f), x) == shapes(f, x)
+    assert_agree(with_plain_sums(f)(x), f(x))
+
+
+def test_columns(entered):
+    def linear(v):
+        return thrice(v) + thrice(v @ SQUARE)
+
+    assert_agree(columns(linear, jnp.zeros(WIDTH)), jax.vmap(linear)(jnp.eye(WIDTH)))
+
+
+def test_retyping(entered):
+    closed = jax.make_jaxpr(jax.jit(lambda x: thrice(x) + 1))(jnp.ones(WIDTH))
+    program, constants = retyped(Program.of(closed))
+    known = dict(zip([*program.constvars, *program.invars], [*constants, SQUARE[0]], strict=True))
+    (found,) = evaluate(program, known, program.outvars)
+    assert_agree(found, 3 * SQUARE[0] + 1)
+
+
+@pytest.mark.parametrize("method", ["sequential", "newton", "auto"])
+@pytest.mark.parametrize("adjoint", ["pcr", "auto"])
+def test_the_answer_is_right(entered, method, adjoint):
+    def step(z, x):
+        z = jnp.tanh(thrice(0.2 * z) + x)
+        return z, thrice(z)
+
+    def value(scan, z, xs):
+        return sum(jnp.sum(jnp.asarray(y) ** 2) for y in jax.tree.leaves(scan(step, z, xs)))
+
+    arguments = normal(1, WIDTH), normal(2, 9, WIDTH)
+    scan = partial(deeppcr.scan, method=method, adjoint=adjoint)
+    found, expected = (
+        jax.jit(jax.value_and_grad(partial(value, scan), argnums=(0, 1)))(*arguments)
+        for scan in (scan, lax.scan)
+    )
+    assert_agree(found, expected)
+
+
+def test_layers(entered):
+    layers = [jax.tree_util.Partial(lambda w, x: jnp.tanh(thrice(x) @ w), SQUARE / 9)] * 4
+
+    def loop(layers, x):
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    x = normal(1, WIDTH)
+    assert_agree(deeppcr.forward(layers, x, method="newton"), loop(layers, x))
+
+
+def test_a_call_that_is_not_entered_stays_as_it_is(monkeypatch):
+    """Its program may have another meaning: it is bound, not entered."""
+    monkeypatch.setattr(primitives, "PRIMITIVES", dict(primitives.PRIMITIVES))
+    inner = jax.jit(lambda x: x @ SQUARE)
+    x = normal(1, WIDTH)
+    for name in ("jit", "pjit"):
+        primitives.PRIMITIVES.pop(name)
+    assert "dot_general" in str(jax.make_jaxpr(evaluated(inner, write_out))(x))
+    assert_agree(evaluated(inner, write_out)(x), inner(x))
+    assert depth.analyze(inner, x).unknown
+    assert structure_of(jax.jit(jnp.sin), x).kind == "dense"
+    assert np.isfinite(columns(inner, x)).all()
