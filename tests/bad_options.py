@@ -1,6 +1,6 @@
-"""Options of methods and adjoints that are wrong: the call, its arrays, the error and what its message has to say.
+"""Wrong options of methods and adjoints: a table for `test_bad_input`, which makes the calls.
 
-A table for `test_bad_input`, which makes the calls.
+A call, its arrays, the error and what its message has to say.
 """
 
 import jax.numpy as jnp

@@ -1,9 +1,10 @@
 """Strict numerics for every test, and programs compiled in a hurry.
 
-What is promoted by accident in float64 is a bug in float32. Nearly every program here runs once, on arrays of a few
-numbers: to optimise it takes far longer than to run it. Processes that a test starts inherit this. XLA_FLAGS that are
-set already come last, and so prevail: as users do compiles ``XLA_FLAGS="--xla_backend_optimization_level=3
---xla_cpu_use_fusion_emitters=true --xla_cpu_parallel_codegen_split_count=32" make test``.
+What is promoted by accident in float64 is a bug in float32. Nearly every program here runs once, on
+arrays of a few numbers: to optimise it takes far longer than to run it. Processes that a test
+starts inherit this. XLA_FLAGS that are set already come last, and so prevail. To compile as users
+do: ``XLA_FLAGS="--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true
+--xla_cpu_parallel_codegen_split_count=32" make test``.
 """
 
 import os

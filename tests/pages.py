@@ -1,7 +1,7 @@
-"""Runs the Python in pages of Markdown as it stands there: ``python -m tests.pages PAGE...``, one after another.
+"""Runs the Python in pages of Markdown as it stands there: ``python -m tests.pages PAGE...``.
 
-Every page is a program of its own. Where a ``print(...)`` is followed by lines of comment, these are what it prints, with ``...``
-for anything, as in a doctest.
+Every page is a program of its own. Lines of comment below a ``print(...)`` are what it prints, with
+``...`` for anything, as in a doctest.
 """
 
 import ast

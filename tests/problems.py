@@ -16,7 +16,7 @@ L = 13  # a prime: no solver can halve it evenly
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """``step(params, carry, x) -> (carry, y)``, which closes over ``params``; and how to call `scan`."""
+    """``step(params, carry, x) -> (carry, y)``, closed over ``params``; and how to call `scan`."""
 
     step: Callable[[Any, Any, Any], tuple[Any, Any]]
     params: Any
@@ -51,7 +51,7 @@ def normal(seed, *shape, scale=1.0):
 
 
 def backpropagate(problem, scan):
-    """What ``scan`` returns, and the gradients for random cotangents of everything floating that it returns.
+    """What ``scan`` returns, and the gradients for random cotangents of all its floating leaves.
 
     Gradients are to every floating leaf of parameters, initial carry and xs.
     """
@@ -81,7 +81,7 @@ def oracle(problem):
 
 
 def assert_agree(actual, expected, tolerance=1e-10):
-    """Same structure, shapes and dtypes; values to ``tolerance`` of the largest entry of each array."""
+    """Same structure, shapes, dtypes; values to ``tolerance`` of each array's largest entry."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     paths = [
         jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(expected)
@@ -98,18 +98,32 @@ def assert_agree(actual, expected, tolerance=1e-10):
             np.testing.assert_array_equal(a, e, err_msg=path)
 
 
+@cache
+def compiled_solve(**options):
+    return jax.jit(partial(deeppcr.solve, **options))
+
+
 def solve(chain, z0, **options):
-    return jax.jit(partial(deeppcr.solve, **options))(chain, z0)
+    """`deeppcr.solve`, compiled once for each step and its options."""
+    try:
+        run = compiled_solve(**options)
+    except TypeError:  # an array among the options has no hash
+        run = compiled_solve.__wrapped__(**options)
+    return run(chain, z0)
 
 
 def trajectory(chain, z0):
-    """All states of a chain, by `jax.lax.scan`."""
+    """All states of a chain, by `jax.lax.scan`; compiled once for each step."""
+    return compiled_trajectory(chain.step, chain.length, z0, chain.inputs)
 
+
+@partial(jax.jit, static_argnums=(0, 1))
+def compiled_trajectory(step, length, z0, inputs):
     def body(z, x):
-        z = chain.step(z, x)
+        z = step(z, x)
         return z, z
 
-    return jax.jit(lambda z: jax.lax.scan(body, z, chain.inputs, chain.length)[1])(z0)
+    return jax.lax.scan(body, z0, inputs, length)[1]
 
 
 def affine(z, weight, bias):
@@ -175,7 +189,7 @@ def rk4(params, z, _):
 
 
 def odd(params, carry, x):
-    """A dict of arrays of unlike shapes, random numbers, integers, booleans, and ys of every sort."""
+    """A dict of arrays of unlike shapes, random numbers, integers, booleans; ys of every sort."""
     key, number, skip, value = x["key"], x["number"], x["skip"], x["value"]
     table, matrix = params
     inner = carry["inner"]
@@ -208,7 +222,7 @@ def batch_norm(params, z, x):
 
 @jax.custom_vjp
 def doubled_backwards(z):
-    """The sine, with twice its derivative: to be seen only if the custom rule is used. Has no jvp."""
+    """The sine with twice its derivative, which only its own rule gives. Has no jvp."""
     return jnp.sin(z)
 
 

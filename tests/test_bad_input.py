@@ -1,4 +1,4 @@
-"""Bad input: an error that names the argument, the value and what was expected, before any compilation."""
+"""Bad input: an error that names argument, value and what was expected, before compilation."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""The documentation: its Python runs and prints what it says, and its reference has every public name."""
+"""The documentation: its Python runs and prints what it says; its reference is complete."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def test_every_python_block_runs(tmp_path):
 
 def test_the_reference_has_every_public_name():
     reference = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
-    # A function that has the name of its module is found by its full name, and shown by the public one.
+    # A function with the name of its module is found by its full name, shown by the public one.
     shown = [
         heading or name
         for name, heading in re.findall(

@@ -1,4 +1,4 @@
-"""Steps with side effects: each effect happens once a step, in order, as in `jax.lax.scan`; Newton's method refuses them."""
+"""Steps with side effects: once a step, in order, as in `jax.lax.scan`; Newton refuses them."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from jax.experimental import checkify, io_callback
 import deeppcr
 from tests.problems import assert_agree, normal
 
-WAYS = [
+ALLOWED = [
     {},
     {"method": "sequential"},
     {"adjoint": "autodiff"},
@@ -27,15 +27,15 @@ LENGTH = 12
 
 
 class Log(list):
-    """What a step has told, in order."""
+    """What a step has logged, in order."""
 
     def note(self, value):
         self.append(float(value))
 
     def read(self):
         jax.effects_barrier()
-        told, self[:] = list(self), []
-        return told
+        logged, self[:] = list(self), []
+        return logged
 
 
 def by_debug(log, value):
@@ -68,14 +68,14 @@ def run(scan, tell, log):
 
 
 @pytest.mark.parametrize("tell", [by_debug, by_io, in_jit, in_branch, in_inner_scan])
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_effects_happen_once_in_order(way, tell):
+@pytest.mark.parametrize("options", ALLOWED, ids=str)
+def test_effects_happen_once_in_order(options, tell):
     log = Log()
     expected = run(jax.lax.scan, tell, log)
-    told = log.read()
-    assert_agree(run(partial(deeppcr.scan, **way), tell, log), expected)
-    assert log.read() == told
-    assert len(told) == LENGTH * (2 if tell is in_inner_scan else 1)
+    logged = log.read()
+    assert_agree(run(partial(deeppcr.scan, **options), tell, log), expected)
+    assert log.read() == logged
+    assert len(logged) == LENGTH * (2 if tell is in_inner_scan else 1)
 
 
 def test_effects_under_transformations():
@@ -91,10 +91,10 @@ def test_effects_under_transformations():
 
     for transform in (jax.jit, jax.grad, lambda f: jax.jit(jax.value_and_grad(f))):
         expected = transform(partial(value, jax.lax.scan))(jnp.float64(0.3))
-        told = log.read()
+        logged = log.read()
         assert_agree(transform(partial(value, deeppcr.scan))(jnp.float64(0.3)), expected)
-        assert sorted(log.read()) == sorted(told)
-        assert len(told) == LENGTH
+        assert sorted(log.read()) == sorted(logged)
+        assert len(logged) == LENGTH
 
 
 def test_solve_and_forward():
@@ -107,22 +107,22 @@ def test_solve_and_forward():
     solution = deeppcr.solve(deeppcr.Chain(step, normal(0, LENGTH)), jnp.float64(0.3))
     assert log.read() == [0.3, *solution.trajectory[:-1].tolist()]
     x = deeppcr.forward([lambda z: step(z, 0.1)] * 5, jnp.float64(0.3))
-    told = log.read()
-    assert told[0] == 0.3
-    assert len(told) == 5
-    assert float(x) == float(jnp.tanh(told[-1] + 0.1))
+    logged = log.read()
+    assert logged[0] == 0.3
+    assert len(logged) == 5
+    assert float(x) == float(jnp.tanh(logged[-1] + 0.1))
 
 
-@pytest.mark.parametrize("way", REFUSED, ids=str)
-def test_newton_refuses(way):
+@pytest.mark.parametrize("options", REFUSED, ids=str)
+def test_newton_refuses(options):
     log = Log()
     with pytest.raises(
         ValueError, match=r"side effects \(debug_callback\).*expected a step without any"
     ):
-        run(partial(deeppcr.scan, **way), by_debug, log)
+        run(partial(deeppcr.scan, **options), by_debug, log)
     chain = deeppcr.Chain(lambda z, x: (by_debug(log, z), z + x)[1], normal(0, LENGTH))
     with pytest.raises(ValueError, match="side effects"):
-        deeppcr.solve(chain, jnp.float64(0.3), **way)
+        deeppcr.solve(chain, jnp.float64(0.3), **options)
     assert log.read() == []
 
 

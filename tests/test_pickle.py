@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -55,10 +56,15 @@ MADE = {
 }
 
 
+@cache
+def make(name):
+    return MADE[name]()
+
+
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("name", MADE)
 def test_what_is_data_can_be_pickled_and_copied(name, how):
-    made = MADE[name]()
+    made = make(name)
     again = COPIES[how](made)
     assert str(again) == str(made)
     assert repr(again) == repr(made)

@@ -1,4 +1,4 @@
-"""Steps that read and write mutable references (`jax.new_ref`): run as `jax.lax.scan` runs them, in order and once."""
+"""Steps with mutable references (`jax.new_ref`) run as by `jax.lax.scan`, in order and once."""
 
 from functools import partial
 
@@ -116,7 +116,8 @@ def test_what_works_on_all_steps_at_once_refuses_them(step, options):
     asked = "method" if "method" in options else "adjoint"
     with pytest.raises(
         ValueError,
-        match=rf"^{asked} is .*mutable reference \(jax.new_ref\).*\"auto\" and \"sequential\" run it as jax.lax.scan",
+        match=rf"^{asked} is .*mutable reference \(jax.new_ref\).*"
+        r"\"auto\" and \"sequential\" run it as jax.lax.scan",
     ):
         called(partial(deeppcr.scan, **options), step)
     with pytest.raises(ValueError, match=r"mutable reference"):

@@ -1,8 +1,9 @@
-"""Search for programs that fail, until time is up: ``python -m tests.fuzz --seconds 600``, or ``make fuzz SECONDS=600``.
+"""Search for programs that fail, until time is up: ``python -m tests.fuzz --seconds 600``.
 
-Of every sort of failure the smallest program is printed, as Python that runs by itself. To look at one seed again:
-``python -m tests.fuzz --only scan --first 1234 --count 1``. To search another checkout, run it there, with this one's root as
-``PYTHONPATH``.
+Or ``make fuzz SECONDS=600``. Of every sort of failure the smallest program is printed, as Python
+that runs by itself. To look at one seed again:
+``python -m tests.fuzz --only scan --first 1234 --count 1``.
+To search another checkout, run it there, with this one's root as ``PYTHONPATH``.
 """
 
 import argparse

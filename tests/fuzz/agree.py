@@ -1,8 +1,9 @@
-"""Whether two results are the same but for rounding, by what rounding does to the sequential program itself.
+"""Whether two results are the same but for rounding.
 
-Every entry is compared on the scale of its own size along the chain so far, not of the array's. How far rounding moves an entry
-is measured: the sequential program runs again with every state off by a unit in the last place, in several random ways, and in
-float64. What amplifies differences moves by more, and so may differ by more.
+Every entry is compared on the scale of its own size along the chain so far, not of the array's. How
+far rounding moves an entry is measured: the sequential program runs again in float64, and with
+random rounding errors in every state. What amplifies differences moves by more, and so may differ
+by more.
 """
 
 import itertools
@@ -22,7 +23,7 @@ AT_ONCE = 8  # units in the last place that need no measurement
 def differences(
     program: Any, expected: Any, found: Any, disturbed: Callable[[], list[Any]]
 ) -> list[str]:
-    """Where ``found`` is not ``expected``, in words. ``disturbed`` runs the program again, with rounding errors."""
+    """Where ``found`` is not ``expected``, in words; ``disturbed`` runs it with rounding errors."""
     if jax.tree.structure(expected) != jax.tree.structure(found):
         return [
             f"structure: expected {jax.tree.structure(expected)}, found {jax.tree.structure(found)}"
@@ -67,14 +68,15 @@ def differences(
         if wrong.any():
             where = tuple(int(i) for i in np.argwhere(wrong)[0])
             problems.append(
-                f"{name}{list(where)}: expected {float(e[where])!r}, found {float(f[where])!r}, rounding {allowed[where]:.1e}"
+                f"{name}{list(where)}: expected {float(e[where])!r}, "
+                f"found {float(f[where])!r}, rounding {allowed[where]:.1e}"
                 f" ({int(wrong.sum())} of {wrong.size} entries)"
             )
     return problems
 
 
 def along(program: Any, path: Any, values: np.ndarray) -> np.ndarray:
-    """The largest so far, for what has an axis of steps: outputs, and backwards the derivatives to the inputs."""
+    """The largest so far along the steps; derivatives to the inputs come backwards."""
     name = path[0].key
     if name not in ("ys", "by_u") or not values.ndim:
         return values
@@ -83,7 +85,7 @@ def along(program: Any, path: Any, values: np.ndarray) -> np.ndarray:
 
 
 def noisy(sample: Any, eps: float) -> Callable[..., Any]:
-    """`jax.lax.scan` with rounding errors in every state: the errors of that sample, which may be traced."""
+    """`jax.lax.scan` with the rounding errors of ``sample``, which may be traced."""
     numbers = itertools.count()
 
     def errors(*shape: int) -> Any:

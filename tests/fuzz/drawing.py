@@ -79,7 +79,7 @@ CHECKS = [
 
 @dataclasses.dataclass(frozen=True)
 class Theme:
-    """What most programs are drawn from, and what some are, so that what goes wrong together comes together."""
+    """What programs are drawn from: some from few choices, whose faults come together."""
 
     kinds: tuple[str, ...] = (*KINDS, "contracting", "clock")
     scales: tuple[float, ...] = SCALES

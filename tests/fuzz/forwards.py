@@ -1,4 +1,4 @@
-"""Random programs for `forward`: lists of layers alike, in a period, and odd ones between; their text, and smaller lists."""
+"""Random programs for `forward`: lists of layers, alike, in a period, or odd; smaller lists."""
 
 import dataclasses
 import random
@@ -137,7 +137,8 @@ class Forward:
         ]
         lines.append(f"\n\nw = (\n{literals})\n" if weights else "\n\nw = ()\n")
         lines.append(
-            f"x = jnp.sin(1.3 * jnp.arange({3 * max(1, self.examples)}.0)).reshape({', '.join(map(str, shape))}).astype(F)\n"
+            f"x = jnp.sin(1.3 * jnp.arange({3 * max(1, self.examples)}.0))"
+            f".reshape({', '.join(map(str, shape))}).astype(F)\n"
         )
         lines.append("arguments = w, x\n\n\ndef make(w):\n")
         begins = [line for kind in kinds for line in kind.begins.splitlines(keepends=True)]
@@ -160,7 +161,8 @@ class Forward:
             else ""
         )
         lines.append(
-            f"    return layers, lambda: jax.tree.map(jnp.asarray, [{left}{counts if left else counts[2:]}])\n\n"
+            "    return layers, lambda: jax.tree.map(jnp.asarray, "
+            f"[{left}{counts if left else counts[2:]}])\n\n"
         )
         lines.append(VALUE if self.check.startswith("value") else GRADIENT)
         return "".join(lines) + TAIL.format(

@@ -135,7 +135,11 @@ def remembering():
 
     return layer
 """
-TOLD = "def told(x):\n    jax.debug.callback(seen.append, x.reshape(-1)[0], ordered=True)\n    return jnp.sin(x)\n"
+LOGGED = """\
+def logged(x):
+    jax.debug.callback(seen.append, x.reshape(-1)[0], ordered=True)
+    return jnp.sin(x)
+"""
 TRACING = """\
 def tracing(trace):
     def layer(x):
@@ -216,7 +220,7 @@ KINDS = {
     "noise": Kind("noisy(noise)", NOISE, GENERATOR, "noise.normal()", is_stateful=True),
     "memory": Kind("remembering()", MEMORY, is_stateful=True),
     "list": Kind("tracing(trace)", TRACING, TRACE, "len(trace)", is_stateful=True),
-    "told": Kind("told", TOLD, has_effect=True),
+    "logged": Kind("logged", LOGGED, has_effect=True),
     "nnx.Linear": Kind("nnx.Linear(3, 3, dtype=F, param_dtype=F, rngs=rngs)", NNX, RNGS),
     "nnx.LayerNorm": Kind("nnx.LayerNorm(3, dtype=F, param_dtype=F, rngs=rngs)", NNX, RNGS),
     "nnx.Dropout": Kind(

@@ -1,4 +1,4 @@
-"""The net: whether one program fails, the smallest program that fails alike, and the search for failures until time is up."""
+"""Whether a program fails, the smallest one that fails alike, and the search for failures."""
 
 import contextlib
 import dataclasses
@@ -151,7 +151,7 @@ def _without_error(function: Callable[..., Any]) -> Callable[..., Any]:
 def shrink(
     program: Program, failure: Failure, smaller: Any, fails: Any, until: float, tries: int = 10**6
 ) -> tuple[Program, Failure]:
-    """A smaller program that fails alike, the smallest if time and tries suffice; ``until`` as of `time.monotonic`."""
+    """The smallest program that fails alike, if there is time ``until`` (`time.monotonic`)."""
     index, since = (
         0,
         0,

@@ -1,7 +1,8 @@
-"""What the steps of random programs are made of: each operation is one line of Python on vectors of ``n`` numbers.
+"""The operations of random steps: each is one line of Python on vectors of ``n`` numbers.
 
-``{a}`` and ``{b}`` are vectors of the step, ``{w}`` is a matrix [n, n] and ``{c}`` a vector [n] that the step closes over. What
-is not smooth has its kinks beside the round numbers, where no state sits exactly.
+``{a}`` and ``{b}`` are vectors of the step, ``{w}`` is a matrix [n, n] and ``{c}`` a vector [n]
+that the step closes over. What is not smooth has its kinks beside round numbers, where no state
+sits exactly.
 """
 
 import dataclasses
@@ -18,7 +19,8 @@ class Operation:
         rule: the function of `RULES` that it calls.
         reverse: whether jax can differentiate it in reverse mode.
         forward: whether jax can differentiate it in forward mode.
-        smooth: whether jax can vectorise it, differentiate it, and run it in a loop: host callbacks are good for values alone.
+        smooth: whether jax can vectorise it, differentiate it, and run it in a loop; a host
+            callback gives values alone.
     """
 
     text: str = ""
@@ -153,7 +155,8 @@ OPERATIONS = {
         statement="jax.debug.callback(seen.append, {a}[0], ordered=True)"
     ),
     "debug.callback in a branch": Operation(
-        statement='lax.cond(x["flag"], lambda: jax.debug.callback(seen.append, {a}[0]), lambda: None)'
+        statement='lax.cond(x["flag"], '
+        "lambda: jax.debug.callback(seen.append, {a}[0]), lambda: None)"
     ),
     "debug.print": Operation(statement='jax.debug.print("{{:.3f}}", {a}[0])'),
     "io_callback": Operation(

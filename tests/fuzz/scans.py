@@ -1,7 +1,8 @@
-"""Programs for `scan` and `solve`: a program is data, of which its Python text is made, and smaller programs.
+"""Programs for `scan` and `solve`: data, from which Python text is made, and smaller programs.
 
-A step reads its leaves and its input as vectors of ``n`` numbers of size 1 (``a`` is the first leaf's), combines them by
-`tests.fuzz.operations` (``v0``, ``v1``, ...), and feeds the results to its leaves, each of its own kind and size.
+A step reads its leaves and its input as vectors of ``n`` numbers of size 1 (``a`` is the first
+leaf's), combines them by `tests.fuzz.operations` (``v0``, ``v1``, ...), and feeds the results to
+its leaves, each of its own kind and size.
 """
 
 import dataclasses
@@ -12,7 +13,8 @@ from typing import Any
 from tests.fuzz import agree
 from tests.fuzz.operations import OPERATIONS, Operation
 
-KINDS = {  # {z} is the leaf, {v} what it is fed, of its shape and size, {m} which of its entries grow, {s} its size
+# {z} is the leaf, {v} what it is fed, of its shape and size, {m} which entries grow, {s} its size.
+KINDS = {
     "contracting": "0.5 * {z} + {v}",
     "slow": "0.97 * {z} + {v}",
     "alternating": "-0.8 * {z} + {v}",
@@ -40,7 +42,7 @@ SIMPLEST_METHODS, SIMPLEST_CHECKS = ('"auto"', '"newton"'), ("value", "gradient"
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A leaf of the state: what it does by itself, and the vector that it is fed, through a bounded function or not."""
+    """A leaf of the state: what it does by itself, and the vector that it is fed."""
 
     name: str
     kind: str
@@ -118,8 +120,8 @@ class Node:
 class Scan:
     """A program: its text is `text`.
 
-    ``outputs`` are "new a", "old a", the name of a vector, "one" or "i"; ``loss`` takes "last a" and "ys 0"; ``wrt`` is of w,
-    init and u; ``salt`` makes all numbers.
+    ``outputs`` are "new a", "old a", the name of a vector, "one" or "i"; ``loss`` takes "last a"
+    and "ys 0"; ``wrt`` is of w, init and u; ``salt`` makes all numbers.
     """
 
     leaves: tuple[Leaf, ...]
@@ -168,7 +170,7 @@ class Scan:
         return any(node.operation == "checkify" for node in self.used)
 
     def refuses(self, words: str) -> bool:
-        """Whether an error in words is an answer: explicit Newton, all steps at once, has no order of effects to keep."""
+        """Whether an error in words is an answer: Newton keeps no order of effects."""
         explicit = self.method not in PLAIN or self.adjoint not in PLAIN
         return self.has_effects and explicit and "effect" in words
 
@@ -196,7 +198,7 @@ class Scan:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether jax has two answers: a scan loses the user's own first derivative where it is differentiated again."""
+        """Whether jax has two answers: `lax.scan` loses a user's own rule in second derivatives."""
         return "of gradient" in self.check and any(node.does.rule for node in self.used)
 
     @property
@@ -265,8 +267,9 @@ def _smaller(program: Scan) -> Iterator[Scan]:
     bare = replaced(nodes=effects)
     for node in program.nodes:
         bare = bare if node in effects else renamed(bare, node.name, node.a)
-    yield dataclasses.replace(bare, leaves=tuple(map(_simple, bare.leaves)), length=1, n=2, **plain)  # type: ignore[arg-type]
-    yield dataclasses.replace(bare, leaves=tuple(map(_simple, bare.leaves)))
+    simple = dataclasses.replace(bare, leaves=tuple(map(_simple, bare.leaves)))
+    yield dataclasses.replace(simple, length=1, n=2, **plain)  # type: ignore[arg-type]
+    yield simple
     yield bare
     yield replaced(**plain)
     yield replaced(salt=0)

@@ -1,4 +1,7 @@
-"""Random programs: `scan`, `solve` and `forward` do what the sequential program does. ``make fuzz SECONDS=600`` tries more."""
+"""Random programs: `scan`, `solve` and `forward` do what the sequential program does.
+
+``make fuzz SECONDS=600`` tries more.
+"""
 
 import time
 

@@ -1,7 +1,7 @@
 """The Python text of a program for `scan`: it runs as it stands, and it is what is run here.
 
-It defines ``arguments`` (the weights, the initial state, the floating input), ``observe(scan, *arguments)``, a dict of results,
-``oracle``, which is `jax.lax.scan`, and ``ours``, which is deeppcr's.
+It defines ``arguments`` (the weights, the initial state, the floating input), ``oracle``, which is
+`jax.lax.scan`, ``ours``, which is deeppcr's, and ``observe(scan, *arguments)``, a dict of results.
 """
 
 import random
@@ -76,19 +76,26 @@ TRIED = {  # by kind of check
     return {"loss": value} | named(by)
 """,
     "vmapped gradient": """
-    return jax.vmap(lambda *args: named(jax.grad(partial(loss, scan), WRT)(*args)), MAPPED, -1)(*many(w, init, u))
+    def one(*args):
+        return named(jax.grad(partial(loss, scan), WRT)(*args))
+
+    return jax.vmap(one, MAPPED, -1)(*many(w, init, u))
 """,
     "remat": """
     return named(jax.grad(jax.checkpoint(partial(loss, scan)), WRT)(w, init, u))
 """,
     "jvp of gradient": """
+    def gradient(*moved):
+        return jax.grad(partial(loss, scan), WRT)(*put(moved, w, init, u))
+
     primals = taken(w, init, u)
-    return named(jax.jvp(lambda *moved: jax.grad(partial(loss, scan), WRT)(*put(moved, w, init, u)), primals, along(primals))[1])
+    return named(jax.jvp(gradient, primals, along(primals))[1])
 """,
     "gradient of gradient": """
     def slope(*args):
         by = jax.grad(partial(loss, scan), WRT)(*args)
-        return sum(jnp.vdot(a, b) for a, b in zip(jax.tree.leaves(along(by)), jax.tree.leaves(by), strict=True))
+        pairs = zip(jax.tree.leaves(along(by)), jax.tree.leaves(by), strict=True)
+        return sum(jnp.vdot(a, b) for a, b in pairs)
 
     return named(jax.grad(slope, WRT)(w, init, u))
 """,
@@ -235,7 +242,11 @@ def loss(scan, w, init, u):
     if check in ("jvp", "jvp of gradient", "gradient of gradient"):
         parts.append("""
 def along(tree):
-    return jax.tree.map(lambda a: jnp.cos(jnp.arange(1, a.size + 1)).reshape(a.shape).astype(F) * (1 + jnp.abs(a)), tree)
+    def one(a):
+        wave = jnp.cos(jnp.arange(1, a.size + 1)).reshape(a.shape).astype(F)
+        return wave * (1 + jnp.abs(a))
+
+    return jax.tree.map(one, tree)
 """)
     if check in ("jvp", "jvp of gradient"):
         taken = ", ".join(program.wrt)

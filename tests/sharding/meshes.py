@@ -1,6 +1,6 @@
 """Meshes of simulated devices, and calls that wait for them.
 
-Every program is waited for: messages of several programs in flight on simulated devices can block each other.
+Every program is waited for: messages of several programs on simulated devices can block each other.
 """
 
 from functools import cache

@@ -1,4 +1,4 @@
-"""A mesh of two axes: the chain along one of them, the examples along the other; or only one of the two."""
+"""A mesh of two axes: the chain along one, the batch along the other; or one of the two."""
 
 from functools import cache, partial
 
@@ -122,7 +122,7 @@ def test_a_chain_along_both_axes():
 
 
 def test_parameters_that_lie_along_the_other_axis():
-    """Tensor parallelism inside the step: jax's own business, along an axis that the chain leaves free."""
+    """Tensor parallelism inside the step is jax's own, along an axis free of the chain."""
     on = grid()
     wide = (normal(3, L, 4, 4, scale=0.4), normal(4, L, 4))
     z0 = normal(5, BATCH, 4)

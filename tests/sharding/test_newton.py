@@ -1,4 +1,4 @@
-"""`Newton` over devices: every option of it, against the same on one device and against `jax.lax.scan`."""
+"""`Newton` over devices, with every option: as on one device, and as `jax.lax.scan`."""
 
 from functools import partial
 
@@ -97,7 +97,7 @@ def test_devices_that_cannot_share_evenly(name):
 
 
 def test_the_growth_rate_is_that_of_the_chain():
-    """Not to the last digit: the rate is a mean over pieces, and devices cut them otherwise."""
+    """Not to the last digit: the rate is a mean over chunks, and devices cut them otherwise."""
     chain = Chain(lambda z, x: 0.5 * z * (1 + 0.1 * jnp.sin(z)) + x, normal(5, 64))
     there, here = (
         solve(chain, jnp.array(0.3), Newton(record=True)).stats.growth_rate
@@ -143,13 +143,13 @@ def test_raise_says_what_happened():
 
 
 def test_what_is_not_a_number_comes_out_as_from_the_sequential_program():
-    place = 7
-    chain = Chain(CHAIN.step, XS.at[place, 1].set(jnp.nan))
+    index = 7
+    chain = Chain(CHAIN.step, XS.at[index, 1].set(jnp.nan))
     found = solve(placed(chain), Z0, Newton())
     expected = run(states, chain, Z0)[1]
-    assert np.isnan(expected[place:]).all(axis=1)[1:].all()
+    assert np.isnan(expected[index:]).all(axis=1)[1:].all()
     np.testing.assert_array_equal(np.isnan(found.trajectory), np.isnan(expected))
-    assert_agree(found.trajectory[:place], expected[:place])
+    assert_agree(found.trajectory[:index], expected[:index])
 
 
 def test_a_window_is_refused():

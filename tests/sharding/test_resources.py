@@ -1,4 +1,4 @@
-"""What a chain over P devices takes of each: a P-th of the memory, and messages that do not grow with the chain."""
+"""A chain over P devices: a P-th of the memory each, messages that do not grow with the chain."""
 
 import math
 import re
@@ -26,7 +26,7 @@ ARRAY = re.compile(r"\b[a-z]+(\d*)\[([\d,]*)\]")
 def messages(program, fallback=True):
     """The messages between devices that stand in a compiled program: kinds and bytes, sorted.
 
-    ``fallback``: with those of loops that do step by step what is left, of which most programs make no trip.
+    ``fallback``: with those of the sequential loops, of which most programs make no trip.
     """
     found = []
     lines = [
@@ -44,7 +44,7 @@ def messages(program, fallback=True):
 
 
 def test_messages_are_found():
-    """What has to be sent is known here: a matrix is gathered, a sum of its entries is made, its rows are passed on."""
+    """Known messages: a matrix is gathered, its entries are summed, its rows are passed on."""
 
     def program(x):
         gathered = jax.lax.all_gather(x, "chain")
@@ -60,7 +60,7 @@ def test_messages_are_found():
     assert found == [("all-gather", DEVICES * 20), ("all-reduce", 4), ("collective-permute", 20)]
 
 
-WAYS = {
+VARIANTS = {
     "newton": (Newton(linearize="dense"), "pcr"),
     "diagonal": (Newton(linearize="diagonal"), "auto"),
     "step by step": ("sequential", "backprop"),
@@ -73,9 +73,9 @@ def layer(z, x):
 
 
 @cache
-def training(way, length, devices):
+def training(variant, length, devices):
     """A step of gradient descent, compiled for one device or for several."""
-    method, adjoint = WAYS[way]
+    method, adjoint = VARIANTS[variant]
     on = mesh(chain=devices)
     along, whole = (NamedSharding(on, spec) for spec in (P("chain"), P()))
 
@@ -99,21 +99,23 @@ def bytes_on_each_device(program):
     return memory.temp_size_in_bytes + memory.argument_size_in_bytes
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_each_device_holds_a_part_of_everything(way):
-    there, here = (bytes_on_each_device(training(way, 512, devices)) for devices in (DEVICES, 1))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_device_holds_a_shard_of_everything(variant):
+    there, here = (
+        bytes_on_each_device(training(variant, 512, devices)) for devices in (DEVICES, 1)
+    )
     assert there <= 1.3 / DEVICES * here
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_messages_do_not_grow_with_the_chain(way):
-    sent = messages(training(way, 512, DEVICES))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_messages_do_not_grow_with_the_chain(variant):
+    sent = messages(training(variant, 512, DEVICES))
     assert sent
-    assert sent == messages(training(way, 1024, DEVICES))
+    assert sent == messages(training(variant, 1024, DEVICES))
     block = BATCH * W * W * 8
     assert (
         max(size for _, size in sent) <= block
-    )  # the summary of a part, or the state of every device: nothing is larger
+    )  # the summary of a shard, or the state of every device
 
 
 def test_a_linear_recurrence_sends_as_often_as_the_devices_double():
@@ -126,8 +128,8 @@ def test_a_linear_recurrence_sends_as_often_as_the_devices_double():
         shapes = (jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((64, W, W), (64, W)))
         return messages(solve.lower(*shapes).compile(), fallback=False)
 
-    # A vector in each round, a block in each but the last, and at the end the state that enters the next part; and whether the
-    # solution is finite.
+    # A vector in each round, a block in each but the last; at the end the state that enters the
+    # next shard, and whether the solution is finite.
     for rounds in (1, 2, 3):
         sizes = [8 * W] * (rounds + 1) + [8 * W * W] * (rounds - 1)
         assert sent(2**rounds) == [

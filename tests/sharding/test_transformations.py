@@ -1,4 +1,4 @@
-"""A chain over devices inside of jax's transformations, and with steps of all sorts: what comes out is what one device gives."""
+"""A chain over devices inside of jax's transformations gives what it gives on one device."""
 
 from functools import partial
 
@@ -62,11 +62,11 @@ def sum_of_gradients(f):
 
 def looped(f):
     def descend(z0, weight, xs):
-        def turn(z, _):
+        def descent(z, _):
             value, g = jax.value_and_grad(f)(z, weight, xs)
             return z - 0.1 * g, value
 
-        return jax.lax.scan(turn, z0, length=3)
+        return jax.lax.scan(descent, z0, length=3)
 
     return descend
 

@@ -1,4 +1,4 @@
-"""Damped iterations: the same answer, in fewer iterations where plain ones overflow, and in as many where they do not."""
+"""Damping: the same answer, in fewer iterations where plain ones overflow, else in as many."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ from tests.problems import (
 
 PERIODIC = Chain(
     lambda z, _: 3.2 * z * (1 - z), length=100
-)  # settles to two values, from which iterates stray far
+)  # ends in two values, from which iterates stray far
 WEIGHT = normal(0, 3, 3, scale=0.5)
 CONTRACTING = Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), normal(1, L, 3))
 

@@ -1,4 +1,4 @@
-"""Where a chain is said to be, where its results come out, and what is said of wrong places."""
+"""How a chain is said to be sharded, how its results are, and what is said of wrong axes."""
 
 from functools import cache, partial
 
@@ -23,7 +23,7 @@ SHARDED = Sharded(mesh(), "chain")
 
 
 def gradients(solve, z0, xs):
-    """Of the value and the trajectory: by the initial state, the inputs, and an array that the step closes over."""
+    """Of value and trajectory: by initial state, inputs, and an array that the step closes over."""
 
     def loss(z0, x, weight):
         chain = Chain(
@@ -52,7 +52,7 @@ EXPLICIT = mesh("explicit")
 
 
 def wait_on_the_mesh(f, *args):
-    """Elsewhere jax itself has no gradients of explicitly sharded arrays, unless they are compiled."""
+    """Elsewhere jax has gradients of explicitly sharded arrays only in compiled programs."""
     with jax.set_mesh(EXPLICIT):
         return wait(f, *args)
 
@@ -60,7 +60,7 @@ def wait_on_the_mesh(f, *args):
 SAID = {
     "by the method": (run, ours(method=Newton(linear=SHARDED)), XS),
     "by the adjoint": (run, ours(method="sequential", adjoint=SHARDED), XS),
-    "by place": (
+    "by shard": (
         run,
         ours(partial(shard, mesh=mesh()), method="newton", adjoint=Adjoint(linearize="diagonal")),
         XS,
@@ -149,7 +149,7 @@ def test_it_is_described(capsys):
     assert all(f"CPU {device}" in drawn for device in range(DEVICES))
 
 
-def test_wrong_places():
+def test_wrong_axes():
     with pytest.raises(ValueError, match="axis is 'layers', and the mesh has the axes 'chain'"):
         shard(CHAIN, mesh(), "layers")
     with pytest.raises(TypeError, match="mesh is 8, expected a jax"):
@@ -158,7 +158,7 @@ def test_wrong_places():
         shard([jnp.tanh], mesh())
 
 
-def test_several_places():
+def test_several_axes():
     grid = mesh(chain=4, data=2)
     xs = {"x": put(XS["x"], "chain", on=grid), "number": put(XS["number"], "data", on=grid)}
     with pytest.raises(ValueError, match=r"several mesh axes, \['chain', 'data'\]"):

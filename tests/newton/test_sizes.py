@@ -1,7 +1,5 @@
 """States whose entries differ in size: each entry is as right as if it were alone."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 
 import deeppcr
 from deeppcr.newton.convergence import sizes
-from tests.problems import normal
+from tests.problems import normal, solve, trajectory
 
 LENGTH = 120
 EPS = float(jnp.finfo(jnp.float32).eps)
@@ -32,7 +30,7 @@ def beside_a_clock(z, x):
     return clock + 1, jnp.tanh(1.5 * entry + x)
 
 
-def told_by_a_clock(z, x):
+def read_from_a_clock(z, x):
     """The same, where the entry looks at the clock, too."""
     clock, entry = z
     return clock + 1, jnp.tanh(1.5 * entry + jnp.sin(0.01 * clock) * x)
@@ -54,7 +52,7 @@ CHAINS = {
     "clock from 0": (beside_a_clock, (0.0, 1.0)),
     "clock from 1e4": (beside_a_clock, (1e4, 1.0)),
     "clock from 1e7": (beside_a_clock, (1e7, 1.0)),
-    "told by a clock": (told_by_a_clock, (1e4, 1.0)),
+    "reads a clock": (read_from_a_clock, (1e4, 1.0)),
     "of any size": (of_any_size, ([1e-6, 1.0, 1e6], [1e-6, 1.0, 1e6])),
     "dying out": (dying_out, (1e6, 1.0)),
 }
@@ -76,21 +74,15 @@ def largest_error(found, right, allowance):
     return worst
 
 
-def trajectory(step, z, xs):
-    return jax.lax.scan(lambda z, x: (step(z, x),) * 2, z, xs)[1]
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("chain", CHAINS)
 def test_every_entry_is_right(chain, method):
     step, z, xs = arrays(chain)
-    solve = jax.jit(lambda z, xs: deeppcr.solve(deeppcr.Chain(step, xs), z, method=METHODS[method]))
-    solution = solve(z, xs)
+    solution = solve(deeppcr.Chain(step, xs), z, method=METHODS[method])
     # The clock of 1e4 reaches the entry that looks at it multiplied by 0.01: so does its rounding.
-    allowance = EPS * (100 if step is told_by_a_clock else 1)
+    allowance = EPS * (100 if step is read_from_a_clock else 1)
     assert (
-        largest_error(solution.trajectory, jax.jit(partial(trajectory, step))(z, xs), allowance)
-        < 200
+        largest_error(solution.trajectory, trajectory(deeppcr.Chain(step, xs), z), allowance) < 200
     )
     assert solution.result == deeppcr.Result.CONVERGED
 
@@ -98,7 +90,7 @@ def test_every_entry_is_right(chain, method):
 @pytest.mark.parametrize("adjoint", ["diagonal", deeppcr.Scalar(0.5)], ids=str)
 @pytest.mark.parametrize("chain", ["clock from 1e4", "of any size"])
 def test_tangents_and_gradients_by_blocks_that_are_not_exact(chain, adjoint):
-    """A tangent of 1e4 in one entry says nothing of what is rounding in another; backwards neither."""
+    """A tangent of 1e4 in one entry says nothing about the rounding of another."""
     step, z, xs = arrays(chain)
     sizes = ((1e4, 1.0), xs) if chain != "of any size" else ((jnp.zeros(3), z[1]), xs)
     moved = jax.tree.map(lambda t, a: jnp.asarray(t, a.dtype), sizes, (z, xs))
@@ -106,11 +98,10 @@ def test_tangents_and_gradients_by_blocks_that_are_not_exact(chain, adjoint):
     def pushed(solve):
         return jax.jvp(solve, (z, xs), moved)[1]
 
-    def solve(z, xs):
-        found = deeppcr.solve(
+    def found(z, xs):
+        return deeppcr.solve(
             deeppcr.Chain(coupled, xs), z, adjoint=deeppcr.Adjoint(adjoint), method="sequential"
-        )
-        return found.trajectory
+        ).trajectory
 
     def coupled(z, x):
         """Blocks on the diagonal are not all of the derivative."""
@@ -119,8 +110,8 @@ def test_tangents_and_gradients_by_blocks_that_are_not_exact(chain, adjoint):
             entry
         ) if entry.ndim else entry + 1e-6 * jnp.sin(z[0])
 
-    right = jax.jit(lambda: pushed(partial(trajectory, coupled)))()
-    assert largest_error(jax.jit(lambda: pushed(solve))(), right, EPS) < 2000
+    right = jax.jit(lambda: pushed(lambda z, xs: trajectory(deeppcr.Chain(coupled, xs), z)))()
+    assert largest_error(jax.jit(lambda: pushed(found))(), right, EPS) < 2000
 
 
 @pytest.mark.parametrize("method", ["newton", "window", "diagonal"])
@@ -131,37 +122,31 @@ def test_examples_are_judged_one_by_one(method):
         return scale * jnp.tanh(1.2 * z / scale + x)
 
     z, xs = scale * jnp.ones((3, 2), jnp.float32), normal(0, LENGTH, 2).astype(jnp.float32)
-    solve = jax.jit(
-        lambda z, xs: deeppcr.solve(
-            deeppcr.Chain(step, xs), z, method=METHODS[method], batch_ndim=1
-        )
-    )
-    solution = solve(z, xs[:, None])
-    assert (
-        largest_error(solution.trajectory, jax.jit(partial(trajectory, step))(z, xs[:, None]), EPS)
-        < 200
-    )
+    chain = deeppcr.Chain(step, xs[:, None])
+    solution = solve(chain, z, method=METHODS[method], batch_ndim=1)
+    assert largest_error(solution.trajectory, trajectory(chain, z), EPS) < 200
     assert solution.converged
 
 
 def test_each_leaf_is_judged_in_its_own_dtype():
-    """A leaf of bfloat16 does not make the float32 beside it coarse, nor one of float32 the float64."""
+    """A leaf of bfloat16 does not make one of float32 coarse, nor float32 one of float64."""
     for narrow, wide in ((jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float64)):
         z, xs = (jnp.ones(2, narrow), jnp.ones(2, wide)), normal(0, LENGTH, 2).astype(wide)
 
         def step(z, x, narrow=narrow):
             return jnp.tanh(0.5 * z[0] + x.astype(narrow)), jnp.tanh(1.5 * z[1] + x)
 
-        found = jax.jit(lambda z, xs: deeppcr.solve(deeppcr.Chain(step, xs), z, method="newton"))(
-            z, xs
-        )
-        right = jax.jit(partial(trajectory, step))(z, xs)
+        chain = deeppcr.Chain(step, xs)
+        found, right = solve(chain, z, method="newton"), trajectory(chain, z)
         assert largest_error(found.trajectory[1], right[1], float(jnp.finfo(wide).eps)) < 200
         assert found.result == deeppcr.Result.CONVERGED
 
 
 def test_rounding_that_reaches_a_small_entry_ends_in_a_plateau():
-    """The step adds a large entry to a small one and takes it away again: the small one is right to the rounding of the large."""
+    """The step adds a large entry to a small one and takes it away again.
+
+    The small one is right to the rounding of the large.
+    """
 
     def step(z, x):
         both = jnp.tanh(1.5 * z[1] + x) + 1e3 * jnp.tanh(z[0])
@@ -169,10 +154,8 @@ def test_rounding_that_reaches_a_small_entry_ends_in_a_plateau():
         return jnp.tanh(z[0] * 0.9 + 0.1), both - large
 
     z, xs = (jnp.float32(0.9), jnp.float32(1)), normal(0, LENGTH).astype(jnp.float32)
-    solution = jax.jit(lambda z, xs: deeppcr.solve(deeppcr.Chain(step, xs), z, method="newton"))(
-        z, xs
-    )
-    right = jax.jit(partial(trajectory, step))(z, xs)
+    chain = deeppcr.Chain(step, xs)
+    solution, right = solve(chain, z, method="newton"), trajectory(chain, z)
     assert solution.converged
     np.testing.assert_allclose(solution.trajectory[1], right[1], rtol=0, atol=16 * 1e3 * EPS)
 

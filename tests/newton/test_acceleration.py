@@ -1,4 +1,7 @@
-"""Anderson acceleration is the least squares problem it says it is, and never lets the end of a chain disturb its start."""
+"""Anderson acceleration solves the least squares problem that it says it does.
+
+The end of a chain never disturbs its start.
+"""
 
 import itertools
 from functools import cache
@@ -16,7 +19,7 @@ CALLS = 7
 
 
 def iterates(seed=0, calls=CALLS):
-    """(trajectory, proposed) of every call: not an iteration's, but what is computed from them does not depend on that."""
+    """(trajectory, proposed) of every call: random, for a call does not ask where they are from."""
     return [
         (normal(seed + 2 * k, L, BATCH, W), normal(seed + 2 * k + 1, L, BATCH, W))
         for k in range(calls)
@@ -45,7 +48,7 @@ def reference(accelerate, pairs):
     residuals = [proposed - trajectory for trajectory, proposed in pairs]
     changes = [after - before for before, after in itertools.pairwise(residuals)]
     expected = pairs[-1][1].copy()
-    for step in range(1, L):  # the first step that is not settled is left alone
+    for step in range(1, L):  # the first step that is not converged is left alone
         for example in range(BATCH):
             so_far = np.s_[: step + 1, example]
             columns = np.stack([change[so_far].ravel() for change in changes], axis=1)
@@ -104,19 +107,19 @@ def test_what_is_not_finite_is_forgotten():
     assert_agree(run(accelerate, spoilt)[0][-1], run(accelerate, pairs)[0][-1], 0)
 
 
-@pytest.mark.parametrize("settled", [1, 4, L])
-def test_what_has_settled_and_the_next_step_are_left_alone(settled):
+@pytest.mark.parametrize("converged", [1, 4, L])
+def test_what_has_converged_and_the_next_step_are_left_alone(converged):
     pairs = iterates()
     trajectory, proposed = pairs[-1]
-    trajectory = trajectory.at[:settled].set(proposed[:settled] * (1 + 4e-16))
+    trajectory = trajectory.at[:converged].set(proposed[:converged] * (1 + 4e-16))
     accelerated = run(Anderson(), [*pairs[:-1], (trajectory, proposed)])[0][-1]
     plain = (accelerated == proposed).all(axis=-1)
     np.testing.assert_array_equal(
-        plain, np.broadcast_to((np.arange(L) <= settled)[:, None], plain.shape)
+        plain, np.broadcast_to((np.arange(L) <= converged)[:, None], plain.shape)
     )
 
 
-def test_examples_settle_on_their_own():
+def test_examples_converge_on_their_own():
     pairs = iterates()
     trajectory, proposed = pairs[-1]
     accelerated = run(
@@ -186,15 +189,15 @@ def test_steps_that_enter_a_window_know_nothing():
 def test_steps_that_leave_a_window_count_on():
     """What is left in the window is accelerated as if the whole chain still were."""
     accelerate, pairs = Anderson(), iterates()
-    settled = [(z.at[:COUNT].set(1.0), y.at[:COUNT].set(1.0)) for z, y in pairs[3:]]
-    whole = run(accelerate, [*pairs[:3], *settled])[0][4:]
-    _, state = run(accelerate, [*pairs[:3], settled[0]])
+    converged = [(z.at[:COUNT].set(1.0), y.at[:COUNT].set(1.0)) for z, y in pairs[3:]]
+    whole = run(accelerate, [*pairs[:3], *converged])[0][4:]
+    _, state = run(accelerate, [*pairs[:3], converged[0]])
     state = compiled(accelerate.shift)(state, jnp.int32(COUNT))
 
     def window(array):
         return jnp.concatenate([array[COUNT:], jnp.zeros_like(array[:COUNT])])
 
-    inside = run(accelerate, [(window(z), window(y)) for z, y in settled[1:]], state)[0]
+    inside = run(accelerate, [(window(z), window(y)) for z, y in converged[1:]], state)[0]
     assert_agree([z[: L - COUNT] for z in inside], [z[COUNT:] for z in whole], 1e-10)
 
 
@@ -208,33 +211,33 @@ def step(z, bias):
 
 
 def picard(accelerate, start):
-    """z_l = z_0 + the sum of all increments, iterated to rounding: the trajectory and the iterations, in one compiled loop."""
+    """z_l = z_0 + all increments, iterated to rounding: the trajectory and the iterations."""
 
     def plain(trajectory):
         states = jnp.concatenate([start[None], trajectory[:-1]])
         return start[None] + jnp.cumsum(jax.vmap(step)(states, BIAS) - states, axis=0)
 
     def goes_on(carry):
-        turn, trajectory, proposed, _ = carry
-        return (turn < LENGTH) & (
+        iteration, trajectory, proposed, _ = carry
+        return (iteration < LENGTH) & (
             jnp.abs(proposed - trajectory).max() > 1e-5 * jnp.abs(proposed).max()
         )
 
     def iterate(carry):
-        turn, trajectory, proposed, state = carry
+        iteration, trajectory, proposed, state = carry
         trajectory = proposed
         if accelerate is not None:
             trajectory, state = accelerate(state, carry[1], proposed)
-        return turn + 1, trajectory, plain(trajectory), state
+        return iteration + 1, trajectory, plain(trajectory), state
 
     @jax.jit
     def solve():
         first = jnp.broadcast_to(start, (LENGTH, *start.shape))
         state = None if accelerate is None else accelerate.begin(first)
-        turns, _, proposed, _ = jax.lax.while_loop(
+        iterations, _, proposed, _ = jax.lax.while_loop(
             goes_on, iterate, (jnp.int32(0), first, plain(first), state)
         )
-        return proposed, turns
+        return proposed, iterations
 
     return solve()
 
@@ -242,12 +245,12 @@ def picard(accelerate, start):
 def test_picard_iterations_are_saved():
     start = normal(5, BATCH, W).astype(jnp.float32)
     expected = jax.lax.scan(lambda z, b: (step(z, b),) * 2, start, BIAS)[1]
-    plain, turns = picard(None, start)
+    plain, iterations = picard(None, start)
     accelerated, fewer = picard(Anderson(), start)
     assert_agree(plain, expected, 1e-4)
     assert_agree(accelerated, expected, 1e-4)
-    turns, fewer = int(turns), int(fewer)
-    assert fewer < 0.75 * turns
+    iterations, fewer = int(iterations), int(fewer)
+    assert fewer < 0.75 * iterations
 
 
 @pytest.mark.parametrize("history", [0, -1, 9, 2.0, True, None], ids=str)

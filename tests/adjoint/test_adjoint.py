@@ -1,5 +1,6 @@
-"""Derivatives under every transformation of jax, and of every part alone, against those of `jax.lax.scan`."""
+"""Derivatives under every transformation of jax, against those of `jax.lax.scan`."""
 
+import gc
 from functools import cache, partial
 
 import jax
@@ -66,11 +67,6 @@ def mapped_tangents(scan):
 
 def pushed(scan):
     return jax.jvp(partial(run, scan), ARGUMENTS, moved(3))
-
-
-def pulled(scan):
-    out, pull = jax.vjp(partial(run, scan), *ARGUMENTS)
-    return out, pull(jax.tree.map(lambda y: normal(4, *y.shape), out))
 
 
 def linearized(scan):
@@ -169,17 +165,17 @@ def inside_itself(scan):
 def inside_while_loop(scan):
     weight, init, xs = ARGUMENTS
 
-    def turn(state):
+    def call(state):
         count, z = state
         return count + 1, run(scan, weight, z, xs)[0]
 
     return jax.jvp(
-        lambda z: jax.lax.while_loop(lambda s: s[0] < 3, turn, (0, z))[1], (init,), (init,)
+        lambda z: jax.lax.while_loop(lambda s: s[0] < 3, call, (0, z))[1], (init,), (init,)
     )
 
 
 def with_one(argument, x):
-    """The arguments, of which ``x`` takes the place of one."""
+    """The arguments, with ``x`` for one of them."""
     return [*ARGUMENTS[:argument], x, *ARGUMENTS[argument + 1 :]]
 
 
@@ -205,7 +201,6 @@ def tangents_alone(scan):
 
 TRANSFORMATIONS = {
     "jvp": pushed,
-    "vjp": pulled,
     "linearize": linearized,
     "grad of grad": gradient_of_gradient,
     "jvp of grad": hessian_times_vector,
@@ -335,8 +330,7 @@ def test_captured_integers_and_keys_are_data(combination):
     assert_agree(actual, wanted)
 
 
-@pytest.mark.parametrize("length", [12, 13])
-@pytest.mark.parametrize("name", ["gru", "batch norm"])
+@pytest.mark.parametrize(("name", "length"), [("gru", 12), ("batch norm", 13)])
 def test_a_sequential_adjoint_in_several_chunks(monkeypatch, name, length):
     problem = PROBLEMS[name]
     monkeypatch.setattr("deeppcr.adjoint.jacobian.CHUNK", 3 * 8 * 9 * 4)
@@ -388,13 +382,23 @@ def test_statistics_have_no_derivative():
     )
 
 
-@pytest.mark.parametrize("name", ["gru", "lstm", "scalar"])
+@pytest.mark.parametrize("name", ["lstm", "scalar"])
 def test_float32(name):
     problem = PROBLEMS[name].astype(jnp.float32)
     scan = partial(deeppcr.scan, method="newton", adjoint="pcr", batch_ndim=problem.batch_ndim)
     assert_agree(backpropagate(problem, scan), oracle(problem), 2e-5)
 
 
+@pytest.fixture
+def _nothing_older():
+    """Who refers to a trace is looked for among all objects, of which tests before left many."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_nothing_older")
 def test_no_tracer_leaks():
     with jax.checking_leaks():
         for scan in COMBINATIONS.values():

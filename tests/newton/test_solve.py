@@ -112,14 +112,8 @@ def test_chaos_is_finished_sequentially_and_gives_the_sequential_answer():
     states = jnp.concatenate([z0[None], solution.trajectory])
     # Every step of it is right ...
     assert_agree(states[1:], RATE * states[:-1] * (1 - states[:-1]), 4 * EPS)
-    # ... and so is all of it, where differences of one unit in the last place have not yet grown to 1e-10.
-    assert_agree(states[1:21], trajectory(CHAOS, z0)[:20])
-
-
-def test_chaos_gives_the_sequential_answer():
-    """A difference in the last place would be of order one after 75 steps."""
-    z0 = jnp.array(0.4)
-    assert_agree(solve(CHAOS, z0, method="newton").trajectory, trajectory(CHAOS, z0))
+    # ... and so is all of it: a difference in the last bit would be of order one after 75 steps.
+    assert_agree(states[1:], trajectory(CHAOS, z0))
 
 
 def test_gradients_of_chaos_are_those_of_its_own_trajectory():
@@ -141,7 +135,7 @@ def test_as_many_iterations_as_steps_suffice_even_for_chaos():
 
 
 @pytest.mark.parametrize("name", ["gru", "lstm", "resnet", "odd"])
-def test_a_small_budget_is_rescued(name):
+def test_a_small_budget_ends_in_the_sequential_fallback(name):
     problem = PROBLEMS[name]
 
     def carries(scan):
@@ -158,17 +152,17 @@ def test_a_small_budget_is_rescued(name):
     )
 
 
-def test_gradients_after_a_rescue():
+def test_gradients_after_a_sequential_fallback():
     def value(z0, xs, method):
         return jnp.sum(
             deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z0, method=method).trajectory ** 2
         )
 
-    rescued, sequential = (
+    fallen_back, sequential = (
         jax.jit(jax.grad(partial(value, method=m), argnums=(0, 1)))(Z0, XS)
         for m in (Newton(max_iterations=1), "sequential")
     )
-    assert_agree(rescued, sequential)
+    assert_agree(fallen_back, sequential)
 
 
 def test_return_gives_the_prefix_and_says_so():
@@ -220,7 +214,7 @@ def test_one_unruly_example_does_not_harm_the_others():
 
 @pytest.mark.parametrize("gain", [1.0, 1.2, 2.0])
 def test_a_chain_that_forgets_nothing(gain):
-    """Isometries and expansions: small residuals are no proof, updates have to settle as well."""
+    """Isometries and expansions: small residuals are no proof, updates have to be small too."""
     rotation = gain * jnp.linalg.qr(normal(5, 3, 3))[0]
     chain = deeppcr.Chain(lambda z, x: jnp.sin(rotation @ z + x), normal(6, 60, 3))
     solution = solve(chain, Z0, method="newton")
@@ -232,7 +226,7 @@ def test_a_chain_that_forgets_nothing(gain):
 
 
 def test_iterates_that_leave_the_domain_come_back():
-    """Far from the solution this step overflows: a first guess of 300 goes to 1e25 in three steps."""
+    """Far from the solution this step overflows: a guess of 300 goes to 1e25 in three steps."""
     chain = deeppcr.Chain(lambda z, x: z - 0.1 * z**3 + x, 0.1 * XS)
 
     def guess(z0, xs):
@@ -285,17 +279,6 @@ def test_states_of_zero():
     assert_agree(solution.trajectory, jnp.zeros_like(XS))
 
 
-@pytest.mark.parametrize(
-    "guess",
-    ["apply", "constant", lambda z0, xs: jnp.zeros_like(xs)],
-    ids=["apply", "constant", "own"],
-)
-def test_any_guess_leads_to_the_answer(guess):
-    solution = solve(CHAIN, Z0, method=Newton(initial_guess=guess))
-    assert solution.result == Result.CONVERGED
-    assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
-
-
 def test_the_right_guess_takes_no_iteration():
     chain = deeppcr.Chain(
         lambda z, x: jnp.abs(z - x), jnp.round(8 * XS)
@@ -308,12 +291,7 @@ def test_the_right_guess_takes_no_iteration():
     assert near.stats.iterations <= 1
 
 
-def test_a_guess_of_nan_leads_to_the_answer():
-    newton = Newton(initial_guess=lambda z0, xs: jnp.full_like(xs, jnp.nan))
-    assert_agree(solve(CHAIN, Z0, method=newton).trajectory, trajectory(CHAIN, Z0))
-
-
-def test_no_derivative_passes_through_the_guess():
+def test_no_derivative_passes_through_what_a_guess_closes_over():
     def value(z0, scale, method):
         if method is None:
             method = Newton(initial_guess=lambda z, xs: scale * jnp.broadcast_to(z, xs.shape))

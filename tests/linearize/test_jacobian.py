@@ -1,4 +1,4 @@
-"""Blocks are the parts of the Jacobian that they say they are, by no more derivatives than the structure needs."""
+"""Blocks are the blocks of the Jacobian, by no more derivatives than the structure needs."""
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +8,12 @@ import pytest
 from deeppcr import BlockDiagonal, Diagonal
 from deeppcr.chain import trace_chain
 from deeppcr.linearize import Dense
+from tests.linearize.steps import MIX, W, by_rows, dense, elementwise, in_pairs
 from tests.problems import L, assert_agree, normal
-from tests.steps import MIX, W, by_rows, dense, elementwise, in_pairs
 
 
 def side_by_side(step, state, inputs, batch_ndim=0):
-    """All steps of a chain, the states of which are ``state``, another one at each step; and these as vectors."""
+    """The traced chain whose state before step l is ``state[l]``; and these states as vectors."""
     first = jax.tree.map(lambda leaf: leaf[0], state)
     problem = trace_chain(
         lambda z, x: (step(z, x), None),
@@ -53,7 +53,7 @@ def full(steps, linearization, vectors):
 
     shape = (vectors.shape[-1], *vectors.shape)
     columns, jacobians = both(vectors)
-    if vectors.ndim == 3:  # examples that do not interact: their own parts of it
+    if vectors.ndim == 3:  # examples that do not interact: their own blocks
         jacobians = jnp.stack([jacobians[:, i, :, i] for i in range(vectors.shape[1])], axis=1)
     return columns, jacobians
 
@@ -124,7 +124,7 @@ def test_probes_estimate_the_diagonal():
 
 
 def derivatives(step, linearization):
-    """How many products of the step's derivative it takes, by the sines that are made of directions at once."""
+    """How many products with the step's derivative it takes, counted by the largest array."""
     steps, vectors = side_by_side(step, PAIR, normal(8, L, W))
     jaxpr = jax.make_jaxpr(lambda vectors: jax.tree.leaves(linearization.blocks(steps, vectors)))(
         vectors

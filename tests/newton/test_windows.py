@@ -1,5 +1,6 @@
 """A window that slides along the chain: the same answer in less memory."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -58,18 +59,14 @@ OPTIONS = {
 
 
 def cases():
-    """Every option with two windows, and over all of them every window with several options."""
-    for turn in range(2 * len(OPTIONS)):
-        yield list(OPTIONS)[turn // 2], WINDOWS[(turn + turn // 6) % len(WINDOWS)]
-
-
-def test_the_table_has_every_window():
-    assert {window for _, window in cases()} == set(WINDOWS)
+    """Every option, with one window after the other."""
+    assert len(OPTIONS) >= len(WINDOWS)
+    return zip(OPTIONS, itertools.cycle(WINDOWS), strict=False)
 
 
 @pytest.mark.parametrize(("name", "window"), list(cases()))
 def test_the_same_answer(name, window):
-    """Of a window that converges within itself, one iteration after another makes at least one state right."""
+    """Each iteration makes at least one state right, in a window too."""
     solution = solve(CHAIN, Z0, method=Newton(window=window, max_iterations=2 * L, **OPTIONS[name]))
     assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
     assert solution.result == Result.CONVERGED
@@ -79,7 +76,7 @@ def test_the_same_answer(name, window):
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_iterations_are_few(window):
-    """A window moves on by as much as has converged: all of it after at most 7 iterations, as without a window."""
+    """A window moves on by what has converged: all of it after 7 iterations, as without one."""
     solution = solve(CHAIN, Z0, method=Newton(window=window))
     windows = -(-L // window)
     assert solution.stats.iterations <= min(7 * windows, L)
@@ -95,7 +92,7 @@ def test_a_window_of_one_is_the_sequential_program():
     ("problem", "window"), [("lstm", 5), ("odd", 3), ("batch norm", 4), ("custom vjp", 2)]
 )
 def test_other_chains(problem, window):
-    """Batches, pytrees, examples that interact, reverse mode only; and the gradient in stretches of a few steps."""
+    """Batches, pytrees, examples that interact, reverse mode only; gradients in short chunks."""
     problem = PROBLEMS[problem]
     adjoint = Adjoint(linear="sequential", memory=4 * 5 * 8 * 6**2)
     scan = partial(
