@@ -74,8 +74,15 @@ def largest_error(found, right, allowance):
     return worst
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("chain", CHAINS)
+def cases():
+    """Clocks share a program for each method; the others take Newton's and every second method."""
+    for i, (chain, (step, _)) in enumerate(CHAINS.items()):
+        for k, method in enumerate(METHODS):
+            if step is beside_a_clock or method == "newton" or (i + k) % 2:
+                yield chain, method
+
+
+@pytest.mark.parametrize(("chain", "method"), list(cases()))
 def test_every_entry_is_right(chain, method):
     step, z, xs = arrays(chain)
     solution = solve(deeppcr.Chain(step, xs), z, method=METHODS[method])
