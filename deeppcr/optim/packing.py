@@ -157,6 +157,8 @@ class Packed:
 
 def as_aval(leaf: Any, name: str) -> Any:
     """Shape and dtype of a leaf, as jax would store it."""
+    if isinstance(leaf, jax.Array):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     try:
         return jax.eval_shape(lambda x: x, leaf)
     except TypeError:
