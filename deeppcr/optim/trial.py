@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 
 from deeppcr.jaxprs import Program, bind, evaluate, needed
-from deeppcr.optim.packing import Packed, Packing, as_aval
+from deeppcr.optim.packing import Packed, as_aval
 from depth.jaxprs import is_literal, without_constants
 
 LONGEST = 4  # entries along each axis of a leaf
@@ -35,6 +35,7 @@ NO_MESH = jax.sharding.AbstractMesh((), ())
 # What runs for milliseconds is compiled as fast as possible.
 QUICKLY: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
     "xla_llvm_disable_expensive_passes": True,
 }
 
@@ -142,9 +143,7 @@ class Pair:
     """A function on trees and on flat arrays, compiled as one program for ``args``."""
 
     def __init__(self, what: str, function: Any, args: Any, stand_ins: dict[int, Any]) -> None:
-        trees = jax.eval_shape(
-            partial(_map_packed, lambda x: x.unpack() if _is_packed(x) else x), args
-        )
+        trees = _map_packed(_small_tree, args)
         try:
             tree, part = jax.make_jaxpr(function, return_shape=True)(*trees)
         except (TypeError, ValueError) as error:
@@ -154,9 +153,14 @@ class Pair:
         except Exception as error:
             found = f"raises {type(error).__name__} ({error}) for flat arrays"
             raise CannotPack(what, found) from error
-        jax.eval_shape(lambda part: _packed_like(what, like, part), part)
         packed, plain = Program.of(flat), Program.of(tree)
-        self.integers = _integers(packed)
+        given = jax.tree.unflatten(jax.tree.structure(trees), plain.invars)
+        results = jax.tree.unflatten(jax.tree.structure(part), plain.outvars)
+        self.like, self.integers = like, _integers(packed)
+        try:
+            _map_packed(partial(_check_alike, what), like, results)
+        except (ValueError, TypeError, KeyError) as error:
+            raise CannotPack(what, f"returns another structure for flat arrays: {error}") from error
 
         def constants(closed: Any) -> list[Any]:
             found = list(getattr(closed, "consts", ()))
@@ -172,18 +176,22 @@ class Pair:
             leaves = evaluate(packed, dict(known), packed.outvars)
             return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
-        def on_tree(args: Any) -> Any:
-            rows, given = Rows(), jax.tree.unflatten(jax.tree.structure(trees), plain.invars)
+        def on_tree(stacks: Any) -> Any:
+            rows = Rows()
             for variable, x in zip(plain.constvars, constants(tree), strict=True):
                 rows.put([variable], x, False)
-            _map_packed(partial(_stack, rows), args, given)
+            _map_packed(rows.put_stacks, args, given, stacks)
             rows.evaluate(plain)
-            results = jax.tree.unflatten(jax.tree.structure(part), plain.outvars)
-            return _map_packed(partial(_unstack, rows), like, results)
+            return _map_packed(rows.take_stacks, like, results)
 
-        both = jax.jit(lambda plain, packed: (on_tree(plain), on_flat(packed)))
+        both = jax.jit(lambda stacks, packed: (on_tree(stacks), on_flat(packed)))
         options = QUICKLY if jax.default_backend() == "cpu" else None
-        self.run = both.lower(args, args).compile(options)
+        self.both = both.lower(_map_packed(_stacks, args), args).compile(options)
+
+    def run(self, plain: Any, packed: Any) -> Any:
+        """The results for the tree, given and packed by numpy, and for flat arrays."""
+        stacks, packed = self.both(_map_packed(_stacks, plain), packed)
+        return _map_packed(_joined, self.like, stacks), packed
 
 
 class Rows:
@@ -214,6 +222,22 @@ class Rows:
             consecutive = rows == tuple(range(rows[0], end))
             pieces.append(lax.slice_in_dim(x, rows[0], end) if consecutive else x[np.array(rows)])
         return jnp.concatenate(pieces)
+
+    def put_stacks(self, packed: Any, tree: Any, stacks: Any) -> None:
+        """Set the variables in ``tree``, or the one that it is."""
+        if not _is_packed(packed):
+            return self.put([tree], stacks, False)
+        variables = packed.packing.treedef.flatten_up_to(tree)
+        for (_, leaves, _), x in zip(packed.packing.alike, stacks, strict=True):
+            self.put([variables[i] for i in leaves], x, True)
+        return None
+
+    def take_stacks(self, like: Any, tree: Any) -> Any:
+        """The values of the variables in ``tree``."""
+        if not _is_packed(like):
+            return self.one(tree)
+        variables = like.packing.treedef.flatten_up_to(tree)
+        return [self.take([variables[i] for i in leaves]) for _, leaves, _ in like.packing.alike]
 
     def evaluate(self, program: Program) -> None:
         """Run the program; equations of one kind at one depth run as one, on stacked operands."""
@@ -266,42 +290,55 @@ def _integers(program: Any) -> set[int]:
     return {value for value in found if value >= 0}
 
 
-def _alike(packing: Packing) -> Iterator[tuple[str, list[int], Any]]:
-    """The leaves of each dtype and shape, and their entries in the flat array, a row for each."""
-    for group, indices in packing.groups.items():
-        starts = dict(
-            zip(indices, np.cumsum([0, *(packing.sizes[i] for i in indices)]), strict=False)
-        )
-        for shape in dict.fromkeys(packing.shapes[i] for i in indices):
-            leaves = [i for i in indices if packing.shapes[i] == shape]
-            first = np.array([starts[i] for i in leaves])[:, None]
-            yield group, leaves, first + np.arange(packing.sizes[leaves[0]])
-
-
-def _stack(rows: Rows, packed: Any, tree: Any) -> None:
-    """Set the variables in ``tree``, or the one that it is."""
+def _small_tree(packed: Any) -> Any:
+    """What the optimizer gets for the tree, without values."""
     if not _is_packed(packed):
-        return rows.put([tree], packed, False)
-    packing, variables = packed.packing, packed.packing.treedef.flatten_up_to(tree)
-    for group, leaves, entries in _alike(packing):
-        x = packed.arrays[group][entries].reshape(len(leaves), *packing.shapes[leaves[0]])
-        rows.put([variables[i] for i in leaves], x, True)
-    return None
+        return packed
+    packing, leaves = packed.packing, [None] * len(packed.packing.shapes)
+    for group, indices in packing.groups.items():
+        for i in indices:
+            leaves[i] = jax.ShapeDtypeStruct(packing.shapes[i], packed.arrays[group].dtype)
+    return packing.treedef.unflatten(leaves)
 
 
-def _unstack(rows: Rows, like: Any, tree: Any) -> Any:
-    """The values of the variables in ``tree``, as ``like`` packs them."""
+def _stacks(packed: Any) -> Any:
+    """The leaves of each dtype and shape, stacked."""
+    if not _is_packed(packed):
+        return packed
+    arrays, shapes = jax.tree.map(np.asarray, packed).arrays, packed.packing.shapes
+    return [
+        arrays[group][entries].reshape(-1, *shapes[leaves[0]])
+        if entries.size
+        else np.zeros((len(leaves), *shapes[leaves[0]]), arrays[group].dtype)
+        for group, leaves, entries in packed.packing.alike
+    ]
+
+
+def _joined(like: Any, stacks: Any) -> Any:
+    """The flat arrays of stacked leaves."""
     if not _is_packed(like):
-        return rows.one(tree)
-    variables = like.packing.treedef.flatten_up_to(tree)
-    parts: dict[str, list[Any]] = {group: [] for group in like.arrays}
-    places: dict[str, list[Any]] = {group: [] for group in like.arrays}
-    for group, leaves, entries in _alike(like.packing):
-        parts[group].append(rows.take([variables[i] for i in leaves]).ravel())
-        places[group].append(entries.ravel())
-    order = {group: np.argsort(np.concatenate(found)) for group, found in places.items()}
-    arrays = {group: jnp.concatenate(found)[order[group]] for group, found in parts.items()}
+        return stacks
+    arrays = {group: np.empty(x.shape, x.dtype) for group, x in like.arrays.items()}
+    for (group, _, entries), x in zip(like.packing.alike, stacks, strict=True):
+        arrays[group][entries] = np.asarray(x).reshape(entries.shape)
     return Packed(like.packing, arrays)
+
+
+def _check_alike(what: str, like: Any, tree: Any) -> None:
+    """Raise unless the variables in ``tree`` have the shapes and dtypes of the leaves of ``like``."""
+    whole = _is_packed(like)
+    variables = like.packing.treedef.flatten_up_to(tree) if whole else [tree]
+    for group, indices in like.packing.groups.items() if whole else [("", [0])]:
+        for i in indices:
+            name = like.packing.names[i] if whole else "a number in its state"
+            shape = like.packing.shapes[i] if whole else like.shape
+            found = getattr(variables[i], "aval", None)
+            if found is None:
+                raise ValueError(f"{name} is {variables[i]}, expected an array.")
+            if found.shape != shape:
+                raise ValueError(f"{name} has shape {list(found.shape)}, expected {list(shape)}.")
+            if found.dtype != (dtype := like.arrays[group].dtype if whole else like.dtype):
+                raise CannotPack(what, f"{name} has dtype {found.dtype}, {dtype} for flat arrays")
 
 
 def _fill(like: Any, numbers: Any) -> Any:
@@ -320,26 +357,6 @@ def _set_counters(state: Any, count: int | None) -> Any:
         return np.asarray(count).astype(x.dtype) if counts else x
 
     return state if count is None else jax.tree.map(replaced, state, is_leaf=_is_packed)
-
-
-def _packed_like(what: str, like: Any, tree: Any) -> Any:
-    """What the function returns for a tree, packed where it returns flat arrays for flat arrays."""
-
-    def packed(node: Any, part: Any) -> Any:
-        return node.packing.pack(part, "its result") if _is_packed(node) else part
-
-    try:
-        found = jax.tree.map(packed, like, tree, is_leaf=_is_packed)
-        leaves = zip(jax.tree_util.tree_leaves_with_path(like), jax.tree.leaves(found), strict=True)
-    except (ValueError, TypeError, KeyError) as error:
-        raise CannotPack(what, f"returns another structure for flat arrays: {error}") from error
-    for (path, x), y in leaves:
-        if (x.shape, x.dtype) != (jnp.shape(y), jnp.result_type(y)):
-            raise CannotPack(
-                what,
-                f"keeps {x.dtype}{list(x.shape)} at {jax.tree_util.keystr(path)} for flat arrays",
-            )
-    return found
 
 
 def _compare(what: str, *results: Any) -> None:
