@@ -130,13 +130,14 @@ def test_elementwise_optimizers_run_eagerly_give_the_same_bits(name):
 def test_each_dtype_has_its_array_and_nothing_is_cast():
     optimizer, params = optax.adam(1e-2), mixed(0)
     gradients = jax.tree.map(lambda x: jnp.stack([x, -2 * x]), mixed(1))
-    assert_close(run(pack(optimizer), params, gradients), run(optimizer, params, gradients))
+    packed = pack(optimizer)
+    assert_close(run(packed, params, gradients), run(optimizer, params, gradients))
     # The norm over all dtypes is summed in the narrower ones too, in another order.
     together = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1e-2))
     assert_close(
         run(pack(together), params, gradients), run(together, params, gradients), atleast=1e-2
     )
-    state = pack(optax.adam(1e-2)).init(params).inner_state
+    state = packed.init(params).inner_state
     size = sum(int(np.prod(shape)) for shape in SHAPES.values())
     assert {name: (a.dtype.name, a.shape) for name, a in state[0].mu.arrays.items()} == {
         d: (d, (size,)) for d in params
