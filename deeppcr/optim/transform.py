@@ -26,9 +26,10 @@ def pack(optimizer: Any, mask: Any = None) -> Any:
             adamw, lion, schedules, `optax.clip`) or all of them together
             (`optax.clip_by_global_norm`, `optax.apply_if_finite`). One that treats leaves
             separately is refused: lamb, lars, adafactor, muon, `optax.clip_by_block_rms`, noise,
-            labels or weight decay by leaf. A trial tells, once per tree, on random leaves of at most
-            4 entries an axis. What depends on larger sizes is not seen, nor on rare values. Counters
-            are set to the integers in the program and around them, and to some large ones.
+            labels or weight decay by leaf. A trial on random leaves tells, once per tree. A leaf
+            has at most 4 entries an axis there: the trial does not see what depends on larger
+            sizes, nor on rare values. It sets counters to the integers in the program and around
+            them, and to some large ones.
         mask: the parameters to train: a pytree of bools, a prefix of the parameters' tree, or a
             function of the parameters that returns one. None for all. The others get no state and
             keep their bits. Only floating and complex leaves are trained.

@@ -346,7 +346,7 @@ def _joined(like: Any, stacks: Any) -> Any:
 
 
 def _check_alike(what: str, like: Any, tree: Any) -> None:
-    """Raise unless the variables in ``tree`` have the shapes and dtypes of the leaves of ``like``."""
+    """Raise unless the variables in ``tree`` have the shapes and dtypes of ``like``."""
     whole = _is_packed(like)
     variables = like.packing.treedef.flatten_up_to(tree) if whole else [tree]
     for group, indices in like.packing.groups.items() if whole else [("", [0])]:
