@@ -1,5 +1,7 @@
 """Packed optimizers against the plain ones; what is not trained; which optimizers are refused."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -128,13 +130,14 @@ def test_elementwise_optimizers_run_eagerly_give_the_same_bits(name):
 def test_each_dtype_has_its_array_and_nothing_is_cast():
     optimizer, params = optax.adam(1e-2), mixed(0)
     gradients = jax.tree.map(lambda x: jnp.stack([x, -2 * x]), mixed(1))
-    assert_close(run(pack(optimizer), params, gradients), run(optimizer, params, gradients))
+    packed = pack(optimizer)
+    assert_close(run(packed, params, gradients), run(optimizer, params, gradients))
     # The norm over all dtypes is summed in the narrower ones too, in another order.
     together = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1e-2))
     assert_close(
         run(pack(together), params, gradients), run(together, params, gradients), atleast=1e-2
     )
-    state = pack(optax.adam(1e-2)).init(params).inner_state
+    state = packed.init(params).inner_state
     size = sum(int(np.prod(shape)) for shape in SHAPES.values())
     assert {name: (a.dtype.name, a.shape) for name, a in state[0].mu.arrays.items()} == {
         d: (d, (size,)) for d in params
@@ -298,6 +301,50 @@ def test_what_is_proven_once_is_not_traced_again():
     for _ in range(3):
         optimizer.update(tree(1), state, tree(0))
     assert calls.count(False) == 1
+
+
+@pytest.mark.parametrize("context", ["jit", "mesh", "shard_map", "a rate that varies"])
+def test_the_trial_heeds_neither_trace_nor_mesh(context):
+    mesh, params = jax.make_mesh((2,), ("x",)), tree(0)
+
+    def step(params, gradients, rate=0.5):
+        optimizer = pack(optax.chain(optax.clip_by_global_norm(1e9), optax.sgd(rate)))
+        return optimizer.update(gradients, optimizer.init(params), params)[0]
+
+    def varying(params, gradients):
+        updates = step(params, gradients, (jax.lax.axis_index("x") + 1.0).astype("float32") / 3)
+        return jax.lax.psum(updates, "x")
+
+    if context in ("jit", "mesh"):
+        with jax.set_mesh(mesh) if context == "mesh" else contextlib.nullcontext():
+            found = jax.jit(step)(params, tree(1))
+    else:
+        body = step if context == "shard_map" else varying
+        specs = jax.sharding.PartitionSpec()
+        sharded = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=specs)
+        found = jax.jit(sharded)(params, tree(1))
+    factor = 1.0 if context == "a rate that varies" else 0.5
+    assert_close(found, jax.tree.map(lambda x: -factor * x, tree(1)))
+
+
+def test_init_raises_what_the_optimizer_raises_unless_arguments_are_missing():
+    def update(updates, state, params=None):
+        raise RuntimeError("seven")
+
+    optimizer = pack(optax.GradientTransformation(lambda params: (), update))
+    with pytest.raises(RuntimeError, match="seven"):
+        optimizer.init(tree(0))
+    optimizer = pack(contrib.reduce_on_plateau())
+    state = optimizer.init(tree(0))
+    with pytest.raises(TypeError, match="value"):
+        optimizer.update(tree(1), state, tree(0))
+
+
+@pytest.mark.parametrize("steps", [20, 777])
+def test_what_is_behind_many_steps_is_refused(steps):
+    optimizer = optax.MultiSteps(optax.lars(0.1), steps).gradient_transformation()
+    with pytest.raises(ValueError, match="optimizer cannot be packed"):
+        pack(optimizer).init(tree(0))
 
 
 KEY = jax.random.key(0)

@@ -57,6 +57,19 @@ class Packing:
         return {group: [i for i, name in enumerate(names) if name == group] for group in every}
 
     @cached_property
+    def alike(self) -> list[tuple[str, list[int], Any]]:
+        """The leaves of each dtype and shape, with their places in the flat array, a row each."""
+        found = []
+        for group, indices in self.groups.items():
+            sizes = [self.sizes[i] for i in indices]
+            starts = dict(zip(indices, np.cumsum([0, *sizes[:-1]]), strict=True))
+            for shape in dict.fromkeys(self.shapes[i] for i in indices):
+                leaves = [i for i in indices if self.shapes[i] == shape]
+                rows = np.array([starts[i] for i in leaves])[:, None]
+                found.append((group, leaves, rows + np.arange(self.sizes[leaves[0]])))
+        return found
+
+    @cached_property
     def names(self) -> list[str]:
         """The path of each leaf, for errors."""
         numbered = self.treedef.unflatten(range(len(self.shapes)))
@@ -157,6 +170,8 @@ class Packed:
 
 def as_aval(leaf: Any, name: str) -> Any:
     """Shape and dtype of a leaf, as jax would store it."""
+    if isinstance(leaf, jax.Array):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     try:
         return jax.eval_shape(lambda x: x, leaf)
     except TypeError:
