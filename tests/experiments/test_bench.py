@@ -14,6 +14,7 @@ import pytest
 from jax import Array
 
 import deeppcr
+from deeppcr import loops
 from depth.device import generic_cpu
 from experiments.bench import command, costs, engine, plots, results, timing
 from experiments.bench.command import in_time, parser, progress
@@ -245,8 +246,9 @@ def test_loops_are_found_by_their_scope() -> None:
     assert not costs.in_scope("jit(f)/newton iterations/while", "newton iteration")
 
     def program(x: Array) -> Array:
-        with jax.named_scope(costs.FALLBACK):
+        with jax.named_scope(loops.FALLBACK):
             x = jax.lax.while_loop(lambda x: x[0] < 1, lambda x: x + x, x)
+        with jax.named_scope(loops.OVERFLOW):
             _, x = jax.lax.while_loop(
                 lambda s: ~s[0], lambda s: (~s[0], jnp.sin(s[1])), (x[0] > 0, x)
             )
@@ -334,7 +336,6 @@ def test_table_aligns_numbers_right_and_text_left() -> None:
     rows = [{"run": "scan", "ms": 1.23456, "steps": 12}, {"run": "newton", "ms": np.float32(20)}]
     assert show(rows).splitlines() == [
         "run       ms  steps",
-        "------  ----  -----",
         "scan    1.23     12",
         "newton    20",
     ]
@@ -342,7 +343,7 @@ def test_table_aligns_numbers_right_and_text_left() -> None:
 
 def test_table_of_nothing_is_empty() -> None:
     assert show([]) == ""
-    assert table(["a"], []) == "a\n-"
+    assert table(["a"], []) == "a"
 
 
 def test_results_come_back_as_written(tmp_path: Path) -> None:

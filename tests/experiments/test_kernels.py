@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.bench.costs import FALLBACK
+from deeppcr.loops import FALLBACK
 from experiments.kernels import figure as kernels_figure
 from experiments.kernels import run as kernels
 from experiments.kernels import targets

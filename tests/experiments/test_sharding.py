@@ -283,9 +283,9 @@ def test_chains_have_a_table_of_speed() -> None:
         {"part": "tutorials", "row": "b", "loss": 4.0},
     ]
     chain, tutorials = sharding.tables(rows)
-    assert [line.split() for line in chain.splitlines()[2:9]] == [
-        *(["row", "loss"], ["---", "----"], ["a", "2"], []),
-        *(["row", "ms", "depth"], ["---", "--", "-----"], ["a", "1", "3"]),
+    assert [line.split() for line in chain.splitlines()[2:7]] == [
+        *(["row", "loss"], ["a", "2"], []),
+        *(["row", "ms", "depth"], ["a", "1", "3"]),
     ]
     assert tutorials.splitlines()[2].split() == ["row", "loss"]
 
@@ -321,7 +321,7 @@ def test_the_command_compares_the_losses(monkeypatch: pytest.MonkeyPatch, capsys
     losses = {1: [2.0, 1.0], 2: [2.0, 1.0 + 1e-7]}
     monkeypatch.setattr(sharding.processes, "run", lambda number, *_: losses[number])
     sharding.main(["--processes", "2"])
-    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()[2:]] == [
+    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [
         ["0", "2.00000000", "2.00000000"],
         ["1", "1.00000000", "1.00000010"],
     ]
