@@ -19,6 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from deeppcr.checks import check_count
+
 
 @dataclasses.dataclass(frozen=True)
 class Delay:
@@ -102,13 +104,8 @@ def delay(f: Callable[[tuple[Any, ...], Any], Any], k: int) -> Delay:
     """
     if not callable(f):
         raise TypeError(f"f is {type(f).__name__}, expected a function f(states, x) -> state.")
-    try:
-        count = operator.index(k)
-    except TypeError:
-        raise TypeError(f"k is {k!r}, expected an integer >= 1.") from None
-    if count < 1:
-        raise ValueError(f"k is {count}, expected 1 or more: the number of states that f reads.")
-    return Delay(f, count)
+    check_count("k", k, "how many states f reads")
+    return Delay(f, operator.index(k))
 
 
 def _check_alike(state: Any, like: Any, name: str, expected: str) -> None:

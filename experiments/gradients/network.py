@@ -47,7 +47,7 @@ ADJOINTS: Mapping[str, Mapping[str, Setting]] = {
     },
     "gradient": {
         "auto": Setting(),
-        "adjoint, sequential": Setting("sequential", BACKPROP),
+        "adjoint, backprop": Setting("sequential", BACKPROP),
         "adjoint, recurrence": Setting("sequential", Recurrence()),
         "adjoint, pcr": Setting("sequential", "pcr"),
     },

@@ -44,7 +44,7 @@ def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.Mon
         for direction in gradients.DIRECTIONS
     }
     loops = ["lax.scan", "unrolled"]
-    adjoints = ["adjoint, sequential", "adjoint, recurrence", "adjoint, pcr"]
+    adjoints = ["adjoint, backprop", "adjoint, recurrence", "adjoint, pcr"]
     assert found["adjoints", "gradient"] == [*loops, "auto", *adjoints]
     assert found["adjoints", "forward"] == [*loops, "auto", "newton, recurrence"]
     assert found["grid", "forward"] == found["grid", "gradient"] == [*loops, "auto", "newton"]
