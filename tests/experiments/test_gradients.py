@@ -59,7 +59,7 @@ def test_the_adjoints_are_different_programs() -> None:
     case = Size(Network("gru", 2), 64, 8, "adjoints").case("gradient")
     depths = [
         depth.analyze(case.variants[f"adjoint, {name}"].run, *case.arguments[0]).depth
-        for name in ("pcr", "recurrence", "sequential")
+        for name in ("pcr", "recurrence", "backprop")
     ]
     assert depths[0] < depths[1] < depths[2]
 
