@@ -234,6 +234,7 @@ def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
         asked = f"method is {method}" if is_newton else f"adjoint is {adjoint}"
         raise ValueError(
             f"{asked}, but the chain cannot be solved in parallel: {reason}. "
-            '"auto" and "sequential" run it as jax.lax.scan.'
+            'Methods "auto" and "sequential" with adjoints "auto", "backprop" and "autodiff" run '
+            "it as jax.lax.scan."
         )
     return True
