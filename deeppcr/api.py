@@ -232,9 +232,9 @@ def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
     if isinstance(method, Newton) or isinstance(adjoint, Adjoint):
         is_newton = isinstance(method, Newton)
         asked = f"method is {method}" if is_newton else f"adjoint is {adjoint}"
+        others = '"auto" and "sequential"' if is_newton else '"auto", "backprop" and "autodiff"'
         raise ValueError(
             f"{asked}, but the chain cannot be solved in parallel: {reason}. "
-            'Methods "auto" and "sequential" with adjoints "auto", "backprop" and "autodiff" run '
-            "it as jax.lax.scan."
+            f"{others} run it as jax.lax.scan."
         )
     return True

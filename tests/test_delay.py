@@ -163,12 +163,16 @@ def test_no_steps_return_no_states():
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_k_is_at_least_one(k):
-    with pytest.raises(ValueError, match=f"k is {k}, expected how many states f reads: an integer >= 1"):
+    with pytest.raises(
+        ValueError, match=f"k is {k}, expected how many states f reads: an integer >= 1"
+    ):
         delay(plain, k)
 
 
 def test_k_is_an_integer_and_f_a_function():
-    with pytest.raises(TypeError, match=r"k is 1\.5, expected how many states f reads: an integer >= 1"):
+    with pytest.raises(
+        TypeError, match=r"k is 1\.5, expected how many states f reads: an integer >= 1"
+    ):
         delay(plain, 1.5)
     with pytest.raises(TypeError, match="f is int, expected a function"):
         delay(3, 1)
