@@ -10,6 +10,7 @@ import pytest
 import deeppcr
 from deeppcr import Chain, Coarse, Newton, Result
 from deeppcr.chain import trace_chain
+from tests.newton.chain import CHAIN, WEIGHT, XS, Z0
 from tests.problems import (
     PROBLEMS,
     L,
@@ -21,10 +22,6 @@ from tests.problems import (
     trajectory,
 )
 
-WEIGHT = normal(0, 3, 3, scale=0.5)
-XS = normal(1, L, 3)
-Z0 = normal(2, 3)
-CHAIN = Chain(lambda z, x: jnp.tanh(z @ WEIGHT + jnp.broadcast_to(x, z.shape)), XS)
 PAIR = {"a": normal(3, 2), "b": (jnp.array(0.3),)}
 PAIRS = Chain(
     lambda z, x: {"a": jnp.tanh(z["a"] * z["b"][0] + x[:2]), "b": (jnp.sin(z["a"].sum() + x[2]),)},

@@ -10,6 +10,7 @@ import pytest
 import deeppcr
 from deeppcr import Adjoint, Chain, Coarse, Diagonal, Newton, Result, Scalar
 from deeppcr.newton.acceleration import Anderson
+from tests.newton.chain import CHAIN, XS, Z0
 from tests.problems import (
     PROBLEMS,
     L,
@@ -21,10 +22,6 @@ from tests.problems import (
     trajectory,
 )
 
-WEIGHT = normal(0, 3, 3, scale=0.5)
-XS = normal(1, L, 3)
-Z0 = normal(2, 3)
-CHAIN = Chain(lambda z, x: jnp.tanh(z @ WEIGHT + jnp.broadcast_to(x, z.shape)), XS)
 CHAOS = Chain(lambda z, _: 3.9 * z * (1 - z), length=200)
 WINDOWS = [1, 2, 5, L - 1, L, 100]
 
