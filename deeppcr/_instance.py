@@ -15,7 +15,6 @@ from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
 from deeppcr.layers import stack_layers
 from deeppcr.layers.segments import Description, describe
 from deeppcr.newton.lyapunov import growth_rate
-from deeppcr.state import before
 
 TRIAL = 0.2  # seconds for each candidate
 
@@ -46,7 +45,7 @@ class Instance:
         def rate(state: Any, inputs: Any) -> Any:
             trajectory = self._solved(state, inputs, method="sequential")
             chain = self._traced(state, inputs)
-            states = before(chain.initial, jax.tree.leaves(trajectory))
+            states = chain.before(chain.initial, jax.tree.leaves(trajectory))
             return growth_rate(chain, chain.layout.flatten(states))
 
         return float(rate(*self._arrays("iterations='sample'")))

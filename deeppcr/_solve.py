@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from deeppcr._plan.choose import choose_adjoint, choose_method
 from deeppcr._plan.costs import ChainCosts
-from deeppcr._plan.names import Auto, Method, Wanted
+from deeppcr._plan.names import Auto, Fixed, Method, Wanted
 from deeppcr.adjoint import Way, differentiable
 from deeppcr.adjoint.resolve import resolve_adjoint
 from deeppcr.axis import ChainSharding, explicit_mesh, with_auto_axes
@@ -42,15 +42,14 @@ def solve_chain(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
         found = {name: choose_adjoint(seen(name), fixed, name) for name in platforms()}
         return {name: resolve_adjoint(way, fixed, shapes) for name, way in differing(found).items()}
 
+    def method_on(platform: str) -> Fixed:
+        if not isinstance(method, Auto):
+            return method
+        return method.with_options(choose_method(seen(platform), platform))
+
     fixed = None if isinstance(method, Auto) else method
-    methods: dict[str, Any] = dict.fromkeys(platforms(), fixed)
-    if isinstance(method, Auto):
-        methods = {
-            name: method.with_options(choose_method(seen(name), name)) for name in platforms()
-        }
-    solvers: dict[str, Any] = {
-        name: found.bind(chain, asked) for name, found in differing(methods).items()
-    }
+    methods = differing({name: method_on(name) for name in platforms()})
+    solvers: dict[str, Any] = {name: found.bind(chain, asked) for name, found in methods.items()}
     if isinstance(axis, ChainSharding):
         solvers = {name: SolverPerShard(solver, axis) for name, solver in solvers.items()}
     way = None if adjoint is None else resolve_adjoint(adjoint, fixed, shapes)

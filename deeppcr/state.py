@@ -108,13 +108,6 @@ class StateLayout:
         return leaves
 
 
-def before(initial: Leaves, trajectory: Leaves) -> Leaves:
-    """The states before each step, ``z_0 .. z_{L-1}``, from ``z_0`` and ``z_1 .. z_L``."""
-    return [
-        jnp.concatenate([z[None], rest[:-1]]) for z, rest in zip(initial, trajectory, strict=True)
-    ]
-
-
 def add(a: Leaves, b: Leaves) -> Leaves:
     """The sum, leaf by leaf."""
     return [p + q for p, q in zip(a, b, strict=True)]

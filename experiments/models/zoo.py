@@ -36,11 +36,6 @@ class Specimen:
         return f"{self.kind} w={self.width} L={self.length} batch={self.batch}"
 
     @property
-    def has_own_weights(self) -> bool:
-        """Whether each step has weights of its own, as a layer has, and not an input."""
-        return self.kind in ("tanh", "relu", "residual conv")
-
-    @property
     def work(self) -> float:
         """Operations of a forward pass, about."""
         gates = {"gru": 6, "lstm": 4, "elementwise": 0}.get(self.kind, 1)  # of a w x w product each
