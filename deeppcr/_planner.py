@@ -153,9 +153,8 @@ def _linearized(newton: Newton, chain: TracedChain, shards: int) -> Choice:
 
 def _left_to_jax(chain: TracedChain) -> str:
     """Why the chain, or its derivative, is left to `jax.lax.scan`; empty if neither is."""
-    step = chain.step
-    if step.effects:
-        return f"runs as jax.lax.scan, since the step has side effects ({', '.join(step.effects)})"
-    if step.has_custom_vjp:
+    if chain.obstacle:
+        return f"runs as jax.lax.scan, since {chain.obstacle.reason}"
+    if chain.step.has_custom_vjp:
         return "derivatives are jax's, since the step has a jax.custom_vjp"
     return ""

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,10 +12,12 @@ from deeppcr._plan import Auto, Method, Wanted, find_adjoint, find_method
 from deeppcr._solve import solve_chain
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.axis import LOCAL
-from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
+from deeppcr.carry import Carry
+from deeppcr.chain import Chain, TracedChain, chain_length, trace_carry
 from deeppcr.layers import Repeated, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
+from deeppcr.newton.guess import guess_of_state
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.solution import Result, Solution, Stats
@@ -25,8 +28,10 @@ def scan(
     init: Any,
     xs: Any = None,
     length: int | None = None,
-    *,
     reverse: bool = False,
+    unroll: int | bool = 1,
+    _split_transpose: bool = False,
+    *,
     method: str | Method = "auto",
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
@@ -34,12 +39,16 @@ def scan(
     """`jax.lax.scan`, solved as one system of equations: same arguments, results and derivatives.
 
     Args:
-        f: ``f(carry, x) -> (carry, y)``. The carry is an array, or a pytree of arrays, of floating
-            dtypes.
-        init: the carry before the first step.
+        f: ``f(carry, x) -> (carry, y)``. The carry is an array, or a pytree of arrays. Complex
+            numbers are pairs of real ones. Integers, flags and random keys may depend on inputs and
+            on each other, as counters and split keys do: they are run ahead. With those that depend
+            on the floating part of the carry the chain runs as `jax.lax.scan`.
+        init: the carry before the first step. Python numbers take the dtypes that ``f`` returns.
         xs: pytree of arrays ``[L, ...]``, one entry per step; or None.
         length: L; needed only without ``xs``.
         reverse: start from the last entry of ``xs``.
+        unroll: as in `jax.lax.scan`, where the chain is run step by step; elsewhere not used. So is
+            ``_split_transpose``.
         method: how the carries are computed: "auto", "sequential", "newton", "pcr", or a
             `Sequential`, `Newton` or `Auto` object. "auto" takes the method that is predicted to be
             the fastest: see `deeppcr.plan`.
@@ -55,7 +64,9 @@ def scan(
         the last carry, and the ``y`` of all steps, stacked on axis 0.
 
     Raises:
-        TypeError: the carry changes its structure, shape or dtype, or is not floating.
+        TypeError: the carry changes its structure, shape or dtype; or an integer, a flag or a key
+            in it depends on its floating part, and Newton's method or an adjoint by blocks is asked
+            for.
         ValueError: lengths contradict each other, or a name is not known.
 
     Example:
@@ -63,22 +74,25 @@ def scan(
         >>> deeppcr.scan(cumsum, jnp.array(0.0), jnp.array([2.0, 5.0, 4.0]))[1]
         Array([ 2.,  7., 11.], dtype=float32)
     """
+    if not callable(f):
+        raise TypeError(f"f is {f!r}, expected a function: f(carry, x) -> (carry, y).")
     length = chain_length(xs, length, "xs")
     chosen, wanted = find_method(method), find_adjoint(adjoint)
     given = None if jax.tree.leaves(xs) else length  # with `xs` jax takes no symbolic length
+    plain = partial(jax.lax.scan, f, init, xs, given, reverse, unroll, _split_transpose)
     if _is_plain(chosen, wanted) or length == 0:
-        return jax.lax.scan(f, init, xs, given, reverse)
-    chain = trace_chain(f, init, xs, length, batch_ndim, "init")
+        return plain()
+    in_order = jax.tree.map(lambda x: jnp.flip(jnp.asarray(x), 0), xs) if reverse else xs
+    chain, carry = trace_carry(f, init, in_order, length, batch_ndim, "init")
     if _runs_plainly(chain, chosen, wanted):
-        return jax.lax.scan(f, init, xs, given, reverse)
+        return plain()
+    if chosen == Sequential():
+        chosen = Sequential(_steps_in_a_trip(unroll, length))
+    chosen = _with_guess(chosen, carry, in_order, length)
     axis = find_sharding(xs, None, chosen, wanted) or LOCAL
-    inputs = [jnp.flip(x, 0) for x in chain.inputs] if reverse else chain.inputs
-    run = solve_chain(dataclasses.replace(chain, axis=axis, inputs=inputs), chosen, wanted)
+    run = solve_chain(dataclasses.replace(chain, axis=axis), chosen, wanted)
     ys = [jnp.flip(y, 0) for y in run.outputs] if reverse else run.outputs
-    return (
-        jax.tree.unflatten(chain.step.state_tree, run.last),
-        jax.tree.unflatten(chain.step.output_tree, ys),
-    )
+    return carry.value(run.last), jax.tree.unflatten(chain.step.output_tree, ys)
 
 
 def solve(
@@ -104,7 +118,7 @@ def solve(
         arrays that its step closes over.
 
     Raises:
-        TypeError: the state changes its structure, shape or dtype, or is not floating.
+        TypeError: as in `scan`.
         ValueError: lengths contradict each other, or a name is not known.
         NotConverged: with ``Newton(on_failure="raise")``.
 
@@ -122,14 +136,14 @@ def solve(
     length = chain_length(chain.inputs, chain.length, "chain.inputs")
     chosen, wanted = find_method(method), find_adjoint(adjoint)
     if length and not _is_plain(chosen, wanted):
-        traced = trace_chain(
+        traced, carry = trace_carry(
             lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0"
         )
         if not _runs_plainly(traced, chosen, wanted):
+            chosen = _with_guess(chosen, carry, chain.inputs, length)
             axis = find_sharding(chain.inputs, chain.sharding, chosen, wanted) or LOCAL
             run = solve_chain(dataclasses.replace(traced, axis=axis), chosen, wanted)
-            tree = traced.step.state_tree
-            value, trajectory = (jax.tree.unflatten(tree, z) for z in (run.last, run.trajectory))
+            value, trajectory = carry.value(run.last), carry.trajectory(run.trajectory, length)
             return Solution(value, trajectory, run.stats, run.result)
 
     def body(z: Any, x: Any) -> tuple[Any, Any]:
@@ -216,25 +230,28 @@ def _is_plain(method: Method, adjoint: Wanted) -> bool:
 
 def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
     """Whether the chain has to run as `jax.lax.scan`, because it cannot be solved in parallel."""
-    if chain.step.effects:
-        effects = ", ".join(chain.step.effects)
-        reason = (
-            f"the step has side effects ({effects}), and steps side by side have no order; "
-            "expected a step without any"
-        )
-    elif chain.is_symbolic:
-        reason = (
-            "it has symbolic dimensions (jax.export.symbolic_shape); "
-            "expected numbers, which Jacobian blocks need"
-        )
-    else:
+    if chain.obstacle is None:
         return chain.is_empty
     if isinstance(method, Newton) or isinstance(adjoint, Adjoint):
         is_newton = isinstance(method, Newton)
         asked = f"method is {method}" if is_newton else f"adjoint is {adjoint}"
         others = '"auto" and "sequential"' if is_newton else '"auto", "backprop" and "autodiff"'
-        raise ValueError(
-            f"{asked}, but the chain cannot be solved in parallel: {reason}. "
+        reason, expected, error = chain.obstacle
+        raise error(
+            f"{asked}, but the chain cannot be solved in parallel: {reason}; expected {expected}. "
             f"{others} run it as jax.lax.scan."
         )
     return True
+
+
+def _with_guess(method: Method, carry: Carry, inputs: Any, length: int) -> Method:
+    """The method, its initial guess one of the state that is solved for."""
+    if carry.is_state or isinstance(method, Sequential):
+        return method
+    guess = guess_of_state(method.initial_guess, carry, inputs, length)
+    return dataclasses.replace(method, initial_guess=guess)
+
+
+def _steps_in_a_trip(unroll: int | bool, length: int) -> int:
+    """What `jax.lax.scan` makes of ``unroll``."""
+    return (length if unroll else 1) if isinstance(unroll, bool) else max(1, unroll)

@@ -8,7 +8,7 @@ import dataclasses
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,9 @@ from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.axis import LOCAL, ChainAxis, ChainSharding
+from deeppcr.carry import Carry
 from deeppcr.layers import repeated
-from deeppcr.state import Leaves, StateLayout, check_state
+from deeppcr.state import Leaves, StateLayout, check_batch
 from deeppcr.step import Step, trace
 
 
@@ -115,7 +116,7 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["initial", "inputs", "captured", "offset"],
-    meta_fields=["step", "layout", "length", "axis", "function"],
+    meta_fields=["step", "layout", "length", "axis", "function", "obstacle"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class TracedChain:
@@ -134,6 +135,7 @@ class TracedChain:
         offset: int32, the index of the first step in the whole chain; None for 0.
         function: the step as the user wrote it, ``(state, input) -> (state, outputs)``; None once
             the method has been bound, for it must not outlive the call.
+        obstacle: why it has to run as `jax.lax.scan`; None if nothing stands in the way.
     """
 
     step: Step
@@ -145,6 +147,7 @@ class TracedChain:
     axis: ChainAxis = LOCAL
     offset: Any = None
     function: Callable[[Any, Any], tuple[Any, Any]] | None = None
+    obstacle: "Obstacle | None" = None
 
     def __call__(self, states: Leaves) -> Leaves:
         """``step(z_{l-1}, x_l)`` for all l at once, from ``z_0 .. z_{L-1}``."""
@@ -211,14 +214,13 @@ class TracedChain:
         """Whether a state has no entries: the idiom for a mere map."""
         return self.layout.width * self.layout.batch_size == 0
 
-    @property
-    def is_symbolic(self) -> bool:
-        """Whether it has symbolic dimensions, of `jax.export.symbolic_shape`."""
-        arrays = [*self.initial, *self.inputs, *self.captured]
-        arrays += [atom.aval for equation in self.step.jaxpr.eqns for atom in equation.outvars]
-        return any(
-            export.is_symbolic_dim(size) for array in arrays for size in getattr(array, "shape", ())
-        )
+
+class Obstacle(NamedTuple):
+    """Why a chain has to run as `jax.lax.scan`: the reason, and what would be right."""
+
+    reason: str
+    expected: str
+    error: type[Exception] = ValueError
 
 
 def trace_chain(
@@ -233,12 +235,60 @@ def trace_chain(
 
     ``name``: the name of the initial state in error messages.
     """
+    return trace_carry(f, initial, inputs, length, batch_ndim, name)[0]
+
+
+def trace_carry(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    initial: Any,
+    inputs: Any,
+    length: int,
+    batch_ndim: int,
+    name: str,
+) -> tuple[TracedChain, Carry]:
+    """`trace_chain`, and how its state is part of the carry of ``f``."""
     initial, inputs = jax.tree.map(jnp.asarray, (initial, inputs))
     if not isinstance(batch_ndim, int) or batch_ndim < 0:
         raise ValueError(f"batch_ndim is {batch_ndim!r}, expected an integer >= 0.")
-    check_state(initial, batch_ndim, name)
     first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
     step, captured = trace(f, initial, first)
-    leaves = jax.tree.leaves(initial)
-    layout = StateLayout.of(leaves, batch_ndim)
-    return TracedChain(step, layout, length, leaves, jax.tree.leaves(inputs), captured, function=f)
+    leaves, tree = jax.tree.flatten(initial)
+    cast = [z if z.dtype == d else z.astype(d) for z, d in zip(leaves, step.dtypes, strict=True)]
+    carry = Carry.of(step, jax.tree.unflatten(tree, cast), name)
+    state, xs = cast, jax.tree.leaves(inputs)
+    obstacle = _obstacle(step, carry, [*cast, *xs, *captured])
+    if not carry.is_state:
+        find = partial(carry.ahead, step, captured, xs) if obstacle is None else carry.unknown
+        carry = find(length)
+        state, f, xs = carry.state, carry.step(f), [*xs, *carry.before]
+        now = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in carry.before]
+        step, captured = trace(f, state, (first, now))
+    check_batch(state, carry.state_names, batch_ndim)
+    layout = StateLayout.of(state, batch_ndim)
+    chain = TracedChain(
+        step, layout, length, state, xs, captured, function=f, obstacle=obstacle
+    )
+    return chain, carry
+
+
+def _obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:
+    if step.effects:
+        return Obstacle(
+            f"the step has side effects ({', '.join(step.effects)}), "
+            "and steps side by side have no order",
+            "a step without any",
+        )
+    arrays = [*arrays, *(atom.aval for equation in step.jaxpr.eqns for atom in equation.outvars)]
+    if any(export.is_symbolic_dim(n) for array in arrays for n in getattr(array, "shape", ())):
+        return Obstacle(
+            "it has symbolic dimensions (jax.export.symbolic_shape)",
+            "numbers, which Jacobian blocks need",
+        )
+    if carry.coupled:
+        return Obstacle(
+            f"{', '.join(carry.coupled)} depends on the floating part of the carry, "
+            "and has no derivative with respect to it",
+            "integers, flags and keys that depend on inputs and on each other alone",
+            TypeError,
+        )
+    return None

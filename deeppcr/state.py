@@ -13,28 +13,20 @@ from jax import Array
 Leaves = list[Any]
 
 
-def check_state(state: Any, batch_ndim: int, name: str) -> None:
-    """Raise unless all leaves are floating and have the same ``batch_ndim`` leading axes."""
+def check_batch(state: Leaves, names: Sequence[str], batch_ndim: int) -> None:
+    """Raise unless all leaves have the same ``batch_ndim`` leading axes."""
     batches = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        where = name + jax.tree_util.keystr(path)
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(
-                f"{where} has dtype {leaf.dtype}, expected a floating one: Newton and the parallel "
-                "adjoint need derivatives with respect to the state. Pass counters and indices as "
-                'inputs of the step, or take method="sequential", adjoint="autodiff", which is '
-                "jax.lax.scan."
-            )
+    for name, leaf in zip(names, state, strict=True):
         if leaf.ndim < batch_ndim:
             raise ValueError(
-                f"{where} has shape {list(leaf.shape)}, "
+                f"{name} has shape {list(leaf.shape)}, "
                 f"expected at least batch_ndim = {batch_ndim} axes."
             )
-        batches[where] = leaf.shape[:batch_ndim]
+        batches[name] = leaf.shape[:batch_ndim]
     if len(set(batches.values())) > 1:
-        found = ", ".join(f"{where}: {list(shape)}" for where, shape in batches.items())
+        found = ", ".join(f"{name}: {list(shape)}" for name, shape in batches.items())
         raise ValueError(
-            f"the leaves of {name} differ in their {batch_ndim} leading batch axes: {found}."
+            f"the leaves of the carry differ in their {batch_ndim} leading batch axes: {found}."
         )
 
 

@@ -71,6 +71,11 @@ class Step:
         return has_users_rule(self.jaxpr)
 
     @property
+    def dtypes(self) -> list[Any]:
+        """Of the leaves of a state."""
+        return [variable.aval.dtype for variable in self.jaxpr.invars[: self.states]]
+
+    @property
     def outputs_in_state(self) -> list[int | None]:
         """For each output, the index of the leaf of the next state that it equals, or None."""
         state: list[Any] = list(self.jaxpr.outvars[: self.states])
@@ -104,6 +109,9 @@ class Step:
 def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> tuple[Step, Leaves]:
     """Trace ``f(state, input) -> (state, outputs)``, the step of a chain.
 
+    As `jax.lax.scan` does, it gives weakly typed leaves of the state, such as Python numbers, the
+    dtypes that the step returns: `Step.dtypes`.
+
     Args:
         state: the initial state, or `jax.ShapeDtypeStruct` for it.
         inputs: the input of step 1, as `jax.ShapeDtypeStruct`.
@@ -112,25 +120,31 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         the step, and the arrays that ``f`` closes over.
 
     Raises:
-        TypeError: the step changes the structure, the shape or the dtype of the state.
+        TypeError: the step returns no pair, or changes the structure, the shape or the dtype of the
+            state.
     """
     state_leaves, state_tree = jax.tree.flatten(state)
     input_leaves, input_tree = jax.tree.flatten(inputs)
     output_tree: Any = None
+    promoted: Leaves = state_leaves
 
     def flat(*leaves: Any) -> Leaves:
-        nonlocal output_tree
+        nonlocal output_tree, promoted
         before = jax.tree.unflatten(state_tree, leaves[: len(state_leaves)])
         result = f(before, jax.tree.unflatten(input_tree, leaves[len(state_leaves) :]))
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise TypeError(
-                f"f returns {type(result).__name__}, expected a pair (carry, y), "
+                f"f returns {described(result)}, expected a pair (carry, y), "
                 "as from the f of jax.lax.scan."
             )
         after, outputs = result
-        after = check_same_state(state, after)
+        check_same_structure(state, after)
+        new = map(jnp.asarray, jax.tree.leaves(after))
+        promoted = [_promoted(z, a) for z, a in zip(state_leaves, new, strict=True)]
+        if any(a is not b for a, b in zip(promoted, state_leaves, strict=True)):
+            return []  # to be traced again
         output_leaves, output_tree = jax.tree.flatten(outputs)
-        return [*after, *map(jnp.asarray, output_leaves)]
+        return [*check_same_state(state, after), *map(jnp.asarray, output_leaves)]
 
     # Without the current mesh, so that the program can run on another mesh and in `jax.shard_map`.
     # A mesh with manual axes stays, because arrays vary over them.
@@ -139,6 +153,10 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         mesh if mesh.manual_axes else jax.sharding.AbstractMesh((), ())
     ):
         closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
+        if any(a is not b for a, b in zip(promoted, state_leaves, strict=True)):
+            state_leaves = promoted
+            state = jax.tree.unflatten(state_tree, promoted)
+            closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
     effects, sizes = side_effects(closed), (len(state_leaves), len(input_leaves))
     step = Step(Program.of(closed), *sizes, state_tree, input_tree, output_tree, effects)
     constants = zip(step.jaxpr.constvars, closed.consts, strict=True)
@@ -146,27 +164,69 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     return step, [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]
 
 
+def check_same_structure(before: Any, after: Any) -> None:
+    """Raise unless the step returns a state of the structure that it takes."""
+    trees = jax.tree.structure(before), jax.tree.structure(after)
+    if trees[0] == trees[1]:
+        return
+    old, new = (
+        [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+        for tree in (before, after)
+    )
+    missing = [f"state{path}" for path in old if path not in new]
+    added = [f"state{path}" for path in new if path not in old]
+    found = f"it takes {trees[0]} and returns {trees[1]}"
+    if missing or added:
+        lacks = f"it does not return {', '.join(missing)}" if missing else ""
+        has = f"it returns {', '.join(added)}, which it does not take" if added else ""
+        found = f"{' and '.join(filter(None, (lacks, has)))} ({found})"
+    raise TypeError(
+        f"the step changes the structure of the state: {found}; expected the same structure."
+    )
+
+
 def check_same_state(before: Any, after: Any) -> Leaves:
     """The leaves of ``after``, checked to have the structure, shapes and dtypes of ``before``.
 
     Weakly typed leaves are converted.
     """
-    old_tree: Any
-    old, old_tree = jax.tree.flatten(before)
-    new, new_tree = jax.tree.flatten(after)
-    if old_tree != new_tree:
-        raise TypeError(
-            f"the step changes the structure of the state: it takes {old_tree} "
-            f"and returns {new_tree}; expected the same structure."
-        )
+    check_same_structure(before, after)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(before)]
     result = []
-    for path, a, b in zip(paths, old, new, strict=True):
+    for path, a, b in zip(paths, jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         b = jnp.asarray(b)
-        if a.shape != b.shape or (a.dtype != b.dtype and not b.aval.weak_type):
+        fits = a.dtype == b.dtype or (_is_weak(b) and _rank(b) <= _rank(a))
+        if a.shape != b.shape or not fits:
             raise TypeError(
-                f"the step changes state{path} from {a.dtype}{list(a.shape)} "
-                f"to {b.dtype}{list(b.shape)}; expected the same shape and dtype at every step."
+                f"the step changes state{path} from {described(a)} "
+                f"to {described(b)}; expected the same shape and dtype at every step."
             )
-        result.append(b.astype(a.dtype))
+        result.append(b if a.dtype == b.dtype else b.astype(a.dtype))
     return result
+
+
+def described(x: Any) -> str:
+    """An array by its dtype and shape, anything else by its type."""
+    if hasattr(x, "dtype") and hasattr(x, "shape"):
+        return f"{x.dtype}{list(x.shape)}"
+    if isinstance(x, tuple | list):
+        return f"{type(x).__name__} of {len(x)}"
+    return type(x).__name__
+
+
+def _promoted(before: Any, after: Any) -> Any:
+    """A leaf of the state, or what it has to be if it is weakly typed and the step returns more."""
+    if _is_weak(before) and before.dtype != after.dtype and _rank(before) <= _rank(after):
+        return jax.ShapeDtypeStruct(before.shape, after.dtype)
+    return before
+
+
+def _is_weak(x: Any) -> bool:
+    return bool(getattr(x, "weak_type", False))  # random keys have none
+
+
+def _rank(x: Any) -> int:
+    """Of the kind of a dtype: numbers of one kind are promoted to those of a higher one."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    ranks = [rank for rank, kind in enumerate(kinds) if jnp.issubdtype(x.dtype, kind)]
+    return ranks[0] if ranks else -1

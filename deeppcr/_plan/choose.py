@@ -52,7 +52,7 @@ def best_method(candidates: Candidates, everything: bool = False) -> list[Candid
     Those that cannot win are left out, unless ``everything`` is asked for.
     """
     sequential = candidates.sequential()
-    if candidates.costs.chain.step.effects:  # they have to happen once a step, in order
+    if candidates.costs.chain.obstacle:
         return [sequential]
     limit = math.inf if everything else _time_limit(sequential, candidates)
     others = (_with_budget(candidate, sequential) for candidate in candidates.methods(limit))
@@ -63,8 +63,8 @@ def best_gradient(
     candidates: Candidates, method: Fixed | None, everything: bool = False
 ) -> list[Candidate]:
     """The candidates for a gradient, the best one first."""
-    step = candidates.costs.chain.step
-    if step.has_custom_vjp or step.effects:
+    chain = candidates.costs.chain
+    if chain.step.has_custom_vjp or chain.obstacle:
         return [candidates.autodiff()]
     forwards = best_method(candidates, everything) if method is None else [candidates.given(method)]
     found: list[Candidate] = []

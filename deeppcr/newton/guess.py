@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.carry import Carry
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count
 from deeppcr.newton.precision import cast
@@ -76,13 +77,7 @@ class Coarse:
         after = self.step(
             jax.tree.unflatten(tree, state), jax.tree.unflatten(chain.step.input_tree, xs)
         )
-        leaves, found = jax.tree.flatten(after)
-        shapes, expected = [jnp.shape(a) for a in leaves], [z.shape for z in state]
-        if found != tree or shapes != expected:
-            raise ValueError(
-                f"the step of Coarse returns leaves of shapes {shapes} in {found}, "
-                f"expected {expected} in {tree}."
-            )
+        leaves = _checked("the step of Coarse returns", after, tree, [z.shape for z in state])
         return [jnp.asarray(a, z.dtype) for a, z in zip(leaves, state, strict=True)]
 
 
@@ -123,14 +118,8 @@ def users_guess(guess: Guess, chain: TracedChain) -> Leaves | None:
         if callable(guess):
             initial = jax.tree.unflatten(tree, chain.initial)
             guess = guess(initial, jax.tree.unflatten(chain.step.input_tree, chain.inputs))
-        leaves, found = jax.tree.flatten(guess)
         expected = [(chain.length, *z.shape) for z in chain.initial]
-        shapes = [jnp.shape(leaf) for leaf in leaves]
-        if found != tree or shapes != expected:
-            raise ValueError(
-                f"initial_guess has leaves of shapes {shapes} in {found}, "
-                f"expected {expected} in {tree}: a trajectory."
-            )
+        leaves = _checked("initial_guess has", guess, tree, expected, ": a trajectory")
     dtypes = {jnp.asarray(leaf).dtype for leaf in leaves}
     if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
         raise TypeError(
@@ -138,6 +127,40 @@ def users_guess(guess: Guess, chain: TracedChain) -> Leaves | None:
             "expected real ones, as the state has."
         )
     return [lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
+
+
+def guess_of_state(guess: Guess, carry: Carry, inputs: Any, length: int) -> Guess:
+    """A guess of the trajectory of a carry, as one of the state in it."""
+    tree, initial = carry.tree, carry.initial
+    if isinstance(guess, str) or (isinstance(guess, Coarse) and guess.step is None):
+        return guess
+    if isinstance(guess, Coarse):
+        users = guess.step
+
+        def step(state: Leaves, inputs: tuple[Any, Leaves]) -> Leaves:
+            x, driven = inputs
+            # As it is before the first of the steps that the coarse one stands for.
+            after = users(carry.join(state, [before[0] for before in driven]), x)
+            shapes = [z.shape for z in initial]
+            return carry.split(_checked("the step of Coarse returns", after, tree, shapes))
+
+        return dataclasses.replace(guess, step=step)
+    if callable(guess):
+        guess = guess(jax.tree.unflatten(tree, initial), inputs)
+    shapes = [(length, *z.shape) for z in initial]
+    return carry.split(_checked("initial_guess has", guess, tree, shapes, ": a trajectory"))
+
+
+def _checked(what: str, found: Any, tree: Any, expected: list[Any], where: str = "") -> Leaves:
+    """The leaves of what a user's function returns, or of what a user gives."""
+    leaves, structure = jax.tree.flatten(found)
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    if structure != tree or shapes != expected:
+        raise ValueError(
+            f"{what} leaves of shapes {shapes} in {structure}, "
+            f"expected {expected} in {tree}{where}."
+        )
+    return leaves
 
 
 def first_trajectory(

@@ -1,0 +1,207 @@
+"""What of a carry is solved for, and what is not.
+
+`jax.lax.scan` carries arrays of any dtype. A parallel solve needs a state that has derivatives. So
+every leaf of a carry is taken for what it is:
+
+- "state": real and floating. It is solved for.
+- "complex": two leaves of the state, its real and its imaginary part.
+- "fixed": every step returns it as it came. The step captures it, as it captures weights.
+- "driven": an integer, a flag, a random key, whose values depend on inputs and on other such
+  leaves alone: a counter, a key that is split. `jax.lax.scan` runs these ahead, and what they are
+  before each step is an input of it.
+- "coupled": an integer, a flag or a key that depends on the state, such as a mode that switches on
+  it. No step can know it before the one before has run: the chain has to run as `jax.lax.scan`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from deeppcr.rewrites.cut_first import evaluate
+from deeppcr.state import Leaves
+from deeppcr.step import Step
+from depth.dependence import dependence
+
+Kind = Literal["state", "complex", "fixed", "driven", "coupled"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Carry:
+    """The leaves of a carry, before the first step, and how each is computed.
+
+    Attributes:
+        tree: the structure of the carry.
+        names: of its leaves.
+        kinds: of its leaves.
+        initial: its leaves before the first step.
+        before: the driven leaves before each step, ``[L, ...]``.
+        last: the driven leaves after the last step.
+    """
+
+    tree: Any
+    names: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    initial: Leaves
+    before: Leaves = dataclasses.field(default_factory=list)
+    last: Leaves = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of(cls, step: Step, initial: Any, name: str) -> Self:
+        """From the step, as it was traced for this carry; ``name`` of it in messages."""
+        paths, tree = jax.tree_util.tree_flatten_with_path(initial)
+        names = tuple(name + jax.tree_util.keystr(path) for path, _ in paths)
+        leaves = [leaf for _, leaf in paths]
+        return cls(tree, names, _kinds(step, leaves), leaves)
+
+    @property
+    def is_state(self) -> bool:
+        """Whether all of it is solved for, as it is."""
+        return all(kind == "state" for kind in self.kinds)
+
+    @property
+    def coupled(self) -> list[str]:
+        """What cannot be solved for, by name and dtype."""
+        return [
+            f"{name} ({leaf.dtype})"
+            for name, leaf, kind in zip(self.names, self.initial, self.kinds, strict=True)
+            if kind == "coupled"
+        ]
+
+    def ahead(self, step: Step, captured: Leaves, inputs: Leaves, length: int) -> Self:
+        """The same, with the driven leaves of all steps: what `jax.lax.scan` makes of them."""
+        count = len(self.kinds)
+        places = [i for i, kind in enumerate(self.kinds) if kind == "driven"]
+        others = [i for i, kind in enumerate(self.kinds) if kind != "driven"]
+        if not places:
+            return self
+        wanted = [step.jaxpr.outvars[i] for i in places]
+        sources = _sources(step, places)
+        read = [i for i in range(len(inputs)) if count + i in frozenset().union(*sources)]
+
+        # That the results do not depend on it has been proven.
+        variables = step.jaxpr.invars
+        known = dict(zip(step.jaxpr.constvars, map(lax.stop_gradient, captured), strict=True))
+        known |= {variables[i]: lax.stop_gradient(self.initial[i]) for i in others}
+        known |= {
+            variables[count + i]: jnp.zeros(x.shape[1:], x.dtype)
+            for i, x in enumerate(inputs)
+            if i not in read
+        }
+
+        def body(driven: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
+            now = dict(zip([variables[i] for i in places], driven, strict=True))
+            now |= dict(zip([variables[count + i] for i in read], xs, strict=True))
+            return evaluate(step.jaxpr, known | now, wanted), driven
+
+        xs = [lax.stop_gradient(inputs[i]) for i in read]
+        last, before = lax.scan(body, [self.initial[i] for i in places], xs, length)
+        return dataclasses.replace(self, before=before, last=last)
+
+    def unknown(self, length: int) -> Self:
+        """The same, with any values in the place of those that no step can know ahead.
+
+        For a plan, which reads shapes alone.
+        """
+        of_kinds = ("driven", "coupled")
+        last = [z for z, kind in zip(self.initial, self.kinds, strict=True) if kind in of_kinds]
+        before = [jnp.broadcast_to(z, (length, *z.shape)) for z in last]
+        return dataclasses.replace(self, before=before, last=last)
+
+    # -- between the carry and the state ----------------------------------------------------------
+
+    @property
+    def state(self) -> Leaves:
+        """The initial state."""
+        return self.split(self.initial)
+
+    @property
+    def state_names(self) -> list[str]:
+        """A name for each leaf of the state."""
+        parts = {"state": ("",), "complex": (".real", ".imag")}
+        pairs = zip(self.names, self.kinds, strict=True)
+        return [name + part for name, kind in pairs for part in parts.get(kind, ())]
+
+    def split(self, leaves: Sequence[Any]) -> Leaves:
+        """The leaves of the state in those of a carry, or of a trajectory of it."""
+        found: Leaves = []
+        for leaf, kind in zip(leaves, self.kinds, strict=True):
+            if kind == "state":
+                found.append(leaf)
+            elif kind == "complex":
+                found += [jnp.real(leaf), jnp.imag(leaf)]
+        return found
+
+    def join(self, state: Sequence[Any], driven: Sequence[Any], fixed: Any = None) -> Any:
+        """A carry of the state and of what is driven; ``fixed`` of a leaf that is."""
+        state, driven, leaves = iter(state), iter(driven), []
+        for leaf, kind in zip(self.initial, self.kinds, strict=True):
+            if kind == "state":
+                leaves.append(next(state))
+            elif kind == "complex":
+                leaves.append(lax.complex(next(state), next(state)))
+            elif kind == "fixed":
+                leaves.append(fixed(leaf) if fixed else leaf)
+            else:
+                leaves.append(next(driven))
+        return jax.tree.unflatten(self.tree, leaves)
+
+    def step(self, f: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], Any]:
+        """``f`` as a step from state to state; its inputs are a pair, of ``f`` and what is driven.
+
+        It is the user's function still, and can be traced for other dtypes.
+        """
+
+        def step(state: Leaves, inputs: tuple[Any, Leaves]) -> tuple[Leaves, Any]:
+            x, driven = inputs
+            after, outputs = f(self.join(state, driven), x)
+            return self.split(jax.tree.leaves(after)), outputs
+
+        return step
+
+    def value(self, last: Leaves) -> Any:
+        """The carry after the last step, of the last state."""
+        return self.join(last, self.last)
+
+    def trajectory(self, states: Leaves, length: int) -> Any:
+        """The carry after each step, of all states."""
+        driven = [
+            jnp.concatenate([before[1:], last[None]])
+            for before, last in zip(self.before, self.last, strict=True)
+        ]
+        return self.join(states, driven, lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)))
+
+
+def _kinds(step: Step, leaves: Leaves) -> tuple[Kind, ...]:
+    """What the leaves of a carry are, from the step's program."""
+    ends = zip(step.jaxpr.invars, step.jaxpr.outvars[: step.states], strict=False)
+    kinds: list[Kind] = [
+        "fixed" if before is after else _inexact(leaf.dtype)
+        for leaf, (before, after) in zip(leaves, ends, strict=True)
+    ]
+    discrete = [i for i, kind in enumerate(kinds) if kind == "driven"]
+    sources = dict(zip(discrete, _sources(step, discrete), strict=True))
+    while True:
+        moving = {i for i, kind in enumerate(kinds) if kind in ("state", "complex", "coupled")}
+        found = [i for i in discrete if kinds[i] == "driven" and moving & sources[i]]
+        if not found:
+            return tuple(kinds)
+        for i in found:
+            kinds[i] = "coupled"
+
+
+def _inexact(dtype: Any) -> Kind:
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return "complex"
+    return "state" if jnp.issubdtype(dtype, jnp.floating) else "driven"
+
+
+def _sources(step: Step, places: Sequence[int]) -> list[frozenset[int]]:
+    """The inputs of the step's program that the next values of these leaves depend on."""
+    if not places:
+        return []
+    program = step.jaxpr._replace(outvars=[step.jaxpr.outvars[i] for i in places])
+    return dependence(program, [frozenset([i]) for i in range(len(program.invars))])
