@@ -1,6 +1,7 @@
 """What users call: `scan`, `solve` and `forward`, checked before anything is compiled."""
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -74,20 +75,23 @@ def scan(
         >>> deeppcr.scan(cumsum, jnp.array(0.0), jnp.array([2.0, 5.0, 4.0]))[1]
         Array([ 2.,  7., 11.], dtype=float32)
     """
-    if not callable(f):
-        raise TypeError(f"f is {f!r}, expected a function: f(carry, x) -> (carry, y).")
-    length = chain_length(xs, length, "xs")
     chosen, wanted = find_method(method), find_adjoint(adjoint)
     given = None if jax.tree.leaves(xs) else length  # with `xs` jax takes no symbolic length
     plain = partial(jax.lax.scan, f, init, xs, given, reverse, unroll, _split_transpose)
-    if _is_plain(chosen, wanted) or length == 0:
-        return plain()
-    in_order = jax.tree.map(lambda x: jnp.flip(jnp.asarray(x), 0), xs) if reverse else xs
-    chain, carry = trace_carry(f, init, in_order, length, batch_ndim, "init")
+    try:
+        if not callable(f):
+            raise TypeError(f"f is {f!r}, expected a function: f(carry, x) -> (carry, y).")
+        length, trips = chain_length(xs, length, "xs"), _steps_in_a_trip(unroll)
+        if _is_plain(chosen, wanted) or length == 0:
+            return plain()
+        in_order = jax.tree.map(lambda x: jnp.flip(jnp.asarray(x), 0), xs) if reverse else xs
+        chain, carry = trace_carry(f, init, in_order, length, batch_ndim, "init")
+    except (TypeError, ValueError) as error:
+        raise _with_words_of_jax(error, plain) from None
     if _runs_plainly(chain, chosen, wanted):
         return plain()
     if chosen == Sequential():
-        chosen = Sequential(_steps_in_a_trip(unroll, length))
+        chosen = Sequential(trips or length)
     chosen = _with_guess(chosen, carry, in_order, length)
     axis = find_sharding(xs, None, chosen, wanted) or LOCAL
     run = solve_chain(dataclasses.replace(chain, axis=axis), chosen, wanted)
@@ -252,6 +256,25 @@ def _with_guess(method: Method, carry: Carry, inputs: Any, length: int) -> Metho
     return dataclasses.replace(method, initial_guess=guess)
 
 
-def _steps_in_a_trip(unroll: int | bool, length: int) -> int:
-    """What `jax.lax.scan` makes of ``unroll``."""
-    return (length if unroll else 1) if isinstance(unroll, bool) else max(1, unroll)
+def _steps_in_a_trip(unroll: int | bool) -> int:
+    """What `jax.lax.scan` makes of ``unroll``; 0 for all."""
+    if isinstance(unroll, bool):
+        return 0 if unroll else 1
+    if operator.index(unroll) < 0:
+        raise ValueError(f"unroll is {unroll}, expected True, False or an integer >= 0.")
+    return max(1, unroll)
+
+
+def _with_words_of_jax(error: Exception, scan: Callable[[], Any]) -> Exception:
+    """An error with what `jax.lax.scan` says of the same call, which people know how to read."""
+    try:
+        jax.eval_shape(scan)
+    except (TypeError, ValueError) as theirs:
+        if str(theirs) == str(error):  # of the user's step
+            return error
+        if type(theirs) not in (TypeError, ValueError):
+            return theirs
+        return type(theirs)(f"{error}\n\njax.lax.scan says: {theirs}")
+    except Exception:
+        pass
+    return error

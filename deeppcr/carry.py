@@ -5,7 +5,8 @@ every leaf of a carry is taken for what it is:
 
 - "state": real and floating. It is solved for.
 - "complex": two leaves of the state, its real and its imaginary part.
-- "fixed": every step returns it as it came. The step captures it, as it captures weights.
+- "fixed": every step returns it as it came. The step captures it, as it captures weights; but for a
+  carry of which nothing moves, which is a state as any other.
 - "driven": an integer, a flag, a random key, whose values depend on inputs and on other such
   leaves alone: a counter, a key that is split. `jax.lax.scan` runs these ahead, and what they are
   before each step is an input of it.
@@ -37,6 +38,7 @@ class Carry:
         tree: the structure of the carry.
         names: of its leaves.
         kinds: of its leaves.
+        returned: whether every step returns a leaf as it came.
         initial: its leaves before the first step.
         before: the driven leaves before each step, ``[L, ...]``.
         last: the driven leaves after the last step.
@@ -45,6 +47,7 @@ class Carry:
     tree: Any
     names: tuple[str, ...]
     kinds: tuple[Kind, ...]
+    returned: tuple[bool, ...]
     initial: Leaves
     before: Leaves = dataclasses.field(default_factory=list)
     last: Leaves = dataclasses.field(default_factory=list)
@@ -55,7 +58,9 @@ class Carry:
         paths, tree = jax.tree_util.tree_flatten_with_path(initial)
         names = tuple(name + jax.tree_util.keystr(path) for path, _ in paths)
         leaves = [leaf for _, leaf in paths]
-        return cls(tree, names, _kinds(step, leaves), leaves)
+        ends = zip(step.jaxpr.invars, step.jaxpr.outvars[: step.states], strict=False)
+        returned = tuple(before is after for before, after in ends)
+        return cls(tree, names, _kinds(step, leaves, returned), returned, leaves)
 
     @property
     def is_state(self) -> bool:
@@ -102,13 +107,13 @@ class Carry:
         return dataclasses.replace(self, before=before, last=last)
 
     def unknown(self, length: int) -> Self:
-        """The same, with any values in the place of those that no step can know ahead.
+        """The same, with shapes in the place of what no step can know ahead.
 
-        For a plan, which reads shapes alone.
+        For a plan, which reads nothing else.
         """
         of_kinds = ("driven", "coupled")
         last = [z for z, kind in zip(self.initial, self.kinds, strict=True) if kind in of_kinds]
-        before = [jnp.broadcast_to(z, (length, *z.shape)) for z in last]
+        before = [jax.ShapeDtypeStruct((length, *z.shape), z.dtype) for z in last]
         return dataclasses.replace(self, before=before, last=last)
 
     # -- between the carry and the state ----------------------------------------------------------
@@ -135,18 +140,16 @@ class Carry:
                 found += [jnp.real(leaf), jnp.imag(leaf)]
         return found
 
-    def join(self, state: Sequence[Any], driven: Sequence[Any], fixed: Any = None) -> Any:
-        """A carry of the state and of what is driven; ``fixed`` of a leaf that is."""
+    def join(self, state: Sequence[Any], driven: Sequence[Any]) -> Any:
+        """A carry, of the state and of what is driven."""
         state, driven, leaves = iter(state), iter(driven), []
         for leaf, kind in zip(self.initial, self.kinds, strict=True):
             if kind == "state":
                 leaves.append(next(state))
             elif kind == "complex":
                 leaves.append(lax.complex(next(state), next(state)))
-            elif kind == "fixed":
-                leaves.append(fixed(leaf) if fixed else leaf)
             else:
-                leaves.append(next(driven))
+                leaves.append(leaf if kind == "fixed" else next(driven))
         return jax.tree.unflatten(self.tree, leaves)
 
     def step(self, f: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], Any]:
@@ -164,7 +167,7 @@ class Carry:
 
     def value(self, last: Leaves) -> Any:
         """The carry after the last step, of the last state."""
-        return self.join(last, self.last)
+        return self._after(self.join(last, self.last), lambda leaf: leaf)
 
     def trajectory(self, states: Leaves, length: int) -> Any:
         """The carry after each step, of all states."""
@@ -172,16 +175,27 @@ class Carry:
             jnp.concatenate([before[1:], last[None]])
             for before, last in zip(self.before, self.last, strict=True)
         ]
-        return self.join(states, driven, lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)))
+        after = self.join(states, driven)
+        return self._after(after, lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)))
+
+    def _after(self, carry: Any, repeat: Callable[[Any], Any]) -> Any:
+        """A carry, with what every step returns as it came."""
+        pairs = zip(jax.tree.leaves(carry), self.initial, self.returned, strict=True)
+        leaves = [repeat(initial) if same else leaf for leaf, initial, same in pairs]
+        return jax.tree.unflatten(self.tree, leaves)
 
 
-def _kinds(step: Step, leaves: Leaves) -> tuple[Kind, ...]:
+def _kinds(step: Step, leaves: Leaves, returned: Sequence[bool]) -> tuple[Kind, ...]:
     """What the leaves of a carry are, from the step's program."""
-    ends = zip(step.jaxpr.invars, step.jaxpr.outvars[: step.states], strict=False)
+    dtypes = [_kind(leaf.dtype) for leaf in leaves]
     kinds: list[Kind] = [
-        "fixed" if before is after else _inexact(leaf.dtype)
-        for leaf, (before, after) in zip(leaves, ends, strict=True)
+        "fixed" if same else kind for kind, same in zip(dtypes, returned, strict=True)
     ]
+    if not {"state", "complex"}.intersection(kinds):
+        kinds = [
+            "fixed" if k == "driven" and same else k
+            for k, same in zip(dtypes, returned, strict=True)
+        ]
     discrete = [i for i, kind in enumerate(kinds) if kind == "driven"]
     sources = dict(zip(discrete, _sources(step, discrete), strict=True))
     while True:
@@ -193,7 +207,7 @@ def _kinds(step: Step, leaves: Leaves) -> tuple[Kind, ...]:
             kinds[i] = "coupled"
 
 
-def _inexact(dtype: Any) -> Kind:
+def _kind(dtype: Any) -> Kind:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return "complex"
     return "state" if jnp.issubdtype(dtype, jnp.floating) else "driven"

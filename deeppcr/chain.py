@@ -258,16 +258,18 @@ def trace_carry(
     state, xs = cast, jax.tree.leaves(inputs)
     obstacle = _obstacle(step, carry, [*cast, *xs, *captured])
     if not carry.is_state:
-        find = partial(carry.ahead, step, captured, xs) if obstacle is None else carry.unknown
-        carry = find(length)
-        state, f, xs = carry.state, carry.step(f), [*xs, *carry.before]
+        if obstacle is None:
+            carry = carry.ahead(step, captured, xs, length)
+            state = carry.state
+        else:
+            carry = carry.unknown(length)
+            state = jax.eval_shape(lambda: carry.state)
+        f, xs = carry.step(f), [*xs, *carry.before]
         now = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in carry.before]
         step, captured = trace(f, state, (first, now))
-    check_batch(state, carry.state_names, batch_ndim)
+    check_batch(state, carry.state_names, batch_ndim, name)
     layout = StateLayout.of(state, batch_ndim)
-    chain = TracedChain(
-        step, layout, length, state, xs, captured, function=f, obstacle=obstacle
-    )
+    chain = TracedChain(step, layout, length, state, xs, captured, function=f, obstacle=obstacle)
     return chain, carry
 
 

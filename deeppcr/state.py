@@ -13,20 +13,20 @@ from jax import Array
 Leaves = list[Any]
 
 
-def check_batch(state: Leaves, names: Sequence[str], batch_ndim: int) -> None:
+def check_batch(state: Leaves, names: Sequence[str], batch_ndim: int, name: str) -> None:
     """Raise unless all leaves have the same ``batch_ndim`` leading axes."""
     batches = {}
-    for name, leaf in zip(names, state, strict=True):
+    for where, leaf in zip(names, state, strict=True):
         if leaf.ndim < batch_ndim:
             raise ValueError(
-                f"{name} has shape {list(leaf.shape)}, "
+                f"{where} has shape {list(leaf.shape)}, "
                 f"expected at least batch_ndim = {batch_ndim} axes."
             )
-        batches[name] = leaf.shape[:batch_ndim]
+        batches[where] = leaf.shape[:batch_ndim]
     if len(set(batches.values())) > 1:
-        found = ", ".join(f"{name}: {list(shape)}" for name, shape in batches.items())
+        found = ", ".join(f"{where}: {list(shape)}" for where, shape in batches.items())
         raise ValueError(
-            f"the leaves of the carry differ in their {batch_ndim} leading batch axes: {found}."
+            f"the leaves of {name} differ in their {batch_ndim} leading batch axes: {found}."
         )
 
 

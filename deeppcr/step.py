@@ -144,7 +144,10 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         if any(a is not b for a, b in zip(promoted, state_leaves, strict=True)):
             return []  # to be traced again
         output_leaves, output_tree = jax.tree.flatten(outputs)
-        return [*check_same_state(state, after), *map(jnp.asarray, output_leaves)]
+        checked = zip(jax.tree.leaves(after), leaves, check_same_state(state, after), strict=False)
+        # What comes back as it came has to be seen, weakly typed or not.
+        new_leaves = [old if new is old else cast for new, old, cast in checked]
+        return [*new_leaves, *map(jnp.asarray, output_leaves)]
 
     # Without the current mesh, so that the program can run on another mesh and in `jax.shard_map`.
     # A mesh with manual axes stays, because arrays vary over them.
@@ -201,7 +204,7 @@ def check_same_state(before: Any, after: Any) -> Leaves:
                 f"the step changes state{path} from {described(a)} "
                 f"to {described(b)}; expected the same shape and dtype at every step."
             )
-        result.append(b if a.dtype == b.dtype else b.astype(a.dtype))
+        result.append(b.astype(a.dtype))
     return result
 
 

@@ -48,9 +48,7 @@ def _results(equation: Any, operands: list[Sources]) -> list[Sources]:
     return [NOTHING.union(*operands)] * len(equation.outvars)
 
 
-def _settled(
-    trip: Callable[[list[Sources]], list[Sources]], state: list[Sources]
-) -> list[Sources]:
+def _settled(trip: Callable[[list[Sources]], list[Sources]], state: list[Sources]) -> list[Sources]:
     """The results of a trip that adds nothing to ``state``, which leads the results."""
     while True:
         found = trip(state)

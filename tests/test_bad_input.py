@@ -25,6 +25,11 @@ def same(z, x):
     return z
 
 
+def counted(z, x):
+    x, n = z[0] * 2, z[1]
+    return (x, jnp.where(x > 3, n + 1, n)), None
+
+
 def double(x):
     return 2 * x
 
@@ -120,32 +125,62 @@ CASES = {
         ValueError,
         r"xs\['a'\].*scalar.*expected",
     ),
-    # States that have no derivatives.
+    # What depends on the state, and has no derivatives.
     "integers": (
-        lambda z: scan(lambda z, x: (z, None), z, XS),
+        lambda z: scan(counted, (X, z), XS, method="newton"),
         (np.arange(3),),
         TypeError,
-        "init.*int64.*expected a floating.*autodiff",
+        r"method.*init\[1\] \(int64\).*depends.*expected.*auto",
     ),
     "booleans": (
-        lambda z: scan(keep, z, XS),
+        lambda z: scan(lambda z, x: ((z[0] * 2, z[0] > 1), None), (X, z), XS, adjoint="pcr"),
         (X > 0,),
         TypeError,
-        "init.*bool.*expected a floating",
+        r"adjoint.*init\[1\] \(bool\).*depends.*expected.*autodiff",
     ),
     "an integer leaf": (
-        lambda n: solve(Chain(same, XS), {"n": n}, method="newton"),
+        lambda n: solve(
+            Chain(lambda z, x: dict(zip("xn", counted((z["x"], z["n"]), x)[0], strict=True)), XS),
+            {"x": X, "n": n},
+            method="newton",
+        ),
         (np.arange(3),),
         TypeError,
-        r"z0\['n'\].*int64.*expected a floating",
+        r"z0\['n'\] \(int64\).*depends.*expected",
     ),
-    "complex": (
-        lambda z: scan(keep, z, XS),
-        (X.astype(complex),),
+    "a key": (
+        lambda z: scan(
+            lambda z, x: (
+                (z[0] * 2, jax.random.fold_in(z[1], z[0].sum().astype(jnp.int32))),
+                None,
+            ),
+            (X, z),
+            XS,
+            method="newton",
+        ),
+        (jax.random.key(0),),
         TypeError,
-        "init.*complex128.*expected",
+        r"init\[1\] \(key.*depends.*expected",
     ),
-    "a key": (lambda z: scan(keep, z, XS), (jax.random.key(0),), TypeError, "init.*key.*expected"),
+    "an integer that becomes a float": (
+        lambda n: scan(lambda z, x: (z.astype(float), None), n, XS),
+        (np.arange(3),),
+        TypeError,
+        r"state.*int64\[3\].*float64\[3\].*expected",
+    ),
+    "no function": (lambda: scan(3, X, XS), (), TypeError, "f is 3, expected a function"),
+    "an array for a pair": (
+        lambda z: scan(lambda z, x: z, z, XS),
+        (X,),
+        TypeError,
+        r"f returns float64\[3\].*pair",
+    ),
+    "a component that is lost": (
+        lambda z: scan(lambda z, x: ({"a": z["a"]}, None), {"a": z, "b": z}, XS),
+        (X,),
+        TypeError,
+        r"structure.*does not return state\['b'\].*expected",
+    ),
     "not an array": (lambda: scan(keep, "text", XS), (), TypeError, "text|str"),
     # Names.
     "method": (
