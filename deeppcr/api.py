@@ -90,8 +90,8 @@ def scan(
         raise _with_words_of_jax(error, plain) from None
     if _runs_plainly(chain, chosen, wanted):
         return plain()
-    if chosen == Sequential():
-        chosen = Sequential(trips or length)
+    if trips != 1 and (isinstance(chosen, Auto) or chosen == Sequential()):
+        chosen = dataclasses.replace(chosen, unroll=trips or length)
     chosen = _with_guess(chosen, carry, in_order, length)
     axis = find_sharding(xs, None, chosen, wanted) or LOCAL
     run = solve_chain(dataclasses.replace(chain, axis=axis), chosen, wanted)

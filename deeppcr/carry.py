@@ -68,6 +68,11 @@ class Carry:
         return all(kind == "state" for kind in self.kinds)
 
     @property
+    def has_state(self) -> bool:
+        """Whether anything is solved for."""
+        return not {"state", "complex"}.isdisjoint(self.kinds)
+
+    @property
     def coupled(self) -> list[str]:
         """What cannot be solved for, by name and dtype."""
         return [
@@ -142,14 +147,14 @@ class Carry:
 
     def join(self, state: Sequence[Any], driven: Sequence[Any]) -> Any:
         """A carry, of the state and of what is driven."""
-        state, driven, leaves = iter(state), iter(driven), []
+        parts, others, leaves = iter(state), iter(driven), []
         for leaf, kind in zip(self.initial, self.kinds, strict=True):
             if kind == "state":
-                leaves.append(next(state))
+                leaves.append(next(parts))
             elif kind == "complex":
-                leaves.append(lax.complex(next(state), next(state)))
+                leaves.append(lax.complex(next(parts), next(parts)))
             else:
-                leaves.append(leaf if kind == "fixed" else next(driven))
+                leaves.append(leaf if kind == "fixed" else next(others))
         return jax.tree.unflatten(self.tree, leaves)
 
     def step(self, f: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], Any]:
@@ -191,7 +196,7 @@ def _kinds(step: Step, leaves: Leaves, returned: Sequence[bool]) -> tuple[Kind, 
     kinds: list[Kind] = [
         "fixed" if same else kind for kind, same in zip(dtypes, returned, strict=True)
     ]
-    if not {"state", "complex"}.intersection(kinds):
+    if {"state", "complex"}.isdisjoint(kinds):
         kinds = [
             "fixed" if k == "driven" and same else k
             for k, same in zip(dtypes, returned, strict=True)

@@ -258,7 +258,7 @@ def trace_carry(
     state, xs = cast, jax.tree.leaves(inputs)
     obstacle = _obstacle(step, carry, [*cast, *xs, *captured])
     if not carry.is_state:
-        if obstacle is None:
+        if obstacle is None and carry.has_state:
             carry = carry.ahead(step, captured, xs, length)
             state = carry.state
         else:

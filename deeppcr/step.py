@@ -169,7 +169,7 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
 
 def check_same_structure(before: Any, after: Any) -> None:
     """Raise unless the step returns a state of the structure that it takes."""
-    trees = jax.tree.structure(before), jax.tree.structure(after)
+    trees: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]
     if trees[0] == trees[1]:
         return
     old, new = (

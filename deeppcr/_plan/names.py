@@ -17,14 +17,15 @@ from deeppcr.sequential import Sequential
 class Auto:
     """The method that is predicted to be the fastest; "auto" is ``Auto()``.
 
-    The attributes are options of `Newton`, for the case that it is Newton's method. None of them
-    changes the choice.
+    The attributes are options of `Newton` and of `Sequential`, for the case that it is that method.
+    None of them changes the choice.
 
     Attributes:
         initial_guess: see `Newton`.
         damping: see `Newton`.
         window: see `Newton`.
         progress: see `Newton`.
+        unroll: see `Sequential`.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.linspace(0.0, 1.0, 100))
@@ -37,16 +38,16 @@ class Auto:
     damping: TrustRegion | None = None
     window: int | None = None
     progress: Callable[[int, int, float], None] | None = None
+    unroll: int = 1
 
     def __post_init__(self) -> None:
         self.with_options(Newton())  # which checks them
 
     def with_options(self, method: "Fixed") -> "Fixed":
         """The method that was chosen, with the options where it has them."""
-        if not isinstance(method, Newton):
-            return method
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return dataclasses.replace(method, **given)
+        names = {field.name for field in dataclasses.fields(method)}
+        own = [field.name for field in dataclasses.fields(self) if field.name in names]
+        return dataclasses.replace(method, **{name: getattr(self, name) for name in own})
 
 
 Fixed = Sequential | Newton

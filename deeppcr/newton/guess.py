@@ -135,7 +135,7 @@ def guess_of_state(guess: Guess, carry: Carry, inputs: Any, length: int) -> Gues
     if isinstance(guess, str) or (isinstance(guess, Coarse) and guess.step is None):
         return guess
     if isinstance(guess, Coarse):
-        users = guess.step
+        users: Any = guess.step
 
         def step(state: Leaves, inputs: tuple[Any, Leaves]) -> Leaves:
             x, driven = inputs
