@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any, Literal
 
+import jax
+
 import depth
 from deeppcr._instance import Instance, instances_of
 from deeppcr._plan.candidates import Candidates
@@ -16,6 +18,7 @@ from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.newton import Newton
 from deeppcr.newton.lyapunov import forecast_iterations
 from deeppcr.sharding import find_sharding
+from deeppcr.step import described
 from deeppcr.structure import find_structure
 from depth.device import find_device
 
@@ -103,6 +106,11 @@ def _plan_chain(
     iterations: int | str | None,
 ) -> ChainPlan:
     chain = given.traced()
+    if not chain.initial:
+        raise TypeError(
+            f"x has leaves {', '.join(map(described, jax.tree.leaves(given.state)))}, expected a "
+            "floating one: there is nothing to solve for, and the chain runs as jax.lax.scan."
+        )
     expected, expectation = _expected(given, chain.length, iterations)
     candidates = Candidates(ChainCosts.of(chain), device, expected, memory, only)
     forward = best_method(candidates, everything=True)
