@@ -1,6 +1,6 @@
 """What the tests of the drop-in share: all modes of `deeppcr.scan`, and one strict comparison."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,21 @@ def over(*names):
     """One test for each of these modes; for all of them without names."""
     names = names or tuple(SCANS)
     return pytest.mark.parametrize("scan", [SCANS[name] for name in names], ids=names)
+
+
+def pairs(cases, brief=(), modes=("auto", "newton, pcr")):
+    """Every case in the first mode, those of ``brief`` in the others, too."""
+    cells = [(case, modes[0]) for case in cases] + [(c, mode) for mode in modes[1:] for c in brief]
+    names = [f"{getattr(case, '__name__', case)}-{mode}" for case, mode in cells]
+    return pytest.mark.parametrize(
+        ("case", "scan"), [(case, SCANS[mode]) for case, mode in cells], ids=names
+    )
+
+
+@cache
+def by_lax(f, *args):
+    """``f(jax.lax.scan, *args)``, once for all modes."""
+    return f(jax.lax.scan, *args)
 
 
 METHODS = over("auto", "sequential", "newton")

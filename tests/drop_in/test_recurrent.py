@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import linen, nnx
 
-from tests.drop_in.kinds import DIFFERENTIATED, METHODS, assert_same, over
+from tests.drop_in.kinds import METHODS, assert_same, by_lax, over, pairs
 from tests.problems import normal
 
 BATCH, TIME, WIDTH = 2, 5, 2
@@ -73,7 +73,7 @@ def counted_dropout(scan, params, xs):
     def step(c, x):
         carry, rngs = c
         key = jax.random.fold_in(rngs["key"], rngs["count"])
-        x = x * jax.random.bernoulli(key, 0.8, x.shape)
+        x = jnp.where(jax.random.bernoulli(key, 0.8, x.shape), x, 0.0)
         carry, y = lstm(params, carry, x)
         return (carry, {"key": rngs["key"], "count": rngs["count"] + jnp.uint32(1)}), y
 
@@ -133,7 +133,7 @@ LAYERS = [
 ]
 
 
-def derivatives(layer, scan):
+def derivatives(scan, layer):
     def value(params, xs):
         results = layer(scan, params, xs)
         arrays = [x for x in jax.tree.leaves(results) if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -142,10 +142,9 @@ def derivatives(layer, scan):
     return jax.jit(jax.value_and_grad(value, (0, 1), has_aux=True))(PARAMS, XS)
 
 
-@over("auto", "newton, pcr")
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layers(layer, scan):
-    assert_same(derivatives(layer, scan), derivatives(layer, jax.lax.scan), 1e-9)
+@pairs(LAYERS, [masked, counted_dropout, of_one_example])
+def test_layers(case, scan):
+    assert_same(derivatives(scan, case), by_lax(derivatives, case), 1e-9)
 
 
 @METHODS
@@ -172,7 +171,7 @@ def test_a_model_that_reads_what_it_wrote(scan):
 # Cells of flax
 
 
-@DIFFERENTIATED
+@over("auto", "newton, pcr")
 def test_a_cell_of_nnx_that_draws(scan):
     """Its counters are in the carry."""
     cell = nnx.OptimizedLSTMCell(
@@ -197,7 +196,7 @@ def test_a_cell_of_nnx_that_draws(scan):
     assert_same(actual, expected)
 
 
-@METHODS
+@over("auto", "newton")
 def test_a_cell_of_linen_that_draws(scan):
     class Cell(linen.Module):
         @linen.compact
