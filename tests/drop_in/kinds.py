@@ -1,0 +1,84 @@
+"""What the tests of the drop-in share: all modes of `deeppcr.scan`, and one strict comparison."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from tests.problems import normal
+
+LENGTH = 5
+MODES = {
+    "auto": {},
+    "auto, pcr": {"adjoint": "pcr"},
+    "auto, autodiff": {"adjoint": "autodiff"},
+    "sequential": {"method": "sequential"},
+    "sequential, backprop": {"method": "sequential", "adjoint": "backprop"},
+    "newton": {"method": "newton"},
+    "newton, backprop": {"method": "newton", "adjoint": "backprop"},
+    "newton, pcr": {"method": "newton", "adjoint": "pcr"},
+    "newton, autodiff": {"method": "newton", "adjoint": "autodiff"},
+}
+SCANS = {name: partial(deeppcr.scan, **options) for name, options in MODES.items()}
+
+
+def over(*names):
+    """One test for each of these modes; for all of them without names."""
+    names = names or tuple(SCANS)
+    return pytest.mark.parametrize("scan", [SCANS[name] for name in names], ids=names)
+
+
+def pairs(cases, brief=(), modes=("auto", "newton, pcr")):
+    """Every case in the first mode, those of ``brief`` in the others, too."""
+    cells = [(case, modes[0]) for case in cases] + [(c, mode) for mode in modes[1:] for c in brief]
+    names = [f"{getattr(case, '__name__', case)}-{mode}" for case, mode in cells]
+    return pytest.mark.parametrize(
+        ("case", "scan"), [(case, SCANS[mode]) for case, mode in cells], ids=names
+    )
+
+
+@cache
+def by_lax(f, *args):
+    """``f(jax.lax.scan, *args)``, once for all modes."""
+    return f(jax.lax.scan, *args)
+
+
+METHODS = over("auto", "sequential", "newton")
+DIFFERENTIATED = over("auto", "sequential, backprop", "newton, pcr", "newton, autodiff")
+
+WEIGHT = normal(0, 2, 2, scale=0.5)
+INIT, XS = normal(1, 2), normal(2, LENGTH, 2)
+
+
+def assert_same(actual, expected, tolerance=1e-10):
+    """Same structure, shapes, dtypes, weak types; values to ``tolerance`` of the largest entry."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    pairs = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
+    for (path, a), e in pairs:
+        where = jax.tree_util.keystr(path)
+        assert kind(a) == kind(e), where
+        if e.dtype == jax.dtypes.float0:
+            continue
+        if jnp.issubdtype(e.dtype, jax.dtypes.prng_key):
+            a, e = jax.random.key_data(a), jax.random.key_data(e)
+        if jnp.issubdtype(e.dtype, jnp.inexact):
+            wide = np.promote_types(e.dtype, np.float32)
+            a, e = np.asarray(a.astype(wide)), np.asarray(e.astype(wide))
+            largest = np.abs(e).max(initial=0) or 1.0
+            np.testing.assert_allclose(a, e, rtol=0, atol=tolerance * largest, err_msg=where)
+        else:
+            np.testing.assert_array_equal(a, e, err_msg=where)
+
+
+def kind(x):
+    """What an array is, beside its values."""
+    return x.shape, x.dtype, getattr(x, "weak_type", False)
+
+
+def floats(tree):
+    """The sum of squares of all real and complex entries."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return sum(jnp.sum(jnp.abs(x.astype(jnp.complex128)) ** 2) for x in leaves)

@@ -1,0 +1,417 @@
+"""Carries of every kind: `deeppcr.scan` takes what `jax.lax.scan` takes, and returns the same."""
+
+import dataclasses
+from collections import namedtuple
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from tests.drop_in.kinds import (
+    DIFFERENTIATED,
+    INIT,
+    LENGTH,
+    METHODS,
+    WEIGHT,
+    XS,
+    assert_same,
+    by_lax,
+    floats,
+    over,
+    pairs,
+)
+from tests.problems import normal
+
+Pair = namedtuple("Pair", ["state", "count"])
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["state", "count"], meta_fields=["name"])
+@dataclasses.dataclass(frozen=True)
+class Named:
+    state: object
+    count: object
+    name: str = "a carry"
+
+
+def split(key):
+    """The next key, and a draw that depends on the one before."""
+    key, now = jax.random.split(key)
+    return key, jax.random.normal(now, (2,))
+
+
+def toggle(flag, _):
+    return ~flag, flag
+
+
+# Carries without floats
+
+DISCRETE = {
+    "a counter": (lambda n, x: (n + 1, n), jnp.int32(3)),
+    "a counter that wraps round": (lambda n, x: (n + jnp.uint8(100), n), jnp.uint8(7)),
+    "a sum of inputs": (lambda n, x: (n + x[0].astype(jnp.int16), n * 2), jnp.int16(0)),
+    "a flag": (toggle, jnp.array([True, False])),
+    "a Python flag": (toggle, True),
+    "an old key": (lambda k, x: split(k), jax.random.PRNGKey(0)),
+    "a new key": (lambda k, x: split(k), jax.random.key(0)),
+    "several keys": (
+        lambda k, x: (jax.vmap(lambda k: jax.random.fold_in(k, 1))(k), jax.random.bits(k[0])),
+        jax.random.split(jax.random.key(0), 3),
+    ),
+    "no dtype": (lambda c, x: (c, x), np.zeros((), jax.dtypes.float0)),
+    "None": (lambda c, x: (c, x), None),
+    "an empty structure": (lambda c, x: (c, {"x": x}), {"a": (), "b": [None]}),
+    "floats without entries": (lambda c, x: (c * 2, x), jnp.zeros((0, 2))),
+    "integers without entries": (lambda c, x: (c + 1, x), jnp.zeros((2, 0), int)),
+    "Fibonacci's numbers": (lambda c, x: ((c[1], c[0] + c[1]), c[0]), (0, 1)),
+}
+
+
+@METHODS
+@pytest.mark.parametrize("name", DISCRETE)
+def test_no_floats(name, scan):
+    step, init = DISCRETE[name]
+    assert_same(scan(step, init, XS, reverse=True), jax.lax.scan(step, init, XS, reverse=True))
+
+
+# Beside floats: what is discrete does not depend on them
+
+
+def everything(w, c, x):
+    """A step whose carry has a leaf of every kind; the floats see each of the others."""
+    old, old_draw = split(c["old"])
+    new, new_draw = split(c["new"])
+    z = jnp.tanh(w @ c["z"] + x + 0.1 * old_draw)
+    z = jnp.where(new_draw > 1, 0.5 * z, z)  # a dropout
+    z = jnp.where(c["flag"], z, c["z"])  # a mask that toggles
+    z = z * jnp.array([1.0, 0.5, 0.25])[c["count"] % 3]  # a table
+    after = {
+        "z": z,
+        "count": c["count"] + 1,
+        "small": c["small"] * jnp.uint8(3),
+        "flag": ~c["flag"],
+        "old": old,
+        "new": new,
+        "empty": c["empty"],
+        "nothing": c["nothing"],
+        "none": None,
+        "half": c["half"] * 0.5 + z[0].astype(jnp.bfloat16),
+        "complex": c["complex"] * jnp.complex128(0.5 + 0.5j) + z[0].astype(complex),
+    }
+    return after, (z * c["count"].astype(z.dtype), c["flag"], new, c["complex"])
+
+
+EVERYTHING = {
+    "z": INIT,
+    "count": jnp.int32(0),
+    "small": jnp.uint8(1),
+    "flag": jnp.array([True, False]),
+    "old": jax.random.PRNGKey(1),
+    "new": jax.random.key(2),
+    "empty": jnp.zeros((0, 3)),
+    "nothing": np.zeros((2,), jax.dtypes.float0),
+    "none": None,
+    "half": jnp.ones((), jnp.bfloat16),
+    "complex": jnp.array(1.0 + 2.0j),
+}
+
+
+def gradients(scan, step, init, reverse=False):
+    """The results of a scan, and the derivatives of the sum of their squares."""
+
+    def value(w, z, c, xs):
+        results = scan(partial(step, w), init | {"z": z} | c, xs, reverse=reverse)
+        return floats(results), results
+
+    rest = {name: init[name] for name in ("complex",) if name in init}
+    return jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2, 3), has_aux=True))(
+        WEIGHT, init["z"], rest, XS
+    )
+
+
+def with_everything(scan):
+    return gradients(scan, everything, EVERYTHING, reverse=True)
+
+
+@DIFFERENTIATED
+def test_every_kind_beside_floats(scan):
+    assert_same(with_everything(scan), by_lax(with_everything), 1e-5)
+
+
+@over("auto", "auto, pcr", "sequential, backprop", "newton, backprop", "newton, pcr")
+def test_a_counter_and_a_key_that_feed_the_floats(scan):
+    def step(w, c, x):
+        key, draw = split(c["key"])
+        z = jnp.tanh(w @ c["z"] + x) * jnp.where(draw > -0.5, 1.0, 0.5)
+        z = z + w[c["count"] % 2]
+        return {"z": z, "count": c["count"] + 1, "key": key}, (z, c["count"])
+
+    init = {"z": INIT, "count": jnp.array(0), "key": jax.random.key(1)}
+    assert_same(gradients(scan, step, init), gradients(jax.lax.scan, step, init))
+
+
+@METHODS
+def test_discrete_leaves_that_feed_each_other(scan):
+    def step(c, x):
+        z, count, flag, key = c
+        key, now = jax.random.split(key)
+        flag = jnp.where(count % 2 == 0, ~flag, jax.random.bernoulli(now))
+        count = count + flag.astype(count.dtype) + (x[0] > 0).astype(count.dtype)
+        return (jnp.where(flag, jnp.sin(z), z + x), count, flag, key), (flag, count)
+
+    init = (INIT, jnp.array(0), jnp.array(False), jax.random.key(0))
+    assert_same(scan(step, init, XS), jax.lax.scan(step, init, XS))
+
+
+def test_newton_runs_beside_a_counter():
+    """Solved in parallel: nothing has been handed to `jax.lax.scan`."""
+
+    def step(c, x):
+        return {"z": jnp.tanh(WEIGHT @ c["z"] + x), "count": c["count"] + 1}
+
+    init = {"z": INIT, "count": jnp.array(0)}
+    solution = deeppcr.solve(deeppcr.Chain(step, XS), init, method="newton")
+    expected = jax.lax.scan(lambda c, x: (step(c, x),) * 2, init, XS)
+    assert_same((solution.value, solution.trajectory), expected)
+    assert int(solution.stats.iterations) > 0
+
+
+# Discrete leaves that depend on the floats
+
+DEPENDENT = {
+    "a mode": (
+        lambda c, x: jnp.where(jnp.sum(c["z"]) > 0, 1, c["mode"]),
+        jnp.array(0),
+    ),
+    "a flag": (lambda c, x: (c["z"] + x > 0) ^ c["mode"], jnp.array([True, False])),
+    "an index of the largest": (lambda c, x: jnp.argmax(c["z"] * x), jnp.array(0)),
+    "a key": (
+        lambda c, x: jax.random.fold_in(c["mode"], (c["z"][0] > 0).astype(jnp.uint32)),
+        jax.random.key(0),
+    ),
+    "a branch": (
+        lambda c, x: jax.lax.cond(c["z"][0] > 0, lambda n: n + 1, lambda n: n - 1, c["mode"]),
+        jnp.array(0),
+    ),
+    "a count of trips": (
+        lambda c, x: jax.lax.while_loop(
+            lambda s: (s[0] < 2) & (s[1] < 4), lambda s: (s[0] + 0.7, s[1] + 1), (c["z"][0], 0)
+        )[1],
+        jnp.array(0),
+    ),
+}
+
+
+def dependent(name):
+    change, init = DEPENDENT[name]
+
+    def step(c, x):
+        mode = change(c, x)
+        number = jax.random.bits(mode) if name == "a key" else mode
+        up = number.astype(jnp.int64) % 2 == 0
+        z = jnp.where(up, jnp.sin(c["z"] + x), 0.5 * c["z"])
+        return {"count": c["count"] + 1, "mode": mode, "z": z}, (z, mode)
+
+    return step, {"count": jnp.array(0), "mode": init, "z": INIT}
+
+
+@pairs(DEPENDENT, ["a mode"], ("auto", "sequential", "auto, autodiff"))
+def test_a_mode_that_depends_on_the_floats_runs_as_lax_scan(case, scan):
+    step, init = dependent(case)
+
+    def value(scan, z):
+        results = scan(step, init | {"z": z}, XS)
+        return floats(results), results
+
+    actual, expected = (
+        jax.value_and_grad(partial(value, each), has_aux=True)(INIT)
+        for each in (scan, jax.lax.scan)
+    )
+    assert_same(actual, expected)
+
+
+@pairs(DEPENDENT, ["a mode"], ("newton", "newton, pcr", "newton, autodiff"))
+def test_newton_refuses_a_mode_that_depends_on_the_floats(case, scan):
+    step, init = dependent(case)
+    with pytest.raises(TypeError, match=r"'mode'\].*depends on the float") as raised:
+        scan(step, init, XS)
+    assert "'count'" not in str(raised.value)
+
+
+@over("newton")
+def test_newton_refuses_a_mode_that_depends_on_the_floats_through_another(scan):
+    def step(c, x):
+        z, flag, count = c
+        return (jnp.where(count > 2, z, z + x), z[0] > 0, count + flag.astype(count.dtype)), None
+
+    init = (INIT, jnp.array(False), jnp.array(0))
+    with pytest.raises(TypeError, match=r"init\[1\].*init\[2\].*depend"):
+        scan(step, init, XS)
+    assert_same(deeppcr.scan(step, init, XS), jax.lax.scan(step, init, XS))
+
+
+# Complex numbers
+
+COMPLEX = jax.lax.complex(normal(3, 2, 2, scale=0.4), normal(4, 2, 2, scale=0.4))
+COMPLEX_STEPS = {
+    "holomorphic": lambda w, z, x: ((new := jnp.sin(w @ z) + x), new * z),
+    "conjugated": lambda w, z, x: ((new := w @ jnp.conj(z) + x), new),
+    "its absolute value": lambda w, z, x: (
+        (new := w @ z * jnp.cos(jnp.abs(z)).astype(complex) + x),
+        jnp.abs(new),
+    ),
+    "of its parts": lambda w, z, x: (
+        (new := jax.lax.complex(jnp.tanh((w @ z).real), jnp.sin(z.imag) * z.real) + x),
+        new.real,
+    ),
+}
+COMPLEX_XS = XS.astype(complex)
+
+
+@pairs(COMPLEX_STEPS, ["holomorphic", "of its parts"])
+def test_complex_carries(case, scan):
+    def value(scan, w, z, xs):
+        results = scan(partial(COMPLEX_STEPS[case], w), z, xs)
+        return floats(results), results
+
+    actual, expected = (
+        jax.jit(jax.value_and_grad(partial(value, each), argnums=(0, 1, 2), has_aux=True))(
+            COMPLEX, COMPLEX[0], COMPLEX_XS
+        )
+        for each in (scan, jax.lax.scan)
+    )
+    assert_same(actual, expected)
+
+
+@over("auto", "newton, pcr")
+def test_holomorphic_gradients_and_tangents_of_a_complex_carry(scan):
+    def last(scan, z):
+        return scan(partial(COMPLEX_STEPS["holomorphic"], COMPLEX), z, COMPLEX_XS)[0]
+
+    actual, expected = (
+        (
+            jax.jacrev(partial(last, each), holomorphic=True)(COMPLEX[0]),
+            jax.jvp(partial(last, each), (COMPLEX[0],), (COMPLEX[1],)),
+        )
+        for each in (scan, jax.lax.scan)
+    )
+    assert_same(actual, expected)
+
+
+# Weakly typed first carries
+
+
+def narrow(dtype):
+    return jnp.arange(LENGTH).astype(dtype)
+
+
+def adds(c, x):
+    return c + x, c
+
+
+WEAK = {
+    "0 and floats": (adds, 0, narrow(jnp.float32)),
+    "0 and wide floats": (adds, 0, narrow(jnp.float64)),
+    "0. and floats": (adds, 0.0, narrow(jnp.float32)),
+    "0. and bfloat16": (adds, 0.0, narrow(jnp.bfloat16)),
+    "0 and bfloat16": (adds, 0, narrow(jnp.bfloat16)),
+    "0 and int8": (adds, 0, narrow(jnp.int8)),
+    "0 and uint32": (adds, 0, narrow(jnp.uint32)),
+    "0 and complex": (adds, 0, narrow(jnp.complex64)),
+    "0. and complex": (adds, 0.0, narrow(jnp.complex128)),
+    "strong": (adds, np.float32(0), narrow(jnp.float32)),
+    "a numpy array": (adds, np.array(0.0), narrow(jnp.float64)),
+    "it stays weak": (lambda c, x: (c * 2.0, c), 0.5, narrow(jnp.float32)),
+    "an integer stays weak": (lambda c, x: (c + 1, c), 0, narrow(jnp.float32)),
+    "a weak array": (adds, jnp.asarray(0.5), narrow(jnp.float32)),
+    "a number is returned": (lambda c, x: (1.0, c), 0.0, narrow(jnp.float32)),
+    "one leaf of two": (
+        lambda c, x: ((c[0] + x, c[1] + 1), c[0]),
+        (0, 0),
+        narrow(jnp.float32),
+    ),
+    "beside a strong one": (
+        lambda c, x: ((c[0] + x, c[1] * c[0]), c[1]),
+        (0.0, jnp.ones((), jnp.bfloat16)),
+        narrow(jnp.bfloat16),
+    ),
+}
+
+
+@METHODS
+@pytest.mark.parametrize("name", WEAK)
+def test_weakly_typed_first_carries(name, scan):
+    step, init, xs = WEAK[name]
+    assert_same(scan(step, init, xs), jax.lax.scan(step, init, xs), 1e-6)
+    shapes, expected = (
+        jax.eval_shape(lambda xs, each=each: each(step, init, xs), xs)
+        for each in (scan, jax.lax.scan)
+    )
+    assert shapes == expected
+
+
+@over("auto", "newton, pcr")
+def test_the_gradient_by_a_weakly_typed_first_carry(scan):
+    def value(scan, z, x):
+        return scan(lambda c, x: (jnp.sin(c) + x, c), z, x)[0].sum()
+
+    xs = narrow(jnp.float32)
+    actual, expected = (
+        jax.grad(partial(value, each), argnums=(0, 1))(0.5, xs) for each in (scan, jax.lax.scan)
+    )
+    assert_same(actual, expected, 1e-5)
+
+
+# Structures
+
+STRUCTURES = {
+    "a named tuple": Pair(INIT, 0),
+    "a dataclass": Named(INIT, 0),
+    "a dictionary": {"state": INIT, "count": 0},
+}
+
+
+@METHODS
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_are_kept(name, scan):
+    def step(c, x):
+        state, count = jax.tree.leaves(c)[:: -1 if name == "a dictionary" else 1]
+        after = {"state": jnp.tanh(WEIGHT @ state + x), "count": count + 1}
+        y = (None, {"c": c, "x": [x]})
+        if name == "a dictionary":
+            return after, y
+        return type(c)(**after), y
+
+    init = STRUCTURES[name]
+    assert_same(scan(step, init, XS), jax.lax.scan(step, init, XS))
+
+
+@METHODS
+def test_inputs_of_every_kind(scan):
+    def step(z, x):
+        z = jnp.where(x["flag"], jnp.tanh(z + x["x"]), z) + x["n"].astype(z.dtype)
+        return z + 0.1 * jax.random.normal(x["key"], (2,)), x["empty"]
+
+    xs = {
+        "x": XS,
+        "n": jnp.arange(LENGTH),
+        "flag": jnp.arange(LENGTH) % 2 == 0,
+        "key": jax.random.split(jax.random.key(0), LENGTH),
+        "empty": jnp.zeros((LENGTH, 0)),
+        "none": None,
+        "float0": np.zeros((LENGTH,), jax.dtypes.float0),
+    }
+    assert_same(scan(step, INIT, xs, reverse=True), jax.lax.scan(step, INIT, xs, reverse=True))
+
+
+@METHODS
+def test_a_length_and_no_inputs(scan):
+    def step(c, x):
+        assert x == {"a": None, "b": ()}
+        return (jnp.cos(c[0]), c[1] + 1), c[1]
+
+    for init, length in (((INIT, 0), LENGTH), ((INIT, 0), 1), ((INIT, jnp.array(0)), 0)):
+        args = init, {"a": None, "b": ()}, length
+        assert_same(scan(step, *args), jax.lax.scan(step, *args))

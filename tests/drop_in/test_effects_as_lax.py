@@ -1,0 +1,197 @@
+"""Effects and checks of a step whose carry holds a counter, under jit, grad and vmap."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify, io_callback
+
+from tests.drop_in.kinds import LENGTH, SCANS, assert_same, over
+from tests.problems import normal
+
+EFFECTIVE = over("auto", "sequential", "sequential, backprop")
+XS = normal(3, LENGTH)
+
+
+class Log(list):
+    def note(self, *values):
+        self.append([np.asarray(value).tolist() for value in values])
+
+    def read(self):
+        jax.effects_barrier()
+        logged, self[:] = list(self), []
+        return logged
+
+
+def by_io(log, *values):
+    io_callback(log.note, None, *values, ordered=True)
+
+
+def by_debug(log, *values):
+    jax.debug.callback(log.note, *values, ordered=True)
+
+
+def by_print(log, *values):
+    jax.debug.print("{} {}", *values, ordered=True)
+
+
+def run(scan, tell, log, z):
+    def step(c, x):
+        z, count = c
+        z = jnp.tanh(0.5 * z + x)
+        tell(log, jax.lax.stop_gradient(z), count)
+        return (z, count + 1), z
+
+    return scan(step, (z, 0), XS)
+
+
+def value(scan, tell, log, z):
+    (z, count), zs = run(scan, tell, log, z)
+    return z * count + zs.sum()
+
+
+ORDERED = {
+    "eagerly": lambda f: f(0.3),
+    "jit": lambda f: jax.jit(f)(0.3),
+    "grad": lambda f: jax.grad(f)(0.3),
+    "jit of grad": lambda f: jax.jit(jax.value_and_grad(f))(0.3),
+    "jvp": lambda f: jax.jvp(f, (0.3,), (1.0,)),
+}
+
+
+def effects():
+    """Everything under "auto", and a little elsewhere; an io_callback has no derivative."""
+    for transform in ORDERED:
+        yield by_debug, transform, SCANS["auto"]
+    for transform in ("jit", "jit of grad"):
+        yield by_print, transform, SCANS["auto"]
+        for mode in ("sequential", "sequential, backprop"):
+            yield by_debug, transform, SCANS[mode]
+    for mode in ("auto", "sequential", "sequential, backprop"):
+        yield by_io, "jit", SCANS[mode]
+
+
+@pytest.mark.parametrize(("tell", "transform", "scan"), list(effects()))
+def test_ordered_effects(tell, transform, scan, capfd):
+    log = Log()
+
+    def outcome(scan):
+        result = ORDERED[transform](partial(value, scan, tell, log))
+        return result, log.read(), capfd.readouterr().out
+
+    (actual, *logged), (expected, *right) = outcome(scan), outcome(jax.lax.scan)
+    assert_same(actual, expected)
+    assert logged == right
+    assert len(right[0]) + right[1].count("\n") == LENGTH
+
+
+@EFFECTIVE
+def test_effects_under_vmap(scan):
+    """Without an order: jax takes no other under vmap."""
+    log = Log()
+
+    def outcome(scan):
+        def tell(log, *values):
+            jax.debug.callback(log.note, *values)
+
+        result = jax.jit(jax.vmap(partial(value, scan, tell, log)))(normal(4, 3))
+        return result, sorted(log.read())
+
+    (actual, logged), (expected, right) = outcome(scan), outcome(jax.lax.scan)
+    assert_same(actual, expected)
+    assert logged == right
+    assert len(right) == 3 * LENGTH
+
+
+def test_newton_says_or_does_it():
+    """Under Newton by name: an error that says so, or every effect once and in order."""
+    log = Log()
+    right = (value(jax.lax.scan, by_debug, log, 0.3), log.read())[1]
+    scan = SCANS["newton"]
+    try:
+        value(scan, by_debug, log, 0.3)
+    except ValueError as error:
+        assert "side effects" in str(error)  # noqa: PT017
+        assert log.read() == []
+    else:
+        np.testing.assert_allclose(log.read(), right, atol=1e-12)
+
+
+# checkify
+
+
+def user_check(z, count):
+    checkify.check(count < 3, "the {} th state is {}", count, z)
+    return z
+
+
+def division(z, count):
+    return z / (3.0 - count.astype(float))
+
+
+def index(z, count):
+    return z + jnp.arange(3.0)[count]
+
+
+def logarithm(z, count):
+    return jnp.log(3.0 - count.astype(float)) + 0.0 * z
+
+
+CHECKS = {
+    "a check of the user's": (user_check, checkify.user_checks),
+    "a division": (division, checkify.float_checks),
+    "an index": (index, checkify.index_checks),
+    "a logarithm": (logarithm, checkify.all_checks),
+    "nothing is asked": (division, checkify.user_checks),
+    "nothing is wrong": (lambda z, count: z, checkify.all_checks),
+}
+
+
+def checked(scan, check):
+    def f(z):
+        def step(c, x):
+            z, count = c
+            z = jnp.tanh(0.5 * check(z, count) + x)
+            return (z, count + 1), z
+
+        return scan(step, (z, 0), XS)[1].sum()
+
+    return f
+
+
+MAPS = {
+    "alone": lambda f, errors: checkify.checkify(f, errors=errors)(0.3),
+    "jit": lambda f, errors: jax.jit(checkify.checkify(f, errors=errors))(0.3),
+    "of jit": lambda f, errors: checkify.checkify(jax.jit(f), errors=errors)(0.3),
+    "of vmap": lambda f, errors: checkify.checkify(jax.vmap(f), errors=errors)(normal(4, 3)),
+    "of grad": lambda f, errors: checkify.checkify(jax.grad(f), errors=errors)(0.3),
+    "vmap": lambda f, errors: jax.vmap(checkify.checkify(f, errors=errors))(normal(4, 3)),
+}
+
+
+def cases():
+    """Every check under jit, and two of them under every transformation."""
+    for name in CHECKS:
+        for around in MAPS:
+            if around == "jit" or name in ("a check of the user's", "a division"):
+                yield name, around, SCANS["auto"]
+    for name in ("a check of the user's", "an index"):
+        for mode in ("sequential", "sequential, backprop"):
+            yield name, "jit", SCANS[mode]
+
+
+@pytest.mark.parametrize(("name", "around", "scan"), list(cases()))
+def test_checks(name, around, scan):
+    check, errors = CHECKS[name]
+
+    def outcome(scan):
+        error, result = MAPS[around](checked(scan, check), errors)
+        return error.get(), result
+
+    (error, result), (expected, right) = outcome(scan), outcome(jax.lax.scan)
+    assert error == expected
+    lost = name == "a check of the user's" and around == "of grad"  # by jax.lax.scan, too
+    assert (expected is None) == (name.startswith("nothing") or lost)
+    np.testing.assert_allclose(result, right, atol=1e-10)

@@ -1,0 +1,219 @@
+"""Recurrent layers as they are written: lengths of their own, dropout, both directions, flax."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen, nnx
+
+from tests.drop_in.kinds import METHODS, assert_same, by_lax, over, pairs
+from tests.problems import normal
+
+BATCH, TIME, WIDTH = 2, 5, 2
+XS = normal(0, TIME, BATCH, WIDTH)  # time first
+LENGTHS = jnp.array([3, 5])
+ZERO = jnp.zeros((BATCH, WIDTH))
+PARAMS = {
+    "w": normal(1, 2 * WIDTH, 4 * WIDTH, scale=0.5),
+    "b": normal(2, 4 * WIDTH),
+}
+
+
+def lstm(params, carry, x):
+    """A cell: carry is (memory, state)."""
+    memory, state = carry
+    gates = jnp.concatenate([x, state], axis=-1) @ params["w"] + params["b"][None]
+    i, f, g, o = jnp.split(gates, 4, axis=-1)
+    memory = jax.nn.sigmoid(f) * memory + jax.nn.sigmoid(i) * jnp.tanh(g)
+    state = jax.nn.sigmoid(o) * jnp.tanh(memory)
+    return (memory, state), state
+
+
+def plain(scan, params, xs, reverse=False):
+    return scan(partial(lstm, params), (ZERO, ZERO), xs, reverse=reverse)
+
+
+def masked(scan, params, xs):
+    """Each sequence stops at its own length; the counter is in the carry."""
+
+    def step(c, x):
+        carry, time = c
+        new, y = lstm(params, carry, x)
+        keep = (time < LENGTHS)[:, None]
+        carry = jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, carry)
+        return (carry, time + 1), jnp.where(keep, y, 0.0)
+
+    return scan(step, ((ZERO, ZERO), 0), xs)
+
+
+def both_directions(scan, params, xs):
+    forward, backward = plain(scan, params, xs), plain(scan, params, xs, reverse=True)
+    return forward[0], backward[0], jnp.concatenate([forward[1], backward[1]], axis=-1)
+
+
+def dropout(scan, params, xs):
+    """One mask for all steps, and another that is drawn anew at every step."""
+    fixed = jax.random.bernoulli(jax.random.key(1), 0.8, (BATCH, WIDTH))
+
+    def step(c, x):
+        (memory, state), key = c
+        key, now = jax.random.split(key)
+        fresh = jax.random.bernoulli(now, 0.8, (BATCH, WIDTH))
+        state = jnp.where(fixed & fresh, state / 0.64, 0.0)
+        carry, y = lstm(params, (memory, state), x)
+        return (carry, key), y
+
+    return scan(step, ((ZERO, ZERO), jax.random.key(2)), xs)
+
+
+def counted_dropout(scan, params, xs):
+    """As flax counts: the key stays, and a counter is folded in."""
+
+    def step(c, x):
+        carry, rngs = c
+        key = jax.random.fold_in(rngs["key"], rngs["count"])
+        x = jnp.where(jax.random.bernoulli(key, 0.8, x.shape), x, 0.0)
+        carry, y = lstm(params, carry, x)
+        return (carry, {"key": rngs["key"], "count": rngs["count"] + jnp.uint32(1)}), y
+
+    rngs = {"key": jax.random.key(2), "count": jnp.uint32(0)}
+    return scan(step, ((ZERO, ZERO), rngs), xs)
+
+
+def sampled(scan, params, xs):
+    """A teacher is followed at even steps; else the cell sees its own output."""
+
+    def step(c, x):
+        carry, y, time = c
+        carry, y = lstm(params, carry, jnp.where(time % 2 == 0, x, y))
+        return (carry, y, time + 1), y
+
+    return scan(step, ((ZERO, ZERO), ZERO, jnp.uint8(0)), xs)
+
+
+def statistics(scan, params, xs):
+    """Running mean and number of the states, beside the cell."""
+
+    def step(c, x):
+        carry, mean, count = c
+        carry, y = lstm(params, carry, x)
+        count = count + 1
+        mean = mean + (y.mean(0) - mean) / count.astype(y.dtype)
+        return (carry, mean, count), y - mean[None]
+
+    return scan(step, ((ZERO, ZERO), jnp.zeros(WIDTH), jnp.int32(0)), xs)
+
+
+def of_one_example(scan, params, xs):
+    """Mapped over the batch, which is the last but one axis."""
+
+    def run(xs):
+        zero = jnp.zeros((1, WIDTH))
+
+        def step(c, x):
+            carry, y = lstm(params, c[0], x[None])
+            return (carry, c[1] + 1), y
+
+        (carry, time), ys = scan(step, ((zero, zero), 0), xs)
+        return carry, time, ys
+
+    return jax.vmap(run, in_axes=1, out_axes=(0, None, 1))(xs)
+
+
+LAYERS = [
+    plain,
+    masked,
+    both_directions,
+    dropout,
+    counted_dropout,
+    sampled,
+    statistics,
+    of_one_example,
+]
+
+
+def derivatives(scan, layer):
+    def value(params, xs):
+        results = layer(scan, params, xs)
+        arrays = [x for x in jax.tree.leaves(results) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return sum((x**2).sum() for x in arrays), results
+
+    return jax.jit(jax.value_and_grad(value, (0, 1), has_aux=True))(PARAMS, XS)
+
+
+@pairs(LAYERS, [masked, counted_dropout, of_one_example])
+def test_layers(case, scan):
+    assert_same(derivatives(scan, case), by_lax(derivatives, case), 1e-9)
+
+
+@METHODS
+def test_a_model_that_reads_what_it_wrote(scan):
+    """It depends on the state which token comes next: as `jax.lax.scan`, or an error."""
+    table = normal(5, 4, WIDTH)
+
+    def generate(scan):
+        def step(c, _):
+            carry, token = c
+            carry, y = lstm(PARAMS, carry, table[token])
+            token = jnp.argmax(y @ table.T, axis=-1)
+            return (carry, token), token
+
+        return scan(step, ((ZERO, ZERO), jnp.array([0, 1])), None, TIME)
+
+    if scan.keywords.get("method") == "newton":
+        with pytest.raises(TypeError, match=r"init\[1\].*depends on the float"):
+            generate(scan)
+    else:
+        assert_same(generate(scan), generate(jax.lax.scan))
+
+
+# Cells of flax
+
+
+@over("auto", "newton, pcr")
+def test_a_cell_of_nnx_that_draws(scan):
+    """Its counters are in the carry."""
+    cell = nnx.OptimizedLSTMCell(
+        WIDTH, WIDTH, rngs=nnx.Rngs(0), dtype=jnp.float64, param_dtype=jnp.float64
+    )
+    graph, params, rest = nnx.split((cell, nnx.Dropout(0.2, rngs=nnx.Rngs(1))), nnx.Param, ...)
+
+    def run(scan, params, xs):
+        def step(c, x):
+            carry, rest = c
+            cell, drop = nnx.merge(graph, params, rest)
+            carry, y = cell(carry, drop(x))
+            return (carry, nnx.state((cell, drop), nnx.Not(nnx.Param))), y
+
+        (carry, after), ys = scan(step, ((ZERO, ZERO), rest), xs)
+        return (carry[1] ** 2).sum() + (ys**2).sum(), (carry, nnx.to_pure_dict(after), ys)
+
+    actual, expected = (
+        jax.jit(jax.value_and_grad(partial(run, each), (0, 1), has_aux=True))(params, XS)
+        for each in (scan, jax.lax.scan)
+    )
+    assert_same(actual, expected)
+
+
+@over("auto", "newton")
+def test_a_cell_of_linen_that_draws(scan):
+    class Cell(linen.Module):
+        @linen.compact
+        def __call__(self, carry, x):
+            x = linen.Dropout(0.3, deterministic=False)(x)
+            return linen.GRUCell(WIDTH, dtype=jnp.float64, param_dtype=jnp.float64)(carry, x)
+
+    cell = Cell()
+    params = cell.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, ZERO, XS[0])
+
+    def run(scan):
+        def step(c, x):
+            state, key = c
+            key, now = jax.random.split(key)
+            state, y = cell.apply(params, state, x, rngs={"dropout": now})
+            return (state, key), y
+
+        return scan(step, (ZERO, jax.random.key(3)), XS)
+
+    assert_same(run(scan), run(jax.lax.scan))
