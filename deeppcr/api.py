@@ -96,7 +96,7 @@ def scan(
     axis = find_sharding(xs, None, chosen, wanted) or LOCAL
     run = solve_chain(dataclasses.replace(chain, axis=axis), chosen, wanted)
     ys = [jnp.flip(y, 0) for y in run.outputs] if reverse else run.outputs
-    return carry.value(run.last), jax.tree.unflatten(chain.step.output_tree, ys)
+    return carry.value(run.last), chain.step.typed_outputs(ys)
 
 
 def solve(

@@ -24,7 +24,7 @@ from jax import lax
 
 from deeppcr.rewrites.cut_first import evaluate
 from deeppcr.state import Leaves
-from deeppcr.step import Step
+from deeppcr.step import Step, is_weak, with_weak_type
 from depth.dependence import dependence
 
 Kind = Literal["state", "complex", "fixed", "driven", "coupled"]
@@ -39,6 +39,7 @@ class Carry:
         names: of its leaves.
         kinds: of its leaves.
         returned: whether every step returns a leaf as it came.
+        weak: whether the step returns a leaf weakly typed.
         initial: its leaves before the first step.
         before: the driven leaves before each step, ``[L, ...]``.
         last: the driven leaves after the last step.
@@ -48,6 +49,7 @@ class Carry:
     names: tuple[str, ...]
     kinds: tuple[Kind, ...]
     returned: tuple[bool, ...]
+    weak: tuple[bool, ...]
     initial: Leaves
     before: Leaves = dataclasses.field(default_factory=list)
     last: Leaves = dataclasses.field(default_factory=list)
@@ -60,7 +62,8 @@ class Carry:
         leaves = [leaf for _, leaf in paths]
         ends = zip(step.jaxpr.invars, step.jaxpr.outvars[: step.states], strict=False)
         returned = tuple(before is after for before, after in ends)
-        return cls(tree, names, _kinds(step, leaves, returned), returned, leaves)
+        kinds = _kinds(step, leaves, returned)
+        return cls(tree, names, kinds, returned, step.weak[: step.states], leaves)
 
     @property
     def is_state(self) -> bool:
@@ -146,15 +149,17 @@ class Carry:
         return found
 
     def join(self, state: Sequence[Any], driven: Sequence[Any]) -> Any:
-        """A carry, of the state and of what is driven."""
+        """A carry, of the state and of what is driven; weakly typed as the initial one is."""
         parts, others, leaves = iter(state), iter(driven), []
         for leaf, kind in zip(self.initial, self.kinds, strict=True):
-            if kind == "state":
-                leaves.append(next(parts))
-            elif kind == "complex":
-                leaves.append(lax.complex(next(parts), next(parts)))
+            if kind == "fixed":
+                leaves.append(leaf)
+                continue
+            if kind == "complex":
+                new = lax.complex(next(parts), next(parts))
             else:
-                leaves.append(leaf if kind == "fixed" else next(others))
+                new = next(parts if kind == "state" else others)
+            leaves.append(with_weak_type(new, is_weak(leaf)))
         return jax.tree.unflatten(self.tree, leaves)
 
     def step(self, f: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], Any]:
@@ -185,8 +190,11 @@ class Carry:
 
     def _after(self, carry: Any, repeat: Callable[[Any], Any]) -> Any:
         """A carry, with what every step returns as it came."""
-        pairs = zip(jax.tree.leaves(carry), self.initial, self.returned, strict=True)
-        leaves = [repeat(initial) if same else leaf for leaf, initial, same in pairs]
+        rows = zip(jax.tree.leaves(carry), self.initial, self.returned, self.weak, strict=True)
+        leaves = [
+            with_weak_type(repeat(initial) if same else leaf, weak)
+            for leaf, initial, same, weak in rows
+        ]
         return jax.tree.unflatten(self.tree, leaves)
 
 

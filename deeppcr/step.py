@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from deeppcr.effects import has_custom_vjp, has_users_rule, side_effects
 from deeppcr.rewrites.cut_first import Order, evaluate
@@ -34,6 +35,8 @@ class Step:
         output_tree: the structure of the outputs of one step.
         effects: names of primitives with side effects, which have to run once per step, in order;
             most steps have none.
+        weak: whether the user's function returns weakly typed leaves, of the state and of the
+            outputs. Those of the jaxpr are not, but for the outputs.
     """
 
     jaxpr: Program
@@ -43,6 +46,7 @@ class Step:
     input_tree: Any
     output_tree: Any
     effects: tuple[str, ...] = ()
+    weak: tuple[bool, ...] = ()
     _order: Order = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -105,6 +109,12 @@ class Step:
                 known.setdefault(variable, value)
         return evaluate(self.jaxpr, known, self.jaxpr.outvars[self.states :])
 
+    def typed_outputs(self, outputs: Leaves) -> Any:
+        """The outputs of many steps as the user's function returns them: weakly typed, or not."""
+        weak = self.weak[self.states :]
+        leaves = [with_weak_type(y, is_so) for y, is_so in zip(outputs, weak, strict=True)]
+        return jax.tree.unflatten(self.output_tree, leaves)
+
 
 def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> tuple[Step, Leaves]:
     """Trace ``f(state, input) -> (state, outputs)``, the step of a chain.
@@ -127,9 +137,10 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     input_leaves, input_tree = jax.tree.flatten(inputs)
     output_tree: Any = None
     promoted: Leaves = state_leaves
+    weak: tuple[bool, ...] = ()
 
     def flat(*leaves: Any) -> Leaves:
-        nonlocal output_tree, promoted
+        nonlocal output_tree, promoted, weak
         before = jax.tree.unflatten(state_tree, leaves[: len(state_leaves)])
         result = f(before, jax.tree.unflatten(input_tree, leaves[len(state_leaves) :]))
         if not isinstance(result, tuple | list) or len(result) != 2:
@@ -139,7 +150,7 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
             )
         after, outputs = result
         check_same_structure(state, after)
-        new = map(jnp.asarray, jax.tree.leaves(after))
+        new = list(map(jnp.asarray, jax.tree.leaves(after)))
         promoted = [_promoted(z, a) for z, a in zip(state_leaves, new, strict=True)]
         if any(a is not b for a, b in zip(promoted, state_leaves, strict=True)):
             return []  # to be traced again
@@ -147,7 +158,9 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         checked = zip(jax.tree.leaves(after), leaves, check_same_state(state, after), strict=False)
         # What comes back as it came has to be seen, weakly typed or not.
         new_leaves = [old if new is old else cast for new, old, cast in checked]
-        return [*new_leaves, *map(jnp.asarray, output_leaves)]
+        found = list(map(jnp.asarray, output_leaves))
+        weak = tuple(map(is_weak, [*new, *found]))
+        return [*new_leaves, *found]
 
     # Without the current mesh, so that the program can run on another mesh and in `jax.shard_map`.
     # A mesh with manual axes stays, because arrays vary over them.
@@ -161,7 +174,8 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
             state = jax.tree.unflatten(state_tree, promoted)
             closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
     effects, sizes = side_effects(closed), (len(state_leaves), len(input_leaves))
-    step = Step(Program.of(closed), *sizes, state_tree, input_tree, output_tree, effects)
+    trees = state_tree, input_tree, output_tree
+    step = Step(Program.of(closed), *sizes, *trees, effects, weak)
     constants = zip(step.jaxpr.constvars, closed.consts, strict=True)
     # Constants may be numbers and numpy arrays.
     return step, [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]
@@ -198,7 +212,7 @@ def check_same_state(before: Any, after: Any) -> Leaves:
     result = []
     for path, a, b in zip(paths, jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         b = jnp.asarray(b)
-        fits = a.dtype == b.dtype or (_is_weak(b) and _rank(b) <= _rank(a))
+        fits = a.dtype == b.dtype or (is_weak(b) and _rank(b) <= _rank(a))
         if a.shape != b.shape or not fits:
             raise TypeError(
                 f"the step changes state{path} from {described(a)} "
@@ -219,13 +233,21 @@ def described(x: Any) -> str:
 
 def _promoted(before: Any, after: Any) -> Any:
     """A leaf of the state, or what it has to be if it is weakly typed and the step returns more."""
-    if _is_weak(before) and before.dtype != after.dtype and _rank(before) <= _rank(after):
+    if is_weak(before) and before.dtype != after.dtype and _rank(before) <= _rank(after):
         return jax.ShapeDtypeStruct(before.shape, after.dtype)
     return before
 
 
-def _is_weak(x: Any) -> bool:
+def is_weak(x: Any) -> bool:
+    """Whether an array is weakly typed, as Python numbers are."""
     return bool(getattr(x, "weak_type", False))  # random keys have none
+
+
+def with_weak_type(x: Any, weak: bool) -> Any:
+    """The array, weakly typed or not."""
+    if is_weak(x) == weak:
+        return x
+    return lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
 
 
 def _rank(x: Any) -> int:
