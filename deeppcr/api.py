@@ -72,12 +72,11 @@ def scan(
     if _runs_plainly(chain, chosen, wanted):
         return jax.lax.scan(f, init, xs, given, reverse)
     axis = find_sharding(xs, None, chosen, wanted) or LOCAL
-    inputs = [jnp.flip(x, 0) for x in chain.inputs] if reverse else chain.inputs
-    run = solve_chain(dataclasses.replace(chain, axis=axis, inputs=inputs), chosen, wanted)
-    ys = [jnp.flip(y, 0) for y in run.outputs] if reverse else run.outputs
+    axis = axis.reversed if reverse else axis
+    run = solve_chain(dataclasses.replace(chain, axis=axis), chosen, wanted)
     return (
         jax.tree.unflatten(chain.step.state_tree, run.last),
-        jax.tree.unflatten(chain.step.output_tree, ys),
+        jax.tree.unflatten(chain.step.output_tree, run.outputs),
     )
 
 
