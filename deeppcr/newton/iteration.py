@@ -119,7 +119,7 @@ class NewtonSolver:
         residuals = jnp.full((recorded if self.options.record else 0,), _unrecorded(), start.dtype)
         begun = Reached.nothing(start, residuals)
         if chain.axis.size > 1 and self.window < chain.length:
-            reached, states = solve_shard_after_shard(self._iterated, wide, begun)
+            reached, states = solve_shard_after_shard(self._iterated, wide, begun, self.budget)
         else:
             reached, states = self._iterated(wide, begun)
         return self._finished(chain, wide, reached, states)

@@ -49,6 +49,7 @@ def solve_shard_after_shard(
     iterate: Callable[[TracedChain, Reached], tuple[Reached, Array]],
     chain: TracedChain,
     begun: Reached,
+    budget: int,
 ) -> tuple[Reached, Array]:
     """``iterate`` on the shard of one device after another.
 
@@ -57,12 +58,16 @@ def solve_shard_after_shard(
             that start with the chain that it is given.
         chain: the shard of this device, inside `jax.shard_map`.
         begun: what is reached before the first shard.
+        budget: the most iterations. To enter another shard is one, as every move of a window is.
 
     Returns:
         what is reached in the whole chain, and the states of this device, ``[L, *batch, w]``.
     """
 
     def shard(before: Reached, _: Any) -> tuple[Reached, Array]:
+        enters = (chain.offset > 0).astype(jnp.int32)
+        iterations = jnp.minimum(before.iterations + enters, jnp.int32(budget))
+        before = before._replace(iterations=iterations)
         initial = chain.layout.unflatten(before.last)
         own, states = iterate(dataclasses.replace(chain, initial=initial, axis=LOCAL), before)
 
