@@ -51,6 +51,14 @@ class DeviceAxis(ChainAxis):
             pairs = [(target, source) for source, target in pairs]
         return jax.tree.map(lambda leaf: lax.ppermute(leaf, self.mesh_axis, pairs), tree)
 
+    def in_order(self, arrays: list[Array]) -> list[Array]:
+        """See `ChainAxis`: on a descending axis each shard goes to the device at the other end."""
+        if not self.descending:
+            return arrays
+        numbers = tuple(self.numbers or range(self.size))
+        pairs = list(zip(numbers, reversed(numbers), strict=True))
+        return [lax.ppermute(x, self.mesh_axis, pairs) for x in arrays]
+
     def before(self, entry: Array, states: Array) -> Array:
         """See `ChainAxis`."""
         entry = jnp.where(self.rank == 0, entry, self.shift(self._last(states)))

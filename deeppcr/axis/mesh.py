@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
@@ -111,12 +110,10 @@ class ChainSharding(ChainAxis):
 
     def in_order(self, arrays: list[Array]) -> list[Array]:
         """See `ChainAxis`: it moves the arrays of a descending chain."""
-
-        def mirrored(x: Array) -> Array:
-            shards = x.reshape((self.size, len(x) // self.size, *x.shape[1:]))
-            return jnp.flip(shards, 0).reshape(x.shape)
-
-        return [mirrored(x) for x in arrays] if self.descending else arrays
+        if not self.descending:
+            return arrays
+        found: list[Array] = self.per_shard(self.shard.in_order, (self.along,), self.along)(arrays)
+        return found
 
     def before(self, entry: Array, states: Array) -> Array:
         """See `ChainAxis`."""

@@ -11,7 +11,7 @@ import deeppcr
 from deeppcr import Adjoint, Anderson, Coarse, Newton, Scalar, Sharded
 from tests.linear.loop import compiled
 from tests.problems import assert_agree, normal
-from tests.sharding.meshes import DEVICES, P, lies_along, mesh, put, run
+from tests.sharding.meshes import DEVICES, P, lies_along, mesh, put, run, wait
 from tests.sharding.test_resources import messages
 
 L = 2 * DEVICES
@@ -60,7 +60,6 @@ VARIANTS = {
         Newton(linear=BY, linearize="zero", acceleration=Anderson(2)),
         Adjoint(linearize="diagonal"),
     ),
-    # Both are in the order of the chain: blocks by step, and the trajectory to start from.
     "scalars, from a trajectory": (
         Newton(
             linear=BY, linearize=Scalar(jnp.linspace(0.0, 0.3, L)), initial_guess=normal(4, L, 3)
@@ -82,6 +81,43 @@ def test_agrees_with_lax_scan(name):
     assert last.sharding.is_fully_replicated
 
 
+def linear_step(z, x):
+    z = x["factor"] * z + x["term"]
+    return z, z
+
+
+FACTORS = {"factor": jnp.linspace(-0.9, 0.9, L), "term": normal(5, L)}
+LINEAR = jax.lax.scan(linear_step, jnp.array(0.3), FACTORS, reverse=True)[1]
+IN_ORDER = {
+    "a trajectory": ({"initial_guess": jnp.flip(LINEAR)}, 0),
+    "a function": (
+        {"initial_guess": lambda z0, xs: jax.lax.scan(linear_step, z0, xs)[1]},
+        0,
+    ),
+    "a coarse chain": (
+        {
+            "initial_guess": Coarse(
+                1, lambda z, xs: linear_step(z, jax.tree.map(lambda x: x[0], xs))[0]
+            )
+        },
+        0,
+    ),
+    "blocks": ({"linearize": Scalar(jnp.flip(FACTORS["factor"]))}, 1),
+}
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_what_the_user_gives_is_in_the_order_of_the_chain(name):
+    """In another order an exact guess would not be exact, and exact blocks would not be either."""
+    options, iterations = IN_ORDER[name]
+    told = []
+    newton = Newton(linear=BY, progress=lambda *news: told.append(news), **options)
+    scan = partial(deeppcr.scan, linear_step, reverse=True, method=newton)
+    assert_agree(run(scan, jnp.array(0.3), put(FACTORS, "chain"))[1], LINEAR)
+    jax.effects_barrier()
+    assert max(residual for k, _, residual in told if k == iterations) < 1e-12
+
+
 @pytest.mark.parametrize(
     ("on", "axis"),
     [
@@ -95,6 +131,17 @@ def test_explicit_meshes_by_the_inputs(on, axis):
     found = run(ours(), put(Z0, on=on), put(XS, axis, on=on), put(WEIGHT, on=on))
     assert_agree(found, expected())
     assert lies_along(found[0][1][1]["y"], axis)
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_what_the_inputs_say_without_jit(kind):
+    on = mesh(kind)
+    with jax.set_mesh(on):  # elsewhere jax has no eager gradients of explicitly sharded arrays
+        found = wait(
+            ours(Newton(initial_guess=normal(4, L, 3))), Z0, put(XS, "chain", on=on), WEIGHT
+        )
+    assert_agree(found, expected())
+    assert lies_along(found[0][1][1]["y"], "chain")
 
 
 @pytest.mark.parametrize("axes", ["chain", ("data", "chain"), ("chain", "data")])
