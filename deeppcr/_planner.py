@@ -156,7 +156,9 @@ def _linearized(newton: Newton, chain: TracedChain, shards: int) -> Choice:
     choice = choose_linearization(
         newton.linearize, step, layout, length, newton.window, newton.memory, chain.length
     )
-    return choice if shards == 1 else dataclasses.replace(choice, window=chain.length)
+    # Shards that need no window are solved together.
+    is_windowed = choice.window < length
+    return choice if is_windowed else dataclasses.replace(choice, window=chain.length)
 
 
 def _left_to_jax(chain: TracedChain) -> str:

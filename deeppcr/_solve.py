@@ -31,6 +31,8 @@ def solve_chain(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
         return _solve_on_explicit_mesh(chain, method, adjoint, mesh)
     axis = chain.axis.on_auto_axes if isinstance(chain.axis, ChainSharding) else chain.axis
     asked = dataclasses.replace(chain, axis=axis)
+    if axis.backwards:
+        return _solve_backwards(asked, method, adjoint)
     chain = lengthened(asked)
     shapes, costs = chain.abstract, ChainCosts.of(chain)
 
@@ -83,9 +85,19 @@ class SolverPerShard:
         return run
 
 
+def _solve_backwards(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
+    """`solve_chain` from the last entry of the inputs on; the outputs are in their order."""
+    axis, forwards = chain.axis, chain.axis.forwards(chain.length)
+    chain = dataclasses.replace(chain, inputs=axis.flipped(chain.inputs), axis=forwards)
+    run = solve_chain(chain, method, adjoint)
+    return dataclasses.replace(run, outputs=axis.flipped(run.outputs))
+
+
 def _solve_on_explicit_mesh(chain: TracedChain, method: Method, adjoint: Wanted, mesh: Any) -> Run:
     """`solve_chain` with the axes of the mesh as `Auto` ones."""
-    sharding = chain.axis if isinstance(chain.axis, ChainSharding) else ChainSharding(mesh=mesh)
+    sharding = chain.axis
+    if not isinstance(sharding, ChainSharding):
+        sharding = ChainSharding(sharding.backwards, mesh)
 
     def inside(initial: Any, inputs: Any, captured: Any) -> Run:
         here = dataclasses.replace(sharding, mesh=jax.sharding.get_abstract_mesh())

@@ -84,19 +84,18 @@ def scan(
         length, trips = chain_length(xs, length, "xs"), _steps_in_a_trip(unroll)
         if _is_plain(chosen, wanted) or length == 0:
             return plain()
-        in_order = jax.tree.map(lambda x: jnp.flip(jnp.asarray(x), 0), xs) if reverse else xs
-        chain, carry = trace_carry(f, init, in_order, length, batch_ndim, "init")
+        chain, carry = trace_carry(f, init, xs, length, batch_ndim, "init", reverse)
     except (TypeError, ValueError) as error:
         raise _with_words_of_jax(error, plain) from None
     if _runs_plainly(chain, chosen, wanted):
         return plain()
     if trips != 1 and (isinstance(chosen, Auto) or chosen == Sequential()):
         chosen = dataclasses.replace(chosen, unroll=trips or length)
-    chosen = _with_guess(chosen, carry, in_order, length)
+    chosen = _with_guess(chosen, carry, xs, length, reverse)
     axis = find_sharding(xs, None, chosen, wanted) or LOCAL
+    axis = axis.reversed if reverse else axis
     run = solve_chain(dataclasses.replace(chain, axis=axis), chosen, wanted)
-    ys = [jnp.flip(y, 0) for y in run.outputs] if reverse else run.outputs
-    return carry.value(run.last), chain.step.typed_outputs(ys)
+    return carry.value(run.last), chain.step.typed_outputs(run.outputs)
 
 
 def solve(
@@ -248,10 +247,14 @@ def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
     return True
 
 
-def _with_guess(method: Method, carry: Carry, inputs: Any, length: int) -> Method:
+def _with_guess(
+    method: Method, carry: Carry, inputs: Any, length: int, reverse: bool = False
+) -> Method:
     """The method, its initial guess one of the state that is solved for."""
     if carry.is_state or isinstance(method, Sequential):
         return method
+    if reverse and callable(method.initial_guess):
+        inputs = jax.tree.map(lambda x: jnp.flip(jnp.asarray(x), 0), inputs)
     guess = guess_of_state(method.initial_guess, carry, inputs, length)
     return dataclasses.replace(method, initial_guess=guess)
 

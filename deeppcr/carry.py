@@ -41,7 +41,7 @@ class Carry:
         returned: whether every step returns a leaf as it came.
         weak: whether the step returns a leaf weakly typed.
         initial: its leaves before the first step.
-        before: the driven leaves before each step, ``[L, ...]``.
+        before: the driven leaves before each step, ``[L, ...]``, in the order of the inputs.
         last: the driven leaves after the last step.
     """
 
@@ -84,7 +84,9 @@ class Carry:
             if kind == "coupled"
         ]
 
-    def ahead(self, step: Step, captured: Leaves, inputs: Leaves, length: int) -> Self:
+    def ahead(
+        self, step: Step, captured: Leaves, inputs: Leaves, length: int, reverse: bool
+    ) -> Self:
         """The same, with the driven leaves of all steps: what `jax.lax.scan` makes of them."""
         count = len(self.kinds)
         places = [i for i, kind in enumerate(self.kinds) if kind == "driven"]
@@ -111,7 +113,7 @@ class Carry:
             return evaluate(step.jaxpr, known | now, wanted), driven
 
         xs = [lax.stop_gradient(inputs[i]) for i in read]
-        last, before = lax.scan(body, [self.initial[i] for i in places], xs, length)
+        last, before = lax.scan(body, [self.initial[i] for i in places], xs, length, reverse)
         return dataclasses.replace(self, before=before, last=last)
 
     def unknown(self, length: int) -> Self:

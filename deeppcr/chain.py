@@ -245,8 +245,12 @@ def trace_carry(
     length: int,
     batch_ndim: int,
     name: str,
+    reverse: bool = False,
 ) -> tuple[TracedChain, Carry]:
-    """`trace_chain`, and how its state is part of the carry of ``f``."""
+    """`trace_chain`, and how its state is part of the carry of ``f``.
+
+    ``reverse``: whether the first step takes the last entry of the inputs; they stay as they are.
+    """
     initial, inputs = jax.tree.map(jnp.asarray, (initial, inputs))
     if not isinstance(batch_ndim, int) or batch_ndim < 0:
         raise ValueError(f"batch_ndim is {batch_ndim!r}, expected an integer >= 0.")
@@ -259,7 +263,7 @@ def trace_carry(
     obstacle = _obstacle(step, carry, [*cast, *xs, *captured])
     if not carry.is_state:
         if obstacle is None and carry.has_state:
-            carry = carry.ahead(step, captured, xs, length)
+            carry = carry.ahead(step, captured, xs, length, reverse)
             state = carry.state
         else:
             carry = carry.unknown(length)

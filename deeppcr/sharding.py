@@ -2,8 +2,9 @@
 
 A chain lies along one axis of a mesh: the p-th of P devices holds the p-th shard of its steps, with
 their parameters, states and Jacobian blocks. It is solved where it is: devices send each other a
-state, a number, or the summary of a shard, and nothing that grows with L. Any of these says which
-axis that is:
+state, a number, or the summary of a shard, and nothing that grows with L. A chain that runs from
+the last of its inputs to the first has its first shard on the last device, so its inputs stay where
+they are, too. Any of these says which axis that is:
 
 - the inputs of the chain: arrays with a `jax.sharding.NamedSharding` whose first axis is sharded.
   Inside `jax.jit` jax knows only mesh axes of the type `Explicit`, so for `Auto` ones, there:

@@ -1,7 +1,7 @@
 """`DeviceAxis`: operations along the chain inside `jax.shard_map`, where each device has one shard.
 
-Device p has the p-th of P equal shards. Running sums and maxima are taken in each shard, then over
-the P results, which all devices get.
+Device p has the p-th of P equal shards; on a descending axis the first shard is on the last device.
+Running sums and maxima are taken in each shard, then over the P results, which all devices get.
 """
 
 import dataclasses
@@ -20,12 +20,13 @@ class DeviceAxis(ChainAxis):
     """One of ``count`` equal shards along the mesh axis ``mesh_axis``; see `ChainAxis`.
 
     ``numbers``: for several mesh axes, the number of each device in the order of the mesh, which is
-    what `jax.lax.ppermute` takes.
+    what `jax.lax.ppermute` takes. ``descending``: see `ChainSharding`.
     """
 
     count: int = 1
     mesh_axis: str | tuple[str, ...] = ""
     numbers: tuple[int, ...] = ()
+    descending: bool = False
 
     @property
     def size(self) -> int:
@@ -36,7 +37,7 @@ class DeviceAxis(ChainAxis):
     def rank(self) -> Array:
         """See `ChainAxis`: int32."""
         index = lax.axis_index(self.mesh_axis)
-        return self.size - 1 - index if self.backwards else index
+        return self.size - 1 - index if self._from_last_device else index
 
     def total(self, length: int) -> int:
         """See `ChainAxis`."""
@@ -46,9 +47,17 @@ class DeviceAxis(ChainAxis):
         """The value of the shard ``distance`` before this one; zeros where there is none."""
         numbers = self.numbers or range(self.size)
         pairs = [(numbers[p], numbers[p + distance]) for p in range(self.size - distance)]
-        if self.backwards:
+        if self._from_last_device:
             pairs = [(target, source) for source, target in pairs]
         return jax.tree.map(lambda leaf: lax.ppermute(leaf, self.mesh_axis, pairs), tree)
+
+    def in_order(self, arrays: list[Array]) -> list[Array]:
+        """See `ChainAxis`: on a descending axis each shard goes to the device at the other end."""
+        if not self.descending:
+            return arrays
+        numbers = tuple(self.numbers or range(self.size))
+        pairs = list(zip(numbers, reversed(numbers), strict=True))
+        return [lax.ppermute(x, self.mesh_axis, pairs) for x in arrays]
 
     def before(self, entry: Array, states: Array) -> Array:
         """See `ChainAxis`."""
@@ -140,7 +149,12 @@ class DeviceAxis(ChainAxis):
     def _gathered(self, x: Array) -> Array:
         """The values of all shards, in the order of the recurrence."""
         everything = lax.all_gather(x, self.mesh_axis)
-        return jnp.flip(everything, 0) if self.backwards else everything
+        return jnp.flip(everything, 0) if self._from_last_device else everything
+
+    @property
+    def _from_last_device(self) -> bool:
+        """Whether the recurrence begins on the last device."""
+        return self.backwards != self.descending
 
     def _of_earlier(self, x: Array, cumulate: Callable[..., Array], nothing: float) -> Array:
         """``cumulate`` over the values of the shards before this one."""

@@ -30,6 +30,18 @@ class ChainAxis:
         """The same axis for a recurrence in the other direction."""
         return dataclasses.replace(self, backwards=not self.backwards)
 
+    def forwards(self, length: int) -> "ChainAxis":
+        """The axis of ``length`` steps once `flipped` has brought arrays into the chain's order."""
+        return dataclasses.replace(self, backwards=False)
+
+    def flipped(self, arrays: list[Array]) -> list[Array]:
+        """Arrays of a backwards recurrence in the order of its steps, and back."""
+        return [jnp.flip(x, 0) for x in arrays]
+
+    def in_order(self, arrays: list[Array]) -> list[Array]:
+        """Arrays as the devices have them, in the order of the chain, and back."""
+        return arrays
+
     def total(self, length: int) -> int:
         """The number of steps in all shards, if this one has ``length``."""
         return length

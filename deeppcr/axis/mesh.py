@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.axis.devices import DeviceAxis
@@ -44,10 +44,14 @@ class ChainSharding(ChainAxis):
 
     It has only what is needed outside of `jax.shard_map`. Without an axis, (), the chain is one
     shard, and other axes of the mesh share the batch.
+
+    ``descending``: the first shard of the chain is on the last device. So a chain that starts at
+    the end of its arrays need not move them: each device flips its own shard.
     """
 
     mesh: Any = None
     mesh_axis: MeshAxis = ()
+    descending: bool = False
 
     @property
     def size(self) -> int:
@@ -65,7 +69,7 @@ class ChainSharding(ChainAxis):
         if not self.mesh_axis:
             return ChainAxis(self.backwards)
         numbers = _device_numbers(self.mesh, self.mesh_axis)
-        return DeviceAxis(self.backwards, self.size, self.mesh_axis, numbers)
+        return DeviceAxis(self.backwards, self.size, self.mesh_axis, numbers, self.descending)
 
     @property
     def along(self) -> P:
@@ -90,6 +94,27 @@ class ChainSharding(ChainAxis):
         # Without jit, jax maps over all axes or none, and compiles each operation on its own.
         return jax.jit(f)
 
+    def forwards(self, length: int) -> "ChainSharding":
+        """See `ChainAxis`."""
+        # A length that the devices cannot share is whole on each of them: nothing has to move, and
+        # the steps that are added belong at the end of the chain.
+        even = length % self.size == 0
+        return dataclasses.replace(self, backwards=False, descending=even)
+
+    def flipped(self, arrays: list[Array]) -> list[Array]:
+        """See `ChainAxis`: each device flips its own shard."""
+        if not arrays or len(arrays[0]) % self.size:
+            return super().flipped(arrays)
+        flipped: list[Array] = self.per_shard(super().flipped, (self.along,), self.along)(arrays)
+        return flipped
+
+    def in_order(self, arrays: list[Array]) -> list[Array]:
+        """See `ChainAxis`: it moves the arrays of a descending chain."""
+        if not self.descending:
+            return arrays
+        found: list[Array] = self.per_shard(self.shard.in_order, (self.along,), self.along)(arrays)
+        return found
+
     def before(self, entry: Array, states: Array) -> Array:
         """See `ChainAxis`."""
         run = self.per_shard(self.shard.before, (P(), self.along), self.along)
@@ -100,6 +125,26 @@ class ChainSharding(ChainAxis):
         """See `ChainAxis`."""
         found: Array = self.per_shard(self.shard.last, self.along, P())(states)
         return found
+
+    def scan(
+        self,
+        body: Callable[[Any, Any], tuple[Any, Any]],
+        carry: Any,
+        xs: Any,
+        length: int | None = None,
+        unroll: int = 1,
+    ) -> tuple[Any, Any]:
+        """See `ChainAxis`; all devices run all steps."""
+        if not self.descending:
+            return super().scan(body, carry, xs, length, unroll)
+
+        def flipped(tree: Any) -> Any:
+            leaves, structure = jax.tree.flatten(tree)
+            return jax.tree.unflatten(structure, self.flipped(leaves))
+
+        backwards = not self.backwards
+        carry, ys = lax.scan(body, carry, flipped(xs), length, backwards, unroll)
+        return carry, flipped(ys)
 
     def each(self, f: Callable[..., Any], *parts: Any, shared: Any) -> Any:
         """See `ChainAxis`."""

@@ -104,13 +104,11 @@ def check_guess(guess: Guess) -> None:
         )
 
 
-def users_guess(guess: Guess, chain: TracedChain) -> Leaves | None:
-    """The leaves of a trajectory that is given, or computed as asked for; None for a name.
+def users_guess(guess: Guess, chain: TracedChain) -> Leaves:
+    """The leaves of a trajectory that is given, or computed as asked for.
 
     No derivatives pass through it.
     """
-    if isinstance(guess, str):
-        return None
     tree = chain.step.state_tree
     if isinstance(guess, Coarse):
         leaves: Leaves = guess.trajectory(chain)

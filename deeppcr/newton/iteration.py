@@ -3,7 +3,7 @@
 The loop works on the whole chain, or on a window that slides along it: the next W states that have
 not converged. After each iteration the window moves on by the states that have. So memory is that
 of W blocks; the trajectory itself is the only array of all L steps. A window of L steps never
-moves.
+moves. On several devices see `deeppcr.newton.sequence`.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
+from deeppcr.newton.sequence import Reached, solve_shard_after_shard
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
@@ -33,6 +34,7 @@ class Iterate(NamedTuple):
 
     Attributes:
         iterations: int32.
+        begun: int32, how many of them came before this loop, for the shards before.
         start: int32, the index of the first step of the window.
         entry: the state before it.
         states: ``[W, *batch, w]``, the window.
@@ -49,6 +51,7 @@ class Iterate(NamedTuple):
     """
 
     iterations: Array
+    begun: Array
     start: Array
     entry: Array
     states: Array
@@ -112,18 +115,36 @@ class NewtonSolver:
             inputs=cast(chain.inputs, self.dtypes),
             captured=self.captured,
         )
+        start, recorded = wide.layout.flatten(wide.initial), self.budget + 1
+        residuals = jnp.full((recorded if self.options.record else 0,), _unrecorded(), start.dtype)
+        begun = Reached.nothing(start, residuals)
+        if chain.axis.size > 1 and self.window < chain.length:
+            reached, states = solve_shard_after_shard(self._iterated, wide, begun, self.budget)
+        else:
+            reached, states = self._iterated(wide, begun)
+        return self._finished(chain, wide, reached, states)
+
+    def _iterated(self, chain: TracedChain, begun: Reached) -> tuple[Reached, Array]:
+        """All states of ``chain``, and how far they are right."""
         total = chain.total
         end: Iterate = iterate(
             ITERATION,
             lambda now: (now.iterations < self.budget) & (now.prefix < total),
-            partial(self._iteration, wide),
-            self._begin(wide),
+            partial(self._iteration, chain),
+            self._begin(chain, begun),
             self.budget,
         )
-        return self._finished(chain, wide, end)
+        reached = begun._replace(
+            iterations=end.iterations,
+            prefix=end.prefix,
+            exact=end.exact,
+            worst=end.convergence.worst,
+            residuals=end.residuals,
+        )
+        return reached, self._whole(end)
 
-    def _begin(self, chain: TracedChain) -> Iterate:
-        start = chain.layout.flatten(chain.initial)
+    def _begin(self, chain: TracedChain, begun: Reached) -> Iterate:
+        start = begun.last
         first = first_trajectory(self.options.initial_guess, self.guess, chain, start, self.window)
         states, window = first[: self.window], chain.window(jnp.int32(0), self.window)
         whole = jnp.zeros_like(first[:0])
@@ -135,9 +156,9 @@ class NewtonSolver:
             shapes = jax.eval_shape(partial(self.linearization.blocks, window), states)
             blocks = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         acceleration, damping = self.options.acceleration, self.options.damping
-        recorded = self.budget + 1 if self.options.record else 0
         now = Iterate(
-            iterations=jnp.int32(0),
+            iterations=begun.iterations,
+            begun=begun.iterations,
             start=jnp.int32(0),
             entry=start,
             states=states,
@@ -149,7 +170,7 @@ class NewtonSolver:
             blocks=blocks,
             sizes=(),
             history=acceleration.begin(states) if acceleration else (),
-            residuals=jnp.full((recorded,), _unrecorded(), start.dtype),
+            residuals=begun.residuals,
         )
         now = self._checked(window, now, jnp.full_like(states, jnp.inf))
         if damping:
@@ -164,7 +185,7 @@ class NewtonSolver:
             partial(self.linearization.blocks, window, origin),
             options.jacobian_every,
         )
-        is_new = now.iterations % every == 0
+        is_new = (now.iterations - now.begun) % every == 0
         blocks: Blocks = (
             linearize() if every == 1 else lax.cond(is_new, linearize, lambda: now.blocks)
         )
@@ -255,27 +276,28 @@ class NewtonSolver:
         if self.options.record:
             residuals = residuals.at[now.iterations].set(found.worst)
         if self.options.progress:
-            jax.debug.callback(self._report, now.iterations, prefix, found.worst)
+            before = 0 if axis.size > 1 or window.offset is None else window.offset - now.start
+            jax.debug.callback(self._report, now.iterations, before + prefix, found.worst)
         return now._replace(
             value=value, convergence=found, prefix=prefix, exact=exact, residuals=residuals
         )
 
-    def _finished(self, chain: TracedChain, wide: TracedChain, end: Iterate) -> Run:
+    def _finished(self, chain: TracedChain, wide: TracedChain, end: Reached, states: Array) -> Run:
         """The run, with what has not converged finished sequentially if that was asked for."""
         ok = end.prefix >= chain.total
-        trajectory = cast(wide.layout.unflatten(self._whole(end)), chain.layout.dtypes)
+        trajectory = cast(wide.layout.unflatten(states), chain.layout.dtypes)
         failure = Result.NOT_CONVERGED
         if self.options.on_failure == "sequential":
             failure = Result.FINISHED_SEQUENTIALLY
             # From the last state that is right to the last bit: see `deeppcr.newton.method`.
             trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact))
-        states = chain.before(chain.initial, trajectory)
-        stats = Stats(end.iterations, end.convergence.worst, end.prefix)
+        origin = chain.before(chain.initial, trajectory)
+        stats = Stats(end.iterations, end.worst, end.prefix)
         if self.options.record:
-            rate = growth_rate(wide, wide.layout.flatten(cast(states, wide.layout.dtypes)))
+            rate = growth_rate(wide, wide.layout.flatten(cast(origin, wide.layout.dtypes)))
             stats = dataclasses.replace(stats, residuals=end.residuals, growth_rate=rate)
         result = jnp.where(ok, jnp.int32(Result.CONVERGED), jnp.int32(failure))
-        return Run(trajectory, chain.outputs(states, trajectory), stats, result)
+        return Run(trajectory, chain.outputs(origin, trajectory), stats, result)
 
     def _report(self, iteration: Array, prefix: Array, residual: Array) -> None:
         """Tell the user how far it is."""

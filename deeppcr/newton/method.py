@@ -23,6 +23,7 @@ from typing import Literal, get_args
 
 import jax.numpy as jnp
 
+from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count
 from deeppcr.linear import LinearSolver, find_solver, solver_on
@@ -77,15 +78,19 @@ class Newton:
             Jacobians cost more than the recurrence. Source: the chord method, e.g. Kelley,
             *Iterative Methods for Linear and Nonlinear Equations*, section 5.4.1.
         window: the number of steps that are solved at once: the window slides along the chain as
-            its first states converge. None for all of them, or as many as ``memory`` holds.
-        memory: bytes that Jacobian blocks may take, with the solver's copies; None for half of the
-            accelerator's memory, or a quarter of the machine's.
+            its first states converge. None for all of them, or as many as ``memory`` holds. On a
+            chain that is sharded over devices, the number on each device. If that is less than a
+            shard, the shards are solved one after another, and a window never spans two: each
+            device holds no more blocks than that, but only one works at a time, so devices save
+            memory and no time.
+        memory: bytes that Jacobian blocks may take on each device, with the solver's copies; None
+            for half of the accelerator's memory, or a quarter of the machine's.
         record: whether `Stats` has the residuals by iteration and the growth rate of the linearised
             chain.
         progress: None, or a function that is called while the solve runs, before the first
             iteration and after each: with its number, the number of states from the start of the
             chain that have converged, and the largest relative residual. Under `jax.vmap`, and on
-            several devices, it is called once for each.
+            several devices that work together, it is called once for each.
         on_failure: what to do with a chain that has not converged by then. "sequential": finish it
             step by step, from where it has. "raise": raise `NotConverged`; not possible under jit.
             "return": return what there is; ``result`` says so.
@@ -146,11 +151,13 @@ class Newton:
         eps = (chain.layout if is_newton else wide.layout).eps
         working = float(jnp.finfo(wide.layout.dtype).eps)
         quadratic = is_newton and not self.acceleration and not wide.step.has_users_rule
+        # On several devices all shards together are one window, or each has windows of its own.
+        shards, each = chain.axis.size, chain.length // chain.axis.size
+        is_windowed = choice.window < each
+        windows = shards * -(-each // choice.window) if is_windowed else 1
         # What leaves a window is never looked at again: changes to come add up over the windows.
-        shards = chain.axis.size
-        share = min(1.0, choice.window * shards / chain.length)
+        share = choice.window / chain.length if is_windowed else 1.0
         rounding = ROUNDING if quadratic else max(1.0, ROUNDING * share)
-        windows = -(-chain.length // (choice.window * shards))
         usual = (BUDGET if is_newton else QUASI_BUDGET) * windows
         most = 2 * chain.length if windows > 1 else chain.length + 1
         guess = self.initial_guess if isinstance(self.initial_guess, str) else "constant"
@@ -159,7 +166,7 @@ class Newton:
             guess=self._guess(chain, asked),
             captured=wide.captured,
             options=dataclasses.replace(self, linearize="auto", linear="auto", initial_guess=guess),
-            solver=solver_on(chain.axis, find_solver(self.linear)),
+            solver=solver_on(LOCAL if is_windowed else chain.axis, find_solver(self.linear)),
             criterion=Criterion(self.rtol, self.atol, eps, working, quadratic, rounding),
             budget=min(self.max_iterations or usual, most),
             window=choice.window,
@@ -170,25 +177,24 @@ class Newton:
 
     def _choose(self, chain: TracedChain, asked: int) -> Choice:
         """How the steps on each device are linearised."""
-        step, layout, shards = chain.step, chain.layout, chain.axis.size
-        if shards == 1:
-            return choose_linearization(
-                self.linearize, step, layout, chain.length, self.window, self.memory
-            )
-        if self.window is not None:
-            raise ValueError(
-                f"window is {self.window}, expected None for a chain that is sharded over devices."
-            )
-        length = chain.length // shards
-        choice = choose_linearization(
-            self.linearize, step, layout, length, None, self.memory, asked
+        return choose_linearization(
+            self.linearize,
+            chain.step,
+            chain.layout,
+            chain.length // chain.axis.size,
+            self.window,
+            self.memory,
+            asked,
         )
-        return dataclasses.replace(choice, window=length)
 
     def _guess(self, chain: TracedChain, asked: TracedChain) -> Leaves | None:
         """The user's first trajectory; added steps stay at its last state."""
-        guess = users_guess(self.initial_guess, asked)
-        if guess is None or chain.length == asked.length:
+        if isinstance(self.initial_guess, str):
+            return None
+        in_order = chain.axis.in_order
+        asked = dataclasses.replace(asked, inputs=in_order(asked.inputs))
+        guess = in_order(users_guess(self.initial_guess, asked))
+        if chain.length == asked.length:
             return guess
         added = chain.length - asked.length
         return [

@@ -152,13 +152,6 @@ def test_what_is_not_a_number_comes_out_as_from_the_sequential_program():
     assert_agree(found.trajectory[:index], expected[:index])
 
 
-def test_a_window_is_refused():
-    with pytest.raises(
-        ValueError, match="window is 4, expected None for a chain that is sharded over devices"
-    ):
-        deeppcr.solve(placed(CHAIN), Z0, method=Newton(window=4))
-
-
 def test_bfloat16_iterates_in_float32():
     dtype = jnp.bfloat16
     chain = Chain(lambda z, x: jnp.tanh(WEIGHT.astype(dtype) @ z + x), XS.astype(dtype))

@@ -1,0 +1,183 @@
+"""Windows on a chain over devices: the same answer, with the blocks of one window on each."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Anderson, Chain, Coarse, Newton, Result, Scalar, Sharded, TrustRegion
+from tests.problems import assert_agree, normal
+from tests.sharding.meshes import mesh, placed, run, states
+from tests.sharding.test_resources import messages
+
+DEVICES = 4
+EACH = 5
+L = DEVICES * EACH
+WEIGHT = normal(0, 3, 3, scale=0.5)
+XS = normal(1, L, 3)
+Z0 = normal(2, 3)
+CHAIN = Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), XS)
+CHAOS = Chain(lambda z, _: 3.9 * z * (1 - z), length=96)
+there = partial(placed, on=mesh(chain=DEVICES))
+
+
+def solve(chain, z0, newton, batch_ndim=0):
+    return run(partial(deeppcr.solve, method=newton, batch_ndim=batch_ndim), chain, z0)
+
+
+OPTIONS = {
+    "one step": Newton(window=1),
+    "two steps": Newton(window=2),
+    "all but one": Newton(window=EACH - 1, linear="cyclic_reduction"),
+    "a shard": Newton(window=EACH),
+    "more than a shard": Newton(window=EACH + 1),
+    "from memory": Newton(linearize="dense", memory=3 * 4 * 72),
+    "zero, accelerated": Newton(window=3, linearize="zero", acceleration=Anderson(2)),
+    "damped, recorded": Newton(window=3, damping=TrustRegion(), record=True),
+    "kept": Newton(window=2, jacobian_every=2, initial_guess="constant"),
+    "scalars": Newton(window=4, linearize=Scalar(jnp.linspace(0.0, 0.5, L))),
+    "coarse": Newton(window=3, initial_guess=Coarse(every=4)),
+    "from a trajectory": Newton(window=2, initial_guess=normal(4, L, 3)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_same_answer(name):
+    found = solve(there(CHAIN), Z0, OPTIONS[name])
+    assert_agree((found.value, found.trajectory), run(states, CHAIN, Z0))
+    assert found.result == Result.CONVERGED
+    assert found.stats.prefix == L
+    assert found.stats.residual < 1e-12
+    assert found.stats.iterations <= 2 * L
+    assert found.stats.iterations.dtype == found.stats.prefix.dtype == jnp.int32
+    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(found.stats))
+    if OPTIONS[name].record:
+        iterations = int(found.stats.iterations)
+        assert np.isfinite(found.stats.residuals[: iterations + 1]).all()
+        assert np.isnan(found.stats.residuals[iterations + 1 :]).all()
+        here = solve(CHAIN, Z0, OPTIONS[name])
+        np.testing.assert_allclose(found.stats.growth_rate, here.stats.growth_rate, atol=0.5)
+
+
+def test_shards_without_a_window_are_solved_together():
+    together, windows = (solve(there(CHAIN), Z0, Newton(window=w)) for w in (None, EACH))
+    assert together.stats.iterations == windows.stats.iterations
+    assert solve(there(CHAIN), Z0, Newton(window=4)).stats.iterations > windows.stats.iterations
+
+
+@pytest.mark.parametrize("length", [L - 3, 3])
+def test_a_length_that_devices_cannot_share(length):
+    chain = Chain(CHAIN.step, XS[:length])
+    found = solve(there(chain), Z0, Newton(window=2))
+    assert_agree((found.value, found.trajectory), run(states, chain, Z0))
+    assert found.result == Result.CONVERGED
+    assert found.stats.prefix == length
+
+
+def test_values_and_gradients_of_a_batch():
+    """By initial states, inputs, and what the step captures; every window has examples."""
+    batch = normal(3, 2, 3)
+
+    def gradients(scan, z0, xs, weight):
+        def loss(z0, xs, weight):
+            def step(z, x):
+                z = jnp.tanh(z @ weight + jnp.broadcast_to(x, z.shape))
+                return z, z.sum(-1)
+
+            last, ys = scan(step, z0, xs)
+            return jnp.sin(last).sum() + (ys**2).sum(), ys
+
+        return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(z0, xs, weight)
+
+    newton = Newton(linear=Sharded(mesh(chain=DEVICES), "chain"), window=2)
+    expected = run(partial(gradients, jax.lax.scan), batch, XS, WEIGHT)
+    together = partial(deeppcr.scan, method=newton, batch_ndim=1)
+    assert_agree(run(partial(gradients, together), batch, XS, WEIGHT), expected)
+
+    def apart(step, z0, xs):
+        last, ys = jax.vmap(lambda z: deeppcr.scan(step, z, xs, method=newton), out_axes=(0, 1))(z0)
+        return last, ys
+
+    assert_agree(run(partial(gradients, apart), batch, XS, WEIGHT), expected)
+
+
+def test_the_user_is_told_how_far_the_whole_chain_is():
+    told = []
+    newton = Newton(window=2, progress=lambda *news: told.append(news))
+    found = solve(there(CHAIN), Z0, newton)
+    jax.effects_barrier()
+    iterations, prefixes, _ = zip(*sorted(told), strict=True)
+    assert iterations[0] == 0
+    assert iterations[-1] == found.stats.iterations
+    assert prefixes[-1] == L
+    assert list(prefixes) == sorted(prefixes)
+
+
+# Chains that do not converge
+
+
+def test_chaos_is_finished_as_the_sequential_program_does_it():
+    """From the last state that is right to the last bit, which may be on an earlier device."""
+    z0 = jnp.array(0.4)
+    found, here = (
+        solve(chain, z0, Newton(window=20, max_iterations=15)) for chain in (there(CHAOS), CHAOS)
+    )
+    assert found.result == here.result == Result.FINISHED_SEQUENTIALLY
+    assert found.stats.iterations == here.stats.iterations == 15
+    assert abs(int(found.stats.prefix) - int(here.stats.prefix)) <= 2
+    assert_agree(found.trajectory, run(states, CHAOS, z0)[1])
+
+
+def test_return_has_the_converged_prefix():
+    z0 = jnp.array(0.4)
+    newton = Newton(window=20, max_iterations=40, on_failure="return")
+    found = solve(there(CHAOS), z0, newton)
+    prefix = int(found.stats.prefix)
+    assert found.result == Result.NOT_CONVERGED
+    assert found.stats.iterations == 40
+    assert 24 < prefix < 96  # more than a shard
+    assert_agree(found.trajectory[:prefix], run(states, CHAOS, z0)[1][:prefix], 1e-2)
+    raising = dataclasses.replace(newton, on_failure="raise")
+    with pytest.raises(deeppcr.NotConverged, match=f"{prefix} of 96 states after 40 iterations"):
+        deeppcr.solve(there(CHAOS), z0, method=raising)
+
+
+def test_the_plan_says_so():
+    for window, said in ((2, "2 steps at once"), (EACH, "all steps at once")):
+        plan = deeppcr.plan(there(CHAIN), Z0, method=Newton(window=window))
+        assert f"window      {said}" in str(plan)
+
+
+# What it costs
+
+
+def compiled_solve(length, width, window):
+    weight = normal(3, width, width, scale=0.1).astype(jnp.float32)
+    newton = Newton(linear="sequential", window=window)
+    chain = there(
+        Chain(lambda z, x: jnp.tanh(weight @ z + x), jnp.zeros((length, width), jnp.float32))
+    )
+    solve = jax.jit(lambda chain, z0: deeppcr.solve(chain, z0, method=newton).trajectory)
+    return solve.lower(chain, jnp.zeros(width, jnp.float32)).compile()
+
+
+def test_each_device_holds_the_blocks_of_a_window():
+    """Matrices of 32 x 32, in shards of 500 steps."""
+    length, width = 500 * DEVICES, 32
+    matrices = 4 * length // DEVICES * width**2
+    memory = {
+        window: compiled_solve(length, width, window).memory_analysis().temp_size_in_bytes
+        for window in (None, 25)
+    }
+    assert memory[None] > matrices
+    assert memory[25] < matrices / 4
+
+
+def test_no_message_grows_with_the_chain():
+    sent = messages(compiled_solve(16 * DEVICES, 8, 4))
+    assert sent == messages(compiled_solve(32 * DEVICES, 8, 4))
+    assert max(size for _, size in sent) <= 8 * 8 * 4
