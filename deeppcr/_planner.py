@@ -156,6 +156,11 @@ def _left_to_jax(chain: TracedChain) -> str:
     step = chain.step
     if step.effects:
         return f"runs as jax.lax.scan, since the step has side effects ({', '.join(step.effects)})"
-    if step.has_custom_vjp:
-        return "derivatives are jax's, since the step has a jax.custom_vjp"
+    if step.nonlinear_rule:
+        return (
+            "derivatives are jax's: not proven to be linear in its cotangents is "
+            + step.nonlinear_rule
+        )
+    if step.forwards_only:
+        return f"derivatives have forward mode only: {step.forwards_only}"
     return ""
