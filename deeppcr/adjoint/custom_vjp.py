@@ -17,13 +17,22 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Literal
 
 from deeppcr.adjoint.transposed import transposed_by, zero_tangent
 from deeppcr.linearity import RULES, floating, moving, pull
 from deeppcr.rewrites.cut_first import apply, evaluate
 from deeppcr.state import Leaves
 from deeppcr.step import Step
-from depth.jaxprs import Program, bind, equations, inside, rewritten
+from depth.jaxprs import (
+    Program,
+    bind,
+    equations,
+    inside,
+    is_literal,
+    rewritten,
+    without_constants,
+)
 from depth.primitives import primitive
 
 Replace = Callable[[Any, Sequence[Any]], list[Any]]
@@ -54,9 +63,22 @@ def _replaced(jaxpr: Program, replace: Replace) -> Program:
         known = dict(zip(variables, values, strict=True))
         return evaluate(jaxpr, known, jaxpr.outvars, _replacement(replace))
 
-    new = Program.of(jax.make_jaxpr(f)(*[_shape(atom.aval) for atom in variables]))
-    count = len(jaxpr.constvars)
+    closed = jax.make_jaxpr(f)(*[_shape(atom.aval) for atom in variables])
+    new, count = _with_literals(closed), len(jaxpr.constvars)
     return new._replace(constvars=new.invars[:count], invars=new.invars[count:])
+
+
+def _with_literals(closed: Any) -> Program:
+    """The program with its constants, which rules close over, written into it."""
+    program = Program.of(closed)
+    values = zip(program.constvars, getattr(closed, "consts", ()), strict=True)
+    literals = {variable: Literal(value, variable.aval) for variable, value in values}
+
+    def put(atoms: Sequence[Any]) -> list[Any]:
+        return [atom if is_literal(atom) else literals.get(atom, atom) for atom in atoms]
+
+    equations = [each.replace(invars=put(each.invars)) for each in program.eqns]
+    return Program([], program.invars, equations, put(program.outvars))
 
 
 def _replacement(replace: Replace) -> Callable[[Any, list[Any]], list[Any] | None]:
@@ -91,12 +113,15 @@ def _with_programs(equation: Any, run: Callable[[Any, Sequence[Any]], list[Any]]
     """A loop or a branch, with its programs as ``run`` runs them."""
 
     def traced(closed: Any) -> Any:
-        shapes = [_shape(aval) for aval in closed.in_avals]
-        return jax.make_jaxpr(lambda *operands: run(closed, operands))(*shapes)
+        inner = without_constants(closed)
+        shapes = [_shape(atom.aval) for atom in inner.invars]
+        found = jax.make_jaxpr(lambda *operands: run(closed, operands))(*shapes)
+        return without_constants(found) if closed is inner else found
 
     def changed(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(map(changed, value))
+            parts = map(changed, value)
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         return traced(value) if hasattr(value, "eqns") else value
 
     return equation.replace(

@@ -100,7 +100,7 @@ def scaled(tree: Any, one: Array) -> Any:
     return jax.tree.map(lambda leaf: leaf * one.astype(leaf.dtype), tree)
 
 
-def zeros_of(nothing: Array, like: Array) -> Array:
+def zeros_of(nothing: Array, like: Any) -> Array:
     """Zeros, shaped like ``like``, that depend on ``nothing``."""
     zero = jnp.zeros((), like.dtype)
     return lax.pad(nothing.astype(like.dtype), zero, [(0, like.size, 0)]).reshape(like.shape)
