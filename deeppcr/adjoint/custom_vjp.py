@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Literal
 
@@ -143,7 +144,7 @@ def _both_modes(equation: Any, operands: Sequence[Any]) -> list[Any]:
 
     @jax.custom_jvp
     def call(*operands: Any) -> list[Any]:
-        return bind(equation, operands)
+        return list(map(_batched_in_front, bind(equation, operands)))
 
     def push(primals: Leaves, tangents: list[Any]) -> tuple[list[Any], list[Any]]:
         mask = [
@@ -156,11 +157,19 @@ def _both_modes(equation: Any, operands: Sequence[Any]) -> list[Any]:
         moved = [jnp.asarray(t, x.dtype) for t, x in zip(moved, known, strict=True)]
         given = floating(equation.outvars)
         like = [y for y, moves in zip(results, given, strict=True) if moves]
-        pushed = iter(transposed_by(rule, moved, like, known))
-        return results, [
+        pushed = map(_batched_in_front, transposed_by(rule, moved, like, known))
+        return list(map(_batched_in_front, results)), [
             next(pushed) if moves else zero_tangent(y)
             for y, moves in zip(results, given, strict=True)
         ]
 
     call.defjvp(push, symbolic_zeros=True)
     return list(call(*operands))
+
+
+def _batched_in_front(x: Any) -> Any:
+    """``x``; under `jax.vmap` its batch axis is the first.
+
+    jax 0.10.2: the rule of a function in a mapped branch has to agree with it on that.
+    """
+    return lax.squeeze(lax.expand_dims(x, [0]), [0])

@@ -41,7 +41,9 @@ halved = with_rule(
     lambda w, x: w @ x, lambda r, g: (jnp.outer(g, r[1]), 0.5 * jnp.einsum("ij,i->j", r[0], g))
 )
 closing = with_rule(lambda x: WEIGHT @ x, lambda _, g: (2 * WEIGHT.T @ g,))
-scaled = with_rule(lambda n, x: n * x, lambda r, g: (None, r[0] * g))
+scaled = with_rule(
+    lambda n, x: n.astype(x.dtype) * x, lambda r, g: (None, r[0].astype(g.dtype) * g)
+)
 remembered = with_rule(jnp.sin, lambda r, g: (g * jnp.cos(r[0]),), optimize_remat=True)
 
 
@@ -53,7 +55,7 @@ def _cumulated_back(residuals, g):
     return (jax.jit(lambda g: g / (1 + x**2))(chosen) + 0.0 * total,)
 
 
-cumulated = with_rule(jnp.cumsum, _cumulated_back)
+cumulated = with_rule(lambda x: jnp.cumsum(x), _cumulated_back)
 # -- rules that are not, or not proven to be
 clipped = with_rule(itself, lambda _, g: (jnp.clip(g, -0.2, 0.2),))
 decayed = with_rule(itself, lambda r, g: (g + 0.1 * r[0],))
