@@ -163,8 +163,14 @@ def _linearized(newton: Newton, chain: TracedChain, shards: int) -> Choice:
 
 def _left_to_jax(chain: TracedChain) -> str:
     """Why the chain, or its derivative, is left to `jax.lax.scan`; empty if neither is."""
+    step = chain.step
     if chain.obstacle:
         return f"runs as jax.lax.scan, since {chain.obstacle.reason}"
-    if chain.step.has_custom_vjp:
-        return "derivatives are jax's, since the step has a jax.custom_vjp"
+    if step.nonlinear_rule:
+        return (
+            "derivatives are jax's: not proven to be linear in its cotangents is "
+            + step.nonlinear_rule
+        )
+    if step.forwards_only:
+        return f"derivatives have forward mode only: {step.forwards_only}"
     return ""

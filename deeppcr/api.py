@@ -56,7 +56,8 @@ def scan(
         adjoint: how derivatives are computed, whatever the method: "auto"; "backprop", step by
             step; a linear solver, by object or by name ("sequential", "pcr", ...), on the Jacobians
             of all steps; or "autodiff", by jax through `jax.lax.scan`. A step that calls a
-            `jax.custom_vjp` always takes "autodiff".
+            `jax.custom_vjp` takes "autodiff" unless its rule is proven to be linear in its
+            cotangents: see `Adjoint.linear_vjp`.
         batch_ndim: the number of leading axes of every leaf of the carry that are batch axes. A
             Jacobian block is then w x w for each batch element, instead of (B w) x (B w). ``f``
             takes and returns the whole batch, and must not mix its elements.

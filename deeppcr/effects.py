@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from depth.jaxprs import called, equations, is_reference, without_constants
+from depth.jaxprs import bind, called, equations, interpret, is_reference, without_constants
 from depth.primitives import primitive
 
 # Functions of jax that bring derivative rules: these are the derivatives of the functions.
@@ -38,6 +39,50 @@ def is_rule_of_jax(equation: Any) -> bool:
     program = without_constants(called(equation))
     file = getattr(getattr(program, "debug_info", None), "func_filename", "")
     return str(file).startswith(LIBRARY)
+
+
+def why_forwards_only(jaxpr: Any) -> str:
+    """What jax says against the reverse mode of a program, by whatever moves; "" if it has one.
+
+    Whether a program can be transposed is not written in it, for rules of derivatives make programs
+    of their own. So jax is asked, where there is anything beside what jax itself differentiates.
+    """
+    if not any(map(_may_be_forwards_only, equations(jaxpr))):
+        return ""
+    arguments = [
+        jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
+        for variable in (*jaxpr.constvars, *jaxpr.invars)
+    ]
+    floating = [jnp.issubdtype(argument.dtype, jnp.inexact) for argument in arguments]
+
+    def gradient(arguments: list[Any]) -> Any:
+        def f(moving: list[Any]) -> list[Any]:
+            rest = iter(moving)
+            values = [
+                next(rest) if moves else value
+                for value, moves in zip(arguments, floating, strict=True)
+            ]
+            known = dict(zip([*jaxpr.constvars, *jaxpr.invars], values, strict=True))
+            results = interpret(jaxpr, known, jaxpr.outvars, bind)
+            return [y for y in results if jnp.issubdtype(y.dtype, jnp.inexact)]
+
+        moving = [value for value, moves in zip(arguments, floating, strict=True) if moves]
+        results, pull = jax.vjp(f, moving)
+        return pull(results)
+
+    try:
+        jax.eval_shape(gradient, arguments)
+    except Exception as error:  # whatever a rule raises
+        return str(error).partition("\n")[0]
+    return ""
+
+
+def _may_be_forwards_only(equation: Any) -> bool:
+    kind = primitive(equation).kind
+    if kind == "derivative rule":
+        return not is_rule_of_jax(equation)
+    # An unknown primitive, a while loop, or a program that is run by a primitive of its own.
+    return equation.primitive.name == "while" or kind in ("unknown", "opaque", "program")
 
 
 def side_effects(closed: Any) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.effects import has_custom_vjp, has_users_rule, side_effects
+from deeppcr.effects import has_custom_vjp, has_users_rule, side_effects, why_forwards_only
+from deeppcr.linearity import nonlinear_rule
 from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.state import Leaves
 from depth.jaxprs import Program, Replacement, is_literal, is_reference
@@ -37,6 +38,9 @@ class Step:
             most steps have none.
         weak: whether the user's function returns weakly typed leaves, of the state and of the
             outputs. Those of the jaxpr are not, but for the outputs.
+        program: what is evaluated in the place of ``jaxpr``, as far as its values and its
+            derivatives go; None for ``jaxpr``.
+        derivative: the step that has its derivatives; None for itself.
     """
 
     jaxpr: Program
@@ -47,24 +51,39 @@ class Step:
     output_tree: Any
     effects: tuple[str, ...] = ()
     weak: tuple[bool, ...] = ()
+    program: Program | None = None
+    derivative: "Step | None" = None
     _order: Order = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        known = {*self.jaxpr.invars, *self.jaxpr.constvars}
-        order = Order.of(self.jaxpr, known, self.jaxpr.outvars[: self.states])
+        program = self._evaluated
+        known = {*program.invars, *program.constvars}
+        order = Order.of(program, known, program.outvars[: self.states])
         object.__setattr__(self, "_order", order)
 
+    @property
+    def _evaluated(self) -> Program:
+        return self.jaxpr if self.program is None else self.program
+
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
-        variables = [*self.jaxpr.invars, *self.jaxpr.constvars]
+        variables = [*self._evaluated.invars, *self._evaluated.constvars]
         return dict(zip(variables, [*state, *inputs, *captured], strict=True))
 
     @cached_property
     def has_custom_vjp(self) -> bool:
         """Whether it calls a `jax.custom_vjp`, which has reverse mode only.
 
-        Its derivative need not even be linear (clipped gradients).
+        Its derivative need not even be linear (clipped gradients): see `nonlinear_rule`.
         """
         return has_custom_vjp(self.jaxpr)
+
+    @cached_property
+    def nonlinear_rule(self) -> str:
+        """Which `jax.custom_vjp` in it is not proven to be linear in its cotangents, and why.
+
+        Empty if all are.
+        """
+        return nonlinear_rule(self.jaxpr)
 
     @cached_property
     def has_users_rule(self) -> bool:
@@ -73,6 +92,11 @@ class Step:
         Such a rule need not be the derivative (straight-through rounding).
         """
         return has_users_rule(self.jaxpr)
+
+    @cached_property
+    def forwards_only(self) -> str:
+        """Why it has no derivatives in reverse mode, as jax says it; most often empty."""
+        return why_forwards_only(self.jaxpr)
 
     @property
     def dtypes(self) -> list[Any]:
@@ -91,23 +115,25 @@ class Step:
     def __call__(self, state: Leaves, inputs: Leaves, captured: Leaves) -> Leaves:
         """The next state; what only the outputs need is not computed."""
         known = self._known(state, inputs, captured)
-        return evaluate(self.jaxpr, known, self.jaxpr.outvars[: self.states], order=self._order)
+        return evaluate(
+            self._evaluated, known, self._evaluated.outvars[: self.states], order=self._order
+        )
 
     def with_outputs(
         self, state: Leaves, inputs: Leaves, captured: Leaves, replace: Replacement | None = None
     ) -> tuple[Leaves, Leaves]:
         """The next state and the outputs; ``replace`` as in `evaluate`."""
         known = self._known(state, inputs, captured)
-        values = evaluate(self.jaxpr, known, self.jaxpr.outvars, replace)
+        values = evaluate(self._evaluated, known, self._evaluated.outvars, replace)
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, captured: Leaves, after: Leaves) -> Leaves:
         """The outputs, given the next state ``after``, which is not computed again."""
         known = self._known(state, inputs, captured)
-        for variable, value in zip(self.jaxpr.outvars[: self.states], after, strict=True):
+        for variable, value in zip(self._evaluated.outvars[: self.states], after, strict=True):
             if not is_literal(variable):  # a literal is its own value
                 known.setdefault(variable, value)
-        return evaluate(self.jaxpr, known, self.jaxpr.outvars[self.states :])
+        return evaluate(self._evaluated, known, self._evaluated.outvars[self.states :])
 
     def typed_outputs(self, outputs: Leaves) -> Any:
         """The outputs of many steps as the user's function returns them: weakly typed, or not."""

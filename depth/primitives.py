@@ -54,6 +54,9 @@ class Primitive(NamedTuple):
         reorders: the order of elements in memory, or their neighbours, change.
         cuts: of the first operand only a part is read, as much as comes out.
         updates: the operand that replaces a part of the first, in place.
+        linear: the floating operands in which it is linear, others being data. "jointly": all
+            together; "each": each, but no two of them together; "first", "last": this one. "": none
+            that is known.
     """
 
     kind: str
@@ -68,6 +71,7 @@ class Primitive(NamedTuple):
     reorders: bool = False
     cuts: bool = False
     updates: int | None = None
+    linear: str = ""
 
 
 PRIMITIVES: dict[str, Primitive] = {}
@@ -87,6 +91,13 @@ def enter(names: str, kind: str, depth: Count = NONE, work: Count = NONE, **know
         if name in PRIMITIVES:
             raise ValueError(f"the primitive {name!r} has a kind already: {PRIMITIVES[name].kind}")
         PRIMITIVES[name] = Primitive(kind, depth, work, **known)
+
+
+def linear(**ways: str) -> None:
+    """Say of primitives that are entered in which of their operands they are linear."""
+    for way, names in ways.items():
+        for name in names.split():
+            PRIMITIVES[name] = PRIMITIVES[name]._replace(linear=way)
 
 
 def elementwise(names: str, depth: Count = ONE, **known: Any) -> None:
@@ -422,4 +433,18 @@ holder(
     masked_swap new_box new_log new_ref run_scoped swap
     """,
     "reference",
+)
+
+# -- what is linear, beside programs --------------------------------------------------------------
+
+linear(
+    jointly="""
+    add add_any broadcast_in_dim complex concatenate conj convert_element_type copy cumsum
+    dynamic_slice dynamic_update_slice fft gather imag name neg pad pvary real reduce_precision
+    reduce_sum reduce_window_sum reshape rev scatter scatter-add scatter-sub select_n slice split
+    squeeze stack sub tile transpose unstack
+    """,
+    each="conv_general_dilated dot_general mul ragged_dot_general",
+    first="div",
+    last="triangular_solve tridiagonal_solve",
 )

@@ -15,7 +15,7 @@ import depth
 from deeppcr._plan.candidates import Candidate, Candidates
 from deeppcr._plan.costs import ChainCosts, is_hashable
 from deeppcr._plan.names import Fixed, Wanted, find_adjoint
-from deeppcr.adjoint import Autodiff
+from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.newton import Newton
 
 T = TypeVar("T")
@@ -37,8 +37,10 @@ def choose_method(costs: ChainCosts, platform: str) -> Fixed:
 
 def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wanted:
     """How a chain is differentiated whose states ``method`` finds; None for a method of "auto"."""
-    if costs.chain.step.has_custom_vjp:
+    if costs.chain.step.nonlinear_rule:
         return Autodiff()
+    if costs.chain.step.forwards_only:
+        return Adjoint() if isinstance(method, Newton) else Autodiff()
     of_method = _hashable(method)
     key = of_method and ("adjoint", costs.signature, of_method)
     return find_adjoint(
@@ -64,7 +66,7 @@ def best_gradient(
 ) -> list[Candidate]:
     """The candidates for a gradient, the best one first."""
     chain = candidates.costs.chain
-    if chain.step.has_custom_vjp or chain.obstacle:
+    if chain.step.nonlinear_rule or chain.step.forwards_only or chain.obstacle:
         return [candidates.autodiff()]
     forwards = best_method(candidates, everything) if method is None else [candidates.given(method)]
     found: list[Candidate] = []

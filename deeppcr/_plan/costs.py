@@ -104,7 +104,10 @@ class ChainCosts:
 
     @cached_property
     def autodiff(self) -> tuple[Cost, int]:
-        """The sequential program and its gradient by jax, and the bytes kept in between."""
+        """The sequential program and its gradient by jax, and the bytes kept in between.
+
+        Of a step that has forward mode only: the program and its tangents.
+        """
         kept, chain = 0, self.chain
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
@@ -117,6 +120,10 @@ class ChainCosts:
             return pull(g)
 
         arguments = chain.initial, chain.inputs, chain.captured
+        if chain.step.forwards_only:
+            with self.there():
+                cost = _read(lambda *moving: jax.jvp(program, moving, moving), *arguments)
+            return (cost if self.shards == 1 else cost.repeat(self.shards)), 0
         results = [
             jax.ShapeDtypeStruct((chain.length, *atom.aval.shape), atom.aval.dtype)
             for atom in chain.step.jaxpr.outvars

@@ -1,6 +1,8 @@
 """Derivatives of a chain, whichever way its states were found.
 
 rules.py            the tangent equations as one linear system; its transpose is backpropagation
+custom_vjp.py       steps with a `jax.custom_vjp`, differentiated as any other where that can be
+transposed.py       linear functions for `jax.lax.custom_linear_solve`
 solver.py           `AdjointSolver`, what solves such a system
 backpropagation.py  one step after another
 jacobian.py         Jacobian blocks of all steps and one linear recurrence

@@ -46,6 +46,9 @@ class Adjoint:
             place of the dtype.
         max_iterations: the number of solves before the rest is done step by step.
         memory: bytes that blocks may take, as in `Newton`; longer chains are solved in chunks.
+        linear_vjp: the rule of every `jax.custom_vjp` in the step is linear in its cotangents, as
+            the user knows. Needed only where that cannot be proven from its program, as for rules
+            that are kernels; else such a step is differentiated by "autodiff".
     """
 
     linearize: str | Linearization = "auto"
@@ -53,6 +56,7 @@ class Adjoint:
     rtol: float | None = None
     max_iterations: int = BUDGET
     memory: int | None = None
+    linear_vjp: bool = False
 
     def __post_init__(self) -> None:
         find_linearization(self.linearize)

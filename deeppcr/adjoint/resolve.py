@@ -15,7 +15,9 @@ def resolve_adjoint(
     adjoint: Adjoint | Backpropagation | Autodiff | None, method: object, chain: TracedChain
 ) -> Way:
     """The way to differentiate a chain that ``method`` solves; None for a method of "auto"."""
-    sharding, has_rule = chain.axis, chain.step.has_custom_vjp
+    sharding, has_rule = chain.axis, bool(chain.step.nonlinear_rule)
+    if isinstance(adjoint, Adjoint) and adjoint.linear_vjp:
+        has_rule = False
     if isinstance(sharding, ChainSharding):
         if isinstance(adjoint, Autodiff) and not has_rule:
             adjoint = Backpropagation()  # the same, shard after shard

@@ -29,11 +29,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
+from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.solver import AdjointSolver
+from deeppcr.adjoint.transposed import nothing_of, one_of, scaled, zero_tangent, zeros_of
+from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import DEFAULT, by_platform
 from deeppcr.rewrites.plain_sums import with_plain_sums
@@ -48,9 +50,9 @@ from deeppcr.state import Leaves, add
 class Autodiff:
     """jax's own derivatives of the sequential program, which runs again for them.
 
-    The one way for steps with a `jax.custom_vjp` in them: such a rule need not be linear (clipping
-    of gradients is the example in jax's documentation), and then it has to be applied as the
-    sequential program applies it.
+    The one way for steps with a `jax.custom_vjp` whose rule is not known to be linear (clipping of
+    gradients is the example in jax's documentation): it has to be applied as the sequential program
+    applies it.
 
     Attributes:
         with_states: whether the states, too, are taken from that run, so that there is no other. A
@@ -106,11 +108,11 @@ def differentiable(
 
         found = choose() if adjoint is None else {DEFAULT: adjoint}
         pushes = {
-            name: partial(_push, way, partial(solve, *primals), chain, moved)
+            name: partial(_push, way, lambda chain: solve(chain, *primals[1:]), chain, moved)
             for name, way in found.items()
         }
         run, t, by_outputs = by_platform(pushes)(moved.tangents)
-        fixed = jax.tree.map(_zero_tangent, (run.stats, run.result))
+        fixed = jax.tree.map(zero_tangent, (run.stats, run.result))
         return run, Run(t, by_outputs, *fixed)
 
     solve.defjvp(rule, symbolic_zeros=True)
@@ -193,13 +195,19 @@ class _Moved:
 
 
 def _push(
-    way: Way, solve: Callable[[], Run], chain: TracedChain, moved: _Moved, tangents: _Tangents
+    way: Way,
+    solve: Callable[[TracedChain], Run],
+    chain: TracedChain,
+    moved: _Moved,
+    tangents: _Tangents,
 ) -> tuple[Run, Leaves, Leaves]:
     """The run, and the tangents of its states and of its outputs."""
     moved = moved.with_tangents(tangents)
     if isinstance(way, Autodiff):
-        return way.push(solve, chain, moved)
-    run = solve()
+        return way.push(partial(solve, chain), chain, moved)
+    step, solved = differentiated(chain.step)
+    run = solve(dataclasses.replace(chain, step=solved))
+    chain = dataclasses.replace(chain, step=step)
     states = chain.before(chain.initial, run.trajectory)
     t = _tangents(chain, states, moved, way)
 
@@ -229,9 +237,8 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
         _, f, primals = steps(index, chain.inputs)
         starts = chain.before(moved.enter(initial, dz), t)
         pushed = jax.jvp(f, (states, *primals), (starts, dx, dc))[1]
-        one = 1 + lax.pad(_nothing_of((states, *primals)), np.float32(0), [(0, 1, 0)])[0]
         left = [a - b for a, b in zip(t, pushed, strict=True)], (dz, dx, dc)
-        return jax.tree.map(lambda leaf: leaf * one.astype(leaf.dtype), left)
+        return scaled(left, one_of((states, *primals)))
 
     def solve(_: Any, right: Any) -> Any:
         b, (dz, dx, dc) = right
@@ -263,12 +270,39 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
         (leave, by_captured), (lam, from_x) = chunks(chunk, begin, parts, reverse=True)
         return lam, (add(by_initial, moved.initial.of(leave)), add(by_inputs, from_x), by_captured)
 
-    nothing = _nothing_of(moved.tangents)
-    zeros = [_zeros_of(nothing, z) for z in states]
-    v = jax.tree.map(lambda leaf: leaf + _zeros_of(nothing, leaf), moved.tangents)
+    nothing = nothing_of(moved.tangents)
+    zeros = [zeros_of(nothing, z) for z in states]
+    v = jax.tree.map(lambda leaf: leaf + zeros_of(nothing, leaf), moved.tangents)
     t: Leaves
-    t, _ = lax.custom_linear_solve(system, (zeros, v), solve, transpose_solve)
-    return t
+    if not chain.step.forwards_only:
+        t, _ = lax.custom_linear_solve(system, (zeros, v), solve, transpose_solve)
+        return t
+    try:  # what is moved here may be moved back
+        t, _ = lax.custom_linear_solve(system, (zeros, v), solve, transpose_solve)
+        return t
+    except Exception:
+        t, _ = lax.custom_linear_solve(system, (zeros, v), solve)
+        return _as_transposable_as_the_step(chain, states, moved, t)
+
+
+def _as_transposable_as_the_step(
+    chain: TracedChain, states: Leaves, moved: _Moved, t: Leaves
+) -> Leaves:
+    """``t``, which depends on the tangents of the step, too, but of none of the steps.
+
+    So forward mode goes through, at no cost; and reverse mode gets to where jax says why it is not
+    to be had.
+    """
+    none = dataclasses.replace(chain, inputs=[x[:0] for x in chain.inputs], length=0, axis=LOCAL)
+
+    def f(z: Leaves, x: Leaves, c: Leaves) -> Leaves:
+        return moved.put(none, x, c)(z)
+
+    _, x, c = moved.of(none)
+    _, dx, dc = moved.tangents
+    before, starts, dx = ([leaf[:0] for leaf in leaves] for leaves in (states, t, dx))
+    nothing = nothing_of(jax.jvp(f, (before, x, c), (starts, dx, dc))[1])
+    return [leaf + zeros_of(nothing, leaf) for leaf in t]
 
 
 def _in_chunks(
@@ -299,25 +333,3 @@ def _in_chunks(
         carry, result = f(carry, tail)
         results.append(result)
     return carry, jax.tree.map(lambda *ys: jnp.concatenate(ys), *results)
-
-
-def _zero_tangent(x: Array) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return jnp.zeros_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)
-
-
-def _nothing_of(tree: Any) -> Array:
-    """An array without entries that depends on every floating leaf.
-
-    `jax.lax.custom_linear_solve` transposes only if every right-hand side is linear in the
-    tangents. Adding an array without entries makes one so, at no cost.
-    """
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return jnp.concatenate([leaf.reshape(-1)[:0].astype(np.float32) for leaf in leaves])
-
-
-def _zeros_of(nothing: Array, like: Array) -> Array:
-    """Zeros, shaped like ``like``, that depend on ``nothing``."""
-    zero = jnp.zeros((), like.dtype)
-    return lax.pad(nothing.astype(like.dtype), zero, [(0, like.size, 0)]).reshape(like.shape)

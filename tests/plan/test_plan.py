@@ -155,10 +155,17 @@ def test_the_initial_state_may_be_traced():
     assert seen[0].to_json() == deeppcr.plan(chain, z0, device="H200").to_json()
 
 
-def test_a_step_with_a_rule_of_its_own_is_left_to_jax():
+def test_a_step_with_a_rule_that_is_not_linear_is_left_to_jax():
+    clipped = jax.custom_vjp(jnp.sin)
+    clipped.defvjp(lambda z: (jnp.sin(z), z), lambda z, g: (jnp.clip(g, -1, 1) * jnp.cos(z),))
+    chain = deeppcr.Chain(lambda z, x: clipped(z + x), jnp.zeros((13, 3)))
+    assert deeppcr.plan(chain, jnp.zeros(3), device="H200").adjoint == "autodiff"
+
+
+def test_a_step_with_a_linear_rule_is_planned_as_any_other():
     problem = PROBLEMS["custom vjp"]
     found = deeppcr.plan(chain_of(problem), problem.init, device="H200")
-    assert found.adjoint == "autodiff"
+    assert isinstance(found.adjoint, deeppcr.Adjoint)
 
 
 @pytest.mark.parametrize("device", ["H200", "generic"])

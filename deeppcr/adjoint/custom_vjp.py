@@ -1,0 +1,175 @@
+"""Steps that call a `jax.custom_vjp` with a linear rule, with derivatives in both modes.
+
+A rule that is linear in its cotangents, ``ct -> R ct``, is the transpose of ``t -> R^T t``: so it
+says how tangents go forwards, too. Here every call of such a function becomes one of a
+`jax.custom_jvp`, whose tangents are those, and whose transpose is the rule itself, applied as the
+sequential program applies it. Then the step is differentiated like any other.
+
+In second derivatives jax differentiates the rule, and in the place of the function what its forward
+rule computes: `forward_rules` is the step that says so.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Literal
+
+from deeppcr.adjoint.transposed import transposed_by, zero_tangent
+from deeppcr.linearity import RULES, floating, moving, pull
+from deeppcr.rewrites.cut_first import apply, evaluate
+from deeppcr.state import Leaves
+from deeppcr.step import Step
+from depth.jaxprs import (
+    Program,
+    bind,
+    equations,
+    inside,
+    is_literal,
+    rewritten,
+    without_constants,
+)
+from depth.primitives import primitive
+
+Replace = Callable[[Any, Sequence[Any]], list[Any]]
+_FOUND: WeakKeyDictionary[Step, tuple[Step, Step]] = WeakKeyDictionary()
+
+
+def differentiated(step: Step) -> tuple[Step, Step]:
+    """The step with derivatives in both modes; and as it is to be solved while it is moved.
+
+    The second has the values of the step, and the derivatives that jax takes of them in second
+    derivatives.
+    """
+    own = step if step.derivative is None else step.derivative
+    if not own.has_custom_vjp:
+        return own, step
+    if step not in _FOUND:
+        both = dataclasses.replace(own, program=_replaced(own.jaxpr, _both_modes), derivative=None)
+        rules = dataclasses.replace(own, jaxpr=_replaced(own.jaxpr, _forward_rule))
+        _FOUND[step] = both, dataclasses.replace(step, derivative=rules)
+    return _FOUND[step]
+
+
+def _replaced(jaxpr: Program, replace: Replace) -> Program:
+    """The program with every call of a `jax.custom_vjp` made by ``replace``."""
+    variables = [*jaxpr.constvars, *jaxpr.invars]
+
+    def f(*values: Any) -> list[Any]:
+        known = dict(zip(variables, values, strict=True))
+        return evaluate(jaxpr, known, jaxpr.outvars, _replacement(replace))
+
+    closed = jax.make_jaxpr(f)(*[_shape(atom.aval) for atom in variables])
+    new, count = _with_literals(closed), len(jaxpr.constvars)
+    return new._replace(constvars=new.invars[:count], invars=new.invars[count:])
+
+
+def _with_literals(closed: Any) -> Program:
+    """The program with its constants, which rules close over, written into it."""
+    program = Program.of(closed)
+    values = zip(program.constvars, getattr(closed, "consts", ()), strict=True)
+    literals = {variable: Literal(value, variable.aval) for variable, value in values}
+
+    def put(atoms: Sequence[Any]) -> list[Any]:
+        return [atom if is_literal(atom) else literals.get(atom, atom) for atom in atoms]
+
+    equations = [each.replace(invars=put(each.invars)) for each in program.eqns]
+    return Program([], program.invars, equations, put(program.outvars))
+
+
+def _replacement(replace: Replace) -> Callable[[Any, list[Any]], list[Any] | None]:
+    def replacement(equation: Any, operands: list[Any]) -> list[Any] | None:
+        if _is_rule(equation):
+            return replace(equation, operands)
+        if primitive(equation).kind == "derivative rule" or not _holds_rule(equation):
+            return None
+
+        def run(closed: Any, operands: Sequence[Any]) -> list[Any]:
+            return apply(closed, operands, replacement)
+
+        found = rewritten(equation, operands, run, _holds_rule_or_is_one)
+        return found or bind(_with_programs(equation, run), operands)
+
+    return replacement
+
+
+def _is_rule(equation: Any) -> bool:
+    return equation.primitive.name in RULES
+
+
+def _holds_rule(equation: Any) -> bool:
+    return any(map(_is_rule, (each for held in inside(equation) for each in equations(held))))
+
+
+def _holds_rule_or_is_one(equation: Any) -> bool:
+    return _is_rule(equation) or _holds_rule(equation)
+
+
+def _with_programs(equation: Any, run: Callable[[Any, Sequence[Any]], list[Any]]) -> Any:
+    """A loop or a branch, with its programs as ``run`` runs them."""
+
+    def traced(closed: Any) -> Any:
+        inner = without_constants(closed)
+        shapes = [_shape(atom.aval) for atom in inner.invars]
+        found = jax.make_jaxpr(lambda *operands: run(closed, operands))(*shapes)
+        return without_constants(found) if closed is inner else found
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, tuple):
+            parts = map(changed, value)
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return traced(value) if hasattr(value, "eqns") else value
+
+    return equation.replace(
+        params={name: changed(value) for name, value in equation.params.items()}
+    )
+
+
+def _shape(aval: Any) -> Any:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _forward_rule(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """What the forward rule computes in the place of the function."""
+    return pull(equation, operands, moving(equation))[0]
+
+
+def _both_modes(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """The function, with tangents that its rule is the transpose of."""
+
+    @jax.custom_jvp
+    def call(*operands: Any) -> list[Any]:
+        return list(map(_batched_in_front, bind(equation, operands)))
+
+    def push(primals: Leaves, tangents: list[Any]) -> tuple[list[Any], list[Any]]:
+        mask = [
+            not isinstance(t, SymbolicZero) and getattr(t, "dtype", None) != jax.dtypes.float0
+            for t in tangents
+        ]
+        results, rule = pull(equation, primals, mask)
+        known = [x for x, moves in zip(primals, mask, strict=True) if moves]
+        moved = [t for t, moves in zip(tangents, mask, strict=True) if moves]
+        moved = [jnp.asarray(t, x.dtype) for t, x in zip(moved, known, strict=True)]
+        given = floating(equation.outvars)
+        like = [y for y, moves in zip(results, given, strict=True) if moves]
+        pushed = map(_batched_in_front, transposed_by(rule, moved, like, known))
+        return list(map(_batched_in_front, results)), [
+            next(pushed) if moves else zero_tangent(y)
+            for y, moves in zip(results, given, strict=True)
+        ]
+
+    call.defjvp(push, symbolic_zeros=True)
+    return list(call(*operands))
+
+
+def _batched_in_front(x: Any) -> Any:
+    """``x``; under `jax.vmap` its batch axis is the first.
+
+    jax 0.10.2: the rule of a function in a mapped branch has to agree with it on that.
+    """
+    return lax.squeeze(lax.expand_dims(x, [0]), [0])
