@@ -6,6 +6,7 @@ dependence can be seen and differentiated. `trace` turns the one into the other.
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +35,7 @@ class Step:
         output_tree: the structure of the outputs of one step.
         effects: names of primitives with side effects, which have to run once per step, in order;
             most steps have none.
+        example: the step of one example, if this one is its `jax.vmap`; see `deeppcr.examples`.
     """
 
     jaxpr: Program
@@ -43,6 +45,7 @@ class Step:
     input_tree: Any
     output_tree: Any
     effects: tuple[str, ...] = ()
+    example: "Step | None" = None
     _order: Order = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -132,18 +135,23 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         output_leaves, output_tree = jax.tree.flatten(outputs)
         return [*after, *map(jnp.asarray, output_leaves)]
 
-    # Without the current mesh, so that the program can run on another mesh and in `jax.shard_map`.
-    # A mesh with manual axes stays, because arrays vary over them.
-    mesh = jax.sharding.get_abstract_mesh()
-    with jax.sharding.use_abstract_mesh(
-        mesh if mesh.manual_axes else jax.sharding.AbstractMesh((), ())
-    ):
+    with on_no_mesh():
         closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
     effects, sizes = side_effects(closed), (len(state_leaves), len(input_leaves))
     step = Step(Program.of(closed), *sizes, state_tree, input_tree, output_tree, effects)
     constants = zip(step.jaxpr.constvars, closed.consts, strict=True)
     # Constants may be numbers and numpy arrays.
     return step, [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]
+
+
+def on_no_mesh() -> AbstractContextManager[Any]:
+    """Programs traced in here can run on any mesh, and in `jax.shard_map`.
+
+    A current mesh with manual axes stays, because arrays vary over them.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = mesh if mesh.manual_axes else jax.sharding.AbstractMesh((), ())
+    return jax.sharding.use_abstract_mesh(manual)
 
 
 def check_same_state(before: Any, after: Any) -> Leaves:

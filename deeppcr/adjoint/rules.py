@@ -32,10 +32,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad
 
 from deeppcr.adjoint.solver import AdjointSolver
 from deeppcr.chain import TracedChain
-from deeppcr.platforms import DEFAULT, by_platform
 from deeppcr.rewrites.plain_sums import with_plain_sums
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.sequential import run_sequentially
@@ -77,8 +77,9 @@ class Autodiff:
         if self.with_stats:
             run = dataclasses.replace(solve(), trajectory=states, outputs=outputs)
         else:
-            stats = Stats.of_sequential(chain.length, chain.layout.dtype)
-            run = Run(states, outputs, stats, jnp.int32(Result.CONVERGED))
+            stats = Stats.of_sequential(chain.length, chain.layout.dtype, chain.mapped)
+            converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
+            run = Run(states, outputs, stats, converged)
         return run, t, by_outputs
 
 
@@ -86,35 +87,17 @@ Way = AdjointSolver | Autodiff
 """How derivatives are found."""
 
 
-def differentiable(
-    choose: Callable[[], Mapping[str, Way]],
-) -> Callable[[TracedChain, Mapping[str, Any], Way | None], Run]:
-    """``(chain, solvers, adjoint) -> Run``, differentiable in the arrays of the chain.
+def pushes(
+    ways: Mapping[str, Way], solve: Callable[[], Run], chain: TracedChain, tangents: TracedChain
+) -> tuple[dict[str, Callable[["_Tangents"], tuple[Run, Leaves, Leaves]]], "_Tangents"]:
+    """What runs a chain, and moves it by what moves in it: by platform; and what moves.
 
-    To every order, forwards and backwards. ``solvers``, by platform, solve the chain; ``adjoint``
-    differentiates it. None: the ways that ``choose`` finds, by platform, once a derivative is
-    wanted.
+    Results are the run, and the tangents of its states and of its outputs. ``solve`` runs it, as
+    far as the way to differentiate it does not.
     """
-
-    @jax.custom_jvp
-    def solve(chain: TracedChain, solvers: Mapping[str, Any], adjoint: Way | None) -> Run:
-        return by_platform({name: solver.solve for name, solver in solvers.items()})(chain)
-
-    def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Run, Run]:
-        chain, _, adjoint = primals
-        moved = _Moved.split(chain, tangents[0])
-
-        found = choose() if adjoint is None else {DEFAULT: adjoint}
-        pushes = {
-            name: partial(_push, way, partial(solve, *primals), chain, moved)
-            for name, way in found.items()
-        }
-        run, t, by_outputs = by_platform(pushes)(moved.tangents)
-        fixed = jax.tree.map(_zero_tangent, (run.stats, run.result))
-        return run, Run(t, by_outputs, *fixed)
-
-    solve.defjvp(rule, symbolic_zeros=True)
-    return solve
+    moved = _Moved.split(chain, tangents)
+    found = {name: partial(_push, way, solve, chain, moved) for name, way in ways.items()}
+    return found, moved.tangents
 
 
 _Tangents = tuple[Leaves, Leaves, Leaves]
@@ -130,7 +113,8 @@ class _Part:
     @classmethod
     def split(cls, leaves: Sequence[Any], tangents: Sequence[Any]) -> "_Part":
         mask = tuple(
-            not isinstance(t, SymbolicZero) and getattr(t, "dtype", None) != jax.dtypes.float0
+            not isinstance(t, SymbolicZero | ad.Zero)
+            and getattr(t, "dtype", None) != jax.dtypes.float0
             for t in tangents
         )
         pairs = zip(leaves, tangents, mask, strict=True)
@@ -299,12 +283,6 @@ def _in_chunks(
         carry, result = f(carry, tail)
         results.append(result)
     return carry, jax.tree.map(lambda *ys: jnp.concatenate(ys), *results)
-
-
-def _zero_tangent(x: Array) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return jnp.zeros_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)
 
 
 def _nothing_of(tree: Any) -> Array:
