@@ -1,7 +1,7 @@
-"""`solve_chain`, the one way down from the api: shards, methods, adjoints and platforms meet here.
+"""`solve_chain`, the one way down from the api: unequal lengths and explicit meshes meet here.
 
-The stations of a call: ``scan -> solve_chain -> the custom rule -> by_platform ->
-NewtonSolver.solve -> while_loop -> iteration``; docs/design.md names the file of each.
+The stations of a call: ``scan -> solve_chain -> solve -> by_platform -> NewtonSolver.solve ->
+while_loop -> iteration``; docs/design.md names the file of each.
 """
 
 import dataclasses

@@ -39,7 +39,7 @@ def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
 
 
 class _Primitive(Primitive):
-    """Where jax puts another program into its place (`jax.experimental.checkify`), that one runs."""
+    """Where jax puts another program into its place, as `jax.experimental.checkify`, that runs."""
 
     multiple_results = True
 
@@ -117,22 +117,26 @@ def _transpose(
 
 def _map(
     axis: Any, operands: Sequence[Any], axes: Sequence[Any], *, call_jaxpr: Any, structures: Any
-) -> tuple[list[Any], list[int]]:
+) -> tuple[list[Any], list[int | None]]:
     problem: Problem = jax.tree.unflatten(structures[0], operands)
+    params = {"call_jaxpr": call_jaxpr, "structures": structures}
     is_on_mesh = axis.spmd_name is not None or axis.explicit_mesh_axis is not None
     meets = any(getattr(effect, "name", None) == axis.name for effect in call_jaxpr.effects)
+    if not meets and all(each is None for each in axes):
+        results = solve_chain_p.bind(*operands, **params)
+        return results, [None] * len(results)
     if is_on_mesh or meets or not problem.can_be_mapped(axis.size, axes):
         # Examples exchange values, or a mesh divides them: the program for one is mapped.
         program = jaxpr_as_fun(call_jaxpr)
         names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
         mapped = jax.vmap(program, in_axes=tuple(axes), axis_size=axis.size, **names)
         results = mapped(*operands)
-        return results, [0] * len(results)
+        return results, [0 for _ in results]
     bind, tree = posed(problem.of_examples(axis.size, axes))
     results = list(bind())
     run = jax.tree.unflatten(tree, results)
     along = len(run.trajectory) + len(run.outputs)
-    return results, [1] * along + [0] * (len(results) - along)
+    return results, [1 if i < along else 0 for i in range(len(results))]
 
 
 solve_chain_p.def_impl(_run)

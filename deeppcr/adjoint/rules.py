@@ -89,7 +89,7 @@ Way = AdjointSolver | Autodiff
 
 def pushes(
     ways: Mapping[str, Way], solve: Callable[[], Run], chain: TracedChain, tangents: TracedChain
-) -> tuple[dict[str, Callable[["_Tangents"], tuple[Run, Leaves, Leaves]]], "_Tangents"]:
+) -> tuple[Mapping[str, Callable[["_Tangents"], tuple[Run, Leaves, Leaves]]], "_Tangents"]:
     """What runs a chain, and moves it by what moves in it: by platform; and what moves.
 
     Results are the run, and the tangents of its states and of its outputs. ``solve`` runs it, as
