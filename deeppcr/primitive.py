@@ -6,6 +6,7 @@ is the function `solve`, which runs, and is differentiated, in its place. (`jax.
 no reverse mode.)
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
@@ -53,6 +54,17 @@ class _Primitive(Primitive):
 solve_chain_p = _Primitive("solve_chain")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Structures:
+    """Of the problem, and of its solution, as trees of their leaves; too long to be printed."""
+
+    problem: Any
+    run: Any
+
+    def __repr__(self) -> str:
+        return f"{self.problem.num_leaves} -> {self.run.num_leaves} leaves"
+
+
 def posed(problem: Problem) -> tuple[Callable[[], Sequence[Any]], Any]:
     """A function that returns the leaves of the solution, and the structure of the solution."""
     leaves, tree = jax.tree.flatten(problem)
@@ -60,31 +72,31 @@ def posed(problem: Problem) -> tuple[Callable[[], Sequence[Any]], Any]:
         # A new object each time, so that jax keeps nothing of it.
         program, run = jax.make_jaxpr(partial(solve), return_shape=True)(problem)
         if not any(isinstance(x, jax.core.Tracer) for x in getattr(program, "consts", ())):
-            structures = tree, jax.tree.structure(run)
+            structures = _Structures(tree, jax.tree.structure(run))
             params = {"call_jaxpr": program, "structures": structures}
-            return partial(Primitive.bind, solve_chain_p, *leaves, **params), structures[1]
+            return partial(Primitive.bind, solve_chain_p, *leaves, **params), structures.run
     # Nothing is mapped; or a function of the user's closes over arrays that jax traces.
     leaves, tree = jax.tree.flatten(solve(problem))
     return partial(list, leaves), tree
 
 
-def _run(*operands: Any, call_jaxpr: Any, structures: Any) -> list[Any]:
+def _run(*operands: Any, call_jaxpr: Any, structures: _Structures) -> list[Any]:
     return list(jaxpr_as_fun(call_jaxpr)(*operands))
 
 
-def _abstract(*operands: Any, call_jaxpr: Any, structures: Any) -> tuple[list[Any], Any]:
+def _abstract(*operands: Any, call_jaxpr: Any, structures: _Structures) -> tuple[list[Any], Any]:
     return list(call_jaxpr.out_avals), call_jaxpr.effects
 
 
 def _push(
-    primals: Sequence[Any], tangents: Sequence[Any], *, call_jaxpr: Any, structures: Any
+    primals: Sequence[Any], tangents: Sequence[Any], *, call_jaxpr: Any, structures: _Structures
 ) -> tuple[list[Any], list[Any]]:
-    of_problem, of_run = structures
-    problem, moves = (jax.tree.unflatten(of_problem, leaves) for leaves in (primals, tangents))
+    both = primals, tangents
+    problem, moves = (jax.tree.unflatten(structures.problem, leaves) for leaves in both)
 
     def again() -> Run:
         params = {"call_jaxpr": call_jaxpr, "structures": structures}
-        run: Run = jax.tree.unflatten(of_run, solve_chain_p.bind(*primals, **params))
+        run: Run = jax.tree.unflatten(structures.run, solve_chain_p.bind(*primals, **params))
         return run
 
     found, moved = pushes(problem.adjoints(), again, problem.chain, moves.chain)
@@ -100,7 +112,7 @@ def _push(
 
 
 def _transpose(
-    cotangents: Sequence[Any], *operands: Any, call_jaxpr: Any, structures: Any
+    cotangents: Sequence[Any], *operands: Any, call_jaxpr: Any, structures: _Structures
 ) -> list[Any]:
     is_linear = list(map(ad.is_undefined_primal, operands))
     given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
@@ -116,9 +128,14 @@ def _transpose(
 
 
 def _map(
-    axis: Any, operands: Sequence[Any], axes: Sequence[Any], *, call_jaxpr: Any, structures: Any
+    axis: Any,
+    operands: Sequence[Any],
+    axes: Sequence[Any],
+    *,
+    call_jaxpr: Any,
+    structures: _Structures,
 ) -> tuple[list[Any], list[int | None]]:
-    problem: Problem = jax.tree.unflatten(structures[0], operands)
+    problem: Problem = jax.tree.unflatten(structures.problem, operands)
     params = {"call_jaxpr": call_jaxpr, "structures": structures}
     is_on_mesh = axis.spmd_name is not None or axis.explicit_mesh_axis is not None
     meets = any(getattr(effect, "name", None) == axis.name for effect in call_jaxpr.effects)
