@@ -27,6 +27,7 @@ from deeppcr.linearize import (
     Linearization,
     Scalar,
     Zero,
+    constant,
     find_linearization,
     memory_budget,
 )
@@ -99,6 +100,7 @@ class Problem:
             of_adjoint = find_linearization(adjoint.linearize)
             adjoint = dataclasses.replace(adjoint, linearize="auto") if of_adjoint else adjoint
         chain = dataclasses.replace(chain, function=None)
+        linearize, of_adjoint = map(_constant, (linearize, of_adjoint))
         return cls(chain, wide, guess, linearize, of_adjoint, method, adjoint, asked.length)
 
     def prepared(self, method: Fixed) -> Any:
@@ -224,6 +226,10 @@ class SolverPerShard:
         out: Any = Run(along, along, replicated, replicated)  # type: ignore[arg-type]
         run: Run = self.sharding.per_shard(shard, specs, out)(self.inner, chain)
         return run
+
+
+def _constant(linearization: Linearization | None) -> Linearization | None:
+    return None if linearization is None else constant(linearization)
 
 
 def _as_function(chain: TracedChain) -> Any:
