@@ -1,26 +1,20 @@
-"""`solve_chain`, the one way down from the api: shards, methods, adjoints and platforms meet here.
+"""`solve_chain`, the one way down from the api: unequal lengths and explicit meshes meet here.
 
-The stations of a call: ``scan -> solve_chain -> the custom rule -> by_platform ->
-NewtonSolver.solve -> while_loop -> iteration``; docs/design.md names the file of each.
+The stations of a call: ``scan -> solve_chain -> solve -> by_platform -> NewtonSolver.solve ->
+while_loop -> iteration``; docs/design.md names the file of each.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec as P
 
-from deeppcr._plan.choose import choose_adjoint, choose_method
-from deeppcr._plan.costs import ChainCosts
-from deeppcr._plan.names import Auto, Fixed, Method, Wanted
-from deeppcr.adjoint import Way, differentiable
-from deeppcr.adjoint.resolve import resolve_adjoint
+from deeppcr._plan.names import Method, Wanted
 from deeppcr.axis import ChainSharding, explicit_mesh, with_auto_axes
 from deeppcr.chain import TracedChain
 from deeppcr.newton import Newton
-from deeppcr.platforms import differing, platforms
+from deeppcr.primitive import posed
+from deeppcr.problem import Problem
 from deeppcr.sharding import lengthened, shardings_of, shortened, without_shardings
 from deeppcr.solution import NotConverged, Result, Run
 
@@ -34,55 +28,15 @@ def solve_chain(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
     if axis.backwards:
         return _solve_backwards(asked, method, adjoint)
     chain = lengthened(asked)
-    shapes, costs = chain.abstract, ChainCosts.of(chain)
-
-    def seen(platform: str) -> ChainCosts:
-        """The chain as its devices share it; those of a CPU are one machine's cores."""
-        return costs if platform == "cpu" else costs.shared_by(axis.size)
-
-    def choose() -> Mapping[str, Way]:
-        found = {name: choose_adjoint(seen(name), fixed, name) for name in platforms()}
-        return {name: resolve_adjoint(way, fixed, shapes) for name, way in differing(found).items()}
-
-    def method_on(platform: str) -> Fixed:
-        if not isinstance(method, Auto):
-            return method
-        return method.with_options(choose_method(seen(platform), platform))
-
-    fixed = None if isinstance(method, Auto) else method
-    methods = differing({name: method_on(name) for name in platforms()})
-    solvers: dict[str, Any] = {name: found.bind(chain, asked) for name, found in methods.items()}
-    if isinstance(axis, ChainSharding):
-        solvers = {name: SolverPerShard(solver, axis) for name, solver in solvers.items()}
-    way = None if adjoint is None else resolve_adjoint(adjoint, fixed, shapes)
-    run = differentiable(choose)(dataclasses.replace(chain, function=None), solvers, way)
+    bind, tree = posed(Problem.of(chain, asked, method, adjoint))
+    run: Run = jax.tree.unflatten(
+        tree, bind()
+    )  # from here, for a short path: see tests/test_path.py
     if chain.length > asked.length:
         run = shortened(run, asked.length)
     if isinstance(method, Newton) and method.on_failure == "raise":
         _raise_unless_converged(run, asked.length)
     return dataclasses.replace(run, last=[_last(z, axis) for z in run.trajectory])
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["inner"], meta_fields=["sharding"])
-@dataclasses.dataclass(frozen=True)
-class SolverPerShard:
-    """A bound method, on every shard of a chain at once."""
-
-    inner: Any
-    sharding: ChainSharding
-
-    def solve(self, chain: TracedChain) -> Run:
-        """Solve the chain where it is."""
-
-        def shard(inner: Any, chain: TracedChain) -> Run:
-            run: Run = inner.solve(chain.shard(self.sharding.shard))
-            return run
-
-        along, replicated = self.sharding.along, P()
-        specs = self.inner.sharded(along, replicated), chain.sharded(along, replicated)
-        out: Any = Run(along, along, replicated, replicated)  # type: ignore[arg-type]
-        run: Run = self.sharding.per_shard(shard, specs, out)(self.inner, chain)
-        return run
 
 
 def _solve_backwards(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:

@@ -205,6 +205,14 @@ class TracedChain:
         return shapes
 
     @property
+    def mapped(self) -> tuple[int, ...]:
+        """The numbers of examples that `jax.vmap` has made of it, the outermost one first."""
+        step, count = self.step, 0
+        while step.example is not None:
+            step, count = step.example, count + 1
+        return self.layout.batch_shape[:count]
+
+    @property
     def total(self) -> int:
         """The number of steps on all devices together."""
         return self.axis.total(self.length)

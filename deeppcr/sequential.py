@@ -34,8 +34,9 @@ class Sequential:
     def solve(self, chain: TracedChain) -> Run:
         """All states, one after another."""
         trajectory, outputs = run_sequentially(chain, chain.initial, write_out, self.unroll)
-        stats = Stats.of_sequential(chain.total, chain.layout.dtype)
-        return Run(trajectory, outputs, stats, jnp.int32(Result.CONVERGED))
+        stats = Stats.of_sequential(chain.total, chain.layout.dtype, chain.mapped)
+        converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
+        return Run(trajectory, outputs, stats, converged)
 
 
 def run_sequentially(

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from depth.report import table
@@ -55,9 +56,10 @@ class Stats:
     growth_rate: Array | None = None
 
     @classmethod
-    def of_sequential(cls, length: int, dtype: Any) -> "Stats":
-        """The stats of a chain of ``length`` steps that was run step by step."""
-        return cls(jnp.int32(0), jnp.zeros((), dtype), jnp.int32(length))
+    def of_sequential(cls, length: int, dtype: Any, examples: tuple[int, ...] = ()) -> "Stats":
+        """The stats of chains of ``length`` steps that were run step by step."""
+        none = jnp.zeros(examples, jnp.int32)
+        return cls(none, jnp.zeros(examples, dtype), none + jnp.int32(length))
 
 
 @partial(
@@ -115,6 +117,16 @@ class Run:
     stats: Stats
     result: Array
     last: list[Any] = dataclasses.field(default_factory=list)
+
+    def with_tangents(self, states: list[Any], outputs: list[Any]) -> "Run":
+        """The tangents of a run: statistics have none."""
+        return Run(states, outputs, *jax.tree.map(_no_tangent, (self.stats, self.result)))
+
+
+def _no_tangent(x: Array) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
 
 
 def _lines(solution: Solution) -> list[str]:

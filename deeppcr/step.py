@@ -6,6 +6,7 @@ dependence can be seen and differentiated. `trace` turns the one into the other.
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +42,9 @@ class Step:
         program: what is evaluated in the place of ``jaxpr``, as far as its values and its
             derivatives go; None for ``jaxpr``.
         derivative: the step that has its derivatives; None for itself.
+        has_custom_vjp: whether it calls a `jax.custom_vjp`, which has reverse mode only. Its
+            derivative need not even be linear (clipped gradients): see `nonlinear_rule`.
+        example: the step of one example, if this one is its `jax.vmap`; see `deeppcr.examples`.
     """
 
     jaxpr: Program
@@ -53,6 +57,8 @@ class Step:
     weak: tuple[bool, ...] = ()
     program: Program | None = None
     derivative: "Step | None" = None
+    example: "Step | None" = None
+    has_custom_vjp: bool = dataclasses.field(init=False)
     _order: Order = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +66,7 @@ class Step:
         known = {*program.invars, *program.constvars}
         order = Order.of(program, known, program.outvars[: self.states])
         object.__setattr__(self, "_order", order)
+        object.__setattr__(self, "has_custom_vjp", has_custom_vjp(self.jaxpr))
 
     @property
     def _evaluated(self) -> Program:
@@ -68,14 +75,6 @@ class Step:
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
         variables = [*self._evaluated.invars, *self._evaluated.constvars]
         return dict(zip(variables, [*state, *inputs, *captured], strict=True))
-
-    @cached_property
-    def has_custom_vjp(self) -> bool:
-        """Whether it calls a `jax.custom_vjp`, which has reverse mode only.
-
-        Its derivative need not even be linear (clipped gradients): see `nonlinear_rule`.
-        """
-        return has_custom_vjp(self.jaxpr)
 
     @cached_property
     def nonlinear_rule(self) -> str:
@@ -188,12 +187,7 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         weak = tuple(map(is_weak, [*new, *found]))
         return [*new_leaves, *found]
 
-    # Without the current mesh, so that the program can run on another mesh and in `jax.shard_map`.
-    # A mesh with manual axes stays, because arrays vary over them.
-    mesh = jax.sharding.get_abstract_mesh()
-    with jax.sharding.use_abstract_mesh(
-        mesh if mesh.manual_axes else jax.sharding.AbstractMesh((), ())
-    ):
+    with on_no_mesh():
         closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
         if any(a is not b for a, b in zip(promoted, state_leaves, strict=True)):
             state_leaves = promoted
@@ -226,6 +220,16 @@ def check_same_structure(before: Any, after: Any) -> None:
     raise TypeError(
         f"the step changes the structure of the state: {found}; expected the same structure."
     )
+
+
+def on_no_mesh() -> AbstractContextManager[Any]:
+    """Programs traced in here can run on any mesh, and in `jax.shard_map`.
+
+    A current mesh with manual axes stays, because arrays vary over them.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = mesh if mesh.manual_axes else jax.sharding.AbstractMesh((), ())
+    return jax.sharding.use_abstract_mesh(manual)
 
 
 def check_same_state(before: Any, after: Any) -> Leaves:

@@ -13,7 +13,7 @@ resolve.py          an adjoint that was asked for, or chosen, for one chain
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.jacobian import Adjoint, JacobianAdjoint
-from deeppcr.adjoint.rules import Autodiff, Way, differentiable
+from deeppcr.adjoint.rules import Autodiff, Way, pushes
 from deeppcr.adjoint.solver import AdjointSolver
 
 __all__ = [
@@ -23,5 +23,5 @@ __all__ = [
     "Backpropagation",
     "JacobianAdjoint",
     "Way",
-    "differentiable",
+    "pushes",
 ]

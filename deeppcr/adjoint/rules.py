@@ -31,13 +31,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad
 
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.solver import AdjointSolver
-from deeppcr.adjoint.transposed import nothing_of, one_of, scaled, zero_tangent, zeros_of
+from deeppcr.adjoint.transposed import nothing_of, one_of, scaled, zeros_of
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
-from deeppcr.platforms import DEFAULT, by_platform
 from deeppcr.rewrites.plain_sums import with_plain_sums
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.sequential import run_sequentially
@@ -79,8 +79,9 @@ class Autodiff:
         if self.with_stats:
             run = dataclasses.replace(solve(), trajectory=states, outputs=outputs)
         else:
-            stats = Stats.of_sequential(chain.length, chain.layout.dtype)
-            run = Run(states, outputs, stats, jnp.int32(Result.CONVERGED))
+            stats = Stats.of_sequential(chain.length, chain.layout.dtype, chain.mapped)
+            converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
+            run = Run(states, outputs, stats, converged)
         return run, t, by_outputs
 
 
@@ -88,35 +89,20 @@ Way = AdjointSolver | Autodiff
 """How derivatives are found."""
 
 
-def differentiable(
-    choose: Callable[[], Mapping[str, Way]],
-) -> Callable[[TracedChain, Mapping[str, Any], Way | None], Run]:
-    """``(chain, solvers, adjoint) -> Run``, differentiable in the arrays of the chain.
+def pushes(
+    ways: Mapping[str, Way],
+    solve: Callable[[TracedChain], Run],
+    chain: TracedChain,
+    tangents: TracedChain,
+) -> tuple[Mapping[str, Callable[["_Tangents"], tuple[Run, Leaves, Leaves]]], "_Tangents"]:
+    """What runs a chain, and moves it by what moves in it: by platform; and what moves.
 
-    To every order, forwards and backwards. ``solvers``, by platform, solve the chain; ``adjoint``
-    differentiates it. None: the ways that ``choose`` finds, by platform, once a derivative is
-    wanted.
+    Results are the run, and the tangents of its states and of its outputs. ``solve`` runs it, as
+    far as the way to differentiate it does not, with this step or with one of the same values.
     """
-
-    @jax.custom_jvp
-    def solve(chain: TracedChain, solvers: Mapping[str, Any], adjoint: Way | None) -> Run:
-        return by_platform({name: solver.solve for name, solver in solvers.items()})(chain)
-
-    def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Run, Run]:
-        chain, _, adjoint = primals
-        moved = _Moved.split(chain, tangents[0])
-
-        found = choose() if adjoint is None else {DEFAULT: adjoint}
-        pushes = {
-            name: partial(_push, way, lambda chain: solve(chain, *primals[1:]), chain, moved)
-            for name, way in found.items()
-        }
-        run, t, by_outputs = by_platform(pushes)(moved.tangents)
-        fixed = jax.tree.map(zero_tangent, (run.stats, run.result))
-        return run, Run(t, by_outputs, *fixed)
-
-    solve.defjvp(rule, symbolic_zeros=True)
-    return solve
+    moved = _Moved.split(chain, tangents)
+    found = {name: partial(_push, way, solve, chain, moved) for name, way in ways.items()}
+    return found, moved.tangents
 
 
 _Tangents = tuple[Leaves, Leaves, Leaves]
@@ -132,7 +118,8 @@ class _Part:
     @classmethod
     def split(cls, leaves: Sequence[Any], tangents: Sequence[Any]) -> "_Part":
         mask = tuple(
-            not isinstance(t, SymbolicZero) and getattr(t, "dtype", None) != jax.dtypes.float0
+            not isinstance(t, SymbolicZero | ad.Zero)
+            and getattr(t, "dtype", None) != jax.dtypes.float0
             for t in tangents
         )
         pairs = zip(leaves, tangents, mask, strict=True)

@@ -83,6 +83,9 @@ def find_structure(step: Step, layout: StateLayout) -> Structure:
     Found once for each step.
     """
     found = _FOUND.setdefault(step, {})
+    if layout not in found and step.example is not None:
+        one = dataclasses.replace(layout, batch_shape=layout.batch_shape[1:])
+        found[layout] = find_structure(step.example, one)  # `jax.vmap` mixes no examples
     if layout not in found:
         lowest, separate, mixed_by = connect(step, layout)
         found[layout] = Structure(_rows(lowest), separate, mixed_by)

@@ -10,7 +10,7 @@ import deeppcr
 from tests.plan.chains import CHAINS, L, elementwise
 from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle
 
-auto = importlib.import_module("deeppcr._solve")
+auto = importlib.import_module("deeppcr.problem")
 
 
 def everything(scan, step, z0, xs):

@@ -12,7 +12,7 @@ from deeppcr.platforms import by_platform, differing, platforms
 from tests.plan.chains import CHAINS, SLOW_LOOPS
 from tests.problems import assert_agree
 
-auto = importlib.import_module("deeppcr._solve")
+auto = importlib.import_module("deeppcr.problem")
 CHAIN, Z0 = CHAINS["elementwise"]
 LOOP = "stablehlo.while"
 

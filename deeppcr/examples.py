@@ -1,0 +1,129 @@
+"""A chain under `jax.vmap`: one chain whose states are those of all examples.
+
+The examples become the first batch axis of the state. Inputs and captured arrays that the examples
+share stay as they are, so a gradient with respect to them is one sum over examples and steps.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from deeppcr.chain import TracedChain
+from deeppcr.solution import Run
+from deeppcr.state import Leaves
+from deeppcr.step import Step, on_no_mesh
+from depth.jaxprs import Program
+
+Axes = Sequence[int | None]
+"""The index of the axis of the examples in each leaf; None where they share it."""
+
+OF_RUN: Any = Run(1, 1, 0, 0)  # type: ignore[arg-type]
+"""Where the run of a chain has them: beside the chain, and first in statistics."""
+
+
+def at_front(leaves: Leaves, axes: Axes, index: int = 0) -> tuple[Leaves, tuple[int | None, ...]]:
+    """The leaves with the examples on axis ``index``, and where they have them now."""
+    pairs = list(zip(leaves, axes, strict=True))
+    moved = [x if axis is None else jnp.moveaxis(x, axis, index) for x, axis in pairs]
+    return moved, tuple(None if axis is None else index for _, axis in pairs)
+
+
+def chain_of_examples(
+    chain: TracedChain, size: int, initial: Axes, inputs: Axes, captured: Axes
+) -> tuple[TracedChain, tuple[int | None, ...]]:
+    """The chain of ``size`` examples, whose arrays ``chain`` has on these axes.
+
+    Returns:
+        the chain, and where the examples are in its states ``[B, ...]``, inputs ``[L, B, ...]`` and
+        captured arrays ``[B, ...]``.
+    """
+    states = [
+        jnp.broadcast_to(z, (size, *z.shape)) if axis is None else jnp.moveaxis(z, axis, 0)
+        for z, axis in zip(chain.initial, initial, strict=True)
+    ]
+    xs, of_inputs = at_front(chain.inputs, inputs, 1)
+    shared, of_captured = at_front(chain.captured, captured)
+    first = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
+    each = tuple(None if axis is None else 0 for axis in of_inputs)
+    step, constants = _step_of_examples(chain.step, size, states, (first, each), shared, captured)
+    layout = dataclasses.replace(chain.layout, batch_shape=(size, *chain.layout.batch_shape))
+    many = dataclasses.replace(
+        chain, step=step, layout=layout, initial=states, inputs=xs, captured=[*shared, *constants]
+    )
+    return many, (*(0 for _ in states), *of_inputs, *of_captured)
+
+
+def _step_of_examples(
+    step: Step,
+    size: int,
+    states: Leaves,
+    inputs: tuple[Leaves, tuple[int | None, ...]],
+    shared: Leaves,
+    captured: Axes,
+) -> tuple[Step, Leaves]:
+    """The step of all examples, and the constants that it has besides ``shared``."""
+    first, of_inputs = inputs
+    ends = len(states), len(states) + len(first)
+
+    def flat(*leaves: Any) -> Leaves:
+        parts = list(leaves[: ends[0]]), list(leaves[ends[0] : ends[1]]), list(leaves[ends[1] :])
+        axes = 0, list(of_inputs), [None if axis is None else 0 for axis in captured]
+        after, outputs = jax.vmap(step.with_outputs, axes, axis_size=size)(*parts)
+        return [*after, *outputs]
+
+    with on_no_mesh():
+        closed = jax.make_jaxpr(flat)(*states, *first, *shared)
+    program = Program.of(closed)
+    program = program._replace(
+        constvars=[*program.invars[ends[1] :], *program.constvars],
+        invars=program.invars[: ends[1]],
+    )
+    constants = list(map(jnp.asarray, getattr(closed, "consts", ())))
+    return dataclasses.replace(step, jaxpr=program, example=step), constants
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["rest"],
+    meta_fields=["method", "problem", "axes", "size", "captured"],
+)
+@dataclasses.dataclass(frozen=True)
+class SolverPerExample:
+    """A method on every example of a chain at once, each as if it were alone.
+
+    Attributes:
+        rest: the leaves of the problem beside those of its chain, of all examples.
+        method: how an example is solved.
+        problem: the structure of the problem of one example.
+        axes: where its leaves have the examples.
+        size: how many there are.
+        captured: how many arrays the step of an example captures.
+    """
+
+    rest: Leaves
+    method: Any
+    problem: Any
+    axes: tuple[int | None, ...]
+    size: int
+    captured: int
+
+    def bind(self, chain: TracedChain, asked: TracedChain) -> "SolverPerExample":
+        """Itself: each example is bound on its own."""
+        return self
+
+    def solve(self, chain: TracedChain) -> Run:
+        """All examples."""
+
+        def one(*leaves: Any) -> Run:
+            problem = jax.tree.unflatten(self.problem, leaves)
+            solver = problem.prepared(self.method).bind(*problem.chains)
+            run: Run = solver.solve(problem.chain)
+            return run
+
+        leaves = [*chain.initial, *chain.inputs, *chain.captured[: self.captured], *self.rest]
+        run: Run = jax.vmap(one, self.axes, OF_RUN, axis_size=self.size)(*leaves)
+        return run

@@ -1,0 +1,175 @@
+"""`solve_chain_p`: the solution of a chain as a primitive of jax, for the sake of `jax.vmap`.
+
+`jax.vmap` would map the program for one example. The primitive is mapped as a whole: to the
+solution of one chain of all examples, which is planned and differentiated as such. Anywhere else it
+is the function `solve`, which runs, and is differentiated, in its place. (`jax.custom_batching` has
+no reverse mode.)
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import compress
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+
+from deeppcr.adjoint import pushes
+from deeppcr.chain import TracedChain
+from deeppcr.platforms import by_platform
+from deeppcr.problem import Problem
+from deeppcr.solution import Run
+
+
+@jax.custom_jvp
+def solve(problem: Problem) -> Run:
+    """The solution, differentiable in the arrays of the chain, to every order."""
+    solvers = {}
+    for platform, method in problem.methods().items():
+        solvers[platform] = problem.prepared(method).bind(*problem.chains)
+    return by_platform({name: solver.solve for name, solver in solvers.items()})(problem.chain)
+
+
+@partial(solve.defjvp, symbolic_zeros=True)
+def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
+    (problem,), (moves,) = primals, tangents
+
+    def again(chain: TracedChain) -> Run:
+        run: Run = solve(dataclasses.replace(problem, chain=chain))
+        return run
+
+    found, moved = pushes(problem.adjoints(), again, problem.chain, moves.chain)
+    run, t, by_outputs = by_platform(found)(moved)
+    return run, run.with_tangents(t, by_outputs)
+
+
+class _Primitive(Primitive):
+    """Where jax puts another program into its place, as `jax.experimental.checkify`, that runs."""
+
+    multiple_results = True
+
+    def bind(self, *operands: Any, subfuns: Sequence[Any] = (), **params: Any) -> Any:
+        if subfuns:
+            (program,) = subfuns
+            return program.call_wrapped(*operands)
+        return super().bind(*operands, **params)
+
+
+solve_chain_p = _Primitive("solve_chain")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Structures:
+    """Of the problem, and of its solution, as trees of their leaves; too long to be printed."""
+
+    problem: Any
+    run: Any
+
+    def __repr__(self) -> str:
+        return f"{self.problem.num_leaves} -> {self.run.num_leaves} leaves"
+
+
+def posed(problem: Problem) -> tuple[Callable[[], Sequence[Any]], Any]:
+    """A function that returns the leaves of the solution, and the structure of the solution."""
+    leaves, tree = jax.tree.flatten(problem)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        # A new object each time, so that jax keeps nothing of it.
+        program, run = jax.make_jaxpr(partial(solve), return_shape=True)(problem)
+        if not any(isinstance(x, jax.core.Tracer) for x in getattr(program, "consts", ())):
+            structures = _Structures(tree, jax.tree.structure(run))
+            params = {"call_jaxpr": program, "structures": structures}
+            return partial(Primitive.bind, solve_chain_p, *leaves, **params), structures.run
+    # Nothing is mapped; or a function of the user's closes over arrays that jax traces.
+    leaves, tree = jax.tree.flatten(solve(problem))
+    return partial(list, leaves), tree
+
+
+def _run(*operands: Any, call_jaxpr: Any, structures: _Structures) -> list[Any]:
+    return list(jaxpr_as_fun(call_jaxpr)(*operands))
+
+
+def _abstract(*operands: Any, call_jaxpr: Any, structures: _Structures) -> tuple[list[Any], Any]:
+    return list(call_jaxpr.out_avals), call_jaxpr.effects
+
+
+def _push(
+    primals: Sequence[Any], tangents: Sequence[Any], *, call_jaxpr: Any, structures: _Structures
+) -> tuple[list[Any], list[Any]]:
+    both = primals, tangents
+    problem, moves = (jax.tree.unflatten(structures.problem, leaves) for leaves in both)
+
+    def again(chain: TracedChain) -> Run:
+        if chain.step is problem.chain.step:
+            params = {"call_jaxpr": call_jaxpr, "structures": structures}
+            leaves, tree = solve_chain_p.bind(*primals, **params), structures.run
+        else:
+            bind, tree = posed(dataclasses.replace(problem, chain=chain))
+            leaves = bind()
+        run: Run = jax.tree.unflatten(tree, leaves)
+        return run
+
+    found, moved = pushes(problem.adjoints(), again, problem.chain, moves.chain)
+    run, t, by_outputs = by_platform(found)(moved)
+    results = jax.tree.leaves(run)
+    rest = [None] * (len(results) - len(t) - len(by_outputs))  # of statistics
+    return results, [
+        ad.Zero(jax.typeof(y).to_tangent_aval())
+        if dy is None or dy.dtype == jax.dtypes.float0
+        else dy
+        for y, dy in zip(results, [*t, *by_outputs, *rest], strict=True)
+    ]
+
+
+def _transpose(
+    cotangents: Sequence[Any], *operands: Any, call_jaxpr: Any, structures: _Structures
+) -> list[Any]:
+    is_linear = list(map(ad.is_undefined_primal, operands))
+    given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
+
+    def program(*linear: Any) -> list[Any]:
+        rest, pairs = iter(linear), zip(operands, is_linear, strict=True)
+        leaves = [next(rest) if moves else leaf for leaf, moves in pairs]
+        return list(compress(jaxpr_as_fun(call_jaxpr)(*leaves), given))
+
+    shapes = [each.aval for each in compress(operands, is_linear)]
+    found = iter(jax.linear_transpose(program, *shapes)(list(compress(cotangents, given))))
+    return [next(found) if moves else None for moves in is_linear]
+
+
+def _map(
+    axis: Any,
+    operands: Sequence[Any],
+    axes: Sequence[Any],
+    *,
+    call_jaxpr: Any,
+    structures: _Structures,
+) -> tuple[list[Any], list[int | None]]:
+    problem: Problem = jax.tree.unflatten(structures.problem, operands)
+    params = {"call_jaxpr": call_jaxpr, "structures": structures}
+    is_on_mesh = axis.spmd_name is not None or axis.explicit_mesh_axis is not None
+    meets = any(getattr(effect, "name", None) == axis.name for effect in call_jaxpr.effects)
+    if not meets and all(each is None for each in axes):
+        results = solve_chain_p.bind(*operands, **params)
+        return results, [None] * len(results)
+    if is_on_mesh or meets or not problem.can_be_mapped(axis.size, axes):
+        # Examples exchange values, or a mesh divides them: the program for one is mapped.
+        program = jaxpr_as_fun(call_jaxpr)
+        names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
+        mapped = jax.vmap(program, in_axes=tuple(axes), axis_size=axis.size, **names)
+        results = mapped(*operands)
+        return results, [0 for _ in results]
+    bind, tree = posed(problem.of_examples(axis.size, axes))
+    results = list(bind())
+    run = jax.tree.unflatten(tree, results)
+    along = len(run.trajectory) + len(run.outputs)
+    return results, [1 if i < along else 0 for i in range(len(results))]
+
+
+solve_chain_p.def_impl(_run)
+solve_chain_p.def_effectful_abstract_eval(_abstract)
+mlir.register_lowering(solve_chain_p, mlir.lower_fun(_run, multiple_results=True))
+ad.primitive_jvps[solve_chain_p] = _push
+ad.primitive_transposes[solve_chain_p] = _transpose
+batching.fancy_primitive_batchers[solve_chain_p] = _map

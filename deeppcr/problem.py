@@ -1,0 +1,253 @@
+"""`Problem`: a chain with the method and the adjoint that were asked for, and its solution.
+
+All arrays are in it, so that `jax.vmap` can map it: what "auto" stands for is found for all
+examples together.
+"""
+
+import dataclasses
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from deeppcr._plan.choose import choose_adjoint, choose_method
+from deeppcr._plan.costs import ChainCosts
+from deeppcr._plan.names import Auto, Fixed, Method, Wanted
+from deeppcr.adjoint import Adjoint, Way
+from deeppcr.adjoint.resolve import resolve_adjoint
+from deeppcr.axis import ChainSharding
+from deeppcr.chain import TracedChain
+from deeppcr.examples import Axes, SolverPerExample, at_front, chain_of_examples
+from deeppcr.linearize import (
+    BlockDiagonal,
+    Dense,
+    Diagonal,
+    Linearization,
+    Scalar,
+    Zero,
+    constant,
+    find_linearization,
+    memory_budget,
+)
+from deeppcr.newton import Newton
+from deeppcr.newton.guess import users_guess
+from deeppcr.newton.precision import in_float32
+from deeppcr.platforms import DEFAULT, differing, platforms
+from deeppcr.solution import Run
+from deeppcr.state import Leaves
+
+
+class Examples(NamedTuple):
+    """What `jax.vmap` has made a problem of: the structure of one, and where its leaves have them.
+
+    ``captured``: how many arrays its step captures.
+    """
+
+    problem: Any
+    axes: tuple[int | None, ...]
+    size: int
+    captured: int
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["chain", "wide", "guess", "linearize", "linearize_adjoint"],
+    meta_fields=["method", "adjoint", "length", "examples"],
+)
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A chain, and how to solve and to differentiate it: a pytree of all arrays of these.
+
+    Attributes:
+        chain: without the user's function.
+        wide: the same in float32 or better, without initial state and inputs; None if it is so.
+        guess: leaves of the first trajectory, if one was given.
+        linearize: the user's linearisation; None for a name.
+        linearize_adjoint: that of the adjoint.
+        method: without the arrays above.
+        adjoint: without the arrays above; None for "auto".
+        length: of the chain that was asked for, without steps that make shards even.
+        examples: those that this is the `jax.vmap` of.
+    """
+
+    chain: TracedChain
+    wide: TracedChain | None
+    guess: Leaves | None
+    linearize: Linearization | None
+    linearize_adjoint: Linearization | None
+    method: Method
+    adjoint: Wanted
+    length: int
+    examples: Examples | None = None
+
+    @classmethod
+    def of(
+        cls, chain: TracedChain, asked: TracedChain, method: Method, adjoint: Wanted
+    ) -> "Problem":
+        """``chain``: ``asked`` with steps that make shards even."""
+        wide, guess, linearize, of_adjoint = None, None, None, None
+        if isinstance(method, Newton):
+            linearize = find_linearization(method.linearize)
+            method = dataclasses.replace(method, linearize="auto") if linearize else method
+        if isinstance(method, Newton | Auto):
+            if not isinstance(method.initial_guess, str):
+                inputs = asked.axis.in_order(asked.inputs)
+                guess = users_guess(method.initial_guess, dataclasses.replace(asked, inputs=inputs))
+                method = dataclasses.replace(method, initial_guess="apply")
+            found = in_float32(chain)
+            wide = None if found is chain else dataclasses.replace(found, initial=[], inputs=[])
+        if isinstance(adjoint, Adjoint):
+            of_adjoint = find_linearization(adjoint.linearize)
+            adjoint = dataclasses.replace(adjoint, linearize="auto") if of_adjoint else adjoint
+        chain = dataclasses.replace(chain, function=None)
+        linearize, of_adjoint = map(_constant, (linearize, of_adjoint))
+        return cls(chain, wide, guess, linearize, of_adjoint, method, adjoint, asked.length)
+
+    def prepared(self, method: Fixed) -> Any:
+        """``method``, which has none of the arrays of this problem, for `chains` to be bound to."""
+        if self.examples is not None and isinstance(method, Newton):
+            return SolverPerExample(self.rest, method, *self.examples)
+        if isinstance(method, Newton) and self.guess is not None:
+            guess = jax.tree.unflatten(self.chain.step.state_tree, self.guess)
+            method = dataclasses.replace(method, initial_guess=lambda *_: guess)
+        method, axis = self.with_arrays(method), self.chain.axis
+        return SolverPerShard(method, axis) if isinstance(axis, ChainSharding) else method
+
+    @property
+    def chains(self) -> tuple[TracedChain, TracedChain]:
+        """The chain, and the one that was asked for."""
+        chain = self.chain
+        if self.wide is not None:
+            chain = dataclasses.replace(chain, function=_as_function(self.wide))
+        return chain, dataclasses.replace(chain, length=self.length)
+
+    def with_arrays(self, method: Any) -> Any:
+        """A method with the user's linearisation."""
+        if self.linearize is None or not isinstance(method, Newton):
+            return method
+        return dataclasses.replace(method, linearize=self.linearize)
+
+    @property
+    def rest(self) -> Leaves:
+        """The leaves beside those of the chain."""
+        return jax.tree.leaves(self._beside)
+
+    @property
+    def _beside(self) -> tuple[Any, ...]:
+        return self.wide, self.guess, self.linearize, self.linearize_adjoint
+
+    def of_examples(self, size: int, axes: Axes) -> "Problem":
+        """That of ``size`` examples, which are on these axes of its leaves."""
+        chain, each = self.chain, []
+        for leaves in (chain.initial, chain.inputs, chain.captured):
+            each.append(axes[: len(leaves)])
+            axes = axes[len(leaves) :]
+        many, of_chain = chain_of_examples(chain, size, *each)
+        moved, of_rest = at_front(self.rest, axes)
+        beside = jax.tree.unflatten(jax.tree.structure(self._beside), moved)
+        names = "wide", "guess", "linearize", "linearize_adjoint"
+        structure = jax.tree.structure(self)
+        examples = Examples(structure, (*of_chain, *of_rest), size, len(chain.captured))
+        parts = dict(zip(names, beside, strict=True))
+        return dataclasses.replace(self, chain=many, examples=examples, **parts)
+
+    def can_be_mapped(self, size: Any, axes: Axes) -> bool:
+        """Whether there is a problem of ``size`` examples that are on these axes of the leaves.
+
+        The adjoint's blocks have to be those of all examples at once, and the step the user's own.
+        """
+        step = self.chain.step
+        if step.program is not None or step.derivative is not None:
+            return False
+        used = self.linearize_adjoint
+        if used is None and (self.adjoint is None or isinstance(self.adjoint, Adjoint)):
+            used = self.linearize
+        if not isinstance(size, int) or not size or used is None:
+            return isinstance(size, int) and size > 0
+        own = len(jax.tree.leaves((self.linearize, self.linearize_adjoint)))
+        if isinstance(used, Scalar):
+            is_shared = all(axis is None for axis in axes[len(axes) - own :])
+            return is_shared and used.of_input is None
+        return isinstance(used, Dense | Diagonal | BlockDiagonal | Zero)
+
+    # -- what "auto" stands for -------------------------------------------------------------------
+
+    def methods(self) -> dict[str, Fixed]:
+        """How the states are found, by platform."""
+        costs, asked, shape = ChainCosts.of(self.chain), self.method, self.chain.mapped
+        if not isinstance(asked, Auto):
+            return {DEFAULT: asked}
+        found = {name: choose_method(self._seen(costs, name), name) for name in platforms()}
+        if shape:  # the examples share the memory
+            each = max(1, memory_budget() // math.prod(shape))
+            for name, method in found.items():
+                if isinstance(method, Newton):
+                    found[name] = dataclasses.replace(method, memory=each)
+        return differing({name: asked.with_options(method) for name, method in found.items()})
+
+    def adjoints(self) -> dict[str, Way]:
+        """How it is differentiated, by platform."""
+        shapes, adjoint = self.chain.abstract, self.adjoint
+        fixed = None if isinstance(self.method, Auto) else self.with_arrays(self.method)
+        if adjoint is None:
+            costs = ChainCosts.of(self.chain)
+            found: dict[str, Wanted] = differing(
+                {name: choose_adjoint(self._seen(costs, name), fixed, name) for name in platforms()}
+            )
+        else:
+            if isinstance(adjoint, Adjoint) and self.linearize_adjoint is not None:
+                adjoint = dataclasses.replace(adjoint, linearize=self.linearize_adjoint)
+            found = {DEFAULT: adjoint}
+        return {name: resolve_adjoint(way, fixed, shapes) for name, way in found.items()}
+
+    def _seen(self, costs: ChainCosts, platform: str) -> ChainCosts:
+        """The chain as its devices share it; those of a CPU are one machine's cores."""
+        return costs if platform == "cpu" else costs.shared_by(self.chain.axis.size)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["inner"], meta_fields=["sharding"])
+@dataclasses.dataclass(frozen=True)
+class SolverPerShard:
+    """A method, on every shard of a chain at once."""
+
+    inner: Any
+    sharding: ChainSharding
+
+    def bind(self, chain: TracedChain, asked: TracedChain) -> "SolverPerShard":
+        """The same with the method bound to the chain."""
+        return dataclasses.replace(self, inner=self.inner.bind(chain, asked))
+
+    def solve(self, chain: TracedChain) -> Run:
+        """Solve the chain where it is."""
+
+        def shard(inner: Any, chain: TracedChain) -> Run:
+            run: Run = inner.solve(chain.shard(self.sharding.shard))
+            return run
+
+        along, replicated = self.sharding.along, P()
+        specs = self.inner.sharded(along, replicated), chain.sharded(along, replicated)
+        out: Any = Run(along, along, replicated, replicated)  # type: ignore[arg-type]
+        run: Run = self.sharding.per_shard(shard, specs, out)(self.inner, chain)
+        return run
+
+
+def _constant(linearization: Linearization | None) -> Linearization | None:
+    return None if linearization is None else constant(linearization)
+
+
+def _as_function(chain: TracedChain) -> Any:
+    """The step of a chain as a function of pytrees."""
+    step = chain.step
+
+    def function(state: Any, inputs: Any) -> tuple[Any, Any]:
+        leaves, outputs = step.with_outputs(
+            jax.tree.leaves(state), jax.tree.leaves(inputs), chain.captured
+        )
+        return (
+            jax.tree.unflatten(step.state_tree, leaves),
+            jax.tree.unflatten(step.output_tree, outputs),
+        )
+
+    return function

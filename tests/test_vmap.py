@@ -1,0 +1,344 @@
+"""`jax.vmap` around a solve: values, gradients, statistics and plans of all examples at once."""
+
+import importlib
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import deeppcr
+from deeppcr import Newton
+from tests.problems import assert_agree, normal
+
+B, L, W = 5, 12, 3
+WEIGHTS = {"w": normal(0, W, W, scale=0.4), "b": normal(1, W, scale=0.3)}
+MANY = {"w": normal(2, B, W, W, scale=0.4), "b": normal(3, B, W, scale=0.3)}
+Z0, XS = normal(4, W), normal(5, L, W)
+Z0S, XSS = normal(6, B, W), normal(7, B, L, W)
+COMBINATIONS = {
+    "auto": {},
+    "newton": {"method": "newton"},
+    "newton, step by step": {"method": "newton", "adjoint": "backprop"},
+    "newton, pcr": {"method": "pcr", "adjoint": "pcr"},
+    "sequential": {"method": "sequential", "adjoint": "backprop"},
+    "sequential, blocks": {"method": "sequential", "adjoint": "sequential"},
+    "sequential, autodiff": {"method": "sequential", "adjoint": "autodiff"},
+    "quasi-Newton": {"method": Newton(linearize="diagonal"), "adjoint": deeppcr.Adjoint()},
+    "Picard, by input": {
+        "method": Newton(linearize=deeppcr.Scalar(of_input=lambda x: 0.1 * x[0])),
+    },
+    "of a window": {"method": Newton(window=4)},
+}
+
+
+def run(scan, weights, z0, xs):
+    """A nonlinear chain, with outputs."""
+
+    def step(z, x):
+        z = jnp.tanh(weights["w"] @ z + weights["b"] + x)
+        return z, {"y": jnp.sin(z), "count": jnp.int32(3)}
+
+    return scan(step, z0, xs)
+
+
+def loss(scan, *arguments):
+    last, ys = run(scan, *arguments)
+    return jnp.sum(last**3) + jnp.sum(ys["y"] ** 2)
+
+
+MAPS = {
+    "states": (WEIGHTS, Z0S, XS),
+    "inputs": (WEIGHTS, Z0, XSS),
+    "states and inputs": (WEIGHTS, Z0S, XSS),
+    "weights": (MANY, Z0, XS),
+    "everything": (MANY, Z0S, XSS),
+    "one array of the weights": ({"w": WEIGHTS["w"], "b": MANY["b"]}, Z0, XS),
+}
+
+
+def axes(arguments):
+    """The examples are on axis 0 of what has one axis more."""
+    plain = (WEIGHTS, Z0, XS)
+    return jax.tree.map(lambda x, y: 0 if x.ndim > y.ndim else None, arguments, plain)
+
+
+def of_many(function, arguments):
+    return jax.vmap(function, in_axes=axes(arguments))
+
+
+def total(scan, arguments, *moving):
+    return of_many(partial(loss, scan), arguments)(*moving).sum()
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_values_and_gradients(name, combination):
+    arguments, scan = MAPS[name], partial(deeppcr.scan, **COMBINATIONS[combination])
+
+    def everything(scan):
+        values = of_many(partial(run, scan), arguments)(*arguments)
+        grad = jax.grad(partial(total, scan, arguments), argnums=(0, 1, 2))
+        return values, grad(*arguments)
+
+    assert_agree(jax.jit(partial(everything, scan))(), everything(lax.scan))
+
+
+def nested(scan):
+    """Weights by rows of a grid, states by columns."""
+    inner = jax.vmap(partial(loss, scan), (None, 0, None))
+    outer = jax.vmap(inner, ({"w": 0, "b": 0}, None, None))
+
+    def value(*arguments):
+        return jnp.sin(outer(*arguments)).sum()
+
+    return jax.value_and_grad(value, argnums=(0, 1, 2))(MANY, Z0S, XS)
+
+
+def out_of_order(scan):
+    """The examples last, in arguments and results."""
+
+    def value(z0, xs):
+        return jax.vmap(partial(run, scan, WEIGHTS), in_axes=-1, out_axes=-1)(z0, xs)
+
+    return value(jnp.moveaxis(Z0S, 0, -1), jnp.moveaxis(XSS, 0, -1))
+
+
+def of_gradients(scan):
+    gradient = jax.grad(partial(loss, scan), argnums=(0, 1, 2))
+    return jax.vmap(gradient, (None, 0, 0))(WEIGHTS, Z0S, XSS)
+
+
+def tangents(scan):
+    many = jax.vmap(partial(run, scan), (None, 0, 0))
+    primals = WEIGHTS, Z0S, XSS
+    moved = jax.jvp(many, primals, jax.tree.map(jnp.cos, primals))
+    return moved[0], moved[1][0], moved[1][1]["y"]
+
+
+def second_derivatives(scan):
+    def slope(b):
+        weights = {"w": WEIGHTS["w"], "b": b}
+        return total(scan, MAPS["states and inputs"], weights, Z0S, XSS)
+
+    return jax.hessian(slope)(WEIGHTS["b"]), jax.jacrev(jax.grad(slope))(WEIGHTS["b"])
+
+
+def of_a_jitted_call(scan):
+    many = jax.vmap(jax.jit(partial(loss, scan)), (None, 0, 0))
+    return jax.value_and_grad(lambda w: many(w, Z0S, XSS).sum())(WEIGHTS)
+
+
+def with_checkpoint(scan):
+    one = jax.checkpoint(partial(loss, scan))
+    return jax.grad(lambda w: jax.vmap(one, (None, 0, 0))(w, Z0S, XSS).sum())(WEIGHTS)
+
+
+def inside_a_loop(scan):
+    def body(z, _):
+        return jax.vmap(lambda z, xs: run(scan, WEIGHTS, z, xs)[0])(z, XSS), None
+
+    return jax.grad(lambda z: lax.scan(body, z, None, 3)[0].sum())(Z0S)
+
+
+def with_a_collective(scan):
+    """The examples meet in every step."""
+
+    def one(w, z0, xs):
+        def step(z, x):
+            z = jnp.tanh(w @ z + x + 0.3 * lax.pmean(z, "examples"))
+            return z, z * lax.axis_index("examples").astype(z.dtype)
+
+        return scan(step, z0, xs)
+
+    def value(w):
+        last, ys = jax.vmap(partial(one, w), axis_name="examples")(Z0S, XSS)
+        return jnp.sum(last) + jnp.sum(ys**2)
+
+    return jax.value_and_grad(value)(WEIGHTS["w"])
+
+
+def of_one_named_axis_of_two(scan):
+    """The examples of the inner axis are apart, those of the outer one meet."""
+
+    def one(z0, xs):
+        def step(z, x):
+            z = jnp.tanh(WEIGHTS["w"] @ z + x + 0.3 * lax.pmean(z, "outer"))
+            return z, z
+
+        return scan(step, z0, xs)
+
+    inner = jax.vmap(one, (None, 0), axis_name="inner")
+    return jax.vmap(inner, (0, None), axis_name="outer")(Z0S[:2], XSS[:3])
+
+
+TRANSFORMATIONS = [
+    nested,
+    out_of_order,
+    of_gradients,
+    tangents,
+    second_derivatives,
+    of_a_jitted_call,
+    with_checkpoint,
+    inside_a_loop,
+    with_a_collective,
+    of_one_named_axis_of_two,
+]
+
+
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("combination", ["auto", "newton", "newton, pcr", "sequential"])
+def test_transformations(transformation, combination):
+    scan = partial(deeppcr.scan, **COMBINATIONS[combination])
+    assert_agree(jax.jit(partial(transformation, scan))(), transformation(lax.scan))
+
+
+@pytest.mark.parametrize("combination", ["newton", "sequential"])
+def test_without_jit(combination):
+    scan = partial(deeppcr.scan, **COMBINATIONS[combination])
+    gradient = jax.grad(lambda scan, w: total(scan, MAPS["everything"], w, Z0S, XSS), argnums=1)
+    assert_agree(gradient(scan, MANY), gradient(lax.scan, MANY))
+
+
+@pytest.mark.parametrize("batch_ndim", [0, 1])
+def test_a_batch_inside_of_the_examples(batch_ndim):
+    w, z0, xs = WEIGHTS["w"], normal(8, B, 2, W), normal(9, B, L, 2, W)
+
+    def value(scan, w):
+        def step(z, x):
+            z = jnp.tanh(z @ w + x)
+            return z, z
+
+        many = jax.vmap(partial(scan, step))(z0, xs)
+        return jnp.sum(many[1] ** 2), many
+
+    scan = partial(deeppcr.scan, method="newton", batch_ndim=batch_ndim)
+    one, other = (jax.grad(partial(value, each), has_aux=True)(w) for each in (scan, lax.scan))
+    assert_agree(one, other)
+
+
+def shapes_in(jaxpr):
+    """The shapes of all variables of a program, and of the programs inside it."""
+    found = set()
+    waiting = [jaxpr]
+    while waiting:
+        program = waiting.pop()
+        program = getattr(program, "jaxpr", program)
+        for equation in program.eqns:
+            found |= {tuple(v.aval.shape) for v in equation.outvars if hasattr(v.aval, "shape")}
+            waiting += jax.extend.core.jaxprs_in_params(equation.params)
+    return found
+
+
+@pytest.mark.parametrize(
+    "combination", ["auto", "newton, step by step", "newton, pcr", "sequential, blocks"]
+)
+def test_gradients_of_shared_weights_are_not_held_per_example(combination):
+    scan = partial(deeppcr.scan, **COMBINATIONS[combination])
+    inputs, outputs = 67, 71  # sizes of no other array
+    u = normal(10, inputs, outputs, scale=0.1)
+    v = normal(11, outputs, W, scale=0.1)
+    xss = normal(12, B, L, inputs)
+
+    def value(scan, weights):
+        def step(z, x):
+            z = jnp.tanh(WEIGHTS["w"] @ z + jnp.tanh(x @ weights[0]) @ weights[1])
+            return z, z
+
+        return jnp.sum(jax.vmap(lambda xs: scan(step, Z0, xs)[1])(xss) ** 2)
+
+    gradient = jax.grad(partial(value, scan))
+    shapes = shapes_in(jax.make_jaxpr(gradient)((u, v)))
+    assert (inputs, outputs) in shapes
+    assert not [s for s in shapes if len(s) > 2 and {inputs, outputs} <= set(s)]
+    assert_agree(gradient((u, v)), jax.grad(partial(value, lax.scan))((u, v)))
+
+
+def test_the_planner_sees_the_examples(monkeypatch):
+    problem = importlib.import_module("deeppcr.problem")
+    seen = []
+
+    def choose_method(costs, platform):
+        seen.append(costs.chain.layout.batch_shape)
+        return deeppcr.Sequential()
+
+    def choose_adjoint(costs, method, platform):
+        seen.append(costs.chain.layout.batch_shape)
+        return None
+
+    monkeypatch.setattr(problem, "choose_method", choose_method)
+    monkeypatch.setattr(problem, "choose_adjoint", choose_adjoint)
+    scan = partial(deeppcr.scan)
+    jax.jit(jax.vmap(partial(run, scan, WEIGHTS))).lower(Z0S, XSS)
+    assert seen[-1] == (B,)
+    inner = jax.vmap(partial(loss, scan), (None, 0, None))
+    outer = jax.vmap(inner, (None, None, 0))
+    seen.clear()
+    jax.jit(jax.grad(lambda w: outer(w, Z0S, XSS[:2]).sum())).lower(WEIGHTS)
+    assert seen[-1] == (2, B)
+
+
+def test_statistics_are_those_of_each_example():
+    chain = deeppcr.Chain(lambda z, x: jnp.sin(3.0 * z + x), normal(13, 40))
+    starts = jnp.linspace(-2.0, 2.0, 6)
+    method = Newton(max_iterations=7, on_failure="return", record=True)
+    one = partial(deeppcr.solve, chain, method=method)
+    many, each = jax.jit(jax.vmap(one))(starts), [one(z) for z in starts]
+    assert many.stats.iterations.shape == many.result.shape == (6,)
+    np.testing.assert_array_equal(many.result, [run.result for run in each])
+    np.testing.assert_array_equal(many.stats.prefix, [run.stats.prefix for run in each])
+    np.testing.assert_array_equal(many.stats.iterations, [run.stats.iterations for run in each])
+    assert many.stats.residuals.shape == (6, 8)
+    assert deeppcr.solve(chain, starts[0], method="sequential").stats.prefix.shape == ()
+    stepped = jax.vmap(partial(deeppcr.solve, chain, method="sequential"))(starts)
+    np.testing.assert_array_equal(stepped.stats.prefix, [40] * 6)
+    np.testing.assert_array_equal(stepped.result, [deeppcr.Result.CONVERGED] * 6)
+
+
+@pytest.mark.parametrize("method", [Newton, deeppcr.Auto])
+def test_each_example_has_its_own_guess(method):
+    guesses = normal(14, B, L, W)
+
+    def one(guess, z0, weights):
+        step = deeppcr.Chain(lambda z, x: jnp.tanh(weights["w"] @ z + x), XS)
+        return deeppcr.solve(step, z0, method=method(initial_guess=guess)).trajectory.sum()
+
+    def gradient(guesses):
+        many = jax.vmap(one, (0, None, None))
+        return jax.grad(lambda z, w: many(guesses, z, w).sum(), argnums=(0, 1))(Z0, WEIGHTS)
+
+    def by_scan(z0, weights):
+        return B * lax.scan(lambda z, x: (jnp.tanh(weights["w"] @ z + x),) * 2, z0, XS)[1].sum()
+
+    assert_agree(jax.jit(gradient)(guesses), jax.grad(by_scan, argnums=(0, 1))(Z0, WEIGHTS))
+
+
+def test_half_precision():
+    z0, xs = Z0S.astype(jnp.bfloat16), XSS.astype(jnp.bfloat16)
+    w = WEIGHTS["w"].astype(jnp.bfloat16)
+
+    def step(z, x):
+        z = jnp.tanh(w @ z + x)
+        return z, z
+
+    many = jax.jit(jax.vmap(lambda z, x: deeppcr.scan(step, z, x, method="newton")[1]))(z0, xs)
+    each = [deeppcr.scan(step, z, x, method="newton")[1] for z, x in zip(z0, xs, strict=True)]
+    assert many.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        many.astype(np.float32), jnp.stack(each).astype(np.float32), atol=0.02
+    )
+
+
+def test_transposed():
+    """A chain that is linear in its inputs."""
+
+    def linear(scan, xs):
+        return jax.vmap(lambda x: scan(lambda z, x: (0.5 * z + x, z), jnp.zeros(W), x)[1])(xs)
+
+    ours = partial(linear, partial(deeppcr.scan, method="sequential", adjoint="backprop"))
+    transposed = [
+        jax.linear_transpose(each, XSS)(XSS) for each in (ours, partial(linear, lax.scan))
+    ]
+    assert_agree(*transposed)
