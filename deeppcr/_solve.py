@@ -29,9 +29,7 @@ def solve_chain(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
         return _solve_backwards(asked, method, adjoint)
     chain = lengthened(asked)
     bind, tree = posed(Problem.of(chain, asked, method, adjoint))
-    run: Run = jax.tree.unflatten(
-        tree, bind()
-    )  # from here, for a short path: see tests/test_path.py
+    run: Run = jax.tree.unflatten(tree, bind())
     if chain.length > asked.length:
         run = shortened(run, asked.length)
     if isinstance(method, Newton) and method.on_failure == "raise":

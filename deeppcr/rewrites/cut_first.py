@@ -58,9 +58,10 @@ def evaluate(
     """
     equations, only_cut = order or Order.of(jaxpr, known, wanted)
     values = dict(known)
-    # As `interpret`, without two more functions between a solve and the user's own step.
+    # As `interpret`, without more functions between a solve and the user's own step; a literal is
+    # what has a value.
     for equation in equations:
-        operands = [atom.val if is_literal(atom) else values[atom] for atom in equation.invars]
+        operands = [atom.val if hasattr(atom, "val") else values[atom] for atom in equation.invars]
         if equation.outvars and only_cut.issuperset(equation.outvars):
             results: list[Any] = [Uncut(equation, operands)]
         elif operands and isinstance(operands[0], Uncut):
