@@ -70,7 +70,7 @@ def evaluate(
             results = bind(equation, operands, replace)
         for variable, value in zip(equation.outvars, results, strict=True):
             values.setdefault(variable, value)
-    return [atom.val if is_literal(atom) else values[atom] for atom in wanted]
+    return [atom.val if hasattr(atom, "val") else values[atom] for atom in wanted]
 
 
 def _in_pieces(knife: Any, uncut: Uncut, replace: Replacement | None) -> list[Any]:
