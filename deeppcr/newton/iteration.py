@@ -119,21 +119,27 @@ class NewtonSolver:
         residuals = jnp.full((recorded if self.options.record else 0,), _unrecorded(), start.dtype)
         begun = Reached.nothing(start, residuals)
         if chain.axis.size > 1 and self.window < chain.length:
-            reached, states = solve_shard_after_shard(self._iterated, wide, begun, self.budget)
+
+            def shard(chain: TracedChain, begun: Reached) -> tuple[Reached, Array]:
+                return self._reached(begun, iterate(*self._loop(chain, begun)))
+
+            reached, states = solve_shard_after_shard(shard, wide, begun, self.budget)
         else:
-            reached, states = self._iterated(wide, begun)
+            reached, states = self._reached(begun, iterate(*self._loop(wide, begun)))
         return self._finished(chain, wide, reached, states)
 
-    def _iterated(self, chain: TracedChain, begun: Reached) -> tuple[Reached, Array]:
-        """All states of ``chain``, and how far they are right."""
+    def _loop(self, chain: TracedChain, begun: Reached) -> tuple[Any, ...]:
+        """The loop over iterations for ``chain``, as arguments of `iterate`."""
         total = chain.total
-        end: Iterate = iterate(
-            ITERATION,
-            lambda now: (now.iterations < self.budget) & (now.prefix < total),
-            partial(self._iteration, chain),
-            self._begin(chain, begun),
-            self.budget,
-        )
+
+        def goes_on(now: Iterate) -> Array:
+            return (now.iterations < self.budget) & (now.prefix < total)
+
+        trip, start = partial(self._iteration, chain), self._begin(chain, begun)
+        return ITERATION, goes_on, trip, start, self.budget
+
+    def _reached(self, begun: Reached, end: Iterate) -> tuple[Reached, Array]:
+        """How far the states are right after the last iteration, and all of them."""
         reached = begun._replace(
             iterations=end.iterations,
             prefix=end.prefix,

@@ -58,10 +58,9 @@ def evaluate(
     """
     equations, only_cut = order or Order.of(jaxpr, known, wanted)
     values = dict(known)
-    # As `interpret`, without more functions between a solve and the user's own step; a literal is
-    # what has a value.
+    # As `interpret`, without two more functions between a solve and the user's own step.
     for equation in equations:
-        operands = [atom.val if hasattr(atom, "val") else values[atom] for atom in equation.invars]
+        operands = [atom.val if is_literal(atom) else values[atom] for atom in equation.invars]
         if equation.outvars and only_cut.issuperset(equation.outvars):
             results: list[Any] = [Uncut(equation, operands)]
         elif operands and isinstance(operands[0], Uncut):
@@ -70,7 +69,7 @@ def evaluate(
             results = bind(equation, operands, replace)
         for variable, value in zip(equation.outvars, results, strict=True):
             values.setdefault(variable, value)
-    return [atom.val if hasattr(atom, "val") else values[atom] for atom in wanted]
+    return [atom.val if is_literal(atom) else values[atom] for atom in wanted]
 
 
 def _in_pieces(knife: Any, uncut: Uncut, replace: Replacement | None) -> list[Any]:
