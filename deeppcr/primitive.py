@@ -74,6 +74,9 @@ class _Structures:
 def posed(problem: Problem) -> tuple[Callable[[], Sequence[Any]], Any]:
     """A function that returns the leaves of the solution, and the structure of the solution."""
     leaves, tree = jax.tree.flatten(problem)
+    if not any(map(_is_staged, leaves)) and not jax.config.jax_disable_jit:
+        leaves, tree = jax.tree.flatten(_eagerly(problem))
+        return partial(list, leaves), tree
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         # A new object each time, so that jax keeps nothing of it.
         program, run = jax.make_jaxpr(partial(solve), return_shape=True)(problem)
@@ -84,6 +87,34 @@ def posed(problem: Problem) -> tuple[Callable[[], Sequence[Any]], Any]:
     # Nothing is mapped; or a function of the user's closes over arrays that jax traces.
     leaves, tree = jax.tree.flatten(solve(problem))
     return partial(list, leaves), tree
+
+
+def _is_staged(x: Any) -> bool:
+    """Whether jax makes a program of what becomes of ``x``, as `jax.jit` does."""
+    while isinstance(x, jax.core.Tracer):
+        if hasattr(x, "primal"):  # of a derivative that is taken eagerly
+            x = x.primal
+        elif hasattr(x, "batch_dim"):  # of `jax.vmap`
+            x = x.val
+        else:
+            return True
+    return False
+
+
+def _eagerly(problem: Problem) -> Run:
+    """The solution, compiled once for all problems that are equal but for their arrays."""
+    known = problem.kept
+    run: Run = _compiled(known) if known else jax.jit(lambda problem: _solution(problem))(problem)
+    return run
+
+
+def _solution(problem: Problem) -> Run:
+    bind, tree = posed(problem)
+    run: Run = jax.tree.unflatten(tree, bind())
+    return run
+
+
+_compiled = jax.jit(_solution)
 
 
 def _run(*operands: Any, call_jaxpr: Any, structures: _Structures) -> list[Any]:

@@ -13,13 +13,14 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr._plan.choose import choose_adjoint, choose_method
-from deeppcr._plan.costs import ChainCosts
+from deeppcr._plan.costs import ChainCosts, is_hashable
 from deeppcr._plan.names import Auto, Fixed, Method, Wanted
 from deeppcr.adjoint import Adjoint, Way
 from deeppcr.adjoint.resolve import resolve_adjoint
 from deeppcr.axis import ChainSharding
 from deeppcr.chain import TracedChain
 from deeppcr.examples import Axes, SolverPerExample, at_front, chain_of_examples
+from deeppcr.kept import kept
 from deeppcr.linearize import (
     BlockDiagonal,
     Dense,
@@ -104,6 +105,17 @@ class Problem:
         chain = dataclasses.replace(chain, function=None)
         linearize, of_adjoint = map(_constant, (linearize, of_adjoint))
         return cls(chain, wide, guess, linearize, of_adjoint, method, adjoint, asked.length)
+
+    @property
+    def kept(self) -> "Problem | None":
+        """The same with steps that are known again; None if one cannot be, or an option not."""
+        steps = [None if c is None else kept(c.step) for c in (self.chain, self.wide)]
+        if steps[0] is None or (self.wide is not None and steps[1] is None):
+            return None
+        chain = dataclasses.replace(self.chain, step=steps[0])
+        wide = self.wide and dataclasses.replace(self.wide, step=steps[1])
+        problem = dataclasses.replace(self, chain=chain, wide=wide)
+        return problem if is_hashable(jax.tree.structure(problem)) else None
 
     def prepared(self, method: Fixed) -> Any:
         """``method``, which has none of the arrays of this problem, for `chains` to be bound to."""

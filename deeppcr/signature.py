@@ -1,11 +1,20 @@
 """Signatures of parameters, constants and programs: equal only for what is certainly the same."""
 
+import hashlib
+from collections.abc import Sequence
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from depth.jaxprs import is_literal, without_constants
+from deeppcr.effects import is_rule_of_jax
+from depth.jaxprs import bind, called, is_literal, without_constants
+from depth.primitives import primitive
+
+SMALL = 64  # elements of a constant that may be part of a program that is kept
 
 
 def signature(value: Any) -> Any:
@@ -13,46 +22,123 @@ def signature(value: Any) -> Any:
 
     A tracer is the same as itself.
     """
-    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-        return _program(value)
-    if isinstance(value, dict):
-        return tuple(sorted((key, signature(item)) for key, item in value.items()))
-    if isinstance(value, tuple | list):
-        return (type(value), *map(signature, value))
-    if isinstance(value, jax.core.Tracer):
-        return ("tracer", id(value))
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
+    return _Signature().of(value)
+
+
+def lasting_signature(value: Any) -> tuple[Any, str]:
+    """`signature`, and why no other value may ever have it; empty if one may.
+
+    It may not where something in the value is known by its identity alone, such as a function, and
+    it should not where an array of the user's is in it.
+    """
+    reader = _Signature()
+    return reader.of(value), reader.reason
+
+
+class _Signature:
+    """One reading of a value."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._rules: list[Any] = []  # those whose derivatives are being read
+
+    def of(self, value: Any) -> Any:
+        if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+            return self._program(value)
+        if isinstance(value, dict):
+            return tuple(sorted((key, self.of(item)) for key, item in value.items()))
+        if isinstance(value, tuple | list):
+            return (type(value), *map(self.of, value))
+        if isinstance(value, jax.core.Tracer):
+            self.reason = "a value that jax traces"
+            return ("tracer", id(value))
+        if hasattr(value, "dtype") and hasattr(value, "shape"):
+            return self._array(value)
         try:
-            return (str(value.dtype), tuple(value.shape), np.asarray(value).tobytes())
+            hash(value)
+        except TypeError:
+            self.reason = f"{type(value).__name__}, which has no hash"
+            return (type(value), id(value))
+        if isinstance(value, FunctionType | partial):
+            self.reason = f"the function {getattr(value, '__qualname__', value)}"
+        return (type(value), value)
+
+    def _array(self, value: Any) -> Any:
+        try:
+            content = np.asarray(value).tobytes()
         except (TypeError, ValueError, RuntimeError):  # random keys, arrays on other machines
+            self.reason = f"an array, {value.dtype}{list(value.shape)}"
             return ("array", id(value))
-    try:
-        hash(value)
-    except TypeError:
-        return (type(value), id(value))
-    return (type(value), value)
+        if value.size > SMALL:
+            self.reason = f"an array, {value.dtype}{list(value.shape)}"
+            content = hashlib.blake2b(content).digest()
+        return (str(value.dtype), tuple(value.shape), content)
 
+    def _program(self, closed: Any) -> Any:
+        """A jaxpr in a form that does not depend on the names of its variables."""
+        jaxpr = without_constants(closed)
+        numbers: dict[Any, int] = {}
 
-def _program(closed: Any) -> Any:
-    """A jaxpr in a form that does not depend on the names of its variables."""
-    jaxpr = without_constants(closed)
-    numbers: dict[Any, int] = {}
+        def number(atom: Any) -> Any:
+            aval = (str(atom.aval), getattr(atom.aval, "weak_type", False))
+            if is_literal(atom):
+                return (*aval, self.of(np.asarray(atom.val, atom.aval.dtype)))
+            return (*aval, numbers.setdefault(atom, len(numbers)))
 
-    def number(atom: Any) -> Any:
-        aval = (str(atom.aval),)
-        if is_literal(atom):
-            return (*aval, signature(np.asarray(atom.val, atom.aval.dtype)))
-        return (*aval, numbers.setdefault(atom, len(numbers)))
-
-    inputs = tuple(number(variable) for variable in (*jaxpr.constvars, *jaxpr.invars))
-    equations = tuple(
-        (
-            e.primitive.name,
-            tuple(map(number, e.invars)),
-            signature(e.params),
-            tuple(map(number, e.outvars)),
+        inputs = tuple(map(number, (*jaxpr.constvars, *jaxpr.invars)))
+        equations = tuple(
+            (
+                each.primitive.name,
+                str(each.ctx),
+                tuple(map(number, each.invars)),
+                self._parameters(each),
+                tuple(map(number, each.outvars)),
+            )
+            for each in jaxpr.eqns
         )
-        for e in jaxpr.eqns
-    )
-    constants = tuple(signature(value) for value in getattr(closed, "consts", ()))
-    return (inputs, constants, equations, tuple(number(atom) for atom in jaxpr.outvars))
+        constants = tuple(self.of(value) for value in getattr(closed, "consts", ()))
+        return (inputs, constants, equations, tuple(number(atom) for atom in jaxpr.outvars))
+
+    def _parameters(self, equation: Any) -> Any:
+        if primitive(equation).kind != "derivative rule" or (inner := called(equation)) is None:
+            return self.of(equation.params)
+        if is_rule_of_jax(equation):
+            name = without_constants(inner).debug_info.func_src_info
+            return ("rule of jax", name, self.of(inner))
+        # Its functions are new at every trace. What they do is what jax makes of them.
+        plain = {key: p for key, p in equation.params.items() if isinstance(p, bool | int | str)}
+        rule = (self.of(plain), self.of(inner))
+        if rule in self._rules:  # a rule that calls its function
+            return ("again", self._rules.index(rule))
+        self._rules.append(rule)
+        derivative = self.of(_derivative(equation))
+        self._rules.pop()
+        return (*rule, derivative)
+
+
+def _derivative(equation: Any) -> Any:
+    """The program of the derivative of an equation: forwards, or else backwards."""
+    arguments = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
+    moves = [jnp.issubdtype(each.dtype, jnp.inexact) for each in arguments]
+
+    def split(values: Sequence[Any]) -> tuple[list[Any], Any]:
+        moving = [x for x, is_moving in zip(values, moves, strict=True) if is_moving]
+
+        def f(*moving: Any) -> list[Any]:
+            rest = iter(moving)
+            pairs = zip(values, moves, strict=True)
+            return bind(equation, [next(rest) if is_moving else x for x, is_moving in pairs])
+
+        return moving, f
+
+    def forwards(*values: Any) -> Any:
+        moving, f = split(values)
+        return jax.jvp(f, moving, moving)
+
+    def backwards(*values: Any) -> Any:
+        moving, f = split(values)
+        results, pull = jax.vjp(f, *moving)
+        return results, pull(results)
+
+    is_vjp = equation.primitive.name.startswith("custom_vjp")
+    return jax.make_jaxpr(backwards if is_vjp else forwards)(*arguments)
