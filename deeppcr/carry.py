@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from deeppcr.eager import kept
+from deeppcr.platforms import is_eager
 from deeppcr.rewrites.cut_first import evaluate
 from deeppcr.state import Leaves
 from deeppcr.step import Step, is_weak, with_weak_type
@@ -88,32 +90,16 @@ class Carry:
         self, step: Step, captured: Leaves, inputs: Leaves, length: int, reverse: bool
     ) -> Self:
         """The same, with the driven leaves of all steps: what `jax.lax.scan` makes of them."""
-        count = len(self.kinds)
-        places = [i for i, kind in enumerate(self.kinds) if kind == "driven"]
-        others = [i for i, kind in enumerate(self.kinds) if kind != "driven"]
+        places = tuple(i for i, kind in enumerate(self.kinds) if kind == "driven")
         if not places:
             return self
-        wanted = [step.jaxpr.outvars[i] for i in places]
-        sources = _sources(step, places)
-        read = [i for i in range(len(inputs)) if count + i in frozenset().union(*sources)]
-
-        # That the results do not depend on it has been proven.
-        variables = step.jaxpr.invars
-        known = dict(zip(step.jaxpr.constvars, map(lax.stop_gradient, captured), strict=True))
-        known |= {variables[i]: lax.stop_gradient(self.initial[i]) for i in others}
-        known |= {
-            variables[count + i]: jnp.zeros(x.shape[1:], x.dtype)
-            for i, x in enumerate(inputs)
-            if i not in read
-        }
-
-        def body(driven: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
-            now = dict(zip([variables[i] for i in places], driven, strict=True))
-            now |= dict(zip([variables[count + i] for i in read], xs, strict=True))
-            return evaluate(step.jaxpr, known | now, wanted), driven
-
-        xs = [lax.stop_gradient(inputs[i]) for i in read]
-        last, before = lax.scan(body, [self.initial[i] for i in places], xs, length, reverse)
+        count, sources = len(self.kinds), frozenset[int]().union(*_sources(step, places))
+        read = tuple(i for i in range(len(inputs)) if count + i in sources)
+        arrays = lax.stop_gradient((captured, self.initial, [inputs[i] for i in read]))
+        run, known = _run_ahead, step
+        if is_eager(jax.tree.leaves(arrays)) and (found := kept(step)):
+            run, known = _run_ahead_compiled, found
+        last, before = run(known, places, read, length, reverse, *arrays)
         return dataclasses.replace(self, before=before, last=last)
 
     def unknown(self, length: int) -> Self:
@@ -226,6 +212,41 @@ def _kind(dtype: Any) -> Kind:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return "complex"
     return "state" if jnp.issubdtype(dtype, jnp.floating) else "driven"
+
+
+def _run_ahead(
+    step: Step,
+    places: tuple[int, ...],
+    read: tuple[int, ...],
+    length: int,
+    reverse: bool,
+    captured: Leaves,
+    initial: Leaves,
+    inputs: Leaves,
+) -> tuple[Leaves, Leaves]:
+    """The leaves at ``places`` after the last step, and before each.
+
+    ``inputs``: those that are ``read``.
+    """
+    variables, count = step.jaxpr.invars, step.states
+    wanted = [step.jaxpr.outvars[i] for i in places]
+    driven = [variables[i] for i in places]
+    known = dict(zip(step.jaxpr.constvars, captured, strict=True))
+    # That the results do not depend on the rest has been proven.
+    known |= dict(zip(variables[:count], initial, strict=True))
+    known |= {v: jnp.zeros(v.aval.shape, v.aval.dtype) for v in variables[count:]}
+
+    def body(state: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
+        now = dict(zip(driven, state, strict=True))
+        now |= dict(zip([variables[count + i] for i in read], xs, strict=True))
+        return evaluate(step.jaxpr, known | now, wanted), state
+
+    return lax.scan(body, [initial[i] for i in places], inputs, length, reverse)
+
+
+_run_ahead_compiled = jax.jit(
+    _run_ahead, static_argnames=("step", "places", "read", "length", "reverse")
+)
 
 
 def _sources(step: Step, places: Sequence[int]) -> list[frozenset[int]]:

@@ -5,15 +5,16 @@ compute on its CPU. Where the best program differs between the platforms of this
 all variants, and jax lowers one of them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+import jax
 from jax import lax
 
 from depth.platforms import compiled_for, platform, platforms
 
-__all__ = ["by_platform", "compiled_for", "differing", "platform", "platforms"]
+__all__ = ["by_platform", "compiled_for", "differing", "is_eager", "platform", "platforms"]
 
 T = TypeVar("T")
 DEFAULT = "default"
@@ -44,3 +45,20 @@ def _compiled_for(platform: str, variant: Callable[..., T]) -> Callable[..., T]:
             return variant(*arguments)
 
     return traced
+
+
+def is_eager(leaves: Iterable[Any]) -> bool:
+    """Whether what is computed of these arrays runs now, and is no part of a larger program."""
+    return not jax.config.jax_disable_jit and not any(map(_is_staged, leaves))
+
+
+def _is_staged(x: Any) -> bool:
+    """Whether jax makes a program of what becomes of ``x``, as `jax.jit` does."""
+    while isinstance(x, jax.core.Tracer):
+        if hasattr(x, "primal"):  # of a derivative that is taken eagerly
+            x = x.primal
+        elif hasattr(x, "batch_dim"):  # of `jax.vmap`
+            x = x.val
+        else:
+            return True
+    return False

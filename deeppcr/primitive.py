@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from deeppcr.adjoint import pushes
 from deeppcr.chain import TracedChain
-from deeppcr.platforms import by_platform
+from deeppcr.platforms import by_platform, is_eager
 from deeppcr.problem import Problem
 from deeppcr.solution import Run
 
@@ -74,7 +74,7 @@ class _Structures:
 def posed(problem: Problem) -> tuple[Callable[[], Sequence[Any]], Any]:
     """A function that returns the leaves of the solution, and the structure of the solution."""
     leaves, tree = jax.tree.flatten(problem)
-    if not any(map(_is_staged, leaves)) and not jax.config.jax_disable_jit:
+    if is_eager(leaves):
         leaves, tree = jax.tree.flatten(_eagerly(problem))
         return partial(list, leaves), tree
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -87,18 +87,6 @@ def posed(problem: Problem) -> tuple[Callable[[], Sequence[Any]], Any]:
     # Nothing is mapped; or a function of the user's closes over arrays that jax traces.
     leaves, tree = jax.tree.flatten(solve(problem))
     return partial(list, leaves), tree
-
-
-def _is_staged(x: Any) -> bool:
-    """Whether jax makes a program of what becomes of ``x``, as `jax.jit` does."""
-    while isinstance(x, jax.core.Tracer):
-        if hasattr(x, "primal"):  # of a derivative that is taken eagerly
-            x = x.primal
-        elif hasattr(x, "batch_dim"):  # of `jax.vmap`
-            x = x.val
-        else:
-            return True
-    return False
 
 
 def _eagerly(problem: Problem) -> Run:

@@ -19,8 +19,8 @@ from deeppcr.adjoint import Adjoint, Way
 from deeppcr.adjoint.resolve import resolve_adjoint
 from deeppcr.axis import ChainSharding
 from deeppcr.chain import TracedChain
+from deeppcr.eager import kept
 from deeppcr.examples import Axes, SolverPerExample, at_front, chain_of_examples
-from deeppcr.kept import kept
 from deeppcr.linearize import (
     BlockDiagonal,
     Dense,

@@ -25,6 +25,7 @@ from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices
 from deeppcr.linear.choose import find_solver
 from deeppcr.linear.sharded import Sharded
 from deeppcr.linear.solver import LinearSolver, is_decoupled
+from deeppcr.platforms import is_eager
 
 
 def solve_bidiagonal(
@@ -84,24 +85,36 @@ def solve_bidiagonal(
                 "the shape of one state, that of b without its chain axis."
             )
         _check_dtype("initial", initial.dtype, blocks.dtype)
-        if blocks.length:
-            along = Along(reverse=reverse)
-            b_first = along.first(b, 1) + along.first(blocks, 1).apply(initial[None])
-            b = along.join(b_first, along.last(b, blocks.length - 1))
-    mesh = explicit_mesh(blocks, b, shared=isinstance(chosen, Sharded))
+    is_kept = not isinstance(chosen, Sharded) and is_eager(jax.tree.leaves((blocks, b, initial)))
+    solved = _solved_compiled if is_kept else _solved
+    return solved(blocks, b, initial, chosen, reverse)
+
+
+def _solved(
+    blocks: Blocks, b: Array, initial: Array | None, solver: LinearSolver, reverse: bool
+) -> Array:
+    """`solve_bidiagonal`, checked."""
+    if initial is not None and blocks.length:
+        along = Along(reverse=reverse)
+        b_first = along.first(b, 1) + along.first(blocks, 1).apply(initial[None])
+        b = along.join(b_first, along.last(b, blocks.length - 1))
+    mesh = explicit_mesh(blocks, b, shared=isinstance(solver, Sharded))
     if mesh is None:
-        if isinstance(chosen, Sharded):
-            chosen = dataclasses.replace(chosen, mesh=with_auto_types(chosen.mesh))
-        return solve_recurrence(blocks, b, chosen, reverse)
+        if isinstance(solver, Sharded):
+            solver = dataclasses.replace(solver, mesh=with_auto_types(solver.mesh))
+        return solve_recurrence(blocks, b, solver, reverse)
     out = jax.typeof(b).sharding.spec
     y: Array = with_auto_axes(
-        lambda blocks, b: solve_recurrence(blocks, b, _on_the_mesh(chosen), reverse),
+        lambda blocks, b: solve_recurrence(blocks, b, _on_the_mesh(solver), reverse),
         mesh,
         out,
         blocks,
         b,
     )
     return y
+
+
+_solved_compiled = jax.jit(_solved, static_argnames=("solver", "reverse"))
 
 
 def _on_the_mesh(solver: LinearSolver) -> LinearSolver:

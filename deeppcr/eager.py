@@ -1,4 +1,4 @@
-"""Steps that are known again by their programs, so that eager calls compile once.
+"""Eager calls compile once: steps are known again by their programs.
 
 Every call traces its step, for what the function closes over may have changed. If the program is
 one that an earlier call had, the step of that call takes its place. So two problems with the same
