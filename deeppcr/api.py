@@ -276,9 +276,8 @@ def _with_words_of_jax(error: Exception, scan: Callable[[], Any]) -> Exception:
     except (TypeError, ValueError) as theirs:
         if str(theirs) == str(error):  # of the user's step
             return error
-        if type(theirs) not in (TypeError, ValueError):
-            return theirs
-        return type(theirs)(f"{error}\n\njax.lax.scan says: {theirs}")
+        theirs.args = (f"{error}\n\njax.lax.scan says: {theirs}",)
+        return theirs
     except Exception:
         pass
     return error

@@ -102,6 +102,9 @@ class Problem:
         if isinstance(adjoint, Adjoint):
             of_adjoint = find_linearization(adjoint.linearize)
             adjoint = dataclasses.replace(adjoint, linearize="auto") if of_adjoint else adjoint
+        for each in (linearize, of_adjoint):
+            if each is not None:
+                each.check(asked.step, asked.length)
         chain = dataclasses.replace(chain, function=None)
         linearize, of_adjoint = map(_constant, (linearize, of_adjoint))
         return cls(chain, wide, guess, linearize, of_adjoint, method, adjoint, asked.length)
