@@ -49,7 +49,8 @@ def _compiled_for(platform: str, variant: Callable[..., T]) -> Callable[..., T]:
 
 def is_eager(leaves: Iterable[Any]) -> bool:
     """Whether what is computed of these arrays runs now, and is no part of a larger program."""
-    return not jax.config.jax_disable_jit and not any(map(_is_staged, leaves))
+    without_jit: bool = jax.config.jax_disable_jit  # type: ignore[attr-defined]
+    return not without_jit and not any(map(_is_staged, leaves))
 
 
 def _is_staged(x: Any) -> bool:

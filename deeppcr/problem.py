@@ -112,11 +112,13 @@ class Problem:
     @property
     def kept(self) -> "Problem | None":
         """The same with steps that are known again; None if one cannot be, or an option not."""
-        steps = [None if c is None else kept(c.step) for c in (self.chain, self.wide)]
-        if steps[0] is None or (self.wide is not None and steps[1] is None):
+        step, wide = kept(self.chain.step), self.wide
+        wide_step = None if wide is None else kept(wide.step)
+        if step is None or (wide is not None and wide_step is None):
             return None
-        chain = dataclasses.replace(self.chain, step=steps[0])
-        wide = self.wide and dataclasses.replace(self.wide, step=steps[1])
+        if wide is not None and wide_step is not None:
+            wide = dataclasses.replace(wide, step=wide_step)
+        chain = dataclasses.replace(self.chain, step=step)
         problem = dataclasses.replace(self, chain=chain, wide=wide)
         return problem if is_hashable(jax.tree.structure(problem)) else None
 

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.effects import is_rule_of_jax
 from depth.jaxprs import bind, called, is_literal, without_constants
 from depth.primitives import primitive
 
@@ -102,9 +101,6 @@ class _Signature:
     def _parameters(self, equation: Any) -> Any:
         if primitive(equation).kind != "derivative rule" or (inner := called(equation)) is None:
             return self.of(equation.params)
-        if is_rule_of_jax(equation):
-            name = without_constants(inner).debug_info.func_src_info
-            return ("rule of jax", name, self.of(inner))
         # Its functions are new at every trace. What they do is what jax makes of them.
         plain = {key: p for key, p in equation.params.items() if isinstance(p, bool | int | str)}
         rule = (self.of(plain), self.of(inner))

@@ -1,0 +1,198 @@
+"""Eager calls: compiled once, for all steps of the same program; never for others."""
+
+import gc
+import logging
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from deeppcr import eager
+from tests.problems import normal
+
+WEIGHT, INIT, XS = normal(0, 2, 2, scale=0.5), normal(1, 2), normal(2, 6, 2)
+A, B = normal(3, 6, 2, 2, scale=0.3), normal(4, 6, 2)
+
+
+def scanned(**options):
+    """A call with a step of its own, as in a notebook."""
+
+    def call(weight=WEIGHT, init=INIT):
+        def step(z, x):
+            z = jnp.tanh(weight @ z + x)
+            return z, z
+
+        return deeppcr.scan(step, init, XS, **options)[1].sum()
+
+    return call
+
+
+def counted():
+    def step(c, x):
+        z, n = c
+        return (jnp.sin(z) * x + n.astype(x.dtype), n + 1), z
+
+    return deeppcr.scan(step, (INIT, jnp.array(0)), XS, method="newton")[0]
+
+
+@jax.custom_jvp
+def doubled(x):
+    return 2 * x
+
+
+@doubled.defjvp
+def _(primals, tangents):
+    return doubled(primals[0]), 2 * tangents[0]
+
+
+@jax.custom_vjp
+def tripled(x):
+    return 3 * x
+
+
+tripled.defvjp(lambda x: (tripled(x), None), lambda _, g: (3 * g,))
+
+
+def with_rules():
+    def step(z, x):
+        return jax.nn.relu(tripled(doubled(jnp.sin(z)) + x)) / 6, None
+
+    return deeppcr.scan(step, INIT, XS, method="newton")[0]
+
+
+CALLS = {
+    "scan": scanned(),
+    "newton": scanned(method="newton"),
+    "solve": lambda: (
+        deeppcr.solve(
+            deeppcr.Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), XS), INIT, method="newton"
+        ).value
+    ),
+    "forward": lambda: deeppcr.forward([lambda x: jnp.tanh(WEIGHT @ x)] * 5, INIT),
+    "recurrence": lambda: deeppcr.solve_bidiagonal(A, B, initial=INIT, solver="pcr"),
+    "gradient": lambda: jax.grad(scanned(method="newton", adjoint="pcr"))(WEIGHT),
+    "jvp": lambda: jax.jvp(scanned(), (WEIGHT,), (WEIGHT,)),
+    "vmap": lambda: jax.vmap(scanned(method="newton"), (None, 0))(WEIGHT, XS),
+    "gradient of vmap": lambda: jax.grad(
+        lambda w: jax.vmap(scanned(adjoint="sequential"), (None, 0))(w, XS).sum()
+    )(WEIGHT),
+    "a counter": counted,
+    "rules of derivatives": with_rules,
+}
+
+
+@pytest.fixture
+def compiled():
+    """The programs compiled so far, in a list that grows."""
+    found = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_second_call_compiles_nothing(name, compiled):
+    first = CALLS[name]()
+    CALLS[name]()  # what jax compiles for derivatives of what it has compiled
+    compiled.clear()
+    second = CALLS[name]()
+    assert not compiled
+    assert all(map(jnp.array_equal, jax.tree.leaves(first), jax.tree.leaves(second)))
+
+
+def test_what_the_step_sees_may_change():
+    scale, weight = 1.0, WEIGHT
+
+    def step(z, x):
+        return jnp.sin(weight @ z) * scale + x, None
+
+    def agrees():
+        found = deeppcr.scan(step, INIT, XS, method="newton")[0]
+        expected = jax.lax.scan(lambda z, x: step(z, x), INIT, XS)[0]
+        return jnp.allclose(found, expected, rtol=0, atol=1e-10)
+
+    assert agrees()
+    weight = 2 * WEIGHT
+    assert agrees()
+    scale = 0.5  # a number in the program
+    assert agrees()
+
+
+def test_programs_alike_but_for_a_rule_are_told_apart():
+    def rule(factor):
+        f = jax.custom_jvp(jnp.sin)
+        f.defjvp(lambda p, t: (f(*p), factor * t[0]))
+        return f
+
+    def gradient(f):
+        return jax.grad(lambda z: deeppcr.scan(lambda z, x: (f(z) + x, None), z, XS)[0].sum())(INIT)
+
+    one, two = gradient(rule(1.0)), gradient(rule(2.0))
+    assert jnp.allclose(one, 1.0)
+    assert jnp.allclose(two, 2.0**6)
+
+
+def test_options_are_part_of_what_is_kept():
+    budgets = [
+        deeppcr.solve(
+            deeppcr.Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), XS),
+            INIT,
+            method=deeppcr.Newton(max_iterations=budget, on_failure="return"),
+        ).stats.iterations
+        for budget in (1, 2, 1)
+    ]
+    assert budgets == [1, 2, 1]
+
+
+def test_no_array_of_the_users_is_kept():
+    def call():
+        weight = normal(5, 2, 2, scale=0.5)
+        deeppcr.scan(lambda z, x: (jnp.tanh(weight @ z + x), None), INIT, XS, method="newton")
+        return weight.unsafe_buffer_pointer(), id(weight)
+
+    call()
+    gc.collect()
+    before = len(jax.live_arrays())
+    for _ in range(3):
+        call()
+    gc.collect()
+    assert len(jax.live_arrays()) <= before
+
+
+def test_clear_caches_empties_it():
+    step = scanned(method="newton")
+    step()
+    known = len(eager._STEPS)
+    assert known
+    jax.clear_caches()
+    gc.collect()
+    assert len(eager._STEPS) < known
+
+
+def test_a_step_that_cannot_be_compared_is_right_and_said_once(caplog):
+    table = normal(6, 200)
+    inner = jax.jit(lambda x: x + table[:2] + table[198:])  # its array is in its program
+
+    def f(scan):
+        return scan(lambda z, x: (jnp.sin(inner(z)) + x, None), INIT, XS)[0]
+
+    with caplog.at_level(logging.WARNING, "deeppcr"):
+        found = [f(deeppcr.scan), f(deeppcr.scan)]
+    for each in found:
+        assert jnp.allclose(each, f(jax.lax.scan), rtol=0, atol=1e-12)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "an array, float64[200]" in said[0]
+    assert "jax.jit" in said[0]
+
+
+def test_without_jit_it_runs_without_jit():
+    with jax.disable_jit():
+        found = scanned()()
+    assert jnp.allclose(found, scanned()())
