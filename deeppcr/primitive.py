@@ -13,6 +13,7 @@ from itertools import compress
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
@@ -113,9 +114,18 @@ def _abstract(*operands: Any, call_jaxpr: Any, structures: _Structures) -> tuple
     return list(call_jaxpr.out_avals), call_jaxpr.effects
 
 
+def _arrays(operands: Sequence[Any]) -> list[Any]:
+    """The operands; inside a program jax may hand over a number in the place of an array."""
+    return [
+        jnp.asarray(x, x.dtype) if isinstance(x, bool | int | float | complex) else x  # type: ignore[union-attr]
+        for x in operands
+    ]
+
+
 def _push(
     primals: Sequence[Any], tangents: Sequence[Any], *, call_jaxpr: Any, structures: _Structures
 ) -> tuple[list[Any], list[Any]]:
+    primals = _arrays(primals)
     both = primals, tangents
     problem, moves = (jax.tree.unflatten(structures.problem, leaves) for leaves in both)
 

@@ -196,3 +196,11 @@ def test_without_jit_it_runs_without_jit():
     with jax.disable_jit():
         found = scanned()()
     assert jnp.allclose(found, scanned()())
+
+
+def test_a_number_in_a_jitted_carry_is_differentiated_around():
+    @jax.jit
+    def run(x):
+        return deeppcr.scan(lambda c, _: ((2 * c[0], 0.0), None), (x, 0.0), None, 3)[0][0]
+
+    assert jax.grad(run)(0.5) == 8.0

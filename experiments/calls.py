@@ -1,0 +1,164 @@
+"""Milliseconds of the first, the second and later calls outside of jax.jit, and what they leave.
+
+Every entry point is called as in a notebook: eagerly, by a function that is made anew for each
+call, beside `jax.lax.scan` or the Python loop; "one step" is `jax.lax.scan` of one and the same
+function. "compiled" is the number of programs that jax
+compiled for the first and for the second call and for all later ones; "MB" is what the process has
+grown by in the later calls.
+"""
+
+import resource
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import deeppcr
+from experiments.bench import command
+from experiments.bench.command import positive
+from experiments.bench.plots import figure
+from experiments.bench.programs import SCAN
+from experiments.bench.table import Row, show
+from experiments.bench.timing import clock
+
+WIDTH = 8
+COMPILED = "/jax/core/compile/backend_compile_duration"
+Call = Callable[[], Any]
+
+
+def entries(length: int, layers: int) -> dict[str, dict[str, Call]]:
+    """What is called, by entry point and by program; the one to compare with comes first."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    weight = jax.random.normal(keys[0], (WIDTH, WIDTH)) / (2 * WIDTH**0.5)
+    xs = jax.random.normal(keys[1], (length, WIDTH))
+    A = jax.random.normal(keys[2], (length, WIDTH, WIDTH)) / (2 * WIDTH**0.5)
+    weights = jax.random.normal(keys[3], (layers, WIDTH, WIDTH)) / (2 * WIDTH**0.5)
+    start = jnp.zeros(WIDTH)
+    stack = [partial(layer, each) for each in weights]
+
+    def scanned(scan: Any, weight: Array = weight, start: Array = start) -> Array:
+        def step(z: Array, x: Array) -> tuple[Array, Array]:
+            z = jnp.tanh(weight @ z + x)
+            return z, z
+
+        return jnp.sum(scan(step, start, xs)[1])
+
+    def one_step(z: Array, x: Array) -> tuple[Array, Array]:
+        z = jnp.tanh(weight @ z + x)
+        return z, z
+
+    def recurrence(scan: Any) -> Array:
+        found: Array = scan(lambda y, row: ((y := row[0] @ y + row[1]), y), start, (A, xs))[1]
+        return found
+
+    newton = partial(deeppcr.scan, method="newton")
+    scans = {SCAN: jax.lax.scan, "deeppcr": deeppcr.scan, "deeppcr, newton": newton}
+    starts = jnp.ones((4, WIDTH))
+    return {
+        "scan": {name: partial(scanned, scan) for name, scan in scans.items()}
+        | {f"{SCAN}, one step": lambda: jnp.sum(jax.lax.scan(one_step, start, xs)[1])},
+        "gradient": {
+            name: partial(jax.grad(partial(scanned, scan)), weight) for name, scan in scans.items()
+        },
+        "vmap": {
+            name: partial(jax.vmap(partial(scanned, scan, weight)), starts)
+            for name, scan in scans.items()
+        },
+        "forward": {
+            "Python loop": partial(by_hand, stack, start),
+            "deeppcr": partial(deeppcr.forward, stack, start),
+            "deeppcr, newton": partial(deeppcr.forward, stack, start, method="newton"),
+        },
+        "solve_bidiagonal": {
+            SCAN: partial(recurrence, jax.lax.scan),
+            "deeppcr": partial(deeppcr.solve_bidiagonal, A, xs),
+        },
+    }
+
+
+def layer(weight: Array, x: Array) -> Array:
+    """A layer of as many units as its input has."""
+    return jnp.tanh(weight @ x)
+
+
+def by_hand(layers: Sequence[Callable[[Array], Array]], x: Array) -> Array:
+    """The Python loop."""
+    for each in layers:
+        x = each(x)
+    return x
+
+
+def measure(entry: str, calls: dict[str, Call], count: int) -> Iterator[Row]:
+    """A row for each program, with nothing compiled before its first call."""
+    compiled: list[float] = []
+
+    def listen(event: str, duration: float, **_: Any) -> None:
+        if event == COMPILED:
+            compiled.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        expected = None
+        for program, call in calls.items():
+            jax.clear_caches()
+            compiled.clear()
+            first = 1e3 * clock(call)
+            after_first = len(compiled)
+            second = 1e3 * clock(call)
+            after_second, before = len(compiled), megabytes()
+            later = [1e3 * clock(call) for _ in range(count)]
+            result = call()
+            expected = result if expected is None else expected
+            yield {
+                "entry": entry,
+                "program": program,
+                "first ms": first,
+                "second ms": second,
+                "later ms": statistics.median(later),
+                "compiled": f"{after_first}, {after_second - after_first}, "
+                f"{len(compiled) - after_second}",
+                "MB": megabytes() - before,
+                "error": float(jnp.max(jnp.abs(result - expected))),
+            }
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def megabytes() -> float:
+    """The most memory that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Milliseconds of later calls, a bar for each program."""
+    with figure(path, height=0.3 * len(rows) + 1) as (axes,):
+        names = [f"{row['entry']}: {row['program']}" for row in rows]
+        colors = ["C0" if row["program"].startswith("deeppcr") else "0.5" for row in rows]
+        axes.barh(names, [row["later ms"] for row in rows], color=colors)
+        axes.invert_yaxis()
+        axes.set(xscale="log", xlabel="milliseconds of a later call", title="eager calls")
+
+
+def main(argv: list[str]) -> None:
+    """Call every entry point; print a table, and with --keep write the rows and the figure."""
+    arguments = command.parser("calls", __doc__)
+    add = arguments.add_argument
+    add("--length", type=positive, metavar="L", help="of the scans (1000, quick: 100)")
+    add("--layers", type=positive, metavar="N", help="of forward (128, quick: 16)")
+    add("--calls", type=positive, default=40, metavar="N", help="after the second (%(default)s)")
+    options = arguments.parse_args(argv)
+    length = options.length or (100 if options.quick else 1000)
+    layers = options.layers or (16 if options.quick else 128)
+    jobs = [
+        partial(measure, entry, calls, options.calls)
+        for entry, calls in entries(length, layers).items()
+    ]
+    kept = command.run(options, "calls", jobs, show)
+    command.conclude(options, kept, partial(draw, kept.rows) if kept.rows else None)
