@@ -98,9 +98,9 @@ def measure(entry: str, calls: dict[str, Call], count: int) -> Iterator[Row]:
     """A row for each program, with nothing compiled before its first call."""
     compiled: list[float] = []
 
-    def listen(event: str, duration: float, **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **kwargs: Any) -> None:
         if event == COMPILED:
-            compiled.append(duration)
+            compiled.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:

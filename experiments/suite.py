@@ -67,6 +67,7 @@ ENTRIES = (
     Entry("kernels"),
     Entry("recurrence"),
     Entry("prediction", weight=2),
+    Entry("calls"),
     Entry("compile_time", weight=2),
 )
 
