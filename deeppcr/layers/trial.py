@@ -193,9 +193,12 @@ def _constants(closed: Any) -> list[Any]:
 
 def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of an array or number."""
-    return jax.ShapeDtypeStruct(
-        np.shape(leaf), jax.dtypes.result_type(leaf), weak_type=is_weak(leaf)
-    )
+    return jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf), weak_type=is_weak(leaf))
+
+
+def _dtype(leaf: Any) -> Any:
+    """The dtype as jax has it; that of jax's own arrays is at hand."""
+    return leaf.dtype if isinstance(leaf, jax.Array) else jax.dtypes.result_type(leaf)
 
 
 def is_weak(leaf: Any) -> bool:
@@ -205,7 +208,7 @@ def is_weak(leaf: Any) -> bool:
 
 def array_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
     """The shapes and dtypes of arrays, and whether they are weakly typed."""
-    return tuple((np.shape(leaf), jax.dtypes.result_type(leaf), is_weak(leaf)) for leaf in arrays)
+    return tuple((np.shape(leaf), _dtype(leaf), is_weak(leaf)) for leaf in arrays)
 
 
 def types_of(tree: Any) -> tuple[Any, ...]:
