@@ -13,12 +13,11 @@ from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Auto, Fixed, Method, find_method
 from deeppcr._plan.report import ChainPlan, Plan
 from deeppcr.chain import TracedChain
-from deeppcr.checks import check_count
+from deeppcr.checks import check_count, describe
 from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.newton import Newton
 from deeppcr.newton.lyapunov import forecast_iterations
 from deeppcr.sharding import find_sharding
-from deeppcr.step import described
 from deeppcr.structure import find_structure
 from depth.device import find_device
 
@@ -81,10 +80,13 @@ def plan(
         check_count("iterations", iterations, "how many iterations")
         iterations = int(iterations)
     elif iterations not in (None, "sample"):
-        raise ValueError(f'iterations is {iterations!r}, expected a number, "sample" or None.')
+        raise ValueError(
+            f'iterations is {describe(iterations)}, expected a number, "sample" or None.'
+        )
     if trials and device is not None:
         raise ValueError(
-            f"trials are of the device at hand, but device is {device!r}; expected device=None."
+            f"trials are of the device at hand, but device is {describe(device)}; "
+            "expected device=None."
         )
     chosen = find_method(method)
     only = None if isinstance(chosen, Auto) else chosen
@@ -108,7 +110,7 @@ def _plan_chain(
     chain = given.traced()
     if not chain.initial:
         raise TypeError(
-            f"x has leaves {', '.join(map(described, jax.tree.leaves(given.state)))}, expected a "
+            f"x has leaves {', '.join(map(describe, jax.tree.leaves(given.state)))}, expected a "
             "floating one: there is nothing to solve for, and the chain runs as jax.lax.scan."
         )
     expected, expectation = _expected(given, chain.length, iterations)

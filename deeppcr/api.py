@@ -4,7 +4,7 @@ import dataclasses
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.axis import LOCAL
 from deeppcr.carry import Carry
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_carry
+from deeppcr.checks import describe
 from deeppcr.layers import Repeated, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
@@ -50,9 +51,9 @@ def scan(
         reverse: start from the last entry of ``xs``.
         unroll: as in `jax.lax.scan`, where the chain is run step by step; elsewhere not used. So is
             ``_split_transpose``.
-        method: how the carries are computed: "auto", "sequential", "newton", "pcr", or a
-            `Sequential`, `Newton` or `Auto` object. "auto" takes the method that is predicted to be
-            the fastest: see `deeppcr.plan`.
+        method: how the carries are computed: "auto", "sequential", "newton", "pcr", "picard"
+            (``Newton(linearize="identity")``), or a `Sequential`, `Newton` or `Auto` object. "auto"
+            takes the method that is predicted to be the fastest: see `deeppcr.plan`.
         adjoint: how derivatives are computed, whatever the method: "auto"; "backprop", step by
             step; a linear solver, by object or by name ("sequential", "pcr", ...), on the Jacobians
             of all steps; or "autodiff", by jax through `jax.lax.scan`. A step that calls a
@@ -81,7 +82,7 @@ def scan(
     plain = partial(jax.lax.scan, f, init, xs, given, reverse, unroll, _split_transpose)
     try:
         if not callable(f):
-            raise TypeError(f"f is {f!r}, expected a function: f(carry, x) -> (carry, y).")
+            raise TypeError(f"f is {describe(f)}, expected a function: f(carry, x) -> (carry, y).")
         length, trips = chain_length(xs, length, "xs"), _steps_in_a_trip(unroll)
         if _is_plain(chosen, wanted) or length == 0:
             return plain()
@@ -102,7 +103,7 @@ def scan(
 def solve(
     chain: Chain,
     z0: Any,
-    *,
+    *others: Never,
     method: str | Method = "auto",
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
@@ -112,6 +113,7 @@ def solve(
     Args:
         chain: see `Chain`.
         z0: the initial state.
+        *others: nothing; what changes from step to step belongs to the chain.
         method: as in `scan`.
         adjoint: as in `scan`.
         batch_ndim: as in `scan`.
@@ -132,11 +134,8 @@ def solve(
         >>> int(solution.stats.prefix), bool(solution.converged)
         (100, True)
     """
-    if not isinstance(chain, Chain):
-        raise TypeError(
-            f"chain is {type(chain).__name__}, expected a deeppcr.Chain; "
-            "for layers: Chain.from_layers(layers, x)."
-        )
+    if not isinstance(chain, Chain) or others:
+        raise _no_chain(chain, others)
     length = chain_length(chain.inputs, chain.length, "chain.inputs")
     chosen, wanted = find_method(method), find_adjoint(adjoint)
     if length and not _is_plain(chosen, wanted):
@@ -227,6 +226,20 @@ def vector_batch(x: Any) -> int:
     return min(1, max(0, min((jnp.ndim(leaf) for leaf in jax.tree.leaves(x)), default=0) - 1))
 
 
+def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:
+    """The error where `solve` is given something else than a chain and its initial state."""
+    if isinstance(chain, Chain):
+        given = describe(others[0])
+        return TypeError(
+            f"solve takes a chain and z0, and a third argument came: {given}; expected none. What "
+            "changes from step to step is of the chain: solve(Chain(step, xs), z0)."
+        )
+    remedy = "for layers: Chain.from_layers(layers, x)."
+    if callable(chain):
+        remedy = "for a function: solve(Chain(step, xs), z0)."
+    return TypeError(f"chain is {describe(chain)}, expected a deeppcr.Chain; {remedy}")
+
+
 def _is_plain(method: Method, adjoint: Wanted) -> bool:
     """Whether the user asked for `jax.lax.scan` itself."""
     return adjoint == Autodiff() and (isinstance(method, Auto) or method == Sequential())
@@ -238,7 +251,7 @@ def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
         return chain.is_empty
     if isinstance(method, Newton) or isinstance(adjoint, Adjoint):
         is_newton = isinstance(method, Newton)
-        asked = f"method is {method}" if is_newton else f"adjoint is {adjoint}"
+        asked = f"method is {describe(method)}" if is_newton else f"adjoint is {describe(adjoint)}"
         others = '"auto" and "sequential"' if is_newton else '"auto", "backprop" and "autodiff"'
         reason, expected, error = chain.obstacle
         raise error(
@@ -265,7 +278,7 @@ def _steps_in_a_trip(unroll: int | bool) -> int:
     if isinstance(unroll, bool):
         return 0 if unroll else 1
     if operator.index(unroll) < 0:
-        raise ValueError(f"unroll is {unroll}, expected True, False or an integer >= 0.")
+        raise ValueError(f"unroll is {describe(unroll)}, expected True, False or an integer >= 0.")
     return max(1, unroll)
 
 

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from deeppcr.axis import LOCAL, ChainAxis, ChainSharding
 from deeppcr.carry import Carry
+from deeppcr.checks import describe, leaves_as_arrays
 from deeppcr.layers import repeated
 from deeppcr.state import Leaves, StateLayout, check_batch
 from deeppcr.step import Step, trace
@@ -82,7 +83,7 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
             length = operator.index(length)
         except TypeError:
             raise TypeError(
-                f"length is {length!r}, expected an integer that is known before tracing."
+                f"length is {describe(length)}, expected an integer that is known before tracing."
             ) from None
         if length < 0:
             raise ValueError(f"length is {length}, expected 0 or more.")
@@ -259,9 +260,10 @@ def trace_carry(
 
     ``reverse``: whether the first step takes the last entry of the inputs; they stay as they are.
     """
-    initial, inputs = jax.tree.map(jnp.asarray, (initial, inputs))
+    initial = jax.tree.unflatten(jax.tree.structure(initial), leaves_as_arrays(name, initial))
+    inputs = jax.tree.map(jnp.asarray, inputs)
     if not isinstance(batch_ndim, int) or batch_ndim < 0:
-        raise ValueError(f"batch_ndim is {batch_ndim!r}, expected an integer >= 0.")
+        raise ValueError(f"batch_ndim is {describe(batch_ndim)}, expected an integer >= 0.")
     first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
     step, captured = trace(f, initial, first)
     leaves, tree = jax.tree.flatten(initial)

@@ -1,8 +1,18 @@
-"""Checks that many arguments share."""
+"""Checks that many arguments share, and how messages name what came."""
 
+import dataclasses
+import difflib
 import operator
 from collections.abc import Iterable
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PRINTED = (str, bytes, bool, int, float, complex, np.generic, type(None), type(...))
+LONGEST = 80  # characters of a value that is printed as it is
+ENTRIES = 3  # of a list that are described, before "..."
 
 
 def check_count(
@@ -15,11 +25,11 @@ def check_count(
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {value!r}, {expected}") from None
+        raise TypeError(f"{name} is {describe(value)}, {expected}") from None
     if isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}, {expected}")
+        raise TypeError(f"{name} is {value}, {expected}")
     if number < least:
-        raise ValueError(f"{name} is {value!r}, {expected}")
+        raise ValueError(f"{name} is {number}, {expected}")
 
 
 def check_name(name: str, value: Any, known: Iterable[str], objects: str) -> None:
@@ -28,8 +38,84 @@ def check_name(name: str, value: Any, known: Iterable[str], objects: str) -> Non
     ``objects`` says in words which objects are accepted besides; the caller has checked for them.
     """
     names = list(known)
-    expected = f"expected {objects} or one of the names {names}."
+    expected = f"expected {objects} or one of the names {names}{did_you_mean(value, names)}"
     if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r}, {expected}")
+        raise TypeError(f"{name} is {describe(value)}, {expected}")
     if value not in names:
-        raise ValueError(f"{name} is {value!r}, {expected}")
+        raise ValueError(f"{name} is {describe(value)}, {expected}")
+
+
+def check_tolerance(name: str, value: Any, optional: bool = False) -> None:
+    """Raise unless ``value`` is a number >= 0, or None if ``optional``."""
+    if optional and value is None:
+        return
+    expected = "expected a number >= 0" + (", or None." if optional else ".")
+    if isinstance(value, str) or np.shape(value):
+        raise TypeError(f"{name} is {describe(value)}, {expected}")
+    if not value >= 0:
+        raise ValueError(f"{name} is {value}, {expected}")
+
+
+def leaves_as_arrays(name: str, tree: Any) -> list[Any]:
+    """The leaves of a pytree as arrays; an error says which of them is none."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        try:
+            found.append(jnp.asarray(leaf))
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"{name}{jax.tree_util.keystr(path)} is {describe(leaf)}, "
+                "expected an array or a number."
+            ) from None
+    return found
+
+
+def did_you_mean(value: Any, known: Iterable[str]) -> str:
+    """The end of a message on a wrong name: the known one that is nearest, or a full stop."""
+    if not isinstance(value, str):
+        return "."
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(value.lower(), names, 1)
+    return f"; did you mean {names[near[0]]!r}?" if near else "."
+
+
+def describe(value: Any, depth: int = 2) -> str:
+    """A value for a message: an array by its dtype and shape, never by its entries.
+
+    Strings and numbers are printed, functions and classes by name, entries of lists and options of
+    dataclasses down to a ``depth``, other objects by their type.
+    """
+    if isinstance(value, PRINTED):
+        text = repr(value)
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
+    kind = type(value).__name__
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, list | tuple | dict):
+        return f"{kind} of {len(value)}" + (f" ({_entries(value, depth - 1)})" if depth else "")
+    if dataclasses.is_dataclass(value):
+        return f"{kind}({_options(value, depth - 1) if depth else '...'})"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the function {value.__name__}"
+    return kind
+
+
+def _entries(value: Any, depth: int) -> str:
+    """The first entries of a list, a tuple or a dictionary."""
+    if isinstance(value, dict):
+        found = [f"{describe(k, 0)}: {describe(v, depth)}" for k, v in value.items()]
+    else:
+        found = [describe(entry, depth) for entry in value[:ENTRIES]]
+    return ", ".join([*found[:ENTRIES], *(["..."] if len(value) > ENTRIES else [])])
+
+
+def _options(value: Any, depth: int) -> str:
+    """The fields of a dataclass that differ from their defaults."""
+    options = ((field, getattr(value, field.name, None)) for field in dataclasses.fields(value))
+    return ", ".join(
+        f"{field.name}={describe(option, depth)}"
+        for field, option in options
+        if field.repr and describe(option) != describe(field.default)
+    )

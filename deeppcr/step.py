@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from deeppcr.checks import describe, leaves_as_arrays
 from deeppcr.effects import has_custom_vjp, has_users_rule, side_effects, why_forwards_only
 from deeppcr.linearity import nonlinear_rule
 from deeppcr.rewrites.cut_first import Order, evaluate
@@ -170,20 +171,20 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         result = f(before, jax.tree.unflatten(input_tree, leaves[len(state_leaves) :]))
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise TypeError(
-                f"f returns {described(result)}, expected a pair (carry, y), "
+                f"f returns {describe(result)}, expected a pair (carry, y), "
                 "as from the f of jax.lax.scan."
             )
         after, outputs = result
         check_same_structure(state, after)
-        new = list(map(jnp.asarray, jax.tree.leaves(after)))
+        new = leaves_as_arrays("the next state", after)
         promoted = [_promoted(z, a) for z, a in zip(state_leaves, new, strict=True)]
         if any(a is not b for a, b in zip(promoted, state_leaves, strict=True)):
             return []  # to be traced again
-        output_leaves, output_tree = jax.tree.flatten(outputs)
+        output_tree = jax.tree.structure(outputs)
         checked = zip(jax.tree.leaves(after), leaves, check_same_state(state, after), strict=False)
         # What comes back as it came has to be seen, weakly typed or not.
         new_leaves = [old if new is old else cast for new, old, cast in checked]
-        found = list(map(jnp.asarray, output_leaves))
+        found = leaves_as_arrays("y", outputs)
         weak = tuple(map(is_weak, [*new, *found]))
         return [*new_leaves, *found]
 
@@ -245,20 +246,11 @@ def check_same_state(before: Any, after: Any) -> Leaves:
         fits = a.dtype == b.dtype or (is_weak(b) and _rank(b) <= _rank(a))
         if a.shape != b.shape or not fits:
             raise TypeError(
-                f"the step changes state{path} from {described(a)} "
-                f"to {described(b)}; expected the same shape and dtype at every step."
+                f"the step changes state{path} from {describe(a)} "
+                f"to {describe(b)}; expected the same shape and dtype at every step."
             )
         result.append(b.astype(a.dtype))
     return result
-
-
-def described(x: Any) -> str:
-    """An array by its dtype and shape, anything else by its type."""
-    if hasattr(x, "dtype") and hasattr(x, "shape"):
-        return f"{x.dtype}{list(x.shape)}"
-    if isinstance(x, tuple | list):
-        return f"{type(x).__name__} of {len(x)}"
-    return type(x).__name__
 
 
 def _promoted(before: Any, after: Any) -> Any:

@@ -57,6 +57,7 @@ METHODS: dict[str, Method] = {
     "auto": Auto(),
     "sequential": Sequential(),
     "newton": Newton(),
+    "picard": Newton(linearize="identity"),
     "pcr": Newton(linear=ParallelCyclicReduction()),
 }
 

@@ -16,7 +16,7 @@ from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.refine import refine
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
-from deeppcr.checks import check_count
+from deeppcr.checks import check_count, check_tolerance
 from deeppcr.linear import Along, LinearSolver, Recurrence, find_solver, solver_on
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
 from deeppcr.loops import unless_finite
@@ -60,9 +60,8 @@ class Adjoint:
 
     def __post_init__(self) -> None:
         find_linearization(self.linearize)
-        find_solver(self.linear)
-        if self.rtol is not None and not self.rtol >= 0:
-            raise ValueError(f"rtol is {self.rtol}, expected a number >= 0, or None.")
+        find_solver(self.linear, "linear")
+        check_tolerance("rtol", self.rtol, optional=True)
         check_count("max_iterations", self.max_iterations, "how many solves")
         check_count("memory", self.memory, "how many bytes", optional=True)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from deeppcr.checks import describe, did_you_mean
+
 Config = Mapping[str, Any]
 
 
@@ -120,15 +122,15 @@ def fill(config: Config, fields: Mapping[str, Field], scheduler: str) -> dict[st
             continue
         if name not in fields:
             raise ValueError(
-                f"{name}={value!r} is not a field of {scheduler}, expected one of "
-                f"{sorted(fields)}. Leave out fields of other schedulers, which "
-                "diffusers stores and does not read."
+                f"{name}={describe(value)} is not a field of {scheduler}, expected one of "
+                f"{sorted(fields)}{did_you_mean(name, fields)} Leave out fields of other "
+                "schedulers, which diffusers stores and does not read."
             )
         value = value.tolist() if hasattr(value, "tolist") else value
         filled[name] = tuple(value) if isinstance(value, list) else value
         if not fields[name].supports(filled[name]):
             raise ValueError(
-                f"{name}={value!r} is not supported for {scheduler}, "
+                f"{name}={describe(value)} is not supported for {scheduler}, "
                 f"expected {fields[name].expected}."
             )
     return filled

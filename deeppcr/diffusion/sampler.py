@@ -17,18 +17,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr._plan import Auto, Method, find_method
+from deeppcr._plan import Method, find_method
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
 from deeppcr.chain import Chain
-from deeppcr.checks import check_count
+from deeppcr.checks import check_count, describe
 from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table, coarse_guess
 from deeppcr.linear import LinearSolver
-from deeppcr.newton import Newton
+from deeppcr.sequential import Sequential
 from deeppcr.solution import Solution
-
-PICARD = Newton(linearize="identity")
 
 Model = Callable[[Any, Any], Any]
 Progress = Callable[[int, int, float], None]
@@ -59,12 +57,13 @@ def sample(
             normal times ``schedule.init_noise_sigma(steps)``.
         steps: the number of denoising steps.
         key: a key of `jax.random`, for schedules that add noise.
-        method: as in `deeppcr.solve`, or "picard": ``Newton(linearize="identity")``. Take that with
-            a ``window`` for large images, whose Jacobians do not fit into memory.
+        method: as in `deeppcr.solve`. Take "picard" with a ``window`` for large images, whose
+            Jacobians do not fit into memory.
         coarse: start Newton's iterations from a sampler that calls the model at every ``coarse``-th
             step and reuses its output in between: an integer >= 1 (steps per model call). None: as
             the method says.
         window: the number of steps that Newton's method solves at once. None: as the method says.
+            The sequential method takes neither ``coarse`` nor ``window`` nor ``progress``.
         progress: a function that is called after every Newton iteration, with its number, the
             number of steps that are done, and the largest relative residual; True: a line each on
             stderr.
@@ -81,7 +80,8 @@ def sample(
     Raises:
         TypeError: ``x_T`` is not floating, the model returns another shape, or ``schedule`` is not
             a `Schedule`.
-        ValueError: ``key`` is missing for a schedule that adds noise, or a name is not known.
+        ValueError: ``key`` is missing for a schedule that adds noise, a name is not known, or an
+            option of Newton's method is given to the sequential one.
 
     Example:
         >>> config = {"_class_name": "DDIMScheduler", "clip_sample": False}
@@ -96,11 +96,11 @@ def sample(
     """
     if not isinstance(schedule, Schedule):
         raise TypeError(
-            f"schedule is {type(schedule).__name__}, expected a deeppcr.diffusion.Schedule: "
+            f"schedule is {describe(schedule)}, expected a deeppcr.diffusion.Schedule: "
             "see Schedule.from_config."
         )
     if not callable(model):
-        raise TypeError(f"model is {type(model).__name__}, expected a function model(x, t).")
+        raise TypeError(f"model is {describe(model)}, expected a function model(x, t).")
     check_count("steps", steps, "how many denoising steps")
     check_count("coarse", coarse, "how many steps there are per model call", optional=True)
     check_count("window", window, "how many steps are solved at once", optional=True)
@@ -112,7 +112,8 @@ def sample(
         )
     if not jnp.issubdtype(x_T.dtype, jnp.floating):
         raise TypeError(f"x_T has dtype {x_T.dtype}, expected a floating one.")
-    chosen = PICARD if isinstance(method, str) and method == "picard" else find_method(method)
+    chosen = find_method(method)
+    _check_is_parallel(chosen, coarse=coarse, window=window, progress=progress or None)
 
     table = schedule.table(steps)
     inputs = table.inputs(x_T.dtype)
@@ -129,8 +130,7 @@ def sample(
         options["window"] = min(window, steps)
     if progress is not False:
         options["progress"] = say if progress is True else progress
-    if isinstance(chosen, Newton | Auto):
-        chosen = dataclasses.replace(chosen, **options)
+    chosen = dataclasses.replace(chosen, **options)
     found = solve(Chain(step, inputs), start, method=chosen, adjoint=adjoint, batch_ndim=batch_ndim)
     return dataclasses.replace(
         found, value=table.newest(found.value), trajectory=table.newest(found.trajectory)
@@ -155,6 +155,17 @@ def say(iteration: int, prefix: int, residual: float) -> None:
     )
 
 
+def _check_is_parallel(method: Method, **options: Any) -> None:
+    """Raise if an option of Newton's method is given, and the method is the sequential one."""
+    given = [name for name, value in options.items() if value is not None]
+    if given and isinstance(method, Sequential):
+        raise ValueError(
+            f"{given[0]} is {describe(options[given[0]])}, but method is {describe(method)}, which "
+            f"takes one step after another and has no {given[0]}; expected None, or a method that "
+            'solves steps at once: "auto", "newton", "pcr", "picard", Newton(...).'
+        )
+
+
 def _checked_key(key: Array | None, schedule: Schedule) -> Array:
     if key is None:
         raise ValueError(
@@ -170,8 +181,7 @@ def _check_output(model: Model, table: Table, start: Any, inputs: Any, x: Array)
     found = jax.eval_shape(lambda state, at: table.evaluate(model, state, at), start, at)
     is_array = isinstance(found, jax.ShapeDtypeStruct)
     if not is_array or found.shape != x.shape or not jnp.issubdtype(found.dtype, jnp.floating):
-        what = f"{found.dtype}{list(found.shape)}" if is_array else type(found).__name__
         raise TypeError(
-            f"model returns {what}, "
-            f"expected an array of the shape of x_T, {x.dtype}{list(x.shape)}."
+            f"model returns {describe(found)}, "
+            f"expected an array of the shape of x_T, {describe(x)}."
         )

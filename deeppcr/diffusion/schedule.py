@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from deeppcr.checks import check_count
+from deeppcr.checks import check_count, describe, did_you_mean
 from deeppcr.diffusion.config import fill, read_config
 from deeppcr.diffusion.schedulers import SCHEDULERS
 from deeppcr.diffusion.table import Table
@@ -58,7 +58,10 @@ class Schedule:
         found = read_config(config)
         name = found.get("_class_name")
         if name not in SCHEDULERS:
-            raise ValueError(f"_class_name is {name!r}, expected one of {list(SCHEDULERS)}.")
+            raise ValueError(
+                f"_class_name is {describe(name)}, expected one of "
+                f"{list(SCHEDULERS)}{did_you_mean(name, SCHEDULERS)}"
+            )
         scheduler = SCHEDULERS[name]
         if not (isinstance(eta, int | float) and math.isfinite(eta) and eta >= 0):
             raise ValueError(f"eta is {eta!r}, expected a number >= 0.")

@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
+from deeppcr.checks import describe
 from deeppcr.layers.parts import Opaque, is_pair, take_apart
 from deeppcr.layers.reach import Reach, Unseen
 from deeppcr.layers.trial import (
@@ -60,17 +62,42 @@ def listed(layers: Any) -> list[Any]:
         layers, str | bytes | dict | jax.Array | np.ndarray
     ):
         raise TypeError(
-            f"layers is {type(layers).__name__}, expected a list of callables layer(x) -> x or of "
+            f"layers is {describe(layers)}, expected a list of callables layer(x) -> x or of "
             "(apply, params), a module with .layers (Sequential), or deeppcr.stack(layers)."
         )
     found = list(layers)
     for number, layer in enumerate(found):
         if not callable(layer) and not is_pair(layer):
             raise TypeError(
-                f"layers[{number}] is {layer!r}, expected a callable layer(x) -> x, or a pair "
-                "(apply, params)."
+                f"layers[{number}] is {describe(layer)}, expected a callable layer(x) -> x, or a "
+                f"pair (apply, params){_remedy(layer)}."
             )
     return found
+
+
+def name_of_layer(layer: Any) -> str:
+    """What a layer is, in a word: the name of its function, or of its class."""
+    called = layer[0] if is_pair(layer) else layer
+    while isinstance(called, partial):  # of functools, or of jax.tree_util
+        called = called.func
+    return str(getattr(called, "__name__", type(called).__name__))
+
+
+def locate(error: Exception, layer: str, x: Any) -> None:
+    """Make an error say which layer it is of, and what that was given; it stays what it is."""
+    where = f"{layer} was given {describe(x)}"
+    if type(error) in (TypeError, ValueError):
+        error.args = (f"{where}: {error}",)
+    else:  # of a class of its own, whose arguments may mean anything
+        error.add_note(where)
+
+
+def _remedy(layer: Any) -> str:
+    """What to do where a list of layers holds something else."""
+    if isinstance(layer, list | tuple) and any(map(callable, layer)):
+        return "; write one flat list of layers"
+    is_array = hasattr(layer, "dtype") and hasattr(layer, "shape")
+    return "; for arrays alone write (apply, [params, ...])" if is_array else ""
 
 
 def _is_sequential(layers: Any) -> bool:

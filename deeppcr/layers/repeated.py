@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.layers.reach import Unseen
-from deeppcr.layers.reading import Layer, Reader, listed
+from deeppcr.layers.reading import Layer, Reader, listed, locate, name_of_layer
 from deeppcr.layers.trial import Trial, array_types, shape_of, try_copy, types_of
 
 
@@ -79,7 +79,11 @@ class Repeated:
         shapes = [jax.ShapeDtypeStruct(own.shape[1:], own.dtype) for own in self.inputs]
         arrays = iter(self._merged(shapes))
         for number, (code, count) in enumerate(zip(self.plan.codes, self.plan.counts, strict=True)):
-            trial = try_copy(code, [next(arrays) for _ in range(count)], x)
+            try:
+                trial = try_copy(code, [next(arrays) for _ in range(count)], x)
+            except Exception as error:
+                locate(error, f"layer {number} of a stack", x)
+                raise
             if trial is None:
                 raise ValueError(
                     f"layer {number} of a stack is jitted, and reads what may have changed since; "
@@ -161,6 +165,8 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
             "takes any."
         )
     if reader.stopped:
+        number, takes = len(known), known[-1].returns if known else x
+        locate(reader.stopped, f"layers[{number}] ({name_of_layer(found[number])})", takes)
         raise reader.stopped
     for number, layer in enumerate(known):
         if layer.trial.needs_weak:

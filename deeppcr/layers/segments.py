@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.layers.parts import as_callable
-from deeppcr.layers.reading import Layer, Reader, listed
+from deeppcr.layers.reading import Layer, Reader, listed, locate, name_of_layer
 from deeppcr.layers.repeated import Repeated, stack_layers
 from deeppcr.layers.trial import types_of
 
@@ -90,22 +90,31 @@ def apply_layers(layers: Any, x: Any, solve: Callable[[Repeated, Any], Any]) -> 
     if isinstance(layers, Repeated):
         layers.check(x)
         return solve(layers, x)
-    rest, reader = listed(layers), Reader()
-    while rest:
+    given, reader, start = listed(layers), Reader(), 0
+    while start < len(given):
         # The first layer may tell an array of numpy from one that is traced: it is called as it is.
         is_of_jax = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))
-        found = reader.read(rest, x) if is_of_jax else []
+        found = reader.read(given[start:], x) if is_of_jax else []
         for segment in segments(found):
             if segment.reason:
-                for layer in segment.layers:
-                    x = as_callable(layer.given)(x)
+                for number, layer in enumerate(segment.layers, start + segment.start):
+                    x = _call(layer.given, x, number)
             else:
                 x = solve(stack_layers(segment.layers, segment.period), x)
-        rest = rest[len(found) :]
-        if rest and not (found and found[-1].trial.acts):
-            x, rest = as_callable(rest[0])(x), rest[1:]
+        start += len(found)
+        if start < len(given) and not (found and found[-1].trial.acts):
+            x, start = _call(given[start], x, start), start + 1
         reader.forget()
     return x
+
+
+def _call(layer: Any, x: Any, number: int) -> Any:
+    """``layer(x)``; an error names the ``number`` of the layer."""
+    try:
+        return as_callable(layer)(x)
+    except Exception as error:
+        locate(error, f"layers[{number}] ({name_of_layer(layer)})", x)
+        raise
 
 
 def segments(layers: Sequence[Layer]) -> list[Segment]:

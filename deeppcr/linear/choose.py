@@ -45,11 +45,11 @@ SOLVERS: dict[str, LinearSolver] = {
 }
 
 
-def find_solver(solver: str | LinearSolver) -> LinearSolver:
-    """The solver itself, or the one of that name."""
+def find_solver(solver: str | LinearSolver, name: str = "solver") -> LinearSolver:
+    """The solver itself, or the one of that name; ``name`` of the argument in messages."""
     if isinstance(solver, LinearSolver):
         return solver
-    check_name("solver", solver, SOLVERS, "a solver")
+    check_name(name, solver, SOLVERS, "a solver such as Recurrence()")
     return SOLVERS[solver]
 
 

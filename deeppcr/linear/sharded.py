@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.axis import ChainAxis, ChainSharding, DeviceAxis, MeshAxis, check_mesh_axis
+from deeppcr.checks import describe
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.choose import find_solver
@@ -60,9 +61,9 @@ class Sharded(LinearSolver):
 
     def __post_init__(self) -> None:
         check_mesh_axis(self.mesh, self.axis)
-        if isinstance(find_solver(self.inside), Sharded):
+        if isinstance(find_solver(self.inside, "inside"), Sharded):
             raise TypeError(
-                f"inside is {self.inside!r}, expected a solver for the shard of one device."
+                f"inside is {describe(self.inside)}, expected a solver for the shard of one device."
             )
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:

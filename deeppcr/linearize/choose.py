@@ -48,9 +48,8 @@ def find_linearization(linearize: Any) -> Linearization | None:
     """The linearisation itself, or the one of that name; None for "auto"."""
     if isinstance(linearize, Linearization):
         return linearize
-    check_name(
-        "linearize", linearize, ["auto", *LINEARIZATIONS], "BlockDiagonal(k), Diagonal(), .."
-    )
+    names = ["auto", *LINEARIZATIONS]
+    check_name("linearize", linearize, names, "BlockDiagonal(k), Diagonal(), Scalar(c)")
     return LINEARIZATIONS.get(linearize)
 
 

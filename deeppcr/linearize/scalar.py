@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.chain import TracedChain
+from deeppcr.checks import describe
 from deeppcr.linear import Blocks, Scalars, Zeros
 from deeppcr.linearize.linearization import Linearization
 from deeppcr.state import StateLayout
@@ -46,12 +47,13 @@ class Scalar(Linearization):
     def __post_init__(self) -> None:
         if self.coefficient is None or isinstance(self.coefficient, str | complex):
             raise TypeError(
-                f"coefficient is {self.coefficient!r}, expected a real number, "
+                f"coefficient is {describe(self.coefficient)}, expected a real number, "
                 "or an array with one for each step."
             )
         if self.of_input is not None and not callable(self.of_input):
             raise TypeError(
-                f"of_input is {self.of_input!r}, expected a function of the step's input, or None."
+                f"of_input is {describe(self.of_input)}, "
+                "expected a function of the step's input, or None."
             )
 
     def check(self, step: Step, length: int) -> None:

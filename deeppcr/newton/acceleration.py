@@ -41,6 +41,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.axis import LOCAL, ChainAxis
+from deeppcr.checks import describe
 
 ROUNDING = 16  # units in the last place
 LONGEST = 8  # the elimination is unrolled: its operations grow with the cube of the history
@@ -102,10 +103,12 @@ class Anderson:
             or not 1 <= self.history <= LONGEST
         ):
             raise ValueError(
-                f"history is {self.history!r}, expected an integer from 1 to {LONGEST}."
+                f"history is {describe(self.history)}, expected an integer from 1 to {LONGEST}."
             )
         if not (self.regularization > 0 and math.isfinite(self.regularization)):
-            raise ValueError(f"regularization is {self.regularization!r}, expected a number > 0.")
+            raise ValueError(
+                f"regularization is {describe(self.regularization)}, expected a number > 0."
+            )
 
     def begin(self, trajectory: Array) -> History:
         """An empty history for a trajectory ``[L, *batch, w]``, in float32 or better."""

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.axis import LOCAL, ChainAxis
+from deeppcr.checks import describe
 from deeppcr.linear import Blocks, LinearSolver
 
 
@@ -47,7 +48,7 @@ class TrustRegion:
 
     def __post_init__(self) -> None:
         if not self.radius > 0:
-            raise ValueError(f"radius is {self.radius!r}, expected a number > 0.")
+            raise ValueError(f"radius is {describe(self.radius)}, expected a number > 0.")
 
     def begin(self, states: Array, value: Array, axis: ChainAxis = LOCAL) -> Array:
         """The sizes of the entries, ``[*batch, w]``.

@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from deeppcr.carry import Carry
 from deeppcr.chain import TracedChain
-from deeppcr.checks import check_count
+from deeppcr.checks import check_count, describe, did_you_mean
 from deeppcr.newton.precision import cast
 from deeppcr.state import Leaves
 
@@ -41,7 +41,7 @@ class Coarse:
     def __post_init__(self) -> None:
         check_count("every", self.every, "how many steps a coarse one stands for")
         if self.step is not None and not callable(self.step):
-            raise TypeError(f"step is {self.step!r}, expected a function, or None.")
+            raise TypeError(f"step is {describe(self.step)}, expected a function, or None.")
 
     def trajectory(self, chain: TracedChain) -> Leaves:
         """Leaves of ``z_1 .. z_L``."""
@@ -99,8 +99,8 @@ def check_guess(guess: Guess) -> None:
     """Raise if a name is not known."""
     if isinstance(guess, str) and guess not in ("apply", "constant"):
         raise ValueError(
-            f'initial_guess is {guess!r}, expected "apply", "constant", Coarse(every=k), '
-            "a trajectory or a function."
+            f'initial_guess is {describe(guess)}, expected "apply", "constant", Coarse(every=k), '
+            f"a trajectory or a function{did_you_mean(guess, ('apply', 'constant'))}"
         )
 
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
-from deeppcr.checks import check_count
+from deeppcr.checks import check_count, check_tolerance, describe, did_you_mean
 from deeppcr.linear import LinearSolver, find_solver, solver_on
 from deeppcr.linearize import (
     Choice,
@@ -113,30 +113,31 @@ class Newton:
 
     def __post_init__(self) -> None:
         find_linearization(self.linearize)
-        find_solver(self.linear)
+        find_solver(self.linear, "linear")
         check_guess(self.initial_guess)
-        if self.rtol is not None and not self.rtol >= 0:
-            raise ValueError(f"rtol is {self.rtol}, expected a number >= 0, or None.")
-        if not self.atol >= 0:
-            raise ValueError(f"atol is {self.atol}, expected a number >= 0.")
+        check_tolerance("rtol", self.rtol, optional=True)
+        check_tolerance("atol", self.atol)
         check_count("max_iterations", self.max_iterations, "how many iterations", optional=True)
         check_count("jacobian_every", self.jacobian_every, "how many iterations share their blocks")
         check_count("window", self.window, "how many steps", optional=True)
         check_count("memory", self.memory, "how many bytes", optional=True)
         if self.damping is not None and not isinstance(self.damping, TrustRegion):
-            raise TypeError(f"damping is {self.damping!r}, expected TrustRegion(...) or None.")
+            raise TypeError(
+                f"damping is {describe(self.damping)}, expected TrustRegion(...) or None."
+            )
         if self.acceleration is not None and not isinstance(self.acceleration, Anderson):
             raise TypeError(
-                f"acceleration is {self.acceleration!r}, expected Anderson(...) or None."
+                f"acceleration is {describe(self.acceleration)}, expected Anderson(...) or None."
             )
         if self.progress is not None and not callable(self.progress):
             raise TypeError(
-                f"progress is {self.progress!r}, "
+                f"progress is {describe(self.progress)}, "
                 "expected a function of iteration, prefix and residual, or None."
             )
         if self.on_failure not in get_args(OnFailure):
             raise ValueError(
-                f"on_failure is {self.on_failure!r}, expected one of {get_args(OnFailure)}."
+                f"on_failure is {describe(self.on_failure)}, expected one of "
+                f"{get_args(OnFailure)}{did_you_mean(self.on_failure, get_args(OnFailure))}"
             )
 
     def bind(self, chain: TracedChain, asked: TracedChain) -> NewtonSolver:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from deeppcr.checks import describe
+
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
@@ -175,4 +177,4 @@ def as_aval(leaf: Any, name: str) -> Any:
     try:
         return jax.eval_shape(lambda x: x, leaf)
     except TypeError:
-        raise TypeError(f"{name} is {type(leaf).__name__}, expected an array.") from None
+        raise TypeError(f"{name} is {describe(leaf)}, expected an array.") from None
