@@ -168,6 +168,37 @@ CASES = {
         TypeError,
         r"state.*int64\[3\].*float64\[3\].*expected",
     ),
+    # What was meant.
+    "a method misspelt": (
+        lambda: scan(keep, X, XS, method="newtn"),
+        (),
+        ValueError,
+        "method is 'newtn'.*did you mean 'newton'",
+    ),
+    "a solver in capitals": (
+        lambda: Newton(linear="PCR"),
+        (),
+        ValueError,
+        "^linear is 'PCR'.*did you mean 'pcr'",
+    ),
+    "a step for a chain": (
+        lambda z, x: solve(same, z, x),
+        (X, XS),
+        TypeError,
+        r"chain is .*solve\(Chain\(step, xs\), z0\)",
+    ),
+    "a third argument": (
+        lambda z, x: solve(Chain(same, x), z, x),
+        (X, XS),
+        TypeError,
+        r"float64\[5, 3\].*solve\(Chain\(step, xs\), z0\)",
+    ),
+    "a layer of another width": (
+        lambda x: forward([double, double, partial(jnp.matmul, np.ones((2, 4)))], x),
+        (X,),
+        TypeError,
+        r"layers\[2\].*was given float64\[3\].*contracting",
+    ),
     "no function": (lambda: scan(3, X, XS), (), TypeError, "f is 3, expected a function"),
     "an array for a pair": (
         lambda z: scan(lambda z, x: z, z, XS),

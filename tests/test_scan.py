@@ -346,3 +346,10 @@ def test_the_step_is_traced_a_fixed_number_of_times():
         jax.make_jaxpr(gradient)(INIT, normal(3, length, 3))
         counts.append(traces)
     assert counts[0] == counts[1] <= 2
+
+
+def test_picard_by_name():
+    def f(z, x):
+        return jnp.tanh(WEIGHT @ z + x), z
+
+    assert_agree(deeppcr.scan(f, INIT, XS, method="picard"), jax.lax.scan(f, INIT, XS), 1e-10)
