@@ -194,10 +194,10 @@ CASES = {
         r"float64\[5, 3\].*solve\(Chain\(step, xs\), z0\)",
     ),
     "a layer of another width": (
-        lambda x: forward([double, double, partial(jnp.matmul, np.ones((2, 4)))], x),
+        lambda x: forward([partial(jnp.matmul, np.ones((2, 4))), double], x),
         (X,),
         TypeError,
-        r"layers\[2\].*was given float64\[3\].*contracting",
+        r"layers\[0\].*was given float64\[3\].*contracting",
     ),
     "no function": (lambda: scan(3, X, XS), (), TypeError, "f is 3, expected a function"),
     "an array for a pair": (
