@@ -176,8 +176,9 @@ def test_newton_runs_beside_a_counter():
         return {"z": jnp.tanh(WEIGHT @ c["z"] + x), "count": c["count"] + 1}
 
     init = {"z": INIT, "count": jnp.array(0)}
-    solution = deeppcr.solve(deeppcr.Chain(step, XS), init, method="newton")
-    expected = jax.lax.scan(lambda c, x: (step(c, x),) * 2, init, XS)
+    solve = partial(deeppcr.solve, method="newton")
+    solution = together(solve, deeppcr.Chain(step, XS), init)
+    expected = together(jax.lax.scan, lambda c, x: (step(c, x),) * 2, init, XS)
     assert_same((solution.value, solution.trajectory), expected)
     assert int(solution.stats.iterations) > 0
 
