@@ -46,6 +46,11 @@ def by_lax(f, *args):
     return f(jax.lax.scan, *args)
 
 
+def together(f, *args):
+    """``f(*args)`` as one program: operation by operation each of them is compiled alone."""
+    return jax.jit(lambda: f(*args))()
+
+
 METHODS = over("auto", "sequential", "newton")
 DIFFERENTIATED = over("auto", "sequential, backprop", "newton, pcr", "newton, autodiff")
 

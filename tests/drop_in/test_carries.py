@@ -22,6 +22,7 @@ from tests.drop_in.kinds import (
     floats,
     over,
     pairs,
+    together,
 )
 from tests.problems import normal
 
@@ -165,7 +166,7 @@ def test_discrete_leaves_that_feed_each_other(scan):
         return (jnp.where(flag, jnp.sin(z), z + x), count, flag, key), (flag, count)
 
     init = (INIT, jnp.array(0), jnp.array(False), jax.random.key(0))
-    assert_same(scan(step, init, XS), jax.lax.scan(step, init, XS))
+    assert_same(*(together(each, step, init, XS) for each in (scan, jax.lax.scan)))
 
 
 def test_newton_runs_beside_a_counter():
@@ -175,8 +176,9 @@ def test_newton_runs_beside_a_counter():
         return {"z": jnp.tanh(WEIGHT @ c["z"] + x), "count": c["count"] + 1}
 
     init = {"z": INIT, "count": jnp.array(0)}
-    solution = deeppcr.solve(deeppcr.Chain(step, XS), init, method="newton")
-    expected = jax.lax.scan(lambda c, x: (step(c, x),) * 2, init, XS)
+    solve = partial(deeppcr.solve, method="newton")
+    solution = together(solve, deeppcr.Chain(step, XS), init)
+    expected = together(jax.lax.scan, lambda c, x: (step(c, x),) * 2, init, XS)
     assert_same((solution.value, solution.trajectory), expected)
     assert int(solution.stats.iterations) > 0
 
@@ -229,7 +231,7 @@ def test_a_mode_that_depends_on_the_floats_runs_as_lax_scan(case, scan):
         return floats(results), results
 
     actual, expected = (
-        jax.value_and_grad(partial(value, each), has_aux=True)(INIT)
+        jax.jit(jax.value_and_grad(partial(value, each), has_aux=True))(INIT)
         for each in (scan, jax.lax.scan)
     )
     assert_same(actual, expected)
@@ -293,14 +295,13 @@ def test_holomorphic_gradients_and_tangents_of_a_complex_carry(scan):
     def last(scan, z):
         return scan(partial(COMPLEX_STEPS["holomorphic"], COMPLEX), z, COMPLEX_XS)[0]
 
-    actual, expected = (
-        (
-            jax.jacrev(partial(last, each), holomorphic=True)(COMPLEX[0]),
-            jax.jvp(partial(last, each), (COMPLEX[0],), (COMPLEX[1],)),
+    def derivatives(scan):
+        return (
+            jax.jacrev(partial(last, scan), holomorphic=True)(COMPLEX[0]),
+            jax.jvp(partial(last, scan), (COMPLEX[0],), (COMPLEX[1],)),
         )
-        for each in (scan, jax.lax.scan)
-    )
-    assert_same(actual, expected)
+
+    assert_same(together(derivatives, scan), together(derivatives, jax.lax.scan))
 
 
 # Weakly typed first carries
@@ -343,16 +344,22 @@ WEAK = {
 }
 
 
+def weakly(scan, name):
+    step, init, xs = WEAK[name]
+    return scan(step, init, xs) if name in EAGERLY else together(scan, step, init, xs)
+
+
+EAGERLY = "0 and floats", "it stays weak", "one leaf of two"
+
+
 @METHODS
 @pytest.mark.parametrize("name", WEAK)
 def test_weakly_typed_first_carries(name, scan):
+    actual = weakly(scan, name)
+    assert_same(actual, by_lax(weakly, name), 1e-6)
     step, init, xs = WEAK[name]
-    assert_same(scan(step, init, xs), jax.lax.scan(step, init, xs), 1e-6)
-    shapes, expected = (
-        jax.eval_shape(lambda xs, each=each: each(step, init, xs), xs)
-        for each in (scan, jax.lax.scan)
-    )
-    assert shapes == expected
+    shapes = jax.eval_shape(lambda xs: scan(step, init, xs), xs)
+    assert shapes == jax.eval_shape(lambda: by_lax(weakly, name))
 
 
 @over("auto", "newton, pcr")
@@ -362,7 +369,8 @@ def test_the_gradient_by_a_weakly_typed_first_carry(scan):
 
     xs = narrow(jnp.float32)
     actual, expected = (
-        jax.grad(partial(value, each), argnums=(0, 1))(0.5, xs) for each in (scan, jax.lax.scan)
+        jax.jit(jax.grad(partial(value, each), argnums=(0, 1)))(0.5, xs)
+        for each in (scan, jax.lax.scan)
     )
     assert_same(actual, expected, 1e-5)
 
@@ -415,6 +423,8 @@ def test_a_length_and_no_inputs(scan):
         assert x == {"a": None, "b": ()}
         return (jnp.cos(c[0]), c[1] + 1), c[1]
 
-    for init, length in (((INIT, 0), LENGTH), ((INIT, 0), 1), ((INIT, jnp.array(0)), 0)):
-        args = init, {"a": None, "b": ()}, length
-        assert_same(scan(step, *args), jax.lax.scan(step, *args))
+    def several(scan):
+        cases = ((INIT, 0), LENGTH), ((INIT, 0), 1), ((INIT, jnp.array(0)), 0)
+        return [scan(step, init, {"a": None, "b": ()}, length) for init, length in cases]
+
+    assert_same(together(several, scan), together(several, jax.lax.scan))

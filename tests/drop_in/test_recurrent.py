@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import linen, nnx
 
-from tests.drop_in.kinds import METHODS, assert_same, by_lax, over, pairs
+from tests.drop_in.kinds import METHODS, assert_same, by_lax, over, pairs, together
 from tests.problems import normal
 
 BATCH, TIME, WIDTH = 2, 5, 2
@@ -216,4 +216,4 @@ def test_a_cell_of_linen_that_draws(scan):
 
         return scan(step, (ZERO, jax.random.key(3)), XS)
 
-    assert_same(run(scan), run(jax.lax.scan))
+    assert_same(together(run, scan), together(run, jax.lax.scan))

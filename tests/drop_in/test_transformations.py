@@ -18,6 +18,7 @@ from tests.drop_in.kinds import (
     by_lax,
     over,
     pairs,
+    together,
 )
 from tests.problems import normal
 
@@ -161,7 +162,9 @@ def test_vmap_over_any_argument(axes, scan):
 @over("auto", "sequential, backprop", "newton, pcr")
 def test_leaves_that_no_batched_one_changes_stay_unbatched(scan):
     axes = ((0, None, None), 0)
-    actual, expected = (mapped(each, (None, 0, None), axes) for each in (scan, jax.lax.scan))
+    actual, expected = (
+        together(mapped, each, (None, 0, None), axes) for each in (scan, jax.lax.scan)
+    )
     assert_same(actual, expected)
 
 
@@ -182,7 +185,7 @@ def test_vmap_of_a_carry_that_gets_its_batch_from_another_leaf(scan):
         return scan(lambda c, _: ((c[1], c[2], c[3], 0.0), c[0]), (0.0, 1.0, 2.0, z), None, 2)
 
     zs = jnp.array([3.0, 4.0, 5.0])
-    actual, expected = (jax.vmap(lambda z, s=s: s(z))(zs) for s in (run, partial(shifted)))
+    actual, expected = (jax.jit(jax.vmap(lambda z, s=s: s(z)))(zs) for s in (run, shifted))
     assert_same(actual, expected)
 
 
@@ -196,8 +199,7 @@ def test_sums_over_a_mapped_axis_inside_of_the_step(scan):
         return scan(lambda z, x: (jnp.sin(z) + x, jax.lax.psum(z, "i") * x), z, xs)
 
     actual, expected = (
-        jax.vmap(partial(each), (0, None), axis_name="i")(BATCHES[1], XS)
-        for each in (run, partial(summed))
+        jax.jit(jax.vmap(each, (0, None), axis_name="i"))(BATCHES[1], XS) for each in (run, summed)
     )
     assert_same(actual, expected)
 
@@ -259,7 +261,7 @@ def test_forward_mode_through_a_while_loop(scan):
         out, linear = jax.linearize(run, INIT)
         return jax.jvp(run, (INIT,), (XS[0],)), out, linear(XS[1]), jax.jacfwd(run)(INIT)
 
-    assert_same(tangents(scan), tangents(jax.lax.scan))
+    assert_same(together(tangents, scan), together(tangents, jax.lax.scan))
     with pytest.raises(ValueError, match=r"Reverse-mode.*while_loop"):
         jax.grad(lambda z: last(scan, z)[0].sum())(INIT)
 
@@ -275,8 +277,11 @@ def test_unroll(unroll, scan):
         "floats": (lambda z, x: (jnp.tanh(WEIGHT @ z + x), z), INIT),
         "a counter": (lambda n, x: (n + 1, n), 0),
     }
-    for f, init in steps.values():
-        assert_same(scan(f, init, XS, **options), jax.lax.scan(f, init, XS, **options))
+
+    def both(scan):
+        return [scan(f, init, XS, **options) for f, init in steps.values()]
+
+    assert_same(together(both, scan), together(both, jax.lax.scan))
 
 
 def test_unroll_is_heeded():
