@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.checks import check_count, describe
+from deeppcr.checks import check_count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Delay:
     def _checked(self, states: Any, name: str) -> tuple[Any, ...]:
         expected = f"k = {self.k} states, newest first"
         if not isinstance(states, tuple | list):
-            raise TypeError(f"{name} is {describe(states)}, expected a tuple of {expected}.")
+            raise TypeError(f"{name} is {type(states).__name__}, expected a tuple of {expected}.")
         if len(states) != self.k:
             raise ValueError(f"{name} has {len(states)} entries, expected {expected}.")
         return tuple(states)

@@ -15,7 +15,7 @@ from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.axis import LOCAL
 from deeppcr.carry import Carry
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_carry
-from deeppcr.checks import describe
+from deeppcr.checks import describe, describe_type
 from deeppcr.layers import Repeated, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
@@ -237,7 +237,7 @@ def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:
     remedy = "for layers: Chain.from_layers(layers, x)."
     if callable(chain):
         remedy = "for a function: solve(Chain(step, xs), z0)."
-    return TypeError(f"chain is {describe(chain)}, expected a deeppcr.Chain; {remedy}")
+    return TypeError(f"chain is {describe_type(chain)}, expected a deeppcr.Chain; {remedy}")
 
 
 def _is_plain(method: Method, adjoint: Wanted) -> bool:

@@ -90,7 +90,7 @@ def describe(value: Any, depth: int = 2) -> str:
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
     kind = type(value).__name__
     if isinstance(value, type):
-        return f"the class {value.__name__}"
+        return repr(value)
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, list | tuple | dict):
@@ -100,6 +100,12 @@ def describe(value: Any, depth: int = 2) -> str:
     if callable(value) and hasattr(value, "__name__"):
         return f"the function {value.__name__}"
     return kind
+
+
+def describe_type(value: Any) -> str:
+    """An array by its dtype and shape, anything else by its type."""
+    is_array = hasattr(value, "dtype") and hasattr(value, "shape")
+    return describe(value) if is_array else type(value).__name__
 
 
 def _entries(value: Any, depth: int) -> str:

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.adjoint import Adjoint
 from deeppcr.axis import ChainSharding, MeshAxis, check_mesh_axis, count_devices
 from deeppcr.chain import Chain, TracedChain, trace_chain
-from deeppcr.checks import describe
+from deeppcr.checks import describe_type
 from deeppcr.linear import Sharded
 from deeppcr.newton import Newton
 from deeppcr.rewrites.retype import retyped
@@ -64,7 +64,7 @@ def shard(chain: Chain, mesh: Mesh, axis: MeshAxis = "chain") -> Chain:
     """
     if not isinstance(chain, Chain):
         raise TypeError(
-            f"chain is {describe(chain)}, expected a deeppcr.Chain; "
+            f"chain is {describe_type(chain)}, expected a deeppcr.Chain; "
             "for layers: Chain.from_layers(layers, x)."
         )
     check_mesh_axis(mesh, axis)

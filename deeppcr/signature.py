@@ -107,7 +107,10 @@ class _Signature:
         if rule in self._rules:  # a rule that calls its function
             return ("again", self._rules.index(rule))
         self._rules.append(rule)
-        derivative = self.of(_derivative(equation))
+        try:
+            derivative = self.of(_derivative(equation))
+        except Exception:  # jax cannot differentiate it like this, nor can it be compared
+            self.reason, derivative = "a rule of derivatives", id(equation)
         self._rules.pop()
         return (*rule, derivative)
 
@@ -116,6 +119,10 @@ def _derivative(equation: Any) -> Any:
     """The program of the derivative of an equation: forwards, or else backwards."""
     arguments = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
     moves = [jnp.issubdtype(each.dtype, jnp.inexact) for each in arguments]
+    is_vjp = equation.primitive.name.startswith("custom_vjp")
+    if is_vjp:  # what it closes over may not move
+        constants = equation.params.get("num_consts", 0)
+        moves = [i >= constants and is_moving for i, is_moving in enumerate(moves)]
 
     def split(values: Sequence[Any]) -> tuple[list[Any], Any]:
         moving = [x for x, is_moving in zip(values, moves, strict=True) if is_moving]
@@ -136,5 +143,4 @@ def _derivative(equation: Any) -> Any:
         results, pull = jax.vjp(f, *moving)
         return results, pull(results)
 
-    is_vjp = equation.primitive.name.startswith("custom_vjp")
     return jax.make_jaxpr(backwards if is_vjp else forwards)(*arguments)

@@ -184,9 +184,7 @@ def test_the_initial_states_are_k_of_one_kind():
         ValueError, match="states has 2 entries, expected k = 3 states, newest first"
     ):
         step.window(vectors(2))
-    with pytest.raises(
-        TypeError, match=r"states is float64\[3, 2\], expected a tuple of k = 3 states"
-    ):
+    with pytest.raises(TypeError, match="states is ArrayImpl, expected a tuple of k = 3 states"):
         step.window(jnp.zeros((3, 2)))
     with pytest.raises(
         ValueError, match=r"states\[2\] has shape \[1\], expected that of states\[0\]: \[2\]"

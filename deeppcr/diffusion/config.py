@@ -130,7 +130,7 @@ def fill(config: Config, fields: Mapping[str, Field], scheduler: str) -> dict[st
         filled[name] = tuple(value) if isinstance(value, list) else value
         if not fields[name].supports(filled[name]):
             raise ValueError(
-                f"{name}={describe(value)} is not supported for {scheduler}, "
+                f"{name}={value!r} is not supported for {scheduler}, "
                 f"expected {fields[name].expected}."
             )
     return filled

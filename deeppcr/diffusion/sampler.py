@@ -21,7 +21,7 @@ from deeppcr._plan import Method, find_method
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
 from deeppcr.chain import Chain
-from deeppcr.checks import check_count, describe
+from deeppcr.checks import check_count, describe, describe_type
 from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table, coarse_guess
 from deeppcr.linear import LinearSolver
@@ -96,11 +96,11 @@ def sample(
     """
     if not isinstance(schedule, Schedule):
         raise TypeError(
-            f"schedule is {describe(schedule)}, expected a deeppcr.diffusion.Schedule: "
+            f"schedule is {describe_type(schedule)}, expected a deeppcr.diffusion.Schedule: "
             "see Schedule.from_config."
         )
     if not callable(model):
-        raise TypeError(f"model is {describe(model)}, expected a function model(x, t).")
+        raise TypeError(f"model is {describe_type(model)}, expected a function model(x, t).")
     check_count("steps", steps, "how many denoising steps")
     check_count("coarse", coarse, "how many steps there are per model call", optional=True)
     check_count("window", window, "how many steps are solved at once", optional=True)
@@ -182,6 +182,6 @@ def _check_output(model: Model, table: Table, start: Any, inputs: Any, x: Array)
     is_array = isinstance(found, jax.ShapeDtypeStruct)
     if not is_array or found.shape != x.shape or not jnp.issubdtype(found.dtype, jnp.floating):
         raise TypeError(
-            f"model returns {describe(found)}, "
+            f"model returns {describe_type(found)}, "
             f"expected an array of the shape of x_T, {describe(x)}."
         )

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.checks import describe
+from deeppcr.checks import describe, describe_type
 from deeppcr.layers.parts import Opaque, is_pair, take_apart
 from deeppcr.layers.reach import Reach, Unseen
 from deeppcr.layers.trial import (
@@ -62,7 +62,7 @@ def listed(layers: Any) -> list[Any]:
         layers, str | bytes | dict | jax.Array | np.ndarray
     ):
         raise TypeError(
-            f"layers is {describe(layers)}, expected a list of callables layer(x) -> x or of "
+            f"layers is {describe_type(layers)}, expected a list of callables layer(x) -> x or of "
             "(apply, params), a module with .layers (Sequential), or deeppcr.stack(layers)."
         )
     found = list(layers)

@@ -49,7 +49,7 @@ def find_solver(solver: str | LinearSolver, name: str = "solver") -> LinearSolve
     """The solver itself, or the one of that name; ``name`` of the argument in messages."""
     if isinstance(solver, LinearSolver):
         return solver
-    check_name(name, solver, SOLVERS, "a solver such as Recurrence()")
+    check_name(name, solver, SOLVERS, "a solver")
     return SOLVERS[solver]
 
 

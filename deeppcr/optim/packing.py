@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.checks import describe
+from deeppcr.checks import describe_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,4 +177,4 @@ def as_aval(leaf: Any, name: str) -> Any:
     try:
         return jax.eval_shape(lambda x: x, leaf)
     except TypeError:
-        raise TypeError(f"{name} is {describe(leaf)}, expected an array.") from None
+        raise TypeError(f"{name} is {describe_type(leaf)}, expected an array.") from None
