@@ -137,7 +137,8 @@ class Problem:
         """The chain, and the one that was asked for."""
         chain = self.chain
         if self.wide is not None:
-            chain = dataclasses.replace(chain, function=_as_function(self.wide))
+            function = self.wide.step.as_function(self.wide.captured)
+            chain = dataclasses.replace(chain, function=function)
         return chain, dataclasses.replace(chain, length=self.length)
 
     def with_arrays(self, method: Any) -> Any:
@@ -193,9 +194,10 @@ class Problem:
 
     def methods(self) -> dict[str, Fixed]:
         """How the states are found, by platform."""
-        costs, asked, shape = ChainCosts.of(self.chain), self.method, self.chain.mapped
+        asked, shape = self.method, self.chain.mapped
         if not isinstance(asked, Auto):
             return {DEFAULT: asked}
+        costs = ChainCosts.of(self.chain)
         found = {name: choose_method(self._seen(costs, name), name) for name in platforms()}
         if shape:  # the examples share the memory
             each = max(1, memory_budget() // math.prod(shape))
@@ -252,19 +254,3 @@ class SolverPerShard:
 
 def _constant(linearization: Linearization | None) -> Linearization | None:
     return None if linearization is None else constant(linearization)
-
-
-def _as_function(chain: TracedChain) -> Any:
-    """The step of a chain as a function of pytrees."""
-    step = chain.step
-
-    def function(state: Any, inputs: Any) -> tuple[Any, Any]:
-        leaves, outputs = step.with_outputs(
-            jax.tree.leaves(state), jax.tree.leaves(inputs), chain.captured
-        )
-        return (
-            jax.tree.unflatten(step.state_tree, leaves),
-            jax.tree.unflatten(step.output_tree, outputs),
-        )
-
-    return function

@@ -100,15 +100,7 @@ def without_shardings(chain: TracedChain) -> TracedChain:
     step = dataclasses.replace(chain.step, jaxpr=program)
     captured = [*chain.captured, *map(jnp.asarray, constants)]
 
-    def function(state: Any, inputs: Any) -> tuple[Any, Any]:
-        leaves, outputs = step.with_outputs(
-            jax.tree.leaves(state), jax.tree.leaves(inputs), captured
-        )
-        return (
-            jax.tree.unflatten(step.state_tree, leaves),
-            jax.tree.unflatten(step.output_tree, outputs),
-        )
-
+    function = step.as_function(captured)
     return dataclasses.replace(chain, function=function, step=step, captured=captured)
 
 
