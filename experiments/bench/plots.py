@@ -1,16 +1,16 @@
 """Pictures in one style, drawn without a screen.
 
-The pictures of an experiment are in its file `figure.py`, in two functions that are called alike everywhere:
+The pictures of an experiment are drawn by two functions of its file `figure.py`:
 
-    pictures(rows) -> {topic: Figure}    all that can be drawn of these rows, the most important first
-    draw(rows, path) -> [Path, ...]      `save(path, pictures(rows))`, the files that were written
+    pictures(rows) -> {topic: Figure}    what can be drawn of the rows, the most important first
+    draw(rows, path) -> [Path, ...]      `save(path, pictures(rows))`, the files written
 
-`rows` are those of the result file. The first picture is written to `path`, the others beside it: with
-``mlp.png``, the topic "forward" is ``mlp_forward.png``. Topics without rows are left out. `run.py` ends with
-``command.conclude(options, kept, partial(draw, kept.rows))``.
+`rows` are those of the result file. The first picture is written to `path`, the others beside it:
+with ``mlp.png``, the topic "forward" is ``mlp_forward.png``. Topics without rows are left out.
+`run.py` ends with ``command.conclude(options, kept, partial(draw, kept.rows))``.
 
-A picture is as wide as a page, 700 pixels, and has one or two panels. Its title says what is drawn and of what,
-a speedup names its baseline, an axis its unit, and legends are below the panels.
+A picture is as wide as a page, 700 pixels, and has one or two panels. Its title says what is drawn
+and of what, a speedup names its baseline, an axis its unit, and legends are below the panels.
 
 All pictures of stored results are drawn anew, and nothing is measured, by
 
@@ -138,6 +138,13 @@ def figure(path: Path, columns: int = 1, *, height: float = 3.2) -> Iterator[lis
     save(path, {"": drawing})
 
 
+def halves(axes: Any) -> list[Any]:
+    """Two axes, one above the other, in the place of one."""
+    drawing, cells = axes.figure, axes.get_subplotspec().subgridspec(2, 1)
+    axes.remove()
+    return [drawing.add_subplot(cell) for cell in cells]
+
+
 def legend(drawing: Any, columns: int = 4, **options: Any) -> None:
     """One legend of all panels below them, each label once."""
     found: dict[str, Any] = {}
@@ -168,7 +175,7 @@ def speedup_maps(
     names: tuple[str, str],
     said: str,
 ) -> Any:
-    """Maps of speedups beside each other: blue where deeppcr is faster, red where it is slower, white at 1.
+    """Maps of speedups side by side: blue where deeppcr is faster, red where slower, white at 1.
 
     Args:
         title: of the picture.
@@ -208,14 +215,14 @@ def speedup_maps(
         2.0**marks, labels=[f"1/{2**-mark:.0f}" if mark < 0 else f"{2**mark:.0f}" for mark in marks]
     )
     bar.ax.minorticks_off()
-    bar.set_label(f"{said} [times]; blue: deeppcr is faster")
+    bar.set_label(f"{said} [times]\nred: deeppcr is slower; blue: deeppcr is faster")
     return drawing
 
 
 def grid(
     rows: Sequence[Mapping[str, Any]], key: str, x: str, y: str
 ) -> tuple[Any, list[Any], list[Any]]:
-    """The numbers of rows as a map ``[y, x]``, NaN where there is none; the values of x, and of y."""
+    """Numbers of rows as a map ``[y, x]``, NaN where there is none; the values of x, and of y."""
     along, up = (sorted({row[name] for row in rows}) for name in (x, y))
     found = np.full((len(up), len(along)), np.nan)
     for row in rows:
@@ -252,16 +259,20 @@ def two_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.995 else f"{value:.2g}"
 
 
+def number(value: float) -> str:
+    """Three digits, and no exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def bars(
     axes: Any,
     names: Sequence[str],
     values: Sequence[float],
     colors: Sequence[str],
-    form: str = "{:.3g}",
 ) -> None:
-    """Horizontal bars from the top down, each with its name on the left and its number at its end."""
+    """Horizontal bars from the top down, with a name on the left and a number at the end."""
     drawn = axes.barh(range(len(names)), values, color=colors, height=0.7)
-    axes.bar_label(drawn, [form.format(value) for value in values], padding=3, fontsize=SMALL)
+    axes.bar_label(drawn, [number(value) for value in values], padding=3, fontsize=SMALL)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.margins(x=0.18)
@@ -281,7 +292,7 @@ def level(axes: Any, text: str, at: float = 1.0) -> None:
 
 
 def plain_numbers(axis: Any) -> None:
-    """The ticks of a logarithmic axis as numbers: at 1, 2, 5 where it is short, else at powers of ten."""
+    """Plain numbers along a logarithmic axis: 1, 2, 5 if it is short, else powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
@@ -290,13 +301,6 @@ def plain_numbers(axis: Any) -> None:
     axis.set_major_locator(LogLocator(subs=subs, numticks=9))
     axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axis.set_minor_formatter(NullFormatter())
-
-
-def decades(axes: Any, which: str) -> None:
-    """Limits of a logarithmic axis, "x" or "y", at powers of ten: else none may be seen."""
-    low, high = getattr(axes, f"get_{which}lim")()
-    getattr(axes, f"set_{which}lim")(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))
-    getattr(axes, f"{which}axis").set_major_formatter("{x:g}")
 
 
 def values_as_ticks(axis: Any, values: Sequence[float]) -> None:
