@@ -18,10 +18,12 @@ from experiments.bench.plots import (
     speedup_maps,
     styled,
 )
+from experiments.bench.programs import UNROLLS
 from experiments.bench.table import Row
 
 DIRECTIONS = ("gradient", "forward")
 WORST = 15  # percent: more is regretted
+LOOPS = f"; loops: lax.scan with unroll {', '.join(map(str, (1, *UNROLLS)))}, Python"
 MEASURED, HERE = "over best loop", "predicted, here"
 MARKERS = "osD^vP*"  # of kinds of chains
 
@@ -44,7 +46,9 @@ def pictures(rows: Sequence[Row]) -> Figures:
         }
         if any(key in row for row in mine for key in maps.values()):
             title = f"GRU of batch 1, {_named(direction)}: when a parallel program pays off"
-            found[direction] = _maps(title, {name: (mine, key) for name, key in maps.items()}, "")
+            found[direction] = _maps(
+                title, {name: (mine, key) for name, key in maps.items()}, LOOPS
+            )
     for key in dict.fromkeys(
         key for row in cells for key in row if key.startswith("predicted, ") and key != HERE
     ):
