@@ -46,7 +46,9 @@ def typeset(html: str) -> str:
     text = CODE.sub("", html)
     if "$" in text:
         start = max(text.index("$") - 30, 0)
-        raise ValueError(f"a dollar sign outside of formulas and code: {text[start : start + 60]!r}")
+        raise ValueError(
+            f"a dollar sign outside of formulas and code: {text[start : start + 60]!r}"
+        )
     return FORMULA.sub(
         lambda found: '<{0} class="arithmatex">{1}</{0}>'.format(
             found["tag"], mathml(found["latex"], block=found["tag"] == "div")
@@ -88,7 +90,9 @@ def tidy(element: ElementTree.Element, latex: str, block: bool) -> None:
         element.tag = LIMITS[element.tag]
     if element.tag in ("mrow", "mtd", "math"):
         for place, (left, right) in reversed(list(enumerate(pairwise(element), 1))):
-            if (is_function(left) and right.tag != "mo") or (is_function(right) and left.tag != "mo"):
+            if (is_function(left) and right.tag != "mo") or (
+                is_function(right) and left.tag != "mo"
+            ):
                 element.insert(place, ElementTree.Element("mspace", width="0.167em"))
 
 
