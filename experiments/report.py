@@ -14,7 +14,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ NOTE = (
     "Published figures come from other machines and other sequential programs. "
     "A / B: forward pass by A, backward pass by B."
 )
+RANGE = re.compile(r"(<!-- measured: (\w+) -->).*?(<!-- end -->)")
 # Programs that compute step by step: they are never taken for parallel ones.
 SEQUENTIAL = ("auto", "adjoint, backprop")
 PROGRAMS = {
@@ -161,12 +162,8 @@ def _headline(line: Headline, rows: Sequence[Row]) -> Row:
     """The cells of one device: of the fastest program of the kind that the line is about."""
     mine = [row for row in rows if _has(row, line.labels)]
     if line.is_sequential:
-        # As deep as the loop: "auto" has not taken a parallel program.
-        found = [
-            row | {"parallel": row["program"]}
-            for row in mine
-            if row.get("program") == "auto" and row.get("depth speedup", 1) <= 1
-        ]
+        loops = [row for row in mine if row.get("program") == "auto" and _is_loop(row)]
+        found = [row | {"parallel": row["program"]} for row in loops]
     else:
         found = list(best(mine, without=SEQUENTIAL))
     top = max(found, key=lambda row: float(row["speedup"]), default={})
@@ -188,6 +185,39 @@ def measured(device: Device, *experiments: str) -> str:
     (row,) = _devices([device], *experiments)
     cores = f"{row['cores']} core" + "s" * (row["cores"] != "1")
     return f"{device.name}: {row['processor']}, {cores}, jax {row['jax']}, {row['measured']}."
+
+
+def measured_ranges(devices: Sequence[Device]) -> dict[str, str]:
+    """What sentences of the README say of CPUs, between ``<!-- measured: NAME -->`` and an end.
+
+    gradient: the speedups of gradients of narrow recurrent networks over the best loop, by "auto".
+    loop: the time of the sequential program that "auto" makes of a loop, forward, in that of the
+    best `jax.lax.scan`.
+    """
+    rows = [
+        row
+        for device in devices
+        if device.name == "cpu"
+        for name in ("gradients", "mlp")
+        for row in device.rows.get(name, [])
+        if row.get("program") == "auto" and "speedup" in row
+    ]
+    gradients = [
+        row["speedup"]
+        for row in rows
+        if row["kind"] in ("gru", "lstm") and 2 <= row["w"] <= 16 and _has(row, GRADIENT)
+    ]
+    loops = [1 / row["speedup"] for row in rows if _has(row, FORWARD) and _is_loop(row)]
+    return {"gradient": _range(gradients) + " times", "loop": _range(loops)}
+
+
+def _range(numbers: Sequence[float]) -> str:
+    return f"{min(numbers):.1f} to {max(numbers):.1f}" if numbers else "not measured"
+
+
+def _is_loop(row: Row) -> bool:
+    """Whether a program of "auto" is as deep as the loop: it has not taken a parallel one."""
+    return bool(row.get("depth speedup", 1.0) <= 1.0)
 
 
 def draw_headlines(devices: Sequence[Device]) -> None:
@@ -284,17 +314,20 @@ def _folded(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>" if text else ""
 
 
-def rewrite(readme: Path, text: str) -> None:
-    """Put the table between the two comments of a file.
+def rewrite(readme: Path, text: str, ranges: Mapping[str, str]) -> None:
+    """Put the table between the two comments of a file, and ranges between those of sentences.
 
     Raises:
-        SystemExit: they are not there.
+        SystemExit: there is no place for the table, or a range that nobody knows.
     """
     old, between = readme.read_text(encoding="utf-8"), f"{re.escape(BEGIN)}.*?{re.escape(END)}"
     filled = f"{BEGIN}\n{text}\n{END}"
     new, count = re.subn(between, lambda _: filled, old, flags=re.DOTALL)
     if count != 1:
         sys.exit(f"{readme} has {count} places for results, expected one: {BEGIN} ... {END}")
+    if unknown := {name for _, name, _ in RANGE.findall(new)} - set(ranges):
+        sys.exit(f"{readme}: no range is called {unknown.pop()!r}; there are {', '.join(ranges)}")
+    new = RANGE.sub(lambda found: f"{found[1]}{ranges[found[2]]}{found[3]}", new)
     readme.write_text(new, encoding="utf-8")
 
 
@@ -316,7 +349,7 @@ def main(argv: list[str]) -> None:
     if empty := [str(device.folder) for device in devices if not device.rows]:
         sys.exit(f"no result files in {', '.join(empty)}")
     if options.readme:
-        rewrite(options.readme, readme(devices))
+        rewrite(options.readme, readme(devices), measured_ranges(devices))
         draw_headlines(devices)
     if options.page:
         options.page.write_text(page(devices, options.page.absolute().parent), encoding="utf-8")

@@ -117,6 +117,27 @@ def test_a_sequential_program_never_stands_beside_a_published_speedup(
     assert line(text, "MLP forward, no parallel")[2:] == ["", "", ""]  # "auto" was parallel there
 
 
+def test_sentences_of_the_readme_say_what_the_files_say(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    gru = {"kind": "gru", "direction": "gradient"}
+    rows = [row("auto", ms, **gru, w=w) for ms, w in ((2.0, 2), (1.0, 16), (0.1, 32))]
+    readme = tmp_path / "README.md"
+    write(folders[0], "gradients", rows)
+    sentence = "It takes <!-- measured: {} -->{}<!-- end --> of it."
+    before = "\n".join([sentence.format("gradient", "old"), sentence.format("loop", "")])
+    text = f"{before}\n{report.BEGIN}\n{report.END}\n"
+    devices = report.read(folders)
+    readme.write_text(text)
+    report.rewrite(readme, report.readme(devices), report.measured_ranges(devices))
+    filled = readme.read_text()
+    assert sentence.format("gradient", "4.0 to 8.0 times") in filled
+    assert sentence.format("loop", "0.1 to 0.1") in filled
+    readme.write_text(text.replace("loop", "fun"))
+    with pytest.raises(SystemExit, match="no range is called 'fun'; there are gradient, loop"):
+        report.rewrite(readme, "", report.measured_ranges(devices))
+
+
 def test_devices_have_columns_of_their_own(folders: list[Path], tmp_path: Path) -> None:
     text = filled(folders, tmp_path / "README.md")
     assert line(text, "speedup")[2:4] == ["cpu: measured", "cpu: predicted"]
@@ -187,9 +208,12 @@ def test_a_table_in_markdown() -> None:
     assert markdown([]) == ""
 
 
-def test_our_own_readme_says_what_the_kept_files_say() -> None:
-    root = Path(__file__).parents[2]
+def test_our_own_readme_says_what_the_kept_files_say(tmp_path: Path) -> None:
+    ours = Path(__file__).parents[2] / "README.md"
+    readme = tmp_path / "README.md"
+    readme.write_text(ours.read_text(encoding="utf-8"), encoding="utf-8")
     kept = report.read(
-        sorted(folder for folder in (root / "experiments/results").iterdir() if folder.is_dir())
+        sorted(path for path in (ours.parent / "experiments/results").iterdir() if path.is_dir())
     )
-    assert report.readme(kept) in (root / "README.md").read_text(encoding="utf-8")
+    report.rewrite(readme, report.readme(kept), report.measured_ranges(kept))
+    assert readme.read_text(encoding="utf-8") == ours.read_text(encoding="utf-8")
