@@ -1,4 +1,4 @@
-"""Draws docs/design.svg: a chain of steps, and the rounds that solve its linearisation.
+"""Draws docs/chain.svg: a chain of steps, and the rounds that solve its linearisation.
 
 python docs/schematic.py [FILE]
 """
@@ -6,90 +6,125 @@ python docs/schematic.py [FILE]
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 STEPS = 8
-WHITE, BLUE, GREEN = ("#ffffff", "#555555"), ("#e8eef7", "#445566"), ("#dff0e0", "#448866")
-ROUND = 1.15  # the height of a round
+WIDTH, HEIGHT = 8.0, 6.35  # inches; a unit of the axes is one inch
+INK, GREY, PAPER = "#1f2933", "#7b8794", "#ffffff"
+STEP, LINEAR, SOLVED = ("#fdf1dc", "#c9862b"), ("#e4edf8", "#3f6fa8"), ("#d9efe0", "#2f855a")
+FIRST, APART = 1.5, 0.77  # the first column, and how far columns are apart
+BOX, ROUND = (0.58, 0.37), 0.72  # the size of a box; the height of a round
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 13,
+    "mathtext.fontset": "cm",
+    "svg.fonttype": "path",  # the same picture wherever it is seen, whatever fonts are there
+    "svg.hashsalt": "deeppcr",
+    "text.color": INK,
+}
 
 
 def main(path: Path) -> None:
     """Draw the schematic."""
-    plt.rcParams.update({"svg.hashsalt": "deeppcr", "svg.fonttype": "none", "font.size": 9})
-    figure, axes = plt.subplots(figsize=(7.2, 4.3))
-    axes.set_xlim(-1.1, STEPS + 0.4)
-    axes.set_ylim(-6.6, 1.2)
-    axes.axis("off")
-    _sequential(axes)
-    _rounds(axes)
-    figure.savefig(
-        path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None
-    )
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, HEIGHT))
+        FigureCanvasSVG(figure)
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
+        axes.axis("off")
+        _paper(axes)
+        _sequential(axes, HEIGHT - 0.42)
+        _parallel(axes, HEIGHT - 2.3)
+        told = {"Date": None, "Title": "A chain of steps, and its solution in parallel"}
+        is_svg = path.suffix == ".svg"
+        figure.savefig(path, transparent=True, dpi=100, metadata=told if is_svg else None)
 
 
-def _sequential(axes: Axes) -> None:
-    axes.text(-1, 0.85, "sequential: L steps, one after another")
-    axes.text(-0.85, 0, "$z_0$", ha="center", va="center")
+def _paper(axes: Axes) -> None:
+    """White paper with round corners, for pages of any colour."""
+    edge = 0.02
+    style = "round,pad=0,rounding_size=0.16"
+    size = (WIDTH - 2 * edge, HEIGHT - 2 * edge)
+    axes.add_patch(FancyBboxPatch((edge, edge), *size, style, fc=PAPER, ec="#d5dbe1", lw=1))
+
+
+def _sequential(axes: Axes, y: float) -> None:
+    """A row of steps, and the equation of the chain."""
+    _heading(axes, y, "Sequential", r"$L$ steps, one after another")
+    y -= 0.56
     for step in range(STEPS):
-        _box(axes, step, 0, "$f$", WHITE)
-        _arrow(axes, (step - 0.68, 0), (step - 0.36, 0))
-    _arrow(axes, (STEPS - 0.68, 0), (STEPS - 0.36, 0))
-    axes.text(STEPS - 0.1, 0, f"$z_{STEPS}$", ha="center", va="center")
+        _box(axes, step, y, "$f$", STEP)
+    for step in range(STEPS + 1):
+        _arrow(axes, (_column(step) - APART + BOX[0] / 2, y), (_column(step) - BOX[0] / 2, y))
+    for step, state in ((-1, "$z_0$"), (STEPS, f"$z_{STEPS}$")):
+        aside = 0.08 if step < 0 else -0.08
+        axes.text(_column(step) + aside, y, state, ha="center", va="center", fontsize=17)
+    equation = r"$z_l = f(z_{l-1},\, x_l), \qquad l = 1, \ldots, L$"
+    axes.text(WIDTH / 2, y - 0.58, equation, ha="center", va="center", fontsize=18)
 
 
-def _rounds(axes: Axes) -> None:
-    y, distance = -1.75, 1
-    axes.text(
-        -1,
-        y + 0.6,
-        r"one iteration: all Jacobians side by side, then $\log_2 L$ rounds of products",
-    )
+def _parallel(axes: Axes, y: float) -> None:
+    """All steps at once, the rounds that join them, and the linearised equation."""
+    _heading(axes, y, "Parallel", r"all $L$ steps at once, then $\log_2 L$ rounds of products")
+    y -= 0.52
+    _label(axes, y, "linearise")
     for step in range(STEPS):
-        _box(axes, step, y, f"$A_{step + 1}\\;b_{step + 1}$", BLUE)
+        _box(axes, step, y, f"$A_{step + 1}\\, b_{step + 1}$", LINEAR, size=15)
+    distance, number = 1, 1
     while distance < STEPS:
         below = y - ROUND
+        top, bottom = y - BOX[1] / 2, below + BOX[1] / 2
         for step in range(STEPS):
-            _arrow(axes, (step, y - 0.24), (step, below + 0.26))
+            _arrow(axes, (_column(step), top), (_column(step), bottom))
             if step >= distance:
-                _arrow(axes, (step - distance, y - 0.24), (step - 0.06, below + 0.26), "#bb6666")
+                start, end = (_column(step - distance) + 0.05, top), (_column(step) - 0.09, bottom)
+                _arrow(axes, start, end, LINEAR[1])
         distance *= 2
         for step in range(STEPS):
             is_solved = step < distance
-            _box(
-                axes,
-                step,
-                below,
-                f"$y_{step + 1}$" if is_solved else "",
-                GREEN if is_solved else BLUE,
-            )
-        y = below
-    axes.text(
-        -1,
-        y - 0.95,
-        r"$y_l = A_l\,y_{l-1} + b_l$,   $A_l \approx \partial f/\partial z$:"
-        "   repeated until the residual of the step itself is rounding",
-    )
+            label, colours = (f"$z_{step + 1}$", SOLVED) if is_solved else ("", LINEAR)
+            _box(axes, step, below, label, colours)
+        _label(axes, below, f"round {number}")
+        y, number = below, number + 1
+    equation = r"$z_l = A_l\, z_{l-1} + b_l, \qquad A_l \approx \partial f / \partial z$"
+    axes.text(WIDTH / 2, y - 0.58, equation, ha="center", va="center", fontsize=18)
+    said = "Newton's method repeats this until $z$ solves the chain to rounding error."
+    axes.text(WIDTH / 2, y - 1.02, said, ha="center", va="center")
 
 
-def _box(axes: Axes, x: float, y: float, label: str, colours: tuple[str, str]) -> None:
-    face, edge = colours
+def _column(step: int) -> float:
+    return FIRST + APART * step
+
+
+def _heading(axes: Axes, y: float, name: str, said: str) -> None:
+    axes.text(0.3, y, name, fontsize=15, fontweight="bold", va="baseline")
+    axes.text(1.85, y, said, fontsize=14, va="baseline")
+
+
+def _label(axes: Axes, y: float, said: str) -> None:
+    axes.text(0.3, y, said, color="#52606d", fontsize=11.5, va="center")
+
+
+def _box(
+    axes: Axes, step: int, y: float, label: str, colours: tuple[str, str], size: float = 17
+) -> None:
+    (width, height), (face, edge) = BOX, colours
+    corner = (_column(step) - width / 2, y - height / 2)
     style = "round,pad=0,rounding_size=0.07"
-    patch = FancyBboxPatch((x - 0.33, y - 0.22), 0.66, 0.44, style, fc=face, ec=edge, lw=0.9)
-    axes.add_patch(patch)
-    axes.text(x, y - 0.01, label, ha="center", va="center")
+    axes.add_patch(FancyBboxPatch(corner, width, height, style, fc=face, ec=edge, lw=1.2))
+    axes.text(_column(step), y - 0.01, label, ha="center", va="center", fontsize=size)
 
 
 def _arrow(
-    axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = "#777777"
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = GREY
 ) -> None:
-    arrow = {"arrowstyle": "->", "color": colour, "lw": 0.8, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", xy=end, xytext=start, arrowprops=arrow)
+    look = {"arrowstyle": "-|>,head_length=0.3,head_width=0.16", "color": colour, "lw": 1.1}
+    axes.annotate("", xy=end, xytext=start, arrowprops=look | {"shrinkA": 0, "shrinkB": 1})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("design.svg"))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("chain.svg"))

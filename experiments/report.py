@@ -1,23 +1,26 @@
-"""One page of the result files of several devices, predicted beside realised.
+"""Tables of the result files: one for the README, and a page of everything measured.
 
     python -m experiments report                                  all devices, to the terminal
     python -m experiments report results/cpu --page page.md       as a page, with its figures linked
     python -m experiments report --readme README.md               rewrites what is between the two
-                                                                  comments there
+                                                                  comments there, and draws
+                                                                  results/<device>/headline.png
 
-Nothing is measured here. A cell is empty where nothing was measured.
+Nothing is measured here. A cell is empty where nothing was measured. The tables of the site are
+made of the same files when it is built, by docs/tables.py.
 """
 
 import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.bench import results
+from experiments.bench.plots import can_draw
 from experiments.bench.summary import best, errors, is_benchmark
 from experiments.bench.table import Row, markdown
 
@@ -33,52 +36,72 @@ FIGURES = {
     "speedup": "speedup",
     "predicted speedup": "predicted",
 }
-NOTE = """Times faster than plain `jax.lax.scan`; than the fastest of that, the same with `unroll=4`
-or `16`, and a Python loop; what `depth` predicts of the latter; and by which program: "auto" may
-well be the sequential one, and is on a CPU, forwards. Of several cases the one of the largest
-speedup; empty where nothing was measured. The published figures are of others, of other machines
-and other sequential programs."""
-
-
-COMPILED = """No GPU was at hand. What XLA compiles for one can be counted nevertheless: kernels,
-library calls and copies, which are launched one after another, and how often the host waits.
-Launches are not times, but they dominate the time of chains this narrow."""
+NOTE = (
+    "Speedups over the fastest of `jax.lax.scan`, the same with `unroll=4` or `16`, and, for short "
+    "chains, a Python loop; below 1 is slower.\n"
+    "Published figures come from other machines and other sequential programs. "
+    "A / B: forward pass by A, backward pass by B."
+)
+RANGE = re.compile(r"(<!-- measured: (\w+) -->).*?(<!-- end -->)")
+# Programs that compute step by step: they are never taken for parallel ones.
+SEQUENTIAL = ("auto", "adjoint, backprop")
+PROGRAMS = {
+    "auto": "the loop, rewritten",
+    "newton": "Newton's method",
+    "picard": "Picard iteration",
+    "picard, coarse guess": "Picard iteration, coarse guess",
+    "blocks": "Jacobian blocks",
+    "sequential / blocks": "loop / Jacobian blocks",
+    "sequential / dense": "loop / Jacobian blocks",
+    "newton / blocks": "Newton's method / Jacobian blocks",
+    "adjoint, recurrence": "loop / Jacobian blocks",
+    "adjoint, pcr": "loop / cyclic reduction",
+}
 
 
 @dataclass(frozen=True)
 class Headline:
-    """A line of the README's table.
+    """A row of the README's table.
 
     Attributes:
         title: what was measured.
         experiment: whose file it is in.
         labels: of the case; of several that have them, the one of the largest speedup is taken.
-        published: what others have reported, and on what.
+        published: the speedup of a parallel program that others report.
+        is_sequential: whether it is about the sequential program that "auto" makes of the loop, and
+            not about parallel ones.
     """
 
     title: str
     experiment: str
-    labels: dict[str, Any]
-    published: str
+    labels: Row
+    published: str = ""
+    is_sequential: bool = False
 
 
-COLUMNS = {
-    "over lax.scan": "over lax.scan",
-    "speedup": "over the best loop",
-    "predicted speedup": "predicted",
-    "parallel": "by",
-}
 MLP = {"kind": "tanh", "L": 1024, "w": 8, "batch": 1}
-MLPS = [MLP | {"direction": direction} for direction in ("forward", "backward", "gradient")]
-GRU = {"part": "grid", "kind": "gru", "L": 100_000, "w": 1, "direction": "gradient"}
+FORWARD, BACKWARD, GRADIENT = (
+    {"direction": direction} for direction in ("forward", "backward", "gradient")
+)
+GRU = {"kind": "gru", "batch": 1} | GRADIENT
+WIDE_GRU = {"part": "adjoints", "L": 10_000, "w": 4} | GRU
+LONG_GRU = {"part": "grid", "L": 100_000, "w": 1} | GRU
 RESNET = {"part": "times", "L": 1024}
+LATENT = {"part": "speed", "kind": "latent", "L": 1000}
 HEADLINES = (
-    Headline("MLP, 1024 layers of 8 tanh units, forward", "mlp", MLPS[0], "30 (DeepPCR)"),
-    Headline("the same, backward alone", "mlp", MLPS[1], "200 (DeepPCR)"),
-    Headline("the same, gradient", "mlp", MLPS[2], ""),
-    Headline("training step of a residual network, 1024 blocks", "resnet", RESNET, "7 (DeepPCR)"),
-    Headline("sampling from a diffusion model", "diffusion", {"part": "speed"}, "11 (DeepPCR)"),
-    Headline("GRU of 1 unit, T = 100,000, gradient", "gradients", GRU, "808 (DEER)"),
+    Headline("GRU of 4 units, T = 10,000, gradient", "gradients", WIDE_GRU),
+    Headline("GRU of 1 unit, T = 100,000, gradient", "gradients", LONG_GRU, "808 (DEER)"),
+    Headline("MLP, 1024 layers of 8 tanh units, gradient", "mlp", MLP | GRADIENT),
+    Headline("the same, backward pass alone", "mlp", MLP | BACKWARD, "200 (DeepPCR)"),
+    Headline("the same, forward pass", "mlp", MLP | FORWARD, "30 (DeepPCR)"),
+    Headline("residual network of 1024 blocks, training", "resnet", RESNET, "7 (DeepPCR)"),
+    Headline("latent diffusion, 1000 steps, sampling", "diffusion", LATENT, "11 (DeepPCR)"),
+    Headline(
+        "MLP forward, no parallel program: the sequential loop, rewritten",
+        "mlp",
+        MLP | FORWARD,
+        is_sequential=True,
+    ),
 )
 
 
@@ -123,66 +146,103 @@ def page(devices: Sequence[Device], base: Path) -> str:
 
 
 def headlines(devices: Sequence[Device]) -> str:
-    """The table of results.
-
-    Speedups over `lax.scan` and over the best loop, and what was predicted, for each device.
-    """
+    """The table of the README: published, measured and predicted speedups."""
     rows: list[Row] = []
     for line in HEADLINES:
-        row: Row = {"speedup": line.title, "published": line.published}
+        row: Row = {"speedup": line.title, "published, parallel": line.published}
         for device in devices:
-            cases = best(device.rows.get(line.experiment, []), without=())
-            found = [case for case in cases if _has(case, line.labels)]
-            top = max(found, key=lambda case: float(case["speedup"]), default={})
-            row |= {f"{device.name}: {title}": top.get(key, "") for key, title in COLUMNS.items()}
+            before = f"{device.name}: " if len(devices) > 1 else ""
+            found = _headline(line, device.rows.get(line.experiment, []))
+            row |= {f"{before}{key}": value for key, value in found.items()}
         rows.append(row)
     return markdown(rows)
 
 
-def launches(devices: Sequence[Device]) -> str:
-    """The same cases on a GPU that was not at hand: how many kernels they launch.
-
-    See `experiments.kernels`.
-    """
-    counted = [row for device in devices for row in device.rows.get("kernels", [])]
-    rows: list[Row] = []
-    for line in HEADLINES:
-        mine = [row for row in counted if _has(row, line.labels)]
-        mine.sort(key=lambda row: float(row["launches"]))
-        loops = [row for row in mine if row["sequential"]]
-        others = [row for row in mine if not row["sequential"]]
-        plain = next((row for row in loops if row["program"] == "lax.scan"), None)
-        if plain and others:
-            fewest = others[0]
-            row: Row = {f"launches, {plain['target']}": line.title}
-            row |= {"lax.scan": plain["launches"], "best loop": loops[0]["launches"]}
-            row |= {"parallel": fewest["launches"], "by": fewest["program"]}
-            row |= {"waits": fewest["waits"]}
-            row |= {"fewer than lax.scan": round(fewest["fewer launches"])}
-            row["than the best loop"] = round(loops[0]["launches"] / fewest["launches"])
-            rows.append(row)
-    return f"{COMPILED}\n\n{markdown(rows)}" if rows else ""
+def _headline(line: Headline, rows: Sequence[Row]) -> Row:
+    """The cells of one device: of the fastest program of the kind that the line is about."""
+    mine = [row for row in rows if _has(row, line.labels)]
+    if line.is_sequential:
+        loops = [row for row in mine if row.get("program") == "auto" and _is_loop(row)]
+        found = [row | {"parallel": row["program"]} for row in loops]
+    else:
+        found = list(best(mine, without=SEQUENTIAL))
+    top = max(found, key=lambda row: float(row["speedup"]), default={})
+    program = top.get("parallel", "")
+    return {
+        "measured": top.get("speedup", ""),
+        "predicted": top.get("predicted speedup", ""),
+        "by": PROGRAMS.get(program, program),
+    }
 
 
 def readme(devices: Sequence[Device]) -> str:
-    """What the README says of results.
+    """What the README says of results: the table, and where and with what it was measured."""
+    return "\n\n".join([headlines(devices), NOTE, "\n".join(map(measured, devices))])
 
-    The table, where and with what they were measured, and what GPUs would have to do.
+
+def measured(device: Device, *experiments: str) -> str:
+    """A line on where, with what and when some experiments were run, or all of them."""
+    (row,) = _devices([device], *experiments)
+    cores = f"{row['cores']} core" + "s" * (row["cores"] != "1")
+    return f"{device.name}: {row['processor']}, {cores}, jax {row['jax']}, {row['measured']}."
+
+
+def measured_ranges(devices: Sequence[Device]) -> dict[str, str]:
+    """What sentences of the README say of CPUs, between ``<!-- measured: NAME -->`` and an end.
+
+    gradient: the speedups of gradients of narrow recurrent networks over the best loop, by "auto".
+    loop: the time of the sequential program that "auto" makes of a loop, forward, in that of the
+    best `jax.lax.scan`.
     """
-    columns = ("device", "processor", "cores", "jax", "measured")
-    lines = [{key: row[key] for key in columns} for row in _devices(devices)]
-    parts = [headlines(devices), NOTE, markdown(lines), launches(devices)]
-    return "\n\n".join(filter(None, parts))
+    rows = [
+        row
+        for device in devices
+        if device.name == "cpu"
+        for name in ("gradients", "mlp")
+        for row in device.rows.get(name, [])
+        if row.get("program") == "auto" and "speedup" in row
+    ]
+    gradients = [
+        row["speedup"]
+        for row in rows
+        if row["kind"] in ("gru", "lstm") and 2 <= row["w"] <= 16 and _has(row, GRADIENT)
+    ]
+    loops = [1 / row["speedup"] for row in rows if _has(row, FORWARD) and _is_loop(row)]
+    return {"gradient": _range(gradients) + " times", "loop": _range(loops)}
+
+
+def _range(numbers: Sequence[float]) -> str:
+    return f"{min(numbers):.1f} to {max(numbers):.1f}" if numbers else "not measured"
+
+
+def _is_loop(row: Row) -> bool:
+    """Whether a program of "auto" is as deep as the loop: it has not taken a parallel one."""
+    return bool(row.get("depth speedup", 1.0) <= 1.0)
+
+
+def draw_headlines(devices: Sequence[Device]) -> None:
+    """Draw the figure of the README into the folder of each device with gradients."""
+    drawn = [device for device in devices if device.rows.get("gradients")]
+    if drawn and can_draw():
+        from experiments.bench.headline import draw
+
+        for device in drawn:
+            draw(device.rows["gradients"], device.folder / "headline.png")
 
 
 def _has(case: Row, labels: Row) -> bool:
     return all(case.get(key) == value for key, value in labels.items())
 
 
-def _devices(devices: Sequence[Device]) -> Iterator[Row]:
-    """A line for each device: what it is, and with what it was measured."""
+def _devices(devices: Sequence[Device], *experiments: str) -> Iterator[Row]:
+    """A row for each device: what it is, and with what it was measured, by some experiments."""
     for device in devices:
-        heads = [head for several in device.environments.values() for head in several]
+        heads = [
+            head
+            for name, several in device.environments.items()
+            for head in several
+            if not experiments or name in experiments
+        ]
 
         def said(key: str, length: int | None = None, heads: list[Row] = heads) -> list[str]:
             texts = (str(head[key])[:length] for head in heads if head.get(key))
@@ -233,7 +293,7 @@ def _beside(name: str, devices: Sequence[Device]) -> list[Row]:
     rows: dict[tuple[tuple[str, Any], ...], Row] = {}
     titles = [f"{device.name}: {title}" for device in devices for title in FIGURES.values()]
     for device in devices:
-        for found in best(device.rows.get(name, [])):
+        for found in best(device.rows.get(name, []), without=SEQUENTIAL):
             keys = list(found)
             case = {key: found[key] for key in keys[: keys.index("sequential")]}
             row = rows.setdefault(tuple(case.items()), case | dict.fromkeys(titles, ""))
@@ -254,17 +314,20 @@ def _folded(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>" if text else ""
 
 
-def rewrite(readme: Path, text: str) -> None:
-    """Put the table between the two comments of a file.
+def rewrite(readme: Path, text: str, ranges: Mapping[str, str]) -> None:
+    """Put the table between the two comments of a file, and ranges between those of sentences.
 
     Raises:
-        SystemExit: they are not there.
+        SystemExit: there is no place for the table, or a range that nobody knows.
     """
     old, between = readme.read_text(encoding="utf-8"), f"{re.escape(BEGIN)}.*?{re.escape(END)}"
     filled = f"{BEGIN}\n{text}\n{END}"
     new, count = re.subn(between, lambda _: filled, old, flags=re.DOTALL)
     if count != 1:
         sys.exit(f"{readme} has {count} places for results, expected one: {BEGIN} ... {END}")
+    if unknown := {name for _, name, _ in RANGE.findall(new)} - set(ranges):
+        sys.exit(f"{readme}: no range is called {unknown.pop()!r}; there are {', '.join(ranges)}")
+    new = RANGE.sub(lambda found: f"{found[1]}{ranges[found[2]]}{found[3]}", new)
     readme.write_text(new, encoding="utf-8")
 
 
@@ -286,7 +349,8 @@ def main(argv: list[str]) -> None:
     if empty := [str(device.folder) for device in devices if not device.rows]:
         sys.exit(f"no result files in {', '.join(empty)}")
     if options.readme:
-        rewrite(options.readme, readme(devices))
+        rewrite(options.readme, readme(devices), measured_ranges(devices))
+        draw_headlines(devices)
     if options.page:
         options.page.write_text(page(devices, options.page.absolute().parent), encoding="utf-8")
     if not options.readme and not options.page:

@@ -30,6 +30,86 @@ def test_every_python_block_runs(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+FORMULAS = r"""# A page
+
+A state $z_l$ in `$HOME`, and a block:
+
+$$
+A_l \approx \frac{\partial f}{\partial z}, \quad \max_l r_l < 1
+$$
+
+```sh
+echo $HOME
+```
+
+::: toy.step
+"""
+
+TOY = '''
+__all__ = ["step"]
+
+
+def step(z: float) -> None:
+    r"""One step, $\\lambda_{l-1}$.
+
+    Args:
+        z: a state, of shape $w$.
+    """
+'''
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Builds a site of one page, as ours is built, and returns its main part."""
+    pytest.importorskip("mkdocs", reason="make docs installs what the site is built with")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    def built(markdown):
+        pages = tmp_path / "docs"
+        pages.mkdir()
+        (pages / "index.md").write_text(markdown)
+        config = load_config(
+            str(ROOT / "mkdocs.yml"),
+            docs_dir=str(pages),
+            site_dir=str(tmp_path / "site"),
+            nav=["index.md"],
+        )
+        config.plugins.on_startup(command="build", dirty=False)
+        build(config)
+        html = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+        return html[html.index("<article") : html.index("</article")]
+
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "toy.py").write_text(TOY)
+    return built
+
+
+def test_formulas_are_typeset(site):
+    html = site(FORMULAS)
+    assert "<msub><mi>z</mi><mi>l</mi></msub>" in html
+    assert "<munder><mi>max</mi>" in html
+    assert "<msub><mi>λ</mi>" in html  # of the docstring
+    assert html.count("<math") == 4
+    assert html.count("$HOME") == 2
+    assert "$" not in re.sub(r"<(pre|code).*?</\1>", "", html, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("page", "complaint"),
+    [
+        ("It costs 5 $ a step.", "a dollar sign outside of formulas and code: 'It costs 5"),
+        (r"Blocks $\blocks_l$.", r"\blocks is not known to latex2mathml"),
+        ("Rows $a & b$.", "an & outside of a matrix"),
+        ("# About $z_l$", "a formula in a heading"),
+    ],
+)
+def test_what_cannot_be_typeset_stops_the_build(site, caplog, page, complaint):
+    with pytest.raises(Exception, match="BuildError"):
+        site(page)
+    assert complaint in caplog.text
+
+
 def test_the_reference_has_every_public_name():
     reference = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     # A function with the name of its module is found by its full name, shown by the public one.

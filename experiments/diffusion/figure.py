@@ -1,4 +1,4 @@
-"""The figure of `python -m experiments diffusion`.
+"""The pictures of `python -m experiments diffusion`.
 
 The digits after each iteration, and iterations and time against steps.
 """
@@ -9,75 +9,106 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bench.plots import figure, halves, plain_numbers, series
+from experiments.bench.plots import (
+    BLUE,
+    GREEN,
+    RED,
+    Figures,
+    legend,
+    level,
+    plain_numbers,
+    save,
+    series,
+    sheet,
+    styled,
+    values_as_ticks,
+)
 
 Row = dict[str, Any]
-SEQUENTIAL = "sequential, fastest"
-COLORS = {SEQUENTIAL: "black", "dense": "C0", "diagonal": "C1", "picard": "C3"}
-METHODS = ("dense", "diagonal", "picard")
+SEQUENTIAL = "fastest loop"
+LOOKS = {
+    SEQUENTIAL: ("black", "x"),
+    "dense": (BLUE, "o"),
+    "diagonal": (GREEN, "D"),
+    "picard": (RED, "s"),
+}
+METHODS = {"dense": "dense Newton", "diagonal": "diagonal Newton", "picard": "Picard"}
+SHOWN = ("dense", "picard")  # methods whose samples are drawn
 PIXELS = 8  # of a digit, each way
 GAP = 2  # pixels between two
 
 
-def draw(rows: Sequence[Row], gallery: Mapping[str, np.ndarray], path: Path) -> None:
-    """Above: digits by iteration, Newton's and Picard's, and how far they are.
+def draw(rows: Sequence[Row], gallery: Mapping[str, np.ndarray], path: Path) -> list[Path]:
+    """Write `pictures`."""
+    return save(path, pictures(rows, gallery))
 
-    Below: iterations, times by steps and by size.
+
+@styled
+def pictures(rows: Sequence[Row], gallery: Mapping[str, np.ndarray] | None = None) -> Figures:
+    """Iterations and times by steps and by size; samples by iteration, and how far they are.
 
     Args:
         rows: of all cases.
-        gallery: images ``[n, 64]`` of the same samples by program: "lax.scan", "dense, 1", "dense,
-            converged", ...
-        path: of the file.
+        gallery: images ``[n, 64]`` of the same samples by program: "lax.scan", "dense, 1",
+            "dense, converged", ... They are not in the result file: without them there is no
+            picture of samples.
     """
     speed, stopped = ([row for row in rows if row["part"] == part] for part in ("speed", "stopped"))
     stopped = [row for row in stopped if "rtol" not in row["program"]]  # by number of iterations
-    with figure(path, columns=3, height=7.4) as columns:
-        (newton, iterations), (picard, by_steps), (distance, by_size) = map(halves, columns)
-        _digits(newton, gallery, stopped, "dense", "dense Newton")
-        _digits(picard, gallery, stopped, "picard", "Picard")
-        _distances(distance, stopped)
+    found: Figures = {}
+    if speed:
         batch, size, steps = (_usual(speed, key) for key in ("batch", "w", "L"))
         along_steps = [row for row in speed if (row["batch"], row["w"]) == (batch, size)]
         along_sizes = [row for row in speed if (row["batch"], row["L"]) == (batch, steps)]
-        of_steps, of_sizes = f"({size} latents, batch {batch})", f"({steps} steps, batch {batch})"
-        title = f"iterations until converged {of_steps}"
-        _lines(iterations, along_steps, "L", "iterations", title)
-        _lines(by_steps, along_steps, "L", "ms", f"time [ms] {of_steps}")
-        _lines(by_size, along_sizes, "w", "ms", f"time [ms] {of_sizes}")
+        of = f"{size} numbers a sample, batch {batch}"
+        title = f"Diffusion sampling, {of} (down is better)"
+        panels = {"iterations": "iterations until converged", "ms": "time [ms]"}
+        found["steps"] = _lines(title, along_steps, "L", panels)
+        if len({row["w"] for row in along_sizes}) > 1:
+            title = f"Diffusion sampling, {steps} steps, batch {batch} (down is better)"
+            found["size"] = _lines(title, along_sizes, "w", panels)
+    if stopped:
+        last = {row["program"]: row for row in stopped if row["w"] == stopped[-1]["w"]}
+        if gallery:
+            found["samples"] = _samples(gallery, last)
+        found["distance"] = _distances(list(last.values()))
+    return found
 
 
 def _usual(rows: Sequence[Row], key: str) -> Any:
     """The value that most rows have: that of the case around which others are varied."""
     values = [row[key] for row in rows]
-    return max(values, key=values.count) if values else 0
+    return max(values, key=values.count)
 
 
-def _digits(
-    axes: Any, gallery: Mapping[str, np.ndarray], rows: Sequence[Row], method: str, title: str
-) -> None:
-    """The noise, a row of digits for every number of iterations, and the sequential samples."""
-    last = {row["program"]: row for row in rows}  # of the last case, as the gallery is
-    runs = [name for name in last if name.startswith(f"{method}, ") and len(gallery[name])]
-    if not runs:
-        axes.set_axis_off()
-        return
-    shown = {"noise": gallery["noise"], **{_iterations(last[name]): gallery[name] for name in runs}}
-    shown["sequential"] = gallery["lax.scan"]
-    strips = [_strip(images) for images in shown.values()]
-    axes.imshow(np.concatenate(strips), cmap="gray_r", vmin=-1, vmax=1)
-    middles = [(PIXELS + GAP) * k + PIXELS / 2 - 0.5 for k in range(len(shown))]
-    axes.set_yticks(middles, list(shown))
-    axes.set_xticks([])
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    first = last["lax.scan"]
-    axes.set_title(f"{title}: samples after k iterations ({first['L']} steps)")
+def _samples(gallery: Mapping[str, np.ndarray], rows: Mapping[str, Row]) -> Any:
+    """By method the noise, a row of digits for every number of iterations, the sequential ones."""
+    shown: dict[str, dict[str, np.ndarray]] = {}
+    for method in SHOWN:
+        runs = [row for name, row in rows.items() if name.startswith(f"{method}, ")]
+        runs = [row for row in runs if len(gallery.get(row["program"], ()))]
+        if runs:
+            strips = {_after(row): gallery[row["program"]] for row in runs}
+            first, last = gallery["noise"], gallery["lax.scan"]
+            shown[method] = {"noise": first, **strips, "sequential": last}
+    title = f"Samples of {rows['lax.scan']['L']} steps, if stopped after some iterations"
+    drawing, panels = sheet(title, len(shown), height=0.75 + 0.34 * max(map(len, shown.values())))
+    for axes, (method, strips) in zip(panels, shown.items(), strict=True):
+        axes.imshow(np.concatenate([_strip(each) for each in strips.values()]), cmap="gray_r")
+        middles = [(PIXELS + GAP) * k + PIXELS / 2 - 0.5 for k in range(len(strips))]
+        axes.set_yticks(middles, list(strips))
+        axes.set_xticks([])
+        axes.tick_params(length=0)
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        axes.set_title(METHODS[method])
+        axes.set_anchor("N")
+    return drawing
 
 
-def _iterations(row: Row) -> str:
-    return f"{row['iterations']}" + (", converged" if row["ended"] == "converged" else "")
+def _after(row: Row) -> str:
+    count = row["iterations"]
+    return f"{count}, converged" if row["ended"] == "converged" else f"{count}"
 
 
 def _strip(images: np.ndarray) -> np.ndarray:
@@ -86,63 +117,58 @@ def _strip(images: np.ndarray) -> np.ndarray:
         np.pad(image.reshape(PIXELS, PIXELS), ((0, GAP), (0, GAP)), constant_values=-1)
         for image in images
     ]
-    return np.concatenate(squares, axis=1)
+    return np.clip(np.concatenate(squares, axis=1), -1, 1)
 
 
-def _distances(axes: Any, rows: Sequence[Row]) -> None:
+def _distances(rows: Sequence[Row]) -> Any:
     """How far samples are from the sequential ones, by iterations.
 
     Beside it how far those of other noise are.
     """
-    if not rows:
-        axes.set_axis_off()
-        return
-    rows = [row for row in rows if row["w"] == rows[-1]["w"]]  # of the last case, as the gallery is
-    scatter = {"color": "0.4", "linestyle": "--", "label": "other noise, sequential"}
-    axes.axhline(rows[0]["W1, other noise"], **scatter)
-    for method in METHODS:
+    first = rows[0]
+    title = f"Distance to the sequential samples, {first['L']} steps (down is better)"
+    drawing, (axes,) = sheet(title, height=3.6)
+    for method, name in METHODS.items():
         mine = [row for row in rows if row["program"].startswith(f"{method}, ")]
-        look = {"ms": 4, "color": COLORS[method], "label": method}
-        series(axes, mine, "iterations", "W1 to sequential", "o-", **look)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("iterations")
-    axes.set_title(f"W1 distance of pixels to the sequential samples ({rows[0]['w']} latents)")
-    _legend(axes)
+        color, marker = LOOKS[method]
+        look = {"color": color, "label": name}
+        series(axes, mine, "iterations", "W1 to sequential", f"{marker}-", **look)
+    axes.set(xscale="log", yscale="log", xlabel="iterations")
+    level(axes, "sequential samples of other noise", at=first["W1, other noise"])
+    axes.set_ylim(top=4 * first["W1, other noise"])
+    axes.set_ylabel("Wasserstein-1 distance\n[1 is half the range of a pixel]")
+    most = max(row.get("iterations") or 1 for row in rows)
+    values_as_ticks(axes.xaxis, [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= max(most, 2)])
+    legend(drawing)
+    return drawing
 
 
-def _lines(axes: Any, rows: Sequence[Row], along: str, key: str, title: str) -> None:
+def _lines(title: str, rows: Sequence[Row], along: str, panels: Mapping[str, str]) -> Any:
     """A line for every method, dashed with a coarse guess, and one for the fastest loop."""
-    if not rows:
-        axes.set_axis_off()
-        return
-    ticks = sorted({row[along] for row in rows})
     names = dict.fromkeys(row["program"] for row in rows)
     lines = {name: [row for row in rows if row["program"] == name] for name in names}
-    if key == "ms":
-        loops = [row for row in rows if row["baseline"] and "ms" in row]
-        fastest = {}
-        for row in sorted(loops, key=lambda row: -float(row["ms"])):
-            fastest[row[along]] = row
-        lines[SEQUENTIAL] = list(fastest.values())
-    for name, points in lines.items():
-        method = name.partition(", coarse")[0]
-        if method in COLORS:
-            look = {"ms": 4, "color": COLORS[method], "label": name}
-            series(axes, points, along, key, "o-" if method == name else "o--", **look)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(ticks, list(map(str, ticks)))
-    axes.set_xticks([], minor=True)
-    plain_numbers(axes.yaxis)
-    axes.set_xlabel({"L": "steps", "w": "numbers a sample"}[along])
-    axes.set_title(title)
-    _legend(axes)
+    fastest: dict[Any, Row] = {}
+    for row in sorted((row for row in rows if row["baseline"] and "ms" in row), key=_ms):
+        fastest.setdefault(row[along], row)
+    lines[SEQUENTIAL] = list(fastest.values())
+    drawing, drawn = sheet(title, len(panels), height=3.8)
+    for axes, (key, said) in zip(drawn, panels.items(), strict=True):
+        for name, points in lines.items():
+            method = name.partition(", coarse")[0]
+            if method in LOOKS:
+                color, marker = LOOKS[method]
+                style, label = "-" if method == name else "--", METHODS.get(method, method)
+                label += name.removeprefix(method)
+                fill = color if method == name else "white"
+                look = {"color": color, "markerfacecolor": fill, "label": label}
+                series(axes, points, along, key, marker + style, **look)
+        axes.set(xscale="log", yscale="log", ylabel=said)
+        axes.set_xlabel({"L": "denoising steps", "w": "numbers a sample"}[along])
+        values_as_ticks(axes.xaxis, sorted({row[along] for row in rows}))
+        plain_numbers(axes.yaxis)
+    legend(drawing, 3)
+    return drawing
 
 
-def _legend(axes: Any) -> None:
-    """A legend, with room for it above the lines."""
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high * (high / low) ** 0.4)
-    axes.legend(fontsize=7, handlelength=3.2, ncols=2, loc="upper left")
+def _ms(row: Row) -> float:
+    return float(row["ms"])

@@ -1,4 +1,4 @@
-"""The figure of `python -m experiments gradients`."""
+"""The pictures of `python -m experiments gradients`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,63 +6,85 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bench.plots import decades, figure, parts, series
-from experiments.bench.summary import cases
+from experiments.bench.plots import (
+    BLUE,
+    COLORS,
+    GREEN,
+    YELLOW,
+    Figures,
+    bars,
+    legend,
+    loops,
+    plain_numbers,
+    save,
+    series,
+    sheet,
+    styled,
+    values_as_ticks,
+)
+from experiments.bench.summary import cases, is_benchmark
 from experiments.bench.table import Row
 from experiments.gradients.network import ADJOINTS
 from experiments.gradients.silero import FRAME, RATE
 
-KINDS = ("gru", "lstm")
-DASHES = ("-", "--", ":", "-.")  # of curves that lie on top of each other
+LAYERS = (*COLORS[:0:-1], "#bcdff5", YELLOW, GREEN, "black")  # of curves on each other, from below
+BETTER = "right of 1: deeppcr is faster"
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Speedups of gradients left, of forward passes right.
+def draw(rows: Sequence[Row], path: Path) -> list[Path]:
+    """Write `pictures`."""
+    return save(path, pictures(rows))
 
-    Adjoints by case, GRU and LSTM against T. Below: losses, speech.
-    """
-    by_part = {
-        part: [row for row in rows if row["part"] == part]
-        for part in ("adjoints", "grid", "training", "heard")
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Speedups of gradients and of forward passes by case and by length; a long series; speech."""
+    parts = {
+        name: [row for row in rows if row.get("part") == name]
+        for name in {row.get("part") for row in rows}
     }
-    with figure(path, columns=2, height=16) as columns:
-        last = []
-        for direction, column in zip(("gradient", "forward"), columns, strict=True):
-            adjoints, *grid, end = parts(column, 4)
-            last.append(end)
-            _adjoints(adjoints, by_part["adjoints"], direction)
-            for kind, axes in zip(KINDS, grid, strict=True):
-                wanted = (kind, direction, 1)
-                keys = ("kind", "direction", "batch")
-                found = [row for row in by_part["grid"] if tuple(row[k] for k in keys) == wanted]
-                _speedups(axes, best_parallel(found))
-                what = "forward" if direction == "forward" else "forward and gradient"
-                axes.set_title(f"{kind.upper()}, {what}: speedup over the best lax.scan")
-        _losses(last[0], by_part["training"])
-        _heard(last[1], by_part["heard"])
+    found: Figures = {}
+    for direction, topic in (("gradient", "adjoints"), ("forward", "forward")):
+        mine = [row for row in parts.get("adjoints", []) if row["direction"] == direction]
+        if any("speedup" in row for row in mine):
+            found[topic] = _adjoints(mine, direction)
+    grid = [row for row in parts.get("grid", []) if row["batch"] == 1 and is_benchmark(row)]
+    if best_parallel(grid):
+        found["length"] = _lengths(grid)
+    if training := parts.get("training"):
+        found["training"] = _training(training, parts.get("series", []))
+    if heard := parts.get("heard"):
+        found["speech"] = _speech(heard)
+    return found
 
 
-def _adjoints(axes: Any, rows: Sequence[Row], direction: str) -> None:
-    """Speedups over the fastest loop by case: filled as measured, hollow as predicted."""
-    found = [one for one in cases(rows) if one[0]["direction"] == direction]
-    if not found:
-        _say(axes, "not measured")
-        return
+def _adjoints(rows: Sequence[Row], direction: str) -> Any:
+    """Speedups over the fastest loop by case: filled as measured, open as predicted."""
+    found = sorted(cases(rows), key=lambda one: tuple(one[0][key] for key in ("L", "w", "batch")))
+    what = (
+        "Gradient of a GRU by each adjoint" if direction == "gradient" else "Forward pass of a GRU"
+    )
+    drawing, (axes,) = sheet(f"{what}: speedup over the best loop", height=1.5 + 0.42 * len(found))
     for number, name in enumerate(ADJOINTS[direction]):
-        color = f"C{number}"
+        look = {"color": COLORS[number]}
+        aside = 0.17 * (number - (len(ADJOINTS[direction]) - 1) / 2)
         for y, (_, group) in enumerate(found):
-            points = [row | {"y": y + 0.15 * number} for row in group if row["program"] == name]
-            hollow = {"color": color, "markerfacecolor": "none"}
-            series(axes, points, "predicted speedup", "y", "o", ms=5, **hollow)
-            series(axes, points, "speedup", "y", "o", ms=5, color=color)
-        axes.plot([], [], "o", ms=5, color=color, label=name)
+            points = [row | {"y": y + aside} for row in group if row["program"] == name]
+            series(axes, points, "predicted speedup", "y", "o", mfc="none", **look)
+            series(axes, points, "speedup", "y", "o", **look)
+        axes.plot([], [], "o", label=name, **look)
+    axes.plot([], [], "o", color="0.4", mfc="none", label="predicted")
     axes.axvline(1, color="black", linewidth=1)
-    names = [f"T = {of['L']}, n = {of['w']}, batch {of['batch']}" for of, _ in found]
-    axes.set_yticks(range(len(found)), names, fontsize=7)
-    axes.set_ylim(len(found) - 0.3, -0.3)
-    axes.set(title=f"GRU, {direction}: speedup over the fastest loop\n\n", xscale="log")
-    decades(axes, "x")
-    axes.legend(fontsize=7, ncols=2, loc="lower left", bbox_to_anchor=(-0.03, 1))
+    names = [f"T = {of['L']:,}, {of['w']} units, batch {of['batch']}" for of, _ in found]
+    axes.set_yticks(range(len(found)), names)
+    for y in range(1, len(found)):
+        axes.axhline(y - 0.5, color="0.85", lw=0.8)
+    axes.grid(visible=False, axis="y")
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set(xscale="log", xlabel=f"speedup over the fastest of {loops(rows)} [times]\n{BETTER}")
+    plain_numbers(axes.xaxis)
+    legend(drawing, 5)
+    return drawing
 
 
 def best_parallel(rows: Sequence[Row]) -> list[Row]:
@@ -75,51 +97,69 @@ def best_parallel(rows: Sequence[Row]) -> list[Row]:
     return [best[size] for size in sorted(best)]
 
 
-def _speedups(axes: Any, rows: Sequence[Row]) -> None:
-    """A colour for every number of units: solid as measured, dashed as predicted."""
-    if not rows:
-        _say(axes, "not measured")
-        return
-    for color, units in enumerate(sorted({row["w"] for row in rows})):
-        mine = [row for row in rows if row["w"] == units]
-        look = {"ms": 4, "color": f"C{color}"}
-        label = f"{units} unit" + "s" * (units > 1)
-        series(axes, mine, "L", "speedup", "o-", label=label, **look)
-        series(axes, mine, "L", "predicted speedup", "x--", lw=1, **look)
-    axes.axhline(1, color="black", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="T")
-    decades(axes, "y")
-    axes.plot([], [], "x--", lw=1, ms=4, color="0.4", label="predicted")
-    axes.legend(fontsize=7)
+def _lengths(rows: Sequence[Row]) -> Any:
+    """A colour for every kind and number of units: solid as measured, dashed as predicted."""
+    directions = [
+        name for name in ("gradient", "forward") if any(row["direction"] == name for row in rows)
+    ]
+    title = "GRU and LSTM, batch 1: best parallel program beside the best loop"
+    drawing, panels = sheet(title, len(directions), height=3.8)
+    nets = sorted({(row["kind"], row["w"]) for row in rows})
+    for axes, direction in zip(panels, directions, strict=True):
+        for color, (kind, units) in zip(COLORS, nets, strict=False):
+            mine = [
+                row
+                for row in rows
+                if (row["kind"], row["w"], row["direction"]) == (kind, units, direction)
+            ]
+            best, label = best_parallel(mine), f"{kind.upper()}, {units} unit" + "s" * (units > 1)
+            axes.plot([], [], "o-", color=color, label=label)
+            series(axes, best, "L", "speedup", "o-", color=color)
+            series(axes, best, "L", "predicted speedup", "o--", mfc="white", lw=1, color=color)
+        axes.plot([], [], "o--", lw=1, mfc="white", color="0.4", label="predicted")
+        axes.axhline(1, color="black", linewidth=1)
+        passes = "forward pass and gradient" if direction == "gradient" else "forward pass alone"
+        axes.set(xscale="log", yscale="log", xlabel="steps T", title=passes)
+        values_as_ticks(axes.xaxis, sorted({row["L"] for row in rows}))
+        axes.margins(x=0.12)
+        plain_numbers(axes.yaxis)
+    panels[0].set_ylabel("speedup over the best loop [times]\nabove 1: deeppcr is faster")
+    legend(drawing, 5)
+    return drawing
 
 
-def _losses(axes: Any, rows: Sequence[Row]) -> None:
-    """A curve for every way to train; of the wider ones, the narrower are drawn on top."""
-    if not rows:
-        _say(axes, "not measured")
-        return
-    for k, row in enumerate(rows):
-        label = f"{row['program']}: {row['accuracy']:.0%} right, alike for {row['alike for']} steps"
-        look = {"lw": len(rows) - k, "color": f"C{k}", "alpha": 0.8}
-        axes.plot(row["losses"], DASHES[k % len(DASHES)], label=label, **look)
+def _training(rows: Sequence[Row], times: Sequence[Row]) -> Any:
+    """A curve for every way to train, those of the first below; beside them times of a step."""
     first = rows[0]
-    axes.set_xlabel("step")
-    axes.set_title(f"loss of a GRU of {first['w']} units, {first['kind']}, T = {first['L']}")
-    axes.legend(fontsize=7)
+    title = f"Training a GRU of {first['w']} units on {first['kind']}, T = {first['L']:,}"
+    timed = [row for row in times if "ms" in row]
+    drawing, panels = sheet(title, 1 + bool(timed), height=3.6)
+    for k, row in enumerate(rows):
+        label = f"{row['program']}, alike for {row['alike for']} steps"
+        panels[0].plot(row["losses"], label=label, **_layer(k, len(rows)))
+    panels[0].set(
+        xlabel="training step", ylabel="loss [nats]", title="losses, equal until rounding grows"
+    )
+    if timed:
+        colors = ["0.6" if row["baseline"] else BLUE for row in timed]
+        bars(panels[1], [row["program"] for row in timed], [row["ms"] for row in timed], colors)
+        panels[1].set(xlabel="time [ms]", title="a training step; grey: loops")
+    legend(drawing, 2)
+    return drawing
 
 
-def _heard(axes: Any, rows: Sequence[Row]) -> None:
+def _layer(k: int, count: int) -> dict[str, Any]:
+    """The look of curves that lie on each other: wide and pale below, thin and dark on top."""
+    return {"lw": 0.8 + 2 * (count - 1 - k), "color": LAYERS[len(LAYERS) - count + k]}
+
+
+def _speech(rows: Sequence[Row]) -> Any:
     """The probability of speech against time, by every variant."""
-    if not rows:
-        _say(axes, "not measured")
-        return
+    title = "Pretrained LSTM (silero-vad): every program hears the same"
+    drawing, (axes,) = sheet(title, height=3.2)
     for k, row in enumerate(rows):
         time = np.arange(len(row["probabilities"])) * FRAME / RATE
-        look = {"lw": 0.8 + 1.4 * (len(rows) - 1 - k), "color": f"C{k}", "label": row["program"]}
-        axes.plot(time, row["probabilities"], DASHES[k % len(DASHES)], **look)
-    axes.set(xlabel="s", ylim=(-0.02, 1.02), title="silero-vad: probability of speech")
-    axes.legend(fontsize=7, frameon=True, framealpha=0.9, loc="lower center")
-
-
-def _say(axes: Any, text: str) -> None:
-    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color="0.5")
+        axes.plot(time, row["probabilities"], label=row["program"], **_layer(k, len(rows)))
+    axes.set(xlabel="time [s]", ylabel="probability of speech [0 to 1]", ylim=(-0.02, 1.02))
+    legend(drawing)
+    return drawing

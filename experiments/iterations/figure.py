@@ -1,48 +1,74 @@
-"""The figure of `python -m experiments iterations`."""
+"""The pictures of `python -m experiments iterations`."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.plots import figure, halves, plain_numbers, series
+from experiments.bench.plots import (
+    BLUE,
+    BROWN,
+    COLORS,
+    GREEN,
+    RED,
+    SMALL,
+    YELLOW,
+    Figures,
+    legend,
+    loops,
+    plain_numbers,
+    save,
+    series,
+    sheet,
+    styled,
+    values_as_ticks,
+)
 from experiments.bench.programs import SCAN
 from experiments.bench.table import Row
 
 FORMS = {  # colour and marker
-    "dense": ("C0", "o"),
-    "blocks": ("C2", "s"),
-    "diagonal": ("C1", "D"),
-    "4 probes": ("C8", "d"),
-    "scalar": ("C3", "^"),
-    "zero": ("C7", "v"),
+    "dense": (BLUE, "o"),
+    "blocks": (GREEN, "s"),
+    "diagonal": (YELLOW, "D"),
+    "4 probes": (BROWN, "d"),
+    "scalar": (RED, "^"),
+    "zero": ("0.5", "v"),
 }
-DASHES = {"dense": "-", "diagonal": "--", "scalar": ":"}
+METHODS = {"plain": (BLUE, "o"), "trust region": (RED, "s")}  # with damping, and without
 SMALLEST, LARGEST = 1e-8, 1e2  # errors that are drawn
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """By chain and form: iterations and speed.
+def draw(rows: Sequence[Row], path: Path) -> list[Path]:
+    """Write `pictures`."""
+    return save(path, pictures(rows))
 
-    By iterations: error and what a classifier gets right. By width: time, memory.
-    """
-    forms, accuracy, width = (
-        [row for row in rows if row["part"] == part] for part in ("forms", "accuracy", "width")
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Iterations and speed by chain, errors by iteration, time and memory by width, damping."""
+    forms, accuracy, width, damping = (
+        [row for row in rows if row["part"] == part]
+        for part in ("forms", "accuracy", "width", "damping")
     )
-    with figure(path, columns=3, height=7.6) as columns:
-        (iterations, speed), (errors, right), (times, memory) = map(halves, columns)
-        _by_chain(iterations, forms, "iterations")
-        iterations.set_title("iterations (hollow: finished sequentially)")
-        iterations.set_ylim(top=6 * iterations.get_ylim()[1])  # room for the legend
-        _legend(iterations, ncols=3, fontsize=7, loc="upper center")
-        _by_chain(speed, forms, "over lax.scan")
-        speed.axhline(1, color="black", linewidth=1)
-        speed.set_title("speed, relative to jax.lax.scan")
-        _errors(errors, accuracy)
-        _right(right, [row for row in accuracy if "digits right" in row])
-        _by_width(times, width, "ms")
-        times.set_title("time of a solve [ms], GRU" + _length(width))
-        _by_width(memory, width, "temp MB")
-        memory.set_title("temporary memory [MB], GRU" + _length(width))
+    found: Figures = {}
+    solved = [row for row in forms if _base(row["program"]) in FORMS]
+    if any("iterations" in row for row in solved):
+        title = "Iterations of Newton's method by chain and linearisation (fewer is better)"
+        found["forms"] = _by_chain(title, solved, "iterations", "iterations", FORMS)
+    if any("speedup" in row for row in solved):
+        title = "Forward pass by Newton's method: speedup over the best loop"
+        said = f"speedup over the fastest of {loops(forms)} [times]\nright of 1: deeppcr is faster"
+        found["speed"] = _by_chain(title, solved, "speedup", said, FORMS)
+    if accuracy:
+        found["error"] = _errors(accuracy)
+    if right := [row for row in accuracy if "digits right" in row]:
+        found["accuracy"] = _right(right)
+    if any("ms" in row for row in width):
+        found["width"] = _by_width(width)
+    if tried := [row for row in damping if row["program"] in METHODS and "iterations" in row]:
+        title = "Chains that are hard to solve: iterations with and without damping"
+        said = "iterations (fewer is better)"
+        found["damping"] = _by_chain(title, tried, "iterations", said, METHODS)
+    return found
 
 
 def _base(program: str) -> str:
@@ -50,93 +76,104 @@ def _base(program: str) -> str:
 
 
 def _chain(row: Row) -> str:
-    return f"{row['chain']} {row['w']}x{row['L']}"
+    return f"{row['chain']}, {row['w']} x {row['L']:,}"
 
 
-def _length(rows: Sequence[Row]) -> str:
-    return f", L = {rows[0]['L']}" if rows else ""
+def _by_chain(
+    title: str, rows: Sequence[Row], key: str, said: str, looks: dict[str, tuple[str, str]]
+) -> Any:
+    """A line for every chain, a marker for every form.
 
-
-def _by_chain(axes: Any, rows: Sequence[Row], key: str) -> None:
-    """A column for every chain, a marker for every form.
-
-    Hollow where the chain had to be finished sequentially.
+    Open where the chain had to be finished sequentially.
     """
+    rows = [row for row in rows if key in row]
     chains = list(dict.fromkeys(map(_chain, rows)))
-    for k, (form, (color, marker)) in enumerate(FORMS.items()):
-        look = {"color": color, "markersize": 4.5}
-        axes.plot([], [], marker, label=form, **look)
-        aside = 0.12 * (k - (len(FORMS) - 1) / 2)  # so that equal numbers do not hide each other
+    drawing, (axes,) = sheet(title, height=1.5 + 0.36 * len(chains))
+    axes.set_xscale("log")
+    used = [form for form in looks if any(_base(row["program"]) == form for row in rows)]
+    for k, form in enumerate(used):
+        color, marker = looks[form]
+        axes.plot([], [], marker, color=color, label=form)
+        aside = 0.13 * (k - (len(used) - 1) / 2)  # so that equal numbers do not hide each other
         for row in rows:
-            if key in row and _base(row["program"]) == form:
-                fill = "full" if row.get("ended") == "converged" else "none"
-                x = chains.index(_chain(row)) + aside
-                axes.plot(x, row[key], marker, fillstyle=fill, **look)
-    if any(key in row for row in rows):  # a logarithm of nothing fails
-        axes.set_yscale("log")
-        plain_numbers(axes.yaxis)
-    axes.set_xticks(range(len(chains)), chains, rotation=50, ha="right", rotation_mode="anchor")
-    axes.tick_params("x", labelsize=7)
+            if _base(row["program"]) == form:
+                fill = color if row.get("ended") == "converged" else "white"
+                place = row[key], chains.index(_chain(row)) + aside
+                axes.plot(*place, marker, color=color, markerfacecolor=fill)
+    if any(row.get("ended") != "converged" for row in rows):
+        axes.plot([], [], "o", color="0.4", mfc="white", label="open: finished sequentially")
+    if key == "speedup":
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set_xlim(right=max(2, axes.get_xlim()[1]))
+    for y in range(1, len(chains)):
+        axes.axhline(y - 0.5, color="0.85", lw=0.8)
+    axes.grid(visible=False, axis="y")
+    axes.set(xlabel=said, ylim=(len(chains) - 0.5, -0.5))
+    plain_numbers(axes.xaxis)
+    axes.set_yticks(range(len(chains)), chains)
+    axes.set_ylabel("chain, width x length")
+    legend(drawing, 4)
+    return drawing
 
 
-def _errors(axes: Any, rows: Sequence[Row]) -> None:
-    """Lines of error against iterations: a colour for every chain, a dash for every form."""
-    for number, chain in enumerate(dict.fromkeys(map(_chain, rows))):
-        look = {"color": f"C{number}", "marker": ".", "linewidth": 1.2}
-        axes.plot([], [], color=f"C{number}", label=chain)
-        for form, dash in DASHES.items():
+def _errors(rows: Sequence[Row]) -> Any:
+    """Errors against iterations: a colour for every chain, a panel for every form."""
+    forms = list(dict.fromkeys(row["form"] for row in rows))
+    title = "Error after each iteration, by linearisation (down is better)"
+    drawing, panels = sheet(title, len(forms), height=3.8, sharey=True)
+    chains = list(dict.fromkeys(map(_chain, rows)))
+    for axes, form in zip(panels, forms, strict=True):
+        for color, chain in zip(COLORS, chains, strict=False):
             mine = [row for row in rows if _chain(row) == chain and row["form"] == form]
             drawn = [min(max(row.get("error", LARGEST), SMALLEST), LARGEST) for row in mine]
-            axes.plot([row["k"] for row in mine], drawn, dash, **look)
-    for form, dash in DASHES.items():
-        axes.plot([], [], dash, color="0.3", label=form)
-    axes.set_yscale("log")
-    axes.set_ylim(SMALLEST / 2, 2 * LARGEST)
-    _count_iterations(axes)
-    axes.set_title(f"error against the sequential program (at most {LARGEST:.0f})")
-    _legend(axes, fontsize=6.5, loc="lower left", labelspacing=0.25)
+            look = {"color": color, "lw": 1.3, "ms": 4, "label": chain}
+            axes.plot([row["k"] for row in mine], drawn, "o-", **look)
+        axes.set(yscale="log", ylim=(SMALLEST / 2, 2 * LARGEST), title=form)
+        _count_iterations(axes, max(row["k"] for row in rows))
+    said = f"error relative to the sequential\nprogram [ratio, at most {LARGEST:.0f}]"
+    panels[0].set_ylabel(said)
+    legend(drawing, 3)
+    return drawing
 
 
-def _right(axes: Any, rows: Sequence[Row]) -> None:
+def _right(rows: Sequence[Row]) -> Any:
     """The share of digits that a classifier gets right, against iterations."""
-    for form, dash in DASHES.items():
-        mine = [row for row in rows if row["form"] == form]
-        look = {"color": FORMS[form][0], "marker": ".", "label": form}
-        series(axes, mine, "k", "digits right", dash, **look)
-    _count_iterations(axes)
-    axes.set_title("share of digits right, residual network" + _length(rows))
-    _legend(axes)
+    title = f"Digits right by a residual network of {rows[0]['L']} layers, if stopped early"
+    drawing, (axes,) = sheet(title, height=3.2)
+    for form in dict.fromkeys(row["form"] for row in rows):
+        mine = [row | {"%": 100 * row["digits right"]} for row in rows if row["form"] == form]
+        color, marker = FORMS[form]
+        series(axes, mine, "k", "%", f"{marker}-", color=color, label=form)
+    _count_iterations(axes, max(row["k"] for row in rows))
+    axes.set_ylabel("digits right [%]")
+    legend(drawing)
+    return drawing
 
 
-def _count_iterations(axes: Any) -> None:
+def _count_iterations(axes: Any, most: int) -> None:
     """An axis of iterations, from 0 on."""
-    axes.set_xscale("symlog", linthresh=4, linscale=1.5)
-    axes.set_xlim(left=-0.2)
-    axes.set_xticks(
-        [tick for tick in (0, 1, 2, 3, 4, 8, 16, 32, 64) if tick <= max(4, axes.dataLim.x1)]
-    )
-    axes.set_xticks([], minor=True)
-    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xscale("symlog", linthresh=2, linscale=0.8)
+    axes.set_xlim(-0.25, 1.2 * most)
+    values_as_ticks(axes.xaxis, [tick for tick in (0, 1, 2, 4, 8, 16, 32, 64) if tick <= most])
     axes.set_xlabel("iterations")
 
 
-def _by_width(axes: Any, rows: Sequence[Row], key: str) -> None:
+def _by_width(rows: Sequence[Row]) -> Any:
     """A line for every form, and one for plain `jax.lax.scan`."""
-    for program in dict.fromkeys(row["program"] for row in rows):
-        mine = [row for row in rows if row["program"] == program]
-        if program == SCAN:
-            series(axes, mine, "w", key, "--", color="black", label=program)
-        elif not mine[0]["baseline"]:
-            series(axes, mine, "w", key, "o-", color=FORMS[_base(program)][0], label=program)
-    if any(key in row for row in rows):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+    first = rows[0]
+    title = f"Forward pass of a {first['chain'].upper()}, L = {first['L']:,} (down is better)"
+    drawing, panels = sheet(title, 2, height=3.6)
+    keys = {"ms": ("time of a solve", "time [ms]"), "temp MB": ("memory", "temporary arrays [MB]")}
+    for axes, (key, (what, unit)) in zip(panels, keys.items(), strict=True):
+        for program in dict.fromkeys(row["program"] for row in rows):
+            mine = [row for row in rows if row["program"] == program]
+            if program == SCAN:
+                series(axes, mine, "w", key, "x--", color="black", label=program)
+            elif not mine[0]["baseline"]:
+                color, marker = FORMS[_base(program)]
+                series(axes, mine, "w", key, f"{marker}-", color=color, label=program)
+        axes.set(xscale="log", yscale="log", title=what, ylabel=unit, xlabel="width of the state")
         plain_numbers(axes.yaxis)
-        axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set_xlabel("width of the state")
-    _legend(axes)
-
-
-def _legend(axes: Any, **options: Any) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(**options)
+        values_as_ticks(axes.xaxis, sorted({row["w"] for row in rows}))
+    legend(drawing, fontsize=SMALL)
+    return drawing

@@ -1,48 +1,90 @@
-"""The figure of `python -m experiments kernels`.
+"""The pictures of `python -m experiments kernels`.
 
 Launches of every program, and the time that they take at the least.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from experiments.bench.plots import figure
+from experiments.bench.plots import (
+    BLUE,
+    GREYS,
+    SKY,
+    SMALL,
+    Figures,
+    legend,
+    plain_numbers,
+    save,
+    sheet,
+    styled,
+)
 from experiments.bench.table import Row
 
-COLORS = [f"C{number}" for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)]  # without the grey one
-PANELS = {"launches": "launches", "latency ms": "launches and waits of the host [ms]"}
+PANELS = {  # key, title, label
+    "launches": (
+        "launches",
+        "Kernels launched (left is better; the fewest is named)",
+        "launches of kernels, library calls and copies",
+    ),
+    "latency": (
+        "latency ms",
+        "Least time of launches and waits (left is better; the least is named)",
+        "time of launches and waits of the host [ms]; crosses: predicted time of the program",
+    ),
+}
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """A line for each case: sequential programs in grey, parallel ones in colours.
+def draw(rows: Sequence[Row], path: Path) -> list[Path]:
+    """Write `pictures`."""
+    return save(path, pictures(rows))
 
-    Crosses are what `depth` predicts.
 
-    Args:
-        rows: of the experiment.
-        path: of the picture.
-    """
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """A line for each case: launches, and the time that they take, by every program."""
+    return {topic: _lines(rows, *panel) for topic, panel in PANELS.items()} if rows else {}
+
+
+def _lines(rows: Sequence[Row], key: str, title: str, said: str) -> Any:
+    """Loops in grey, deeppcr's programs in blue; crosses are what `depth` predicts."""
     cases = list(dict.fromkeys(map(named, rows)))
-    is_loop = {row["program"]: row["sequential"] for row in rows}
-    programs = sorted(is_loop, key=lambda name: not is_loop[name])
-    with figure(path, columns=len(PANELS), height=1.4 + 0.32 * len(cases)) as panels:
-        for panel, (key, title) in zip(panels, PANELS.items(), strict=True):
-            for k, name in enumerate(programs):
-                mine = [row for row in rows if row["program"] == name]
-                color = f"{0.25 * k:.2f}" if is_loop[name] else COLORS[k % len(COLORS)]
-                lines, style = (
-                    [cases.index(named(row)) for row in mine],
-                    "s" if is_loop[name] else "o",
-                )
-                panel.plot([row[key] for row in mine], lines, style, color=color, label=name)
-                if key == "latency ms":
-                    panel.plot([row["predicted ms"] for row in mine], lines, "x", color=color)
-            panel.set(title=title, xscale="log", ylim=(max(len(cases), 1) - 0.5, -0.5))
-            panel.set_yticks(range(len(cases)), cases)
-        panels[1].set_yticklabels([])
-        if programs:
-            handles = panels[0].get_legend_handles_labels()
-            panels[0].figure.legend(*handles, loc="outside lower center", ncols=5, fontsize=7)
+    loops = list(dict.fromkeys(row["program"] for row in rows if row["sequential"]))
+    on = f" on {rows[0]['target']}" if "target" in rows[0] else ""
+    title = title.replace(" (", f"{on} (", 1)
+    drawing, (axes,) = sheet(title, height=1.2 + 0.31 * len(cases))
+    axes.set_xscale("log")
+    for y, case in enumerate(cases):
+        mine = [row for row in rows if named(row) == case]
+        ours = sorted((row for row in mine if not row["sequential"]), key=lambda row: row[key])
+        for row in mine:
+            color = _color(row, loops, ours)
+            axes.plot(row[key], y, "s" if row["sequential"] else "o", color=color)
+            if key == "latency ms":
+                axes.plot(row["predicted ms"], y, "x", color=color, ms=4)
+        if ours:
+            least = min(
+                ours[0][key], ours[0]["predicted ms"] if key == "latency ms" else ours[0][key]
+            )
+            place = {"xytext": (-6, 0), "textcoords": "offset points", "ha": "right"}
+            text = ours[0]["program"]
+            axes.annotate(text, (least, y), va="center", color=BLUE, fontsize=SMALL, **place)
+    for name, color in zip(loops, GREYS, strict=False):
+        axes.plot([], [], "s", color=color, label=name)
+    axes.plot([], [], "o", color=BLUE, label="deeppcr, the best")
+    axes.plot([], [], "o", color=SKY, label="deeppcr, others")
+    axes.set_xlim(left=axes.get_xlim()[0] / 20)  # room for the names
+    axes.set(xlabel=said, ylim=(len(cases) - 0.5, -0.5))
+    plain_numbers(axes.xaxis)
+    axes.set_yticks(range(len(cases)), cases)
+    legend(drawing, 3)
+    return drawing
+
+
+def _color(row: Row, loops: Sequence[str], ours: Sequence[Row]) -> str:
+    if row["sequential"]:
+        return GREYS[loops.index(row["program"]) % len(GREYS)]
+    return BLUE if row is ours[0] else SKY
 
 
 def named(row: Row) -> str:

@@ -1,6 +1,6 @@
-"""The figure of `python -m experiments mlp`.
+"""The pictures of `python -m experiments mlp`.
 
-Maps over depth and width, with the line where the parallel program breaks even.
+Maps of speedups over depth and width, with the line of break-even, and times.
 """
 
 from collections import Counter
@@ -8,80 +8,92 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from experiments.bench.plots import break_even, figure, number_cells, parts
+from experiments.bench.plots import (
+    BLUE,
+    SMALL,
+    Figures,
+    grid,
+    legend,
+    loops,
+    plain_numbers,
+    save,
+    series,
+    sheet,
+    speedup_maps,
+    styled,
+    values_as_ticks,
+)
+from experiments.bench.summary import best, is_benchmark
 from experiments.bench.table import Row
 
-COLUMNS = {
-    "sequential ms": "sequential",
-    "parallel ms": "parallel",
-    "speedup": "speedup",
-    "predicted speedup": "predicted speedup",
-}
-HEIGHT = 2.5  # inches, of a map
+DIRECTIONS = ("gradient", "forward", "backward")  # the best picture first
+NAMES = {"gradient": "Gradient", "forward": "Forward pass", "backward": "Backward pass"}
+MARKERS = "osD^v*"  # of widths
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """A row of maps for each direction.
-
-    Times of the best sequential and the best parallel program, speedup, predicted speedup.
-
-    Of several activations and batches the one that has most cells is drawn.
+def draw(rows: Sequence[Row], path: Path) -> list[Path]:
+    """Write `pictures`.
 
     Args:
-        rows: one for each size and direction, as `experiments.bench.summary.best` makes them.
-        path: of the picture.
+        rows: of the bench, or what `experiments.bench.summary.best` makes of them.
+        path: of the first picture.
     """
-    cases = Counter((row["kind"], row["batch"]) for row in rows)
-    kind, batch = cases.most_common(1)[0][0] if cases else ("", 0)
+    return save(path, pictures(rows))
+
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """A map of speedups for each direction; times of the best loop and the best parallel program.
+
+    Of several activations and batches those that have most cells are drawn.
+    """
+    baseline = loops([row for row in rows if is_benchmark(row)]) or "the loops"
+    rows = list(best(rows)) or [row for row in rows if "speedup" in row and "parallel ms" in row]
+    if not rows:
+        return {}
+    kind, batch = Counter((row["kind"], row["batch"]) for row in rows).most_common(1)[0][0]
     rows = [row for row in rows if (row["kind"], row["batch"]) == (kind, batch)]
-    directions = list(dict.fromkeys(row["direction"] for row in rows))
-    lengths, widths = (sorted({row[key] for row in rows}) for key in ("L", "w"))
-    grids = {
-        (key, direction): _grid(rows, direction, key, lengths, widths)
-        for key in COLUMNS
-        for direction in directions
-    }
-    count = max(1, len(directions))
-    with figure(path, columns=len(COLUMNS), height=HEIGHT * count) as columns:
-        for (key, title), column in zip(COLUMNS.items(), columns, strict=True):
-            is_time, is_first = key.endswith(" ms"), key == "sequential ms"
-            # Columns of times share their colours, and so do those of speedups.
-            group = [grid for (of, _), grid in grids.items() if of.endswith(" ms") == is_time]
-            for direction, axes in zip(directions, parts(column, count), strict=False):
-                last = direction == directions[-1]
-                _map(axes, grids[key, direction], group, is_time)
-                axes.set_xticks(range(len(lengths)), lengths if last else [""] * len(lengths))
-                axes.set_yticks(range(len(widths)), widths if is_first else [""] * len(widths))
-                axes.set_xlabel("layers" if last else "")
-                axes.set_ylabel("units" if is_first else "")
-                which = f", {kind}, batch {batch}" if is_first else ""
-                axes.set_title(f"{direction}: {title}" + " [ms]" * is_time + which)
+    found: Figures = {}
+    for direction in DIRECTIONS:
+        mine = [row for row in rows if row["direction"] == direction]
+        keys = {"measured": "speedup", "predicted": "predicted speedup"}
+        maps = {
+            name: grid(mine, key, "L", "w")
+            for name, key in keys.items()
+            if any(key in row for row in mine)
+        }
+        if maps:
+            _, lengths, widths = next(iter(maps.values()))
+            found[direction] = speedup_maps(
+                f"{NAMES[direction]} of an MLP ({kind}, batch {batch}): speedup over the best loop",
+                {name: values for name, (values, _, _) in maps.items()},
+                (lengths, widths),
+                ("layers", "units of a layer"),
+                f"best parallel program over the fastest of {baseline}",
+            )
+    found["times"] = _times(rows, f"MLP ({kind}, batch {batch}): time of a call (down is better)")
+    return found
 
 
-def _grid(
-    rows: Sequence[Row], direction: str, key: str, lengths: list[int], widths: list[int]
-) -> Any:
-    """Logarithms, base 10, by width and length; NaN where nothing was measured."""
-    grid = np.full((len(widths), len(lengths)), np.nan)
-    for row in rows:
-        if row["direction"] == direction and isinstance(row.get(key), float | int):
-            grid[widths.index(row["w"]), lengths.index(row["L"])] = np.log10(row[key])
-    return grid
-
-
-def _map(axes: Any, grid: Any, group: list[Any], is_time: bool) -> None:
-    known = np.concatenate([other[np.isfinite(other)] for other in group])
-    low, high = (known.min(), known.max()) if known.size else (-1.0, 1.0)
-    if is_time:
-        colours, dark = "YlGnBu", grid > low + 0.6 * (high - low)
-    else:
-        high = max(abs(low), abs(high), 0.3)
-        low, colours, dark = -high, "RdBu", np.abs(grid) > 0.6 * high
-        break_even(axes, grid)
-    axes.imshow(grid, origin="lower", cmap=colours, vmin=low, vmax=high, aspect="auto")
-    axes.grid(visible=False)
-    axes.set_facecolor("0.88")  # of cells where nothing was measured
-    axes.tick_params(length=0, labelsize=7)
-    number_cells(axes, 10.0**grid, dark)
+def _times(rows: Sequence[Row], title: str) -> Any:
+    """A line for each width: the best loop black, the best parallel program blue."""
+    directions = [
+        name for name in ("forward", "gradient") if any(row["direction"] == name for row in rows)
+    ]
+    directions = directions or [rows[0]["direction"]]
+    drawing, panels = sheet(title, len(directions), height=3.6, sharey=True)
+    widths = sorted({row["w"] for row in rows})
+    for axes, direction in zip(panels, directions, strict=True):
+        for width, marker in zip(widths, MARKERS, strict=False):
+            mine = [row for row in rows if (row["w"], row["direction"]) == (width, direction)]
+            for key, color in (("sequential ms", "black"), ("parallel ms", BLUE)):
+                series(axes, mine, "L", key, f"{marker}-", color=color)
+            axes.plot([], [], marker, color="0.4", label=f"{width} units")
+        axes.set(xscale="log", yscale="log", title=NAMES.get(direction, direction), xlabel="layers")
+        values_as_ticks(axes.xaxis, sorted({row["L"] for row in rows}))
+        plain_numbers(axes.yaxis)
+    panels[0].set_ylabel("time [ms]")
+    for color, name in (("black", "best loop"), (BLUE, "best parallel program")):
+        panels[0].plot([], [], color=color, label=name)
+    legend(drawing, 5, fontsize=SMALL)
+    return drawing

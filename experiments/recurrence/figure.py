@@ -1,50 +1,104 @@
-"""The figure of `python -m experiments recurrence`.
+"""The pictures of `python -m experiments recurrence`.
 
-The time of every solver against L, by the width of the blocks.
+The fastest parallel solver beside the fastest loop, and the time of every solver.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from experiments.bench.plots import figure, series
-from experiments.bench.summary import is_benchmark
+from experiments.bench.plots import (
+    COLORS,
+    GREYS,
+    SMALL,
+    Figures,
+    grid,
+    legend,
+    loops,
+    plain_numbers,
+    save,
+    series,
+    sheet,
+    speedup_maps,
+    styled,
+    values_as_ticks,
+)
+from experiments.bench.summary import best, is_benchmark
 from experiments.bench.table import Row
 
+MARKERS = "osD^vP*"  # of solvers
+NAMES = {"L": "steps L", "w": "rows w of a block"}
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """A panel for each width: sequential programs in grey, parallel ones in colours.
 
-    Dashed as predicted.
-
-    Of several kinds and batches the one that has most rows is drawn.
+def draw(rows: Sequence[Row], path: Path) -> list[Path]:
+    """Write `pictures`.
 
     Args:
         rows: of the bench, and others, which are left out.
-        path: of the picture.
+        path: of the first picture.
     """
-    keys = ("kind", "batch", "direction")
+    return save(path, pictures(rows))
+
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Speedups over L and w; times along L, and along w.
+
+    Of several kinds and batches the one that has most rows is drawn.
+    """
     rows = [row for row in rows if is_benchmark(row)]
-    which = Counter(tuple(row[key] for key in keys) for row in rows).most_common(1)
-    rows = [row for row in rows if tuple(row[key] for key in keys) == which[0][0]]
-    widths, lengths = (sorted({row[key] for row in rows}) for key in ("w", "L"))
-    loops = list(dict.fromkeys(row["program"] for row in rows if row["baseline"]))
+    if not rows:
+        return {}
+    keys = ("kind", "batch", "direction")
+    cases = Counter(tuple(row[key] for key in keys) for row in rows)
+    (kind, batch, direction), _ = cases.most_common(1)[0]
+    rows = [row for row in rows if tuple(row[key] for key in keys) == (kind, batch, direction)]
+    what = f"Linear recurrence, {kind} blocks, batch {batch}"
+    found: Figures = {}
+    if cells := list(best(rows)):
+        panels = {"measured": "speedup", "predicted": "predicted speedup"}
+        maps = {name: grid(cells, key, "L", "w") for name, key in panels.items()}
+        _, lengths, widths = maps["measured"]
+        found["speedup"] = speedup_maps(
+            f"{what}: speedup over the best loop",
+            {name: values for name, (values, _, _) in maps.items()},
+            (lengths, widths),
+            (NAMES["L"], NAMES["w"]),
+            f"best parallel solver over the fastest of {loops(rows)}",
+        )
+    for along, other in (("L", "w"), ("w", "L")):
+        if any("ms" in row for row in rows):
+            ends = sorted({row[other] for row in rows})
+            at = dict.fromkeys([ends[0], ends[-1]])
+            title = f"{what}: time of a solve (down is better)"
+            found[f"along_{along}"] = _times(title, rows, along, other, list(at))
+    return found
+
+
+def _times(title: str, rows: Sequence[Row], along: str, other: str, at: Sequence[int]) -> Any:
+    """A panel for each value of `other`: sequential programs in grey, parallel ones in colours.
+
+    Dashed as predicted.
+    """
+    sequential = list(dict.fromkeys(row["program"] for row in rows if row["baseline"]))
     solvers = list(dict.fromkeys(row["program"] for row in rows if not row["baseline"]))
-    colors = {name: f"{0.75 * k / len(loops):.2f}" for k, name in enumerate(loops)}  # greys
-    colors |= {name: f"C{k}" for k, name in enumerate(solvers)}
-    with figure(path, columns=max(1, len(widths)), height=4) as panels:
-        for panel, width in zip(panels, widths, strict=False):
-            for name, color in colors.items():
-                mine = [row for row in rows if (row["w"], row["program"]) == (width, name)]
-                right = [row for row in mine if "speedup" in row]
-                panel.plot([], [], "o-", ms=4, color=color, label=name)
-                series(panel, right, "L", "ms", "o-", ms=4, color=color)
-                series(panel, mine, "L", "predicted ms", "--", lw=0.8, color=color)
-            title = f"{which[0][0][0]} blocks, w = {width}"
-            panel.set(title=title, xlabel="L", xscale="log", yscale="log")
-            panel.set_xticks(lengths, lengths)
-            panel.set_xticks([], minor=True)
-            panel.yaxis.set_major_formatter("{x:g}")
-        panels[0].set_ylabel("ms")
-        panels[-1].plot([], [], "--", color="0.4", linewidth=1, label="predicted")
-        panels[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    looks = dict(zip(sequential, ((color, "x") for color in GREYS), strict=False))
+    looks |= dict(zip(solvers, zip(COLORS, MARKERS, strict=True), strict=False))
+    drawing, panels = sheet(title, len(at), height=4.4)
+    for axes, value in zip(panels, at, strict=True):
+        for name, (color, marker) in looks.items():
+            mine = [row for row in rows if (row[other], row["program"]) == (value, name)]
+            right = [row for row in mine if "speedup" in row]
+            axes.plot([], [], f"{marker}-", color=color, label=name)
+            series(axes, right, along, "ms", f"{marker}-", color=color)
+            series(axes, mine, along, "predicted ms", "--", lw=0.8, color=color)
+        axes.plot([], [], "--", color="0.4", lw=0.8, label="predicted")
+        axes.set(
+            xscale="log", yscale="log", xlabel=NAMES[along], title=f"{NAMES[other]} = {value:,}"
+        )
+        values_as_ticks(axes.xaxis, sorted({row[along] for row in rows}))
+        plain_numbers(axes.yaxis)
+    panels[0].set_ylabel("time [ms]")
+    legend(drawing, 4, fontsize=SMALL)
+    return drawing

@@ -1,50 +1,75 @@
-"""The figure of `python -m experiments sharding`: scaling over the chain, measured and on paper."""
+"""The pictures of `python -m experiments sharding`: scaling over the chain."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.plots import figure, halves, series
+from experiments.bench.plots import (
+    BLUE,
+    Figures,
+    legend,
+    plain_numbers,
+    save,
+    series,
+    sheet,
+    styled,
+    values_as_ticks,
+)
 from experiments.bench.table import Row
 
+MEASURED, PREDICTED = "measured scaling", "scaling on paper"
 LINES = {  # label, colour, line
-    "lax.scan ms": ("lax.scan, one device", "C0", "o-"),
-    "batch ms": ("lax.scan, batch over the devices", "C1", "o-"),
-    "ms": ("Newton, chain over the devices", "C2", "o-"),
-    "predicted ms": ("Newton, chain, predicted", "C2", "o--"),
+    "lax.scan ms": ("lax.scan, one device", "black", "x--"),
+    "batch ms": ("lax.scan, batch over the devices", "0.6", "v--"),
+    "ms": ("Newton, chain over the devices", BLUE, "o-"),
+    "predicted ms": ("Newton, chain over the devices, predicted", BLUE, "o:"),
 }
+KINDS = {"strong": "same chain", "weak": "chain grows with the devices"}
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Times against the number of devices.
+def draw(rows: Sequence[Row], path: Path) -> list[Path]:
+    """Write `pictures`."""
+    return save(path, pictures(rows))
 
-    A column for this machine and each model, strong scaling above weak.
-    """
-    measured = [row for row in rows if row["part"] == "measured scaling"]
-    columns = {"this machine": measured} if measured else {}
-    for row in rows:
-        if row["part"] == "scaling on paper":
-            columns.setdefault(f"on paper, {row['on paper']}", []).append(row)
-    with figure(path, columns=len(columns), height=6.4) as panels:
-        for (name, found), panel in zip(columns.items(), panels, strict=True):
-            for kind, axes in zip(("strong", "weak"), halves(panel), strict=True):
-                _lines(axes, [row for row in found if row["scaling"] == kind], f"{name}: {kind}")
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Times against the number of devices: on this machine, and predicted for each model."""
+    found: Figures = {}
+    if measured := [row for row in rows if row["part"] == MEASURED]:
+        title = "Training step over the devices of this machine (down is better)"
+        found["measured"] = _scaling(title, measured, "devices (on a CPU they share its cores)")
+    predicted = [row for row in rows if row["part"] == PREDICTED]
+    for device in dict.fromkeys(row["on paper"] for row in predicted):
+        title = f"Training step over devices, predicted for {device} (down is better)"
+        mine = [row for row in predicted if row["on paper"] == device]
+        found[re.sub(r"\W+", "_", device.lower())] = _scaling(title, mine, "devices")
+    return found
 
 
 def has_figure(rows: Sequence[Row]) -> bool:
     """Whether there is anything to draw: scaling alone has a figure."""
-    return any(row["part"] in ("measured scaling", "scaling on paper") for row in rows)
+    return any(row["part"] in (MEASURED, PREDICTED) for row in rows)
 
 
-def _lines(axes: Any, rows: Sequence[Row], title: str) -> None:
-    for key, (label, colour, line) in LINES.items():
-        if any(key in row for row in rows):
-            series(axes, rows, "devices", key, line, ms=3, color=colour, label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("devices")
-    axes.set_ylabel("training step [ms]")
-    if lengths := sorted({row["L"] for row in rows}):
-        title += f", L = {lengths[0]}" + (f" to {lengths[-1]}" if len(lengths) > 1 else "")
-        axes.legend(fontsize=7, frameon=True, framealpha=0.9, edgecolor="none")
-    axes.set_title(title)
+def _scaling(title: str, rows: Sequence[Row], named: str) -> Any:
+    """Strong scaling left, weak scaling right."""
+    kinds = [kind for kind in KINDS if any(row["scaling"] == kind for row in rows)]
+    drawing, panels = sheet(title, len(kinds), height=3.8)
+    for axes, kind in zip(panels, kinds, strict=True):
+        mine = [row for row in rows if row["scaling"] == kind]
+        for key, (label, color, line) in LINES.items():
+            fill = "white" if key == "predicted ms" else color
+            look = {"color": color, "markerfacecolor": fill, "label": label}
+            series(axes, mine, "devices", key, line, **look)
+        lengths = sorted({row["L"] for row in mine})
+        long = " to ".join(f"{length:,}" for length in dict.fromkeys([lengths[0], lengths[-1]]))
+        axes.set(xscale="log", yscale="log", xlabel=named)
+        axes.set_title(f"{KINDS[kind]}, L = {long}")
+        devices = sorted({row["devices"] for row in mine})
+        values_as_ticks(axes.xaxis, devices[:: 1 + len(devices) // 7])
+        plain_numbers(axes.yaxis)
+    panels[0].set_ylabel("time of a training step [ms]")
+    legend(drawing, 2)
+    return drawing

@@ -1,9 +1,8 @@
-"""The page of results.
-
-Devices side by side, empty cells where nothing was measured, the README's table.
-"""
+"""The table of the README, and the page of results with devices side by side."""
 
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,8 @@ def write(folder: Path, name: str, rows: list[Row], **environment: Any) -> None:
 def folders(tmp_path: Path) -> list[Path]:
     """A CPU with two files and a figure, and a GPU with one."""
     cpu, gpu = tmp_path / "cpu", tmp_path / "gpu"
-    forward = [row("lax.scan", 8.0), row("newton", 16.0), row("auto", 1.0)]
+    loop = {"depth speedup": 1.0}
+    forward = [row("lax.scan", 8.0), row("newton", 16.0), row("auto", 1.0) | loop]
     write(cpu, "mlp", [*forward, row("lax.scan", 8.0, L=64), row("newton", 4.0, L=64)])
     write(
         cpu,
@@ -82,57 +82,81 @@ def test_devices_stand_beside_each_other(folders: list[Path], tmp_path: Path) ->
     assert "## analysis" in text
 
 
-def test_the_readme_says_what_the_files_say(folders: list[Path], tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
+def filled(folders: list[Path], readme: Path) -> str:
     readme.write_text(f"# Toy\n\n{report.BEGIN}\nold\n{report.END}\n\nthe rest\n")
     report.main([*map(str, folders), "--readme", str(readme)])
-    text = readme.read_text()
+    return readme.read_text()
+
+
+def test_the_readme_says_what_the_files_say(folders: list[Path], tmp_path: Path) -> None:
+    text = filled(folders[:1], tmp_path / "README.md")
     assert "old" not in text
     assert text.startswith(f"# Toy\n\n{report.BEGIN}\n| speedup")
     assert text.endswith(f"\n{report.END}\n\nthe rest\n")
-    # "auto" counts here: it is what a user gets.
-    assert line(text, "MLP, 1024 layers")[1:] == [
-        "30 (DeepPCR)",
-        "8",
-        "8",
-        "5",
-        "auto",
-        "40",
-        "40",
-        "5",
-        "newton",
-    ]
-    assert line(text, "the same, backward")[2:] == [""] * 8
+    assert len([line for line in text.splitlines() if line.startswith("|")]) <= 2 + 8
+    assert line(text, "the same, forward")[1:] == ["30 (DeepPCR)", "0.5", "5", "Newton's method"]
+    assert line(text, "the same, backward")[1:] == ["200 (DeepPCR)", "", "", ""]
+    assert text.count("\ncpu: Toy, 2 cores, jax 0.10.2, 2026-01-02.\n") == 1
     before = text
-    report.main([*map(str, folders), "--readme", str(readme)])
-    assert readme.read_text() == before
+    report.main([str(folders[0]), "--readme", str(tmp_path / "README.md")])
+    assert (tmp_path / "README.md").read_text() == before
 
 
-def test_launches_on_a_gpu_that_was_not_at_hand_are_told(folders: list[Path]) -> None:
-    assert report.launches(report.read(folders)) == ""
-    case = {"target": "H200", "kind": "tanh", "L": 1024, "w": 8, "batch": 1, "direction": "forward"}
-    programs = {
-        "lax.scan": (4000, True),
-        "lax.scan, unroll 16": (700, True),
-        "newton": (100, False),
-        "diagonal": (200, False),
-    }
-    rows = [
-        case
-        | {
-            "program": name,
-            "sequential": loop,
-            "launches": count,
-            "waits": 3,
-            "fewer launches": 4000 / count,
-        }
-        for name, (count, loop) in programs.items()
-    ]
-    write(folders[0], "kernels", rows)
+def test_a_sequential_program_never_stands_beside_a_published_speedup(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    rows = [row("lax.scan", 8.0), row("auto", 1.0) | {"depth speedup": 1.0}]
+    rows += [row("adjoint, backprop", 0.5), row("newton", 32.0)]
+    write(folders[0], "mlp", rows)
+    text = filled(folders[:1], tmp_path / "README.md")
+    assert line(text, "the same, forward")[2:] == ["0.25", "5", "Newton's method"]
+    assert line(text, "MLP forward, no parallel")[1:] == ["", "8", "5", "the loop, rewritten"]
+    assert all(not headline.published for headline in report.HEADLINES if headline.is_sequential)
+    write(folders[0], "mlp", [row("lax.scan", 8.0), row("auto", 1.0) | {"depth speedup": 9.0}])
+    text = filled(folders[:1], tmp_path / "README.md")
+    assert line(text, "MLP forward, no parallel")[2:] == ["", "", ""]  # "auto" was parallel there
+
+
+def test_sentences_of_the_readme_say_what_the_files_say(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    gru = {"kind": "gru", "direction": "gradient"}
+    rows = [row("auto", ms, **gru, w=w) for ms, w in ((2.0, 2), (1.0, 16), (0.1, 32))]
+    readme = tmp_path / "README.md"
+    write(folders[0], "gradients", rows)
+    sentence = "It takes <!-- measured: {} -->{}<!-- end --> of it."
+    before = "\n".join([sentence.format("gradient", "old"), sentence.format("loop", "")])
+    text = f"{before}\n{report.BEGIN}\n{report.END}\n"
     devices = report.read(folders)
-    statistics = line(report.launches(devices), "MLP, 1024 layers of 8 tanh units, forward")
-    assert statistics[1:] == ["4000", "700", "100", "newton", "3", "40", "7"]
-    assert report.launches(devices) in report.readme(devices)
+    readme.write_text(text)
+    report.rewrite(readme, report.readme(devices), report.measured_ranges(devices))
+    filled = readme.read_text()
+    assert sentence.format("gradient", "4.0 to 8.0 times") in filled
+    assert sentence.format("loop", "0.1 to 0.1") in filled
+    readme.write_text(text.replace("loop", "fun"))
+    with pytest.raises(SystemExit, match="no range is called 'fun'; there are gradient, loop"):
+        report.rewrite(readme, "", report.measured_ranges(devices))
+
+
+def test_devices_have_columns_of_their_own(folders: list[Path], tmp_path: Path) -> None:
+    text = filled(folders, tmp_path / "README.md")
+    assert line(text, "speedup")[2:4] == ["cpu: measured", "cpu: predicted"]
+    assert line(text, "the same, forward")[2:4] == ["0.5", "5"]
+    assert line(text, "the same, forward")[5:] == ["40", "5", "Newton's method"]
+    assert "\ngpu: Toy, 2 cores, jax 0.11.2, 2026-01-02.\n" in text
+
+
+def test_the_figure_of_the_readme_is_drawn(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    module = types.ModuleType("experiments.bench.headline")
+    monkeypatch.setattr(module, "draw", lambda *call: drawn.append(call), raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    rows = [row("lax.scan", 8.0), row("newton", 4.0)]
+    write(folders[0], "gradients", rows)
+    filled(folders, tmp_path / "README.md")
+    assert drawn == [(rows, folders[0] / "headline.png")]
 
 
 def test_a_readme_without_a_place_is_left_alone(folders: list[Path], tmp_path: Path) -> None:
@@ -162,29 +186,15 @@ def test_devices_of_one_name_are_told_apart(folders: list[Path], tmp_path: Path)
     write(tmp_path / "other" / "cpu", "mlp", [row("lax.scan", 8.0), row("newton", 2.0)])
     devices = report.read([folders[0], tmp_path / "other" / "cpu"])
     assert len({device.name for device in devices}) == 2
-    assert line(report.headlines(devices), "MLP, 1024")[2:] == [
-        "8",
-        "8",
-        "5",
-        "auto",
-        "4",
-        "4",
-        "5",
-        "newton",
-    ]
+    found = line(report.headlines(devices), "the same, forward")
+    assert found[2:] == ["0.5", "5", "Newton's method", "4", "5", "Newton's method"]
 
 
 def test_iterations_that_did_not_converge_are_no_result(tmp_path: Path) -> None:
-    write(
-        tmp_path / "cpu",
-        "mlp",
-        [
-            row("lax.scan", 8.0),
-            row("newton", 2.0),
-            row("stopped", 0.1) | {"ended": "not converged"},
-        ],
-    )
-    assert line(report.headlines(report.read([tmp_path / "cpu"])), "MLP, 1024")[2] == "4"
+    rows = [row("lax.scan", 8.0), row("newton", 2.0)]
+    write(tmp_path / "cpu", "mlp", [*rows, row("stopped", 0.1) | {"ended": "not converged"}])
+    found = line(report.headlines(report.read([tmp_path / "cpu"])), "the same, forward")
+    assert found[2:] == ["4", "5", "Newton's method"]
 
 
 def test_a_table_in_markdown() -> None:
@@ -198,9 +208,12 @@ def test_a_table_in_markdown() -> None:
     assert markdown([]) == ""
 
 
-def test_our_own_readme_says_what_the_kept_files_say() -> None:
-    root = Path(__file__).parents[2]
+def test_our_own_readme_says_what_the_kept_files_say(tmp_path: Path) -> None:
+    ours = Path(__file__).parents[2] / "README.md"
+    readme = tmp_path / "README.md"
+    readme.write_text(ours.read_text(encoding="utf-8"), encoding="utf-8")
     kept = report.read(
-        sorted(folder for folder in (root / "experiments/results").iterdir() if folder.is_dir())
+        sorted(path for path in (ours.parent / "experiments/results").iterdir() if path.is_dir())
     )
-    assert report.readme(kept) in (root / "README.md").read_text(encoding="utf-8")
+    report.rewrite(readme, report.readme(kept), report.measured_ranges(kept))
+    assert readme.read_text(encoding="utf-8") == ours.read_text(encoding="utf-8")
