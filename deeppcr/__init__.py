@@ -25,6 +25,8 @@ from deeppcr.optim import Packed, Packing, pack
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, Stats
 
+__version__ = "0.1.0"  # the one place where it is written: pyproject.toml reads it here
+
 __all__ = [
     "Adjoint",
     "Anderson",
