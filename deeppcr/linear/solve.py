@@ -77,7 +77,7 @@ def solve_bidiagonal(
         raise ValueError(
             f"A and b do not fit together: A is {type(blocks).__name__} for vectors "
             f"{_axes(blocks.vector_shape)}, b has shape {_axes(b.shape)}; "
-    "chain, batch and state axes must match exactly."
+            "chain, batch and state axes must match exactly."
         )
     _check_dtype("b", b.dtype, blocks.dtype)
     if initial is not None:
