@@ -42,7 +42,7 @@ class Delay:
         return (state, *window[:-1])
 
     def emit(self, window: tuple[Any, ...], x: Any) -> tuple[tuple[Any, ...], Any]:
-        """The next window, and its newest state as output: a step for `deeppcr.scan`."""
+        """The next window, with its most recent state as output: a step for `deeppcr.scan`."""
         window = self(window, x)
         return window, window[0]
 
@@ -50,11 +50,12 @@ class Delay:
         """The initial window.
 
         Args:
-            states: the k states before the first step, newest first: ``z_0, z_{-1}, ..., z_{1-k}``.
+            states: the k states before the first step, most recent first: $z_0, z_{-1}, ...,
+                z_{1-k}$.
 
         Raises:
             TypeError: they differ in structure or dtype.
-            ValueError: they are not k, or differ in shape.
+            ValueError: there are not k of them, or they differ in shape.
         """
         window = jax.tree.map(jnp.asarray, self._checked(states, "states"))
         for index, state in enumerate(window):
@@ -62,7 +63,7 @@ class Delay:
         return window
 
     def newest(self, windows: tuple[Any, ...]) -> Any:
-        """The newest state of a window; the trajectory ``z_1 .. z_L`` for one of windows."""
+        """The most recent state of a window; of a trajectory of windows, that of states."""
         return self._checked(windows, "windows")[0]
 
     def _checked(self, states: Any, name: str) -> tuple[Any, ...]:
@@ -75,19 +76,22 @@ class Delay:
 
 
 def delay(f: Callable[[tuple[Any, ...], Any], Any], k: int) -> Delay:
-    """A step that reads the last k states: ``z_l = f((z_{l-1}, ..., z_{l-k}), x_l)``.
+    """A step that reads the last k states: $z_l = f((z_{l-1}, ..., z_{l-k}), x_l)$.
+
+    The state of the chain is the window of the last k states, so full Jacobian blocks are k times
+    as wide as those of a state.
 
     Args:
-        f: ``f(states, x) -> state``, where ``states`` is a tuple of the last k states, newest
+        f: ``f(states, x) -> state``, where ``states`` is a tuple of the last k states, most recent
             first. A state is an array or a pytree of arrays, with the same structure, shapes and
             dtypes at every step.
-        k: the number of states that ``f`` reads, at least 1.
+        k: integer >= 1, the number of states that ``f`` reads.
 
     Returns:
-        `Delay`, whose state is the window ``(z_l, ..., z_{l-k+1})``. It is the step of a
-        `deeppcr.Chain`; its ``emit`` is a step for `deeppcr.scan`, with the trajectory ``z_1 ..
-        z_L`` as output. ``window(states)`` makes the initial window. ``newest(windows)`` takes the
-        newest state out of a window, or out of a trajectory of windows.
+        a step for `deeppcr.Chain`, whose state is the window $(z_l, ..., z_{l-k+1})$, a tuple.
+        Its ``emit`` is a step for `deeppcr.scan` with the states $z_l$ as outputs.
+        ``window(states)`` returns the initial window, and ``newest(windows)`` the most recent state
+        of a window or of a trajectory of windows.
 
     Raises:
         TypeError: ``f`` is not callable, or ``k`` is not an integer.
@@ -101,6 +105,9 @@ def delay(f: Callable[[tuple[Any, ...], Any], Any], k: int) -> Delay:
         >>> solution = deeppcr.solve(deeppcr.Chain(fibonacci, length=6), initial, method="newton")
         >>> fibonacci.newest(solution.trajectory)
         Array([ 1.,  2.,  3.,  5.,  8., 13.], dtype=float32)
+
+    References:
+        H. Lütkepohl, *New Introduction to Multiple Time Series Analysis*, 2005, section 2.1.1.
     """
     if not callable(f):
         raise TypeError(f"f is {type(f).__name__}, expected a function f(states, x) -> state.")

@@ -1,4 +1,4 @@
-"""`plan`: does a chain pay off in parallel here? All candidates scored, before anything runs."""
+"""`plan`: does solving a chain in parallel pay off? It costs all candidates and runs none."""
 
 import dataclasses
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from deeppcr.sharding import find_sharding
 from deeppcr.structure import find_structure
 from depth.device import find_device
 
-TRIED = 3  # candidates of each kind, at most
+TRIED = 3  # candidates of each kind that trials time, at most
 
 
 def plan(
@@ -34,37 +34,38 @@ def plan(
     iterations: int | Literal["sample"] | None = None,
     batch_ndim: int | None = None,
 ) -> Plan:
-    """Which method and which adjoint pay off for a chain, and why.
+    """Predict which method and adjoint pay off for a chain, and why.
 
-    Printed, it says what was found in the program (chains among layers, the structure of the
-    Jacobian, the linearisation and the window that Newton's method takes), and has a row for every
-    candidate: depth, work, traffic, memory, predicted time. ``method="auto"`` and
-    ``adjoint="auto"`` choose by the same scores, for the device at hand and without a sample.
-    Scores are made by `depth` from shapes; nothing runs, unless ``trials`` or a sample is asked
-    for.
+    Printed, the plan shows the structure of the program (chains among layers, structure of the
+    Jacobian, linearisation and window of Newton's method) and one row for each candidate: depth,
+    work, traffic, memory, predicted time. ``method="auto"`` and ``adjoint="auto"`` choose by the
+    same predictions, for the device at hand.
+
+    `depth` predicts from shapes. Nothing runs, except with ``trials=True`` or
+    ``iterations="sample"``.
 
     Args:
         layers_or_chain: a `Chain`, or layers as in `deeppcr.forward`.
-        x: the initial state, or what the first layer takes: arrays, or `jax.ShapeDtypeStruct`.
-        method: what is compared with the sequential program: "auto", all that may pay off; a
-            `Newton` object, or the name of one, only this.
-        device: a `depth.Device` or the name of one of `depth.devices`, which need not be at hand;
-            None for jax's default device: as `depth.calibrate` has measured it, else as it is
-            published.
-        trials: time the three best candidates of each kind here, and rank them by that. ``x`` and
-            the chain have to be arrays.
-        iterations: of Newton's method with exact Jacobians; "sample": run the chain once and
-            estimate them from the growth rate of small differences
-            (`deeppcr.newton.lyapunov`); None: 4 + log2(L) / 2, as for chains that forget.
-        batch_ndim: leading batch axes of the state; None for 0 for a `Chain`, and for layers as in
-            `deeppcr.forward`.
+        x: the initial state, or the input of the first layer: arrays, or `jax.ShapeDtypeStruct`.
+        method: the methods to compare with the sequential program. "auto": all that may pay off;
+            otherwise one method, by object or by name.
+        device: a `depth.Device`, or the name of one in `depth.devices`. None: jax's default device,
+            as measured by `depth.calibrate`, else with its published figures.
+        trials: time the three best candidates of each kind on the device at hand, and rank them by
+            the measured times. Requires arrays for ``x`` and the chain.
+        iterations: integer >= 1, the number of Newton iterations with exact Jacobians. "sample":
+            run the chain once, and estimate it from the growth rate of small differences. None:
+            $4 + log_2(L) / 2$, which is typical of contracting chains.
+        batch_ndim: the number of leading batch axes of the state. None: 0 for a `Chain`; for layers
+            as in `deeppcr.forward`.
 
     Returns:
-        a `Plan`; printed, a short table. ``.method`` and ``.adjoint`` are what to pass on.
+        a `Plan`, whose ``method`` and ``adjoint`` are arguments for `scan`, `solve` and `forward`.
 
     Raises:
-        ValueError: ``device`` or ``method`` is not known; ``trials`` of another device, or without
-            arrays; no layers make a chain.
+        ValueError: ``device`` or ``method`` is unknown; ``trials`` is given together with a device,
+            or without arrays; or no layers form a chain.
+        TypeError: the state has no floating-point entries.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))
@@ -111,7 +112,7 @@ def _plan_chain(
     if not chain.initial:
         raise TypeError(
             f"x has leaves {', '.join(map(describe, jax.tree.leaves(given.state)))}, expected a "
-            "floating one: there is nothing to solve for, and the chain runs as jax.lax.scan."
+            "floating one: nothing is solved for, and the chain runs as jax.lax.scan."
         )
     expected, expectation = _expected(given, chain.length, iterations)
     candidates = Candidates(ChainCosts.of(chain), device, expected, memory, only)
@@ -170,7 +171,7 @@ def _left_to_jax(chain: TracedChain) -> str:
         return f"runs as jax.lax.scan, since {chain.obstacle.reason}"
     if step.nonlinear_rule:
         return (
-            "derivatives are jax's: not proven to be linear in its cotangents is "
+            "derivatives are jax's: a rule is not proven to be linear in its cotangents, "
             + step.nonlinear_rule
         )
     if step.forwards_only:

@@ -1,4 +1,4 @@
-"""`stack`: equal layers as one pytree of stacked arrays, to train with."""
+"""`stack`: equal layers as one pytree of stacked arrays, for training."""
 
 import dataclasses
 from functools import partial
@@ -13,43 +13,55 @@ from deeppcr.layers import Repeated, repeated
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["plan", "length"])
 @dataclasses.dataclass(frozen=True)
 class Stack(Repeated):
-    """Equal layers, stacked: a pytree of arrays with an axis of layers in front, and a callable.
+    """Equal layers, stacked: a callable pytree of arrays ``[L, ...]``. Made by `stack`.
 
-    It goes wherever a pytree of parameters does: `jax.grad`, `jax.jit` with donation, optax,
-    checkpoints, `jax.tree.map`.
+    It works like any pytree of parameters: with `jax.grad`, `jax.jit` with donation, optax,
+    checkpointing, `jax.tree.map`. ``len(stack)`` is the number of layers.
+
+    Attributes:
+        arrays: the arrays of one step of the chain, stacked on axis 0: ``[L, ...]``. An array that
+            all layers share has no such axis.
+        plan: the code of a step (static).
+        length: L, the number of steps; a step is one layer, or one period of layers.
     """
 
     def __call__(self, x: Any, **options: Any) -> Any:
-        """All layers, one after another: `deeppcr.forward(stack, x, **options)`."""
+        """Apply all layers: ``deeppcr.forward(stack, x, **options)``."""
         return forward(self, x, **options)
 
     def __len__(self) -> int:
         return self.length * self.period
 
     def unstack(self) -> list[Any]:
-        """The layers, one by one: as they were given, but of methods and pairs a partial."""
+        """A list of all layers, of the types given to `stack`; methods and pairs become partials.
+
+        Example:
+            >>> layers = [jax.tree_util.Partial(jnp.multiply, jnp.full(3, c)) for c in (1.0, 2.0)]
+            >>> [layer(1.0).tolist() for layer in deeppcr.stack(layers).unstack()]
+            [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
+        """
         return self.layers()
 
 
 def stack(layers: Any, x: Any = None) -> Stack:
-    """Equal layers as one pytree, stacked once: what to train with.
+    """Stack equal layers into one pytree, for training.
 
-    A list of L modules is L times as many arrays for every transformation to carry and for the
-    compiler to see; stacked, a network of a thousand layers compiles as fast as one of ten. An
-    array that is the same object in all layers is kept once.
+    A list of L modules has L times as many arrays for every transformation and for the compiler.
+    Stacked, the compile time of a network does not depend on its number of layers. An array that
+    is the same object in all layers is stored once.
 
     Args:
-        layers: equal layers, or layers in a period (`Linear`, `relu`, `Linear`, `relu`, ...), of
-            any kind that `deeppcr.forward` takes.
-        x: what the first layer takes, or `jax.ShapeDtypeStruct` for it. With it, it is checked that
-            the layers return what they take and change nothing in themselves. Callables that
-            cannot be taken apart need it.
+        layers: equal layers, or layers that repeat with a period (`Linear`, `relu`, `Linear`,
+            `relu`, ...), of any kind that `deeppcr.forward` takes.
+        x: the input of the first layer, as arrays or `jax.ShapeDtypeStruct`. If given, `stack`
+            checks that the layers return the shapes that they take, and do not change their own
+            state. Required for callables that cannot be taken apart into code and arrays.
 
     Returns:
-        `Stack`.
+        a `Stack`.
 
     Raises:
-        ValueError: the layers are not alike, or there are none, or calling one changes it.
+        ValueError: the layers differ, or there are none, or calling one changes its state.
         TypeError: one of them is not callable, or cannot be taken apart without ``x``.
 
     Example:

@@ -1,4 +1,4 @@
-"""What users call: `scan`, `solve` and `forward`, checked before anything is compiled."""
+"""The public functions `scan`, `solve` and `forward`. They check arguments before compilation."""
 
 import dataclasses
 import operator
@@ -38,44 +38,52 @@ def scan(
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
 ) -> tuple[Any, Any]:
-    """`jax.lax.scan`, solved as one system of equations: same arguments, results and derivatives.
+    """`jax.lax.scan`, solved in parallel: the same arguments, results and derivatives.
+
+    Computes $(z_l, y_l) = f(z_{l-1}, x_l)$ for $l = 1, ..., L$.
 
     Args:
-        f: ``f(carry, x) -> (carry, y)``. The carry is an array, or a pytree of arrays. Complex
-            numbers are pairs of real ones. Integers, flags and random keys may depend on inputs and
-            on each other, as counters and split keys do: they are run ahead. With those that depend
-            on the floating part of the carry the chain runs as `jax.lax.scan`.
+        f: ``f(carry, x) -> (carry, y)``. The carry is an array or a pytree of arrays of any dtype,
+            and keeps its structure, shapes and dtypes. Integers, flags and random keys in it may
+            depend on inputs and on each other, as counters and split keys do: they are computed
+            first, by `jax.lax.scan`. If one depends on the floating-point part of the carry, the
+            whole chain runs as `jax.lax.scan`.
         init: the carry before the first step. Python numbers take the dtypes that ``f`` returns.
         xs: pytree of arrays ``[L, ...]``, one entry per step; or None.
-        length: L; needed only without ``xs``.
+        length: L, an integer >= 0; needed only if ``xs`` has no arrays.
         reverse: start from the last entry of ``xs``.
-        unroll: as in `jax.lax.scan`, where the chain is run step by step; elsewhere not used. So is
-            ``_split_transpose``.
+        unroll: steps per trip of the loop, as in `jax.lax.scan`. Like ``_split_transpose``, it
+            applies only where the chain runs sequentially.
         method: how the carries are computed: "auto", "sequential", "newton", "pcr", "picard"
             (``Newton(linearize="identity")``), or a `Sequential`, `Newton` or `Auto` object. "auto"
             takes the method that is predicted to be the fastest: see `deeppcr.plan`.
         adjoint: how derivatives are computed, whatever the method: "auto"; "backprop", step by
-            step; a linear solver, by object or by name ("sequential", "pcr", ...), on the Jacobians
-            of all steps; or "autodiff", by jax through `jax.lax.scan`. A step that calls a
-            `jax.custom_vjp` takes "autodiff" unless its rule is proven to be linear in its
-            cotangents: see `Adjoint.linear_vjp`.
+            step; a linear solver, by object or by name ("sequential", "pcr", ...), with the
+            Jacobians of all steps; an `Adjoint` object; or "autodiff", by jax through
+            `jax.lax.scan`. A step that calls a `jax.custom_vjp` takes "autodiff" unless its rule is
+            proven to be linear in its cotangents: see `Adjoint`.
         batch_ndim: the number of leading axes of every leaf of the carry that are batch axes. A
-            Jacobian block is then w x w for each batch element, instead of (B w) x (B w). ``f``
-            takes and returns the whole batch, and must not mix its elements.
+            Jacobian block is then ``w x w`` for each of the B batch elements, instead of
+            ``(B w) x (B w)``. ``f`` takes and returns the whole batch. If batch elements interact,
+            the blocks are approximate.
 
     Returns:
-        the last carry, and the ``y`` of all steps, stacked on axis 0.
+        the last carry, and the ``y`` of all steps, stacked on axis 0: ``[L, ...]``.
 
     Raises:
-        TypeError: the carry changes its structure, shape or dtype; or an integer, a flag or a key
-            in it depends on its floating part, and Newton's method or an adjoint by blocks is asked
-            for.
-        ValueError: lengths contradict each other, or a name is not known.
+        TypeError: the carry changes its structure, shape or dtype; or an integer, flag or key in it
+            depends on its floating-point part, and ``method`` or ``adjoint`` requires blocks.
+        ValueError: lengths contradict each other; a name is unknown; or the step has side effects
+            and ``method`` or ``adjoint`` requires blocks.
 
     Example:
         >>> cumsum = lambda carry, x: (carry + x, carry + x)
         >>> deeppcr.scan(cumsum, jnp.array(0.0), jnp.array([2.0, 5.0, 4.0]))[1]
         Array([ 2.,  7., 11.], dtype=float32)
+
+    References:
+        F. Danieli et al., *DeepPCR: Parallelizing Sequential Operations in Neural Networks*,
+        NeurIPS 2023, section 3.
     """
     chosen, wanted = find_method(method), find_adjoint(adjoint)
     given = None if jax.tree.leaves(xs) else length  # with `xs` jax takes no symbolic length
@@ -108,24 +116,24 @@ def solve(
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
 ) -> Solution:
-    """Solve a chain for all its states.
+    """Solve a chain for all its states $z_1, ..., z_L$.
 
     Args:
-        chain: see `Chain`.
-        z0: the initial state.
-        *others: nothing; what changes from step to step belongs to the chain.
+        chain: a `Chain`.
+        z0: the initial state, an array or a pytree of arrays, as the step of the chain takes it.
+        *others: not used. Inputs that change from step to step belong to the chain.
         method: as in `scan`.
         adjoint: as in `scan`.
-        batch_ndim: as in `scan`.
+        batch_ndim: as in `scan`, for the leaves of ``z0``.
 
     Returns:
-        `Solution`, with the last state, the trajectory, statistics and a result code. ``value`` and
-        ``trajectory`` are differentiable with respect to ``z0``, the inputs of the chain and the
-        arrays that its step closes over.
+        a `Solution` with the last state, the trajectory, statistics and a result code. ``value``
+        and ``trajectory`` are differentiable with respect to ``z0``, the inputs of the chain and
+        the arrays that its step closes over.
 
     Raises:
-        TypeError: as in `scan`.
-        ValueError: lengths contradict each other, or a name is not known.
+        TypeError: ``chain`` is not a `Chain`; otherwise as in `scan`.
+        ValueError: as in `scan`.
         NotConverged: with ``Newton(on_failure="raise")``.
 
     Example:
@@ -169,24 +177,24 @@ def forward(
 ) -> Any:
     """Apply layers one after another: ``for layer in layers: x = layer(x)``.
 
-    Consecutive layers that are alike (the same code, arrays of the same shapes) are stacked and
-    solved as one chain, and so are layers in a period (`Linear`, `relu`, `Linear`, `relu`, ...).
-    Any other layer is called on its own. So is a layer
+    Consecutive layers with the same code and arrays of the same shapes and dtypes are stacked and
+    solved as one chain. So are layers that repeat with a period (`Linear`, `relu`, `Linear`,
+    `relu`, ...). Every other layer is called on its own, and so is a layer that
 
-    - that changes something when it is called: batch statistics and random counters of flax nnx
-      modules, a list, a global
-    - that has effects (`jax.debug.print`)
-    - whose state cannot be observed, such as a generator of random numbers.
+    - changes something when called: batch statistics and random counters of flax nnx modules, a
+      list, a global
+    - has side effects (`jax.debug.print`)
+    - has state that cannot be observed, such as a generator of random numbers.
 
-    The layers after it are inspected after the call, and so see what they would see in the loop.
-    `deeppcr.layers.describe(layers, x)` shows which layers form a chain.
+    Later layers are inspected after that call, so they see the same state as in the loop.
+    `deeppcr.layers.describe` shows which layers form a chain.
 
     Args:
         layers: a list of layers: callables ``layer(x) -> x`` (functions, methods, partials, jitted
             functions, flax nnx, bound flax linen and equinox modules, other pytrees), or pairs
             ``(apply, params)``; or ``(apply, [params, ...])``, a ``Sequential`` of flax or equinox,
             ``deeppcr.stack(layers)``, or a `Chain` of layers already stacked.
-        x: the input of the first layer: an array, or a pytree of them.
+        x: the input of the first layer: an array ``[*batch, ...]``, or a pytree of arrays.
         method: as in `scan`.
         adjoint: as in `scan`.
         batch_ndim: the number of leading batch axes of ``x``. None: 0 if the input of a chain of
@@ -196,8 +204,8 @@ def forward(
         the output of the last layer.
 
     Raises:
-        TypeError: ``layers`` is no list of layers, or one of them is not callable.
-        ValueError: a name is not known.
+        TypeError: ``layers`` is not a list of layers, or one of them is not callable.
+        ValueError: a name is unknown.
 
     Example:
         >>> weights = [0.1 * jnp.eye(3), 0.2 * jnp.eye(3), 0.3 * jnp.eye(3)]
@@ -205,7 +213,7 @@ def forward(
         >>> deeppcr.forward(layers, jnp.ones(3))
         Array([0.006, 0.006, 0.006], dtype=float32)
     """
-    find_method(method)  # names are checked even if no layers form a chain
+    find_method(method)  # check names even if no layers form a chain
     find_adjoint(adjoint)
 
     def chain(chain: Chain, x: Any) -> Any:
@@ -227,12 +235,12 @@ def vector_batch(x: Any) -> int:
 
 
 def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:
-    """The error where `solve` is given something else than a chain and its initial state."""
+    """The error if `solve` is given anything but a chain and its initial state."""
     if isinstance(chain, Chain):
         given = describe(others[0])
         return TypeError(
-            f"solve takes a chain and z0, and a third argument came: {given}; expected none. What "
-            "changes from step to step is of the chain: solve(Chain(step, xs), z0)."
+            f"solve takes a chain and z0, but a third argument was given: {given}; expected none. "
+            "Inputs of the steps belong to the chain: solve(Chain(step, xs), z0)."
         )
     remedy = "for layers: Chain.from_layers(layers, x)."
     if callable(chain):
@@ -264,7 +272,7 @@ def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
 def _with_guess(
     method: Method, carry: Carry, inputs: Any, length: int, reverse: bool = False
 ) -> Method:
-    """The method, its initial guess one of the state that is solved for."""
+    """The method, with its initial guess in terms of the state that is solved for."""
     if carry.is_state or isinstance(method, Sequential):
         return method
     if reverse and callable(method.initial_guess):
@@ -274,7 +282,7 @@ def _with_guess(
 
 
 def _steps_in_a_trip(unroll: int | bool) -> int:
-    """What `jax.lax.scan` makes of ``unroll``; 0 for all."""
+    """Steps per trip for the ``unroll`` of `jax.lax.scan`; 0 for all steps."""
     if isinstance(unroll, bool):
         return 0 if unroll else 1
     if operator.index(unroll) < 0:
@@ -283,7 +291,7 @@ def _steps_in_a_trip(unroll: int | bool) -> int:
 
 
 def _with_words_of_jax(error: Exception, scan: Callable[[], Any]) -> Exception:
-    """An error with what `jax.lax.scan` says of the same call, which people know how to read."""
+    """The error, with the familiar message of `jax.lax.scan` for the same call added."""
     try:
         jax.eval_shape(scan)
     except (TypeError, ValueError) as theirs:

@@ -1,7 +1,7 @@
 """`Chain`, a sequential program ``z_l = step(z_{l-1}, x_l)``, ``l = 1..L``, and `TracedChain`.
 
-A `Chain` is what users write. A `TracedChain` is the same program checked and traced, with all its
-steps side by side: the one carrier that everything below the api works on.
+Users write a `Chain`. A `TracedChain` is the same program, checked and traced, which evaluates all
+its steps at once. All code below the api works on it.
 """
 
 import dataclasses
@@ -31,21 +31,24 @@ from deeppcr.step import Step, trace
 )
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """A sequential program: ``z_l = step(z_{l-1}, x_l)``.
+    """A sequential program: $z_l = f(z_{l-1}, x_l)$ for $l = 1, ..., L$.
+
+    A pytree, whose leaves are the inputs.
 
     Attributes:
-        step: ``step(state, input) -> state``. States are arrays, or pytrees of them, of the same
-            structure, shapes and dtypes at every step.
-        inputs: pytree of arrays ``[L, ...]``: what changes from step to step (layer parameters,
-            observations, time). None if nothing does.
-        length: L; needed only if ``inputs`` is None or has no arrays.
-        sharding: how it is sharded over a mesh, if `deeppcr.sharding.shard` has sharded it.
+        step: ``step(state, input) -> state``, the function f. A state is an array or a pytree of
+            arrays with the same structure, shapes and dtypes at every step.
+        inputs: the inputs $x_l$ of all steps (layer parameters, observations, time): a pytree of
+            arrays ``[L, ...]`` of any dtypes, or None.
+        length: L, an integer >= 0; needed only if ``inputs`` has no arrays.
+        sharding: the sharding over a mesh, set by `deeppcr.sharding.shard`; None on one device.
 
     Raises:
-        ValueError: ``inputs`` do not agree on L, or on ``length``.
+        ValueError: ``inputs`` contradict each other or ``length`` on L.
+        TypeError: ``length`` is not an integer.
 
     Example:
-        >>> chain = Chain(lambda z, x: z + x, jnp.array([2.0, 5.0, 4.0]))
+        >>> chain = deeppcr.Chain(lambda z, x: z + x, jnp.array([2.0, 5.0, 4.0]))
         >>> deeppcr.solve(chain, jnp.array(0.0)).value
         Array(11., dtype=float32)
     """
@@ -62,15 +65,20 @@ class Chain:
 
     @classmethod
     def from_layers(cls, layers: Any, x: Any) -> Self:
-        """The chain of ``layers`` that are alike: same code, same shapes, each with its own arrays.
+        """The chain of equal ``layers``: the same code and shapes, each with its own arrays.
 
         Args:
             layers: as in `deeppcr.forward`; the layers of one period are one step of the chain.
-            x: the input of the first layer, or `jax.ShapeDtypeStruct` for it.
+            x: the input of the first layer, as an array or `jax.ShapeDtypeStruct`.
 
         Raises:
-            ValueError: there are no layers, or they are not alike; the message names the first
-                that differs.
+            ValueError: there are no layers, or they differ; the message names the first that does.
+
+        Example:
+            >>> layers = [jax.tree_util.Partial(jnp.add, jnp.float32(c)) for c in range(5)]
+            >>> chain = deeppcr.Chain.from_layers(layers, jnp.zeros(3))
+            >>> chain.length
+            5
         """
         run = repeated(layers, x)
         return cls(run.step, run.inputs, run.length)
@@ -121,7 +129,7 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class TracedChain:
-    """A chain, checked and traced; or consecutive steps of it: a window, a chunk, a shard.
+    """A checked and traced chain, or consecutive steps of one: a window, a chunk, a shard.
 
     A pytree whose leaves are its arrays.
 
@@ -135,8 +143,8 @@ class TracedChain:
         axis: the chain axis, with the steps on other devices.
         offset: int32, the index of the first step in the whole chain; None for 0.
         function: the step as the user wrote it, ``(state, input) -> (state, outputs)``; None once
-            the method has been bound, for it must not outlive the call.
-        obstacle: why it has to run as `jax.lax.scan`; None if nothing stands in the way.
+            the method has been bound, because the function must not outlive the call.
+        obstacle: why it has to run as `jax.lax.scan`; None if it does not.
     """
 
     step: Step
@@ -207,7 +215,7 @@ class TracedChain:
 
     @property
     def mapped(self) -> tuple[int, ...]:
-        """The numbers of examples that `jax.vmap` has made of it, the outermost one first."""
+        """The batch sizes of the `jax.vmap` calls around it, the outermost first."""
         step, count = self.step, 0
         while step.example is not None:
             step, count = step.example, count + 1
@@ -220,12 +228,12 @@ class TracedChain:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a state has no entries: the idiom for a mere map."""
+        """Whether a state has no entries: a scan used as a map."""
         return self.layout.width * self.layout.batch_size == 0
 
 
 class Obstacle(NamedTuple):
-    """Why a chain has to run as `jax.lax.scan`: the reason, and what would be right."""
+    """Why a chain has to run as `jax.lax.scan`, and what a parallel method expects."""
 
     reason: str
     expected: str
@@ -256,9 +264,10 @@ def trace_carry(
     name: str,
     reverse: bool = False,
 ) -> tuple[TracedChain, Carry]:
-    """`trace_chain`, and how its state is part of the carry of ``f``.
+    """`trace_chain`, and how its state relates to the carry of ``f``.
 
-    ``reverse``: whether the first step takes the last entry of the inputs; they stay as they are.
+    ``reverse``: whether the first step takes the last entry of the inputs. The inputs are not
+    reordered.
     """
     initial = jax.tree.unflatten(jax.tree.structure(initial), leaves_as_arrays(name, initial))
     inputs = jax.tree.map(jnp.asarray, inputs)

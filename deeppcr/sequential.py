@@ -1,4 +1,4 @@
-"""The sequential program itself, as a method: `jax.lax.scan`."""
+"""The sequential program as a method: `jax.lax.scan`."""
 
 import dataclasses
 
@@ -16,15 +16,22 @@ from depth.jaxprs import Replacement
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Sequential:
-    """Step after step, as `jax.lax.scan` does it.
+    """The sequential program: a loop over the steps, as in `jax.lax.scan`.
 
-    ``unroll``: the number of steps in one trip of the loop.
+    Attributes:
+        unroll: integer >= 1, the number of steps per trip of the loop.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: z + x, jnp.array([2.0, 5.0, 4.0]))
+        >>> method = deeppcr.Sequential(unroll=3)
+        >>> deeppcr.solve(chain, jnp.array(0.0), method=method).value
+        Array(11., dtype=float32)
     """
 
     unroll: int = 1
 
     def bind(self, chain: TracedChain, asked: TracedChain) -> "Sequential":
-        """The solver of a chain: it needs nothing beside the chain."""
+        """The solver of a chain; it needs nothing but the chain."""
         return self
 
     def sharded(self, along: P, replicated: P) -> "Sequential":

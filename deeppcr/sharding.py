@@ -1,17 +1,17 @@
-"""Chains over many devices: where they are, and how to put them there.
+"""Chains sharded over many devices.
 
-A chain lies along one axis of a mesh: the p-th of P devices holds the p-th shard of its steps, with
-their parameters, states and Jacobian blocks. It is solved where it is: devices send each other a
-state, a number, or the summary of a shard, and nothing that grows with L. A chain that runs from
-the last of its inputs to the first has its first shard on the last device, so its inputs stay where
-they are, too. Any of these says which axis that is:
+A chain is sharded along one axis of a mesh: the p-th of P devices holds the p-th shard of its
+steps, with their parameters, states and Jacobian blocks. The chain is solved in place: devices
+exchange a state, a scalar, or the composition of a shard, and nothing that grows with L. A reverse
+scan has its first steps on the last device, so its inputs do not move, either. The mesh axis is
+known from
 
-- the inputs of the chain: arrays with a `jax.sharding.NamedSharding` whose first axis is sharded.
-  Inside `jax.jit` jax knows only mesh axes of the type `Explicit`, so for `Auto` ones, there:
-- a chain that `shard` has put on a mesh: it remembers;
+- the inputs of the chain: arrays with a `jax.sharding.NamedSharding` whose axis 0 is sharded.
+  Inside `jax.jit`, jax exposes only mesh axes of type `Explicit`
+- a chain returned by `shard`, which stores it
 - ``Newton(linear=Sharded(mesh, axis))`` or ``adjoint=Sharded(mesh, axis)``.
 
-Other axes of the mesh are free: a batch that is sharded over one of them stays so.
+A batch that is sharded over another axis of the mesh remains so.
 """
 
 import dataclasses
@@ -36,22 +36,22 @@ __all__ = ["shard"]
 
 
 def shard(chain: Chain, mesh: Mesh, axis: MeshAxis = "chain") -> Chain:
-    """Put the inputs of a chain on a mesh, equal shards of its steps on the devices along ``axis``.
+    """Shard the steps of a chain evenly over the devices along a mesh axis.
 
     Args:
-        chain: a `Chain`.
-        mesh: of devices, as `jax.make_mesh` makes it; it may be one of several processes.
-        axis: the name of the axis along which the chain lies, or several names. What lies along
-            other axes is the caller's choice: the batch of an initial state, by `jax.device_put`.
+        chain: a `Chain` with inputs ``[L, ...]``.
+        mesh: a `jax.sharding.Mesh`, as `jax.make_mesh` returns it; it may span several processes.
+        axis: the name of the mesh axis over which the chain is sharded, or a tuple of names. To
+            shard a batch over another axis, place the initial state by `jax.device_put`.
 
     Returns:
-        the chain, which remembers where it is, inside `jax.jit`, too. If L is not divisible by the
-        number of devices, its inputs are on all of them, since jax divides arrays evenly: then each
-        device only computes its shard.
+        the chain with its inputs sharded along axis 0. It stores the mesh axis, which is so known
+        inside `jax.jit`, too. If L is not divisible by the number of devices, the inputs are
+        replicated, because jax shards only evenly; then only the work is divided.
 
     Raises:
         ValueError: the mesh has no such axis.
-        TypeError: ``chain`` is no chain, or ``mesh`` no mesh.
+        TypeError: ``chain`` is not a `Chain`, or ``mesh`` is not a mesh.
 
     Example:
         >>> mesh = jax.make_mesh((jax.device_count(),), ("chain",))
@@ -78,7 +78,7 @@ def shard(chain: Chain, mesh: Mesh, axis: MeshAxis = "chain") -> Chain:
 def find_sharding(inputs: Any, known: ChainSharding | None, *users: Any) -> ChainSharding | None:
     """The chain's sharding; None on one device.
 
-    It is ``known`` from `shard`, or told by its inputs, or by a method or an adjoint.
+    It is ``known`` from `shard`, or found in its inputs, a method or an adjoint.
 
     Raises:
         ValueError: these differ.
@@ -95,7 +95,7 @@ def find_sharding(inputs: Any, known: ChainSharding | None, *users: Any) -> Chai
 
 
 def without_shardings(chain: TracedChain) -> TracedChain:
-    """The chain traced anew, for a program in which the shardings of arrays are not written."""
+    """The chain, retraced without the shardings of arrays in its types."""
     program, constants = retyped(chain.step.jaxpr)
     step = dataclasses.replace(chain.step, jaxpr=program)
     captured = [*chain.captured, *map(jnp.asarray, constants)]
@@ -105,7 +105,7 @@ def without_shardings(chain: TracedChain) -> TracedChain:
 
 
 def shardings_of(chain: TracedChain, sharding: ChainSharding) -> Run:
-    """How the results lie on the mesh on which the chain was traced: a `PartitionSpec` each."""
+    """The `PartitionSpec` of every result, on the mesh that the chain was traced with."""
     step = chain.step
     axis = (sharding.mesh_axis or None) if chain.length % sharding.size == 0 else None
     states = [jax.typeof(z).sharding.spec for z in chain.initial]
@@ -121,7 +121,7 @@ def shardings_of(chain: TracedChain, sharding: ChainSharding) -> Run:
 
 
 def lengthened(chain: TracedChain) -> TracedChain:
-    """The chain with steps added at its end, if need be, so that all shards are equal."""
+    """The chain, padded with steps at its end so that all shards are equal."""
     added = -chain.length % chain.axis.size
     if not added:
         return chain
@@ -129,8 +129,8 @@ def lengthened(chain: TracedChain) -> TracedChain:
 
     def function(state: Any, inputs: Any) -> tuple[Any, Any]:
         x, alive = inputs
-        # An added step is the first one, which is known to be harmless, and its result is dropped
-        # for a state that depends on no other.
+        # An added step repeats the first one, which is known to be defined. Its result is replaced
+        # by a state that depends on no other.
         start = jax.tree.unflatten(step.state_tree, initial)
         assert chain.function is not None
         after, outputs = chain.function(_select(alive, state, start), x)
@@ -151,7 +151,7 @@ def lengthened(chain: TracedChain) -> TracedChain:
 
 
 def shortened(run: Run, length: int) -> Run:
-    """The run of the first ``length`` steps alone."""
+    """The run of the first ``length`` steps."""
     stats = dataclasses.replace(run.stats, prefix=jnp.minimum(run.stats.prefix, length))
     return dataclasses.replace(
         run,
@@ -168,7 +168,7 @@ def _select(condition: Any, yes: Any, no: Any) -> Any:
 
 
 def _of_solver(user: Any) -> ChainSharding | None:
-    """The sharding that a method or an adjoint asks for."""
+    """The sharding that a method or an adjoint specifies."""
     solver = user.linear if isinstance(user, Newton | Adjoint) else user
     if not isinstance(solver, Sharded):
         return None

@@ -1,4 +1,4 @@
-"""What a solver returns: the states, and how they were found."""
+"""The result of a solve: states, statistics and a result code."""
 
 import dataclasses
 import enum
@@ -14,18 +14,35 @@ from depth.report import table
 
 
 class Result(enum.IntEnum):
-    """How a solve ended; the values that `Solution.result` takes."""
+    """How a solve ended: the values of ``Solution.result``.
+
+    Example:
+        >>> solution = deeppcr.solve(deeppcr.Chain(jnp.add, jnp.ones(3)), jnp.array(0.0))
+        >>> deeppcr.Result(int(solution.result)).name
+        'CONVERGED'
+    """
 
     CONVERGED = 0
     """The states satisfy the chain to the tolerance that was asked for."""
     FINISHED_SEQUENTIALLY = 1
-    """Newton did not converge within its budget; the sequential fallback did the rest."""
+    """Newton's method did not converge within its budget; the sequential fallback finished."""
     NOT_CONVERGED = 2
-    """Newton did not converge, with ``on_failure="return"``: states after the prefix are wrong."""
+    """Newton's method did not converge, with ``on_failure="return"``: states after the first
+    ``stats.prefix`` are not accurate."""
 
 
 class NotConverged(RuntimeError):
-    """Newton did not converge within its budget, and ``on_failure="raise"``."""
+    """Newton's method did not converge within its budget, and ``on_failure="raise"``.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: 3.9 * z * (1 - z), length=100)
+        >>> newton = deeppcr.Newton(max_iterations=5, on_failure="raise")
+        >>> try:
+        ...     deeppcr.solve(chain, jnp.array(0.3), method=newton)
+        ... except deeppcr.NotConverged:
+        ...     print("not converged")
+        not converged
+    """
 
 
 @partial(
@@ -35,18 +52,30 @@ class NotConverged(RuntimeError):
 )
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """How a solve went. Scalars; no derivatives pass through them.
+    """Statistics of a solve. They have no derivatives.
+
+    Under `jax.vmap` every field has the mapped axes in front.
 
     Attributes:
-        iterations: int32, Newton iterations; 0 for a sequential solve.
-        residual: the largest ``|step(z_{l-1}, x_l) - z_l|``, relative to the size of each entry,
-            when Newton stopped.
-        prefix: int32, how many states from the start of the chain had converged; L if all.
-        residuals: with ``Newton(record=True)``, the residual of the initial guess and after every
-            iteration, and NaN after the last (inf under `jax.debug_nans`, which rejects NaN).
-        growth_rate: with ``record=True``, the largest Lyapunov exponent of the chain: the rate per
-            step (natural logarithm) at which small differences grow, or decay if it is negative.
-            See `deeppcr.newton.lyapunov`.
+        iterations: int32 scalar, the number of Newton iterations; 0 for a sequential solve.
+        residual: floating scalar, the largest residual $|f(z_{l-1}, x_l) - z_l|$ at the end of the
+            iterations, relative to the size of each entry (dimensionless); 0 for a sequential
+            solve.
+        prefix: int32 scalar, the number of states from the start of the chain that had converged;
+            L if all.
+        residuals: floating ``[max_iterations + 1]`` with ``Newton(record=True)``, else None: the
+            residual of the initial guess and after every iteration. Entries after the last
+            iteration are NaN (inf under `jax.debug_nans`).
+        growth_rate: floating scalar with ``Newton(record=True)``, else None: the largest Lyapunov
+            exponent of the chain per step. Small differences grow as
+            ``exp(growth_rate * l)``; they decay if it is negative.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(0.5 * z + x), jnp.ones(100))
+        >>> newton = deeppcr.Newton(record=True)
+        >>> stats = deeppcr.solve(chain, jnp.array(0.0), method=newton).stats
+        >>> bool(stats.growth_rate < 0), int(stats.prefix)
+        (True, 100)
     """
 
     iterations: Array
@@ -57,7 +86,7 @@ class Stats:
 
     @classmethod
     def of_sequential(cls, length: int, dtype: Any, examples: tuple[int, ...] = ()) -> "Stats":
-        """The stats of chains of ``length`` steps that were run step by step."""
+        """The stats of a sequential run of ``length`` steps."""
         none = jnp.zeros(examples, jnp.int32)
         return cls(none, jnp.zeros(examples, dtype), none + jnp.int32(length))
 
@@ -69,13 +98,20 @@ class Stats:
 )
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """A solved chain.
+    """A solved chain. Printed, a short table.
 
     Attributes:
-        value: the last state ``z_L``.
-        trajectory: all states ``z_1 .. z_L``, stacked on axis 0.
-        stats: see `Stats`.
-        result: int32 scalar, one of `Result`.
+        value: the last state $z_L$, with the structure, shapes and dtypes of the initial state.
+        trajectory: all states $z_1, ..., z_L$ in the same structure, stacked on axis 0:
+            ``[L, ...]``.
+        stats: the `Stats` of the solve.
+        result: int32 scalar, one of `Result`. Under `jax.vmap` it has the mapped axes.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: z + x, jnp.array([2.0, 5.0, 4.0]))
+        >>> solution = deeppcr.solve(chain, jnp.array(0.0))
+        >>> solution.value, solution.trajectory
+        (Array(11., dtype=float32), Array([ 2.,  7., 11.], dtype=float32))
     """
 
     value: Any
@@ -85,14 +121,14 @@ class Solution:
 
     @property
     def converged(self) -> Array:
-        """Whether ``value`` and ``trajectory`` are right, to the tolerance: bool scalar."""
+        """Bool scalar: whether ``value`` and ``trajectory`` are accurate to the tolerance."""
         return self.result != Result.NOT_CONVERGED
 
     def __str__(self) -> str:
         try:
             return "\n".join(_lines(self))
         except (jax.errors.ConcretizationTypeError, TypeError, ValueError, IndexError):
-            return repr(self)  # traced, or of several chains: no numbers to print
+            return repr(self)  # traced, or several chains: no numbers to print
 
 
 @partial(
@@ -102,7 +138,7 @@ class Solution:
 )
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a method returns below the api: a `Solution` in leaves, with the steps' outputs.
+    """The result of a method below the api: a `Solution` in leaves, with the steps' outputs.
 
     Attributes:
         trajectory: leaves of ``z_1 .. z_L``.

@@ -17,15 +17,19 @@ from deeppcr.sequential import Sequential
 class Auto:
     """The method that is predicted to be the fastest; "auto" is ``Auto()``.
 
-    The attributes are options of `Newton` and of `Sequential`, for the case that it is that method.
-    None of them changes the choice.
+    The attributes are options of `Newton` and `Sequential`, which apply if that method is chosen.
+    They do not influence the choice.
 
     Attributes:
-        initial_guess: see `Newton`.
-        damping: see `Newton`.
-        window: see `Newton`.
-        progress: see `Newton`.
-        unroll: see `Sequential`.
+        initial_guess: as in `Newton`.
+        damping: as in `Newton`.
+        window: as in `Newton`.
+        progress: as in `Newton`.
+        unroll: as in `Sequential`.
+
+    Raises:
+        TypeError: an option has a wrong type.
+        ValueError: a name is unknown, or a number is out of range.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.linspace(0.0, 1.0, 100))
@@ -44,7 +48,7 @@ class Auto:
         self.with_options(Newton())  # which checks them
 
     def with_options(self, method: "Fixed") -> "Fixed":
-        """The method that was chosen, with the options where it has them."""
+        """The chosen method, with those options that it has."""
         names = {field.name for field in dataclasses.fields(method)}
         own = [field.name for field in dataclasses.fields(self) if field.name in names]
         return dataclasses.replace(method, **{name: getattr(self, name) for name in own})
@@ -62,7 +66,7 @@ METHODS: dict[str, Method] = {
 }
 
 Wanted = Adjoint | Backpropagation | Autodiff | None
-"""An adjoint as it is asked for; None for "auto"."""
+"""An adjoint as requested; None for "auto"."""
 
 ADJOINTS: dict[str, Wanted] = {
     "auto": None,

@@ -1,4 +1,4 @@
-"""`Plan`: what was found in a chain, what is chosen, and why; printed, a short table."""
+"""`Plan`: the structure of a chain, the choice of a method, and its reason. Printed, a table."""
 
 import dataclasses
 import json
@@ -24,22 +24,22 @@ MEASURED = HEAD.index("measured")
 
 @dataclasses.dataclass(frozen=True)
 class ChainPlan:
-    """The plan of one chain. Printed, it says what was found, and has a row for each candidate.
+    """The plan of one chain. Printed, its structure and one row for each candidate.
 
     Attributes:
         length: L.
         layout: of its state.
         structure: which entries of the state influence each other, as its program proves.
-        choice: the linearisation that Newton's method takes, its window, and why.
-        nbytes: of all Jacobian blocks in a window.
-        sharding: the devices that share the chain; None if it is on one.
-        left_to_jax: why only the sequential program, or jax's own derivative of it, is in the
-            running; else empty.
-        device: what times are predicted for.
-        iterations: of Newton's method, that are expected with exact Jacobians.
-        expectation: where that number comes from.
-        forward: the candidates for a forward pass, the best one first.
-        gradient: those for a forward and a backward pass, the best one first.
+        choice: the linearisation of Newton's method, its window, and the reason.
+        nbytes: bytes of all Jacobian blocks in a window.
+        sharding: the devices that share the chain; None for one device.
+        left_to_jax: why only the sequential program, or jax's own derivative of it, is a candidate;
+            empty if there are others.
+        device: the device that times are predicted for.
+        iterations: the expected number of Newton iterations with exact Jacobians.
+        expectation: the source of that number.
+        forward: the candidates for a forward pass, the best first.
+        gradient: the candidates for a forward and a backward pass, the best first.
     """
 
     length: int
@@ -62,7 +62,7 @@ class ChainPlan:
 
     @property
     def batch(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return self.layout.batch_size
 
     @property
@@ -90,7 +90,7 @@ class ChainPlan:
         return f"{head}\n\n{table(header, rows, '<' + '>' * (len(header) - 1) + '<')}"
 
     def _found(self) -> dict[str, str]:
-        """What was found in the chain, and what Newton's method makes of it."""
+        """The structure of the chain, and how Newton's method solves it."""
         batch = f", a batch of {self.batch}" if self.layout.batch_shape else ""
         rows = {
             "chain": f"{self.length} steps, a state of {self.width} entries{batch}",
@@ -149,11 +149,11 @@ class ChainPlan:
         rivals = [rival for rival in found if rival is not sequential]
         if not rivals:
             return "chosen"
-        # What is wrong with the next one.
+        # Why the next one loses.
         return f"chosen: {reason(rivals[0], best, sequential, self.device)}"
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as numbers and words."""
+        """The plan as a dict of numbers and strings."""
         directions = {"forward": self.sequential, "gradient": self.autodiff}
         return {
             "length": self.length,
@@ -185,13 +185,19 @@ class ChainPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which method and which adjoint pay off, and why; printed, a table of all candidates.
+    """Which method and adjoint pay off, and why. Printed, a table of all candidates.
 
     Attributes:
-        layers: what was found in a list of layers: chains, and what runs as it is; None for a
-            `Chain`.
-        chains: the plan of every chain; layers may make several. What follows is of the one that
-            takes longest.
+        layers: the chains and single layers in a list of layers, as `deeppcr.layers.describe`
+            returns them; None for a `Chain`.
+        chains: the plan of each chain: a list of layers may form several. All properties except
+            the speedups are those of ``main``.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))
+        >>> plan = deeppcr.plan(chain, jnp.zeros(64), device="H200")
+        >>> isinstance(plan.method, deeppcr.Newton), plan.predicted_speedup > 2
+        (True, True)
     """
 
     layers: LayersFound | None
@@ -199,32 +205,32 @@ class Plan:
 
     @property
     def main(self) -> ChainPlan:
-        """The plan of the chain whose sequential program takes longest."""
+        """The plan of the chain whose sequential program takes longest, with its candidates."""
         return max(self.chains, key=lambda chain: chain.sequential.time)
 
     @property
     def method(self) -> Fixed:
-        """What to pass as ``method``: what "auto" takes."""
+        """The best method, as a value of ``method=``; the choice of "auto"."""
         return self.main.forward[0].method
 
     @property
     def adjoint(self) -> Adjoint | str:
-        """What to pass as ``adjoint``: what "auto" takes."""
+        """The best adjoint, as a value of ``adjoint=``; the choice of "auto"."""
         return self.main.gradient[0].adjoint or AUTODIFF
 
     @property
     def predicted_speedup(self) -> float:
-        """How many times faster than the sequential program the choice is, forward."""
+        """Speedup of the forward pass over the sequential program, of all chains together."""
         return self._speedup("forward", "sequential")
 
     @property
     def gradient_speedup(self) -> float:
-        """The same of a forward and a backward pass, against jax's own gradient."""
+        """Speedup of forward and backward pass over jax's own gradient, of all chains together."""
         return self._speedup("gradient", "autodiff")
 
     @property
     def depth_speedup(self) -> float:
-        """How many times shallower the shallowest candidate is: what unlimited processors gain."""
+        """Speedup of the candidate of least depth on unlimited processors: the ratio of depths."""
         least = min(candidate.cost.depth for candidate in self.main.forward)
         return self.main.sequential.cost.depth / max(1, least)
 
@@ -233,7 +239,7 @@ class Plan:
         return float(before / sum(getattr(chain, direction)[0].time for chain in self.chains))
 
     def to_json(self) -> str:
-        """All of it as JSON."""
+        """The plan as a JSON string, times in seconds and sizes in bytes."""
         names = ("predicted_speedup", "gradient_speedup", "depth_speedup")
         chosen = {"method": str(self.method), "adjoint": str(self.adjoint)}
         scores = {name: getattr(self, name) for name in names}
@@ -244,7 +250,7 @@ class Plan:
 
 
 def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device: Device) -> str:
-    """Why a candidate wins or loses against the sequential program, in words."""
+    """Why a candidate wins or loses against the sequential program."""
     if candidate is sequential:
         return ""
     more = candidate.cost.work / max(sequential.cost.work, 1)

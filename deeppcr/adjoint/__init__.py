@@ -1,14 +1,14 @@
-"""Derivatives of a chain, whichever way its states were found.
+"""Derivatives of a chain, independent of the method that computed its states.
 
 rules.py            the tangent equations as one linear system; its transpose is backpropagation
-custom_vjp.py       steps with a `jax.custom_vjp`, differentiated as any other where that can be
+custom_vjp.py       steps with a linear `jax.custom_vjp`, in both modes
 transposed.py       linear functions for `jax.lax.custom_linear_solve`
-solver.py           `AdjointSolver`, what solves such a system
+solver.py           `AdjointSolver`, the protocol of solvers of this system
 backpropagation.py  one step after another
 jacobian.py         Jacobian blocks of all steps and one linear recurrence
-refine.py           the same with blocks that are only nearly right
-per_shard.py        either, for a chain that is sharded over devices
-resolve.py          an adjoint that was asked for, or chosen, for one chain
+refine.py           the same with approximate blocks
+per_shard.py        both, for a chain that is sharded over devices
+resolve.py          the adjoint of one chain: as given, or as chosen
 """
 
 from deeppcr.adjoint.backpropagation import Backpropagation

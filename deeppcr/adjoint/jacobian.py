@@ -1,8 +1,8 @@
 """Tangents and adjoints by Jacobian blocks of all steps at once and one linear recurrence.
 
-Exact blocks take one solve. Others, quasi-Newton ones or those of a batch whose examples interact
-(batch normalisation), are corrected against the true derivative until the residual is at rounding
-level: see `refine`. So whatever the blocks, the derivative is exact.
+Exact blocks take one solve. With approximate blocks (quasi-Newton, or a batch whose examples
+interact, as in batch normalisation) the solution is corrected against the true derivative until the
+residual is at rounding level: see `refine`. So the derivative is exact with any blocks.
 """
 
 import dataclasses
@@ -24,31 +24,50 @@ from deeppcr.newton.convergence import ROUNDING, Criterion
 from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step
 
-CHUNK = 1 << 21  # bytes of blocks that a sequential solver works on at once: they stay in the cache
+CHUNK = 1 << 21  # bytes of blocks per chunk of a sequential solver, so that they stay in the cache
 BUDGET = 64  # solves
-# The fallback of exact blocks: a product of them may overflow. And a block holds a zero where an
-# entry does not depend on another, while the step's own derivative has no product there: one
-# infinite entry of a cotangent would make all others NaN.
+# The fallback of exact blocks, for two cases. A product of blocks may overflow. And where one entry
+# does not depend on another, a block multiplies by zero, while the step's own derivative has no
+# product: one infinite entry of a cotangent would make all others NaN.
 BACKPROPAGATION = Backpropagation()
 
 
 @dataclasses.dataclass(frozen=True)
 class Adjoint:
-    """Derivatives by one linear recurrence over all steps, instead of backpropagation step by step.
+    r"""Derivatives by one linear recurrence over all steps, instead of step by step.
+
+    The adjoint states solve $\lambda_l = g_l + A_{l+1}^T \lambda_{l+1}$ with
+    $A_l = df/dz(z_{l-1}, x_l)$. All other gradients are one batched vector-Jacobian product.
 
     Attributes:
-        linearize: its blocks, as in `Newton`. Exact ones take one solve; with any other, solves are
-            repeated until the residual against the true derivative is at rounding level, so that
-            gradients are exact, too. "auto": as `Newton` has it, if that is the method; else the
-            exact Jacobian in its narrowest form.
-        linear: the solver of the linear recurrence, see `deeppcr.solve_bidiagonal`.
-        rtol: the largest residual, relative to the adjoint state; None for 16 units in the last
-            place of the dtype.
-        max_iterations: the number of solves before the rest is done step by step.
-        memory: bytes that blocks may take, as in `Newton`; longer chains are solved in chunks.
-        linear_vjp: the rule of every `jax.custom_vjp` in the step is linear in its cotangents, as
-            the user knows. Needed only where that cannot be proven from its program, as for rules
-            that are kernels; else such a step is differentiated by "autodiff".
+        linearize: the blocks, as in `Newton`. Exact blocks take one solve. With approximate blocks
+            solves are repeated until the residual against the true derivative is at rounding
+            level, so gradients are exact, too. "auto": the blocks of the method, if that is
+            `Newton`; else the exact Jacobian in its narrowest form.
+        linear: the solver of the linear recurrence: see `deeppcr.solve_bidiagonal`.
+        rtol: float > 0, the tolerance on the residual relative to the adjoint state
+            (dimensionless); None for 16 units in the last place of the dtype.
+        max_iterations: integer >= 1, the number of solves after which backpropagation step by step
+            finishes.
+        memory: integer >= 1, bytes for the blocks, as in `Newton`; longer chains are solved in
+            chunks.
+        linear_vjp: True asserts that the rule of every `jax.custom_vjp` in the step is linear in
+            its cotangents. Needed only where deeppcr cannot prove it, as for rules that call
+            kernels; without it such a step takes "autodiff".
+
+    Raises:
+        TypeError: an option has a wrong type.
+        ValueError: a name is unknown, or a number is out of range.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(0.5 * z + x), jnp.ones((100, 2)))
+        >>> adjoint = deeppcr.Adjoint(linear="pcr")
+        >>> loss = lambda z: deeppcr.solve(chain, z, adjoint=adjoint).trajectory.sum()
+        >>> jax.grad(loss)(jnp.zeros(2)).shape
+        (2,)
+
+    References:
+        F. Danieli et al., *DeepPCR*, NeurIPS 2023, section 3.2.
     """
 
     linearize: str | Linearization = "auto"

@@ -9,7 +9,7 @@ composition of its steps,
 2. Every device composes its map with that of the device 1, 2, 4, .. before it (Hillis & Steele,
    *Data parallel algorithms*, CACM 1986): log2(P) rounds, each with a message of one block and one
    vector.
-3. Now each device knows the state before its shard, and any solver does the rest.
+3. Now each device knows the state before its shard, and solves it with any solver.
 
 The size of the messages does not depend on L.
 """
@@ -33,26 +33,31 @@ from deeppcr.linear.step_by_step import solve_step_by_step
 
 @dataclasses.dataclass(frozen=True)
 class Sharded(LinearSolver):
-    """The linear recurrence over the devices along one axis of a mesh.
+    """Solve the recurrence on the devices along a mesh axis, each on its shard of the steps.
 
+    $log_2 P$ messages of one block and one vector for P devices, whatever L is.
     ``Newton(linear=Sharded(mesh, "chain"))`` or ``adjoint=Sharded(mesh, "chain")`` shards the whole
-    chain, as a sharding of its inputs does: see `deeppcr.sharding`.
+    chain, as `deeppcr.sharding.shard` does.
 
     Attributes:
         mesh: a `jax.sharding.Mesh`; inside a `jax.shard_map` over other axes,
             `jax.sharding.get_abstract_mesh()`.
-        axis: the name of the mesh axis over which the chain is sharded, or several names.
+        axis: the name of the mesh axis over which the chain is sharded, or a tuple of names.
         inside: the solver for the shard of each device, or its name; see
             `deeppcr.solve_bidiagonal`.
 
     Raises:
         ValueError: the mesh has no such axis.
+        TypeError: ``inside`` is itself `Sharded`, or ``mesh`` is not a mesh.
 
     Example:
         >>> mesh = jax.make_mesh((jax.device_count(),), ("chain",))
         >>> A, b = jnp.array([[2.0], [3.0], [4.0]]), jnp.array([[1.0], [1.0], [1.0]])
         >>> deeppcr.solve_bidiagonal(A, b, solver=deeppcr.Sharded(mesh, "chain"))[:, 0]
         Array([ 1.,  4., 17.], dtype=float32)
+
+    References:
+        W. D. Hillis, G. L. Steele, *Data Parallel Algorithms*, Communications of the ACM 29, 1986.
     """
 
     mesh: Any

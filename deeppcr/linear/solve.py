@@ -1,14 +1,14 @@
 """`solve_bidiagonal`, the linear recurrence for users: checked, differentiable, with any solver.
 
-``y_l = A_l y_{l-1} + b_l`` is ``M y = b`` with a block bidiagonal M. Its derivative does not go
-through the solver:
+``y_l = A_l y_{l-1} + b_l`` is ``M y = b`` with a block bidiagonal M. Its derivative is not that of
+the solver's operations:
 
     M dy = db - dM y,    that is    dy_l = A_l dy_{l-1} + (db_l + dA_l y_{l-1}),
 
-the same recurrence with another right-hand side. Backwards it is ``M^T lam = g``, one solve of the
-transposed recurrence. Then ``b`` has the gradient ``lam``, and ``A_l`` the outer product of
-``lam_l`` and ``y_{l-1}``, for all l at once. `jax.lax.custom_linear_solve` implements just that,
-and gives derivatives of every order.
+the same recurrence with another right-hand side. In reverse mode it is ``M^T lam = g``, one solve
+of the transposed recurrence. The gradient of ``b`` is ``lam``, and that of ``A_l`` is the outer
+product of ``lam_l`` and ``y_{l-1}``, for all l at once. `jax.lax.custom_linear_solve` implements
+this, with derivatives of every order.
 """
 
 import dataclasses
@@ -36,36 +36,39 @@ def solve_bidiagonal(
     solver: str | LinearSolver = "auto",
     reverse: bool = False,
 ) -> Array:
-    """Solve the block bidiagonal system ``y_l = A_l y_{l-1} + b_l``, l = 1..L.
+    """Solve the block bidiagonal system $y_l = A_l y_{l-1} + b_l$, $l = 1, ..., L$.
 
-    Differentiable to every order in ``A``, ``b`` and ``initial``. Derivatives are solutions by the
-    same solver; they do not go through it.
+    Differentiable to every order in ``A``, ``b`` and ``initial``. Derivatives are solutions of a
+    linear recurrence by the same solver.
 
-    With every solver the solution is finite where it is finite step by step. Where a product of
-    blocks overflows and no state does, a parallel solver falls back to the sequential one, at its
-    cost. A product that underflows is zero. An inf or NaN propagates along the chain only: it never
-    reaches an earlier step.
+    With every solver the solution is finite wherever the sequential one is. If a product of blocks
+    overflows and no state does, a parallel solver falls back to the sequential one. An inf or NaN
+    never reaches an earlier step.
 
     Args:
-        A: ``[L, *batch, w, w]`` for full matrices, ``[L, *batch, w]`` for diagonal ones, or blocks
-            of any kind: `Matrices`, `BlockDiagonals`, `Diagonals`, `Scalars`, `Zeros`.
+        A: the blocks, floating or complex: ``[L, *batch, w, w]`` for full matrices,
+            ``[L, *batch, w]`` for diagonal ones, or one of the block types of `deeppcr.linear`:
+            `Matrices`, `BlockDiagonals`, `Diagonals`, `Scalars`, `Zeros`.
         b: ``[L, *batch, w]``, of the dtype of ``A``, with the same batch axes.
-        initial: ``y_0: [*batch, w]``; zero if None.
+        initial: $y_0$, ``[*batch, w]``, of the same dtype; None for zero.
         solver: a solver, or its name: "auto" (chosen by shape and platform), "sequential", "pcr",
             "cyclic_reduction", "prefix_scan", "chunked".
-        reverse: ``y_l = A_l y_{l+1} + b_l`` instead, with ``y_{L+1} = initial``.
+        reverse: solve $y_l = A_l y_{l+1} + b_l$ with $y_{L+1}$ = ``initial`` instead.
 
     Returns:
-        y: ``[L, *batch, w]``.
+        y: ``[L, *batch, w]``, of the dtype of ``b``.
 
     Raises:
-        ValueError: shapes do not fit together, or no solver has that name.
+        ValueError: shapes are inconsistent, or no solver has that name.
         TypeError: dtypes differ or are not floating, or ``solver`` is neither a solver nor a name.
 
     Example:
         >>> A, b = jnp.array([[2.0], [3.0], [4.0]]), jnp.array([[1.0], [1.0], [1.0]])
-        >>> solve_bidiagonal(A, b)[:, 0]  # 1, 3 * 1 + 1, 4 * 4 + 1
+        >>> deeppcr.solve_bidiagonal(A, b)[:, 0]  # 1, 3 * 1 + 1, 4 * 4 + 1
         Array([ 1.,  4., 17.], dtype=float32)
+
+    References:
+        R. W. Hockney, C. R. Jesshope, *Parallel Computers 2*, 1988, section 5.4.
     """
     chosen = find_solver(solver)
     b = jnp.asarray(b)
@@ -153,8 +156,8 @@ def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
         expected = (A.groups.count, A.groups.size, A.groups.size)
         if A.matrix.shape[-3:] != expected:
             raise ValueError(
-                f"A.matrix has shape {_axes(A.matrix.shape)}, and A.groups expects it to end in "
-                f"{_axes(expected)}."
+                f"A.matrix has shape {_axes(A.matrix.shape)}, expected one that ends in "
+                f"{_axes(expected)}, the shape of A.groups."
             )
     if isinstance(A, Blocks):
         return A
@@ -175,11 +178,12 @@ def _check_dtype(name: str, dtype: Any, expected: Any) -> None:
     if not jnp.issubdtype(expected, jnp.inexact):
         raise TypeError(
             f"A has dtype {expected}, expected a floating or complex one; "
-            "convert it, e.g. A.astype(float)."
+            "convert it: A.astype(float)."
         )
     if dtype != expected:
         raise TypeError(
-            f"{name} has dtype {dtype} and A has {expected}; they must agree, convert one of them."
+            f"{name} has dtype {dtype} and A has {expected}, expected one dtype; convert one of "
+            "them."
         )
 
 

@@ -9,10 +9,10 @@ be shifted by one step, which copies all of them. With ``mu_l = A_l^T lam_l`` it
 
 the same recurrence backwards, in which only vectors are shifted.
 
-A parallel solver multiplies blocks. A product of blocks may overflow where every state is finite,
-as for ``A_l = 30`` at a state that stays 0. An overflow always reaches the solution, as inf or NaN.
-So a parallel solution that is finite is right, and one that is not is computed again step by step:
-the sequential fallback.
+A parallel solver multiplies blocks. A product of blocks may overflow although every state is
+finite, as for ``A_l = 30`` and states that stay 0. An overflow always reaches the solution, as inf
+or NaN. So a finite parallel solution is right, and any other is computed again step by step: the
+sequential fallback.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class LinearSolver(ABC):
     bfloat16 and float16 are computed in float32. Required and not checked: ``b`` has the
     ``vector_shape`` and the dtype of the blocks.
 
-    A subclass defines `_solve`, which is given at least two steps and blocks that are not zero.
+    A subclass defines `_solve`, which receives at least two steps and no `Zeros`.
     """
 
     def solve(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
@@ -96,7 +96,7 @@ class LinearSolver(ABC):
         return is_decoupled(blocks, b)
 
     def _prepared(self, solve: Solve, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        """``solve`` in float32 or better, if there is something to solve."""
+        """``solve`` in float32 or better, unless the recurrence is decoupled."""
         if self._is_decoupled(blocks, b):
             return b
         working = working_dtype(b.dtype)
@@ -116,10 +116,17 @@ class LinearSolver(ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Recurrence(LinearSolver):
-    """The sequential solver: one step after another, see `deeppcr.linear.step_by_step`.
+    """The sequential solver: a loop over the steps.
+
+    Work O(L), depth L, no block products. The fastest solver on CPUs.
 
     Attributes:
-        unroll: steps per trip of the loop (None: chosen by the size of a step).
+        unroll: integer >= 1, steps per trip of the loop; None: chosen by the size of a step.
+
+    Example:
+        >>> A, b = jnp.full((100, 1), 0.5), jnp.ones((100, 1))
+        >>> deeppcr.solve_bidiagonal(A, b, solver=deeppcr.Recurrence())[-1]
+        Array([2.], dtype=float32)
     """
 
     unroll: int | None = None

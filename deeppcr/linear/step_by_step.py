@@ -1,8 +1,8 @@
 """The linear recurrence step by step: work O(L w^2), depth L.
 
 This is the sequential program, ``y_l = A_l y_{l-1} + b_l`` in a loop. It multiplies blocks with
-vectors and never with each other. So it does w times less work than any parallel solver, and it is
-finite wherever the recurrence is. On a CPU it is hard to beat.
+vectors and never with each other. So it does w times less work than any parallel solver, and its
+result is finite wherever the states are. On a CPU it is the fastest solver.
 """
 
 import jax

@@ -24,7 +24,7 @@ LINEARIZATIONS: dict[str, Linearization] = {
     "zero": Zero(),
 }
 COPIES = 4  # of the blocks in the working memory of a parallel solver
-SHORTEST = 64  # steps of a window: shorter ones leave little to do in parallel
+SHORTEST = 64  # steps of a window: shorter ones offer little parallelism
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Choice:
         linearization: the source of the blocks.
         window: the number of steps that are solved at once.
         is_exact: whether the blocks are proven to be the full derivative.
-        reason: why not the exact Jacobians of all steps are taken at once, in words; else empty.
+        reason: why it does not use the exact Jacobians of all steps at once; empty if it does.
     """
 
     linearization: Linearization
@@ -84,7 +84,7 @@ def choose_linearization(
     ):
         reasons.append(
             f"{length} exact Jacobians would take {nbytes(length * size)} of {nbytes(budget)}, "
-            "so the diagonal only"
+            "so only the diagonal is used"
         )
         chosen = Diagonal()
         size = COPIES * max(1, chosen.bytes_per_step(step, layout))

@@ -1,9 +1,9 @@
 """Derivatives of all steps at once: full matrices, blocks on the diagonal, or the diagonal alone.
 
-A direction is a vector ``[w]`` that all steps and batch elements share. `jax.vmap` makes use of
-that: the product of a direction with weights that all steps share is computed once, not L times. A
-step with a `jax.custom_vjp` has reverse mode only. There the rows of the Jacobian are computed
-instead of its columns.
+A direction is a vector ``[w]`` that all steps and batch elements share. `jax.vmap` exploits this:
+the product of a direction with weights that all steps share is computed once, not L times. A step
+with a `jax.custom_vjp` has reverse mode only. For it the rows of the Jacobian are computed instead
+of the columns.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from deeppcr.chain import TracedChain
 from deeppcr.rewrites.columns import columns
 from deeppcr.state import Leaves
 
-# Bytes of derivatives that are held at once, where only some of their entries are wanted.
+# Bytes of derivatives held at once, if only some of their entries are kept.
 AT_ONCE = 1 << 26
 
 

@@ -1,9 +1,9 @@
 """`Linearization`: where the blocks ``A_l ~ df/dz(z_{l-1}, x_l)`` of an iteration come from.
 
 Newton's method takes the Jacobian itself. Anything cheaper is a quasi-Newton method with the same
-solution: the residual is always that of the user's step, so an inexact block costs iterations and
+solution: the residual is always that of the user's step, so an inexact block costs iterations,
 never correctness. A new linearisation is one class with `blocks`, registered as a pytree, and one
-line in `choose.LINEARIZATIONS` if it is to have a name.
+line in `choose.LINEARIZATIONS` if it has a name.
 """
 
 from abc import ABC, abstractmethod
@@ -40,7 +40,7 @@ class Linearization(ABC):
         return False
 
     def check(self, step: Step, length: int) -> None:  # noqa: B027
-        """Raise a `ValueError` if it does not suit a chain of ``length`` such steps."""
+        """Raise a `ValueError` if it does not apply to a chain of ``length`` such steps."""
 
 
 def constant(linearization: Linearization) -> Linearization:

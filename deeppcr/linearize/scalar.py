@@ -24,14 +24,19 @@ from deeppcr.step import Step
 @partial(jax.tree_util.register_dataclass, data_fields=["coefficient"], meta_fields=["of_input"])
 @dataclasses.dataclass(frozen=True)
 class Scalar(Linearization):
-    """``A_l = c_l I``: no derivatives, and the recurrence is a discounted sum.
+    """$A_l = c_l I$: no derivatives, and the recurrence is a discounted sum.
 
-    A diffusion step ``x' = a x + b eps(x)`` has ``c_l = a``. For ``z' = z + h g(z)`` take
-    ``c = 1``, which is Picard iteration.
+    For a diffusion step $a x + b eps(x)$ take c = a. For a step $z + h g(z)$ take c = 1, which is
+    Picard iteration and has the name "identity".
 
     Attributes:
-        coefficient: c, a number, or an array ``[L]``.
-        of_input: a function of the step's input that returns c; used instead of ``coefficient``.
+        coefficient: c (dimensionless), a real number or an array ``[L]``.
+        of_input: a function ``(input of the step) -> c``, which returns a scalar; used instead of
+            ``coefficient``. None: not used.
+
+    Raises:
+        TypeError: ``coefficient`` is not a real number or array, or ``of_input`` not callable.
+        ValueError: either has another shape.
 
     Example:
         >>> inputs = {"a": jnp.linspace(0.9, 1.0, 50)}
@@ -39,6 +44,9 @@ class Scalar(Linearization):
         >>> newton = deeppcr.Newton(linearize=deeppcr.Scalar(of_input=lambda x: x["a"]))
         >>> bool(deeppcr.solve(chain, jnp.ones(3), method=newton).converged)
         True
+
+    References:
+        A. Shih et al., *Parallel Sampling of Diffusion Models*, NeurIPS 2023.
     """
 
     coefficient: Any = 1.0

@@ -2,13 +2,13 @@
 
 An iteration ``Z -> Y(Z)`` that solves a chain approximately leaves the residual ``R = Y - Z``. From
 one iterate to the next these change by ``dY`` and ``dR``. Anderson acceleration (Anderson, J. ACM
-1965) finds the combination of the last m differences that explains the residual best, and goes to
-where the residual vanishes:
+1965) finds the combination of the last m differences that fits the residual best, and extrapolates
+to the point where the residual vanishes:
 
     gamma = argmin | R - sum_i gamma_i dR_i |,      Z' = Y - sum_i gamma_i dY_i.
 
-With one gamma for the whole trajectory, the end of the chain, where residuals stay large longest,
-decides the updates at its start. But the residual of step l depends only on the states before it.
+With one gamma for the whole trajectory, the end of the chain, where residuals are largest, would
+dominate the updates at its start. But the residual of step l depends only on the states before it.
 So each step has its own gamma, the least-squares solution over the residuals of the steps 1 .. l
 (triangular Anderson acceleration, Tang et al., *Accelerating parallel sampling of diffusion
 models*, ICML 2024). From the products of single steps it is
@@ -24,13 +24,13 @@ Safeguards:
 - G_l is scaled to a unit diagonal before ``regularization`` is added to it, because successive
   differences soon become parallel.
 - States that the iteration reproduces to rounding, counted from the start of the chain, are taken
-  as the iteration proposes, and so is the state after them, as in the paper. A plain iteration
-  makes one more state exact each time; this preserves it.
+  as the iteration proposes, and so is the state after them, as in the paper. This preserves the
+  property of a plain iteration that one more state is exact each time.
 - A step whose gamma is not finite is taken as proposed, too. A difference that is not finite is
   ignored from its step on.
 
-It pays where iterations are many and f costs more than a pass over ``2 history + 2`` trajectories.
-It does not pay in a window that slides on after fewer than about 6 iterations.
+It pays if there are many iterations and f costs more than a pass over ``2 history + 2``
+trajectories. It does not pay in a window that slides on after fewer than about 6 iterations.
 """
 
 import dataclasses
@@ -73,22 +73,33 @@ class History(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Anderson:
-    """Accelerate an iteration on whole trajectories from its last few iterates.
+    """Accelerate an iteration on trajectories by extrapolation from its last few iterates.
 
-    Call ``state = accelerate.begin(trajectory)`` once, and then ``trajectory, state =
-    accelerate(state, trajectory, proposed)`` instead of ``trajectory = proposed``.
+    For inexact blocks that take many iterations. A step of the chain combines differences of the
+    states before it only (triangular Anderson acceleration).
+
+    To use it in another iteration, call ``state = accelerate.begin(trajectory)`` once, and then
+    ``trajectory, state = accelerate(state, trajectory, proposed)`` instead of ``trajectory =
+    proposed``; trajectories are ``[L, *batch, w]``.
 
     Attributes:
-        history: the number of differences that are kept, 1 to 8, in ``2 history + 2`` trajectories
-            of memory. One does most of the work; more than three rarely save an iteration.
-        regularization: added to the unit diagonal of the scaled matrix. Iteration counts hardly
-            depend on it.
+        history: integer from 1 to 8, the number of differences that are kept, in
+            ``2 history + 2`` trajectories of memory. More than three rarely save an iteration.
+        regularization: float > 0, added to the unit diagonal of the scaled least-squares matrix
+            (dimensionless). Iteration counts hardly depend on it.
+
+    Raises:
+        ValueError: ``history`` or ``regularization`` is out of range.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: z + 0.1 * jnp.cos(z + x), jnp.linspace(0.0, 1.0, 50))
         >>> newton = deeppcr.Newton(linearize="identity", acceleration=deeppcr.Anderson())
         >>> bool(deeppcr.solve(chain, jnp.array(0.0), method=newton).converged)
         True
+
+    References:
+        D. G. Anderson, *Iterative Procedures for Nonlinear Integral Equations*, Journal of the ACM
+        12, 1965. Z. Tang et al., *Accelerating Parallel Sampling of Diffusion Models*, ICML 2024.
     """
 
     # A DDIM sampler of 200 steps takes 58 iterations plain, 21 with one gamma for all steps, and 16

@@ -4,22 +4,21 @@ An update ``D = Y - Z`` of Newton's method solves ``D_l = A_l D_{l-1} + e_l``, w
 ``e_l = f(Z_{l-1}) - Z_l`` is the residual. Far from the solution, where the chain amplifies
 differences, D grows exponentially along the chain. It overflows, or leaves the region in which the
 linearisation holds. A trust region keeps every update within the size ``s`` of the states. Clipping
-D would not do, because later steps would still propagate the update before clipping. So the growth
+D is not enough, because later steps still propagate the update before clipping. So the growth
 itself is limited,
 
     D_l = g_l A_l D_{l-1} + e_l,    g_l = min(1, t_l / t_{l-1}),
     t_l = 1 / sqrt(1 + (|D_l| / (radius s))^2),
 
-with the t of a first, free solve. That is a quasi-Newton method, and the same linear recurrence:
-its Jacobians are scaled down just where the free update grows. Near the solution t is
+with the t of a first, unlimited solve. This is a quasi-Newton method with the same linear
+recurrence: its Jacobians are scaled down where the unlimited update grows. Near the solution t is
 1 - O(|D|^2), and the method is Newton's, with its quadratic convergence. After the update the step
-is applied once to all states (a Jacobi iteration), which brings stray states back to where the
-chain maps them.
+is applied once to all states (a Jacobi iteration), which maps them back to the range of the step.
 
-It was chosen in trials beside Levenberg-Marquardt by a Kalman filter and smoother with fixed
-damping (ELK, Gonzalez et al., *Towards scalable and stable parallelization of nonlinear RNNs*,
-NeurIPS 2024), Jacobians scaled down or clipped in norm, and updates clipped as a whole. See
-`python -m experiments iterations --parts damping` for plain Newton beside it.
+In trials it was preferred to Levenberg-Marquardt by a Kalman filter and smoother with fixed damping
+(ELK, Gonzalez et al., *Towards scalable and stable parallelization of nonlinear RNNs*, NeurIPS
+2024), to Jacobians scaled down or clipped in norm, and to updates clipped as a whole.
+`python -m experiments iterations --parts damping` compares it with undamped Newton.
 """
 
 import dataclasses
@@ -39,9 +38,21 @@ from deeppcr.linear import Blocks, LinearSolver
 class TrustRegion:
     """Limit the growth of updates along the chain to the size of its states.
 
+    For chains that amplify differences, whose iterates overflow or diverge without it.
+
     Attributes:
-        radius: the largest update, relative to the size of each entry of the state. That size is
-            the largest value of the entry in the first trajectory or in a converged state.
+        radius: float > 0, the size of the trust region relative to that of each entry of the state
+            (dimensionless). The size of an entry is its largest magnitude in the initial
+            trajectory or in a converged state.
+
+    Raises:
+        ValueError: ``radius`` is not positive.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: 3.6 * z * (1 - z), length=100)
+        >>> newton = deeppcr.Newton(damping=deeppcr.TrustRegion())
+        >>> bool(deeppcr.solve(chain, jnp.array(0.3), method=newton).converged)
+        True
     """
 
     radius: float = 1.0
@@ -95,7 +106,7 @@ class TrustRegion:
         finite = jnp.isfinite(residual).all(axis=-1)
         residual = jnp.where(finite[..., None], residual, jnp.zeros_like(residual))
         residual = residual * _limit(residual / unit)[..., None]
-        # An entry of a Jacobian that is not finite says nothing about how differences propagate.
+        # A Jacobian entry that is not finite carries no information about how differences propagate.
         blocks = jax.tree.map(
             lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks
         )

@@ -1,4 +1,4 @@
-"""The trajectory that an iteration starts from."""
+"""The initial trajectory of an iteration."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,22 +17,31 @@ from deeppcr.state import Leaves
 
 @dataclasses.dataclass(frozen=True)
 class Coarse:
-    """A trajectory from a coarse chain, for chains that discretise time.
+    """An initial guess from a coarse chain, for chains that discretise time.
 
-    One large step stands for ``every`` small ones; states in between are interpolated.
+    One coarse step replaces ``every`` steps. States in between are interpolated linearly. The
+    coarse chain runs sequentially.
 
     Attributes:
-        every: the number of steps that one coarse step stands for.
+        every: integer >= 1, the number of steps that one coarse step replaces.
         step: ``step(state, inputs) -> state``, the coarse step; ``inputs`` are those of the
-            ``every`` steps that it stands for, stacked on axis 0. None:
-            ``z + every * (f(z, x) - z)`` with the first of them, Euler's method for
-            ``z' = z + h g(z)``.
+            ``every`` steps that it replaces, stacked on axis 0: ``[every, ...]``. None:
+            $z + every (f(z, x) - z)$ with the first of these inputs, which is Euler's method for
+            $f(z, x) = z + h g(z, x)$.
+
+    Raises:
+        ValueError: ``every`` is less than 1, or ``step`` returns another shape than the state's.
+        TypeError: ``every`` is not an integer, or ``step`` is not callable.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: z + 0.01 * jnp.cos(z + x), jnp.linspace(0., 1., 100))
         >>> newton = deeppcr.Newton(initial_guess=deeppcr.Coarse(every=10))
         >>> bool(deeppcr.solve(chain, jnp.array(0.0), method=newton).converged)
         True
+
+    References:
+        J.-L. Lions, Y. Maday, G. Turinici, *Résolution d'EDP par un schéma en temps « pararéel »*,
+        2001: the coarse propagator of parareal.
     """
 
     every: int
@@ -56,12 +65,12 @@ class Coarse:
             after = chain.step(state, [x[0] for x in xs], chain.captured)
             return [z + every * (a - z) for z, a in zip(state, after, strict=True)]
 
-        # Before anything is computed: whether the user's step returns a state at all.
+        # Check the result of the user's step before computing anything.
         shapes = [jax.ShapeDtypeStruct((every, *x.shape[1:]), x.dtype) for x in chain.inputs]
         jax.eval_shape(body, chain.initial, shapes)
         inputs = [x[: count * every].reshape((count, every, *x.shape[1:])) for x in chain.inputs]
         _, ends = lax.scan(body, chain.initial, inputs, count)
-        # Steps too large for a stiff chain overflow, and have been far from it long before.
+        # Large steps of a stiff chain may overflow: the initial state is a better guess then.
         ends = [
             jnp.where(jnp.isfinite(end).all(axis=0), end, z)
             for z, end in zip(chain.initial, ends, strict=True)
@@ -82,7 +91,7 @@ class Coarse:
 
 
 def _interpolated(initial: Array, ends: Array, every: int, length: int) -> Array:
-    """Straight lines from one coarse state to the next; the last state for what is left."""
+    """Linear interpolation between coarse states; the last one for the remaining steps."""
     starts = jnp.concatenate([initial[None], ends[:-1]])
     share = (jnp.arange(1, every + 1) / every).astype(ends.dtype)
     share = share.reshape((1, every, *(1,) * initial.ndim))
@@ -96,7 +105,7 @@ Guess = Literal["apply", "constant"] | Coarse | Callable[[Any, Any], Any] | Any
 
 
 def check_guess(guess: Guess) -> None:
-    """Raise if a name is not known."""
+    """Raise if the name is unknown."""
     if isinstance(guess, str) and guess not in ("apply", "constant"):
         raise ValueError(
             f'initial_guess is {describe(guess)}, expected "apply", "constant", Coarse(every=k), '
@@ -105,7 +114,7 @@ def check_guess(guess: Guess) -> None:
 
 
 def users_guess(guess: Guess, chain: TracedChain) -> Leaves:
-    """The leaves of a trajectory that is given, or computed as asked for.
+    """The leaves of the initial trajectory: as given, or from a function or a coarse chain.
 
     No derivatives pass through it.
     """
@@ -128,7 +137,7 @@ def users_guess(guess: Guess, chain: TracedChain) -> Leaves:
 
 
 def guess_of_state(guess: Guess, carry: Carry, inputs: Any, length: int) -> Guess:
-    """A guess of the trajectory of a carry, as one of the state in it."""
+    """Convert a guess for the carry into one for the state in it."""
     tree, initial = carry.tree, carry.initial
     if isinstance(guess, str) or (isinstance(guess, Coarse) and guess.step is None):
         return guess
@@ -137,7 +146,7 @@ def guess_of_state(guess: Guess, carry: Carry, inputs: Any, length: int) -> Gues
 
         def step(state: Leaves, inputs: tuple[Any, Leaves]) -> Leaves:
             x, driven = inputs
-            # As it is before the first of the steps that the coarse one stands for.
+            # The carry before the first of the steps that the coarse one replaces.
             after = users(carry.join(state, [before[0] for before in driven]), x)
             shapes = [z.shape for z in initial]
             return carry.split(_checked("the step of Coarse returns", after, tree, shapes))
@@ -150,7 +159,7 @@ def guess_of_state(guess: Guess, carry: Carry, inputs: Any, length: int) -> Gues
 
 
 def _checked(what: str, found: Any, tree: Any, expected: list[Any], where: str = "") -> Leaves:
-    """The leaves of what a user's function returns, or of what a user gives."""
+    """The leaves of a value from the user, or from a user's function, checked."""
     leaves, structure = jax.tree.flatten(found)
     shapes = [jnp.shape(leaf) for leaf in leaves]
     if structure != tree or shapes != expected:
@@ -164,10 +173,9 @@ def _checked(what: str, found: Any, tree: Any, expected: list[Any], where: str =
 def first_trajectory(
     guess: Guess, given: Leaves | None, chain: TracedChain, start: Array, window: int
 ) -> Array:
-    """The states to start from, ``[L, *batch, w]`` if they are given, else the first ``window``.
+    """The initial states: ``[L, *batch, w]`` if they are given, else the first ``window``.
 
-    Entries that are not finite would spoil all later states in every iteration: the initial state
-    stands in for them.
+    The initial state replaces entries that are not finite, which would spread to all later states.
     """
     if given is not None:
         states = chain.layout.flatten(cast(given, chain.layout.dtypes))

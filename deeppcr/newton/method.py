@@ -1,8 +1,7 @@
 """Newton's method on a whole chain: linearise, solve, check, repeat.
 
-All L equations ``z_l = f(z_{l-1}, x_l)`` are one root problem. At a trajectory ``Z`` Newton's
-method replaces each by its linearisation, so that the next trajectory ``Y`` solves the linear
-recurrence
+All L equations ``z_l = f(z_{l-1}, x_l)`` are one root problem. Newton's method linearises each of
+them at a trajectory ``Z``. The next trajectory ``Y`` solves the linear recurrence
 
     Y_l = A_l Y_{l-1} + b_l,    A_l = df/dz(Z_{l-1}, x_l),    b_l = f(Z_{l-1}, x_l) - A_l Z_{l-1},
 
@@ -11,10 +10,10 @@ NeurIPS 2023, section 3). Solving for ``Y`` and not for the update ``Y - Z`` kee
 errors of the solver out of the sum. Any other ``A_l`` makes a quasi-Newton method with the same
 solution: see `deeppcr.linearize`.
 
-After k iterations the first k states are exact, so what has been found is never thrown away: a
-chain that does not converge within its budget is finished sequentially. The fallback starts from
-the last state that is the sequential program's to the last bit, not from the last one that is so to
-rounding: a chain that amplifies differences, as most are that come to this, would end elsewhere.
+After k iterations the first k states are exact. So if a chain does not converge within its budget,
+the sequential fallback keeps these states and computes the rest. It starts from the last state that
+equals the sequential program's to the last bit, not merely to rounding: most chains that do not
+converge amplify differences, and would otherwise end in another state.
 """
 
 import dataclasses
@@ -44,56 +43,73 @@ from deeppcr.state import Leaves
 
 OnFailure = Literal["sequential", "raise", "return"]
 
-BUDGET = 64  # iterations: chains that suit Newton take 3 to 20
-QUASI_BUDGET = 256  # without exact Jacobians they take more, and cost less
+BUDGET = 64  # iterations; chains that suit Newton's method take 3 to 20
+QUASI_BUDGET = 256  # without exact Jacobians: more and cheaper iterations
 
 
 @dataclasses.dataclass(frozen=True)
 class Newton:
-    """Solve a chain by Newton's method, or one of its relatives, all steps at once.
+    """Solve all steps of a chain at once, by Newton's method or a quasi-Newton method.
+
+    At a trajectory Z the next one, Y, solves the linear recurrence
+    $Y_l = A_l Y_{l-1} + b_l$ with $b_l = f(Z_{l-1}, x_l) - A_l Z_{l-1}$ and $Y_0 = z_0$. Newton's
+    method takes $A_l = df/dz(Z_{l-1}, x_l)$; ``linearize`` chooses other blocks. The residual is
+    that of the user's step in every case, so approximate blocks take more iterations and give the
+    same result.
 
     Attributes:
-        linearize: what takes the place of the Jacobians: "auto", the exact Jacobian in the
-            narrowest form that the step's structure proves; "dense", "diagonal", "identity",
-            "zero"; or `BlockDiagonal`, `Diagonal`, `Scalar`. The answer is the same with each;
-            `deeppcr.plan` prints what "auto" finds.
-        linear: the solver of the linear recurrence in each iteration: an object or a name, see
+        linearize: the blocks $A_l$. "auto": the exact Jacobian, in the narrowest form (diagonal,
+            block diagonal or dense) that the step's structure proves. Or "dense", "diagonal",
+            "identity", "zero", `BlockDiagonal`, `Diagonal`, `Scalar`. `deeppcr.plan` prints the
+            choice of "auto".
+        linear: the solver of the linear recurrence in each iteration, an object or a name: see
             `deeppcr.solve_bidiagonal`.
-        rtol: the largest residual, relative to the size of each entry; None for 16 units in the
-            last place of its dtype.
-        atol: the largest residual in any case, in units of the state.
-        max_iterations: None for 64, or 256 without exact Jacobians, for each window. L + 1 always
-            suffice.
-        initial_guess: the trajectory to start from. "apply": every step applied to the initial
-            state. "constant": the initial state, at every step. `Coarse`: a chain of larger steps.
-            Or a trajectory, for example that of the last call, or a function
-            ``(initial state, inputs) -> trajectory``: a state whose leaves carry the chain on axis
-            0. No derivatives pass through it.
-        damping: `TrustRegion` (or None) keeps updates within the size of the states: for chains
-            that amplify differences, whose iterates overflow or wander before they converge. An
-            iteration then takes two solves and one more evaluation.
-        acceleration: `Anderson` (or None) combines the last few iterates; for "identity", "zero"
-            and other iterations that converge slowly and cost little.
-        jacobian_every: the number of iterations that share their blocks; more than 1 pays where
-            Jacobians cost more than the recurrence. Source: the chord method, e.g. Kelley,
-            *Iterative Methods for Linear and Nonlinear Equations*, section 5.4.1.
-        window: the number of steps that are solved at once: the window slides along the chain as
-            its first states converge. None for all of them, or as many as ``memory`` holds. On a
-            chain that is sharded over devices, the number on each device. If that is less than a
-            shard, the shards are solved one after another, and a window never spans two: each
-            device holds no more blocks than that, but only one works at a time, so devices save
-            memory and no time.
-        memory: bytes that Jacobian blocks may take on each device, with the solver's copies; None
-            for half of the accelerator's memory, or a quarter of the machine's.
-        record: whether `Stats` has the residuals by iteration and the growth rate of the linearised
-            chain.
-        progress: None, or a function that is called while the solve runs, before the first
-            iteration and after each: with its number, the number of states from the start of the
-            chain that have converged, and the largest relative residual. Under `jax.vmap`, and on
-            several devices that work together, it is called once for each.
-        on_failure: what to do with a chain that has not converged by then. "sequential": finish it
-            step by step, from where it has. "raise": raise `NotConverged`; not possible under jit.
-            "return": return what there is; ``result`` says so.
+        rtol: float > 0, the tolerance on the residual relative to the size of each entry
+            (dimensionless); None for 16 units in the last place of its dtype.
+        atol: float >= 0, the absolute tolerance on the residual, in the units of the state.
+        max_iterations: integer >= 1, for each window; None for 64, or 256 without exact Jacobians.
+            L + 1 iterations always suffice.
+        initial_guess: the initial trajectory. "apply": every step applied to the initial state.
+            "constant": the initial state at every step. `Coarse`: a chain of larger steps. A
+            trajectory: a pytree like the state, with leaves ``[L, ...]``, for example the
+            ``trajectory`` of the last solution. Or a function ``(initial state, inputs) ->
+            trajectory``. No derivatives pass through it.
+        damping: `TrustRegion` or None. It limits the growth of updates along the chain, for chains
+            that amplify differences. An iteration then takes two solves and one more evaluation.
+        acceleration: `Anderson` or None. It combines the last few iterates, for "identity", "zero"
+            and other blocks whose iterations are cheap and converge slowly.
+        jacobian_every: integer >= 1, the number of iterations that share their blocks (the chord
+            method). More than 1 pays where Jacobians cost more than the recurrence.
+        window: integer >= 1, the number of steps that are solved at once. The window slides along
+            the chain as its first states converge. None: all steps, or as many as ``memory``
+            holds. For a chain sharded over devices it is the number on each device: if it is less
+            than a shard, the shards are solved one after another, and only one device works at a
+            time.
+        memory: integer >= 1, bytes for the Jacobian blocks and the solver's copies on each device.
+            None: half of the accelerator's memory, or a quarter of the machine's.
+        record: whether `Stats` contains the residual after each iteration and the growth rate.
+        progress: None, or a function ``(iteration, prefix, residual)`` that is called before the
+            first iteration and after each: with its number, the number of states from the start of
+            the chain that have converged, and the largest relative residual. Under `jax.vmap`, and
+            on several devices that work together, it is called once for each.
+        on_failure: what to do with a chain that has not converged within its budget. "sequential":
+            compute the rest step by step. "raise": raise `NotConverged`; not possible under jit.
+            "return": return the last iterate, with ``Result.NOT_CONVERGED``.
+
+    Raises:
+        TypeError: an option has a wrong type.
+        ValueError: a name is unknown, or a number is out of range.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(0.5 * z + x), jnp.ones((100, 8)))
+        >>> newton = deeppcr.Newton(linearize="diagonal", linear="pcr", rtol=1e-4)
+        >>> bool(deeppcr.solve(chain, jnp.zeros(8), method=newton).converged)
+        True
+
+    References:
+        F. Danieli et al., *DeepPCR*, NeurIPS 2023, section 3. Y. H. Lim et al., *Parallelizing
+        Non-linear Sequential Models over the Sequence Length*, ICLR 2024. The chord method: C. T.
+        Kelley, *Iterative Methods for Linear and Nonlinear Equations*, section 5.4.1.
     """
 
     linearize: str | Linearization = "auto"
@@ -148,15 +164,16 @@ class Newton:
         wide = in_float32(chain)
         choice = self._choose(wide, asked.length)
         is_newton = choice.is_exact and self.jacobian_every == 1
-        # A slow iteration has to be followed to the rounding of its own dtype, Newton's has not.
+        # Slowly converging iterations must reach the rounding of the working dtype; Newton's
+        # method, which converges quadratically, that of the chain's dtype.
         eps = (chain.layout if is_newton else wide.layout).eps
         working = float(jnp.finfo(wide.layout.dtype).eps)
         quadratic = is_newton and not self.acceleration and not wide.step.has_users_rule
-        # On several devices all shards together are one window, or each has windows of its own.
+        # On several devices all shards form one window, or each shard has its own windows.
         shards, each = chain.axis.size, chain.length // chain.axis.size
         is_windowed = choice.window < each
         windows = shards * -(-each // choice.window) if is_windowed else 1
-        # What leaves a window is never looked at again: changes to come add up over the windows.
+        # States that leave a window are final: remaining changes add up over the windows.
         share = choice.window / chain.length if is_windowed else 1.0
         rounding = ROUNDING if quadratic else max(1.0, ROUNDING * share)
         usual = (BUDGET if is_newton else QUASI_BUDGET) * windows
@@ -189,7 +206,7 @@ class Newton:
         )
 
     def _guess(self, chain: TracedChain, asked: TracedChain) -> Leaves | None:
-        """The user's first trajectory; added steps stay at its last state."""
+        """The user's initial trajectory; added steps repeat its last state."""
         if isinstance(self.initial_guess, str):
             return None
         in_order = chain.axis.in_order

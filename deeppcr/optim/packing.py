@@ -14,12 +14,12 @@ from deeppcr.checks import describe_type
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """The layout of a pytree in flat arrays, one per dtype; it is static. Made by `Packing.of`.
+    """The layout of a pytree in flat arrays, one per dtype. Static. Made by `Packing.of`.
 
     Attributes:
         treedef: the structure of the tree.
         shapes: the shape of each leaf.
-        dtypes: the dtype of each leaf; None for a leaf that is left out.
+        dtypes: the dtype of each leaf; None for a leaf that is not packed.
 
     Example:
         >>> tree = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3), "steps": jnp.int32(7)}
@@ -37,10 +37,14 @@ class Packing:
 
     @classmethod
     def of(cls, tree: Any, name: str = "tree") -> Self:
-        """The packing of a pytree of arrays or `jax.ShapeDtypeStruct`, of any dtypes.
+        """The packing of a pytree of arrays or `jax.ShapeDtypeStruct`.
+
+        Args:
+            tree: the pytree, with leaves of any shapes and dtypes.
+            name: the name of the tree in errors.
 
         Raises:
-            TypeError: a leaf is not an array; ``name`` is what the error calls the tree.
+            TypeError: a leaf is not an array.
         """
         found, treedef = jax.tree_util.tree_flatten_with_path(tree)
         avals = [as_aval(leaf, name + jax.tree_util.keystr(path)) for path, leaf in found]
@@ -60,7 +64,7 @@ class Packing:
 
     @cached_property
     def alike(self) -> list[tuple[str, list[int], Any]]:
-        """The leaves of each dtype and shape, with their places in the flat array, a row each."""
+        """The leaves of each dtype and shape, with their indices in the flat array, a row each."""
         found = []
         for group, indices in self.groups.items():
             sizes = [self.sizes[i] for i in indices]
@@ -78,10 +82,16 @@ class Packing:
         return [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(numbered)]
 
     def pack(self, tree: Any, name: str = "tree") -> "Packed":
-        """Flat arrays from a pytree of this structure and these shapes; `Packed` stays as it is.
+        """Pack a pytree of this structure and these shapes into flat arrays.
 
-        The dtypes may differ from the packing's (gradients in float32 of parameters in bfloat16) if
-        leaves that share a flat array share a dtype. Errors call the tree ``name``.
+        Args:
+            tree: the pytree; `Packed` is returned unchanged. Its dtypes may differ from those of
+                the packing (float32 gradients of bfloat16 parameters) if leaves that share a flat
+                array share a dtype.
+            name: the name of the tree in errors.
+
+        Returns:
+            a `Packed`.
 
         Raises:
             ValueError: the tree has another structure, or a leaf has another shape.
@@ -114,10 +124,13 @@ class Packing:
         return Packed(self, arrays)
 
     def unpack(self, packed: "Packed") -> Any:
-        """The pytree, with its structure and shapes; None for leaves that are left out.
+        """The pytree, with its structure and shapes; None for leaves that are not packed.
 
-        Differentiate with respect to what this returns: the gradient with respect to ``packed`` is
-        right too, but concatenates the gradients of all leaves.
+        Differentiate with respect to the result. The gradient with respect to ``packed`` is correct,
+        too, but concatenates the gradients of all leaves.
+
+        Args:
+            packed: a `Packed` of this packing.
 
         Raises:
             TypeError: ``packed`` is not `Packed`.
@@ -125,7 +138,7 @@ class Packing:
         """
         if not isinstance(packed, Packed):
             kind = type(packed).__name__
-            raise TypeError(f"packed is {kind}, expected what Packing.pack returns.")
+            raise TypeError(f"packed is {kind}, expected the result of Packing.pack.")
         leaves: list[Any] = [None] * len(self.shapes)
         for group, indices in self.groups.items():
             # One split: the transpose of a slice per leaf would be a full-size pad per leaf.
@@ -145,11 +158,18 @@ class Packing:
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class Packed:
-    """A pytree as flat arrays: itself a pytree with one leaf per dtype. Made by `Packing.pack`.
+    """A pytree as flat arrays: a pytree with one leaf per dtype. Made by `Packing.pack`.
 
     Attributes:
         packing: the layout.
-        arrays: flat arrays by the names of the dtypes.
+        arrays: the flat arrays ``[n]`` by the names of their dtypes, n being the number of entries
+            of all leaves of that dtype.
+
+    Example:
+        >>> tree = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}
+        >>> packed = deeppcr.Packing.of(tree).pack(tree)
+        >>> packed.arrays["float32"].shape, packed.unpack()["b"].shape
+        ((9,), (3,))
     """
 
     packing: Packing

@@ -1,8 +1,8 @@
-"""`pack(optimizer)`: an optax optimizer on flat arrays, once a trial shows that it may be packed.
+"""`pack(optimizer)`: an optax optimizer on flat arrays, after a trial that it may be packed.
 
-With ``P`` the packing of the trained parameters, what runs is ``P^-1 update(P g, s, P p)``. That is
-``update(g, s, p)`` only if the optimizer treats each entry by itself, or all entries together. So
-it first updates small random leaves, plain beside packed: see `check_packs`.
+With ``P`` the packing of the trained parameters, it computes ``P^-1 update(P g, s, P p)``. This
+equals ``update(g, s, p)`` only if the optimizer treats entries independently, or all of them
+together. So it first compares both on small random leaves: see `check_packs`.
 """
 
 import contextlib
@@ -19,36 +19,35 @@ from deeppcr.optim.trial import PlainRaises, check_packs
 
 
 def pack(optimizer: Any, mask: Any = None) -> Any:
-    """An optimizer whose state is flat: one array per dtype where ``optimizer`` keeps a tree.
+    """Run an optax optimizer on flat arrays: its state is one array per dtype instead of a tree.
+
+    Stacked layers have few arrays and gain little from packing. Instead of
+    ``optax.adamw(mask=...)``, which decays only some leaves, use
+    ``optax.partition({True: pack(decayed), False: pack(plain)}, mask)``.
 
     Args:
-        optimizer: an `optax.GradientTransformation` that treats every entry by itself (sgd, adam,
+        optimizer: an `optax.GradientTransformation` that treats entries independently (sgd, adam,
             adamw, lion, schedules, `optax.clip`) or all of them together
-            (`optax.clip_by_global_norm`, `optax.apply_if_finite`). One that treats leaves
-            separately is refused: lamb, lars, adafactor, muon, `optax.clip_by_block_rms`, noise,
-            labels or weight decay by leaf. A trial on random leaves tells, once per tree. A leaf
-            has at most 4 entries an axis there: the trial does not see what depends on larger
-            sizes, nor on rare values. It sets counters to the integers in the program and around
-            them, and to some large ones.
-        mask: the parameters to train: a pytree of bools, a prefix of the parameters' tree, or a
-            function of the parameters that returns one. None for all. The others get no state and
-            keep their bits. Only floating and complex leaves are trained.
+            (`optax.clip_by_global_norm`, `optax.apply_if_finite`). Optimizers that treat leaves
+            separately are rejected: lamb, lars, adafactor, muon, `optax.clip_by_block_rms`, and
+            noise, labels or weight decay per leaf. A trial on random leaves decides, once per tree.
+            Its leaves have at most 4 entries along an axis, so it does not detect dependence on
+            larger sizes or on rare values.
+        mask: the parameters to train: a pytree of bools that is a prefix of the parameters' tree,
+            or a function of the parameters that returns one. None: all. Other parameters have no
+            state and are not changed. Only floating and complex leaves are trained.
 
     Returns:
-        an `optax.GradientTransformationExtraArgs`. Its updates are the plain optimizer's up to
-        rounding; its state holds the optimizer's own as ``state.inner_state``. Parameters and
-        gradients may be `Packed`, and so are the updates then.
+        an `optax.GradientTransformationExtraArgs`. Its updates equal those of ``optimizer`` up to
+        rounding. Its state contains that of ``optimizer`` as ``state.inner_state``. If parameters
+        and gradients are `Packed`, so are the updates.
 
     Raises:
         ImportError: optax is not installed.
-        TypeError: ``optimizer`` is not an optax optimizer; ``mask`` is not of bools; gradients that
-            share a flat array differ in dtype.
-        ValueError: ``mask`` is not a prefix of the parameters; from ``init`` and ``update``: the
+        TypeError: ``optimizer`` is not an optax optimizer; ``mask`` has leaves other than bools; or
+            gradients that share a flat array differ in dtype.
+        ValueError: ``mask`` is not a prefix of the parameters; or, from ``init`` and ``update``, the
             optimizer treats leaves separately, or the gradients have another structure.
-
-    Packing seldom pays: stacked layers have few arrays as they are. Instead of
-    ``optax.adamw(mask=...)``, which decays some leaves only, use
-    ``optax.partition({True: pack(decayed), False: pack(plain)}, mask)``.
 
     Example, with packed parameters, so that a loop carries few arrays:
         >>> import optax
@@ -86,7 +85,7 @@ def pack(optimizer: Any, mask: Any = None) -> Any:
     def init(params: Any) -> PackState:
         packing = _trained(params, mask)
         packed = _gather(packing, params, "params")
-        with contextlib.suppress(PlainRaises):  # for want of a loss, say: tried in update
+        with contextlib.suppress(PlainRaises):  # it may need a loss: repeated in update
             check(packed, packed, {})
         return PackState(inner.init(packed), packing)
 
@@ -110,7 +109,7 @@ def pack(optimizer: Any, mask: Any = None) -> Any:
 @partial(jax.tree_util.register_dataclass, data_fields=["inner_state"], meta_fields=["packing"])
 @dataclasses.dataclass(frozen=True)
 class PackState:
-    """The optimizer's own state, with `Packed` for trees, and the packing of what is trained."""
+    """The optimizer's state, with `Packed` for trees, and the packing of trained parameters."""
 
     inner_state: Any
     packing: Packing
@@ -154,7 +153,7 @@ def _trained(params: Any, mask: Any) -> Packing:
 
 
 def _gather(packing: Packing, tree: Any, name: str) -> Packed:
-    """What is trained, as flat arrays."""
+    """The trained leaves, as flat arrays."""
     if isinstance(tree, Packed):
         if _trained(tree, None) != packing:
             raise ValueError(f"{name} was packed by another packing than the parameters of init.")
@@ -163,7 +162,7 @@ def _gather(packing: Packing, tree: Any, name: str) -> Packed:
 
 
 def _scatter(moved: Packed, params: Any, grads: Any) -> Any:
-    """Updates in the structure of ``params``, with nought for what is not trained."""
+    """Updates in the structure of ``params``, with zero for leaves that are not trained."""
     if isinstance(params, Packed):
         return Packed(
             params.packing, {g: moved.arrays.get(g, _nought(a)) for g, a in params.arrays.items()}
@@ -179,7 +178,7 @@ def _scatter(moved: Packed, params: Any, grads: Any) -> Any:
 
 
 def _nought(param: Any) -> Any:
-    """The update that leaves ``param`` as it is, to the bit: ``p + (-0.0)`` is ``p``."""
+    """The update that does not change a bit of ``param``: ``p + (-0.0)`` is ``p``."""
     dtype: Any = getattr(param, "dtype", None)
     if dtype == jax.dtypes.float0:
         return param

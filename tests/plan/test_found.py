@@ -68,7 +68,7 @@ def test_the_reason_for_a_window_and_for_a_diagonal():
     one = 4 * 8 * 8 * 4  # bytes: four copies of a float32 block
     assert "70 at once" in row(DENSE, Z0, "because", method=Newton(memory=70 * one))
     assert row(DENSE, Z0, "window", method=Newton(memory=70 * one)) == "70 steps at once"
-    assert "diagonal only" in row(DENSE, Z0, "because", method=Newton(memory=40 * one))
+    assert "only the diagonal" in row(DENSE, Z0, "because", method=Newton(memory=40 * one))
     assert "because" not in rows(DENSE, Z0)
 
 
