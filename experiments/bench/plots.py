@@ -298,7 +298,7 @@ def plain_numbers(axis: Any) -> None:
     low, high = axis.get_view_interval()
     decades = np.log10(high / low)
     subs = (1, 2, 5) if decades < 1.5 else (1, 3) if decades < 2.5 else (1,)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=9))
+    axis.set_major_locator(LogLocator(subs=subs, numticks=9 if decades < 4.5 else 5))
     axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axis.set_minor_formatter(NullFormatter())
 

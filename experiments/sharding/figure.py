@@ -25,7 +25,7 @@ LINES = {  # label, colour, line
     "ms": ("Newton, chain over the devices", BLUE, "o-"),
     "predicted ms": ("Newton, chain over the devices, predicted", BLUE, "o:"),
 }
-KINDS = {"strong": "same chain", "weak": "chain grows with the devices"}
+KINDS = {"strong": "same chain", "weak": "longer chain"}
 
 
 def draw(rows: Sequence[Row], path: Path) -> list[Path]:
