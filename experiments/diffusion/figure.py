@@ -103,6 +103,7 @@ def _samples(gallery: Mapping[str, np.ndarray], rows: Mapping[str, Row]) -> Any:
         axes.spines[:].set_visible(False)
         axes.set_title(METHODS[method])
         axes.set_anchor("N")
+    panels[0].set_ylabel("iterations")
     return drawing
 
 

@@ -103,7 +103,7 @@ def _lengths(rows: Sequence[Row]) -> Any:
         name for name in ("gradient", "forward") if any(row["direction"] == name for row in rows)
     ]
     title = "GRU and LSTM, batch 1: best parallel program beside the best loop"
-    drawing, panels = sheet(title, len(directions), height=3.8)
+    drawing, panels = sheet(title, len(directions), height=3.8, sharey=True)
     nets = sorted({(row["kind"], row["w"]) for row in rows})
     for axes, direction in zip(panels, directions, strict=True):
         for color, (kind, units) in zip(COLORS, nets, strict=False):

@@ -82,7 +82,7 @@ def _times(title: str, rows: Sequence[Row], along: str, other: str, at: Sequence
     solvers = list(dict.fromkeys(row["program"] for row in rows if not row["baseline"]))
     looks = dict(zip(sequential, ((color, "x") for color in GREYS), strict=False))
     looks |= dict(zip(solvers, zip(COLORS, MARKERS, strict=True), strict=False))
-    drawing, panels = sheet(title, len(at), height=4.4)
+    drawing, panels = sheet(title, len(at), height=4.4, sharey=True)
     for axes, value in zip(panels, at, strict=True):
         for name, (color, marker) in looks.items():
             mine = [row for row in rows if (row[other], row["program"]) == (value, name)]

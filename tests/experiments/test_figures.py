@@ -2,7 +2,7 @@
 
 import importlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,18 @@ pytest.importorskip("matplotlib")
 ROOT = Path(__file__).parents[2]
 STORED = {path.stem: path for path in sorted((ROOT / "experiments/results/cpu").glob("*.jsonl"))}
 SMALLEST = 8.0  # points
-COUNTS = ("iteration", "layer", "unit", "step", "devices", "width", "blocks", "chain", "launches")
+COUNTS = (
+    "iteration",
+    "layer",
+    "unit",
+    "step",
+    "devices",
+    "width",
+    "blocks",
+    "chain",
+    "launches",
+    "numbers",
+)
 
 
 @cache
@@ -57,14 +68,18 @@ def drawn(name: str) -> dict[str, Any]:
 
 
 NAMES = [*STORED, "headline", "calls", "digits"]
-TOPICS = [(name, topic) for name in NAMES for topic in drawn(name)]
+Test = Callable[[Any], None]
 
 
-@pytest.fixture(params=TOPICS, ids=[f"{name}-{topic}" for name, topic in TOPICS])
-def drawing(request: pytest.FixtureRequest) -> Any:
-    """One picture after the other."""
-    name, topic = request.param
-    return drawn(name)[topic]
+def of_all_pictures(test: Test) -> Callable[[str], None]:
+    """A test of one picture as a test of all pictures of an experiment."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    def tested(name: str) -> None:
+        for drawing in drawn(name).values():
+            test(drawing)
+
+    return tested
 
 
 def panels(drawing: Any) -> list[Any]:
@@ -72,37 +87,30 @@ def panels(drawing: Any) -> list[Any]:
     return [axes for axes in drawing.axes if not hasattr(axes, "_colorbar")]
 
 
-def texts(drawing: Any) -> Iterator[tuple[Any, Any]]:
+def texts(drawing: Any) -> list[tuple[Any, Any]]:
     """All texts that can be seen, and the rectangles that they fill."""
     from matplotlib.text import Text
 
-    for text in drawing.findobj(Text):
-        if text.get_visible() and text.get_text().strip():
-            box = text.get_window_extent()
-            if box.width and _is_shown(text):
-                yield text, box
+    axes = [axis for each in drawing.axes for axis in (each.xaxis, each.yaxis)]
+    unseen = {label for axis in axes for label in _labels(axis, within=False)}
+    found = [text for text in drawing.findobj(Text) if text.get_visible() and text not in unseen]
+    return [(text, text.get_window_extent()) for text in found if text.get_text().strip()]
 
 
-def _is_shown(text: Any) -> bool:
-    """Ticks outside of the limits of an axis have labels that are not drawn."""
-    axes = text.axes
-    if axes is None or text not in [*axes.get_xticklabels("both"), *axes.get_yticklabels("both")]:
-        return True
-    return any(text in _labels(axis) for axis in (axes.xaxis, axes.yaxis))
-
-
-def _labels(axis: Any) -> list[Any]:
+def _labels(axis: Any, within: bool = True) -> list[Any]:
+    """The labels of ticks: of those within the limits of an axis, or of all others."""
     low, high = sorted(axis.get_view_interval())
     slack = 1e-6 * (high - low)
     ticks = (*axis.get_major_ticks(), *axis.get_minor_ticks())
-    return [tick.label1 for tick in ticks if low - slack <= tick.get_loc() <= high + slack]
+    return [
+        label
+        for tick in ticks
+        for label, is_on in ((tick.label1, tick.label1.get_visible()), (tick.label2, False))
+        if (is_on and low - slack <= tick.get_loc() <= high + slack) == within
+    ]
 
 
-def test_every_experiment_with_stored_rows_has_pictures() -> None:
-    assert STORED
-    assert all(drawn(name) for name in NAMES)
-
-
+@of_all_pictures
 def test_no_panel_is_empty(drawing: Any) -> None:
     for axes in panels(drawing):
         lines = [line for line in axes.lines if np.size(line.get_xdata()) and line.get_visible()]
@@ -112,11 +120,12 @@ def test_no_panel_is_empty(drawing: Any) -> None:
         assert np.all(np.isfinite(axes.dataLim.get_points())), axes.get_title()
 
 
+@of_all_pictures
 def test_axes_name_a_unit_or_what_they_count(drawing: Any) -> None:
     grouped: dict[Any, list[Any]] = {}
     for axes in panels(drawing):
         for which, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
-            shown = [label.get_text() for label in _labels(axis) if label.get_visible()]
+            shown = [label.get_text() for label in _labels(axis) if label.get_text()]
             numbers = [text for text in shown if text.replace(",", "").replace(".", "").isdigit()]
             if numbers:  # else names stand along the axis
                 key = which if which == "y" and shares(axes) else (which, axes)
@@ -132,6 +141,7 @@ def shares(axes: Any) -> bool:
     return len(axes.get_shared_y_axes().get_siblings(axes)) > 1 or bool(axes.images)
 
 
+@of_all_pictures
 def test_legends_cover_no_panel(drawing: Any) -> None:
     legends = [*drawing.legends, *(axes.get_legend() for axes in drawing.axes)]
     for legend in filter(None, legends):
@@ -140,6 +150,7 @@ def test_legends_cover_no_panel(drawing: Any) -> None:
             assert not box.overlaps(axes.get_window_extent())
 
 
+@of_all_pictures
 def test_no_text_is_cut_off_or_too_small(drawing: Any) -> None:
     width, height = drawing.bbox.size
     for text, box in texts(drawing):
@@ -150,12 +161,14 @@ def test_no_text_is_cut_off_or_too_small(drawing: Any) -> None:
         assert box.y1 <= height, text.get_text()
 
 
+@of_all_pictures
 def test_no_text_lies_on_another(drawing: Any) -> None:
     for (one, box), (other, of_other) in itertools.combinations(texts(drawing), 2):
         apart = not box.padded(-1.5).overlaps(of_other.padded(-1.5))
         assert apart, (one.get_text(), other.get_text())
 
 
+@of_all_pictures
 def test_pictures_are_as_wide_as_a_page_and_have_a_title(drawing: Any) -> None:
     assert drawing.get_figwidth() == plots.WIDTH
     assert drawing.get_figheight() <= plots.WIDTH
@@ -163,6 +176,7 @@ def test_pictures_are_as_wide_as_a_page_and_have_a_title(drawing: Any) -> None:
     assert drawing.get_suptitle()
 
 
+@of_all_pictures
 def test_speedups_say_what_is_faster(drawing: Any) -> None:
     title, *rest = drawing.get_suptitle(), *(text.get_text() for text, _ in texts(drawing))
     if "speedup" in title:
