@@ -1,7 +1,6 @@
 """The pictures of the experiments that are a single file, as `experiments.bench.plots` has them."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -41,25 +40,32 @@ def calls(rows: Sequence[Row]) -> Figures:
 
 
 @styled
-def digits(rows: Sequence[Row], losses: Mapping[str, Sequence[float]]) -> Figures:
+def digits(rows: Sequence[Row]) -> Figures:
     """Of `python -m experiments digits`: losses on each other, and the time of a training step.
 
     Args:
-        rows: one for each run.
-        losses: of every training step, by run.
+        rows: of each program, with the "losses" of its training, or with the "ms" of a step.
     """
-    if not rows:
+    trained, timed = ([row for row in rows if key in row] for key in ("losses", "ms"))
+    if not trained and not timed:
         return {}
     title = "Digits: the same training by every program"
-    drawing, (curves, times) = sheet(title, 2, height=3.6)
-    for (name, values), width in zip(losses.items(), np.linspace(6, 1, len(losses)), strict=True):
-        window = min(WINDOW, len(values))
-        smooth = np.convolve(values, np.ones(window) / window, mode="valid")
-        curves.plot(smooth, label=name, linewidth=width)
-    curves.set(yscale="log", xlabel="training step", ylabel="loss, running mean [nats]")
-    curves.set_title("losses lie on each other")
-    colors: list[Any] = [COLORS[k % len(COLORS)] for k in range(len(rows))]
-    bars(times, ["" for _ in rows], [row["ms"] for row in rows], colors)
-    times.set(title="a training step (less is better)", xlabel="time [ms]")
+    drawing, panels = sheet(title, bool(trained) + bool(timed), height=3.6)
+    colors = dict(zip(dict.fromkeys(row["program"] for row in rows), COLORS, strict=False))
+    for row, width in zip(trained, np.linspace(6, 1, len(trained)), strict=True):
+        window = min(WINDOW, len(row["losses"]))
+        smooth = np.convolve(row["losses"], np.ones(window) / window, mode="valid")
+        panels[0].plot(smooth, label=row["program"], lw=width, color=colors[row["program"]])
+        panels[0].set(yscale="log", xlabel="training step", ylabel="loss, running mean [nats]")
+        panels[0].set_title("losses lie on each other")
+    if timed:
+        names = ["" if trained else row["program"] for row in timed]
+        bars(
+            panels[-1],
+            names,
+            [row["ms"] for row in timed],
+            [colors[row["program"]] for row in timed],
+        )
+        panels[-1].set(title="a training step (less is better)", xlabel="time [ms]")
     legend(drawing, 2)
     return {"digits": drawing}

@@ -7,7 +7,7 @@ The pictures of an experiment are drawn by two functions of its file `figure.py`
 
 `rows` are those of the result file. The first picture is written to `path`, the others beside it:
 with ``mlp.png``, the topic "forward" is ``mlp_forward.png``. Topics without rows are left out.
-`run.py` ends with ``command.conclude(options, kept, partial(draw, kept.rows))``.
+`run.py` hands `draw` to `experiments.bench.command`.
 
 A picture is as wide as a page, 700 pixels, and has one or two panels. Its title says what is drawn
 and of what, a speedup names its baseline, an axis its unit, and legends are below the panels.
@@ -24,11 +24,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
-P, T = ParamSpec("P"), TypeVar("T")
+Draw = TypeVar("Draw", bound=Callable[..., Any])
 Figures = dict[str, Any]  # by topic; matplotlib is imported by who draws
 
 WIDTH = 7.0  # inches, which are 700 pixels on a page
@@ -48,6 +48,7 @@ GREYS = ("black", "0.4", "0.6", "0.75", "0.85")  # of sequential programs
 STYLE: Any = {  # its keys are typed one by one in matplotlib
     "axes.axisbelow": True,
     "axes.grid": True,
+    "axes.prop_cycle": f"cycler('color', {COLORS})",
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
@@ -71,18 +72,17 @@ def can_draw() -> bool:
     return False
 
 
-def styled(draw: Callable[P, T]) -> Callable[P, T]:
+def styled(draw: Draw) -> Draw:
     """Let a function draw in the style of all pictures."""
 
     @functools.wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
+    def drawn(*args: Any, **kwargs: Any) -> Any:
         import matplotlib as mpl
 
-        colors = {"axes.prop_cycle": mpl.cycler(color=COLORS)}
-        with mpl.rc_context(STYLE | colors):
+        with mpl.rc_context(STYLE):
             return draw(*args, **kwargs)
 
-    return drawn
+    return cast(Draw, drawn)
 
 
 @styled
@@ -93,7 +93,7 @@ def save(path: Path, pictures: Figures) -> list[Path]:
     """
     if not pictures:
         pictures = {"": _nothing()}
-    paths = []
+    paths: list[Path] = []
     for topic, drawing in pictures.items():
         paths.append(path.with_stem(f"{path.stem}_{topic}") if paths else path)
         drawing.savefig(paths[-1])
@@ -144,8 +144,11 @@ def sheet(
 @contextmanager
 def figure(path: Path, columns: int = 1, *, height: float = 3.2) -> Iterator[list[Any]]:
     """A row of axes to draw on; saved to `path` when the block ends."""
-    drawing, panels = styled(sheet)("", columns, height=height)
-    yield panels
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        drawing, panels = sheet("", columns, height=height)
+        yield panels
     save(path, {"": drawing})
 
 

@@ -28,6 +28,7 @@ COUNTS = (
     "chain",
     "launches",
     "numbers",
+    "rows",
 )
 
 
@@ -56,8 +57,9 @@ def drawn(name: str) -> dict[str, Any]:
     elif name == "calls":
         found = pictures.calls(calls())
     elif name == "digits":
-        of = {"lax.scan": [2.0, 1.0, 0.5], "deeppcr": [2.0, 1.0, 0.5]}
-        found = pictures.digits([{"run": run, "ms": 2.0} for run in of], of)
+        programs = ("lax.scan", "deeppcr")
+        trained = [{"program": of, "losses": [2.0, 1.0, 0.5]} for of in programs]
+        found = pictures.digits([*trained, *({"program": of, "ms": 2.0} for of in programs)])
     else:
         module = importlib.import_module(f"experiments.{name}.figure")
         more = [gallery()] if name == "diffusion" else []
