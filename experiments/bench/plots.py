@@ -7,7 +7,7 @@ The pictures of an experiment are drawn by two functions of its file `figure.py`
 
 `rows` are those of the result file. The first picture is written to `path`, the others beside it:
 with ``mlp.png``, the topic "forward" is ``mlp_forward.png``. Topics without rows are left out.
-`run.py` ends with ``command.conclude(options, kept, partial(draw, kept.rows))``.
+`run.py` hands `draw` to `experiments.bench.command`.
 
 A picture is as wide as a page, 700 pixels, and has one or two panels. Its title says what is drawn
 and of what, a speedup names its baseline, an axis its unit, and legends are below the panels.
@@ -24,11 +24,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
-P, T = ParamSpec("P"), TypeVar("T")
+Draw = TypeVar("Draw", bound=Callable[..., Any])
 Figures = dict[str, Any]  # by topic; matplotlib is imported by who draws
 
 WIDTH = 7.0  # inches, which are 700 pixels on a page
@@ -48,6 +48,7 @@ GREYS = ("black", "0.4", "0.6", "0.75", "0.85")  # of sequential programs
 STYLE: Any = {  # its keys are typed one by one in matplotlib
     "axes.axisbelow": True,
     "axes.grid": True,
+    "axes.prop_cycle": f"cycler('color', {COLORS})",
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
@@ -71,18 +72,17 @@ def can_draw() -> bool:
     return False
 
 
-def styled(draw: Callable[P, T]) -> Callable[P, T]:
+def styled(draw: Draw) -> Draw:
     """Let a function draw in the style of all pictures."""
 
     @functools.wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
+    def drawn(*args: Any, **kwargs: Any) -> Any:
         import matplotlib as mpl
 
-        colors = {"axes.prop_cycle": mpl.cycler(color=COLORS)}
-        with mpl.rc_context(STYLE | colors):
+        with mpl.rc_context(STYLE):
             return draw(*args, **kwargs)
 
-    return drawn
+    return cast(Draw, drawn)
 
 
 @styled
@@ -93,11 +93,22 @@ def save(path: Path, pictures: Figures) -> list[Path]:
     """
     if not pictures:
         pictures = {"": _nothing()}
-    paths = []
+    paths: list[Path] = []
     for topic, drawing in pictures.items():
         paths.append(path.with_stem(f"{path.stem}_{topic}") if paths else path)
         drawing.savefig(paths[-1])
+        if paths[-1].suffix == ".png":
+            _shrink(paths[-1])
     return paths
+
+
+def _shrink(path: Path) -> None:
+    """Keep 256 colours of a PNG, which makes it a third as large."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
 
 
 def _nothing() -> Any:
@@ -133,8 +144,11 @@ def sheet(
 @contextmanager
 def figure(path: Path, columns: int = 1, *, height: float = 3.2) -> Iterator[list[Any]]:
     """A row of axes to draw on; saved to `path` when the block ends."""
-    drawing, panels = styled(sheet)("", columns, height=height)
-    yield panels
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        drawing, panels = sheet("", columns, height=height)
+        yield panels
     save(path, {"": drawing})
 
 
@@ -280,11 +294,12 @@ def bars(
     axes.grid(visible=False, axis="y")
 
 
-def level(axes: Any, text: str, at: float = 1.0) -> None:
-    """A horizontal line, and what it is, above its left end."""
+def level(axes: Any, text: str, at: float = 1.0, side: str = "left") -> None:
+    """A horizontal line, and what it is, above its left or right end."""
     axes.axhline(at, color="black", linewidth=1)
     place = {
-        "xy": (0.01, at),
+        "xy": (0.01 if side == "left" else 0.99, at),
+        "ha": side,
         "xycoords": axes.get_yaxis_transform(),
         "textcoords": "offset points",
     }
@@ -298,7 +313,7 @@ def plain_numbers(axis: Any) -> None:
     low, high = axis.get_view_interval()
     decades = np.log10(high / low)
     subs = (1, 2, 5) if decades < 1.5 else (1, 3) if decades < 2.5 else (1,)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=9))
+    axis.set_major_locator(LogLocator(subs=subs, numticks=9 if decades < 4.5 else 5))
     axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axis.set_minor_formatter(NullFormatter())
 

@@ -64,12 +64,13 @@ def _layers(rows: Sequence[Row]) -> Any:
 def _training(rows: Sequence[Row]) -> Any:
     """Bars for each way to write a training loop, those without deeppcr in grey."""
     first = rows[0]
-    title = f"Training {first['modules']} modules for {first['steps']} steps (less is better)"
+    of = f"{first['modules']} modules for {first['steps']} steps"
+    title = f"Training {of} (less is better; grey: without deeppcr)"
     keys = {"seconds": ("trace and compile", "time [s]"), "us a step": ("a step", "time [us]")}
     drawing, panels = sheet(title, 2, height=1.1 + 0.26 * len(rows))
     colors = ["0.6" if row["baseline"] else BLUE for row in rows]
     for axes, (key, (what, unit)) in zip(panels, keys.items(), strict=True):
         names = [row["program"] if axes is panels[0] else "" for row in rows]
         bars(axes, names, [row[key] for row in rows], colors)
-        axes.set(title=f"{what}; grey: without deeppcr", xlabel=unit)
+        axes.set(title=what, xlabel=unit)
     return drawing

@@ -5,6 +5,7 @@ The digits after each iteration, and iterations and time against steps.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from experiments.bench.plots import (
     Figures,
     legend,
     level,
+    loops,
     plain_numbers,
     save,
     series,
@@ -25,7 +27,7 @@ from experiments.bench.plots import (
 )
 
 Row = dict[str, Any]
-SEQUENTIAL = "fastest loop"
+SEQUENTIAL = "fastest of "  # the loops
 LOOKS = {
     SEQUENTIAL: ("black", "x"),
     "dense": (BLUE, "o"),
@@ -92,7 +94,7 @@ def _samples(gallery: Mapping[str, np.ndarray], rows: Mapping[str, Row]) -> Any:
             first, last = gallery["noise"], gallery["lax.scan"]
             shown[method] = {"noise": first, **strips, "sequential": last}
     title = f"Samples of {rows['lax.scan']['L']} steps, if stopped after some iterations"
-    drawing, panels = sheet(title, len(shown), height=0.75 + 0.34 * max(map(len, shown.values())))
+    drawing, panels = sheet(title, len(shown), height=0.65 + 0.25 * max(map(len, shown.values())))
     for axes, (method, strips) in zip(panels, shown.items(), strict=True):
         axes.imshow(np.concatenate([_strip(each) for each in strips.values()]), cmap="gray_r")
         middles = [(PIXELS + GAP) * k + PIXELS / 2 - 0.5 for k in range(len(strips))]
@@ -103,6 +105,7 @@ def _samples(gallery: Mapping[str, np.ndarray], rows: Mapping[str, Row]) -> Any:
         axes.spines[:].set_visible(False)
         axes.set_title(METHODS[method])
         axes.set_anchor("N")
+    panels[0].set_ylabel("iterations")
     return drawing
 
 
@@ -134,7 +137,7 @@ def _distances(rows: Sequence[Row]) -> Any:
         look = {"color": color, "label": name}
         series(axes, mine, "iterations", "W1 to sequential", f"{marker}-", **look)
     axes.set(xscale="log", yscale="log", xlabel="iterations")
-    level(axes, "sequential samples of other noise", at=first["W1, other noise"])
+    level(axes, "sequential samples of other noise", at=first["W1, other noise"], side="right")
     axes.set_ylim(top=4 * first["W1, other noise"])
     axes.set_ylabel("Wasserstein-1 distance\n[1 is half the range of a pixel]")
     most = max(row.get("iterations") or 1 for row in rows)
@@ -151,22 +154,22 @@ def _lines(title: str, rows: Sequence[Row], along: str, panels: Mapping[str, str
     for row in sorted((row for row in rows if row["baseline"] and "ms" in row), key=_ms):
         fastest.setdefault(row[along], row)
     lines[SEQUENTIAL] = list(fastest.values())
-    drawing, drawn = sheet(title, len(panels), height=3.8)
+    drawing, drawn = sheet(title, len(panels), height=4.2)
     for axes, (key, said) in zip(drawn, panels.items(), strict=True):
         for name, points in lines.items():
             method = name.partition(", coarse")[0]
             if method in LOOKS:
                 color, marker = LOOKS[method]
                 style, label = "-" if method == name else "--", METHODS.get(method, method)
-                label += name.removeprefix(method)
-                fill = color if method == name else "white"
-                look = {"color": color, "markerfacecolor": fill, "label": label}
+                label += fill(loops(rows), 36) if name == SEQUENTIAL else name.removeprefix(method)
+                face = color if method == name else "white"
+                look = {"color": color, "markerfacecolor": face, "label": label}
                 series(axes, points, along, key, marker + style, **look)
         axes.set(xscale="log", yscale="log", ylabel=said)
         axes.set_xlabel({"L": "denoising steps", "w": "numbers a sample"}[along])
         values_as_ticks(axes.xaxis, sorted({row[along] for row in rows}))
         plain_numbers(axes.yaxis)
-    legend(drawing, 3)
+    legend(drawing, 2)
     return drawing
 
 

@@ -102,8 +102,8 @@ def _lengths(rows: Sequence[Row]) -> Any:
     directions = [
         name for name in ("gradient", "forward") if any(row["direction"] == name for row in rows)
     ]
-    title = "GRU and LSTM, batch 1: best parallel program beside the best loop"
-    drawing, panels = sheet(title, len(directions), height=3.8)
+    title = "GRU and LSTM, batch 1: above 1, the best parallel program is faster"
+    drawing, panels = sheet(title, len(directions), height=3.8, sharey=True)
     nets = sorted({(row["kind"], row["w"]) for row in rows})
     for axes, direction in zip(panels, directions, strict=True):
         for color, (kind, units) in zip(COLORS, nets, strict=False):
@@ -123,7 +123,7 @@ def _lengths(rows: Sequence[Row]) -> Any:
         values_as_ticks(axes.xaxis, sorted({row["L"] for row in rows}))
         axes.margins(x=0.12)
         plain_numbers(axes.yaxis)
-    panels[0].set_ylabel("speedup over the best loop [times]\nabove 1: deeppcr is faster")
+    panels[0].set_ylabel(f"speedup over the fastest of\n{loops(rows)} [times]")
     legend(drawing, 5)
     return drawing
 
@@ -143,7 +143,7 @@ def _training(rows: Sequence[Row], times: Sequence[Row]) -> Any:
     if timed:
         colors = ["0.6" if row["baseline"] else BLUE for row in timed]
         bars(panels[1], [row["program"] for row in timed], [row["ms"] for row in timed], colors)
-        panels[1].set(xlabel="time [ms]", title="a training step; grey: loops")
+        panels[1].set(xlabel="time [ms] (less is better)", title="a training step; grey: loops")
     legend(drawing, 2)
     return drawing
 

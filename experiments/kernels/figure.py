@@ -24,13 +24,13 @@ from experiments.bench.table import Row
 PANELS = {  # key, title, label
     "launches": (
         "launches",
-        "Kernels launched (left is better; the fewest is named)",
+        "Kernels launched, compiled{on} (left is better)",
         "launches of kernels, library calls and copies",
     ),
     "latency": (
         "latency ms",
-        "Least time of launches and waits (left is better; the least is named)",
-        "time of launches and waits of the host [ms]; crosses: predicted time of the program",
+        "Time of launches and waits, compiled{on} (left is better)",
+        "time of launches and waits of the host [ms]",
     ),
 }
 
@@ -50,16 +50,16 @@ def _lines(rows: Sequence[Row], key: str, title: str, said: str) -> Any:
     """Loops in grey, deeppcr's programs in blue; crosses are what `depth` predicts."""
     cases = list(dict.fromkeys(map(named, rows)))
     loops = list(dict.fromkeys(row["program"] for row in rows if row["sequential"]))
-    on = f" on {rows[0]['target']}" if "target" in rows[0] else ""
-    title = title.replace(" (", f"{on} (", 1)
-    drawing, (axes,) = sheet(title, height=1.2 + 0.31 * len(cases))
+    on = f" for {rows[0]['target']}" if "target" in rows[0] else ""
+    drawing, (axes,) = sheet(title.format(on=on), height=1.2 + 0.31 * len(cases))
     axes.set_xscale("log")
     for y, case in enumerate(cases):
         mine = [row for row in rows if named(row) == case]
         ours = sorted((row for row in mine if not row["sequential"]), key=lambda row: row[key])
         for row in mine:
             color = _color(row, loops, ours)
-            axes.plot(row[key], y, "s" if row["sequential"] else "o", color=color)
+            front = 3 if color == BLUE else 2
+            axes.plot(row[key], y, "s" if row["sequential"] else "o", color=color, zorder=front)
             if key == "latency ms":
                 axes.plot(row["predicted ms"], y, "x", color=color, ms=4)
         if ours:
@@ -71,9 +71,11 @@ def _lines(rows: Sequence[Row], key: str, title: str, said: str) -> Any:
             axes.annotate(text, (least, y), va="center", color=BLUE, fontsize=SMALL, **place)
     for name, color in zip(loops, GREYS, strict=False):
         axes.plot([], [], "s", color=color, label=name)
-    axes.plot([], [], "o", color=BLUE, label="deeppcr, the best")
+    axes.plot([], [], "o", color=BLUE, label="deeppcr, the best is named")
     axes.plot([], [], "o", color=SKY, label="deeppcr, others")
-    axes.set_xlim(left=axes.get_xlim()[0] / 20)  # room for the names
+    if key == "latency ms":
+        axes.plot([], [], "x", color=BLUE, ms=4, label="predicted time of a program")
+    axes.set_xlim(left=axes.get_xlim()[0] / 12)  # room for the names
     axes.set(xlabel=said, ylim=(len(cases) - 0.5, -0.5))
     plain_numbers(axes.xaxis)
     axes.set_yticks(range(len(cases)), cases)

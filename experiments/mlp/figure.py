@@ -71,11 +71,12 @@ def pictures(rows: Sequence[Row]) -> Figures:
                 ("layers", "units of a layer"),
                 f"best parallel program over the fastest of {baseline}",
             )
-    found["times"] = _times(rows, f"MLP ({kind}, batch {batch}): time of a call (down is better)")
+    title = f"MLP ({kind}, batch {batch}): time of a call (down is better)"
+    found["times"] = _times(rows, title, baseline)
     return found
 
 
-def _times(rows: Sequence[Row], title: str) -> Any:
+def _times(rows: Sequence[Row], title: str, baseline: str) -> Any:
     """A line for each width: the best loop black, the best parallel program blue."""
     directions = [
         name for name in ("forward", "gradient") if any(row["direction"] == name for row in rows)
@@ -93,7 +94,7 @@ def _times(rows: Sequence[Row], title: str) -> Any:
         values_as_ticks(axes.xaxis, sorted({row["L"] for row in rows}))
         plain_numbers(axes.yaxis)
     panels[0].set_ylabel("time [ms]")
-    for color, name in (("black", "best loop"), (BLUE, "best parallel program")):
+    for color, name in (("black", f"fastest of {baseline}"), (BLUE, "best parallel program")):
         panels[0].plot([], [], color=color, label=name)
-    legend(drawing, 5, fontsize=SMALL)
+    legend(drawing, 3, fontsize=SMALL)
     return drawing

@@ -49,7 +49,14 @@ def _times(rows: Sequence[Row]) -> Any:
     looks = {"color": "0.6", "linewidth": 1, "ls": "--", "zorder": 0}
     axes.plot(ends, [2 * end for end in ends], **looks, label="twice and half of it")
     axes.plot(ends, [end / 2 for end in ends], **looks)
-    axes.set(xscale="log", yscale="log", xlim=ends, xlabel="measured [ms]", ylabel="predicted [ms]")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=ends,
+        ylim=ends,
+        xlabel="measured [ms]",
+        ylabel="predicted [ms]",
+    )
     plain_numbers(axes.xaxis)
     plain_numbers(axes.yaxis)
     legend(drawing, 6)
@@ -60,9 +67,8 @@ def _analysis(rows: Sequence[Row]) -> Any:
     """Bars for each program: seconds to trace and to analyse."""
     title = "depth of a program: time to analyse it (less is better)"
     drawing, panels = sheet(title, 2, height=1.1 + 0.27 * len(rows))
-    for axes, (key, color) in zip(
-        panels, {"trace s": "0.6", "analyse s": BLUE}.items(), strict=True
-    ):
+    keys = {"trace s": ("0.6", "jax traces it"), "analyse s": (BLUE, "depth analyses it")}
+    for axes, (key, (color, said)) in zip(panels, keys.items(), strict=True):
         names = [row["program"] if axes is panels[0] else "" for row in rows]
         bars(axes, names, [row[key] for row in rows], [color] * len(rows))
         axes.set(title=said, xlabel="time [s]")

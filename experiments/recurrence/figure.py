@@ -67,33 +67,27 @@ def pictures(rows: Sequence[Row]) -> Figures:
             (NAMES["L"], NAMES["w"]),
             f"best parallel solver over the fastest of {loops(rows)}",
         )
-    for along, other in (("L", "w"), ("w", "L")):
+    for topic, along, other in (("length", "L", "w"), ("width", "w", "L")):
         if any("ms" in row for row in rows):
             ends = sorted({row[other] for row in rows})
             at = dict.fromkeys([ends[0], ends[-1]])
             title = f"{what}: time of a solve (down is better)"
-            found[f"along_{along}"] = _times(title, rows, along, other, list(at))
+            found[topic] = _times(title, rows, along, other, list(at))
     return found
 
 
 def _times(title: str, rows: Sequence[Row], along: str, other: str, at: Sequence[int]) -> Any:
-    """A panel for each value of `other`: sequential programs in grey, parallel ones in colours.
-
-    Dashed as predicted.
-    """
+    """A panel for each value of `other`: sequential programs in grey, parallel ones in colours."""
     sequential = list(dict.fromkeys(row["program"] for row in rows if row["baseline"]))
     solvers = list(dict.fromkeys(row["program"] for row in rows if not row["baseline"]))
     looks = dict(zip(sequential, ((color, "x") for color in GREYS), strict=False))
     looks |= dict(zip(solvers, zip(COLORS, MARKERS, strict=True), strict=False))
-    drawing, panels = sheet(title, len(at), height=4.4)
+    drawing, panels = sheet(title, len(at), height=4.4, sharey=True)
     for axes, value in zip(panels, at, strict=True):
         for name, (color, marker) in looks.items():
             mine = [row for row in rows if (row[other], row["program"]) == (value, name)]
             right = [row for row in mine if "speedup" in row]
-            axes.plot([], [], f"{marker}-", color=color, label=name)
-            series(axes, right, along, "ms", f"{marker}-", color=color)
-            series(axes, mine, along, "predicted ms", "--", lw=0.8, color=color)
-        axes.plot([], [], "--", color="0.4", lw=0.8, label="predicted")
+            series(axes, right, along, "ms", f"{marker}-", color=color, label=name)
         axes.set(
             xscale="log", yscale="log", xlabel=NAMES[along], title=f"{NAMES[other]} = {value:,}"
         )

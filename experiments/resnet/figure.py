@@ -26,6 +26,7 @@ from experiments.resnet.variants import VARIANTS
 
 LOOKS = {SCAN: "black"} | dict(zip(VARIANTS, COLORS, strict=False))
 MARKERS = "osD^vP*"  # of variants
+NAMED = "by what linearises the forward pass / the adjoint"
 SMALLEST = 1e-9  # difference of losses that is drawn
 WINDOW = 15  # steps of the running mean
 
@@ -73,7 +74,7 @@ def _times(rows: Sequence[Row]) -> Any:
         values_as_ticks(axes.xaxis, sorted({row["L"] for row in rows}))
         plain_numbers(axes.yaxis)
     panels[0].set_ylabel("time of a training step [ms]")
-    legend(drawing, 4, fontsize=SMALL)
+    legend(drawing, 4, fontsize=SMALL, title=NAMED)
     return drawing
 
 
@@ -94,16 +95,17 @@ def _losses(rows: Sequence[Row]) -> Any:
         apart = np.abs(np.subtract(row["losses"][:steps], rows[0]["losses"][:steps]))
         color = LOOKS.get(row["program"], "0.5")
         panels[1].plot(np.maximum(apart, SMALLEST), ".", color=color, markersize=2)
-        panels[1].set(yscale="log", ylim=(SMALLEST / 2, 1), xlabel="training step")
+        panels[1].set(yscale="log", xlabel="training step")
         panels[1].set_ylabel(f"difference [nats, 0 drawn at {SMALLEST:g}]")
+        panels[1].set_ylim(SMALLEST / 2, max(1e-3, 2 * panels[1].get_ylim()[1]))
         panels[1].set_title(f"difference from the loss of {rows[0]['program']}")
-    legend(drawing, 4, fontsize=SMALL)
+    legend(drawing, 4, fontsize=SMALL, title=NAMED)
     return drawing
 
 
 def _accuracy(rows: Sequence[Row]) -> Any:
     """Bars: converged programs in colour, those that were stopped early in grey."""
-    title = "Held-out digits right after training (up to k iterations: grey)"
+    title = "Held-out digits right after training (grey: stopped after k iterations)"
     drawing, (axes,) = sheet(title, height=0.9 + 0.24 * len(rows))
     names = [row["program"].replace("approximate: ", "") for row in rows]
     shares = [100 * row["accuracy"] for row in rows]

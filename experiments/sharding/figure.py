@@ -25,7 +25,7 @@ LINES = {  # label, colour, line
     "ms": ("Newton, chain over the devices", BLUE, "o-"),
     "predicted ms": ("Newton, chain over the devices, predicted", BLUE, "o:"),
 }
-KINDS = {"strong": "same chain", "weak": "chain grows with the devices"}
+KINDS = {"strong": "same chain", "weak": "longer chain"}
 
 
 def draw(rows: Sequence[Row], path: Path) -> list[Path]:
@@ -56,7 +56,7 @@ def has_figure(rows: Sequence[Row]) -> bool:
 def _scaling(title: str, rows: Sequence[Row], named: str) -> Any:
     """Strong scaling left, weak scaling right."""
     kinds = [kind for kind in KINDS if any(row["scaling"] == kind for row in rows)]
-    drawing, panels = sheet(title, len(kinds), height=3.8)
+    drawing, panels = sheet(title, len(kinds), height=3.8, sharey=True)
     for axes, kind in zip(panels, kinds, strict=True):
         mine = [row for row in rows if row["scaling"] == kind]
         for key, (label, color, line) in LINES.items():

@@ -1,0 +1,269 @@
+"""Pictures: every one is drawn from the stored rows, and can be read at the width of a page."""
+
+import importlib
+import itertools
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.bench import headline, pictures, plots, results
+
+pytest.importorskip("matplotlib")
+
+ROOT = Path(__file__).parents[2]
+STORED = {path.stem: path for path in sorted((ROOT / "experiments/results/cpu").glob("*.jsonl"))}
+SMALLEST = 8.0  # points
+COUNTS = (
+    "iteration",
+    "layer",
+    "unit",
+    "step",
+    "devices",
+    "width",
+    "blocks",
+    "chain",
+    "launches",
+    "numbers",
+    "rows",
+)
+
+
+@cache
+def rows(name: str) -> list[dict[str, Any]]:
+    return results.read(STORED[name])[1]
+
+
+def gallery() -> dict[str, np.ndarray]:
+    """Images of the samples of every program that was stopped early, and where they start and end."""
+    stopped = [row["program"] for row in rows("diffusion") if row["part"] == "stopped"]
+    generator = np.random.default_rng(0)
+    return {name: generator.uniform(-1, 1, (10, 64)) for name in ("noise", *stopped)}
+
+
+def calls() -> list[dict[str, Any]]:
+    times = {"second ms": 3.0, "later ms": 0.4}
+    return [{"entry": "scan", "program": name, **times} for name in ("lax.scan", "deeppcr.scan")]
+
+
+@cache
+def drawn(name: str) -> dict[str, Any]:
+    """The pictures of an experiment, laid out as they are saved."""
+    if name == "headline":
+        found = headline.pictures(rows("gradients"))
+    elif name == "calls":
+        found = pictures.calls(calls())
+    elif name == "digits":
+        programs = ("lax.scan", "deeppcr")
+        trained = [{"program": of, "losses": [2.0, 1.0, 0.5]} for of in programs]
+        found = pictures.digits([*trained, *({"program": of, "ms": 2.0} for of in programs)])
+    else:
+        module = importlib.import_module(f"experiments.{name}.figure")
+        more = [gallery()] if name == "diffusion" else []
+        found = module.pictures(rows(name), *more)
+    for drawing in found.values():
+        drawing.draw_without_rendering()
+    return found
+
+
+NAMES = [*STORED, "headline", "calls", "digits"]
+Test = Callable[[Any], None]
+
+
+def of_all_pictures(test: Test) -> Callable[[str], None]:
+    """A test of one picture as a test of all pictures of an experiment."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    def tested(name: str) -> None:
+        for drawing in drawn(name).values():
+            test(drawing)
+
+    return tested
+
+
+def panels(drawing: Any) -> list[Any]:
+    """The axes of a picture that are no colour bars."""
+    return [axes for axes in drawing.axes if not hasattr(axes, "_colorbar")]
+
+
+def texts(drawing: Any) -> list[tuple[Any, Any]]:
+    """All texts that can be seen, and the rectangles that they fill."""
+    from matplotlib.text import Text
+
+    axes = [axis for each in drawing.axes for axis in (each.xaxis, each.yaxis)]
+    unseen = {label for axis in axes for label in _labels(axis, within=False)}
+    found = [text for text in drawing.findobj(Text) if text.get_visible() and text not in unseen]
+    return [(text, text.get_window_extent()) for text in found if text.get_text().strip()]
+
+
+def _labels(axis: Any, within: bool = True) -> list[Any]:
+    """The labels of ticks: of those within the limits of an axis, or of all others."""
+    low, high = sorted(axis.get_view_interval())
+    slack = 1e-6 * (high - low)
+    ticks = (*axis.get_major_ticks(), *axis.get_minor_ticks())
+    return [
+        label
+        for tick in ticks
+        for label, is_on in ((tick.label1, tick.label1.get_visible()), (tick.label2, False))
+        if (is_on and low - slack <= tick.get_loc() <= high + slack) == within
+    ]
+
+
+@of_all_pictures
+def test_no_panel_is_empty(drawing: Any) -> None:
+    for axes in panels(drawing):
+        lines = [line for line in axes.lines if np.size(line.get_xdata()) and line.get_visible()]
+        data = [line for line in lines if line.get_transform().contains_branch(axes.transData)]
+        assert axes.axison
+        assert data or axes.patches or axes.images, axes.get_title()
+        assert np.all(np.isfinite(axes.dataLim.get_points())), axes.get_title()
+
+
+@of_all_pictures
+def test_axes_name_a_unit_or_what_they_count(drawing: Any) -> None:
+    grouped: dict[Any, list[Any]] = {}
+    for axes in panels(drawing):
+        for which, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+            shown = [label.get_text() for label in _labels(axis) if label.get_text()]
+            numbers = [text for text in shown if text.replace(",", "").replace(".", "").isdigit()]
+            if numbers:  # else names stand along the axis
+                key = which if which == "y" and shares(axes) else (which, axes)
+                grouped.setdefault(key, []).append(axis.get_label_text())
+    assert grouped or all(axes.images for axes in panels(drawing))
+    for labels in grouped.values():
+        label = max(labels, key=len)
+        assert "[" in label or any(count in label for count in COUNTS), labels
+
+
+def shares(axes: Any) -> bool:
+    """Whether the y axis is that of the first panel, which has the label."""
+    return len(axes.get_shared_y_axes().get_siblings(axes)) > 1 or bool(axes.images)
+
+
+@of_all_pictures
+def test_legends_cover_no_panel(drawing: Any) -> None:
+    legends = [*drawing.legends, *(axes.get_legend() for axes in drawing.axes)]
+    for legend in filter(None, legends):
+        box = legend.get_window_extent()
+        for axes in drawing.axes:
+            assert not box.overlaps(axes.get_window_extent())
+
+
+@of_all_pictures
+def test_no_text_is_cut_off_or_too_small(drawing: Any) -> None:
+    width, height = drawing.bbox.size
+    for text, box in texts(drawing):
+        assert text.get_fontsize() >= SMALLEST, text.get_text()
+        assert box.x0 >= 0, text.get_text()
+        assert box.x1 <= width, text.get_text()
+        assert box.y0 >= 0, text.get_text()
+        assert box.y1 <= height, text.get_text()
+
+
+@of_all_pictures
+def test_no_text_lies_on_another(drawing: Any) -> None:
+    for (one, box), (other, of_other) in itertools.combinations(texts(drawing), 2):
+        apart = not box.padded(-1.5).overlaps(of_other.padded(-1.5))
+        assert apart, (one.get_text(), other.get_text())
+
+
+@of_all_pictures
+def test_pictures_are_as_wide_as_a_page_and_have_a_title(drawing: Any) -> None:
+    assert drawing.get_figwidth() == plots.WIDTH
+    assert drawing.get_figheight() <= plots.WIDTH
+    assert len(panels(drawing)) <= 3
+    assert drawing.get_suptitle()
+
+
+@of_all_pictures
+def test_speedups_say_what_is_faster(drawing: Any) -> None:
+    title, *rest = drawing.get_suptitle(), *(text.get_text() for text, _ in texts(drawing))
+    if "speedup" in title:
+        said = " ".join(rest)
+        assert "lax.scan" in said
+        assert "deeppcr is faster" in said or "up is better" in said
+
+
+def test_colours_of_speedups_meet_at_one() -> None:
+    maps = {"a": np.array([[0.5, 3.0]]), "b": np.array([[np.nan, 1.0]])}
+    drawing = plots.styled(plots.speedup_maps)("of", maps, ([1, 2], [8]), ("L", "w"), "speedup")
+    for axes in panels(drawing):
+        (image,) = axes.images
+        assert image.norm.vmin * image.norm.vmax == pytest.approx(1)
+        red, _, blue, _ = image.cmap(image.norm(0.3))
+        assert red > blue  # slower
+        red, _, blue, _ = image.cmap(image.norm(3.0))
+        assert blue > red
+        assert np.ptp(image.cmap(image.norm(1.0))[:3]) < 0.02  # white
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_every_picture_is_stored(name: str) -> None:
+    """The files beside the rows are those that are drawn of them, and no others."""
+    path = STORED[name].with_suffix(".png")
+    others = set(STORED) - {name}
+    found = {
+        file.name
+        for file in path.parent.glob(f"{name}*.png")
+        if not any(file.name.startswith(other) for other in others if other.startswith(name))
+    }
+    topics = list(drawn(name))
+    assert found == {path.name, *(f"{name}_{topic}.png" for topic in topics[1:])}
+    assert all((path.parent / each).read_bytes().startswith(b"\x89PNG") for each in found)
+
+
+def test_the_first_picture_is_written_to_the_path_and_others_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "few.png"
+    assert plots.save(path, drawn("calls") | drawn("digits")) == [path, tmp_path / "few_digits.png"]
+    assert all(file.stat().st_size > 10_000 for file in tmp_path.iterdir())
+
+
+def test_without_rows_the_picture_says_so(tmp_path: Path) -> None:
+    for name in STORED:
+        module = importlib.import_module(f"experiments.{name}.figure")
+        assert module.pictures([]) == {}
+    path = tmp_path / "empty.png"
+    assert plots.save(path, {}) == [path]
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert headline.draw([], path) == [path]
+
+
+def test_stored_pictures_are_drawn_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "prediction.jsonl"
+    copy.write_bytes(STORED["prediction"].read_bytes())
+    other = tmp_path / "unknown.jsonl"
+    other.write_text("")
+    plots.main([str(copy), str(other)])
+    names = ["prediction.png", "prediction_analysis.png"]
+    assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in names]
+
+
+def test_loops_are_named() -> None:
+    names = ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16", "unrolled"]
+    found = [{"program": name, "baseline": True} for name in names]
+    found.append({"program": "newton", "baseline": False})
+    assert plots.loops(found) == "lax.scan with unroll 1, 4, 16 and a Python loop"
+    assert plots.loops(found[:1]) == "lax.scan with unroll 1"
+    assert plots.loops([]) == ""
+
+
+def test_the_headline_shows_every_gru_once() -> None:
+    (axes,) = drawn("headline")["headline"].axes
+    cells = {
+        (row["w"], row["L"], row["batch"])
+        for row in rows("gradients")
+        if row["program"] == "auto"
+        and (row.get("kind"), row.get("direction")) == ("gru", "gradient")
+    }
+    filled = [
+        line
+        for line in axes.lines
+        if line.get_marker() == "o"
+        and len(line.get_xdata()) == 1
+        and line.get_markerfacecolor() == line.get_color()
+    ]
+    assert len(filled) == len(cells) > 5
+    assert axes.get_yscale() == "log"
