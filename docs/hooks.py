@@ -29,10 +29,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """
     if page.file.src_uri == CHANGELOG and (ROOT / "CHANGELOG.md").exists():
         return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    # The repository has the folder docs above the pages, and the site has not.
+    linked = re.sub(rf"\]\(\.\./((?:\.\./)*{PICTURES.as_posix()}/)", r"](\1", markdown)
     try:
-        filled = fill(markdown, up="../" * page.file.src_uri.count("/"))
+        filled = fill(linked, up="../" * page.file.src_uri.count("/"))
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from error
-    # The repository has the folder docs above the pages, and the site has not.
-    linked = re.sub(rf"\]\(\.\./((?:\.\./)*{PICTURES.as_posix()}/)", r"](\1", filled)
-    return linked.replace("<details>", '<details markdown="1">')
+    return filled.replace("<details>", '<details markdown="1">')
