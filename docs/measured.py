@@ -60,8 +60,9 @@ def table(name: str) -> str:
             if len(rows) > LONG:
                 title = f"<summary>{len(rows)} rows</summary>"
                 text = f'<details markdown="1">{title}\n\n{text}\n\n</details>'
-            source = [experiment for experiment in device.rows if name.startswith(experiment)]
-            parts.append(f'{text}\n\n<p class="source">{report.measured(device, *source)}</p>')
+            names = [experiment for experiment in device.rows if name.startswith(experiment)]
+            source = f'<p class="source">{report.measured(device, *names)}</p>'
+            parts.append(f'<div class="measured" markdown="1">\n\n{text}\n\n{source}\n\n</div>')
     return "\n\n".join(parts) or "*Not measured yet.*"
 
 
@@ -346,22 +347,21 @@ def iterations_accuracy(rows: Rows) -> list[Row]:
                 row for row in pick(group, ended="converged") if row["k"] < k
             ]
             error = then[0].get("error", math.inf) if then else None
-            line[f"k = {k}"] = "" if error is None else f"{error:.0e}".replace("inf", "overflow")
+            line[f"k = {k}"] = "" if error is None else f"{error:.1g}".replace("inf", "overflow")
         found.append(line)
     return found
 
 
 def iterations_width(rows: Rows) -> list[Row]:
-    """Time and memory of a GRU's forward pass, by width, of blocks of several widths."""
+    """A GRU's forward pass by width: iterations, time beside the best loop's, and memory."""
     found = []
     for case, group in cases(pick(rows.get("iterations", []), part="width")):
-        loop = min((row for row in group if row["baseline"]), key=lambda row: row["ms"])
-        line: Row = {"w": case["w"], "L": case["L"], "best loop, ms": loop["ms"]}
+        loop = min(row["ms"] for row in group if row["baseline"])
+        line: Row = {"w": case["w"], "L": case["L"], "best loop, ms": loop}
         for row in group:
             if not row["baseline"] and "speedup" in row:
-                line[f"{row['program']}: iterations"] = row["iterations"]
-                line[f"{row['program']}: times the loop"] = 1 / row["speedup"]
-                line[f"{row['program']}: MB"] = row["temp MB"]
+                line[row["program"]] = f"{row['iterations']} ({1 / row['speedup']:.3g}x)"
+                line[f"{row['program']}, MB"] = row["temp MB"]
         found.append(line)
     return found
 

@@ -11,6 +11,7 @@ import pytest
 import deeppcr
 import deeppcr.diffusion
 import depth
+from experiments import report
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -135,6 +136,83 @@ def test_pages_link_to_what_is_there(page):
     targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing
+
+
+FIGURE = re.compile(
+    r"""
+    \d\s?[x×]\b(?!\s?\d)                                          # 2.9x
+    | \d\s?%                                                       # 35 %
+    | \d\s?(ns|us|µs|ms|s|(nano|micro|milli)?seconds?|minutes?)\b    # 12 ms
+    | \d\s?([kKMG]i?B|bytes)\b                                      # 16 MB
+    | \d\s+times\b                                                 # 5 times as long
+    | \b(two|three|four|five|six|seven|eight|nine|ten|\w+teen|\w+ty|hundred)\s+times\s+
+      (as|the|faster|slower|longer|shorter|less|more|fewer)\b       # ten times faster
+    | \bfactor\s+of\s+\d                                           # within a factor of 2
+    | \btakes?\s+\d+(\s+to\s+\d+)?(\s+\w+)?\s+iterations\b         # takes 24 damped iterations
+    | \b\d+\s+to\s+\d+\s+iterations\b                              # 25 to 83 iterations
+    """,
+    re.VERBOSE,
+)
+GENERATED = re.compile(
+    r"<!-- results: .*?<!-- end of results -->|<!-- measured: \w+ -->.*?<!-- end -->"  # by report.py
+    r"|^```.*?^```|`[^`\n]+`|\$\$.*?\$\$|\$[^$\n]+\$|<!--.*?-->",  # code, formulas, comments
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def figures(text):
+    """What of the prose of a page looks like a measured figure, with some words around it."""
+    prose = " ".join(GENERATED.sub("-", text).split())
+    return [
+        prose[max(found.start() - 40, 0) : found.end() + 20] for found in FIGURE.finditer(prose)
+    ]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_no_figure_is_typed_into_prose(page):
+    """Measured figures are generated from the result files: see docs/measured.py and report.py."""
+    assert not figures(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "That is 3.4x and more.",
+        "It takes 2.2 to 2.8 times as long.",
+        "A step takes some 20 nanoseconds.",
+        "(12 seconds, once)",
+        "between 0.4 ms and 57 ms",
+        "planning is 1.6 % of that",
+        "within 15% of the fastest",
+        "72 MB there",
+        "It is ten times slower.",
+        "loops are within a factor of 2",
+        "The LSTM takes 24 damped iterations.",
+        "25 to 83 iterations, instead of more",
+        "up to 11 times\nfor a GRU",
+    ],
+)
+def test_figures_in_prose_are_found(sentence):
+    assert figures(f"A page.\n\n{sentence}\n")
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "blocks of 4 x 4 entries, or 4x4, on a mesh of 4 x 2",
+        "a GRU of 4 units over 10,000 steps",
+        "$w$ times the step, `log2 L` times the work; L times",
+        "at most 16 units in the last place, `max_iterations` (64)",
+        "the first three iterations; at worst it takes twice as long",
+        "`rtol=1e-3`, Python 3.11 and jax 0.10",
+        "the same with `unroll=4` takes `12 ms` in code",
+        f"{report.BEGIN}\n| 2.9x | 12 ms |\n{report.END}",
+        "Measured: <!-- measured: gradient -->0.9 to 8.5 times<!-- end --> the best loop",
+        "```\nit takes 12 ms\n```",
+    ],
+)
+def test_definitions_are_no_figures(sentence):
+    assert not figures(f"A page.\n\n{sentence}\n")
 
 
 def test_every_page_is_in_the_navigation():
