@@ -1,7 +1,10 @@
 """The tables and pictures of experiments on the site, from the files that they were kept in.
 
-A line ``<!-- table: iterations_width -->`` of a page becomes that table, and
-``<!-- pictures: iterations -->`` all pictures of an experiment, once for each device.
+A line of a page becomes what it names, once for each device:
+
+    <!-- table: iterations_width -->      a table
+    <!-- picture: iterations_width -->    a picture
+    <!-- pictures: iterations -->         all others of an experiment: iterations_*.png
 """
 
 import functools
@@ -17,7 +20,7 @@ from experiments.bench.summary import best, cases, errors
 from experiments.bench.table import Row, markdown
 
 RESULTS = Path(__file__).parent.parent / "experiments" / "results"
-MARKER = re.compile(r"^<!-- (table|pictures): (\w+) -->$", re.MULTILINE)
+MARKER = re.compile(r"^<!-- (table|pictures?): (\w+) -->$", re.MULTILINE)
 STOPPED = (0, 1, 2, 3, 4, 6, 8, 16, 64)  # iterations
 LONG = 20  # rows: a longer table is folded away
 Rows = dict[str, list[Row]]  # of one device, by experiment
@@ -34,8 +37,14 @@ def fill(text: str, up: str) -> str:
         ValueError: a marker that names nothing.
     """
 
+    shown = {found[2] for found in MARKER.finditer(text) if found[1] == "picture"}
+
     def made(found: re.Match[str]) -> str:
-        return table(found[2]) if found[1] == "table" else pictures(found[2], up)
+        kind, name = found.groups()
+        if kind == "table":
+            return table(name)
+        topics = sorted({path.stem for path in RESULTS.glob(f"*/{name}_*.png")} - shown)
+        return pictures([name] if kind == "picture" else [name, *topics], up)
 
     return MARKER.sub(made, text)
 
@@ -73,18 +82,16 @@ def _cell(value: Any) -> Any:
     return "" if value is None else value
 
 
-def pictures(experiment: str, up: str) -> str:
-    """All pictures of an experiment: of each device ``NAME.png``, and ``NAME_TOPIC.png``."""
+def pictures(names: Sequence[str], up: str) -> str:
+    """Pictures of each device, one below the other, as links to themselves."""
     found = []
     for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
-        for path in [folder / f"{experiment}.png", *sorted(folder.glob(f"{experiment}_*.png"))]:
-            if path.exists():
-                target = f"{up}experiments/results/{folder.name}/{path.name}"
-                topic = path.stem.removeprefix(experiment).replace("_", " ").strip()
-                said = f"{experiment.replace('_', ' ')}{topic and ', ' + topic}, on {folder.name}"
-                found.append(f"[![{said}]({target})]({target})")
+        for name in names:
+            if (folder / f"{name}.png").exists():
+                target = f"{up}experiments/results/{folder.name}/{name}.png"
+                found.append(f"[![{name.replace('_', ' ')}, on {folder.name}]({target})]({target})")
     if not found:
-        raise ValueError(f"there is no picture {experiment}.png in {RESULTS}/<device>")
+        raise ValueError(f"there is no picture {names[0]}.png in {RESULTS}/<device>")
     return "\n\n".join(found)
 
 
@@ -305,6 +312,15 @@ def decide_giving_up(rows: Rows) -> list[Row]:
     ]
 
 
+def _iterations(row: Row) -> str:
+    """How many there were, and in brackets the time as a multiple of the best loop's."""
+    if row["ended"] != "converged":
+        return f"over {row['iterations']}"
+    slower = 1 / row["speedup"]
+    multiple = f"{slower:.3g}" if slower < 1000 else f"{slower:,.0f}"
+    return f"{row['iterations']} ({multiple}x)"
+
+
 def iterations_forms(rows: Rows) -> list[Row]:
     """Iterations until converged, and how many times the best loop's time that takes."""
     shown = {
@@ -317,17 +333,10 @@ def iterations_forms(rows: Rows) -> list[Row]:
         "zero": "zero",
     }
 
-    def cell(row: Row) -> str:
-        if "iterations" not in row or "speedup" not in row:
-            return ""
-        if row["ended"] != "converged":
-            return f"over {row['iterations']}"
-        return f"{row['iterations']} ({1 / row['speedup']:.3g}x)"
-
     mine = [row for row in pick(rows.get("iterations", []), part="forms")
-            if row["program"] in shown]  # fmt: skip
+            if row["program"] in shown and "speedup" in row]  # fmt: skip
     mine = [row | {"form": shown[row["program"]]} for row in mine]
-    lines = pivot(mine, ("chain", "w", "L"), "form", cell)
+    lines = pivot(mine, ("chain", "w", "L"), "form", _iterations)
     order = [name for name in shown.values() if any(name in line for line in lines)]
     keys = ("chain", "w", "L", *order)
     return [{key: line.get(key, "") for key in keys} for line in lines]
@@ -360,7 +369,7 @@ def iterations_width(rows: Rows) -> list[Row]:
         line: Row = {"w": case["w"], "L": case["L"], "best loop, ms": loop}
         for row in group:
             if not row["baseline"] and "speedup" in row:
-                line[row["program"]] = f"{row['iterations']} ({1 / row['speedup']:.3g}x)"
+                line[row["program"]] = _iterations(row)
                 line[f"{row['program']}, MB"] = row["temp MB"]
         found.append(line)
     return found

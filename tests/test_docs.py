@@ -1,5 +1,6 @@
 """The documentation: its Python runs and prints what it says; its reference is complete."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -213,6 +214,65 @@ def test_figures_in_prose_are_found(sentence):
 )
 def test_definitions_are_no_figures(sentence):
     assert not figures(f"A page.\n\n{sentence}\n")
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """The module that fills tables and pictures in."""
+    spec = importlib.util.spec_from_file_location("measured", DOCS / "measured.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_tables_and_pictures_of_pages_are_there(measured, page):
+    text = measured.fill(page.read_text(encoding="utf-8"), up="")
+    assert not re.findall(r"<!-- (?:table|picture).*", text)
+    assert "Not measured yet" not in text
+
+
+def test_all_that_is_measured_is_shown(measured):
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    tables = set(re.findall(r"<!-- table: (\w+) -->", text))
+    assert tables == set(measured.TABLES)
+    filled = "\n".join(measured.fill(page.read_text(encoding="utf-8"), up="") for page in PAGES)
+    drawn = {path.name for path in (ROOT / "experiments/results").rglob("*.png")}
+    assert drawn - {"headline.png"} == set(re.findall(r"\]\([^)]*/(\w+\.png)\)\]", filled))
+
+
+def test_a_marker_that_names_nothing_is_an_error(measured):
+    with pytest.raises(ValueError, match="no table is called 'fun'; there are: overview, "):
+        measured.fill("<!-- table: fun -->", up="")
+    with pytest.raises(ValueError, match=r"there is no picture fun\.png in "):
+        measured.fill("<!-- pictures: fun -->", up="")
+
+
+def test_pictures_say_where_they_are(measured, tmp_path, monkeypatch):
+    (tmp_path / "toy").mkdir()
+    for name in ("mlp", "mlp_forward", "mlp_times"):
+        (tmp_path / "toy" / f"{name}.png").write_bytes(b"")
+    monkeypatch.setattr(measured, "RESULTS", tmp_path)
+    text = measured.fill("<!-- picture: mlp_times -->\n<!-- pictures: mlp -->\n", up="../")
+    place = "../experiments/results/toy/{}.png"
+    shown = [place.format(name) for name in ("mlp_times", "mlp", "mlp_forward")]
+    assert re.findall(r"!\[[^]]*\]\(([^)]*)\)", text) == shown
+
+
+def test_a_table_of_the_site_is_made_of_rows(measured, monkeypatch):
+    row = {"part": "width", "chain": "gru", "w": 2, "L": 64, "ms": 2.0, "temp MB": 1.5}
+    rows = [
+        row | {"program": "lax.scan", "baseline": True},
+        row | {"program": "dense", "baseline": False, "ms": 5000.0, "speedup": 1 / 2500}
+        | {"iterations": 5, "ended": "converged"},
+    ]  # fmt: skip
+    rows = [{key: line[key] for key in (*list(row)[:4], "program", *line)} for line in rows]
+    head = {"processor": "Toy", "cores": 1, "jax": "0.10.2", "time": "2026-01-02T03"}
+    toy = report.Device("toy", ROOT, {"iterations": [head]}, {"iterations": rows})
+    monkeypatch.setattr(measured, "devices", lambda: [toy])
+    lines = measured.fill("<!-- table: iterations_width -->", up="").splitlines()
+    assert "| 2 | 64 | 2 | 5 (2,500x) | 1.5 |" in lines
+    assert '<p class="source">toy: Toy, 1 core, jax 0.10.2, 2026-01-02.</p>' in lines
 
 
 def test_every_page_is_in_the_navigation():
