@@ -1,5 +1,6 @@
 """The documentation: its Python runs and prints what it says; its reference is complete."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import deeppcr
 import deeppcr.diffusion
 import depth
+from experiments import report
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -135,6 +137,142 @@ def test_pages_link_to_what_is_there(page):
     targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing
+
+
+FIGURE = re.compile(
+    r"""
+    \d\s?[x×]\b(?!\s?\d)                                          # 2.9x
+    | \d\s?%                                                       # 35 %
+    | \d\s?(ns|us|µs|ms|s|(nano|micro|milli)?seconds?|minutes?)\b    # 12 ms
+    | \d\s?([kKMG]i?B|bytes)\b                                      # 16 MB
+    | \d\s+times\b                                                 # 5 times as long
+    | \b(two|three|four|five|six|seven|eight|nine|ten|\w+teen|\w+ty|hundred)\s+times\s+
+      (as|the|faster|slower|longer|shorter|less|more|fewer)\b       # ten times faster
+    | \bfactor\s+of\s+\d                                           # within a factor of 2
+    | \btakes?\s+\d+(\s+to\s+\d+)?(\s+\w+)?\s+iterations\b         # takes 24 damped iterations
+    | \b\d+\s+to\s+\d+\s+iterations\b                              # 25 to 83 iterations
+    """,
+    re.VERBOSE,
+)
+GENERATED = re.compile(
+    r"<!-- results: .*?<!-- end of results -->|<!-- measured: \w+ -->.*?<!-- end -->"  # by report.py
+    r"|^```.*?^```|`[^`\n]+`|\$\$.*?\$\$|\$[^$\n]+\$|<!--.*?-->",  # code, formulas, comments
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def figures(text):
+    """What of the prose of a page looks like a measured figure, with some words around it."""
+    prose = " ".join(GENERATED.sub("-", text).split())
+    return [
+        prose[max(found.start() - 40, 0) : found.end() + 20] for found in FIGURE.finditer(prose)
+    ]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_no_figure_is_typed_into_prose(page):
+    """Measured figures are generated from the result files: see docs/measured.py and report.py."""
+    assert not figures(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "That is 3.4x and more.",
+        "It takes 2.2 to 2.8 times as long.",
+        "A step takes some 20 nanoseconds.",
+        "(12 seconds, once)",
+        "between 0.4 ms and 57 ms",
+        "planning is 1.6 % of that",
+        "within 15% of the fastest",
+        "72 MB there",
+        "It is ten times slower.",
+        "loops are within a factor of 2",
+        "The LSTM takes 24 damped iterations.",
+        "25 to 83 iterations, instead of more",
+        "up to 11 times\nfor a GRU",
+    ],
+)
+def test_figures_in_prose_are_found(sentence):
+    assert figures(f"A page.\n\n{sentence}\n")
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "blocks of 4 x 4 entries, or 4x4, on a mesh of 4 x 2",
+        "a GRU of 4 units over 10,000 steps",
+        "$w$ times the step, `log2 L` times the work; L times",
+        "at most 16 units in the last place, `max_iterations` (64)",
+        "the first three iterations; at worst it takes twice as long",
+        "`rtol=1e-3`, Python 3.11 and jax 0.10",
+        "the same with `unroll=4` takes `12 ms` in code",
+        f"{report.BEGIN}\n| 2.9x | 12 ms |\n{report.END}",
+        "Measured: <!-- measured: gradient -->0.9 to 8.5 times<!-- end --> the best loop",
+        "```\nit takes 12 ms\n```",
+    ],
+)
+def test_definitions_are_no_figures(sentence):
+    assert not figures(f"A page.\n\n{sentence}\n")
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """The module that fills tables and pictures in."""
+    spec = importlib.util.spec_from_file_location("measured", DOCS / "measured.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_tables_and_pictures_of_pages_are_there(measured, page):
+    text = measured.fill(page.read_text(encoding="utf-8"), up="")
+    assert not re.findall(r"<!-- (?:table|picture).*", text)
+    assert "Not measured yet" not in text
+
+
+def test_all_that_is_measured_is_shown(measured):
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    tables = set(re.findall(r"<!-- table: (\w+) -->", text))
+    assert tables == set(measured.TABLES)
+    filled = "\n".join(measured.fill(page.read_text(encoding="utf-8"), up="") for page in PAGES)
+    drawn = {path.name for path in (ROOT / "experiments/results").rglob("*.png")}
+    assert drawn - {"headline.png"} == set(re.findall(r"\]\([^)]*/(\w+\.png)\)\]", filled))
+
+
+def test_a_marker_that_names_nothing_is_an_error(measured):
+    with pytest.raises(ValueError, match="no table is called 'fun'; there are: overview, "):
+        measured.fill("<!-- table: fun -->", up="")
+    with pytest.raises(ValueError, match=r"there is no picture fun\.png in "):
+        measured.fill("<!-- pictures: fun -->", up="")
+
+
+def test_pictures_say_where_they_are(measured, tmp_path, monkeypatch):
+    (tmp_path / "toy").mkdir()
+    for name in ("mlp", "mlp_forward", "mlp_times"):
+        (tmp_path / "toy" / f"{name}.png").write_bytes(b"")
+    monkeypatch.setattr(measured, "RESULTS", tmp_path)
+    text = measured.fill("<!-- picture: mlp_times -->\n<!-- pictures: mlp -->\n", up="../")
+    place = "../experiments/results/toy/{}.png"
+    shown = [place.format(name) for name in ("mlp_times", "mlp", "mlp_forward")]
+    assert re.findall(r"!\[[^]]*\]\(([^)]*)\)", text) == shown
+
+
+def test_a_table_of_the_site_is_made_of_rows(measured, monkeypatch):
+    row = {"part": "width", "chain": "gru", "w": 2, "L": 64, "ms": 2.0, "temp MB": 1.5}
+    rows = [
+        row | {"program": "lax.scan", "baseline": True},
+        row | {"program": "dense", "baseline": False, "ms": 5000.0, "speedup": 1 / 2500}
+        | {"iterations": 5, "ended": "converged"},
+    ]  # fmt: skip
+    rows = [{key: line[key] for key in (*list(row)[:4], "program", *line)} for line in rows]
+    head = {"processor": "Toy", "cores": 1, "jax": "0.10.2", "time": "2026-01-02T03"}
+    toy = report.Device("toy", ROOT, {"iterations": [head]}, {"iterations": rows})
+    monkeypatch.setattr(measured, "devices", lambda: [toy])
+    lines = measured.fill("<!-- table: iterations_width -->", up="").splitlines()
+    assert "| 2 | 64 | 2 | 5 (2,500x) | 1.5 |" in lines
+    assert '<p class="source">toy: Toy, 1 core, jax 0.10.2, 2026-01-02.</p>' in lines
 
 
 def test_every_page_is_in_the_navigation():

@@ -1,0 +1,554 @@
+"""The tables and pictures of experiments on the site, from the files that they were kept in.
+
+A line of a page becomes what it names, once for each device:
+
+    <!-- table: iterations_width -->      a table
+    <!-- picture: iterations_width -->    a picture
+    <!-- pictures: iterations -->         all others of an experiment: iterations_*.png
+"""
+
+import functools
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import report
+from experiments.bench.summary import best, cases, errors
+from experiments.bench.table import Row, markdown
+
+RESULTS = Path(__file__).parent.parent / "experiments" / "results"
+MARKER = re.compile(r"^<!-- (table|pictures?): (\w+) -->$", re.MULTILINE)
+STOPPED = (0, 1, 2, 3, 4, 6, 8, 16, 64)  # iterations
+LONG = 20  # rows: a longer table is folded away
+Rows = dict[str, list[Row]]  # of one device, by experiment
+
+
+def fill(text: str, up: str) -> str:
+    """A page with tables and pictures in the place of its markers.
+
+    Args:
+        text: of the page.
+        up: the way from the page to the root of the site.
+
+    Raises:
+        ValueError: a marker that names nothing.
+    """
+
+    shown = {found[2] for found in MARKER.finditer(text) if found[1] == "picture"}
+
+    def made(found: re.Match[str]) -> str:
+        kind, name = found.groups()
+        if kind == "table":
+            return table(name)
+        topics = sorted({path.stem for path in RESULTS.glob(f"*/{name}_*.png")} - shown)
+        return pictures([name] if kind == "picture" else [name, *topics], up)
+
+    return MARKER.sub(made, text)
+
+
+@functools.cache
+def devices() -> list[report.Device]:
+    """All that is kept."""
+    return report.read(sorted(path for path in RESULTS.iterdir() if path.is_dir()))
+
+
+def table(name: str) -> str:
+    """A table of each device, with a line below it on where and when it was measured."""
+    if name not in TABLES:
+        raise ValueError(f"no table is called {name!r}; there are: {', '.join(TABLES)}")
+    parts = []
+    for device in devices():
+        rows = [
+            {key: _cell(value) for key, value in row.items()} for row in TABLES[name](device.rows)
+        ]
+        if rows:
+            text = markdown(rows)
+            if len(rows) > LONG:
+                title = f"<summary>{len(rows)} rows</summary>"
+                text = f'<details markdown="1">{title}\n\n{text}\n\n</details>'
+            names = [experiment for experiment in device.rows if name.startswith(experiment)]
+            source = f'<p class="source">{report.measured(device, *names)}</p>'
+            parts.append(f'<div class="measured" markdown="1">\n\n{text}\n\n{source}\n\n</div>')
+    return "\n\n".join(parts) or "*Not measured yet.*"
+
+
+def _cell(value: Any) -> Any:
+    """A value as a table shows it: large numbers without exponents."""
+    if isinstance(value, float) and abs(value) >= 1000:
+        return int(float(f"{value:.2e}"))
+    return "" if value is None else value
+
+
+def pictures(names: Sequence[str], up: str) -> str:
+    """Pictures of each device, one below the other, as links to themselves."""
+    found = []
+    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+        for name in names:
+            if (folder / f"{name}.png").exists():
+                target = f"{up}experiments/results/{folder.name}/{name}.png"
+                found.append(f"[![{name.replace('_', ' ')}, on {folder.name}]({target})]({target})")
+    if not found:
+        raise ValueError(f"there is no picture {names[0]}.png in {RESULTS}/<device>")
+    return "\n\n".join(found)
+
+
+# -- helpers
+
+
+def pick(rows: Iterable[Row], **labels: Any) -> list[Row]:
+    """The rows with these cells."""
+    return [row for row in rows if all(row.get(key) == value for key, value in labels.items())]
+
+
+def pivot(
+    rows: Iterable[Row], down: Sequence[str], across: str, cell: Callable[[Row], Any]
+) -> list[Row]:
+    """A row for every combination of ``down``, a column for every value of ``across``."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        key = tuple(row.get(name, "") for name in down)
+        line = found.setdefault(key, dict(zip(down, key, strict=True)))
+        line[str(row[across])] = cell(row)
+    return list(found.values())
+
+
+def parallel(rows: Iterable[Row]) -> list[Row]:
+    """The fastest parallel program of each case, and the rewritten loop if "auto" takes it."""
+    rows = list(rows)
+    loops = {
+        tuple(case.items()): row["speedup"]
+        for case, group in cases(rows)
+        for row in group
+        if row["program"] == "auto" and "speedup" in row and row.get("depth speedup", 1.0) <= 1.0
+    }
+    found = []
+    for row in best(rows, without=report.SEQUENTIAL):
+        keys = list(row)
+        case = {key: row[key] for key in keys[: keys.index("sequential")]}
+        shown = {key: value for key, value in case.items() if key != "part"}
+        shown |= {"best loop, ms": row["sequential ms"], "parallel, ms": row["parallel ms"]}
+        shown |= {"program": row["parallel"], "speedup": row["speedup"]}
+        shown |= {"predicted": row.get("predicted speedup", "")}
+        found.append(shown | {"loop rewritten, speedup": loops.get(tuple(case.items()), "")})
+    return found
+
+
+def mean(values: Sequence[float]) -> float:
+    """Their geometric mean."""
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that this share of them does not exceed."""
+    return sorted(values)[int(share * (len(values) - 1) + 0.5)]
+
+
+# -- the tables
+
+
+def overview(rows: Rows) -> list[Row]:
+    """How often a parallel program is faster than the best loop, by experiment and direction."""
+    found = []
+    for name in ("mlp", "gradients", "iterations", "diffusion", "resnet"):
+        mine = [row for row in rows.get(name, []) if row.get("part") not in ("accuracy", "stopped")]
+        groups: dict[str, list[float]] = {}
+        for row in best(mine, without=report.SEQUENTIAL):
+            groups.setdefault(row.get("direction", "forward"), []).append(row["speedup"])
+        for direction, speedups in groups.items():
+            found.append(
+                {
+                    "experiment": name,
+                    "direction": direction,
+                    "cases": len(speedups),
+                    "parallel is faster": sum(speedup > 1 for speedup in speedups),
+                    "speedup, median": statistics.median(speedups),
+                    "best": max(speedups),
+                    "worst": min(speedups),
+                }
+            )
+    return found
+
+
+def gradients_adjoints(rows: Rows) -> list[Row]:
+    """The gradient of a GRU by "auto"."""
+    found = []
+    groups = cases(pick(rows.get("gradients", []), part="adjoints"))
+    forward = {
+        (case["L"], case["w"], case["batch"]): auto["speedup"]
+        for case, group in groups
+        for auto in pick(group, program="auto")
+        if case["direction"] == "forward"
+    }
+    for case, group in groups:
+        auto, scan = pick(group, program="auto"), pick(group, program="lax.scan")
+        if case["direction"] == "gradient" and auto and scan:
+            found.append(
+                {
+                    "T": case["L"],
+                    "units": case["w"],
+                    "batch": case["batch"],
+                    "lax.scan, ms": scan[0]["ms"],
+                    "best loop, ms": min(row["ms"] for row in group if row["baseline"]),
+                    "deeppcr, ms": auto[0]["ms"],
+                    "over lax.scan": auto[0]["over lax.scan"],
+                    "over the best loop": auto[0]["speedup"],
+                    "predicted": auto[0]["predicted speedup"],
+                    "forward, over the best loop": forward.get(
+                        (case["L"], case["w"], case["batch"]), ""
+                    ),
+                }
+            )
+    if found:
+        both = ("over lax.scan", "over the best loop")
+        means = {key: mean([row[key] for row in found]) for key in both}
+        found.append(dict.fromkeys(found[0], "") | {"T": "geometric mean"} | means)
+    return found
+
+
+def gradients_memory(rows: Rows) -> list[Row]:
+    """Megabytes of the gradient of a GRU, by adjoint."""
+    named = {
+        "lax.scan": "jax.grad of lax.scan",
+        "adjoint, backprop": '"backprop"',
+        "adjoint, recurrence": '"sequential"',
+        "adjoint, pcr": '"pcr"',
+    }
+    mine = pick(rows.get("gradients", []), part="adjoints", direction="gradient")
+    mine = [row | {"T": row["L"], "units": row["w"], "named": named[row["program"]]}
+            for row in mine if row["program"] in named]  # fmt: skip
+    return pivot(mine, ("T", "units", "batch"), "named", lambda row: row["temp MB"])
+
+
+def gradients_cells(rows: Rows) -> list[Row]:
+    """GRU and LSTM of several sizes."""
+    return parallel(pick(rows.get("gradients", []), part="grid"))
+
+
+def gradients_training(rows: Rows) -> list[Row]:
+    """A GRU trained on long series."""
+    keys = ("kind", "L", "w", "program", "steps", "last loss", "losses differ", "alike for")
+    mine = pick(rows.get("gradients", []), part="training")
+    return [{key: row.get(key, "") for key in (*keys, "accuracy")} for row in mine]
+
+
+def gradients_speech(rows: Rows) -> list[Row]:
+    """A pretrained LSTM, which amplifies differences."""
+    mine = pick(rows.get("gradients", []), part="speech")
+    return [
+        {
+            "program": row["program"],
+            "ms": row["ms"],
+            "times the best loop": 1 / row["speedup"],
+            "iterations": row.get("iterations", ""),
+            "error": row["error"],
+        }
+        for row in mine
+        if "ms" in row
+    ]
+
+
+def decide_regret(rows: Rows) -> list[Row]:
+    """How much slower what "auto" takes is than the fastest, over all chains that were drawn."""
+    found = []
+    for direction in ("forward", "gradient"):
+        mine = pick(rows.get("decide", []), part="regret", direction=direction)
+        mine = [row for row in mine if "regret %" in row]
+        if not mine:
+            continue
+        regret = [row["regret %"] for row in mine]
+        noise = [row["noise %"] for row in mine]
+        found.append(
+            {
+                "direction": direction,
+                "regret %, median": round(statistics.median(regret), 1),
+                "90th percentile": percentile(regret, 0.9),
+                "worst": max(regret),
+                "within 15 %": f"{sum(value <= 15 for value in regret)} of {len(regret)}",
+                "lax.scan against itself %, median": statistics.median(noise),
+                "its worst": max(noise),
+                "auto over lax.scan": mean([row["speedup"] for row in mine]),
+                "over the best loop": mean([row["over best loop"] for row in mine]),
+                "planning, % of compiling": statistics.median(row["planning %"] for row in mine),
+            }
+        )
+    return found
+
+
+def decide_worst(rows: Rows) -> list[Row]:
+    """The chains on which "auto" loses most."""
+    mine = [row for row in pick(rows.get("decide", []), part="regret") if "regret %" in row]
+    keys = ("kind", "w", "L", "batch", "direction", "chosen", "fastest", "regret %", "noise %")
+    mine.sort(key=lambda row: -float(row["regret %"]))
+    return [{key: row[key] for key in keys} for row in mine[:6]]
+
+
+def decide_breakeven(rows: Rows) -> list[Row]:
+    """Speedups of a GRU over plain `jax.lax.scan`, measured here and predicted for others."""
+    found: dict[tuple[int, int], Row] = {}
+    for row in pick(rows.get("decide", []), part="map"):
+        line = found.setdefault((row["w"], row["L"]), {"units": row["w"], "steps": row["L"]})
+        direction = row["direction"]
+        line[f"here, {direction}"] = row.get("over lax.scan", "")
+        for target in ("H200", "TPU v5e"):
+            line[f"{target}, {direction} (predicted)"] = row[f"predicted, {target}"]
+    keys = sorted({key for row in found.values() for key in row if "," in key})
+    keys.sort(key=lambda key: key[:4] != "here")
+    return [{key: row.get(key, "") for key in ("units", "steps", *keys)} for row in found.values()]
+
+
+def decide_giving_up(rows: Rows) -> list[Row]:
+    """What a chain costs on which Newton's method stops at its budget."""
+    keys = ("chain", "method", "iterations", "ended", "error, lax.scan")
+    return [
+        {key: row.get(key, "") for key in keys}
+        | {
+            "times the sequential time, here": row.get("times sequential, here", ""),
+            "on an H200 (predicted)": row.get("predicted for H200", ""),
+        }
+        for row in pick(rows.get("decide", []), part="giving-up")
+    ]
+
+
+def _iterations(row: Row) -> str:
+    """How many there were, and in brackets the time as a multiple of the best loop's."""
+    if row["ended"] != "converged":
+        return f"over {row['iterations']}"
+    slower = 1 / row["speedup"]
+    multiple = f"{slower:.3g}" if slower < 1000 else f"{slower:,.0f}"
+    return f"{row['iterations']} ({multiple}x)"
+
+
+def iterations_forms(rows: Rows) -> list[Row]:
+    """Iterations until converged, and how many times the best loop's time that takes."""
+    shown = {
+        "dense": "dense",
+        "frozen 3": "dense, kept for 3",
+        "blocks 4": "blocks of 4",
+        "diagonal": "diagonal",
+        "4 probes": "4 probes",
+        "scalar": "scalar",
+        "zero": "zero",
+    }
+
+    mine = [row for row in pick(rows.get("iterations", []), part="forms")
+            if row["program"] in shown and "speedup" in row]  # fmt: skip
+    mine = [row | {"form": shown[row["program"]]} for row in mine]
+    lines = pivot(mine, ("chain", "w", "L"), "form", _iterations)
+    order = [name for name in shown.values() if any(name in line for line in lines)]
+    keys = ("chain", "w", "L", *order)
+    return [{key: line.get(key, "") for key in keys} for line in lines]
+
+
+def iterations_accuracy(rows: Rows) -> list[Row]:
+    """The error after k iterations; once they have converged, it stays."""
+    labels = ("chain", "w", "L", "form")
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in pick(rows.get("iterations", []), part="accuracy"):
+        groups.setdefault(tuple(row[label] for label in labels), []).append(row)
+    found = []
+    for key, group in groups.items():
+        line = dict(zip(labels, key, strict=True))
+        for k in STOPPED:
+            then = pick(group, k=k) or [
+                row for row in pick(group, ended="converged") if row["k"] < k
+            ]
+            error = then[0].get("error", math.inf) if then else None
+            line[f"k = {k}"] = "" if error is None else f"{error:.1g}".replace("inf", "overflow")
+        found.append(line)
+    return found
+
+
+def iterations_width(rows: Rows) -> list[Row]:
+    """A GRU's forward pass by width: iterations, time beside the best loop's, and memory."""
+    found = []
+    for case, group in cases(pick(rows.get("iterations", []), part="width")):
+        loop = min(row["ms"] for row in group if row["baseline"])
+        line: Row = {"w": case["w"], "L": case["L"], "best loop, ms": loop}
+        for row in group:
+            if not row["baseline"] and "speedup" in row:
+                line[row["program"]] = _iterations(row)
+                line[f"{row['program']}, MB"] = row["temp MB"]
+        found.append(line)
+    return found
+
+
+def iterations_damping(rows: Rows) -> list[Row]:
+    """Iterations with and without a trust region."""
+
+    def cell(row: Row) -> Any:
+        over = row["ended"] != "converged"
+        return f"over {row['iterations']}" if over else row["iterations"]
+
+    mine = [row for row in pick(rows.get("iterations", []), part="damping") if "iterations" in row]
+    return pivot(mine, ("chain", "L", "growth rate"), "program", cell)
+
+
+def mlp_speedups(rows: Rows) -> list[Row]:
+    """Every case of the layers."""
+    return parallel(rows.get("mlp", []))
+
+
+def diffusion_speedups(rows: Rows) -> list[Row]:
+    """Speedup over the best loop, by method."""
+    mine = [row for row in pick(rows.get("diffusion", []), part="speed") if not row["baseline"]]
+    mine = [row for row in mine if row["program"] != "auto"]
+    down = ("kind", "w", "L", "batch")
+    return pivot(mine, down, "program", lambda row: row.get("speedup", "too slow to run"))
+
+
+def diffusion_stopped(rows: Rows) -> list[Row]:
+    """How far samples are from the sequential ones after a few iterations."""
+    return [
+        {
+            "method": row["program"],
+            "iterations": row.get("iterations", ""),
+            "error": row["error"],
+            "W1 to the sequential samples": row["W1 to sequential"],
+            "W1 between two noises": row["W1, other noise"],
+            "same class": row["same class"],
+            "accuracy": row["accuracy"],
+        }
+        for row in pick(rows.get("diffusion", []), part="stopped")
+        if not row["baseline"] or row["program"] == "lax.scan"
+    ]
+
+
+def resnet_steps(rows: Rows) -> list[Row]:
+    """Speedup of a training step over the best loop, by number of blocks."""
+    mine = [row for row in pick(rows.get("resnet", []), part="times")
+            if not row["baseline"] and row["program"] != "auto"]  # fmt: skip
+    mine = [row | {"forward / backward": row["program"], "blocks": f"{row['L']} blocks"}
+            for row in mine]  # fmt: skip
+    return pivot(
+        mine, ("forward / backward",), "blocks", lambda row: row.get("speedup", "too slow to run")
+    )
+
+
+def resnet_training(rows: Rows) -> list[Row]:
+    """Training by every variant, converged and stopped after k iterations."""
+    mine = [row for row in rows.get("resnet", []) if row.get("part") in ("training", "approximate")]
+    return [
+        {
+            "forward / backward": row.get("variant", row["program"]),
+            "stopped after": row.get("k", ""),
+            "iterations": row["iterations"],
+            "last loss": row["last loss"],
+            "losses differ by": row["losses differ"],
+            "error of the gradient": row.get("gradient error", ""),
+            "accuracy": row["accuracy"],
+            "ms a step": row["ms"],
+        }
+        for row in mine
+    ]
+
+
+def compile_time_layers(rows: Rows) -> list[Row]:
+    """Seconds to trace and compile the gradient, by number of layers."""
+    mine = [row for row in pick(rows.get("compile_time", []), part="layers") if "seconds" in row]
+    mine = [
+        row | {"layers": f"{row['L']} layers"} for row in mine if "unroll" not in row["program"]
+    ]
+    return pivot(mine, ("program",), "layers", lambda row: row["seconds"])
+
+
+def compile_time_training(rows: Rows) -> list[Row]:
+    """Seconds to trace and compile a whole training loop."""
+    mine = [row for row in pick(rows.get("compile_time", []), part="training") if "seconds" in row]
+    return [
+        {
+            "training loop": row["program"],
+            "modules": row["modules"],
+            "seconds to compile": row["seconds"],
+            "us a step": row["us a step"],
+        }
+        for row in mine
+    ]
+
+
+def kernels_launches(rows: Rows) -> list[Row]:
+    """What XLA launches on a GPU that it compiles for, and how often the host waits."""
+    found = []
+    for line in report.HEADLINES:
+        labels = {key: value for key, value in line.labels.items() if key != "batch"}
+        mine = pick(rows.get("kernels", []), **labels) if not line.is_sequential else []
+        mine.sort(key=lambda row: float(row["launches"]))
+        loops = [row for row in mine if row["sequential"]]
+        others = [row for row in mine if not row["sequential"]]
+        plain = pick(loops, program="lax.scan")
+        if plain and others:
+            title = line.title if "same" not in line.title else f"MLP{line.title[8:]}"
+            found.append(
+                {
+                    f"launches, {plain[0]['target']}": title,
+                    "lax.scan": plain[0]["launches"],
+                    "best loop": loops[0]["launches"],
+                    "parallel": others[0]["launches"],
+                    "by": others[0]["program"],
+                    "waits of the host": others[0]["waits"],
+                    "fewer than the best loop": round(loops[0]["launches"] / others[0]["launches"]),
+                }
+            )
+    return found
+
+
+def prediction_errors(rows: Rows) -> list[Row]:
+    """|log2(predicted / measured)| of times, by experiment."""
+    return [{"experiment": name, **said} for name in rows if (said := errors(rows[name]))]
+
+
+def prediction_times(rows: Rows) -> list[Row]:
+    """Predicted beside measured times."""
+    keys = {"chain": "chain", "program": "program", "ms": "measured, ms"}
+    keys |= {"predicted ms": "predicted, ms", "log2": "log2 of predicted / measured"}
+    mine = [row for row in pick(rows.get("prediction", []), part="times") if "ms" in row]
+    return [{title: row[key] for key, title in keys.items()} for row in mine]
+
+
+def recurrence_solvers(rows: Rows) -> list[Row]:
+    """The fastest solvers of the recurrence, sequential and parallel."""
+    return [
+        {
+            "w": row["w"],
+            "L": row["L"],
+            "sequential, ms": row["sequential ms"],
+            "parallel, ms": row["parallel ms"],
+            "fastest parallel": row["parallel"],
+            "jax.lax.associative_scan, ms": row["associative ms"],
+            "auto takes": row["auto"],
+        }
+        for row in sorted(
+            pick(rows.get("recurrence", []), part="solvers"), key=lambda row: (row["w"], row["L"])
+        )
+    ]
+
+
+def sharding_chain(rows: Rows) -> list[Row]:
+    """A training step on simulated devices."""
+    mine = pick(rows.get("sharding", []), part="chain")
+    return [
+        {
+            "training step": row["row"],
+            "ms": row["ms"],
+            "times lax.scan on one device": 1 / row["over lax.scan"],
+            "parameter bytes on each device": row["parameter bytes"],
+            "error": row["error"],
+        }
+        for row in mine
+        if "ms" in row
+    ]
+
+
+TABLES: dict[str, Callable[[Rows], list[Row]]] = {
+    made.__name__: made
+    for made in (
+        overview, gradients_adjoints, gradients_memory, gradients_cells, gradients_training,
+        gradients_speech, decide_regret, decide_worst, decide_breakeven, decide_giving_up,
+        iterations_forms, iterations_accuracy, iterations_width, iterations_damping, mlp_speedups,
+        diffusion_speedups, diffusion_stopped, resnet_steps, resnet_training, compile_time_layers,
+        compile_time_training, kernels_launches, prediction_errors, prediction_times,
+        recurrence_solvers, sharding_chain,
+    )
+}  # fmt: skip
