@@ -23,10 +23,11 @@ from jax import Array
 import deeppcr
 from experiments.bench import command
 from experiments.bench.command import positive
+from experiments.bench.columns import BENCH, BEST
 from experiments.bench.engine import Case, Variant, bench
 from experiments.bench.programs import Scan, baselines
 from experiments.bench.summary import best
-from experiments.bench.table import Row, show
+from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.mlp.figure import draw
 
@@ -176,13 +177,14 @@ def case(size: Size, direction: str) -> Case:
 
 
 def main(argv: list[str]) -> None:
-    """Measure, print the tables, and with --keep write the rows and the figure."""
+    """Measure the sizes that the command line asks for."""
     arguments = command.parser("mlp", __doc__)
-    arguments.add_argument("--kinds", nargs="+", choices=KINDS, help="activations")
-    arguments.add_argument("--lengths", nargs="+", type=positive, metavar="L", help="layers")
-    arguments.add_argument("--widths", nargs="+", type=positive, metavar="W", help="units each")
-    arguments.add_argument("--batches", nargs="+", type=positive, metavar="B", help="batch sizes")
-    arguments.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
+    add = arguments.add_argument
+    add("--kinds", nargs="+", choices=KINDS, help="activations (tanh)")
+    add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
+    add("--widths", nargs="+", type=positive, metavar="W", help="units of a layer")
+    add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes (1)")
+    add("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS, help="(all)")
     options = arguments.parse_args(argv)
     device, effort = command.model(options), Effort(options.repeats)
     chosen = default_sizes(options.quick, jax.default_backend() == "cpu")
@@ -194,11 +196,13 @@ def main(argv: list[str]) -> None:
             options.batches or [1],
         )
 
-    def rows(size: Size) -> Iterator[Row]:
-        for direction in options.directions:
-            yield from bench(case(size, direction), device, effort, LONGEST)
+    def rows(size: Size, direction: str) -> Iterator[Row]:
+        return bench(case(size, direction), device, effort, LONGEST)
 
-    kept = command.run(options, "mlp", [partial(rows, size) for size in chosen])
-    found = list(best(kept.rows))
-    print(show(found))
-    command.conclude(options, kept, partial(draw, found))
+    command.run(
+        options,
+        [partial(rows, size, direction) for size in chosen for direction in options.directions],
+        {"": BENCH, "fastest programs": BEST},
+        summary=lambda rows: iter([command.part("fastest programs", best(rows))]),
+        draw=lambda rows, path: draw(list(best(rows)), path),
+    )
