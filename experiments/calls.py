@@ -1,10 +1,8 @@
-"""Milliseconds of the first, the second and later calls outside of jax.jit, and what they leave.
+"""What does a call outside of jax.jit cost: the first, the second, later ones?
 
-Every entry point is called as in a notebook: eagerly, by a function that is made anew for each
-call, beside `jax.lax.scan` or the Python loop; "one step" is `jax.lax.scan` of one and the same
-function. "compiled" is the number of programs that jax
-compiled for the first and for the second call and for all later ones; "MB" is what the process has
-grown by in the later calls.
+Every entry point is called eagerly, as in a notebook, with a function that is defined anew for each
+call, beside `jax.lax.scan` or a Python loop; "one step" is `jax.lax.scan` of the same function each
+time.
 """
 
 import resource
@@ -24,16 +22,28 @@ from experiments.bench import command
 from experiments.bench.command import positive
 from experiments.bench.plots import figure
 from experiments.bench.programs import SCAN
-from experiments.bench.table import Row, show
+from experiments.bench.progress import PROGRESS
+from experiments.bench.table import Row
 from experiments.bench.timing import clock
 
+TAKES = "1 min"
 WIDTH = 8
+COLUMNS = {
+    "entry": "what is called",
+    "program": "by which library",
+    "first ms": "time of the first call, in milliseconds",
+    "second ms": "time of the second call",
+    "later ms": "median time of later calls",
+    "compiled": "programs that jax compiled for the first, for the second and for all later calls",
+    "MB": "growth of the process during later calls, in MB",
+    "error": "largest difference from the entry's first program",
+}
 COMPILED = "/jax/core/compile/backend_compile_duration"
 Call = Callable[[], Any]
 
 
 def entries(length: int, layers: int) -> dict[str, dict[str, Call]]:
-    """What is called, by entry point and by program; the one to compare with comes first."""
+    """Calls by entry point and by program, the one to compare with first."""
     keys = jax.random.split(jax.random.key(0), 4)
     weight = jax.random.normal(keys[0], (WIDTH, WIDTH)) / (2 * WIDTH**0.5)
     xs = jax.random.normal(keys[1], (length, WIDTH))
@@ -83,7 +93,7 @@ def entries(length: int, layers: int) -> dict[str, dict[str, Call]]:
 
 
 def layer(weight: Array, x: Array) -> Array:
-    """A layer of as many units as its input has."""
+    """A dense layer with tanh."""
     return jnp.tanh(weight @ x)
 
 
@@ -106,6 +116,7 @@ def measure(entry: str, calls: dict[str, Call], count: int) -> Iterator[Row]:
     try:
         expected = None
         for program, call in calls.items():
+            PROGRESS.say(f"calling {entry} by {program}")
             jax.clear_caches()
             compiled.clear()
             first = 1e3 * clock(call)
@@ -131,7 +142,7 @@ def measure(entry: str, calls: dict[str, Call], count: int) -> Iterator[Row]:
 
 
 def megabytes() -> float:
-    """The most memory that this process has had."""
+    """The peak memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
@@ -143,22 +154,20 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         colors = ["C0" if row["program"].startswith("deeppcr") else "0.5" for row in rows]
         axes.barh(names, [row["later ms"] for row in rows], color=colors)
         axes.invert_yaxis()
-        axes.set(xscale="log", xlabel="milliseconds of a later call", title="eager calls")
+        axes.set(xscale="log", xlabel="time of a later call [ms]")
+        axes.set_title("Calls outside of jax.jit (shorter is better; grey: without deeppcr)")
 
 
 def main(argv: list[str]) -> None:
-    """Call every entry point; print a table, and with --keep write the rows and the figure."""
+    """Call every entry point."""
     arguments = command.parser("calls", __doc__)
     add = arguments.add_argument
     add("--length", type=positive, metavar="L", help="of the scans (1000, quick: 100)")
     add("--layers", type=positive, metavar="N", help="of forward (128, quick: 16)")
-    add("--calls", type=positive, default=40, metavar="N", help="after the second (%(default)s)")
+    add("--calls", type=positive, metavar="N", help="after the second (40, quick: 10)")
     options = arguments.parse_args(argv)
     length = options.length or (100 if options.quick else 1000)
     layers = options.layers or (16 if options.quick else 128)
-    jobs = [
-        partial(measure, entry, calls, options.calls)
-        for entry, calls in entries(length, layers).items()
-    ]
-    kept = command.run(options, "calls", jobs, show)
-    command.conclude(options, kept, partial(draw, kept.rows) if kept.rows else None)
+    count = options.calls or (10 if options.quick else 40)
+    cases = [partial(measure, *entry, count) for entry in entries(length, layers).items()]
+    command.run(options, cases, {"": COLUMNS}, draw=draw, together=[""])

@@ -22,8 +22,8 @@ from jax import Array
 
 import deeppcr
 from experiments.bench import command
-from experiments.bench.command import positive
 from experiments.bench.columns import BENCH, BEST
+from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench
 from experiments.bench.programs import Scan, baselines
 from experiments.bench.summary import best
