@@ -85,6 +85,7 @@ def run(
     summary: Summary | None = None,
     draw: Callable[[list[Row], Path], None],
     together: Collection[str] = (),
+    printed: Callable[[Row], Row] = dict,
 ) -> None:
     """Run cases until all are done, time is over, or Ctrl-C: tables to stdout, progress to stderr.
 
@@ -98,6 +99,7 @@ def run(
         summary: makes texts and further tables of all rows.
         draw: draws rows into a file.
         together: parts whose rows make one table at the end, rather than one for each case.
+        printed: maps a row to the cells to print.
 
     Raises:
         SystemExit: code 130, after Ctrl-C.
@@ -109,7 +111,7 @@ def run(
     def tell(rows: Sequence[Row]) -> None:
         for part in dict.fromkeys(row.get("part", "") for row in rows):
             if columns := tables.get(part):
-                group = [row for row in rows if row.get("part", "") == part]
+                group = [printed(row) for row in rows if row.get("part", "") == part]
                 text, names = layout(group, columns, part)
                 used.update({name: columns[name] for name in names})
                 PROGRESS.print(text + "\n")
