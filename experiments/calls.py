@@ -19,8 +19,8 @@ from jax import Array
 
 import deeppcr
 from experiments.bench import command
+from experiments.bench.bars import bars
 from experiments.bench.command import positive
-from experiments.bench.plots import figure
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
@@ -148,14 +148,16 @@ def megabytes() -> float:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Milliseconds of later calls, a bar for each program."""
-    with figure(path, height=0.3 * len(rows) + 1) as (axes,):
-        names = [f"{row['entry']}: {row['program']}" for row in rows]
-        colors = ["C0" if row["program"].startswith("deeppcr") else "0.5" for row in rows]
-        axes.barh(names, [row["later ms"] for row in rows], color=colors)
-        axes.invert_yaxis()
-        axes.set(xscale="log", xlabel="time of a later call [ms]")
-        axes.set_title("Calls outside of jax.jit (shorter is better; grey: without deeppcr)")
+    """The time of a later call, a bar for each program."""
+    bars(
+        rows,
+        path,
+        "later ms",
+        label="time of a later call [ms]",
+        title="Calls outside of jax.jit: shorter is better, grey is jax alone",
+        name=lambda row: f"{row['entry']}: {row['program']}",
+        is_ours=lambda row: row["program"].startswith("deeppcr"),
+    )
 
 
 def main(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The command line of an experiment, and its course: cases, tables, a legend, rows and a picture in files."""
+"""The command line of an experiment, and how it runs: cases, tables, rows and a picture."""
 
 import argparse
 import time

@@ -2,13 +2,13 @@
 
 A `Case` is one problem of one size: sequential programs, of which the fastest is the baseline, and
 variants. `bench` predicts the time of each, compiles it, compares its result with that of the first
-sequential program, and times all of them, interleaved. Of speedups there are three:
+sequential program, and times all of them, interleaved. There are three speedups:
 
     depth speedup      how many times shallower than the sequential program (`depth.analyze`): the
                        speedup on unlimited processors
     predicted speedup  over the sequential program that is predicted to be fastest here
                        (`depth.predict`)
-    speedup            measured, over the fastest sequential program; "over lax.scan": over the first
+    speedup            measured, over the fastest sequential program ("over lax.scan": the first)
 
 A variant with another result has no speedup, and a note instead.
 """

@@ -1,7 +1,7 @@
 """What an experiment is doing, on stderr: "case 3 of 8, compiling newton / blocks, 2:10 left".
 
-A terminal shows one line, rewritten twice a second. A log gets a plain line every half a minute. Runs shorter than
-three seconds say nothing. Nothing here writes to stdout, except `Progress.print`, which keeps the two apart.
+A terminal shows one line, rewritten twice a second; a log gets a plain line every half a minute.
+The first line comes after three seconds. Only `Progress.print` writes to stdout.
 """
 
 import contextlib
@@ -143,7 +143,7 @@ class Progress:
         self._is_written = False
 
     def _left(self) -> float | None:
-        """Seconds left if the rest takes as long as what is done; None while too little is done to tell."""
+        """Seconds left, if the rest takes as long as what is done; None before the first step."""
         elapsed = time.monotonic() - self._start
         share = (self._number + self._done) / self._total if self._total else 0.0
         left = elapsed / share - elapsed if share > 0 else None

@@ -1,7 +1,7 @@
 """Rows as tables: for a terminal, with a legend of their columns, and in Markdown.
 
-An experiment describes the columns that it prints: a dictionary of their names, in the order in which they are
-printed, with one line on what each one holds. What it keeps in a file may have more columns.
+An experiment describes the columns that it prints: a dictionary of their names, in the order in
+which they are printed, with one line on what each one holds. Its file may have more columns.
 """
 
 import textwrap
@@ -16,7 +16,7 @@ Columns = Mapping[str, str]
 
 WIDTH = 120  # of everything that is printed
 NOTE = "note"  # the column that is printed in lines below its table
-# Columns that say which case a row belongs to. Where all rows of a table agree, they stand in a line above it.
+# Columns that say which case a row belongs to; where all rows agree, they stand above the table.
 LABELS = (
     *("target", "entry", "kind", "data", "activation", "chain", "scaling", "on paper"),
     *("L", "w", "batch", "modules", "steps", "direction", "growth rate", "forecast"),

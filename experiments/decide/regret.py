@@ -153,7 +153,8 @@ def confusion(rows: Sequence[Row]) -> Iterator[str]:
     for direction in DIRECTIONS:
         there = [row for row in rows if row["direction"] == direction and "regret %" in row]
         if there:
-            yield f"{direction}: number of chains by chosen and by fastest\n{show(_confusion(there))}"
+            table = show(_confusion(there))
+            yield f"{direction}: number of chains, chosen against fastest\n{table}"
 
 
 def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:

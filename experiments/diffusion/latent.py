@@ -61,7 +61,7 @@ class Generator:
     coder: Params | None
 
     def model(self, labels: Array) -> Callable[[Array, Array], Array]:
-        """``model(x, t)``: the noise in ``x: [batch, size]`` at time ``t``, for digits ``labels``."""
+        """``model(x, t)``: the noise in ``x: [batch, size]`` at time ``t``, given ``labels``."""
         wanted = jax.nn.one_hot(labels, CLASSES, dtype=jnp.float32)
         return lambda x, t: denoiser.noise(self.params, x, t, wanted)
 

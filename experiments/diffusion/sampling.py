@@ -82,7 +82,7 @@ class Setup:
         return np.tile(np.arange(self.batch, dtype=np.int32) % CLASSES, DRAWS)
 
     def arguments(self, first: int = 0) -> list[tuple[Any, ...]]:
-        """Arguments of the programs for each draw: weights, noise ``[batch, size]``, digits, seed."""
+        """Arguments for each draw: weights, noise ``[batch, size]``, digits, a seed."""
         sigma = self.schedule.init_noise_sigma(self.steps)
         digits = jnp.asarray(self.labels[: self.batch])
         shape = (self.batch, self.generator.size)
@@ -169,7 +169,7 @@ class Reference:
     judge: Judge
 
     def quality(self, images: np.ndarray) -> Row:
-        """The cells on the quality of images ``[n, 64]``; none if there are none, or after overflow."""
+        """Cells on the quality of images ``[n, 64]``; none without images, or after overflow."""
         if not len(images) or not np.isfinite(images).all():
             return {}
         classes = self.judge(images)

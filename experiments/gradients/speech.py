@@ -1,4 +1,4 @@
-"""The LSTM of a trained speech detector, `silero`: its time, and its output by every variant."""
+"""The LSTM of a trained speech detector, `silero`: its time and its output."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from experiments.bench.table import Row
 from experiments.gradients import silero
 from experiments.gradients.network import Network
 
-# Its gates mix all units, so that diagonal blocks gain a frame or two an iteration; and it amplifies
+# Its gates mix all units, so that diagonal blocks gain a frame or two an iteration. It amplifies
 # differences a little, so that Newton's updates need bounds.
 VARIANTS: dict[str, Setting] = {
     "auto": Setting(),

@@ -24,7 +24,7 @@ from experiments.resnet import network
 from experiments.resnet.network import Params, Run, Shape, State
 from experiments.resnet.variants import STOPPED, VARIANTS, Statistics, by_scan
 
-# Over sqrt(L): otherwise the steps of many blocks add up, and the network amplifies differences.
+# Over sqrt(L): otherwise the steps of many blocks add up and amplify differences.
 RATE = 0.08
 
 
@@ -171,7 +171,7 @@ class Trainings:
         return row
 
     def _errors(self, found: Training, first: Training) -> Row:
-        """Errors of loss and gradient on the first batch, at the final weights of `jax.lax.scan`."""
+        """Errors of loss and gradient on the first batch, at the final weights of lax.scan."""
         state = self.task.initial()._replace(params=first.params)
         batch = self.task.batches()[0]
         (after, value, _), (expected, right, _) = jax.device_get(

@@ -105,7 +105,7 @@ SPECS: tuple[tuple[Any, ...], ...] = (
 
 
 def comparisons(size: int) -> Iterator[Comparison]:
-    """All examples, on arrays of ``size`` times ``size`` entries; those of a batch have a quarter."""
+    """All examples, on arrays of ``size`` times ``size`` entries."""
     yield from batches(size // 2)
     yield from normalised(size)
     yield from laid_out(size)
