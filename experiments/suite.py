@@ -1,4 +1,4 @@
-"""What do all experiments say? Runs them one after another, within a time budget if one is given.
+"""All of the above, one after another, within a time budget if one is given.
 
 Each has a process of its own, so that it has the device for itself, and a share of the seconds that
 are left. One that takes too long, crashes or lacks a package is a line in the table at the end, and

@@ -1,4 +1,4 @@
-"""Does "auto" choose the fastest program, where does parallel pay off, what does a failure cost?
+"""Does "auto" choose the fastest program, and where does parallel pay off?
 
 regret     chains of six kinds and random sizes, forward and gradient: what "auto" takes, beside the
            fastest of `jax.lax.scan`, an unrolled loop and all candidates of the planner
