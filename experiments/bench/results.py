@@ -1,4 +1,4 @@
-"""Result files: JSON lines, the first of which says where and when the rest was measured."""
+"""Result files: JSON lines; the first says where and when the others were measured."""
 
 import datetime
 import json
@@ -25,7 +25,7 @@ def device() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What a measurement depends on beside the program."""
+    """What a measurement depends on, apart from the program."""
     return {
         "device": device(),
         "devices": jax.device_count(),
@@ -102,8 +102,8 @@ def write_to(path: Path, rows: Iterable[Mapping[str, Any]], **about: Any) -> Non
 def read(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The environments and the rows of a result file.
 
-    A line with an environment says where and when the rows below it were measured; a file that two
-    were put together into has several of them.
+    A line with an environment says where and when the rows below it were measured; a merged file
+    has several of them.
     """
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     environments = [line["environment"] for line in lines if "environment" in line]

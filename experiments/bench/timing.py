@@ -117,7 +117,7 @@ class Build:
         call: the compiled program.
         lower: seconds to trace and lower it.
         compile: seconds to compile it.
-        temporary_bytes: memory besides arguments and results; None where the backend does not tell.
+        temporary_bytes: memory besides arguments and results; None where unknown.
     """
 
     call: Callable[..., Any]

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from jax import lax
 
 import depth
+from experiments.bench.columns import LABELS
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row, show
@@ -120,8 +121,8 @@ def family(name: str) -> str:
 
 
 SUMMARY = {
-    "direction": "forward pass or gradient",
-    "kind": "kind of chain",
+    "direction": LABELS["direction"],
+    "kind": LABELS["kind"],
     "chains": "number of chains",
     "median %": "median of the regret, in percent",
     "90th %": "90th percentile of the regret",

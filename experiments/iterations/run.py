@@ -38,8 +38,8 @@ Chain = tuple[str, int, int]  # kind, size, length
 TAKES = "8 min"
 CASE = {
     "chain": "kind of chain",
-    "w": "width: numbers in a state",
-    "L": "length of the chain, in steps",
+    "w": LABELS["w"],
+    "L": LABELS["L"],
 }
 RATE = {
     "growth rate": "factor by which a step amplifies differences, in the mean",
@@ -50,9 +50,9 @@ ACCURACY = {
     **CASE,
     "form": "linearisation",
     "k": "Newton iterations",
-    "ended": "how they ended",
-    "error": "largest difference from lax.scan, relative to the largest state",
-    "residual": "residual of the chain's equations",
+    "ended": BENCH["ended"],
+    "error": BENCH["error"],
+    "residual": BENCH["residual"],
     "digits right": "share of the digits that are classified correctly",
 }
 TABLES = dict.fromkeys(("forms", "width", "damping"), ROWS)
@@ -188,7 +188,7 @@ def main(argv: list[str]) -> None:
     few = QUICK_FORMS if options.quick else None
     bench = Bench(command.model(options), Effort(options.repeats), few)
     parts = jobs(bench, options.quick, options.all)
-    # The parts take turns, the most important cases first.
+    # Cases of all parts alternate, the most important first.
     todo = join.from_iterable(zip_longest(*(parts[part] for part in options.parts)))
     command.run(
         options,

@@ -33,7 +33,7 @@ SHARE = 0.015  # seconds of calls in a round
 TAKES = "1 min"
 TIMES = {
     "chain": "kind and size of the chain",
-    "program": "what runs; sequential programs first",
+    "program": "what runs, or is analysed",
     "predicted ms": "predicted time of a call, in milliseconds",
     "ms": "time of a call, in milliseconds (median)",
     "min ms": "its minimum, which the model of the device is made for",
@@ -43,7 +43,7 @@ TIMES = {
     "depth speedup": "ratio of the depths: the limit on unlimited processors",
 }
 ANALYSIS = {
-    "program": "what is analysed",
+    "program": "what runs, or is analysed",
     "equations": "number of equations of its jaxpr",
     "depth": "its depth",
     "trace s": "seconds to trace it",

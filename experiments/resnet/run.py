@@ -47,17 +47,17 @@ TAKES = "5 min"
 CASE = {"data": "digits to learn", "activation": "activation of a block", **LABELS}
 TRAINING = {
     **CASE,
-    "program": "what runs the blocks",
+    "program": BENCH["program"],
     "steps": "training steps",
     "last loss": "mean loss of the last 20 steps",
     "losses differ": "largest difference from the losses of lax.scan",
     "loss error": "difference of one loss from that of lax.scan, at the same weights",
     "gradient error": "difference of its gradient, relative to the largest entry",
     "accuracy": "accuracy on held-out digits",
-    "iterations": "mean number of Newton iterations",
-    "ended": "how they ended",
-    "ms": "time of a training step, in milliseconds (median)",
-    "compile s": "seconds to trace and compile",
+    "iterations": BENCH["iterations"],
+    "ended": BENCH["ended"],
+    "ms": BENCH["ms"],
+    "compile s": BENCH["compile s"],
 }
 TABLES = {"times": CASE | BENCH, "training": TRAINING, "approximate": TRAINING}
 
