@@ -9,7 +9,7 @@ weights are cached in ~/.cache/deeppcr-experiments, by a digest of settings and 
 import dataclasses
 import hashlib
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -74,6 +74,7 @@ class Generator:
         return jnp.clip(latents, -1, 1) if self.coder is None else _decode(self.coder, latents)
 
 
+@cache
 def generator(size: int, how: Training) -> Generator:
     """A generator trained on all digits, or read from the cache.
 
