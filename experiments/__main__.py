@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
         with PROGRESS.shown():
             importlib.import_module(names[name]).main(options)
     except KeyboardInterrupt:
-        print(f"Stopped by Ctrl-C: {name} had no rows yet")
+        print("Stopped by Ctrl-C")
         sys.exit(INTERRUPTED)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in OURS:

@@ -14,7 +14,7 @@ from experiments.bench.results import Record, path_of
 from experiments.bench.table import Columns, Row, layout, legend
 from experiments.bench.timing import Effort
 
-Case = Callable[[], Iterator[Row]]
+Job = Callable[[], Iterator[Row]]  # makes the rows of a case
 Tables = Mapping[str, Columns]
 Summary = Callable[[list[Row]], Iterator[str | list[Row]]]
 SCRATCH = Path("build/pictures")  # for the rows and the picture of a run that nobody asked to keep
@@ -79,7 +79,7 @@ def record(options: argparse.Namespace) -> Record:
 
 def run(
     options: argparse.Namespace,
-    cases: Sequence[Case],
+    cases: Sequence[Job],
     tables: Tables,
     *,
     summary: Summary | None = None,
@@ -108,7 +108,7 @@ def run(
     used: dict[str, str] = {}  # columns that have been printed
     start, number, ending = time.monotonic(), 0, ""
 
-    def tell(rows: Sequence[Row]) -> None:
+    def show(rows: Sequence[Row]) -> None:
         for part in dict.fromkeys(row.get("part", "") for row in rows):
             if columns := tables.get(part):
                 group = [printed(row) for row in rows if row.get("part", "") == part]
@@ -131,7 +131,7 @@ def run(
                     rows.append(row)
                     kept.add(row)
             finally:
-                tell([row for row in rows if row.get("part", "") not in together])
+                show([row for row in rows if row.get("part", "") not in together])
             jax.clear_caches()  # compiled programs of cases that are done would fill the memory
         kept.write(complete=not ending)
     except KeyboardInterrupt:
@@ -139,9 +139,9 @@ def run(
         kept.write(complete=False)
     else:
         code = 0
-    tell([row for row in kept.rows if row.get("part", "") in together])
-    for told in summary(kept.rows) if summary else ():
-        PROGRESS.print(told + "\n") if isinstance(told, str) else tell(told)
+    show([row for row in kept.rows if row.get("part", "") in together])
+    for item in summary(kept.rows) if summary else ():
+        PROGRESS.print(item + "\n") if isinstance(item, str) else show(item)
     if used:
         PROGRESS.print(f"Columns\n{legend(used)}\n")
     if ending:

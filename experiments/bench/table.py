@@ -106,7 +106,7 @@ def _fitted(rows: Sequence[Mapping[str, Any]], names: list[str]) -> tuple[str, l
     lines = [list(line) for line in (*above, *cells)]
     align = "".join(">" if _are_numbers(column) else "<" for column in columns)
     for count in range(len(names), 0, -1):
-        text = table((), [line[:count] for line in lines], align[:count])
+        text = table((), [line[:count] for line in lines], align[:count]).lstrip("\n")
         if max(map(len, text.splitlines())) <= WIDTH:
             return text, names[:count]
     return "", []

@@ -221,7 +221,7 @@ def main(argv: list[str]) -> None:
         rows = bench(training.case(size), device, effort, builds=builds["training"])
         yield from training.compared(in_seconds(rows), size)
 
-    jobs: list[command.Case] = []
+    jobs: list[command.Job] = []
     if "layers" in options.parts and not find_package("flax"):
         PROGRESS.print("no layers: flax is not installed")
     elif "layers" in options.parts:

@@ -77,7 +77,7 @@ TABLES = {
 }
 
 
-def jobs(options: argparse.Namespace) -> list[command.Case]:
+def jobs(options: argparse.Namespace) -> list[command.Job]:
     """All cases that the command line asks for: some chains, the other parts, more chains."""
     device = command.model(options)
     rounds, seconds = options.repeats, 0.03 if options.quick else 0.3
@@ -89,7 +89,7 @@ def jobs(options: argparse.Namespace) -> list[command.Case]:
         return (measure(chain, device, effort) for chain in Chain.both(specimen))
 
     drawn = zoo.small() if options.quick else zoo.specimens(options.chains, options.seed)
-    chains: list[command.Case] = [partial(both, regret, specimen) for specimen in drawn]
+    chains: list[command.Job] = [partial(both, regret, specimen) for specimen in drawn]
     widths, lengths = ((4,), (64,)) if options.quick else (breakeven.WIDTHS, breakeven.LENGTHS)
     hard = [partial(giving_up.logistic, 256)] if options.quick else giving_up.CHAINS
     found = chains[:FIRST] if "regret" in options.parts else []

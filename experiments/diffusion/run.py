@@ -237,7 +237,7 @@ def main(argv: list[str]) -> None:
     scale = QUICK if options.quick else CPU if jax.default_backend() == "cpu" else ACCELERATOR
     device, effort = command.model(options), Effort(options.repeats)
     bench = Bench(scale, schedule_of(options.scheduler), device, effort)
-    jobs: list[command.Case] = []
+    jobs: list[command.Job] = []
     if "speed" in options.parts:
         jobs += [partial(bench.speed, *case) for case in scale.cases(options.all)]
     if "stopped" in options.parts:  # second, for there may be no time for all

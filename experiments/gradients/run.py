@@ -116,11 +116,11 @@ def grid(quick: bool, platform: str) -> list[Size]:
     return [size for size in entries if entries[size] <= MOST_ENTRIES]
 
 
-def jobs(options: argparse.Namespace) -> list[command.Case]:
+def jobs(options: argparse.Namespace) -> list[command.Job]:
     """All cases that the command line asks for, the most important first."""
     on_cpu = jax.default_backend() == "cpu"
     device, effort = command.model(options), Effort(options.repeats)
-    found: dict[str, list[command.Case]] = {part: [] for part in PARTS}
+    found: dict[str, list[command.Job]] = {part: [] for part in PARTS}
     directions = dict.fromkeys(PARTS, options.directions or DIRECTIONS)
     if options.quick and not options.directions:
         directions |= {"adjoints": ["gradient"], "grid": ["forward"]}

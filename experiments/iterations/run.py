@@ -158,7 +158,7 @@ def sampling(seed: int, length: int) -> chains.Model:
     return chains.Model(*autoregressive.sampling_chain(autoregressive.train(seed), length, seed))
 
 
-def jobs(bench: Bench, quick: bool, everything: bool) -> dict[str, list[command.Case]]:
+def jobs(bench: Bench, quick: bool, everything: bool) -> dict[str, list[command.Job]]:
     """The cases of each part."""
     every = QUICK_CHAINS if quick else ALL if everything else CHAINS
     curves, counts = (QUICK_CURVES, QUICK_COUNTS) if quick else (CURVES, COUNTS)

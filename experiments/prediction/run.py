@@ -228,7 +228,7 @@ def main(argv: list[str]) -> None:
     arguments = command.parser("prediction", __doc__)
     arguments.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
     options = arguments.parse_args(argv)
-    jobs: list[command.Case] = []
+    jobs: list[command.Job] = []
     if "times" in options.parts:
         device, effort = command.model(options), Effort(options.repeats, SHARE)
         jobs += [partial(bench, case, device, effort) for case in cases(options.quick)]

@@ -187,7 +187,7 @@ def main(argv: list[str]) -> None:
 
     device, effort = command.model(options), Effort(options.repeats)
     trainings = Trainings(task(scale.length), scale.limit)
-    jobs: list[tuple[str, command.Case]] = [
+    jobs: list[tuple[str, command.Job]] = [
         ("times", partial(times, task(length), scale, device, effort)) for length in scale.lengths
     ]
     runs = trainings.exact(scale.variants), trainings.approximate(scale.variants, scale.stops)

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr import Result
-from experiments.bench.command import Case
+from experiments.bench.command import Job
 from experiments.bench.engine import distance
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
@@ -126,15 +126,15 @@ class Trainings:
         self.task, self.limit = task, limit
         self.reference: Training | None = None
 
-    def exact(self, names: Sequence[str]) -> list[Case]:
+    def exact(self, names: Sequence[str]) -> list[Job]:
         """A case for `jax.lax.scan` and for every variant, of a row each."""
         runs = {SCAN: by_scan(lax.scan)} | {name: VARIANTS[name].run for name in names}
         labels = {"part": "training", **self.task.labels}
         return [partial(self._rows, labels, name, run) for name, run in runs.items()]
 
-    def approximate(self, names: Sequence[str], stops: Sequence[int]) -> list[Case]:
+    def approximate(self, names: Sequence[str], stops: Sequence[int]) -> list[Job]:
         """A case for every variant that is stopped after k iterations, of a row each."""
-        found: list[Case] = []
+        found: list[Job] = []
         for variant, k in product([name for name in names if name in STOPPED], stops):
             name = f"{variant}, approximate: {k} iteration{'s' * (k > 1)}"
             labels = {"part": "approximate", **self.task.labels, "variant": variant, "k": k}

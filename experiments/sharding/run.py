@@ -115,7 +115,7 @@ def machine_at_hand(options: Namespace) -> Machine:
     return Machine(model, link_at_hand(DEVICES), shared)
 
 
-def chain_cases(options: Namespace, machine: Machine) -> Iterator[command.Case]:
+def chain_cases(options: Namespace, machine: Machine) -> Iterator[command.Job]:
     """A training step whose chain, batch, or both lie over devices."""
     # Quick stacks are longer than the longest Python loop, which takes long to compile.
     size = Size(128, 4, 8) if options.quick else Size(512, 16, 32)
@@ -123,7 +123,7 @@ def chain_cases(options: Namespace, machine: Machine) -> Iterator[command.Case]:
     yield partial(_rows, "chain", size, layouts, machine, Effort(options.repeats))
 
 
-def scaling_cases(options: Namespace, machine: Machine) -> Iterator[command.Case]:
+def scaling_cases(options: Namespace, machine: Machine) -> Iterator[command.Job]:
     """1 to 8 devices, the most of them first, with equal shards; and predicted for others.
 
     The largest stack belongs to both kinds of scaling: its row on most devices is there twice.
@@ -149,7 +149,7 @@ def scaling_cases(options: Namespace, machine: Machine) -> Iterator[command.Case
     yield from (partial(paper, name) for name in LINKS)
 
 
-def tutorial_cases(options: Namespace, machine: Machine) -> Iterator[command.Case]:
+def tutorial_cases(options: Namespace, machine: Machine) -> Iterator[command.Job]:
     """The examples of jax's tutorials."""
     quick, cpu, effort = options.quick, jax.default_backend() == "cpu", Effort(options.repeats)
     width, batch = (32, 32) if quick else (256, 256) if cpu else (8192, 8192)
