@@ -154,7 +154,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         path,
         "later ms",
         label="time of a later call [ms]",
-        title="Calls outside of jax.jit: shorter is better, grey is jax alone",
+        title="Calls outside of jax.jit\n(shorter is better, grey: jax alone)",
         name=lambda row: f"{row['entry']}: {row['program']}",
         is_ours=lambda row: row["program"].startswith("deeppcr"),
     )

@@ -261,7 +261,7 @@ def summary(settings: Settings, rows: list[Row]) -> Iterator[str]:
     yield f"{ours} layer by layer; it chose {forward}."
     parallel = compared(times[PARALLEL], times[BASELINE])
     iterations = trained[PARALLEL]["iterations"]
-    yield f"All in parallel, a step takes {iterations:.1f} Newton iterations and is {parallel} it."
+    yield f"By Newton's method, in {iterations:.1f} iterations, a step is {parallel} layer by layer."
 
 
 def compared(ms: float, baseline: float) -> str:

@@ -76,7 +76,7 @@ def test_the_summary_is_of_all_runs() -> None:
     same, auto, parallel = digits.summary(SETTINGS, rows(ms))
     assert same == "Same training: over 6 steps the losses differ by at most 1.0e-06."
     assert "2.0x faster than layer by layer; it chose Newton iterations" in auto
-    assert "takes 2.0 Newton iterations and is 3.0x slower than it" in parallel
+    assert "in 2.0 iterations, a step is 3.0x slower than layer by layer" in parallel
     other, *_ = digits.summary(SETTINGS, rows(ms, apart=0.1))
     assert other.startswith("NOT the same training: ")
     assert len(list(digits.summary(SETTINGS, rows({})))) == 1
