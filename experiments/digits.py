@@ -260,8 +260,8 @@ def summary(settings: Settings, rows: list[Row]) -> Iterator[str]:
     forward = "Newton iterations" if trained[AUTO]["iterations"] else "a sequential forward pass"
     yield f"{ours} layer by layer; it chose {forward}."
     parallel = compared(times[PARALLEL], times[BASELINE])
-    iterations = trained[PARALLEL]["iterations"]
-    yield f"By Newton's method, in {iterations:.1f} iterations, a step is {parallel} layer by layer."
+    count = trained[PARALLEL]["iterations"]
+    yield f"By Newton's method, in {count:.1f} iterations, a step is {parallel} layer by layer."
 
 
 def compared(ms: float, baseline: float) -> str:

@@ -43,9 +43,8 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="DIR", help="write rows and picture to DIR/<device> instead")
     add("--plot", type=Path, metavar="FILE", help="draw the picture into FILE")
     rounds = Effort().rounds
-    add(
-        "--repeats", type=positive, default=rounds, help="least number of timed calls (%(default)s)"
-    )
+    what = "least number of timed calls (%(default)s)"
+    add("--repeats", type=positive, default=rounds, metavar="N", help=what)
     add("--seconds", type=float, metavar="S", help="start no new case after S seconds")
     add("--calibrate", action="store_true", help="measure this device again, for the predictions")
     return found

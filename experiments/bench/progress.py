@@ -32,7 +32,7 @@ class Progress:
         self._lock = threading.RLock()
         self._stream: TextIO | None = None  # while it is shown
         self._is_written = False  # whether the terminal's last line is ours
-        self.reset("starting")
+        self.reset("importing jax")
 
     def reset(
         self, doing: str, total: int = 0, unit: str = "case", seconds: float | None = None

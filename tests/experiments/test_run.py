@@ -215,7 +215,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_progress_has_case_count_and_time_left(now: list[float]) -> None:
     shown = Progress()
-    assert shown.line() == "starting"
+    assert shown.line() == "importing jax"
     shown.reset("preparing", 8)
     shown.case(2)
     now[0] = 45.0
