@@ -164,9 +164,9 @@ def main(argv: list[str]) -> None:
     """Call every entry point."""
     arguments = command.parser("calls", __doc__)
     add = arguments.add_argument
-    add("--length", type=positive, metavar="L", help="of the scans (1000, quick: 100)")
-    add("--layers", type=positive, metavar="N", help="of forward (128, quick: 16)")
-    add("--calls", type=positive, metavar="N", help="after the second (40, quick: 10)")
+    add("--length", type=positive, metavar="L", help="length of the scans (1000, quick: 100)")
+    add("--layers", type=positive, metavar="N", help="layers of forward (128, quick: 16)")
+    add("--calls", type=positive, metavar="N", help="calls after the second (40, quick: 10)")
     options = arguments.parse_args(argv)
     length = options.length or (100 if options.quick else 1000)
     layers = options.layers or (16 if options.quick else 128)

@@ -302,7 +302,10 @@ def main(argv: list[str]) -> None:
     arguments.set_defaults(repeats=REPEATS)
     for field in dataclasses.fields(Settings):
         number: Any = positive if field.type is int and field.name != "seed" else field.type
-        name, usual = f"--{field.name.replace('_', '-')}", f"default: {field.default}"
+        name, usual = (
+            f"--{field.name.replace('_', '-')}",
+            f"{field.name.replace('_', ' ')} ({field.default})",
+        )
         arguments.add_argument(name, type=number, metavar="N", help=usual)
     options = arguments.parse_args(argv)
     names = [field.name for field in dataclasses.fields(Settings)]

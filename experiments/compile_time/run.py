@@ -191,18 +191,23 @@ def main(argv: list[str]) -> None:
     """Trace, compile and run."""
     arguments = command.parser("compile_time", __doc__)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
     add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
     add(
         "--longest-loop",
         type=positive,
         default=256,
         metavar="L",
-        help="of layers in a Python loop (%(default)s)",
+        help="most layers of a Python loop (%(default)s)",
     )
-    add("--modules", type=positive, metavar="N", help="in the training loop (16, quick: 4)")
+    add("--modules", type=positive, metavar="N", help="modules of the training loop (16, quick: 4)")
     add("--steps", type=positive, metavar="N", help="training steps (200, quick: 20)")
-    add("--builds", type=positive, metavar="N", help="of each program (3, training 5, quick: 1)")
+    add(
+        "--builds",
+        type=positive,
+        metavar="N",
+        help="compilations of each program (3, training 5, quick: 1)",
+    )
     options = arguments.parse_args(argv)
     device, effort = command.model(options), Effort(options.repeats)
     builds = {"layers": 3, "training": 5}

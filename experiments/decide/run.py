@@ -106,9 +106,15 @@ def main(argv: list[str]) -> None:
     """Measure what the command line asks for."""
     arguments = command.parser("decide", __doc__)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
-    add("--chains", type=positive, default=CHAINS, help="number of random chains (%(default)s)")
-    add("--seed", type=int, default=0, help="of the random chains")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
+    add(
+        "--chains",
+        type=positive,
+        default=CHAINS,
+        metavar="N",
+        help="number of random chains (%(default)s)",
+    )
+    add("--seed", type=int, default=0, help="of the random chains (%(default)s)", metavar="N")
     options = arguments.parse_args(argv)
     command.run(options, jobs(options), TABLES, summary=summary, draw=draw, together=PARTS)
 

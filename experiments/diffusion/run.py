@@ -229,9 +229,9 @@ def main(argv: list[str]) -> None:
     """Train or read the models, and measure."""
     arguments = command.parser("diffusion", __doc__)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
     names = list(SCHEDULERS)
-    add("--scheduler", choices=names, default="DDIM", help="whose steps are taken (%(default)s)")
+    add("--scheduler", choices=names, default="DDIM", help="the scheduler (%(default)s)")
     add("--all", action="store_true", help="every combination of sizes, steps and batches")
     options = arguments.parse_args(argv)
     scale = QUICK if options.quick else CPU if jax.default_backend() == "cpu" else ACCELERATOR

@@ -175,8 +175,13 @@ def main(argv: list[str]) -> None:
     """Measure what the command line asks for."""
     arguments = command.parser("gradients", __doc__)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
-    add("--directions", nargs="+", choices=DIRECTIONS, help="(both; quick: one a part)")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
+    add(
+        "--directions",
+        nargs="+",
+        choices=DIRECTIONS,
+        help="which directions (both; quick: one a part)",
+    )
     add("--lengths", nargs="+", type=positive, metavar="T", help="numbers of steps (adjoints)")
     add("--widths", nargs="+", type=positive, metavar="N", help="numbers of units (adjoints)")
     add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes (adjoints)")

@@ -181,7 +181,7 @@ def main(argv: list[str]) -> None:
     """Measure what the command line asks for."""
     arguments = command.parser("iterations", __doc__)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
     all_of = "every random chain at n = 4, 16, 64 and L = 1000, 10000: an hour on two cores"
     add("--all", action="store_true", help=all_of)
     options = arguments.parse_args(argv)

@@ -171,9 +171,15 @@ def main(argv: list[str]) -> None:
     add = arguments.add_argument
     add("--kinds", nargs="+", choices=KINDS, help="activations (tanh)")
     add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
-    add("--widths", nargs="+", type=positive, metavar="W", help="units of a layer")
+    add("--widths", nargs="+", type=positive, metavar="W", help="numbers of units of a layer")
     add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes (1)")
-    add("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS, help="(all)")
+    add(
+        "--directions",
+        nargs="+",
+        choices=DIRECTIONS,
+        default=DIRECTIONS,
+        help="which directions (all)",
+    )
     options = arguments.parse_args(argv)
     device, effort = command.model(options), Effort(options.repeats)
     chosen = default_sizes(options.quick, jax.default_backend() == "cpu")

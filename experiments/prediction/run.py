@@ -226,7 +226,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def main(argv: list[str]) -> None:
     """Predict, measure and analyse."""
     arguments = command.parser("prediction", __doc__)
-    arguments.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
+    arguments.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)"
+    )
     options = arguments.parse_args(argv)
     jobs: list[command.Job] = []
     if "times" in options.parts:

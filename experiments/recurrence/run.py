@@ -205,12 +205,22 @@ def main(argv: list[str]) -> None:
     """Time the solvers."""
     arguments = command.parser("recurrence", __doc__)
     add = arguments.add_argument
-    add("--kinds", nargs="+", choices=KINDS, default=["dense"], help="of blocks (dense)")
-    add("--lengths", nargs="+", type=positive, metavar="L", help="steps")
-    add("--widths", nargs="+", type=positive, metavar="W", help="rows of a block")
+    add("--kinds", nargs="+", choices=KINDS, default=["dense"], help="kinds of blocks (dense)")
+    add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of steps")
+    add("--widths", nargs="+", type=positive, metavar="W", help="numbers of rows of a block")
     add("--batches", nargs="+", type=positive, metavar="B", default=[1], help="batch sizes (1)")
-    add("--solvers", nargs="+", choices=PARALLEL, default=PARALLEL, help="the parallel ones (all)")
-    add("--transposed", action="store_true", help="the transposed recurrence, that of the adjoint")
+    add(
+        "--solvers",
+        nargs="+",
+        choices=PARALLEL,
+        default=PARALLEL,
+        help="which parallel solvers (all)",
+    )
+    add(
+        "--transposed",
+        action="store_true",
+        help="solve the transposed recurrence, as the adjoint does",
+    )
     options = arguments.parse_args(argv)
     if {"pairs", "neighbours"} & {*options.kinds} and any(w % 2 for w in options.widths or ()):
         given = " ".join(map(str, options.widths))

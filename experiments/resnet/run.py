@@ -162,7 +162,7 @@ def main(argv: list[str]) -> None:
     """Measure and train."""
     arguments = command.parser("resnet", __doc__)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
     add(
         "--data",
         choices=("digits", "mnist"),
@@ -170,12 +170,23 @@ def main(argv: list[str]) -> None:
     )
     add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of blocks to time")
     add("--length", type=positive, metavar="L", help="number of blocks to train")
-    add("--steps", type=positive, help="training steps")
+    add("--steps", type=positive, metavar="N", help="training steps")
     add("--limit", type=float, metavar="S", help="seconds after which a training stops")
-    add("--batch", type=positive, default=16, help="digits in a step (%(default)s)")
-    add("--channels", type=positive, default=3, help="channels of a state (%(default)s)")
-    add("--side", type=positive, default=4, help="side of a state (%(default)s)")
-    add("--activation", choices=tuple(network.ACTIVATIONS), default="tanh", help="(%(default)s)")
+    add("--batch", type=positive, metavar="B", default=16, help="digits in a step (%(default)s)")
+    add(
+        "--channels",
+        type=positive,
+        metavar="N",
+        default=3,
+        help="channels of a state (%(default)s)",
+    )
+    add("--side", type=positive, metavar="N", default=4, help="side of a state (%(default)s)")
+    add(
+        "--activation",
+        choices=tuple(network.ACTIVATIONS),
+        default="tanh",
+        help="of a block (%(default)s)",
+    )
     options = arguments.parse_args(argv)
     scale = QUICK if options.quick else ON_CPU if jax.default_backend() == "cpu" else ON_ACCELERATOR
     given = {name: getattr(options, name) for name in ("lengths", "length", "steps", "limit")}

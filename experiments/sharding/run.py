@@ -223,8 +223,8 @@ def main(argv: list[str]) -> None:
     """Measure, print the tables, and with --keep write the rows and the figure."""
     arguments = command.parser("sharding", __doc__)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
-    what = "instead: train in so many local processes, and compare the losses with those of one"
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
+    what = "only train in this many local processes, and compare the losses"
     add("--processes", type=int, choices=(2, 4, 8), help=what)
     options = arguments.parse_args(argv)
     if options.processes:
