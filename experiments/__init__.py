@@ -1,1 +1,1 @@
-"""What is measured and shown with deeppcr: `python -m experiments` lists it."""
+"""Experiments with deeppcr: `python -m experiments` lists them."""

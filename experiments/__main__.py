@@ -1,6 +1,5 @@
 """The command line of the experiments: `python -m experiments NAME [options]`."""
 
-import argparse
 import ast
 import importlib
 import os
@@ -8,18 +7,23 @@ import pkgutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import experiments
+from experiments.bench.progress import INTERRUPTED, PROGRESS
 
-USAGE = "usage: python -m experiments NAME [options] [--out DIR]    (NAME --help lists the options)"
+USAGE = """usage: python -m experiments NAME [--quick] [options]
+
+Each experiment measures on this machine, prints tables and draws a picture. --quick takes under a
+minute on two cores, NAME --help lists all options, Ctrl-C prints what there is so far."""
 OURS = ("deeppcr", "depth", "experiments")
-SHARED = ("bench", "models")  # what the experiments are made of
+SHARED = ("bench", "models")  # packages that experiments use
 
 
 def registry() -> dict[str, str]:
     """The experiments, name -> module.
 
-    Each file of this package, and the file `run` of each folder that is not shared.
+    Each module of this package, and the module `run` of each package in it that is not shared.
     """
     found = pkgutil.iter_modules(experiments.__path__)
     return {
@@ -29,57 +33,54 @@ def registry() -> dict[str, str]:
     }
 
 
-def summary(module: str) -> str:
-    """The first line of an experiment's docstring, read without importing it.
+def summary(module: str) -> tuple[str, str]:
+    """The question that an experiment answers, and how long it takes.
 
-    Its extras may be missing.
+    The first line of its docstring and its constant ``TAKES``, read without importing it: packages
+    that it needs may not be installed.
     """
     path = Path(experiments.__path__[0], *module.split(".")[1:]).with_suffix(".py")
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    takes: Any = ""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TAKES":
+            takes = ast.literal_eval(node.value)
+    return (ast.get_docstring(tree) or "").partition("\n")[0], takes
 
 
 def listing(names: Mapping[str, str]) -> str:
-    """Every experiment with a line on what it does."""
+    """Every experiment with its question, and how long it takes."""
     width = max(map(len, names), default=0)
-    lines = [f"  {name:<{width}}  {summary(names[name])}" for name in sorted(names)]
-    return "\n".join([USAGE, "", *lines])
+    lines = [USAGE, "", f"  {'':<{width}}  {'takes':<7} answers"]
+    for name in sorted(names):
+        question, takes = summary(names[name])
+        lines.append(f"  {name:<{width}}  {takes:<7} {question}")
+    return "\n".join([*lines, "", "Times are those of two CPU cores, without --quick."])
 
 
 def main(argv: list[str]) -> None:
-    """Run the experiment that `argv` names, or list them all."""
+    """Run the experiment that ``argv`` names, or list them all."""
     names = registry()
     if not argv or argv[0] in ("-h", "--help"):
         print(listing(names))
         return
-    name, *rest = argv
+    name, *options = argv
     if name not in names:
         sys.exit(f"no experiment is called {name!r}; there are: {', '.join(sorted(names))}")
     # On GPUs a product of float32 is one of TF32 by default: no two programs then agree to float32,
     # and Newton's residual stalls.
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # read when jax is imported
-    options = _redirected(rest)
     try:
-        importlib.import_module(names[name]).main(options)
+        with PROGRESS.shown():
+            importlib.import_module(names[name]).main(options)
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C")
+        sys.exit(INTERRUPTED)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in OURS:
             raise
         extra = 'pip install "deeppcr[experiments]"'
         sys.exit(f"{name} needs {error.name}, which is not installed: {extra}")
-
-
-def _redirected(options: list[str]) -> list[str]:
-    """The options without `--out DIR`, which every experiment takes.
-
-    Its results then go to DIR/<device>.
-    """
-    shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    shared.add_argument("--out", type=Path)
-    found, rest = shared.parse_known_args(options)
-    if found.out:
-        from experiments.bench import results
-
-        results.write_into(found.out)  # before the experiment is imported: some read it only then
-    return rest
 
 
 if __name__ == "__main__":

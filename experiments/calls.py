@@ -1,10 +1,8 @@
-"""Milliseconds of the first, the second and later calls outside of jax.jit, and what they leave.
+"""What does a call outside of jax.jit cost: the first, the second, later ones?
 
-Every entry point is called as in a notebook: eagerly, by a function that is made anew for each
-call, beside `jax.lax.scan` or the Python loop; "one step" is `jax.lax.scan` of one and the same
-function. "compiled" is the number of programs that jax
-compiled for the first and for the second call and for all later ones; "MB" is what the process has
-grown by in the later calls.
+Every entry point is called eagerly, as in a notebook, with a function that is defined anew for each
+call, beside `jax.lax.scan` or a Python loop; "one step" is `jax.lax.scan` of the same function each
+time.
 """
 
 import resource
@@ -21,19 +19,31 @@ from jax import Array
 
 import deeppcr
 from experiments.bench import command
+from experiments.bench.bars import bars
 from experiments.bench.command import positive
-from experiments.bench.plots import figure
 from experiments.bench.programs import SCAN
-from experiments.bench.table import Row, show
+from experiments.bench.progress import PROGRESS
+from experiments.bench.table import Row
 from experiments.bench.timing import clock
 
+TAKES = "1 min"
 WIDTH = 8
+COLUMNS = {
+    "entry": "what is called",
+    "program": "by which library",
+    "first ms": "time of the first call, in milliseconds",
+    "second ms": "time of the second call",
+    "later ms": "median time of later calls",
+    "compiled": "programs that jax compiled for the first, for the second and for all later calls",
+    "MB": "growth of the process during later calls, in MB",
+    "error": "largest difference from the entry's first program",
+}
 COMPILED = "/jax/core/compile/backend_compile_duration"
 Call = Callable[[], Any]
 
 
 def entries(length: int, layers: int) -> dict[str, dict[str, Call]]:
-    """What is called, by entry point and by program; the one to compare with comes first."""
+    """Calls by entry point and by program, the one to compare with first."""
     keys = jax.random.split(jax.random.key(0), 4)
     weight = jax.random.normal(keys[0], (WIDTH, WIDTH)) / (2 * WIDTH**0.5)
     xs = jax.random.normal(keys[1], (length, WIDTH))
@@ -83,7 +93,7 @@ def entries(length: int, layers: int) -> dict[str, dict[str, Call]]:
 
 
 def layer(weight: Array, x: Array) -> Array:
-    """A layer of as many units as its input has."""
+    """A dense layer with tanh."""
     return jnp.tanh(weight @ x)
 
 
@@ -106,6 +116,7 @@ def measure(entry: str, calls: dict[str, Call], count: int) -> Iterator[Row]:
     try:
         expected = None
         for program, call in calls.items():
+            PROGRESS.say(f"calling {entry} by {program}")
             jax.clear_caches()
             compiled.clear()
             first = 1e3 * clock(call)
@@ -131,34 +142,34 @@ def measure(entry: str, calls: dict[str, Call], count: int) -> Iterator[Row]:
 
 
 def megabytes() -> float:
-    """The most memory that this process has had."""
+    """The peak memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Milliseconds of later calls, a bar for each program."""
-    with figure(path, height=0.3 * len(rows) + 1) as (axes,):
-        names = [f"{row['entry']}: {row['program']}" for row in rows]
-        colors = ["C0" if row["program"].startswith("deeppcr") else "0.5" for row in rows]
-        axes.barh(names, [row["later ms"] for row in rows], color=colors)
-        axes.invert_yaxis()
-        axes.set(xscale="log", xlabel="milliseconds of a later call", title="eager calls")
+    """The time of a later call, a bar for each program."""
+    bars(
+        rows,
+        path,
+        "later ms",
+        label="time of a later call [ms]",
+        title="Calls outside of jax.jit\n(shorter is better, grey: jax alone)",
+        name=lambda row: f"{row['entry']}: {row['program']}",
+        is_ours=lambda row: row["program"].startswith("deeppcr"),
+    )
 
 
 def main(argv: list[str]) -> None:
-    """Call every entry point; print a table, and with --keep write the rows and the figure."""
+    """Call every entry point."""
     arguments = command.parser("calls", __doc__)
     add = arguments.add_argument
-    add("--length", type=positive, metavar="L", help="of the scans (1000, quick: 100)")
-    add("--layers", type=positive, metavar="N", help="of forward (128, quick: 16)")
-    add("--calls", type=positive, default=40, metavar="N", help="after the second (%(default)s)")
+    add("--length", type=positive, metavar="L", help="length of the scans (1000, quick: 100)")
+    add("--layers", type=positive, metavar="N", help="layers of forward (128, quick: 16)")
+    add("--calls", type=positive, metavar="N", help="calls after the second (40, quick: 10)")
     options = arguments.parse_args(argv)
     length = options.length or (100 if options.quick else 1000)
     layers = options.layers or (16 if options.quick else 128)
-    jobs = [
-        partial(measure, entry, calls, options.calls)
-        for entry, calls in entries(length, layers).items()
-    ]
-    kept = command.run(options, "calls", jobs, show)
-    command.conclude(options, kept, partial(draw, kept.rows) if kept.rows else None)
+    count = options.calls or (10 if options.quick else 40)
+    cases = [partial(measure, *entry, count) for entry in entries(length, layers).items()]
+    command.run(options, cases, {"": COLUMNS}, draw=draw, together=[""])

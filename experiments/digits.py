@@ -1,15 +1,15 @@
-"""The demo: a deep narrow network on handwritten digits, trained layer by layer and with deeppcr.
+"""Is training with deeppcr the same training, on a deep narrow network and handwritten digits?
 
-A residual network of many narrow layers, h <- h + tanh(h W_l + b_l) / sqrt(L), each with weights of
-its own, is trained from the same weights on the same batches: by `jax.lax.scan` over the layers,
-and by `deeppcr` with what it picks itself and with everything parallel. The losses have to lie on
-top of each other.
+A residual network of many narrow layers, h <- h + tanh(h W_l + b_l) / sqrt(L), is trained from the
+same weights on the same batches by `jax.lax.scan` over the layers, by `deeppcr` with its defaults,
+and by Newton's method with a parallel adjoint. The losses have to agree.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,24 +17,40 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tqdm import tqdm
 
 import deeppcr
-from experiments.bench import command, plots, timing
-from experiments.bench.command import in_time, picture, positive
-from experiments.bench.engine import distance
-from experiments.bench.table import Row, show
+import depth
+from experiments.bench import command, plots
+from experiments.bench.columns import BENCH
+from experiments.bench.command import positive
+from experiments.bench.engine import Case, Variant, bench, distance
+from experiments.bench.progress import PROGRESS
+from experiments.bench.table import Row
+from experiments.bench.timing import Effort
 from experiments.models import data
 
+TAKES = "1 min"
 CLASSES = 10
-FIGURE = Path("digits.png")  # unless `--plot` or `--keep` says where
 REPEATS = 25
-HIDDEN = ("min ms", "trace s", "temp MB")  # of a printed row
+TRAINING = {
+    "program": "what runs the layers",
+    "steps": "training steps",
+    "last loss": "loss of the last step",
+    "losses differ": "largest difference from the losses layer by layer",
+    "gradients differ": "largest difference from its first gradient, relative to the largest entry",
+    "accuracy": "accuracy on held-out digits",
+    "iterations": "mean number of Newton iterations",
+}
+STEP = {
+    "program": "what runs the layers",
+    **{key: BENCH[key] for key in ("ms", "speedup", "error", "compile s", "temp MB")},
+}
+TABLES = {"training": TRAINING, "step": STEP}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is trained, and for how long."""
+    """The network and its training."""
 
     depth: int = 128
     width: int = 8
@@ -71,15 +87,12 @@ class Network(NamedTuple):
     last: Affine
 
 
-# How the residual layers are run: (their weights, state) -> (state, Newton iterations).
+# Runs the residual layers: (their weights, state) -> (state, Newton iterations).
 Stack = Callable[[Affine, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def layer_by_layer(hidden: Affine, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One layer after another, compiled once for all of them.
-
-    The fastest that JAX itself offers.
-    """
+    """One layer after another, by `jax.lax.scan`."""
     step = residual_layer(len(hidden.bias))
     state, _ = jax.lax.scan(lambda h, layer: (step(h, layer), None), state, hidden)
     return state, jnp.int32(0)
@@ -105,7 +118,7 @@ RUNS: dict[str, Stack] = {
 
 
 def residual_layer(depth: int) -> Callable[[jax.Array, Affine], jax.Array]:
-    """One layer of `depth`, scaled so that the whole stack changes the state by order one."""
+    """A layer, scaled so that ``depth`` layers change the state by order one."""
     return lambda state, layer: state + jnp.tanh(layer(state)) / math.sqrt(depth)
 
 
@@ -124,12 +137,9 @@ def initial(settings: Settings, features: int) -> Network:
     )
 
 
-def batches(settings: Settings, examples: int) -> np.ndarray:
-    """Which examples each step sees, the same for every run.
-
-    (steps, batch), each epoch in a new order.
-    """
-    return data.batches(examples, settings.steps, settings.batch, settings.seed + 1)
+def batches(settings: Settings, count: int) -> np.ndarray:
+    """Indices of the digits that each step sees, (steps, batch), the same for every run."""
+    return data.batches(count, settings.steps, settings.batch, settings.seed + 1)
 
 
 def logits(stack: Stack, network: Network, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -146,141 +156,138 @@ def loss(stack: Stack, network: Network, x: jax.Array, y: jax.Array) -> tuple[ja
 
 @dataclass(frozen=True)
 class Training:
-    """One finished run.
+    """A training.
 
     Attributes:
-        losses: (steps,), before each step.
-        iterations: (steps,), Newton iterations of each step; 0 where none were needed.
-        gradient: of the first batch's loss, at the initial weights.
-        accuracy: the share of the held-back digits it gets right.
-        build: the step, compiled, and what that cost.
-        again: repeats the last step; for timing.
+        losses: of each step.
+        iterations: of each step.
+        gradient: of the first step.
+        accuracy: on held-out digits.
     """
 
     losses: np.ndarray
     iterations: np.ndarray
     gradient: Network
     accuracy: float
-    build: timing.Build
-    again: Callable[[], Any]
 
 
-def train(name: str, stack: Stack, settings: Settings, split: data.Split) -> Training:
-    """Train the network with one way to run its layers."""
-    network = initial(settings, split.train_x.shape[1])
-    optimizer = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
-    moments = optimizer.init(network)
+def training_step(stack: Stack, optimizer: Any) -> Callable[..., tuple[Any, ...]]:
+    """``(network, moments, x, y) -> (network, moments, loss, iterations, gradient)``."""
 
-    @jax.jit
     def step(network: Network, moments: Any, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
         value_and_grad = jax.value_and_grad(lambda n: loss(stack, n, x, y), has_aux=True)
         (value, iterations), gradient = value_and_grad(network)
         updates, moments = optimizer.update(gradient, moments)
         return optax.apply_updates(network, updates), moments, value, iterations, gradient
 
+    return step
+
+
+def adam(settings: Settings) -> Any:
+    """The optimizer."""
+    return optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
+
+
+def train(name: str, stack: Stack, settings: Settings, split: data.Split) -> Training:
+    """Train the network."""
+    optimizer = adam(settings)
+    network = initial(settings, split.train_x.shape[1])
+    moments = optimizer.init(network)
+    step = jax.jit(training_step(stack, optimizer))
+    losses, iterations, first = [], [], None
     chosen = batches(settings, len(split.train_y))
-    build = timing.build(step, network, moments, split.train_x[chosen[0]], split.train_y[chosen[0]])
-    losses, iterations, first_gradient = [], [], None
-    progress = tqdm(chosen, desc=f"{name:<{max(map(len, RUNS))}}", unit="step", disable=None)
-    for batch in progress:
+    for batch in PROGRESS.steps(f"training by {name}", chosen, len(chosen)):
         x, y = split.train_x[batch], split.train_y[batch]
-        network, moments, value, count, gradient = build.call(network, moments, x, y)
-        first_gradient = first_gradient or gradient
+        network, moments, value, count, gradient = step(network, moments, x, y)
+        first = first or gradient
         losses.append(float(value))
         iterations.append(int(count))
-        progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
-
     scores, _ = jax.jit(lambda network, x: logits(stack, network, x))(network, split.test_x)
-    return Training(
-        losses=np.array(losses),
-        iterations=np.array(iterations),
-        gradient=jax.device_get(first_gradient),
-        accuracy=float(np.mean(np.argmax(scores, axis=1) == split.test_y)),
-        build=build,
-        again=lambda: build.call(network, moments, x, y),
-    )
+    right = np.argmax(scores, axis=1) == split.test_y
+    gradient = jax.device_get(first)
+    return Training(np.array(losses), np.array(iterations), gradient, float(np.mean(right)))
 
 
-def rows(trainings: dict[str, Training], times: dict[str, timing.Timing]) -> list[Row]:
-    """What is to be compared, one row a run."""
-    baseline = trainings[BASELINE]
-    return [
-        {
-            "run": name,
-            "last loss": float(run.losses[-1]),
-            "losses differ": float(np.max(np.abs(run.losses - baseline.losses))),
-            "gradients differ": distance(run.gradient, baseline.gradient),
-            "accuracy": run.accuracy,
-            "iterations": float(np.mean(run.iterations)),
-            "ms": times[name].median * 1e3,  # a step
-            "min ms": times[name].minimum * 1e3,
-            "time": times[name].median / times[BASELINE].median,
-            "trace s": run.build.lower,
-            "compile s": run.build.compile,
-            "temp MB": (run.build.temporary_bytes or 0) / 1e6,
+class Trainings:
+    """Trainings from the same weights on the same batches, compared with the first."""
+
+    def __init__(self, settings: Settings, split: data.Split):
+        self.settings, self.split = settings, split
+        self.first: Training | None = None
+
+    def row(self, name: str) -> Row:
+        """Train by one of `RUNS`."""
+        found = train(name, RUNS[name], self.settings, self.split)
+        first = self.first = self.first or found
+        return {
+            "part": "training",
+            "program": name,
+            "steps": len(found.losses),
+            "last loss": float(found.losses[-1]),
+            "losses differ": float(np.max(np.abs(found.losses - first.losses))),
+            "gradients differ": distance(found.gradient, first.gradient),
+            "accuracy": found.accuracy,
+            "iterations": float(np.mean(found.iterations)),
+            "losses": found.losses.tolist(),
         }
-        for name, run in trainings.items()
-    ]
 
 
-def printed(row: Row) -> Row:
-    """The cells of a row as people read them."""
-    return row | {"accuracy": f"{row['accuracy']:.1%}", "time": f"{row['time']:.2f}x"}
+def case(settings: Settings, split: data.Split) -> Case:
+    """A training step."""
+    optimizer = adam(settings)
+    network = initial(settings, split.train_x.shape[1])
+    chosen = batches(settings, len(split.train_y))[:2]
+    given = [(network, optimizer.init(network), split.train_x[k], split.train_y[k]) for k in chosen]
+    steps = {name: training_step(stack, optimizer) for name, stack in RUNS.items()}
+    programs = {
+        name: Variant(step, comparable=lambda result: (result[2], result[4]))
+        for name, step in steps.items()
+    }
+    return Case({"part": "step"}, given, {BASELINE: programs.pop(BASELINE)}, programs)
 
 
-def summary(
-    settings: Settings, trainings: dict[str, Training], times: dict[str, timing.Timing]
-) -> str:
-    """The table in plain words."""
-    base, auto, parallel = (times[name].median for name in (BASELINE, AUTO, PARALLEL))
-    apart = max(
-        float(np.max(np.abs(run.losses - trainings[BASELINE].losses))) for run in trainings.values()
-    )
-    iterations = np.mean(trainings[PARALLEL].iterations)
-    rounds = math.ceil(math.log2(settings.depth))
-    forward = (
-        "Newton iterations" if trainings[AUTO].iterations.any() else "a sequential forward pass"
-    )
-    verdict = "Same training" if apart < 1e-3 else "NOT the same training"
-    lines = [
-        f"{verdict}: over {settings.steps} steps the losses differ by at most {apart:.1e}.",
-        f"deeppcr left to itself used {forward} here; "
-        f"a step is {compared(auto, base)} layer by layer.",
-        f"Everything parallel took {iterations:.1f} Newton iterations a step, "
-        f"each of about {rounds} rounds",
-        f"over all layers at once; a step is {compared(parallel, base)} layer by layer.",
-    ]
-    if jax.default_backend() == "cpu" and parallel > base:
-        lines.append(
-            "As expected on a CPU: it is more arithmetic, and there are no idle cores to share it."
-        )
-    return "\n".join(lines)
+def summary(settings: Settings, rows: list[Row]) -> Iterator[str]:
+    """The rows in sentences, once all have been measured."""
+    trained = {row["program"]: row for row in rows if row["part"] == "training"}
+    times = {row["program"]: row["ms"] for row in rows if row["part"] == "step" and "ms" in row}
+    if len(trained) == len(RUNS):
+        apart = max(row["losses differ"] for row in trained.values())
+        verdict = "Same training" if apart < 1e-3 else "NOT the same training"
+        yield f"{verdict}: over {settings.steps} steps the losses differ by at most {apart:.1e}."
+    if len(times) < len(RUNS) or len(trained) < len(RUNS):
+        return
+    ours = f"A step of deeppcr with its defaults is {compared(times[AUTO], times[BASELINE])}"
+    forward = "Newton iterations" if trained[AUTO]["iterations"] else "a sequential forward pass"
+    yield f"{ours} layer by layer; it chose {forward}."
+    parallel = compared(times[PARALLEL], times[BASELINE])
+    count = trained[PARALLEL]["iterations"]
+    yield f"By Newton's method, in {count:.1f} iterations, a step is {parallel} layer by layer."
 
 
-def compared(seconds: float, baseline: float) -> str:
+def compared(ms: float, baseline: float) -> str:
     """How much faster or slower than the baseline."""
-    ratio = seconds / baseline
+    ratio = ms / baseline
     if 0.95 < ratio < 1.05:
         return "as fast as"
     return f"{1 / ratio:.1f}x faster than" if ratio < 1 else f"{ratio:.1f}x slower than"
 
 
-def draw(path: Path, trainings: dict[str, Training], times: dict[str, timing.Timing]) -> None:
+def draw(rows: list[Row], path: Path) -> None:
     """The loss curves on top of each other, and the times beside them."""
-    # Wide below, thin on top: curves that coincide can still be told apart.
-    widths = np.linspace(5, 1, len(trainings))
+    trained, times = ([row for row in rows if row["part"] == part] for part in TABLES)
     with plots.figure(path, columns=2) as (curves, bars):
-        for (name, run), width in zip(trainings.items(), widths, strict=True):
-            curves.plot(smooth(run.losses), label=name, linewidth=width, alpha=0.8)
-        curves.set(title="Training loss (running mean)", xlabel="step", yscale="log")
-        curves.legend()
-        for name in trainings:
-            bars.barh(name, times[name].median * 1e3)
+        # Wide below, thin on top: curves that coincide can still be told apart.
+        for row, width in zip(trained, np.linspace(5, 1, len(trained)), strict=True):
+            look = {"linewidth": width, "alpha": 0.8}
+            curves.plot(smooth(np.array(row["losses"])), label=row["program"], **look)
+        curves.set(title="Training loss (running mean): curves have to coincide")
+        curves.set(xlabel="step", ylabel="cross-entropy", yscale="log")
+        if trained:
+            curves.legend()
+        for row in times:
+            bars.barh(row["program"], row.get("ms", 0.0))
         bars.invert_yaxis()
-        bars.set(
-            title=f"A training step on {jax.devices()[0].device_kind} (median)",
-            xlabel="milliseconds",
-        )
+        bars.set(title="Time of a training step: shorter is better", xlabel="median time [ms]")
 
 
 def smooth(losses: np.ndarray, window: int = 25) -> np.ndarray:
@@ -295,39 +302,31 @@ def main(argv: list[str]) -> None:
     arguments.set_defaults(repeats=REPEATS)
     for field in dataclasses.fields(Settings):
         number: Any = positive if field.type is int and field.name != "seed" else field.type
-        name, usual = f"--{field.name.replace('_', '-')}", f"default: {field.default}"
+        name, usual = (
+            f"--{field.name.replace('_', '-')}",
+            f"{field.name.replace('_', ' ')} ({field.default})",
+        )
         arguments.add_argument(name, type=number, metavar="N", help=usual)
     options = arguments.parse_args(argv)
     names = [field.name for field in dataclasses.fields(Settings)]
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     settings = Settings(**((QUICK if options.quick else {}) | given))
-    if options.calibrate:
-        command.model(options)  # which `deeppcr` then decides by
-
     split = data.digits()
-    print(
-        f"{settings.depth} residual layers of width {settings.width} "
-        f"learn {len(split.train_y)} digits, "
-        f"{len(RUNS)} times over, from the same weights and batches.\n"
+    trainings = Trainings(settings, split)
+    # A demo does not measure the device unless it is asked to.
+    device = command.model(options) if options.calibrate else depth.at_hand()
+
+    def trained(name: str) -> Iterator[Row]:
+        yield trainings.row(name)
+
+    def timed() -> Iterator[Row]:
+        return bench(case(settings, split), device, Effort(options.repeats, most=1))
+
+    command.run(
+        options,
+        [*(partial(trained, name) for name in RUNS), timed],
+        TABLES,
+        summary=partial(summary, settings),
+        draw=draw,
+        together=["training"],
     )
-    trainings = {
-        name: train(name, stack, settings, split)
-        for name, stack in in_time(RUNS.items(), options.seconds)
-    }
-    if not trainings:
-        return
-    again = {name: run.again for name, run in trainings.items()}
-    for call in again.values():  # the first calls are not timed
-        timing.clock(call)
-    times = timing.interleave(again, timing.Effort(options.repeats, most=1))
-    kept, found = command.record(options), rows(trainings, times)
-    kept.add(*found)
-    kept.finish()
-    print(f"\n{show([printed(row) for row in found], HIDDEN)}\n")
-    if len(trainings) == len(RUNS):
-        print(f"{summary(settings, trainings, times)}\n")
-    if kept.path:
-        print("kept in", kept.path)
-    path = picture(options) or FIGURE
-    draw(path, trainings, times)
-    print("Figure:", path)

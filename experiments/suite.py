@@ -1,9 +1,8 @@
-"""All experiments, the most important first, each in a process of its own, with a budget if given.
+"""All of the above, one after another, within a time budget if one is given.
 
-Of a budget an experiment gets a share of the seconds that are left, and hears when to stop; one
-that does not, or crashes, or lacks a package, is a line in the table at the end, and what it had
-written until then stays. One runs after another, so that each has the device for itself. Rows and
-figures are kept.
+Each has a process of its own, so that it has the device for itself, and a share of the seconds that
+are left. One that takes too long, crashes or lacks a package is a line in the table at the end, and
+the rows that it has written stay. Rows and pictures are kept.
 """
 
 import argparse
@@ -21,13 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench import results
-from experiments.bench.command import positive, progress
-from experiments.bench.table import Row, show
+from experiments.bench.command import positive
+from experiments.bench.progress import INTERRUPTED, PROGRESS
+from experiments.bench.table import Row, legend, show
 
-GRACE = 10.0  # seconds that are kept back to end what does not end by itself
-FINISHING = 20.0  # seconds that an experiment has to stop once it is time
-QUICK = 20.0  # seconds: with less, not even a quick run is begun
+TAKES = "1 h"
+GRACE = 10.0  # seconds to end experiments that do not end by themselves
+FINISHING = 20.0  # seconds to finish the last case
+QUICK = 20.0  # seconds; with less, not even a quick run starts
 ROOT = Path(__file__).parent.parent
+COLUMNS = {
+    "experiment": "its name",
+    "seconds": "how long it ran",
+    "rows": "number of rows that it has written",
+    "files": "files that it has written",
+    "outcome": "done, or how it ended",
+}
 
 
 @dataclass(frozen=True)
@@ -36,22 +44,22 @@ class Entry:
 
     Attributes:
         name: of the experiment, and of its result file.
-        weight: of its share of the seconds that are left.
-        least: seconds; with less it is not begun.
+        weight: of its share of the remaining seconds.
+        least: seconds; with less it does not start.
     """
 
     name: str
     weight: float = 1.0
     least: float = 60.0
 
-    def command(self, seconds: float, quick: bool) -> list[str]:
-        """The command line that runs it for so many seconds."""
+    def command(self, seconds: float, quick: bool, out: Path | None) -> list[str]:
+        """The command line that runs it for ``seconds``."""
         command = [sys.executable, "-m", "experiments", self.name]
         command += ["--quick"] if quick else []
-        command += ["--keep", self.name, "--out", str(results.FOLDER)]
+        command += ["--keep", self.name, *(["--out", str(out)] if out else [])]
         if seconds == math.inf:
             return command
-        # A case that has begun is finished, and then the figure is drawn.
+        # It finishes the case it is at, and then draws the picture.
         rest = max(FINISHING, 0.1 * seconds)
         return [*command, "--seconds", f"{max(1.0, seconds - rest):.0f}"]
 
@@ -81,44 +89,48 @@ class Ending:
     outcome: str
 
 
-def run(entries: Sequence[Entry], budget: float, quick: bool, logs: Path) -> Iterator[Ending]:
-    """Run experiments until the budget is spent, or to their ends if it is infinite.
+def run(
+    entries: Sequence[Entry], budget: float, quick: bool, logs: Path, out: Path | None = None
+) -> Iterator[Ending]:
+    """Run experiments until the budget is spent.
 
     Args:
-        entries: in the order in which they are run.
-        budget: seconds for all of them.
-        quick: small sizes.
-        logs: a folder for what they print.
+        entries: in the order in which they run.
+        budget: seconds for all of them; may be infinite.
+        quick: whether to run their quick versions.
+        logs: the folder of their output.
+        out: the folder of their rows and pictures; None for the usual one.
 
     Yields:
-        How each ended, as it does.
+        How each ended.
     """
     end = time.monotonic() + budget
     for number, entry in enumerate(entries):
+        PROGRESS.case(number, entry.name)
         left = end - time.monotonic() - GRACE
         least = min(entry.least, QUICK) if quick else entry.least
         if left < least:
             why = f"{max(left, 0):.0f} s were left, it takes {least:.0f}"
-            yield Ending(entry.name, 0.0, f"not begun: {why}")
+            yield Ending(entry.name, 0.0, f"not started: {why}")
             continue
         weights = sum(other.weight for other in entries[number:])
         share = min(left, max(least, left * entry.weight / weights))
         start = time.monotonic()
-        outcome = attempt(entry.command(share, quick), share, logs / f"{entry.name}.log")
+        outcome = attempt(entry.command(share, quick, out), share, logs / f"{entry.name}.log")
         yield Ending(entry.name, time.monotonic() - start, outcome)
 
 
 def attempt(command: Sequence[str], seconds: float, log: Path) -> str:
-    """Run a command for at most so many seconds, and say how it ended: "done", or why not."""
+    """Run a command for at most ``seconds``, and return how it ended: "done", or why not."""
     with log.open("w") as file:
-        # A session of its own: what it has started itself is ended with it.
+        # In a session of its own: the processes that it has started end with it.
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             code = process.wait(None if seconds == math.inf else seconds)
         except subprocess.TimeoutExpired:
-            return f"ended after {seconds:.0f} s, with what it had"
+            return f"stopped after {seconds:.0f} s"
         finally:
             _end(process)
     if code == 0:
@@ -129,21 +141,18 @@ def attempt(command: Sequence[str], seconds: float, log: Path) -> str:
 
 
 def _end(process: "subprocess.Popen[Any]") -> None:
-    """End a process and all that it has started.
-
-    Some processes of jax do not listen to the first signal.
-    """
+    """End a process and all that it has started."""
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
+        process.send_signal(signal.SIGINT)  # as Ctrl-C: it prints its table to the log
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE / 2)
-    with contextlib.suppress(ProcessLookupError):  # nobody is left
+    with contextlib.suppress(ProcessLookupError):  # all have ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def written(name: str, since: float, folder: Path) -> Row:
-    """What an experiment has left in its files since then."""
+    """The files that an experiment has written since then."""
     there = [path for kind in ("jsonl", "png") for path in folder.glob(f"*/{name}.{kind}")]
     files = [path for path in there if path.stat().st_mtime >= since]
     rows = sum(len(results.read(path)[1]) for path in files if path.suffix == ".jsonl")
@@ -151,39 +160,45 @@ def written(name: str, since: float, folder: Path) -> Row:
 
 
 def main(argv: list[str]) -> None:
-    """Run, print a line for each experiment as it ends, and a table of all at last."""
-    parser = argparse.ArgumentParser(prog="python -m experiments suite", description=__doc__)
+    """Run experiments, print a line as each ends, and a table of all at the end."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments suite",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     names = [entry.name for entry in ENTRIES]
-    add("--budget", type=positive, metavar="SECONDS", help="for everything; without, no limit")
-    add(
-        "--out", type=Path, metavar="DIR", help="write to DIR/<device>, and not to results/<device>"
-    )
-    add("--logs", type=Path, metavar="DIR", help="for what they print; else a temporary folder")
-    add("--only", nargs="+", choices=names, help="of all experiments these")
-    add("--quick", action="store_true", help="small sizes: to see whether everything runs")
+    add("--quick", action="store_true", help="the quick version of each: a minute on two cores")
+    add("--only", nargs="+", choices=names, metavar="NAME", help="these experiments (all)")
+    add("--budget", type=positive, metavar="S", help="seconds for all of them (no limit)")
+    add("--out", type=Path, metavar="DIR", help="write to DIR/<device> (experiments/results)")
+    add("--logs", type=Path, metavar="DIR", help="write their output to DIR (a temporary folder)")
     options = parser.parse_args(argv)
     entries = [entry for entry in ENTRIES if not options.only or entry.name in options.only]
-    if options.out:
-        results.write_into(options.out)
     logs = Path(options.logs or tempfile.mkdtemp(prefix="experiments-"))
     logs.mkdir(parents=True, exist_ok=True)
-    # Ended from outside, it ends what it has started: as an exception, which passes through
-    # `attempt`.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("suite: ended from outside"))
+    out = options.out and options.out.absolute()
+    since, budget = time.time(), float(options.budget or math.inf)
+    rows: list[Row] = []
+    stopped = False
+    # SIGTERM as Ctrl-C: an exception, at which `attempt` ends the processes that it has started.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    PROGRESS.reset("starting", len(entries), unit="experiment", seconds=options.budget)
     try:
-        rows = list(_reported(entries, options, logs))
+        for ending in run(entries, budget, options.quick, logs, out):
+            PROGRESS.print(f"{ending.name}: {ending.outcome}")
+            row = {"experiment": ending.name, "seconds": round(ending.seconds)}
+            found = written(ending.name, since, out or results.FOLDER)
+            rows.append(row | found | {"outcome": ending.outcome})
+    except KeyboardInterrupt:
+        stopped = True
     finally:
         signal.signal(signal.SIGTERM, before)
-    print("\n" + show(rows))
-    print("what they printed is in", logs)
-
-
-def _reported(entries: Sequence[Entry], options: argparse.Namespace, logs: Path) -> Iterator[Row]:
-    """Run them; a line, and a row of the table, for each as it ends."""
-    since, budget = time.time(), float(options.budget or math.inf)
-    endings = run(entries, budget, options.quick, logs)
-    for ending in progress(endings, "suite", len(entries)):
-        print(f"{ending.name}: {ending.outcome}", flush=True)
-        row = {"experiment": ending.name, "seconds": round(ending.seconds)}
-        yield row | written(ending.name, since, results.FOLDER) | {"outcome": ending.outcome}
+    if rows:
+        PROGRESS.print(f"\n{show(rows, COLUMNS)}\n\nColumns\n{legend(COLUMNS)}\n")
+    PROGRESS.print(f"logs     {logs}")
+    if stopped:
+        where = out or results.FOLDER
+        done = f"{len(rows)} of {len(entries)} experiments"
+        PROGRESS.print(f"Stopped by Ctrl-C: {done}, rows and pictures in {where}")
+        sys.exit(INTERRUPTED)

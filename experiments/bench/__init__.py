@@ -1,1 +1,1 @@
-"""The bench: variants in, rows out."""
+"""The engine of all experiments: programs in, rows, tables and files out."""

@@ -1,30 +1,27 @@
-"""The command line of an experiment.
-
-Options that all share, jobs until the time is over, rows and figure at the end.
-"""
+"""The command line of an experiment, and how it runs: cases, tables, rows and a picture."""
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import jax
 
 import depth
-from experiments.bench.engine import HIDDEN
 from experiments.bench.plots import can_draw
+from experiments.bench.progress import INTERRUPTED, PROGRESS
 from experiments.bench.results import Record, path_of
-from experiments.bench.table import Row, show
+from experiments.bench.table import Columns, Row, layout, legend
 from experiments.bench.timing import Effort
 
-T = TypeVar("T")
-Job = Callable[[], Iterator[Row]]
-PATIENCE = 3  # seconds before a progress bar is shown
+Job = Callable[[], Iterator[Row]]  # makes the rows of a case
+Tables = Mapping[str, Columns]
+Summary = Callable[[list[Row]], Iterator[str | list[Row]]]
+SCRATCH = Path("build/pictures")  # for the rows and the picture of a run that nobody asked to keep
 
 
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """A command line with the options that all experiments share; add those of your own.
+    """A command line with the options that all experiments share.
 
     Args:
         name: of the experiment.
@@ -35,121 +32,139 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    found.set_defaults(name=name)
     add = found.add_argument
-    add("--quick", action="store_true", help="small sizes: under a minute on two cores")
-    add("--keep", metavar="NAME", help="write NAME.jsonl and NAME.png to results/<device>, too")
-    add("--out", type=Path, metavar="DIR", help="with --keep: write to DIR/<device> instead")
-    add("--plot", type=Path, metavar="FILE", help="draw the figure into this file")
-    rounds = Effort().rounds
+    add("--quick", action="store_true", help="few and small cases: under a minute on two cores")
     add(
-        "--repeats", type=positive, default=rounds, help="least number of timed calls (%(default)s)"
+        "--keep",
+        metavar="NAME",
+        help="write rows and picture to experiments/results/<device>/NAME.*",
     )
-    add("--seconds", type=float, metavar="S", help="begin with nothing new after so many seconds")
-    add("--calibrate", action="store_true", help="measure this device anew for the predictions")
+    add("--out", type=Path, metavar="DIR", help="write rows and picture to DIR/<device> instead")
+    add("--plot", type=Path, metavar="FILE", help="draw the picture into FILE")
+    rounds = Effort().rounds
+    what = "least number of timed calls (%(default)s)"
+    add("--repeats", type=positive, default=rounds, metavar="N", help=what)
+    add("--seconds", type=float, metavar="S", help="start no new case after S seconds")
+    add("--calibrate", action="store_true", help="measure this device again, for the predictions")
     return found
 
 
 def positive(text: str) -> int:
-    """A number from 1 on."""
+    """An integer of at least 1."""
     if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {number}")
     return number
 
 
 def model(options: argparse.Namespace) -> depth.Device:
-    """The model of the device at hand that times are predicted with.
+    """The model of this device that predicts times.
 
-    Measured, unless a quick run finds no measurement kept.
+    Measured, unless a quick run finds no measurement.
     """
+    PROGRESS.say("measuring this device")
     if options.quick and not options.calibrate:
         return depth.at_hand()
     return depth.calibrate(refresh=options.calibrate)
 
 
 def record(options: argparse.Namespace) -> Record:
-    """Where the rows go."""
-    return Record(options.keep, options.out)
+    """Where rows go: to `SCRATCH` unless ``--keep`` or ``--out`` is given."""
+    name = options.keep or options.name
+    kept = options.keep or options.out
+    path = path_of(name, folder=options.out) if kept else SCRATCH / f"{name}.jsonl"
+    return Record(path, quick=options.quick)
 
 
 def run(
     options: argparse.Namespace,
-    name: str,
-    jobs: Sequence[Job],
-    shown: Callable[[list[Row]], str] | None = None,
-) -> Record:
-    """Run jobs until the time is over.
+    cases: Sequence[Job],
+    tables: Tables,
+    *,
+    summary: Summary | None = None,
+    draw: Callable[[list[Row], Path], None],
+    together: Collection[str] = (),
+    printed: Callable[[Row], Row] = dict,
+) -> None:
+    """Run cases until all are done, time is over, or Ctrl-C: tables to stdout, progress to stderr.
 
-    Keep the rows of each as they come, and print them as a table.
+    Rows are written as they come, so that the file holds all there is whatever happens.
 
     Args:
         options: of the command line.
-        name: of the experiment.
-        jobs: functions that make rows, the most important one first.
-        shown: makes the table of a job; None for one without the cells that are seldom looked at.
+        cases: functions that make rows, the most important first.
+        tables: the columns to print of each part ("part" of a row, "" without); rows of other
+            parts are not printed.
+        summary: makes texts and further tables of all rows.
+        draw: draws rows into a file.
+        together: parts whose rows make one table at the end, rather than one for each case.
+        printed: maps a row to the cells to print.
 
-    Returns:
-        All rows. Compiled programs of jobs that are done would fill the memory, so jax forgets
-        them.
+    Raises:
+        SystemExit: code 130, after Ctrl-C.
     """
     kept = record(options)
-    for job in progress(in_time(jobs, options.seconds), name, len(jobs)):
-        rows = []
-        for row in job():
-            rows.append(row)
-            kept.add(row)
-        text = (shown(rows) if shown else show(rows, HIDDEN)) if rows else ""
-        if text:
-            print(text + "\n", flush=True)
-        jax.clear_caches()
-    kept.finish()
-    return kept
+    used: dict[str, str] = {}  # columns that have been printed
+    start, number, ending = time.monotonic(), 0, ""
+
+    def show(rows: Sequence[Row]) -> None:
+        for part in dict.fromkeys(row.get("part", "") for row in rows):
+            if columns := tables.get(part):
+                group = [printed(row) for row in rows if row.get("part", "") == part]
+                text, names = layout(group, columns, part)
+                used.update({name: columns[name] for name in names})
+                PROGRESS.print(text + "\n")
+
+    if options.quick:
+        PROGRESS.print(f"{options.name}, quick version: few and small cases.\n")
+    PROGRESS.reset("preparing", len(cases), seconds=options.seconds)
+    try:
+        for number, case in enumerate(cases):
+            if options.seconds is not None and time.monotonic() - start > options.seconds:
+                ending = f"Stopped after {options.seconds:g} s, as --seconds says"
+                break
+            PROGRESS.case(number)
+            rows: list[Row] = []
+            try:
+                for row in case():
+                    rows.append(row)
+                    kept.add(row)
+            finally:
+                show([row for row in rows if row.get("part", "") not in together])
+            jax.clear_caches()  # compiled programs of cases that are done would fill the memory
+        kept.write(complete=not ending)
+    except KeyboardInterrupt:
+        ending, code = "Stopped by Ctrl-C", INTERRUPTED
+        kept.write(complete=False)
+    else:
+        code = 0
+    show([row for row in kept.rows if row.get("part", "") in together])
+    for item in summary(kept.rows) if summary else ():
+        PROGRESS.print(item + "\n") if isinstance(item, str) else show(item)
+    if used:
+        PROGRESS.print(f"Columns\n{legend(used)}\n")
+    if ending:
+        PROGRESS.print(f"{ending}: {number} of {len(cases)} cases, incomplete rows in {kept.path}")
+    if code:
+        raise SystemExit(code)
+    conclude(options, kept, draw)
+
+
+def part(name: str, rows: Iterable[Row]) -> list[Row]:
+    """Rows as those of a part."""
+    return [row | {"part": name} for row in rows]
 
 
 def conclude(
-    options: argparse.Namespace, kept: Record, draw: Callable[[Path], None] | None
+    options: argparse.Namespace, kept: Record, draw: Callable[[list[Row], Path], None]
 ) -> None:
-    """Say where the rows are kept, and draw the figure, ``draw(path)``, if one is asked for."""
-    if kept.path:
-        print("kept in", kept.path)
-    if draw and (path := picture(options)) and can_draw():
-        draw(path)
-        print("drawn in", path)
-
-
-def picture(options: argparse.Namespace) -> Path | None:
-    """Where the figure goes: the file that `--plot` names, else beside the rows that are kept.
-
-    None if nobody asks for one.
-    """
-    if options.plot:
-        return Path(options.plot)
-    return path_of(options.keep, "png", options.out) if options.keep else None
-
-
-def in_time(items: Iterable[T], seconds: float | None) -> Iterator[T]:
-    """The items, until the seconds are over; one that has begun is finished."""
-    start = time.monotonic()
-    for item in items:
-        if seconds is not None and time.monotonic() - start > seconds:
-            print(f"stopped after {seconds:.0f} s, as asked")
-            return
-        yield item
-
-
-def progress(items: Iterable[T], label: str = "", total: int | None = None) -> Iterator[T]:
-    """The items, with a bar on stderr once they take longer than three seconds.
-
-    No bar without a terminal or tqdm.
-
-    Args:
-        items: what to go through.
-        label: shown before the bar.
-        total: how many there are, where ``items`` does not say.
-    """
-    try:
-        from tqdm import tqdm
-    except ModuleNotFoundError:
-        yield from items
-        return
-    look: dict[str, Any] = {"delay": PATIENCE, "disable": None, "leave": False}
-    yield from tqdm(items, desc=label or None, total=total, dynamic_ncols=True, **look)
+    """Draw the picture, and say where it is and where the rows are."""
+    PROGRESS.print(f"rows     {kept.path}")
+    if not kept.rows:
+        PROGRESS.print("no picture: there are no rows to draw")
+    elif can_draw():
+        path = options.plot or kept.path.with_suffix(".png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PROGRESS.say("drawing")
+        draw(kept.rows, path)
+        PROGRESS.print(f"picture  {path}")

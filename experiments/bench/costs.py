@@ -1,7 +1,4 @@
-"""The cost of a program before it runs.
-
-Loops whose end depends on data are found by their scope, and given their trips.
-"""
+"""The cost of a program before it runs; loops of unknown length are found by their scope."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -16,7 +13,7 @@ from depth.jaxprs import inside, location, without_constants
 
 
 def is_fallback(name: str) -> bool:
-    """Whether the name of a loop says that it is a sequential fallback, which seldom has a trip."""
+    """Whether a loop is a sequential fallback, by its name."""
     return in_scope(name, loops.FALLBACK) or in_scope(name, loops.OVERFLOW)
 
 
@@ -31,24 +28,20 @@ def in_scope(name: str, scope: str) -> bool:
 
 
 def further(iterations: int) -> int:
-    """Trips of the loop whose end depends on data.
-
-    The first iterations may be a loop of their own, of known length.
-    """
+    """Trips of the loop whose end depends on data, after the first iterations of known number."""
     return iterations - loops.ahead(iterations)
 
 
 def analyze(
     run: Callable[..., Any], *arguments: Any, trips: int | None = None, rest: int | None = None
 ) -> depth.Cost:
-    """`depth.analyze` of a program in which nothing overflows and is done again.
+    """`depth.analyze` of a program, if nothing overflows.
 
     Args:
         run: a program.
         arguments: of it.
-        trips: of the loops over iterations, and of all others that do not say it; None if that is
-            not known.
-        rest: trips of the loops that finish sequentially; None for as many as the others.
+        trips: of the loops over iterations, and of all others of unknown length; None if unknown.
+        rest: trips of the sequential fallbacks; None for as many as the others.
     """
     jaxpr = jax.make_jaxpr(run)(*arguments)
     found = analyze_jaxpr(jaxpr)
@@ -68,10 +61,7 @@ def analyze(
 
 
 def _loops(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
-    """The while loops of a program, those inside others too.
-
-    A program that is called twice is read once.
-    """
+    """The while loops of a program, including inner ones, each once."""
     if id(jaxpr) in seen:
         return
     seen.add(id(jaxpr))

@@ -1,17 +1,16 @@
-"""The bench: variants of a program in, rows out.
+"""The engine: programs that compute the same in, a row for each out.
 
-A `Case` is one problem of one size: sequential programs, of which the fastest is the one to beat,
-and variants. `bench` predicts each, compiles it, checks it against the first baseline, times all of
-them interleaved, and makes a row of each:
+A `Case` is one problem of one size: sequential programs, of which the fastest is the baseline, and
+variants. `bench` predicts the time of each, compiles it, compares its result with that of the first
+sequential program, and times all of them, interleaved. There are three speedups:
 
-    depth speedup      how many times shallower than the sequential program (`depth.analyze`): that
-                       of unlimited processors
-    predicted speedup  over the baseline that is predicted to be fastest, on this device
+    depth speedup      how many times shallower than the sequential program (`depth.analyze`): the
+                       speedup on unlimited processors
+    predicted speedup  over the sequential program that is predicted to be fastest here
                        (`depth.predict`)
-    speedup            realised, over the fastest baseline, and "over lax.scan" beside it
+    speedup            measured, over the fastest sequential program ("over lax.scan": the first)
 
-A variant that does not compute what the first baseline computes has no speedup, and a note that
-says so.
+A variant with another result has no speedup, and a note instead.
 """
 
 import math
@@ -27,6 +26,7 @@ import numpy as np
 import depth
 from deeppcr import Result
 from experiments.bench.costs import analyze, further
+from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Build, Effort, Timing, build, interleave
 
@@ -34,26 +34,24 @@ LONGEST = 30.0  # seconds; what is predicted to take longer is not run
 MOST_MEMORY = 0.8  # of the device's, for temporaries
 TOLERANCE = 1e-3
 EFFORT = Effort()
-HIDDEN = ("baseline", "min ms", "max ms", "repeats", "trace s", "work", "ended")  # when printed
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compute what a case is about.
+    """A program that computes the result of a case.
 
     Attributes:
-        run: what is compiled and timed: a function of the arguments, or of what ``prepare`` makes
-            of them.
-        arguments: tuples of its own, in place of those of the case.
-        prepare: makes the arguments of ``run`` from the others, untimed: a forward pass before the
+        run: what is compiled and timed: a function of the arguments, or of what ``prepare`` returns
+            for them.
+        arguments: tuples of arguments of its own, instead of those of the case.
+        prepare: maps the arguments to those of ``run``, untimed: a forward pass, to time the
             backward pass alone.
         solve: a function of the arguments that solves the chain as ``run`` does and returns a
-            `deeppcr.Solution`, for iterations, residual and trips of loops. It is called once for
-            each tuple of arguments.
-        iterations: in place of ``solve``: how many of Newton's iterations are expected, if there is
-            a loop of them.
-        comparable: brings what is returned into the form that all variants share.
-        statistics: what else its row says, from what it returns.
+            `deeppcr.Solution`, for iterations, residual and trips of loops. Called once for each
+            tuple of arguments.
+        iterations: instead of ``solve``: the number of Newton iterations to expect.
+        comparable: maps the result to a form that all variants share.
+        statistics: further cells of its row, from the result.
     """
 
     run: Callable[..., Any]
@@ -70,13 +68,14 @@ class Case:
     """One problem of one size.
 
     Attributes:
-        labels: what its rows begin with: {"L": 1024, "w": 8, "direction": "forward"}.
-        arguments: tuples of arguments, equal in shapes and different in values, that the calls
-            cycle through.
-        baselines: the sequential programs by name, plain `jax.lax.scan` first: see
+        labels: the first cells of its rows: {"L": 1024, "w": 8, "direction": "forward"}.
+        arguments: tuples of arguments, of equal shapes and different values; calls cycle through
+            them.
+        baselines: sequential programs by name, plain `jax.lax.scan` first: see
             `experiments.bench.programs.baselines`.
-        variants: the others, by name; a plain function is a `Variant` of its own.
-        tolerance: how far a result may be from the first baseline's, relative to the largest entry.
+        variants: the other programs, by name; a function is a `Variant` by itself.
+        tolerance: largest difference from the first baseline's result, relative to its largest
+            entry.
     """
 
     labels: Mapping[str, Any]
@@ -87,21 +86,21 @@ class Case:
 
     @property
     def plain(self) -> str:
-        """The name of the first baseline, which says what is right."""
+        """The name of the first baseline, with whose result all others are compared."""
         return next(iter(self.baselines))
 
 
 @dataclass
 class Outcome:
-    """What became of a variant.
+    """The outcome of a variant.
 
     Attributes:
-        variant: as the case has it.
-        arguments: tuples of them for ``run``.
-        row: the cells that are known.
-        note: what kept it from running, or that it is wrong; else empty.
-        cost: of one call, where all loops are known.
-        predicted: seconds of one call; None where that is not known.
+        variant: of the case.
+        arguments: tuples of arguments of ``run``.
+        row: its cells so far.
+        note: why it did not run, or that its result is wrong; else empty.
+        cost: of one call, where the trips of all loops are known.
+        predicted: seconds of one call; None where unknown.
         build: the compiled program.
         error: the largest difference from the first baseline, relative to the largest entry.
         timing: of the calls after the first.
@@ -119,7 +118,7 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        """Whether it was timed and computes what it should."""
+        """Whether it was timed and has the right result."""
         return self.timing is not None and not self.note
 
     def times(self, scale: float = 1e3) -> Row:
@@ -142,11 +141,11 @@ def bench(
 
     Args:
         case: the programs.
-        device: the model that times are predicted with: see `experiments.bench.command.model`.
+        device: the model that predicts times: see `experiments.bench.command.model`.
         effort: how long they are timed.
         longest: seconds; a program that is predicted to take longer is not run.
-        builds: how often each is traced and compiled anew, of which the least times count; 0: once,
-            with what jax has cached.
+        builds: number of times each is traced and compiled from scratch; the least times count.
+            0: once, with jax's caches.
 
     Yields:
         A row for each program, baselines first: the case's labels, "program", "baseline" (whether
@@ -154,8 +153,7 @@ def bench(
         "depth", "work", "predicted ms", "log2" (of predicted over measured time), "error" (the
         largest difference from the first baseline, relative to the largest entry); "speedup", "over
         lax.scan", "depth speedup", "predicted speedup"; with ``solve`` "iterations", "residual" and
-        "ended"; and "note" where something kept it from running, or it is wrong. What is not known
-        is not in the row.
+        "ended"; and "note" if it did not run or is wrong. Unknown cells are missing.
     """
     outcomes = measure(case, effort, device, longest, builds)
     first, loops = outcomes[case.plain], [outcomes[name] for name in case.baselines]
@@ -186,12 +184,21 @@ def measure(
     longest: float = LONGEST,
     builds: int = 0,
 ) -> dict[str, Outcome]:
-    """What became of all programs of a case, as `bench` has it.
+    """The outcomes of all programs of a case, as in `bench`.
 
     Without a device nothing is predicted.
     """
     outcomes: dict[str, Outcome] = {}
-    for name, given in {**case.baselines, **case.variants}.items():
+    programs, rounds = {**case.baselines, **case.variants}, max(builds, 1)
+    done, total = 0, len(programs) * (2 + rounds)  # steps; all calls of a program are one
+
+    def say(doing: str, name: str) -> None:
+        nonlocal done
+        PROGRESS.say(f"{doing} {name}", done / total)
+        done += 1
+
+    for name, given in programs.items():
+        say("predicting", name)
         variant = given if isinstance(given, Variant) else Variant(given)
         tuples = case.arguments if variant.arguments is None else variant.arguments
         outcomes[name] = one = Outcome(variant, list(tuples))
@@ -200,8 +207,9 @@ def measure(
                 one.arguments = [variant.prepare(*arguments) for arguments in tuples]
             if device:
                 _predict(one, tuples, device, longest)
-    for _ in range(max(builds, 1)):  # in rounds: a machine that slows down slows all of them
-        for one in outcomes.values():
+    for _ in range(rounds):  # a machine that slows down slows all of them
+        for name, one in outcomes.items():
+            say("compiling", name)
             if not one.note:
                 with _noting(one):
                     _compile(one, device, bool(builds))
@@ -209,6 +217,7 @@ def measure(
     expected: Any = None
     for name, one in outcomes.items():
         if one.build and not one.note:
+            PROGRESS.say(f"checking {name}")
             with _noting(one):
                 calls[name] = call = _cycled(one)
                 expected = _check(one, call(), expected, case)
@@ -222,9 +231,9 @@ def measure(
 def _predict(
     one: Outcome, arguments: Sequence[tuple[Any, ...]], device: depth.Device, longest: float
 ) -> None:
-    """Read the program.
+    """Predict the time of a program.
 
-    Solve the chain where loops do not say their trips, if it is worth the time.
+    If its loops do not tell their trips, solve the chain, unless even one trip takes too long.
     """
     variant = one.variant
     cost = least = analyze(variant.run, *one.arguments[0])
@@ -249,7 +258,7 @@ def _predict(
 
 def _compile(one: Outcome, device: depth.Device | None, anew: bool) -> None:
     run = one.variant.run
-    if anew:  # a function that jax has not traced yet
+    if anew:  # as a function that jax has not traced yet
         jax.clear_caches()
         run = lambda *arguments: one.variant.run(*arguments)  # noqa: E731
     one.build = built = build(run, *one.arguments[0])
@@ -270,9 +279,9 @@ def _cycled(one: Outcome) -> Callable[[], Any]:
 
 
 def _check(one: Outcome, result: Any, expected: Any, case: Case) -> Any:
-    """Compare what the first call returns with what is expected, if that is known.
+    """Compare the result of the first call with the expected one, and return that.
 
-    Which is returned.
+    The first result is what is expected of all others.
     """
     found = jax.device_get(one.variant.comparable(result))
     if one.variant.statistics:
@@ -286,7 +295,7 @@ def _check(one: Outcome, result: Any, expected: Any, case: Case) -> Any:
 
 @contextmanager
 def _noting(one: Outcome) -> Iterator[None]:
-    """What XLA cannot do, such as find the memory, is a note, and the others go on."""
+    """Turn an error of XLA, such as too little memory, into a note: other programs go on."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -308,7 +317,7 @@ def distance(result: Any, expected: Any) -> float:
 
 
 def solve_statistics(solutions: Sequence[Any]) -> Row:
-    """How solutions were found: iterations in the mean, the largest residual, the worst ending."""
+    """Statistics of solves: mean iterations, the largest residual, the worst result."""
     counts = [int(solution.stats.iterations) for solution in solutions]
     worst = max(Result(int(solution.result)) for solution in solutions)
     return {

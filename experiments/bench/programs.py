@@ -1,4 +1,4 @@
-"""The sequential programs that a parallel one has to beat, and the same chain by deeppcr.
+"""The sequential baselines of a chain, and the same chain by deeppcr.
 
 XLA compiles `jax.lax.scan` to a loop that pays for every trip, on a GPU some microseconds.
 ``unroll`` puts several steps into a trip, and a Python loop under `jax.jit` leaves no trips at all,
@@ -29,7 +29,7 @@ Scan = Callable[..., tuple[Any, Any]]
 
 
 def baselines(program: Callable[[Scan], T], length: int, longest: int = LONGEST) -> dict[str, T]:
-    """A sequential program by every way to run its loop, by name.
+    """A sequential program with every form of its loop, by name.
 
     Plain `jax.lax.scan` is the first.
 

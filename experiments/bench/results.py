@@ -1,4 +1,4 @@
-"""Result files: JSON lines, the first of which says where and when the rest was measured."""
+"""Result files: JSON lines; the first says where and when the others were measured."""
 
 import datetime
 import json
@@ -16,15 +16,7 @@ import jax
 import jaxlib
 import numpy as np
 
-VARIABLE = "DEEPPCR_RESULTS"  # of the environment: for processes that an experiment starts
-FOLDER = Path(os.environ.get(VARIABLE) or Path(__file__).parent.parent / "results")
-
-
-def write_into(folder: Path) -> None:
-    """Let results of this process, and of those it starts, go to ``folder/<device>``."""
-    global FOLDER
-    FOLDER = folder.absolute()
-    os.environ[VARIABLE] = str(FOLDER)
+FOLDER = Path(__file__).parent.parent / "results"
 
 
 def device() -> str:
@@ -33,7 +25,7 @@ def device() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What a measurement depends on beside the program."""
+    """What a measurement depends on, apart from the program."""
     return {
         "device": device(),
         "devices": jax.device_count(),
@@ -49,69 +41,69 @@ def environment() -> dict[str, Any]:
 
 
 class Record:
-    """Rows that are kept as they come.
+    """Rows of a run, written as they come.
 
-    What is stopped midway leaves all it had, in a file that says it is not complete.
+    A run that stops early leaves all its rows, in a file that says it is incomplete.
 
     Attributes:
         rows: all that have been added.
-        path: of the file; None if nothing is to be kept.
+        path: of the file.
+        about: what else its first line says.
     """
 
-    def __init__(self, name: str | None, folder: Path | None = None):
+    def __init__(self, path: Path, **about: Any):
         self.rows: list[dict[str, Any]] = []
-        self.path = path_of(name, folder=folder) if name else None
-        self._name, self._folder = name, folder
+        self.path, self.about = path, about
 
     def add(self, *rows: Mapping[str, Any]) -> None:
         """Add rows, and write all of them."""
         self.rows += map(dict, rows)
-        self._write(complete=False)
+        self.write(complete=False)
 
-    def finish(self) -> None:
-        """Say that these are all."""
-        self._write(complete=True)
-
-    def _write(self, complete: bool) -> None:
-        if self._name:
-            write(self._name, self.rows, self._folder, complete)
+    def write(self, complete: bool) -> None:
+        """Write the file, and say whether these are all rows."""
+        write_to(self.path, self.rows, complete=complete, **self.about)
 
 
 def path_of(name: str, ending: str = "jsonl", folder: Path | None = None) -> Path:
-    """Where a result file or a figure of this device lies: `folder/<device>/<name>.<ending>`."""
+    """The path of a result file or a picture of this device: `folder/<device>/<name>.<ending>`."""
     return (folder or FOLDER) / device() / f"{name}.{ending}"
 
 
 def write(
     name: str, rows: Iterable[Mapping[str, Any]], folder: Path | None = None, complete: bool = True
 ) -> Path:
-    """Write `rows` to `folder/<device>/<name>.jsonl`, whole or not at all.
-
-    The lines go to a temporary file that takes the old one's place once it is complete, so whatever
-    fails on the way, `rows` themselves included, leaves the last good results as they were.
-    """
+    """Write ``rows`` to `folder/<device>/<name>.jsonl`."""
     path = path_of(name, folder=folder)
+    write_to(path, rows, complete=complete)
+    return path
+
+
+def write_to(path: Path, rows: Iterable[Mapping[str, Any]], **about: Any) -> None:
+    """Write ``rows`` below a line on where and when they were measured, and ``about`` them.
+
+    The file is whole or not there: lines go to a temporary file that replaces the old one once it
+    is complete. If anything fails, Ctrl-C included, the old file stays as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{name}-", suffix=".tmp")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            for row in ({"environment": environment() | {"complete": complete}}, *rows):
+            for row in ({"environment": environment() | about}, *rows):
                 file.write(json.dumps(row, default=_plain) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp keeps it to its owner; results are to be committed
+        os.chmod(temporary, 0o644)  # mkstemp lets only the owner read; results are committed
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
+    finally:
+        Path(temporary).unlink(missing_ok=True)
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The environments and the rows of a result file.
 
-    A line with an environment says where and when the rows below it were measured; a file that two
-    were put together into has several of them.
+    A line with an environment says where and when the rows below it were measured; a merged file
+    has several of them.
     """
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     environments = [line["environment"] for line in lines if "environment" in line]

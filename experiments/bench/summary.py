@@ -1,13 +1,12 @@
-"""What rows of the bench come to.
-
-The fastest programs of each case, sequential and parallel, and how good predictions were.
-"""
+"""Summaries of rows: the fastest programs of each case, and how good predictions were."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from experiments.bench.table import Row
+
+SPEEDUPS = ("depth speedup", "predicted speedup", "speedup", "over lax.scan")
 
 
 def is_benchmark(row: Row) -> bool:
@@ -16,13 +15,13 @@ def is_benchmark(row: Row) -> bool:
 
 
 def labels(row: Row) -> Row:
-    """What of a row says which case it is: all that comes before the program."""
+    """The cells that say which case a row belongs to: all before the program."""
     keys = list(row)
     return {key: row[key] for key in keys[: keys.index("program")]}
 
 
 def cases(rows: Iterable[Row]) -> list[tuple[Row, list[Row]]]:
-    """The rows of the bench, by case."""
+    """Rows of the engine, by case."""
     found: dict[tuple[tuple[str, Any], ...], list[Row]] = {}
     for row in filter(is_benchmark, rows):
         found.setdefault(tuple(labels(row).items()), []).append(row)
@@ -33,9 +32,9 @@ def best(rows: Iterable[Row], without: Sequence[str] = ("auto",)) -> Iterator[Ro
     """For every case its fastest baseline and the fastest other program that computes the same.
 
     Args:
-        rows: of the bench; others are left out.
-        without: programs that may run sequentially, and so do not count as parallel ones. How fast
-            "auto" is stands beside.
+        rows: of the engine; others are left out.
+        without: programs that do not count as parallel, since they may run sequentially. The
+            speedup of "auto" has a column of its own.
     """
     for case, group in cases(rows):
         right = [row for row in group if "speedup" in row and row.get("ended") != "not converged"]
@@ -51,16 +50,16 @@ def best(rows: Iterable[Row], without: Sequence[str] = ("auto",)) -> Iterator[Ro
                 "parallel": parallel["program"],
                 "parallel ms": parallel["ms"],
             }
-            for key in ("depth speedup", "predicted speedup", "speedup", "over lax.scan"):
+            for key in SPEEDUPS:
                 found[key] = parallel.get(key)
             found["auto, speedup"] = auto and auto["speedup"]
             yield case | {key: value for key, value in found.items() if value is not None}
 
 
 def errors(rows: Iterable[Row]) -> Row | None:
-    """How far predicted times were from measured ones, |log2(predicted / measured)|.
+    """How far predictions are from measurements, as |log2(predicted / measured)|.
 
-    None where nothing was predicted.
+    None if nothing was predicted.
     """
     logarithms = [row["log2"] for row in rows if isinstance(row.get("log2"), int | float)]
     found = sorted(abs(float(logarithm)) for logarithm in logarithms)

@@ -1,4 +1,4 @@
-"""Wall-clock times that can be compared: calls interleaved, blocked on, compile time kept apart."""
+"""Wall-clock times: calls interleaved and blocked on, compile time apart."""
 
 import math
 import statistics
@@ -9,21 +9,23 @@ from typing import Any
 
 import jax
 
+from experiments.bench.progress import PROGRESS
+
 
 @dataclass(frozen=True)
 class Timing:
-    """The seconds that each call of one function took."""
+    """Seconds of each call of one function."""
 
     seconds: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle time: what one call usually takes."""
+        """The median time."""
         return statistics.median(self.seconds)
 
     @property
     def minimum(self) -> float:
-        """The least time: what a call takes when nothing else runs."""
+        """The least time: of a call that nothing disturbs."""
         return min(self.seconds)
 
     @property
@@ -33,7 +35,7 @@ class Timing:
 
     @property
     def count(self) -> int:
-        """How many calls were timed."""
+        """Number of timed calls."""
         return len(self.seconds)
 
 
@@ -42,12 +44,12 @@ class Effort:
     """How long functions are timed.
 
     Attributes:
-        rounds: each function is called in every round.
-        share: seconds of calls of one function in a round; short calls scatter more, and are
-            repeated.
-        most: calls of one function in a round.
+        rounds: number of rounds; every function is called in each.
+        share: seconds of one function in a round; short calls scatter more, so they are repeated.
+        most: most calls of one function in a round.
         patience: seconds of all calls of one function; a slow one is called in fewer rounds.
-        slow: times the fastest function; what takes longer is called in two rounds, and no more.
+        slow: a function that takes this many times as long as the fastest is called in only two
+            rounds.
     """
 
     rounds: int = 7
@@ -58,11 +60,11 @@ class Effort:
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
-            raise ValueError(f"rounds has to be at least 1, got {self.rounds}")
+            raise ValueError(f"expected at least 1 round, got {self.rounds}")
 
 
 def clock(function: Callable[[], Any]) -> float:
-    """Seconds from the call of `function` until all that it returns has been computed."""
+    """Seconds from the call of ``function`` until its result has been computed."""
     start = time.perf_counter()
     jax.block_until_ready(function())
     return time.perf_counter() - start
@@ -76,9 +78,10 @@ def interleave(
     """Time functions in rounds, A B C A B C ...: a machine that slows down slows all of them.
 
     Args:
-        functions: what to call, without arguments, by name; each has been called before.
+        functions: functions without arguments, by name; each has been called before.
         effort: how long they are timed.
-        failed: is told which function fails, and how, and the others go on; None raises.
+        failed: called with the name and the error of a function that fails, after which the others
+            go on; None to raise the error.
 
     Returns:
         The times of each function that was called, by name.
@@ -94,6 +97,7 @@ def interleave(
                 continue
             if number > 1 and least > effort.slow * fastest:
                 continue
+            PROGRESS.say(f"timing {name}, round {number + 1} of {effort.rounds}")
             calls = max(1, min(effort.most, int(effort.share / least)))
             try:
                 times += [clock(function) for _ in range(calls)]
@@ -107,13 +111,13 @@ def interleave(
 
 @dataclass(frozen=True)
 class Build:
-    """One program compiled for one tuple of arguments, and what that cost.
+    """A program compiled for one tuple of arguments.
 
     Attributes:
-        call: the compiled program; it takes the arguments it was compiled for.
+        call: the compiled program.
         lower: seconds to trace and lower it.
-        compile: seconds that XLA took.
-        temporary_bytes: memory beside arguments and results; None where the backend does not say.
+        compile: seconds to compile it.
+        temporary_bytes: memory besides arguments and results; None where unknown.
     """
 
     call: Callable[..., Any]
@@ -123,12 +127,12 @@ class Build:
 
     @property
     def text(self) -> str:
-        """The compiled program as XLA writes it; empty where jax does not show it."""
+        """The compiled program as XLA prints it; empty where jax has no text."""
         return getattr(self.call, "as_text", str)() or ""
 
 
 def build(function: Callable[..., Any], *args: Any) -> Build:
-    """Lower and compile `function` for `args`, and time both; jitted first if it is not yet."""
+    """Lower and compile ``function`` for ``args``, and time both."""
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     start = time.perf_counter()
     lowered = jitted.lower(*args)

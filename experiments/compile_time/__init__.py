@@ -1,1 +1,1 @@
-"""Seconds to trace and compile."""
+"""Time to trace and compile."""

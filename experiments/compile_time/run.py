@@ -1,15 +1,13 @@
-"""Seconds to trace and to compile: the gradient through L equal layers, and a whole training loop.
+"""How long do tracing and compiling take, as a stack of layers gets deeper?
 
-layers    the gradient of a loss through L flax modules, in a list or stacked: a Python loop, a
-          scan, deeppcr. A Python loop is compiled up to 256 layers: from there on it takes minutes
+layers    the gradient of a loss through L equal flax modules, in a list or stacked: a Python loop
+          (up to 256 layers: from there on it takes minutes), a scan, deeppcr
 training  a jitted `jax.lax.scan` of 200 Adam steps on 16 equal residual modules of 12 small arrays:
-          a list of modules against stacked, packed ones. What is compared is all that training
-          leaves behind: parameters and losses
+          a list of modules, stacked modules, packed ones. Parameters and losses are compared
 
-Each variant is traced and compiled anew several times, of which the least counts: "seconds" is both
-together; then all of them are timed, interleaved: "ms" is the median. "speedup" is over the fastest
-of the Python loop and of `jax.lax.scan`, for layers with unroll 1, 4 and 16; of training loops both
-are with plain Adam.
+Each program is traced and compiled from scratch several times, and the least times count. The
+sequential programs are the Python loop and `jax.lax.scan`, for layers with unroll 1, 4 and 16; of
+the training loops, the two with plain Adam.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +21,13 @@ from jax import Array, lax
 
 import deeppcr
 from experiments.bench import command
+from experiments.bench.columns import BENCH
 from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench
 from experiments.bench.plots import figure, halves, series
 from experiments.bench.programs import SCAN, UNROLLS
-from experiments.bench.table import Row, show
+from experiments.bench.progress import PROGRESS
+from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.compile_time import training
 from experiments.models.data import find_package
@@ -38,7 +38,30 @@ PARTS = ("layers", "training")
 WIDTH, BATCH = 16, 8
 LENGTHS = (16, 64, 256, 1024)
 LOOP, PLAIN = "Python loop", f"{SCAN}, stacked"
-UNSEEN = ("part", "baseline", "min ms", "max ms", "repeats", "work", "predicted ms")  # when printed
+TAKES = "8 min"
+COMMON = ("ms", "speedup", "over lax.scan", "predicted speedup", "depth speedup", "error", "note")
+BOTH = {key: BENCH[key] for key in COMMON} | {"temp MB": BENCH["temp MB"]}
+PROGRAM = {"program": "what runs; sequential programs first"}
+SECONDS = {"seconds": "seconds to trace and compile together"}
+LAYERS = {
+    "L": "number of layers",
+    **PROGRAM,
+    **SECONDS,
+    "against shortest": "the same / seconds of this program for the fewest layers",
+    "trace s": "seconds to trace",
+    "compile s": "seconds to compile",
+    **BOTH,
+}
+TRAINING = {
+    "modules": "number of modules",
+    "steps": "training steps",
+    **PROGRAM,
+    **SECONDS,
+    "against list": "seconds of the list of modules / seconds of this program",
+    "us a step": "time of a training step, in microseconds",
+    "last loss": "loss of the last step",
+    **BOTH,
+}
 
 
 def modules(length: int) -> Any:
@@ -140,10 +163,7 @@ def in_seconds(rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Seconds to compile and milliseconds of a call against the number of layers.
-
-    Beside them training loops.
-    """
+    """Seconds to compile and milliseconds of a call against L, and the training loops."""
     layers, loops = ([row for row in rows if row["part"] == part] for part in PARTS)
     with figure(path, columns=3, height=4.2) as (seconds, ms, last):
         for k, name in enumerate(PROGRAMS):
@@ -151,12 +171,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             series(seconds, mine, "L", "seconds", "o-", ms=4, label=name, **look)
             series(ms, mine, "L", "ms", "o-", ms=4, **look)
             series(ms, mine, "L", "predicted ms", "--", linewidth=1, **look)
-        for axes, title in ((seconds, "seconds to trace and compile"), (ms, "milliseconds")):
+        for axes, title in (
+            (seconds, "Time to trace and compile [s]"),
+            (ms, "Time of a call [ms] (dashed: predicted)"),
+        ):
             axes.set(xscale="log", yscale="log", xlabel="layers", title=title)
-        ms.set_title("milliseconds of a call; dashed: predicted")
         if layers:
             seconds.legend(fontsize=6.5)
-        titles = ("seconds to trace and compile", "microseconds a training step")
+        titles = ("Training: trace and compile [s]", "A training step [us] (grey: without deeppcr)")
         for key, title, axes in zip(("seconds", "us a step"), titles, halves(last), strict=True):
             colors = ["0.5" if row["baseline"] else "C0" for row in loops]
             names = [row["program"] for row in loops]
@@ -166,15 +188,26 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Trace, compile and run; print a table, and with --keep write the rows and the figure."""
+    """Trace, compile and run."""
     arguments = command.parser("compile_time", __doc__)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (all)")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
     add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
-    add("--longest-loop", type=positive, default=256, metavar="L", help="of Python (%(default)s)")
-    add("--modules", type=positive, metavar="N", help="of the training loop (16, quick: 4)")
-    add("--steps", type=positive, metavar="N", help="of training (200, quick: 20)")
-    add("--builds", type=positive, metavar="N", help="of each (layers 3, training 5, quick: 1)")
+    add(
+        "--longest-loop",
+        type=positive,
+        default=256,
+        metavar="L",
+        help="most layers of a Python loop (%(default)s)",
+    )
+    add("--modules", type=positive, metavar="N", help="modules of the training loop (16, quick: 4)")
+    add("--steps", type=positive, metavar="N", help="training steps (200, quick: 20)")
+    add(
+        "--builds",
+        type=positive,
+        metavar="N",
+        help="compilations of each program (3, training 5, quick: 1)",
+    )
     options = arguments.parse_args(argv)
     device, effort = command.model(options), Effort(options.repeats)
     builds = {"layers": 3, "training": 5}
@@ -195,10 +228,9 @@ def main(argv: list[str]) -> None:
 
     jobs: list[command.Job] = []
     if "layers" in options.parts and not find_package("flax"):
-        print("no layers: flax is not installed")
+        PROGRESS.print("no layers: flax is not installed")
     elif "layers" in options.parts:
         lengths = options.lengths or ((4, 16) if options.quick else LENGTHS)
         jobs += [partial(layers, length) for length in sorted(set(lengths))]
     jobs += [loops] if "training" in options.parts else []
-    kept = command.run(options, "compile_time", jobs, lambda rows: show(rows, UNSEEN))
-    command.conclude(options, kept, partial(draw, kept.rows) if kept.rows else None)
+    command.run(options, jobs, {"layers": LAYERS, "training": TRAINING}, draw=draw)

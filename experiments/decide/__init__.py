@@ -1,1 +1,1 @@
-"""Does "auto" choose what is fastest?"""
+"""The choices of "auto"."""

@@ -1,7 +1,4 @@
-"""Where parallel pays off.
-
-A GRU over L and w, the best parallel candidate beside the sequential program.
-"""
+"""Where parallel pays off: a GRU over L and w, parallel beside sequential."""
 
 import depth
 from experiments.bench.programs import SCAN
@@ -10,6 +7,7 @@ from experiments.bench.timing import Effort
 from experiments.decide.programs import Candidate, Chain, Choice, Measured
 from experiments.models import zoo
 
+HERE = "here"
 FAR_DEVICES = ("H200", "A100", "TPU v5e")
 WIDTHS = (1, 4, 16, 64)
 LENGTHS = (16, 128, 1024, 8192)
@@ -17,15 +15,18 @@ SEQUENTIAL, PARALLEL = "sequential", "parallel"  # candidates
 
 
 def gru(width: int, length: int) -> zoo.Specimen:
-    """What the map is of."""
+    """A cell of the map."""
     return zoo.Specimen("gru", width, length, 1)
 
 
 def cell(chain: Chain, model: depth.Device, effort: Effort) -> Row:
-    """One cell of the map: predicted and realised speedup on this device; predicted, on others."""
+    """A row: speedup measured and predicted on this device, and predicted on others."""
     row: Row = {"part": "map", "w": chain.specimen.width, "L": chain.specimen.length}
     sequential, parallel = _rivals(chain, model)
-    row |= {"direction": chain.direction, "predicted, here": sequential.seconds / parallel.seconds}
+    row |= {
+        "direction": chain.direction,
+        f"predicted, {HERE}": sequential.seconds / parallel.seconds,
+    }
     row["parallel"] = parallel.name
     named = {SEQUENTIAL: sequential, PARALLEL: parallel}
     programs = {name: chain.program(Choice.of(one).run) for name, one in named.items()}
@@ -38,7 +39,7 @@ def cell(chain: Chain, model: depth.Device, effort: Effort) -> Row:
 
 
 def _rivals(chain: Chain, model: depth.Device) -> tuple[Candidate, Candidate]:
-    """The sequential program, and the best of all others."""
+    """The sequential candidate, and the best of all others."""
     every = chain.candidates(model, memory=int(model.memory) // 2)
     others = [candidate for candidate in every if not candidate.is_sequential]
     sequential = next(candidate for candidate in every if candidate.is_sequential)
@@ -46,7 +47,7 @@ def _rivals(chain: Chain, model: depth.Device) -> tuple[Candidate, Candidate]:
 
 
 def _realised(chain: Chain, measured: Measured, parallel: Candidate) -> Row:
-    """What came of it; nothing where one of the programs did not run or is wrong."""
+    """The measured speedup; nothing where a program did not run or is wrong."""
     seconds = measured.seconds
     if not {SCAN, SEQUENTIAL, PARALLEL} <= seconds.keys():
         return {}

@@ -1,7 +1,4 @@
-"""What giving up costs.
-
-Chains on which Newton's method takes about as many iterations as there are steps.
-"""
+"""The cost of a failure: chains on which Newton's method takes about one iteration a step."""
 
 import dataclasses
 import math
@@ -66,9 +63,7 @@ CHAINS = (logistic, network)
 
 
 def giving_up(chain: Hard, device: depth.Device, effort: Effort) -> Iterator[Row]:
-    """Rows of methods.
-
-    "auto" does not take Newton's here, and one that was planned for a GPU stops at its budget.
+    """A row for each method; the one planned for a GPU stops at its budget.
 
     Raises:
         RuntimeError: the plan for the GPU is sequential.
@@ -91,7 +86,7 @@ def giving_up(chain: Hard, device: depth.Device, effort: Effort) -> Iterator[Row
         arguments=[(chain.init, chain.inputs)],
         baselines=baselines(partial(by_loop, chain.step), len(chain.inputs), longest=0),
         variants=variants,
-        tolerance=math.inf,  # rounding is amplified, too: two sequential programs end far apart
+        tolerance=math.inf,  # rounding is amplified, too: two sequential programs differ
     )
     rows = {row["program"]: row for row in bench(case, device, effort) if not row["baseline"]}
     newton, sequential = found.main.forward[0], found.main.sequential

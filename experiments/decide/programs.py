@@ -1,8 +1,6 @@
-"""The programs that are compared on one chain.
+"""The programs that are compared on a chain: forms of `jax.lax.scan`, candidates of the planner.
 
-`jax.lax.scan` in several forms, and what the planner has in the running.
-
-What of the planner is not public is imported here and nowhere else.
+Private parts of the planner are imported here and nowhere else.
 """
 
 import dataclasses
@@ -42,10 +40,7 @@ class Choice:
 
     @classmethod
     def of(cls, candidate: Candidate) -> "Choice":
-        """What the planner has in the running, without a budget.
-
-        One that gives up is another program than was predicted.
-        """
+        """A candidate without its budget: a solve that stops there is not what was predicted."""
         method = candidate.method
         if isinstance(method, Newton):
             method = dataclasses.replace(method, max_iterations=None)
@@ -59,11 +54,11 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What became of programs, by the least time of each.
+    """The outcomes of programs.
 
     Attributes:
-        outcomes: of all of them.
-        loops: names of those that do without deeppcr; plain `jax.lax.scan` is the first.
+        outcomes: by name.
+        loops: names of those without deeppcr; plain `jax.lax.scan` is the first.
     """
 
     outcomes: Mapping[str, Outcome]
@@ -71,7 +66,7 @@ class Measured:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The least time of each that computes what `jax.lax.scan` computes."""
+        """The minimum time of each program that has the result of `jax.lax.scan`."""
         right = {name: one for name, one in self.outcomes.items() if one.is_right}
         return {name: one.timing.minimum for name, one in right.items() if one.timing}
 
@@ -81,10 +76,7 @@ class Measured:
         return min((name for name in names if name in seconds), key=seconds.__getitem__)
 
     def cells(self, name: str, predicted: float) -> Row:
-        """What is said of one program, which was predicted to take so many seconds.
-
-        That, its times, memory and error.
-        """
+        """The cells of a program: its times, measured and predicted, memory and error."""
         one = self.outcomes[name]
         assert one.timing is not None
         return {
@@ -98,7 +90,7 @@ class Measured:
         }
 
     def note(self, first: str = "") -> Row:
-        """What went wrong, if anything did, after what there is to say first."""
+        """A note of all that went wrong, beginning with ``first``."""
         notes = [f"{name}: {one.note}" for name, one in self.outcomes.items() if one.note]
         notes = [*filter(None, [first]), *notes]
         return {"note": "; ".join(notes)} if notes else {}
@@ -130,10 +122,7 @@ class Chain:
     def candidates(
         self, model: depth.Device, everything: bool = True, memory: int | None = None
     ) -> list[Candidate]:
-        """What the planner has in the running, the one that it chooses first.
-
-        Or everything that it knows, too.
-        """
+        """The planner's candidates, its choice first; ``everything``: also those it rules out."""
         field = self._field(model)
         if memory is not None:
             field = dataclasses.replace(field, memory=memory)
@@ -142,10 +131,7 @@ class Chain:
         return list(best_method(field, everything=everything))
 
     def running(self, model: depth.Device) -> list[Candidate]:
-        """All candidates.
-
-        Of those for a gradient only the ones with the two best forward passes.
-        """
+        """All candidates; for a gradient only those with the two best forward passes."""
         every = self.candidates(model)
         if not self.is_gradient:
             return every
@@ -164,20 +150,20 @@ class Chain:
         return Candidates(ChainCosts.of(chain), model)
 
     def choices(self, candidates: Iterable[Candidate]) -> Iterator[Choice]:
-        """Deeppcr's own unrolled loop, and candidates."""
+        """The unrolled loop of deeppcr, and candidates."""
         adjoint = Autodiff(with_states=True) if self.is_gradient else None
         label = "sequential, unrolled" + (" / autodiff" if adjoint else "")
         yield Choice(label, Sequential(unroll=4), adjoint)
         yield from map(Choice.of, candidates)
 
     def measure(self, programs: Mapping[str, Callable[..., Any]], effort: Effort) -> Measured:
-        """Compile programs beside the loops, check them, and time those."""
+        """Compile, check and time programs beside the loops."""
         loops = baselines(self.program, self.specimen.length, LONGEST_LOOP)
         case = Case({}, [self.task.arguments], loops, programs)
         return Measured(measure(case, effort), list(loops))
 
     def depths(self, candidate: Candidate) -> Row:
-        """Depth of `jax.lax.scan` and of a candidate with the iterations expected of it."""
+        """Depth of `jax.lax.scan`, and of a candidate with its expected iterations."""
         arguments, program = self.task.arguments, self.program(Choice.of(candidate).run)
         sequential = analyze(self.program(lax.scan), *arguments)
         chosen = analyze(program, *arguments, trips=further(candidate.iterations), rest=0)

@@ -1,32 +1,34 @@
-"""Regret: what "auto" takes beside the fastest of what it might have taken, and of all loops.
+"""Regret: how much longer the program that "auto" takes needs than the fastest one.
 
-"regret %" is against `jax.lax.scan`, an unrolled loop of deeppcr, and all that the planner has in
-the running; "regret, loops %" against `jax.lax.scan` with unroll 4 and 16 and a Python loop, too,
-which the planner does not have.
+"regret %" compares it with `jax.lax.scan`, an unrolled loop of deeppcr and all candidates of the
+planner; "regret, loops %" also with `jax.lax.scan` with unroll 4 and 16 and a Python loop, which
+are no candidates.
 """
 
 import statistics
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from jax import lax
 
 import depth
+from experiments.bench.columns import LABELS
 from experiments.bench.programs import SCAN
+from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row, show
 from experiments.bench.timing import Effort
 from experiments.decide.programs import DIRECTIONS, Candidate, Chain, Measured
 from experiments.models import zoo
 
-MOST_BYTES = 5e8  # of Jacobians of all steps: what is larger is not run
-# Times the least predicted time: nor is this run; no prediction of 400 was off by so much.
-HOPELESS = 25
-AGAIN = "lax.scan, again"  # compiled a second time: how far apart the times of one program lie
+MOST_BYTES = 5e8  # of the Jacobians of all steps; larger programs are not run
+HOPELESS = 25  # nor are those predicted to take that many times the least predicted time
+AGAIN = "lax.scan, again"  # compiled a second time, for the noise
 
 
 def regret(chain: Chain, model: depth.Device, effort: Effort) -> Row:
-    """What auto takes for a chain, what is fastest, and what choice and choosing cost."""
+    """What "auto" takes for a chain, what is the fastest, and the time to plan."""
+    PROGRESS.say(f"planning {chain.specimen.name}, {chain.direction}")
     start = time.perf_counter()
     chosen = chain.candidates(model, everything=False)[0]
     planning = time.perf_counter() - start
@@ -73,7 +75,7 @@ def _judged(
     within: Collection[str],
     planning: float,
 ) -> Row:
-    """What became of the choice; nothing where it, or `jax.lax.scan`, did not run or is wrong."""
+    """The regret of a choice; nothing if it, or `jax.lax.scan`, did not run or is wrong."""
     seconds, name = measured.seconds, chosen.name
     if not {name, SCAN, AGAIN} <= seconds.keys():
         return {}
@@ -103,11 +105,11 @@ def _block_bytes(specimen: zoo.Specimen) -> float:
     return 4.0 * specimen.length * specimen.batch * entries
 
 
-# -- the tables
+# -- summaries
 
 
 def family(name: str) -> str:
-    """What kind of choice it is."""
+    """The family of a candidate."""
     method, _, adjoint = name.partition(" / ")
     if name == SCAN:
         return name
@@ -118,19 +120,42 @@ def family(name: str) -> str:
     return ("Newton, " if method.startswith("Newton") else "") + (adjoint or method)
 
 
-def report(rows: Sequence[Row]) -> str:
-    """Regret by kind and direction, and how often what was chosen where something was fastest."""
-    lines = []
+SUMMARY = {
+    "direction": LABELS["direction"],
+    "kind": LABELS["kind"],
+    "chains": "number of chains",
+    "median %": "median of the regret, in percent",
+    "90th %": "90th percentile of the regret",
+    "worst %": "largest regret",
+    "worst at": "the chain that has it",
+    "loops too, median %": "median of the regret against further loops, too",
+    "noise, median %": "difference between two measurements of jax.lax.scan, in percent",
+    "speedup over lax.scan": "geometric mean of the chosen program's speedup over jax.lax.scan",
+    "least": "least speedup",
+    "over best loop": "fastest loop without deeppcr / this program, measured",
+    "predicted": "geometric mean of the predicted speedup",
+    "planning %": "time to plan / time to compile, in percent",
+}
+
+
+def by_kind(rows: Sequence[Row]) -> list[Row]:
+    """Regret by direction and kind of chain."""
+    found = []
+    for direction in DIRECTIONS:
+        there = [row for row in rows if row["direction"] == direction and "regret %" in row]
+        for kind in [*dict.fromkeys(row["kind"] for row in there), "all"] if there else ():
+            chosen = [row for row in there if kind in (row["kind"], "all")]
+            found.append(_summary(kind, direction, chosen))
+    return found
+
+
+def confusion(rows: Sequence[Row]) -> Iterator[str]:
+    """Tables of what was chosen where something was the fastest, by direction."""
     for direction in DIRECTIONS:
         there = [row for row in rows if row["direction"] == direction and "regret %" in row]
         if there:
-            kinds = [*dict.fromkeys(row["kind"] for row in there), "all"]
-            by_kind = [
-                _summary(kind, direction, [row for row in there if kind in (row["kind"], "all")])
-                for kind in kinds
-            ]
-            lines += [show(by_kind), "", show(_confusion(there)), ""]
-    return "\n".join(lines)
+            table = show(_confusion(there))
+            yield f"{direction}: number of chains, chosen against fastest\n{table}"
 
 
 def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
@@ -138,7 +163,8 @@ def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
     worst = max(found, key=lambda row: float(row["regret %"]))
     speedups = [row["speedup"] for row in found]
     return {
-        direction: kind,
+        "direction": direction,
+        "kind": kind,
         "chains": len(found),
         "median %": statistics.median(regrets),
         "90th %": regrets[int(0.9 * (len(regrets) - 1) + 0.5)],
@@ -162,7 +188,7 @@ def _confusion(rows: Sequence[Row]) -> list[Row]:
     pairs = Counter((family(row["chosen"]), family(row["fastest"])) for row in rows)
     columns = sorted({fastest for _, fastest in pairs})
     return [
-        {"chosen, below; fastest, right": chosen}
+        {"chosen \\ fastest": chosen}
         | {fastest: pairs.get((chosen, fastest), 0) for fastest in columns}
         for chosen in sorted({chosen for chosen, _ in pairs})
     ]

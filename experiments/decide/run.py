@@ -1,17 +1,14 @@
-"""Does "auto" choose what is fastest? Regret, where parallel pays off, what giving up costs.
+"""Does "auto" choose the fastest program, and where does parallel pay off?
 
-regret     chains of six kinds, their sizes drawn from a wide range, forward and gradient: what
-           "auto" takes, beside the fastest of `jax.lax.scan`, an unrolled loop and all that the
-           planner has in the running, and beside `jax.lax.scan` with unroll 4 and 16; a program
-           that does not compute what `jax.lax.scan` computes does not count, and is named in a note
-map        a GRU over units and length: the best parallel candidate beside the sequential program,
-           predicted and realised here, and predicted for devices that are not at hand
-giving-up  chains that amplify differences, on which Newton's method stops at its budget and goes on
-           step by step
+regret     chains of six kinds and random sizes, forward and gradient: what "auto" takes, beside the
+           fastest of `jax.lax.scan`, an unrolled loop and all candidates of the planner
+map        a GRU over width and length: the best parallel candidate beside the sequential program,
+           measured and predicted here, and predicted for other devices
+giving-up  chains that amplify differences, on which Newton's method stops at its budget and the
+           sequential fallback takes over
 
-In the first two parts times are the least of all calls, and what is five times as slow as the
-fastest is called only twice; in the last one they are medians. "log2" is that of the predicted over
-the measured time of what was chosen. It runs with jax and numpy alone.
+Times of the first two parts are minima, and programs that take five times as long as the fastest
+are called only twice; those of the last part are medians.
 """
 
 import argparse
@@ -22,45 +19,66 @@ from typing import Any
 
 import depth
 from experiments.bench import command
+from experiments.bench.columns import LABELS
 from experiments.bench.command import positive
-from experiments.bench.table import Row, show
+from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.decide import breakeven, giving_up
+from experiments.decide.breakeven import FAR_DEVICES, HERE
 from experiments.decide.figure import draw
 from experiments.decide.programs import Chain
-from experiments.decide.regret import regret, report
+from experiments.decide.regret import SUMMARY, by_kind, confusion, regret
 from experiments.models import zoo
 
 PARTS = ("regret", "map", "giving-up")
 CHAINS = 60
-FIRST = 3 * len(zoo.KINDS)  # chains before the other parts
+FIRST = 3 * len(zoo.KINDS)  # chains that come before the other parts
 LEAST: dict[str, Any] = {
     "most": 100,
     "slow": 5.0,
-}  # for least times: many calls of what is fast, two of what is not
-DEPTHS = ("sequential depth", "depth", "depth speedup", "predicted speedup")
-LAST = ("over best loop", "log2", "error", "note")
-SHOWN = {  # of a row, in the terminal
-    "regret": (
-        *("kind", "w", "L", "batch", "direction", "chosen", "fastest", "regret %"),
-        *(*DEPTHS, "speedup", *LAST),
-    ),
-    "map": (
-        *("w", "L", "direction", "parallel", *DEPTHS, "predicted, here", "realised"),
-        *("over lax.scan", *LAST),
-    ),
-    "giving-up": (
-        *("chain", "method", "iterations", "ended", "error, lax.scan", "times sequential, here"),
-        *(f"predicted for {giving_up.FAR_DEVICE}", *DEPTHS, "over lax.scan", *LAST),
-    ),
+}  # for minima: many calls of fast programs, two of slow ones
+TAKES = "15 min"
+LAST = {
+    "speedup": "jax.lax.scan / chosen program, measured",
+    "over lax.scan": "jax.lax.scan / this program, measured",
+    "over best loop": "fastest loop without deeppcr / this program, measured",
+    "predicted speedup": "speedup, predicted",
+    "depth speedup": "depth of jax.lax.scan / depth of this program",
+    "log2": "log2(predicted time / measured time)",
+    "error": "largest difference from lax.scan, relative to the largest entry",
+    "note": "what is wrong",
+}
+TABLES = {
+    "regret": {
+        **LABELS,
+        "chosen": 'what "auto" takes',
+        "fastest": "the fastest program",
+        "regret %": "how much longer the chosen program takes than the fastest, in percent",
+        **LAST,
+    },
+    "map": {
+        **LABELS,
+        "parallel": "the best parallel candidate",
+        "realised": "its speedup over the sequential program, measured here",
+        **{f"predicted, {name}": f"the same, predicted: {name}" for name in (HERE, *FAR_DEVICES)},
+        **LAST,
+    },
+    "giving-up": {
+        "chain": "a chain that amplifies differences",
+        "method": "how it is solved",
+        "iterations": "Newton iterations",
+        "ended": "how they ended",
+        "times sequential, here": "time / time of the sequential method, measured",
+        f"predicted for {giving_up.FAR_DEVICE}": "the same, predicted for this GPU",
+        "error, lax.scan": "difference from lax.scan; two sequential programs differ as much",
+        **LAST,
+    },
+    "regret by kind": SUMMARY,
 }
 
 
 def jobs(options: argparse.Namespace) -> list[command.Job]:
-    """All that is asked for, each a function that makes its rows.
-
-    Some chains, the other parts, then all other chains.
-    """
+    """All cases that the command line asks for: some chains, the other parts, more chains."""
     device = command.model(options)
     rounds, seconds = options.repeats, 0.03 if options.quick else 0.3
     effort = Effort(rounds, seconds / rounds, **LEAST)
@@ -72,7 +90,7 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
 
     drawn = zoo.small() if options.quick else zoo.specimens(options.chains, options.seed)
     chains: list[command.Job] = [partial(both, regret, specimen) for specimen in drawn]
-    widths, lengths = ((1, 4), (64,)) if options.quick else (breakeven.WIDTHS, breakeven.LENGTHS)
+    widths, lengths = ((4,), (64,)) if options.quick else (breakeven.WIDTHS, breakeven.LENGTHS)
     hard = [partial(giving_up.logistic, 256)] if options.quick else giving_up.CHAINS
     found = chains[:FIRST] if "regret" in options.parts else []
     if "giving-up" in options.parts:
@@ -85,20 +103,24 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
 
 
 def main(argv: list[str]) -> None:
-    """Measure, print the tables, and with --keep write the rows and the figure."""
+    """Measure what the command line asks for."""
     arguments = command.parser("decide", __doc__)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (%(default)s)")
-    add("--chains", type=positive, default=CHAINS, help="for the regret, at least (%(default)s)")
-    add("--seed", type=int, default=0, help="which chains are drawn")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
+    add(
+        "--chains",
+        type=positive,
+        default=CHAINS,
+        metavar="N",
+        help="number of random chains (%(default)s)",
+    )
+    add("--seed", type=int, default=0, help="of the random chains (%(default)s)", metavar="N")
     options = arguments.parse_args(argv)
-    kept = command.run(options, "decide", jobs(options), shown)
-    parts = {part: [row for row in kept.rows if row["part"] == part] for part in PARTS}
-    print("\n".join(filter(None, [report(parts["regret"]), shown(parts["map"])])))
-    is_drawn = parts["regret"] or parts["map"]
-    command.conclude(options, kept, partial(draw, kept.rows) if is_drawn else None)
+    command.run(options, jobs(options), TABLES, summary=summary, draw=draw, together=PARTS)
 
 
-def shown(rows: list[Row]) -> str:
-    """The cells of rows that fit a terminal."""
-    return show([{key: row[key] for key in SHOWN[row["part"]] if key in row} for row in rows])
+def summary(rows: list[Row]) -> Iterator[str | list[Row]]:
+    """The regret by kind of chain, and what was chosen where something else was the fastest."""
+    regrets = [row for row in rows if row["part"] == "regret"]
+    yield command.part("regret by kind", by_kind(regrets))
+    yield from confusion(regrets)

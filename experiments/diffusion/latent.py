@@ -1,17 +1,15 @@
-"""Latent diffusion on scikit-learn's digits.
+"""Latent diffusion on scikit-learn's digits: an autoencoder, a diffusion model, a classifier.
 
-An autoencoder, a diffusion model of its latents, and a classifier as the judge.
-
-The autoencoder takes 64 pixels to a few numbers (Rombach et al., CVPR 2022, in small); the
-diffusion model is told the time and the digit that is wanted (Ho et al., NeurIPS 2020). In pixel
-space the autoencoder is the identity. All are networks of two hidden layers, trained in seconds,
-once: weights are kept in ~/.cache/deeppcr-experiments, by a digest of settings and source.
+The autoencoder maps 64 pixels to a few numbers (a small version of Rombach et al., CVPR 2022); the
+diffusion model reads the time and the digit to draw (Ho et al., NeurIPS 2020). In pixel space the
+autoencoder is the identity. All are networks of two hidden layers, trained once in seconds: their
+weights are cached in ~/.cache/deeppcr-experiments, by a digest of settings and source.
 """
 
 import dataclasses
 import hashlib
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -29,7 +27,7 @@ BATCH = 128
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """How large the networks are, and how many batches of 128 digits they see.
+    """Sizes of the networks, and numbers of training steps on batches of 128 digits.
 
     Attributes:
         width: of the hidden layers of the diffusion model.
@@ -63,18 +61,12 @@ class Generator:
     coder: Params | None
 
     def model(self, labels: Array) -> Callable[[Array, Array], Array]:
-        """``model(x, t)``, the noise in ``x.
-
-        [batch, size]`` at time ``t``, when the digits ``labels: [batch]`` are wanted.
-        """
+        """``model(x, t)``: the noise in ``x: [batch, size]`` at time ``t``, given ``labels``."""
         wanted = jax.nn.one_hot(labels, CLASSES, dtype=jnp.float32)
         return lambda x, t: denoiser.noise(self.params, x, t, wanted)
 
     def encode(self, images: Array) -> Array:
-        """Latents ``[n, size]`` of images ``[n, 64]``.
-
-        Over the data each has mean 0 and deviation 1.
-        """
+        """Latents ``[n, size]`` of images ``[n, 64]``; over the data, mean 0 and deviation 1."""
         return images if self.coder is None else _encode(self.coder, images)
 
     def decode(self, latents: Array) -> Array:
@@ -82,12 +74,13 @@ class Generator:
         return jnp.clip(latents, -1, 1) if self.coder is None else _decode(self.coder, latents)
 
 
+@cache
 def generator(size: int, how: Training) -> Generator:
-    """Trained on all digits, or read from the cache.
+    """A generator trained on all digits, or read from the cache.
 
     Args:
         size: of the latents; 64 for the pixels themselves.
-        how: sizes and lengths.
+        how: settings of the training.
     """
     images, labels = data.pixels()
     of_coder, of_weights, of_batches = jax.random.split(jax.random.key(how.seed), 3)
@@ -126,7 +119,7 @@ def _coder(size: int, how: Training, images: Array, key: Array) -> Params:
         of_image, of_noise = jax.random.split(key)
         x = images[jax.random.randint(of_image, (BATCH,), 0, len(images))]
         z = _network(params, "encode", x)
-        # Neighbours have to look alike, and lie close together.
+        # Latents that are close have to decode to similar images.
         blurred = z + 0.1 * jax.random.normal(of_noise, z.shape, z.dtype)
         again = jnp.tanh(_network(params, "decode", blurred))
         return jnp.square(again - x).mean() + 1e-3 * jnp.square(z).mean()
@@ -145,7 +138,7 @@ class Judge:
 
     Attributes:
         params: its weights.
-        accuracy: the share of digits that it tells right, of those that it was not trained on.
+        accuracy: on held-out digits.
     """
 
     params: Params
@@ -157,7 +150,7 @@ class Judge:
 
 
 def judge(how: Training) -> Judge:
-    """Trained on four fifths of the digits, with noise on the pixels, or read from the cache."""
+    """A classifier trained on four fifths of the digits, or read from the cache."""
     images, labels = data.pixels()
     order = np.random.default_rng(how.seed).permutation(len(images))
     unseen, seen = np.split(order, [len(images) // 5])

@@ -1,7 +1,4 @@
-"""How good samples are.
-
-Wasserstein distances between sets of samples, and what a classifier makes of them.
-"""
+"""Quality of samples: Wasserstein distances between sets of them, and their classes."""
 
 import numpy as np
 
@@ -29,11 +26,11 @@ def wasserstein(a: np.ndarray, b: np.ndarray) -> float:
             "expected [n, dimensions] and [m, dimensions]."
         )
     a, b = np.sort(a.astype(np.float64), axis=0), np.sort(b.astype(np.float64), axis=0)
-    places = np.sort(np.concatenate([a, b]), axis=0)
+    points = np.sort(np.concatenate([a, b]), axis=0)
     areas = [
         np.abs(_below(a[:, d], x) - _below(b[:, d], x))
-        @ np.diff(x, append=x[-1])  # no area beyond the last place
-        for d, x in enumerate(places.T)
+        @ np.diff(x, append=x[-1])  # no area beyond the last point
+        for d, x in enumerate(points.T)
     ]
     return float(np.mean(areas))
 

@@ -1,17 +1,13 @@
-"""Diffusion sampling in parallel: handwritten digits by Newton's method, Picard's and lax.scan.
+"""How many iterations does a diffusion sampler need in parallel, and how good are its samples?
 
 speed       every method at several numbers of steps, sizes of latents and batches, with and without
-            a coarse guess: iterations, time, predicted and realised speedup, and how good the
-            samples are
-stopped     the samples after k iterations, converged or not, and with a loose tolerance: how many
-            until nobody could tell, and the time until then
+            a coarse guess: iterations, time, predicted and measured speedup, quality of the samples
+stopped     samples after k iterations, converged or not, and with a loose tolerance
 
-Sizes, steps and batches are varied one at a time; --all takes every combination. W1 is the
-Wasserstein-1 distance of a pixel, averaged over pixels: to the sequential samples of the same
-noise, and to the data. A classifier tells whether samples have the class of the sequential ones
-("same class") and that of the digit that was wanted ("accuracy"), and how sure it is. An error is
-relative to the largest entry. "Nobody could tell": W1 to the sequential samples is a tenth of what
-it is to those of other noise.
+Sizes, steps and batches vary one at a time; --all takes every combination. Samples are handwritten
+digits. W1 is the Wasserstein-1 distance of a pixel, in the mean over pixels. A classifier judges
+the class of the samples. They are "indistinguishable" from sequential ones if W1 between the two is
+a tenth of W1 between sequential samples from different noise.
 """
 
 import dataclasses
@@ -28,20 +24,38 @@ import depth
 from deeppcr import Diagonal, Newton
 from deeppcr.diffusion import Schedule
 from experiments.bench import command
+from experiments.bench.columns import BENCH, LABELS
 from experiments.bench.engine import TOLERANCE, Case, bench
 from experiments.bench.programs import baselines
-from experiments.bench.table import Row, show
+from experiments.bench.progress import PROGRESS
+from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.diffusion.figure import draw
 from experiments.diffusion.latent import Training, generator, judge
 from experiments.diffusion.sampling import SCHEDULERS, Reference, Sampler, Setup, schedule_of
 from experiments.models import data
 
+TAKES = "10 min"
+QUALITIES = {
+    "W1 to sequential": "W1 to the sequential samples from the same noise",
+    "W1 to data": "W1 to the data",
+    "same class": "share of samples with the class of the sequential sample",
+    "accuracy": "share of samples with the class that was asked for",
+    "confidence": "mean probability of the likeliest class",
+}
+FIRST = ("iterations", "ended", "ms", "speedup", "predicted speedup", "depth speedup", "error")
+COLUMNS = {
+    **LABELS,
+    "program": BENCH["program"],
+    **{key: BENCH[key] for key in FIRST},
+    **QUALITIES,
+    "note": BENCH["note"],
+}
 PARTS = ("speed", "stopped")
-COARSE = 10  # steps for which the coarse sampler holds the model's output
-WINDOW = 64  # steps that Picard iteration works on at once
-DRAWN = 10  # samples of a case
-# log L deep on every device; next to the Jacobians the linear solve costs little
+COARSE = 10  # steps in one step of the coarse guess
+WINDOW = 64  # steps of a window of Picard iteration
+DRAWN = 10  # samples of a case in the picture
+# Logarithmic depth on every device; beside the Jacobians the linear solve costs little.
 SOLVED = partial(Newton, linear="pcr")
 ITERATIONS = {
     "dense": SOLVED(linearize="dense"),
@@ -50,31 +64,28 @@ ITERATIONS = {
 }
 METHODS = {name: Sampler(newton) for name, newton in ITERATIONS.items()}
 METHODS["picard"] = Sampler(ITERATIONS["picard"], window=WINDOW)
-TIMES = ("iterations", "ended", "ms", "speedup", "predicted speedup", "depth speedup", "error")
 DISTANCE, SCATTER = "W1 to sequential", "W1, other noise"
-LOOSE = 0.01  # a residual that users of a sampler may be content with
-# Of the distance between two sets of sequential samples: what is closer is lost in the scatter of
-# sampling.
-CLOSE = 0.1
-QUALITY = (DISTANCE, "W1 to data", "same class", "accuracy", "confidence")
+LOOSE = 0.01  # a tolerance that may suffice for samples
+CLOSE = 0.1  # of the distance between two sets of sequential samples: closer is indistinguishable
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """What is run.
+    """The sizes of all cases.
 
     Attributes:
         sizes: of the latents; 64 are the pixels themselves.
         steps: numbers of denoising steps.
-        batches: samples at once.
-        middle: size, steps and batch of the case around which they are varied.
-        stopped: sizes at which iterations are stopped early.
-        stopped_batch: samples at once, there.
-        methods: names of those that are compared.
-        counts: after how many iterations they are stopped, by method.
+        batches: batch sizes.
+        middle: size, steps and batch of the case around which they vary.
+        stopped: sizes of the latents of solves that stop early.
+        stopped_batch: their batch size.
+        methods: names of the methods.
+        guesses: whether they run with a coarse guess, too.
+        counts: the numbers of iterations after which they stop, by method.
         training: of the models.
-        longest: seconds; what is predicted to take longer is not run.
-        longest_loop: steps that are unrolled altogether: each is compiled.
+        longest: seconds; a program that is predicted to take longer is not run.
+        longest_loop: steps of the longest Python loop among the baselines.
     """
 
     sizes: tuple[int, ...] = (4, 8, 16, 64)
@@ -84,6 +95,7 @@ class Scale:
     stopped: tuple[int, ...] = (4, 64, 16)
     stopped_batch: int = 64
     methods: tuple[str, ...] = tuple(METHODS)
+    guesses: bool = True
     counts: tuple[tuple[str, tuple[int, ...]], ...] = (
         ("dense", (1, 2, 3, 4)),
         ("diagonal", (1, 2, 4, 8)),
@@ -119,39 +131,42 @@ QUICK = Scale(
     middle=(16, 50, 10),
     stopped=(16,),
     stopped_batch=10,
-    methods=("dense", "picard"),
-    counts=(("dense", (1, 2)),),
-    training=Training(width=256, steps=800, coder_width=128, coder_steps=500, judge_steps=150),
+    methods=("picard",),
+    guesses=False,
+    counts=(("dense", (1,)),),
+    training=Training(width=256, steps=600, coder_width=128, coder_steps=300, judge_steps=150),
     longest=2.0,
     longest_loop=0,
 )
 
 
 class Bench:
-    """What all cases share, and the pictures that come of them.
+    """The cases of all parts.
 
     Attributes:
-        gallery: images of the first ten samples, ``[10, 64]``, by program; of the last case that
-            was stopped early.
+        gallery: images of the first ten samples, ``[10, 64]``, by program; of the last case of
+            "stopped".
     """
 
     def __init__(self, scale: Scale, schedule: Schedule, device: depth.Device, effort: Effort):
         self.scale, self.schedule, self.device, self.effort = scale, schedule, device, effort
+        PROGRESS.say("training the classifier")
         self.judge, self.data = judge(scale.training), data.pixels()[0]
         self.gallery: dict[str, np.ndarray] = {}
 
     def speed(self, size: int, steps: int, batch: int) -> Iterator[Row]:
-        """All methods, with and without a coarse guess; Picard's iteration in a window."""
+        """All methods, with and without a coarse guess."""
         samplers = {"auto": Sampler("auto")}
         for name in self.scale.methods:
             samplers[name] = METHODS[name]
-            guessed = dataclasses.replace(METHODS[name], coarse=COARSE)
-            samplers[f"{name}, coarse guess"] = guessed
+            if self.scale.guesses:
+                guessed = dataclasses.replace(METHODS[name], coarse=COARSE)
+                samplers[f"{name}, coarse guess"] = guessed
         setup = self._setup(size, steps, batch)
         return (row for row, _ in self._rows("speed", setup, samplers, TOLERANCE))
 
     def stopped(self, size: int) -> Iterator[Row]:
-        """Iterations stopped early, by number and by a loose tolerance, and those that were not."""
+        """Solves that stop after k iterations, or at a loose tolerance, or converge."""
         newtons: dict[str, Newton] = {}
         for name, counts in self.scale.counts:
             newton = ITERATIONS[name]
@@ -168,6 +183,7 @@ class Bench:
             yield row
 
     def _setup(self, size: int, steps: int, batch: int) -> Setup:
+        PROGRESS.say(f"training the model of {size} latents, unless it is cached")
         return Setup(generator(size, self.scale.training), self.schedule, steps, batch)
 
     def _rows(
@@ -189,28 +205,18 @@ class Bench:
             yield row | reference.quality(images), images
 
 
-def report(rows: list[Row]) -> str:
-    """A table of one case, below a line that says which.
-
-    Where iterations were stopped, how many would have done.
-    """
-    first = rows[0]
-    size = f"{first['w']} numbers a sample, {first['L']} steps, batch {first['batch']}"
-    columns = ("program", *TIMES, *QUALITY, "note")
-    cells = [{name: row[name] for name in columns if name in row} for row in rows]
-    lines = [f"{first['part']}: {first['kind']}, {size}", show(cells)]
-    if first["part"] == "stopped":
-        enough = ", ".join(f"{name} {number}" for name, number in sufficient(rows).items())
-        limit = f"W1 below {CLOSE * first[SCATTER]:.2g}"
-        lines.append(f"iterations until nobody could tell ({limit}): {enough or 'more'}")
-    return "\n".join(lines)
+def summary(rows: list[Row]) -> Iterator[str]:
+    """By method, the iterations until samples are indistinguishable from sequential ones."""
+    stopped = [row for row in rows if row["part"] == "stopped"]
+    for size in dict.fromkeys(row["w"] for row in stopped):
+        mine = [row for row in stopped if row["w"] == size]
+        enough = ", ".join(f"{name} {number}" for name, number in sufficient(mine).items())
+        limit = f"W1 below {CLOSE * mine[0][SCATTER]:.2g}"
+        yield f"{size} latents, iterations until indistinguishable ({limit}): {enough or 'more'}"
 
 
 def sufficient(rows: list[Row]) -> dict[str, int]:
-    """By method, after how many iterations samples are as good as the sequential ones.
-
-    See `CLOSE`.
-    """
+    """By method, the least iterations whose samples are indistinguishable; see `CLOSE`."""
     found: dict[str, int] = {}
     ours = [row for row in rows if not row["baseline"]]
     for row in sorted(ours, key=lambda row: row.get("iterations", 0)):
@@ -220,12 +226,12 @@ def sufficient(rows: list[Row]) -> dict[str, int]:
 
 
 def main(argv: list[str]) -> None:
-    """Train or read the models, measure, print a table for each case, keep and draw."""
+    """Train or read the models, and measure."""
     arguments = command.parser("diffusion", __doc__)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS)
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
     names = list(SCHEDULERS)
-    add("--scheduler", choices=names, default="DDIM", help="whose steps are taken (%(default)s)")
+    add("--scheduler", choices=names, default="DDIM", help="the scheduler (%(default)s)")
     add("--all", action="store_true", help="every combination of sizes, steps and batches")
     options = arguments.parse_args(argv)
     scale = QUICK if options.quick else CPU if jax.default_backend() == "cpu" else ACCELERATOR
@@ -234,7 +240,12 @@ def main(argv: list[str]) -> None:
     jobs: list[command.Job] = []
     if "speed" in options.parts:
         jobs += [partial(bench.speed, *case) for case in scale.cases(options.all)]
-    if "stopped" in options.parts:  # after the first of them, for there may be no time for all
+    if "stopped" in options.parts:  # second, for there may be no time for all
         jobs[1:1] = [partial(bench.stopped, size) for size in scale.stopped]
-    kept = command.run(options, "diffusion", jobs, report)
-    command.conclude(options, kept, partial(draw, kept.rows, bench.gallery))
+    command.run(
+        options,
+        jobs,
+        dict.fromkeys(PARTS, COLUMNS),
+        summary=summary,
+        draw=lambda rows, path: draw(rows, bench.gallery, path),
+    )

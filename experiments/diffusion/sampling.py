@@ -1,4 +1,4 @@
-"""Programs that sample a trained diffusion model, and what their samples are worth."""
+"""Programs that sample a trained diffusion model, and the quality of their samples."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from experiments.diffusion.latent import CLASSES, Generator, Judge
 from experiments.diffusion.quality import accuracy, agreement, confidence, wasserstein
 from experiments.models import denoiser
 
-TRAINED = {  # on these noise levels; fields are named as diffusers names them
+TRAINED = {  # the noise levels of training, in the fields of diffusers
     "num_train_timesteps": denoiser.NOISE_LEVELS,
     "beta_start": denoiser.BETAS[0],
     "beta_end": denoiser.BETAS[1],
@@ -36,7 +36,7 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
     "DPM-Solver++": {"_class_name": "DPMSolverMultistepScheduler", "timestep_spacing": "trailing"},
 }
 DRAWS = 4  # batches of noise that each program cycles through
-ENOUGH = 32  # samples for what is said of all of them together
+ENOUGH = 32  # samples for statistics of a set
 
 
 def schedule_of(scheduler: str) -> diffusion.Schedule:
@@ -46,7 +46,7 @@ def schedule_of(scheduler: str) -> diffusion.Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """How `deeppcr.diffusion.sample` is called: see there."""
+    """Options of `deeppcr.diffusion.sample`."""
 
     method: str | Newton
     coarse: int | None = None
@@ -60,8 +60,8 @@ class Setup:
     Attributes:
         generator: the trained models.
         schedule: whose steps are taken.
-        steps: how many.
-        batch: samples at once: of the digits 0, 1, ..., 9, 0, ...
+        steps: number of steps.
+        batch: batch size; samples are of the digits 0, 1, ..., 9, 0, ...
     """
 
     generator: Generator
@@ -71,21 +71,18 @@ class Setup:
 
     @property
     def named(self) -> Row:
-        """The cells of a row that say which problem it is."""
+        """The cells that say which problem a row is of."""
         size = {"w": self.generator.size, "L": self.steps, "batch": self.batch}
         kind = "latent" if self.generator.coder else "pixels"
         return {"kind": kind, **size, "direction": "forward"}
 
     @property
     def labels(self) -> np.ndarray:
-        """The digits that are wanted, of the samples of all draws: ``[DRAWS batch]``."""
+        """The digits to sample, of all draws: ``[DRAWS batch]``."""
         return np.tile(np.arange(self.batch, dtype=np.int32) % CLASSES, DRAWS)
 
     def arguments(self, first: int = 0) -> list[tuple[Any, ...]]:
-        """What the programs take, a tuple for each draw.
-
-        Weights, noise ``[batch, size]``, digits, and a seed for more noise.
-        """
+        """Arguments for each draw: weights, noise ``[batch, size]``, digits, a seed."""
         sigma = self.schedule.init_noise_sigma(self.steps)
         digits = jnp.asarray(self.labels[: self.batch])
         shape = (self.batch, self.generator.size)
@@ -99,10 +96,7 @@ class Setup:
         ]
 
     def sequential(self, scan: Scan = jax.lax.scan) -> Callable[..., Array]:
-        """The sampler step by step.
-
-        A function of the arguments that returns samples ``[batch, size]``.
-        """
+        """The sequential sampler: a function of the arguments that returns ``[batch, size]``."""
         table = self.schedule.table(self.steps)
 
         def run(params: Any, x: Array, digits: Array, seed: Array) -> Array:
@@ -118,10 +112,7 @@ class Setup:
         return run
 
     def variant(self, sampler: Sampler, samples: list[Array] | None = None) -> Variant:
-        """The same samples by `deeppcr.diffusion.sample`.
-
-        What the solves make is appended to ``samples``.
-        """
+        """The same samples by `deeppcr.diffusion.sample`; solves append theirs to ``samples``."""
 
         def solve(params: Any, x: Array, digits: Array, seed: Array) -> Solution:
             return diffusion.sample(
@@ -146,12 +137,12 @@ class Setup:
         return Variant(lambda *arguments: solve(*arguments).value, solve=keep)
 
     def noise(self) -> np.ndarray:
-        """What all samples are made of, as images: ``[DRAWS batch, 64]``."""
+        """The noise of all draws, as images ``[DRAWS batch, 64]``."""
         sigma = self.schedule.init_noise_sigma(self.steps)
         return self.images([x / sigma for _, x, _, _ in self.arguments()])
 
     def images(self, samples: list[Array]) -> np.ndarray:
-        """Samples of some draws as images: ``[n, 64]``, pixels from -1 to 1."""
+        """Samples as images ``[n, 64]``, pixels from -1 to 1."""
         nothing = jnp.zeros((0, self.generator.size), jnp.float32)
         return np.asarray(self.generator.decode(jnp.concatenate([nothing, *samples])))
 
@@ -161,14 +152,14 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What the samples of a program are compared with; images are ``[n, 64]``.
+    """What samples are compared with; images are ``[n, 64]``.
 
     Attributes:
-        sequential: the sequential samples, from the same noise.
+        sequential: sequential samples from the same noise.
         other: as many from other noise.
-        data: what the model was trained on.
-        labels: ``[n]``, the digits that are wanted.
-        judge: tells which digits there are.
+        data: the training data.
+        labels: ``[n]``, the digits that were asked for.
+        judge: the classifier.
     """
 
     sequential: np.ndarray
@@ -178,10 +169,7 @@ class Reference:
     judge: Judge
 
     def quality(self, images: np.ndarray) -> Row:
-        """What `--help` says of quality, for images ``[n, 64]`` in the same order.
-
-        Nothing, if there are none, or one is not finite: after an overflow.
-        """
+        """Cells on the quality of images ``[n, 64]``; none without images, or after overflow."""
         if not len(images) or not np.isfinite(images).all():
             return {}
         classes = self.judge(images)

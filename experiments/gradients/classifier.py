@@ -1,12 +1,9 @@
-"""A GRU that learns to tell long series apart.
+"""A GRU that classifies long series by the mean of its states.
 
-The whole series is read, and the mean of all states says which class it is.
-
-The weights are trained by Adam (Kingma and Ba 2015), by every variant of the recurrence, from the
-same first weights and on the same batches, so that the losses have to lie on top of each other, as
-long as training does not amplify rounding errors: that of a GRU over a thousand steps does so once
-it has learnt to remember. How long that is, a last run tells, which is `jax.lax.scan` from weights
-that differ from the first in the last digits.
+Adam (Kingma and Ba 2015) trains it by every variant of the recurrence, from the same weights on the
+same batches, so the losses have to agree for as long as training does not amplify rounding errors:
+a GRU over a thousand steps does so once it has learnt to remember. A last training shows for how
+long: by `jax.lax.scan` from weights that differ in the last digits.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from experiments.bench.command import progress
 from experiments.bench.engine import Case, Variant
 from experiments.bench.programs import SCAN, Scan, baselines
+from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.gradients.network import NEWTON, Network
 from experiments.gradients.series import Series
@@ -28,10 +25,10 @@ from experiments.models import cells
 
 TRAINED = (SCAN, "auto", "newton")
 NUDGED = "lax.scan, nudged"
-NUDGE = 2.0**-22  # of the first weights: two units in the last place
-ALIKE = 1e-3  # losses that differ by less
+NUDGE = 2.0**-22  # relative change of the first weights: two units in the last place
+ALIKE = 1e-3  # losses that differ by less agree
 RATE = 1e-2
-LARGEST = 1.0  # norm of a gradient; what is larger is scaled down to it
+LARGEST = 1.0  # norm of a gradient; larger ones are clipped
 
 Training = tuple[Any, Any, Any, Array]
 """Weights, the two moments of their gradients, and how many steps there have been."""
@@ -42,9 +39,9 @@ class Classifier:
     """A GRU and an affine map of the mean of its states.
 
     Attributes:
-        series: what is learnt.
-        n: units.
-        batch: series a step.
+        series: the data.
+        n: number of units.
+        batch: series in a step.
     """
 
     series: Series
@@ -57,7 +54,7 @@ class Classifier:
         return Network("gru", self.n)
 
     def first(self, nudge: float = 0.0) -> Training:
-        """To begin with: random cell, and a map of zeros, for which all classes are alike."""
+        """Random weights of the cell, and zeros for the map: all classes are equally likely."""
         classes = self.series.classes
         zero = jnp.zeros((self.n + 1, classes), jnp.float32)
         cell = cells.gru_weights(self.n, self.series.train_x.shape[-1])
@@ -67,7 +64,7 @@ class Classifier:
         return weights, zeros, zeros, jnp.float32(0)
 
     def batches(self, steps: int, seed: int = 0) -> Iterator[tuple[Array, Array]]:
-        """Series and labels of each step, drawn anew, the same for all."""
+        """Series and labels of each step, the same for all variants."""
         rng = np.random.default_rng(seed)
         for _ in range(steps):
             chosen = rng.choice(
@@ -106,14 +103,14 @@ class Classifier:
         return step
 
     def accuracy(self, weights: Any) -> float:
-        """The share of the test set that is told right."""
+        """The share of the test set that is classified correctly."""
         scores = jax.jit(lambda weights, x: self.scores(jax.lax.scan, weights, x))(
             weights, jnp.asarray(self.series.test_x)
         )
         return float(np.mean(np.asarray(scores).argmax(axis=1) == self.series.test_y))
 
     def labels(self, part: str) -> Row:
-        """What rows begin with."""
+        """The first cells of its rows."""
         length = self.series.train_x.shape[1]
         return {"part": part, "kind": self.series.name, "L": length, "w": self.n}
 
@@ -139,16 +136,13 @@ class Classifier:
         )
 
     def train(self, steps: int) -> Iterator[Row]:
-        """A row for each variant.
-
-        The losses of all steps, how far they are from those of `jax.lax.scan`, and the accuracy.
-        """
+        """A row for each variant: all losses, how far they are from lax.scan's, the accuracy."""
         plain = jax.jit(self.update(jax.lax.scan))
         expected: np.ndarray | None = None
         for name in (*TRAINED, NUDGED):
             update = jax.jit(self.update(NEWTON[name].scan)) if name in NEWTON else plain
             training, losses = self.first(NUDGE if name == NUDGED else 0.0), []
-            for x, y in progress(self.batches(steps), f"train, {name}", steps):
+            for x, y in PROGRESS.steps(f"training by {name}", self.batches(steps), steps):
                 training, loss = update(training, x, y)
                 losses.append(loss)
             found = np.array(losses)

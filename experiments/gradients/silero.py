@@ -1,13 +1,10 @@
-"""A recurrent network that people use.
+"""The speech detector of silero-vad (MIT), with the weights from its wheel, read by numpy.
 
-The speech detector of silero-vad (MIT), read with numpy from its wheel.
-
-It hears 16 kHz sound in frames of 512 samples, each with the last 64 of the frame before. A
-short-time Fourier transform and four convolutions make 128 numbers of a frame, without a look at
-any other; an LSTM of 128 units carries them through time; one affine map of its output is the logit
-of the probability that someone speaks. So all but the LSTM is done for all frames at once anyhow,
-and the LSTM is a chain. The layers are those of the wheel's own `tinygrad_model.py`; only its
-weights are read.
+Its input is sound of 16 kHz in frames of 512 samples, each preceded by the last 64 of the frame
+before. A short-time Fourier transform and four convolutions map each frame to 128 numbers, an LSTM
+of 128 units carries them through time, and an affine map of its output is the logit of the
+probability of speech. So all but the LSTM is parallel over frames anyway, and the LSTM is a chain.
+The layers are those of the wheel's own `tinygrad_model.py`.
 """
 
 import json
@@ -38,9 +35,9 @@ def read_weights(at: str | Path | None = None) -> Arrays | None:
 
 
 def read_safetensors(data: bytes) -> Arrays:
-    """Arrays of float32 by name.
+    """The float32 arrays of a safetensors file, by name.
 
-    Eight bytes with the length of a JSON header, the header, and the numbers one after another.
+    The format: eight bytes with the length of a JSON header, the header, the numbers.
     """
     start = 8 + int.from_bytes(data[:8], "little")
     header: dict[str, Any] = json.loads(data[8:start])
@@ -56,16 +53,16 @@ def read_safetensors(data: bytes) -> Arrays:
 
 
 def lstm_weights(arrays: Arrays) -> dict[str, Array]:
-    """Those of the LSTM, as `cells.lstm` takes them."""
+    """The weights of the LSTM, in the form of `cells.lstm`."""
     found = {"W": arrays["lstm_cell.weight_ih"].T, "U": arrays["lstm_cell.weight_hh"].T}
     found["b"] = arrays["lstm_cell.bias_ih"] + arrays["lstm_cell.bias_hh"]
     return {name: jnp.asarray(value) for name, value in found.items()}
 
 
 def features(arrays: Arrays, sound: np.ndarray) -> Array:
-    """What the LSTM reads, ``[frames, 128]``, of ``sound: [samples]`` at 16 kHz.
+    """The inputs of the LSTM, ``[frames, 128]``, for ``sound: [samples]`` at 16 kHz.
 
-    What does not fill a frame is cut off.
+    Samples after the last full frame are dropped.
     """
     count = len(sound) // FRAME
     padded = np.concatenate([np.zeros(CONTEXT, np.float32), sound.astype(np.float32)])
@@ -93,19 +90,16 @@ def _convolve(x: Array, weight: Array, stride: int, pad: int) -> Array:
 
 
 def probabilities(arrays: Arrays, h: Array) -> Array:
-    """The probability of speech in every frame, of the LSTM's output ``h: [frames, 128]``."""
+    """The probability of speech in every frame, from the LSTM's output ``h: [frames, 128]``."""
     return jax.nn.sigmoid(
         jax.nn.relu(h) @ arrays["final_conv.weight"][0] + arrays["final_conv.bias"][None]
     )[:, 0]
 
 
 def make_sound(seconds: float, seed: int = 0) -> np.ndarray:
-    """Something like speech, float32 in -1 to 1.
+    """Synthetic speech, float32 from -1 to 1: syllables of a gliding voice, pauses, a little noise.
 
-    Syllables of a gliding voice with three resonances, pauses, and a little noise.
-
-    The overtones of the voice are weighted by how near they are to the resonances, which are drawn
-    anew for every syllable.
+    Three resonances, drawn for every syllable, weight the overtones of the voice.
     """
     rng = np.random.default_rng(seed)
     count = int(seconds * RATE)

@@ -1,7 +1,4 @@
-"""The LSTM of a trained speech detector, `silero`, over sound.
-
-As a case of the bench, and what it hears by every variant.
-"""
+"""The LSTM of a trained speech detector, `silero`: its time and its output."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,23 +16,22 @@ from experiments.bench.table import Row
 from experiments.gradients import silero
 from experiments.gradients.network import Network
 
-# Its gates mix all units, so a diagonal gains nothing: an iteration for one or two frames. And it
-# amplifies differences a little,
-# so Newton's updates have to be kept in bounds.
+# Its gates mix all units, so that diagonal blocks gain a frame or two an iteration. It amplifies
+# differences a little, so that Newton's updates need bounds.
 VARIANTS: dict[str, Setting] = {
     "auto": Setting(),
     "newton, trust region": Setting(Newton(linearize="dense", damping=TrustRegion())),
 }
-KEPT = 640  # frames of which the probabilities are kept: 20 seconds
+KEPT = 640  # frames whose probabilities a row keeps: 20 seconds
 
 
 @dataclass(frozen=True)
 class Detector:
-    """The network, and how long it listens.
+    """The network, and the length of the sound.
 
     Attributes:
         arrays: its weights: `silero.read_weights`.
-        seconds: of sound that is like speech.
+        seconds: length of the synthetic speech.
     """
 
     arrays: silero.Arrays
@@ -48,7 +44,7 @@ class Detector:
 
     @cached_property
     def arguments(self) -> list[tuple[Any, Any, Array]]:
-        """Weights, start and what the LSTM reads, of two sounds."""
+        """Weights, initial state and inputs of the LSTM, for two sounds."""
         weights = silero.lstm_weights(self.arrays)
         sounds = [
             silero.features(self.arrays, silero.make_sound(self.seconds, seed)) for seed in range(2)
@@ -57,11 +53,11 @@ class Detector:
 
     @cached_property
     def solves(self) -> dict[str, Any]:
-        """What finds all states, by variant."""
+        """Solves of the chain, by variant."""
         return {name: self.network.solve(setting.method) for name, setting in VARIANTS.items()}
 
     def labels(self, part: str) -> Row:
-        """What rows begin with."""
+        """The first cells of its rows."""
         return {"part": part, "kind": "silero-vad lstm", "L": len(self.arguments[0][2])}
 
     def case(self) -> Case:
@@ -78,10 +74,7 @@ class Detector:
         )
 
     def listen(self) -> Iterator[Row]:
-        """A row for each variant.
-
-        How many frames are speech, and how far the probabilities are from those by `jax.lax.scan`.
-        """
+        """A row for each variant: the share of speech, and how far it is from lax.scan's output."""
         given = self.arguments[0]
         outputs = {SCAN: jax.jit(self.network.states(jax.lax.scan))(*given)}
         outputs |= {name: solve(*given).trajectory[0] for name, solve in self.solves.items()}

@@ -1,4 +1,4 @@
-"""The error after k iterations: of the states, and of what a classifier makes of them."""
+"""The error after k iterations: of the states, and of a classifier that reads them."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +11,7 @@ from jax import lax
 
 from deeppcr import Diagonal, Newton, Result, Scalar
 from experiments.bench.programs import by_loop, solver
+from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.iterations.forms import Problem
 from experiments.models import chains as models
@@ -27,7 +28,7 @@ ENDS = {
 
 
 def by_count(problem: Problem, counts: Counts) -> Iterator[Row]:
-    """The error after k iterations of several forms, until each has converged."""
+    """The error of several linearisations after k iterations, until they converge."""
     if problem.kind == "residual":
         batch = models.residual_chain(problem.length, batch=(IMAGES,))
         yield from after(problem, batch, counts, right(problem.length))
@@ -38,7 +39,7 @@ def by_count(problem: Problem, counts: Counts) -> Iterator[Row]:
 def after(
     problem: Problem, model: models.Model, counts: Counts, more: Callable[[Any], Row]
 ) -> Iterator[Row]:
-    """Rows of a chain; ``more(states)`` says more of states than their error."""
+    """The rows of a chain; ``more(states)`` returns further cells."""
     expected = jax.jit(by_loop(model.step, lax.scan))(model.z0, model.inputs)
     scalar = Scalar(of_input=lambda x: x["a"]) if problem.kind == "diffusion" else Scalar()
     methods = {"dense": Newton(linearize="dense"), "diagonal": Newton(linearize=Diagonal(probes=0))}
@@ -51,6 +52,7 @@ def after(
         row: Row = {**labels, "form": name, "k": 0, "ended": "not yet"}
         yield row | finite("error", error(states, expected)) | more(states)
         for count in counts[name]:
+            PROGRESS.say(f"solving by {name}, {count} iterations")
             method = dataclasses.replace(form, max_iterations=count, on_failure="return")
             solution = jax.jit(solver(model.step, method, batch_ndim))(model.z0, model.inputs)
             states, ended = solution.trajectory, ENDS[Result(int(solution.result))]
@@ -62,10 +64,7 @@ def after(
 
 
 def guessed(model: models.Model) -> Any:
-    """What is returned after no iteration.
-
-    The steps applied to the guess, which is the steps applied to the initial state.
-    """
+    """The states after no iteration: the steps applied to the initial guess."""
     apply = jax.vmap(model.step)
     shapes = jax.eval_shape(by_loop(model.step, lax.scan), model.z0, model.inputs)
     constant = jax.tree.map(lambda z, x: jnp.broadcast_to(z, x.shape), model.z0, shapes)
@@ -75,7 +74,7 @@ def guessed(model: models.Model) -> Any:
 
 
 def right(blocks: int) -> Callable[[Any], Row]:
-    """How many of the digits the trained residual network tells, from its last state."""
+    """The share of digits that the trained residual network classifies correctly."""
     decode = np.asarray(models.residual_params(blocks)["decode"])
     labels = data.digits().test_y[:IMAGES]
 
@@ -99,5 +98,5 @@ def error(states: Any, expected: Any) -> float:
 
 
 def finite(name: str, value: float) -> Row:
-    """The entry of a row; none after an overflow, which JSON has no number for."""
+    """The cell of a row; none after an overflow, for which JSON has no number."""
     return {name: value} if np.isfinite(value) else {}

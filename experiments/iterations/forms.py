@@ -1,7 +1,4 @@
-"""What `python -m experiments iterations` compares.
-
-Chains, and the forms of Newton's method that solve them.
-"""
+"""Chains, and the forms of Newton's method that solve them."""
 
 import dataclasses
 import math
@@ -18,9 +15,9 @@ from deeppcr.newton.acceleration import Anderson
 from experiments.bench.table import Row
 from experiments.models import chains as models
 
-MOST = 300e6  # bytes of Jacobians of all steps: what is larger is skipped
+MOST = 300e6  # bytes of the Jacobians of all steps; larger problems are skipped
 WINDOW = 256
-COARSE = 10  # steps in one
+COARSE = 10  # steps in one of the coarse guess
 KEPT = Newton(linearize=Dense(), jacobian_every=3)
 
 
@@ -38,24 +35,21 @@ class Problem:
 
     @property
     def length(self) -> int:
-        """L, how many steps."""
+        """L, the number of steps."""
         return self.model.length
 
     @property
     def width(self) -> int:
-        """w, how many numbers a state has."""
+        """w, the numbers in a state."""
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.model.z0))
 
     def labels(self, part: str) -> Row:
-        """What rows begin with."""
+        """The first cells of its rows."""
         return {"part": part, "chain": self.kind, "w": self.width, "L": self.length}
 
 
 def problem(kind: str, size: int, length: int) -> Problem:
-    """A chain of some kind.
-
-    ``size`` is of its weights, and means nothing where these are trained.
-    """
+    """A chain of a kind; ``size`` is its width unless its weights are trained."""
     key = jax.random.key(0)
     match kind:
         case "tanh" | "relu":
@@ -76,10 +70,7 @@ def problem(kind: str, size: int, length: int) -> Problem:
 
 
 def forms(problem: Problem) -> Iterator[tuple[str, Newton | str]]:
-    """Name and method of every form that makes sense for a chain.
-
-    In place of a method that cannot be run, why.
-    """
+    """Name and method of every form for a chain; a text says why a method cannot run."""
     dense, width = Newton(linearize="dense"), problem.width
     blocks = 2 if problem.kind == "lstm" else 4
     scalar = Newton(
@@ -110,9 +101,7 @@ def forms(problem: Problem) -> Iterator[tuple[str, Newton | str]]:
 
 
 def longer(model: models.Model) -> Callable[[Array, dict[str, Array]], Any]:
-    """Several steps of a diffusion model as one, with the noise that is seen at the first.
-
-    What a sampler of fewer steps does.
+    """Several steps of a diffusion model as one, with the noise predicted at the first.
 
     ``x -> a_1 x + b_1 e -> a_2 (a_1 x + b_1 e) + b_2 e`` and so on: ``A = prod a_i``, ``B = sum_i
     b_i prod_{j > i} a_j``.

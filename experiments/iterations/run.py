@@ -1,18 +1,15 @@
-"""Newton's iterations: how many each form takes, what a few give, what block width costs.
+"""How many Newton iterations does each linearisation take, and does a result after k suffice?
 
-forms       every form on every chain: iterations, error, memory, and time beside the sequential
-            program's
-accuracy    the error after k iterations, and how many digits a classifier gets right with them
-width       time and memory of a GRU against its width, at one length
-damping     Newton's method plain and damped, on a trained GRU that samples waves from its own
-            output, and chaos; growth rates
+forms       every linearisation on every chain: iterations, error, memory, time beside lax.scan
+accuracy    the error after k iterations, and the digits that a classifier gets right with them
+width       time and memory of a GRU against its width
+damping     Newton's method with and without damping on a trained GRU that samples waves from its
+            own output, and on chaos
 
-An error is the largest difference from the sequential program's states, relative to the largest of
-these. Speedups are over the fastest of jax.lax.scan with unroll 1, 4 and 16 and, up to 128 steps, a
-Python loop; and over the plain one.
+An error is the largest difference from the states of `jax.lax.scan`, relative to the largest state.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain as join
@@ -25,10 +22,11 @@ import depth
 from deeppcr import BlockDiagonal, Diagonal, Newton, TrustRegion
 from deeppcr.newton.lyapunov import forecast_iterations
 from experiments.bench import command
+from experiments.bench.columns import BENCH, BEST, LABELS
 from experiments.bench.engine import Case, bench
 from experiments.bench.programs import baselines, by_loop, by_method
 from experiments.bench.summary import best
-from experiments.bench.table import Row, show
+from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.iterations.accuracy import Counts, by_count
 from experiments.iterations.figure import draw
@@ -37,6 +35,28 @@ from experiments.models import autoregressive, chains
 
 Chain = tuple[str, int, int]  # kind, size, length
 
+TAKES = "8 min"
+CASE = {
+    "chain": "kind of chain",
+    "w": LABELS["w"],
+    "L": LABELS["L"],
+}
+RATE = {
+    "growth rate": "factor by which a step amplifies differences, in the mean",
+    "forecast": "iterations to expect from it",
+}
+ROWS = {**CASE, **RATE, **{key: text for key, text in BENCH.items() if key not in LABELS}}
+ACCURACY = {
+    **CASE,
+    "form": "linearisation",
+    "k": "Newton iterations",
+    "ended": BENCH["ended"],
+    "error": BENCH["error"],
+    "residual": BENCH["residual"],
+    "digits right": "share of the digits that are classified correctly",
+}
+TABLES = dict.fromkeys(("forms", "width", "damping"), ROWS)
+TABLES |= {"accuracy": ACCURACY, "fastest programs": CASE | BEST}
 PARTS = ("forms", "accuracy", "width", "damping")
 RANDOM = ("tanh", "relu", "gru", "lstm")
 TRAINED: list[Chain] = [("residual", 32, 100), ("diffusion", 64, 200), ("diffusion", 64, 1000)]
@@ -59,8 +79,6 @@ WIDE_LENGTH = 1024
 SEEDS, SAMPLED = 6, 1000
 LOGISTIC = (3.2, 3.6, 3.9)
 LOGISTIC_LENGTH = 256
-LABELS = ("part", "chain", "w", "L", "growth rate", "forecast")  # printed above a table of rows
-UNSEEN = (*LABELS, "baseline", "min ms", "max ms", "repeats", "trace s", "work")  # when printed
 LOOP = 128  # the longest Python loop among the baselines
 LONGEST = 10.0  # seconds; what is predicted to take longer is not run
 DAMPED = 300  # iterations, most
@@ -70,21 +88,21 @@ WIDE = {  # which forms are compared over the width
     "blocks 4": Newton(linearize=BlockDiagonal(4)),
 }
 
-QUICK_CHAINS: list[Chain] = [("gru", 4, 256), ("residual", 32, 100)]
+QUICK_CHAINS: list[Chain] = [("gru", 4, 256)]
 QUICK_CURVES: list[Chain] = [("residual", 32, 100)]
-QUICK_COUNTS: Counts = {"dense": (1, 3), "diagonal": (4,), "scalar": (4,)}
+QUICK_COUNTS: Counts = {"dense": (1, 3), "diagonal": (4,), "scalar": ()}
 QUICK_WIDTHS = [2, 8]
 QUICK_FORMS = ("dense", "scalar", "plain", "trust region")
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all programs are run with.
+    """The cases of all parts.
 
     Attributes:
-        device: the model that times are predicted with.
-        effort: how long they are timed.
-        few: names of the forms that are run; None for all.
+        device: the model that predicts times.
+        effort: how long programs are timed.
+        few: names of the forms to run; None for all.
     """
 
     device: depth.Device
@@ -94,10 +112,7 @@ class Bench:
     def rows(
         self, labels: Row, model: chains.Model, methods: Mapping[str, Newton | str]
     ) -> Iterator[Row]:
-        """A row for every loop and every method.
-
-        A method that is a text is one that cannot be run, and the text says why.
-        """
+        """A row for every loop and every method; a method that is a text says why it cannot run."""
         names = [name for name in methods if self.few is None or name in self.few]
         reasons = {name: why for name in names if isinstance(why := methods[name], str)}
         case = Case(
@@ -118,12 +133,12 @@ class Bench:
         return self.rows(found.labels("forms"), found.model, dict(forms(found)))
 
     def width(self, chain: Chain) -> Iterator[Row]:
-        """Forms whose blocks differ in width, on one of several chains that do."""
+        """Forms whose blocks differ in width, on one chain."""
         found = problem(*chain)
         return self.rows(found.labels("width"), found.model, WIDE)
 
     def damping(self, name: str, make: Callable[[], chains.Model]) -> Iterator[Row]:
-        """Plain and damped, with the growth rate of differences and the iterations it forecasts."""
+        """Plain and damped, with the growth rate of differences and the iterations to expect."""
         model = make()
         once = partial(deeppcr.solve, method=Newton(max_iterations=1, record=True))
         solution = jax.jit(once)(deeppcr.Chain(model.step, model.inputs), model.z0)
@@ -144,15 +159,15 @@ def sampling(seed: int, length: int) -> chains.Model:
 
 
 def jobs(bench: Bench, quick: bool, everything: bool) -> dict[str, list[command.Job]]:
-    """Functions that make the rows of each part: one for every chain."""
+    """The cases of each part."""
     every = QUICK_CHAINS if quick else ALL if everything else CHAINS
     curves, counts = (QUICK_CURVES, QUICK_COUNTS) if quick else (CURVES, COUNTS)
     widths = QUICK_WIDTHS if quick else WIDTHS
-    seeds, length = (1, 256) if quick else (SEEDS, SAMPLED)
     damped: dict[str, Callable[[], chains.Model]] = {
-        f"sampling gru, seed {seed}": partial(sampling, seed, length) for seed in range(seeds)
+        f"sampling gru, seed {seed}": partial(sampling, seed, SAMPLED)
+        for seed in range(0 if quick else SEEDS)
     }
-    for rate in LOGISTIC[:seeds]:
+    for rate in LOGISTIC[:1] if quick else LOGISTIC:
         damped[f"logistic {rate}"] = partial(chains.logistic_chain, LOGISTIC_LENGTH, rate)
     return {
         "forms": [partial(bench.forms, chain) for chain in every],
@@ -162,28 +177,23 @@ def jobs(bench: Bench, quick: bool, everything: bool) -> dict[str, list[command.
     }
 
 
-def shown(rows: Sequence[Row]) -> str:
-    """The table of a chain, under what is common to its rows."""
-    labels = {key: rows[0][key] for key in LABELS if key in rows[0]}
-    texts = [
-        f"{key} = {v:.3g}" if isinstance(v, float) else f"{key} = {v}" for key, v in labels.items()
-    ]
-    return f"{', '.join(texts)}\n{show(rows, UNSEEN)}"
-
-
 def main(argv: list[str]) -> None:
-    """Measure, print a table for each chain, keep and draw them."""
+    """Measure what the command line asks for."""
     arguments = command.parser("iterations", __doc__)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them (all)")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
     all_of = "every random chain at n = 4, 16, 64 and L = 1000, 10000: an hour on two cores"
     add("--all", action="store_true", help=all_of)
     options = arguments.parse_args(argv)
     few = QUICK_FORMS if options.quick else None
     bench = Bench(command.model(options), Effort(options.repeats), few)
     parts = jobs(bench, options.quick, options.all)
-    # Of every part one after another, the most important ones first.
+    # Cases of all parts alternate, the most important first.
     todo = join.from_iterable(zip_longest(*(parts[part] for part in options.parts)))
-    kept = command.run(options, "iterations", [job for job in todo if job], shown)
-    print(show(list(best(kept.rows))))
-    command.conclude(options, kept, partial(draw, kept.rows))
+    command.run(
+        options,
+        [job for job in todo if job],
+        TABLES,
+        summary=lambda rows: iter([command.part("fastest programs", best(rows))]),
+        draw=draw,
+    )

@@ -1,1 +1,1 @@
-"""What programs launch on a GPU."""
+"""Launches of programs on a GPU."""

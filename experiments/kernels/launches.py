@@ -1,6 +1,4 @@
-"""What a compiled program launches.
-
-Kernels, library calls and copies, and the loops that they are in.
+"""The launches of a compiled program: kernels, library calls and copies, and their loops.
 
 XLA's text of a compiled program for a GPU is its list of launches: every instruction but those that
 only name or regroup buffers is one, and the body of a loop is launched again in each trip. Before
@@ -34,10 +32,10 @@ _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 
 @dataclass(frozen=True)
 class Launches:
-    """A part of a program.
+    """Launches of a part of a program.
 
     Attributes:
-        here: how many launches outside of its loops.
+        here: launches outside of its loops.
         loops: the loops in it.
     """
 
@@ -45,10 +43,7 @@ class Launches:
     loops: tuple["Loop", ...]
 
     def total(self, trips: Callable[[str], int]) -> "Total":
-        """All launches.
-
-        ``trips`` tells by its name how many trips a loop takes whose end depends on data.
-        """
+        """All launches; ``trips`` maps the name of a loop of unknown length to its trips."""
         launched, waits = self.here, 0
         for loop in self.loops:
             count = trips(loop.name) if loop.trips is None else loop.trips
@@ -66,9 +61,9 @@ class Loop:
 
     Attributes:
         name: the scopes in which jax has traced it: "jit(f)/newton/while".
-        trips: how many trips it takes; None if that depends on data.
-        body: what is launched in a trip.
-        condition: what is launched to find out whether there is another one.
+        trips: number of trips; None if it depends on data.
+        body: launches of a trip.
+        condition: launches to evaluate its condition.
     """
 
     name: str
@@ -116,7 +111,7 @@ def _of(computations: dict[str, list[str]], name: str) -> Launches:
             case "call":
                 inner = _of(computations, _called(instruction, "to_apply"))
                 here, loops = here + inner.here, [*loops, *inner.loops]
-            case "conditional":  # the longest way through it
+            case "conditional":  # its longest branch
                 branches = [_of(computations, branch) for branch in _branches(instruction)]
                 longest = max(branches, key=lambda one: one.total(lambda _: 1).launches)
                 here, loops = here + longest.here, [*loops, *longest.loops]

@@ -1,19 +1,16 @@
-"""How many kernels programs launch on a GPU, and how often its host waits.
+"""How many kernels does a chain launch on a GPU, and how often does the host wait?
 
-Read off the compiled program, on any machine.
-
-XLA compiles for a GPU that is not at hand if jax has its plugin for CUDA, which takes no driver:
+Counted in compiled programs, on any machine: XLA compiles for a GPU that is not there if jax has
+its CUDA plugin, which needs no driver:
 
     pip install --no-deps jax-cuda13-plugin==<version of jax> jax-cuda13-pjrt==<the same>
 
-Nothing is run but the chains themselves, on the device at hand, to find out how many iterations
-Newton's method takes. On narrow chains a GPU does next to nothing but launch kernels, so the ratio
-of launches is what a speedup can come to. "latency ms" is what they take at `depth`'s latencies for
-the device, waits of the host included; "predicted ms" is what `depth` predicts of the program
-without having seen it compiled.
+Nothing is timed. Chains are solved on the device at hand, for their Newton iterations. Narrow
+chains on a GPU are bound by launches, so the ratio of launches limits the speedup.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -23,27 +20,40 @@ import jax
 import deeppcr
 import depth
 from experiments.bench import command
+from experiments.bench.columns import LABELS
 from experiments.bench.costs import analyze, further, is_fallback
 from experiments.bench.engine import Case, Variant
 from experiments.bench.programs import baselines
-from experiments.bench.table import Row, show
+from experiments.bench.progress import PROGRESS
+from experiments.bench.table import Row
 from experiments.gradients import network as recurrent
 from experiments.kernels.figure import draw
 from experiments.kernels.launches import Launches, launches
 from experiments.kernels.targets import NAMES, Target, Unavailable, target
 from experiments.mlp import run as mlp
 
+TAKES = "3 min"
+COLUMNS = {
+    "target": "the GPU that programs are compiled for",
+    **LABELS,
+    "program": "what runs; sequential programs first",
+    "iterations": "Newton iterations",
+    "launches": "kernels, library calls and copies in one call",
+    "fewer launches": "launches of lax.scan / launches of this program",
+    "outside of loops": "launches outside of loops",
+    "a trip": "launches in a trip of the longest loop",
+    "latency ms": "what launches and waits take on this GPU, in milliseconds",
+    "latency speedup": "the same of lax.scan / of this program",
+    "predicted ms": "time of a call as depth predicts it without compiling, in milliseconds",
+    "log2 of it": "log2(predicted ms / latency ms)",
+}
 WIDTHS, QUICK_WIDTHS = (2, 4, 8, 16), (8,)
 LENGTH, STEPS = 1024, 100_000
 BATCH = 16  # of a training step
-UNSEEN = ("sequential", "waits", "depth")
 
 
 def makers(quick: bool) -> Iterator[Callable[[], Case]]:
-    """What makes the cases.
-
-    Layers forwards and backwards, a recurrent unit over a long time, a training step, a sampler.
-    """
+    """Functions that make the cases: layers, a long GRU, a training step, a sampler."""
     for width in QUICK_WIDTHS if quick else WIDTHS:
         for direction in mlp.DIRECTIONS:
             yield partial(mlp.case, mlp.Size("tanh", LENGTH, width, 1), direction)
@@ -77,12 +87,13 @@ def sampler() -> Case:
 
 
 def rows(case: Case, target: Target) -> Iterator[Row]:
-    """A row for each program of a case: its labels, and what is launched."""
+    """A row for each program of a case."""
     device = depth.devices[target.name]
     first: Row = {}
     for name, given in {**case.baselines, **case.variants}.items():
-        if name == "auto":  # here it may be another program than there, with other iterations
+        if name == "auto":  # it may be another program on the GPU, with other iterations
             continue
+        PROGRESS.say(f"compiling {name}")
         variant = given if isinstance(given, Variant) else Variant(given)
         iterations = _iterations(variant, case.arguments[0])
         found, cost = compiled(variant, case.arguments[0], iterations, target)
@@ -109,7 +120,7 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
 def compiled(
     variant: Variant, arguments: Any, iterations: int | None, target: Target
 ) -> tuple[Launches, depth.Cost]:
-    """What is launched, and what `depth` says of the same program."""
+    """The launches of a program, and its cost according to `depth`."""
     with target.chosen():
         if variant.prepare:
             arguments = jax.eval_shape(variant.prepare, *arguments)
@@ -121,7 +132,7 @@ def compiled(
 
 
 def _iterations(variant: Variant, arguments: tuple[Any, ...]) -> int | None:
-    """How many a solve takes; None for a program without."""
+    """Newton iterations of a solve; None for a program without."""
     if variant.solve is None:
         return None
     solution = variant.solve(*arguments)
@@ -131,7 +142,7 @@ def _iterations(variant: Variant, arguments: tuple[Any, ...]) -> int | None:
 
 
 def _trips(iterations: int | None, name: str) -> int:
-    """Of a loop whose end depends on data, by its name; nothing is left for a fallback."""
+    """Trips of a loop whose end depends on data, by its name; a fallback has none."""
     if is_fallback(name):
         return 0
     if iterations is None:
@@ -140,7 +151,7 @@ def _trips(iterations: int | None, name: str) -> int:
 
 
 def main(argv: list[str]) -> None:
-    """Compile, count, and print a table."""
+    """Compile the programs, and count what they launch."""
     arguments = command.parser("kernels", __doc__)
     what = "the GPU to compile for (%(default)s)"
     arguments.add_argument("--target", choices=[*NAMES], default="H200", help=what)
@@ -148,19 +159,18 @@ def main(argv: list[str]) -> None:
     try:
         found = target(options.target)
     except Unavailable as error:
-        print(f"not counted: {error}")
-        return
+        sys.exit(f"kernels cannot compile: {error}")
 
     def counted(make: Callable[[], Case]) -> Iterator[Row]:
         try:
             case = make()
         except ModuleNotFoundError as error:
             name = getattr(make, "__name__", "a case")
-            print(f"left out: {name} needs {error.name}, which is not installed")
+            PROGRESS.print(f"left out: {name} needs {error.name}, which is not installed\n")
             return
         for row in rows(case, found):
             yield {"target": options.target} | row
 
-    jobs = [partial(counted, make) for make in makers(options.quick)]
-    kept = command.run(options, "kernels", jobs, lambda rows: show(rows, UNSEEN))
-    command.conclude(options, kept, partial(draw, kept.rows))
+    cases = [partial(counted, make) for make in makers(options.quick)]
+    tables = dict.fromkeys(("", "grid", "times", "speed"), COLUMNS)
+    command.run(options, cases, tables, draw=draw)

@@ -1,7 +1,4 @@
-"""Devices to compile for, at hand or not.
-
-XLA makes a GPU's program on any machine if it is told what the GPU is like.
-"""
+"""GPUs to compile for, without having one: XLA needs only a description of the GPU."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +12,7 @@ from jax.experimental import topologies
 
 from deeppcr.platforms import compiled_for
 
-# Of the driver and of libraries, which compiling does not need; read when jax starts.
+# Checks of the driver and libraries, which compilation does not need; read when jax starts.
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 PLUGIN = """pip install --no-deps jax-cuda13-plugin=={0} jax-cuda13-pjrt=={0}"""

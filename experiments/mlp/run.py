@@ -1,18 +1,16 @@
-"""Multilayer perceptrons over depth and width, forward and backward.
+"""At which depth and width is a stack of layers faster all at once than layer by layer?
 
-Layer by layer, and all layers at once.
-
-L layers of w units, z_l = a(z_{l-1} W_l + b_l), with a = tanh or relu, weights and biases drawn
-uniformly from +-1/sqrt(w), as torch starts them: the network of DeepPCR (Danieli et al., NeurIPS
-2023, section 4.1), which reports speedups of up to 30 forward and 200 backward on a GPU. "forward"
-is the last state; "gradient" is that of its mean square with respect to all weights, biases and the
-input; "backward" is what is left of the gradient once the forward pass has been made, timed alone.
+Multilayer perceptrons of L layers with w units, z_l = a(z_{l-1} W_l + b_l), where a is tanh or relu
+and weights and biases are uniform in +-1/sqrt(w), as in torch: the network of DeepPCR (Danieli et
+al., NeurIPS 2023, section 4.1), which reports speedups of up to 30 forward and 200 backward on a
+GPU. "forward" is the last state, "gradient" that of its mean square with respect to all weights,
+biases and the input, "backward" the rest of the gradient after the forward pass, timed alone.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -22,14 +20,16 @@ from jax import Array
 
 import deeppcr
 from experiments.bench import command
+from experiments.bench.columns import BENCH, BEST
 from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench
 from experiments.bench.programs import Scan, baselines
 from experiments.bench.summary import best
-from experiments.bench.table import Row, show
+from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.mlp.figure import draw
 
+TAKES = "5 min"
 KINDS = ("tanh", "relu")
 LENGTHS = tuple(2**power for power in range(6, 15))
 WIDTHS = (2, 4, 8, 16, 32, 64)
@@ -58,7 +58,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Size:
-    """A network, and what is fed to it."""
+    """A network and its batch."""
 
     kind: str
     length: int
@@ -67,10 +67,7 @@ class Size:
 
     @property
     def importance(self) -> float:
-        """The less the sooner it is measured.
-
-        1024 narrow layers of tanh, batch 1, and what is near to that.
-        """
+        """The order of measurement: 1024 narrow layers of tanh and batch 1, and what is near."""
         near = abs(math.log2(self.length) - 10) + 0.5 * math.log2(self.width)
         return near + math.log2(self.batch) + 3 * KINDS.index(self.kind)
 
@@ -86,10 +83,7 @@ def sizes(
 
 
 def default_sizes(quick: bool, on_cpu: bool) -> list[Size]:
-    """What is measured if nobody says what.
-
-    On an accelerator everything, on a CPU what takes some minutes.
-    """
+    """The sizes to measure unless others are given: on an accelerator all of them."""
     if quick:
         return sizes(["tanh"], [32, 1024], [4], [1])
     if not on_cpu:
@@ -127,10 +121,7 @@ def gradient(kind: str, scan: Scan) -> Callable[..., Any]:
 
 
 def backward(kind: str, scan: Scan) -> Variant:
-    """What `jax.vjp` leaves to do after the forward pass.
-
-    A program that takes what that has kept.
-    """
+    """The rest of the gradient after the forward pass: a program that takes its residuals."""
     run = forward(kind, scan)
 
     def prepare(layers: dict[str, Array], x: Array) -> tuple[Any, Array]:
@@ -147,9 +138,8 @@ MAKERS: dict[str, Callable[[str, Scan], Any]] = {
 }
 
 
-@cache
 def solver(kind: str, method: Any) -> Callable[..., Any]:
-    """A solve by a method, compiled once for a size and all directions."""
+    """A solve by a method."""
 
     def solve(layers: dict[str, Array], x: Array) -> deeppcr.Solution:
         chain = deeppcr.Chain(partial(step, kind), layers)
@@ -159,7 +149,7 @@ def solver(kind: str, method: Any) -> Callable[..., Any]:
 
 
 def case(size: Size, direction: str) -> Case:
-    """One size, one direction: the programs that are to be compared."""
+    """The programs of a size and a direction."""
     make = partial(MAKERS[direction], size.kind)
     variants: dict[str, Any] = {}
     for name, options in VARIANTS[direction].items():
@@ -176,13 +166,20 @@ def case(size: Size, direction: str) -> Case:
 
 
 def main(argv: list[str]) -> None:
-    """Measure, print the tables, and with --keep write the rows and the figure."""
+    """Measure the sizes that the command line asks for."""
     arguments = command.parser("mlp", __doc__)
-    arguments.add_argument("--kinds", nargs="+", choices=KINDS, help="activations")
-    arguments.add_argument("--lengths", nargs="+", type=positive, metavar="L", help="layers")
-    arguments.add_argument("--widths", nargs="+", type=positive, metavar="W", help="units each")
-    arguments.add_argument("--batches", nargs="+", type=positive, metavar="B", help="batch sizes")
-    arguments.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
+    add = arguments.add_argument
+    add("--kinds", nargs="+", choices=KINDS, help="activations (tanh)")
+    add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
+    add("--widths", nargs="+", type=positive, metavar="W", help="numbers of units of a layer")
+    add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes (1)")
+    add(
+        "--directions",
+        nargs="+",
+        choices=DIRECTIONS,
+        default=DIRECTIONS,
+        help="which directions (all)",
+    )
     options = arguments.parse_args(argv)
     device, effort = command.model(options), Effort(options.repeats)
     chosen = default_sizes(options.quick, jax.default_backend() == "cpu")
@@ -194,11 +191,13 @@ def main(argv: list[str]) -> None:
             options.batches or [1],
         )
 
-    def rows(size: Size) -> Iterator[Row]:
-        for direction in options.directions:
-            yield from bench(case(size, direction), device, effort, LONGEST)
+    def rows(size: Size, direction: str) -> Iterator[Row]:
+        return bench(case(size, direction), device, effort, LONGEST)
 
-    kept = command.run(options, "mlp", [partial(rows, size) for size in chosen])
-    found = list(best(kept.rows))
-    print(show(found))
-    command.conclude(options, kept, partial(draw, found))
+    command.run(
+        options,
+        [partial(rows, size, direction) for size in chosen for direction in options.directions],
+        {"": BENCH, "fastest programs": BEST},
+        summary=lambda rows: iter([command.part("fastest programs", best(rows))]),
+        draw=lambda rows, path: draw(list(best(rows)), path),
+    )

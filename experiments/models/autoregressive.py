@@ -104,7 +104,7 @@ def sampling_chain(
 ) -> tuple[Callable[[Array, Array], Array], Array, Array]:
     """``(step, inputs, z0)``.
 
-    The state is what is hidden and the last value, the input is the noise of the next.
+    The state is the hidden state and the last value, the input is the noise of the next.
     """
 
     def step(z: Array, noise: Array) -> Array:

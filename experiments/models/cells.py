@@ -26,7 +26,7 @@ Pair = tuple[Array, Array]
 
 
 def read(weights: Weights, x: Array) -> Array:
-    """What the cell makes of its input alone, ``[..., k n]``.
+    """The part of a cell that reads the input alone, ``[..., k n]``.
 
     Of one step, or of all of them at once.
     """
@@ -68,9 +68,9 @@ def lstm(weights: Weights, state: Pair, x: Array) -> Pair:
 
 
 def gru_weights(n: int, inputs: int | None = None, seed: int = 0) -> dict[str, Array]:
-    """Random weights of a GRU, uniform in +- 1/sqrt(n), as torch starts it.
+    """Random weights of a GRU, uniform in +- 1/sqrt(n), as in torch.
 
-    As many inputs as states unless said.
+    As many inputs as states by default.
     """
     return _uniform(
         n, {"W": (inputs or n, 3 * n), "U": (n, 3 * n), "b": (3 * n,), "c": (3 * n,)}, seed

@@ -33,7 +33,7 @@ class Model(NamedTuple):
 
     @property
     def length(self) -> int:
-        """L, how many steps."""
+        """L, the number of steps."""
         return len(jax.tree.leaves(self.inputs)[0])
 
 
@@ -45,14 +45,14 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def diffusion_params(width: int = 512, steps: int = 2000, seed: int = 0) -> Params:
-    """Weights of `denoiser.noise`, trained to tell the noise in noisy digits.
+    """Weights of `denoiser.noise`, trained to predict the noise in noisy digits.
 
-    About 15 s on two CPU cores, once.
+    Cached: trained once, in seconds.
 
     Args:
         width: of the two hidden layers.
-        steps: of training, with 128 digits each.
-        seed: of the first weights and of the batches.
+        steps: training steps, of 128 digits each.
+        seed: of the initial weights and of the batches.
     """
     key = jax.random.key(seed)
     first = denoiser.first_weights(PIXELS, width, key)
@@ -99,9 +99,9 @@ def ddim_chain(params: Params, steps: int, key: Array, batch: tuple[int, ...] = 
 def residual_params(
     blocks: int = 100, width: int = 32, activation: str = "tanh", steps: int = 300, seed: int = 0
 ) -> Params:
-    """Weights of a residual network, trained a little to tell the digits apart.
+    """Weights of a residual network, trained a little to classify digits.
 
-    A few seconds, once.
+    Cached: trained once, in seconds.
 
     The blocks' own weights, ``in``, ``bias`` and ``out``, carry the blocks on axis 0.
     """
@@ -143,7 +143,7 @@ def residual_chain(
     seed: int = 0,
     batch: tuple[int, ...] = (),
 ) -> Model:
-    """The trained ``z + act(z W + b) V / sqrt(blocks)`` of `residual_params`, on unseen digits.
+    """The trained ``z + act(z W + b) V / sqrt(blocks)`` of `residual_params`, on held-out digits.
 
     "gelu" normalises what goes into a block, as transformers do.
     """
@@ -200,7 +200,7 @@ def lstm_chain(
     of_h, of_x, of_inputs = jax.random.split(key, 3)
     bias = (
         jnp.zeros(4 * n, jnp.float32).at[n : 2 * n].set(1.0)
-    )  # remembers to begin with, as trained ones do
+    )  # the forget gate is open at first, as in trained ones
     weights = {"W": normal(of_x, n, 4 * n), "U": gain * normal(of_h, n, 4 * n), "b": bias}
     inputs = jax.random.normal(of_inputs, (length, *batch, n), jnp.float32)
     zeros = jnp.zeros((*batch, n), jnp.float32)

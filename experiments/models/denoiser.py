@@ -1,6 +1,6 @@
 """A small diffusion model.
 
-A network that tells the noise in noisy data, given the time (Ho et al., NeurIPS 2020).
+A network that predicts the noise in noisy data, given the time (Ho et al., NeurIPS 2020).
 """
 
 import math
@@ -18,14 +18,14 @@ EMBEDDING = 64  # sines and cosines of the time
 
 
 def signal_levels() -> np.ndarray:
-    """The share of the signal left at each of the 1000 times, for betas that grow linearly."""
+    """alphas_cumprod at each of the 1000 times, for linear betas."""
     return np.asarray(np.cumprod(1 - np.linspace(*BETAS, NOISE_LEVELS)))
 
 
 def first_weights(size: int, width: int, key: Array, classes: int = 0) -> Params:
     """Weights of `noise` before training: two hidden layers of ``width``.
 
-    ``classes`` > 0 for one that is told what to make.
+    ``classes`` > 0 for a conditional one.
     """
     keys = jax.random.split(key, 5)
     return {
@@ -40,7 +40,7 @@ def first_weights(size: int, width: int, key: Array, classes: int = 0) -> Params
 
 
 def noise(params: Params, x: Array, t: Array, wanted: Array | None = None) -> Array:
-    """The noise that is seen in ``x: [*batch, size]`` at time ``t``, a scalar.
+    """The predicted noise in ``x: [*batch, size]`` at time ``t``, a scalar.
 
     A network that was trained to be told what x is to become takes it as ``wanted: [*batch,
     classes]``, ones and zeros.

@@ -1,7 +1,4 @@
-"""Training with nothing but jax, and a folder that keeps what was trained.
-
-~/.cache/deeppcr-experiments.
-"""
+"""Training with nothing but jax, and a cache of trained weights, ~/.cache/deeppcr-experiments."""
 
 import math
 import os
@@ -14,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from experiments.bench.progress import PROGRESS
 
 CACHE = Path.home() / ".cache" / "deeppcr-experiments"
 
@@ -37,6 +36,8 @@ def train(
     zeros = jax.tree.map(jnp.zeros_like, params)
     moments = (zeros, zeros)
     for index in range(steps):
+        if index % 100 == 0:
+            PROGRESS.say(f"training, step {index} of {steps}")
         params, moments = update(params, moments, np.int32(index))
     return params
 
@@ -68,19 +69,14 @@ def adam(
 
 
 def cached(name: str, first: Params, make: Callable[[], Params]) -> Params:
-    """What ``make`` returns, read back from a file if it was made before.
-
-    ``first`` has its names and shapes.
-    """
+    """The result of ``make``, from a file if there is one; ``first`` has its names and shapes."""
     path = CACHE / f"{name}.npz"
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             params = {key: jnp.asarray(arrays[key]) for key in first}
         if all(params[key].shape == value.shape for key, value in first.items()):
             return params
-    except (
-        Exception
-    ):  # whatever a file that is missing, cut short or of another kind raises: it is made again
+    except Exception:
         pass
     params = make()
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -89,14 +85,13 @@ def cached(name: str, first: Params, make: Callable[[], Params]) -> Params:
         with os.fdopen(handle, "wb") as whole:
             np.savez(whole, **jax.device_get(params))
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    finally:
+        Path(temporary).unlink(missing_ok=True)
     return params
 
 
 def normal(key: Array, *shape: int) -> Array:
-    """Matrices that keep the size of a vector."""
+    """Random matrices that preserve the mean norm of a vector."""
     return jax.random.normal(key, shape, jnp.float32) / math.sqrt(shape[-2])
 
 

@@ -1,4 +1,4 @@
-"""Chains of every kind and size, on which the choice of the planner is judged."""
+"""Random chains of every kind and size, for the planner's choices."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ CHANNELS = 4  # of the residual convolutions
 
 @dataclasses.dataclass(frozen=True)
 class Specimen:
-    """What to make a chain of: its kind, w, L and the batch."""
+    """Kind and size of a chain."""
 
     kind: str
     width: int
@@ -32,12 +32,12 @@ class Specimen:
 
     @property
     def name(self) -> str:
-        """In a few words."""
+        """Kind and size as text."""
         return f"{self.kind} w={self.width} L={self.length} batch={self.batch}"
 
     @property
     def work(self) -> float:
-        """Operations of a forward pass, about."""
+        """Approximate operations of a forward pass."""
         gates = {"gru": 6, "lstm": 4, "elementwise": 0}.get(self.kind, 1)  # of a w x w product each
         each = (
             6 * CHANNELS * self.width
@@ -48,28 +48,25 @@ class Specimen:
 
     @property
     def nbytes(self) -> float:
-        """Of the states, and of the weights."""
+        """Bytes of states and weights."""
         weights = self.width**2 if self.kind in ("tanh", "relu") else 0
         return 4.0 * self.length * (weights + self.width * self.batch)
 
 
 def specimens(number: int, seed: int = 0) -> Iterator[Specimen]:
-    """``number`` specimens, as many of each kind, alternating.
-
-    So wherever one stops, all have had their share.
-    """
+    """At least ``number`` specimens, alternating between kinds."""
     drawn = [_drawn(kind, seed) for kind in KINDS]
     for _ in range(math.ceil(number / len(KINDS))):
         yield from map(next, drawn)
 
 
 def small() -> Iterator[Specimen]:
-    """Some that take next to no time."""
-    return (Specimen(kind, 4, 64, 1) for kind in ("tanh", "gru"))
+    """One that takes seconds."""
+    return iter([Specimen("tanh", 4, 64, 1)])
 
 
 def _drawn(kind: str, seed: int) -> Iterator[Specimen]:
-    """Specimens of a kind without end, their sizes drawn uniformly from the whole range."""
+    """Endless specimens of a kind, of random sizes."""
     seen: set[Specimen] = set()
     rng = random.Random(f"{kind} {seed}")
     widths = [w for w in WIDTHS if w >= CHANNELS] if kind == "residual conv" else WIDTHS
@@ -98,7 +95,7 @@ class Task:
 
     @property
     def arguments(self) -> tuple[Any, Any, Any]:
-        """What `forward` and `gradient` make functions of."""
+        """The arguments of the functions that `forward` and `gradient` return."""
         return self.weights, self.init, self.inputs
 
     def forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,10 +121,7 @@ class Task:
 
 
 def task(specimen: Specimen, gain: float = 1.0) -> Task:
-    """The chain of a specimen, with random weights.
-
-    Those of recurrent products are scaled by ``gain``.
-    """
+    """The chain of a specimen, with random weights; ``gain`` scales those of recurrent products."""
     keys = iter(jax.random.split(jax.random.key(specimen.width), 8))
     n, length, batch = specimen.width, specimen.length, specimen.batch
 
@@ -172,10 +166,7 @@ def task(specimen: Specimen, gain: float = 1.0) -> Task:
 
 
 def _gru(weights: Any, h: Array, x: Array) -> Array:
-    """Another than `cells.gru`.
-
-    As it was first published, with the reset gate before the product.
-    """
+    """The GRU as first published, with the reset gate before the product; see `cells.gru`."""
     n = h.shape[-1]
     x = x @ weights["x"]
     reset, update = jnp.split(jax.nn.sigmoid(x[..., : 2 * n] + h @ weights["h"]), 2, axis=-1)

@@ -1,4 +1,4 @@
-"""How long `depth` takes: seconds to trace a program, and seconds to analyse what was traced."""
+"""Seconds to trace a program, and seconds that `depth` takes to analyse it."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,18 +10,19 @@ from jax import Array, lax
 
 import depth
 from depth.jaxprs import inside, without_constants
+from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def shapes(*sizes: int) -> jax.ShapeDtypeStruct:
-    """An argument without values."""
+    """The shape of an argument."""
     return jax.ShapeDtypeStruct(sizes, "float32")
 
 
 def straight(equations: int, weights: int) -> Program:
-    """A straight line of so many equations, three a layer, on so many weights."""
+    """A program without loops: three equations a layer, on ``weights`` arrays."""
 
     def run(weights: list[Array], x: Array) -> Array:
         for layer in range(equations // 3):
@@ -32,7 +33,7 @@ def straight(equations: int, weights: int) -> Program:
 
 
 def doublings(levels: int) -> Program:
-    """A function that calls another twice, which calls another twice ..."""
+    """A function that calls another one twice, and so on for ``levels`` levels."""
 
     def twice(inner: Callable[[Array], Array]) -> Callable[[Array], Array]:
         return jax.jit(lambda x: inner(inner(x)))
@@ -44,7 +45,7 @@ def doublings(levels: int) -> Program:
 
 
 def training(layers: int, steps: int) -> Program:
-    """Training by momentum, as a scan that carries all weights."""
+    """Gradient descent with momentum, as a scan that carries all weights."""
 
     def loss(weights: list[Array], x: Array) -> Array:
         for w in weights:
@@ -66,7 +67,7 @@ def training(layers: int, steps: int) -> Program:
 
 
 def programs() -> Iterator[tuple[str, Program]]:
-    """What is analysed, by name."""
+    """All programs, by name."""
     yield "straight line", straight(30_000, 1)
     yield "straight line, 100 weights", straight(30_000, 100)
     run, args = straight(30_000, 100)
@@ -78,10 +79,7 @@ def programs() -> Iterator[tuple[str, Program]]:
 
 
 def size(jaxpr: Any, counted: set[int] | None = None) -> int:
-    """Equations, those of programs inside, too.
-
-    A program that is called from several places counts once.
-    """
+    """Number of equations, including those of inner programs, each counted once."""
     counted = set() if counted is None else counted
     if id(jaxpr) in counted:
         return 0
@@ -90,7 +88,7 @@ def size(jaxpr: Any, counted: set[int] | None = None) -> int:
 
 
 def measure(name: str, program: Program, repeats: int) -> Row:
-    """Trace it once, and analyse what was traced."""
+    """Trace a program once, and analyse its jaxpr several times."""
     run, arguments = program
     start = time.perf_counter()
     jaxpr = jax.make_jaxpr(run)(*arguments)
@@ -108,7 +106,9 @@ def measure(name: str, program: Program, repeats: int) -> Row:
 
 def rows(repeats: int) -> Iterator[Row]:
     """A row for each program."""
-    for name, program in programs():
+    every = list(programs())
+    for number, (name, program) in enumerate(every):
+        PROGRESS.say(f"analysing {name}", number / len(every))
         yield measure(name, program, repeats)
 
 
@@ -119,5 +119,5 @@ def draw(rows: Sequence[Row], axes: Any) -> None:
         axes.barh(lines, [row[key] for row in rows], height=0.4, label=key[:-2])
     axes.set_yticks(range(len(rows)), [row["program"] for row in rows], fontsize=7)
     axes.invert_yaxis()
-    axes.set(title="depth of a program", xlabel="seconds", xscale="log" if rows else "linear")
+    axes.set(title="Time to read a program", xlabel="seconds", xscale="log" if rows else "linear")
     axes.legend(fontsize=7)

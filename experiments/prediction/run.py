@@ -1,12 +1,8 @@
-"""Predicted against measured time of chains; and how long `depth` takes to read a program.
+"""How good are predicted times, and how long does `depth` take to read a program?
 
-times     forward and gradient, sequential and parallel: what `depth.predict` says of each program
-          on this device, and what one call takes. "log2" is that of predicted over measured time,
-          of the median; the model of the device is made of least times, so at the end errors are
-          summed up for the least times, too
-analysis  seconds to trace a program, and to analyse what was traced: "first" is the first analysis,
-          "analyse" the fastest of those after it. Nothing is run, and all sizes together take
-          seconds
+times     forward passes and gradients, sequential and parallel: the time that `depth.predict`
+          predicts for this device, and the time of a call
+analysis  seconds to trace a program and to analyse it; nothing is run
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +21,7 @@ from experiments.bench.engine import Case, Variant, bench
 from experiments.bench.plots import figure
 from experiments.bench.programs import Setting
 from experiments.bench.summary import errors
-from experiments.bench.table import Row, show
+from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.prediction import analysis
 
@@ -34,14 +30,31 @@ Program = tuple[Function, tuple[Any, ...]]
 
 PARTS = ("times", "analysis")
 SHARE = 0.015  # seconds of calls in a round
-UNSEEN: tuple[str, ...]
-UNSEEN = ("part", "baseline", "max ms", "repeats", "trace s", "compile s", "temp MB", "work")
-UNSEEN += ("over scan", "over sequential", "over unrolled", "over while_loop")
-UNSEEN += ("iterations", "residual", "ended", "error")
+TAKES = "1 min"
+TIMES = {
+    "chain": "kind and size of the chain",
+    "program": "what runs, or is analysed",
+    "predicted ms": "predicted time of a call, in milliseconds",
+    "ms": "time of a call, in milliseconds (median)",
+    "min ms": "its minimum, which the model of the device is made for",
+    "log2": "log2(predicted ms / ms): 0 is right, 1 is twice as long as measured",
+    "predicted speedup": "speedup over the first program of the chain, predicted",
+    "speedup": "the same, measured",
+    "depth speedup": "ratio of the depths: the limit on unlimited processors",
+}
+ANALYSIS = {
+    "program": "what runs, or is analysed",
+    "equations": "number of equations of its jaxpr",
+    "depth": "its depth",
+    "trace s": "seconds to trace it",
+    "first s": "seconds of the first analysis",
+    "analyse s": "seconds of the fastest later one",
+    "repeats": "number of later ones",
+}
 
 
 def normal(*shape: int, scale: float = 1.0) -> Array:
-    """Reproducible normal numbers."""
+    """Normal random numbers, the same for each shape."""
     return scale * jax.random.normal(jax.random.key(sum(shape)), shape)
 
 
@@ -92,7 +105,7 @@ def recurrence(solver: str) -> Function:
 
 
 def associative(a: Array, b: Array) -> Array:
-    """The same by `jax.lax.associative_scan`."""
+    """The linear recurrence by `jax.lax.associative_scan`."""
 
     def combine(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
         return later[0] @ earlier[0], jnp.einsum("lij,lj->li", later[0], earlier[1]) + later[1]
@@ -101,7 +114,7 @@ def associative(a: Array, b: Array) -> Array:
 
 
 def halving(size: int, steps: int) -> Program:
-    """A loop whose end depends on data: it goes on until the state is small."""
+    """A loop whose end depends on data: it ends once the state is small."""
 
     def run(x: Array) -> Array:
         return lax.while_loop(lambda x: x[0] > 2.0**-steps, lambda x: x / 2, x)
@@ -110,15 +123,12 @@ def halving(size: int, steps: int) -> Program:
 
 
 def gradient(run: Function, arguments: tuple[Any, ...]) -> Function:
-    """The gradient of the mean square of all that a program returns, to all that it takes."""
+    """The gradient of the mean square of a program's result with respect to all arguments."""
     return jax.grad(lambda *args: jnp.mean(run(*args) ** 2), tuple(range(len(arguments))))
 
 
 def newton(n: int, length: int, batch: int) -> Variant:
-    """A GRU by Newton's method, with the iterations that it takes.
-
-    What the analysis cannot know.
-    """
+    """A GRU by Newton's method, and a solve that counts its iterations."""
     method = deeppcr.Newton(on_failure="return")
 
     def solve(weights: Any, x: Array) -> deeppcr.Solution:
@@ -129,7 +139,7 @@ def newton(n: int, length: int, batch: int) -> Variant:
 
 
 def cases(quick: bool = False) -> Iterator[Case]:
-    """Chains, each with its sequential program first; if quick, one size of each kind."""
+    """All cases; with ``quick`` one size of each kind."""
 
     def some(*sizes: Any) -> Sequence[Any]:
         return sizes[:1] if quick else sizes
@@ -177,31 +187,25 @@ def cases(quick: bool = False) -> Iterator[Case]:
         yield case(chain, "while_loop", (counted, arguments))  # type: ignore[arg-type]
 
 
-def summary(rows: Sequence[Row]) -> list[str]:
-    """How far the predictions are off: of median and of least times, and of speedups."""
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """The errors of predictions: of median times, of minima, and of speedups."""
     rows = [row for row in rows if row["part"] == "times" and "log2" in row]
     others = [row for row in rows if not row["baseline"] and "speedup" in row]
     found = {
         "median times": rows,
-        "least times": [{"log2": log2(row["predicted ms"] / row["min ms"])} for row in rows],
+        "minima": [{"log2": log2(row["predicted ms"] / row["min ms"])} for row in rows],
         "speedups": [{"log2": log2(row["predicted speedup"] / row["speedup"])} for row in others],
     }
-    lines = []
     for what, of_them in found.items():
         if said := errors(of_them):
-            lines.append(
-                f"{said['programs']} {what}: |log2(predicted / measured)| is "
-                f"{said['median']:.2f} in the median, "
-                f"{said['90th percentile']:.2f} at the 90th percentile"
+            yield (
+                f"{said['programs']} {what}: |log2(predicted / measured)| has a median of "
+                f"{said['median']:.2f} and a 90th percentile of {said['90th percentile']:.2f}"
             )
-    return lines
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Predicted against measured times, a colour for each kind of chain.
-
-    And seconds to trace and to analyse.
-    """
+    """Predicted against measured times, and seconds to trace and to analyse."""
     times = [row for row in rows if row["part"] == "times" and "predicted ms" in row]
     with figure(path, columns=2, height=4.2) as (axes, bars):
         for kind in dict.fromkeys(row["chain"].partition(" ")[0] for row in times):
@@ -212,20 +216,19 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         ends = [min(values, default=0.1), max(values, default=1)]
         for factor, color in ((1, "black"), (2, "0.7"), (0.5, "0.7")):
             axes.plot(ends, [factor * end for end in ends], color=color, linewidth=1, zorder=0)
-        axes.set(title="time of a call; grey: twice and half", xscale="log", yscale="log")
-        axes.set(xlabel="measured [ms]", ylabel="predicted [ms]")
+        axes.set(title="Time of a call (on the line: predicted right; grey: factor 2)")
+        axes.set(xscale="log", yscale="log", xlabel="measured [ms]", ylabel="predicted [ms]")
         if times:
             axes.legend(fontsize=7)
         analysis.draw([row for row in rows if row["part"] == "analysis"], bars)
 
 
 def main(argv: list[str]) -> None:
-    """Predict and measure.
-
-    Print tables and how far the predictions are off, and with --keep write the rows and the figure.
-    """
+    """Predict, measure and analyse."""
     arguments = command.parser("prediction", __doc__)
-    arguments.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
+    arguments.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)"
+    )
     options = arguments.parse_args(argv)
     jobs: list[command.Job] = []
     if "times" in options.parts:
@@ -233,8 +236,5 @@ def main(argv: list[str]) -> None:
         jobs += [partial(bench, case, device, effort) for case in cases(options.quick)]
     if "analysis" in options.parts:
         jobs += [partial(analysis.rows, options.repeats)]
-    kept = command.run(options, "prediction", jobs, lambda rows: "")
-    for part, unseen in (("times", UNSEEN), ("analysis", ("part",))):
-        print(show([row for row in kept.rows if row["part"] == part], unseen) + "\n")
-    print("\n".join(summary(kept.rows)))
-    command.conclude(options, kept, partial(draw, kept.rows))
+    tables = {"times": TIMES, "analysis": ANALYSIS}
+    command.run(options, jobs, tables, summary=summary, draw=draw, together=PARTS)

@@ -1,13 +1,9 @@
-"""The linear recurrence: every solver, sequential and parallel, and how "auto" chooses.
+"""Which solver of a linear recurrence is the fastest, and does "auto" take it?
 
-y_l = A_l y_{l-1} + b_l for l = 1..L, with blocks A_l of w rows, drawn so that their norm is about
-1/2. The baselines are `jax.lax.scan` with unroll 1, 4 and 16, a Python loop where L allows, and
-"sequential", which is `deeppcr.Recurrence`. A table at the end has for every case
-
-    scan/best parallel   the time of `jax.lax.associative_scan`, in that of the fastest parallel
-                         solver
-    auto, auto/best      what ``solver="auto"`` takes here, and its time in that of the fastest of
-                         all programs
+y_l = A_l y_{l-1} + b_l for l = 1..L, with random blocks A_l of w rows and norm about 1/2. The
+sequential programs are `jax.lax.scan` with unroll 1, 4 and 16, a Python loop for short chains, and
+"sequential" (`deeppcr.Recurrence`). The parallel ones are all solvers of deeppcr and
+`jax.lax.associative_scan`.
 """
 
 import argparse
@@ -34,10 +30,11 @@ from deeppcr.linear import (
 )
 from deeppcr.linear.choose import SOLVERS, name_of
 from experiments.bench import command
+from experiments.bench.columns import BENCH, LABELS
 from experiments.bench.command import positive
 from experiments.bench.engine import Case, bench
 from experiments.bench.programs import Scan, baselines
-from experiments.bench.table import Row, show
+from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.recurrence.figure import draw
 
@@ -45,17 +42,29 @@ KINDS = ("dense", "pairs", "neighbours", "diagonal", "scalar")
 SEQUENTIAL = "sequential"
 ASSOCIATIVE = "associative_scan"
 PARALLEL = tuple(name for name in SOLVERS if name not in ("auto", SEQUENTIAL))
-LENGTHS = (4096, 1024, 8192, 2048)  # the most important first
+TAKES = "3 min"
+SOLVER_COLUMNS = {
+    **LABELS,
+    "sequential": "fastest sequential program",
+    "sequential ms": "its time, in milliseconds",
+    "parallel": "fastest parallel solver of deeppcr",
+    "parallel ms": "its time, in milliseconds",
+    "associative ms": "time of jax.lax.associative_scan, in milliseconds",
+    "scan/best parallel": "time of jax.lax.associative_scan / time of the fastest parallel solver",
+    "auto": 'the solver that solver="auto" takes here',
+    "auto/best": "its time / time of the fastest of all programs",
+}
+LENGTHS = (4096, 1024, 8192, 2048)
 WIDTHS = (4, 8, 16, 32, 64)
 LONG = 65_536  # on accelerators, too
 LOOPS = 64  # the longest Python loop among the baselines
 MOST_ENTRIES = 7e7  # of the blocks of a case: 280 MB
-INPUTS = 3  # cycled through, so that none is still in a cache only because it was used last
+INPUTS = 3  # tuples of arguments that calls cycle through, so that caches hold none of them
 
 
 @dataclass(frozen=True)
 class Size:
-    """Blocks of one kind: L of them for each example of a batch, of w rows."""
+    """Blocks of one kind: L of them for each element of the batch, with w rows."""
 
     kind: str
     length: int
@@ -64,7 +73,7 @@ class Size:
 
 
 def associative_scan(blocks: Blocks, b: Array) -> Array:
-    """The parallel solution that a user of JAX would write."""
+    """The parallel solver that a user of jax would write."""
 
     def combine(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
         (A, a), (B, b) = earlier, later
@@ -86,7 +95,7 @@ def associative_scan(blocks: Blocks, b: Array) -> Array:
 
 
 def by_steps(scan: Scan) -> Callable[[Blocks, Array], Array]:
-    """The solution that a user of JAX would write step by step, by ``scan``."""
+    """The sequential solver that a user of jax would write, by ``scan``."""
 
     def solve(blocks: Blocks, b: Array) -> Array:
         def step(y: Array, inputs: tuple[Blocks, Array]) -> tuple[Array, Array]:
@@ -101,7 +110,7 @@ def by_steps(scan: Scan) -> Callable[[Blocks, Array], Array]:
 
 
 def backwards(scan: Scan) -> Callable[[Blocks, Array], Array]:
-    """The transposed recurrence, lam_l = g_l + A_{l+1}^T lam_{l+1}, by ``scan``, backwards."""
+    """The transposed recurrence, lam_l = g_l + A_{l+1}^T lam_{l+1}, by a reversed ``scan``."""
 
     def solve(blocks: Blocks, g: Array) -> Array:
         def step(mu: Array, inputs: tuple[Blocks, Array]) -> tuple[Array, Array]:
@@ -116,10 +125,7 @@ def backwards(scan: Scan) -> Callable[[Blocks, Array], Array]:
 
 
 def problem(size: Size, seed: int) -> tuple[Blocks, Array]:
-    """Blocks of norm about 1/2.
-
-    No batch axis for a batch of 1. Pairs are of entries of the two halves of the state.
-    """
+    """Blocks of norm about 1/2; a batch of 1 has no batch axis."""
     keys = jax.random.split(jax.random.key(seed))
     length, width = size.length, size.width
     batch_shape = (size.batch,) if size.batch > 1 else ()
@@ -142,9 +148,9 @@ def problem(size: Size, seed: int) -> tuple[Blocks, Array]:
 
 
 def case(size: Size, transposed: bool = False, names: Sequence[str] = PARALLEL) -> Case:
-    """One size: the sequential programs, and the parallel solvers of these names."""
+    """The sequential programs of a size, and the parallel solvers ``names``."""
     if transposed:
-        loops: dict[str, Any] = baselines(backwards, size.length, longest=0)  # forwards only
+        loops: dict[str, Any] = baselines(backwards, size.length, longest=0)  # it has no reverse
         solvers: dict[str, Any] = {
             name: find_solver(name).solve_transposed for name in (SEQUENTIAL, *names)
         }
@@ -165,12 +171,7 @@ def case(size: Size, transposed: bool = False, names: Sequence[str] = PARALLEL) 
 
 
 def compared(rows: Sequence[Row], auto: str) -> Row:
-    """What the rows of a case come to; only programs that are right are compared.
-
-    Args:
-        rows: of one case.
-        auto: the name of the solver that "auto" takes.
-    """
+    """The fastest programs of a case, of those that are right, beside what "auto" takes."""
     right = [row for row in rows if "speedup" in row]
     ms = {row["program"]: float(row["ms"]) for row in right}
     loops = [row["program"] for row in right if row["baseline"]]
@@ -189,7 +190,7 @@ def compared(rows: Sequence[Row], auto: str) -> Row:
 
 
 def sizes(options: argparse.Namespace) -> list[Size]:
-    """What is asked for, or else what is measured if nobody says what, the most important first."""
+    """The sizes that are asked for, the most important first."""
     on_cpu = jax.default_backend() == "cpu"
     usual = [1024] if options.quick else [*LENGTHS] if on_cpu else [*LENGTHS, LONG]
     widths = options.widths or ([4, 16] if options.quick else [*WIDTHS])
@@ -201,15 +202,25 @@ def sizes(options: argparse.Namespace) -> list[Size]:
 
 
 def main(argv: list[str]) -> None:
-    """Time the solvers, print the tables, and with --keep write the rows and the figure."""
+    """Time the solvers."""
     arguments = command.parser("recurrence", __doc__)
     add = arguments.add_argument
-    add("--kinds", nargs="+", choices=KINDS, default=["dense"], help="of blocks (dense)")
-    add("--lengths", nargs="+", type=positive, metavar="L", help="steps")
-    add("--widths", nargs="+", type=positive, metavar="W", help="rows of a block")
+    add("--kinds", nargs="+", choices=KINDS, default=["dense"], help="kinds of blocks (dense)")
+    add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of steps")
+    add("--widths", nargs="+", type=positive, metavar="W", help="numbers of rows of a block")
     add("--batches", nargs="+", type=positive, metavar="B", default=[1], help="batch sizes (1)")
-    add("--solvers", nargs="+", choices=PARALLEL, default=PARALLEL, help="the parallel ones (all)")
-    add("--transposed", action="store_true", help="the transposed recurrence, that of the adjoint")
+    add(
+        "--solvers",
+        nargs="+",
+        choices=PARALLEL,
+        default=PARALLEL,
+        help="which parallel solvers (all)",
+    )
+    add(
+        "--transposed",
+        action="store_true",
+        help="solve the transposed recurrence, as the adjoint does",
+    )
     options = arguments.parse_args(argv)
     if {"pairs", "neighbours"} & {*options.kinds} and any(w % 2 for w in options.widths or ()):
         given = " ".join(map(str, options.widths))
@@ -222,11 +233,10 @@ def main(argv: list[str]) -> None:
         yield from rows
         yield compared(rows, name_of(choose_solver(one.arguments[0][0], jax.default_backend())))
 
-    def shown(rows: list[Row]) -> str:
-        return show([row for row in rows if "part" not in row], command.HIDDEN)
-
-    kept = command.run(
-        options, "recurrence", [partial(measured, size) for size in sizes(options)], shown
+    command.run(
+        options,
+        [partial(measured, size) for size in sizes(options)],
+        {"": BENCH, "solvers": SOLVER_COLUMNS},
+        draw=draw,
+        together=["solvers"],
     )
-    print(show([row for row in kept.rows if "part" in row], hidden=["part"]))
-    command.conclude(options, kept, partial(draw, kept.rows))

@@ -34,12 +34,12 @@ Of all blocks: with an axis of blocks in front.
 Step = Callable[[Array, Layer], Array]
 Convolve = Callable[[Array, Array], Array]
 Run = Callable[[Step, Layer, Array], tuple[Array, Any]]
-"""``(step, layers, z_0) -> (z_L, what run says of it)``: how the blocks are run."""
+"""``(step, layers, z_0) -> (z_L, statistics)``: how blocks run."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a network.
+    """The shape of a network.
 
     Attributes:
         blocks: L.
@@ -55,12 +55,12 @@ class Shape:
 
     @property
     def width(self) -> int:
-        """w, how many numbers a state has."""
+        """w, the numbers in a state."""
         return self.side**2 * self.channels
 
 
 class State(NamedTuple):
-    """What a step of the training changes.
+    """The state of a training.
 
     Parameters, and Adam's means of the gradient and of its square.
     """
@@ -82,7 +82,7 @@ def products(z: Array, weight: Array) -> Array:
 
 
 def library(z: Array, weight: Array) -> Array:
-    """The same by XLA's own convolution."""
+    """A 3 x 3 convolution by XLA."""
     return lax.conv_general_dilated(
         z, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -102,7 +102,7 @@ def block(shape: Shape, convolve: Convolve = products) -> Step:
 
 
 def initial(shape: Shape, pixels: int, seed: int = 0) -> State:
-    """Random weights for images of so many pixels, and nothing in the means."""
+    """Random weights for images of ``pixels``, and zero means."""
     patch = _patch(shape, pixels)
     random = np.random.default_rng(seed)
 
@@ -139,7 +139,7 @@ def begin(shape: Shape, params: Params, x: Array) -> Array:
 def loss(
     run: Run, shape: Shape, params: Params, x: Array, y: Array, convolve: Convolve = products
 ) -> tuple[Array, Any]:
-    """The mean cross entropy, and what ``run`` says."""
+    """The mean cross entropy, and the statistics of ``run``."""
     scores, statistics = _scores(run, shape, params, x, convolve)
     logarithms = jax.nn.log_softmax(scores)
     return -jnp.take_along_axis(logarithms, y[:, None], axis=1).mean(), statistics
@@ -148,7 +148,7 @@ def loss(
 def train_step(
     run: Run, shape: Shape, rate: float, steps: int, convolve: Convolve = products
 ) -> Callable[[State, Array, Array, Array], tuple[State, Array, Any]]:
-    """A step of training, by `adam`.
+    """A training step, by `adam`.
 
     Returns:
         ``(state, index, x, y) -> (state, loss, what run says)``, with ``index`` an int32 scalar.
@@ -165,7 +165,7 @@ def train_step(
 
 
 def accuracy(run: Run, shape: Shape, params: Params, x: Array, y: Array) -> Array:
-    """The share of the images whose highest score is that of their class."""
+    """Accuracy on images."""
     scores, _ = _scores(run, shape, params, x, products)
     return jnp.mean(jnp.argmax(scores, axis=1).astype(y.dtype) == y, dtype=jnp.float32)
 
@@ -180,7 +180,7 @@ def _scores(
 
 
 def _patch(shape: Shape, pixels: int) -> int:
-    """Pixels of a patch, a side."""
+    """Pixels of the side of a patch."""
     across = math.isqrt(pixels)
     if across**2 != pixels or across % shape.side:
         raise ValueError(

@@ -1,10 +1,11 @@
-"""Trainings of the residual network, compared with that by `jax.lax.scan`."""
+"""Trainings of the residual network, compared with the one by `jax.lax.scan`."""
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -12,9 +13,10 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr import Result
-from experiments.bench.command import in_time, progress
+from experiments.bench.command import Job
 from experiments.bench.engine import distance
 from experiments.bench.programs import SCAN
+from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Build, build
 from experiments.models import data
@@ -22,7 +24,7 @@ from experiments.resnet import network
 from experiments.resnet.network import Params, Run, Shape, State
 from experiments.resnet.variants import STOPPED, VARIANTS, Statistics, by_scan
 
-# Over sqrt(L): else the steps of many blocks add up, and the network amplifies differences.
+# Over sqrt(L): otherwise the steps of many blocks add up and amplify differences.
 RATE = 0.08
 
 
@@ -42,7 +44,7 @@ class Task:
 
     @property
     def labels(self) -> Row:
-        """What the rows of this task have in common."""
+        """The cells that all rows of the task share."""
         shape = self.shape
         return {
             "data": self.name,
@@ -57,10 +59,7 @@ class Task:
         return network.initial(self.shape, self.split.train_x.shape[1])
 
     def batches(self) -> list[tuple[np.int32, np.ndarray, np.ndarray]]:
-        """Index, images and classes of each step, the same for all trainings.
-
-        Each epoch in a new order.
-        """
+        """Index, images and classes of each step, the same for all trainings."""
         chosen = data.batches(len(self.split.train_y), self.steps, self.batch, seed=1)
         return [
             (np.int32(k), self.split.train_x[rows], self.split.train_y[rows])
@@ -76,7 +75,7 @@ class Task:
         )
 
     def accuracy(self, params: Params) -> float:
-        """The share of digits held back that the weights get right, by the sequential program."""
+        """Accuracy on held-out digits, by the sequential program."""
         return float(self._right(params, self.split.test_x, self.split.test_y))
 
     @cached_property
@@ -109,7 +108,7 @@ def train(name: str, run: Run, task: Task, limit: float) -> Training:
     built = build(task.step(run), state, *batches[0])
     jax.block_until_ready(built.call(state, *batches[0]))  # the first call is not timed
     losses, statistics, clocks = [], [], [time.perf_counter()]
-    for batch in progress(batches, name):
+    for batch in PROGRESS.steps(f"training by {name}", batches, len(batches)):
         state, value, how = built.call(state, *batch)
         losses.append(float(value))
         statistics.append(jax.device_get(how))
@@ -121,35 +120,31 @@ def train(name: str, run: Run, task: Task, limit: float) -> Training:
 
 
 class Trainings:
-    """Trainings from the same weights on the same batches, compared with the first one."""
+    """Trainings from the same weights on the same batches, compared with the first."""
 
     def __init__(self, task: Task, limit: float):
         self.task, self.limit = task, limit
         self.reference: Training | None = None
 
-    def exact(self, names: tuple[str, ...], seconds: float | None) -> Iterator[Row]:
-        """A row for `jax.lax.scan` and for every variant."""
+    def exact(self, names: Sequence[str]) -> list[Job]:
+        """A case for `jax.lax.scan` and for every variant, of a row each."""
         runs = {SCAN: by_scan(lax.scan)} | {name: VARIANTS[name].run for name in names}
-        for name, run in in_time(runs.items(), seconds):
-            yield {"part": "training", **self.task.labels, "program": name, **self._row(name, run)}
+        labels = {"part": "training", **self.task.labels}
+        return [partial(self._rows, labels, name, run) for name, run in runs.items()]
 
-    def approximate(
-        self, names: tuple[str, ...], stops: tuple[int, ...], seconds: float | None
-    ) -> Iterator[Row]:
-        """A row for every variant that is stopped after k iterations."""
-        runs = [(name, k) for name in names if name in STOPPED for k in stops]
-        if self.reference is None:
-            self._row(SCAN, by_scan(lax.scan))
-        for variant, k in in_time(runs, seconds):
+    def approximate(self, names: Sequence[str], stops: Sequence[int]) -> list[Job]:
+        """A case for every variant that is stopped after k iterations, of a row each."""
+        found: list[Job] = []
+        for variant, k in product([name for name in names if name in STOPPED], stops):
             name = f"{variant}, approximate: {k} iteration{'s' * (k > 1)}"
-            row = {
-                "part": "approximate",
-                **self.task.labels,
-                "program": name,
-                "variant": variant,
-                "k": k,
-            }
-            yield {**row, **self._row(name, VARIANTS[variant].stopped(k).run)}
+            labels = {"part": "approximate", **self.task.labels, "variant": variant, "k": k}
+            found.append(partial(self._rows, labels, name, VARIANTS[variant].stopped(k).run))
+        return found
+
+    def _rows(self, labels: Row, name: str, run: Run) -> Iterator[Row]:
+        if self.reference is None and name != SCAN:
+            self._row(SCAN, by_scan(lax.scan))
+        yield {**labels, "program": name, **self._row(name, run)}
 
     def _row(self, name: str, run: Run) -> Row:
         found = train(name, run, self.task, self.limit)
@@ -176,13 +171,13 @@ class Trainings:
         return row
 
     def _errors(self, found: Training, first: Training) -> Row:
-        """Of loss and gradient, where `jax.lax.scan` has ended up, on the first batch."""
+        """Errors of loss and gradient on the first batch, at the final weights of lax.scan."""
         state = self.task.initial()._replace(params=first.params)
         batch = self.task.batches()[0]
         (after, value, _), (expected, right, _) = jax.device_get(
             [one.build.call(state, *batch) for one in (found, first)]
         )
-        # Adam's mean starts at nothing, so after a step it is a tenth of the gradient.
+        # Adam's mean starts at zero, so after a step it is a tenth of the gradient.
         return {
             "loss error": abs(float(value) - float(right)),
             "gradient error": distance(after.mean, expected.mean),

@@ -1,7 +1,4 @@
-"""How the blocks of the residual network are run.
-
-Sequentially, or all at once, with this or that for their Jacobians.
-"""
+"""How the blocks of the residual network run: sequentially, or by a linearisation."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,10 +14,7 @@ from experiments.resnet.network import Run
 
 
 class Statistics(NamedTuple):
-    """How the blocks of one training step were run.
-
-    Newton iterations, the residual they left, and a `deeppcr.Result`.
-    """
+    """Statistics of a training step: Newton iterations, residual, and a `deeppcr.Result`."""
 
     iterations: Array
     residual: Array
@@ -47,7 +41,7 @@ class Setting:
 
     @property
     def counting(self) -> "Setting":
-        """The setting whose Newton iterations tell the trips of loops.
+        """The setting whose Newton iterations are the trips of loops.
 
         An adjoint takes about as many corrections.
         """
@@ -56,7 +50,7 @@ class Setting:
         return self
 
     def stopped(self, k: int) -> "Setting":
-        """The same, with at most k iterations and whatever states they have led to."""
+        """The same with at most k iterations, converged or not."""
         method = dataclasses.replace(self.method, max_iterations=k, on_failure="return")
         return Setting(method, self.adjoint)
 
@@ -66,7 +60,7 @@ def _alike(linearize: str, linear: str) -> tuple[Newton, Adjoint]:
     return Newton(linearize=linearize, linear=linear), Adjoint(linearize=linearize, linear=linear)
 
 
-# Linear recurrences are solved in parallel on every device, by what `linear="auto"` takes on an
+# Linear recurrences are solved in parallel on every device, as `linear="auto"` does on an
 # accelerator.
 DENSE = _alike("dense", "cyclic_reduction")
 DIAGONAL = _alike("diagonal", "pcr")
@@ -80,7 +74,7 @@ VARIANTS = {
     "dense / dense": Setting(*DENSE),
     "diagonal / diagonal": Setting(*DIAGONAL),
 }
-STOPPED = ("identity / identity", "dense / dense")  # also run for k iterations, and no more
+STOPPED = ("identity / identity", "dense / dense")  # also run with at most k iterations
 
 
 def by_scan(scan: Callable[..., Any]) -> Run:

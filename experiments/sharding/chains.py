@@ -34,8 +34,8 @@ def rows(size: Size, layouts: Sequence[Layout], machine: Machine, effort: Effort
 
     Args:
         size: of the stack.
-        layouts: what lies where. One device with the same method is measured beside each.
-        machine: what times are predicted with.
+        layouts: of the programs. One device with the same method is measured beside each.
+        machine: predicts times.
         effort: how long programs are timed.
 
     Yields:
@@ -45,7 +45,7 @@ def rows(size: Size, layouts: Sequence[Layout], machine: Machine, effort: Effort
         "collectives", "parameter bytes", "iterations" and "residual"; "sequential depth", "depth",
         "depth speedup"; "predicted ms", "of it messages", "predicted speedup", "log2" of predicted
         over measured time; "speedup" over the fastest sequential program, "over lax.scan", "over
-        one device". What is not known is not in the row; what is wrong has a "note" and no speedup.
+        one device". Unknown cells are missing; a wrong program has a "note" and no speedup.
     """
     here = jax.device_put((weights(size), batch_of(size)), jax.devices()[0])
     loops = baselines(lambda scan: training_step(sequential_loss(size, scan)), size.length, LOOP)
@@ -58,7 +58,7 @@ def rows(size: Size, layouts: Sequence[Layout], machine: Machine, effort: Effort
     plain = {name: Variant(loop, statistics=_loss) for name, loop in loops.items()}
     found = measure(Case({}, [here], plain, variants, TOLERANCE), effort)
     scan = found[SCAN]
-    if not scan.timing:  # all else is judged by it
+    if not scan.timing:  # all others are compared with it
         raise RuntimeError(f"{SCAN} on one device: {scan.note}")
     right = [name for name in loops if found[name].is_right]
     fastest = min(right, key=lambda name: _seconds(found[name]))
@@ -97,7 +97,7 @@ def rows(size: Size, layouts: Sequence[Layout], machine: Machine, effort: Effort
 
 
 def compared(many: Outcome, one: Outcome) -> Row:
-    """What a program on many devices returns beside one device, and what these send each other."""
+    """The cells that compare a program with one device, and its collectives."""
     assert many.build is not None
     losses = [outcome.row["loss"] for outcome in (many, one)]
     sent = collectives(many.build.text)
@@ -108,7 +108,7 @@ def compared(many: Outcome, one: Outcome) -> Row:
 
 
 def wrong(many: Outcome) -> str:
-    """The note of a result that is not that of one device."""
+    """The note of a result that differs from that of one device."""
     return f"wrong: differs from one device by {many.error:.1e}"
 
 

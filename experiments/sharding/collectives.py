@@ -1,10 +1,8 @@
-"""What the devices send each other in a compiled program, read from its text."""
+"""The collective operations of a compiled program, read from its text."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
-
-from depth.report import nbytes
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -27,15 +25,14 @@ class Sent(NamedTuple):
 def collectives(text: str) -> dict[str, Sent]:
     """The collective operations of a program.
 
-    What is in the body of a while loop is counted once, whatever its trips, and so is each branch
-    of a conditional. Bytes are those of the results on one device: what a device receives, up to
-    what it had before.
+    The body of a while loop counts once, whatever its trips, and so does each branch of a
+    conditional. Bytes are those of the results on one device: what it receives, and what it had.
 
     Args:
         text: as of ``compiled.as_text()``.
 
     Returns:
-        for each kind that is there, in the order of `KINDS`, its number and bytes.
+        Number and bytes of each kind that occurs, in the order of `KINDS`.
     """
     found: dict[str, list[int]] = {kind: [] for kind in KINDS}
     for call in _CALL.finditer(text):
@@ -60,12 +57,6 @@ def bytes_of(shape: str) -> int:
             bits *= int(size)
         total += -(-bits // 8)
     return total
-
-
-def in_words(sent: Mapping[str, Sent]) -> str:
-    """Collectives in words: "2 all-gather 4.1 kB, 1 all-reduce 4 B"."""
-    parts = [f"{one.number} {kind} {nbytes(one.bytes)}" for kind, one in sent.items()]
-    return ", ".join(parts) or "none"
 
 
 def _elements(shape: str) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""What connects devices.
-
-The time of a message, from published bandwidths and assumed latencies, or measured here.
-"""
+"""Links between devices: the time of a message, from published bandwidths or measured here."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -54,17 +51,14 @@ class Link:
         return (1 if self.row == inf else int(hops)) * (self.latency + size / self.bandwidth)
 
     def all_reduce(self, size: float, count: int) -> float:
-        """Seconds of a sum over ``count`` devices: halves, quarters, ..
-
-        Are exchanged, then gathered.
-        """
+        """Seconds of a sum over ``count`` devices: parts are exchanged, then gathered."""
         if count == 1:
             return 0.0
         return 2 * sum(self.message(size * k / count, k) for k in distances(count))
 
 
 def distances(count: int) -> list[int]:
-    """1, 2, 4, .. below ``count``: how far the messages of a reduction go."""
+    """1, 2, 4, ... below ``count``: the distances of messages in a reduction."""
     return [2**k for k in range((count - 1).bit_length())]
 
 
@@ -91,10 +85,7 @@ ASSUMED = "\n".join(
 
 @cache
 def link_at_hand(count: int) -> Link:
-    """What connects the first ``count`` devices, as if it were a switch.
-
-    From messages that go round, to the neighbour each.
-    """
+    """The link of the first ``count`` devices as a switch, from messages to the neighbour."""
     mesh = mesh_of((count,), ("i",))
     small, large = (_seconds(mesh, size) for size in (SMALL, LARGE))
     bandwidth = 4 * (LARGE - SMALL) / max(large - small, 1e-9)
@@ -102,7 +93,7 @@ def link_at_hand(count: int) -> Link:
 
 
 def _seconds(mesh: jax.sharding.Mesh, size: int) -> float:
-    """Of a message of so many numbers."""
+    """Seconds of a message of ``size`` numbers."""
     count = mesh.devices.size
     around = [(k, (k + 1) % count) for k in range(count)]
 

@@ -1,4 +1,4 @@
-"""What a training step of a stack should take over its chain, on linked devices of a kind.
+"""Predicted time of a training step of a stack over its chain, on linked devices.
 
 By Newton's method it takes
 
@@ -52,13 +52,13 @@ SOLVER = "cyclic_reduction"
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Devices that are alike, and what connects them.
+    """Equal devices and their link.
 
     Attributes:
-        device: the model of one.
-        link: what connects them.
-        cores: of the machine that simulated devices share: of kernels as small as these, each
-            device runs one on a core. None: every device is one of its own.
+        device: the model of a device.
+        link: between devices.
+        cores: number of cores that simulated devices share, with a kernel on each. None: real
+            devices.
     """
 
     device: depth.Device
@@ -67,7 +67,7 @@ class Machine:
 
     @property
     def said(self) -> str:
-        """What predictions are made with, in words."""
+        """The machine in a line."""
         link = self.link
         rate = f"{1e-9 * link.bandwidth:.3g} GB/s, {link.source}"
         message = f"a message {1e6 * link.latency:.3g} us + bytes / {rate}"
@@ -87,8 +87,8 @@ def sequential(size: Size, device: depth.Device) -> float:
 def over_the_batch(size: Size, count: int, machine: Machine) -> float | None:
     """Seconds of a step with the batch over the devices; None for more devices than samples.
 
-    With one all-reduce of all slopes at the end, which takes a `jax.shard_map`: left to itself the
-    compiler sums every layer's in its trip of the loop, which costs L times the latency.
+    With one all-reduce of all gradients at the end, which takes a `jax.shard_map`: otherwise the
+    compiler sums those of each layer in its trip of the loop, at L times the latency.
     """
     if count > size.batch:
         return None
@@ -104,9 +104,9 @@ def over_the_chain(
 
     Args:
         size: of the stack.
-        layout: what lies where; its method is one of deeppcr's.
+        layout: of the program, with a method of deeppcr.
         machine: the devices.
-        iterations: how many Newton iterations the step takes.
+        iterations: Newton iterations of the step.
     """
     count, link, device = layout.chain, machine.link, machine.device
     whole = dataclasses.replace(size, batch=size.batch // layout.batch)
@@ -127,7 +127,7 @@ def over_the_chain(
         sent += solves * (rounds(state * (size.width + 1)) + step) + rounds(state)
         if newton:
             sent += iterations * (step + 2 * rounds(FLOAT))
-        else:  # until the layers of all others have been run
+        else:  # for the layers of all others
             waiting = _forward(whole, device) - _forward(shard, device)
             sent += (count - 1) * step
     return machine.crowd(layout.devices) * computed + machine.crowd(layout.batch) * waiting, sent
@@ -148,7 +148,7 @@ def sequential_cost(size: Size) -> depth.Cost:
 def parallel_cost(size: Size, iterations: int | None) -> depth.Cost:
     """A training step of one device; layer by layer, where there are no Newton iterations."""
     chain = deeppcr.Chain(layer_of(size), _shapes(size)[0])
-    # Without the sequential fallback, a branch that is not taken.
+    # Without the sequential fallback, which is not taken.
     method = (
         "sequential" if iterations is None else deeppcr.Newton(linear=SOLVER, on_failure="return")
     )
@@ -201,7 +201,7 @@ def paper_rows(name: str, iterations: int, quick: bool) -> Iterator[Row]:
 
     Args:
         name: one of `LINKS`.
-        iterations: how many Newton iterations a training step takes.
+        iterations: Newton iterations of a training step.
         quick: only 1, 32 and 1024 devices.
     """
     machine = Machine(depth.devices[name], LINKS[name])

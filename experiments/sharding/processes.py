@@ -1,4 +1,4 @@
-"""Several local processes that train one stack together, over gloo on the loopback interface.
+"""Several local processes train one stack together, over gloo on the loopback interface.
 
 Each of them is `python -m experiments.sharding.processes` with a rank.
 """
@@ -22,12 +22,12 @@ import jax
 from experiments.sharding.stack import Size, mesh_of, parallel_step, sharded
 
 ROOT = Path(__file__).parents[2]
-# Relative: the same program on the same shards, but sums over processes may take another order.
+# Relative: the same program on the same shards, but sums over processes may have another order.
 TOLERANCE = 1e-6
 DEVICES = 8
-HEARTBEAT = 5  # seconds without a sign of life after which a process counts as dead
-CONNECT = 60  # seconds until all have to be there
-GRACE = 6.0 * HEARTBEAT  # seconds in which the rest ends by itself once one has failed
+HEARTBEAT = 5  # seconds without a heartbeat after which a process counts as dead
+CONNECT = 60  # seconds to connect
+GRACE = 6.0 * HEARTBEAT  # seconds for the others to end once one has failed
 POLL = 0.05
 TAIL = 1500  # characters of what a failed process has printed
 
@@ -38,19 +38,19 @@ class Failed(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Team:
-    """The processes, and the folder with what they print and the losses."""
+    """The processes, and the folder of their output and the losses."""
 
     processes: Sequence[subprocess.Popen[bytes]]
     folder: Path
 
     @property
     def losses(self) -> list[float]:
-        """What has been written so far."""
+        """The losses so far."""
         path = self.folder / "losses"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def codes(self) -> list[int | None]:
-        """Exit codes; None for who still runs."""
+        """Exit codes; None for processes that run."""
         return [process.poll() for process in self.processes]
 
     def wait(self, seconds: float) -> list[int | None]:
@@ -63,13 +63,13 @@ class Team:
         return self.codes()
 
     def printed(self, rank: int) -> str:
-        """The end of what a process has printed."""
+        """The end of the output of a process."""
         return (self.folder / f"{rank}.log").read_text(errors="replace")[-TAIL:]
 
 
 @contextmanager
 def team(number: int, size: Size, steps: int, method: str = "newton") -> Iterator[Team]:
-    """Start the processes; whatever happens, none of them is left at the end."""
+    """Start the processes; at the end, however it comes, all are killed."""
     with tempfile.TemporaryDirectory() as name:
         folder, port = Path(name), _free_port()
         processes: list[subprocess.Popen[bytes]] = []
@@ -88,6 +88,7 @@ def team(number: int, size: Size, steps: int, method: str = "newton") -> Iterato
         finally:
             for process in processes:
                 process.kill()  # SIGKILL: under jax.distributed they ignore SIGTERM
+            for process in processes:
                 process.wait()
 
 
@@ -111,7 +112,7 @@ def run(number: int, size: Size, steps: int, seconds: float, method: str = "newt
 
 
 def _free_port() -> int:
-    """A port that no one uses; between here and the start of a process someone might."""
+    """A free port; another process may take it before ours starts."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -122,7 +123,7 @@ def _free_port() -> int:
 
 
 def join(number: int, rank: int, port: int) -> None:
-    """Become one of the processes; together they have 8 simulated devices."""
+    """Join the processes; together they have 8 simulated devices."""
     jax.config.update("jax_num_cpu_devices", DEVICES // number)
     if number == 1:
         return
@@ -138,7 +139,7 @@ def join(number: int, rank: int, port: int) -> None:
 
 
 def train(size: Size, steps: int, losses: Path, method: str) -> None:
-    """Train, and write the losses, a line each step, if this is the first process."""
+    """Train; the first process writes the losses, a line a step."""
     mesh = mesh_of((DEVICES,), ("chain",))
     chain, batch = sharded(size, mesh)
     step = parallel_step(chain, mesh, method)

@@ -1,4 +1,4 @@
-"""A deep stack of layers and its training step, over devices by its chain and by its batch."""
+"""A deep stack of layers and its training step, with chain and batch over devices."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from experiments.bench.programs import SCAN, Scan
 
 Weights = dict[str, Any]
 Loss = Callable[[Any, Array, Array], Array]
-HORIZON = 4.0  # what all layers add up to: as layers get more, each does less
+HORIZON = 4.0  # sum of the step sizes of all layers
 RATE = 0.1
 
 
 def mesh_of(sizes: Sequence[int], names: Sequence[str]) -> Mesh:
-    """A mesh of the first devices, on which the compiler decides what is left open."""
+    """A mesh of the first devices, with Auto axes."""
     devices, types = jax.devices()[: int(np.prod(sizes))], (AxisType.Auto,) * len(names)
     return jax.make_mesh(tuple(sizes), tuple(names), axis_types=types, devices=devices)
 
@@ -40,7 +40,7 @@ def bytes_here(tree: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How many layers, how wide they are, and the size of the batch."""
+    """Number of layers, their width, and the batch size."""
 
     length: int
     width: int
@@ -83,7 +83,7 @@ def sequential_loss(size: Size, scan: Scan = lax.scan) -> Loss:
 
 
 def chain_loss(chain: deeppcr.Chain, **options: Any) -> Loss:
-    """By deeppcr: ``chain`` says where its steps are, and ``options`` how it is solved."""
+    """By deeppcr: ``chain`` has the sharding, ``options`` are those of `deeppcr.solve`."""
 
     def loss(weights: Any, z: Array, targets: Array) -> Array:
         filled = dataclasses.replace(chain, inputs=weights)
@@ -118,11 +118,11 @@ def parallel_step(chain: deeppcr.Chain, mesh: Mesh, method: Any = "newton") -> C
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a training step lies on devices, and how its layers are run.
+    """The layout of a training step on devices, and its method.
 
     Attributes:
-        chain: over how many devices the layers are.
-        batch: over how many the batch is, for each of these.
+        chain: number of devices for the layers.
+        batch: number of devices for the batch, for each of these.
         method: of `deeppcr.solve`; or "lax.scan".
     """
 
@@ -132,7 +132,7 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        """How many, all in all."""
+        """Number of devices."""
         return self.chain * self.batch
 
     @property
@@ -158,7 +158,7 @@ def laid_out(size: Size, layout: Layout) -> tuple[Callable[..., Any], tuple[Any,
 
 @cache
 def solve_stack(size: Size) -> tuple[int, float]:
-    """How many Newton iterations the chain takes, and the residual that it ends with."""
+    """Newton iterations of the chain, and the final residual."""
 
     def solve(weights: Any, z: Array) -> deeppcr.Stats:
         chain = deeppcr.Chain(layer_of(size), weights)

@@ -1,4 +1,4 @@
-"""What jax's own tutorials show of distributed arrays and training, on 8 devices."""
+"""The examples of jax's own tutorials on distributed arrays and training, on 8 devices."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,19 +24,19 @@ Program = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A program, whose arguments say on which devices it runs, beside the same on one device.
+    """A program on sharded arguments, beside the same on one device.
 
     Attributes:
-        name: what the row shows.
-        program: what is measured; its result is that of ``alone``.
+        name: of the row.
+        program: what is measured; its result has to be that of ``alone``.
         arguments: arrays on the devices of the mesh.
         alone: the same program for one device; None for ``program`` itself.
         here: arguments of ``alone``; None for the same numbers.
         loss: of the result; None for the mean of its squares, where nothing is trained.
-        parameters: which argument is to be learned, if one is.
-        steps: how many training steps a call makes.
-        comparable: what of the result has to be that of one device.
-        tolerance: for that, relative to its largest entry.
+        parameters: index of the argument with the parameters, if there is one.
+        steps: training steps in a call.
+        comparable: the part of the result that has to be that of one device.
+        tolerance: relative to its largest entry.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Comparison:
     tolerance: float = TOLERANCE
 
     def row(self, effort: Effort) -> Row:
-        """The row; a result that is not that of one device has a note and no speedup."""
+        """The row; a result that differs from that of one device has a note and no speedup."""
         here = self.here
         if here is None:
             here = jax.device_put(jax.device_get(self.arguments), jax.devices()[0])
-        # A function of its own: what is compiled twice is found in a cache the second time.
+        # A function of its own: jax would find the second compilation in its cache.
         alone = self.alone or (lambda *arguments: self.program(*arguments))
         one, many = (
             Variant(run, [arguments], comparable=self.comparable, statistics=self._statistics)
@@ -85,7 +85,7 @@ def _mean_square(result: Any) -> float:
 
 
 def _layout(result: Any) -> str:
-    """How a result lies, if it is one array: "P('a', 'b'): 8 x (4, 8)"."""
+    """The layout of a result that is one array: "P('a', 'b'): 8 x (4, 8)"."""
     if not isinstance(result, jax.Array):
         return ""
     sharding = result.sharding
@@ -105,10 +105,7 @@ SPECS: tuple[tuple[Any, ...], ...] = (
 
 
 def comparisons(size: int) -> Iterator[Comparison]:
-    """All rows in which arrays have ``size`` times ``size`` entries.
-
-    The products of a batch a quarter of them.
-    """
+    """All examples, on arrays of ``size`` times ``size`` entries."""
     yield from batches(size // 2)
     yield from normalised(size)
     yield from laid_out(size)
@@ -145,10 +142,7 @@ def normalised(size: int) -> Iterator[Comparison]:
 
 
 def laid_out(size: int) -> Iterator[Comparison]:
-    """Arrays in blocks, rows and columns.
-
-    What is elementwise follows its operand, a product may need a sum.
-    """
+    """Arrays in blocks, rows and columns: an elementwise function, and products."""
     mesh = mesh_of((4, 2), ("a", "b"))
     x, y = (_numbers(size, size, seed=seed) for seed in range(2))
     for spec in SPECS:
@@ -160,7 +154,7 @@ def laid_out(size: int) -> Iterator[Comparison]:
 
 
 def constrained(size: int) -> Iterator[Comparison]:
-    """A constraint inside jit that moves an array to another layout."""
+    """Constraints inside jit that move an array to another layout."""
     mesh, other = mesh_of((4, 2), ("a", "b")), mesh_of((2, 4), ("a", "b"))
     x = put(_numbers(size, size), mesh, "a", "b")
     shardings = {"4 x 2 to 2 x 4": NamedSharding(other, P("a", "b"))}
@@ -170,17 +164,13 @@ def constrained(size: int) -> Iterator[Comparison]:
         def moved(x: Array, there: NamedSharding = there) -> Array:
             return lax.with_sharding_constraint(jnp.sin(x), there)
 
-        # The layout of the result is said, too: where it is left open, the compiler may choose
-        # another one.
+        # The layout of the result is fixed, too: otherwise the compiler may choose another one.
         program = jax.jit(moved, out_shardings=there)
         yield Comparison(f"constraint, {name}", program, (x,), alone=jnp.sin)
 
 
 def drawn(size: int) -> Iterator[Comparison]:
-    """Random numbers.
-
-    Every device draws its own, and they are those of one device, to the last bit.
-    """
+    """Random numbers: every device draws its own, and all agree with one device to the last bit."""
     mesh = mesh_of((4, 2), ("a", "b"))
     draw = partial(jax.random.normal, shape=(size, size), dtype=jnp.float32)
     key = jax.random.key(0)
@@ -192,13 +182,13 @@ def drawn(size: int) -> Iterator[Comparison]:
 
 
 def apart() -> Row:
-    """What jax says of operands that were put on different devices."""
+    """The error of jax for operands on different devices."""
     x, y = (jax.device_put(jnp.ones(4, jnp.float32), device) for device in jax.devices()[:2])
     try:
         jnp.add(x, y)
     except ValueError as error:
-        said = f"ValueError: {str(error).partition('.')[0]}"
-        return {"row": "operands on different devices", "result": said}
+        said = f"jax refuses: {str(error).partition('.')[0]}"
+        return {"row": "operands on different devices", "note": said}
     raise AssertionError("jax added arrays that are on different devices")
 
 
@@ -276,8 +266,7 @@ def _perceptron(name: str, mesh: Mesh, specs: Any, width: int, batch: int) -> Co
         loss=lambda result: float(result[0][-1]),
         parameters=0,
         steps=STEPS,
-        # Rounding moves a unit across the kink of its relu now and then: in float32 some weights
-        # differ by 1e-3 of the largest,
-        # in float64 by 1e-15.
+        # Rounding may move a unit across the kink of its relu: in float32 some weights then differ
+        # by 1e-3 of the largest, in float64 by 1e-15.
         comparable=lambda result: result[0],
     )

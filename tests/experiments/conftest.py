@@ -9,14 +9,16 @@ import pytest
 
 from depth.device import generic_cpu
 from experiments.bench import command, programs, results
+from experiments.bench.table import WIDTH
 
 DEVICE = generic_cpu(2)
 Run = Callable[..., tuple[list[dict[str, Any]], str]]
 
 
 @pytest.fixture(autouse=True)
-def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No measurement of this device, and programs that several tests share are compiled once."""
+def uncalibrated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No measurement of this device, programs compiled once, and files out of the way."""
+    monkeypatch.setattr(command, "SCRATCH", tmp_path / "scratch")
     monkeypatch.setattr(command.depth, "calibrate", lambda refresh: DEVICE)
     monkeypatch.setattr(command.depth, "at_hand", lambda platform="cpu": DEVICE)
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
@@ -30,16 +32,17 @@ def few_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run_command(few_loops: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """``run_command(module, *options) -> (rows, text)``: what an experiment keeps and prints.
+    """``run_command(module, *options) -> (rows, text)``: rows and output of an experiment.
 
-    It draws a figure, too.
+    It draws a picture, too. All columns of its tables are in the legend, and fit the terminal.
     """
 
     def run(module: Any, *options: str) -> tuple[list[dict[str, Any]], str]:
         module.main([*options, "--keep", "toy", "--out", str(tmp_path)])
         text, folder = capsys.readouterr().out, tmp_path / results.device()
-        ends = [f"kept in {folder / 'toy.jsonl'}", f"drawn in {folder / 'toy.png'}"]
+        ends = [f"rows     {folder / 'toy.jsonl'}", f"picture  {folder / 'toy.png'}"]
         assert text.splitlines()[-2:] == ends
+        assert max(map(len, text.splitlines()[:-2])) <= WIDTH
         assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
         (environment,), rows = results.read(folder / "toy.jsonl")
         assert environment["complete"] is True

@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from experiments.sharding.collectives import Sent, bytes_of, collectives, in_words
+from experiments.sharding.collectives import Sent, bytes_of, collectives
 
 ALONG = P("i")
 
@@ -106,11 +106,3 @@ def test_what_starts_and_is_done_later_counts_once() -> None:
 )
 def test_bytes_of_a_shape(shape, expected) -> None:
     assert bytes_of(shape) == expected
-
-
-def test_in_words() -> None:
-    assert (
-        in_words({"all-reduce": Sent(2, 40), "all-gather": Sent(1, 4096)})
-        == "2 all-reduce 40 B, 1 all-gather 4.1 kB"
-    )
-    assert in_words({}) == "none"

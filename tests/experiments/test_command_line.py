@@ -1,5 +1,6 @@
 """`python -m experiments`: what it lists, and what it says when something is missing."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,22 +9,29 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import __main__ as command
+from experiments.bench.table import WIDTH
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_alone_it_lists_every_experiment_with_a_line() -> None:
+def test_alone_it_lists_every_experiment_with_its_question_and_its_duration() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    listed = [line.split(maxsplit=1) for line in done.stdout.splitlines()[2:]]
-    assert [name for name, _ in listed] == sorted(command.registry())
+    lines = done.stdout.splitlines()
+    first = next(k for k, line in enumerate(lines) if line.split() == ["takes", "answers"])
+    listed = [line.split()[0] for line in lines[first + 1 :] if line.startswith("  ")]
+    assert listed == sorted(command.registry())
     assert "digits" in command.registry()
+    assert max(map(len, lines)) <= WIDTH
+    assert done.stderr == ""
 
 
-@pytest.mark.parametrize("name", command.registry())
-def test_every_experiment_says_what_it_does(name: str) -> None:
-    assert command.summary(command.registry()[name])
+@pytest.mark.parametrize("name", sorted(command.registry().keys() - {"report", "suite"}))
+def test_every_experiment_asks_a_question_and_says_how_long_it_takes(name: str) -> None:
+    question, takes = command.summary(command.registry()[name])
+    assert question.endswith("?")
+    assert re.fullmatch(r"\d+ (min|h)", takes)
 
 
 def test_what_is_shared_is_no_experiment() -> None:

@@ -67,7 +67,7 @@ def test_unrolled_loops_are_only_those_of_longer_chains(monkeypatch: pytest.Monk
 def test_without_flax_there_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(compile_time, "find_package", lambda name: None)
     compile_time.main(["--quick", "--parts", "layers"])
-    assert capsys.readouterr().out == "no layers: flax is not installed\n"
+    assert capsys.readouterr().out.startswith("no layers: flax is not installed\n")
 
 
 def test_a_figure_of_nothing(tmp_path: Path) -> None:

@@ -137,7 +137,8 @@ def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -
     assert "sequential" not in row["seconds"]
     assert not {"regret %", "speedup", "fastest", "log2"} & row.keys()
     assert {"depth speedup", "predicted speedup"} <= row.keys()
-    assert regret.report([row]) == ""
+    assert regret.by_kind([row]) == []
+    assert not list(regret.confusion([row]))
 
 
 def test_a_choice_is_judged_by_the_least_times() -> None:
@@ -208,23 +209,18 @@ def test_the_tables_say_what_was_measured() -> None:
             "planning %": 3.0,
         }
 
-    text = regret.report(
-        [row("sequential", "sequential", 0.0), row("sequential", "Newton, diagonal, pcr", 50.0)]
-    )
-    total = next(line.split() for line in text.splitlines() if line.startswith("all"))
-    assert total[:5] == ["all", "2", "25", "50", "50"]  # chains, median, 90th percentile, worst
-    assert total[-10:-2] == [
-        "1",
-        "1",
-        "4",
-        "3",
-        "2",
-        "2",
-        "1.5",
-        "1",
-    ]  # noise, speedups, prediction's error
-    assert total[-11] == "27"  # with loops
-    assert "sequential                          1           1" in text  # the confusion matrix
+    rows = [row("sequential", "sequential", 0.0)]
+    rows += [row("sequential", "Newton, diagonal, pcr", 50.0)]
+    of_kind, total = regret.by_kind(rows)
+    assert of_kind == total | {"kind": "gru"}
+    regrets = {"chains": 2, "median %": 25, "90th %": 50, "worst %": 50}
+    others = {"loops too, median %": 27, "noise, median %": 1, "noise, worst %": 1}
+    speedups = {"depth speedup": 4, "predicted": 3, "speedup over lax.scan": 2, "least": 2}
+    speedups |= {"over best loop": 1.5, "|log2|": 1}
+    expected = {"kind": "all"} | regrets | others | speedups
+    assert {key: total[key] for key in expected} == pytest.approx(expected)
+    (text,) = regret.confusion(rows)
+    assert text.splitlines()[-1].split() == ["sequential", "1", "1"]
 
 
 @pytest.mark.parametrize(

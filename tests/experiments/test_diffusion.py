@@ -202,7 +202,8 @@ def test_all_draws_differ_and_every_sampler_makes_the_same_of_them(
 def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diffusion, "QUICK", TINY)
     rows, text = run_command(diffusion, "--quick", "--repeats", "1", "--scheduler", "DDPM")
-    assert text.startswith("speed: latent, 2 numbers a sample, 4 steps, batch 10\n")
+    assert "speed: kind = latent, L = 4, w = 2, batch = 10, direction = forward\n" in text
+    assert "2 latents, iterations until indistinguishable (W1 below " in text
     speed, stopped = ([row for row in rows if row["part"] == part] for part in ("speed", "stopped"))
     assert len(speed) + len(stopped) == len(rows)
     parallel = [row for row in speed if not row["baseline"]]
@@ -257,4 +258,4 @@ def test_part_and_time_can_be_chosen(
 ) -> None:
     monkeypatch.setattr(diffusion, "QUICK", TINY)
     diffusion.main(["--quick", "--parts", "stopped", "--seconds", "-1"])
-    assert capsys.readouterr().out == "stopped after -1 s, as asked\n"
+    assert "Stopped after -1 s, as --seconds says: 0 of 1 cases" in capsys.readouterr().out

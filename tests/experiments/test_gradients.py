@@ -33,8 +33,7 @@ def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.Mon
     sizes = ("--lengths", "6", "--widths", "2", "--batches", "2", "--repeats", "1")
     rows, text = run_command(gradients, *sizes, "--parts", "adjoints", "grid", "speech")
     assert "no speech: silero-vad is not installed" in text
-    said = [line.split(":")[0] for line in text.splitlines()[-4:-2]]
-    assert said == ["gradient, auto", "forward, auto"]
+    assert all(f"\n{direction}, auto: " in text for direction in gradients.DIRECTIONS)
     assert {(row["kind"], row["L"], row["w"]) for row in rows} == {("gru", 6, 2)}
     found = {
         (part, direction): [
@@ -75,9 +74,9 @@ def test_inputs_differ_from_call_to_call_and_within_a_batch() -> None:
 @pytest.mark.parametrize(
     ("given", "sizes"),
     [
-        ({"quick": True}, [(2000, 4, 1), (2000, 4, 8)]),
+        ({"quick": True}, [(1000, 4, 8)]),
         ({"lengths": [7, 5], "widths": [2], "batches": [1]}, [(7, 2, 1), (5, 2, 1)]),
-        ({"quick": True, "batches": [3]}, [(2000, 4, 3)]),
+        ({"quick": True, "batches": [3]}, [(1000, 4, 3)]),
         ({}, [(length, n, batch) for length, n in gradients.SIZES for batch in (1, 8)]),
     ],
 )
@@ -112,11 +111,11 @@ def test_the_summary_has_means_and_the_least() -> None:
         auto("forward", 3, 3),
         auto("gradient", 99, 99, "adjoint, pcr"),
     ]
-    assert list(gradients.summary(rows)) == [
-        "gradient, auto: 4.00x lax.scan (geometric mean), least 2.00x; 2.00x the fastest loop, least 1.00x",
-        "forward, auto: 3.00x lax.scan (geometric mean), least 3.00x; 3.00x the fastest loop, least 3.00x",
+    assert list(gradients.summary(rows))[1:] == [
+        "gradient, auto: 4.00x lax.scan (geometric mean; least 2.00x), 2.00x the fastest loop (least 1.00x)",
+        "forward, auto: 3.00x lax.scan (geometric mean; least 3.00x), 3.00x the fastest loop (least 3.00x)",
     ]
-    assert not list(gradients.summary([]))
+    assert list(gradients.summary([])) == [[]]
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -172,7 +171,7 @@ def test_the_derivative_of_one_number_is_its_own_diagonal() -> None:
 
 
 def test_all_variants_train_alike() -> None:
-    rows = list(Classifier(series.make_series(examples=12, length=30), n=2, batch=4).train(3))
+    rows = list(Classifier(series.make_series(count=12, length=30), n=2, batch=4).train(3))
     assert [row["program"] for row in rows] == ["lax.scan", "auto", "newton", "lax.scan, nudged"]
     assert all(row["losses differ"] < 1e-5 and row["alike for"] == 3 for row in rows)
     assert rows[0]["losses"][0] == pytest.approx(
@@ -182,7 +181,7 @@ def test_all_variants_train_alike() -> None:
 
 
 def test_training_lowers_the_loss() -> None:
-    classifier = Classifier(series.make_series(examples=10, length=30, classes=2), n=2, batch=5)
+    classifier = Classifier(series.make_series(count=10, length=30, classes=2), n=2, batch=5)
     update, training = jax.jit(classifier.update(jax.lax.scan)), classifier.first()
     x, y = next(classifier.batches(1))
     losses = []

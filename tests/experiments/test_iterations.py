@@ -65,7 +65,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_the_command_runs_from_start_to_end(run_command) -> None:
     rows, text = run_command(iterations, "--quick", "--repeats", "1")
-    assert "part = forms, chain = gru, w = 2, L = 12\n" in text
+    assert "forms: chain = gru, w = 2, L = 12\n" in text
     of = {part: [row for row in rows if row["part"] == part] for part in iterations.PARTS}
     assert sum(map(len, of.values())) == len(rows)
 
@@ -82,11 +82,11 @@ def test_the_command_runs_from_start_to_end(run_command) -> None:
         assert row["residual"] < 1e-3  # before the last iteration, which squares it
         assert 0 < row["iterations"] <= row["L"] + 1
 
-    assert [row["program"] for row in of["damping"]] == ["lax.scan", "plain", "trust region"] * 2
+    assert [row["program"] for row in of["damping"]] == ["lax.scan", "plain", "trust region"]
     assert all(row["error"] < 1e-4 and row["forecast"] > 0 for row in of["damping"])
     assert all({"growth rate", "forecast"} <= set(labels(row)) for row in of["damping"])
     assert [(row["part"], row["parallel"] in ("plain", "trust region")) for row in best(rows)] == [
-        *(("forms", False), ("width", False), ("damping", True), ("damping", True))
+        *(("forms", False), ("width", False), ("damping", True))
     ]
     dense = [row for row in of["accuracy"] if row["form"] == "dense"]
     assert [row["k"] for row in dense] == [0, 1, 2]

@@ -49,8 +49,6 @@ import sys
 sys.modules |= dict.fromkeys({others}, None)
 import experiments.mlp.run, experiments.decide.run, experiments.gradients.run
 import experiments.suite, experiments.report
-from experiments.bench.command import progress
-assert list(progress([1, 2])) == [1, 2]
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False

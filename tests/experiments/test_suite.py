@@ -3,8 +3,11 @@
 import argparse
 import importlib
 import math
+import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +15,6 @@ import pytest
 
 from experiments import __main__ as command
 from experiments import suite
-from experiments.bench import results
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,16 +25,14 @@ class Fake(suite.Entry):
 
     program: str = ""
 
-    def command(self, seconds: float, quick: bool) -> list[str]:
+    def command(self, seconds: float, quick: bool, out: Path | None) -> list[str]:
         return [sys.executable, "-S", "-c", self.program]
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds are short here, and results go where they went before."""
+    """Seconds are short here."""
     monkeypatch.setattr(suite, "GRACE", 0.2)
-    monkeypatch.setattr(results, "FOLDER", results.FOLDER)
-    monkeypatch.setenv(results.VARIABLE, "")
 
 
 def test_what_crashes_hangs_or_lacks_a_package_is_a_line_and_the_rest_runs(tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_what_crashes_hangs_or_lacks_a_package_is_a_line_and_the_rest_runs(tmp_p
     assert found["right"] == found["last"] == "done"
     assert found["crash"] == "failed (1): ValueError: too small"
     assert found["lacks"] == "failed (1): lacks needs torch, which is not installed"
-    assert found["hang"].startswith("ended after ")
-    assert found["large"].startswith("not begun: ")
+    assert found["hang"].startswith("stopped after ")
+    assert found["large"].startswith("not started: ")
     assert (tmp_path / "crash.log").read_text().startswith("so far")
 
 
@@ -60,8 +60,8 @@ def test_without_a_budget_everything_runs_to_its_end(tmp_path: Path) -> None:
     entries = [Fake("large", least=1000, program="print('fine')")]
     (ending,) = suite.run(entries, math.inf, False, tmp_path)
     assert ending.outcome == "done"
-    assert "--seconds" not in suite.Entry("mlp").command(math.inf, quick=False)
-    assert "--keep" in suite.Entry("mlp").command(math.inf, quick=False)
+    assert "--seconds" not in suite.Entry("mlp").command(math.inf, False, None)
+    assert "--keep" in suite.Entry("mlp").command(math.inf, False, None)
 
 
 def test_the_table_says_what_was_written(
@@ -86,10 +86,10 @@ def test_the_table_says_what_was_written(
         ]
     )
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "toy: done"
-    assert lines[-2].split()[2:] == ["2", "toy.jsonl", "done"]
-    assert lines[-1] == f"what they printed is in {tmp_path / 'logs'}"
-    assert tmp_path == results.FOLDER
+    assert lines[:2] == ["toy: done", ""]
+    assert lines[3].split()[2:] == ["2", "toy.jsonl", "done"]
+    assert lines[5] == "Columns"
+    assert lines[-1] == f"logs     {tmp_path / 'logs'}"
 
 
 @pytest.mark.parametrize("entry", suite.ENTRIES, ids=lambda entry: entry.name)
@@ -104,7 +104,7 @@ def test_every_experiment_is_there_and_takes_the_options_it_is_given(
 
     original = argparse.ArgumentParser.parse_known_args
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
-    line = entry.command(100.0, quick=True)
+    line = entry.command(100.0, True, None)
     module = importlib.import_module(command.registry()[entry.name])
     with pytest.raises(KeyboardInterrupt):
         module.main(line[line.index(entry.name) + 1 :])
@@ -118,18 +118,43 @@ def test_nothing_is_left_out_of_the_suite() -> None:
     assert {entry.name for entry in suite.ENTRIES} == command.registry().keys() - others
 
 
-def test_the_option_out_is_taken_from_any_experiment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    seen: list[object] = []
-    toy = type(
-        "Toy",
-        (),
-        {"main": staticmethod(lambda argv: seen.append((argv, results.write("toy", [{"L": 1}]))))},
+def test_ctrl_c_ends_the_experiment_prints_the_table_and_leaves_no_process(tmp_path: Path) -> None:
+    """A real SIGINT to a real suite, whose second experiment runs on."""
+    marker, pid = tmp_path / "started", tmp_path / "pid"
+    endless = "import os, pathlib, time; "
+    endless += f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); "
+    endless += f"pathlib.Path({str(marker)!r}).touch(); time.sleep(60)"
+    program = f"""
+from dataclasses import dataclass
+from experiments import suite
+from experiments.bench.progress import PROGRESS
+
+@dataclass(frozen=True)
+class Fake(suite.Entry):
+    program: str = ""
+    def command(self, seconds, quick, out):
+        return [suite.sys.executable, "-S", "-c", self.program]
+
+suite.ENTRIES = (Fake("short", program="pass"), Fake("endless", program={endless!r}))
+suite.main(["--logs", {str(tmp_path / "logs")!r}, "--out", {str(tmp_path)!r}])
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    monkeypatch.setattr(command.importlib, "import_module", lambda _: toy)
-    command.main(["mlp", "--quick", "--out", str(tmp_path)])
-    assert seen == [(["--quick"], tmp_path / results.device() / "toy.jsonl")]
-    line = [sys.executable, "-c", "from experiments.bench import results; print(results.FOLDER)"]
-    started = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert started.stdout.strip() == str(tmp_path)  # an experiment may start others
+    end = time.monotonic() + 60
+    while not marker.exists():
+        assert time.monotonic() < end
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "short: done" in out
+    assert out.splitlines()[-1].startswith("Stopped by Ctrl-C: 1 of 2 experiments")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
