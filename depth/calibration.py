@@ -1,13 +1,11 @@
-"""Measuring the device at hand.
+"""Measure the model of the device at hand.
 
-Each figure of a `Device` from programs that little else decides, in under 20 seconds.
+Each figure of a `Device` comes from programs that are dominated by it. It is the difference between
+two sizes of the same program, each the minimum of several calls, so that common costs cancel.
 
-Every figure is a difference: of the same program with more of one thing and with less of it, each
-the least of several calls, so that what they share drops out.
-
-The result is kept in a file, together with the conditions it was measured under.  Under others it
-is not believed, whatever the file is called; and a file that is cut off, unreadable or no
-calibration at all is as good as none.
+The result is stored in a file, together with the conditions of the measurement. Under other
+conditions it is ignored, whatever the name of the file. So is a file that is truncated, unreadable
+or not a calibration.
 """
 
 import errno
@@ -34,17 +32,17 @@ from depth.device import SMALL_LOOP, Device
 from depth.platforms import default_device
 from depth.prediction import BESIDE, SHORT
 
-SECONDS = 15.0  # when this much has passed, what is left is measured by fewer calls
-VERSION = 10  # of the measurement and of its file: files of another one are not read
-LARGEST = 1 << 16  # bytes of a file that is read: calibrations take some thousand
+SECONDS = 15.0  # after this time the remaining figures are measured by fewer calls
+VERSION = 10  # of the measurement and its file; files of other versions are not read
+LARGEST = 1 << 16  # bytes of a file that is read; calibrations take some thousand
 GROUPS = 64  # of a convolution
-FLOAT = "float32"  # of all that is measured but products
+FLOAT = "float32"  # dtype of all measurements but those of products
 
 Step = Callable[[Any], Any]
 
 
 def cache_file(device: jax.Device | None = None) -> Path:
-    """The file that keeps the measurement of a device, for this jax and number of cores."""
+    """The file of the calibration of a device, for this jax and number of cores."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     if not os.path.isabs(
         base
@@ -57,7 +55,7 @@ def cache_file(device: jax.Device | None = None) -> Path:
 
 
 def _conditions(device: jax.Device) -> dict[str, str | int]:
-    """What a measurement holds for, as it is written in its file."""
+    """The conditions of a measurement, as written in its file."""
     bits = "x64" if jax.config.read("jax_enable_x64") else "x32"
     return {
         "device": device.device_kind,
@@ -74,25 +72,24 @@ def cores() -> int:
 
 
 def calibrate(*, refresh: bool = False) -> Device:
-    """The model of jax's default device, measured.
+    """Measure jax's default device, and store the result on disk.
 
-    Kept in the user's cache folder and read from there the next time.
+    The first call takes some seconds; later calls read the file. Measure on an idle machine:
+    otherwise the figures are those of a slower one.
 
-    The folder is ``$XDG_CACHE_HOME/depth`` or ``~/.cache/depth``; the file is named by the device,
-    the version of jax and the number of cores. Where it cannot be written, the measurement is made
-    again each time, with a warning. On a machine that is
-    busy with other things, the figures are those of a slower machine: ``refresh=True`` measures
-        anew.
+    The file is in ``$XDG_CACHE_HOME/depth`` or ``~/.cache/depth``, and is named by the device, the
+    version of jax and the number of cores. If it cannot be written, a warning is issued, and each
+    call measures again.
 
-    From then on `at_hand` hands out what is kept, and with it `deeppcr` decides wherever its choice
-    is left to ``"auto"``: in this process and in later ones, until jax, the number of cores or
-    ``jax_enable_x64`` is another.
+    `at_hand`, and so every ``"auto"`` of deeppcr, uses the stored figures from then on, in this
+    process and in later ones, as long as jax, the number of cores and ``jax_enable_x64`` stay the
+    same.
 
     Args:
-        refresh: Measure even if a measurement is kept, and replace it.
+        refresh: Measure again, and replace the stored result.
 
     Returns:
-        A `Device` with what was measured. It has no float64 rate unless ``jax_enable_x64`` is on.
+        The measured `Device`. It has no float64 rate unless ``jax_enable_x64`` is set.
 
     Example:
         >>> depth.calibrate().rate("float32")  # doctest: +SKIP
@@ -107,10 +104,7 @@ def calibrate(*, refresh: bool = False) -> Device:
 
 
 def kept(device: jax.Device) -> Device | None:
-    """The measurement that is kept of ``device`` under the conditions of now.
-
-    None if there is none that can be believed.
-    """
+    """The stored calibration of ``device`` under the current conditions; None if there is none."""
     path = cache_file(device)
     try:
         found = os.stat(path)

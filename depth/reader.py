@@ -27,9 +27,19 @@ from depth.trips import trip_count
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something that makes the depth a lower bound.
+    """A part of a program that makes its depth a lower bound: an entry of ``Cost.unknown``.
 
-    Which primitive, where, and what could not be known.
+    Attributes:
+        primitive: The name of the primitive.
+        location: The source line.
+        reason: What is unknown.
+
+    Example:
+        >>> import depth, jax
+        >>> halve = lambda x: jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
+        >>> cost = depth.analyze(halve, jax.ShapeDtypeStruct((), "float32"))
+        >>> cost.exact, cost.unknown[0].primitive
+        (False, 'while')
     """
 
     primitive: str
@@ -44,7 +54,7 @@ TripCounts = int | Mapping[str, int] | None
 
 
 class Reader:
-    """Reads the jaxprs of one program. What it finds is kept for that program only."""
+    """Reads the jaxprs of one program, with caches for that program only."""
 
     def __init__(self, trip_counts: TripCounts = None):
         self.trip_counts = trip_counts

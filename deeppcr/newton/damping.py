@@ -106,7 +106,7 @@ class TrustRegion:
         finite = jnp.isfinite(residual).all(axis=-1)
         residual = jnp.where(finite[..., None], residual, jnp.zeros_like(residual))
         residual = residual * _limit(residual / unit)[..., None]
-        # A Jacobian entry that is not finite carries no information about how differences propagate.
+        # A Jacobian entry that is not finite says nothing about how differences propagate.
         blocks = jax.tree.map(
             lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks
         )
