@@ -299,6 +299,12 @@ devices = Devices(
     ),
     _tpu("TPU v6e", 918 * _T, 7.2 * _T, 1.638 * _T, 32e9, 1.75e9, "cloud.google.com/tpu/docs/v6e"),
 )
+"""Published models of accelerators by name, in upper or lower case.
+
+Example:
+    >>> sorted(depth.devices)
+    ['A100', 'H100', 'H200', 'TPU v4', 'TPU v5e', 'TPU v5p', 'TPU v6e', 'V100']
+"""
 
 
 SMALL_LOOP = 1024.0  # bytes; XLA's flag is called xla_cpu_small_while_loop_byte_threshold
