@@ -118,7 +118,7 @@ class JacobianAdjoint:
     window: int
 
     def chunk(self, chain: TracedChain) -> int:
-        """See `AdjointSolver`: the steps that fit into memory; for a sequential solver, the cache."""
+        """See `AdjointSolver`: the steps that fit into memory, or into the cache."""
         length, most = chain.length, self.window
         if isinstance(self.solver, Recurrence):
             size = self.linearization.bytes_per_step(chain.step, chain.layout)

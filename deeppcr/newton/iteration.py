@@ -106,8 +106,7 @@ class NewtonSolver:
         return dataclasses.replace(self, linearization=replicated, guess=along, captured=replicated)
 
     def solve(self, chain: TracedChain) -> Run:
-        """Iterate from the initial trajectory until the chain has converged or the budget is spent.
-        """
+        """Iterate from the initial trajectory until convergence, or until the budget is spent."""
         wide = dataclasses.replace(
             chain,
             step=self.step,
