@@ -40,8 +40,8 @@ def iterate(
 def ahead(budget: int) -> int:
     """The number of trips that run before the first test for the end.
 
-    A GPU runs asynchronously. In each trip of a loop whose end depends on data the host must
-    wait for it, about as long as six kernels take; in a loop of known length it does not.
+    A GPU runs asynchronously. In each trip of a loop whose end depends on data the host must wait
+    for it, about as long as six kernels take; in a loop of known length it does not.
     """
     return 0 if platform() == "cpu" else min(AHEAD, budget)
 
@@ -49,8 +49,8 @@ def ahead(budget: int) -> int:
 def unless_finite(found: T, again: Callable[[], T], axis: ChainAxis = LOCAL) -> T:
     """``found`` if all of it is finite on all shards, else ``again()``, of the same structure.
 
-    Implemented as a loop of at most one trip. Under `jax.vmap` a branch would compute both
-    sides and select.
+    Implemented as a loop of at most one trip. Under `jax.vmap` a branch would compute both sides
+    and select.
     """
     spoilt = jnp.stack([~jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found)]).any()
     is_finite = axis.largest(spoilt.astype(jnp.int32)) == 0

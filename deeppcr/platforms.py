@@ -1,8 +1,8 @@
 """Programs with variants for different platforms.
 
-Jax knows the platform of a program only when it lowers it: a process with a GPU may also
-compute on its CPU. If the best program differs between the platforms of this process, it contains
-all variants, and jax lowers one of them.
+Jax knows the platform of a program only when it lowers it: a process with a GPU may also compute on
+its CPU. If the best program differs between the platforms of this process, it contains all
+variants, and jax lowers one of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping

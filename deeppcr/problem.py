@@ -1,7 +1,6 @@
 """`Problem`: a chain with the requested method and adjoint, and its solution.
 
-It contains all arrays, so that `jax.vmap` can map it: "auto" is resolved for all
-examples together.
+It contains all arrays, so that `jax.vmap` can map it: "auto" is resolved for all examples together.
 """
 
 import dataclasses

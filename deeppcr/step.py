@@ -36,8 +36,8 @@ class Step:
         state_tree: the structure of a state.
         input_tree: the structure of an input.
         output_tree: the structure of the outputs of one step.
-        effects: names of primitives with side effects, which must run once per step, in order;
-            most steps have none.
+        effects: names of primitives with side effects, which must run once per step, in order; most
+            steps have none.
         weak: whether the user's function returns weakly typed leaves, of the state and of the
             outputs. In the jaxpr only outputs may be weakly typed.
         program: a program that is evaluated instead of ``jaxpr``, for its values and its

@@ -44,9 +44,7 @@ Step = Callable[[Any], Any]
 def cache_file(device: jax.Device | None = None) -> Path:
     """The file of the calibration of a device, for this jax and number of cores."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
-    if not os.path.isabs(
-        base
-    ):  # the rule of XDG for what is set to a relative path: as if it were not set
+    if not os.path.isabs(base):  # by the XDG specification relative paths are ignored
         base = os.path.join(os.path.expanduser("~"), ".cache")
     name = "{device}-{cores}-cores-jax-{jax}-{bits}-v{version}".format(
         **_conditions(device or default_device())
@@ -108,9 +106,7 @@ def kept(device: jax.Device) -> Device | None:
     path = cache_file(device)
     try:
         found = os.stat(path)
-        if (
-            not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST
-        ):  # to read a pipe is to wait for its other end
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:  # reading a pipe would block
             return None
         stamp = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
         return _read(path, tuple(_conditions(device).items()), stamp)
@@ -119,7 +115,7 @@ def kept(device: jax.Device) -> Device | None:
 
 
 def measure() -> Device:
-    """The model of jax's default device, measured now."""
+    """Measure the model of jax's default device."""
     clock = _Clock()
     one = jnp.ones(8, FLOAT)
     call = clock.seconds(lambda x: x * 0.5 + 1, one)
@@ -201,12 +197,13 @@ def measure() -> Device:
 
 
 def _crowded(clock: "_Clock", device: Device) -> float:
-    """Of a kernel in a loop of many.
+    """The latency of a kernel in a loop of many.
 
-    What the gradient of a small network takes beyond what is predicted without it.
+    The measured time of the gradient of a small network, minus the time predicted without this
+    latency.
 
-    How many of its kernels wait for each other, and so are not handed to other threads, is as in
-    other gradients.
+    The share of its kernels that depend on each other, and so do not run on other threads, is that
+    of other gradients.
     """
     long, short = (_network(length) for length in (2000, 500))
     costs = [analyze(_gradient, *given) for given in (long, short)]
@@ -223,13 +220,13 @@ def _crowded(clock: "_Clock", device: Device) -> float:
 
 
 class _Clock:
-    """Times compiled programs: the least of several calls."""
+    """Times compiled programs: the minimum of several calls."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
 
     def seconds(self, function: Callable[..., Any], *args: Any) -> float:
-        """Of one call."""
+        """Seconds of one call."""
         call = jax.jit(function).lower(*args).compile()
         jax.block_until_ready(call(*args))
         least, spent = float("inf"), 0.0
@@ -244,13 +241,13 @@ class _Clock:
         return least
 
     def difference(self, program: Callable[[int], Step], x: Any, few: int, many: int) -> float:
-        """Of one more of what ``program`` repeats."""
+        """Seconds of one more repetition in ``program``."""
         return max(self.seconds(program(many), x) - self.seconds(program(few), x), 0.0) / (
             many - few
         )
 
     def trip(self, step: Step, x: Any, trips: int) -> float:
-        """Of one trip of a counted loop."""
+        """Seconds of one trip of a counted loop."""
 
         def loop(trips: int) -> Step:
             return lambda x: lax.scan(lambda x, _: (step(x), None), x, length=trips)[0]
@@ -258,7 +255,7 @@ class _Clock:
         return max(self.difference(loop, x, trips // 4, trips), 1e-10)
 
     def stacked(self, count: int, trips: int) -> float:
-        """Of one trip of a loop that writes ``count`` arrays."""
+        """Seconds of one trip of a loop that writes ``count`` arrays."""
         x, ys = jnp.ones(64, FLOAT), jnp.ones((trips, 64), FLOAT)
         difference = self.seconds(_stacked(count), x, ys) - self.seconds(
             _stacked(count), x, ys[: trips // 4]
@@ -267,7 +264,7 @@ class _Clock:
 
 
 def _stacked(count: int) -> Callable[[Array, Array], Any]:
-    """A loop that writes so many arrays in every trip, too large to be compiled as one piece."""
+    """A loop that writes ``count`` arrays per trip, too large to be compiled to one function."""
 
     def step(x: Array, y: Array) -> tuple[Array, tuple[Array, ...]]:
         return _thin(x), tuple(x * (2.0 + k) + y for k in range(count))
@@ -276,13 +273,13 @@ def _stacked(count: int) -> Callable[[Array, Array], Any]:
 
 
 def _network(length: int) -> tuple[Array, Array, Array]:
-    """An input, and the weights and biases of so many layers of 8 units."""
+    """An input, and the weights and biases of layers of 8 units."""
     weights = jnp.broadcast_to(jnp.eye(8, dtype=FLOAT), (length, 8, 8))
     return jnp.ones((1, 8), FLOAT), weights, jnp.ones((length, 1, 8), FLOAT)
 
 
 def _gradient(x: Array, weights: Array, biases: Array) -> Any:
-    """The gradient of a network, by loops forwards and backwards."""
+    """The gradient of a network, by a forward and a backward loop."""
 
     def loss(*given: Array) -> Array:
         x, *layers = given
@@ -302,7 +299,7 @@ def _reduced(x: Array) -> Array:
 
 
 def _layers(x: Array, weights: Array) -> Array:
-    """Three kernels a layer: the slice, the product, and the rest."""
+    """Three kernels per layer: the slice, the product, and the rest."""
     for layer in range(len(weights)):
         x = jnp.tanh(x @ weights[layer] + 1)
     return x
@@ -335,9 +332,9 @@ def _batched(y: Array) -> Step:
 
 
 def _columns(x: Array) -> Array:
-    """Two operations on columns that are taken apart and put together.
+    """Two operations on columns that are sliced and concatenated.
 
-    Three elements read and one written for each result.
+    Reads three elements and writes one for each result.
     """
     return jnp.stack([x[:, i] * x[:, i - 1] + x[:, i - 2] for i in range(4)], axis=-1)
 
@@ -364,7 +361,7 @@ def _memory() -> float:
 def _read(
     path: Path, conditions: tuple[tuple[str, str | int], ...], stamp: tuple[int, ...]
 ) -> Device | None:
-    """The device kept in ``path`` if it was measured under ``conditions``.
+    """The device stored in ``path`` if it was measured under ``conditions``.
 
     Read once for each ``stamp`` of the file.
     """
@@ -385,7 +382,7 @@ def _read(
 
 
 def _sensible(device: Device) -> bool:
-    """Whether a device that was read has texts for texts, and figures that are finite."""
+    """Whether a device from a file has strings for texts, and finite figures."""
     figures = [value for value in vars(device).values() if isinstance(value, int | float)]
     figures += [
         *device.rates.values(),
@@ -400,7 +397,7 @@ def _sensible(device: Device) -> bool:
 
 
 def _keep(path: Path, content: dict[str, Any]) -> None:
-    """Write the file of the calibration, or say why not."""
+    """Write the file of the calibration, or warn why not."""
     try:
         write_whole(path, content)
     except OSError as error:
@@ -412,12 +409,12 @@ def _keep(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, content: Any) -> None:
-    """Write ``content`` as JSON, whole or not at all.
+    """Write ``content`` as JSON, atomically.
 
-    Who reads at the same time finds the old file or the new one.
+    Concurrent readers see the old file or the new one.
 
     Raises:
-        OSError: It cannot be written; the old file is as it was.
+        OSError: It cannot be written; the old file is unchanged.
     """
     if not path.is_absolute():
         raise FileNotFoundError(errno.ENOENT, "No home folder")

@@ -50,7 +50,7 @@ class Operations:
 class Paths:
     """The longest paths through a graph, computed when they are first accessed.
 
-    Copies that were pickled hold plain data: what was found, and no jaxpr.
+    Pickled copies hold the computed results and no jaxpr.
     """
 
     def __init__(self, block: Block, structure: Any = None):
@@ -81,7 +81,7 @@ class Paths:
 
     @cached_property
     def critical_path(self) -> tuple[Operations, ...]:
-        """What a longest path is made of, the deepest first."""
+        """The operations on a longest path, those of the most depth first."""
         if not self._depths:
             return ()
         latest = self._depths.index(self.depth)
@@ -89,7 +89,7 @@ class Paths:
 
 
 def deepest_first(rows: list[Operations]) -> tuple[Operations, ...]:
-    """Operations in the order in which they are shown."""
+    """Operations in the order of the printed table."""
     return tuple(sorted(rows, key=lambda row: (-row.depth, row.primitive, row.location)))
 
 

@@ -1,8 +1,8 @@
 """The chain axis: operations that couple the steps of a chain, on one device or several.
 
-Most work on a chain is independent for each step. The rest is here: the state before a
-step, the number of states from the start that have converged, maxima and sums along the chain, and
-sequential work.
+Most work on a chain is independent for each step. The rest is here: the state before a step, the
+number of states from the start that have converged, maxima and sums along the chain, and sequential
+work.
 
     local.py     `ChainAxis`: all steps are on one device, as axis 0 of its arrays
     devices.py   `DeviceAxis`: one shard of the chain, inside `jax.shard_map`

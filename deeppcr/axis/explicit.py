@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 def explicit_mesh(*trees: Any, shared: bool = False) -> AbstractMesh | None:
     """The mesh with `Explicit` axes over which arrays are sharded; None if there is none.
 
-    ``shared``: whether several devices work on the arrays in any case; then a mesh counts even
-    if all arrays are replicated.
+    ``shared``: whether several devices work on the arrays in any case; then a mesh counts even if
+    all arrays are replicated.
     """
     for leaf in jax.tree.leaves(trees):
         sharding = getattr(jax.typeof(leaf), "sharding", None)

@@ -185,7 +185,7 @@ def _checked_key(key: Array | None, schedule: Schedule) -> Array:
 
 
 def _check_output(model: Model, table: Table, start: Any, inputs: Any, x: Array) -> None:
-    """Whether the model returns an array like ``x``, before anything is compiled."""
+    """Raise unless the model returns an array like ``x``, before anything is compiled."""
     at = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
     found = jax.eval_shape(lambda state, at: table.evaluate(model, state, at), start, at)
     is_array = isinstance(found, jax.ShapeDtypeStruct)

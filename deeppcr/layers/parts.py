@@ -1,12 +1,11 @@
 """Taking layers apart into arrays, which differ between layers, and code, which they share.
 
 A layer becomes a tree: `Slot` where it has an array, `Fixed` for a value that a program can depend
-on, `Node` for a composite. It can be rebuilt with other arrays in its slots. Two
-layers are alike if their trees are equal and their arrays have equal types. `_KINDS` has a function
-for each kind of layer: pytrees (registered dataclasses, modules of flax nnx and equinox,
-`jax.tree_util.Partial`), functions with what they close over, methods, partials, bound modules of
-flax linen. A value that none of them handles is `Opaque`: it is compared by its program, in
-`trial`.
+on, `Node` for a composite. It can be rebuilt with other arrays in its slots. Two layers are alike
+if their trees are equal and their arrays have equal types. `_KINDS` has a function for each kind of
+layer: pytrees (registered dataclasses, modules of flax nnx and equinox, `jax.tree_util.Partial`),
+functions with what they close over, methods, partials, bound modules of flax linen. A value that
+none of them handles is `Opaque`: it is compared by its program, in `trial`.
 """
 
 import dataclasses

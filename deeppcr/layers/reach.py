@@ -1,10 +1,10 @@
 """The objects that a call of a layer can change, found without calling it.
 
-A layer is called on trial before it is called for real. The trial must leave
-nothing behind, and must detect everything that the call changes. So every mutable object that the
-call can reach is watched: Python's containers, arrays of numpy, objects written in Python, and the
-globals that functions name. A layer that holds anything else is `Unseen`, and is never called on
-trial: a generator of random numbers, an iterator, a file, an object of an unknown library.
+A layer is called on trial before it is called for real. The trial must leave nothing behind, and
+must detect everything that the call changes. So every mutable object that the call can reach is
+watched: Python's containers, arrays of numpy, objects written in Python, and the globals that
+functions name. A layer that holds anything else is `Unseen`, and is never called on trial: a
+generator of random numbers, an iterator, a file, an object of an unknown library.
 """
 
 import collections

@@ -124,10 +124,10 @@ class Reader:
     def read(self, layers: Sequence[Any], x: Any, past_changes: bool = False) -> list[Layer]:
         """Read layers, the first of which takes ``x``: arrays or their shapes.
 
-        Equal layers are traced once. Reading stops before the first layer that cannot be read:
-        one that raises, that depends on values, or that holds objects that cannot be watched. It
-        stops after the first that changes something, because later layers may read what is
-        changed; with ``past_changes`` it continues as if nothing had changed.
+        Equal layers are traced once. Reading stops before the first layer that cannot be read: one
+        that raises, that depends on values, or that holds objects that cannot be watched. It stops
+        after the first that changes something, because later layers may read what is changed; with
+        ``past_changes`` it continues as if nothing had changed.
         """
         self.stopped, found = None, []
         x = jax.tree.map(shape_of, x)

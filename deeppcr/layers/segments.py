@@ -88,9 +88,9 @@ def describe(layers: Any, x: Any) -> Description:
 def apply_layers(layers: Any, x: Any, solve: Callable[[Repeated, Any], Any]) -> Any:
     """Apply ``layers`` to ``x``: chains by ``solve(run, x)``, all other layers one by one.
 
-    Layers are inspected in order, up to one that changes something when it is called, or
-    that cannot be inspected. That one is called, and later layers are inspected after the call:
-    they may read what it changed.
+    Layers are inspected in order, up to one that changes something when it is called, or that
+    cannot be inspected. That one is called, and later layers are inspected after the call: they may
+    read what it changed.
     """
     if isinstance(layers, Repeated):
         layers.check(x)

@@ -33,8 +33,8 @@ class Trial:
 
     Attributes:
         returns: the output of the layer, as `jax.ShapeDtypeStruct`.
-        acts: its other effects, as text: it changes counters of random numbers, batch statistics,
-            a list; it has side effects. "" if nothing.
+        acts: its other effects, as text: it changes counters of random numbers, batch statistics, a
+            list; it has side effects. "" if nothing.
         needs_weak: whether the dtypes that it returns depend on weakly typed arrays.
         asks: whether its code may distinguish numpy arrays from jax arrays.
     """

@@ -53,8 +53,8 @@ def evaluate(
 
     See `depth.jaxprs.interpret`.
 
-    ``replace(equation, operands)`` may compute the results of an equation itself, or return
-    None. ``order``: None if it has not been computed yet.
+    ``replace(equation, operands)`` may compute the results of an equation itself, or return None.
+    ``order``: None if it has not been computed yet.
     """
     equations, only_cut = order or Order.of(jaxpr, known, wanted)
     values = dict(known)

@@ -1,7 +1,7 @@
 """Retrace a step for arrays on a mesh of another type.
 
-If the axes of a mesh are of the type `Explicit`, the type of every variable of a jaxpr contains
-its sharding, and jax rejects combinations with arrays on `Auto` axes, whose sharding the compiler
+If the axes of a mesh are of the type `Explicit`, the type of every variable of a jaxpr contains its
+sharding, and jax rejects combinations with arrays on `Auto` axes, whose sharding the compiler
 chooses. This includes the arrays that a user's function closes over, which cannot be replaced. So
 the traced function is retraced, equation by equation, on arrays of which jax knows the shapes and
 nothing else, including the functions that it calls and their derivative rules (`jax.custom_jvp`).

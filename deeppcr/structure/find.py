@@ -6,10 +6,10 @@ batch (`groups`). The primitives move labels, or join the groups of those that t
 entries that it may depend on. A primitive without a rule joins everything that its operands depend
 on, so the walk always continues, and "not proven" means larger groups, never an error.
 
-The proof holds for the values of the next state, hence for its derivatives, also for those
-that functions define for themselves (`derivatives`), and for all inputs and captured arrays. The
-groups are the connected components of the pattern that sparse Jacobians are compressed by (Griewank
-and Walther, "Evaluating Derivatives", 2008, section 7.1).
+The proof holds for the values of the next state, hence for its derivatives, also for those that
+functions define for themselves (`derivatives`), and for all inputs and captured arrays. The groups
+are the connected components of the pattern that sparse Jacobians are compressed by (Griewank and
+Walther, "Evaluating Derivatives", 2008, section 7.1).
 """
 
 import dataclasses
@@ -38,10 +38,9 @@ class Structure:
     """Which entries of the state can influence each other. Printed, one line.
 
     Attributes:
-        groups: int32 ``[m, k]``, entries of the state as one vector
-            (`StateLayout.flatten`). Entries in different rows do not influence each other. Every
-            entry is in one row; rows are padded by -1. k is the size of the largest group, and
-            smaller ones may share a row.
+        groups: int32 ``[m, k]``, entries of the state as one vector (`StateLayout.flatten`).
+            Entries in different rows do not influence each other. Every entry is in one row; rows
+            are padded by -1. k is the size of the largest group, and smaller ones may share a row.
         separate: no example of a batch can influence another, here or on another device.
         mixed_by: the operation that joined most entries, and its line; "" if none did.
     """

@@ -5,9 +5,9 @@ depend on. All other entries that it may depend on are in the same group: whenev
 combines elements of two groups, the groups are united. This loses nothing: entries that meet in an
 element both influence everything that the element influences.
 
-Unions are vectorised: the higher of each pair of roots is hooked to the lower, and
-pointers are doubled until all point to roots (Shiloach and Vishkin, "An O(log n) parallel
-connectivity algorithm", 1982).
+Unions are vectorised: the higher of each pair of roots is hooked to the lower, and pointers are
+doubled until all point to roots (Shiloach and Vishkin, "An O(log n) parallel connectivity
+algorithm", 1982).
 """
 
 from collections.abc import Sequence

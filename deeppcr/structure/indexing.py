@@ -29,8 +29,8 @@ class Windows:
         array: shape of the array that is indexed.
         sizes: of a window, along each of its axes.
         other: shape of the other array, which is read or written.
-        window_axes: for each axis of the array its axis in the other one; None if windows have
-            no axis.
+        window_axes: for each axis of the array its axis in the other one; None if windows have no
+            axis.
         indexed: for each axis of the array the component of the index at which it starts, or None.
         batched: for each axis of the array the axis of the indices that it is batched with, or
             None.
