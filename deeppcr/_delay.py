@@ -50,8 +50,8 @@ class Delay:
         """The initial window.
 
         Args:
-            states: the k states before the first step, most recent first: $z_0, z_{-1}, ...,
-                z_{1-k}$.
+            states: the k states before the first step, most recent first:
+                $z_0, z_{-1}, ..., z_{1-k}$.
 
         Raises:
             TypeError: they differ in structure or dtype.

@@ -1,4 +1,4 @@
-"""A chain with its initial state: traced with shapes alone, or run, where a plan is asked to."""
+"""A chain with its initial state: traced with shapes for a plan, or run for trials."""
 
 import dataclasses
 import time
@@ -21,7 +21,7 @@ TRIAL = 0.2  # seconds for each candidate
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """A chain, its initial state, and how many batch axes that has."""
+    """A chain, its initial state, and the number of its batch axes."""
 
     chain: Chain
     state: Any
@@ -51,7 +51,7 @@ class Instance:
         return float(rate(*self._arrays("iterations='sample'")))
 
     def seconds(self, candidates: Sequence[Candidate]) -> dict[str, float]:
-        """The seconds of each candidate by its name: the least of several calls, taken in turns."""
+        """The seconds of each candidate by its name: the minimum of several interleaved calls."""
         arguments = self._arrays("trials=True")
         calls: dict[str, Callable[[], Any]] = {}
         for candidate in candidates:
@@ -93,7 +93,7 @@ class Instance:
         leaves = jax.tree.leaves(self.state)
         if any(isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer) for leaf in leaves):
             raise ValueError(
-                f"x is made of shapes and not of arrays, which {wanted_by} needs to run the chain; "
+                f"x has shapes instead of arrays, which {wanted_by} needs to run the chain; "
                 "a chain that follows other layers can be planned on its own: "
                 "Chain.from_layers(layers, x)."
             )
@@ -103,9 +103,9 @@ class Instance:
 def instances_of(
     layers_or_chain: Any, x: Any, batch_ndim: int | None
 ) -> tuple[Description | None, list[Instance]]:
-    """What was found in layers, if these are any; and each chain.
+    """The description of layers, None for a chain; and each chain.
 
-    The state of a chain that follows on other layers is made of shapes.
+    The state of a chain after other layers consists of shapes.
     """
     if isinstance(layers_or_chain, Chain):
         return None, [Instance(layers_or_chain, x, batch_ndim or 0)]

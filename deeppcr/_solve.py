@@ -1,4 +1,4 @@
-"""`solve_chain`, the one way down from the api: unequal lengths and explicit meshes meet here.
+"""`solve_chain`, called by every function of the api: uneven lengths and explicit meshes.
 
 The stations of a call: ``scan -> solve_chain -> solve -> by_platform -> NewtonSolver.solve ->
 while_loop -> iteration``; docs/design.md names the file of each.
@@ -77,7 +77,7 @@ def _raise_unless_converged(run: Run, length: int) -> None:
     except jax.errors.ConcretizationTypeError:
         raise ValueError(
             'on_failure is "raise", which is not possible while jax traces the call '
-            '(jit, vmap, scan): take on_failure="return" and look at Solution.result.'
+            '(jit, vmap, scan): use on_failure="return" and check Solution.result.'
         ) from None
     if result != Result.CONVERGED:
         raise NotConverged(

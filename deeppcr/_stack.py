@@ -47,8 +47,8 @@ def stack(layers: Any, x: Any = None) -> Stack:
     """Stack equal layers into one pytree, for training.
 
     A list of L modules has L times as many arrays for every transformation and for the compiler.
-    Stacked, the compile time of a network does not depend on its number of layers. An array that
-    is the same object in all layers is stored once.
+    Stacked, the compile time of a network does not depend on its number of layers. An array that is
+    the same object in all layers is stored once.
 
     Args:
         layers: equal layers, or layers that repeat with a period (`Linear`, `relu`, `Linear`,

@@ -1,17 +1,17 @@
-"""What of a carry is solved for, and what is not.
+"""The parts of a carry: those that are solved for, and the others.
 
-`jax.lax.scan` carries arrays of any dtype. A parallel solve needs a state that has derivatives. So
-every leaf of a carry is taken for what it is:
+`jax.lax.scan` carries arrays of any dtype. A parallel solve needs a differentiable state. So every
+leaf of a carry has a kind:
 
 - "state": real and floating. It is solved for.
 - "complex": two leaves of the state, its real and its imaginary part.
-- "fixed": every step returns it as it came. The step captures it, as it captures weights; but for a
-  carry of which nothing moves, which is a state as any other.
+- "fixed": every step returns it unchanged. The step captures it, like weights; except in a carry
+  without any changing leaf, whose leaves are a state.
 - "driven": an integer, a flag, a random key, whose values depend on inputs and on other such
-  leaves alone: a counter, a key that is split. `jax.lax.scan` runs these ahead, and what they are
-  before each step is an input of it.
+  leaves only: a counter, a key that is split. `jax.lax.scan` computes these first, and their values
+  before each step are inputs of the step.
 - "coupled": an integer, a flag or a key that depends on the state, such as a mode that switches on
-  it. No step can know it before the one before has run: the chain has to run as `jax.lax.scan`.
+  it. It is unknown before the previous step has run: the chain must run as `jax.lax.scan`.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ Kind = Literal["state", "complex", "fixed", "driven", "coupled"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Carry:
-    """The leaves of a carry, before the first step, and how each is computed.
+    """The leaves of a carry before the first step, and the kind of each.
 
     Attributes:
         tree: the structure of the carry.
         names: of its leaves.
         kinds: of its leaves.
-        returned: whether every step returns a leaf as it came.
+        returned: whether every step returns a leaf unchanged.
         weak: whether the step returns a leaf weakly typed.
         initial: its leaves before the first step.
         before: the driven leaves before each step, ``[L, ...]``, in the order of the inputs.
@@ -58,7 +58,7 @@ class Carry:
 
     @classmethod
     def of(cls, step: Step, initial: Any, name: str) -> Self:
-        """From the step, as it was traced for this carry; ``name`` of it in messages."""
+        """The carry of a traced step; ``name`` is its name in messages."""
         paths, tree = jax.tree_util.tree_flatten_with_path(initial)
         names = tuple(name + jax.tree_util.keystr(path) for path, _ in paths)
         leaves = [leaf for _, leaf in paths]
@@ -69,17 +69,17 @@ class Carry:
 
     @property
     def is_state(self) -> bool:
-        """Whether all of it is solved for, as it is."""
+        """Whether every leaf is solved for, unchanged."""
         return all(kind == "state" for kind in self.kinds)
 
     @property
     def has_state(self) -> bool:
-        """Whether anything is solved for."""
+        """Whether any leaf is solved for."""
         return not {"state", "complex"}.isdisjoint(self.kinds)
 
     @property
     def coupled(self) -> list[str]:
-        """What cannot be solved for, by name and dtype."""
+        """The coupled leaves, by name and dtype."""
         return [
             f"{name} ({leaf.dtype})"
             for name, leaf, kind in zip(self.names, self.initial, self.kinds, strict=True)
@@ -89,7 +89,7 @@ class Carry:
     def ahead(
         self, step: Step, captured: Leaves, inputs: Leaves, length: int, reverse: bool
     ) -> Self:
-        """The same, with the driven leaves of all steps: what `jax.lax.scan` makes of them."""
+        """The same, with the driven leaves of all steps, computed by `jax.lax.scan`."""
         places = tuple(i for i, kind in enumerate(self.kinds) if kind == "driven")
         if not places:
             return self
@@ -103,9 +103,9 @@ class Carry:
         return dataclasses.replace(self, before=before, last=last)
 
     def unknown(self, length: int) -> Self:
-        """The same, with shapes in the place of what no step can know ahead.
+        """The same, with shapes instead of values that are unknown before the run.
 
-        For a plan, which reads nothing else.
+        For a plan, which needs only shapes.
         """
         of_kinds = ("driven", "coupled")
         last = [z for z, kind in zip(self.initial, self.kinds, strict=True) if kind in of_kinds]
@@ -127,7 +127,7 @@ class Carry:
         return [name + part for name, kind in pairs for part in parts.get(kind, ())]
 
     def split(self, leaves: Sequence[Any]) -> Leaves:
-        """The leaves of the state in those of a carry, or of a trajectory of it."""
+        """The leaves of the state, from a carry or a trajectory of carries."""
         found: Leaves = []
         for leaf, kind in zip(leaves, self.kinds, strict=True):
             if kind == "state":
@@ -137,7 +137,7 @@ class Carry:
         return found
 
     def join(self, state: Sequence[Any], driven: Sequence[Any]) -> Any:
-        """A carry, of the state and of what is driven; weakly typed as the initial one is."""
+        """A carry from the state and the driven leaves; weakly typed like the initial one."""
         parts, others, leaves = iter(state), iter(driven), []
         for leaf, kind in zip(self.initial, self.kinds, strict=True):
             if kind == "fixed":
@@ -151,9 +151,9 @@ class Carry:
         return jax.tree.unflatten(self.tree, leaves)
 
     def step(self, f: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], Any]:
-        """``f`` as a step from state to state; its inputs are a pair, of ``f`` and what is driven.
+        """``f`` as a step from state to state, with the driven leaves as additional inputs.
 
-        It is the user's function still, and can be traced for other dtypes.
+        It calls the user's function, so it can be traced for other dtypes.
         """
 
         def step(state: Leaves, inputs: tuple[Any, Leaves]) -> tuple[Leaves, Any]:
@@ -177,7 +177,7 @@ class Carry:
         return self._after(after, lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)))
 
     def _after(self, carry: Any, repeat: Callable[[Any], Any]) -> Any:
-        """A carry, with what every step returns as it came."""
+        """A carry, with the leaves that every step returns unchanged."""
         rows = zip(jax.tree.leaves(carry), self.initial, self.returned, self.weak, strict=True)
         leaves = [
             with_weak_type(repeat(initial) if same else leaf, weak)
@@ -187,7 +187,7 @@ class Carry:
 
 
 def _kinds(step: Step, leaves: Leaves, returned: Sequence[bool]) -> tuple[Kind, ...]:
-    """What the leaves of a carry are, from the step's program."""
+    """The kinds of the leaves of a carry, from the step's program."""
     dtypes = [_kind(leaf.dtype) for leaf in leaves]
     kinds: list[Kind] = [
         "fixed" if same else kind for kind, same in zip(dtypes, returned, strict=True)
@@ -232,7 +232,7 @@ def _run_ahead(
     wanted = [step.jaxpr.outvars[i] for i in places]
     driven = [variables[i] for i in places]
     known = dict(zip(step.jaxpr.constvars, captured, strict=True))
-    # That the results do not depend on the rest has been proven.
+    # The results are proven not to depend on the rest.
     known |= dict(zip(variables[:count], initial, strict=True))
     known |= {v: jnp.zeros(v.aval.shape, v.aval.dtype) for v in variables[count:]}
 

@@ -1,4 +1,4 @@
-"""Checks that many arguments share, and how messages name what came."""
+"""Checks of common arguments, and the description of values in messages."""
 
 import dataclasses
 import difflib
@@ -35,7 +35,7 @@ def check_count(
 def check_name(name: str, value: Any, known: Iterable[str], objects: str) -> None:
     """Raise unless ``value`` is one of the ``known`` names.
 
-    ``objects`` says in words which objects are accepted besides; the caller has checked for them.
+    ``objects`` describes the other accepted objects, for which the caller has checked.
     """
     names = list(known)
     expected = f"expected {objects} or one of the names {names}{did_you_mean(value, names)}"
@@ -57,7 +57,7 @@ def check_tolerance(name: str, value: Any, optional: bool = False) -> None:
 
 
 def leaves_as_arrays(name: str, tree: Any) -> list[Any]:
-    """The leaves of a pytree as arrays; an error says which of them is none."""
+    """The leaves of a pytree as arrays; an error names the leaf that is not one."""
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         try:
@@ -71,7 +71,7 @@ def leaves_as_arrays(name: str, tree: Any) -> list[Any]:
 
 
 def did_you_mean(value: Any, known: Iterable[str]) -> str:
-    """The end of a message on a wrong name: the known one that is nearest, or a full stop."""
+    """The end of a message on an unknown name: the closest known one, or a full stop."""
     if not isinstance(value, str):
         return "."
     names = {name.lower(): name for name in known}

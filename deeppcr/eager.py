@@ -1,10 +1,10 @@
-"""Eager calls compile once: steps are known again by their programs.
+"""Eager calls compile once: steps are cached by their programs.
 
-Every call traces its step, for what the function closes over may have changed. If the program is
-one that an earlier call had, the step of that call takes its place. So two problems with the same
-program, shapes and options are equal, and `jax.jit` finds what it has compiled for the first. It
-keeps that as it keeps everything, bounded, until `jax.clear_caches`. A step has no arrays of the
-user's in it, and is kept as long as jax keeps a program made of it.
+Every call traces its step, because the values that it closes over may have changed. If the program
+is that of an earlier call, the step of that call replaces it. So two problems with the same
+program, shapes and options are equal, and `jax.jit` reuses the program compiled for the first. Its
+cache is bounded, and is cleared by `jax.clear_caches`. A step holds no arrays of the user, and is
+kept as long as jax keeps a program made from it.
 """
 
 import logging
@@ -20,17 +20,17 @@ _log = logging.getLogger("deeppcr")
 
 
 def kept(step: Step) -> Step | None:
-    """The step of this program; None if it cannot be known again.
+    """The cached step of this program; None if it has no signature.
 
-    That is said once.
+    The first such case is logged.
     """
     program, reason = lasting_signature(step.jaxpr)
     if reason:
         if reason not in _SAID:
             _SAID.add(reason)
             _log.warning(
-                "A step is compiled anew at every call outside of jax.jit, since there is %s in "
-                "its program. Call it under jax.jit, or hand it in as an argument.",
+                "A step is recompiled at every call outside jax.jit, because its program contains "
+                "%s. Call it under jax.jit, or pass that value as an input.",
                 reason,
             )
         return None

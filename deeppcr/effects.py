@@ -1,7 +1,4 @@
-"""What a program does that its values do not show.
-
-Side effects, and derivatives that are not jax's own.
-"""
+"""Side effects of programs, and derivative rules that are not jax's own."""
 
 import os
 from collections.abc import Iterable
@@ -27,7 +24,7 @@ def has_custom_vjp(jaxpr: Any) -> bool:
 
 
 def has_users_rule(jaxpr: Any) -> bool:
-    """Whether a derivative rule is used that is not jax's own, and need not be the derivative."""
+    """Whether a user's derivative rule is used, which need not be the derivative."""
     return any(
         primitive(each).kind == "derivative rule" and not is_rule_of_jax(each)
         for each in equations(jaxpr)
@@ -42,10 +39,11 @@ def is_rule_of_jax(equation: Any) -> bool:
 
 
 def why_forwards_only(jaxpr: Any) -> str:
-    """What jax says against the reverse mode of a program, by whatever moves; "" if it has one.
+    """The error of jax for the reverse mode of a program; "" if it has a reverse mode.
 
-    Whether a program can be transposed is not written in it, for rules of derivatives make programs
-    of their own. So jax is asked, where there is anything beside what jax itself differentiates.
+    Whether a program can be transposed is not visible in it, because derivative rules create
+    programs of their own. So it is tried, if the program contains anything but jax's own
+    derivatives.
     """
     if not any(map(_may_be_forwards_only, equations(jaxpr))):
         return ""
@@ -86,9 +84,9 @@ def _may_be_forwards_only(equation: Any) -> bool:
 
 
 def side_effects(closed: Any) -> tuple[str, ...]:
-    """What acts on more than its results, by name: printing, callbacks, checks, mutable references.
+    """The side effects, by name: printing, callbacks, checks, mutable references.
 
-    What devices exchange is no side effect.
+    Communication between devices is not a side effect.
     """
     if not _outward(closed.effects):
         return ()

@@ -1,7 +1,7 @@
 """A chain under `jax.vmap`: one chain whose states are those of all examples.
 
 The examples become the first batch axis of the state. Inputs and captured arrays that the examples
-share stay as they are, so a gradient with respect to them is one sum over examples and steps.
+share are not copied, so a gradient with respect to them is one sum over examples and steps.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ OF_RUN: Any = Run(1, 1, 0, 0)  # type: ignore[arg-type]
 
 
 def at_front(leaves: Leaves, axes: Axes, index: int = 0) -> tuple[Leaves, tuple[int | None, ...]]:
-    """The leaves with the examples on axis ``index``, and where they have them now."""
+    """The leaves with the examples on axis ``index``, and their new batch axes."""
     pairs = list(zip(leaves, axes, strict=True))
     moved = [x if axis is None else jnp.moveaxis(x, axis, index) for x, axis in pairs]
     return moved, tuple(None if axis is None else index for _, axis in pairs)
@@ -65,7 +65,7 @@ def _step_of_examples(
     shared: Leaves,
     captured: Axes,
 ) -> tuple[Step, Leaves]:
-    """The step of all examples, and the constants that it has besides ``shared``."""
+    """The step of all examples, and its constants besides ``shared``."""
     first, of_inputs = inputs
     ends = len(states), len(states) + len(first)
 
@@ -93,15 +93,15 @@ def _step_of_examples(
 )
 @dataclasses.dataclass(frozen=True)
 class SolverPerExample:
-    """A method on every example of a chain at once, each as if it were alone.
+    """A method on every example of a chain at once, each independently.
 
     Attributes:
-        rest: the leaves of the problem beside those of its chain, of all examples.
-        method: how an example is solved.
+        rest: the leaves of the problem besides those of its chain, of all examples.
+        method: the method for an example.
         problem: the structure of the problem of one example.
-        axes: where its leaves have the examples.
-        size: how many there are.
-        captured: how many arrays the step of an example captures.
+        axes: the batch axes of its leaves.
+        size: the number of examples.
+        captured: the number of arrays that the step of an example captures.
     """
 
     rest: Leaves

@@ -3,7 +3,7 @@
 A rule need not be linear (clipped gradients), nor be the derivative (straight-through estimators).
 If it is linear, it is the transpose of some matrix, and the adjoint states of a chain solve a
 linear recurrence with it. The proof follows a symbolic cotangent through the program of the rule:
-what is computed is zero, does not depend on it, or is linear in it; anything else ends the proof.
+every value is zero, independent of it, or linear in it; anything else ends the proof.
 """
 
 import enum
@@ -40,11 +40,11 @@ ZERO, FREE, LINEAR = Dependence
 
 
 class NotLinear(Exception):
-    """The end of a proof: what could not be shown to be linear."""
+    """A failed proof: the operation that is not proven linear."""
 
 
 def nonlinear_rule(jaxpr: Any) -> str:
-    """Which `jax.custom_vjp` is not proven to have a linear rule, and why; "" if all are."""
+    """The `jax.custom_vjp` whose rule is not proven linear, and why; "" if all are."""
     for equation in equations(jaxpr):
         if equation.primitive.name in RULES:
             try:
@@ -58,18 +58,18 @@ def nonlinear_rule(jaxpr: Any) -> str:
 
 
 def floating(atoms: Sequence[Any]) -> list[bool]:
-    """Which of them may be differentiated."""
+    """Which of the values are floating, and so differentiable."""
     return [jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in atoms]
 
 
 def moving(equation: Any) -> list[bool]:
-    """Which operands of a `jax.custom_vjp` may be differentiated: not what it closes over."""
+    """Which operands of a `jax.custom_vjp` are differentiable: not those that it closes over."""
     constants = equation.params.get("num_consts", 0)
     return [i >= constants and moves for i, moves in enumerate(floating(equation.invars))]
 
 
 def pull(equation: Any, operands: Sequence[Any], mask: Sequence[bool]) -> tuple[list[Any], Any]:
-    """The results of an equation, and its rule, of cotangents of the floating results.
+    """The results of an equation, and its rule as a function of cotangents of floating results.
 
     The results are those that jax takes while it differentiates. The rule gives cotangents of the
     operands in ``mask``.
@@ -156,7 +156,7 @@ def _floats(equation: Any, operands: Sequence[Dependence]) -> set[Dependence]:
 
 
 def _of_a_program(equation: Any, operands: list[Dependence]) -> list[Dependence] | None:
-    """The results of what holds programs; None if this is nothing of the kind."""
+    """The results of an equation with inner programs; None for any other."""
     name, params = equation.primitive.name, equation.params
     inner = called(equation)
     if inner is not None:
@@ -197,7 +197,7 @@ def _split(operands: list[Any], first: int, second: int) -> tuple[list[Any], ...
 
 
 def _fixed(body: Any, state: list[Dependence]) -> list[Dependence]:
-    """What a carry is after any number of trips."""
+    """The dependence of a carry after any number of trips."""
     while True:
         after = [_join(a, b) for a, b in zip(state, body(state), strict=True)]
         if after == state:
@@ -206,7 +206,7 @@ def _fixed(body: Any, state: list[Dependence]) -> list[Dependence]:
 
 
 def _join(*cases: Dependence) -> Dependence:
-    """What is one of several."""
+    """The dependence of a value that is one of several."""
     if FREE in cases and LINEAR in cases:
-        raise NotLinear("a value is linear in the cotangent, or does not depend on it, by turns")
+        raise NotLinear("a value is either linear in the cotangent or independent of it")
     return max(cases)

@@ -1,4 +1,4 @@
-"""Loops whose end depends on data: iterations, and the fallback of what is not finite.
+"""Loops whose end depends on data: iterations, and the fallback for results that are not finite.
 
 The names are scopes of `jax.named_scope`: profiles show them, and costs find the loops by them.
 """
@@ -25,7 +25,7 @@ T = TypeVar("T")
 def iterate(
     name: str, goes_on: Callable[[T], Array], trip: Callable[[T], T], start: T, budget: int
 ) -> T:
-    """``trip`` after ``trip`` while ``goes_on``, which is false once ``budget`` trips are done.
+    """Repeat ``trip`` while ``goes_on``, which is false after ``budget`` trips.
 
     On an accelerator the first 3 run in a counted loop, without a host sync; extra trips do no
     harm. ``name``: the scope of the loop.
@@ -38,10 +38,10 @@ def iterate(
 
 
 def ahead(budget: int) -> int:
-    """How many trips of a budget run before the first test for the end.
+    """The number of trips that run before the first test for the end.
 
-    A GPU works ahead of its host. In each trip of a loop whose end depends on data the host has to
-    wait for it, about as long as six kernels take; in a loop of known length it does not.
+    A GPU runs asynchronously. In each trip of a loop whose end depends on data the host must wait
+    for it, about as long as six kernels take; in a loop of known length it does not.
     """
     return 0 if platform() == "cpu" else min(AHEAD, budget)
 
@@ -49,8 +49,8 @@ def ahead(budget: int) -> int:
 def unless_finite(found: T, again: Callable[[], T], axis: ChainAxis = LOCAL) -> T:
     """``found`` if all of it is finite on all shards, else ``again()``, of the same structure.
 
-    A loop of one trip or none. A branch would always be taken under `jax.vmap`, which computes both
-    sides and selects.
+    Implemented as a loop of at most one trip. Under `jax.vmap` a branch would compute both sides
+    and select.
     """
     spoilt = jnp.stack([~jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found)]).any()
     is_finite = axis.largest(spoilt.astype(jnp.int32)) == 0

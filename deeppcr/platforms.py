@@ -1,8 +1,8 @@
 """Programs with variants for different platforms.
 
-Jax knows the platform of a program only when it lowers it: a process with a GPU may be asked to
-compute on its CPU. Where the best program differs between the platforms of this process, it holds
-all variants, and jax lowers one of them.
+Jax knows the platform of a program only when it lowers it: a process with a GPU may also compute on
+its CPU. If the best program differs between the platforms of this process, it contains all
+variants, and jax lowers one of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -48,13 +48,13 @@ def _compiled_for(platform: str, variant: Callable[..., T]) -> Callable[..., T]:
 
 
 def is_eager(leaves: Iterable[Any]) -> bool:
-    """Whether what is computed of these arrays runs now, and is no part of a larger program."""
+    """Whether operations on these arrays run now, not as a part of a larger program."""
     without_jit: bool = jax.config.jax_disable_jit  # type: ignore[attr-defined]
     return not without_jit and not any(map(_is_staged, leaves))
 
 
 def _is_staged(x: Any) -> bool:
-    """Whether jax makes a program of what becomes of ``x``, as `jax.jit` does."""
+    """Whether jax stages operations on ``x`` into a program, as `jax.jit` does."""
     while isinstance(x, jax.core.Tracer):
         if hasattr(x, "primal"):  # of a derivative that is taken eagerly
             x = x.primal

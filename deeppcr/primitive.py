@@ -1,9 +1,9 @@
-"""`solve_chain_p`: the solution of a chain as a primitive of jax, for the sake of `jax.vmap`.
+"""`solve_chain_p`: the solution of a chain as a jax primitive, with its own rule for `jax.vmap`.
 
-`jax.vmap` would map the program for one example. The primitive is mapped as a whole: to the
-solution of one chain of all examples, which is planned and differentiated as such. Anywhere else it
-is the function `solve`, which runs, and is differentiated, in its place. (`jax.custom_batching` has
-no reverse mode.)
+Otherwise `jax.vmap` would map the program for one example. The primitive is batched as a whole: to
+the solution of one chain of all examples, which is planned and differentiated as such. Everywhere
+else it is replaced by the function `solve`, which is run and differentiated. (`jax.custom_batching`
+has no reverse mode.)
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
 
 
 class _Primitive(Primitive):
-    """Where jax puts another program into its place, as `jax.experimental.checkify`, that runs."""
+    """A primitive; if jax replaces its program, as `jax.experimental.checkify` does, that runs."""
 
     multiple_results = True
 
@@ -63,7 +63,7 @@ solve_chain_p = _Primitive("solve_chain")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Structures:
-    """Of the problem, and of its solution, as trees of their leaves; too long to be printed."""
+    """The tree structures of the problem and its solution; too long to print."""
 
     problem: Any
     run: Any
@@ -79,7 +79,7 @@ def posed(problem: Problem) -> tuple[Callable[[], Sequence[Any]], Any]:
         leaves, tree = jax.tree.flatten(_eagerly(problem))
         return partial(list, leaves), tree
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        # A new object each time, so that jax keeps nothing of it.
+        # A new object each time, so that jax caches nothing for it.
         program, run = jax.make_jaxpr(partial(solve), return_shape=True)(problem)
         if not any(isinstance(x, jax.core.Tracer) for x in getattr(program, "consts", ())):
             structures = _Structures(tree, jax.tree.structure(run))
@@ -91,7 +91,7 @@ def posed(problem: Problem) -> tuple[Callable[[], Sequence[Any]], Any]:
 
 
 def _eagerly(problem: Problem) -> Run:
-    """The solution, compiled once for all problems that are equal but for their arrays."""
+    """The solution, compiled once for all problems that differ only in their arrays."""
     known = problem.kept
     run: Run = _compiled(known) if known else jax.jit(lambda problem: _solution(problem))(problem)
     return run
@@ -115,7 +115,7 @@ def _abstract(*operands: Any, call_jaxpr: Any, structures: _Structures) -> tuple
 
 
 def _arrays(operands: Sequence[Any]) -> list[Any]:
-    """The operands; inside a program jax may hand over a number in the place of an array."""
+    """The operands as arrays; inside a program jax may pass numbers."""
     return [
         jnp.asarray(x, x.dtype) if isinstance(x, bool | int | float | complex) else x  # type: ignore[union-attr]
         for x in operands
@@ -183,7 +183,7 @@ def _map(
         results = solve_chain_p.bind(*operands, **params)
         return results, [None] * len(results)
     if is_on_mesh or meets or not problem.can_be_mapped(axis.size, axes):
-        # Examples exchange values, or a mesh divides them: the program for one is mapped.
+        # Examples interact, or a mesh divides them: map the program for one.
         program = jaxpr_as_fun(call_jaxpr)
         names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
         mapped = jax.vmap(program, in_axes=tuple(axes), axis_size=axis.size, **names)

@@ -1,7 +1,6 @@
-"""`Problem`: a chain with the method and the adjoint that were asked for, and its solution.
+"""`Problem`: a chain with the requested method and adjoint, and its solution.
 
-All arrays are in it, so that `jax.vmap` can map it: what "auto" stands for is found for all
-examples together.
+It contains all arrays, so that `jax.vmap` can map it: "auto" is resolved for all examples together.
 """
 
 import dataclasses
@@ -41,9 +40,9 @@ from deeppcr.state import Leaves
 
 
 class Examples(NamedTuple):
-    """What `jax.vmap` has made a problem of: the structure of one, and where its leaves have them.
+    """The examples of a problem under `jax.vmap`: the structure of one, and their batch axes.
 
-    ``captured``: how many arrays its step captures.
+    ``captured``: the number of arrays that its step captures.
     """
 
     problem: Any
@@ -59,18 +58,18 @@ class Examples(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A chain, and how to solve and to differentiate it: a pytree of all arrays of these.
+    """A chain with its method and adjoint: a pytree of all their arrays.
 
     Attributes:
         chain: without the user's function.
-        wide: the same in float32 or better, without initial state and inputs; None if it is so.
-        guess: leaves of the first trajectory, if one was given.
+        wide: the same in float32 or better, without initial state and inputs; None if equal.
+        guess: leaves of the initial trajectory, if one was given.
         linearize: the user's linearisation; None for a name.
         linearize_adjoint: that of the adjoint.
         method: without the arrays above.
         adjoint: without the arrays above; None for "auto".
-        length: of the chain that was asked for, without steps that make shards even.
-        examples: those that this is the `jax.vmap` of.
+        length: of the user's chain, without padding for even shards.
+        examples: the examples, if it is the `jax.vmap` of another problem.
     """
 
     chain: TracedChain
@@ -87,7 +86,7 @@ class Problem:
     def of(
         cls, chain: TracedChain, asked: TracedChain, method: Method, adjoint: Wanted
     ) -> "Problem":
-        """``chain``: ``asked`` with steps that make shards even."""
+        """The problem of ``chain``, which is ``asked`` padded to even shards."""
         wide, guess, linearize, of_adjoint = None, None, None, None
         if isinstance(method, Newton):
             linearize = find_linearization(method.linearize)
@@ -111,7 +110,7 @@ class Problem:
 
     @property
     def kept(self) -> "Problem | None":
-        """The same with steps that are known again; None if one cannot be, or an option not."""
+        """The same with cached steps; None if a step or an option has no signature."""
         step, wide = kept(self.chain.step), self.wide
         wide_step = None if wide is None else kept(wide.step)
         if step is None or (wide is not None and wide_step is None):
@@ -123,7 +122,7 @@ class Problem:
         return problem if is_hashable(jax.tree.structure(problem)) else None
 
     def prepared(self, method: Fixed) -> Any:
-        """``method``, which has none of the arrays of this problem, for `chains` to be bound to."""
+        """``method`` with the arrays of this problem, to be bound to `chains`."""
         if self.examples is not None and isinstance(method, Newton):
             return SolverPerExample(self.rest, method, *self.examples)
         if isinstance(method, Newton) and self.guess is not None:
@@ -134,7 +133,7 @@ class Problem:
 
     @property
     def chains(self) -> tuple[TracedChain, TracedChain]:
-        """The chain, and the one that was asked for."""
+        """The chain, and the user's chain without padding."""
         chain = self.chain
         if self.wide is not None:
             function = self.wide.step.as_function(self.wide.captured)
@@ -149,7 +148,7 @@ class Problem:
 
     @property
     def rest(self) -> Leaves:
-        """The leaves beside those of the chain."""
+        """The leaves besides those of the chain."""
         return jax.tree.leaves(self._beside)
 
     @property
@@ -157,7 +156,7 @@ class Problem:
         return self.wide, self.guess, self.linearize, self.linearize_adjoint
 
     def of_examples(self, size: int, axes: Axes) -> "Problem":
-        """That of ``size`` examples, which are on these axes of its leaves."""
+        """The problem of ``size`` examples, which are on these axes of its leaves."""
         chain, each = self.chain, []
         for leaves in (chain.initial, chain.inputs, chain.captured):
             each.append(axes[: len(leaves)])
@@ -172,9 +171,9 @@ class Problem:
         return dataclasses.replace(self, chain=many, examples=examples, **parts)
 
     def can_be_mapped(self, size: Any, axes: Axes) -> bool:
-        """Whether there is a problem of ``size`` examples that are on these axes of the leaves.
+        """Whether ``size`` examples on these axes of the leaves can form one problem.
 
-        The adjoint's blocks have to be those of all examples at once, and the step the user's own.
+        The adjoint's blocks must be those of all examples at once, and the step the user's own.
         """
         step = self.chain.step
         if step.program is not None or step.derivative is not None:
@@ -190,10 +189,10 @@ class Problem:
             return is_shared and used.of_input is None
         return isinstance(used, Dense | Diagonal | BlockDiagonal | Zero)
 
-    # -- what "auto" stands for -------------------------------------------------------------------
+    # -- resolving "auto" --------------------------------------------------------------------------
 
     def methods(self) -> dict[str, Fixed]:
-        """How the states are found, by platform."""
+        """The method, by platform."""
         asked, shape = self.method, self.chain.mapped
         if not isinstance(asked, Auto):
             return {DEFAULT: asked}
@@ -207,7 +206,7 @@ class Problem:
         return differing({name: asked.with_options(method) for name, method in found.items()})
 
     def adjoints(self) -> dict[str, Way]:
-        """How it is differentiated, by platform."""
+        """The adjoint, by platform."""
         shapes, adjoint = self.chain.abstract, self.adjoint
         fixed = None if isinstance(self.method, Auto) else self.with_arrays(self.method)
         if adjoint is None:
@@ -222,7 +221,7 @@ class Problem:
         return {name: resolve_adjoint(way, fixed, shapes) for name, way in found.items()}
 
     def _seen(self, costs: ChainCosts, platform: str) -> ChainCosts:
-        """The chain as its devices share it; those of a CPU are one machine's cores."""
+        """The costs of a shard; simulated devices of a CPU share the cores of one machine."""
         return costs if platform == "cpu" else costs.shared_by(self.chain.axis.size)
 
 
@@ -239,7 +238,7 @@ class SolverPerShard:
         return dataclasses.replace(self, inner=self.inner.bind(chain, asked))
 
     def solve(self, chain: TracedChain) -> Run:
-        """Solve the chain where it is."""
+        """Solve the chain on the devices that hold it."""
 
         def shard(inner: Any, chain: TracedChain) -> Run:
             run: Run = inner.solve(chain.shard(self.sharding.shard))

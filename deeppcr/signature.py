@@ -1,4 +1,4 @@
-"""Signatures of parameters, constants and programs: equal only for what is certainly the same."""
+"""Signatures of parameters, constants and programs: equal only if the values certainly are."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,25 +17,25 @@ SMALL = 64  # elements of a constant that may be part of a program that is kept
 
 
 def signature(value: Any) -> Any:
-    """Something hashable that is equal only for what is certainly the same.
+    """A hashable value that is equal only for values that certainly are.
 
-    A tracer is the same as itself.
+    A tracer equals itself only.
     """
     return _Signature().of(value)
 
 
 def lasting_signature(value: Any) -> tuple[Any, str]:
-    """`signature`, and why no other value may ever have it; empty if one may.
+    """`signature`, and why it must not be cached; empty if it may be.
 
-    It may not where something in the value is known by its identity alone, such as a function, and
-    it should not where an array of the user's is in it.
+    It must not be cached if a part of the value is identified by its ``id`` only, such as a
+    function, or if it contains an array of the user.
     """
     reader = _Signature()
     return reader.of(value), reader.reason
 
 
 class _Signature:
-    """One reading of a value."""
+    """The computation of one signature."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -101,7 +101,7 @@ class _Signature:
     def _parameters(self, equation: Any) -> Any:
         if primitive(equation).kind != "derivative rule" or (inner := called(equation)) is None:
             return self.of(equation.params)
-        # Its functions are new at every trace. What they do is what jax makes of them.
+        # Its functions are new at every trace. The programs that jax derives from them are not.
         plain = {key: p for key, p in equation.params.items() if isinstance(p, bool | int | str)}
         rule = (self.of(plain), self.of(inner))
         if rule in self._rules:  # a rule that calls its function

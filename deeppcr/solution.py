@@ -61,14 +61,14 @@ class Stats:
         residual: floating scalar, the largest residual $|f(z_{l-1}, x_l) - z_l|$ at the end of the
             iterations, relative to the size of each entry (dimensionless); 0 for a sequential
             solve.
-        prefix: int32 scalar, the number of states from the start of the chain that had converged;
-            L if all.
+        prefix: int32 scalar, the number of states from the start of the chain that had converged; L
+            if all.
         residuals: floating ``[max_iterations + 1]`` with ``Newton(record=True)``, else None: the
             residual of the initial guess and after every iteration. Entries after the last
             iteration are NaN (inf under `jax.debug_nans`).
         growth_rate: floating scalar with ``Newton(record=True)``, else None: the largest Lyapunov
-            exponent of the chain per step. Small differences grow as
-            ``exp(growth_rate * l)``; they decay if it is negative.
+            exponent of the chain per step. Small differences grow as ``exp(growth_rate * l)``; they
+            decay if it is negative.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(0.5 * z + x), jnp.ones(100))

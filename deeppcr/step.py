@@ -1,7 +1,7 @@
 """`Step`: a user's step as a pure function of arrays.
 
-Users write a function of pytrees that may close over arrays. Solvers need a function whose every
-dependence can be seen and differentiated. `trace` turns the one into the other.
+Users write a function of pytrees that may close over arrays. Solvers need a function whose
+dependences are explicit and differentiable. `trace` converts the first into the second.
 """
 
 import dataclasses
@@ -36,13 +36,13 @@ class Step:
         state_tree: the structure of a state.
         input_tree: the structure of an input.
         output_tree: the structure of the outputs of one step.
-        effects: names of primitives with side effects, which have to run once per step, in order;
-            most steps have none.
+        effects: names of primitives with side effects, which must run once per step, in order; most
+            steps have none.
         weak: whether the user's function returns weakly typed leaves, of the state and of the
-            outputs. Those of the jaxpr are not, but for the outputs.
-        program: what is evaluated in the place of ``jaxpr``, as far as its values and its
-            derivatives go; None for ``jaxpr``.
-        derivative: the step that has its derivatives; None for itself.
+            outputs. In the jaxpr only outputs may be weakly typed.
+        program: a program that is evaluated instead of ``jaxpr``, for its values and its
+            derivatives; None for ``jaxpr``.
+        derivative: the step whose derivatives are those of this one; None for itself.
         has_custom_vjp: whether it calls a `jax.custom_vjp`, which has reverse mode only. Its
             derivative need not even be linear (clipped gradients): see `nonlinear_rule`.
         example: the step of one example, if this one is its `jax.vmap`; see `deeppcr.examples`.
@@ -95,7 +95,7 @@ class Step:
 
     @cached_property
     def forwards_only(self) -> str:
-        """Why it has no derivatives in reverse mode, as jax says it; most often empty."""
+        """Why it has no reverse mode, in the words of jax; usually empty."""
         return why_forwards_only(self.jaxpr)
 
     @property
@@ -113,7 +113,7 @@ class Step:
         ]
 
     def __call__(self, state: Leaves, inputs: Leaves, captured: Leaves) -> Leaves:
-        """The next state; what only the outputs need is not computed."""
+        """The next state, without computing the outputs."""
         known = self._known(state, inputs, captured)
         return evaluate(
             self._evaluated, known, self._evaluated.outvars[: self.states], order=self._order
@@ -128,7 +128,7 @@ class Step:
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, captured: Leaves, after: Leaves) -> Leaves:
-        """The outputs, given the next state ``after``, which is not computed again."""
+        """The outputs, given the next state ``after``, which is not recomputed."""
         known = self._known(state, inputs, captured)
         for variable, value in zip(self._evaluated.outvars[: self.states], after, strict=True):
             if not is_literal(variable):  # a literal is its own value
@@ -149,7 +149,7 @@ class Step:
         return function
 
     def typed_outputs(self, outputs: Leaves) -> Any:
-        """The outputs of many steps as the user's function returns them: weakly typed, or not."""
+        """The outputs of many steps, weakly typed as the user's function returns them."""
         weak = self.weak[self.states :]
         leaves = [with_weak_type(y, is_so) for y, is_so in zip(outputs, weak, strict=True)]
         return jax.tree.unflatten(self.output_tree, leaves)
@@ -184,8 +184,7 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         result = f(before, jax.tree.unflatten(input_tree, leaves[len(state_leaves) :]))
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise TypeError(
-                f"f returns {describe(result)}, expected a pair (carry, y), "
-                "as from the f of jax.lax.scan."
+                f"f returns {describe(result)}, expected a pair (carry, y), as for jax.lax.scan."
             )
         after, outputs = result
         check_same_structure(state, after)
@@ -195,7 +194,7 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
             return []  # to be traced again
         output_tree = jax.tree.structure(outputs)
         checked = zip(jax.tree.leaves(after), leaves, check_same_state(state, after), strict=False)
-        # What comes back as it came has to be seen, weakly typed or not.
+        # Unchanged leaves must be recognisable, weakly typed or not.
         new_leaves = [old if new is old else cast for new, old, cast in checked]
         found = leaves_as_arrays("y", outputs)
         weak = tuple(map(is_weak, [*new, *found]))
@@ -267,7 +266,7 @@ def check_same_state(before: Any, after: Any) -> Leaves:
 
 
 def _promoted(before: Any, after: Any) -> Any:
-    """A leaf of the state, or what it has to be if it is weakly typed and the step returns more."""
+    """A leaf of the state, promoted if it is weakly typed and the step returns a wider dtype."""
     if is_weak(before) and before.dtype != after.dtype and _rank(before) <= _rank(after):
         return jax.ShapeDtypeStruct(before.shape, after.dtype)
     return before
@@ -286,7 +285,7 @@ def with_weak_type(x: Any, weak: bool) -> Any:
 
 
 def _rank(x: Any) -> int:
-    """Of the kind of a dtype: numbers of one kind are promoted to those of a higher one."""
+    """The rank of the kind of a dtype: lower ranks are promoted to higher ones."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     ranks = [rank for rank, kind in enumerate(kinds) if jnp.issubdtype(x.dtype, kind)]
     return ranks[0] if ranks else -1

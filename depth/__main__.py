@@ -1,9 +1,9 @@
 """The command line: the score of a function, of an example, or of this machine.
 
-python -m depth --example mlp                             a program that comes with the package
-python -m depth model.py:step "f32[64]" "f32[64,64]"      a function of yours, with the types of its
-arguments python -m depth package.model:step "f32[64]" --device H100
-python -m depth --calibrate                               what things take on this machine
+python -m depth --example mlp                             an example program of the package
+python -m depth model.py:step "f32[64]" "f32[64,64]"      your function and its argument types
+python -m depth package.model:step "f32[64]" --device H100
+python -m depth --calibrate                               measure this machine
 """
 
 import argparse

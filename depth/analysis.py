@@ -13,22 +13,23 @@ from depth.reader import Reader, TripCounts, matches
 
 
 def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Cost:
-    """The cost of ``fn(*args)``, from its jaxpr. Nothing is executed, and nothing is allocated.
+    """The cost of ``fn(*args)``, from its jaxpr. Nothing is executed or allocated.
 
-    A `jax.lax.scan` counts as its unrolled program, a branch as the deepest of its branches, a
-    `jax.lax.while_loop` as many trips as are proven, or as ``trip_counts`` says.
+    A `jax.lax.scan` has the cost of its unrolled program, and a `jax.lax.cond` that of its deepest
+    branch. A `jax.lax.while_loop` has the number of trips that is proven from its program, else the
+    one in ``trip_counts``.
 
     Args:
         fn: A function that jax can trace.
         *args: Its arguments: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
-        trip_counts: Trips of while loops that do not say it themselves: one number for all,
-            or a number for each source line, as ``{"sampler.py:12": 40}``.
+        trip_counts: The number of trips of while loops where it is not proven: an integer >= 0 for
+            all of them, or a dict from source lines to integers, as ``{"sampler.py:12": 40}``.
 
     Returns:
         The `Cost`.
 
     Raises:
-        TypeError: If ``fn`` is no function, or ``trip_counts`` no number and no mapping.
+        TypeError: If ``fn`` is not callable, or ``trip_counts`` neither an integer nor a mapping.
         ValueError: If a number of trips is negative, or a line in ``trip_counts`` has no such loop.
 
     Example:
@@ -38,7 +39,7 @@ def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) 
         4
 
     References:
-        The rules are those of google-deepmind/serial_depth; loops and branches are exact here.
+        The rules are those of google-deepmind/serial_depth, with exact loops and branches.
     """
     (cost,) = analyze_all((fn,), args, trip_counts)
     return cost
@@ -47,9 +48,9 @@ def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) 
 def analyze_all(
     fns: Sequence[Callable[..., Any]], args: Sequence[Any], trip_counts: TripCounts = None
 ) -> list[Cost]:
-    """As `analyze`, of several functions of the same arguments.
+    """`analyze` for several functions of the same arguments.
 
-    Each line in ``trip_counts`` has to be of one of them.
+    Each line in ``trip_counts`` must belong to one of them.
     """
     costs, loops = [], set[Location]()
     for fn in fns:
@@ -64,11 +65,11 @@ def analyze_all(
 
 
 def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
-    """As `analyze`, of a Jaxpr or ClosedJaxpr; ``by_output`` is a tuple."""
+    """`analyze` for a Jaxpr or ClosedJaxpr; ``by_output`` is a tuple."""
     proper = without_constants(jaxpr)
     if not hasattr(proper, "eqns"):
         raise TypeError(
-            "jaxpr must be a Jaxpr or ClosedJaxpr, as of jax.make_jaxpr, "
+            "jaxpr must be a Jaxpr or ClosedJaxpr, as jax.make_jaxpr returns, "
             f"but it is {type(jaxpr).__name__}"
         )
     cost, loops = _analyze(proper, trip_counts)
@@ -77,13 +78,13 @@ def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
 
 
 def analyze_body(jaxpr: Any, consts: int, kept: Sequence[int]) -> Cost:
-    """As `analyze_jaxpr`, of the body of a loop, to be repeated.
+    """`analyze_jaxpr` for the body of a loop, to be repeated.
 
     Args:
-        jaxpr: What every iteration does.
-        consts: How many of its first inputs are the same in every iteration; what follows from them
-            alone is done once.
-        kept: Bytes of each array that is kept of every iteration.
+        jaxpr: The body.
+        consts: The number of its first inputs that are the same in every iteration; equations that
+            depend only on them run once.
+        kept: Bytes of each array that is stored in every iteration.
     """
     block = Reader().block(without_constants(jaxpr))
     return Cost.of(block, program=Kernels().step(block, consts, tuple(kept)))
@@ -100,14 +101,41 @@ def _analyze(
 
 
 def compute_depth(jaxpr: Any) -> int:
-    """The serial depth of a Jaxpr or ClosedJaxpr, as `jax.make_jaxpr` returns it; see `analyze`."""
+    """The serial depth of a jaxpr. See `analyze`.
+
+    Args:
+        jaxpr: A Jaxpr or ClosedJaxpr, as `jax.make_jaxpr` returns it.
+
+    Returns:
+        The depth, in operations.
+
+    Raises:
+        TypeError: If ``jaxpr`` is neither.
+
+    Example:
+        >>> import depth, jax, jax.numpy as jnp
+        >>> depth.compute_depth(jax.make_jaxpr(jnp.sum)(jnp.ones(8)))
+        3
+    """
     return analyze_jaxpr(jaxpr).depth
 
 
 def serial_depth(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> int:
-    """The serial depth of ``fn(*args)``: the longest chain of operations that wait for one another.
+    """The serial depth (span) of ``fn(*args)``: the longest chain of dependent operations.
 
     See `analyze`.
+
+    Args:
+        fn: As in `analyze`.
+        *args: As in `analyze`.
+        trip_counts: As in `analyze`.
+
+    Returns:
+        The depth, in operations; a lower bound if a part of the program is unknown.
+
+    Raises:
+        TypeError: As in `analyze`.
+        ValueError: As in `analyze`.
 
     Example:
         >>> import depth, jax, jax.numpy as jnp
@@ -115,12 +143,35 @@ def serial_depth(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = N
         >>> x = jax.ShapeDtypeStruct((8,), "float32")
         >>> depth.serial_depth(lambda w, x: jnp.tanh(w @ x), w, x)  # products, a tree over 8, tanh
         5
+
+    References:
+        google-deepmind/serial_depth. R. P. Brent, *The Parallel Evaluation of General Arithmetic
+        Expressions*, Journal of the ACM 21, 1974.
     """
     return analyze(fn, *args, trip_counts=trip_counts).depth
 
 
 def by_output(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Any:
-    """The serial depth of every output of ``fn(*args)``, in a pytree like its result."""
+    """The serial depth of every output of ``fn(*args)``.
+
+    Args:
+        fn: As in `analyze`.
+        *args: As in `analyze`.
+        trip_counts: As in `analyze`.
+
+    Returns:
+        A pytree like the result of ``fn``, with the depth of each output in operations.
+
+    Raises:
+        TypeError: As in `analyze`.
+        ValueError: As in `analyze`.
+
+    Example:
+        >>> import depth, jax, jax.numpy as jnp
+        >>> x = jax.ShapeDtypeStruct((8,), "float32")
+        >>> depth.by_output(lambda x: {"sum": jnp.sum(x), "sine": jnp.sin(x)}, x)
+        {'sine': 1, 'sum': 3}
+    """
     return analyze(fn, *args, trip_counts=trip_counts).by_output
 
 

@@ -1,11 +1,9 @@
 """The model of the device at hand, without measuring.
 
-What is kept of it, else what is published, else what its kind is like.
-
-The nearer model wins: a measurement of this very device under this jax (`calibrate`) tells
-latencies, which decide on short chains; figures published for the device by name tell its rates to
-some per cent and its latencies to a factor of two; a generic model is one of the same kind of
-machine.
+The most specific model is used: the stored calibration of this device under this jax, which has
+measured latencies, the decisive figures for short chains; else figures published for a device of
+its name, whose rates are good to some per cent and whose latencies are good to a factor of two;
+else a generic model of its platform.
 """
 
 import re
@@ -21,18 +19,18 @@ _SAME = {"cuda": "gpu", "rocm": "gpu"}  # names of jax for one platform
 
 
 def at_hand(platform: str | None = None) -> Device:
-    """The model of the device that jax computes on, from what is known without computing.
+    """The model of the device that jax computes on. Nothing is measured.
 
-    The first there is of
+    It is the first available of
 
-    1. the measurement that `calibrate` has kept of it, if it was made with this jax, number of
-    cores and ``jax_enable_x64``; 2. the published figures in `devices` for an accelerator of its
-    name; 3. a generic model: a CPU with as many cores as this process may use, a GPU (A100's
-    figures), or a TPU (TPU v5e's).
+    - the stored result of `calibrate` for this device, version of jax, number of cores and
+      ``jax_enable_x64``
+    - the published figures in `devices` of an accelerator of its name
+    - a generic model: a CPU with as many cores as this process may use, a GPU (figures of A100), or
+      a TPU (figures of TPU v5e).
 
-    It may be called while jax traces: it looks at the file's date, and reads it only if that is
-        new. A file that cannot be read,
-    is cut off or holds something else counts as none.
+    It is cheap enough to call while jax traces: the file is read only if it has changed. A file
+    that is unreadable, truncated or not a calibration is ignored.
 
     Args:
         platform: "cpu", "gpu" (or "cuda", "rocm") or "tpu": the first device of that platform in
@@ -40,7 +38,10 @@ def at_hand(platform: str | None = None) -> Device:
             device.
 
     Returns:
-        A `Device`. Its ``source`` says where the figures are from.
+        A `Device`, whose ``source`` names the origin of its figures.
+
+    Raises:
+        ValueError: If ``platform`` is neither a string nor None.
 
     Example:
         >>> depth.at_hand("cpu").rate("float32") > 1e9
@@ -57,7 +58,7 @@ def at_hand(platform: str | None = None) -> Device:
 
 
 def model_of(device: jax.Device) -> Device:
-    """The nearest model of one of jax's devices."""
+    """The most specific model of one of jax's devices."""
     return kept(device) or _published(device) or _generic(device.platform)
 
 
@@ -78,9 +79,9 @@ def first_device(platform: str | None) -> jax.Device | None:
 
 
 def _published(device: jax.Device) -> Device | None:
-    """The model in `devices` of an accelerator by what jax calls its kind.
+    """The model in `devices` of an accelerator, by its ``device_kind``.
 
-    "NVIDIA A100-SXM4-80GB", "TPU v5 lite".
+    For example "NVIDIA A100-SXM4-80GB" or "TPU v5 lite".
     """
     if device.platform == "cpu":
         return None
@@ -98,5 +99,5 @@ def _generic(platform: str) -> Device:
 
 @lru_cache(maxsize=16)
 def _made(platform: str, cores: int) -> Device:
-    """The same object each time, so that what was chosen for it can be kept."""
+    """The same object each time, so that choices for it can be cached by identity."""
     return generic_cpu(cores) if platform == "cpu" else generic_accelerator(platform)

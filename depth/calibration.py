@@ -1,13 +1,11 @@
-"""Measuring the device at hand.
+"""Measure the model of the device at hand.
 
-Each figure of a `Device` from programs that little else decides, in under 20 seconds.
+Each figure of a `Device` comes from programs that are dominated by it. It is the difference between
+two sizes of the same program, each the minimum of several calls, so that common costs cancel.
 
-Every figure is a difference: of the same program with more of one thing and with less of it, each
-the least of several calls, so that what they share drops out.
-
-The result is kept in a file, together with the conditions it was measured under.  Under others it
-is not believed, whatever the file is called; and a file that is cut off, unreadable or no
-calibration at all is as good as none.
+The result is stored in a file, together with the conditions of the measurement. Under other
+conditions it is ignored, whatever the name of the file. So is a file that is truncated, unreadable
+or not a calibration.
 """
 
 import errno
@@ -34,21 +32,19 @@ from depth.device import SMALL_LOOP, Device
 from depth.platforms import default_device
 from depth.prediction import BESIDE, SHORT
 
-SECONDS = 15.0  # when this much has passed, what is left is measured by fewer calls
-VERSION = 10  # of the measurement and of its file: files of another one are not read
-LARGEST = 1 << 16  # bytes of a file that is read: calibrations take some thousand
+SECONDS = 15.0  # after this time the remaining figures are measured by fewer calls
+VERSION = 10  # of the measurement and its file; files of other versions are not read
+LARGEST = 1 << 16  # bytes of a file that is read; calibrations take some thousand
 GROUPS = 64  # of a convolution
-FLOAT = "float32"  # of all that is measured but products
+FLOAT = "float32"  # dtype of all measurements but those of products
 
 Step = Callable[[Any], Any]
 
 
 def cache_file(device: jax.Device | None = None) -> Path:
-    """The file that keeps the measurement of a device, for this jax and number of cores."""
+    """The file of the calibration of a device, for this jax and number of cores."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
-    if not os.path.isabs(
-        base
-    ):  # the rule of XDG for what is set to a relative path: as if it were not set
+    if not os.path.isabs(base):  # by the XDG specification relative paths are ignored
         base = os.path.join(os.path.expanduser("~"), ".cache")
     name = "{device}-{cores}-cores-jax-{jax}-{bits}-v{version}".format(
         **_conditions(device or default_device())
@@ -57,7 +53,7 @@ def cache_file(device: jax.Device | None = None) -> Path:
 
 
 def _conditions(device: jax.Device) -> dict[str, str | int]:
-    """What a measurement holds for, as it is written in its file."""
+    """The conditions of a measurement, as written in its file."""
     bits = "x64" if jax.config.read("jax_enable_x64") else "x32"
     return {
         "device": device.device_kind,
@@ -74,25 +70,24 @@ def cores() -> int:
 
 
 def calibrate(*, refresh: bool = False) -> Device:
-    """The model of jax's default device, measured.
+    """Measure jax's default device, and store the result on disk.
 
-    Kept in the user's cache folder and read from there the next time.
+    The first call takes some seconds; later calls read the file. Measure on an idle machine:
+    otherwise the figures are those of a slower one.
 
-    The folder is ``$XDG_CACHE_HOME/depth`` or ``~/.cache/depth``; the file is named by the device,
-    the version of jax and the number of cores. Where it cannot be written, the measurement is made
-    again each time, with a warning. On a machine that is
-    busy with other things, the figures are those of a slower machine: ``refresh=True`` measures
-        anew.
+    The file is in ``$XDG_CACHE_HOME/depth`` or ``~/.cache/depth``, and is named by the device, the
+    version of jax and the number of cores. If it cannot be written, a warning is issued, and each
+    call measures again.
 
-    From then on `at_hand` hands out what is kept, and with it `deeppcr` decides wherever its choice
-    is left to ``"auto"``: in this process and in later ones, until jax, the number of cores or
-    ``jax_enable_x64`` is another.
+    `at_hand`, and so every ``"auto"`` of deeppcr, uses the stored figures from then on, in this
+    process and in later ones, as long as jax, the number of cores and ``jax_enable_x64`` stay the
+    same.
 
     Args:
-        refresh: Measure even if a measurement is kept, and replace it.
+        refresh: Measure again, and replace the stored result.
 
     Returns:
-        A `Device` with what was measured. It has no float64 rate unless ``jax_enable_x64`` is on.
+        The measured `Device`. It has no float64 rate unless ``jax_enable_x64`` is set.
 
     Example:
         >>> depth.calibrate().rate("float32")  # doctest: +SKIP
@@ -107,16 +102,11 @@ def calibrate(*, refresh: bool = False) -> Device:
 
 
 def kept(device: jax.Device) -> Device | None:
-    """The measurement that is kept of ``device`` under the conditions of now.
-
-    None if there is none that can be believed.
-    """
+    """The stored calibration of ``device`` under the current conditions; None if there is none."""
     path = cache_file(device)
     try:
         found = os.stat(path)
-        if (
-            not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST
-        ):  # to read a pipe is to wait for its other end
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:  # reading a pipe would block
             return None
         stamp = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
         return _read(path, tuple(_conditions(device).items()), stamp)
@@ -125,7 +115,7 @@ def kept(device: jax.Device) -> Device | None:
 
 
 def measure() -> Device:
-    """The model of jax's default device, measured now."""
+    """Measure the model of jax's default device."""
     clock = _Clock()
     one = jnp.ones(8, FLOAT)
     call = clock.seconds(lambda x: x * 0.5 + 1, one)
@@ -207,12 +197,13 @@ def measure() -> Device:
 
 
 def _crowded(clock: "_Clock", device: Device) -> float:
-    """Of a kernel in a loop of many.
+    """The latency of a kernel in a loop of many.
 
-    What the gradient of a small network takes beyond what is predicted without it.
+    The measured time of the gradient of a small network, minus the time predicted without this
+    latency.
 
-    How many of its kernels wait for each other, and so are not handed to other threads, is as in
-    other gradients.
+    The share of its kernels that depend on each other, and so do not run on other threads, is that
+    of other gradients.
     """
     long, short = (_network(length) for length in (2000, 500))
     costs = [analyze(_gradient, *given) for given in (long, short)]
@@ -229,13 +220,13 @@ def _crowded(clock: "_Clock", device: Device) -> float:
 
 
 class _Clock:
-    """Times compiled programs: the least of several calls."""
+    """Times compiled programs: the minimum of several calls."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
 
     def seconds(self, function: Callable[..., Any], *args: Any) -> float:
-        """Of one call."""
+        """Seconds of one call."""
         call = jax.jit(function).lower(*args).compile()
         jax.block_until_ready(call(*args))
         least, spent = float("inf"), 0.0
@@ -250,13 +241,13 @@ class _Clock:
         return least
 
     def difference(self, program: Callable[[int], Step], x: Any, few: int, many: int) -> float:
-        """Of one more of what ``program`` repeats."""
+        """Seconds of one more repetition in ``program``."""
         return max(self.seconds(program(many), x) - self.seconds(program(few), x), 0.0) / (
             many - few
         )
 
     def trip(self, step: Step, x: Any, trips: int) -> float:
-        """Of one trip of a counted loop."""
+        """Seconds of one trip of a counted loop."""
 
         def loop(trips: int) -> Step:
             return lambda x: lax.scan(lambda x, _: (step(x), None), x, length=trips)[0]
@@ -264,7 +255,7 @@ class _Clock:
         return max(self.difference(loop, x, trips // 4, trips), 1e-10)
 
     def stacked(self, count: int, trips: int) -> float:
-        """Of one trip of a loop that writes ``count`` arrays."""
+        """Seconds of one trip of a loop that writes ``count`` arrays."""
         x, ys = jnp.ones(64, FLOAT), jnp.ones((trips, 64), FLOAT)
         difference = self.seconds(_stacked(count), x, ys) - self.seconds(
             _stacked(count), x, ys[: trips // 4]
@@ -273,7 +264,7 @@ class _Clock:
 
 
 def _stacked(count: int) -> Callable[[Array, Array], Any]:
-    """A loop that writes so many arrays in every trip, too large to be compiled as one piece."""
+    """A loop that writes ``count`` arrays per trip, too large to be compiled to one function."""
 
     def step(x: Array, y: Array) -> tuple[Array, tuple[Array, ...]]:
         return _thin(x), tuple(x * (2.0 + k) + y for k in range(count))
@@ -282,13 +273,13 @@ def _stacked(count: int) -> Callable[[Array, Array], Any]:
 
 
 def _network(length: int) -> tuple[Array, Array, Array]:
-    """An input, and the weights and biases of so many layers of 8 units."""
+    """An input, and the weights and biases of layers of 8 units."""
     weights = jnp.broadcast_to(jnp.eye(8, dtype=FLOAT), (length, 8, 8))
     return jnp.ones((1, 8), FLOAT), weights, jnp.ones((length, 1, 8), FLOAT)
 
 
 def _gradient(x: Array, weights: Array, biases: Array) -> Any:
-    """The gradient of a network, by loops forwards and backwards."""
+    """The gradient of a network, by a forward and a backward loop."""
 
     def loss(*given: Array) -> Array:
         x, *layers = given
@@ -308,7 +299,7 @@ def _reduced(x: Array) -> Array:
 
 
 def _layers(x: Array, weights: Array) -> Array:
-    """Three kernels a layer: the slice, the product, and the rest."""
+    """Three kernels per layer: the slice, the product, and the rest."""
     for layer in range(len(weights)):
         x = jnp.tanh(x @ weights[layer] + 1)
     return x
@@ -341,9 +332,9 @@ def _batched(y: Array) -> Step:
 
 
 def _columns(x: Array) -> Array:
-    """Two operations on columns that are taken apart and put together.
+    """Two operations on columns that are sliced and concatenated.
 
-    Three elements read and one written for each result.
+    Reads three elements and writes one for each result.
     """
     return jnp.stack([x[:, i] * x[:, i - 1] + x[:, i - 2] for i in range(4)], axis=-1)
 
@@ -370,7 +361,7 @@ def _memory() -> float:
 def _read(
     path: Path, conditions: tuple[tuple[str, str | int], ...], stamp: tuple[int, ...]
 ) -> Device | None:
-    """The device kept in ``path`` if it was measured under ``conditions``.
+    """The device stored in ``path`` if it was measured under ``conditions``.
 
     Read once for each ``stamp`` of the file.
     """
@@ -391,7 +382,7 @@ def _read(
 
 
 def _sensible(device: Device) -> bool:
-    """Whether a device that was read has texts for texts, and figures that are finite."""
+    """Whether a device from a file has strings for texts, and finite figures."""
     figures = [value for value in vars(device).values() if isinstance(value, int | float)]
     figures += [
         *device.rates.values(),
@@ -406,7 +397,7 @@ def _sensible(device: Device) -> bool:
 
 
 def _keep(path: Path, content: dict[str, Any]) -> None:
-    """Write the file of the calibration, or say why not."""
+    """Write the file of the calibration, or warn why not."""
     try:
         write_whole(path, content)
     except OSError as error:
@@ -418,12 +409,12 @@ def _keep(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, content: Any) -> None:
-    """Write ``content`` as JSON, whole or not at all.
+    """Write ``content`` as JSON, atomically.
 
-    Who reads at the same time finds the old file or the new one.
+    Concurrent readers see the old file or the new one.
 
     Raises:
-        OSError: It cannot be written; the old file is as it was.
+        OSError: It cannot be written; the old file is unchanged.
     """
     if not path.is_absolute():
         raise FileNotFoundError(errno.ENOENT, "No home folder")

@@ -1,4 +1,4 @@
-"""Two programs that compute the same, side by side: does the one of less depth pay off?"""
+"""Compare two programs that compute the same: does the one of less depth pay off?"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,14 +14,23 @@ from depth.report import count, seconds, table
 
 @dataclass(frozen=True)
 class Comparison:
-    """The costs of a sequential and of a parallel program, and what they take on a device.
+    """The costs of a sequential and a parallel program. Returned by `compare`.
 
     Attributes:
-        sequential: The cost of the first.
-        parallel: The cost of the second.
-        device: What the times are for; None if no device was given, and then there are none.
-        sequential_seconds: The predicted time of the first.
-        parallel_seconds: The predicted time of the second.
+        sequential: The `Cost` of the sequential program.
+        parallel: The `Cost` of the parallel program.
+        device: The device of the predicted times; None if none was given.
+        sequential_seconds: The predicted time of the sequential program in seconds; None without a
+            device.
+        parallel_seconds: The predicted time of the parallel program in seconds; None without a
+            device.
+
+    Example:
+        >>> import depth, jax, jax.numpy as jnp
+        >>> x = jax.ShapeDtypeStruct((1024,), "float32")
+        >>> comparison = depth.compare(jnp.cumsum, jnp.sum, x)
+        >>> comparison.exact, comparison.predicted_speedup is None
+        (True, True)
     """
 
     sequential: Cost
@@ -32,7 +41,7 @@ class Comparison:
 
     @property
     def depth_speedup(self) -> float:
-        """How many times shallower the parallel program is: the speedup of unlimited processors."""
+        """The speedup of the parallel program on unlimited processors: the ratio of depths."""
         return _ratio(
             self.sequential.depth,
             max(self.parallel.depth, 1) if self.sequential.depth else self.parallel.depth,
@@ -40,7 +49,7 @@ class Comparison:
 
     @property
     def work_ratio(self) -> float:
-        """How many times the work of the sequential program the parallel one does."""
+        """The work of the parallel program over that of the sequential one."""
         return _ratio(
             self.parallel.work,
             max(self.sequential.work, 1) if self.parallel.work else self.sequential.work,
@@ -48,14 +57,14 @@ class Comparison:
 
     @property
     def predicted_speedup(self) -> float | None:
-        """How many times faster the parallel program is on the device; below 1 it is slower."""
+        """The predicted speedup of the parallel program on the device; None without a device."""
         if self.sequential_seconds is None or self.parallel_seconds is None:
             return None
         return _ratio(self.sequential_seconds, self.parallel_seconds)
 
     @property
     def exact(self) -> bool:
-        """Whether both depths are known, not only bounded from below."""
+        """Whether both depths are exact, rather than lower bounds."""
         return self.sequential.exact and self.parallel.exact
 
     def __str__(self) -> str:
@@ -79,7 +88,7 @@ class Comparison:
 
 
 def _ratio(a: float, b: float) -> float:
-    """How many times b a is; 1 for nothing of nothing."""
+    """The ratio of a to b; 1 if both are zero."""
     return a / b if b else (inf if a else 1.0)
 
 
@@ -90,25 +99,29 @@ def compare(
     device: Device | str | None = None,
     trip_counts: TripCounts = None,
 ) -> Comparison:
-    """The costs of two programs on the same arguments; with a device, their times.
+    """Compare the costs of two programs on the same arguments, and their times on a device.
 
     Args:
         sequential_fn: A function that jax can trace.
-        parallel_fn: Another, which should compute the same.
-        *args: What both are called with: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
-        device: A `Device`, as `depth.calibrate` returns it, or the name of one of `depth.devices`;
+        parallel_fn: Another function, which should compute the same. This is not checked.
+        *args: The arguments of both: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
+        device: A `Device`, as `depth.calibrate` returns it, or the name of one in `depth.devices`;
             None for no times.
-        trip_counts: As in `analyze`; a source line may be of either program.
+        trip_counts: As in `analyze`; a source line may belong to either program.
 
     Returns:
-        The `Comparison`; printed, a table.
+        The `Comparison`. Printed, a table.
+
+    Raises:
+        TypeError: As in `analyze`.
+        ValueError: As in `analyze`; or ``device`` is unknown.
 
     Example:
         >>> import depth, jax
         >>> x = jax.ShapeDtypeStruct((1024,), "float32")
-        >>> one_by_one = lambda x: jax.lax.scan(lambda s, x: (s + x, s + x), x[0], x)[1]
-        >>> in_a_tree = lambda x: jax.lax.associative_scan(jax.numpy.add, x)
-        >>> comparison = depth.compare(one_by_one, in_a_tree, x, device="H100")
+        >>> sequential = lambda x: jax.lax.scan(lambda s, x: (s + x, s + x), x[0], x)[1]
+        >>> parallel = lambda x: jax.lax.associative_scan(jax.numpy.add, x)
+        >>> comparison = depth.compare(sequential, parallel, x, device="H100")
         >>> comparison.sequential.depth, comparison.parallel.depth
         (1024, 30)
         >>> comparison.predicted_speedup > 10

@@ -1,6 +1,6 @@
-"""What holds programs.
+"""Equations with inner programs.
 
-Calls, branches and loops, each as one max-plus matrix made from those of the programs inside.
+Calls, branches and loops, each as one max-plus matrix computed from those of its programs.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ class Call:
 
     @property
     def totals(self) -> Totals:
-        """What the program does."""
+        """The totals of the program."""
         return self.block.totals.times(self.times)
 
     @cached_property
@@ -44,7 +44,7 @@ class Call:
         return [START, *(START if operand is None else 1 + operand for operand in self.sources)]
 
     def matrix(self, algebra: Algebra) -> Array:
-        """The matrix of the program, with its inputs put where the operands are."""
+        """The matrix of the program, with its inputs mapped to the operands."""
         inner = self.block.matrix(algebra)
         outer = algebra.nothing(len(self.results), 1 + self.operands)
         if self.results:
@@ -69,9 +69,9 @@ class Call:
 
 @dataclass(eq=False)
 class Branches:
-    """One of several programs: operand 0 is the index, and all else starts after it.
+    """One of several programs: operand 0 is the index, and the programs start after it.
 
-    A result waits for the index, and for the operands that some branch makes it from; the deepest
+    A result waits for the index, and for the operands that any branch uses for it; the deepest
     branch counts.
     """
 
@@ -105,7 +105,7 @@ class Branches:
         )
 
     def explain(self, algebra: Algebra, wanted: Wanted) -> Paths:
-        """The paths through whichever branch is as late as the result."""
+        """The paths through a branch that determines the time of the result."""
         matrix = self.matrix(algebra)
         return [self._path(algebra, pair, matrix[pair], count) for pair, count in wanted.items()]
 
@@ -185,7 +185,7 @@ class Repeated:
 
 
 class _Loop:
-    """What scans and while loops share: operands told apart into the state and the others."""
+    """The common part of scans and while loops: operands split into the state and the others."""
 
     trips: int
     _state: list[int]  # the columns of the state among START and the operands
@@ -198,7 +198,7 @@ class _Loop:
         return matrix
 
     def _split(self, wanted: Wanted) -> tuple[Wanted, Wanted]:
-        """What is wanted from the state and from the others, with sources counted among these."""
+        """The wanted entries of the state and of the others, each with its own indices."""
         where = {column: (0, i) for i, column in enumerate(self._state)}
         where |= {column: (1, i) for i, column in enumerate(self._others)}
         parts = Wanted(), Wanted()
@@ -226,12 +226,12 @@ class Scan(_Loop):
 
     @property
     def longest(self) -> int:
-        """The bound of the body, so many times."""
+        """The bound of the body times the number of trips."""
         return self.block.longest * self.trips
 
     @property
     def totals(self) -> Totals:
-        """What the body does, so many times."""
+        """The totals of the body times the number of trips."""
         return self.block.totals.times(self.trips)
 
     @cached_property
@@ -263,7 +263,7 @@ class Scan(_Loop):
         return self._kept
 
     def matrix(self, algebra: Algebra) -> Array:
-        """That of the unrolled program."""
+        """The matrix of the unrolled program."""
         if not hasattr(self, "_matrix"):
             _, _, d, e = self._body(algebra)
             repeated = self._repeated(algebra)
@@ -281,7 +281,7 @@ class Scan(_Loop):
         return self._matrix
 
     def explain(self, algebra: Algebra, wanted: Wanted) -> Paths:
-        """Which paths of the body the unrolled path is made of, and how often each."""
+        """The paths of the body in the unrolled path, and the multiplicity of each."""
         if not self.trips:
             return []
         _, _, d, e = self._body(algebra)
@@ -320,12 +320,11 @@ class While(_Loop):
     Each trip starts after the condition that allows it, and the results wait for the one that ends
     the loop.
 
-    Where the number of trips is not known, ``trips`` is 0, and the matrix is what is there whatever
-        that number is: the least
-    of every path over all of them, so the depth is a lower bound. The first condition is always
-    waited for, and later ones come no earlier. No trip at all leaves a value of the state as it is,
-    with no path from any other; one trip leaves nothing of it but what the body makes of it. So it
-    is there in the end only where the body reads it to make its next value.
+    If the number of trips is unknown, ``trips`` is 0, and the matrix is the minimum over all
+    numbers of trips of every path, so the depth is a lower bound. The first condition is always
+    waited for, and later ones are no earlier. With no trip, a value of the state is unchanged, with
+    no path from any other; after one trip only the output of the body remains. So it has a path to
+    the end only if the body reads it for its next value.
     """
 
     condition: Block
@@ -343,7 +342,7 @@ class While(_Loop):
 
     @property
     def totals(self) -> Totals:
-        """What all trips do, and the condition that ends the loop."""
+        """The totals of all trips, and of the condition that ends the loop."""
         return (self.condition.totals + self.body.totals).times(self.trips) + self.condition.totals
 
     @cached_property
@@ -397,14 +396,14 @@ class While(_Loop):
         return self._matrix
 
     def _ending(self, algebra: Algebra, state: Array) -> Array:
-        """When the last condition is known."""
+        """The time of the last condition."""
         condition, _ = self._programs(algebra)
         ending = algebra.product(condition[None, self._state], state)[0]
         ending[self._others] = np.maximum(ending[self._others], condition[self._others])
         return ending
 
     def explain(self, algebra: Algebra, wanted: Wanted) -> Paths:
-        """The paths of the condition and the body on the unrolled path, and how often each."""
+        """The paths of condition and body in the unrolled path, and the multiplicity of each."""
         condition, body = self._programs(algebra)
         trip, matrix, state = self._trip(algebra), self.matrix(algebra), self._last(algebra)
         in_condition, in_body, last = Wanted(), Wanted(), Wanted()

@@ -1,7 +1,7 @@
-"""What a program costs: depth, work, traffic, critical path, what could not be known. Costs add up.
+"""The cost of a program: depth, work, traffic, critical path, unknown parts. Costs add up.
 
-``a + b`` is the cost of one program after the other, ``a.repeat(n)`` that of a loop. So a program
-that is too large to be traced as a whole is the sum of its pieces, each read once.
+``a + b`` is the cost of two programs that run one after the other, and ``a.repeat(n)`` is the cost
+of a loop. So the cost of a program that is too large to trace is the sum of those of its parts.
 """
 
 from collections.abc import Sequence
@@ -25,20 +25,20 @@ SHOWN = ("depth", "work", "bytes", "by_output", "critical_path", "unknown")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cost:
-    """What a program costs, whatever it runs on.
+    """The cost of a program, independent of any device. Returned by `analyze`.
 
-    `depth.analyze` makes one; ``a + b`` is the cost of one program after the other, and
-    ``a.repeat(n)`` that of a loop. Paths and kernels are found when they are first asked for. Costs
-    are equal if all numbers and lists in them are.
+    ``a + b`` is the cost of two programs that run one after the other, and ``a.repeat(n)`` is the
+    cost of a loop. Paths and kernels are computed when they are first accessed. Two costs are equal
+    if all their numbers and lists are. Printed, a table with the critical path.
 
     Attributes:
-        work: Arithmetic operations in all.
-        bytes: What all equations read and write, every operand and result once for each equation,
-            in bytes.
-        unknown: What makes the depth, and perhaps the work, a lower bound.
-        paths: The longest paths of the programs that it is the sum of, in order, and how often each
-            program runs.
-        graph: What was read, or its kernels and loops.
+        work: The number of arithmetic operations.
+        bytes: The bytes that all equations read and write, counting every operand and result of
+            each equation.
+        unknown: The reasons why the depth, and possibly the work, is a lower bound; empty if it is
+            exact.
+        paths: The longest paths of the added programs, in order, each with its number of runs.
+        graph: The equations as a graph, or the kernels and loops of the program.
 
     Example:
         >>> import depth, jax, jax.numpy as jnp
@@ -68,16 +68,16 @@ class Cost:
         """The cost of a graph.
 
         Args:
-            block: What was read.
-            unknown: What could not be.
-            structure: That of the program's result; None for a tuple.
-            program: Its kernels, where they are not those of the graph alone.
+            block: The graph.
+            unknown: Its unknown parts.
+            structure: The structure of the program's result; None for a tuple.
+            program: Its kernels, if they are not those of the graph.
         """
         paths = Paths(block, structure)
         return cls(*block.totals, tuple(unknown), ((paths, 1),), program or block)
 
     def __add__(self, other: "Cost") -> "Cost":
-        """One after the other."""
+        """The cost of both programs, one after the other."""
         if not isinstance(other, Cost):
             return NotImplemented
         return Cost(
@@ -89,12 +89,21 @@ class Cost:
         )
 
     def repeat(self, times: int, counted: bool = True) -> "Cost":
-        """As often as ``times``, one after another, in a loop.
+        """The cost of a loop over the program.
 
         Args:
-            times: How often.
-            counted: Whether it is known how often before the loop starts; if not, a device asks
-                after every iteration.
+            times: The number of trips, an integer >= 0.
+            counted: Whether the number of trips is known before the loop starts. If not, the device
+                tests a condition in every trip.
+
+        Returns:
+            The cost of the loop.
+
+        Example:
+            >>> import depth, jax, jax.numpy as jnp
+            >>> sine = depth.analyze(jnp.sin, jax.ShapeDtypeStruct((8,), "float32"))
+            >>> sine.repeat(10).depth
+            10
         """
         return Cost(
             times * self.work,
@@ -106,18 +115,18 @@ class Cost:
 
     @cached_property
     def depth(self) -> int:
-        """The longest chain of operations that wait for one another.
+        """The length of the longest chain of dependent operations, also called span.
 
-        It is the least time with unlimited processors, in operations; a lower bound where ``exact``
-        is False. Of a sum, every program waits for the one before it.
+        This is the time on unlimited processors, in operations; a lower bound if ``exact`` is
+        False. The programs of a sum run one after another.
         """
         return sum(often * paths.depth for paths, often in self.paths)
 
     @cached_property
     def by_output(self) -> Any:
-        """The depth of every output, in a pytree like the program's result.
+        """The depth of every output in operations, in a pytree like the program's result.
 
-        Of a sum, it is like the result of the last program.
+        For a sum, the result is that of the last program.
         """
         if not self.paths:
             return ()
@@ -128,7 +137,7 @@ class Cost:
 
     @cached_property
     def critical_path(self) -> tuple[Operations, ...]:
-        """What makes up the depth, the deepest first; one of several longest paths."""
+        """The operations on one longest path, those of the most depth first."""
         found: dict[Any, Operations] = {}
         for paths, often in self.paths:
             for row in paths.critical_path:
@@ -139,24 +148,28 @@ class Cost:
 
     @cached_property
     def program(self) -> Program:
-        """Its kernels and loops, one after another."""
+        """Its kernels and loops, in order."""
         return self.graph if isinstance(self.graph, Program) else Kernels().program(self.graph)
 
     @property
     def traffic(self) -> int:
-        """What the kernels read and write, in bytes; less than ``bytes`` where some are fused."""
+        """The bytes that kernels read and write: less than ``bytes`` where equations are fused."""
         return self.program.traffic
 
     def seconds(self, device: Device | str) -> float:
-        """The seconds that the kernels and loops take, without the latency of a call.
+        """The predicted seconds of all kernels and loops, without the latency of a call.
 
-        Of a sum, they are the sum of the seconds.
+        Args:
+            device: A `Device`, or the name of one in `depth.devices`.
+
+        Raises:
+            ValueError: If ``device`` is unknown.
         """
         return Seconds(find_device(device)).program(self.program)
 
     @property
     def exact(self) -> bool:
-        """Whether the depth is known, not only bounded from below."""
+        """Whether the depth is exact, rather than a lower bound."""
         return not self.unknown
 
     @property
@@ -166,12 +179,12 @@ class Cost:
 
     @property
     def critical_bytes(self) -> int:
-        """What the equations on the critical path read and write, in bytes."""
+        """The bytes that the equations on the critical path read and write."""
         return sum(operations.bytes for operations in self.critical_path)
 
     @property
     def parallelism(self) -> float:
-        """Work for each unit of depth: how many processors could be kept busy."""
+        """Work over depth: the number of processors that the program could keep busy."""
         return self.work / max(self.depth, 1)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -190,7 +203,7 @@ class Cost:
         return f"Cost({', '.join(f'{name}={getattr(self, name)!r}' for name in SHOWN)})"
 
     def __str__(self) -> str:
-        """The score, the critical path by primitive and source line, what could not be known."""
+        """The totals, the critical path by primitive and source line, and the unknown parts."""
         score = [
             ("depth", bounded(self)),
             (
@@ -224,15 +237,15 @@ def predict(cost: Cost, device: Device | str) -> float:
     are estimates, expect less. Where ``cost`` is a lower bound, so is this.
 
     Args:
-        cost: As `depth.analyze` returns it, or a sum of such.
-        device: A `Device`, as `depth.calibrate` returns it, or the name of one of `depth.devices`.
+        cost: A `Cost`, as `depth.analyze` returns it, or a sum of such.
+        device: A `Device`, as `depth.calibrate` returns it, or the name of one in `depth.devices`.
 
     Returns:
-        Seconds.
+        Seconds, including the latency of one call.
 
     Raises:
-        TypeError: If ``cost`` is no `Cost`.
-        ValueError: If ``device`` is no `Device` and no name of one.
+        TypeError: If ``cost`` is not a `Cost`.
+        ValueError: If ``device`` is neither a `Device` nor the name of one.
 
     Example:
         >>> import depth, jax
@@ -243,19 +256,19 @@ def predict(cost: Cost, device: Device | str) -> float:
     """
     if not isinstance(cost, Cost):
         raise TypeError(
-            f"cost must be a depth.Cost, as of depth.analyze, but it is {type(cost).__name__}"
+            f"cost must be a depth.Cost, as depth.analyze returns, but it is {type(cost).__name__}"
         )
     model = find_device(device)
     return model.call_latency + cost.seconds(model)
 
 
 def bounded(cost: Cost) -> str:
-    """The depth in words, with a sign before it where it is a lower bound."""
+    """The depth as text, after ">=" if it is a lower bound."""
     return f"{'' if cost.exact else '>= '}{count(cost.depth)}"
 
 
 def reasons(unknown: Sequence[Unknown]) -> list[str]:
-    """Lines that say why a depth is a lower bound; none if it is exact."""
+    """The reasons why a depth is a lower bound, as lines; none if it is exact."""
     if not unknown:
         return []
     more = [f"  and {len(unknown) - ROWS} more"] if len(unknown) > ROWS else []

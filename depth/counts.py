@@ -1,4 +1,4 @@
-"""Sizes of an equation: what its depth and its work follow from."""
+"""Sizes of an equation, which determine its depth and its work."""
 
 from collections.abc import Callable, Iterator
 from math import prod
@@ -16,7 +16,7 @@ def ceil_log2(n: int) -> int:
 
 
 def shape(atom: Any) -> tuple[int, ...]:
-    """The shape of an operand or a result; () for what has none, as a token."""
+    """The shape of an operand or a result; () for one without, such as a token."""
     return tuple(getattr(atom.aval, "shape", ()))
 
 
@@ -26,7 +26,7 @@ def size(atom: Any) -> int:
 
 
 def nbytes(atom: Any) -> int:
-    """The bytes of an operand or a result; 0 for what holds no data."""
+    """The bytes of an operand or a result; 0 for one without data."""
     dtype = getattr(atom.aval, "dtype", None)
     return size(atom) * getattr(dtype, "itemsize", 0)
 
@@ -55,19 +55,19 @@ def constant(value: int) -> Count:
 
 
 def reduced(equation: Any) -> int:
-    """How many elements each element of the result is reduced from."""
+    """The number of elements that each element of the result is reduced from."""
     axes = equation.params.get("axes", equation.params.get("dimensions"))
     return prod(shape(equation.invars[0])[axis] for axis in axes)
 
 
 def reduction_work(equation: Any) -> int:
-    """One combination for each element that goes."""
+    """One combination for each element that is removed."""
     operand, result = equation.invars[0], equation.outvars[0]
     return max(size(operand) - size(result), 0)
 
 
 def along(equation: Any) -> int:
-    """The length of the axis that the primitive works along; the last where it names none."""
+    """The length of the axis that the primitive works along, by default the last."""
     params = equation.params
     axis = next(
         (
@@ -87,13 +87,13 @@ def window(equation: Any) -> int:
 
 
 def overlap(equation: Any) -> int:
-    """How many windows an element can lie in."""
+    """The maximum number of windows that contain an element."""
     sizes, strides = equation.params["window_dimensions"], equation.params["window_strides"]
     return prod(-(-width // stride) for width, stride in zip(sizes, strides, strict=True))
 
 
 def collisions(equation: Any) -> int:
-    """How many updates, with the operand's own element, can fall on one element of a result."""
+    """The maximum number of updates, with the operand's own element, to one element of a result."""
     if equation.params.get("unique_indices"):
         return 2
     return prod(shape(equation.invars[1])[:-1]) + 1
@@ -103,7 +103,7 @@ def collisions(equation: Any) -> int:
 
 
 def contracted(equation: Any) -> int:
-    """The elements that each element of a product is summed from."""
+    """The number of terms of each element of a product."""
     (axes, _), _ = equation.params["dimension_numbers"]
     return prod(shape(equation.invars[0])[axis] for axis in axes)
 
@@ -131,12 +131,12 @@ def order(equation: Any) -> int:
 
 
 def matrix(equation: Any) -> int:
-    """The elements of a matrix; others of a batch are beside it."""
+    """The elements of one matrix of a batch."""
     return prod(shape(equation.invars[0])[-2:])
 
 
 def columns(equation: Any) -> int:
-    """The number of columns that are eliminated one after another."""
+    """The number of columns that are eliminated sequentially."""
     return min(shape(equation.invars[0])[-2:])
 
 

@@ -1,7 +1,7 @@
-"""Which results of a program depend on which of its inputs, whatever happens in between.
+"""Which results of a program depend on which of its inputs.
 
-Coarse where `deeppcr.structure` is fine: one label for a whole array, and a comparison or a
-rounding is a dependence as any other.
+Coarser than `deeppcr.structure`: one label for a whole array, and a comparison or a rounding counts
+as a dependence.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ NOTHING: Sources = frozenset()
 
 
 def dependence(jaxpr: Any, inputs: Sequence[Sources]) -> list[Sources]:
-    """What each result of ``jaxpr`` depends on, given that of each input."""
+    """The dependences of each result of ``jaxpr``, given those of each input."""
     known = dict.fromkeys(jaxpr.constvars, NOTHING) | dict(zip(jaxpr.invars, inputs, strict=True))
     return interpret(jaxpr, known, jaxpr.outvars, _results, lambda atom: NOTHING)
 

@@ -1,11 +1,10 @@
-"""Device models: what an operation, a kernel and a trip of a loop take on a device.
+"""Device models: the time of an operation, a kernel and a trip of a loop on a device.
 
-Rates, bandwidths and sizes in `devices` are published ones, of dense arithmetic.  Latencies are
-hardly ever published for a device by name: those of GPUs here are put together from what is
-published for kernels in a stream and in a CUDA graph, for a scan in JAX, and for the host's wait;
-those of TPUs from XLA's own cycle estimates.  They are good to a factor of two.  For the device at
-hand, `calibrate` measures them.  Generic models stand in for devices of which only the kind is
-known.
+Rates, bandwidths and sizes in `devices` are published figures for dense arithmetic.  Latencies are
+rarely published for a specific device: those of GPUs are compiled from published latencies of
+kernels in a stream and in a CUDA graph, of a scan in JAX, and of a host synchronisation; those of
+TPUs from XLA's own cycle estimates.  They are good to a factor of two.  For the device at hand,
+`calibrate` measures them.  Devices of which only the platform is known have generic models.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,35 +16,47 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Device:
-    """What things take on one device.
+    """A model of a device: latencies, rates and sizes.
 
     Attributes:
-        name: What it is called.
-        call_latency: Seconds from the call of a compiled program to its result, if it does next to
-            nothing.
-        kernel_latency: Seconds of a small kernel that waits for the one before it.
-        loop_latency: Seconds of a step of a loop of a known number of trips, beside its kernels.
-        trip_latency: Seconds of a trip of a loop whose end depends on data; on a GPU the host waits
-            for the condition.
-        step_latencies: Seconds of a small kernel inside a loop, by its kind: "elementwise",
-            "reduction", "vector product", "short vector product" (with 4 x 4 weights, and more or
-            fewer in proportion to the terms of a sum), "product", "transposed product", and "beside
-            product" for all but products in a loop that has one; other kinds as "elementwise", and
-            ``kernel_latency`` if it is empty. "transcendental": what such functions add.
-        piece_latency: Seconds that each further product of a batch of small products adds.
-        rates: Operations a second in products, by dtype.
-        vector_rates: Operations a second of all else in float32, by class: "arithmetic",
-            "transcendental" (``exp``, ``tanh``, ``sin`` ...), "reduction", "cumulative", "move"
-            (elements that change places); ``rates`` where not given.
-        bandwidth: Bytes a second from memory.
-        cache_bandwidth: Bytes a second from the last cache; ``bandwidth`` if not given.
-        cache: Bytes of the last cache: kernels that move less find their operands there.
+        name: The name of the device.
+        kernel_latency: Seconds of a small kernel that depends on the one before it.
+        loop_latency: Seconds per trip of a loop with a known number of trips, without its kernels.
+        trip_latency: Seconds per trip of a loop whose end depends on data, without its kernels; on
+            a GPU the host waits for the condition.
+        rates: Operations per second in matrix products, by dtype.
+        bandwidth: Bytes per second from memory.
         memory: Bytes of memory.
-        small_loop: Bytes: XLA compiles a loop on a CPU as one piece if a trip moves no more and
-            calls no library, and otherwise makes each array by a kernel of its own. The latencies
-            in ``step_latencies`` are those of small loops; in others that of every array is "beside
-            product", and "crowded" if there are more than a few. 0: all loops are alike.
-        source: Where the figures come from.
+        source: The origin of the figures.
+        call_latency: Seconds of a call of a compiled program that does almost nothing.
+        step_latencies: Seconds of a small kernel inside a loop, by its kind: "elementwise",
+            "reduction", "vector product", "short vector product" (for 4 x 4 weights, scaled by the
+            number of terms of a sum), "product", "transposed product", and "beside product" for any
+            other kernel in a loop with a product. Other kinds have that of "elementwise", or
+            ``kernel_latency`` if this is empty. "transcendental" is added for such functions.
+        piece_latency: Seconds of each further product in a batch of small products.
+        vector_rates: Operations per second in float32 other than products, by class: "arithmetic",
+            "transcendental" (``exp``, ``tanh``, ``sin``, ...), "reduction", "cumulative", "move"
+            (copied elements). Default: ``rates``.
+        cache_bandwidth: Bytes per second from the last-level cache. Default: ``bandwidth``.
+        cache: Bytes of the last-level cache; kernels that move fewer bytes run from it.
+        small_loop: Bytes. On a CPU, XLA compiles a loop to one function if a trip moves no more
+            bytes and calls no library; otherwise every array has a kernel of its own.
+            ``step_latencies`` are those of such small loops; in other loops the latency of every
+            array is "beside product", or "crowded" if there are more than a few. 0: no difference.
+
+    Raises:
+        ValueError: If a figure is negative, or not a number.
+
+    Example:
+        >>> fast = depth.devices["H100"].replace(name="fast", kernel_latency=1e-6)
+        >>> cost = depth.analyze(jnp.sin, jax.ShapeDtypeStruct((8,), "float32"))
+        >>> depth.predict(cost, fast) < depth.predict(cost, "H100")
+        True
+
+    References:
+        S. Williams, A. Waterman, D. Patterson, *Roofline: An Insightful Visual Performance Model
+        for Multicore Architectures*, Communications of the ACM 52, 2009.
     """
 
     name: str
@@ -90,18 +101,15 @@ class Device:
                     )
 
     def rate(self, dtype: str) -> float:
-        """Operations a second in products of ``dtype``.
-
-        Where it has none of its own, that of float32 or the nearest.
-        """
+        """Operations per second in products of ``dtype``; by default that of the nearest dtype."""
         return _rate(self.rates, dtype)
 
     def vector_rate(self, kind: str, dtype: str) -> float:
-        """Operations a second of a class other than products.
+        """Operations per second of a class other than products.
 
-        On 64 bits half as many, on 16 as many as on 32.
+        Half the rate of float32 for 64 bits, the same for 16.
         """
-        if kind == "expanded":  # only where convolutions in groups are computed without
+        if kind == "expanded":  # only where grouped convolutions are expanded
             return self.vector_rates.get(kind, inf)
         if kind == "contraction" and kind not in self.vector_rates:
             kind = "reduction"
@@ -128,7 +136,7 @@ class Device:
         )
 
     def memory_rate(self, amount: float) -> float:
-        """Bytes a second for a kernel that moves ``amount`` of them."""
+        """Bytes per second for a kernel that moves ``amount`` bytes."""
         return (
             self.cache_bandwidth
             if self.cache_bandwidth and amount <= self.cache
@@ -136,7 +144,11 @@ class Device:
         )
 
     def replace(self, **changes: Any) -> "Device":
-        """The same device with other figures."""
+        """A copy with some attributes replaced.
+
+        Args:
+            **changes: New values, by the names of the attributes.
+        """
         return replace(self, **changes)
 
 
@@ -212,7 +224,12 @@ def _tpu(
 
 
 class Devices(Mapping[str, Device]):
-    """Device models by name, in upper or lower case: ``depth.devices["h200"]``."""
+    """Device models by name, in upper or lower case.
+
+    Example:
+        >>> depth.devices["h200"].name, "TPU v4" in depth.devices
+        ('H200', True)
+    """
 
     def __init__(self, *models: Device):
         self._models = {model.name: model for model in models}
@@ -282,28 +299,33 @@ devices = Devices(
     ),
     _tpu("TPU v6e", 918 * _T, 7.2 * _T, 1.638 * _T, 32e9, 1.75e9, "cloud.google.com/tpu/docs/v6e"),
 )
+"""Published models of accelerators by name, in upper or lower case.
+
+Example:
+    >>> sorted(depth.devices)
+    ['A100', 'H100', 'H200', 'TPU v4', 'TPU v5e', 'TPU v5p', 'TPU v6e', 'V100']
+"""
 
 
 SMALL_LOOP = 1024.0  # bytes; XLA's flag is called xla_cpu_small_while_loop_byte_threshold
 
 
 def generic_cpu(cores: int) -> Device:
-    """A CPU of so many cores.
+    """A generic CPU: rounded figures of `calibrate` on two cores of an AMD EPYC, scaled.
 
-    Rounded figures of what `calibrate` measures on two cores of an AMD EPYC, scaled.
-
-    Latencies are those of one thread whatever the number of cores, and so are one core's rates:
-    pinned to one of the two, the measurement came out the same, but for products on an idle
-    machine.  Above two, rates grow with the cores up to eight, since
-    XLA seldom splits a kernel of a small program further, and the bandwidth of memory up to four,
-        which saturate it: that is
-    assumed, not measured.
+    Latencies do not depend on the number of cores, and one core has the rates of two: the figures
+    measured on one core were the same, except for products on an idle machine. Above two cores it
+    is assumed, not measured, that rates grow up to eight cores, because XLA seldom splits a kernel
+    of a small program further, and that bandwidth grows up to four cores, which saturate memory.
 
     Args:
-        cores: The processor cores that a process may use, at least 1.
+        cores: The number of processor cores that the process may use, an integer >= 1.
 
     Returns:
-        A `Device` named "generic CPU, ``cores`` cores", of 4 GiB of memory for each core.
+        A `Device` named "generic CPU, ``cores`` cores", with 4 GiB of memory per core.
+
+    Raises:
+        ValueError: If ``cores`` is not an integer >= 1.
 
     Example:
         >>> few, many = depth.device.generic_cpu(2), depth.device.generic_cpu(8)
@@ -349,7 +371,7 @@ def generic_cpu(cores: int) -> Device:
 def generic_accelerator(platform: str) -> Device:
     """An accelerator of which only the platform is known.
 
-    "tpu" has the figures of TPU v5e, all else those of A100.
+    "tpu" has the figures of TPU v5e, every other platform those of A100.
     """
     name, like = (
         ("generic TPU", devices["TPU v5e"])
@@ -358,12 +380,12 @@ def generic_accelerator(platform: str) -> Device:
     )
     return like.replace(
         name=name,
-        source=f"the figures of {like.name}, for want of this device's own; {like.source}",
+        source=f"figures of {like.name}, since this device has none of its own; {like.source}",
     )
 
 
 def find_device(device: "Device | str") -> Device:
-    """A `Device`, or the one of `devices` that is named."""
+    """The `Device` itself, or the one in `devices` of that name."""
     if isinstance(device, Device):
         return device
     if isinstance(device, str) and device in devices:

@@ -1,4 +1,4 @@
-"""Programs to look at: ``python -m depth --example NAME``."""
+"""Example programs: ``python -m depth --example NAME``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ Example = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def shapes(*sizes: int) -> jax.ShapeDtypeStruct:
-    """An argument that has a shape and no values."""
+    """An argument with a shape and without values."""
     return jax.ShapeDtypeStruct(sizes, "float32")
 
 

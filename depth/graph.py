@@ -1,9 +1,9 @@
-"""A jaxpr as a graph of max-plus algebra: when each value is ready, and which path made it so late.
+"""A jaxpr as a graph of max-plus algebra: the time of each value, and the path that determines it.
 
 Values are numbered: slot 0 is the start of the program, at depth 0, where literals and constants
 come from; then the inputs; then the results in order.  A node adds a fixed depth to the latest of
-its operands, or, where it holds other programs (a call, a loop, branches), is a `Transfer`, whose
-matrix says how much later each result is than each operand.
+its operands, or, if it contains programs (a call, a loop, branches), is a `Transfer`, whose matrix
+contains the delay of each result after each operand.
 """
 
 from collections import Counter, defaultdict
@@ -19,13 +19,13 @@ from depth.maxplus import Algebra, Array
 
 START = 0
 
-# How often something lies on the paths that are followed, by (output, source); a source is a slot
+# The multiplicity of an item on the followed paths, by (output, source); a source is a slot
 # of the inputs, or START.
 Wanted = Counter[tuple[int, int]]
 
 
 class Transfer(Protocol):
-    """How the results of a node that holds other programs follow from its operands."""
+    """A node with inner programs, as a max-plus map from its operands to its results."""
 
     longest: int  # no path through it is deeper
 
@@ -36,7 +36,7 @@ class Transfer(Protocol):
         """
 
     def explain(self, algebra: Algebra, wanted: Wanted) -> "list[tuple[Block, Wanted]]":
-        """The paths inside the programs it holds that the paths ``wanted`` run along."""
+        """The paths inside its programs that are parts of the paths ``wanted``."""
 
 
 class Node(NamedTuple):
@@ -53,7 +53,7 @@ class Node(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums over all that a program does."""
+    """Sums over all equations of a program."""
 
     work: int = 0
     bytes: int = 0
@@ -62,13 +62,13 @@ class Totals(NamedTuple):
         return Totals(self.work + other.work, self.bytes + other.bytes)
 
     def times(self, count: int) -> "Totals":
-        """All of it, ``count`` times."""
+        """The sums, times ``count``."""
         return Totals(self.work * count, self.bytes * count)
 
 
 @dataclass(eq=False)
 class Block:
-    """The graph of one jaxpr. ``order`` counts up from programs to those that hold them."""
+    """The graph of one jaxpr. ``order`` increases from programs to those that contain them."""
 
     jaxpr: Any
     caller: Location  # stands for equations without a line of their own
@@ -126,7 +126,7 @@ class Block:
         return algebra.tidy(np.stack(ends)) if ends else algebra.nothing(0, self.inputs + 1)
 
     def ready(self, algebra: Algebra, starts: Sequence[int]) -> list[int]:
-        """When each slot is ready, if START and the inputs are at ``starts``."""
+        """The time of each slot, if START and the inputs are at ``starts``."""
         ready = [algebra.never] * self.slots
         ready[: len(starts)] = starts
         for node in self.nodes:
@@ -145,7 +145,7 @@ class Block:
         return ready
 
     def explain(self, algebra: Algebra, wanted: Wanted) -> tuple[Counter[int], dict[int, Wanted]]:
-        """How often each node lies on the paths ``wanted``, and the paths inside nodes."""
+        """The multiplicity of each node on the paths ``wanted``, and the paths inside nodes."""
         visits: Counter[int] = Counter()
         inside: dict[int, Wanted] = defaultdict(Counter)
         for source in {source for _, source in wanted}:
@@ -166,7 +166,7 @@ class Block:
     ) -> tuple[Counter[int], dict[int, Wanted]]:
         """As `explain`, for paths to the slots ``ends``.
 
-        Back along what made each value as late as it is.
+        It goes back along the operand that determines the time of each value.
         """
         visits: Counter[int] = Counter()
         inside: dict[int, Wanted] = defaultdict(Counter)
@@ -191,10 +191,10 @@ class Block:
 
 
 def explain(algebra: Algebra, top: Block, output: int) -> list[tuple[Node, Location, int]]:
-    """The nodes on a longest path to ``output`` of ``top``, with their lines and how often each.
+    """The nodes on a longest path to ``output`` of ``top``, with their lines and multiplicities.
 
-    Inputs are ready at depth 0. What several programs hold is followed once, with the paths of all
-    of them.
+    Inputs are ready at depth 0. A program that several others contain is followed once, with the
+    paths of all of them.
     """
     counts: Counter[tuple[int, int]] = Counter()
     blocks: dict[int, Block] = {}

@@ -1,10 +1,10 @@
 """Reading jaxprs.
 
-Programs and their variables, what is needed of them, what they call, and evaluating them.
+Programs and their variables, dependences, inner programs, and evaluation.
 
-`interpret` is the one walk through a program. Its values may be anything: arrays, integers that are
-known, labels that say what an element depends on. What an equation makes of them is the reader's
-own function, mostly a table by kind of primitive (`depth.primitives`).
+`interpret` is the one interpreter of programs. Its values may be anything: arrays, integers that
+are known, labels of the entries that an element depends on. The reader defines the result of an
+equation by a function, mostly a table by kind of primitive (`depth.primitives`).
 """
 
 import os
@@ -39,7 +39,7 @@ def without_constants(jaxpr: Any) -> Any:
 
 
 class Program(NamedTuple):
-    """A jaxpr without the values of its constants, which may be tracers that must not be kept."""
+    """A jaxpr without the values of its constants, which may be tracers."""
 
     constvars: list[Any]
     invars: list[Any]
@@ -48,7 +48,7 @@ class Program(NamedTuple):
 
     @classmethod
     def of(cls, closed: Any) -> Self:
-        """From what `jax.make_jaxpr` returns: a ClosedJaxpr up to jax 0.10, a Jaxpr since."""
+        """From the result of `jax.make_jaxpr`: a ClosedJaxpr up to jax 0.10, a Jaxpr since."""
         jaxpr = without_constants(closed)
         return cls(list(jaxpr.constvars), list(jaxpr.invars), list(jaxpr.eqns), list(jaxpr.outvars))
 
@@ -83,7 +83,7 @@ _CALLED = ("jaxpr", "call_jaxpr", "call", "callee", "fun_jaxpr", "fwd_jaxpr")
 def called(equation: Any) -> Any | None:
     """The program that a call runs, with the operands and the results of the equation.
 
-    None if it is no such call.
+    None if it is not such a call.
 
     It has the values of the call. A "derivative rule" has other derivatives than its program.
     """
@@ -109,7 +109,7 @@ def needed(
     wanted: Sequence[Any],
     acts: Callable[[Any], Any] = lambda equation: equation.effects,
 ) -> list[Any]:
-    """The equations from the variables in ``known`` to those in ``wanted``, and those that act."""
+    """The equations from ``known`` variables to ``wanted`` ones, and those with effects."""
     missing = {atom for atom in wanted if not is_literal(atom) and atom not in known}
     kept = []
     for equation in reversed(jaxpr.eqns):
@@ -138,8 +138,8 @@ def interpret(
 ) -> list[Any]:
     """The values of ``wanted``, given those of the variables in ``known``.
 
-    A variable in ``known`` is taken as it is, wherever in the program it is computed, so a program
-    can be entered midway.
+    A variable in ``known`` is not computed, wherever in the program it is defined, so a program can
+    be evaluated from any point on.
 
     Args:
         rule: ``(equation, operands) -> results``.
@@ -158,7 +158,7 @@ def interpret(
 
 
 def entered(closed: Any, operands: Sequence[Any]) -> tuple[Program, dict[Any, Any]]:
-    """A closed program, and what is known once it is called with ``operands``."""
+    """A closed program, and its known variables when called with ``operands``."""
     program = Program.of(closed)
     values = [*getattr(closed, "consts", ()), *operands]
     return program, dict(zip([*program.constvars, *program.invars], values, strict=True))
@@ -172,13 +172,13 @@ def run(closed: Any, operands: Sequence[Any], rule: Rule) -> list[Any]:
 
 # -- evaluating and rewriting ---------------------------------------------------------------------
 
-# Computes the results of an equation in its own way, or returns None to leave it as it is.
+# Computes the results of an equation, or returns None to evaluate it as usual.
 Replacement = Callable[[Any, list[Any]], list[Any] | None]
 
 
 def bind(equation: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
     """The results of an equation, of arrays."""
-    # On the mesh of today: the program may have been traced on another, or outside of
+    # On the current mesh: the program may have been traced on another one, or outside of
     # `jax.shard_map`.
     with equation.ctx.manager, jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
         results = replace(equation, list(operands)) if replace else None
@@ -198,11 +198,11 @@ def rewritten(
 ) -> list[Any] | None:
     """The results of a call, its program run by ``run``.
 
-    None if it holds no ``wanted`` equation, or has to stay.
+    None if it contains no ``wanted`` equation, or must not be replaced.
 
-    A function with a derivative rule of its own (`jax.custom_jvp`, `jax.custom_vjp`) stays: its
-    program in its place would be differentiated by jax, without the rule. What `jax.checkpoint`
-    keeps and recomputes stays what the user asked for.
+    A function with its own derivative rule (`jax.custom_jvp`, `jax.custom_vjp`) is not replaced:
+    its program would be differentiated by jax, without the rule. The values that `jax.checkpoint`
+    stores and recomputes do not change.
     """
     if not _calls_for(equation, wanted):
         return None
@@ -216,7 +216,7 @@ def rewritten(
 
 
 def _calls_for(equation: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether a call that may be rewritten holds a ``wanted`` equation, at any depth."""
+    """Whether a call that may be rewritten contains a ``wanted`` equation, at any depth."""
     if not primitive(equation).inlines or (inner := called(equation)) is None:
         return False
     return any(wanted(each) or _calls_for(each, wanted) for each in without_constants(inner).eqns)
@@ -232,7 +232,7 @@ _OURS = tuple(
 
 
 class Location(NamedTuple):
-    """Where the user's program made an equation."""
+    """The source line of an equation in the user's program."""
 
     file: str
     line: int
@@ -249,7 +249,7 @@ NOWHERE = Location("", 0, "")
 def location(equation: Any, caller: Location = NOWHERE) -> Location:
     """The innermost line outside jax and this package that led to ``equation``.
 
-    Where jax kept none, ``caller``.
+    ``caller`` if jax stored none.
     """
     traceback = equation.source_info.traceback
     return (_innermost(traceback) if traceback else None) or caller

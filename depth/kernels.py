@@ -1,14 +1,13 @@
-"""How a program may run: as kernels one after another, and loops of them.
+"""A model of the compiled program: a sequence of kernels, and loops of them.
 
-`depth.predict` puts times to these.
+`depth.predict` predicts their times.
 
-No compiler is asked, so this is a guess at what all of them do.  What is elementwise, or only moves
-data, is computed together with what it feeds, without going through memory in between; a reduction
-is computed together with what feeds it; a product, a sort or a factorization is a kernel of its
-own, and ends what came before.  Two operations that are computed elementwise therefore share a
-kernel if one feeds the other and no kernel of another kind lies between them.  What several
-operations cut or rearrange, each in its own way, is written to memory first: a tree of such levels
-is not one kernel.
+No compiler is run: this approximates what all of them do.  An operation that is elementwise, or
+only moves data, is fused with its consumers, without writing to memory in between; a reduction is
+fused with its producers; a product, a sort or a factorization is a kernel of its own, and ends the
+kernel before it.  Two elementwise operations therefore share a kernel if one feeds the other and no
+kernel of another kind lies between them.  A value that several operations slice or rearrange, each
+differently, is written to memory first: a tree of such levels is not one kernel.
 """
 
 from collections import Counter
@@ -26,7 +25,7 @@ HOLDERS = frozenset(
     {"unknown", "call", "derivative rule", "loop", "branch", "program", "reference"}
 )
 FUSED = frozenset({"elementwise", "move", "random"})
-# What one kind of operation costs differs by class more than by primitive.
+# The cost of an operation depends on its class more than on its primitive.
 CLASSES = (
     "arithmetic",
     "transcendental",
@@ -45,7 +44,7 @@ CLASS_OF_KIND = {
     "factorization": "cumulative",
     "sort": "cumulative",
 }
-# Programs of so many operations are looked at in the place where they are called.
+# Programs of at most this many operations are inlined where they are called.
 SMALL = 300
 
 
@@ -53,12 +52,11 @@ SMALL = 300
 class Kernel:
     """One launch: its operations by class, of `CLASSES`, and its memory traffic in bytes.
 
-    It writes ``results`` arrays; a compiler that makes one array with each kernel makes so many of
-    it, which then read and write ``apart`` bytes. A product is of ``pieces`` in a batch. Its kind
-    is "vector product" where one side is a vector, "transposed product" where what is contracted is
-    not the last axis on the left and the first on the right, else "product". "expanded" are the
-    operations that a convolution in groups takes besides where it is computed as one without
-    groups.
+    It writes ``results`` arrays; backends with one kernel per output launch that many, which then
+    read and write ``apart`` bytes. A product has ``pieces`` in a batch. Its kind is "vector
+    product" where one side is a vector, "transposed product" where what is contracted is not the
+    last axis on the left and the first on the right, else "product". "expanded" are the operations
+    that a convolution in groups takes besides where it is computed as one without groups.
     """
 
     kind: str
@@ -74,8 +72,8 @@ class Kernel:
 class Loop:
     """``trips`` times ``condition`` and ``body``.
 
-    ``counted``: the number of trips is known before the loop starts. ``unroll``: so many of them
-    are put into one.
+    ``counted``: whether the number of trips is known before the loop starts. ``unroll``: the number
+    of trips that are merged into one.
     """
 
     trips: int
@@ -105,7 +103,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Kernels, and programs inside, that run one after another, with how often each occurs."""
+    """Kernels and inner programs that run in order, with the multiplicity of each."""
 
     kernels: tuple[tuple[Kernel, int], ...]
     parts: "tuple[tuple[Loop | Choice | Program, int], ...]"
@@ -113,7 +111,7 @@ class Program:
     stacks: tuple[int, ...] = ()
 
     def __add__(self, other: "Program") -> "Program":
-        """One after the other."""
+        """Both programs in order."""
         return Program((*self.kernels, *other.kernels), (*self.parts, *other.parts))
 
     @property
@@ -125,19 +123,19 @@ class Program:
 
     @property
     def multiplies(self) -> bool:
-        """Whether a kernel is a product of matrices, or a call of anything else in a library."""
+        """Whether a kernel is a matrix product, or another library call."""
         return any(
             kernel.kind in ("product", "transposed product", "own") for kernel, _ in self.kernels
         )
 
     @property
     def arrays(self) -> int:
-        """How many arrays its own kernels write."""
+        """The number of arrays that its own kernels write."""
         return sum(count * kernel.results for kernel, count in self.kernels) + len(self.stacks)
 
     @property
     def apart(self) -> int:
-        """The bytes that its own kernels read and write if each makes one array."""
+        """The bytes that its own kernels read and write with one kernel per array."""
         return sum(count * kernel.apart for kernel, count in self.kernels) + 2 * sum(self.stacks)
 
 
@@ -155,7 +153,7 @@ class Kernels:
         return self._programs[block]
 
     def _size(self, block: Block) -> int:
-        """The operations of a graph, with those that it calls."""
+        """The number of operations of a graph, including called programs."""
         if block not in self._sizes:
             held: list[Any] = [node.transfer for node in block.nodes]
             called = [transfer.block for transfer in held if isinstance(transfer, Call)]
@@ -163,11 +161,11 @@ class Kernels:
         return self._sizes[block]
 
     def step(self, block: Block, fixed: int, stacks: tuple[int, ...]) -> Program:
-        """The program of the body of a loop; the first ``fixed`` inputs are always the same."""
+        """The program of the body of a loop; its first ``fixed`` inputs are loop-invariant."""
         return replace(self._grouped(block, range(1, 1 + fixed)), stacks=stacks)
 
     def _grouped(self, block: Block, fixed: range = range(0)) -> Program:
-        """The program of a graph; what follows from ``fixed`` alone is taken out of a loop."""
+        """The program of a graph; loop-invariant operations are hoisted."""
         nodes, outputs = self._flat(block)
         if fixed:
             known = {START, *fixed}
@@ -198,7 +196,7 @@ class Kernels:
         raise TypeError(f"no such transfer: {type(transfer).__name__}")
 
     def _with_slices(self, scan: Scan) -> Program:
-        """A step of a scan, with a copy of each slice that a kernel of its own reads or makes."""
+        """A step of a scan, with a copy of each slice that a separate kernel reads or writes."""
         program, block = self._grouped(scan.block, range(1, 1 + scan.consts)), scan.block
         nodes, ends = self._flat(block)
         alone = [node for node in nodes if _kind(node) not in FUSED and _kind(node) != "reduction"]
@@ -219,7 +217,7 @@ class Kernels:
         return Program((*program.kernels, *copies.items()), program.parts, stacks)
 
     def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
-        """The nodes of a graph, small programs in place of calls; the slots of the results."""
+        """The nodes of a graph, with small programs inlined, and the slots of the results."""
         nodes: list[Node] = []
         slots = block.slots
 
@@ -276,7 +274,7 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
             readers.setdefault(slot, set()).add(k)
     returned = set(outputs)
 
-    # A node's stage: how many kernels of their own lie before it on the longest way; then as late
+    # A node's stage: the number of separate kernels before it on the longest path; then as late
     # as its readers allow.
     stage: list[int] = []
     after: dict[int, int] = {}
@@ -333,7 +331,7 @@ def _kind(node: Node) -> str:
 
 
 def _is_reshape(equation: Any) -> bool:
-    """Whether something that is written as a reduction is over axes of size 1."""
+    """Whether a reduction is over axes of size 1 only."""
     return equation.primitive.name.startswith("reduce_") and size(equation.invars[0]) == size(
         equation.outvars[0]
     )
@@ -342,7 +340,7 @@ def _is_reshape(equation: Any) -> bool:
 def _kernel(
     nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: set[int]
 ) -> Kernel | None:
-    """The kernel of nodes that are computed together; None if they are nothing but an index."""
+    """The kernel of fused nodes; None if they only compute an index."""
     atoms = [atom for node in nodes for atom in (*node.equation.invars, *node.equation.outvars)]
     if all(primitive(node.equation).free for node in nodes) or all(map(_is_index, atoms)):
         return None
@@ -400,7 +398,7 @@ def _kernel(
 
 
 def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:
-    """What a node of a kernel is made of: what comes from outside, or was written before."""
+    """The inputs of a node of a kernel that come from outside, or were written before."""
     equation, known = node.equation, primitive(node.equation)
     inputs: dict[Any, int] = {}
     for position, (slot, atom) in enumerate(zip(node.operands, equation.invars, strict=False)):
@@ -433,20 +431,20 @@ def _operations(equation: Any, kind: str) -> dict[str, int]:
 
 
 def _is_straight(equation: Any) -> bool:
-    """Whether a slice takes neighbours: all of each axis but the first."""
+    """Whether a slice is contiguous: whole axes except the first."""
     full, part = shape(equation.invars[0]), shape(equation.outvars[0])
     strides = equation.params["strides"] or (1,) * len(full)
     return full[1:] == part[1:] and set(strides) <= {1}
 
 
 def _is_index(variable: Any) -> bool:
-    """Whether something is one integer or truth value, which a loop keeps beside its kernels."""
+    """Whether a value is one integer or boolean, which a loop computes outside its kernels."""
     dtype = getattr(variable.aval, "dtype", None)
     return size(variable) == 1 and getattr(dtype, "kind", "") in "iub"
 
 
 def _product(equation: Any) -> tuple[str, int]:
-    """The kind of a product, and how many there are in a batch."""
+    """The kind of a product, and the number of products in its batch."""
     left, right = (shape(atom) for atom in equation.invars)
     (contracted, on_right), (batch, _) = equation.params["dimension_numbers"]
     pieces = prod(left[axis] for axis in batch)

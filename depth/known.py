@@ -1,7 +1,7 @@
-"""Integers that a program knows before it runs: from literals and iota, by moves and arithmetic.
+"""Integers that are known before a program runs: from literals and iota, by moves and arithmetic.
 
-They say where an index points, and how often a loop makes a trip. They are evaluated when they are
-asked for, so arrays that nobody asks for cost nothing.
+They determine indices and trip counts. They are evaluated lazily, so arrays that are not needed
+cost nothing.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Known:
         self._found: dict[Any, Array | None] = {}
 
     def value(self, atom: Any, depth: int = 0) -> Array | None:
-        """The value of an operand; None if it is not known, or no integers or booleans."""
+        """The value of an operand; None if it is unknown, or not integer or boolean."""
         dtype = getattr(atom.aval, "dtype", None)
         is_integer = isinstance(dtype, np.dtype) and dtype.kind in "iub"
         if not is_integer or atom.aval.size > LARGEST or depth > DEEPEST:

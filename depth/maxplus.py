@@ -1,6 +1,6 @@
 """Max-plus algebra in integers.
 
-A program's outputs as maxima of its inputs, each later by a fixed depth.
+The times of a program's outputs as maxima over its inputs, each plus a fixed depth.
 
 A straight-line program that waits for all operands of each operation is an affine map of max-plus
 algebra: output ``o`` is ready at ``max_i(M[o, i] + ready[i])``, where ``M[o, i]`` is the longest
@@ -8,8 +8,8 @@ path from input ``i`` to output ``o``, and minus infinity where there is none.  
 another are products of such matrices, and a loop of L trips is a power, taken by repeated squaring.
 (Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity", 1992, chapter 3.)
 
-Minus infinity is an integer so low that no path of the program lifts it to where numbers are; where
-64 bits are too few for that, arrays hold Python's integers, which have no limit.
+Minus infinity is an integer so low that no path of the program raises it to the range of numbers;
+if 64 bits do not suffice, arrays hold Python integers, which are unbounded.
 """
 
 from collections import Counter
@@ -39,13 +39,13 @@ class Algebra(NamedTuple):
         return np.full(shape, self.never, self.dtype)
 
     def identity(self, n: int) -> Array:
-        """The matrix that passes each of ``n`` values on as it is."""
+        """The identity matrix for ``n`` values."""
         eye = self.nothing(n, n)
         eye[np.arange(n), np.arange(n)] = 0
         return eye
 
     def tidy(self, values: Array) -> Array:
-        """The values with minus infinity written in one way."""
+        """The values with a canonical minus infinity."""
         return np.where(values < self.threshold, self.never, values)
 
     def product(self, a: Array, b: Array) -> Array:
@@ -85,9 +85,9 @@ class Power:
 
     Which entries of ``matrix`` make up a path.
 
-    Squares are kept, so that a path of length 2^k is found from two of length 2^(k-1), and all
-    paths that run along the same piece are followed once.  There are at most n^2 log2(exponent)
-    pieces, however long the paths are.
+    Squares are stored, so that a path of length 2^k is found from two of length 2^(k-1), and all
+    paths with a common segment are followed once.  There are at most n^2 log2(exponent) segments,
+    for paths of any length.
     """
 
     def __init__(self, algebra: Algebra, matrix: Array, exponent: int):

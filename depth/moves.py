@@ -1,4 +1,4 @@
-"""Primitives that only move elements: what they do to an array of anything, numbers or labels."""
+"""Primitives that only move elements, applied to arrays of numbers or labels."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ Array = NDArray[Any]
 
 
 def same(equation: Any, arrays: list[Array]) -> list[Array]:
-    """Each operand as it is."""
+    """The operands, unchanged."""
     return arrays
 
 

@@ -1,4 +1,4 @@
-"""How deep a program is, output by output, and which operations make it so deep."""
+"""The depth of a program, by output, and the operations on its critical path."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -14,9 +14,21 @@ from depth.primitives import primitive
 
 @dataclass(frozen=True)
 class Operations:
-    """Equations of one primitive from one source line that lie on the critical path.
+    """The equations of one primitive and source line on the critical path of a `Cost`.
 
-    ``count`` of them make up ``depth`` of it; ``work`` and ``bytes`` are theirs together.
+    Attributes:
+        primitive: The name of the primitive.
+        location: The source line.
+        count: The number of equations on the path.
+        depth: Their depth in all, in operations.
+        work: Their arithmetic operations in all.
+        bytes: The bytes that they read and write in all.
+
+    Example:
+        >>> import depth, jax, jax.numpy as jnp
+        >>> cost = depth.analyze(jnp.sin, jax.ShapeDtypeStruct((8,), "float32"))
+        >>> cost.critical_path[0].primitive, cost.critical_path[0].work
+        ('sin', 8)
     """
 
     primitive: str
@@ -27,7 +39,7 @@ class Operations:
     bytes: int
 
     def plus(self, other: "Operations", times: int) -> "Operations":
-        """These, and ``times`` as many of the others, of the same primitive and line."""
+        """The sum of these and ``times`` the others, of the same primitive and line."""
         sums = (
             getattr(self, name) + times * getattr(other, name)
             for name in ("count", "depth", "work", "bytes")
@@ -36,9 +48,9 @@ class Operations:
 
 
 class Paths:
-    """The longest paths through a graph, found when they are first asked for.
+    """The longest paths through a graph, computed when they are first accessed.
 
-    Copies that were pickled hold plain data: what was found, and no jaxpr.
+    Pickled copies hold the computed results and no jaxpr.
     """
 
     def __init__(self, block: Block, structure: Any = None):
@@ -69,7 +81,7 @@ class Paths:
 
     @cached_property
     def critical_path(self) -> tuple[Operations, ...]:
-        """What a longest path is made of, the deepest first."""
+        """The operations on a longest path, those of the most depth first."""
         if not self._depths:
             return ()
         latest = self._depths.index(self.depth)
@@ -77,7 +89,7 @@ class Paths:
 
 
 def deepest_first(rows: list[Operations]) -> tuple[Operations, ...]:
-    """Operations in the order in which they are shown."""
+    """Operations in the order of the printed table."""
     return tuple(sorted(rows, key=lambda row: (-row.depth, row.primitive, row.location)))
 
 

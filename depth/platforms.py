@@ -1,4 +1,4 @@
-"""Where jax computes if nothing else is said, and the platforms of this process."""
+"""The default device of jax, and the platforms of this process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _COMPILED_FOR: ContextVar[str | None] = ContextVar("compiled_for", default=None)
 
 
 def chosen_device() -> jax.Device | str | None:
-    """What jax is told to compute on by default: a device or a platform, if anything."""
+    """The configured default of jax: a device, a platform, or None."""
     chosen: jax.Device | str | None = jax.config.jax_default_device  # type: ignore[attr-defined]
     return chosen
 
@@ -31,9 +31,9 @@ def default_device() -> jax.Device:
 
 @contextmanager
 def compiled_for(platform: str) -> Iterator[None]:
-    """Programs traced in here are compiled for another platform, which may be absent here.
+    """A context in which programs are traced for another platform, which may be absent.
 
-    What jax has traced before, a function under `jax.jit` say, it does not trace again.
+    Functions that jax has traced before, for example under `jax.jit`, are not retraced.
     """
     token = _COMPILED_FOR.set(platform)
     try:
@@ -56,7 +56,7 @@ def platforms() -> tuple[str, ...]:
 
 
 def platform() -> str:
-    """The platform that programs are made for where they are the same for all.
+    """The platform for programs that do not depend on it.
 
     The first of `platforms`.
     """

@@ -1,9 +1,9 @@
 """The seconds that a program of kernels and loops takes on a `Device`.
 
-Kernels run one after another, each for the time that the slowest of three takes: its launch, its
-arithmetic, its memory traffic.  Loops take that of their body as often as they iterate.  (Brent's
-bound, work over processors plus span, is this with one kernel for each level of the program;
-Williams, Waterman and Patterson's roofline, 2009, is this for one kernel.)
+Kernels run in order. The time of each is the maximum of three: its launch, its arithmetic, its
+memory traffic.  The time of a loop is that of its body times the trips.  (Brent's bound, work over
+processors plus span, is this with one kernel for each level of the program; Williams, Waterman and
+Patterson's roofline, 2009, is this for one kernel.)
 """
 
 import math
@@ -11,13 +11,13 @@ import math
 from depth.device import Device
 from depth.kernels import Choice, Kernel, Loop, Program
 
-CROWD = 8  # kernels in a trip; a longer list of them is executed by the thread pool of XLA on a CPU
-# On accelerators: what several steps do is one kernel, but for products that are not small; so many
-# steps, counted in programs compiled for an H200, of which `python -m experiments kernels` has
-# some.
+CROWD = 8  # kernels in a trip; on a CPU, XLA runs more of them on its thread pool
+# On accelerators several steps are fused to one kernel, except for products that are not small;
+# this many steps, counted in programs compiled for an H200; `python -m experiments kernels`
+# contains some.
 UNROLLED, FUSED_STEPS, FUSED_PRODUCT = "unrolled loop", 4, 4096  # operations
 SHORT = 4  # terms of a short vector product
-# Kernels in every trip that are not the program's: the counter, its copy, a copy of the carry.
+# Additional kernels in every trip: the counter, its copy, a copy of the carry.
 BESIDE = 3
 
 
@@ -58,7 +58,7 @@ class Seconds:
         return self.program(part, place)
 
     def _place(self, body: Program, unroll: int) -> str:
-        """How a loop runs: unrolled, as one piece, kernel by kernel, or by threads."""
+        """How a loop runs: unrolled, as one function, kernel by kernel, or on a thread pool."""
         small = self.device.small_loop
         if unroll > 1 and not small:
             return UNROLLED
@@ -73,7 +73,7 @@ class Seconds:
     def kernel(self, kernel: Kernel, place: str) -> float:
         """Seconds of one kernel: its launch, and the longer of its arithmetic and its traffic."""
         device = self.device
-        # XLA on a CPU calls no library for many products with vectors: they are sums of products,
+        # On a CPU, XLA calls no library for batches of vector products: they are sums of products,
         # with no call for each.
         inline = bool(device.small_loop) and kernel.kind == "vector product" and kernel.pieces > 1
         work = 0.0

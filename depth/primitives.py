@@ -1,19 +1,19 @@
-"""The table of primitives: what every reader of jaxprs needs to know, entered once for each.
+"""The table of primitives: the properties that readers of jaxprs need, entered once for each.
 
-The kind of a primitive says what its results depend on, so that a reader has one rule for each
-kind, and one for each primitive that it treats in a way of its own.  What is not in the table is
-`UNKNOWN`: each reader refuses it, or expects the worst.
+The kind of a primitive determines what its results depend on, so that a reader has one rule for
+each kind, and one for each primitive that it treats specially.  A primitive that is not in the
+table is `UNKNOWN`: each reader rejects it, or assumes the worst case.
 
 Depth and work follow from the equation.  The depths are those published by
 google-deepmind/serial_depth: inputs and constants 0, moving data 0, elementwise 1, a reduction or a
-cumulative operation over N elements ceil(log2 N), a product with K contracted elements
-1 + ceil(log2 K).  What those leave open follows by analogy and is said here, kind by kind.  Casts
-and iota count 1, a select among n cases ceil(log2 n).  An axis of size 0 or 1 needs no reduction;
-an elementwise operation counts 1 whatever its size.
+cumulative operation over N elements ceil(log2 N), a product with K contracted elements 1 +
+ceil(log2 K).  Other primitives follow by analogy, as stated here for each kind.  Casts and iota
+count 1, a select among n cases ceil(log2 n).  An axis of size 0 or 1 needs no reduction; an
+elementwise operation counts 1 whatever its size.
 
 Work is the number of arithmetic operations: one for each element of an elementwise result, two for
 each product and addition of a contraction, one for each combination of a reduction.  A primitive
-that holds programs counts as these do: `depth.structures`.
+that contains programs counts as these do: `depth.structures`.
 """
 
 from collections.abc import Callable
@@ -29,34 +29,33 @@ NONE, ONE = constant(0), constant(1)
 
 
 class Primitive(NamedTuple):
-    """What is known of a primitive.
+    """The properties of a primitive.
 
     Attributes:
-        kind: what the results depend on.
-            "elementwise": each entry on the same entries of the operands, which are scalars, or
-            have the shape of the result or axes of size 1 in its place. "move": results are entries
-            of the operands. "reduction", "cumulative", "sort", "window", "factorization" (of the
-            last two axes; those before are batch axes), "product", "scatter" (updates are combined
-            with what is there), "random", "collective" (between devices), "effect" (no results).
-            "call": the results of the program that it holds. "derivative rule": such a call, with
-            derivatives of its own. "loop", "branch", "program": other programs inside. "reference":
-            mutable arrays. "opaque": not visible.
-        depth: of an equation; of programs inside, what they add to theirs.
+        kind: what the results depend on. "elementwise": each entry on the same entries of the
+            operands, which are scalars, or have the shape of the result or axes of size 1 in its
+            place. "move": results are entries of the operands. "reduction", "cumulative", "sort",
+            "window", "factorization" (of the last two axes; those before are batch axes),
+            "product", "scatter" (updates are combined with the old elements), "random",
+            "collective" (between devices), "effect" (no results). "call": the results of its inner
+            program. "derivative rule": such a call, with its own derivatives. "loop", "branch",
+            "program": other inner programs. "reference": mutable arrays. "opaque": not visible.
+        depth: of an equation; with inner programs, in addition to theirs.
         work: of an equation.
-        bound: why the depth is a lower bound only; "" where it is exact.
+        bound: why the depth is only a lower bound; "" if it is exact.
         numpy: ``(equation, operands) -> results``, for moves of anything, and for elementwise
             arithmetic of integers.
-        in_place: each entry is made of those in the same place: it may be computed after a cut as
+        in_place: each entry depends on those at the same index: it may be computed after a slice as
             well as before.
         inlines: the call may be replaced by what it calls.
-        transcendental: a processor has no instruction for it.
+        transcendental: processors have no instruction for it.
         free: it reads and writes nothing once it is compiled.
-        reorders: the order of elements in memory, or their neighbours, change.
-        cuts: of the first operand only a part is read, as much as comes out.
+        reorders: it changes the order of elements in memory, or their neighbours.
+        cuts: it reads only a part of the first operand, of the size of the result.
         updates: the operand that replaces a part of the first, in place.
-        linear: the floating operands in which it is linear, others being data. "jointly": all
-            together; "each": each, but no two of them together; "first", "last": this one. "": none
-            that is known.
+        linear: the floating operands in which it is linear; others are data. "jointly": all
+            together; "each": each, but no two of them jointly; "first", "last": this one. "": none
+            is known.
     """
 
     kind: str
@@ -81,7 +80,7 @@ UNKNOWN = Primitive(
 
 
 def primitive(equation: Any) -> Primitive:
-    """What is known of the primitive of an equation."""
+    """The properties of the primitive of an equation."""
     return PRIMITIVES.get(equation.primitive.name, UNKNOWN)
 
 
@@ -94,19 +93,19 @@ def enter(names: str, kind: str, depth: Count = NONE, work: Count = NONE, **know
 
 
 def linear(**ways: str) -> None:
-    """Say of primitives that are entered in which of their operands they are linear."""
+    """Set the operands in which primitives of the table are linear."""
     for way, names in ways.items():
         for name in names.split():
             PRIMITIVES[name] = PRIMITIVES[name]._replace(linear=way)
 
 
 def elementwise(names: str, depth: Count = ONE, **known: Any) -> None:
-    """Enter what computes each entry from the same entries of its operands."""
+    """Enter elementwise primitives."""
     enter(names, "elementwise", depth, results, in_place=True, **known)
 
 
 def arithmetic(**functions: Callable[..., Any]) -> None:
-    """Enter elementwise primitives with what they are for integers, in numpy."""
+    """Enter elementwise primitives with their numpy functions for integers."""
     for name, function in functions.items():
         elementwise(name.rstrip("_"), numpy=_elementwise(function))
 
@@ -116,12 +115,12 @@ def _elementwise(function: Callable[..., Any]) -> Callable[[Any, list[Array]], l
 
 
 def move(names: str, numpy: Any = None, **known: Any) -> None:
-    """Enter what moves entries."""
+    """Enter a primitive that moves entries."""
     enter(names, "move", numpy=numpy, **known)
 
 
 def product(names: str, contracted: Count) -> None:
-    """Enter a product, by how many elements each element of its result is contracted from."""
+    """Enter a product, by the number of terms of each element of its result."""
     enter(
         names,
         "product",
@@ -131,14 +130,14 @@ def product(names: str, contracted: Count) -> None:
 
 
 def opaque(names: str, bound: str, depth: Count = ONE, work: Count = results) -> None:
-    """Enter what cannot be looked into, and why its depth is a lower bound."""
+    """Enter opaque primitives, and why their depth is a lower bound."""
     enter(names, "opaque", depth, work, bound=bound)
 
 
 def holder(names: str, kind: str, **known: Any) -> None:
-    """Enter what holds programs or references.
+    """Enter primitives with inner programs or references.
 
-    It costs what they do, or, where they are not visible, an operation.
+    They cost what these cost, or, if they are not visible, one operation.
     """
     enter(names, kind, NONE, elements, **known)
 
@@ -195,7 +194,7 @@ def _iota(equation: Any, operands: list[Array]) -> list[Array]:
 
 elementwise("select_n", lambda equation: ceil_log2(len(equation.invars) - 1), numpy=_select)
 enter("iota", "elementwise", ONE, results, numpy=_iota)  # from nothing: not in place
-# A generator of random bits is taken as one elementwise operation on a counter.
+# A generator of random bits counts as one elementwise operation on a counter.
 enter(
     """
     philox2x32 philox4x32 random_bits random_fold_in random_seed random_split rng_bit_generator
@@ -277,7 +276,7 @@ enter(
     lambda equation: ceil_log2(counts.window(equation)) + ceil_log2(counts.overlap(equation)),
     lambda equation: size(equation.invars[0]) * counts.window(equation),
 )
-# All updates could fall on one element: a reduction over them and the operand's own.
+# All updates could fall on one element: a reduction over them and the operand's own element.
 enter(
     "scatter-add scatter-max scatter-min scatter-mul scatter-sub",
     "scatter",
@@ -285,7 +284,7 @@ enter(
     lambda equation: size(equation.invars[-1]),
     updates=2,
 )
-# As the selection of the k largest, sorting is taken as a tree over the axis.
+# Like the selection of the k largest, sorting counts as a tree over the axis.
 enter(
     "approx_top_k sort top_k",
     "sort",

@@ -1,6 +1,6 @@
 """From a jaxpr to its graph.
 
-Every equation becomes a node, and every program inside one a graph of its own, made once.
+Every equation becomes a node, and every inner program a graph of its own, built once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,19 @@ from depth.trips import trip_count
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something that makes the depth a lower bound.
+    """A part of a program that makes its depth a lower bound: an entry of ``Cost.unknown``.
 
-    Which primitive, where, and what could not be known.
+    Attributes:
+        primitive: The name of the primitive.
+        location: The source line.
+        reason: What is unknown.
+
+    Example:
+        >>> import depth, jax
+        >>> halve = lambda x: jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
+        >>> cost = depth.analyze(halve, jax.ShapeDtypeStruct((), "float32"))
+        >>> cost.exact, cost.unknown[0].primitive
+        (False, 'while')
     """
 
     primitive: str
@@ -44,7 +54,7 @@ TripCounts = int | Mapping[str, int] | None
 
 
 class Reader:
-    """Reads the jaxprs of one program. What it finds is kept for that program only."""
+    """Reads the jaxprs of one program, with caches for that program only."""
 
     def __init__(self, trip_counts: TripCounts = None):
         self.trip_counts = trip_counts
@@ -62,8 +72,8 @@ class Reader:
     ) -> Block:
         """The graph of ``jaxpr``.
 
-        ``caller`` stands for equations without a line of their own, ``axes`` are the sizes of named
-        axes, and ``known`` the values of inputs that are known integers.
+        ``caller`` is the line of equations without their own, ``axes`` are the sizes of named axes,
+        and ``known`` the values of inputs that are known integers.
         """
         jaxpr = without_constants(jaxpr)
         values = tuple(known) if known and self._has_loop(jaxpr) else (None,) * len(jaxpr.invars)
@@ -73,7 +83,7 @@ class Reader:
         return self._blocks[key]
 
     def next_order(self) -> int:
-        """A number higher than those of all blocks made so far."""
+        """A number higher than those of all existing blocks."""
         return len(self._blocks)
 
     def count_trips(
@@ -161,19 +171,19 @@ class _Read:
         known: Sequence[int | None] | None = None,
         axes: Mapping[str, int] | None = None,
     ) -> Block:
-        """The graph of a program that ``equation`` holds."""
+        """The graph of an inner program of ``equation``."""
         return self.reader.block(
             jaxpr, location(equation, self.caller), {**self.axes, **(axes or {})}, known
         )
 
     def note(self, equation: Any, reason: str) -> None:
-        """Remember what could not be known of ``equation``."""
+        """Record that a property of ``equation`` is unknown."""
         self.reader.unknown[
             Unknown(equation.primitive.name, location(equation, self.caller), reason)
         ] = None
 
     def lose(self, atoms: Sequence[Any]) -> None:
-        """Take the references among ``atoms``, which could not be followed, as known from START."""
+        """Treat references among ``atoms`` that could not be followed as known from START."""
         self.slot.update({atom: START for atom in atoms if is_reference(atom)})
 
     def node(
@@ -197,7 +207,7 @@ class _Read:
         )
 
     def leaf(self, equation: Any, depth: int, work: int) -> None:
-        """An equation whose results all are ``depth`` later than its latest operand."""
+        """Add an equation whose results are ``depth`` later than its latest operand."""
         self.node(equation, equation.invars, equation.outvars, depth)
         self.count(equation, work)
 
@@ -237,7 +247,7 @@ class _Read:
         return self.reader.count_trips(equation, operands, location(equation, self.caller))
 
     def enter(self, equation: Any, transfer: Any, results: Sequence[Any] | None = None) -> None:
-        """Add a node that holds programs; ``results`` where it also changes references."""
+        """Add a node with inner programs; ``results`` if it also changes references."""
         self.node(
             equation, equation.invars, equation.outvars if results is None else results, 0, transfer
         )

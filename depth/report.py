@@ -1,4 +1,4 @@
-"""Numbers, times and tables in words: what all that this project prints is made of."""
+"""Formatting of numbers, times and tables, for everything that this project prints."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ NUMBER = re.compile(r"(>= )?[-+]?(\d[\d,.]*(e[-+]?\d+)?|nan|inf)( ?[a-zA-Z%/]+)?
 
 
 def count(value: float) -> str:
-    """A number with its thousands set apart while it is short; 1.23e+18 when it is long."""
+    """A number with thousands separators if it is short, else as 1.23e+18."""
     return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.3g}"
 
 
@@ -54,16 +54,15 @@ def device_table(device: Device) -> str:
 def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "", indent: int = 0
 ) -> str:
-    """A table as plain text: two blanks between columns, none at the ends of lines.
+    """A table as plain text: two spaces between columns, none at the end of a line.
 
     Args:
-        header: Names of the columns; empty for a table without.
+        header: Names of the columns; empty for none.
         rows: Cells. A row may be shorter than others: one cell is the heading of a section, none a
             blank line.
-        align: A "<" or ">" for each column, to the left or to the right. Columns that it does not
-            name stand to the right if all that is in them are numbers, with or without a unit; else
-            to the left.
-        indent: Blanks before the first column.
+        align: A "<" or ">" for each column, left or right. Other columns are right-aligned if all
+            their cells are numbers, with or without a unit; else left-aligned.
+        indent: Spaces before the first column.
 
     Example:
         >>> print(table(("run", "ms"), [("scan", "1.23"), ("newton", "20")]))

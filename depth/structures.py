@@ -1,6 +1,6 @@
-"""Equations that hold programs or write to references.
+"""Equations with inner programs or references.
 
-One function each, which adds their nodes to the graph being read.
+One function for each kind, which adds the nodes to the graph.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def enters(*names: str) -> Callable[[Enter], Enter]:
 
 
 def run(reading: Any, equation: Any, jaxpr: Any) -> None:
-    """Add a program that takes the operands as they are and returns the results as they are."""
+    """Add a program whose inputs are the operands and whose outputs are the results."""
     enter_call(reading, equation, reading.inner(equation, jaxpr, reading.integers(equation)))
 
 
@@ -89,7 +89,7 @@ def shard_map(reading: Any, equation: Any) -> None:
 
 @enters("custom_linear_solve")
 def custom_linear_solve(reading: Any, equation: Any) -> None:
-    """What runs is ``solve``, with its constants and the right-hand sides."""
+    """Add ``solve``, with its constants and the right-hand sides."""
     lengths, jaxprs = equation.params["const_lengths"], equation.params["jaxprs"]
     first = lengths.matvec + lengths.vecmat
     sources = [*range(first, first + lengths.solve), *range(sum(lengths), len(equation.invars))]
@@ -99,7 +99,7 @@ def custom_linear_solve(reading: Any, equation: Any) -> None:
 
 @enters("call_hi_primitive", "call_hi_primitive_linearized")
 def call_hi_primitive(reading: Any, equation: Any) -> None:
-    """A primitive that says itself which program it stands for."""
+    """A primitive that expands to a program."""
     primitive = equation.params.get("_prim")
     try:
         avals = [atom.aval for atom in equation.invars]
@@ -124,16 +124,16 @@ def call_hi_primitive(reading: Any, equation: Any) -> None:
 
 
 def lose(reading: Any, equation: Any, block: Block, first: int) -> None:
-    """Note it if a branch or a loop writes to references, its operands from number ``first`` on.
+    """Record if a branch or a loop writes to references among its operands from ``first`` on.
 
-    Only calls hand back what references hold in the end. What they held before may be later than
-    that, so it is no bound.
+    Only calls return the final contents of references. Their earlier contents may be later than
+    that, so they are not a bound.
     """
     written = [equation.invars[first + i] for i, end in block.references.items() if end != 1 + i]
     if written:
         reading.note(
             equation,
-            "it writes to a mutable reference, and what is read from that later does not wait",
+            "it writes to a mutable reference, and later reads of it are not made to wait",
         )
         reading.lose(written)
 
@@ -211,7 +211,7 @@ def while_loop(reading: Any, equation: Any) -> None:
 
 
 def combining(reading: Any, equation: Any, parameter: str = "jaxpr") -> int:
-    """The depth of the program by which a reduction combines two elements."""
+    """The depth of the program that combines two elements in a reduction."""
     block = reading.inner(equation, equation.params[parameter])
     algebra = Algebra.up_to(block.longest)
     ready = block.ready(algebra, [0] * (block.inputs + 1))
@@ -234,7 +234,7 @@ def reduce_window(reading: Any, equation: Any) -> None:
 
 @enters("select_and_scatter")
 def select_and_scatter(reading: Any, equation: Any) -> None:
-    """A selection from every window, then a tree over the windows that an element lies in."""
+    """A selection from every window, then a tree over the windows that contain an element."""
     selecting = ceil_log2(window(equation)) * combining(reading, equation, "select_jaxpr")
     adding = ceil_log2(overlap(equation)) * combining(reading, equation, "scatter_jaxpr")
     reading.leaf(equation, selecting + adding, window(equation) * size(equation.invars[1]))
@@ -245,15 +245,15 @@ def select_and_scatter(reading: Any, equation: Any) -> None:
 
 @enters("new_ref", "empty_ref", "get", "freeze")
 def move(reading: Any, equation: Any) -> None:
-    """Into a reference, or out of it."""
+    """Read or write a reference."""
     reading.leaf(equation, 0, 0)
 
 
 @enters("swap", "masked_swap")
 def swap(reading: Any, equation: Any) -> None:
-    """What the reference held comes out.
+    """Return the contents of a reference, and replace them.
 
-    Afterwards it is as late as what was written, and as what of it was kept.
+    Afterwards it is as late as the written value, and as the part of it that is kept.
     """
     reference, value, *rest = equation.invars
     whole = size(value) == prod(reference.aval.inner_aval.shape) and not rest
@@ -264,16 +264,16 @@ def swap(reading: Any, equation: Any) -> None:
 
 @enters("addupdate", "accum_grad_in_ref")
 def add_update(reading: Any, equation: Any) -> None:
-    """The reference is added to."""
+    """Add to a reference."""
     reading.node(equation, equation.invars, [equation.invars[0]], 1)
     reading.count(equation, size(equation.invars[1]))
 
 
 @enters("run_state")
 def run_state(reading: Any, equation: Any) -> None:
-    """A program on references that are made from the operands.
+    """A program on references that are initialised by the operands.
 
-    Its results are what these hold in the end.
+    Its results are their final contents.
     """
     block = reading.inner(equation, equation.params["jaxpr"])
     if block.inputs != len(equation.invars) or len(block.references) != len(equation.outvars):
@@ -312,11 +312,11 @@ def pallas_call(reading: Any, equation: Any) -> None:
 
 @enters("reference")
 def foreign(reading: Any, equation: Any) -> None:
-    """What keeps state that is not followed."""
+    """A primitive with state that is not followed."""
     opaque(reading, equation, "it keeps state that is not followed; counted as one operation")
 
 
 def _unroll(equation: Any) -> int:
-    """How many steps of a scan are one trip of its loop."""
+    """The number of steps of a scan in one trip of its loop."""
     unroll, length = equation.params.get("unroll", 1), equation.params["length"]
     return max(1, length if unroll is True else min(int(unroll), length))

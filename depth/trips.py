@@ -1,8 +1,8 @@
-"""The number of trips of a while loop, where the program itself proves it.
+"""The number of trips of a while loop, if it is provable from the program.
 
-The proof follows integers: what in the condition and in the body is the counter plus a constant, or
-a constant.  A loop counts if its condition compares such a counter with such a constant, and its
-body adds a constant to the counter.
+The proof follows integers in the condition and the body that are the counter plus a constant, or a
+constant.  The number is provable if the condition compares such a counter with such a constant, and
+the body adds a constant to the counter.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 
 
 class Affine(NamedTuple):
-    """The input ``source`` plus ``offset``; the constant ``offset`` where ``source`` is None.
+    """The input ``source`` plus ``offset``; the constant ``offset`` if ``source`` is None.
 
     ``via`` are the offsets and dtypes of this value and of those that it was computed from:
         integers wrap around, so it is
@@ -80,7 +80,7 @@ def copies(equation: Any) -> bool:
 
 
 def follow(jaxpr: Any, inputs: list[Value]) -> list[Value]:
-    """What is known of each result, given what is known of each input."""
+    """The known form of each result, given that of each input."""
     known = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, inputs, strict=True))
     return interpret(jaxpr, known, jaxpr.outvars, _results, _constant)
 
@@ -116,7 +116,7 @@ def _result(equation: Any, operands: list[Value]) -> Value:
 
 
 def _made(source: int | None, offset: int, operands: list[Affine], equation: Any) -> Affine | None:
-    """A new integer; None where it is no integer, or a constant that does not fit."""
+    """A new integer; None if it is not an integer, or a constant that overflows."""
     if not is_integer(equation.outvars[0]):
         return None
     dtype = equation.outvars[0].aval.dtype
@@ -127,9 +127,9 @@ def _made(source: int | None, offset: int, operands: list[Affine], equation: Any
 
 
 def trip_count(equation: Any, operands: list[int | None]) -> int | None:
-    """The number of trips of a ``while`` equation, given what is known of its operands.
+    """The number of trips of a ``while`` equation, given its known operands.
 
-    None where it is not proven.
+    None if it is not provable.
     """
     params = equation.params
     n_condition, n_body = params["cond_nconsts"], params["body_nconsts"]

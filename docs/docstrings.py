@@ -1,17 +1,24 @@
-"""Docstrings as the reference shows them: examples and tables as code, public names as links."""
+"""Docstrings and signatures for the reference.
 
+Examples and tables become code, public names become links, and signatures show values instead of
+the names of constants and type aliases.
+"""
+
+import ast
 import re
 from typing import Any
 
-from griffe import Extension
+from griffe import AliasResolutionError, Extension
 
 EXAMPLE = re.compile(r"^Example(?:, (?P<which>.*))?:$")
 EDGE = re.compile(r"^=+( +=+)+$")
 NAME = re.compile(r"(?<![`\[])`(?:deeppcr\.|depth\.)?(?P<name>\w+)`(?!`)")
+WORD = re.compile(r"(?<![\w.\"'])[A-Z]\w*")
+ALIASES = ("|", "Literal[", "Callable[")  # what the value of a type alias contains
 
 
 class Docstrings(Extension):
-    """Rewrites the docstrings of a package once it is loaded."""
+    """Rewrites the docstrings and signatures of a package once it is loaded."""
 
     def on_package(self, *, pkg: Any, **_: Any) -> None:
         """See `griffe.Extension`."""
@@ -19,18 +26,50 @@ class Docstrings(Extension):
         for name in pkg.exports:
             if not pkg[name].is_module:
                 public[name] = f"{pkg.path}.{name}"
-            elif name in pkg[name].members:  # a function that has the name of its module
+            elif name in pkg[name].members:  # a function with the name of its module
                 public[name] = f"{pkg.path}.{name}.{name}"
         rewrite(pkg, lambda found: link(found, public))
 
 
 def rewrite(of: Any, link: Any) -> None:
-    """What is written about ``of`` and about everything in it."""
+    """Rewrite the docstring and signature of ``of``, and those of its members."""
     if of.docstring:
         of.docstring.value = NAME.sub(link, "\n".join(as_markdown(of.docstring.value.split("\n"))))
+    if of.is_function:
+        for parameter in of.parameters:
+            parameter.annotation = spelled_out(parameter.annotation, of)
+            parameter.default = spelled_out(parameter.default, of)
+        of.returns = spelled_out(of.returns, of)
+    elif of.is_attribute and of.parent.is_class:  # a field of a dataclass
+        of.annotation, of.value = spelled_out(of.annotation, of), spelled_out(of.value, of)
     for member in of.members.values():
         if not member.is_alias:
             rewrite(member, link)
+
+
+def spelled_out(expression: Any, of: Any) -> Any:
+    """An expression of a signature, with the values of constants and type aliases in it."""
+    if expression is None:
+        return None
+    text = str(expression)
+    written = WORD.sub(lambda found: value_of(found[0], of) or found[0], text)
+    return expression if written == text else written
+
+
+def value_of(name: str, of: Any) -> str | None:
+    """The value of a number or type alias that ``name`` is in the module of ``of``."""
+    try:
+        found = of.module[name]
+        target = found.final_target if found.is_alias else found
+        value = str(target.value)
+    except (KeyError, AttributeError, AliasResolutionError):  # no constant, or not of this package
+        return None
+    if any(sign in value for sign in ALIASES):
+        return str(spelled_out(value, target))
+    try:
+        return str(ast.literal_eval(value))
+    except (ValueError, SyntaxError):
+        return None
 
 
 def link(found: re.Match[str], public: dict[str, str]) -> str:
@@ -40,19 +79,19 @@ def link(found: re.Match[str], public: dict[str, str]) -> str:
 
 
 def as_markdown(lines: list[str]) -> list[str]:
-    """Sections of examples by the name that the parser knows, and tables between fences."""
-    edges = [place for place, line in enumerate(lines) if EDGE.match(line)]
+    """Sections of examples with the heading that the parser expects, and tables as code."""
+    edges = [index for index, line in enumerate(lines) if EDGE.match(line)]
     rewritten = []
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if found := EXAMPLE.match(line):
             rewritten += [
                 "Examples:",
                 *([f"    {found['which'].capitalize()}:", ""] if found["which"] else []),
             ]
-        elif place in edges[::3]:  # a table has three: above its head, below it, and at its end
+        elif index in edges[::3]:  # a table has three: above its head, below it, and at its end
             rewritten.append("```text")
-        elif place in edges[2::3]:
+        elif index in edges[2::3]:
             rewritten.append("```")
-        elif place not in edges:
+        elif index not in edges:
             rewritten.append(line)
     return rewritten

@@ -1,4 +1,4 @@
-"""What is in the running for a chain, and what each candidate is expected to cost on a device."""
+"""The candidates for a chain, and the predicted cost of each on a device."""
 
 import dataclasses
 import math
@@ -32,17 +32,17 @@ LATENCIES: dict[str, Any] = dict.fromkeys(
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One way to run a chain, or to differentiate it.
+    """One combination of a method and an adjoint for a chain.
 
     Attributes:
-        method: how its states are found.
-        adjoint: how it is differentiated; None if it is not.
-        cost: depth, work and traffic of all of it.
-        memory: bytes beside the chain's own arrays, about.
-        seconds: predicted, on the device that was asked about.
-        iterations: of Newton's method; 0 without.
-        iteration_seconds: what one of them takes.
-        measured: seconds that a trial took, if there was one.
+        method: the method.
+        adjoint: the adjoint; None for a forward pass.
+        cost: its depth, work and traffic.
+        memory: approximate bytes of intermediate arrays.
+        seconds: the predicted time on the device.
+        iterations: of Newton's method; 0 for others.
+        iteration_seconds: the predicted time of one iteration.
+        measured: the measured seconds of a trial; None without one.
     """
 
     method: Fixed
@@ -56,12 +56,12 @@ class Candidate:
 
     @property
     def time(self) -> float:
-        """Seconds: measured, if they were, else predicted."""
+        """Seconds, measured if available, else predicted."""
         return self.seconds if self.measured is None else self.measured
 
     @property
     def name(self) -> str:
-        """In a few words."""
+        """A short name."""
         method = "sequential"
         if isinstance(self.method, Newton):
             method = f"Newton, {self.method.linearize}, {name_of(self.method.linear)}"
@@ -78,20 +78,20 @@ class Candidate:
 
 
 def speedup(candidate: Candidate, sequential: Candidate) -> float:
-    """How many times faster: by what was measured, if both were."""
+    """The speedup, by measured times if both are available."""
     if candidate.measured is not None and sequential.measured is not None:
         return sequential.measured / candidate.measured
     return sequential.seconds / candidate.seconds
 
 
 def busy_seconds(cost: Cost, device: Device) -> float:
-    """The time of the arithmetic alone: nothing waits, and small products are as fast as large."""
+    """The time of the arithmetic: no latencies, small products at the rate of large ones."""
     rates = {**device.vector_rates, "contraction": max(device.rates.values())}
     return cost.seconds(device.replace(**LATENCIES, vector_rates=rates))
 
 
 def least_seconds(cost: Cost, device: Device) -> float:
-    """The arithmetic at the highest of all rates: no program that contains it is faster."""
+    """The time of the arithmetic at the highest rate: a lower bound."""
     return cost.work / max(*device.rates.values(), *device.vector_rates.values())
 
 
@@ -100,13 +100,13 @@ class Candidates:
     """The candidates for one chain on one device.
 
     Attributes:
-        costs: of the chain.
-        device: a model of it.
-        iterations: of Newton's method with exact Jacobians, if the caller knows; None for the
-            default, 4 + log2(L) / 2, which is what chains take that do not amplify differences.
-        memory: bytes that Jacobian blocks may take; None for what this machine has.
-        only: the one method beside the sequential program; None for all that may pay off.
-        trials: seconds that candidates took when they were tried, by name.
+        costs: the costs of the chain's parts.
+        device: the device model.
+        iterations: Newton iterations with exact Jacobians, if the caller knows; None for the
+            default, 4 + log2(L) / 2, which is typical of contracting chains.
+        memory: bytes that Jacobian blocks may take; None for the default of this machine.
+        only: the one method to compare with the sequential program; None for all that may pay off.
+        trials: measured seconds of candidates, by name.
     """
 
     costs: ChainCosts
@@ -122,7 +122,7 @@ class Candidates:
     # -- forward ----------------------------------------------------------------------------------
 
     def given(self, method: Fixed) -> Candidate:
-        """The method that the caller has chosen."""
+        """The method given by the caller."""
         if isinstance(method, Sequential):
             return self.sequential()
         choice = self._choice(method.linearize)
@@ -138,7 +138,7 @@ class Candidates:
         )
 
     def sequential(self) -> Candidate:
-        """The chain step by step."""
+        """The sequential program."""
         cost = self.costs.sequential
         return Candidate(Sequential(), None, cost, 0, self._seconds(cost))
 
@@ -162,7 +162,7 @@ class Candidates:
                 yield self.newton(choice, solver, self._iterations(choice))
 
     def newton(self, choice: Choice, solver: LinearSolver, iterations: int) -> Candidate:
-        """Newton's method, or a relative, in so many iterations."""
+        """Newton's method, or a quasi-Newton method, with this number of iterations."""
         costs = self.costs
         blocks, shapes = costs.blocks(choice.linearization)
         iteration = blocks + costs.solve(solver, shapes) + costs.evaluate + costs.passes(JUDGING)
@@ -182,10 +182,10 @@ class Candidates:
     def adjoints(
         self, forward: Candidate, time_limit: float = math.inf, linearize: Any = "auto"
     ) -> Iterator[Candidate]:
-        """What follows on a forward pass that keeps its trajectory, and may pay off in time.
+        """Adjoints after a forward pass that stores its trajectory.
 
-        That is backpropagation through the states, step by step or by blocks; then all other
-        gradients at once.
+        Backpropagation through the states, step by step or by blocks; then all other gradients at
+        once.
         """
         costs, chain = self.costs, self.costs.chain
         rest = costs.other_gradients
@@ -209,7 +209,7 @@ class Candidates:
             yield self._with(forward, adjoint, forward.cost + blocks + solve + rest, memory)
 
     def _iterated(self, iteration: Cost, iterations: int) -> Cost:
-        """A loop whose end depends on data, but for its first iterations."""
+        """A loop whose end depends on data, except for its first iterations."""
         with self.costs.there():
             first = ahead(iterations)
         rest = iteration.repeat(iterations - first, counted=False)
@@ -226,15 +226,15 @@ class Candidates:
     def _seconds(self, cost: Cost) -> float:
         return self.device.call_latency + cost.seconds(self.device)
 
-    # -- what there is to choose from -------------------------------------------------------------
+    # -- choices ----------------------------------------------------------------------------------
 
     @property
     def expected(self) -> int:
-        """How many iterations Newton's method is expected to take with exact Jacobians."""
+        """The expected number of Newton iterations with exact Jacobians."""
         return self.iterations or forecast_iterations(0.0, self.costs.chain.length)
 
     def _iterations(self, choice: Choice) -> int:
-        """How many iterations to expect."""
+        """The expected number of iterations."""
         expected = self.expected if choice.is_exact else QUASI * self.expected
         return min(expected, self.costs.chain.length + 1)
 
@@ -245,7 +245,7 @@ class Candidates:
         )
 
     def _is_wide(self, exact: Choice) -> bool:
-        """Whether the diagonal saves much of what exact blocks take."""
+        """Whether the diagonal is much smaller than exact blocks."""
         chain = self.costs.chain
         diagonal = Diagonal().bytes_per_step(chain.step, chain.layout)
         return exact.linearization.bytes_per_step(chain.step, chain.layout) >= 8 * diagonal

@@ -1,8 +1,8 @@
 """The choice behind "auto": the candidate of the least predicted time, while jax traces.
 
 What is chosen is kept for programs of the same signature: the step's jaxpr, the shapes, the device.
-Costs are read one by one, and no further once those so far take longer than the sequential program:
-that spares most of the time, for where it wins it does so by far.
+Costs are computed one by one, until their sum exceeds that of the sequential program: this saves
+most of the time, because where the sequential program wins, it wins by far.
 """
 
 import dataclasses
@@ -20,23 +20,23 @@ from deeppcr.newton import Newton
 
 T = TypeVar("T")
 KEPT = 512  # choices
-# What another candidate may take of the sequential program's time: predictions are off by a factor
-# of 1.5 as often as not, and what promises little gain takes longer to compile. Of 0.2 to 1,
+# The share of the sequential program's time that another candidate may take: predictions are off by
+# a factor of 1.5 as often as not, and a small gain is not worth the compile time. Of 0.2 to 1,
 # anything from 0.7 on had the least regret in `python -m experiments decide`, backwards; forwards
 # it made no difference on a CPU.
 MARGIN = 0.8
-# A sequential program that takes no longer than so many calls of an empty one is left as it is.
+# A sequential program that takes no longer than this many calls of an empty one is not replaced.
 CALLS = 2
 
 
 def choose_method(costs: ChainCosts, platform: str) -> Fixed:
-    """How the states are found."""
+    """The method that computes the states."""
     key = "method", costs.signature
     return _kept(key, platform, lambda candidates: best_method(candidates)[0].method, costs)
 
 
 def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wanted:
-    """How a chain is differentiated whose states ``method`` finds; None for a method of "auto"."""
+    """The adjoint of a chain whose states ``method`` computes; ``method`` is None for "auto"."""
     if costs.chain.step.nonlinear_rule:
         return Autodiff()
     if costs.chain.step.forwards_only:
@@ -49,9 +49,9 @@ def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wa
 
 
 def best_method(candidates: Candidates, everything: bool = False) -> list[Candidate]:
-    """The candidates for a forward pass, the best one first.
+    """The candidates for a forward pass, the best first.
 
-    Those that cannot win are left out, unless ``everything`` is asked for.
+    Those that cannot win are omitted, unless ``everything`` is set.
     """
     sequential = candidates.sequential()
     if candidates.costs.chain.obstacle:
@@ -64,7 +64,7 @@ def best_method(candidates: Candidates, everything: bool = False) -> list[Candid
 def best_gradient(
     candidates: Candidates, method: Fixed | None, everything: bool = False
 ) -> list[Candidate]:
-    """The candidates for a gradient, the best one first."""
+    """The candidates for a gradient, the best first."""
     chain = candidates.costs.chain
     if chain.step.nonlinear_rule or chain.step.forwards_only or chain.obstacle:
         return [candidates.autodiff()]
@@ -78,8 +78,8 @@ def best_gradient(
         limit = math.inf if everything else _time_limit(found[0], candidates)
     for forward in forwards if everything else forwards[:1]:
         found += candidates.adjoints(forward, limit, linearize)
-    # A forward pass is chosen before it is known whether a gradient is wanted, so one that is not
-    # cannot be had.
+    # A forward pass is chosen before it is known whether a gradient is requested, so a gradient
+    # with another forward pass is not available.
     chosen = forwards[0].method
     return sorted(
         _sorted(found, candidates),
@@ -88,7 +88,7 @@ def best_gradient(
 
 
 def _time_limit(sequential: Candidate, candidates: Candidates) -> float:
-    """The seconds that another candidate may take; none where a call takes as long."""
+    """The seconds that another candidate may take; 0 if a call takes as long."""
     return sequential.seconds if sequential.seconds > _calls(candidates) else 0.0
 
 
@@ -97,23 +97,23 @@ def _calls(candidates: Candidates) -> float:
 
 
 def _hashable(method: Fixed | None) -> Hashable | None:
-    """What of a method the choice of its adjoint depends on; None if it cannot be kept."""
+    """The part of a method that the choice of its adjoint depends on; None if not hashable."""
     if not isinstance(method, Newton):
         return type(method).__name__
     return method.linearize if is_hashable(method.linearize) else None
 
 
 def _with_budget(candidate: Candidate, sequential: Candidate) -> Candidate:
-    """Newton's method that gives up once it has cost what the sequential program may cost."""
+    """Newton's method with a budget of the predicted time of the sequential program."""
     newton: Any = candidate.method
-    if newton.max_iterations is not None:  # as the caller says
+    if newton.max_iterations is not None:  # set by the caller
         return candidate
     budget = max(1, int(sequential.seconds / max(candidate.iteration_seconds, 1e-12)))
     return dataclasses.replace(candidate, method=dataclasses.replace(newton, max_iterations=budget))
 
 
 def _sorted(found: list[Candidate], candidates: Candidates) -> list[Candidate]:
-    """The best one first; what does not fit into memory, and what was not measured, last."""
+    """The best first; candidates that do not fit into memory, or were not measured, last."""
 
     def rank(candidate: Candidate) -> tuple[bool, bool, float]:
         too_large = not candidate.is_sequential and candidate.memory > candidates.device.memory > 0
@@ -125,7 +125,7 @@ def _sorted(found: list[Candidate], candidates: Candidates) -> list[Candidate]:
 
 
 def _handicapped(candidate: Candidate, candidates: Candidates) -> float:
-    """The seconds of a candidate; a prediction of the sequential program is shortened."""
+    """The seconds of a candidate; a prediction for the sequential program is reduced by MARGIN."""
     if not candidate.is_sequential or candidate.measured is not None:
         return candidate.time
     if candidate.time <= _calls(candidates):

@@ -1,8 +1,8 @@
-"""What a chain costs: the costs that its candidates are sums of, each read by `depth` once.
+"""The costs of a chain's parts, of which candidates are sums; `depth` computes each once.
 
-No candidate is traced as a whole: that takes longer than a planner may. A candidate is a sequence
-of programs and of loops over them, and each is the code that would run, traced with shapes alone:
-one step, the derivative of a step, the Jacobian blocks of all steps, a linear recurrence.
+No candidate is traced as a whole, which would be too slow for a planner. A candidate is a sequence
+of programs and of loops over them. Each is the code that would run, traced with shapes: one step,
+the derivative of a step, the Jacobian blocks of all steps, a linear recurrence.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ from depth.analysis import analyze_body, analyze_jaxpr
 from depth.jaxprs import Replacement
 from depth.kernels import Kernel, Program
 
-ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of a function; another one of the same name may be alike
+ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of a function; one of the same name may be equal
 
 
 def shapes_of(chain: TracedChain, shards: int = 1) -> TracedChain:
-    """A chain of shapes, or one of so many equal shards of it, on one device."""
+    """A chain of shapes, or one of ``shards`` equal shards of it, on one device."""
     shapes, length = chain.abstract, chain.length // shards
     inputs = [jax.ShapeDtypeStruct((length, *x.shape[1:]), x.dtype) for x in shapes.inputs]
     return dataclasses.replace(shapes, length=length, inputs=inputs, axis=LOCAL, offset=None)
@@ -43,13 +43,13 @@ def shapes_of(chain: TracedChain, shards: int = 1) -> TracedChain:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChainCosts:
-    """The costs of what a chain may be solved by.
+    """The costs of the parts of all methods and adjoints for a chain.
 
     Attributes:
-        chain: of shapes, as `shapes_of` makes it: as many steps as one device has.
-        shards: how many devices share the chain; what is done sequentially takes the time of all of
+        chain: of shapes, as `shapes_of` returns it, with the steps of one device.
+        shards: the number of devices that share the chain; sequential work takes the time of all of
             them.
-        on_cpu: whether it is compiled for a CPU; for accelerators some programs are others.
+        on_cpu: whether it is compiled for a CPU; some programs differ on accelerators.
     """
 
     chain: TracedChain
@@ -58,11 +58,11 @@ class ChainCosts:
 
     @classmethod
     def of(cls, chain: TracedChain, shards: int = 1) -> "ChainCosts":
-        """Those of a chain, or of one of so many equal parts of it, on as many devices."""
+        """The costs of a chain, or of one of its equal shards on as many devices."""
         return cls(shapes_of(chain, shards), shards)
 
     def shared_by(self, shards: int) -> "ChainCosts":
-        """The same chain in so many equal parts, on as many devices."""
+        """The same chain in equal shards, on as many devices."""
         return self if shards == 1 else ChainCosts.of(self.chain, shards)
 
     def on(self, cpu: bool) -> "ChainCosts":
@@ -70,7 +70,7 @@ class ChainCosts:
         return self if cpu == self.on_cpu else self._elsewhere
 
     def there(self) -> AbstractContextManager[None]:
-        """What is traced in here is what runs there."""
+        """A context in which programs are traced for that platform."""
         return compiled_for("cpu" if self.on_cpu else "cuda")
 
     @cached_property
@@ -79,12 +79,12 @@ class ChainCosts:
 
     @cached_property
     def signature(self) -> str:
-        """The same for chains of the same program and shapes; as good as never for others."""
+        """A hash of the program and shapes of the chain."""
         chain = self.chain
         text = repr((signature(chain.step.jaxpr), chain.layout, chain.length, self.shards))
         return hashlib.sha256(ADDRESS.sub("", text).encode()).hexdigest()
 
-    # -- one step after another -------------------------------------------------------------------
+    # -- sequential -------------------------------------------------------------------------------
 
     @cached_property
     def sequential(self) -> Cost:
@@ -104,9 +104,9 @@ class ChainCosts:
 
     @cached_property
     def autodiff(self) -> tuple[Cost, int]:
-        """The sequential program and its gradient by jax, and the bytes kept in between.
+        """The sequential program and its gradient by jax, and the bytes stored in between.
 
-        Of a step that has forward mode only: the program and its tangents.
+        For a step with forward mode only: the program and its tangents.
         """
         kept, chain = 0, self.chain
 
@@ -161,7 +161,7 @@ class ChainCosts:
 
     @cached_property
     def states(self) -> Any:
-        """The shape of all states, laid out as ``[L, *batch, w]``."""
+        """The shape of all states, ``[L, *batch, w]``."""
         layout = self.chain.layout
         shape = (self.chain.length, *layout.batch_shape, layout.width)
         return jax.ShapeDtypeStruct(shape, layout.dtype)
@@ -173,7 +173,7 @@ class ChainCosts:
 
     @cached_property
     def evaluate(self) -> Cost:
-        """Every step once, side by side."""
+        """All steps once, in parallel."""
 
         def evaluate(z: Array, x: Leaves, c: Leaves) -> Array:
             return self._with(x, c).evaluate(z)
@@ -194,7 +194,7 @@ class ChainCosts:
                 return self._with(leaves[: len(x)], leaves[len(x) :]).evaluate(z)
 
             moving = [leaf for leaf, moves in zip([*x, *c], floating, strict=True) if moves]
-            # As jax.vjp, but for the time that tracing takes.
+            # Equals jax.vjp, but traces faster.
             return jax.linear_transpose(lambda t: jax.jvp(f, (moving,), (t,))[1], moving)(g)
 
         return _read(pull, self.states, self.chain.inputs, self.chain.captured, self.states)
@@ -232,7 +232,7 @@ class ChainCosts:
         return cost
 
     def _once(self, key: tuple[Any, ...], read: Callable[[], Any]) -> Any:
-        """What ``read`` returns, called once for each key; arrays are told apart by identity."""
+        """The result of ``read``, called once for each key; arrays are compared by identity."""
         known = tuple(part if is_hashable(part) else id(part) for part in key)
         if known not in self._known:
             self._known[known] = key, read()  # with the key, so that an id stays its own
@@ -248,7 +248,7 @@ def _read(f: Callable[..., Any], *arguments: Any) -> Cost:
 
 
 def is_hashable(x: Any) -> bool:
-    """Whether something can be a key; what holds arrays cannot."""
+    """Whether a value can be a key; values with arrays cannot."""
     try:
         hash(x)
     except TypeError:

@@ -190,8 +190,8 @@ class Plan:
     Attributes:
         layers: the chains and single layers in a list of layers, as `deeppcr.layers.describe`
             returns them; None for a `Chain`.
-        chains: the plan of each chain: a list of layers may form several. All properties except
-            the speedups are those of ``main``.
+        chains: the plan of each chain: a list of layers may form several. All properties except the
+            speedups are those of ``main``.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))

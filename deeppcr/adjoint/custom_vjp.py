@@ -1,12 +1,12 @@
 """Steps that call a `jax.custom_vjp` with a linear rule, with derivatives in both modes.
 
-A rule that is linear in its cotangents, ``ct -> R ct``, is the transpose of ``t -> R^T t``: so it
-says how tangents go forwards, too. Here every call of such a function becomes one of a
-`jax.custom_jvp`, whose tangents are those, and whose transpose is the rule itself, applied as the
-sequential program applies it. Then the step is differentiated like any other.
+A rule that is linear in its cotangents, ``ct -> R ct``, is the transpose of ``t -> R^T t``, which
+defines a forward mode, too. Here every call of such a function becomes one of a `jax.custom_jvp`
+with these tangents. Its transpose is the rule itself, applied as in the sequential program. Then
+the step is differentiated like any other.
 
-In second derivatives jax differentiates the rule, and in the place of the function what its forward
-rule computes: `forward_rules` is the step that says so.
+In second derivatives jax differentiates the rule, and the output of the forward rule instead of the
+function: `forward_rules` is the step that does so.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ _FOUND: WeakKeyDictionary[Step, tuple[Step, Step]] = WeakKeyDictionary()
 
 
 def differentiated(step: Step) -> tuple[Step, Step]:
-    """The step with derivatives in both modes; and as it is to be solved while it is moved.
+    """The step with derivatives in both modes, and the step to solve when it is differentiated.
 
     The second has the values of the step, and the derivatives that jax takes of them in second
     derivatives.
@@ -57,7 +57,7 @@ def differentiated(step: Step) -> tuple[Step, Step]:
 
 
 def _replaced(jaxpr: Program, replace: Replace) -> Program:
-    """The program with every call of a `jax.custom_vjp` made by ``replace``."""
+    """The program with every call of a `jax.custom_vjp` replaced by ``replace``."""
     variables = [*jaxpr.constvars, *jaxpr.invars]
 
     def f(*values: Any) -> list[Any]:
@@ -70,7 +70,7 @@ def _replaced(jaxpr: Program, replace: Replace) -> Program:
 
 
 def _with_literals(closed: Any) -> Program:
-    """The program with its constants, which rules close over, written into it."""
+    """The program with its constants, which rules close over, as literals."""
     program = Program.of(closed)
     values = zip(program.constvars, getattr(closed, "consts", ()), strict=True)
     literals = {variable: Literal(value, variable.aval) for variable, value in values}
@@ -111,7 +111,7 @@ def _holds_rule_or_is_one(equation: Any) -> bool:
 
 
 def _with_programs(equation: Any, run: Callable[[Any, Sequence[Any]], list[Any]]) -> Any:
-    """A loop or a branch, with its programs as ``run`` runs them."""
+    """A loop or a branch, with its inner programs run by ``run``."""
 
     def traced(closed: Any) -> Any:
         inner = without_constants(closed)
@@ -135,12 +135,12 @@ def _shape(aval: Any) -> Any:
 
 
 def _forward_rule(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """What the forward rule computes in the place of the function."""
+    """The output of the forward rule, which replaces that of the function."""
     return pull(equation, operands, moving(equation))[0]
 
 
 def _both_modes(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """The function, with tangents that its rule is the transpose of."""
+    """The function with tangents whose transpose is its rule."""
 
     @jax.custom_jvp
     def call(*operands: Any) -> list[Any]:
@@ -170,6 +170,6 @@ def _both_modes(equation: Any, operands: Sequence[Any]) -> list[Any]:
 def _batched_in_front(x: Any) -> Any:
     """``x``; under `jax.vmap` its batch axis is the first.
 
-    jax 0.10.2: the rule of a function in a mapped branch has to agree with it on that.
+    jax 0.10.2: a function in a mapped branch and its rule must have the same batch axes.
     """
     return lax.squeeze(lax.expand_dims(x, [0]), [0])

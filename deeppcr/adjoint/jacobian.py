@@ -41,9 +41,9 @@ class Adjoint:
 
     Attributes:
         linearize: the blocks, as in `Newton`. Exact blocks take one solve. With approximate blocks
-            solves are repeated until the residual against the true derivative is at rounding
-            level, so gradients are exact, too. "auto": the blocks of the method, if that is
-            `Newton`; else the exact Jacobian in its narrowest form.
+            solves are repeated until the residual against the true derivative is at rounding level,
+            so gradients are exact, too. "auto": the blocks of the method, if that is `Newton`; else
+            the exact Jacobian in its narrowest form.
         linear: the solver of the linear recurrence: see `deeppcr.solve_bidiagonal`.
         rtol: float > 0, the tolerance on the residual relative to the adjoint state
             (dimensionless); None for 16 units in the last place of the dtype.
@@ -118,7 +118,7 @@ class JacobianAdjoint:
     window: int
 
     def chunk(self, chain: TracedChain) -> int:
-        """See `AdjointSolver`: what fits into memory, for a sequential solver into the cache."""
+        """See `AdjointSolver`: the steps that fit into memory, or into the cache."""
         length, most = chain.length, self.window
         if isinstance(self.solver, Recurrence):
             size = self.linearization.bytes_per_step(chain.step, chain.layout)

@@ -1,4 +1,4 @@
-"""Derivatives of a chain that is sharded over devices: each does its shard of the recurrence."""
+"""Derivatives of a chain that is sharded over devices: each solves its shard of the recurrence."""
 
 import dataclasses
 from functools import partial

@@ -1,4 +1,4 @@
-"""Linear recurrences with blocks that are only nearly right: solve, look at the residual, correct.
+"""Iterative refinement of linear recurrences with approximate blocks.
 
 With blocks ``B_l`` near the true ``A_l``, each iteration solves for a correction of
 ``y = M^{-1} b``,
@@ -6,8 +6,8 @@ With blocks ``B_l`` near the true ``A_l``, each iteration solves for a correctio
     r = b + A y - y,    y <- y + (I - B)^{-1} r        (A, B: below the diagonal),
 
 where ``A y`` is one product of all steps' derivatives with a vector and no Jacobian. The error is
-multiplied by ``(I - B)^{-1} (A - B)``, which vanishes after L iterations. What has not converged by
-the end of the budget is solved sequentially, from where it has.
+multiplied by ``(I - B)^{-1} (A - B)``, whose L-th power is zero. If the budget is spent, the
+sequential fallback solves the steps that have not converged.
 """
 
 from collections.abc import Callable
@@ -41,12 +41,12 @@ def refine(
     """The solution of ``y_l = b_l + A_l y_{l-1}``, or backwards ``y_l = b_l + A_{l+1}^T y_{l+1}``.
 
     Args:
-        couple: ``y`` to what is added to ``b``, for all l, with the true blocks.
-        solve: ``b`` to the solution with the blocks at hand.
-        product: l, in memory order from 0, and a vector, to ``A_l`` (backwards ``A_l^T``) times it.
+        couple: ``y -> A y``, with the true blocks.
+        solve: ``b -> y``, with the approximate blocks.
+        product: ``(l, v) -> A_l v``, backwards ``A_l^T v``; l counts from 0 in memory order.
         b: ``[L, *batch, w]``.
-        criterion: what counts as converged.
-        budget: the most iterations.
+        criterion: the convergence criterion.
+        budget: the maximum number of iterations.
         axis: the chain axis, in the direction of the recurrence.
 
     Returns:
@@ -91,7 +91,7 @@ def refine(
             carry, y = state
             added = carry if axis.backwards else product(position(index), carry)
             right = at(b, index)
-            is_first = (index == 0) & (axis.rank == 0)  # the first block is never looked at
+            is_first = (index == 0) & (axis.rank == 0)  # the first block is ignored
             new = jnp.where(is_first, right, right + added)
             carry = product(position(index), new) if axis.backwards else new
             return carry, lax.dynamic_update_index_in_dim(y, new, position(index), 0)

@@ -1,4 +1,4 @@
-"""An adjoint that was asked for, or chosen by the planner, resolved for one chain."""
+"""The adjoint of one chain: as requested, or chosen by the planner."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from deeppcr.newton import Newton
 def resolve_adjoint(
     adjoint: Adjoint | Backpropagation | Autodiff | None, method: object, chain: TracedChain
 ) -> Way:
-    """The way to differentiate a chain that ``method`` solves; None for a method of "auto"."""
+    """The adjoint of a chain that ``method`` solves; ``method`` is None for "auto"."""
     sharding, has_rule = chain.axis, bool(chain.step.nonlinear_rule)
     if isinstance(adjoint, Adjoint) and adjoint.linear_vjp:
         has_rule = False

@@ -1,11 +1,11 @@
 """Derivatives of a chain: its tangent equations as one linear system.
 
-A chain ``z_l = f(z_{l-1}, x_l; c)`` moved by ``dz_0``, ``dx``, ``dc`` moves by the solution of the
-linear recurrence
+The tangents of a chain ``z_l = f(z_{l-1}, x_l; c)`` in the direction ``dz_0``, ``dx``, ``dc`` solve
+the linear recurrence
 
     t_l = A_l t_{l-1} + B_l dx_l + C_l dc,   t_0 = dz_0,   A = df/dz,  B = df/dx,  C = df/dc,
 
-whichever way its states were found. Write ``v = (dz_0, dx, dc)``; then ``(t, v)`` solves the square
+whatever method computed its states. With ``v = (dz_0, dx, dc)``, ``(t, v)`` solves the square
 linear system
 
     [ M  -D ] [ t ]   [ 0 ]
@@ -17,9 +17,9 @@ vector-Jacobian product,
     lam_l = g_l + A_{l+1}^T lam_{l+1},
     D^T lam = (A_1^T lam_1, (B_l^T lam_l)_l, sum_l C_l^T lam_l),
 
-which is backpropagation: no Newton, one solve, and all parameter gradients at once.
-`jax.lax.custom_linear_solve` states just this, so forward mode, reverse mode and every mixture of
-them are one rule; what it keeps from the forward pass is the trajectory, and no Jacobian.
+which is backpropagation: no Newton iterations, one solve, and all parameter gradients at once. As a
+`jax.lax.custom_linear_solve`, this one rule gives forward mode, reverse mode and their
+compositions. It keeps the trajectory from the forward pass, and no Jacobian.
 """
 
 import dataclasses
@@ -48,17 +48,17 @@ from deeppcr.state import Leaves, add
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Autodiff:
-    """jax's own derivatives of the sequential program, which runs again for them.
+    """Derivatives by jax through the sequential program, which runs again for them.
 
-    The one way for steps with a `jax.custom_vjp` whose rule is not known to be linear (clipping of
-    gradients is the example in jax's documentation): it has to be applied as the sequential program
-    applies it.
+    Required for steps with a `jax.custom_vjp` whose rule is not proven linear (gradient clipping is
+    the example in jax's documentation), because such a rule must be applied as in the sequential
+    program.
 
     Attributes:
-        with_states: whether the states, too, are taken from that run, so that there is no other. A
-            rule that is not linear needs it: in second derivatives, cotangents of the states and of
-            their tangents have to meet in one run, to be clipped as one sum.
-        with_stats: whether the method runs, too, to say how it went.
+        with_states: whether the states are those of this run, so that there is no other. Nonlinear
+            rules require it: in second derivatives, cotangents of the states and of their tangents
+            must be added in one run, to be clipped as one sum.
+        with_stats: whether the method runs, too, for its statistics.
     """
 
     with_states: bool = False
@@ -86,7 +86,7 @@ class Autodiff:
 
 
 Way = AdjointSolver | Autodiff
-"""How derivatives are found."""
+"""How derivatives are computed."""
 
 
 def pushes(
@@ -95,10 +95,10 @@ def pushes(
     chain: TracedChain,
     tangents: TracedChain,
 ) -> tuple[Mapping[str, Callable[["_Tangents"], tuple[Run, Leaves, Leaves]]], "_Tangents"]:
-    """What runs a chain, and moves it by what moves in it: by platform; and what moves.
+    """A function per platform that runs a chain with its tangents, and the tangents to pass to it.
 
-    Results are the run, and the tangents of its states and of its outputs. ``solve`` runs it, as
-    far as the way to differentiate it does not, with this step or with one of the same values.
+    It returns the run, and the tangents of its states and of its outputs. ``solve`` runs the chain,
+    unless ``Autodiff`` does, with its step or with one of the same values.
     """
     moved = _Moved.split(chain, tangents)
     found = {name: partial(_push, way, solve, chain, moved) for name, way in ways.items()}
@@ -131,7 +131,7 @@ class _Part:
         return [leaf for leaf, moves in zip(leaves, self.mask, strict=True) if moves]
 
     def put(self, leaves: Leaves, moving: Leaves) -> Leaves:
-        """``leaves`` with ``moving`` in their places."""
+        """``leaves``, with the differentiated ones replaced by ``moving``."""
         rest = iter(moving)
         return [
             next(rest) if moves else leaf for leaf, moves in zip(leaves, self.mask, strict=True)
@@ -140,7 +140,7 @@ class _Part:
 
 @dataclasses.dataclass(frozen=True)
 class _Moved:
-    """What of a chain is differentiated: the ``v`` of the linear system."""
+    """The differentiated leaves of a chain: the ``v`` of the linear system."""
 
     initial: _Part
     inputs: _Part
@@ -148,7 +148,7 @@ class _Moved:
 
     @classmethod
     def split(cls, chain: TracedChain, tangents: TracedChain) -> "_Moved":
-        """From what jax hands to a rule, where a zero is symbolic."""
+        """From the tangents that jax passes to a rule, where zeros are symbolic."""
         names = ("initial", "inputs", "captured")
         parts = ((getattr(chain, name), getattr(tangents, name)) for name in names)
         return cls(*(_Part.split(*part) for part in parts))
@@ -159,12 +159,12 @@ class _Moved:
         return self.initial.tangents, self.inputs.tangents, self.captured.tangents
 
     def with_tangents(self, tangents: _Tangents) -> "_Moved":
-        """The same parts, moved otherwise."""
+        """The same leaves with other tangents."""
         parts = zip((self.initial, self.inputs, self.captured), tangents, strict=True)
         return _Moved(*(_Part(part.mask, t) for part, t in parts))
 
     def of(self, chain: TracedChain) -> _Tangents:
-        """``(z_0, x, c)``, what moves of a chain."""
+        """``(z_0, x, c)``, the differentiated leaves of a chain."""
         return (
             self.initial.of(chain.initial),
             self.inputs.of(chain.inputs),
@@ -172,12 +172,12 @@ class _Moved:
         )
 
     def put(self, chain: TracedChain, x: Leaves, c: Leaves) -> TracedChain:
-        """The chain with ``x`` and ``c`` in the place of what moves in it."""
+        """The chain, with its differentiated leaves replaced by ``x`` and ``c``."""
         inputs, captured = self.inputs.put(chain.inputs, x), self.captured.put(chain.captured, c)
         return dataclasses.replace(chain, inputs=inputs, captured=captured)
 
     def enter(self, like: Leaves, dz: Leaves) -> Leaves:
-        """The tangent of the initial state: ``dz``, and zero where it does not move."""
+        """The tangent of the initial state: ``dz``, and zero for other leaves."""
         return self.initial.put([jnp.zeros_like(z) for z in like], dz)
 
 
@@ -215,7 +215,7 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
     chunks = partial(_in_chunks, length=chain.length, size=adjoint.chunk(chain))
 
     def steps(index: Array, inputs: Leaves) -> tuple[TracedChain, Callable[..., Leaves], Any]:
-        """Consecutive steps, the same as a function of what moves in them, and that."""
+        """Consecutive steps, as a chain, and as a function with its differentiated leaves."""
         here = dataclasses.replace(chain, inputs=inputs, length=len(index), offset=index[0])
         return here, lambda z, x, c: moved.put(here, x, c)(z), moved.of(here)[1:]
 
@@ -264,7 +264,7 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
     if not chain.step.forwards_only:
         t, _ = lax.custom_linear_solve(system, (zeros, v), solve, transpose_solve)
         return t
-    try:  # what is moved here may be moved back
+    try:  # the differentiated part may be transposable
         t, _ = lax.custom_linear_solve(system, (zeros, v), solve, transpose_solve)
         return t
     except Exception:
@@ -275,10 +275,10 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
 def _as_transposable_as_the_step(
     chain: TracedChain, states: Leaves, moved: _Moved, t: Leaves
 ) -> Leaves:
-    """``t``, which depends on the tangents of the step, too, but of none of the steps.
+    """``t``, made to depend on the tangents of the step, applied to zero steps.
 
-    So forward mode goes through, at no cost; and reverse mode gets to where jax says why it is not
-    to be had.
+    Forward mode works, at no cost. Reverse mode reaches the operation for which jax raises its own
+    error.
     """
     none = dataclasses.replace(chain, inputs=[x[:0] for x in chain.inputs], length=0, axis=LOCAL)
 
@@ -303,7 +303,7 @@ def _in_chunks(
 ) -> tuple[Any, Any]:
     """`jax.lax.scan` over chunks of ``size`` steps; ``f`` takes a whole chunk.
 
-    The last chunk is shorter where ``size`` does not divide ``length``.
+    The last chunk is shorter if ``size`` does not divide ``length``.
     """
     if size >= length:
         return f(carry, parts)

@@ -1,4 +1,4 @@
-"""`AdjointSolver`: how a tangent is carried along the chain, and a cotangent back."""
+"""`AdjointSolver`: propagates tangents along the chain, and cotangents back."""
 
 from typing import Protocol
 

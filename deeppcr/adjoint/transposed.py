@@ -1,4 +1,4 @@
-"""Linear functions as `jax.lax.custom_linear_solve` takes them."""
+"""Linear functions for `jax.lax.custom_linear_solve`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +14,13 @@ from deeppcr.state import Leaves, add
 def transposed_by(
     rule: Callable[[Leaves], Leaves], t: Leaves, like: Leaves, known: Leaves
 ) -> Leaves:
-    """``R^T t`` for a linear function ``g -> R g``, of which the transpose is ``rule`` itself.
+    """``R^T t`` for a linear function ``rule: g -> R g``; its own transpose is ``rule`` itself.
 
     Args:
         rule: from leaves shaped like ``like`` to leaves shaped like ``t``.
         t: the tangents to push forwards.
         like: the shapes and dtypes of the results.
-        known: what the rule depends on, beside what it is applied to.
+        known: the arrays that the rule depends on, besides its argument.
     """
     shapes = [jax.ShapeDtypeStruct(y.shape, y.dtype) for y in like]
 
@@ -54,7 +54,7 @@ def transposed_by(
 
 
 def _push_by_units(rule: Callable[[Leaves], Leaves], t: Leaves, shapes: Leaves) -> Leaves:
-    """``R^T t``, entry by entry: the product of ``t`` and of what R makes of a unit vector."""
+    """``R^T t``, entry by entry: the product of ``t`` with R applied to a unit vector."""
     results = []
     for index, shape in enumerate(shapes):
 
@@ -70,7 +70,7 @@ def _push_by_units(rule: Callable[[Leaves], Leaves], t: Leaves, shapes: Leaves) 
 
 
 def zero_tangent(x: Array) -> Any:
-    """Of a result that does not move."""
+    """The tangent of a result that is not differentiated."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return jnp.zeros_like(x)
     return np.zeros(x.shape, jax.dtypes.float0)
@@ -87,10 +87,10 @@ def nothing_of(tree: Any) -> Array:
 
 
 def one_of(tree: Any) -> Array:
-    """The number 1, as it depends on every floating leaf.
+    """The number 1, as a function of every floating leaf.
 
-    `jax.lax.custom_linear_solve` has second derivatives only if its system depends on all that its
-    solution depends on.
+    `jax.lax.custom_linear_solve` has second derivatives only if its system depends on everything
+    that its solution depends on.
     """
     return 1 + lax.pad(nothing_of(tree), np.float32(0), [(0, 1, 0)])[0]
 

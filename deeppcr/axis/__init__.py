@@ -1,12 +1,12 @@
-"""The chain axis: what concerns several steps of a chain, wherever these steps are.
+"""The chain axis: operations that couple the steps of a chain, on one device or several.
 
-Nearly all work on a chain is done step by step, side by side. The rest is here: the state before a
-step, how many states from the start have converged, maxima and sums along the chain, and work that
-has to be done in order.
+Most work on a chain is independent for each step. The rest is here: the state before a step, the
+number of states from the start that have converged, maxima and sums along the chain, and sequential
+work.
 
     local.py     `ChainAxis`: all steps are on one device, as axis 0 of its arrays
     devices.py   `DeviceAxis`: one shard of the chain, inside `jax.shard_map`
-    mesh.py      `ChainSharding`: arrays that are sharded over a mesh, seen as a whole
+    mesh.py      `ChainSharding`: global arrays that are sharded over a mesh
     explicit.py  meshes whose axes are of the type `Explicit`
 """
 

@@ -1,7 +1,7 @@
 """`DeviceAxis`: operations along the chain inside `jax.shard_map`, where each device has one shard.
 
 Device p has the p-th of P equal shards; on a descending axis the first shard is on the last device.
-Running sums and maxima are taken in each shard, then over the P results, which all devices get.
+Running sums and maxima are computed in each shard, then over the P results on all devices.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from deeppcr.axis.local import ChainAxis
 class DeviceAxis(ChainAxis):
     """One of ``count`` equal shards along the mesh axis ``mesh_axis``; see `ChainAxis`.
 
-    ``numbers``: for several mesh axes, the number of each device in the order of the mesh, which is
-    what `jax.lax.ppermute` takes. ``descending``: see `ChainSharding`.
+    ``numbers``: for several mesh axes, the number of each device in the order of the mesh, as used
+    by `jax.lax.ppermute`. ``descending``: see `ChainSharding`.
     """
 
     count: int = 1

@@ -1,7 +1,7 @@
 """Programs on a mesh whose axes are of the type `Explicit`.
 
-There jax tracks the sharding of every array and refuses much of what chains need: cutting and
-joining arrays along sharded axes. So such programs run with axes of the type `Auto`, and their
+On them jax tracks the sharding of every array and rejects operations that chains need: slicing and
+concatenating along sharded axes. So such programs run with axes of the type `Auto`, and their
 results get the shardings that the caller expects.
 """
 
@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 
 def explicit_mesh(*trees: Any, shared: bool = False) -> AbstractMesh | None:
-    """The mesh with `Explicit` axes on which arrays are sharded; None if they are not.
+    """The mesh with `Explicit` axes over which arrays are sharded; None if there is none.
 
-    ``shared``: whether several devices work on the arrays in any case; then a mesh counts also
-    where all arrays are replicated.
+    ``shared``: whether several devices work on the arrays in any case; then a mesh counts even if
+    all arrays are replicated.
     """
     for leaf in jax.tree.leaves(trees):
         sharding = getattr(jax.typeof(leaf), "sharding", None)
@@ -30,7 +30,7 @@ def explicit_mesh(*trees: Any, shared: bool = False) -> AbstractMesh | None:
 
 
 def with_auto_types(mesh: Any) -> Any:
-    """The mesh with axes of the type `Auto`; a mesh without devices as it is."""
+    """The mesh with axes of the type `Auto`; a mesh without devices is unchanged."""
     if not isinstance(mesh, Mesh) or not _is_explicit(mesh):
         return mesh
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))

@@ -1,4 +1,4 @@
-"""`ChainAxis`: operations along the chain on one device; axis 0 of every array is the chain."""
+"""`ChainAxis`: operations along the chain axis on one device; axis 0 is the chain."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from jax import Array, lax
 
 @dataclasses.dataclass(frozen=True)
 class ChainAxis:
-    """All steps are on one device. A ``backwards`` recurrence starts at the end of the arrays."""
+    """All steps on one device. A ``backwards`` recurrence starts at the end of the arrays."""
 
     backwards: bool = False
 
@@ -31,7 +31,7 @@ class ChainAxis:
         return dataclasses.replace(self, backwards=not self.backwards)
 
     def forwards(self, length: int) -> "ChainAxis":
-        """The axis of ``length`` steps once `flipped` has brought arrays into the chain's order."""
+        """The axis of ``length`` steps after `flipped` has reordered arrays along the chain."""
         return dataclasses.replace(self, backwards=False)
 
     def flipped(self, arrays: list[Array]) -> list[Array]:
@@ -39,7 +39,7 @@ class ChainAxis:
         return [jnp.flip(x, 0) for x in arrays]
 
     def in_order(self, arrays: list[Array]) -> list[Array]:
-        """Arrays as the devices have them, in the order of the chain, and back."""
+        """Arrays in memory order, reordered along the chain, and back."""
         return arrays
 
     def total(self, length: int) -> int:
@@ -99,8 +99,8 @@ class ChainAxis:
         """Run ``work(entry, own) -> (exit, new)`` shard after shard, each from the exit before it.
 
         Args:
-            work: what is done with one shard, without messages to another.
-            entry: what the first shard starts from: a pytree.
+            work: the work on one shard, without communication.
+            entry: the entry of the first shard, a pytree.
             own: the shard's own arrays; ``new`` has the same structure, shapes and dtypes.
                 None if there are none before.
 

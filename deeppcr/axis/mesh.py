@@ -22,7 +22,7 @@ def check_mesh_axis(mesh: Any, axis: Any, name: str = "axis") -> None:
     """Raise unless ``mesh`` is a mesh and ``axis`` names one of its axes, or several in a tuple."""
     if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         raise TypeError(
-            f"mesh is {describe(mesh)}, expected a jax.sharding.Mesh, as of jax.make_mesh."
+            f"mesh is {describe(mesh)}, expected a jax.sharding.Mesh, as jax.make_mesh returns."
         )
     names = _names(axis)
     if not names or any(part not in mesh.axis_names for part in names):
@@ -45,7 +45,7 @@ def count_devices(mesh: Any, axis: MeshAxis) -> int:
 class ChainSharding(ChainAxis):
     """Equal shards of a chain on the devices along ``mesh_axis`` of ``mesh``; see `ChainAxis`.
 
-    It has only what is needed outside of `jax.shard_map`. Without an axis, (), the chain is one
+    It has the operations needed outside `jax.shard_map`. Without an axis, (), the chain is one
     shard, and other axes of the mesh share the batch.
 
     ``descending``: the first shard of the chain is on the last device. So a chain that starts at
@@ -63,7 +63,7 @@ class ChainSharding(ChainAxis):
 
     @property
     def on_auto_axes(self) -> "ChainSharding":
-        """The same for arrays on `Auto` axes, even if the mesh was made with `Explicit` ones."""
+        """The same for arrays on `Auto` axes, even if those of the mesh are `Explicit`."""
         return dataclasses.replace(self, mesh=with_auto_types(self.mesh))
 
     @property
@@ -80,9 +80,9 @@ class ChainSharding(ChainAxis):
         return P(self.mesh_axis)
 
     def per_shard(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """``f`` on every shard, by `jax.shard_map`; shardings along other mesh axes stay.
+        """``f`` on every shard, by `jax.shard_map`; shardings over other mesh axes are kept.
 
-        jax does not check which results are equal on all devices: a collective makes them so.
+        jax does not check that results are replicated where required: a collective makes them so.
         """
         names = set(_names(self.mesh_axis))
         if names:
@@ -99,8 +99,8 @@ class ChainSharding(ChainAxis):
 
     def forwards(self, length: int) -> "ChainSharding":
         """See `ChainAxis`."""
-        # A length that the devices cannot share is whole on each of them: nothing has to move, and
-        # the steps that are added belong at the end of the chain.
+        # Arrays that the devices do not divide are replicated: nothing moves, and
+        # the padding is at the end of the chain.
         even = length % self.size == 0
         return dataclasses.replace(self, backwards=False, descending=even)
 

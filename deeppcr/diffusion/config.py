@@ -19,7 +19,7 @@ class Field:
 
     Attributes:
         default: its value where the configuration has none, as in diffusers.
-        expected: the supported values, in words.
+        expected: the supported values, as text.
         supports: whether a value is supported.
     """
 
@@ -59,7 +59,7 @@ def count(default: int, least: int = 1, most: float = float("inf")) -> Field:
 
 
 def number(default: float | None, optional: bool = False) -> Field:
-    """A number, or None where that is allowed."""
+    """A number, or None if that is allowed."""
     expected = "a number, or None" if optional else "a number"
     return Field(default, expected, lambda value: _is_number(value) or (optional and value is None))
 
@@ -109,13 +109,13 @@ def _file(path: Path) -> Path:
     found = next((p for p in (path, path / name, path / "scheduler" / name) if p.is_file()), None)
     if found is None:
         raise FileNotFoundError(
-            f"config is {str(path)!r}, expected a scheduler_config.json or a folder that holds one."
+            f"config is {str(path)!r}, expected a scheduler_config.json or a folder that has one."
         )
     return found
 
 
 def fill(config: Config, fields: Mapping[str, Field], scheduler: str) -> dict[str, Any]:
-    """All fields of a scheduler: those of the configuration, checked, and the others' defaults."""
+    """All fields of a scheduler: those of the configuration, checked, and defaults for the rest."""
     filled = {name: field.default for name, field in fields.items()}
     for name, value in config.items():
         if name.startswith("_"):  # written by diffusers for itself, such as its version
@@ -124,7 +124,7 @@ def fill(config: Config, fields: Mapping[str, Field], scheduler: str) -> dict[st
             raise ValueError(
                 f"{name}={describe(value)} is not a field of {scheduler}, expected one of "
                 f"{sorted(fields)}{did_you_mean(name, fields)} Leave out fields of other "
-                "schedulers, which diffusers stores and does not read."
+                "schedulers, which diffusers stores but does not read."
             )
         value = value.tolist() if hasattr(value, "tolist") else value
         filled[name] = tuple(value) if isinstance(value, list) else value

@@ -1,11 +1,11 @@
 """The amount of noise at each training time, as ``alphas_cumprod`` and as ``sigmas``.
 
-A noisy sample is ``x_t = alpha_t x_0 + sigma_t noise``, with ``alpha_t² = (1 - beta_1) .. (1 -
-beta_t)`` and ``alpha_t² + sigma_t² = 1`` (Ho et al., NeurIPS 2020, section 2); ``alphas_cumprod``
-is ``alpha_t²``. Divided by ``alpha_t`` it is ``x_0 + sigma noise`` (Karras et al., NeurIPS 2022);
-``sigmas`` are these ``sigma_t / alpha_t``. diffusers keeps ``alpha_t²`` in float32, where the first
-``sigma_t²`` have three or four digits, and so do we. All that follows from it is computed in
-float64.
+A noisy sample is ``x_t = alpha_t x_0 + sigma_t noise``, with
+``alpha_t² = (1 - beta_1) .. (1 - beta_t)`` and ``alpha_t² + sigma_t² = 1`` (Ho et al., NeurIPS
+2020, section 2); ``alphas_cumprod`` is ``alpha_t²``. Divided by ``alpha_t`` it is
+``x_0 + sigma noise`` (Karras et al., NeurIPS 2022); ``sigmas`` are these ``sigma_t / alpha_t``.
+diffusers keeps ``alpha_t²`` in float32, where the first ``sigma_t²`` have three or four digits, and
+so do we. Derived values are computed in float64.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def alphas_cumprod_at(config: Config, times: np.ndarray, beyond: float) -> np.nd
 def beta_between(here: np.ndarray, there: np.ndarray) -> np.ndarray:
     """``1 - alpha² / alpha'²``, rounded to float32 as in diffusers.
 
-    Few digits of it are left after the subtraction, and the noise of 1000 steps shows which.
+    The subtraction leaves few digits, and the noise of 1000 steps depends on their rounding.
     """
     return 1 - (here / there).astype(np.float32).astype(np.float64)
 
@@ -72,7 +72,7 @@ def _betas(config: Config) -> np.ndarray:
 def _line(first: float, last: float, count: int) -> np.ndarray:
     """Equally spaced float32 numbers, with the rounding of `torch.linspace`.
 
-    It rounds the stride first, and adds multiples of it to the nearer end.
+    It rounds the stride first, and adds its multiples to the nearer end.
     """
     ends = np.array([first, last], np.float32)
     stride = float((ends[1] - ends[0]) / np.float32(max(1, count - 1)))
@@ -114,7 +114,7 @@ def times_of(trained: np.ndarray, sigmas: np.ndarray) -> np.ndarray:
 
 
 def last_sigma(config: Config, trained: np.ndarray) -> float:
-    """The sigma that the last step goes to."""
+    """The sigma after the last step."""
     return float(trained[0]) if config["final_sigmas_type"] == "sigma_min" else 0.0
 
 
@@ -127,7 +127,7 @@ def alpha_sigma(sigmas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def init_noise_sigma(config: Config, sigmas: np.ndarray) -> float:
     """The standard deviation of ``x_T`` for samplers of ``x_0 + sigma noise``.
 
-    As in diffusers, the variance of ``x_0`` counts for leading times only.
+    As in diffusers, the variance of ``x_0`` is included for leading times only.
     """
     largest = float(sigmas.max())
     return (largest**2 + 1) ** 0.5 if config["timestep_spacing"] == "leading" else largest
@@ -151,7 +151,7 @@ RAMPS: dict[str, Ramp] = {
 
 
 def find_ramp(config: Config) -> Ramp | None:
-    """The curve from the first sigma to the last that a configuration asks for, if any."""
+    """The curve from the first sigma to the last in a configuration, if any."""
     wanted = [name for name in RAMPS if config.get(name)]
     if len(wanted) > 1:
         raise ValueError(f"{' and '.join(wanted)} are True, expected at most one of them.")

@@ -1,7 +1,7 @@
-"""The sample ``x_0`` that a model's output predicts, and what samplers do to it before they use it.
+"""The sample ``x_0`` that a model's output predicts, and its correction by samplers.
 
-They clip it, or threshold it by its own size (Imagen). Both are piecewise smooth, so Newton's
-method works through them.
+They clip it, or threshold it relative to its own size (Imagen). Both are piecewise smooth, so
+Newton's method applies.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def pred_original_sample(
     if not alpha.all():
         raise ValueError(
             "prediction_type='epsilon' with rescale_betas_zero_snr=True: at the last time there is "
-            "only noise, which tells nothing of the sample. Expected 'sample' or 'v_prediction', "
+            "only noise, which does not determine the sample. Expected 'sample' or 'v_prediction', "
             "or a timestep_spacing that leaves out the last time."
         )
     return 1 / alpha, -sigma / alpha
@@ -61,7 +61,7 @@ class Threshold:
     Reference: Saharia et al., NeurIPS 2022, section 2.3.
 
     Attributes:
-        ratio: which quantile; it is taken over all axes but the first, which is the batch.
+        ratio: the quantile, computed over all axes but the first, which is the batch.
         largest: the quantile is clipped to [1, largest].
     """
 
@@ -85,7 +85,7 @@ Correction = Clip | Threshold
 
 
 def find_correction(config: Mapping[str, Any]) -> Correction | None:
-    """The correction that a configuration asks for; thresholding first, as in diffusers."""
+    """The correction in a configuration; thresholding takes precedence, as in diffusers."""
     if config.get("thresholding"):
         return Threshold(config["dynamic_thresholding_ratio"], config["sample_max_value"])
     return Clip(config["clip_sample_range"]) if config.get("clip_sample") else None

@@ -1,11 +1,12 @@
 """`sample`: a diffusion sampler as a chain over its denoising steps.
 
-A step is ``x' = a x + b model(x, t) + s noise`` with numbers from a `Schedule`. The noise of step l
-is drawn from the key and l alone, so every method makes the samples of the sequential sampler.
+A step is ``x' = a x + b model(x, t) + s noise`` with coefficients from a `Schedule`. The noise of
+step l depends on the key and on l only, so every method returns the samples of the sequential
+sampler.
 
-The methods differ by what stands for the Jacobian ``a + b dmodel/dx``: itself (DeepPCR, Danieli et
-al., NeurIPS 2023, section 4.4), its diagonal, the identity (ParaDiGMS, Shih et al., NeurIPS 2023),
-or ``a`` alone.
+The methods differ by the approximation of the Jacobian ``a + b dmodel/dx``: the Jacobian itself
+(DeepPCR, Danieli et al., NeurIPS 2023, section 4.4), its diagonal, the identity (ParaDiGMS, Shih et
+al., NeurIPS 2023), or ``a`` only.
 """
 
 import dataclasses
@@ -46,42 +47,45 @@ def sample(
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 1,
 ) -> Solution:
-    """The samples of a sequential sampler of a diffusion or flow model, all steps at once.
+    r"""Sample from a diffusion or flow model with all denoising steps at once.
+
+    Every method returns the samples of the sequential sampler,
+    $x_l = a_l x_{l-1} + b_l \epsilon(x_{l-1}, t_l) + s_l \xi_l$.
 
     Args:
-        model: ``model(x, t)``, any JAX function: ``x`` has the shape and dtype of ``x_T``, ``t`` is
-            a scalar, int32 or float32 as the scheduler has it. It returns what the schedule's
-            prediction type says, in the shape of ``x``.
-        schedule: see `Schedule.from_config`.
-        x_T: ``[*batch, ...]``, floating: what the sampler starts from. Pure noise is a standard
-            normal times ``schedule.init_noise_sigma(steps)``.
-        steps: the number of denoising steps.
-        key: a key of `jax.random`, for schedules that add noise.
-        method: as in `deeppcr.solve`. Take "picard" with a ``window`` for large images, whose
-            Jacobians do not fit into memory.
-        coarse: start Newton's iterations from a sampler that calls the model at every ``coarse``-th
-            step and reuses its output in between: an integer >= 1 (steps per model call). None: as
-            the method says.
-        window: the number of steps that Newton's method solves at once. None: as the method says.
-            The sequential method takes neither ``coarse`` nor ``window`` nor ``progress``.
-        progress: a function that is called after every Newton iteration, with its number, the
-            number of steps that are done, and the largest relative residual; True: a line each on
-            stderr.
-        adjoint: as in `deeppcr.solve`; derivatives are those of the sequential sampler.
-        batch_ndim: the number of leading axes of ``x_T`` that are batch axes: the model treats
-            samples one by one.
+        model: ``model(x, t) -> output``, a JAX function. ``x`` has the shape and dtype of ``x_T``,
+            ``t`` is an int32 or float32 scalar, as defined by the scheduler. The output is the
+            prediction type of the schedule, with the shape of ``x``.
+        schedule: a `Schedule`, see `Schedule.from_config`.
+        x_T: ``[*batch, ...]``, floating, the initial state. Pure noise is a standard normal times
+            ``schedule.init_noise_sigma(steps)``.
+        steps: integer >= 1, the number of denoising steps.
+        key: a `jax.random` key, for schedules that add noise.
+        method: as in `deeppcr.solve`. For images, whose Jacobians do not fit into memory, use
+            "picard" with a ``window``.
+        coarse: integer >= 1 (steps per model call): start Newton's method from a sampler that calls
+            the model at every ``coarse``-th step and reuses its output in between. None: use the
+            initial guess of the method.
+        window: integer >= 1, the number of steps that Newton's method solves at once. None: use the
+            window of the method. ``coarse``, ``window`` and ``progress`` are not available for the
+            sequential method.
+        progress: a function ``(iteration, prefix, residual)`` that is called after every Newton
+            iteration, with its number, the number of converged steps, and the largest relative
+            residual. True: print a line to stderr after each.
+        adjoint: as in `deeppcr.solve`. Derivatives are those of the sequential sampler.
+        batch_ndim: the number of leading axes of ``x_T`` that are batch axes, whose samples the
+            model treats independently.
 
     Returns:
-        `deeppcr.Solution`. Its ``value`` are the samples ``x_0``, of the shape of ``x_T``; its
-        ``trajectory``, ``[steps, *batch, ...]``, has the state after every step; ``stats`` and
-        ``result`` say how the solve went. Differentiable with respect to ``x_T`` and all that the
-        model closes over.
+        a `deeppcr.Solution`. ``value`` has the samples, of the shape and dtype of ``x_T``, and
+        ``trajectory`` the state after every step, ``[steps, *batch, ...]``. Differentiable with
+        respect to ``x_T`` and the arrays that the model closes over.
 
     Raises:
         TypeError: ``x_T`` is not floating, the model returns another shape, or ``schedule`` is not
             a `Schedule`.
-        ValueError: ``key`` is missing for a schedule that adds noise, a name is not known, or an
-            option of Newton's method is given to the sequential one.
+        ValueError: ``key`` is missing for a schedule that adds noise, a name is unknown, or an
+            option of Newton's method is given to the sequential method.
 
     Example:
         >>> config = {"_class_name": "DDIMScheduler", "clip_sample": False}
@@ -89,10 +93,15 @@ def sample(
         >>> model = lambda x, t: jnp.tanh(x) * (1 + 0.001 * t)
         >>> x_T = jax.random.normal(jax.random.key(0), (4, 16))
         >>> sample = deeppcr.diffusion.sample
-        >>> found = sample(model, schedule, x_T, steps=50, method="newton", coarse=10)
+        >>> newton = sample(model, schedule, x_T, steps=50, method="newton", coarse=10)
         >>> sequential = sample(model, schedule, x_T, steps=50, method="sequential")
-        >>> bool(jnp.allclose(found.value, sequential.value, atol=1e-4))
+        >>> bool(jnp.allclose(newton.value, sequential.value, atol=1e-4))
         True
+
+    References:
+        F. Danieli et al., *DeepPCR*, NeurIPS 2023, section 4.4. A. Shih et al., *Parallel Sampling
+        of Diffusion Models*, NeurIPS 2023. Z. Tang et al., *Accelerating Parallel Sampling of
+        Diffusion Models*, ICML 2024.
     """
     if not isinstance(schedule, Schedule):
         raise TypeError(
@@ -147,7 +156,7 @@ def step_noise(key: Array, steps: int, x: Array) -> Array:
 
 
 def say(iteration: int, prefix: int, residual: float) -> None:
-    """A line on stderr on how far Newton's method has come."""
+    """Print the progress of Newton's method to stderr."""
     print(
         f"iteration {iteration}: {prefix} steps done, residual {residual:.1e}",
         file=sys.stderr,
@@ -161,8 +170,8 @@ def _check_is_parallel(method: Method, **options: Any) -> None:
     if given and isinstance(method, Sequential):
         raise ValueError(
             f"{given[0]} is {describe(options[given[0]])}, but method is {describe(method)}, which "
-            f"takes one step after another and has no {given[0]}; expected None, or a method that "
-            'solves steps at once: "auto", "newton", "pcr", "picard", Newton(...).'
+            f"runs step by step and has no {given[0]}; expected None, or a parallel method: "
+            '"auto", "newton", "pcr", "picard", Newton(...).'
         )
 
 
@@ -176,7 +185,7 @@ def _checked_key(key: Array | None, schedule: Schedule) -> Array:
 
 
 def _check_output(model: Model, table: Table, start: Any, inputs: Any, x: Array) -> None:
-    """Whether the model returns an array like ``x``, before anything is compiled."""
+    """Raise unless the model returns an array like ``x``, before anything is compiled."""
     at = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
     found = jax.eval_shape(lambda state, at: table.evaluate(model, state, at), start, at)
     is_array = isinstance(found, jax.ShapeDtypeStruct)

@@ -1,4 +1,4 @@
-"""`Schedule`: the steps of a diffusion sampler, from a configuration as diffusers writes it."""
+"""`Schedule`: the steps of a diffusion sampler, from a configuration of diffusers."""
 
 import dataclasses
 import math
@@ -14,14 +14,19 @@ from deeppcr.diffusion.table import Table
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Schedule:
-    """The steps of a diffusion sampler: those of diffusers' scheduler with the same configuration.
+    """The steps of a diffusion sampler, as those of the scheduler in diffusers.
 
-    Made by `Schedule.from_config`; needs neither diffusers nor torch.
+    Made by `Schedule.from_config`. Needs neither diffusers nor torch. Immutable and hashable.
 
     Attributes:
         scheduler: the name of the scheduler's class in diffusers.
         config: all fields of its configuration, as pairs of a name and a value.
-        eta: the weight of the noise that DDIM's steps add: 0 for none, 1 for that of DDPM.
+        eta: float >= 0, the weight of the noise in DDIM steps: 0 for none, 1 for that of DDPM.
+
+    Example:
+        >>> config = {"_class_name": "DDIMScheduler", "clip_sample": False}
+        >>> deeppcr.diffusion.Schedule.from_config(config, eta=0.5)
+        Schedule(DDIMScheduler, clip_sample=False, eta=0.5)
     """
 
     scheduler: str
@@ -30,22 +35,24 @@ class Schedule:
 
     @classmethod
     def from_config(cls, config: Any, *, eta: float = 0.0) -> "Schedule":
-        """The schedule of a scheduler of diffusers.
+        """The schedule with the configuration of a diffusers scheduler.
+
+        Supported are DDPM, DDIM, Euler, Euler ancestral, DPM-Solver++ (multistep, deterministic or
+        stochastic, order 1 and 2), and Euler for flow matching.
 
         Args:
-            config: a dict, as diffusers saves it ("_class_name" is the scheduler; missing fields
-                have the defaults of diffusers); or the path of a scheduler_config.json, or of the
-                folder of a scheduler or a pipeline; or a scheduler object of diffusers. Supported
-                are DDPM, DDIM, Euler, Euler ancestral, DPM-Solver++ (multistep, deterministic or
-                stochastic, order 1 and 2), and Euler for flow matching.
-            eta: the weight >= 0 of the noise that DDIM's steps add; other schedulers have none.
+            config: a dict, as saved by diffusers (``"_class_name"`` names the scheduler; missing
+                fields have the defaults of diffusers); the path of a ``scheduler_config.json``, or
+                of the folder of a scheduler or a pipeline; or a diffusers scheduler object.
+            eta: float >= 0, the weight of the noise in DDIM steps; 0 for other schedulers.
 
         Returns:
-            A schedule. It is immutable and can be hashed.
+            the schedule.
 
         Raises:
             ValueError: the scheduler, a field, or its value is not supported; the message names it.
-            TypeError, FileNotFoundError: ``config`` is not a configuration, or leads to none.
+            TypeError: ``config`` is not a configuration.
+            FileNotFoundError: there is no configuration at that path.
 
         Example:
             >>> config = {"_class_name": "DDIMScheduler", "clip_sample": False}
@@ -70,10 +77,17 @@ class Schedule:
         return cls(name, tuple(fill(found, scheduler.fields, name).items()), float(eta))
 
     def table(self, steps: int) -> Table:
-        """The coefficients of the steps, if the sampler takes ``steps`` of them.
+        """The coefficients of a sampler with ``steps`` steps.
+
+        Args:
+            steps: integer >= 1.
+
+        Returns:
+            a table of float64 arrays ``[steps]``; among them ``time``, and ``linear_part``, the $a$
+            of a step $a x + b model(x, t)$.
 
         Raises:
-            ValueError: the scheduler cannot take this number of steps.
+            ValueError: the scheduler does not support this number of steps.
         """
         check_count("steps", steps, "how many denoising steps")
         with np.errstate(all="ignore"):  # checked below
@@ -83,7 +97,7 @@ class Schedule:
         return table
 
     def init_noise_sigma(self, steps: int) -> float:
-        """The standard deviation of ``x_T``, the noise that the sampler starts from."""
+        """The standard deviation of the initial noise ``x_T`` for this number of steps."""
         return self.table(steps).init_noise_sigma
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""`Table`: the coefficients of a sampler's steps. Schedulers differ in their coefficients only.
+"""`Table`: the coefficients of a sampler's steps. Schedulers differ only in their coefficients.
 
 A sampler goes from noise ``x_T`` to a sample. Its step, with the model's output ``m``:
 
@@ -191,7 +191,7 @@ def _sum(at: dict[str, Any], terms: dict[str, Any]) -> Any:
 def coarse_guess(
     table: Table, model: Callable[[Any, Any], Any], every: int
 ) -> Callable[[Any, Any], Any]:
-    """A first trajectory for ``Newton(initial_guess=)``: one model call for ``every`` steps.
+    """An initial trajectory for ``Newton(initial_guess=)``: one model call for ``every`` steps.
 
     The steps between two calls reuse the output, and have their own coefficients and noise. For
     DDIM this is the sampler with fewer steps: steps with the same predicted noise add up to one

@@ -6,7 +6,7 @@ from deeppcr.diffusion.config import Config, Field, count, one_of
 
 
 def time_fields(default: str) -> dict[str, Field]:
-    """The fields that say how times are spaced."""
+    """The fields for the spacing of times."""
     names = dict.fromkeys((default, "leading", "linspace", "trailing"))
     return {"timestep_spacing": one_of(*names), "steps_offset": count(0, least=0)}
 

@@ -1,4 +1,4 @@
-"""From layers to chains: which layers are alike, and where they make a chain."""
+"""From a list of layers to chains of equal layers."""
 
 from deeppcr.layers.repeated import Repeated, repeated, stack_layers
 from deeppcr.layers.segments import Description, apply_layers, describe

@@ -1,7 +1,7 @@
-"""What a Python function names, read from its bytecode; and which libraries are known.
+"""The names in a Python function, read from its bytecode, and the known libraries.
 
-A call of a known library changes nothing but what it is given, which is watched. `is_foreign` says
-what is an exception.
+A call of a known library changes nothing but its arguments, which are watched. `is_foreign` lists
+the exceptions.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ class Names:
     """The names in the code of a function, and of the functions inside it.
 
     Attributes:
-        globals: globals and built-in functions, each with the attributes that follow it.
-        cells: the same of variables that the function closes over.
+        globals: globals and built-in functions, each with the attributes accessed on it.
+        cells: the same for variables that the function closes over.
         attributes: all other attributes.
         imports: whether it imports modules.
-        catches: whether it catches exceptions, or does something after one.
+        catches: whether it catches exceptions, or runs code after one.
     """
 
     globals: frozenset[Path]
@@ -98,7 +98,7 @@ _LIBRARIES = _words(
     copyreg contextlib numbers string re inspect weakref _weakref _weakrefset
     """
 )
-# What these libraries have that answers differently from call to call, or leaves something behind.
+# Functions of these libraries that are not deterministic, or have side effects.
 _FOREIGN_MODULES = ("numpy.random", "jax.profiler", "jax.experimental.multihost_utils")
 _FOREIGN = {
     "builtins": _words(
@@ -112,8 +112,8 @@ _FOREIGN = {
     ),
     "inspect": _words("currentframe stack trace"),
 }
-# Attributes, of whatever object, that leave something behind, that change a function itself, or
-# that ask what a trace answers in another way.
+# Attributes of any object that have side effects, that change a function itself, or whose result
+# differs under tracing.
 FOREIGN_ATTRIBUTES = _words(
     """
     tofile dump seterr seterrcall Tracer trace_state_clean _getframe
@@ -128,7 +128,7 @@ def is_library(module: Any) -> bool:
 
 
 def is_foreign(value: Any) -> bool:
-    """Whether this is something of a known library that cannot be called on trial."""
+    """Whether this object of a known library cannot be called on trial."""
     if value is jax.config:
         return True
     if isinstance(value, types.ModuleType):

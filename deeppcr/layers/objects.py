@@ -1,4 +1,4 @@
-"""What objects consist of, read without calling a method of theirs; whether two are the same.
+"""The contents of objects, read without calling their methods, and whether two are the same.
 
 Layers may be stacked only if no program can tell their static values apart. That is stricter than
 ``==``, to which 1 is True and 0.0 is -0.0, and to which a class may give any meaning. So no class
@@ -20,7 +20,7 @@ import numpy as np
 
 _VALUES: Any = (bool, int, float, complex, str, bytes, range, slice, np.generic, np.dtype)
 _VALUES += (jax.Array, jax.ShapeDtypeStruct)
-# Classes whose objects hold nothing that can be changed.
+# Classes with immutable objects.
 LEAVES = {*_VALUES, type(None), type(...), type(NotImplemented), types.CodeType}
 LEAVES |= {types.GenericAlias, types.UnionType, jax.tree_util.PyTreeDef, re.Pattern}
 DESCRIPTORS = (
@@ -44,7 +44,7 @@ _PARTIALS = (functools.partial, jax.tree_util.Partial)
 
 
 def instance_dict(value: Any) -> dict[str, Any]:
-    """The attributes of an object, whatever its class says of them, but those in slots."""
+    """The attributes of an object, bypassing its class, except those in slots."""
     try:
         found = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -92,7 +92,7 @@ def is_of_python(kind: type) -> bool:
 
 
 class Identity:
-    """The key of a value that is the same as itself only."""
+    """The key of a value that equals only itself."""
 
     def __init__(self, value: Any):
         self.value = value

@@ -1,11 +1,11 @@
-"""Taking layers apart: into arrays, of which each layer has its own, and all the rest.
+"""Taking layers apart into arrays, which differ between layers, and code, which they share.
 
 A layer becomes a tree: `Slot` where it has an array, `Fixed` for a value that a program can depend
-on, `Node` for what is put together of parts. With other arrays in its slots it is built again. Two
-layers are alike if their trees are equal and their arrays have equal types. `_KINDS` has a function
-for each kind of layer: pytrees (registered dataclasses, modules of flax nnx and equinox,
-`jax.tree_util.Partial`), functions with what they close over, methods, partials, bound modules of
-flax linen. What none of them takes apart is `Opaque`: it is compared by its program, in `trial`.
+on, `Node` for a composite. It can be rebuilt with other arrays in its slots. Two layers are alike
+if their trees are equal and their arrays have equal types. `_KINDS` has a function for each kind of
+layer: pytrees (registered dataclasses, modules of flax nnx and equinox, `jax.tree_util.Partial`),
+functions with what they close over, methods, partials, bound modules of flax linen. A value that
+none of them handles is `Opaque`: it is compared by its program, in `trial`.
 """
 
 import dataclasses
@@ -41,12 +41,12 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node:
-    """What is put together of parts.
+    """A composite of parts.
 
     Attributes:
-        make: puts it together, of a list of parts.
-        static: what else it depends on.
-        parts: its parts, taken apart themselves.
+        make: builds it from a list of parts.
+        static: everything else that it depends on.
+        parts: its parts, recursively taken apart.
     """
 
     make: Callable[[list[Any]], Any] = dataclasses.field(repr=False)
@@ -69,7 +69,7 @@ class Node:
 
 
 class Fixed(Node):
-    """A value that is the same in layers alike: a number, a string, a function of a module."""
+    """A value that equal layers share: a number, a string, a function of a module."""
 
     def __init__(self, value: Any):
         super().__init__(partial(_value, value), value)
@@ -93,7 +93,7 @@ _PLAIN_JIT: Any = jax.jit(lambda x: x)
 
 
 def _jitted(value: Any, split: Split) -> Code | None:
-    """What is inside `jax.jit`, without options that a chain would lose: donation, a device."""
+    """A jitted function, unless it has options that a chain would lose: donation, a device."""
     if type(value) is not type(_PLAIN_JIT) or _is_named(value):
         return None
     if _options(value) != _options(_PLAIN_JIT):
@@ -106,7 +106,7 @@ def _jit(parts: list[Any]) -> Any:
 
 
 def _options(jitted: Any) -> Any:
-    """The options of `jax.jit`, as it pickles them; unlike any other if it does not."""
+    """The options of `jax.jit`, as it pickles them; a unique object if it does not."""
     try:
         state = jitted.__getstate__()
         names = ("static_argnums", "static_argnames", "global_cache_key")
@@ -120,14 +120,14 @@ _SIMPLE += (np.generic, np.dtype, np.ndarray)  # type: ignore[assignment]
 
 
 def _fixed(value: Any, split: Split) -> Code | None:
-    """Numbers, strings, types, and what a module has under its own name."""
+    """Numbers, strings, types, and objects that a module defines under their own name."""
     return Fixed(value) if isinstance(value, _SIMPLE) or _is_named(value) else None
 
 
 def _is_named(value: Any) -> bool:
-    """Whether a callable is what its module has under its name: the same one for everybody."""
+    """Whether a callable is the attribute of its module by its own name, and so shared by all."""
     is_ours = isinstance(value, types.FunctionType) or is_library(type(value).__module__)
-    if not is_ours or not callable(value):  # others may make names up
+    if not is_ours or not callable(value):  # other classes may invent names
         return False
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
     name = getattr(value, "__qualname__", name)
@@ -184,7 +184,7 @@ def _bind(kind: Any, names: tuple[str, ...], parts: list[Any]) -> Any:
 
 
 def _function(value: Any, split: Split) -> Code | None:
-    """A function written in Python: its code, its defaults and what it closes over."""
+    """A function written in Python: its code, its defaults and its closure."""
     if not isinstance(value, types.FunctionType):
         return None
     if value.__dict__:
@@ -224,7 +224,7 @@ def _dict(keys: tuple[Any, ...], parts: list[Any]) -> Any:
 
 
 def _tree(value: Any, split: Split) -> Code | None:
-    """Anything that jax knows as a pytree, one level at a time."""
+    """Any registered pytree, one level at a time."""
     children, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
     if jax.tree_util.treedef_is_leaf(structure) and children:
         return None
@@ -232,14 +232,14 @@ def _tree(value: Any, split: Split) -> Code | None:
     if again is not None and not (
         type(again) is type(value) and _are_same(attributes_of(value), attributes_of(again))
     ):
-        raise Opaque(f"a {type(value).__name__}, of whose attributes jax does not know all")
+        raise Opaque(f"a {type(value).__name__}, with attributes that are not part of the pytree")
     level: Any = structure
     static = type(value), level.node_data()
     return Node(partial(jax.tree.unflatten, structure), static, tuple(map(split, children)))
 
 
 def _are_same(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether two dicts have the same in them, in whatever order."""
+    """Whether two dicts have the same items, in any order."""
     return before.keys() == after.keys() and all(
         old is after[name]
         or (
@@ -258,7 +258,7 @@ def take_apart(layer: Any) -> tuple[Code, list[Any]]:
     """The code of a layer, and its arrays.
 
     Raises:
-        Opaque: a part of it is of no known kind.
+        Opaque: a part of it has an unknown kind.
         Unseen: it cannot be called on trial.
     """
     arrays = []

@@ -1,10 +1,10 @@
-"""What a call of a layer can reach: every object that it can change, found without calling it.
+"""The objects that a call of a layer can change, found without calling it.
 
-A layer is called on trial, to see what it does, before it is called for good. The trial must leave
-nothing behind, and must see whatever the call changes. So everything mutable that the call can
-reach is watched: Python's containers, arrays of numpy, objects written in Python, and the globals
-that functions name. A layer that holds more is `Unseen`, and is never called on trial: a generator
-of random numbers, an iterator, a file, an object of an unknown library.
+A layer is called on trial before it is called for real. The trial must leave nothing behind, and
+must detect everything that the call changes. So every mutable object that the call can reach is
+watched: Python's containers, arrays of numpy, objects written in Python, and the globals that
+functions name. A layer that holds anything else is `Unseen`, and is never called on trial: a
+generator of random numbers, an iterator, a file, an object of an unknown library.
 """
 
 import collections
@@ -34,8 +34,8 @@ MOST = 50_000  # objects in one layer
 
 _JITTED = type(jax.jit(lambda x: x))
 _WRAPPERS = (property, classmethod, staticmethod, functools.cached_property)
-# Methods that Python calls by itself are looked at in each class: those that make objects where the
-# class is used to make some, those that show or copy objects never.
+# Methods that Python calls implicitly are inspected in each class: constructors only where the
+# class is called, and those for printing or copying never.
 _MAKERS = ("__init__", "__new__", "__post_init__")
 _ASIDE = frozenset(
     [
@@ -50,7 +50,7 @@ _ASIDE = frozenset(
         "__dir__",
     ]
 )
-_MAKING = ("__class__", "replace", "_replace")  # by these names, code makes objects of any class
+_MAKING = ("__class__", "replace", "_replace")  # names that construct objects of any class
 _BY_LIBRARIES = ("setup",)  # methods that a library calls by name: of flax.linen
 _BY_ANY_NAME = (getattr, hasattr, vars, dir, setattr, delattr)
 
@@ -63,13 +63,13 @@ class Reach:
     """The mutable objects that calls can reach, watched.
 
     Args:
-        roots: what is called, and what it is called with.
+        roots: the function and its arguments.
 
     Attributes:
         names: every name that the code reads.
 
     Raises:
-        Unseen: they can reach what cannot be watched.
+        Unseen: they can reach an object that cannot be watched.
     """
 
     def __init__(self, *roots: Any):
@@ -89,15 +89,15 @@ class Reach:
 
     @property
     def may_be_stale(self) -> bool:
-        """Whether `jax.jit` is in it, which reads once what may be changed later."""
+        """Whether it contains `jax.jit`, which reads values once that may change later."""
         return self._jits and self._keeps_data
 
     def changes(self) -> tuple[str, ...]:
-        """What was changed, by name."""
+        """The names of what has changed."""
         return tuple(dict.fromkeys(name for entry in self._watched for name in entry.changes()))
 
     def restore(self) -> None:
-        """Put everything back as it was."""
+        """Restore everything."""
         for entry in self._watched:
             entry.restore()
 
@@ -113,7 +113,7 @@ class Reach:
             self._visit(value, name)
 
     def _visit(self, value: Any, name: str) -> None:
-        """Look at an object, and at what it holds."""
+        """Inspect an object and its contents."""
         kind = type(value)
         if kind in LEAVES or isinstance(value, np.generic | np.dtype) or id(value) in self._seen:
             return
@@ -178,7 +178,7 @@ class Reach:
                 self._class(type(base))
 
     def _look_up(self) -> bool:
-        """Look at the attributes of classes that anything names; whether there was a new one."""
+        """Inspect the attributes of classes that any code names; whether there was a new one."""
         if not self.names.isdisjoint(_MAKING):
             self._makes_any = True
         wanted = [
@@ -201,7 +201,7 @@ class Reach:
         return is_called or name in self.names
 
     def _follow(self, value: Any, path: Path, name: str) -> None:
-        """What ``value.a.b`` reaches: through modules by name, in classes by any name met."""
+        """The objects that ``value.a.b`` reaches: modules by name, classes by any name found."""
         self.names.update(path)
         while isinstance(value, types.ModuleType) and path:
             if is_foreign(value):
@@ -231,7 +231,7 @@ class Reach:
             raise Unseen(f"{function.__qualname__} imports modules")
         if names.catches:
             raise Unseen(
-                f"{function.__qualname__} catches exceptions, and those of a trial are others"
+                f"{function.__qualname__} catches exceptions, and a trial may raise others"
             )
         self.names |= names.attributes
         self._watch(name, function.__dict__, is_data=bool(function.__dict__))
@@ -279,7 +279,7 @@ class Reach:
         self._given(tuple(function.__dict__.values()), name)
 
     def _given(self, value: Any, name: str) -> None:
-        """What a known library keeps: its own bookkeeping is its own affair."""
+        """The values that a known library stores; its internal state is not inspected."""
         kind = type(value)
         if kind.__module__ in ("_thread", "_contextvars") or kind is functools._lru_cache_wrapper:
             return
@@ -322,7 +322,7 @@ class Reach:
         kind: Any = type(value)
         for base in kind.__mro__:
             if base not in BASES and not is_of_python(base):
-                raise Unseen(f"it holds a {kind.__name__}, {name}, whose state cannot be seen")
+                raise Unseen(f"it holds a {kind.__name__}, {name}, whose state cannot be observed")
         if slots_of(kind) and isinstance(value, (dict, *CONTAINERS)):
             raise Unseen(f"it holds a {kind.__name__}, {name}, a container with slots")
         self._class(kind)

@@ -1,4 +1,4 @@
-"""Reading a list of layers: which are alike, what each takes and returns, what else it does."""
+"""Reading a list of layers: which are equal, what each takes and returns, and its side effects."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -28,11 +28,11 @@ class Layer:
 
     Attributes:
         given: the layer, as it was given.
-        kind: a number; the same for layers that are alike, and only for those.
-        code: what layers alike share, with ``build(arrays)``.
+        kind: a number, the same for equal layers and only for those.
+        code: the part that equal layers share, with ``build(arrays)``.
         arrays: its own arrays.
-        takes: the types of what it takes.
-        trial: what came of calling it on trial.
+        takes: the types of its input.
+        trial: the result of calling it on trial.
     """
 
     given: Any
@@ -76,7 +76,7 @@ def listed(layers: Any) -> list[Any]:
 
 
 def name_of_layer(layer: Any) -> str:
-    """What a layer is, in a word: the name of its function, or of its class."""
+    """The name of a layer: of its function, or of its class."""
     called = layer[0] if is_pair(layer) else layer
     while isinstance(called, partial):  # of functools, or of jax.tree_util
         called = called.func
@@ -84,7 +84,7 @@ def name_of_layer(layer: Any) -> str:
 
 
 def locate(error: Exception, layer: str, x: Any) -> None:
-    """Make an error say which layer it is of, and what that was given; it stays what it is."""
+    """Add the layer and its input to the message of an error; its type does not change."""
     where = f"{layer} was given {describe(x)}"
     if type(error) in (TypeError, ValueError):
         error.args = (f"{where}: {error}",)
@@ -93,7 +93,7 @@ def locate(error: Exception, layer: str, x: Any) -> None:
 
 
 def _remedy(layer: Any) -> str:
-    """What to do where a list of layers holds something else."""
+    """The remedy if a list of layers contains something else."""
     if isinstance(layer, list | tuple) and any(map(callable, layer)):
         return "; write one flat list of layers"
     is_array = hasattr(layer, "dtype") and hasattr(layer, "shape")
@@ -109,10 +109,10 @@ def _is_sequential(layers: Any) -> bool:
 
 
 class Reader:
-    """What is known of the layers met so far.
+    """The layers read so far.
 
     Attributes:
-        stopped: why the last reading ended before a layer that it could not look at.
+        stopped: why the last reading stopped before a layer that it could not read; else None.
     """
 
     def __init__(self) -> None:
@@ -122,12 +122,12 @@ class Reader:
         self._trials: dict[tuple[int, Any], Trial | None] = {}
 
     def read(self, layers: Sequence[Any], x: Any, past_changes: bool = False) -> list[Layer]:
-        """Look at layers, the first of which takes ``x``: arrays or their shapes.
+        """Read layers, the first of which takes ``x``: arrays or their shapes.
 
-        Layers alike are traced once. Reading stops before the first layer that cannot be looked at:
-        one that raises, that depends on more than shapes, or that holds what cannot be watched. It
-        stops behind the first that changes something, since those behind it may read what is
-        changed; with ``past_changes`` it goes on, as if nothing had been changed.
+        Equal layers are traced once. Reading stops before the first layer that cannot be read: one
+        that raises, that depends on values, or that holds objects that cannot be watched. It stops
+        after the first that changes something, because later layers may read what is changed; with
+        ``past_changes`` it continues as if nothing had changed.
         """
         self.stopped, found = None, []
         x = jax.tree.map(shape_of, x)
@@ -146,7 +146,7 @@ class Reader:
         return found
 
     def take_apart(self, layers: Sequence[Any]) -> list[Layer]:
-        """Look at layers without knowing what they take and return.
+        """Read layers without knowing what they take and return.
 
         Raises:
             TypeError: a layer cannot be taken apart.
@@ -167,15 +167,15 @@ class Reader:
         return found
 
     def forget(self) -> None:
-        """Forget what may be out of date, after a call that may have changed something.
+        """Discard results that may be stale, after a call that may have changed something.
 
-        What acts is remembered: layers like it are called as they are, whatever they do now.
+        Layers with side effects are remembered: equal layers are called one by one from then on.
         """
         self._known.clear()
         self._trials = {key: trial for key, trial in self._trials.items() if trial and trial.acts}
 
     def _look(self, layer: Any, x: Any, takes: Any) -> Layer:
-        """Look at one layer that takes ``x``."""
+        """Read one layer that takes ``x``."""
         try:
             code, arrays = take_apart(layer)
             kind = self._kind(code, arrays)
@@ -195,5 +195,5 @@ class Reader:
         return Layer(layer, self._kind((program, takes), arrays), program, arrays, takes, trial)
 
     def _kind(self, code: Any, arrays: list[Any]) -> int:
-        """The number of the layers alike."""
+        """The number of the kind of a layer."""
         return self._kinds.setdefault((code, array_types(arrays)), len(self._kinds))

@@ -1,4 +1,4 @@
-"""Layers alike, one behind the other, as one chain: stacked once, traced once."""
+"""Consecutive equal layers as one chain: stacked once, traced once."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from deeppcr.layers.trial import Trial, array_types, shape_of, try_copy, types_o
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one step of a run is made of its layers: static, and equal for runs of layers alike.
+    """The composition of one step from its layers: static, and equal for equal layers.
 
     Attributes:
         codes: the code of each layer.
         counts: the number of arrays of each layer.
-        shared: of each array, whether all steps share it.
-        types: of each array, its shape and dtype.
+        shared: for each array, whether all steps share it.
+        types: for each array, its shape and dtype.
     """
 
     codes: tuple[Any, ...]
@@ -39,10 +39,10 @@ class Plan:
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["plan", "length"])
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-    """A chain of ``length`` steps, each of one layer or of a few: `Dense`, `relu`, `Dense`, `relu`.
+    """A chain of ``length`` steps, each of one layer or one period: `Dense`, `relu`, ...
 
     Attributes:
-        arrays: those of one step, stacked on axis 0; an array that all steps share, as it is.
+        arrays: the arrays of a step, stacked on axis 0; an array that all steps share, unstacked.
         plan: the code.
         length: the number of steps.
     """
@@ -58,7 +58,7 @@ class Repeated:
 
     @property
     def inputs(self) -> list[Any]:
-        """What differs from step to step."""
+        """The arrays that differ from step to step."""
         return [
             array for array, shared in zip(self.arrays, self.plan.shared, strict=True) if not shared
         ]
@@ -86,8 +86,8 @@ class Repeated:
                 raise
             if trial is None:
                 raise ValueError(
-                    f"layer {number} of a stack is jitted, and reads what may have changed since; "
-                    "stack it without jit."
+                    f"layer {number} of a stack is jitted, and reads values that may have changed "
+                    "since; stack it without jit."
                 )
             if trial.acts:
                 raise _lost(f"layer {number} of a stack", trial)
@@ -112,13 +112,13 @@ class Repeated:
 def _lost(layer: str, trial: Trial) -> ValueError:
     return ValueError(
         f"{layer} cannot be stacked: {trial.acts}, which would be lost, since stacked layers are "
-        "copies. Switch it to evaluation, or take deeppcr.forward(layers, x), which calls such "
+        "copies. Switch it to evaluation mode, or call deeppcr.forward(layers, x), which runs such "
         "layers one by one."
     )
 
 
 def stack_layers(layers: Sequence[Layer], period: int) -> Repeated:
-    """The run of layers of which those ``period`` apart are alike."""
+    """The chain of layers that repeat with the ``period``."""
     length = len(layers) // period
     steps = [
         [array for layer in layers[i * period : (i + 1) * period] for array in layer.arrays]
@@ -141,16 +141,16 @@ def stack_layers(layers: Sequence[Layer], period: int) -> Repeated:
 
 
 def repeated(layers: Any, x: Any = None) -> Repeated:
-    """The one run that all ``layers`` make, with the shortest period.
+    """The one chain that all ``layers`` form, with the shortest period.
 
     Args:
         layers: as in `deeppcr.forward`.
-        x: what the first layer takes. Without it, layers have to be such as can be taken apart, and
-            nothing is known of what they return.
+        x: the input of the first layer. Without it, all layers must be of kinds that can be taken
+            apart, and their outputs are unknown.
 
     Raises:
-        ValueError: there are no layers, or they make no one run; the message names the first layer
-            that does not fit.
+        ValueError: there are no layers, or they do not form one chain; the message names the first
+            layer that differs.
     """
     if isinstance(layers, Repeated):
         return layers
@@ -171,8 +171,8 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
     for number, layer in enumerate(known):
         if layer.trial.needs_weak:
             raise ValueError(
-                f"layers[{number}] has weakly typed arrays, made of Python numbers without a "
-                "dtype, which stacked would not give way to other dtypes; give them one: "
+                f"layers[{number}] has weakly typed arrays, made from Python numbers without a "
+                "dtype, which would not be promoted once stacked; give them a dtype: "
                 "jnp.asarray(0.5, dtype)."
             )
         if layer.trial.acts:
@@ -197,7 +197,7 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
 
 
 def stack_arrays(arrays: Sequence[Any]) -> Any:
-    """Arrays of one type on a new axis 0; at once, where none of them is being traced."""
+    """Arrays of one type, stacked on a new axis 0; eagerly if none of them is traced."""
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         return jnp.stack(arrays)
     with jax.ensure_compile_time_eval():

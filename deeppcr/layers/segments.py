@@ -1,4 +1,4 @@
-"""Where a list of layers makes chains: runs of layers alike, and single layers between them."""
+"""Segments of a list of layers: chains of equal layers, and single layers between them."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ LONGEST_PERIOD = 64
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Neighbouring layers.
+    """Consecutive layers.
 
     Attributes:
         layers: the layers.
         start: the index of the first in the list.
-        period: how many layers make a step; those so far apart are alike.
+        period: the number of layers in a step.
         reason: why they are called one by one; "" for a chain.
     """
 
@@ -52,14 +52,19 @@ class Description:
 
 
 def describe(layers: Any, x: Any) -> Description:
-    """What `deeppcr.forward` finds in ``layers``: chains, and why the rest is called one by one.
+    """Show how `deeppcr.forward` runs ``layers``: as chains, or one by one and why.
 
     Args:
         layers: as in `deeppcr.forward`.
-        x: what the first layer takes: arrays, or `jax.ShapeDtypeStruct`.
+        x: the input of the first layer: arrays, or `jax.ShapeDtypeStruct`.
 
     Returns:
-        A `Description`, which prints as a table.
+        a description that prints as a table: indices of the layers, steps of the chain, layers in
+        a step, type of the state, and the reason why layers run in order.
+
+    Raises:
+        ValueError: a layer depends on values, not only on shapes.
+        TypeError: ``layers`` is not a list of layers.
 
     Example:
         >>> scale = lambda c: jax.tree_util.Partial(jnp.multiply, jnp.float32(c))
@@ -75,24 +80,24 @@ def describe(layers: Any, x: Any) -> Description:
     if reader.stopped:
         raise ValueError(
             f"layers[{len(layers_read)}] cannot be called on shapes alone: {reader.stopped}. "
-            "deeppcr.forward calls it as it is, and looks at the rest after it."
+            "deeppcr.forward calls it directly, and inspects later layers after that."
         ) from reader.stopped
     return Description(tuple(segments(layers_read)))
 
 
 def apply_layers(layers: Any, x: Any, solve: Callable[[Repeated, Any], Any]) -> Any:
-    """Apply ``layers`` to ``x``: what makes a chain by ``solve(run, x)``, all others one by one.
+    """Apply ``layers`` to ``x``: chains by ``solve(run, x)``, all other layers one by one.
 
-    Layers are looked at from the first on, up to one that changes something when it is called, or
-    that cannot be looked at. That one is called, and those behind it are looked at after that: they
-    may read what it changed.
+    Layers are inspected in order, up to one that changes something when it is called, or that
+    cannot be inspected. That one is called, and later layers are inspected after the call: they may
+    read what it changed.
     """
     if isinstance(layers, Repeated):
         layers.check(x)
         return solve(layers, x)
     given, reader, start = listed(layers), Reader(), 0
     while start < len(given):
-        # The first layer may tell an array of numpy from one that is traced: it is called as it is.
+        # The first layer may distinguish a numpy array from a traced one: it is called directly.
         is_of_jax = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))
         found = reader.read(given[start:], x) if is_of_jax else []
         for segment in segments(found):
@@ -118,7 +123,7 @@ def _call(layer: Any, x: Any, number: int) -> Any:
 
 
 def segments(layers: Sequence[Layer]) -> list[Segment]:
-    """Divide ``layers``, from the first on, into chains and single layers, by shortest periods."""
+    """Divide ``layers`` into chains, with the shortest periods, and single layers."""
     found: list[Segment] = []
     start = 0
     while start < len(layers):
@@ -144,7 +149,7 @@ def why_alone(layer: Layer) -> str:
 
 
 def longest_run(layers: Sequence[Layer], start: int) -> tuple[int, int]:
-    """The period and the steps of the chain of most layers from ``start`` on; (1, 1) for none."""
+    """The period and number of steps of the longest chain from ``start`` on; (1, 1) for none."""
     best = (1, 1)
     for period in range(1, min(LONGEST_PERIOD, (len(layers) - start) // 2) + 1):
         if layers[start].takes == layers[start + period].takes:  # so a step returns what it takes
@@ -157,7 +162,7 @@ def longest_run(layers: Sequence[Layer], start: int) -> tuple[int, int]:
 
 
 def _repeats(layers: Sequence[Layer], start: int, period: int) -> int:
-    """How often the ``period`` layers from ``start`` on occur one behind the other."""
+    """The number of consecutive repetitions of the ``period`` layers from ``start`` on."""
     end = start + period
     while (
         end < len(layers)

@@ -1,9 +1,9 @@
-"""Calling a layer on trial, on shapes alone: its program, what it returns, and what else it does.
+"""Calling a layer on trial, with shapes only: its program, its output, and its side effects.
 
 A layer that was taken apart is called as a copy, with traced arrays in its slots. A layer that
-cannot be taken apart is called as it is: its program stands for it (`Traced`), and the arrays that
-the program captured are its own. Everything mutable that the call can reach is watched, and put
-back as it was.
+cannot be taken apart is called directly: its program replaces it (`Traced`), and the arrays that
+the program captured are its own. Every mutable object that the call can reach is watched, and
+restored.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from deeppcr.layers.reach import Reach
 from depth.jaxprs import equations, without_constants
 from depth.primitives import primitive
 
-# By these, code can tell an array of numpy from one that is traced in its stead.
+# By these, code can distinguish a numpy array from the traced array that replaces it.
 _ASKING = frozenset(
     ["isinstance", "issubclass", "type", "hasattr", "getattr", "callable", "__class__"]
 )
@@ -29,14 +29,14 @@ _ASKING = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What came of a call on trial.
+    """The result of a call on trial.
 
     Attributes:
-        returns: what the layer returns, as `jax.ShapeDtypeStruct`.
-        acts: what else it does, in words: it changes counters of random numbers, batch statistics,
-            a list; it has side effects. "" if nothing.
+        returns: the output of the layer, as `jax.ShapeDtypeStruct`.
+        acts: its other effects, as text: it changes counters of random numbers, batch statistics, a
+            list; it has side effects. "" if nothing.
         needs_weak: whether the dtypes that it returns depend on weakly typed arrays.
-        asks: whether its code may tell an array of numpy from one of jax.
+        asks: whether its code may distinguish numpy arrays from jax arrays.
     """
 
     returns: Any
@@ -47,10 +47,10 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """The program of a layer without the arrays that it captured; equal if they read the same.
+    """The program of a layer without the arrays that it captured; equal if their texts are.
 
-    Constants and functions inside the program are in no text. By ``identities``, they have to be
-    the same objects.
+    Constants and functions inside the program do not appear in its text. By ``identities``, they
+    must be the same objects.
     """
 
     text: str
@@ -74,7 +74,7 @@ def try_copy(code: Any, arrays: Sequence[Any], x: Any, layer: Any = None) -> Tri
         layer: the layer itself, if there is one.
 
     Returns:
-        None if the copy may do something else than the layer.
+        None if the copy may behave differently from the layer.
 
     Raises:
         Unseen: it cannot be called on trial.
@@ -98,7 +98,7 @@ def try_copy(code: Any, arrays: Sequence[Any], x: Any, layer: Any = None) -> Tri
 
 
 def trace(layer: Any, x: Any) -> tuple[Traced, list[Any], Trial]:
-    """Call a layer as it is on ``x``, shapes: its program, the arrays captured, and the rest.
+    """Call a layer directly on ``x``, shapes: its program, its captured arrays, and its trial.
 
     Raises:
         Unseen: it cannot be called on trial.
@@ -114,7 +114,7 @@ def trace(layer: Any, x: Any) -> tuple[Traced, list[Any], Trial]:
 
 
 def is_same_on_jax(code: Any, arrays: Sequence[Any], layer: Any, x: Any) -> bool:
-    """Whether a layer does with its arrays of numpy what its copy does with arrays of jax."""
+    """Whether a layer with numpy arrays behaves as its copy with jax arrays."""
     with jax.ensure_compile_time_eval():
         ours = [jnp.asarray(array) if isinstance(array, np.ndarray) else array for array in arrays]
     given, _, acts, _ = _run(lambda _: layer, x)
@@ -131,7 +131,7 @@ def is_same_on_jax(code: Any, arrays: Sequence[Any], layer: Any, x: Any) -> bool
 def _run(
     build: Callable[[list[Any]], Any], x: Any, arrays: Sequence[Any] = ()
 ) -> tuple[Any, Any, str, Reach]:
-    """The program of a layer, the shapes it returns, what it changed in words, and its reach."""
+    """The program of a layer, the shapes it returns, its changes as text, and its reach."""
     reaches: list[Reach] = []
     changes: list[str] = []
 
@@ -152,7 +152,7 @@ def _run(
 
 
 def effects_of(closed: Any) -> str:
-    """Why a program has to run exactly as often as it is called; "" if nobody could tell."""
+    """Why a program must run exactly once per call; "" if it has no side effects."""
     if found := side_effects(closed):
         return f"it has side effects: {', '.join(found)}"
     for equation in equations(without_constants(closed)):
@@ -163,8 +163,8 @@ def effects_of(closed: Any) -> str:
     return ""
 
 
-# Beside calls, loops and branches: the functions in their parameters are made by jax, from the
-# program that stands beside them.
+# Except calls, loops and branches: the functions in their parameters are created by jax, from the
+# program in another parameter.
 _OF_JAX = ("reduce", "custom_linear_solve")
 
 
@@ -175,7 +175,7 @@ def _beside_the_text(jaxpr: Any) -> Iterator[Any]:
         is_rule = known.kind == "derivative rule"
         by_jax = known.inlines or known.kind in ("loop", "branch") or name in _OF_JAX
         if is_rule and not is_rule_of_jax(equation):
-            yield object()  # rules are made anew by each trace: like no other
+            yield object()  # each trace creates new rules, which equal no other
         for parameter in equation.params.values():
             items = parameter if isinstance(parameter, tuple | list) else (parameter,)
             programs = [item for item in items if hasattr(item, "eqns")]
@@ -197,12 +197,12 @@ def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _dtype(leaf: Any) -> Any:
-    """The dtype as jax has it; that of jax's own arrays is at hand."""
+    """The dtype as jax canonicalises it; jax's own arrays have it."""
     return leaf.dtype if isinstance(leaf, jax.Array) else jax.dtypes.result_type(leaf)
 
 
 def is_weak(leaf: Any) -> bool:
-    """Whether the dtype of an array or number gives way to others."""
+    """Whether an array or number is weakly typed."""
     return bool(getattr(leaf, "weak_type", isinstance(leaf, int | float | complex)))
 
 

@@ -1,4 +1,4 @@
-"""Watching a mutable object during a call: what was changed, and putting it back as it was."""
+"""Watching a mutable object during a call: detecting changes, and undoing them."""
 
 import collections
 import types
@@ -12,10 +12,10 @@ _MISSING = object()
 
 
 class Watched:
-    """One mutable object, and what was in it.
+    """One mutable object, and a copy of its contents.
 
     Args:
-        name: what messages call it.
+        name: its name in messages.
         target: a dict, list, deque, set, array of numpy, variable of a closure, or class; of any
             other object, its slots.
         keys: of a dict, to watch these alone.
@@ -27,14 +27,14 @@ class Watched:
 
     @property
     def is_data(self) -> bool:
-        """Whether it holds values, and not code alone."""
+        """Whether it holds values, not only code."""
         parts = self._before.values()
         if isinstance(self.target, type | types.CellType) or (self._keys is not None and not parts):
             return False
         return not parts or not all(callable(x) or isinstance(x, types.ModuleType) for x in parts)
 
     def changes(self) -> list[str]:
-        """The names of what is not what it was."""
+        """The names of the entries that have changed."""
         before, now = self._before, self._read()
         if len(before) == len(now) and all(map(_same, before, now)):
             return [self._path(key) for key in before if not _same(before[key], now[key])]
@@ -43,7 +43,7 @@ class Watched:
         return [self._path(key) for key in odd] or [self.name]  # in another order
 
     def restore(self) -> None:
-        """Put back what was in it."""
+        """Restore its contents."""
         if self.changes():
             self._write(self._before)
 
@@ -111,7 +111,7 @@ class Watched:
 
 
 def path_of(name: str, key: Any) -> str:
-    """What messages call an attribute or an entry of what has a name."""
+    """The name in messages of an attribute or entry of a named object."""
     if isinstance(key, str) and key.isidentifier():
         return f"{name}.{key}"
     return f"{name}[{key!r}]" if isinstance(key, int | str) else name
@@ -122,6 +122,6 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _basis(value: Any) -> Any:
-    """The class of Python that a container is of, or is derived from."""
+    """The builtin class of a container, or that it derives from."""
     kinds = (collections.OrderedDict, dict, list, collections.deque)
     return next(kind for kind in kinds if isinstance(value, kind))

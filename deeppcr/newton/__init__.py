@@ -1,12 +1,12 @@
 """`Newton`: all states of a chain at once.
 
-method.py        the method: its options, and what they come to for one chain
+method.py        the method: its options, and their resolution for one chain
 iteration.py     linearise, solve, check, repeat, over a window that slides along the chain
-convergence.py   when is an iterate the answer? The adjoint asks, too
-guess.py         the trajectory to start from
+convergence.py   the convergence test, also used by the adjoint
+guess.py         the initial trajectory
 damping.py       `TrustRegion`, for chains that amplify differences
 acceleration.py  `Anderson`, for iterations that converge slowly
-lyapunov.py      how fast differences grow, and what that means for Newton's method
+lyapunov.py      the growth rate of differences, and the number of iterations that it implies
 precision.py     float32 or better inside
 fallback.py      the sequential fallback
 """

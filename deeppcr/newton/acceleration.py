@@ -79,12 +79,12 @@ class Anderson:
     states before it only (triangular Anderson acceleration).
 
     To use it in another iteration, call ``state = accelerate.begin(trajectory)`` once, and then
-    ``trajectory, state = accelerate(state, trajectory, proposed)`` instead of ``trajectory =
-    proposed``; trajectories are ``[L, *batch, w]``.
+    ``trajectory, state = accelerate(state, trajectory, proposed)`` instead of
+    ``trajectory = proposed``; trajectories are ``[L, *batch, w]``.
 
     Attributes:
-        history: integer from 1 to 8, the number of differences that are kept, in
-            ``2 history + 2`` trajectories of memory. More than three rarely save an iteration.
+        history: integer from 1 to 8, the number of differences that are kept, in ``2 history + 2``
+            trajectories of memory. More than three rarely save an iteration.
         regularization: float > 0, added to the unit diagonal of the scaled least-squares matrix
             (dimensionless). Iteration counts hardly depend on it.
 

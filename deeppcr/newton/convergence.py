@@ -1,29 +1,27 @@
-"""When is an iterate the answer? Judged by the user's own function, entry by entry.
+"""The convergence test, by the residual of the user's own step, entry by entry.
 
-Two conditions have to hold at every step:
+Two conditions must hold at every step:
 
 - The residual, the difference between a state and the step applied to the state before it, is at
   rounding level.
-- The change that is still to come is at rounding level, too, as far as updates show. Newton's
-  method squares an update, which is the residual carried along the chain by the linearised
-  dynamics: the update has to be below the root of rounding level. So a chain that amplifies
-  differences, whose states have tiny residuals far from the sequential program's, does not count as
-  solved. Other iterations contract their updates by some factor rho: after an update u, a change of
-  ``u rho / (1 - rho)`` is to come. The factor of a step is that of the largest update up to it,
-  since nothing there depends on a later step. An update is never smaller than its rounding, and a
-  state may be a sum over all steps before it: below what that amounts to, updates are taken to
-  contract by the factor that was last seen above it.
+- The estimated remaining change is at rounding level. An update is the residual, propagated along
+  the chain by the linearised dynamics. Newton's method squares it, so the update must be below the
+  square root of rounding level. This excludes chains that amplify differences, whose residuals can
+  be tiny far from the sequential program's states. Other iterations contract their updates by a
+  factor rho: after an update u, the remaining change is ``u rho / (1 - rho)``. The factor of a step
+  is that of the largest update up to it, since a step does not depend on later ones. Updates have
+  a rounding error, which may be that of a sum over all earlier steps. Below this error, the factor
+  last observed above it is used.
 
 Rounding level is a number of units in the last place of each entry, in its own dtype: a clock that
-has reached 10^4 has no say in what is rounding for the entry of size 1 beside it. See `sizes` for
-the size of an entry.
+has reached 10^4 does not relax the tolerance of another entry of size 1. See `sizes` for the size
+of an entry.
 
-The rounding of a large entry can still reach a small one, where the step adds them up and takes
-them apart again. Then the residual of the small entry stops falling, and that ends the iteration,
-too. Newton's method halves a residual many times over in every iteration, so there the residual
-needs to be small only beside the whole state. A quasi-Newton method may converge as slowly as it
-likes: there the residual has to be small beside the entry itself, and to stand still for some
-iterations.
+The rounding error of a large entry can still reach a small one, if the step adds and then subtracts
+it. Then the residual of the small entry stagnates, which ends the iteration, too. Newton's method
+reduces residuals by a large factor in every iteration, so there a stagnating residual need only be
+small relative to the whole state. A quasi-Newton method may converge slowly, so there it must be
+small relative to the entry, and stagnate for some iterations.
 """
 
 import dataclasses
@@ -65,7 +63,7 @@ class Convergence(NamedTuple):
 
     @classmethod
     def unknown(cls, states: Array) -> Self:
-        """Before the first of ``states: [L, *batch, w]`` is judged."""
+        """The convergence state before the first test, for ``states: [L, *batch, w]``."""
         infinite = jnp.full((), jnp.inf, states.dtype)
         unknown = jnp.full(states.shape[:-1], jnp.inf, states.dtype)
         return cls(infinite, infinite, jnp.int32(0), unknown, unknown, jnp.int32(0))
@@ -73,8 +71,8 @@ class Convergence(NamedTuple):
     def shifted(self, distance: Array, entered: Array) -> Self:
         """The state of a window that has moved on by ``distance`` steps.
 
-        Nothing is known of the steps that have ``entered``, bool ``[L, *batch]``, and a residual
-        may rise with them.
+        The steps that have ``entered``, bool ``[L, *batch]``, have no history, and may raise the
+        residual.
         """
         moves = distance > 0
         norm, contraction = (
@@ -91,11 +89,12 @@ class Convergence(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Criterion:
-    """What counts as converged.
+    """The convergence criterion.
 
     Attributes:
-        rtol: the largest residual, relative to the size of the entry; None for rounding level.
-        atol: the largest residual in any case.
+        rtol: the tolerance on the residual relative to the size of the entry; None for rounding
+            level.
+        atol: the absolute tolerance on the residual.
         eps: one unit in the last place of 1 for each leaf of the state: ``(entries, eps)``.
         working: the same for the dtype of the iterates.
         quadratic: whether the iteration is Newton's method.
@@ -147,7 +146,7 @@ class Criterion:
             norms = [_over(update, size).max(axis=-1, initial=0) for size in (common, own)]
             largest = axis.cummax(jnp.stack(norms, axis=-1))
             norm, contraction, now = self._denoised(largest[..., 0], last, axis)
-            # An entry's update is at most what it was, and what the state's would be in its units.
+            # The update of an entry: the smaller of its own and, in its units, the state's.
             tiny = jnp.finfo(own.dtype).tiny
             share = jnp.where(own > 0, jnp.maximum(_over(own, common), tiny), 1)
             of_entry = jnp.minimum(largest[..., 1], norm / share.min(axis=-1, initial=1))
@@ -156,7 +155,7 @@ class Criterion:
         stagnates = (plateau <= STAGNATION * coarsest) & (stalled >= patience)
         rtol = self.rounding * eps if self.rtol is None else self.rtol
         small = (residual <= self.atol + rtol * own).all(axis=-1)
-        # Counted both ways: whether residuals still fall is known only once all of them are.
+        # Count under both assumptions: whether residuals still fall is known once all are computed.
         close, any_close = axis.leading(converges & finite & small, at_rest & finite)
         converged = jnp.where(stagnates, any_close, close)
         least = jnp.minimum(units, last.least)
@@ -172,11 +171,11 @@ class Criterion:
     def _denoised(
         self, norm: Array, last: Convergence, axis: ChainAxis
     ) -> tuple[Array, Array, Array]:
-        """Update norms without rounding, the contraction factor to keep, and that of now."""
+        """Update norms without rounding, the contraction factor to store, and the current one."""
         steps = jnp.sqrt(axis.index(len(norm)).astype(norm.dtype))
         steps = jnp.broadcast_to(steps.reshape((-1, *(1,) * (norm.ndim - 1))), norm.shape)
         clear = norm > NOISE * self.working * (1 + steps)
-        # `jax.debug_nans` looks at all that is computed: no NaN even where it is not selected.
+        # `jax.debug_nans` checks every value: no NaN even where it is not selected.
         has_last = jnp.isfinite(last.update_norm)
         moves = has_last & (last.update_norm > 0)
         ratio = jnp.where(moves, norm / jnp.where(moves, last.update_norm, 1), jnp.inf)
@@ -188,7 +187,7 @@ class Criterion:
         return denoised, contraction, jnp.where(known, contraction, ratio)
 
     def _is_small(self, norm: Array, contraction: Array) -> Array:
-        """Whether the change that is still to come is at rounding level."""
+        """Whether the remaining change is at rounding level."""
         shrinks = (contraction < 1) & jnp.isfinite(norm)
         product = jnp.where(shrinks, norm, 0) * jnp.where(shrinks, contraction, 0)
         to_come = product / jnp.where(shrinks, 1 - contraction, 1)
@@ -204,10 +203,10 @@ def _over(values: Array, size: Array) -> Array:
 def sizes(value: Array, origin: Array, axis: ChainAxis = LOCAL) -> tuple[Array, Array]:
     """The size of each entry, ``[L, *batch, w]``, and of each state, ``[L, *batch, 1]``.
 
-    The size of a state is that of its largest entry. An entry has the size that it has before and
-    after the step. One that happens to be near zero is still computed from terms of its usual size:
-    it has the largest size that it reaches anywhere on the chain, but no more than its state has
-    here. So an entry that has died out is small.
+    The size of a state is that of its largest entry. The size of an entry is its magnitude before
+    and after the step. An entry that happens to be near zero is still computed from terms of its
+    usual size: it has the largest size that it reaches on the chain, but at most that of its state
+    at this step. So an entry is small if the whole state has decayed.
     """
     local = jnp.maximum(jnp.abs(value), jnp.abs(origin))
     local = jnp.where(jnp.isfinite(local), local, 0)

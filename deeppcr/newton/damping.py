@@ -11,14 +11,14 @@ itself is limited,
     t_l = 1 / sqrt(1 + (|D_l| / (radius s))^2),
 
 with the t of a first, unlimited solve. This is a quasi-Newton method with the same linear
-recurrence: its Jacobians are scaled down where the unlimited update grows. Near the solution t is
-1 - O(|D|^2), and the method is Newton's, with its quadratic convergence. After the update the step
-is applied once to all states (a Jacobi iteration), which maps them back to the range of the step.
+recurrence: its Jacobians are scaled down where the unlimited update grows. Near the solution t is 1
+- O(|D|^2), and the method is Newton's, with its quadratic convergence. After the update the step is
+applied once to all states (a Jacobi iteration), which maps them back to the range of the step.
 
 In trials it was preferred to Levenberg-Marquardt by a Kalman filter and smoother with fixed damping
 (ELK, Gonzalez et al., *Towards scalable and stable parallelization of nonlinear RNNs*, NeurIPS
-2024), to Jacobians scaled down or clipped in norm, and to updates clipped as a whole.
-`python -m experiments iterations --parts damping` compares it with undamped Newton.
+2024), to Jacobians scaled down or clipped in norm, and to updates clipped as a whole. `python -m
+experiments iterations --parts damping` compares it with undamped Newton.
 """
 
 import dataclasses
@@ -42,8 +42,8 @@ class TrustRegion:
 
     Attributes:
         radius: float > 0, the size of the trust region relative to that of each entry of the state
-            (dimensionless). The size of an entry is its largest magnitude in the initial
-            trajectory or in a converged state.
+            (dimensionless). The size of an entry is its largest magnitude in the initial trajectory
+            or in a converged state.
 
     Raises:
         ValueError: ``radius`` is not positive.
@@ -106,7 +106,7 @@ class TrustRegion:
         finite = jnp.isfinite(residual).all(axis=-1)
         residual = jnp.where(finite[..., None], residual, jnp.zeros_like(residual))
         residual = residual * _limit(residual / unit)[..., None]
-        # A Jacobian entry that is not finite carries no information about how differences propagate.
+        # A Jacobian entry that is not finite says nothing about how differences propagate.
         blocks = jax.tree.map(
             lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks
         )

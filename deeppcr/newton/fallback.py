@@ -1,4 +1,4 @@
-"""The sequential fallback: a chain is finished step by step, from where it has converged."""
+"""The sequential fallback: it runs the steps after those that have converged."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from deeppcr.state import Leaves
 
 
 def finish(chain: TracedChain, trajectory: Leaves, prefix: Array) -> Leaves:
-    """Run the steps after ``prefix`` one by one; no trip of the loop if that is all of them."""
+    """Run the steps after ``prefix`` one by one; the loop makes no trip if there are none."""
     length = chain.length
 
     def run(entry: Leaves, trajectory: Leaves) -> tuple[Leaves, Leaves]:

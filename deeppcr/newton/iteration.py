@@ -1,9 +1,9 @@
 """Linearise, solve, check, repeat: the loop of every Newton-like method.
 
 The loop works on the whole chain, or on a window that slides along it: the next W states that have
-not converged. After each iteration the window moves on by the states that have. So memory is that
-of W blocks; the trajectory itself is the only array of all L steps. A window of L steps never
-moves. On several devices see `deeppcr.newton.sequence`.
+not converged. After each iteration the window moves past those that have. So the solve holds W
+blocks, and the trajectory is its only array of L steps. A window of L steps never moves. For
+several devices see `deeppcr.newton.sequence`.
 """
 
 import dataclasses
@@ -34,20 +34,20 @@ class Iterate(NamedTuple):
 
     Attributes:
         iterations: int32.
-        begun: int32, how many of them came before this loop, for the shards before.
+        begun: int32, the number of iterations for earlier shards, before this loop.
         start: int32, the index of the first step of the window.
         entry: the state before it.
         states: ``[W, *batch, w]``, the window.
         value: ``f`` applied to every state of the iterate: one step closer to the answer, and
             rounded as the user's own program rounds.
         convergence: of the states.
-        prefix: int32, how many states from the start of the chain have converged.
-        exact: int32, how many of them are the sequential program's to the last bit.
+        prefix: int32, the number of converged states from the start of the chain.
+        exact: int32, the number of them that equal the sequential program's to the last bit.
         whole: ``[L, *batch, w]``, all states; empty if the window is the chain.
-        blocks: kept for further iterations; () if each has its own.
+        blocks: kept for further iterations; () if each iteration has its own.
         sizes: the state of the damping.
         history: the state of the acceleration.
-        residuals: by iteration, that of the guess first; empty if not asked for.
+        residuals: by iteration, that of the guess first; empty unless recorded.
     """
 
     iterations: Array
@@ -73,16 +73,16 @@ class Iterate(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class NewtonSolver:
-    """`Newton` for one chain: a pytree of the arrays that it needs beside those of the chain.
+    """`Newton` for one chain: a pytree of the arrays that it needs besides those of the chain.
 
     Attributes:
-        linearization: where blocks come from.
-        guess: leaves ``[L, ...]`` of the first trajectory, if one was given.
+        linearization: the source of the blocks.
+        guess: leaves ``[L, ...]`` of the initial trajectory, if one was given.
         captured: arrays that ``step`` closes over.
-        options: all that does not depend on the chain.
+        options: the options that do not depend on the chain.
         solver: of the linear recurrence.
-        criterion: what counts as converged.
-        budget: the most iterations.
+        criterion: the convergence criterion.
+        budget: the maximum number of iterations.
         window: the number of steps that are solved at once.
         step: the user's step, traced in float32 or better.
         layout: of its state.
@@ -92,7 +92,7 @@ class NewtonSolver:
     linearization: Any
     guess: Any
     captured: Any
-    options: Any  # Newton, without what stands above
+    options: Any  # Newton, without the fields above
     solver: LinearSolver
     criterion: Criterion
     budget: int
@@ -106,7 +106,7 @@ class NewtonSolver:
         return dataclasses.replace(self, linearization=replicated, guess=along, captured=replicated)
 
     def solve(self, chain: TracedChain) -> Run:
-        """Iterate from the first trajectory until the chain is solved or the budget is spent."""
+        """Iterate from the initial trajectory until convergence, or until the budget is spent."""
         wide = dataclasses.replace(
             chain,
             step=self.step,
@@ -139,7 +139,7 @@ class NewtonSolver:
         return ITERATION, goes_on, trip, start, self.budget
 
     def _reached(self, begun: Reached, end: Iterate) -> tuple[Reached, Array]:
-        """How far the states are right after the last iteration, and all of them."""
+        """The progress after the last iteration, and all states."""
         reached = begun._replace(
             iterations=end.iterations,
             prefix=end.prefix,
@@ -209,12 +209,12 @@ class NewtonSolver:
                 axis,
             )
         else:
-            # The first step starts from what is known.
+            # The first step starts from a known state.
             b = axis.set_first(now.value - blocks.apply(origin), now.value[0])
             states = self.solver.solve_unguarded(blocks, b)
-        # An overflow on the way is no answer, and would spoil all later steps for good.
+        # Discard overflows, which would spread to all later steps for good.
         states = jnp.where(jnp.isfinite(states), states, now.states)
-        # What is right to the last bit is kept: the recurrence would give it to rounding only.
+        # Keep states that are exact to the last bit: the recurrence reproduces them to rounding.
         states = jnp.where(_index(window, states) < now.exact - now.start, now.value, states)
         if options.acceleration:
             states, history = options.acceleration(history, now.states, states, axis)
@@ -264,7 +264,7 @@ class NewtonSolver:
         axis, total = window.axis, window.total
         origin = axis.before(now.entry, now.states)
         value = window.evaluate(origin)
-        # To the last bit: the state after those that ``f`` reproduces from the state before.
+        # Exact to the last bit: the states that ``f`` reproduces, and the one after them.
         same, finite = axis.leading(value == now.states, jnp.isfinite(value))
         reached, follows = (
             jnp.minimum(same + jnp.int32(1), jnp.int32(total)),
@@ -272,7 +272,7 @@ class NewtonSolver:
         )
         exact = jnp.where(follows, now.start + reached, now.exact)
         found = self.criterion(value, now.states, origin, update, now.convergence, axis)
-        # ``value`` is returned: where all states before the last are right, so is all of it.
+        # ``value`` is returned: if all states but the last are right, so is all of it.
         right = (exact - now.start >= total) & (finite >= total)
         found = found._replace(worst=jnp.where(right, 0, found.worst))
         converged = jnp.maximum(
@@ -289,13 +289,13 @@ class NewtonSolver:
         )
 
     def _finished(self, chain: TracedChain, wide: TracedChain, end: Reached, states: Array) -> Run:
-        """The run, with what has not converged finished sequentially if that was asked for."""
+        """The run, after the sequential fallback if it is needed and requested."""
         ok = end.prefix >= chain.total
         trajectory = cast(wide.layout.unflatten(states), chain.layout.dtypes)
         failure = Result.NOT_CONVERGED
         if self.options.on_failure == "sequential":
             failure = Result.FINISHED_SEQUENTIALLY
-            # From the last state that is right to the last bit: see `deeppcr.newton.method`.
+            # From the last state that is exact to the last bit: see `deeppcr.newton.method`.
             trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact))
         origin = chain.before(chain.initial, trajectory)
         stats = Stats(end.iterations, end.worst, end.prefix)
@@ -306,7 +306,7 @@ class NewtonSolver:
         return Run(trajectory, chain.outputs(origin, trajectory), stats, result)
 
     def _report(self, iteration: Array, prefix: Array, residual: Array) -> None:
-        """Tell the user how far it is."""
+        """Report progress to the user."""
         self.options.progress(int(iteration), int(prefix), float(residual))
 
     def _whole(self, now: Iterate) -> Array:
@@ -322,6 +322,6 @@ def _unrecorded() -> float:
 
 
 def _index(chain: TracedChain, states: Array) -> Array:
-    """The index of every state, beside each of its entries."""
+    """The index of every state, broadcast to its entries."""
     index = chain.axis.index(len(states)).reshape((-1, *(1,) * (states.ndim - 1)))
     return jnp.broadcast_to(index, states.shape)

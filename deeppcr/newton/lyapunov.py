@@ -1,14 +1,14 @@
-"""How fast a chain amplifies differences: its largest Lyapunov exponent.
+"""The growth rate of differences along a chain: its largest Lyapunov exponent.
 
-A small difference at one state grows along the linearised chain, ``t_l = df/dz(z_{l-1}) t_{l-1}``,
-as ``exp(rate * l)`` in the long run, almost whatever its direction. The chain is cut into about
-sqrt(L) pieces of sqrt(L) steps. A first sweep carries a random vector through every piece, all
-pieces side by side; its end is the direction that grows in the piece after it, where a second sweep
-measures. So the depth is 2 sqrt(L), the work two derivatives in one direction a step, and no
-Jacobian is made.
+A small difference propagates along the linearised chain, ``t_l = df/dz(z_{l-1}) t_{l-1}``, and
+grows as ``exp(rate * l)`` asymptotically, for almost every direction. The estimate divides the
+chain into about sqrt(L) segments of sqrt(L) steps. A first sweep propagates a random vector through
+all segments in parallel; its end is the growing direction of the next segment, where a second sweep
+measures the growth. So the depth is 2 sqrt(L), the work is two directional derivatives per step,
+and no Jacobian is formed.
 
-Where the rate is positive, differences grow, and every iteration of Newton's method gets right only
-some more of the first states; where it is negative all states converge together, quadratically
+If the rate is positive, differences grow, and each iteration of Newton's method makes only some
+more of the first states exact. If it is negative, all states converge together, quadratically
 (Gonzalez et al., *Predictability enables parallelization of nonlinear state space models*, 2025).
 """
 
@@ -28,7 +28,7 @@ def growth_rate(chain: TracedChain, states: Array) -> Array:
 
     Args:
         chain: all L steps of a chain.
-        states: ``z_0 .. z_{L-1}``, laid out as ``[L, *batch, w]``.
+        states: ``z_0 .. z_{L-1}``, as ``[L, *batch, w]``.
     """
     layout, length = chain.layout, chain.length
     size = math.isqrt(length - 1) + 1
@@ -72,12 +72,12 @@ def growth_rate(chain: TracedChain, states: Array) -> Array:
 
 
 def forecast_iterations(rate: float, length: int) -> int:
-    """How many iterations Newton's method takes with exact Jacobians, by a rule of thumb.
+    """A rule of thumb for the number of Newton iterations with exact Jacobians.
 
-    Where differences die out, errors are squared all along the chain, and a start that is far off
-    takes some iterations more on long chains. Where they grow, an iteration settles as many states
-    more as it takes for them to grow by about sqrt(e). On tanh and gated recurrent networks,
-    pendulums and the logistic map of 200 to 1000 steps it is right within a factor of 2 to 3, as
-    long as the iterates stay where the chain itself goes; far from it they may see other rates.
+    If differences decay, errors are squared along the whole chain, and long chains take some more
+    iterations from a poor initial guess. If they grow, each iteration makes as many more states
+    exact as it takes differences to grow by about sqrt(e). For tanh and gated recurrent networks,
+    pendulums and the logistic map of 200 to 1000 steps the rule is right within a factor of 2 to 3,
+    unless iterates leave the region of the trajectory, where the rate may differ.
     """
     return min(length + 1, round(4 + math.log2(max(length, 1)) / 2 + 2 * max(rate, 0.0) * length))

@@ -51,11 +51,10 @@ QUASI_BUDGET = 256  # without exact Jacobians: more and cheaper iterations
 class Newton:
     """Solve all steps of a chain at once, by Newton's method or a quasi-Newton method.
 
-    At a trajectory Z the next one, Y, solves the linear recurrence
-    $Y_l = A_l Y_{l-1} + b_l$ with $b_l = f(Z_{l-1}, x_l) - A_l Z_{l-1}$ and $Y_0 = z_0$. Newton's
-    method takes $A_l = df/dz(Z_{l-1}, x_l)$; ``linearize`` chooses other blocks. The residual is
-    that of the user's step in every case, so approximate blocks take more iterations and give the
-    same result.
+    At a trajectory Z the next one, Y, solves the linear recurrence $Y_l = A_l Y_{l-1} + b_l$ with
+    $b_l = f(Z_{l-1}, x_l) - A_l Z_{l-1}$ and $Y_0 = z_0$. Newton's method takes
+    $A_l = df/dz(Z_{l-1}, x_l)$; ``linearize`` chooses other blocks. The residual is that of the
+    user's step in every case, so approximate blocks take more iterations and give the same result.
 
     Attributes:
         linearize: the blocks $A_l$. "auto": the exact Jacobian, in the narrowest form (diagonal,
@@ -72,8 +71,8 @@ class Newton:
         initial_guess: the initial trajectory. "apply": every step applied to the initial state.
             "constant": the initial state at every step. `Coarse`: a chain of larger steps. A
             trajectory: a pytree like the state, with leaves ``[L, ...]``, for example the
-            ``trajectory`` of the last solution. Or a function ``(initial state, inputs) ->
-            trajectory``. No derivatives pass through it.
+            ``trajectory`` of the last solution. Or a function
+            ``(initial state, inputs) -> trajectory``. No derivatives pass through it.
         damping: `TrustRegion` or None. It limits the growth of updates along the chain, for chains
             that amplify differences. An iteration then takes two solves and one more evaluation.
         acceleration: `Anderson` or None. It combines the last few iterates, for "identity", "zero"
@@ -81,10 +80,9 @@ class Newton:
         jacobian_every: integer >= 1, the number of iterations that share their blocks (the chord
             method). More than 1 pays where Jacobians cost more than the recurrence.
         window: integer >= 1, the number of steps that are solved at once. The window slides along
-            the chain as its first states converge. None: all steps, or as many as ``memory``
-            holds. For a chain sharded over devices it is the number on each device: if it is less
-            than a shard, the shards are solved one after another, and only one device works at a
-            time.
+            the chain as its first states converge. None: all steps, or as many as ``memory`` holds.
+            For a chain sharded over devices it is the number on each device: if it is less than a
+            shard, the shards are solved one after another, and only one device works at a time.
         memory: integer >= 1, bytes for the Jacobian blocks and the solver's copies on each device.
             None: half of the accelerator's memory, or a quarter of the machine's.
         record: whether `Stats` contains the residual after each iteration and the growth rate.

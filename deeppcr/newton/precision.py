@@ -17,8 +17,8 @@ from deeppcr.step import trace
 def in_float32(chain: TracedChain) -> TracedChain:
     """The same chain computed in float32 or better.
 
-    Iterates of bfloat16 or float16 stall far above what their dtype could resolve. A step that
-    insists on its narrow dtype, by a cast of its own, is iterated as it is.
+    Iterates in bfloat16 or float16 stagnate far above the resolution of their dtype. A step that
+    casts to its narrow dtype is iterated in that dtype.
     """
     initial, inputs = [_widened(z) for z in chain.initial], [_widened(x) for x in chain.inputs]
     if chain.function is None or [z.dtype for z in initial] == list(chain.layout.dtypes):

@@ -1,11 +1,10 @@
-"""Shards one after another: the windows of a chain that is sharded over devices.
+"""Shards one after another: windows of a chain that is sharded over devices.
 
-All shards of a chain are solved together, if each device can hold the blocks of its shard. If a
-window is shorter than that, it slides along one shard while the other devices wait, and the last
-state of the shard is sent to the next device. So no device holds more than the blocks of one
-window, no input moves, and every state is the one that a window on one device finds; but it takes
-as long as on one device. A window that slides over the boundaries would take as long, since it is
-on one device or two at a time.
+All shards of a chain are solved together if each device can hold the blocks of its shard. A shorter
+window slides along one shard while the other devices wait, and the last state of the shard is sent
+to the next device. So no device holds more than the blocks of one window, no input moves, and every
+state equals that of a window on one device; but the solve takes as long as on one device. A window
+that crosses shards would be no faster, since it is on one or two devices at a time.
 """
 
 import dataclasses
@@ -20,15 +19,15 @@ from deeppcr.chain import TracedChain
 
 
 class Reached(NamedTuple):
-    """How far the iteration has come: what a shard begins with, and what it leaves to the next.
+    """The progress of the iteration, passed from one shard to the next.
 
     Attributes:
         last: ``[*batch, w]``, the last state.
         iterations: int32.
-        prefix: int32, how many states from the start of the chain have converged.
-        exact: int32, how many of them are the sequential program's to the last bit.
+        prefix: int32, the number of converged states from the start of the chain.
+        exact: int32, the number of them that equal the sequential program's to the last bit.
         worst: the largest residual, relative to the size of the entry.
-        residuals: by iteration, that of the guess first; empty if not asked for.
+        residuals: by iteration, that of the guess first; empty unless recorded.
     """
 
     last: Array
@@ -54,14 +53,15 @@ def solve_shard_after_shard(
     """``iterate`` on the shard of one device after another.
 
     Args:
-        iterate: ``(chain, what was reached before) -> (what is reached, states)``, with prefixes
-            that start with the chain that it is given.
+        iterate: ``(chain, progress before) -> (progress after, states)``, with prefixes relative to
+            the chain that it is given.
         chain: the shard of this device, inside `jax.shard_map`.
-        begun: what is reached before the first shard.
-        budget: the most iterations. To enter another shard is one, as every move of a window is.
+        begun: the progress before the first shard.
+        budget: the maximum number of iterations. Entering a shard counts as one, like every move of
+            a window.
 
     Returns:
-        what is reached in the whole chain, and the states of this device, ``[L, *batch, w]``.
+        the progress on the whole chain, and the states of this device, ``[L, *batch, w]``.
     """
 
     def shard(before: Reached, _: Any) -> tuple[Reached, Array]:

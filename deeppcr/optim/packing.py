@@ -126,8 +126,8 @@ class Packing:
     def unpack(self, packed: "Packed") -> Any:
         """The pytree, with its structure and shapes; None for leaves that are not packed.
 
-        Differentiate with respect to the result. The gradient with respect to ``packed`` is correct,
-        too, but concatenates the gradients of all leaves.
+        Differentiate with respect to the result. The gradient with respect to ``packed`` is the
+        same, but concatenates the gradients of all leaves.
 
         Args:
             packed: a `Packed` of this packing.

@@ -46,8 +46,8 @@ def pack(optimizer: Any, mask: Any = None) -> Any:
         ImportError: optax is not installed.
         TypeError: ``optimizer`` is not an optax optimizer; ``mask`` has leaves other than bools; or
             gradients that share a flat array differ in dtype.
-        ValueError: ``mask`` is not a prefix of the parameters; or, from ``init`` and ``update``, the
-            optimizer treats leaves separately, or the gradients have another structure.
+        ValueError: ``mask`` is not a prefix of the parameters; or, from ``init`` and ``update``,
+            the optimizer treats leaves separately, or the gradients have another structure.
 
     Example, with packed parameters, so that a loop carries few arrays:
         >>> import optax

@@ -1,6 +1,6 @@
-"""The trial of an optimizer on small random leaves: plain beside packed.
+"""The trial of an optimizer on small random leaves, plain and packed.
 
-Hundreds of leaves take long to compile, so equations that are alike run as one on stacked operands.
+Hundreds of leaves compile slowly, so equal equations run as one on stacked operands.
 """
 
 import dataclasses
@@ -21,18 +21,18 @@ from depth.jaxprs import Program, bind, is_literal, needed, without_constants
 
 LONGEST = 4  # entries along each axis of a leaf
 # Every second leaf is special: multiplied by such a power of its dtype's largest number, or with
-# such an entry. So a bound on one leaf shows, even if training never reaches it.
+# such an entry. So a bound on one leaf is detected, even if training never reaches it.
 POWERS = (0.2, 0.7, -0.2, -0.7, -np.inf)
 SPECIAL: list[tuple[float, float | None]] = [*((power, None) for power in POWERS)]
 SPECIAL += [(0.0, np.inf), (0.0, np.nan)]
 NOTHING: tuple[float, float | None] = (0.0, None)
 ORDINARY = (0, False, NOTHING)
-# What the counters in the state are set to, so that schedules show, with the integers in the
-# program and their neighbours. First the counters count by themselves.
+# Values of the counters in the state, to detect schedules, together with the integers in the
+# program and their neighbours. The first trial does not set them.
 COUNTS = {30, 100, 1000, 10_000, 1_000_000}
 COUNTED = 16
 NO_MESH = jax.sharding.AbstractMesh((), ())
-# What runs for milliseconds is compiled as fast as possible.
+# Programs that run for milliseconds are compiled as fast as possible.
 QUICKLY: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
     "xla_cpu_use_fusion_emitters": False,
@@ -60,10 +60,10 @@ class PlainRaises(Exception):
 
 
 def check_packs(optimizer: Any, grads: Packed, params: Packed | None, extra: Any) -> None:
-    """Raise `CannotPack` unless the optimizer updates a small tree as it updates its flat arrays.
+    """Raise `CannotPack` unless the optimizer updates a small tree like its flat arrays.
 
-    Differences are rounding if they are no larger than those that a change of all arguments by a
-    few units of rounding makes. Nothing of the mesh or the trace in use enters.
+    Differences count as rounding if they are no larger than those caused by a change of all
+    arguments by a few units of rounding. The trial is independent of the current mesh and trace.
 
     Raises:
         PlainRaises: the plain optimizer raises an error.
@@ -252,7 +252,7 @@ class Rows:
         return [self.take([variables[i] for i in leaves]) for _, leaves, _ in like.packing.alike]
 
     def evaluate(self, program: Program) -> None:
-        """Run the program; equations of one kind at one depth run as one, on stacked operands."""
+        """Run the program; equal equations at one depth run as one, on stacked operands."""
         depth: dict[Any, int] = {}
         batches: dict[Any, list[Any]] = {}
         for equation in needed(program, self.place, program.outvars):
@@ -277,8 +277,8 @@ class Rows:
 
 
 def _traced(function: Any, args: Any, mesh: Any) -> Any:
-    """The program and what it returns, without values."""
-    # What is closed over may vary over the axes of a `jax.shard_map`.
+    """The program and the shapes of its results."""
+    # Captured arrays may vary over the axes of a `jax.shard_map`.
     with jax.sharding.use_abstract_mesh(mesh if mesh.manual_axes else NO_MESH):
         return jax.make_jaxpr(function, return_shape=True)(*args)
 
@@ -289,7 +289,7 @@ def _unvaried(equation: Any, operands: list[Any]) -> list[Any] | None:
 
 
 def _kind(equation: Any) -> Any:
-    """What equations have in common that can run as one."""
+    """The key shared by equations that can run as one."""
     kind = (
         equation.primitive,
         tuple(equation.params.items()),
@@ -315,7 +315,7 @@ def _integers(program: Any) -> set[int]:
 
 
 def _small_tree(packed: Any) -> Any:
-    """What the optimizer gets for the tree, without values."""
+    """The shapes of the optimizer's arguments for the tree."""
     if not _is_packed(packed):
         return packed
     packing = packed.packing
@@ -385,7 +385,7 @@ def _set_counters(state: Any, count: int | None) -> Any:
 
 
 def _same(*results: Any) -> bool:
-    """Whether they are the same to the bit."""
+    """Whether they are equal to the bit."""
     return all(
         x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
         for x, y in zip(*map(jax.tree.leaves, results), strict=True)
@@ -410,7 +410,7 @@ def _compare(what: str, *results: Any) -> None:
             slack = abs(c - a) + min(256 * eps, eps**0.5) * abs(a)
             allowed = np.zeros(indices[-1] + 1)  # for each leaf
             np.maximum.at(allowed, leaf, np.where(np.isfinite(slack), slack, 0.0))
-            # Compilers make 0 of 0 * nan, or leave it.
+            # Compilers may simplify 0 * nan to 0.
             void = ~np.isfinite(a + b) & ~(np.isfinite(a) & (a != 0)) & ~(np.isfinite(b) & (b != 0))
             wrong = ~(void | (a == b) | (abs(a - b) <= allowed[leaf]))
             if wrong.any():

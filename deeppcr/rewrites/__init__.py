@@ -1,7 +1,7 @@
-"""Programs written in another way, where a compiler makes slow code of the way they were written.
+"""Equivalent programs, for those that a compiler translates to slow code.
 
-Each module says what the compiler does, what is gained, and with which jax. The values are the same
-but for rounding.
+Each module states what the compiler does, the gain, and the version of jax. Values are equal up to
+rounding.
 """
 
 from deeppcr.rewrites.columns import columns

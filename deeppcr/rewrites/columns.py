@@ -1,9 +1,9 @@
-"""The matrix of a linear function, without multiplying by the unit vectors it is made of.
+"""The matrix of a linear function, without products with unit vectors.
 
-The columns of a Jacobian are what the linearised step makes of the unit vectors. Most steps begin
-with a product of the state and some weights, and the product of a unit vector with a matrix is a
-row of it: nothing is to be computed, so a layer's Jacobian costs w^2 operations and not w^3. From
-the first operation on that does more to them, their images are ordinary arrays.
+The columns of a Jacobian are the images of the unit vectors under the linearised step. Most steps
+begin with a product of the state and weights. The product of a unit vector with a matrix is a row
+of it and needs no computation, so the Jacobian of a layer costs w^2 operations instead of w^3. From
+the first other operation on, the images are ordinary arrays.
 """
 
 # jax 0.10.2, 2 cores, the Jacobians of 200 tanh layers with weights of their own: 1.7 times faster
@@ -22,11 +22,11 @@ from depth.primitives import primitive
 
 
 def columns(linear: Callable[[Array], Array], like: Array) -> Array:
-    """What a linear function makes of every unit vector, ``[w, *shape]``.
+    """The images of all unit vectors under a linear function, ``[w, *shape]``.
 
     Args:
-        linear: of an array ``[*batch, w]``, which may close over tracers.
-        like: of that shape and dtype. A unit vector is the same in all examples.
+        linear: a function of an array ``[*batch, w]``, which may close over tracers.
+        like: an array of that shape and dtype. A unit vector is the same in all examples.
     """
     closed = jax.make_jaxpr(linear)(like)
     units = Units(like.shape, like.dtype, like.ndim - 1, 0, like.shape[-1])
@@ -67,13 +67,13 @@ class Units:
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """What has become of the unit vectors: ``[count, *shape]``."""
+    """Images of the unit vectors: ``[count, *shape]``."""
 
     array: Array
 
 
 def _results(equation: Any, values: list[Any]) -> list[Any]:
-    """The results of an equation, of which some operands are unit vectors or their images."""
+    """The results of an equation with unit vectors or their images as operands."""
     if all(map(_is_plain, values)):
         return bind(equation, values)
     if any(isinstance(value, Units) for value in values):
@@ -98,7 +98,7 @@ def _results(equation: Any, values: list[Any]) -> list[Any]:
 
 
 def _may_enter(equation: Any) -> bool:
-    """Whether a call is as good as its program, which is not differentiated here."""
+    """Whether a call may be replaced by its program, which is not differentiated here."""
     known = primitive(equation)
     return known.inlines or known.kind == "derivative rule"
 
@@ -108,7 +108,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _array(value: Any, count: int) -> Array:
-    """Unit vectors, their images, or what does not depend on them (zeros), ``[count, ...]``."""
+    """Unit vectors, their images, or zeros for values independent of them, ``[count, ...]``."""
     if isinstance(value, Units):
         return value.array()
     return (
@@ -122,7 +122,7 @@ def _array(value: Any, count: int) -> Array:
 
 
 def _product(equation: Any, values: list[Any]) -> Images | None:
-    """Rows of the other operand, where they meet the unit vectors along their axis."""
+    """The rows of the other operand along the contracted axis of the unit vectors."""
     contracted, batch = equation.params["dimension_numbers"]
     mine = 0 if isinstance(values[0], Units) else 1
     units, other = values[mine], values[1 - mine]
@@ -152,7 +152,7 @@ def _slice(equation: Any, values: list[Any]) -> Units | None:
 
 
 def _reshape(equation: Any, values: list[Any]) -> Units | None:
-    """As long as only axes of size 1 come and go."""
+    """A reshape that only adds or removes axes of size 1."""
     (units, *_), out = values, equation.outvars[0].aval
     place = [axis for axis, size in enumerate(units.shape) if size != 1]
     after = [axis for axis, size in enumerate(out.shape) if size != 1]

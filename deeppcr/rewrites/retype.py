@@ -1,10 +1,10 @@
-"""A traced step for arrays of another kind of mesh.
+"""Retrace a step for arrays on a mesh of another type.
 
-Where the axes of a mesh are of the type `Explicit`, jax writes into every variable of a jaxpr how
-it lies on the mesh, and will not mix it with arrays for which the compiler decides that, `Auto`.
-The arrays that a user's function closes over are there, too, and cannot be passed in anew. So the
-traced function is traced again, equation by equation, on arrays of which jax knows the shapes and
-nothing else; with the functions that it calls, and with their own derivatives (`jax.custom_jvp`).
+If the axes of a mesh are of the type `Explicit`, the type of every variable of a jaxpr contains its
+sharding, and jax rejects combinations with arrays on `Auto` axes, whose sharding the compiler
+chooses. This includes the arrays that a user's function closes over, which cannot be replaced. So
+the traced function is retraced, equation by equation, on arrays of which jax knows the shapes and
+nothing else, including the functions that it calls and their derivative rules (`jax.custom_jvp`).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 def retyped(program: Program) -> tuple[Program, list[Any]]:
-    """The same program, and the constants that it has besides.
+    """The same program, and its additional constants.
 
-    It takes as ``constvars`` those of ``program`` and then the constants.
+    Its ``constvars`` are those of ``program`` and then the constants.
     """
     closed, count = _trace(program, [*program.constvars, *program.invars]), len(program.constvars)
     new, constants = Program.of(closed), list(getattr(closed, "consts", ()))
@@ -46,7 +46,7 @@ def _rule(equation: Any, operands: list[Any]) -> list[Any]:
 
 
 def _anew(equation: Any, operands: list[Any]) -> list[Any] | None:
-    """The results of an equation whose parameters hold programs, or say how arrays lie.
+    """The results of an equation whose parameters contain programs or shardings.
 
     None for any other.
     """
@@ -59,7 +59,7 @@ def _anew(equation: Any, operands: list[Any]) -> list[Any] | None:
 
 
 def _convert(value: Any) -> Any:
-    """A parameter with the programs in it traced anew."""
+    """A parameter with its programs retraced."""
     if isinstance(value, tuple | list) and any(map(_is_jaxpr, value)):
         return type(value)(map(_convert, value))
     if hasattr(value, "call_wrapped"):
@@ -73,9 +73,9 @@ def _convert(value: Any) -> Any:
 
 
 class _Derivative:
-    """What makes the jaxpr of a `jax.custom_jvp` rule once jax knows which tangents are zero.
+    """A function that returns the jaxpr of a `jax.custom_jvp` rule, given which tangents are zero.
 
-    With that jaxpr traced anew.
+    The jaxpr is retraced.
     """
 
     def __init__(self, rule: Any) -> None:

@@ -1,6 +1,6 @@
-"""What a step's program proves about its Jacobian, before anything runs.
+"""The structure of a step's Jacobian, proven from its program.
 
-Which entries of the state can influence each other.
+That is, which entries of the state can influence each other.
 """
 
 from deeppcr.structure.find import Structure, examples_are_separate, find_structure

@@ -1,4 +1,4 @@
-"""Equations that hold programs: calls, branches and loops."""
+"""Equations with inner programs: calls, branches and loops."""
 
 from collections.abc import Sequence
 from math import prod
@@ -22,7 +22,7 @@ def call(visit: Visit) -> list[Labels]:
 
 
 def cond(visit: Visit) -> list[Labels]:
-    """Any of the branches; which one, depends on what the index depends on."""
+    """Any of the branches; the choice depends on everything that the index depends on."""
     branches = map(without_constants, visit.params["branches"])
     found = [visit.walk.program(each, visit.operands[1:], visit.wanted) for each in branches]
     return [
@@ -34,9 +34,9 @@ def cond(visit: Visit) -> list[Labels]:
 def scan(visit: Visit) -> list[Labels]:
     """A loop with a known number of trips.
 
-    It is followed trip by trip where that tells more, if it scans what depends on the state, and
-    where that is affordable. Else one trip stands for all: what is carried and what is scanned has
-    one label for all trips.
+    It is followed trip by trip where that proves more: if it scans values that depend on the state,
+        and if that is affordable. Otherwise one trip represents all: carried and scanned values
+        have one label for all trips.
     """
     body, length = without_constants(visit.params["jaxpr"]), visit.params["length"]
     consts, carried, _ = scan_parts(visit.equation)
@@ -69,14 +69,14 @@ def scan(visit: Visit) -> list[Labels]:
 
 
 def _stack(labels: Sequence[Labels], shape: tuple[int, ...]) -> Labels:
-    """The labels of what each trip makes."""
+    """The labels of the stacked outputs of all trips."""
     if all(each is None for each in labels):
         return None
     return np.stack([filled(each, shape[1:]) for each in labels])
 
 
 def while_loop(visit: Visit) -> list[Labels]:
-    """A loop with any number of trips, which depends on what its condition depends on."""
+    """A loop whose number of trips depends on everything that its condition depends on."""
     params, walk = visit.params, visit.walk
     condition = without_constants(params["cond_jaxpr"])
     body = without_constants(params["body_jaxpr"])
@@ -96,7 +96,7 @@ def while_loop(visit: Visit) -> list[Labels]:
 
 
 def _leading(visit: Visit, going: Labels, shape: tuple[int, ...]) -> Labels:
-    """What a condition depends on, for a result of this ``shape``.
+    """The labels of a condition, for a result of this ``shape``.
 
     Under `jax.vmap` it has the first axes of the results.
     """
@@ -108,9 +108,9 @@ def _leading(visit: Visit, going: Labels, shape: tuple[int, ...]) -> Labels:
 def _settle(
     visit: Visit, trip: Any, state: list[Labels], shapes: Sequence[tuple[int, ...]]
 ) -> list[Labels] | None:
-    """The results of a trip that joins nothing new, with what all trips leave in ``state``.
+    """The results of a trip that joins nothing new, after the labels of ``state`` have converged.
 
-    None if there is none soon.
+    None if they do not converge soon.
     """
     groups = visit.groups
     for _ in range(TRIPS):
@@ -128,7 +128,7 @@ def _settle(
 
 
 def _extent(state: list[Labels]) -> int:
-    """How many elements depend on the state of the chain."""
+    """The number of elements that depend on the state of the chain."""
     return sum(int(np.count_nonzero(labels)) for labels in state if labels is not None)
 
 
@@ -146,7 +146,7 @@ def _needed(body: Any, consts: int, carried: int, wanted: list[bool]) -> list[bo
 
 
 def _equations(jaxpr: Any) -> int:
-    """How many equations one run of a program has, loops followed trip by trip."""
+    """The number of equations in one run of a program, with loops followed trip by trip."""
     return sum(
         1 + equation.params.get("length", 1) * sum(map(_equations, inside(equation)))
         for equation in jaxpr.eqns

@@ -1,9 +1,10 @@
-"""Functions whose own derivatives combine other entries than the functions do.
+"""Functions with derivative rules, which may combine other entries than the functions do.
 
-A label stands for what the value and the derivative of an element depend on. For all that jax
-differentiates itself, the value says both. A `jax.custom_jvp` is followed twice: as it is
-evaluated, and as it is differentiated. A `jax.custom_vjp` says only how cotangents go back, so
-every result is given a label, and what reaches an operand from it is joined with that operand.
+A label represents what the value and the derivative of an element depend on. For everything that
+jax differentiates itself, the value determines both. A `jax.custom_jvp` is followed twice: as it is
+evaluated, and as it is differentiated. A `jax.custom_vjp` defines only how cotangents propagate
+back, so every result gets a label, and the labels that reach an operand are joined with that of the
+operand.
 """
 
 from typing import Any
@@ -17,10 +18,10 @@ from depth.jaxprs import Program, called, without_constants
 
 
 def derivative_rule(visit: Visit) -> list[Labels]:
-    """What a function gives, with what its rule gives."""
+    """The labels of a function's results, joined with those of its rule."""
     name, params = visit.equation.primitive.name, visit.params
     if params.get("symbolic_zeros", True) and not visit.walk.differentiated:
-        return visit.walk.unknown(visit)  # the rule may look at which tangents there are
+        return visit.walk.unknown(visit)  # the rule may depend on which tangents are zero
     jaxpr = without_constants(called(visit.equation))
     values = visit.walk.program(jaxpr, visit.operands, differentiated=True)
     if visit.walk.differentiated:
@@ -44,11 +45,11 @@ def _custom_jvp(visit: Visit, values: list[Labels]) -> list[Labels]:
 
 
 def _custom_vjp(visit: Visit, values: list[Labels]) -> list[Labels]:
-    """The values of a `jax.custom_vjp`, with what its rule hands back to the operands."""
+    """The values of a `jax.custom_vjp`, with the cotangents that its rule returns."""
     floats = _floating(visit.equation.outvars)
     groups, results = visit.groups, []
     for labels, moves, shape in zip(values, floats, visit.results, strict=True):
-        # What does not depend on the state may still hand something back.
+        # Results that do not depend on the state may still have cotangents.
         results.append(groups.combine(labels, groups.new(shape) if moves else None, shape=shape))
     cotangents = [labels for labels, moves in zip(results, floats, strict=True) if moves]
     found = _follow(visit, _pulled, cotangents)

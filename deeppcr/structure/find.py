@@ -2,14 +2,14 @@
 
 Every element of every array in the program carries a label, 0 or an entry of the state of the whole
 batch (`groups`). The primitives move labels, or join the groups of those that they combine
-(`rules`, `indexing`, `control`). In the end each entry of the next state belongs with the entries
-that it may depend on. A primitive that no rule knows joins all that its operands depend on, so the
-walk can always go on, and "not proven" means larger groups, never an error.
+(`rules`, `indexing`, `control`). In the end each entry of the next state is in one group with the
+entries that it may depend on. A primitive without a rule joins everything that its operands depend
+on, so the walk always continues, and "not proven" means larger groups, never an error.
 
-What is proven holds for the values of the next state, so also for its derivatives, and for those
-that functions define for themselves (`derivatives`), and for all inputs and captured arrays. The
-groups are the connected components of the pattern that sparse Jacobians are compressed by (Griewank
-and Walther, "Evaluating Derivatives", 2008, section 7.1).
+The proof holds for the values of the next state, hence for its derivatives, also for those that
+functions define for themselves (`derivatives`), and for all inputs and captured arrays. The groups
+are the connected components of the pattern that sparse Jacobians are compressed by (Griewank and
+Walther, "Evaluating Derivatives", 2008, section 7.1).
 """
 
 import dataclasses
@@ -35,15 +35,14 @@ HERE = os.path.dirname(__file__) + os.sep
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Structure:
-    """Which entries of the state can influence each other. Printed, it says so in one line.
+    """Which entries of the state can influence each other. Printed, one line.
 
     Attributes:
-        groups: int32 ``[m, k]``, entries of the state laid out as one vector
-            (`StateLayout.flatten`). Entries in different rows do not influence each other. Every
-            entry is in one row; -1 fills up rows. k is the size of the largest group, and smaller
-            ones may share a row.
+        groups: int32 ``[m, k]``, entries of the state as one vector (`StateLayout.flatten`).
+            Entries in different rows do not influence each other. Every entry is in one row; rows
+            are padded by -1. k is the size of the largest group, and smaller ones may share a row.
         separate: no example of a batch can influence another, here or on another device.
-        mixed_by: what joined most entries, and where; "" if nothing did.
+        mixed_by: the operation that joined most entries, and its line; "" if none did.
     """
 
     groups: Array
@@ -80,12 +79,12 @@ _FOUND: WeakKeyDictionary[Step, dict[StateLayout, Structure]] = WeakKeyDictionar
 def find_structure(step: Step, layout: StateLayout) -> Structure:
     """What the program of ``step`` proves about a state with this ``layout``.
 
-    Found once for each step.
+    Computed once for each step.
     """
     found = _FOUND.setdefault(step, {})
     if layout not in found and step.example is not None:
         one = dataclasses.replace(layout, batch_shape=layout.batch_shape[1:])
-        found[layout] = find_structure(step.example, one)  # `jax.vmap` mixes no examples
+        found[layout] = find_structure(step.example, one)  # `jax.vmap` keeps examples separate
     if layout not in found:
         lowest, separate, mixed_by = connect(step, layout)
         found[layout] = Structure(_rows(lowest), separate, mixed_by)
@@ -93,14 +92,14 @@ def find_structure(step: Step, layout: StateLayout) -> Structure:
 
 
 def examples_are_separate(step: Step, layout: StateLayout) -> bool:
-    """Whether each example's next state, and its derivative, provably involve it alone."""
+    """Whether the next state of each example, and its derivative, provably depend on it alone."""
     return find_structure(step, layout).separate
 
 
 def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, str]:
-    """For each entry of the state the lowest entry of its group; whether examples are separate.
+    """The lowest entry of each entry's group, and whether examples are separate.
 
-    What joined most entries.
+    The third result is the operation that joined most entries.
     """
     groups = Groups(layout.batch_size * layout.width)
     entries = groups.parent[1:].reshape(layout.batch_size, layout.width).copy()
@@ -141,7 +140,7 @@ def _are_separate(groups: Groups, entries: Array) -> bool:
 def _of_one_example(groups: Groups, entries: Array) -> tuple[Array, str]:
     """The groups of the entries of one example, by all that was joined in any.
 
-    And what joined most.
+    And the operation that joined most entries.
     """
     examples, width = entries.shape
     extra = len(groups.parent) - 1 - entries.size  # entries that are no part of the state
@@ -169,7 +168,7 @@ def _of_one_example(groups: Groups, entries: Array) -> tuple[Array, str]:
 
 
 def _name(cause: Any) -> str:
-    """The primitive, and the line that the user wrote."""
+    """The primitive, and the line of the user's program."""
     if cause is None:
         return "moving to other places"
     name, where = cause.equation.primitive.name, None
@@ -182,7 +181,7 @@ def _name(cause: Any) -> str:
 
 
 def _rows(lowest: Array) -> Array:
-    """The groups as rows, several in a row as long as they fit, the largest first.
+    """The groups as rows, packed by size, the largest first.
 
     Rows by their first entry.
     """

@@ -1,13 +1,13 @@
-"""Groups of state entries, as a union-find, and labels: to which group an element belongs.
+"""Groups of state entries, as a union-find, and labels, which assign elements to groups.
 
 A label is 0 for an element that does not depend on the state, else one of the entries that it may
-depend on. All others that it may depend on are in that entry's group: whenever a program combines
-elements of two groups, the groups become one. Nothing is lost by this. Entries that meet in an
-element both reach whatever the element reaches, so they belong together anyway.
+depend on. All other entries that it may depend on are in the same group: whenever a program
+combines elements of two groups, the groups are united. This loses nothing: entries that meet in an
+element both influence everything that the element influences.
 
-All unions are made for whole arrays: of each pair of roots the higher is hooked to the lower, and
-pointers are doubled until all point to roots (Shiloach and Vishkin, "An O(log n) parallel
-connectivity algorithm", 1982).
+Unions are vectorised: the higher of each pair of roots is hooked to the lower, and pointers are
+doubled until all point to roots (Shiloach and Vishkin, "An O(log n) parallel connectivity
+algorithm", 1982).
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ HOOKED = 32  # rounds of hooking before pointers are doubled: the paths to the r
 
 
 class Join(NamedTuple):
-    """What an equation joined: pairs of roots, as they were before."""
+    """The pairs of roots that an equation joined."""
 
     cause: Any
     left: Array
@@ -35,10 +35,10 @@ class Groups:
     """The entries ``1 .. n`` in disjoint groups, at first one each.
 
     Attributes:
-        parent: for each entry one of its group on the way to the root, which is the lowest; 0 for
+        parent: for each entry, an entry of its group closer to the root, which is the lowest; 0 for
             0.
-        joins: what was joined, in order.
-        cause: the equation at work, to be named in ``joins``.
+        joins: all joins, in order.
+        cause: the current equation, recorded in ``joins``.
     """
 
     def __init__(self, entries: int):
@@ -84,7 +84,7 @@ class Groups:
         return left[apart], right[apart]
 
     def combine(self, *labels: Labels, shape: Sequence[int]) -> Labels:
-        """The labels of what is computed element by element.
+        """The labels of an elementwise operation.
 
         Each array is a scalar, or has ``shape`` or 1 in place of it.
         """

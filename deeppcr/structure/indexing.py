@@ -3,9 +3,9 @@
 Exact where indices are known, else anywhere along the indexed axes.
 
 Every element of a window has an index along each axis of the array that is indexed: its offset in
-the window, plus the window's start. An axis along which the start is not known is treated as one:
-all elements along it have one label, and what is written may land on any. If the start depends on
-the state, so does what is read or written through it.
+the window, plus the window's start. An axis along which the start is unknown is treated as one
+element: all elements along it share one label, and a write may reach any of them. If the start
+depends on the state, so does everything read or written through it.
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,18 @@ from deeppcr.structure.walk import LARGEST, Rule, Visit
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of an array, and where their elements are in another one.
+    """Windows of an array, and the positions of their elements in another one.
 
     The other one has one axis for each index axis and window axis.
 
     Attributes:
         array: shape of the array that is indexed.
         sizes: of a window, along each of its axes.
-        other: shape of the other array: what is read, or what is written.
-        window_axes: for each axis of the array its axis in the other one; None where windows have
-            no axis.
-        indexed: for each axis of the array which of the indices of a window it starts at, or None.
-        batched: for each axis of the array the axis of the indices that it goes along with, or
+        other: shape of the other array, which is read or written.
+        window_axes: for each axis of the array its axis in the other one; None if windows have no
+            axis.
+        indexed: for each axis of the array the component of the index at which it starts, or None.
+        batched: for each axis of the array the axis of the indices that it is batched with, or
             None.
         starts: ``[*index axes, indices of a window]``; None if they are not known.
 
@@ -69,7 +69,7 @@ class Windows:
         return values.reshape(shape)
 
     def of_starts(self, visit: Visit, index: Labels) -> Labels:
-        """What the start of each window depends on, along the axes of the other array."""
+        """The labels of the start of each window, along the axes of the other array."""
         if index is None:
             return None
         joined = visit.groups.along(index, [index.ndim - 1])
@@ -138,7 +138,7 @@ def _scatter(visit: Visit) -> list[Labels]:
         _numbers(len(shape), numbers.operand_batching_dims, numbers.scatter_indices_batching_dims),
         visit.value(1),
     )
-    # The function that `x.at[i].apply` brings may combine anything with what was there.
+    # The function of `x.at[i].apply` may combine anything with the old elements.
     sets = visit.equation.primitive.name == "scatter" and visit.params["update_jaxpr"] is None
     return [_write(visit, windows, visit.operands[2], visit.operands[1], sets)]
 
@@ -167,7 +167,7 @@ def _dynamic_update_slice(visit: Visit) -> list[Labels]:
 
 
 def _read(visit: Visit, windows: Windows, index: Labels) -> Labels:
-    """What is read from windows of the first operand."""
+    """The labels read from windows of the first operand."""
     found, groups = None, visit.groups
     if visit.operands[0] is not None:
         labels = groups.along(visit.operands[0], windows.loose)
@@ -195,7 +195,7 @@ def _write(visit: Visit, windows: Windows, written: Labels, index: Labels, sets:
     several = (labels != 0) & (labels != new[at])
     groups.unite(labels[several], new[at][several])
     new = new.reshape(windows.array)
-    if loose:  # what may land anywhere along an axis was written to its first element
+    if loose:  # values that may land anywhere along an axis were written to its first element
         cut = tuple(slice(0, 1) if a in loose else slice(None) for a in range(new.ndim))
         return groups.combine(before, np.broadcast_to(new[cut], new.shape), shape=windows.array)
     if sets and before is not None:

@@ -1,4 +1,4 @@
-"""Which elements an operation combines.
+"""The elements that an operation combines.
 
 One rule for each kind of primitive, and for some primitives.
 """
@@ -13,7 +13,7 @@ from depth.primitives import primitive
 
 
 def move(visit: Visit) -> list[Labels]:
-    """Elements go to other places."""
+    """A permutation or copy of elements."""
     function = primitive(visit.equation).numpy
     if function is None:
         return visit.walk.unknown(visit)
@@ -22,7 +22,7 @@ def move(visit: Visit) -> list[Labels]:
 
 
 def elementwise(visit: Visit) -> list[Labels]:
-    """Each element from the same elements of the operands, which may be scalars or broadcast."""
+    """Elementwise: operands may be scalars or broadcast."""
     (shape,) = visit.results
     if any(
         own and not _spreads(own, shape) for own in map(visit.shape, range(len(visit.operands)))
@@ -36,14 +36,14 @@ def _spreads(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def reduction(visit: Visit) -> list[Labels]:
-    """The elements along some axes, which go."""
+    """Combine the elements along some axes, which are removed."""
     axes = tuple(visit.params["axes"])
     joined = visit.groups.along(visit.operands[0], axes)
     return [None if joined is None else joined.squeeze(axes)]
 
 
 def along(visit: Visit) -> list[Labels]:
-    """The elements along one axis, of all operands, which stays."""
+    """Combine the elements of all operands along one axis, which is kept."""
     keys = ("axis", "dimension", "reduction_dimension", "operand_axis")
     axis = next(visit.params[key] for key in keys if key in visit.params) % len(visit.shape(0))
     parts = [visit.groups.along(labels, [axis]) for labels in visit.operands]
@@ -53,7 +53,7 @@ def along(visit: Visit) -> list[Labels]:
 
 
 def trailing(count: int) -> Rule:
-    """A rule for what combines all elements along the last ``count`` axes of the first operand.
+    """A rule that combines all elements along the last ``count`` axes of the first operand.
 
     The axes before them are the batch axes of all operands and results.
     """
@@ -89,7 +89,7 @@ def _spread(joined: Labels, shape: tuple[int, ...]) -> Labels:
 
 
 def dot(visit: Visit) -> list[Labels]:
-    """Elements along the contracted axes of both operands meet; batch axes stay side by side."""
+    """Combine the elements along the contracted axes of both operands, for each batch index."""
     contracted, batch = visit.params["dimension_numbers"]
     parts: list[Labels] = []
     for side in (0, 1):

@@ -1,4 +1,4 @@
-"""The walk through a program.
+"""The analysis of a program.
 
 Equation by equation, from the labels of its inputs to those of its outputs.
 """
@@ -20,7 +20,7 @@ HOLDERS = ("call", "derivative rule", "loop", "branch")  # of programs, which ar
 
 
 class Cause(NamedTuple):
-    """The equation at work, and the one that holds its program."""
+    """The current equation, and the one whose program contains it."""
 
     equation: Any
     outer: Any
@@ -30,10 +30,10 @@ class Walk:
     """One analysis.
 
     Attributes:
-        groups: of the entries of the state, which grow on the way.
+        groups: of the entries of the state, which grow during the analysis.
         rules: by name or by kind of primitive; see `Rule`.
-        differentiated: whether what is walked is a derivative already.
-        across_devices: whether a device gets from others what depends on their states.
+        differentiated: whether the program is a derivative already.
+        across_devices: whether a device receives values that depend on states of other devices.
     """
 
     def __init__(self, groups: Groups, rules: Mapping[str, "Rule"]):
@@ -81,9 +81,9 @@ class Walk:
         ]
 
     def unknown(self, visit: "Visit") -> list[Labels]:
-        """Labels that are right for any primitive.
+        """Labels that are valid for any primitive.
 
-        Every result depends on all that any operand depends on.
+        Every result depends on everything that any operand depends on.
         """
         label = self.groups.all_of(*visit.operands)
         self.across_devices |= label is not None and is_collective(visit.equation)
@@ -103,7 +103,7 @@ class Walk:
             rule = None
         enters = rule is not None and known.kind in HOLDERS
         if has_references(equation) or (_acts(equation) and not enters):
-            # What is written to a reference, or handed to Python, may come back anywhere.
+            # Values written to a reference, or passed to Python, may be read anywhere.
             return _everywhere(visit, self.groups.all_of(self.groups.parent))
         sizes = [
             *map(prod, visit.results),
@@ -126,7 +126,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class Visit:
-    """An equation on the walk, as a rule is given it.
+    """An equation, as passed to a rule.
 
     Attributes:
         walk: the walk.
@@ -173,7 +173,7 @@ Rule = Callable[[Visit], list[Labels]]
 def live(jaxpr: Any, outputs: Sequence[Any]) -> tuple[list[Any], set[Any]]:
     """The equations that ``outputs`` depend on, in order, and all variables that are read.
 
-    Effects that hand nothing back, as printing does, are no dependence.
+    Effects without results, such as printing, are not dependences.
     """
     equations = needed(jaxpr, (), outputs, _hands_back)
     atoms = [*outputs, *(atom for equation in equations for atom in equation.invars)]
@@ -194,7 +194,7 @@ def has_references(equation: Any) -> bool:
 
 
 def is_collective(equation: Any) -> bool:
-    """Whether devices exchange something: the primitive has named axes."""
+    """Whether devices communicate: the primitive has named axes."""
     found = [
         equation.params[name]
         for name in ("axes", "axis_name", "axis_names")

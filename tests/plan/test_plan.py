@@ -320,7 +320,7 @@ def test_a_sample_tells_a_chain_that_forgets():
 
 
 def test_a_sample_needs_arrays():
-    with pytest.raises(ValueError, match=r"x is made of shapes .* iterations='sample'"):
+    with pytest.raises(ValueError, match=r"x has shapes .* iterations='sample'"):
         deeppcr.plan(*like(), iterations="sample")
 
 

@@ -1,4 +1,4 @@
-"""DDIM (Song et al., ICLR 2021, equation 12): predicted sample and noise, mixed anew.
+"""DDIM (Song et al., ICLR 2021, equation 12): a combination of predicted sample and noise.
 
 With ``alpha`` and ``sigma`` at this time and ``alpha'`` at the next,
 

@@ -1,4 +1,4 @@
-"""`load_unet`: a UNet from a folder that diffusers wrote. All weights must fit, by name."""
+"""`load_unet`: a UNet from a diffusers folder, whose weights must all match by name."""
 
 import json
 from collections.abc import Mapping
@@ -21,29 +21,29 @@ SHOWN = 5  # weights named in an error
 
 
 def load_unet(folder: Any, dtype: Any = None) -> "UNet":
-    """A trained `UNet2DModel` of diffusers, as a flax module: ``unet(x, t)``.
+    """Load a trained `UNet2DModel` of diffusers as a flax module ``unet(x, t)``.
 
-    As in diffusers, ``x`` is [batch, channels, height, width] and ``t`` a number or [batch]. The
-    result has the dtype of ``x``. A model with class embeddings is called as ``unet(x, t,
-    labels)``. The module is for sampling: it has no dropout. To convert a folder with torch's
-    ``.bin``, call
+    As in diffusers, ``x`` is floating, ``[batch, channels, height, width]``, and ``t`` is a scalar
+    or ``[batch]``. The result has the shape and dtype of ``x``, with the model's number of output
+    channels. A model with class embeddings is called as ``unet(x, t, labels)``. The module is for
+    sampling: it has no dropout. To convert a folder with a torch ``.bin`` file, run
     ``UNet2DModel.from_pretrained(old).save_pretrained(new)`` in diffusers.
 
     Args:
-        folder: with ``config.json`` and ``diffusion_pytorch_model.safetensors``, or with its shards
-            and their index; or the folder of a pipeline, which has it in ``unet``.
-        dtype: of the parameters and of all that is computed. None for float32, as in diffusers,
-            whatever the files hold.
+        folder: a path with ``config.json`` and ``diffusion_pytorch_model.safetensors``, or with its
+            shards and their index; or the folder of a pipeline that has these in ``unet``.
+        dtype: a floating dtype, of the parameters and the computation. None for float32, as in
+            diffusers, whatever the dtype in the files.
 
     Returns:
-        The module. `flax.nnx.split` returns its parameters under their names in diffusers.
+        the module. `flax.nnx.split` returns its parameters under their names in diffusers.
 
     Raises:
         FileNotFoundError: the folder or a file in it is missing.
         ImportError: flax or safetensors is not installed.
-        TypeError: a field of ``config.json`` is of another type.
+        TypeError: a field of ``config.json`` has a wrong type, or ``dtype`` is not floating.
         ValueError: a field of ``config.json`` is unknown or not supported; a weight is missing,
-            superfluous, or of another shape.
+            unexpected, or has another shape.
 
     Example:
         >>> unet = deeppcr.diffusion.load_unet("google/ddpm-cifar10-32")  # doctest: +SKIP
@@ -67,7 +67,7 @@ def load_unet(folder: Any, dtype: Any = None) -> "UNet":
     config = Config.read(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"dtype is {dtype}, expected a float.")
+        raise TypeError(f"dtype is {dtype}, expected a floating one.")
     graph, parameters = nnx.split(nnx.eval_shape(lambda: UNet(config)))
     variables = {
         ".".join(map(str, path)): (path, variable)
