@@ -18,7 +18,7 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make docs      build the documentation into build/docs"
 	@echo "make bench     measure on this machine; writes experiments/results/"
-	@echo "make package   build the wheel, and import it away from the checkout"
+	@echo "make package   build the sdist and the wheel, install each in an environment of its own, and use it there"
 	@echo "make clean     remove the environment, and all that was built"
 
 # The stamp is written last, and the environment starts empty each time: an interrupted install is never taken
@@ -67,13 +67,15 @@ docs: $(DOCS)
 bench: $(STAMP)
 	@$(PY) -m experiments suite
 
-# Away from the checkout, so that what is missing from the wheel is missed.
+# Each in an environment of its own, away from the checkout: so that what is missing from it is missed.
 package: $(STAMP)
-	@rm -rf dist build/wheel
-	@$(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir dist .
-	@$(PY) -m venv --clear build/wheel
-	@build/wheel/bin/pip install -qq --disable-pip-version-check dist/*.whl
-	@cd build/wheel && bin/python -I -W error -c 'import deeppcr, depth; print("imported", deeppcr.__file__, depth.__file__)'
+	@rm -rf dist
+	@$(PY) -m build --quiet .
+	@for built in dist/*.whl dist/*.tar.gz; do \
+		$(PY) -m venv --clear build/installed && \
+		build/installed/bin/pip install -qq --disable-pip-version-check $$built && \
+		(cd build/installed && bin/python -I -W error ../../.ci/installed.py $$built) || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis digits.png
