@@ -72,8 +72,8 @@ package: $(STAMP)
 	@rm -rf dist
 	@$(PY) -m build --quiet .
 	@for built in dist/*.whl dist/*.tar.gz; do \
-		$(PY) -m venv --clear build/installed && \
-		build/installed/bin/pip install -qq --disable-pip-version-check $$built && \
+		$(PY) -m venv --clear --without-pip build/installed && \
+		$(PY) -m pip --python build/installed install -qq --disable-pip-version-check --no-compile $$built && \
 		(cd build/installed && bin/python -I -W error ../../.ci/installed.py $$built) || exit 1; \
 	done
 

@@ -1,7 +1,8 @@
-"""What `make package` asks of a distribution that it has installed: is all there, and does it work?"""
+"""What `make package` asks of an installed distribution: is all there, and does it work?"""
 
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import distribution
 from importlib.resources import files
 
@@ -27,11 +28,14 @@ assert all(name.endswith(".dist-info") for name in others), others
 
 def loss(scan, scale):
     """The square of the last state of a chain of 100 steps."""
-    step = lambda z, x: (jnp.tanh(scale * z + x), None)
+
+    def step(z, x):
+        return jnp.tanh(scale * z + x), None
+
     return jnp.square(scan(step, jnp.zeros(2), jnp.ones((100, 2)))[0]).sum()
 
 
-newton = lambda *arguments: deeppcr.scan(*arguments, method="newton")
+newton = partial(deeppcr.scan, method="newton")
 expected, found = (jax.grad(loss, argnums=1)(scan, 0.5) for scan in (jax.lax.scan, newton))
 assert jnp.allclose(found, expected, rtol=1e-4), (found, expected)
 assert depth.serial_depth(jnp.sum, jnp.zeros(8)) == 3
