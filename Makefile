@@ -5,6 +5,8 @@ VENV ?= .venv
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
+# Python compiles a module when it is first imported: to compile all of them at once takes longer than to install them.
+INSTALL := -m pip install -qq --disable-pip-version-check --no-compile
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
@@ -27,7 +29,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("deeppcr needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 	@echo "making $(VENV) (once; about a minute)"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(PY) -m pip install -qq --disable-pip-version-check --editable '.[test,dev]'
+	@$(PY) $(INSTALL) --editable '.[test,dev]'
 	@touch $@
 
 demo: $(STAMP)
@@ -44,7 +46,7 @@ fuzz: $(STAMP)
 PARITY := $(VENV)/.parity
 
 $(PARITY): $(STAMP)
-	@$(PY) -m pip install -qq --disable-pip-version-check --editable '.[parity]'
+	@$(PY) $(INSTALL) --editable '.[parity]'
 	@touch $@
 
 parity: $(PARITY)
@@ -58,7 +60,7 @@ lint: $(STAMP)
 DOCS := $(VENV)/.docs
 
 $(DOCS): $(STAMP)
-	@$(PY) -m pip install -qq --disable-pip-version-check --editable '.[docs]'
+	@$(PY) $(INSTALL) --editable '.[docs]'
 	@touch $@
 
 docs: $(DOCS)
@@ -73,7 +75,7 @@ package: $(STAMP)
 	@$(PY) -m build --quiet .
 	@for built in dist/*.whl dist/*.tar.gz; do \
 		$(PY) -m venv --clear --without-pip build/installed && \
-		$(PY) -m pip --python build/installed install -qq --disable-pip-version-check --no-compile $$built && \
+		$(PY) $(INSTALL) --python build/installed $$built && \
 		(cd build/installed && bin/python -I -W error ../../.ci/installed.py $$built) || exit 1; \
 	done
 
