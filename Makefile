@@ -5,8 +5,9 @@ VENV ?= .venv
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
-# Python compiles a module when it is first imported: to compile all of them at once takes longer than to install them.
-INSTALL := -m pip install -qq --disable-pip-version-check --no-compile
+PIP := $(PY) -m pip -qq --disable-pip-version-check
+# Python compiles what it imports, when it first does. To compile all that is installed takes most of an installation's time.
+INSTALL := install --no-compile
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
@@ -29,7 +30,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("deeppcr needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 	@echo "making $(VENV) (once; about a minute)"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(PY) $(INSTALL) --editable '.[test,dev]'
+	@$(PIP) $(INSTALL) --editable '.[test,dev]'
 	@touch $@
 
 demo: $(STAMP)
@@ -46,7 +47,7 @@ fuzz: $(STAMP)
 PARITY := $(VENV)/.parity
 
 $(PARITY): $(STAMP)
-	@$(PY) $(INSTALL) --editable '.[parity]'
+	@$(PIP) $(INSTALL) --editable '.[parity]'
 	@touch $@
 
 parity: $(PARITY)
@@ -60,7 +61,7 @@ lint: $(STAMP)
 DOCS := $(VENV)/.docs
 
 $(DOCS): $(STAMP)
-	@$(PY) $(INSTALL) --editable '.[docs]'
+	@$(PIP) $(INSTALL) --editable '.[docs]'
 	@touch $@
 
 docs: $(DOCS)
@@ -75,7 +76,7 @@ package: $(STAMP)
 	@$(PY) -m build --quiet .
 	@for built in dist/*.whl dist/*.tar.gz; do \
 		$(PY) -m venv --clear --without-pip build/installed && \
-		$(PY) $(INSTALL) --python build/installed $$built && \
+		$(PIP) --python build/installed $(INSTALL) $$built && \
 		(cd build/installed && bin/python -I -W error ../../.ci/installed.py $$built) || exit 1; \
 	done
 
