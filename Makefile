@@ -5,6 +5,9 @@ VENV ?= .venv
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
+PIP := $(PY) -m pip -qq --disable-pip-version-check
+# Python compiles what it imports, when it first does. To compile all that is installed takes most of an installation's time.
+INSTALL := install --no-compile
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
@@ -18,7 +21,7 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make docs      build the documentation into build/docs"
 	@echo "make bench     measure on this machine; writes experiments/results/"
-	@echo "make package   build the wheel, and import it away from the checkout"
+	@echo "make package   build the sdist and the wheel, install each in an environment of its own, and use it there"
 	@echo "make clean     remove the environment, and all that was built"
 
 # The stamp is written last, and the environment starts empty each time: an interrupted install is never taken
@@ -27,7 +30,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("deeppcr needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 	@echo "making $(VENV) (once; about a minute)"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(PY) -m pip install -qq --disable-pip-version-check --editable '.[test,dev]'
+	@$(PIP) $(INSTALL) --editable '.[test,dev]'
 	@touch $@
 
 demo: $(STAMP)
@@ -44,7 +47,7 @@ fuzz: $(STAMP)
 PARITY := $(VENV)/.parity
 
 $(PARITY): $(STAMP)
-	@$(PY) -m pip install -qq --disable-pip-version-check --editable '.[parity]'
+	@$(PIP) $(INSTALL) --editable '.[parity]'
 	@touch $@
 
 parity: $(PARITY)
@@ -58,7 +61,7 @@ lint: $(STAMP)
 DOCS := $(VENV)/.docs
 
 $(DOCS): $(STAMP)
-	@$(PY) -m pip install -qq --disable-pip-version-check --editable '.[docs]'
+	@$(PIP) $(INSTALL) --editable '.[docs]'
 	@touch $@
 
 docs: $(DOCS)
@@ -67,13 +70,15 @@ docs: $(DOCS)
 bench: $(STAMP)
 	@$(PY) -m experiments suite
 
-# Away from the checkout, so that what is missing from the wheel is missed.
+# Each in an environment of its own, away from the checkout: so that what is missing from it is missed.
 package: $(STAMP)
-	@rm -rf dist build/wheel
-	@$(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir dist .
-	@$(PY) -m venv --clear build/wheel
-	@build/wheel/bin/pip install -qq --disable-pip-version-check dist/*.whl
-	@cd build/wheel && bin/python -I -W error -c 'import deeppcr, depth; print("imported", deeppcr.__file__, depth.__file__)'
+	@rm -rf dist
+	@$(PY) -m build --quiet .
+	@for built in dist/*.whl dist/*.tar.gz; do \
+		$(PY) -m venv --clear --without-pip build/installed && \
+		$(PIP) --python build/installed $(INSTALL) $$built && \
+		(cd build/installed && bin/python -I -W error ../../.ci/installed.py $$built) || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis digits.png

@@ -1,0 +1,80 @@
+"""What a release is made of agrees: the version, the changelog, the citation, the command line."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+import deeppcr
+import depth
+
+ROOT = Path(__file__).parent.parent
+
+
+def command_line(*options):
+    # A platform that does not exist: to start a device would raise.
+    surroundings = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "no-such-platform"}
+    command = [sys.executable, "-W", "error", "-m", "deeppcr", *options]
+    return subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
+
+
+def test_the_command_line_says_what_is_installed_and_starts_no_device():
+    done = command_line("--version")
+    assert done.returncode == 0, done.stderr
+    numbers, folders = done.stdout.splitlines()
+    assert numbers.startswith(f"deeppcr {deeppcr.__version__}, jax {jax.__version__}, ")
+    assert f"numpy {np.__version__}, Python {platform.python_version()}, " in numbers
+    assert numbers.endswith(platform.platform())
+    here, there = (Path(package.__file__).parent for package in (deeppcr, depth))
+    assert folders == f"deeppcr in {here}, depth in {there}"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "where"), [([], 0, "stdout"), (["--verison"], 2, "stderr")]
+)
+def test_the_command_line_without_a_known_option_says_how_it_is_used(options, code, where):
+    done = command_line(*options)
+    assert done.returncode == code, done.stderr
+    assert getattr(done, where).startswith("usage: python -m deeppcr [-h] [--version]")
+
+
+def test_the_version_is_written_once():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        settings = tomllib.load(file)
+    assert settings["project"]["dynamic"] == ["version"]
+    source = ROOT / settings["tool"]["hatch"]["version"]["path"]
+    assert source.samefile(deeppcr.__file__)
+    assert f'__version__ = "{deeppcr.__version__}"' in source.read_text(encoding="utf-8")
+    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?(\.dev\d+)?", deeppcr.__version__)
+
+
+def test_the_changelog_has_what_is_to_come_and_this_version():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    first, *released = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert first == "Unreleased"
+    dated = [re.fullmatch(r"(\S+) - \d{4}-\d\d-\d\d", title) for title in released]
+    assert deeppcr.__version__ in [found and found[1] for found in dated]
+    kinds = re.findall(r"^### (.+)$", text, re.MULTILINE)
+    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert "deprecation policy" in text.casefold()
+
+
+def test_the_citation_is_of_this_version_and_of_the_paper():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)  # required by the format
+    assert cited["cff-version"] == "1.2.0"
+    assert cited["version"] == deeppcr.__version__
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        assert cited["license"] == tomllib.load(file)["project"]["license"]
+    (paper,) = cited["references"]
+    assert {"type", "title", "authors"} <= set(paper)
+    assert paper["authors"][0]["family-names"] == "Danieli"
+    assert paper["identifiers"] == [{"type": "other", "value": "arXiv:2309.16318"}]
