@@ -14,7 +14,7 @@ import deeppcr
 from deeppcr import Newton
 from tests.problems import assert_agree, normal
 
-B, L, W = 5, 12, 3
+B, L, W = 5, 6, 3
 WEIGHTS = {"w": normal(0, W, W, scale=0.4), "b": normal(1, W, scale=0.3)}
 MANY = {"w": normal(2, B, W, W, scale=0.4), "b": normal(3, B, W, scale=0.3)}
 Z0, XS = normal(4, W), normal(5, L, W)
