@@ -44,13 +44,12 @@ OPTIONS = {
     "diagonal": Newton(
         linearize="diagonal", initial_guess=lambda z, xs: xs + jnp.broadcast_to(z, xs.shape)
     ),
-    "zero, accelerated": Newton(linearize="zero", acceleration=Anderson(2)),
     "diagonal, accelerated, damped": Newton(
         linearize=Diagonal(), acceleration=Anderson(), damping=TrustRegion()
     ),
     "blocks": Newton(linearize=BlockDiagonal(2), linear="cyclic_reduction"),
     "kept": Newton(jacobian_every=2, initial_guess="constant"),
-    "scalar, damped": Newton(linearize=Scalar(0.3), linear="pcr", damping=TrustRegion()),
+    "scalar": Newton(linearize=Scalar(0.3), linear="pcr"),
     "damped, recorded": Newton(damping=TrustRegion(), record=True, linear="prefix_scan"),
     "loose": Newton(rtol=1e-3, atol=1e-3, linear="chunked"),
     "coarse": Newton(initial_guess=Coarse(every=3), memory=1),
