@@ -116,11 +116,15 @@ def loss(scan, function, weight, init, xs):
     return jnp.sum(last**2) + jnp.sum(jnp.sin(ys))
 
 
-def gradients(scan, function):
-    """The gradient, and that of two examples."""
-    gradient = jax.grad(partial(loss, scan, function), argnums=(0, 1, 2))
-    mapped = jax.vmap(gradient, in_axes=(None, 0, None))(WEIGHT, jnp.stack([Z0, 2 * Z0]), XS)
-    return gradient(WEIGHT, Z0, XS), mapped
+def gradient(scan, function):
+    return jax.grad(partial(loss, scan, function), argnums=(0, 1, 2))(WEIGHT, Z0, XS)
+
+
+def gradients_of_examples(scan, function):
+    several = jax.vmap(
+        jax.grad(partial(loss, scan, function), argnums=(0, 1, 2)), in_axes=(None, 0, None)
+    )
+    return several(WEIGHT, jnp.stack([Z0, 2 * Z0]), XS)
 
 
 def gradients_of_gradients(scan, function):
@@ -147,6 +151,12 @@ FIRST_ORDER = [
     ("in loops and calls", DIAGONAL),
     ("integers", DIAGONAL),
 ]
+OF_EXAMPLES = [
+    ("not the derivative", PCR),
+    ("in loops and calls", PCR),
+    ("a long rule", BACKPROPAGATION),
+    ("integers", DIAGONAL),
+]
 SECOND_ORDER = [
     ("not the derivative", PCR),
     ("a rule that calls itself", PCR),
@@ -159,8 +169,15 @@ SECOND_ORDER = [
 @pytest.mark.parametrize(("name", "options"), FIRST_ORDER, ids=str)
 def test_gradients(name, options):
     scan = partial(deeppcr.scan, **options)
-    actual = jax.jit(partial(gradients, scan, LINEAR[name]))()
-    assert_agree(actual, expected(gradients, name))
+    actual = jax.jit(partial(gradient, scan, LINEAR[name]))()
+    assert_agree(actual, expected(gradient, name))
+
+
+@pytest.mark.parametrize(("name", "options"), OF_EXAMPLES, ids=str)
+def test_gradients_of_examples(name, options):
+    scan = partial(deeppcr.scan, **options)
+    actual = jax.jit(partial(gradients_of_examples, scan, LINEAR[name]))()
+    assert_agree(actual, expected(gradients_of_examples, name))
 
 
 @pytest.mark.parametrize(("name", "options"), SECOND_ORDER, ids=str)
