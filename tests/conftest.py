@@ -7,6 +7,7 @@ do: ``XLA_FLAGS="--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitter
 --xla_cpu_parallel_codegen_split_count=32" make test``.
 """
 
+import gc
 import os
 
 import jax
@@ -24,3 +25,10 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_collection_finish():
+    """Look for garbage less often, and not among what was imported: jax makes very many objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

@@ -124,8 +124,17 @@ def expected_gradients():
     return jax.jit(jax.grad(loss("sequential", "autodiff"), (0, 1)))(START, INPUTS)
 
 
-@pytest.mark.parametrize("linear", ["auto", "pcr", "cyclic_reduction", "prefix_scan", "chunked"])
-@pytest.mark.parametrize("method", ["sequential", NEWTONS["dense"]], ids=["sequential", "newton"])
+@pytest.mark.parametrize(
+    ("method", "linear"),
+    [
+        (NEWTONS["dense"], "auto"),
+        *(
+            ("sequential", linear)
+            for linear in ("auto", "pcr", "cyclic_reduction", "prefix_scan", "chunked")
+        ),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "newton",
+)
 def test_gradients_are_those_of_the_sequential_program(method, linear):
     with compiled_for("cuda"):
         found = jax.jit(jax.grad(loss(method, Adjoint(linearize="dense", linear=linear)), (0, 1)))(

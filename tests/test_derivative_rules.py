@@ -3,7 +3,7 @@
 Every rule is used, as often and on what `jax.lax.scan` uses it.
 """
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -78,16 +78,47 @@ def loss(scan, rule, place, weight, z):
     return jnp.sum(states**2) + last.sum()
 
 
-@pytest.mark.parametrize("place", [in_function, in_calls])
-@pytest.mark.parametrize("rule", [rounded, clipped])
+def gradient(scan, rule, place):
+    return jax.jit(jax.grad(partial(loss, scan, rule, place), argnums=(0, 1)))(
+        normal(0, 3, 3), jnp.ones(3)
+    )
+
+
+def gradient_of_squares(scan, rule):
+    def squares(weight, z):
+        by_weight, by_state = jax.grad(partial(loss, scan, rule, in_function), argnums=(0, 1))(
+            weight, z
+        )
+        return jnp.sum(by_weight**2) + jnp.sum(by_state**2)
+
+    return jax.jit(jax.grad(squares, argnums=(0, 1)))(normal(0, 3, 3), jnp.ones(3))
+
+
+@cache
+def by_lax(derivative, *arguments):
+    return derivative(jax.lax.scan, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("rule", "place"),
+    [(rounded, in_function), (clipped, in_calls)],
+    ids=["rounded-in_function", "clipped-in_calls"],
+)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_gradients(way, rule, place):
-    def gradient(scan):
-        return jax.jit(jax.grad(partial(loss, scan, rule, place), argnums=(0, 1)))(
-            normal(0, 3, 3), jnp.ones(3)
-        )
+    actual = gradient(partial(deeppcr.scan, **way), rule, place)
+    assert_agree(actual, by_lax(gradient, rule, place))
 
-    assert_agree(gradient(partial(deeppcr.scan, **way)), gradient(jax.lax.scan))
+
+@pytest.mark.parametrize(
+    ("rule", "place"),
+    [(rounded, in_calls), (clipped, in_function)],
+    ids=["rounded-in_calls", "clipped-in_function"],
+)
+@pytest.mark.parametrize("way", [{}, {"adjoint": "pcr"}, {"method": "newton"}], ids=str)
+def test_gradients_in_the_other_place(way, rule, place):
+    actual = gradient(partial(deeppcr.scan, **way), rule, place)
+    assert_agree(actual, by_lax(gradient, rule, place))
 
 
 # Not `rounded`: jax 0.10 loses a rule that contradicts its function in second derivatives of a
@@ -95,16 +126,8 @@ def test_gradients(way, rule, place):
 @pytest.mark.parametrize("rule", [product, clipped])
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_second_derivatives(way, rule):
-    def gradient(scan):
-        def squares(weight, z):
-            by_weight, by_state = jax.grad(partial(loss, scan, rule, in_function), argnums=(0, 1))(
-                weight, z
-            )
-            return jnp.sum(by_weight**2) + jnp.sum(by_state**2)
-
-        return jax.jit(jax.grad(squares, argnums=(0, 1)))(normal(0, 3, 3), jnp.ones(3))
-
-    assert_agree(gradient(partial(deeppcr.scan, **way)), gradient(jax.lax.scan))
+    actual = gradient_of_squares(partial(deeppcr.scan, **way), rule)
+    assert_agree(actual, by_lax(gradient_of_squares, rule))
 
 
 def test_newton_says_how_it_went_while_a_rule_is_differentiated():

@@ -40,6 +40,9 @@ def module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+MODULES = frozenset(map(module, FILES))
+
+
 @cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
@@ -47,7 +50,6 @@ def tree(path: Path) -> ast.Module:
 
 def imported(path: Path, nodes: Iterator[ast.AST] | None = None) -> set[str]:
     """The modules that a file imports; `from a.b import c` is a.b.c where that is a module."""
-    ours = {module(file) for file in FILES}
     names = set()
     for node in ast.walk(tree(path)) if nodes is None else nodes:
         if isinstance(node, ast.Import):
@@ -61,7 +63,7 @@ def imported(path: Path, nodes: Iterator[ast.AST] | None = None) -> set[str]:
                 base = ".".join([*package[: -node.level], *filter(None, [base])])
             for alias in node.names:
                 full = f"{base}.{alias.name}"
-                names.add(full if full in ours else base)
+                names.add(full if full in MODULES else base)
     return names
 
 

@@ -1,6 +1,7 @@
 """`jax.vmap` around a solve: values, gradients, statistics and plans of all examples at once."""
 
 import importlib
+import itertools
 from functools import cache, partial
 
 import jax
@@ -13,7 +14,7 @@ import deeppcr
 from deeppcr import Newton
 from tests.problems import assert_agree, normal
 
-B, L, W = 5, 12, 3
+B, L, W = 5, 6, 3
 WEIGHTS = {"w": normal(0, W, W, scale=0.4), "b": normal(1, W, scale=0.3)}
 MANY = {"w": normal(2, B, W, W, scale=0.4), "b": normal(3, B, W, scale=0.3)}
 Z0, XS = normal(4, W), normal(5, L, W)
@@ -88,12 +89,15 @@ def expected(transformation, *arguments):
 
 
 def maps():
-    """All maps of two combinations; of the others one with shared weights, and one without."""
-    shared, apart = list(MAPS)[:3], list(MAPS)[3:]
+    """All maps of Newton's; of the others one or two: with shared weights, and without."""
+    shared, apart = itertools.cycle(list(MAPS)[:3]), itertools.cycle(list(MAPS)[3:])
     for i, combination in enumerate(COMBINATIONS):
-        full = combination in ("newton", "sequential, blocks")
-        for name in MAPS if full else (shared[i % 3], apart[i // 3 % 3]):
-            yield name, combination
+        if combination == "newton":
+            yield from ((name, combination) for name in MAPS)
+        elif combination in ("auto", "newton, pcr", "sequential, blocks"):
+            yield from ((next(maps), combination) for maps in (shared, apart))
+        else:
+            yield next((shared, apart)[i % 2]), combination
 
 
 @pytest.mark.parametrize(("name", "combination"), list(maps()))
@@ -205,10 +209,11 @@ TRANSFORMATIONS = [
 
 
 def transformed():
-    """All under Newton and "auto"; under each of the others every second one."""
-    for i, transformation in enumerate(TRANSFORMATIONS):
-        for combination in ("auto", "newton", ("newton, pcr", "sequential")[i % 2]):
-            yield transformation, combination
+    """All under Newton, and each under one of the others."""
+    others = itertools.cycle(("newton, pcr", "auto", "sequential"))
+    for transformation in TRANSFORMATIONS:
+        yield transformation, "newton"
+        yield transformation, next(others)
 
 
 @pytest.mark.parametrize(("transformation", "combination"), list(transformed()))

@@ -96,11 +96,17 @@ def run(scan, function, weight, init, xs):
 def forwards(scan, function):
     arguments = WEIGHT, Z0, XS
     program = partial(run, scan, function)
-    pushed = jax.jvp(program, arguments, arguments)
-    linear = jax.linearize(program, *arguments)[1](*arguments)
-    jacobian = jax.vmap(jax.jacfwd(lambda z: program(WEIGHT, z, XS)))(jnp.stack([Z0, 2 * Z0]))
-    twice = jax.jvp(lambda z: jax.jvp(lambda z: program(WEIGHT, z, XS), (z,), (Z0,)), (Z0,), (Z0,))
-    return pushed, linear, jacobian, twice
+    return jax.jvp(program, arguments, arguments), jax.linearize(program, *arguments)[1](*arguments)
+
+
+def forwards_of_forwards(scan, function):
+    """Jacobians of two examples, and tangents of tangents."""
+
+    def program(z):
+        return run(scan, function, WEIGHT, z, XS)
+
+    jacobian = jax.vmap(jax.jacfwd(program))(jnp.stack([Z0, 2 * Z0]))
+    return jacobian, jax.jvp(lambda z: jax.jvp(program, (z,), (Z0,)), (Z0,), (Z0,))
 
 
 def gradient(scan, function):
@@ -108,7 +114,9 @@ def gradient(scan, function):
 
 
 def both_ways(scan, function):
-    return forwards(scan, function), gradient(scan, function)
+    arguments = WEIGHT, Z0, XS
+    pushed = jax.jvp(partial(run, scan, function), arguments, arguments)
+    return pushed, gradient(scan, function)
 
 
 @cache
@@ -119,13 +127,20 @@ def expected(transformation, name):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*[("in the step", options) for options in OPTIONS], *[("in calls", OPTIONS[-2])]],
+    [*[("in the step", options) for options in OPTIONS], ("in calls", OPTIONS[-2])],
     ids=str,
 )
 def test_forward_mode(name, options):
     scan = partial(deeppcr.scan, **options)
     actual = jax.jit(partial(forwards, scan, FORWARDS_ONLY[name]))()
     assert_agree(actual, expected(forwards, name))
+
+
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[-2], OPTIONS[-1]], ids=str)
+def test_forward_mode_of_forward_mode(options):
+    scan = partial(deeppcr.scan, **options)
+    actual = jax.jit(partial(forwards_of_forwards, scan, repeated))()
+    assert_agree(actual, expected(forwards_of_forwards, "in the step"))
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -116,36 +116,75 @@ def loss(scan, function, weight, init, xs):
     return jnp.sum(last**2) + jnp.sum(jnp.sin(ys))
 
 
-def gradients(scan, function):
-    """The gradient, that of two examples, and the gradient of its size."""
-    gradient = jax.grad(partial(loss, scan, function), argnums=(0, 1, 2))
+def gradient(scan, function):
+    return jax.grad(partial(loss, scan, function), argnums=(0, 1, 2))(WEIGHT, Z0, XS)
+
+
+def gradients_of_examples(scan, function):
+    several = jax.vmap(
+        jax.grad(partial(loss, scan, function), argnums=(0, 1, 2)), in_axes=(None, 0, None)
+    )
+    return several(WEIGHT, jnp.stack([Z0, 2 * Z0]), XS)
+
+
+def gradients_of_gradients(scan, function):
+    """The gradient of a gradient's size, and that gradient."""
 
     def size(*arguments):
-        return sum(jnp.sum(g**2) for g in gradient(*arguments))
+        gradient = jax.grad(partial(loss, scan, function), argnums=(0, 1, 2))(*arguments)
+        return sum(jnp.sum(g**2) for g in gradient), gradient
 
-    mapped = jax.vmap(gradient, in_axes=(None, 0, None))(WEIGHT, jnp.stack([Z0, 2 * Z0]), XS)
-    return gradient(WEIGHT, Z0, XS), mapped, jax.grad(size, argnums=(0, 1, 2))(WEIGHT, Z0, XS)
+    return jax.grad(size, argnums=(0, 1, 2), has_aux=True)(WEIGHT, Z0, XS)
 
 
 @cache
-def expected(name):
-    return jax.jit(partial(gradients, jax.lax.scan, LINEAR[name]))()
+def expected(transformation, name):
+    return jax.jit(partial(transformation, jax.lax.scan, LINEAR[name]))()
 
 
-def cells():
-    """Every rule in the first adjoint; in the others those that differ in form."""
-    for name in LINEAR:
-        for options in OPTIONS:
-            if options is OPTIONS[0] or name in ("a rule that calls itself", "in loops and calls"):
-                yield name, options
-    yield "not the derivative", OPTIONS[1]
-    yield "integers", OPTIONS[2]
+PCR, BACKPROPAGATION, DIAGONAL = OPTIONS
+# Every rule with the first adjoint; with the others those that differ in form.
+FIRST_ORDER = [
+    *((name, PCR) for name in LINEAR),
+    ("not the derivative", BACKPROPAGATION),
+    ("in loops and calls", BACKPROPAGATION),
+    ("in loops and calls", DIAGONAL),
+    ("integers", DIAGONAL),
+]
+OF_EXAMPLES = [
+    ("not the derivative", PCR),
+    ("in loops and calls", PCR),
+    ("a long rule", BACKPROPAGATION),
+    ("integers", DIAGONAL),
+]
+SECOND_ORDER = [
+    ("not the derivative", PCR),
+    ("a rule that calls itself", PCR),
+    ("in loops and calls", PCR),
+    ("a rule that calls itself", BACKPROPAGATION),
+    ("a rule that calls itself", DIAGONAL),
+]
 
 
-@pytest.mark.parametrize(("name", "options"), list(cells()), ids=str)
+@pytest.mark.parametrize(("name", "options"), FIRST_ORDER, ids=str)
+def test_gradients(name, options):
+    scan = partial(deeppcr.scan, **options)
+    actual = jax.jit(partial(gradient, scan, LINEAR[name]))()
+    assert_agree(actual, expected(gradient, name))
+
+
+@pytest.mark.parametrize(("name", "options"), OF_EXAMPLES, ids=str)
+def test_gradients_of_examples(name, options):
+    scan = partial(deeppcr.scan, **options)
+    actual = jax.jit(partial(gradients_of_examples, scan, LINEAR[name]))()
+    assert_agree(actual, expected(gradients_of_examples, name))
+
+
+@pytest.mark.parametrize(("name", "options"), SECOND_ORDER, ids=str)
 def test_gradients_of_gradients(name, options):
     scan = partial(deeppcr.scan, **options)
-    assert_agree(jax.jit(partial(gradients, scan, LINEAR[name]))(), expected(name))
+    actual = jax.jit(partial(gradients_of_gradients, scan, LINEAR[name]))()
+    assert_agree(actual, expected(gradients_of_gradients, name))
 
 
 @pytest.mark.parametrize("name", LINEAR)

@@ -117,7 +117,7 @@ TRANSFORMS = [
 ]
 
 
-@pairs(TRANSFORMS, [jvp, vjp, hessian, jit_of_vmap_of_gradient])
+@pairs(TRANSFORMS, [jvp, vjp, jit_of_vmap_of_gradient])
 def test_transforms(case, scan):
     assert_same(compiled(scan, case), by_lax(compiled, case))
 
@@ -241,7 +241,8 @@ def test_a_scan_in_a_scan(scan):
         return jax.jit(jax.grad(partial(nested, scan, outer), (0, 1)))(INIT, XS)
 
     expected = gradient(jax.lax.scan, jax.lax.scan)
-    for inner, outer in ((scan, scan), (scan, jax.lax.scan), (jax.lax.scan, scan)):
+    nestings = [(scan, scan), (scan, jax.lax.scan), (jax.lax.scan, scan)]
+    for inner, outer in nestings if scan is SCANS["auto"] else nestings[:1]:
         assert_same(gradient(inner, outer), expected)
 
 

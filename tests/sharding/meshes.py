@@ -14,16 +14,16 @@ from deeppcr import sharding
 from tests.linear.loop import compiled
 
 P = PartitionSpec
-DEVICES = 8
+SIMULATED, DEVICES = 8, 4
 TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 
-if jax.device_count() < DEVICES:
-    pytest.skip(f"{DEVICES} devices are needed", allow_module_level=True)
+if jax.device_count() < SIMULATED:
+    pytest.skip(f"{SIMULATED} devices are needed", allow_module_level=True)
 
 
 @cache
 def mesh(kind="auto", **axes):
-    """A mesh of ``axes``, sizes by name; of eight devices along "chain" if none are given."""
+    """A mesh of ``axes``, sizes by name; of four devices along "chain" if none are given."""
     axes = axes or {"chain": DEVICES}
     devices = np.array(jax.devices()[: int(np.prod(list(axes.values())))]).reshape(
         tuple(axes.values())

@@ -12,9 +12,9 @@ from deeppcr import Sharded
 from deeppcr.linear import Diagonals, Recurrence
 from tests.linear.loop import KINDS, loop, loop_transposed, problem, scan
 from tests.problems import assert_agree, normal
-from tests.sharding.meshes import lies_along, mesh, put, run, wait
+from tests.sharding.meshes import SIMULATED, lies_along, mesh, put, run, wait
 
-SHARDED = Sharded(mesh(), "chain")
+SHARDED = Sharded(mesh(chain=SIMULATED), "chain")
 GRID = mesh(data=2, chain=4)
 close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
 
@@ -49,7 +49,9 @@ def test_lengths_that_devices_cannot_share_evenly(length, kind, reverse):
 
 @pytest.mark.parametrize("inside", ["pcr", "cyclic_reduction", deeppcr.Chunked(3)], ids=str)
 def test_any_solver_inside(inside):
-    assert_solves("matrices", 40, reverse=True, solver=Sharded(mesh(), "chain", inside=inside))
+    assert_solves(
+        "matrices", 40, reverse=True, solver=Sharded(mesh(chain=SIMULATED), "chain", inside=inside)
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_vmap():
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 @pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
 def test_arrays_stay_where_they_are(kind, compiled):
-    on = mesh(kind)
+    on = mesh(kind, chain=SIMULATED)
     blocks, b = problem("diagonals", 16, (), 2)
     by = Sharded(on, "chain")
     call = run if compiled else wait
@@ -168,11 +170,11 @@ def test_wrong_use():
         Sharded(3, "chain")
     for axis in ("layers", ("chain", "layers"), (), 0):
         with pytest.raises(ValueError, match="the mesh has the axes 'chain'"):
-            Sharded(mesh(), axis)
+            Sharded(mesh(chain=SIMULATED), axis)
     with pytest.raises(TypeError, match="expected a solver for the shard of one device"):
-        Sharded(mesh(), "chain", inside=SHARDED)
+        Sharded(mesh(chain=SIMULATED), "chain", inside=SHARDED)
     with pytest.raises(ValueError, match="pcr"):
-        Sharded(mesh(), "chain", inside="fast")
+        Sharded(mesh(chain=SIMULATED), "chain", inside="fast")
 
 
 def growing(kind="matrices"):

@@ -27,7 +27,7 @@ WEIGHT = normal(0, 4, 4, scale=0.4)
 XS = normal(1, L, 4)
 Z0 = normal(2, 4)
 CHAIN = Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), XS)
-UNEVEN = Chain(CHAIN.step, XS[:9])  # two for each device would be 16
+UNEVEN = Chain(CHAIN.step, XS[:5])  # two for each device would be 8
 RATE = 3.9
 CHAOS = Chain(lambda z, _: RATE * z * (1 - z), length=96)  # Lyapunov exponent about 0.5
 
@@ -44,13 +44,12 @@ OPTIONS = {
     "diagonal": Newton(
         linearize="diagonal", initial_guess=lambda z, xs: xs + jnp.broadcast_to(z, xs.shape)
     ),
-    "zero, accelerated": Newton(linearize="zero", acceleration=Anderson(2)),
     "diagonal, accelerated, damped": Newton(
         linearize=Diagonal(), acceleration=Anderson(), damping=TrustRegion()
     ),
     "blocks": Newton(linearize=BlockDiagonal(2), linear="cyclic_reduction"),
     "kept": Newton(jacobian_every=2, initial_guess="constant"),
-    "scalar, damped": Newton(linearize=Scalar(0.3), linear="pcr", damping=TrustRegion()),
+    "scalar": Newton(linearize=Scalar(0.3), linear="pcr"),
     "damped, recorded": Newton(damping=TrustRegion(), record=True, linear="prefix_scan"),
     "loose": Newton(rtol=1e-3, atol=1e-3, linear="chunked"),
     "coarse": Newton(initial_guess=Coarse(every=3), memory=1),
@@ -82,17 +81,17 @@ def test_every_option_does_what_it_does_on_one_device(name):
 UNEVENLY = {
     "zero, accelerated": Newton(linearize="zero", acceleration=Anderson(2), damping=TrustRegion()),
     "coarse, recorded": Newton(initial_guess=Coarse(every=3, step=coarse_step), record=True),
-    "zero, from a trajectory": Newton(linearize="zero", initial_guess=normal(4, 9, 4)),
+    "zero, from a trajectory": Newton(linearize="zero", initial_guess=normal(4, 5, 4)),
 }
 
 
 @pytest.mark.parametrize("name", UNEVENLY)
 def test_devices_that_cannot_share_evenly(name):
     found, here = (solve(chain, Z0, UNEVENLY[name]) for chain in (placed(UNEVEN), UNEVEN))
-    assert found.trajectory.shape == (9, 4)
+    assert found.trajectory.shape == (5, 4)
     assert_agree(found.trajectory, run(states, UNEVEN, Z0)[1])
     assert found.result == here.result == Result.CONVERGED
-    assert found.stats.prefix == here.stats.prefix == 9
+    assert found.stats.prefix == here.stats.prefix == 5
     assert abs(int(found.stats.iterations) - int(here.stats.iterations)) <= 1
 
 
@@ -143,7 +142,7 @@ def test_raise_says_what_happened():
 
 
 def test_what_is_not_a_number_comes_out_as_from_the_sequential_program():
-    index = 7
+    index = 5
     chain = Chain(CHAIN.step, XS.at[index, 1].set(jnp.nan))
     found = solve(placed(chain), Z0, Newton())
     expected = run(states, chain, Z0)[1]

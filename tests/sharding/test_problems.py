@@ -35,7 +35,6 @@ def as_long_as(problem, length):
 EVEN = {name: as_long_as(problem, 2 * DEVICES) for name, problem in PROBLEMS.items()}
 TABLE = [
     ("scalar", "auto"),
-    ("gru backwards", "newton, step by step"),
     ("resnet", "step by step, blocks"),
     ("ode", "newton, step by step"),
     ("batch norm", "newton"),

@@ -101,7 +101,7 @@ def test_a_placed_chain_goes_in_and_out_of_jit(kind):
 
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 def test_a_length_that_devices_cannot_share_is_on_all_of_them(kind):
-    chain = Chain(CHAIN.step, jax.tree.map(lambda x: x[:13], XS))
+    chain = Chain(CHAIN.step, jax.tree.map(lambda x: x[:7], XS))
     there = placed(chain, mesh(kind))
     assert there.inputs["x"].sharding.is_fully_replicated
     found = run(partial(deeppcr.solve, method="newton"), there, Z0)
@@ -138,8 +138,8 @@ def test_layers():
 
 def test_it_is_described(capsys):
     assert "devices" not in str(deeppcr.plan(CHAIN, Z0))
-    chain = placed(Chain(CHAIN.step, jax.tree.map(lambda x: x[:13], XS)))
-    assert "devices     8 along 'chain', up to 2 steps on each" in str(deeppcr.plan(chain, Z0))
+    chain = placed(Chain(CHAIN.step, jax.tree.map(lambda x: x[:7], XS)))
+    assert "devices     4 along 'chain', up to 2 steps on each" in str(deeppcr.plan(chain, Z0))
     said = deeppcr.plan(
         CHAIN, Z0, method=Newton(linear=Sharded(mesh(data=2, chain=4), ("data", "chain")))
     )

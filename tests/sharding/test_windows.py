@@ -30,18 +30,16 @@ def solve(chain, z0, newton, batch_ndim=0):
 
 
 OPTIONS = {
-    "one step": Newton(window=1),
-    "two steps": Newton(window=2),
-    "all but one": Newton(window=EACH - 1, linear="cyclic_reduction"),
-    "a shard": Newton(window=EACH),
+    "one step, from a trajectory": Newton(window=1, initial_guess=normal(4, L, 3)),
+    "all but one": Newton(
+        window=EACH - 1, linear="cyclic_reduction", linearize=Scalar(jnp.linspace(0.0, 0.5, L))
+    ),
     "more than a shard": Newton(window=EACH + 1),
     "from memory": Newton(linearize="dense", memory=3 * 4 * 72),
     "zero, accelerated": Newton(window=3, linearize="zero", acceleration=Anderson(2)),
     "damped, recorded": Newton(window=3, damping=TrustRegion(), record=True),
     "kept": Newton(window=2, jacobian_every=2, initial_guess="constant"),
-    "scalars": Newton(window=4, linearize=Scalar(jnp.linspace(0.0, 0.5, L))),
     "coarse": Newton(window=3, initial_guess=Coarse(every=4)),
-    "from a trajectory": Newton(window=2, initial_guess=normal(4, L, 3)),
 }
 
 
@@ -65,6 +63,7 @@ def test_the_same_answer(name):
 
 def test_shards_without_a_window_are_solved_together():
     together, windows = (solve(there(CHAIN), Z0, Newton(window=w)) for w in (None, EACH))
+    assert_agree(windows.trajectory, run(states, CHAIN, Z0)[1])
     assert together.stats.iterations == windows.stats.iterations
     assert solve(there(CHAIN), Z0, Newton(window=4)).stats.iterations > windows.stats.iterations
 

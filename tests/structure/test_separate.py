@@ -148,9 +148,16 @@ def test_an_interaction_by_way_of_another_leaf():
     assert not proven(lambda s: {"a": s["a"] * s["b"].sum(), "b": s["b"]}, state, 1)
 
 
-@pytest.mark.parametrize("adjoint", ["pcr", deeppcr.Recurrence()], ids=["pcr", "recurrence"])
 @pytest.mark.parametrize(
-    "name", ["rolled", "gram of batches", "inside scan", "by a custom derivative"]
+    ("name", "adjoint"),
+    [
+        ("rolled", "pcr"),
+        ("gram of batches", deeppcr.Recurrence()),
+        ("inside scan", "pcr"),
+        ("by a custom derivative", deeppcr.Recurrence()),
+        ("by a custom derivative", "pcr"),
+    ],
+    ids=str,
 )
 def test_gradients_of_interacting_examples(name, adjoint):
     def step(weight, z, x):
