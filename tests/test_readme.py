@@ -36,3 +36,7 @@ def test_what_a_page_says_is_printed(comment):
 def test_what_is_not_printed_is_found(comment):
     with pytest.raises(AssertionError, match=r"page\.md, line 4 prints\n3\n"):
         run(f"one\n\n```python\nprint(1 + 2)\n{comment}\n```\n", "page.md")
+
+
+def test_it_is_read_in_one_sitting():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
