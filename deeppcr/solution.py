@@ -150,10 +150,8 @@ def _looked_through(states: list[Any], stats: Stats, result: Array) -> tuple[Sta
             is_finite = jnp.isfinite(leaf).all(axis=range(1, leaf.ndim))
             index = jnp.arange(len(leaf), dtype=jnp.int32)
             finite = jnp.minimum(finite, jnp.where(is_finite, length, index).min(initial=length))
-    # An iterate that has not converged may overflow; the first state after the prefix is the
-    # program's own.
-    is_own = (result != Result.NOT_CONVERGED) | (finite <= stats.prefix)
-    not_finite = (finite < length) & is_own
+    # An iterate that has not converged may overflow where the program does not.
+    not_finite = (finite < length) & (result != Result.NOT_CONVERGED)
     found = jnp.where(not_finite, jnp.int32(Result.NOT_FINITE), result)
     residual = jnp.where(not_finite, jnp.inf, stats.residual).astype(stats.residual.dtype)
     return dataclasses.replace(stats, residual=residual, finite=finite), found

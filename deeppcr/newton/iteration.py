@@ -281,7 +281,8 @@ class NewtonSolver:
         converged = jnp.maximum(
             found.converged, jnp.where(follows, jnp.minimum(reached, finite), 0)
         )
-        stuck = (finite <= converged) & (finite < total)
+        # The step makes it of a state that is right, and so does every later iteration.
+        stuck = (finite < total) & ((finite <= found.converged) | (follows & (finite <= same)))
         residuals, prefix = now.residuals, now.start + converged
         if self.options.record:
             residuals = residuals.at[now.iterations].set(found.worst)
