@@ -155,7 +155,7 @@ def solve(
             axis = find_sharding(chain.inputs, chain.sharding, chosen, wanted) or LOCAL
             run = solve_chain(dataclasses.replace(traced, axis=axis), chosen, wanted)
             value, trajectory = carry.value(run.last), carry.trajectory(run.trajectory, length)
-            return Solution(value, trajectory, run.stats, run.result)
+            return Solution.of(value, trajectory, run.stats, run.result)
 
     def body(z: Any, x: Any) -> tuple[Any, Any]:
         z = chain.step(z, x)
@@ -164,7 +164,7 @@ def solve(
     given = None if jax.tree.leaves(chain.inputs) else length
     value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, given)
     stats = Stats(jnp.int32(0), jnp.float32(0), jnp.asarray(length, jnp.int32))
-    return Solution(value, trajectory, stats, jnp.int32(Result.CONVERGED))
+    return Solution.of(value, trajectory, stats, jnp.int32(Result.CONVERGED))
 
 
 def forward(

@@ -29,6 +29,8 @@ class Result(enum.IntEnum):
     NOT_CONVERGED = 2
     """Newton's method did not converge, with ``on_failure="return"``: states after the first
     ``stats.prefix`` are not accurate."""
+    NOT_FINITE = 3
+    """The sequential program's own states are not finite, from the first ``stats.finite`` on."""
 
 
 class NotConverged(RuntimeError):
@@ -47,7 +49,7 @@ class NotConverged(RuntimeError):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["iterations", "residual", "prefix", "residuals", "growth_rate"],
+    data_fields=["iterations", "residual", "prefix", "residuals", "growth_rate", "finite"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +60,9 @@ class Stats:
 
     Attributes:
         iterations: int32 scalar, the number of Newton iterations; 0 for a sequential solve.
-        residual: floating scalar, the largest residual $|f(z_{l-1}, x_l) - z_l|$ at the end of the
-            iterations, relative to the size of each entry (dimensionless); 0 for a sequential
-            solve.
+        residual: floating scalar, the largest residual $|f(z_{l-1}, x_l) - z_l|$ of the states that
+            are returned, relative to the size of each entry (dimensionless); 0 for a sequential
+            solve, or one that finished sequentially.
         prefix: int32 scalar, the number of states from the start of the chain that had converged; L
             if all.
         residuals: floating ``[max_iterations + 1]`` with ``Newton(record=True)``, else None: the
@@ -69,6 +71,8 @@ class Stats:
         growth_rate: floating scalar with ``Newton(record=True)``, else None: the largest Lyapunov
             exponent of the chain per step. Small differences grow as ``exp(growth_rate * l)``; they
             decay if it is negative.
+        finite: int32 scalar, the number of states from the start of the chain that are finite; L if
+            all.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(0.5 * z + x), jnp.ones(100))
@@ -83,6 +87,7 @@ class Stats:
     prefix: Array
     residuals: Array | None = None
     growth_rate: Array | None = None
+    finite: Array | None = None
 
     @classmethod
     def of_sequential(cls, length: int, dtype: Any, examples: tuple[int, ...] = ()) -> "Stats":
@@ -122,13 +127,34 @@ class Solution:
     @property
     def converged(self) -> Array:
         """Bool scalar: whether ``value`` and ``trajectory`` are accurate to the tolerance."""
-        return self.result != Result.NOT_CONVERGED
+        return (self.result == Result.CONVERGED) | (self.result == Result.FINISHED_SEQUENTIALLY)
+
+    @classmethod
+    def of(cls, value: Any, trajectory: Any, stats: Stats, result: Array) -> "Solution":
+        """A solution that says so if its states are not finite."""
+        return cls(value, trajectory, *_looked_through(jax.tree.leaves(trajectory), stats, result))
 
     def __str__(self) -> str:
         try:
             return "\n".join(_lines(self))
         except (jax.errors.ConcretizationTypeError, TypeError, ValueError, IndexError):
             return repr(self)  # traced, or several chains: no numbers to print
+
+
+@jax.jit
+def _looked_through(states: list[Any], stats: Stats, result: Array) -> tuple[Stats, Array]:
+    """The stats and the result, with the number of states that are finite."""
+    finite = length = jnp.int32(len(states[0])) if states else stats.prefix
+    for leaf in states:
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            is_finite = jnp.isfinite(leaf).all(axis=range(1, leaf.ndim))
+            index = jnp.arange(len(leaf), dtype=jnp.int32)
+            finite = jnp.minimum(finite, jnp.where(is_finite, length, index).min(initial=length))
+    # An iterate that has not converged may overflow where the program does not.
+    not_finite = (finite < length) & (result != Result.NOT_CONVERGED)
+    found = jnp.where(not_finite, jnp.int32(Result.NOT_FINITE), result)
+    residual = jnp.where(not_finite, jnp.inf, stats.residual).astype(stats.residual.dtype)
+    return dataclasses.replace(stats, residual=residual, finite=finite), found
 
 
 @partial(
@@ -169,13 +195,18 @@ def _lines(solution: Solution) -> list[str]:
     stats, result = solution.stats, Result(int(solution.result))
     states = jax.tree.leaves(solution.trajectory)
     length = len(states[0]) if states else int(stats.prefix)
+    prefix = f"{int(stats.prefix)} of {length} states"
+    if result == Result.FINISHED_SEQUENTIALLY:
+        prefix += " by Newton's method, the rest sequentially"
     rows = {
         "result": result.name.lower().replace("_", " "),
         "iterations": f"{int(stats.iterations)}",
-        "converged": f"{int(stats.prefix)} of {length} states",
+        "converged": prefix,
         "residual": f"{float(stats.residual):.1e}",
     }
-    if stats.growth_rate is not None:
+    if result == Result.NOT_FINITE:
+        rows["finite"] = f"{int(stats.finite)} of {length} states"
+    if stats.growth_rate is not None and np.isfinite(stats.growth_rate):
         rows["growth rate"] = f"{float(stats.growth_rate):+.3g} a step"
     lines = [table((), list(rows.items()), "<<")]
     if stats.residuals is not None:

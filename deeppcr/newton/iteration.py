@@ -43,6 +43,7 @@ class Iterate(NamedTuple):
         convergence: of the states.
         prefix: int32, the number of converged states from the start of the chain.
         exact: int32, the number of them that equal the sequential program's to the last bit.
+        stuck: bool, the state after them is not finite, and no iteration changes that.
         whole: ``[L, *batch, w]``, all states; empty if the window is the chain.
         blocks: kept for further iterations; () if each iteration has its own.
         sizes: the state of the damping.
@@ -59,6 +60,7 @@ class Iterate(NamedTuple):
     convergence: Convergence
     prefix: Array
     exact: Array
+    stuck: Array
     whole: Array
     blocks: Any
     sizes: Any
@@ -133,7 +135,7 @@ class NewtonSolver:
         total = chain.total
 
         def goes_on(now: Iterate) -> Array:
-            return (now.iterations < self.budget) & (now.prefix < total)
+            return (now.iterations < self.budget) & (now.prefix < total) & ~now.stuck
 
         trip, start = partial(self._iteration, chain), self._begin(chain, begun)
         return ITERATION, goes_on, trip, start, self.budget
@@ -172,6 +174,7 @@ class NewtonSolver:
             convergence=Convergence.unknown(states),
             prefix=jnp.int32(0),
             exact=jnp.int32(0),
+            stuck=jnp.bool_(False),
             whole=whole,
             blocks=blocks,
             sizes=(),
@@ -278,6 +281,8 @@ class NewtonSolver:
         converged = jnp.maximum(
             found.converged, jnp.where(follows, jnp.minimum(reached, finite), 0)
         )
+        # The step makes it of a state that is right, and so does every later iteration.
+        stuck = (finite < total) & ((finite <= found.converged) | (follows & (finite <= same)))
         residuals, prefix = now.residuals, now.start + converged
         if self.options.record:
             residuals = residuals.at[now.iterations].set(found.worst)
@@ -285,20 +290,25 @@ class NewtonSolver:
             before = 0 if axis.size > 1 or window.offset is None else window.offset - now.start
             jax.debug.callback(self._report, now.iterations, before + prefix, found.worst)
         return now._replace(
-            value=value, convergence=found, prefix=prefix, exact=exact, residuals=residuals
+            value=value,
+            convergence=found,
+            prefix=prefix,
+            exact=exact,
+            stuck=stuck,
+            residuals=residuals,
         )
 
     def _finished(self, chain: TracedChain, wide: TracedChain, end: Reached, states: Array) -> Run:
         """The run, after the sequential fallback if it is needed and requested."""
         ok = end.prefix >= chain.total
         trajectory = cast(wide.layout.unflatten(states), chain.layout.dtypes)
-        failure = Result.NOT_CONVERGED
+        failure, worst = Result.NOT_CONVERGED, end.worst
         if self.options.on_failure == "sequential":
-            failure = Result.FINISHED_SEQUENTIALLY
+            failure, worst = Result.FINISHED_SEQUENTIALLY, jnp.where(ok, worst, 0)
             # From the last state that is exact to the last bit: see `deeppcr.newton.method`.
             trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact))
         origin = chain.before(chain.initial, trajectory)
-        stats = Stats(end.iterations, end.worst, end.prefix)
+        stats = Stats(end.iterations, worst, end.prefix)
         if self.options.record:
             rate = growth_rate(wide, wide.layout.flatten(cast(origin, wide.layout.dtypes)))
             stats = dataclasses.replace(stats, residuals=end.residuals, growth_rate=rate)
