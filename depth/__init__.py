@@ -1,4 +1,8 @@
-"""The serial depth, work, traffic and expected time of any JAX program, from its jaxpr."""
+"""The serial depth, work, traffic and expected time of any JAX program, from its jaxpr.
+
+The package is part of the distribution deeppcr. The distribution called ``depth`` on PyPI is
+unrelated; its folder has the same name where file systems ignore case, so do not install both.
+"""
 
 from depth.analysis import analyze, by_output, compute_depth, serial_depth
 from depth.at_hand import at_hand
