@@ -69,3 +69,6 @@ def digits(rows: Sequence[Row]) -> Figures:
         panels[-1].set(title="a training step (less is better)", xlabel="time [ms]")
     legend(drawing, 2)
     return {"digits": drawing}
+
+
+SINGLE = {"calls": calls, "digits": digits}  # by experiment

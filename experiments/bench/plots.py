@@ -18,6 +18,7 @@ All pictures of stored results are drawn anew, and nothing is measured, by
 """
 
 import functools
+import importlib
 import importlib.util
 import re
 import sys
@@ -333,17 +334,27 @@ def series(
         axes.plot(*zip(*points, strict=True), style, **options)
 
 
+def drawer(name: str) -> Callable[..., Figures] | None:
+    """The function `pictures` of an experiment; None if it has no pictures."""
+    from experiments.bench.pictures import SINGLE
+
+    if name in SINGLE:
+        return SINGLE[name]
+    module = f"experiments.{name}.figure"
+    try:
+        return importlib.import_module(module).pictures
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise  # something else is missing
+        return None
+
+
 def redraw(path: Path) -> list[Path]:
-    """All pictures of a result file, beside it; none if its experiment has no `figure`."""
+    """All pictures of a result file, beside it; none if its experiment has none."""
     from experiments.bench.results import read
 
-    module = f"experiments.{path.stem}.figure"
-    if not importlib.util.find_spec(f"experiments.{path.stem}") or not importlib.util.find_spec(
-        module
-    ):
-        return []
-    _, rows = read(path)
-    return save(path.with_suffix(".png"), importlib.import_module(module).pictures(rows))
+    pictures = drawer(path.stem)
+    return save(path.with_suffix(".png"), pictures(read(path)[1])) if pictures else []
 
 
 def main(argv: list[str]) -> None:

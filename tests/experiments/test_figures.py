@@ -1,6 +1,5 @@
 """Pictures: every one is drawn from the stored rows, and can be read at the width of a page."""
 
-import importlib
 import itertools
 from collections.abc import Callable
 from functools import cache
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.bench import headline, pictures, plots, results
+from experiments.diffusion import figure as diffusion
 
 pytest.importorskip("matplotlib")
 
@@ -60,16 +60,16 @@ def drawn(name: str) -> dict[str, Any]:
         programs = ("lax.scan", "deeppcr")
         trained = [{"program": of, "losses": [2.0, 1.0, 0.5]} for of in programs]
         found = pictures.digits([*trained, *({"program": of, "ms": 2.0} for of in programs)])
+    elif name == "diffusion":
+        found = diffusion.pictures(rows(name), gallery())
     else:
-        module = importlib.import_module(f"experiments.{name}.figure")
-        more = [gallery()] if name == "diffusion" else []
-        found = module.pictures(rows(name), *more)
+        found = plots.drawer(name)(rows(name))
     for drawing in found.values():
         drawing.draw_without_rendering()
     return found
 
 
-NAMES = [*STORED, "headline", "calls", "digits"]
+NAMES = [*dict.fromkeys([*STORED, "headline", "calls", "digits"])]
 Test = Callable[[Any], None]
 
 
@@ -223,8 +223,7 @@ def test_the_first_picture_is_written_to_the_path_and_others_beside_it(tmp_path:
 
 def test_without_rows_the_picture_says_so(tmp_path: Path) -> None:
     for name in STORED:
-        module = importlib.import_module(f"experiments.{name}.figure")
-        assert module.pictures([]) == {}
+        assert plots.drawer(name)([]) == {}
     path = tmp_path / "empty.png"
     assert plots.save(path, {}) == [path]
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -234,10 +233,11 @@ def test_without_rows_the_picture_says_so(tmp_path: Path) -> None:
 def test_stored_pictures_are_drawn_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "prediction.jsonl"
     copy.write_bytes(STORED["prediction"].read_bytes())
-    other = tmp_path / "unknown.jsonl"
+    calls, other = (tmp_path / f"{name}.jsonl" for name in ("calls", "unknown"))
+    calls.write_text('{"entry": "scan", "program": "lax.scan", "second ms": 3.0, "later ms": 0.4}')
     other.write_text("")
-    plots.main([str(copy), str(other)])
-    names = ["prediction.png", "prediction_analysis.png"]
+    plots.main([str(copy), str(calls), str(other)])
+    names = ["prediction.png", "prediction_analysis.png", "calls.png"]
     assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in names]
 
 
