@@ -122,7 +122,7 @@ def parallel(rows: Iterable[Row]) -> list[Row]:
         tuple(case.items()): row["speedup"]
         for case, group in cases(rows)
         for row in group
-        if row["program"] == "auto" and "speedup" in row and row.get("depth speedup", 1.0) <= 1.0
+        if row["program"] == "auto" and "speedup" in row and report.is_loop(row)
     }
     found = []
     for row in best(rows, without=report.SEQUENTIAL):
