@@ -122,7 +122,7 @@ def parallel(rows: Iterable[Row]) -> list[Row]:
         tuple(case.items()): row["speedup"]
         for case, group in cases(rows)
         for row in group
-        if row["program"] == "auto" and "speedup" in row and row.get("depth speedup", 1.0) <= 1.0
+        if row["program"] == "auto" and "speedup" in row and report.is_loop(row)
     }
     found = []
     for row in best(rows, without=report.SEQUENTIAL):
@@ -356,7 +356,9 @@ def iterations_accuracy(rows: Rows) -> list[Row]:
                 row for row in pick(group, ended="converged") if row["k"] < k
             ]
             error = then[0].get("error", math.inf) if then else None
-            line[f"k = {k}"] = "" if error is None else f"{error:.1g}".replace("inf", "overflow")
+            line[f"k\u00a0=\u00a0{k}"] = (
+                "" if error is None else f"{error:.1g}".replace("inf", "overflow")
+            )
         found.append(line)
     return found
 

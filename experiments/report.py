@@ -162,7 +162,7 @@ def _headline(line: Headline, rows: Sequence[Row]) -> Row:
     """The cells of one device: of the fastest program of the kind that the line is about."""
     mine = [row for row in rows if _has(row, line.labels)]
     if line.is_sequential:
-        loops = [row for row in mine if row.get("program") == "auto" and _is_loop(row)]
+        loops = [row for row in mine if row.get("program") == "auto" and is_loop(row)]
         found = [row | {"parallel": row["program"]} for row in loops]
     else:
         found = list(best(mine, without=SEQUENTIAL))
@@ -207,16 +207,16 @@ def measured_ranges(devices: Sequence[Device]) -> dict[str, str]:
         for row in rows
         if row["kind"] in ("gru", "lstm") and 2 <= row["w"] <= 16 and _has(row, GRADIENT)
     ]
-    loops = [1 / row["speedup"] for row in rows if _has(row, FORWARD) and _is_loop(row)]
-    return {"gradient": _range(gradients) + " times", "loop": _range(loops)}
+    loops = [1 / row["speedup"] for row in rows if _has(row, FORWARD) and is_loop(row)]
+    return {"gradient": _range(gradients, " times"), "loop": _range(loops)}
 
 
-def _range(numbers: Sequence[float]) -> str:
-    return f"{min(numbers):.1f} to {max(numbers):.1f}" if numbers else "not measured"
+def _range(numbers: Sequence[float], unit: str = "") -> str:
+    return f"{min(numbers):.1f} to {max(numbers):.1f}{unit}" if numbers else "not measured"
 
 
-def _is_loop(row: Row) -> bool:
-    """Whether a program of "auto" is as deep as the loop: it has not taken a parallel one."""
+def is_loop(row: Row) -> bool:
+    """Whether a program of "auto" is as deep as the loop: the loop, rewritten."""
     return bool(row.get("depth speedup", 1.0) <= 1.0)
 
 
@@ -276,9 +276,10 @@ def _errors(devices: Sequence[Device]) -> str:
 def _section(name: str, devices: Sequence[Device], base: Path) -> Iterator[str]:
     """Figures and tables of one experiment."""
     for device in devices:
-        picture = device.folder / f"{name}.png"
-        if picture.exists():
-            yield f"![{name} on {device.name}]({Path(os.path.relpath(picture, base)).as_posix()})"
+        for path in [device.folder / f"{name}.png", *sorted(device.folder.glob(f"{name}_*.png"))]:
+            if path.exists():
+                target = Path(os.path.relpath(path, base)).as_posix()
+                yield f"![{path.stem} on {device.name}]({target})"
     title = "fastest sequential and fastest parallel program of each case"
     yield _folded(title, markdown(_beside(name, devices)))
     for device in devices:

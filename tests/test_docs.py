@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -216,13 +217,39 @@ def test_definitions_are_no_figures(sentence):
     assert not figures(f"A page.\n\n{sentence}\n")
 
 
+def module(name):
+    """A module of ``docs`` that the site is built with."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
 @pytest.fixture(scope="module")
 def measured():
     """The module that fills tables and pictures in."""
-    spec = importlib.util.spec_from_file_location("measured", DOCS / "measured.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module("measured")
+
+
+def test_the_changelog_is_that_of_the_repository(tmp_path, monkeypatch):
+    pytest.importorskip("mkdocs", reason="make docs installs what the site is built with")
+    monkeypatch.syspath_prepend(DOCS)
+    hooks = module("hooks")
+    monkeypatch.setattr(hooks, "ROOT", tmp_path)
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="changelog.md"))
+    assert hooks.on_page_markdown("# Changes", page) == "# Changes"  # not written yet
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n")
+    assert hooks.on_page_markdown("# Changes", page) == "# Changelog\n"
+
+
+def test_a_link_to_the_repository_appears_once_it_is_known(monkeypatch):
+    pytest.importorskip("mkdocs", reason="make docs installs what the site is built with")
+    from mkdocs.config import load_config
+
+    monkeypatch.delenv("DEEPPCR_REPOSITORY", raising=False)
+    assert not load_config(str(ROOT / "mkdocs.yml")).repo_url
+    monkeypatch.setenv("DEEPPCR_REPOSITORY", "https://git.example.org/toy")
+    assert load_config(str(ROOT / "mkdocs.yml")).repo_url == "https://git.example.org/toy"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))

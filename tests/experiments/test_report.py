@@ -59,6 +59,7 @@ def folders(tmp_path: Path) -> list[Path]:
         [{"part": "toy", "program": "line | loop", "depth": 3, "times": {"a": 1}, "none": None}],
     )
     (cpu / "mlp.png").write_bytes(b"\x89PNG")
+    (cpu / "mlp_forward.png").write_bytes(b"\x89PNG")
     write(gpu, "mlp", [row("lax.scan", 8.0), row("newton", 0.2)], jax="0.11.2", complete=False)
     return [cpu, gpu]
 
@@ -73,7 +74,7 @@ def test_devices_stand_beside_each_other(folders: list[Path], tmp_path: Path) ->
     long, short = line(text, "tanh | 1024"), line(text, "tanh | 64")
     assert long[5:] == ["8", "16", "0.5", "0.5", "5", "8", "0.2", "40", "40", "5"]
     assert short[5:] == ["8", "4", "2", "2", "5", *[""] * 5]  # not measured on the GPU
-    assert "![mlp on cpu](cpu/mlp.png)" in text
+    assert "![mlp on cpu](cpu/mlp.png)\n\n![mlp_forward on cpu](cpu/mlp_forward.png)" in text
     assert "mlp on gpu" not in text
     assert line(text, "cpu | Toy")[3] == "0.10.2"
     assert line(text, "gpu | Toy")[-1] == "mlp"  # stopped early
