@@ -38,7 +38,7 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     add(
         "--keep",
         metavar="NAME",
-        help="write rows and picture to experiments/results/<device>/NAME.*",
+        help="write rows and picture to experiments/results/<device>/NAME.*, not to build/pictures",
     )
     add("--out", type=Path, metavar="DIR", help="write rows and picture to DIR/<device> instead")
     add("--plot", type=Path, metavar="FILE", help="draw the picture into FILE")
