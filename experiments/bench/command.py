@@ -11,7 +11,7 @@ import depth
 from experiments.bench.plots import can_draw
 from experiments.bench.progress import INTERRUPTED, PROGRESS
 from experiments.bench.results import Record, path_of
-from experiments.bench.table import Columns, Row, layout, legend
+from experiments.bench.table import Columns, Row, layout, legend, wrapped
 from experiments.bench.timing import Effort
 
 Job = Callable[[], Iterator[Row]]  # makes the rows of a case
@@ -72,7 +72,7 @@ def record(options: argparse.Namespace) -> Record:
     """Where rows go: to `SCRATCH` unless ``--keep`` or ``--out`` is given."""
     name = options.keep or options.name
     kept = options.keep or options.out
-    path = path_of(name, folder=options.out) if kept else SCRATCH / f"{name}.jsonl"
+    path = path_of(name, options.out) if kept else SCRATCH / f"{name}.jsonl"
     return Record(path, quick=options.quick)
 
 
@@ -140,7 +140,7 @@ def run(
         code = 0
     show([row for row in kept.rows if row.get("part", "") in together])
     for item in summary(kept.rows) if summary else ():
-        PROGRESS.print(item + "\n") if isinstance(item, str) else show(item)
+        PROGRESS.print(wrapped(item) + "\n") if isinstance(item, str) else show(item)
     if used:
         PROGRESS.print(f"Columns\n{legend(used)}\n")
     if ending:
