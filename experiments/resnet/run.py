@@ -85,7 +85,7 @@ class Scale:
     variants: tuple[str, ...] = tuple(VARIANTS)
 
 
-QUICK = Scale((80,), 80, 30, 2.0, 0.2, (2,), ("auto", "dense / dense"))
+QUICK = Scale((80,), 80, 30, 2.0, 0.2, (2,), ("auto", "identity / identity"))
 ON_CPU = Scale((64, 256, 1024), 64, 200, 15.0, 0.3, (1, 2, 3))
 ON_ACCELERATOR = Scale((1024, 256, 64), 1024, 300, 20.0, 5.0, (1, 2, 3, 5))
 
