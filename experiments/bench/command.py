@@ -144,7 +144,7 @@ def run(
     if used:
         PROGRESS.print(f"Columns\n{legend(used)}\n")
     if ending:
-        PROGRESS.print(f"{ending}: {number} of {len(cases)} cases, incomplete rows in {kept.path}")
+        PROGRESS.print(f"{ending}: {number} of {len(cases)} cases done, rows so far in {kept.path}")
     if code:
         raise SystemExit(code)
     conclude(options, kept, draw)

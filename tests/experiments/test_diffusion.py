@@ -258,4 +258,4 @@ def test_part_and_time_can_be_chosen(
 ) -> None:
     monkeypatch.setattr(diffusion, "QUICK", TINY)
     diffusion.main(["--quick", "--parts", "stopped", "--seconds", "-1"])
-    assert "Stopped after -1 s, as --seconds says: 0 of 1 cases" in capsys.readouterr().out
+    assert "Stopped after -1 s, as --seconds says: 0 of 1 cases done" in capsys.readouterr().out
