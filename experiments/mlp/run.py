@@ -85,7 +85,7 @@ def sizes(
 def default_sizes(quick: bool, on_cpu: bool) -> list[Size]:
     """The sizes to measure unless others are given: on an accelerator all of them."""
     if quick:
-        return sizes(["tanh"], [32, 1024], [4], [1])
+        return sizes(["tanh"], [512, 1024], [4], [1])
     if not on_cpu:
         return sizes([*KINDS], [*LENGTHS], [*WIDTHS], [*BATCHES])
     beside = sizes(["tanh"], [1024], [2, 8], [8]) + sizes(["relu"], [1024], [2, 8], [1])
