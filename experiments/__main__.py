@@ -84,4 +84,10 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)  # jax may crash if Python shuts down during a computation
+        raise

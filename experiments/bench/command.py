@@ -11,7 +11,7 @@ import depth
 from experiments.bench.plots import can_draw
 from experiments.bench.progress import INTERRUPTED, PROGRESS
 from experiments.bench.results import Record, path_of
-from experiments.bench.table import Columns, Row, layout, legend
+from experiments.bench.table import Columns, Row, layout, legend, wrapped
 from experiments.bench.timing import Effort
 
 Job = Callable[[], Iterator[Row]]  # makes the rows of a case
@@ -38,7 +38,7 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     add(
         "--keep",
         metavar="NAME",
-        help="write rows and picture to experiments/results/<device>/NAME.*",
+        help="write rows and picture to experiments/results/<device>/NAME.*, not to build/pictures",
     )
     add("--out", type=Path, metavar="DIR", help="write rows and picture to DIR/<device> instead")
     add("--plot", type=Path, metavar="FILE", help="draw the picture into FILE")
@@ -72,7 +72,7 @@ def record(options: argparse.Namespace) -> Record:
     """Where rows go: to `SCRATCH` unless ``--keep`` or ``--out`` is given."""
     name = options.keep or options.name
     kept = options.keep or options.out
-    path = path_of(name, folder=options.out) if kept else SCRATCH / f"{name}.jsonl"
+    path = path_of(name, options.out) if kept else SCRATCH / f"{name}.jsonl"
     return Record(path, quick=options.quick)
 
 
@@ -140,11 +140,11 @@ def run(
         code = 0
     show([row for row in kept.rows if row.get("part", "") in together])
     for item in summary(kept.rows) if summary else ():
-        PROGRESS.print(item + "\n") if isinstance(item, str) else show(item)
+        PROGRESS.print(wrapped(item) + "\n") if isinstance(item, str) else show(item)
     if used:
         PROGRESS.print(f"Columns\n{legend(used)}\n")
     if ending:
-        PROGRESS.print(f"{ending}: {number} of {len(cases)} cases, incomplete rows in {kept.path}")
+        PROGRESS.print(f"{ending}: {number} of {len(cases)} cases done, rows so far in {kept.path}")
     if code:
         raise SystemExit(code)
     conclude(options, kept, draw)

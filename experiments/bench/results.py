@@ -65,16 +65,16 @@ class Record:
         write_to(self.path, self.rows, complete=complete, **self.about)
 
 
-def path_of(name: str, ending: str = "jsonl", folder: Path | None = None) -> Path:
-    """The path of a result file or a picture of this device: `folder/<device>/<name>.<ending>`."""
-    return (folder or FOLDER) / device() / f"{name}.{ending}"
+def path_of(name: str, folder: Path | None = None) -> Path:
+    """The path of a result file of this device: `folder/<device>/<name>.jsonl`."""
+    return (folder or FOLDER) / device() / f"{name}.jsonl"
 
 
 def write(
     name: str, rows: Iterable[Mapping[str, Any]], folder: Path | None = None, complete: bool = True
 ) -> Path:
     """Write ``rows`` to `folder/<device>/<name>.jsonl`."""
-    path = path_of(name, folder=folder)
+    path = path_of(name, folder)
     write_to(path, rows, complete=complete)
     return path
 

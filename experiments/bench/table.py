@@ -59,6 +59,11 @@ def layout(
     return text, [*common, *fitting]
 
 
+def wrapped(text: str) -> str:
+    """A text whose lines have at most `WIDTH` columns."""
+    return "\n".join(textwrap.fill(line, WIDTH) for line in text.splitlines())
+
+
 def legend(columns: Columns) -> str:
     """A line for each column on what it holds."""
     width = max(map(len, columns), default=0)

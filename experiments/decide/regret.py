@@ -155,7 +155,7 @@ def confusion(rows: Sequence[Row]) -> Iterator[str]:
         there = [row for row in rows if row["direction"] == direction and "regret %" in row]
         if there:
             table = show(_confusion(there))
-            yield f"{direction}: number of chains, chosen against fastest\n{table}"
+            yield f"{direction}: number of chains by chosen (rows) and fastest (columns)\n{table}"
 
 
 def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
@@ -188,7 +188,6 @@ def _confusion(rows: Sequence[Row]) -> list[Row]:
     pairs = Counter((family(row["chosen"]), family(row["fastest"])) for row in rows)
     columns = sorted({fastest for _, fastest in pairs})
     return [
-        {"chosen \\ fastest": chosen}
-        | {fastest: pairs.get((chosen, fastest), 0) for fastest in columns}
+        {"chosen": chosen} | {fastest: pairs.get((chosen, fastest), 0) for fastest in columns}
         for chosen in sorted({chosen for chosen, _ in pairs})
     ]

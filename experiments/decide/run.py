@@ -60,7 +60,8 @@ TABLES = {
         **LABELS,
         "parallel": "the best parallel candidate",
         "realised": "its speedup over the sequential program, measured here",
-        **{f"predicted, {name}": f"the same, predicted: {name}" for name in (HERE, *FAR_DEVICES)},
+        f"predicted, {HERE}": "the same, predicted",
+        **{f"predicted, {name}": f"the same, predicted for {name}" for name in FAR_DEVICES},
         **LAST,
     },
     "giving-up": {

@@ -90,7 +90,7 @@ WIDE = {  # which forms are compared over the width
 
 QUICK_CHAINS: list[Chain] = [("gru", 4, 256)]
 QUICK_CURVES: list[Chain] = [("residual", 32, 100)]
-QUICK_COUNTS: Counts = {"dense": (1, 3), "diagonal": (4,), "scalar": ()}
+QUICK_COUNTS: Counts = {"dense": (1, 3), "diagonal": (4,), "scalar": (4,)}
 QUICK_WIDTHS = [2, 8]
 QUICK_FORMS = ("dense", "scalar", "plain", "trust region")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 import deeppcr
@@ -85,7 +86,7 @@ def sizes(
 def default_sizes(quick: bool, on_cpu: bool) -> list[Size]:
     """The sizes to measure unless others are given: on an accelerator all of them."""
     if quick:
-        return sizes(["tanh"], [32, 1024], [4], [1])
+        return sizes(["tanh"], [512, 1024], [4], [1])
     if not on_cpu:
         return sizes([*KINDS], [*LENGTHS], [*WIDTHS], [*BATCHES])
     beside = sizes(["tanh"], [1024], [2, 8], [8]) + sizes(["relu"], [1024], [2, 8], [1])
@@ -94,13 +95,13 @@ def default_sizes(quick: bool, on_cpu: bool) -> list[Size]:
 
 def network(size: Size, seed: int) -> tuple[dict[str, Array], Array]:
     """Layers, stacked, ``w: [L, w, w]`` and ``b: [L, w]``; and an input ``[batch, w]``."""
-    keys = jax.random.split(jax.random.key(seed), 3)
-    bound = size.width**-0.5
-    w = jax.random.uniform(
-        keys[0], (size.length, size.width, size.width), jnp.float32, -bound, bound
-    )
-    b = jax.random.uniform(keys[1], (size.length, size.width), jnp.float32, -bound, bound)
-    return {"w": w, "b": b}, jax.random.normal(keys[2], (size.batch, size.width), jnp.float32)
+    # By numpy: jax would compile its generators anew for every case.
+    random, bound = np.random.default_rng(seed), size.width**-0.5
+    w = random.uniform(-bound, bound, (size.length, size.width, size.width))
+    b = random.uniform(-bound, bound, (size.length, size.width))
+    x = random.standard_normal((size.batch, size.width))
+    layers = {"w": jnp.asarray(w, jnp.float32), "b": jnp.asarray(b, jnp.float32)}
+    return layers, jnp.asarray(x, jnp.float32)
 
 
 def step(kind: str, z: Array, layer: dict[str, Array]) -> Array:

@@ -7,7 +7,7 @@ training     trainings by every variant, from the same weights on the same batch
              allows
 approximate  trainings with at most k Newton iterations, converged or not, as DeepPCR (Danieli et
              al., NeurIPS 2023) trains: another network, so its loss, gradient and accuracy are
-             compared with those of the sequential program
+             compared with those of the sequential program; not with --quick
 
 A variant is named "forward / backward" by its linearisation: "dense", "diagonal", "identity";
 "sequential" runs block after block. Gradients are exact in each of them, but for approximate
@@ -85,7 +85,7 @@ class Scale:
     variants: tuple[str, ...] = tuple(VARIANTS)
 
 
-QUICK = Scale((80,), 80, 30, 2.0, 0.2, (2,), ("auto", "dense / dense"))
+QUICK = Scale((80,), 80, 30, 5.0, 0.2, (), ("auto", "identity / identity"))
 ON_CPU = Scale((64, 256, 1024), 64, 200, 15.0, 0.3, (1, 2, 3))
 ON_ACCELERATOR = Scale((1024, 256, 64), 1024, 300, 20.0, 5.0, (1, 2, 3, 5))
 

@@ -25,7 +25,7 @@ from experiments.bench import command
 from experiments.bench.bars import bars
 from experiments.bench.progress import PROGRESS
 from experiments.bench.results import device, environment
-from experiments.bench.table import Row, show
+from experiments.bench.table import Row, show, wrapped
 from experiments.bench.timing import Effort
 from experiments.sharding import chains, predicted, processes, stack, tutorials
 from experiments.sharding.collectives import Sent
@@ -239,6 +239,7 @@ def main(argv: list[str]) -> None:
     machine = machine_at_hand(options)
     shared = f"simulated on {machine.cores} cores, which they share"
     kind = shared if jax.default_backend() == "cpu" else device()
-    PROGRESS.print(f"{jax.device_count()} devices, {kind}\n{machine.said}\n{ASSUMED}\n")
+    said = f"{jax.device_count()} devices, {kind}\n{machine.said}\n{ASSUMED}"
+    PROGRESS.print(wrapped(said) + "\n")
     cases = [case for part in options.parts for case in CASES[part](options, machine)]
     command.run(options, cases, TABLES, draw=draw, together=TABLES, printed=printed)

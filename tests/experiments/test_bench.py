@@ -308,7 +308,7 @@ def test_calls_are_interleaved() -> None:
 
 
 def test_a_round_is_the_least() -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match="at least 1 round, got 0"):
         Effort(0)
 
 

@@ -30,11 +30,8 @@ VARIANT = "identity / identity"
 def rows() -> dict[str, Row]:
     """Of all trainings, by name."""
     trainings = Trainings(TASK, limit=60.0)
-    found = [
-        *trainings.exact((VARIANT,), None),
-        *trainings.approximate((VARIANT, "auto"), (1,), None),
-    ]
-    return {row["program"]: row for row in found}
+    cases = trainings.exact((VARIANT,)) + trainings.approximate((VARIANT, "auto"), (1,))
+    return {row["program"]: row for case in cases for row in case()}
 
 
 @pytest.mark.parametrize("convolve", [network.products, network.library])

@@ -104,7 +104,8 @@ def test_no_case_begins_when_the_time_is_over(
     printed = capsys.readouterr().out
     path = tmp_path / results.device() / "toy.jsonl"
     assert (
-        f"Stopped after -1 s, as --seconds says: 0 of 1 cases, incomplete rows in {path}" in printed
+        f"Stopped after -1 s, as --seconds says: 0 of 1 cases done, rows so far in {path}"
+        in printed
     )
     assert "no picture: there are no rows to draw" in printed
     (environment,), _ = results.read(path)
@@ -144,7 +145,7 @@ def test_ctrl_c_leaves_the_rows_so_far_and_their_table(
     assert (environment["complete"], rows) == (False, [{"L": 1, "ms": 2.5}])
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["L = 1", " ms", "2.5"]
-    assert lines[-1] == f"Stopped by Ctrl-C: 0 of 2 cases, incomplete rows in {path}"
+    assert lines[-1] == f"Stopped by Ctrl-C: 0 of 2 cases done, rows so far in {path}"
 
 
 def test_ctrl_c_on_a_real_run(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_ctrl_c_on_a_real_run(tmp_path: Path) -> None:
     assert list(found[0].parent.iterdir()) == found  # neither a temporary file nor a picture
     assert all(row["program"] in out for row in rows)
     assert "Columns" in out
-    last = rf"Stopped by Ctrl-C: \d of 5 cases, incomplete rows in {re.escape(str(found[0]))}"
+    last = rf"Stopped by Ctrl-C: \d of 5 cases done, rows so far in {re.escape(str(found[0]))}"
     assert re.fullmatch(last, out.splitlines()[-1])
 
 
