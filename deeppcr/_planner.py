@@ -147,9 +147,9 @@ def _expected(given: Instance, length: int, iterations: int | str | None) -> tup
     if iterations is None:
         return None, "as chains that forget: 4 + log2(L) / 2"
     if isinstance(iterations, int):
-        return iterations, "as the caller says"
+        return iterations, "as given"
     rate = given.growth_rate()
-    trend = f"{'grow' if rate > 0 else 'die out'} at a rate of {rate:+.3g} a step"
+    trend = f"{'grow' if rate > 0 else 'decay'} at a rate of {rate:+.3g} a step"
     return forecast_iterations(rate, length), f"from a sample, where small differences {trend}"
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 PRINTED = (str, bytes, bool, int, float, complex, np.generic, type(None), type(...))
-LONGEST = 80  # characters of a value that is printed as it is
+LONGEST = 80  # characters of a value that is printed in full
 ENTRIES = 3  # of a list that are described, before "..."
 
 

@@ -22,7 +22,7 @@ Axes = Sequence[int | None]
 """The index of the axis of the examples in each leaf; None where they share it."""
 
 OF_RUN: Any = Run(1, 1, 0, 0)  # type: ignore[arg-type]
-"""Where the run of a chain has them: beside the chain, and first in statistics."""
+"""The batch axes of a run: after the chain axis, and first in statistics."""
 
 
 def at_front(leaves: Leaves, axes: Axes, index: int = 0) -> tuple[Leaves, tuple[int | None, ...]]:

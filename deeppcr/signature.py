@@ -120,7 +120,7 @@ def _derivative(equation: Any) -> Any:
     arguments = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
     moves = [jnp.issubdtype(each.dtype, jnp.inexact) for each in arguments]
     is_vjp = equation.primitive.name.startswith("custom_vjp")
-    if is_vjp:  # what it closes over may not move
+    if is_vjp:  # its captured arrays may not be differentiable
         constants = equation.params.get("num_consts", 0)
         moves = [i >= constants and is_moving for i, is_moving in enumerate(moves)]
 

@@ -135,7 +135,7 @@ def _main(argv: Sequence[str] | None) -> None:
         "--device", choices=["here", *devices], metavar="NAME", help=f"here, {', '.join(devices)}"
     )
     parser.add_argument(
-        "--calibrate", action="store_true", help="measure this machine anew, and keep the result"
+        "--calibrate", action="store_true", help="measure this machine, and store the result"
     )
     options = parser.parse_intermixed_args(argv)
     if not (options.function or options.example or options.calibrate):

@@ -380,7 +380,7 @@ def generic_accelerator(platform: str) -> Device:
     )
     return like.replace(
         name=name,
-        source=f"figures of {like.name}, since this device has none of its own; {like.source}",
+        source=f"the figures of {like.name}, since this device has none; {like.source}",
     )
 
 

@@ -54,9 +54,9 @@ class Kernel:
 
     It writes ``results`` arrays; backends with one kernel per output launch that many, which then
     read and write ``apart`` bytes. A product has ``pieces`` in a batch. Its kind is "vector
-    product" where one side is a vector, "transposed product" where what is contracted is not the
+    product" if one side is a vector, "transposed product" if the contracted axes are not the
     last axis on the left and the first on the right, else "product". "expanded" are the operations
-    that a convolution in groups takes besides where it is computed as one without groups.
+    that a grouped convolution takes in addition if it is computed without groups.
     """
 
     kind: str
@@ -383,7 +383,7 @@ def _kernel(
                 apart += sum(inputs.values()) + amount
                 results += 1
                 reach[slot] = {slot: amount}
-    if operations["move"]:  # what is read out of order is computed out of order, too
+    if operations["move"]:  # values that are read out of order are computed out of order, too
         operations["move"] += operations.pop("arithmetic", 0)
     moved = sum(read.values()) + written
     return Kernel(

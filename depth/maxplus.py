@@ -25,7 +25,7 @@ class Algebra(NamedTuple):
 
     dtype: Any
     never: int  # minus infinity: no path
-    threshold: int  # what is below it is minus infinity, with something added
+    threshold: int  # lower values are minus infinity plus a finite number
 
     @classmethod
     def up_to(cls, longest: int) -> "Algebra":

@@ -98,7 +98,7 @@ class Seconds:
         )
 
     def _latency(self, kernel: Kernel, place: str) -> float:
-        """Seconds until a kernel returns results; in small loops by what it computes."""
+        """The latency of a kernel; in small loops it depends on the operations."""
         latency, latencies = self.device.latency(kernel.kind, place), self.device.step_latencies
         operations = dict(kernel.operations)
         product = operations.get("product", 0)

@@ -42,7 +42,7 @@ def run(reading: Any, equation: Any, jaxpr: Any) -> None:
 def enter_call(reading: Any, equation: Any, block: Block, first: int = 0, times: int = 1) -> None:
     """Add a program that takes the operands from number ``first`` on.
 
-    Afterwards references hold what it leaves in them.
+    Afterwards references hold the values that it has written.
     """
     operands = range(first, len(equation.invars))
     left = [equation.invars[operands[i]] for i in block.references]

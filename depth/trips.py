@@ -19,9 +19,8 @@ MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 class Affine(NamedTuple):
     """The input ``source`` plus ``offset``; the constant ``offset`` if ``source`` is None.
 
-    ``via`` are the offsets and dtypes of this value and of those that it was computed from:
-        integers wrap around, so it is
-    what it says only while all of them fit.
+    ``via`` are the offsets and dtypes of this value and of those that it was computed from.
+    Integers wrap around, so it is valid only while all of them fit.
     """
 
     source: int | None

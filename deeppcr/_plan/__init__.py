@@ -2,9 +2,9 @@
 
 names.py       methods and adjoints by name
 costs.py       what a chain costs, by `depth`: what candidates are sums of
-candidates.py  what is in the running, and its predicted time
+candidates.py  the candidates and their predicted times
 choose.py      the best of them, kept by signature
-report.py      `Plan`: what was found, what was scored, what is chosen, and why
+report.py      `Plan`: the structure, the candidates, the choice and its reason
 """
 
 from deeppcr._plan.candidates import Candidate, Candidates

@@ -115,7 +115,7 @@ class ChainPlan:
             rows["solver"] = name_of(self.newton.method.linear)
             rows["iterations"] = f"{self.iterations} ({self.expectation})"
         if self.left_to_jax:
-            rows["as it is"] = self.left_to_jax
+            rows["note"] = self.left_to_jax
         if self.sharding:
             each = -(-self.length // self.sharding.size)
             along = f"{self.sharding.size} along {self.sharding.mesh_axis!r}"
@@ -265,9 +265,9 @@ def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device:
         return "its forward pass alone does not pay"
     if speedup(candidate, sequential) > 1:
         if best is sequential:
-            return f"less than {1 / MARGIN:.2g}x is not to be relied upon"
+            return f"predicted speedups below {1 / MARGIN:.2g}x are not reliable"
         return "pays off, but less"
     busy = busy_seconds(candidate.cost, device)
     if busy > sequential.time:
         return f"{device.name} cannot pay for {more:.3g}x the arithmetic"
-    return f"waits for {seconds(candidate.time - busy)} beside its arithmetic"
+    return f"waits for {seconds(candidate.time - busy)} besides its arithmetic"

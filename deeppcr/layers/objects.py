@@ -108,7 +108,7 @@ def key_of(value: Any) -> Hashable:
     """A key, equal for two values if no program can tell them apart, or if they are identical."""
     try:
         return _key(value)
-    except Exception:  # a foreign descriptor may raise what it likes
+    except Exception:  # a foreign descriptor may raise anything
         return Identity(value)
 
 

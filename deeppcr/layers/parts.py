@@ -285,5 +285,5 @@ def is_pair(layer: Any) -> bool:
 
 
 def as_callable(layer: Any) -> Callable[[Any], Any]:
-    """The layer as it is called: ``layer(x)``, or ``apply(params, x)`` for a pair."""
+    """The layer as a function of x: ``layer``, or ``apply`` with its parameters for a pair."""
     return partial(layer[0], layer[1]) if is_pair(layer) else layer

@@ -156,7 +156,7 @@ class Reach:
         else:
             self._object(value, name)
 
-    # Names: attributes of classes are looked at if any code names them.
+    # Names: attributes of classes are inspected if any code names them.
 
     def _class(self, kind: type, is_made: bool = False) -> None:
         """A class, and whether the code may make objects of it."""

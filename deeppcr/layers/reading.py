@@ -162,7 +162,7 @@ class Reader:
             except (Opaque, Unseen) as reason:
                 raise TypeError(
                     f"layers[{number}] cannot be taken apart into code and arrays ({reason}), so "
-                    "what it takes has to be known: deeppcr.stack(layers, x)."
+                    "its input must be given: deeppcr.stack(layers, x)."
                 ) from None
         return found
 

@@ -25,7 +25,7 @@ from deeppcr.state import StateLayout
 from deeppcr.step import Step
 from deeppcr.structure import find_structure
 
-# By default the diagonal is exact if it takes at most so many derivatives of a step.
+# By default the diagonal is exact if it takes at most this many derivatives of a step.
 MAX_DERIVATIVES = 64
 PROBES = 16
 

@@ -33,8 +33,8 @@ from jax import Array
 
 from deeppcr.axis import LOCAL, ChainAxis
 
-ROUNDING = 16  # a residual of so many units in the last place is rounding
-NOISE = 4  # an update of so many units is noise; at step l, sqrt(l) times as many may be
+ROUNDING = 16  # units in the last place up to which a residual is rounding
+NOISE = 4  # units up to which an update is noise; sqrt(l) times as many at step l
 STAGNATION = (
     1000  # units of the largest entry, below which a residual that stands still is rounding
 )

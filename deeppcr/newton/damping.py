@@ -11,9 +11,10 @@ itself is limited,
     t_l = 1 / sqrt(1 + (|D_l| / (radius s))^2),
 
 with the t of a first, unlimited solve. This is a quasi-Newton method with the same linear
-recurrence: its Jacobians are scaled down where the unlimited update grows. Near the solution t is 1
-- O(|D|^2), and the method is Newton's, with its quadratic convergence. After the update the step is
-applied once to all states (a Jacobi iteration), which maps them back to the range of the step.
+recurrence: its Jacobians are scaled down where the unlimited update grows. Near the solution
+``t = 1 - O(|D|^2)``, and the method is Newton's, with its quadratic convergence. After the update
+the step is applied once to all states (a Jacobi iteration), which maps them back to the range of
+the step.
 
 In trials it was preferred to Levenberg-Marquardt by a Kalman filter and smoother with fixed damping
 (ELK, Gonzalez et al., *Towards scalable and stable parallelization of nonlinear RNNs*, NeurIPS

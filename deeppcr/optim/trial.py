@@ -47,7 +47,7 @@ class CannotPack(ValueError):
         super().__init__(
             "optimizer cannot be packed: it treats leaves of the parameters separately. Its "
             f"{what}, tried on small random leaves: {found}. Use it without deeppcr.pack: with "
-            "stacked layers (deeppcr.stack) its state has few arrays as it is."
+            "stacked layers (deeppcr.stack) its state has few arrays anyway."
         )
 
 
@@ -91,7 +91,7 @@ def _check_packs(
     avals = [None if callable(x) else as_aval(x, "extra") for x in values]
     arrays = [x if x is None else _fill(x, rng.uniform(size=x.shape)) for x in avals]
     pairs: dict[Any, Pair] = {}
-    stand_ins: dict[int, Any] = {}  # numbers for what is traced outside, a learning rate say
+    stand_ins: dict[int, Any] = {}  # numbers for values traced outside, such as a learning rate
 
     def update(grads: Any, state: Any, params: Any, arrays: list[Any]) -> Any:
         named = [x if array is None else array for x, array in zip(values, arrays, strict=True)]

@@ -90,7 +90,7 @@ def custom_linear_solve(visit: Visit) -> list[Labels]:
 
 
 def _follow(visit: Visit, make: Any, moving: list[Labels]) -> list[Labels]:
-    """What the derivative of the equation gives, of its operands and of what is ``moving``."""
+    """The labels of the equation's derivative, from those of its operands and of ``moving``."""
     program = visit.walk.derivative(visit.equation, make)
     return visit.walk.program(program, [*visit.operands, *moving], differentiated=True)
 
@@ -100,7 +100,7 @@ def _floating(atoms: Any) -> list[bool]:
 
 
 def _pushed(equation: Any) -> Program:
-    """``(*operands, *tangents) -> (*results, *tangents)``, tangents of what is floating."""
+    """``(*operands, *tangents) -> (*results, *tangents)``, tangents of floating values."""
     return _differentiated(
         equation,
         equation.invars,
@@ -109,7 +109,7 @@ def _pushed(equation: Any) -> Program:
 
 
 def _pulled(equation: Any) -> Program:
-    """``(*operands, *cotangents) -> (*results, *cotangents)``, cotangents of what is floating."""
+    """``(*operands, *cotangents) -> (*results, *cotangents)``, cotangents of floating values."""
 
     def pull(f: Any, x: Any, cotangents: Any) -> Any:
         _, back, results = jax.vjp(f, x, has_aux=True)

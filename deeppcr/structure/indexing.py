@@ -144,7 +144,7 @@ def _scatter(visit: Visit) -> list[Labels]:
 
 
 def _dynamic(visit: Visit, first: int, sizes: tuple[int, ...]) -> tuple[Windows, Labels]:
-    """One window, whose starts are the operands from ``first`` on; and what they depend on."""
+    """One window, whose starts are the operands from ``first`` on, and their labels."""
     shape, axes = visit.shape(0), list(range(len(visit.shape(0))))
     values = [
         np.int64(0) if sizes[axis] == shape[axis] else visit.value(first + axis) for axis in axes

@@ -245,7 +245,7 @@ A, b = jnp.ones((4, 2, 2)), jnp.ones((4, 2))
             (BlockDiagonals(A[:, None], [[0], [1]]), b),
             {},
             ValueError,
-            r"A.matrix has shape \[4, 1, 2, 2\].*end in \[2, 1, 1\]",
+            r"A.matrix has shape \[4, 1, 2, 2\].*ends in \[2, 1, 1\]",
         ),
         (
             (BlockDiagonals(A[:, None], [[0, -1]]), b),

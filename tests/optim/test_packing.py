@@ -60,7 +60,7 @@ def test_gradients_through_the_unpacking_are_right_too():
 def test_bad_arguments_are_named():
     params = tree(0)
     packing = Packing.of(params)
-    with pytest.raises(TypeError, match=r"packed is dict, expected what Packing\.pack returns"):
+    with pytest.raises(TypeError, match=r"packed is dict, expected the result of Packing\.pack"):
         packing.unpack(params)
     with pytest.raises(ValueError, match="packed by another packing"):
         packing.unpack(Packing.of(1.0).pack(1.0))

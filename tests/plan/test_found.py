@@ -123,7 +123,7 @@ def test_layers_without_a_chain():
 
 def test_the_solver_and_the_iterations():
     found = deeppcr.plan(DENSE, Z0, iterations=7)
-    assert row(DENSE, Z0, "iterations", iterations=7) == "7 (as the caller says)"
+    assert row(DENSE, Z0, "iterations", iterations=7) == "7 (as given)"
     assert row(DENSE, Z0, "solver", method="pcr") == "pcr"
     assert found.main.newton.method.linear == deeppcr.Recurrence()
     assert "solver      sequential" in head(found)
@@ -137,11 +137,11 @@ def test_what_is_left_to_jax():
     clipped = jax.custom_vjp(lambda z: z)
     clipped.defvjp(lambda z: (z, None), lambda _, g: (jnp.clip(g, -1, 1),))
     said = rows(Chain(shows, XS), Z0)
-    assert said["as it is"].startswith("runs as jax.lax.scan, since the step has side effects")
+    assert said["note"].startswith("runs as jax.lax.scan, since the step has side effects")
     assert "linearize" not in said
-    assert "jax.custom_vjp" in row(Chain(lambda z, x: clipped(z) + x, XS), Z0, "as it is")
-    assert "as it is" not in rows(Chain(lambda z, x: doubled_backwards(z) + x, XS), Z0)
-    assert "as it is" not in rows(DENSE, Z0)
+    assert "jax.custom_vjp" in row(Chain(lambda z, x: clipped(z) + x, XS), Z0, "note")
+    assert "note" not in rows(Chain(lambda z, x: doubled_backwards(z) + x, XS), Z0)
+    assert "note" not in rows(DENSE, Z0)
 
 
 def test_what_is_described_is_what_is_done():

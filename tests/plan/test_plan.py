@@ -315,7 +315,7 @@ def test_a_sample_tells_a_chain_that_forgets():
     chain, z0 = deeppcr.Chain(elementwise, normal(0, 512, 4)), normal(1, 4)
     found = deeppcr.plan(chain, z0, device="H200", iterations="sample")
     assert found.main.iterations <= 10
-    assert "die out" in found.main.expectation
+    assert "decay" in found.main.expectation
     assert isinstance(found.method, deeppcr.Newton)
 
 

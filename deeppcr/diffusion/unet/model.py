@@ -14,7 +14,7 @@ from deeppcr.diffusion.unet.layers import Conv, GroupNorm
 
 
 class UNet(nnx.Module):
-    """A network that predicts the noise in an image at a time, or what it was trained to predict.
+    """A network that predicts the noise in an image at a time, or another training target.
 
     Made by `load_unet`. It has no state but its parameters, and no call changes it. `jax.vmap` over
     images and times makes one larger batch.

@@ -25,7 +25,7 @@ SMALL = 7
 # On accelerators the time of a kernel hardly depends on its size, and a round of such sums is one
 # kernel instead of two.
 SMALL_ON_ACCELERATORS = 16
-# Up to so many numbers, multiply and reduce takes 0.4 to 0.9 of the time of `jnp.einsum` (jax
+# Up to this many numbers, multiply and reduce takes 0.4 to 0.9 of the time of `jnp.einsum` (jax
 # 0.10.2, 2 cores). Above, it takes 5 to 10 times as long, because XLA starts threads for each step.
 FEW = 2048
 
