@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import deeppcr
@@ -332,10 +333,14 @@ def test_the_rounding_of_long_sums_is_not_taken_for_updates():
     xs = normal(1, 400, 32).astype(jnp.float32)
     start = 3 * normal(2, 8, 32).astype(jnp.float32)
     chain = Chain(lambda z, x: z + 0.05 * jnp.tanh((z + x[None]) @ weight), xs)
-    slow = Newton(linearize="identity", linear="pcr")
+    slow = Newton(linearize="identity", linear="pcr", record=True)
     found, expected = (
         deeppcr.solve(chain, start, method=method, batch_ndim=1) for method in (slow, "sequential")
     )
     assert found.result == Result.CONVERGED
-    assert found.stats.iterations < 30
+    residuals = np.asarray(found.stats.residuals)
+    rounding = int(
+        np.argmax(residuals < 2 * np.nanmin(residuals))
+    )  # the first that is rounding only
+    assert found.stats.iterations <= rounding + 8
     assert_agree(found.trajectory, expected.trajectory, 1e-5)

@@ -14,7 +14,8 @@ from tests.linear.loop import KINDS, loop, loop_transposed, problem, scan
 from tests.problems import assert_agree, normal
 from tests.sharding.meshes import SIMULATED, lies_along, mesh, put, run, wait
 
-SHARDED = Sharded(mesh(chain=SIMULATED), "chain")
+ALL = mesh(chain=SIMULATED)  # the more devices, the more rounds
+SHARDED = Sharded(ALL, "chain")
 GRID = mesh(data=2, chain=4)
 close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
 
@@ -49,9 +50,7 @@ def test_lengths_that_devices_cannot_share_evenly(length, kind, reverse):
 
 @pytest.mark.parametrize("inside", ["pcr", "cyclic_reduction", deeppcr.Chunked(3)], ids=str)
 def test_any_solver_inside(inside):
-    assert_solves(
-        "matrices", 40, reverse=True, solver=Sharded(mesh(chain=SIMULATED), "chain", inside=inside)
-    )
+    assert_solves("matrices", 40, reverse=True, solver=Sharded(ALL, "chain", inside=inside))
 
 
 @pytest.mark.parametrize(
@@ -170,11 +169,11 @@ def test_wrong_use():
         Sharded(3, "chain")
     for axis in ("layers", ("chain", "layers"), (), 0):
         with pytest.raises(ValueError, match="the mesh has the axes 'chain'"):
-            Sharded(mesh(chain=SIMULATED), axis)
+            Sharded(ALL, axis)
     with pytest.raises(TypeError, match="expected a solver for the shard of one device"):
-        Sharded(mesh(chain=SIMULATED), "chain", inside=SHARDED)
+        Sharded(ALL, "chain", inside=SHARDED)
     with pytest.raises(ValueError, match="pcr"):
-        Sharded(mesh(chain=SIMULATED), "chain", inside="fast")
+        Sharded(ALL, "chain", inside="fast")
 
 
 def growing(kind="matrices"):
@@ -235,7 +234,9 @@ def test_derivatives_of_a_chain_whose_products_overflow():
             ).sum()
 
         return run(
-            jax.grad(loss, (0, 1)), jnp.array([0.0, 0.3]), put(jnp.linspace(0.1, 1.0, 64), "chain")
+            jax.grad(loss, (0, 1)),
+            jnp.array([0.0, 0.3]),
+            put(jnp.linspace(0.1, 1.0, 64), "chain", on=ALL),
         )
 
     assert_agree(
