@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax import Array
 
 import deeppcr
-from experiments.bench import command
-from experiments.bench.bars import bars
+from experiments.bench import command, pictures
 from experiments.bench.command import positive
+from experiments.bench.plots import save
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
@@ -147,17 +147,9 @@ def megabytes() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """The time of a later call, a bar for each program."""
-    bars(
-        rows,
-        path,
-        "later ms",
-        label="time of a later call [ms]",
-        title="Calls outside of jax.jit\n(shorter is better, grey: jax alone)",
-        name=lambda row: f"{row['entry']}: {row['program']}",
-        is_ours=lambda row: row["program"].startswith("deeppcr"),
-    )
+def draw(rows: Sequence[Row], path: Path) -> list[Path]:
+    """Write the picture of calls."""
+    return save(path, pictures.calls(rows))
 
 
 def main(argv: list[str]) -> None:

@@ -20,7 +20,7 @@ import optax
 
 import deeppcr
 import depth
-from experiments.bench import command, plots
+from experiments.bench import command, pictures, plots
 from experiments.bench.columns import BENCH
 from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench, distance
@@ -272,28 +272,9 @@ def compared(ms: float, baseline: float) -> str:
     return f"{1 / ratio:.1f}x faster than" if ratio < 1 else f"{ratio:.1f}x slower than"
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """The loss curves on top of each other, and the times beside them."""
-    trained, times = ([row for row in rows if row["part"] == part] for part in TABLES)
-    with plots.figure(path, columns=2) as (curves, bars):
-        # Wide below, thin on top: curves that coincide can still be told apart.
-        for row, width in zip(trained, np.linspace(5, 1, len(trained)), strict=True):
-            look = {"linewidth": width, "alpha": 0.8}
-            curves.plot(smooth(np.array(row["losses"])), label=row["program"], **look)
-        curves.set(title="Training loss (running mean): curves have to coincide")
-        curves.set(xlabel="step", ylabel="cross-entropy", yscale="log")
-        if trained:
-            curves.legend()
-        for row in times:
-            bars.barh(row["program"], row.get("ms", 0.0))
-        bars.invert_yaxis()
-        bars.set(title="Time of a training step: shorter is better", xlabel="median time [ms]")
-
-
-def smooth(losses: np.ndarray, window: int = 25) -> np.ndarray:
-    """The mean over up to `window` steps."""
-    window = min(window, len(losses))
-    return np.convolve(losses, np.ones(window) / window, mode="valid")
+def draw(rows: list[Row], path: Path) -> list[Path]:
+    """Write the picture of losses and times."""
+    return plots.save(path, pictures.digits(rows))
 
 
 def main(argv: list[str]) -> None:

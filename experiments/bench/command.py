@@ -17,6 +17,7 @@ from experiments.bench.timing import Effort
 Job = Callable[[], Iterator[Row]]  # makes the rows of a case
 Tables = Mapping[str, Columns]
 Summary = Callable[[list[Row]], Iterator[str | list[Row]]]
+Draw = Callable[[list[Row], Path], Sequence[Path]]  # writes pictures, the first to the path
 SCRATCH = Path("build/pictures")  # for the rows and the picture of a run that nobody asked to keep
 
 
@@ -82,7 +83,7 @@ def run(
     tables: Tables,
     *,
     summary: Summary | None = None,
-    draw: Callable[[list[Row], Path], None],
+    draw: Draw,
     together: Collection[str] = (),
     printed: Callable[[Row], Row] = dict,
 ) -> None:
@@ -96,7 +97,7 @@ def run(
         tables: the columns to print of each part ("part" of a row, "" without); rows of other
             parts are not printed.
         summary: makes texts and further tables of all rows.
-        draw: draws rows into a file.
+        draw: draws rows into a file, and others beside it; returns their paths.
         together: parts whose rows make one table at the end, rather than one for each case.
         printed: maps a row to the cells to print.
 
@@ -155,10 +156,8 @@ def part(name: str, rows: Iterable[Row]) -> list[Row]:
     return [row | {"part": name} for row in rows]
 
 
-def conclude(
-    options: argparse.Namespace, kept: Record, draw: Callable[[list[Row], Path], None]
-) -> None:
-    """Draw the picture, and say where it is and where the rows are."""
+def conclude(options: argparse.Namespace, kept: Record, draw: Draw) -> None:
+    """Draw the pictures, and say where they are and where the rows are."""
     PROGRESS.print(f"rows     {kept.path}")
     if not kept.rows:
         PROGRESS.print("no picture: there are no rows to draw")
@@ -166,5 +165,5 @@ def conclude(
         path = options.plot or kept.path.with_suffix(".png")
         path.parent.mkdir(parents=True, exist_ok=True)
         PROGRESS.say("drawing")
-        draw(kept.rows, path)
-        PROGRESS.print(f"picture  {path}")
+        for picture in draw(kept.rows, path):
+            PROGRESS.print(f"picture  {picture}")

@@ -22,8 +22,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -140,24 +139,6 @@ def sheet(
     if title:
         drawing.suptitle(title, x=0.012, ha="left")
     return drawing, panels
-
-
-@contextmanager
-def figure(path: Path, columns: int = 1, *, height: float = 3.2) -> Iterator[list[Any]]:
-    """A row of axes to draw on; saved to `path` when the block ends."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(STYLE):
-        drawing, panels = sheet("", columns, height=height)
-        yield panels
-    save(path, {"": drawing})
-
-
-def halves(axes: Any) -> list[Any]:
-    """Two axes, one above the other, in the place of one."""
-    drawing, cells = axes.figure, axes.get_subplotspec().subgridspec(2, 1)
-    axes.remove()
-    return [drawing.add_subplot(cell) for cell in cells]
 
 
 def legend(drawing: Any, columns: int = 4, **options: Any) -> None:

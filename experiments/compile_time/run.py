@@ -10,9 +10,8 @@ sequential programs are the Python loop and `jax.lax.scan`, for layers with unro
 the training loops, the two with plain Adam.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,12 +23,12 @@ from experiments.bench import command
 from experiments.bench.columns import BENCH
 from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench
-from experiments.bench.plots import figure, halves, series
 from experiments.bench.programs import SCAN, UNROLLS
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.compile_time import training
+from experiments.compile_time.figure import draw
 from experiments.models.data import find_package
 
 Run = Callable[[Any, Array], Array]
@@ -160,31 +159,6 @@ def in_seconds(rows: Iterator[Row]) -> Iterator[Row]:
         keys = list(row)
         labels = {key: row[key] for key in keys[: keys.index("baseline") + 1]}
         yield labels | seconds | row
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Seconds to compile and milliseconds of a call against L, and the training loops."""
-    layers, loops = ([row for row in rows if row["part"] == part] for part in PARTS)
-    with figure(path, columns=3, height=4.2) as (seconds, ms, last):
-        for k, name in enumerate(PROGRAMS):
-            mine, look = [row for row in layers if row["program"] == name], {"color": f"C{k}"}
-            series(seconds, mine, "L", "seconds", "o-", ms=4, label=name, **look)
-            series(ms, mine, "L", "ms", "o-", ms=4, **look)
-            series(ms, mine, "L", "predicted ms", "--", linewidth=1, **look)
-        for axes, title in (
-            (seconds, "Time to trace and compile [s]"),
-            (ms, "Time of a call [ms] (dashed: predicted)"),
-        ):
-            axes.set(xscale="log", yscale="log", xlabel="layers", title=title)
-        if layers:
-            seconds.legend(fontsize=6.5)
-        titles = ("Training: trace and compile [s]", "A training step [us] (grey: without deeppcr)")
-        for key, title, axes in zip(("seconds", "us a step"), titles, halves(last), strict=True):
-            colors = ["0.5" if row["baseline"] else "C0" for row in loops]
-            names = [row["program"] for row in loops]
-            axes.barh(names, [row[key] for row in loops], color=colors)
-            axes.invert_yaxis()
-            axes.set_title(title)
 
 
 def main(argv: list[str]) -> None:

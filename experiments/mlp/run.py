@@ -200,5 +200,5 @@ def main(argv: list[str]) -> None:
         [partial(rows, size, direction) for size in chosen for direction in options.directions],
         {"": BENCH, "fastest programs": BEST},
         summary=lambda rows: iter([command.part("fastest programs", best(rows))]),
-        draw=lambda rows, path: draw(list(best(rows)), path),
+        draw=draw,
     )

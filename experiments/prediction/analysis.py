@@ -1,7 +1,7 @@
 """Seconds to trace a program, and seconds that `depth` takes to analyse it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -110,14 +110,3 @@ def rows(repeats: int) -> Iterator[Row]:
     for number, (name, program) in enumerate(every):
         PROGRESS.say(f"analysing {name}", number / len(every))
         yield measure(name, program, repeats)
-
-
-def draw(rows: Sequence[Row], axes: Any) -> None:
-    """Two bars for each program: seconds to trace and to analyse."""
-    for aside, key in ((-0.2, "trace s"), (0.2, "analyse s")):
-        lines = [aside + number for number in range(len(rows))]
-        axes.barh(lines, [row[key] for row in rows], height=0.4, label=key[:-2])
-    axes.set_yticks(range(len(rows)), [row["program"] for row in rows], fontsize=7)
-    axes.invert_yaxis()
-    axes.set(title="Time to read a program", xlabel="seconds", xscale="log" if rows else "linear")
-    axes.legend(fontsize=7)

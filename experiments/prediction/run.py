@@ -8,7 +8,6 @@ analysis  seconds to trace a program and to analyse it; nothing is run
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import log2
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,12 +17,12 @@ from jax import Array, lax
 import deeppcr
 from experiments.bench import command
 from experiments.bench.engine import Case, Variant, bench
-from experiments.bench.plots import figure
 from experiments.bench.programs import Setting
 from experiments.bench.summary import errors
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.prediction import analysis
+from experiments.prediction.figure import draw
 
 Function = Callable[..., Any]
 Program = tuple[Function, tuple[Any, ...]]
@@ -202,25 +201,6 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
                 f"{said['programs']} {what}: |log2(predicted / measured)| has a median of "
                 f"{said['median']:.2f} and a 90th percentile of {said['90th percentile']:.2f}"
             )
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Predicted against measured times, and seconds to trace and to analyse."""
-    times = [row for row in rows if row["part"] == "times" and "predicted ms" in row]
-    with figure(path, columns=2, height=4.2) as (axes, bars):
-        for kind in dict.fromkeys(row["chain"].partition(" ")[0] for row in times):
-            found = [row for row in times if row["chain"].startswith(kind)]
-            x, y = ([row[key] for row in found] for key in ("ms", "predicted ms"))
-            axes.plot(x, y, "o", ms=4, label=kind)
-        values = [row[key] for row in times for key in ("ms", "predicted ms")]
-        ends = [min(values, default=0.1), max(values, default=1)]
-        for factor, color in ((1, "black"), (2, "0.7"), (0.5, "0.7")):
-            axes.plot(ends, [factor * end for end in ends], color=color, linewidth=1, zorder=0)
-        axes.set(title="Time of a call (on the line: predicted right; grey: factor 2)")
-        axes.set(xscale="log", yscale="log", xlabel="measured [ms]", ylabel="predicted [ms]")
-        if times:
-            axes.legend(fontsize=7)
-        analysis.draw([row for row in rows if row["part"] == "analysis"], bars)
 
 
 def main(argv: list[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from experiments.bench.plots import (
     BLUE,
     Figures,
+    bars,
     legend,
     plain_numbers,
     save,
@@ -35,7 +36,10 @@ def draw(rows: Sequence[Row], path: Path) -> list[Path]:
 
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
-    """Times against the number of devices: on this machine, and predicted for each model."""
+    """Times against the number of devices: on this machine, and predicted for each model.
+
+    If scaling was not measured: the times of what was.
+    """
     found: Figures = {}
     if measured := [row for row in rows if row["part"] == MEASURED]:
         title = "Training step over the devices of this machine (down is better)"
@@ -45,12 +49,20 @@ def pictures(rows: Sequence[Row]) -> Figures:
         title = f"Training step over devices, predicted for {device} (down is better)"
         mine = [row for row in predicted if row["on paper"] == device]
         found[re.sub(r"\W+", "_", device.lower())] = _scaling(title, mine, "devices")
+    if not found and (timed := [row for row in rows if "ms" in row]):
+        found["times"] = _times(timed)
     return found
 
 
-def has_figure(rows: Sequence[Row]) -> bool:
-    """Whether there is anything to draw: scaling alone has a figure."""
-    return any(row["part"] in (MEASURED, PREDICTED) for row in rows)
+def _times(rows: Sequence[Row]) -> Any:
+    """A bar for each row."""
+    title = "Programs over several devices (less is better)"
+    drawing, (axes,) = sheet(title, height=1.1 + 0.26 * len(rows))
+    axes.set_xscale("log")
+    bars(axes, [str(row["row"]) for row in rows], [row["ms"] for row in rows], [BLUE] * len(rows))
+    axes.set_xlim(right=3 * max(row["ms"] for row in rows))  # room for the numbers
+    axes.set_xlabel("time [ms]")
+    return drawing
 
 
 def _scaling(title: str, rows: Sequence[Row], named: str) -> Any:

@@ -15,22 +15,19 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from depth.report import nbytes
 from experiments.bench import command
-from experiments.bench.bars import bars
 from experiments.bench.progress import PROGRESS
 from experiments.bench.results import device, environment
 from experiments.bench.table import Row, show, wrapped
 from experiments.bench.timing import Effort
 from experiments.sharding import chains, predicted, processes, stack, tutorials
 from experiments.sharding.collectives import Sent
-from experiments.sharding.figure import draw as draw_scaling
-from experiments.sharding.figure import has_figure
+from experiments.sharding.figure import draw
 from experiments.sharding.links import ASSUMED, LINKS, link_at_hand
 from experiments.sharding.predicted import SHARD, Machine
 from experiments.sharding.stack import Layout, Size
@@ -201,22 +198,6 @@ def printed(row: Row) -> Row:
     if "parameter bytes" in row:
         cells["parameter bytes"] = nbytes(row["parameter bytes"])
     return cells
-
-
-def draw(rows: list[Row], path: Path) -> None:
-    """Scaling, where it was measured; else the time of all rows."""
-    if has_figure(rows):
-        draw_scaling(rows, path)
-        return
-    bars(
-        rows,
-        path,
-        "ms",
-        label="time [ms]",
-        title="Over 8 devices: shorter is better",
-        name=lambda row: str(row["row"]),
-        is_ours=lambda row: True,
-    )
 
 
 def main(argv: list[str]) -> None:

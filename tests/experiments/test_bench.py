@@ -390,14 +390,6 @@ def test_digits_are_split_scaled_and_always_the_same() -> None:
     np.testing.assert_array_equal(split.train_x, data.digits().train_x)
 
 
-def test_a_figure_is_saved_when_its_block_ends(tmp_path: Path) -> None:
-    path = tmp_path / "figure.png"
-    with plots.figure(path, columns=2) as (left, right):
-        left.plot([1, 2, 3])
-        right.plot([3, 2, 1])
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_file_that_was_put_together_has_several_environments(tmp_path: Path) -> None:
     paths = [results.write(name, [{"name": name}], folder=tmp_path) for name in ("a", "b")]
     both = tmp_path / "both.jsonl"

@@ -58,9 +58,10 @@ def run(tmp_path: Path, *cases: Callable[[], Iterator[Row]], **options: Any) -> 
     """Run cases as an experiment does; what is drawn."""
     drawn: list[list[Row]] = []
 
-    def draw(rows: list[Row], path: Path) -> None:
+    def draw(rows: list[Row], path: Path) -> list[Path]:
         drawn.append(rows)
         path.touch()
+        return [path, path.with_stem("toy_times")]
 
     given = [part for name in options for part in (f"--{name}", str(options[name]))]
     line = ["--keep", "toy", "--out", str(tmp_path), *given]
@@ -82,6 +83,7 @@ def test_a_run_prints_tables_and_their_legend_and_leaves_rows_and_a_picture(
         *("Columns", "  L   length", "  ms  time", ""),
         f"rows     {folder / 'toy.jsonl'}",
         f"picture  {folder / 'toy.png'}",
+        f"picture  {folder / 'toy_times.png'}",
     ]
     assert printed.err == ""
     assert (folder / "toy.png").exists()
@@ -92,7 +94,12 @@ def test_a_run_that_is_not_kept_leaves_its_files_in_the_scratch_folder(
 ) -> None:
     monkeypatch.setattr(command, "SCRATCH", tmp_path / "scratch")
     options = parser("toy", None).parse_args([])
-    command.run(options, [lambda: iter([{"L": 1}])], {}, draw=lambda rows, path: path.touch())
+
+    def draw(rows: list[Row], path: Path) -> list[Path]:
+        path.touch()
+        return [path]
+
+    command.run(options, [lambda: iter([{"L": 1}])], {}, draw=draw)
     names = {path.name for path in (tmp_path / "scratch").iterdir()}
     assert names == {"toy.jsonl", "toy.png"}
 
@@ -122,7 +129,7 @@ def test_parts_may_share_a_table_at_the_end(
         cases,
         {"both": {"L": "length"}, "mean": {"ms": "time"}},
         summary=lambda rows: iter([f"{len(rows)} rows", [{"part": "mean", "ms": 1.5}]]),
-        draw=lambda rows, path: None,
+        draw=lambda rows, path: [],
         together=["both"],
         printed=lambda row: row | ({"L": 10 * row["L"]} if "L" in row else {}),
     )
