@@ -215,6 +215,7 @@ def main(argv: list[str]) -> None:
         device, effort = command.model(options), Effort(options.repeats, SHARE)
         jobs += [partial(bench, case, device, effort) for case in cases(options.quick)]
     if "analysis" in options.parts:
-        jobs += [partial(analysis.rows, options.repeats)]
+        repeats = min(options.repeats, 3) if options.quick else options.repeats
+        jobs += [partial(analysis.rows, repeats)]
     tables = {"times": TIMES, "analysis": ANALYSIS}
     command.run(options, jobs, tables, summary=summary, draw=draw, together=PARTS)
