@@ -204,7 +204,7 @@ def _lines(solution: Solution) -> list[str]:
         "converged": prefix,
         "residual": f"{float(stats.residual):.1e}",
     }
-    if result == Result.NOT_FINITE:
+    if result == Result.NOT_FINITE and stats.finite is not None:
         rows["finite"] = f"{int(stats.finite)} of {length} states"
     if stats.growth_rate is not None and np.isfinite(stats.growth_rate):
         rows["growth rate"] = f"{float(stats.growth_rate):+.3g} a step"
