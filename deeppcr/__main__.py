@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import jaxlib
 import numpy as np
 
 import deeppcr
@@ -21,7 +20,7 @@ def versions() -> str:
     parts = {
         "deeppcr": deeppcr.__version__,
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": jax.lib.__version__,
         "numpy": np.__version__,
         "Python": platform.python_version(),
     }

@@ -145,7 +145,7 @@ def _plan_chain(
 def _expected(given: Instance, length: int, iterations: int | str | None) -> tuple[int | None, str]:
     """How many iterations to expect with exact Jacobians, None for the default; and why."""
     if iterations is None:
-        return None, "as chains that forget: 4 + log2(L) / 2"
+        return None, "default for contracting chains: 4 + log2(L) / 2"
     if isinstance(iterations, int):
         return iterations, "as given"
     rate = given.growth_rate()

@@ -45,7 +45,7 @@ class Description:
     segments: tuple[Segment, ...]
 
     def __str__(self) -> str:
-        rows = [("layers", "steps", "layers a step", "state", ""), *map(_row, self.segments)]
+        rows = [("layers", "steps", "layers per step", "state", ""), *map(_row, self.segments)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join(lines)
@@ -70,9 +70,9 @@ def describe(layers: Any, x: Any) -> Description:
         >>> scale = lambda c: jax.tree_util.Partial(jnp.multiply, jnp.float32(c))
         >>> layers = [jnp.sin, *[scale(c) for c in range(100)]]
         >>> print(deeppcr.layers.describe(layers, jnp.ones(3)))
-        layers  steps  layers a step  state
-        0       1      1              float32[3]  in order: no neighbour is like it
-        1..100  100    1              float32[3]  a chain
+        layers  steps  layers per step  state
+        0       1      1                float32[3]  sequential: no equal neighbour
+        1..100  100    1                float32[3]  a chain
     """
     found = layers.layers() if isinstance(layers, Repeated) else listed(layers)
     reader = Reader()
@@ -131,7 +131,9 @@ def segments(layers: Sequence[Layer]) -> list[Segment]:
         period, length = (1, 1) if reason else longest_run(layers, start)
         if length == 1 and not reason:
             keeps_type = layers[start].takes == types_of(layers[start].returns)
-            reason = "no neighbour is like it" if keeps_type else "it changes the type of the state"
+            reason = (
+                "no equal neighbour" if keeps_type else "it changes shape or dtype"
+            )
         found.append(Segment(layers[start : start + period * length], start, period, reason))
         start += period * length
     return found
@@ -144,7 +146,7 @@ def why_alone(layer: Layer) -> str:
     if layer.trial.needs_weak:
         return "its arrays are weakly typed, which a stack of them cannot be"
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(layer.returns)):
-        return "it returns what is not floating"
+        return "it returns non-floating arrays"
     return ""
 
 
@@ -182,7 +184,7 @@ def _row(segment: Segment) -> tuple[str, ...]:
         str(segment.length),
         str(segment.period),
         state if state == returned else f"{state} -> {returned}",
-        f"in order: {segment.reason}" if segment.reason else "a chain",
+        f"sequential: {segment.reason}" if segment.reason else "a chain",
     )
 
 

@@ -177,7 +177,9 @@ def test_what_is_printed(capsys):
 
 
 def test_effects_are_the_reason():
-    assert "in order: it has side effects" in str(deeppcr.layers.describe(debug_callbacks()[0], X))
+    assert "sequential: it has side effects" in str(
+        deeppcr.layers.describe(debug_callbacks()[0], X)
+    )
 
 
 def test_effects_in_stacks_are_refused():

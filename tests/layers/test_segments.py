@@ -93,7 +93,7 @@ def test_widths_that_come_back():
     check(lambda layers: layers, layers, **options(5))
     pyramid = [dense(i, 6 - i, 5 - i) for i in range(5)]
     assert {(length, reason) for _, length, _, reason in chains(pyramid, normal(1, 6))} == {
-        (1, "it changes the type of the state")
+        (1, "it changes shape or dtype")
     }
     same_as_loop(lambda: pyramid, normal(1, 6))
 
@@ -120,7 +120,7 @@ def test_states_without_derivatives_run_in_order():
     layers = [*[bump(n) for n in jnp.arange(4)], lambda i: table[i], *letters("AAA")]
     tokens = jnp.array([1, 5, 6])
     found = chains(layers, tokens)
-    assert {reason for _, _, _, reason in found[:4]} == {"it returns what is not floating"}
+    assert {reason for _, _, _, reason in found[:4]} == {"it returns non-floating arrays"}
     assert found[5:] == [(5, 3, 1, "")]
     same_as_loop(lambda: layers, tokens, method="newton")
     both = [
@@ -162,32 +162,32 @@ TABLES = {
         lambda: [dense(0, 5, 3), *[dense(i) for i in range(1, 7)], dense(7, 3, 2)],
         (5,),
         """
-layers  steps  layers a step  state
-0       1      1              float64[5] -> float64[3]  in order: it changes the type of the state
-1..6    6      1              float64[3]                a chain
-7       1      1              float64[3] -> float64[2]  in order: it changes the type of the state
+layers  steps  layers per step  state
+0       1      1                float64[5] -> float64[3]  sequential: it changes shape or dtype
+1..6    6      1                float64[3]                a chain
+7       1      1                float64[3] -> float64[2]  sequential: it changes shape or dtype
 """,
     ),
     "periods": (
         lambda: letters("ABABABf"),
         (2, 3),
         """
-layers  steps  layers a step  state
-0..5    3      2              float64[2, 3]  a chain
-6       1      1              float64[2, 3]  in order: no neighbour is like it
+layers  steps  layers per step  state
+0..5    3      2                float64[2, 3]  a chain
+6       1      1                float64[2, 3]  sequential: no equal neighbour
 """,
     ),
     "a side effect": (
         lambda: [jnp.sin, jnp.sin, noting(), lambda x: x > 0],
         (3,),
         """
-layers  steps  layers a step  state
-0..1    2      1              float64[3]             a chain
-2       1      1              float64[3]             in order: calling it changes note.seen[0]
-3       1      1              float64[3] -> bool[3]  in order: it returns what is not floating
+layers  steps  layers per step  state
+0..1    2      1                float64[3]             a chain
+2       1      1                float64[3]             sequential: calling it changes note.seen[0]
+3       1      1                float64[3] -> bool[3]  sequential: it returns non-floating arrays
 """,
     ),
-    "nothing": (list, (3,), "layers  steps  layers a step  state"),
+    "nothing": (list, (3,), "layers  steps  layers per step  state"),
 }
 
 

@@ -108,7 +108,7 @@ def test_layers():
     assert deeppcr.plan(layers, x, batch_ndim=0).chains[1].layout.width == 24
     text = str(found)
     assert text.startswith(str(deeppcr.layers.describe(layers, x)))
-    assert "no neighbour is like it" in text
+    assert "no equal neighbour" in text
     assert text.count("linearize") == 2
     assert str(deeppcr.plan(layers, jax.ShapeDtypeStruct((3, 8), jnp.float64))) == text
 

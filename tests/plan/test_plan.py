@@ -127,7 +127,7 @@ def test_the_examples_of_layers_are_counted_as_in_forward():
 def test_layers_of_which_no_two_are_alike_are_no_chain():
     with pytest.raises(ValueError, match="no chain to plan") as error:
         deeppcr.plan([jnp.sin, jnp.cos], jnp.ones(3))
-    assert str(error.value).count("no neighbour is like it") == 2  # what was found
+    assert str(error.value).count("no equal neighbour") == 2  # what was found
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
