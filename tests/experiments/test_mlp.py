@@ -43,7 +43,7 @@ def test_a_gradient_is_had_in_every_way() -> None:
 
 
 def test_jax_and_numpy_are_all_it_needs() -> None:
-    others = ("matplotlib", "tqdm", "optax", "flax", "equinox", "sklearn")
+    others = ("matplotlib", "optax", "flax", "equinox", "sklearn")
     program = f"""
 import sys
 sys.modules |= dict.fromkeys({others}, None)
