@@ -4,7 +4,7 @@ The package is part of the distribution deeppcr. The distribution called ``depth
 unrelated; its folder has the same name where file systems ignore case, so do not install both.
 """
 
-from depth.analysis import analyze, by_output, compute_depth, serial_depth
+from depth.analysis import LowerBoundWarning, analyze, by_output, compute_depth, serial_depth
 from depth.at_hand import at_hand
 from depth.calibration import calibrate
 from depth.comparison import Comparison, compare
@@ -17,6 +17,7 @@ __all__ = [
     "Comparison",
     "Cost",
     "Device",
+    "LowerBoundWarning",
     "Operations",
     "Unknown",
     "analyze",

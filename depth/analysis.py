@@ -1,6 +1,7 @@
 """From a function to its `Cost`: trace it, and read the jaxpr as a graph."""
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,20 @@ from depth.cost import Cost
 from depth.jaxprs import Location, without_constants
 from depth.kernels import Kernels
 from depth.reader import Reader, TripCounts, matches
+
+
+class LowerBoundWarning(UserWarning):
+    """A depth that is returned as a number is only a lower bound.
+
+    Example:
+        >>> import depth, jax, warnings
+        >>> halve = lambda x: jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     found = depth.serial_depth(halve, jax.ShapeDtypeStruct((), "float32"))
+        >>> [warning.category.__name__ for warning in caught]
+        ['LowerBoundWarning']
+    """
 
 
 def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Cost:
@@ -112,12 +127,15 @@ def compute_depth(jaxpr: Any) -> int:
     Raises:
         TypeError: If ``jaxpr`` is neither.
 
+    Warns:
+        LowerBoundWarning: If a part of the program is unknown, so that the depth may be larger.
+
     Example:
         >>> import depth, jax, jax.numpy as jnp
         >>> depth.compute_depth(jax.make_jaxpr(jnp.sum)(jnp.ones(8)))
         3
     """
-    return analyze_jaxpr(jaxpr).depth
+    return _exactly(analyze_jaxpr(jaxpr)).depth
 
 
 def serial_depth(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> int:
@@ -131,11 +149,14 @@ def serial_depth(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = N
         trip_counts: As in `analyze`.
 
     Returns:
-        The depth, in operations; a lower bound if a part of the program is unknown.
+        The depth, in operations.
 
     Raises:
         TypeError: As in `analyze`.
         ValueError: As in `analyze`.
+
+    Warns:
+        LowerBoundWarning: If a part of the program is unknown, so that the depth may be larger.
 
     Example:
         >>> import depth, jax, jax.numpy as jnp
@@ -148,7 +169,7 @@ def serial_depth(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = N
         google-deepmind/serial_depth. R. P. Brent, *The Parallel Evaluation of General Arithmetic
         Expressions*, Journal of the ACM 21, 1974.
     """
-    return analyze(fn, *args, trip_counts=trip_counts).depth
+    return _exactly(analyze(fn, *args, trip_counts=trip_counts)).depth
 
 
 def by_output(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Any:
@@ -166,13 +187,29 @@ def by_output(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None
         TypeError: As in `analyze`.
         ValueError: As in `analyze`.
 
+    Warns:
+        LowerBoundWarning: If a part of the program is unknown, so that depths may be larger.
+
     Example:
         >>> import depth, jax, jax.numpy as jnp
         >>> x = jax.ShapeDtypeStruct((8,), "float32")
         >>> depth.by_output(lambda x: {"sum": jnp.sum(x), "sine": jnp.sin(x)}, x)
         {'sine': 1, 'sum': 3}
     """
-    return analyze(fn, *args, trip_counts=trip_counts).by_output
+    return _exactly(analyze(fn, *args, trip_counts=trip_counts)).by_output
+
+
+def _exactly(cost: Cost) -> Cost:
+    """``cost``, after a warning if it is a lower bound: a number cannot say so itself."""
+    if not cost.exact:
+        more = f"; {len(cost.unknown) - 1} more" if len(cost.unknown) > 1 else ""
+        warnings.warn(
+            f"the depth is a lower bound, because of {cost.unknown[0]}{more}. "
+            "depth.analyze(...) lists every reason.",
+            LowerBoundWarning,
+            stacklevel=3,
+        )
+    return cost
 
 
 def _check_trip_counts(trip_counts: Any) -> None:

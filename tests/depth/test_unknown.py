@@ -338,3 +338,28 @@ def test_sparse_products_are_flagged():
     cost = depth.analyze(lambda x: matrix @ x, f(8))
     assert not cost.exact
     assert "bcoo_dot_general" in {unknown.primitive for unknown in cost.unknown}
+
+
+def halve(x):
+    return jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda: depth.serial_depth(halve, f()),
+        lambda: depth.by_output(halve, f()),
+        lambda: depth.compute_depth(jax.make_jaxpr(halve)(1.0)),
+    ],
+    ids=["serial_depth", "by_output", "compute_depth"],
+)
+def test_a_number_that_is_a_lower_bound_comes_with_a_warning(number):
+    with pytest.warns(
+        depth.LowerBoundWarning, match=r"lower bound, because of while at .*test_unk"
+    ) as found:
+        number()
+    assert found[0].filename == __file__  # where the user's call is
+
+
+def test_with_the_number_of_trips_there_is_no_warning():
+    assert depth.serial_depth(halve, f(), trip_counts=3) > 3
