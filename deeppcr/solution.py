@@ -144,12 +144,14 @@ class Solution:
 @jax.jit
 def _looked_through(states: list[Any], stats: Stats, result: Array) -> tuple[Stats, Array]:
     """The stats and the result, with the number of states that are finite."""
-    finite = length = jnp.int32(len(states[0])) if states else stats.prefix
+    # The length may be symbolic: see `jax.export`.
+    finite = length = jnp.asarray(states[0].shape[0], jnp.int32) if states else stats.prefix
     for leaf in states:
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
             is_finite = jnp.isfinite(leaf).all(axis=range(1, leaf.ndim))
-            index = jnp.arange(len(leaf), dtype=jnp.int32)
-            finite = jnp.minimum(finite, jnp.where(is_finite, length, index).min(initial=length))
+            index = jnp.arange(leaf.shape[0], dtype=jnp.int32)
+            first = jnp.where(is_finite, length, index).min(initial=jnp.iinfo(jnp.int32).max)
+            finite = jnp.minimum(finite, first)
     # An iterate that has not converged may overflow where the program does not.
     not_finite = (finite < length) & (result != Result.NOT_CONVERGED)
     found = jnp.where(not_finite, jnp.int32(Result.NOT_FINITE), result)

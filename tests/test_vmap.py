@@ -310,13 +310,16 @@ def test_the_planner_sees_the_examples(monkeypatch):
 
 
 def test_statistics_are_those_of_each_example():
-    chain = deeppcr.Chain(lambda z, x: jnp.sin(3.0 * z + x), normal(13, 40))
+    # Some have converged after 7 iterations. Of a chain that amplifies differences the iterates would
+    # be those of rounding errors, which are others in a program for many examples.
+    chain = deeppcr.Chain(lambda z, x: jnp.sin(z + x), normal(13, 40))
     starts = jnp.linspace(-2.0, 2.0, 6)
     method = Newton(max_iterations=7, on_failure="return", record=True)
     one = partial(deeppcr.solve, chain, method=method)
     alone = jax.jit(one)
     many, each = jax.jit(jax.vmap(one))(starts), [alone(z) for z in starts]
     assert many.stats.iterations.shape == many.result.shape == (6,)
+    assert len(set(many.result.tolist())) == len(set(many.stats.iterations.tolist())) == 2
     np.testing.assert_array_equal(many.result, [run.result for run in each])
     np.testing.assert_array_equal(many.stats.prefix, [run.stats.prefix for run in each])
     np.testing.assert_array_equal(many.stats.iterations, [run.stats.iterations for run in each])

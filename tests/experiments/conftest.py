@@ -34,16 +34,21 @@ def few_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_command(few_loops: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """``run_command(module, *options) -> (rows, text)``: rows and output of an experiment.
 
-    It draws a picture, too. All columns of its tables are in the legend, and fit the terminal.
+    It draws pictures, too. All columns of its tables are in the legend, and fit the terminal.
     """
 
     def run(module: Any, *options: str) -> tuple[list[dict[str, Any]], str]:
         module.main([*options, "--keep", "toy", "--out", str(tmp_path)])
         text, folder = capsys.readouterr().out, tmp_path / results.device()
-        ends = [f"rows     {folder / 'toy.jsonl'}", f"picture  {folder / 'toy.png'}"]
-        assert text.splitlines()[-2:] == ends
-        assert max(map(len, text.splitlines()[:-2])) <= WIDTH
-        assert (folder / "toy.png").read_bytes().startswith(b"\x89PNG")
+        pictures = [folder / "toy.png", *sorted(folder.glob("toy_*.png"))]
+        ends = [f"rows     {folder / 'toy.jsonl'}", *(f"picture  {path}" for path in pictures)]
+        lines = text.splitlines()
+        shown, said = lines[: -len(ends)], lines[-len(ends) :]
+        assert said[:2] == ends[:2]
+        assert sorted(said) == sorted(ends)
+        assert max(map(len, shown)) <= WIDTH
+        for path in pictures:
+            assert path.read_bytes().startswith(b"\x89PNG")
         (environment,), rows = results.read(folder / "toy.jsonl")
         assert environment["complete"] is True
         return rows, text
