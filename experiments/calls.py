@@ -10,7 +10,6 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +19,6 @@ from jax import Array
 import deeppcr
 from experiments.bench import command, pictures
 from experiments.bench.command import positive
-from experiments.bench.plots import save
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
@@ -147,11 +145,6 @@ def megabytes() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """Write the picture of calls."""
-    return save(path, pictures.calls(rows))
-
-
 def main(argv: list[str]) -> None:
     """Call every entry point."""
     arguments = command.parser("calls", __doc__)
@@ -164,4 +157,4 @@ def main(argv: list[str]) -> None:
     layers = options.layers or (16 if options.quick else 128)
     count = options.calls or (10 if options.quick else 40)
     cases = [partial(measure, *entry, count) for entry in entries(length, layers).items()]
-    command.run(options, cases, {"": COLUMNS}, draw=draw, together=[""])
+    command.run(options, cases, {"": COLUMNS}, pictures=pictures.calls, together=[""])

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ import optax
 
 import deeppcr
 import depth
-from experiments.bench import command, pictures, plots
+from experiments.bench import command, pictures
 from experiments.bench.columns import BENCH
 from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench, distance
@@ -272,11 +271,6 @@ def compared(ms: float, baseline: float) -> str:
     return f"{1 / ratio:.1f}x faster than" if ratio < 1 else f"{ratio:.1f}x slower than"
 
 
-def draw(rows: list[Row], path: Path) -> list[Path]:
-    """Write the picture of losses and times."""
-    return plots.save(path, pictures.digits(rows))
-
-
 def main(argv: list[str]) -> None:
     """Train, compare, draw."""
     arguments = command.parser("digits", __doc__)
@@ -308,6 +302,6 @@ def main(argv: list[str]) -> None:
         [*(partial(trained, name) for name in RUNS), timed],
         TABLES,
         summary=partial(summary, settings),
-        draw=draw,
+        pictures=pictures.digits,
         together=["training"],
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 import depth
-from experiments.bench.plots import can_draw
+from experiments.bench.plots import Figures, can_draw, save
 from experiments.bench.progress import INTERRUPTED, PROGRESS
 from experiments.bench.results import Record, path_of
 from experiments.bench.table import Columns, Row, layout, legend, wrapped
@@ -17,7 +17,7 @@ from experiments.bench.timing import Effort
 Job = Callable[[], Iterator[Row]]  # makes the rows of a case
 Tables = Mapping[str, Columns]
 Summary = Callable[[list[Row]], Iterator[str | list[Row]]]
-Draw = Callable[[list[Row], Path], Sequence[Path]]  # writes pictures, the first to the path
+Pictures = Callable[[list[Row]], Figures]
 SCRATCH = Path("build/pictures")  # for the rows and the picture of a run that nobody asked to keep
 
 
@@ -83,7 +83,7 @@ def run(
     tables: Tables,
     *,
     summary: Summary | None = None,
-    draw: Draw,
+    pictures: Pictures,
     together: Collection[str] = (),
     printed: Callable[[Row], Row] = dict,
 ) -> None:
@@ -97,7 +97,7 @@ def run(
         tables: the columns to print of each part ("part" of a row, "" without); rows of other
             parts are not printed.
         summary: makes texts and further tables of all rows.
-        draw: draws rows into a file, and others beside it; returns their paths.
+        pictures: draws rows; see `experiments.bench.plots`.
         together: parts whose rows make one table at the end, rather than one for each case.
         printed: maps a row to the cells to print.
 
@@ -148,7 +148,7 @@ def run(
         PROGRESS.print(f"{ending}: {number} of {len(cases)} cases done, rows so far in {kept.path}")
     if code:
         raise SystemExit(code)
-    conclude(options, kept, draw)
+    conclude(options, kept, pictures)
 
 
 def part(name: str, rows: Iterable[Row]) -> list[Row]:
@@ -156,7 +156,7 @@ def part(name: str, rows: Iterable[Row]) -> list[Row]:
     return [row | {"part": name} for row in rows]
 
 
-def conclude(options: argparse.Namespace, kept: Record, draw: Draw) -> None:
+def conclude(options: argparse.Namespace, kept: Record, pictures: Pictures) -> None:
     """Draw the pictures, and say where they are and where the rows are."""
     PROGRESS.print(f"rows     {kept.path}")
     if not kept.rows:
@@ -165,5 +165,5 @@ def conclude(options: argparse.Namespace, kept: Record, draw: Draw) -> None:
         path = options.plot or kept.path.with_suffix(".png")
         path.parent.mkdir(parents=True, exist_ok=True)
         PROGRESS.say("drawing")
-        for picture in draw(kept.rows, path):
+        for picture in save(path, pictures(kept.rows)):
             PROGRESS.print(f"picture  {picture}")

@@ -1,13 +1,12 @@
 """Pictures in one style, drawn without a screen.
 
-The pictures of an experiment are drawn by two functions of its file `figure.py`:
+The pictures of an experiment are drawn by one function of its file `figure.py`:
 
     pictures(rows) -> {topic: Figure}    what can be drawn of the rows, the most important first
-    draw(rows, path) -> [Path, ...]      `save(path, pictures(rows))`, the files written
 
-`rows` are those of the result file. The first picture is written to `path`, the others beside it:
-with ``mlp.png``, the topic "forward" is ``mlp_forward.png``. Topics without rows are left out.
-`run.py` hands `draw` to `experiments.bench.command`.
+`rows` are those of the result file. `run.py` hands the function to `experiments.bench.command`,
+which saves what it returns: the first picture to a path, the others beside it. With ``mlp.png``,
+the topic "forward" is ``mlp_forward.png``. Topics without rows are left out.
 
 A picture is as wide as a page, 700 pixels, and has one or two panels. Its title says what is drawn
 and of what, a speedup names its baseline, an axis its unit, and legends are below the panels.

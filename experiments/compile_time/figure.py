@@ -1,7 +1,6 @@
 """The pictures of `python -m experiments compile_time`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.bench.plots import (
@@ -12,7 +11,6 @@ from experiments.bench.plots import (
     bars,
     legend,
     plain_numbers,
-    save,
     series,
     sheet,
     styled,
@@ -21,11 +19,6 @@ from experiments.bench.plots import (
 from experiments.bench.table import Row
 
 OURS = {"deeppcr, list": (BLUE, "o"), "deeppcr, stack": (RED, "s")}
-
-
-def draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """Write `pictures`."""
-    return save(path, pictures(rows))
 
 
 @styled

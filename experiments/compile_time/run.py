@@ -28,7 +28,7 @@ from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.compile_time import training
-from experiments.compile_time.figure import draw
+from experiments.compile_time.figure import pictures
 from experiments.models.data import find_package
 
 Run = Callable[[Any, Array], Array]
@@ -207,4 +207,4 @@ def main(argv: list[str]) -> None:
         lengths = options.lengths or ((4, 16) if options.quick else LENGTHS)
         jobs += [partial(layers, length) for length in sorted(set(lengths))]
     jobs += [loops] if "training" in options.parts else []
-    command.run(options, jobs, {"layers": LAYERS, "training": TRAINING}, draw=draw)
+    command.run(options, jobs, {"layers": LAYERS, "training": TRAINING}, pictures=pictures)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.bench.plots import (
@@ -13,7 +12,6 @@ from experiments.bench.plots import (
     grid,
     legend,
     level,
-    save,
     sheet,
     speedup_maps,
     styled,
@@ -26,11 +24,6 @@ WORST = 15  # percent: more is regretted
 LOOPS = f"; loops: lax.scan with unroll {', '.join(map(str, (1, *UNROLLS)))}, Python"
 MEASURED, HERE = "over best loop", "predicted, here"
 MARKERS = "osD^vP*"  # of kinds of chains
-
-
-def draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """Write `pictures`."""
-    return save(path, pictures(rows))
 
 
 @styled

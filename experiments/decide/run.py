@@ -25,7 +25,7 @@ from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.decide import breakeven, giving_up
 from experiments.decide.breakeven import FAR_DEVICES, HERE
-from experiments.decide.figure import draw
+from experiments.decide.figure import pictures
 from experiments.decide.programs import Chain
 from experiments.decide.regret import SUMMARY, by_kind, confusion, regret
 from experiments.models import zoo
@@ -117,7 +117,7 @@ def main(argv: list[str]) -> None:
     )
     add("--seed", type=int, default=0, help="of the random chains (%(default)s)", metavar="N")
     options = arguments.parse_args(argv)
-    command.run(options, jobs(options), TABLES, summary=summary, draw=draw, together=PARTS)
+    command.run(options, jobs(options), TABLES, summary=summary, pictures=pictures, together=PARTS)
 
 
 def summary(rows: list[Row]) -> Iterator[str | list[Row]]:

@@ -4,7 +4,6 @@ The digits after each iteration, and iterations and time against steps.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from textwrap import fill
 from typing import Any
 
@@ -19,7 +18,6 @@ from experiments.bench.plots import (
     level,
     loops,
     plain_numbers,
-    save,
     series,
     sheet,
     styled,
@@ -38,11 +36,6 @@ METHODS = {"dense": "dense Newton", "diagonal": "diagonal Newton", "picard": "Pi
 SHOWN = ("dense", "picard")  # methods whose samples are drawn
 PIXELS = 8  # of a digit, each way
 GAP = 2  # pixels between two
-
-
-def draw(rows: Sequence[Row], gallery: Mapping[str, np.ndarray], path: Path) -> list[Path]:
-    """Write `pictures`."""
-    return save(path, pictures(rows, gallery))
 
 
 @styled

@@ -30,7 +30,7 @@ from experiments.bench.programs import baselines
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
-from experiments.diffusion.figure import draw
+from experiments.diffusion.figure import pictures
 from experiments.diffusion.latent import Training, generator, judge
 from experiments.diffusion.sampling import SCHEDULERS, Reference, Sampler, Setup, schedule_of
 from experiments.models import data
@@ -247,5 +247,5 @@ def main(argv: list[str]) -> None:
         jobs,
         dict.fromkeys(PARTS, COLUMNS),
         summary=summary,
-        draw=lambda rows, path: draw(rows, bench.gallery, path),
+        pictures=lambda rows: pictures(rows, bench.gallery),
     )

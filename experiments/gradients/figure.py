@@ -1,7 +1,6 @@
 """The pictures of `python -m experiments gradients`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from experiments.bench.plots import (
     legend,
     loops,
     plain_numbers,
-    save,
     series,
     sheet,
     styled,
@@ -29,11 +27,6 @@ from experiments.gradients.silero import FRAME, RATE
 
 LAYERS = (*COLORS[:0:-1], "#bcdff5", YELLOW, GREEN, "black")  # of curves on each other, from below
 BETTER = "right of 1: deeppcr is faster"
-
-
-def draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """Write `pictures`."""
-    return save(path, pictures(rows))
 
 
 @styled

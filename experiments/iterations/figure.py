@@ -1,7 +1,6 @@
 """The pictures of `python -m experiments iterations`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.bench.plots import (
@@ -16,7 +15,6 @@ from experiments.bench.plots import (
     legend,
     loops,
     plain_numbers,
-    save,
     series,
     sheet,
     styled,
@@ -35,11 +33,6 @@ FORMS = {  # colour and marker
 }
 METHODS = {"plain": (BLUE, "o"), "trust region": (RED, "s")}  # with damping, and without
 SMALLEST, LARGEST = 1e-8, 1e2  # errors that are drawn
-
-
-def draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """Write `pictures`."""
-    return save(path, pictures(rows))
 
 
 @styled

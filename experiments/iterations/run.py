@@ -29,7 +29,7 @@ from experiments.bench.summary import best
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.iterations.accuracy import Counts, by_count
-from experiments.iterations.figure import draw
+from experiments.iterations.figure import pictures
 from experiments.iterations.forms import Problem, forms, problem
 from experiments.models import autoregressive, chains
 
@@ -195,5 +195,5 @@ def main(argv: list[str]) -> None:
         [job for job in todo if job],
         TABLES,
         summary=lambda rows: iter([command.part("fastest programs", best(rows))]),
-        draw=draw,
+        pictures=pictures,
     )

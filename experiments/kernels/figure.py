@@ -4,7 +4,6 @@ Launches of every program, and the time that they take at the least.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.bench.plots import (
@@ -15,7 +14,6 @@ from experiments.bench.plots import (
     Figures,
     legend,
     plain_numbers,
-    save,
     sheet,
     styled,
 )
@@ -33,11 +31,6 @@ PANELS = {  # key, title, label
         "time of launches and waits of the host [ms]",
     ),
 }
-
-
-def draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """Write `pictures`."""
-    return save(path, pictures(rows))
 
 
 @styled

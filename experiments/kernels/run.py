@@ -27,7 +27,7 @@ from experiments.bench.programs import baselines
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.gradients import network as recurrent
-from experiments.kernels.figure import draw
+from experiments.kernels.figure import pictures
 from experiments.kernels.launches import Launches, launches
 from experiments.kernels.targets import NAMES, Target, Unavailable, target
 from experiments.mlp import run as mlp
@@ -173,4 +173,4 @@ def main(argv: list[str]) -> None:
 
     cases = [partial(counted, make) for make in makers(options.quick)]
     tables = dict.fromkeys(("", "grid", "times", "speed"), COLUMNS)
-    command.run(options, cases, tables, draw=draw)
+    command.run(options, cases, tables, pictures=pictures)

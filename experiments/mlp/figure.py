@@ -5,7 +5,6 @@ Maps of speedups over depth and width, with the line of break-even, and times.
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.bench.plots import (
@@ -16,7 +15,6 @@ from experiments.bench.plots import (
     legend,
     loops,
     plain_numbers,
-    save,
     series,
     sheet,
     speedup_maps,
@@ -29,16 +27,6 @@ from experiments.bench.table import Row
 DIRECTIONS = ("gradient", "forward", "backward")  # the best picture first
 NAMES = {"gradient": "Gradient", "forward": "Forward pass", "backward": "Backward pass"}
 MARKERS = "osD^v*"  # of widths
-
-
-def draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """Write `pictures`.
-
-    Args:
-        rows: of the bench, or what `experiments.bench.summary.best` makes of them.
-        path: of the first picture.
-    """
-    return save(path, pictures(rows))
 
 
 @styled

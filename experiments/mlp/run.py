@@ -28,7 +28,7 @@ from experiments.bench.programs import Scan, baselines
 from experiments.bench.summary import best
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
-from experiments.mlp.figure import draw
+from experiments.mlp.figure import pictures
 
 TAKES = "5 min"
 KINDS = ("tanh", "relu")
@@ -200,5 +200,5 @@ def main(argv: list[str]) -> None:
         [partial(rows, size, direction) for size in chosen for direction in options.directions],
         {"": BENCH, "fastest programs": BEST},
         summary=lambda rows: iter([command.part("fastest programs", best(rows))]),
-        draw=draw,
+        pictures=pictures,
     )

@@ -1,7 +1,6 @@
 """The pictures of `python -m experiments prediction`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.bench.plots import (
@@ -11,18 +10,12 @@ from experiments.bench.plots import (
     bars,
     legend,
     plain_numbers,
-    save,
     sheet,
     styled,
 )
 from experiments.bench.table import Row
 
 MARKERS = "osD^vP*"  # of kinds of chains
-
-
-def draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """Write `pictures`."""
-    return save(path, pictures(rows))
 
 
 @styled

@@ -22,7 +22,7 @@ from experiments.bench.summary import errors
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.prediction import analysis
-from experiments.prediction.figure import draw
+from experiments.prediction.figure import pictures
 
 Function = Callable[..., Any]
 Program = tuple[Function, tuple[Any, ...]]
@@ -218,4 +218,4 @@ def main(argv: list[str]) -> None:
         repeats = min(options.repeats, 3) if options.quick else options.repeats
         jobs += [partial(analysis.rows, repeats)]
     tables = {"times": TIMES, "analysis": ANALYSIS}
-    command.run(options, jobs, tables, summary=summary, draw=draw, together=PARTS)
+    command.run(options, jobs, tables, summary=summary, pictures=pictures, together=PARTS)

@@ -5,7 +5,6 @@ The fastest parallel solver beside the fastest loop, and the time of every solve
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.bench.plots import (
@@ -17,7 +16,6 @@ from experiments.bench.plots import (
     legend,
     loops,
     plain_numbers,
-    save,
     series,
     sheet,
     speedup_maps,
@@ -29,16 +27,6 @@ from experiments.bench.table import Row
 
 MARKERS = "osD^vP*"  # of solvers
 NAMES = {"L": "steps L", "w": "rows w of a block"}
-
-
-def draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """Write `pictures`.
-
-    Args:
-        rows: of the bench, and others, which are left out.
-        path: of the first picture.
-    """
-    return save(path, pictures(rows))
 
 
 @styled

@@ -36,7 +36,7 @@ from experiments.bench.engine import Case, bench
 from experiments.bench.programs import Scan, baselines
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
-from experiments.recurrence.figure import draw
+from experiments.recurrence.figure import pictures
 
 KINDS = ("dense", "pairs", "neighbours", "diagonal", "scalar")
 SEQUENTIAL = "sequential"
@@ -237,6 +237,6 @@ def main(argv: list[str]) -> None:
         options,
         [partial(measured, size) for size in sizes(options)],
         {"": BENCH, "solvers": SOLVER_COLUMNS},
-        draw=draw,
+        pictures=pictures,
         together=["solvers"],
     )

@@ -1,7 +1,6 @@
 """The pictures of `python -m experiments resnet`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from experiments.bench.plots import (
     bars,
     legend,
     plain_numbers,
-    save,
     series,
     sheet,
     styled,
@@ -29,11 +27,6 @@ MARKERS = "osD^vP*"  # of variants
 NAMED = "by what linearises the forward pass / the adjoint"
 SMALLEST = 1e-9  # difference of losses that is drawn
 WINDOW = 15  # steps of the running mean
-
-
-def draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """Write `pictures`."""
-    return save(path, pictures(rows))
 
 
 @styled

@@ -35,7 +35,7 @@ from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.models import data
 from experiments.resnet import network
-from experiments.resnet.figure import draw
+from experiments.resnet.figure import pictures
 from experiments.resnet.network import Run, Shape, State
 from experiments.resnet.training import Task, Trainings
 from experiments.resnet.variants import VARIANTS, Setting, by_scan
@@ -205,4 +205,4 @@ def main(argv: list[str]) -> None:
     jobs[1:1] = [("training", one) for one in runs[0]] + [("approximate", one) for one in runs[1]]
     chosen = [job for part, job in jobs if part in options.parts]
     together = ("training", "approximate")
-    command.run(options, chosen, TABLES, summary=summary, draw=draw, together=together)
+    command.run(options, chosen, TABLES, summary=summary, pictures=pictures, together=together)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.bench.plots import (
@@ -11,7 +10,6 @@ from experiments.bench.plots import (
     bars,
     legend,
     plain_numbers,
-    save,
     series,
     sheet,
     styled,
@@ -27,11 +25,6 @@ LINES = {  # label, colour, line
     "predicted ms": ("Newton, chain over the devices, predicted", BLUE, "o:"),
 }
 KINDS = {"strong": "same chain", "weak": "longer chain"}
-
-
-def draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """Write `pictures`."""
-    return save(path, pictures(rows))
 
 
 @styled

@@ -27,7 +27,7 @@ from experiments.bench.table import Row, show, wrapped
 from experiments.bench.timing import Effort
 from experiments.sharding import chains, predicted, processes, stack, tutorials
 from experiments.sharding.collectives import Sent
-from experiments.sharding.figure import draw
+from experiments.sharding.figure import pictures
 from experiments.sharding.links import ASSUMED, LINKS, link_at_hand
 from experiments.sharding.predicted import SHARD, Machine
 from experiments.sharding.stack import Layout, Size
@@ -223,4 +223,4 @@ def main(argv: list[str]) -> None:
     said = f"{jax.device_count()} devices, {kind}\n{machine.said}\n{ASSUMED}"
     PROGRESS.print(wrapped(said) + "\n")
     cases = [case for part in options.parts for case in CASES[part](options, machine)]
-    command.run(options, cases, TABLES, draw=draw, together=TABLES, printed=printed)
+    command.run(options, cases, TABLES, pictures=pictures, together=TABLES, printed=printed)

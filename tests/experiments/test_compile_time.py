@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.bench import plots
 from experiments.compile_time import run as compile_time
 from experiments.compile_time import training
 
@@ -71,5 +72,5 @@ def test_without_flax_there_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys) -
 
 
 def test_a_figure_of_nothing(tmp_path: Path) -> None:
-    compile_time.draw([], tmp_path / "empty.png")
+    plots.save(tmp_path / "empty.png", compile_time.pictures([]))
     assert (tmp_path / "empty.png").exists()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from experiments.bench import engine, programs, results
+from experiments.bench import engine, plots, programs, results
 from experiments.bench.costs import analyze
 from experiments.bench.engine import Outcome, Variant
 from experiments.bench.table import Row
@@ -276,9 +276,9 @@ def test_the_map_is_drawn_of_what_there_is(tmp_path: Path) -> None:
         "realised": 1.0,
     }
     wrong = {"part": "regret", "direction": "forward", "kind": "gru", "note": "wrong"}
-    decide_figure.draw([*rows, other, wrong], tmp_path / "map.png")
+    plots.save(tmp_path / "map.png", decide_figure.pictures([*rows, other, wrong]))
     _, old = results.read(ROOT / "experiments/results/cpu/decide.jsonl")
-    decide_figure.draw(old, tmp_path / "old.png")
+    plots.save(tmp_path / "old.png", decide_figure.pictures(old))
     small, large = ((tmp_path / name).stat().st_size for name in ("map.png", "old.png"))
     assert 1000 < small < large  # of as many panels as there are devices
 

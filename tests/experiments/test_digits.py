@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import digits
+from experiments.bench import pictures, plots
 from experiments.bench.engine import distance
 from experiments.bench.table import Row
 from experiments.models import data
@@ -138,5 +139,5 @@ def test_the_picture_is_of_what_there_is(tmp_path: Path) -> None:
     losses = {"losses": [2.0, 1.0]}
     found = [row | losses for row in rows({digits.BASELINE: 1.0})]
     for name, some in {"all": found, "training": found[:1], "nothing": []}.items():
-        digits.draw(some, tmp_path / f"{name}.png")
+        plots.save(tmp_path / f"{name}.png", pictures.digits(some))
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

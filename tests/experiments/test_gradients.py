@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import depth
+from experiments.bench import plots
 from experiments.bench.engine import distance
 from experiments.bench.table import Row
 from experiments.gradients import figure, series, silero
@@ -361,5 +362,5 @@ def test_the_figure_takes_the_best_that_is_parallel_and_right(tmp_path: Path) ->
     }
     trained |= {"accuracy": 0.5, "alike for": 2}
     heard = {"part": "heard", "program": "auto", "probabilities": [0.1, 0.9]}
-    figure.draw([*rows, trained, heard], tmp_path / "rnn.png")
+    plots.save(tmp_path / "rnn.png", figure.pictures([*rows, trained, heard]))
     assert (tmp_path / "rnn.png").stat().st_size > 10_000

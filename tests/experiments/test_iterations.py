@@ -10,6 +10,7 @@ import pytest
 from jax import Array, lax
 
 from deeppcr import Newton
+from experiments.bench import plots
 from experiments.bench.programs import by_loop
 from experiments.bench.summary import best, labels
 from experiments.bench.timing import Effort
@@ -120,9 +121,8 @@ def test_a_figure_of_what_was_not_run(tmp_path: Path) -> None:
         here | {"program": "dense", "note": "not run"},
         here | {"program": "zero", "iterations": 3, "ended": "converged"},
     ]
-    iterations_figure.draw(
-        [*rows, here | {"part": "width", "program": "dense"}], tmp_path / "toy.png"
-    )
+    others = [here | {"part": "width", "program": "dense"}]
+    plots.save(tmp_path / "toy.png", iterations_figure.pictures([*rows, *others]))
     assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from deeppcr.loops import FALLBACK
+from experiments.bench import plots
 from experiments.kernels import figure as kernels_figure
 from experiments.kernels import run as kernels
 from experiments.kernels import targets
@@ -129,8 +130,8 @@ def test_the_figure_has_a_line_for_every_case(tmp_path):
     rows += [rows[0] | {"kind": None, "data": "digits", "direction": "training step"}]
     assert kernels_figure.named(rows[1]) == "tanh, L = 1,024, w = 8, forward"
     assert kernels_figure.named(rows[2]) == "digits, L = 1,024, w = 8, training step"
-    kernels_figure.draw(rows, tmp_path / "figure.png")
-    kernels_figure.draw([], tmp_path / "empty.png")
+    plots.save(tmp_path / "figure.png", kernels_figure.pictures(rows))
+    plots.save(tmp_path / "empty.png", kernels_figure.pictures([]))
     assert (tmp_path / "figure.png").stat().st_size > (tmp_path / "empty.png").stat().st_size > 0
 
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.bench import plots
 from experiments.bench.engine import distance
 from experiments.bench.table import Row
 from experiments.recurrence import figure as recurrence_figure
@@ -138,8 +139,8 @@ def test_the_figure_is_of_the_kind_with_most_rows(tmp_path: Path) -> None:
     here = {"kind": "dense", "L": 8, "w": 2, "batch": 1, "direction": "forward"}
     rows = [here | {"program": "lax.scan", "baseline": True, "ms": 1.0, "speedup": 1.0}]
     rows += [rows[0] | {"kind": "scalar", "w": 4, "L": 16}, rows[0] | {"kind": "scalar", "w": 8}]
-    recurrence_figure.draw([*rows, {"part": "solvers"}], tmp_path / "figure.png")
-    recurrence_figure.draw([], tmp_path / "empty.png")
+    plots.save(tmp_path / "figure.png", recurrence_figure.pictures([*rows, {"part": "solvers"}]))
+    plots.save(tmp_path / "empty.png", recurrence_figure.pictures([]))
     sizes = [(tmp_path / name).stat().st_size for name in ("figure.png", "empty.png")]
     assert sizes[0] > sizes[1] > 0
 

@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 from deeppcr import Adjoint, Newton
+from experiments.bench import plots
 from experiments.bench.programs import SCAN
 from experiments.bench.table import Row
 from experiments.models import data
@@ -189,5 +190,5 @@ def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.Mon
 
 
 def test_a_figure_of_some_parts(rows: dict[str, Row], tmp_path: Path) -> None:
-    figure.draw([rows[SCAN]], tmp_path / "one.png")
+    plots.save(tmp_path / "one.png", figure.pictures([rows[SCAN]]))
     assert (tmp_path / "one.png").stat().st_size > 10_000

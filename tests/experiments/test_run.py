@@ -19,6 +19,7 @@ from experiments.bench import command, engine, progress, results
 from experiments.bench.columns import BENCH, BEST
 from experiments.bench.command import parser
 from experiments.bench.engine import Case, bench
+from experiments.bench.plots import Figures, sheet
 from experiments.bench.progress import Progress
 from experiments.bench.summary import cases as by_case
 from experiments.bench.table import WIDTH, Columns, Row, layout, legend, show
@@ -58,15 +59,14 @@ def run(tmp_path: Path, *cases: Callable[[], Iterator[Row]], **options: Any) -> 
     """Run cases as an experiment does; what is drawn."""
     drawn: list[list[Row]] = []
 
-    def draw(rows: list[Row], path: Path) -> list[Path]:
+    def pictures(rows: list[Row]) -> Figures:
         drawn.append(rows)
-        path.touch()
-        return [path, path.with_stem("toy_times")]
+        return {topic: sheet("")[0] for topic in ("speedups", "times")}
 
     given = [part for name in options for part in (f"--{name}", str(options[name]))]
     line = ["--keep", "toy", "--out", str(tmp_path), *given]
     tables = {"": {"L": "length", "ms": "time", "note": "what is wrong"}}
-    command.run(parser("toy", None).parse_args(line), cases, tables, draw=draw)
+    command.run(parser("toy", None).parse_args(line), cases, tables, pictures=pictures)
     return drawn
 
 
@@ -94,12 +94,7 @@ def test_a_run_that_is_not_kept_leaves_its_files_in_the_scratch_folder(
 ) -> None:
     monkeypatch.setattr(command, "SCRATCH", tmp_path / "scratch")
     options = parser("toy", None).parse_args([])
-
-    def draw(rows: list[Row], path: Path) -> list[Path]:
-        path.touch()
-        return [path]
-
-    command.run(options, [lambda: iter([{"L": 1}])], {}, draw=draw)
+    command.run(options, [lambda: iter([{"L": 1}])], {}, pictures=lambda rows: {})
     names = {path.name for path in (tmp_path / "scratch").iterdir()}
     assert names == {"toy.jsonl", "toy.png"}
 
@@ -129,7 +124,7 @@ def test_parts_may_share_a_table_at_the_end(
         cases,
         {"both": {"L": "length"}, "mean": {"ms": "time"}},
         summary=lambda rows: iter([f"{len(rows)} rows", [{"part": "mean", "ms": 1.5}]]),
-        draw=lambda rows, path: [],
+        pictures=lambda rows: {},
         together=["both"],
         printed=lambda row: row | ({"L": 10 * row["L"]} if "L" in row else {}),
     )

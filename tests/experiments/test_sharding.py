@@ -17,7 +17,7 @@ import pytest
 
 import deeppcr
 import depth
-from experiments.bench import engine, programs, timing
+from experiments.bench import engine, plots, programs, timing
 from experiments.bench.costs import analyze, further
 from experiments.bench.timing import Effort
 from experiments.sharding import chains, links, predicted, processes, stack, tutorials
@@ -271,7 +271,9 @@ def test_collectives_are_printed_as_their_number_and_bytes() -> None:
 
 
 def test_without_scaling_the_picture_has_a_bar_for_each_row(tmp_path: Path) -> None:
-    sharding.draw([{"part": "tutorials", "row": "a", "ms": 2.0}], tmp_path / "bars.png")
+    plots.save(
+        tmp_path / "bars.png", sharding.pictures([{"part": "tutorials", "row": "a", "ms": 2.0}])
+    )
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
 
 
