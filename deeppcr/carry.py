@@ -90,16 +90,16 @@ class Carry:
         self, step: Step, captured: Leaves, inputs: Leaves, length: int, reverse: bool
     ) -> Self:
         """The same, with the driven leaves of all steps, computed by `jax.lax.scan`."""
-        places = tuple(i for i, kind in enumerate(self.kinds) if kind == "driven")
-        if not places:
+        indices = tuple(i for i, kind in enumerate(self.kinds) if kind == "driven")
+        if not indices:
             return self
-        count, sources = len(self.kinds), frozenset[int]().union(*_sources(step, places))
+        count, sources = len(self.kinds), frozenset[int]().union(*_sources(step, indices))
         read = tuple(i for i in range(len(inputs)) if count + i in sources)
         arrays = lax.stop_gradient((captured, self.initial, [inputs[i] for i in read]))
         run, known = _run_ahead, step
         if is_eager(jax.tree.leaves(arrays)) and (found := kept(step)):
             run, known = _run_ahead_compiled, found
-        last, before = run(known, places, read, length, reverse, *arrays)
+        last, before = run(known, indices, read, length, reverse, *arrays)
         return dataclasses.replace(self, before=before, last=last)
 
     def unknown(self, length: int) -> Self:
@@ -216,7 +216,7 @@ def _kind(dtype: Any) -> Kind:
 
 def _run_ahead(
     step: Step,
-    places: tuple[int, ...],
+    indices: tuple[int, ...],
     read: tuple[int, ...],
     length: int,
     reverse: bool,
@@ -224,13 +224,13 @@ def _run_ahead(
     initial: Leaves,
     inputs: Leaves,
 ) -> tuple[Leaves, Leaves]:
-    """The leaves at ``places`` after the last step, and before each.
+    """The leaves at ``indices`` after the last step, and before each.
 
     ``inputs``: those that are ``read``.
     """
     variables, count = step.jaxpr.invars, step.states
-    wanted = [step.jaxpr.outvars[i] for i in places]
-    driven = [variables[i] for i in places]
+    wanted = [step.jaxpr.outvars[i] for i in indices]
+    driven = [variables[i] for i in indices]
     known = dict(zip(step.jaxpr.constvars, captured, strict=True))
     # The results are proven not to depend on the rest.
     known |= dict(zip(variables[:count], initial, strict=True))
@@ -241,17 +241,17 @@ def _run_ahead(
         now |= dict(zip([variables[count + i] for i in read], xs, strict=True))
         return evaluate(step.jaxpr, known | now, wanted), state
 
-    return lax.scan(body, [initial[i] for i in places], inputs, length, reverse)
+    return lax.scan(body, [initial[i] for i in indices], inputs, length, reverse)
 
 
 _run_ahead_compiled = jax.jit(
-    _run_ahead, static_argnames=("step", "places", "read", "length", "reverse")
+    _run_ahead, static_argnames=("step", "indices", "read", "length", "reverse")
 )
 
 
-def _sources(step: Step, places: Sequence[int]) -> list[frozenset[int]]:
+def _sources(step: Step, indices: Sequence[int]) -> list[frozenset[int]]:
     """The inputs of the step's program that the next values of these leaves depend on."""
-    if not places:
+    if not indices:
         return []
-    program = step.jaxpr._replace(outvars=[step.jaxpr.outvars[i] for i in places])
+    program = step.jaxpr._replace(outvars=[step.jaxpr.outvars[i] for i in indices])
     return dependence(program, [frozenset([i]) for i in range(len(program.invars))])

@@ -1,4 +1,4 @@
-"""What mkdocs is told beside mkdocs.yml: pictures, tables and the changelog come from elsewhere."""
+"""Hooks of mkdocs: pictures, tables and the changelog come from files outside docs."""
 
 import re
 from pathlib import Path

@@ -39,9 +39,9 @@ def main(path: Path) -> None:
         _paper(axes)
         _sequential(axes, HEIGHT - 0.42)
         _parallel(axes, HEIGHT - 2.3)
-        told = {"Date": None, "Title": "A chain of steps, and its solution in parallel"}
+        metadata = {"Date": None, "Title": "A chain of steps, and its solution in parallel"}
         is_svg = path.suffix == ".svg"
-        figure.savefig(path, transparent=True, dpi=100, metadata=told if is_svg else None)
+        figure.savefig(path, transparent=True, dpi=100, metadata=metadata if is_svg else None)
 
 
 def _paper(axes: Axes) -> None:

@@ -208,26 +208,26 @@ class Rows:
     """The values of the variables of a program: arrays, or rows of stacked arrays."""
 
     def __init__(self) -> None:
-        self.place: dict[Any, tuple[Any, int | None]] = {}
+        self.rows: dict[Any, tuple[Any, int | None]] = {}
 
     def put(self, variables: Sequence[Any], x: Any, stacked: bool) -> None:
         """Set each variable to its row of ``x``, or to ``x``."""
-        self.place |= {v: (x, i if stacked else None) for i, v in enumerate(variables)}
+        self.rows |= {v: (x, i if stacked else None) for i, v in enumerate(variables)}
 
     def one(self, variable: Any) -> Any:
         """The value of a variable or literal."""
         if is_literal(variable):
             return jnp.asarray(variable.val, variable.aval.dtype)
-        x, row = self.place[variable]
+        x, row = self.rows[variable]
         return x if row is None else lax.index_in_dim(x, row, keepdims=False)
 
     def take(self, variables: Sequence[Any]) -> Any:
         """The values of variables of one shape, stacked."""
-        if any(is_literal(v) or self.place[v][1] is None for v in variables):
+        if any(is_literal(v) or self.rows[v][1] is None for v in variables):
             return jnp.stack([self.one(v) for v in variables])
         pieces = []
         for _, run in itertools.groupby(
-            map(self.place.__getitem__, variables), key=lambda p: id(p[0])
+            map(self.rows.__getitem__, variables), key=lambda p: id(p[0])
         ):
             (x, *_), rows = zip(*run, strict=True)
             end = rows[0] + len(rows)
@@ -255,7 +255,7 @@ class Rows:
         """Run the program; equal equations at one depth run as one, on stacked operands."""
         depth: dict[Any, int] = {}
         batches: dict[Any, list[Any]] = {}
-        for equation in needed(program, self.place, program.outvars):
+        for equation in needed(program, self.rows, program.outvars):
             level = 1 + max(
                 (depth.get(v, 0) for v in equation.invars if not is_literal(v)), default=0
             )

@@ -132,11 +132,10 @@ def _product(equation: Any, values: list[Any]) -> Images | None:
     along = [*batch[1 - mine]]
     free = [axis for axis in range(other.ndim) if axis not in (meets, *along)]
     rows = units.rows_of(jnp.transpose(other, (meets, *along, *free)))
-    examples = [1] * (
-        len(units.shape) - 1 - len(along)
-    )  # axes along which all unit vectors are the same
-    place = 1 + len(along) if mine == 0 else rows.ndim
-    shape = (*rows.shape[:place], *examples, *rows.shape[place:])
+    # Axes along which all unit vectors are the same.
+    examples = [1] * (len(units.shape) - 1 - len(along))
+    at = 1 + len(along) if mine == 0 else rows.ndim
+    shape = (*rows.shape[:at], *examples, *rows.shape[at:])
     return Images(
         jnp.broadcast_to(rows.reshape(shape), (units.count, *out.shape)).astype(out.dtype)
     )
@@ -154,13 +153,12 @@ def _slice(equation: Any, values: list[Any]) -> Units | None:
 def _reshape(equation: Any, values: list[Any]) -> Units | None:
     """A reshape that only adds or removes axes of size 1."""
     (units, *_), out = values, equation.outvars[0].aval
-    place = [axis for axis, size in enumerate(units.shape) if size != 1]
+    before = [axis for axis, size in enumerate(units.shape) if size != 1]
     after = [axis for axis, size in enumerate(out.shape) if size != 1]
-    if [units.shape[axis] for axis in place] != [
-        out.shape[axis] for axis in after
-    ] or units.axis not in place:
+    is_same = [units.shape[axis] for axis in before] == [out.shape[axis] for axis in after]
+    if not is_same or units.axis not in before:
         return None
-    return dataclasses.replace(units, shape=out.shape, axis=after[place.index(units.axis)])
+    return dataclasses.replace(units, shape=out.shape, axis=after[before.index(units.axis)])
 
 
 def _broadcast(equation: Any, values: list[Any]) -> Units | None:

@@ -58,14 +58,14 @@ def scan(visit: Visit) -> list[Labels]:
         return [*state, *map(_stack, zip(*order, strict=True), shapes)]
     joined = [visit.groups.along(labels, [0]) for labels in scanned]
     rows = [None if labels is None else labels[0] for labels in joined]
-    settled = _settle(visit, lambda state: trip(state, rows), state, visit.results[:carried])
-    if settled is None:
+    reached = _fixed_point(visit, lambda state: trip(state, rows), state, visit.results[:carried])
+    if reached is None:
         return visit.walk.unknown(visit)
     results = [
         None if labels is None else np.broadcast_to(labels, shape)
-        for labels, shape in zip(settled[carried:], shapes, strict=True)
+        for labels, shape in zip(reached[carried:], shapes, strict=True)
     ]
-    return [*settled[:carried], *results]
+    return [*reached[:carried], *results]
 
 
 def _stack(labels: Sequence[Labels], shape: tuple[int, ...]) -> Labels:
@@ -91,7 +91,7 @@ def while_loop(visit: Visit) -> list[Labels]:
             for new, kept, shape in zip(found, same, visit.results, strict=True)
         ]
 
-    found = _settle(visit, trip, visit.operands[start:], visit.results)
+    found = _fixed_point(visit, trip, visit.operands[start:], visit.results)
     return walk.unknown(visit) if found is None else found
 
 
@@ -105,7 +105,7 @@ def _leading(visit: Visit, going: Labels, shape: tuple[int, ...]) -> Labels:
     return going[(..., *(None,) * (len(shape) - going.ndim))]
 
 
-def _settle(
+def _fixed_point(
     visit: Visit, trip: Any, state: list[Labels], shapes: Sequence[tuple[int, ...]]
 ) -> list[Labels] | None:
     """The results of a trip that joins nothing new, after the labels of ``state`` have converged.

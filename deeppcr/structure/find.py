@@ -156,15 +156,13 @@ def _of_one_example(groups: Groups, entries: Array) -> tuple[Array, str]:
         after = single.find(own)
         if (changed := after[after != before]).size:
             name = _name(cause)
-            joined[name] += int(
-                np.count_nonzero(before == own) - np.count_nonzero(after == own)
-            )  # roots
+            roots = np.count_nonzero(before == own) - np.count_nonzero(after == own)
+            joined[name] += int(roots)
             largest[name] = max(largest.get(name, 0), int(np.bincount(after)[changed].max()))
     name = max(joined, key=lambda name: joined[name], default="")
     size = largest.get(name, 0)
-    return single.find(
-        own
-    ) - 1, f"{name} joins {'all ' if size == width else ''}{size} entries" if name else ""
+    entries_joined = f"all {size}" if size == width else f"{size}"
+    return single.find(own) - 1, f"{name} joins {entries_joined} entries" if name else ""
 
 
 def _name(cause: Any) -> str:

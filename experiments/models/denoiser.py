@@ -42,8 +42,7 @@ def first_weights(size: int, width: int, key: Array, classes: int = 0) -> Params
 def noise(params: Params, x: Array, t: Array, wanted: Array | None = None) -> Array:
     """The predicted noise in ``x: [*batch, size]`` at time ``t``, a scalar.
 
-    A network that was trained to be told what x is to become takes it as ``wanted: [*batch,
-    classes]``, ones and zeros.
+    A class-conditional network takes the class as ``wanted: [*batch, classes]``, ones and zeros.
     """
     frequency = jnp.exp(
         jnp.arange(EMBEDDING // 2, dtype=jnp.float32) * (-math.log(1e4) / (EMBEDDING // 2))

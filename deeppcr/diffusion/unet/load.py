@@ -84,9 +84,9 @@ def load_unet(folder: Any, dtype: Any = None) -> "UNet":
 
 def find(folder: Path) -> Path:
     """The folder of the model: this one, or ``unet`` in it."""
-    for place in folder, folder / "unet":
-        if (place / "config.json").is_file():
-            return place
+    for candidate in folder, folder / "unet":
+        if (candidate / "config.json").is_file():
+            return candidate
     raise FileNotFoundError(
         f"folder is {str(folder)!r}, expected a folder with config.json, or with unet/config.json."
     )
