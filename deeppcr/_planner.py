@@ -8,7 +8,7 @@ import jax
 import depth
 from deeppcr._instance import Instance, instances_of
 from deeppcr._plan.candidates import Candidates
-from deeppcr._plan.choose import best_gradient, best_method
+from deeppcr._plan.choose import best_gradient, best_method, keep_choices
 from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Auto, Fixed, Method, find_method
 from deeppcr._plan.report import ChainPlan, Plan
@@ -126,6 +126,8 @@ def _plan_chain(
     newton = only if isinstance(only, Newton) else Newton(memory=memory)
     sharding = find_sharding(given.chain.inputs, given.chain.sharding, newton)
     choice = _linearized(newton, chain, 1 if sharding is None else sharding.size)
+    if only is None and memory is None and sharding is None:  # for the call that follows
+        keep_choices(candidates.costs)
     return ChainPlan(
         length=chain.length,
         layout=chain.layout,

@@ -17,6 +17,7 @@ from deeppcr._plan.costs import ChainCosts, is_hashable
 from deeppcr._plan.names import Fixed, Wanted, find_adjoint
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.newton import Newton
+from deeppcr.platforms import platforms
 
 T = TypeVar("T")
 KEPT = 512  # choices
@@ -46,6 +47,13 @@ def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wa
     return find_adjoint(
         _kept(key, platform, lambda candidates: best_gradient(candidates, method)[0].adjoint, costs)
     )
+
+
+def keep_choices(costs: ChainCosts) -> None:
+    """Choose for the devices at hand, from costs that a plan has computed anyway."""
+    for platform in platforms():
+        choose_method(costs, platform)
+        choose_adjoint(costs, None, platform)
 
 
 def best_method(candidates: Candidates, everything: bool = False) -> list[Candidate]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.checks import describe_type
+from deeppcr.rewrites import split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Packing:
         for group, indices in self.groups.items():
             # One split: the transpose of a slice per leaf would be a full-size pad per leaf.
             sizes = [self.sizes[i] for i in indices]
-            parts = jax.lax.split(self._own(packed, "packed").arrays[group], sizes)
+            parts = split(self._own(packed, "packed").arrays[group], sizes)
             for i, part in zip(indices, parts, strict=True):
                 leaves[i] = part.reshape(self.shapes[i])
         return self.treedef.unflatten(leaves)

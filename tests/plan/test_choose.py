@@ -94,6 +94,16 @@ def test_another_device_is_asked_anew(asked, monkeypatch):
     assert [device for *_, device in asked] == ["H200", "A100"]
 
 
+def test_a_call_finds_what_its_plan_computed(memo):
+    chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((8, 3)))
+    z0 = jnp.zeros(3)
+    deeppcr.plan(chain, z0)
+    known = set(memo)
+    jax.make_jaxpr(jax.grad(lambda z: jnp.sum(deeppcr.solve(chain, z).value)))(z0)
+    assert {key[0][0] for key in known} == {"method", "adjoint"}
+    assert set(memo) == known
+
+
 def test_a_device_that_takes_the_place_of_another_in_memory_is_not_taken_for_it(asked, monkeypatch):
     costs = costs_of(*like(8, 1024))
     for latency in (0.0, 1e-3) * 4:

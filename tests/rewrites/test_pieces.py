@@ -1,0 +1,54 @@
+"""Arrays joined, and split by equal computations: `jnp.concatenate` and `lax.split` are oracles."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from deeppcr.rewrites import join, split
+from tests.problems import assert_agree, normal
+
+ROWS = [normal(i, 2 if i % 2 else 1, 3) for i in range(4)]
+SIZES = [len(row) for row in ROWS]
+
+
+def of(joined):
+    """A function that every transformation of `f` depends on."""
+    return jnp.sum(jnp.sin(jnp.cumsum(joined, axis=0)) ** 2)
+
+
+def by(joined):
+    def f(first, last):
+        return of(joined([first, *ROWS[1:-1], last]))
+
+    def through(f, *arguments):
+        return jax.jvp(f, arguments, arguments)
+
+    gradient = jax.grad(f, (0, 1))
+    batch = jnp.stack([ROWS[0]] * 4, axis=1)
+    return {
+        "value": lambda: f(ROWS[0], ROWS[-1]),
+        "gradient": lambda: gradient(ROWS[0], ROWS[-1]),
+        "jvp of the gradient": lambda: through(gradient, ROWS[0], ROWS[-1]),
+        "hessian": lambda: jax.hessian(f)(ROWS[0], ROWS[-1]),
+        "vmap": lambda: jax.vmap(jax.grad(f), (1, None))(batch, ROWS[-1]),
+        "checkpoint": lambda: jax.jit(jax.grad(jax.checkpoint(f)))(ROWS[0], ROWS[-1]),
+    }
+
+
+@pytest.mark.parametrize("name", by(jnp.concatenate))
+def test_derivatives_are_those_of_concatenate(name):
+    assert_agree(by(join)[name](), by(jnp.concatenate)[name]())
+
+
+def test_gradients_of_some_pieces():
+    x = jnp.concatenate(ROWS)
+    ours = jax.jit(jax.grad(lambda x: jnp.sum(split(x, SIZES)[2] ** 3)))(x)
+    assert_agree(ours, jax.grad(lambda x: jnp.sum(lax.split(x, SIZES)[2] ** 3))(x))
+
+
+def test_pieces_are_equal_computations():
+    """No slice at an offset of its own is left, by which XLA would tell pieces apart."""
+    text = jax.jit(jax.grad(lambda rows: of(join(rows)))).lower(ROWS).compile().as_text()
+    assert text.count(" dynamic-slice(") >= len(ROWS)
+    assert " slice(" not in text
