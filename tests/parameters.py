@@ -9,7 +9,10 @@ SHAPES = {"w": (2, 3), "b": (3,), "s": (), "v": (3, 4), "none": (0, 2)}
 
 def tree(seed, dtype="float32"):
     rng = np.random.default_rng(seed)
-    return {name: jnp.asarray(rng.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
+    return {
+        name: jnp.asarray(np.asarray(rng.standard_normal(shape)).astype(dtype))
+        for name, shape in SHAPES.items()
+    }
 
 
 def mixed(seed):
