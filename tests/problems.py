@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import cycle, islice
 from typing import Any
 
 import jax
@@ -47,7 +48,8 @@ def floating(x):
 
 
 def normal(seed, *shape, scale=1.0):
-    return jnp.asarray(scale * np.random.default_rng([seed, *shape]).normal(size=shape))
+    # `jnp.asarray` compiles a program for every shape; `jax.device_put` does not.
+    return jax.device_put(scale * np.random.default_rng([seed, *shape]).normal(size=shape))
 
 
 def backpropagate(problem, scan):
@@ -74,6 +76,13 @@ def backpropagate(problem, scan):
     return both([leaf for leaf, m in zip(leaves, moves, strict=True) if m])
 
 
+def pairs(*options):
+    """As few cases as have every value of every option at least once."""
+    count = max(map(len, options))
+    cycles = [[*values, *islice(cycle(values), count - len(values))] for values in options]
+    return list(zip(*cycles, strict=True))
+
+
 @cache
 def oracle(problem):
     """`backpropagate` by `jax.lax.scan`."""
@@ -87,11 +96,11 @@ def assert_agree(actual, expected, tolerance=1e-10):
         jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(expected)
     ]
     for path, a, e in zip(paths, jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        a, e = jnp.asarray(a), jnp.asarray(e)
+        a, e = (x if hasattr(x, "dtype") else np.asarray(x) for x in (a, e))
         assert a.dtype == e.dtype, path
         assert a.shape == e.shape, path
         if floating(a):
-            a, e = (np.asarray(x.astype(np.promote_types(x.dtype, np.float32))) for x in (a, e))
+            a, e = (np.asarray(x, np.promote_types(x.dtype, np.float32)) for x in (a, e))
             largest = np.abs(e[np.isfinite(e)]).max(initial=0) or 1.0
             np.testing.assert_allclose(a, e, rtol=0, atol=tolerance * largest, err_msg=path)
         else:
@@ -252,6 +261,10 @@ def logistic(rate, z, _):
     return rate * z * (1 - z), z
 
 
+def number(value):
+    return jax.device_put(np.float64(value))
+
+
 def keys(n):
     return jax.random.split(jax.random.key(7), n)
 
@@ -299,22 +312,25 @@ PROBLEMS = {
         batch_ndim=1,
     ),
     "ode": Problem(
-        rk4, {"stiffness": jnp.array(1.5), "h": jnp.array(0.1)}, jnp.array([1.0, -0.5]), length=L
+        rk4,
+        {"stiffness": number(1.5), "h": number(0.1)},
+        jax.device_put(np.array([1.0, -0.5])),
+        length=L,
     ),
     "odd": Problem(
         odd,
         (normal(0, 5, 3), normal(1, 3, 3, scale=0.5)),
-        {"inner": (normal(2, 3),), "scale": jnp.array(0.7)},
+        {"inner": (normal(2, 3),), "scale": number(0.7)},
         {
             "key": keys(L),
-            "number": jnp.arange(L) % 5,
-            "skip": jnp.arange(L) % 4 == 2,
+            "number": jax.device_put(np.arange(L) % 5),
+            "skip": jax.device_put(np.arange(L) % 4 == 2),
             "value": normal(3, L),
         },
     ),
     "batch norm": Problem(
         batch_norm,
-        (jnp.array(0.8), normal(0, 3, 3, scale=0.5)),
+        (number(0.8), normal(0, 3, 3, scale=0.5)),
         normal(1, 4, 3),
         normal(2, L, 4, 3),
         batch_ndim=1,
@@ -324,6 +340,6 @@ PROBLEMS = {
     ),
     "custom jvp": Problem(own_forwards, normal(0, 3, 3, scale=0.6), normal(1, 3), normal(2, L, 3)),
     "scalar": Problem(
-        lambda a, z, x: (a * jnp.sin(z) + x, z * x), jnp.array(0.9), jnp.array(0.3), normal(0, L)
+        lambda a, z, x: (a * jnp.sin(z) + x, z * x), number(0.9), number(0.3), normal(0, L)
     ),
 }

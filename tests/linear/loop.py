@@ -91,29 +91,29 @@ def ragged(width):
 def problem(kind, length, batch, width, seed=0):
     """Blocks of norm about 1/2, with NaN in ignored entries; and right-hand sides."""
     rng = np.random.default_rng(seed)
-    b = jnp.asarray(rng.normal(size=(length, *batch, width)))
+    b = jax.device_put(rng.normal(size=(length, *batch, width)))
 
     def blocks(*shape, mixed=1):
         return rng.normal(size=(length, *shape)) / (2 * np.sqrt(mixed))
 
     match kind:
         case "matrices":
-            return Matrices(jnp.asarray(blocks(*batch, width, width, mixed=width))), b
+            return Matrices(jax.device_put(blocks(*batch, width, width, mixed=width))), b
         case "diagonals":
-            return Diagonals(jnp.asarray(blocks(*batch, width))), b
+            return Diagonals(jax.device_put(blocks(*batch, width))), b
         case "scalars":
-            return Scalars(jnp.asarray(blocks()), batch, width), b
+            return Scalars(jax.device_put(blocks()), batch, width), b
         case "zeros":
             return Zeros.like(b), b
         case "pairs":
             groups = np.arange(width, dtype=np.int32).reshape(2, -1).T
             return BlockDiagonals(
-                jnp.asarray(blocks(*batch, len(groups), 2, 2, mixed=2)), groups
+                jax.device_put(blocks(*batch, len(groups), 2, 2, mixed=2)), groups
             ), b
         case "ragged":
             groups = ragged(width)
             matrix = blocks(*batch, len(groups), 2, 2, mixed=2)
             matrix[..., groups < 0, :] = np.nan
             np.swapaxes(matrix, -1, -2)[..., groups < 0, :] = np.nan
-            return BlockDiagonals(jnp.asarray(matrix), groups), b
+            return BlockDiagonals(jax.device_put(matrix), groups), b
     raise ValueError(kind)

@@ -22,6 +22,7 @@ from deeppcr.linear import (
 from deeppcr.linear.chunked import default_chunks
 from deeppcr.linear.solver import working_dtype
 from tests.linear.loop import KINDS, compiled, full, loop, loop_transposed, problem
+from tests.problems import pairs
 
 SOLVERS = [
     Recurrence(),
@@ -41,9 +42,16 @@ def solve(solver, blocks, b, reverse=False):
     return solver.solve(blocks, b, reverse)
 
 
-@partial(compiled, static_argnames=("solver", "reverse"))
-def solve_transposed(solver, blocks, g, reverse=False):
-    return solver.solve_transposed(blocks, g, reverse)
+@partial(compiled, static_argnames="solver")
+def both(solver, blocks, b):
+    return solver.solve(blocks, b), solver.solve_transposed(blocks, b)
+
+
+def each_pcr(cases):
+    """Parallel cyclic reduction in every case, and each other solver in one."""
+    pcr = ParallelCyclicReduction()
+    others = [solver for solver in SOLVERS if solver != pcr]
+    return [*((pcr, case) for case in cases), *pairs(others, cases)]
 
 
 close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
@@ -53,22 +61,30 @@ close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
 @kinds
 def test_agrees_with_the_loop(solver, kind):
     blocks, b = problem(kind, 13, (2,), KINDS[kind])
-    close(solve(solver, blocks, b), loop(blocks, b))
-    close(solve_transposed(solver, blocks, b), loop_transposed(blocks, b))  # backwards
+    y, lam = both(solver, blocks, b)
+    close(y, loop(blocks, b))
+    close(lam, loop_transposed(blocks, b))  # backwards
 
 
-@solvers
-@kinds
-@pytest.mark.parametrize("length", [0, 1, 2, 3])
-def test_short_chains(solver, kind, length):
-    blocks, b = problem(kind, length, (), KINDS[kind])
-    if length == 2:
-        close(solve(solver, blocks, b, reverse=True), loop(blocks, b, reverse=True))
-    else:
-        close(
-            solve_transposed(solver, blocks, b, reverse=True),
-            loop_transposed(blocks, b, reverse=True),
-        )
+@pytest.mark.parametrize(
+    ("solver", "kind"),
+    [
+        *((solver, kind) for solver in SOLVERS for kind in ("matrices", "diagonals")),
+        *pairs(SOLVERS, ["pairs", "ragged", "scalars", "zeros"]),
+    ],
+    ids=str,
+)
+def test_short_chains(solver, kind):
+    problems = [problem(kind, length, (), KINDS[kind]) for length in range(4)]
+
+    def program(problems):
+        return [
+            (solver.solve if length == 2 else solver.solve_transposed)(blocks, b, True)
+            for length, (blocks, b) in enumerate(problems)
+        ]
+
+    for length, (y, each) in enumerate(zip(compiled(program)(problems), problems, strict=True)):
+        close(y, (loop if length == 2 else loop_transposed)(*each, reverse=True))
 
 
 @solvers
@@ -78,52 +94,55 @@ def test_a_power_of_two_and_a_shorter_last_chunk(solver, length, reverse):
     close(solve(solver, blocks, b, reverse), loop(blocks, b, reverse))
 
 
-@solvers
 @pytest.mark.parametrize(
-    ("kind", "batch", "width"),
-    [
-        ("matrices", (1,), 1),
-        ("matrices", (), 9),
-        ("matrices", (2, 3), 2),
-        ("ragged", (2, 3), 2),
-        ("scalars", (2, 3), 2),
-    ],
+    ("solver", "case"),
+    each_pcr(
+        [
+            ("matrices", (1,), 1),
+            ("matrices", (), 9),
+            ("matrices", (2, 3), 2),
+            ("ragged", (2, 3), 2),
+            ("scalars", (2, 3), 2),
+        ]
+    ),
     ids=str,
 )
-def test_batches_and_widths(solver, kind, batch, width):
+def test_batches_and_widths(solver, case):
+    kind, batch, width = case
     blocks, b = problem(kind, 6, batch, width)
     close(solve(solver, blocks, b), loop(blocks, b))
 
 
-@solvers
 @pytest.mark.parametrize(
-    "groups", [np.arange(18).reshape(9, 2).T, [[0]]], ids=["wide", "one entry"]
+    ("solver", "groups"), each_pcr([np.arange(18).reshape(9, 2).T.tolist(), [[0]]]), ids=str
 )
 def test_blocks_on_the_diagonal_of_any_width(solver, groups):
     count, size = np.shape(groups)
     rng = np.random.default_rng(0)
     blocks = BlockDiagonals(
-        jnp.asarray(rng.normal(size=(6, count, size, size)) / (2 * np.sqrt(size))), groups
+        jax.device_put(rng.normal(size=(6, count, size, size)) / (2 * np.sqrt(size))), groups
     )
-    b = jnp.asarray(rng.normal(size=(6, count * size)))
+    b = jax.device_put(rng.normal(size=(6, count * size)))
     close(solve(solver, blocks, b), loop(blocks, b))
 
 
-@solvers
 @pytest.mark.parametrize(
-    ("kind", "dtype", "tolerance"),
+    ("solver", "kind", "dtype", "tolerance"),
     [
-        ("matrices", jnp.float32, 1e-5),
-        ("matrices", jnp.complex128, 1e-10),
-        *((kind, jnp.bfloat16, 1e-2) for kind in KINDS),
+        *((solver, "matrices", jnp.float32, 1e-5) for solver in SOLVERS),
+        *((solver, "matrices", jnp.complex128, 1e-10) for solver in SOLVERS),
+        *((solver, kind, jnp.bfloat16, 1e-2) for solver, kind in pairs(SOLVERS, list(KINDS))),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_other_dtypes(solver, kind, dtype, tolerance):
     blocks, b = problem(kind, 4, (), KINDS[kind])
-    blocks, b = blocks.astype(dtype), b.astype(dtype)
-    if dtype == jnp.complex128:
-        blocks, b = Matrices(blocks.matrix * (1 + 0.5j)), b * (1 - 2j)
+    # A product, if it is complex, so that its real part is not all that counts.
+    by = (1 + 0.5j, 1 - 2j) if dtype == jnp.complex128 else (1, 1)
+    blocks, b = (
+        jax.tree.map(lambda leaf, x=x: (np.asarray(leaf) * x).astype(dtype), each)
+        for each, x in zip((blocks, b), by, strict=True)
+    )
     y = solve(solver, blocks, b)
     wide = jnp.complex128 if dtype == jnp.complex128 else jnp.float64
     assert y.dtype == dtype
@@ -141,30 +160,36 @@ def test_half_precision_is_computed_in_float32(dtype):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_never_travels_backwards(solver, reverse, bad):
     blocks, b = problem("matrices", 16, (), 3)
-    A = blocks.matrix
+    A, b = np.asarray(blocks.matrix), np.asarray(b)
     for step in (4, 9, 15):
         index = 15 - step if reverse else step
-        for A_bad, b_bad in [(A, b.at[index].set(bad)), (A.at[index].set(bad), b)]:
-            y = np.asarray(solve(solver, Matrices(A_bad), b_bad, reverse))[:: -1 if reverse else 1]
+        A_bad, b_bad = A.copy(), b.copy()
+        A_bad[index], b_bad[index] = bad, bad
+        for matrix, right in [(A, b_bad), (A_bad, b)]:
+            y = np.asarray(solve(solver, Matrices(matrix), right, reverse))[:: -1 if reverse else 1]
             close(y[:step], loop(A, b, reverse)[:: -1 if reverse else 1][:step])
             assert not np.isfinite(y[step:]).all(axis=-1).any()
+
+
+def spoilt(x, index):
+    x = np.array(x)
+    x[index] = np.nan
+    return x
 
 
 @solvers
 @kinds
 def test_the_first_block_is_ignored(solver, kind):
     blocks, b = problem(kind, 13, (2,), KINDS[kind])
-    bad = jax.tree.map(lambda leaf: leaf.at[0].set(np.nan), blocks)
-    np.testing.assert_array_equal(solve(solver, bad, b), solve(solver, blocks, b))
-    np.testing.assert_array_equal(
-        solve_transposed(solver, bad, b), solve_transposed(solver, blocks, b)
-    )
+    bad = jax.tree.map(lambda leaf: jax.device_put(spoilt(leaf, 0)), blocks)
+    for one, other in zip(both(solver, bad, b), both(solver, blocks, b), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @solvers
 def test_the_last_block_of_a_reversed_chain_is_ignored(solver):
     blocks, b = problem("matrices", 16, (), 3)
-    bad = Matrices(blocks.matrix.at[-1].set(np.nan))
+    bad = Matrices(spoilt(blocks.matrix, -1))
     np.testing.assert_array_equal(
         solve(solver, bad, b, reverse=True), solve(solver, blocks, b, reverse=True)
     )
@@ -173,9 +198,9 @@ def test_the_last_block_of_a_reversed_chain_is_ignored(solver):
 @solvers
 def test_without_blocks_nothing_is_carried_along(solver):
     blocks, b = problem("zeros", 13, (2,), 4)
-    b = b.at[3].set(np.nan)
-    np.testing.assert_array_equal(solve(solver, blocks, b), b)
-    np.testing.assert_array_equal(solve_transposed(solver, blocks, b), b)
+    b = spoilt(b, 3)
+    for y in both(solver, blocks, b):
+        np.testing.assert_array_equal(y, b)
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=repr)
