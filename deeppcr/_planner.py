@@ -1,7 +1,7 @@
 """`plan`: does solving a chain in parallel pay off? It costs all candidates and runs none."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import jax
 
@@ -13,7 +13,7 @@ from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Auto, Fixed, Method, find_method
 from deeppcr._plan.report import ChainPlan, Plan
 from deeppcr.chain import TracedChain
-from deeppcr.checks import check_count, describe
+from deeppcr.checks import check_count, describe, unknown_keyword
 from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.newton import Newton
 from deeppcr.newton.lyapunov import forecast_iterations
@@ -33,6 +33,7 @@ def plan(
     trials: bool = False,
     iterations: int | Literal["sample"] | None = None,
     batch_ndim: int | None = None,
+    **unknown: Never,
 ) -> Plan:
     """Predict which method and adjoint pay off for a chain, and why.
 
@@ -58,6 +59,7 @@ def plan(
             $4 + log_2(L) / 2$, which is typical of contracting chains.
         batch_ndim: the number of leading batch axes of the state. None: 0 for a `Chain`; for layers
             as in `deeppcr.forward`.
+        **unknown: not used; the error names the closest argument.
 
     Returns:
         a `Plan`, whose ``method`` and ``adjoint`` are arguments for `scan`, `solve` and `forward`.
@@ -77,6 +79,8 @@ def plan(
         >>> found.main.structure.kind, found.main.choice.window, found.main.choice.is_exact
         ('elementwise', 4096, True)
     """
+    if unknown:
+        raise unknown_keyword(plan, unknown)
     if iterations is not None and not isinstance(iterations, str):
         check_count("iterations", iterations, "how many iterations")
         iterations = int(iterations)

@@ -4,10 +4,12 @@ import dataclasses
 import operator
 from collections.abc import Callable
 from functools import partial
+from itertools import compress
 from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from deeppcr._plan import Auto, Method, Wanted, find_adjoint, find_method
 from deeppcr._solve import solve_chain
@@ -15,7 +17,7 @@ from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.axis import LOCAL
 from deeppcr.carry import Carry
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_carry
-from deeppcr.checks import describe, describe_type
+from deeppcr.checks import describe, describe_type, leaves_as_arrays, unknown_keyword
 from deeppcr.layers import Repeated, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
@@ -23,6 +25,7 @@ from deeppcr.newton.guess import guess_of_state
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.solution import Result, Solution, Stats
+from deeppcr.state import check_batch
 
 
 def scan(
@@ -37,6 +40,7 @@ def scan(
     method: str | Method = "auto",
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
+    **unknown: Never,
 ) -> tuple[Any, Any]:
     """`jax.lax.scan`, solved in parallel: the same arguments, results and derivatives.
 
@@ -66,6 +70,7 @@ def scan(
             Jacobian block is then ``w x w`` for each of the B batch elements, instead of
             ``(B w) x (B w)``. ``f`` takes and returns the whole batch. If batch elements interact,
             the blocks are approximate.
+        **unknown: not used; the error names the closest argument.
 
     Returns:
         the last carry, and the ``y`` of all steps, stacked on axis 0: ``[L, ...]``.
@@ -85,6 +90,8 @@ def scan(
         F. Danieli et al., *DeepPCR: Parallelizing Sequential Operations in Neural Networks*,
         NeurIPS 2023, section 3.
     """
+    if unknown:
+        raise unknown_keyword(scan, unknown)
     chosen, wanted = find_method(method), find_adjoint(adjoint)
     given = None if jax.tree.leaves(xs) else length  # with `xs` jax takes no symbolic length
     plain = partial(jax.lax.scan, f, init, xs, given, reverse, unroll, _split_transpose)
@@ -115,6 +122,7 @@ def solve(
     method: str | Method = "auto",
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
+    **unknown: Never,
 ) -> Solution:
     """Solve a chain for all its states $z_1, ..., z_L$.
 
@@ -125,6 +133,7 @@ def solve(
         method: as in `scan`.
         adjoint: as in `scan`.
         batch_ndim: as in `scan`, for the leaves of ``z0``.
+        **unknown: not used; the error names the closest argument.
 
     Returns:
         a `Solution` with the last state, the trajectory, statistics and a result code. ``value``
@@ -142,6 +151,8 @@ def solve(
         >>> int(solution.stats.prefix), bool(solution.converged)
         (100, True)
     """
+    if unknown:
+        raise unknown_keyword(solve, unknown)
     if not isinstance(chain, Chain) or others:
         raise _no_chain(chain, others)
     length = chain_length(chain.inputs, chain.length, "chain.inputs")
@@ -174,6 +185,7 @@ def forward(
     method: str | Method = "auto",
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int | None = None,
+    **unknown: Never,
 ) -> Any:
     """Apply layers one after another: ``for layer in layers: x = layer(x)``.
 
@@ -199,6 +211,7 @@ def forward(
         adjoint: as in `scan`.
         batch_ndim: the number of leading batch axes of ``x``. None: 0 if the input of a chain of
             layers is a vector or a scalar, else 1.
+        **unknown: not used; the error names the closest argument.
 
     Returns:
         the output of the last layer.
@@ -213,11 +226,14 @@ def forward(
         >>> deeppcr.forward(layers, jnp.ones(3))
         Array([0.006, 0.006, 0.006], dtype=float32)
     """
+    if unknown:
+        raise unknown_keyword(forward, unknown)
     find_method(method)  # check names even if no layers form a chain
     find_adjoint(adjoint)
 
     def chain(chain: Chain, x: Any) -> Any:
         axes = vector_batch(x) if batch_ndim is None else batch_ndim
+        _check_input(x, axes)
         return solve(chain, x, method=method, adjoint=adjoint, batch_ndim=axes).value
 
     if isinstance(layers, Chain):
@@ -232,6 +248,14 @@ def forward(
 def vector_batch(x: Any) -> int:
     """1 if every array has at least two axes, else 0: the default of ``batch_ndim``."""
     return min(1, max(0, min((jnp.ndim(leaf) for leaf in jax.tree.leaves(x)), default=0) - 1))
+
+
+def _check_input(x: Any, batch_ndim: int) -> None:
+    """Check the input of a chain of layers by its own name; to `solve` it would be ``z0``."""
+    leaves = leaves_as_arrays("x", x)
+    names = [f"x{keystr(path)}" for path, _ in tree_leaves_with_path(x)]
+    floating = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
+    check_batch(list(compress(leaves, floating)), list(compress(names, floating)), batch_ndim, "x")
 
 
 def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:

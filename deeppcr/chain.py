@@ -271,8 +271,6 @@ def trace_carry(
     """
     initial = jax.tree.unflatten(jax.tree.structure(initial), leaves_as_arrays(name, initial))
     inputs = jax.tree.map(jnp.asarray, inputs)
-    if not isinstance(batch_ndim, int) or batch_ndim < 0:
-        raise ValueError(f"batch_ndim is {describe(batch_ndim)}, expected an integer >= 0.")
     first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
     step, captured = trace(f, initial, first)
     leaves, tree = jax.tree.flatten(initial)

@@ -2,14 +2,18 @@
 
 import dataclasses
 import difflib
+import functools
+import inspect
 import operator
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+T = TypeVar("T")
+KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 PRINTED = (str, bytes, bool, int, float, complex, np.generic, type(None), type(...))
 LONGEST = 80  # characters of a value that is printed in full
 ENTRIES = 3  # of a list that are described, before "..."
@@ -68,6 +72,35 @@ def leaves_as_arrays(name: str, tree: Any) -> list[Any]:
                 "expected an array or a number."
             ) from None
     return found
+
+
+def unknown_keyword(function: Callable[..., Any], unknown: Iterable[str]) -> TypeError:
+    """Python's error for an unknown keyword, with the closest known one.
+
+    Functions call it that take ``**unknown: Never``: Python itself suggests names from 3.13 on.
+    """
+    name = function.__qualname__.removesuffix(".__init__")
+    parameters = list(inspect.signature(function).parameters.values())
+    known = [each.name for each in parameters if each.kind in KEYWORDS and each.name != "self"]
+    odd = next(iter(unknown))
+    return TypeError(
+        f"{name}() got an unexpected keyword argument {odd!r}, expected one of {known}"
+        f"{did_you_mean(odd, known)}"
+    )
+
+
+def suggests_keywords(kind: type[T]) -> type[T]:
+    """The same dataclass, whose constructor raises `unknown_keyword`."""
+    construct, names = kind.__init__, {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+
+    @functools.wraps(construct)
+    def checked(self: T, *arguments: Any, **options: Any) -> None:
+        if unknown := options.keys() - names:
+            raise unknown_keyword(construct, unknown)
+        construct(self, *arguments, **options)
+
+    kind.__init__ = checked  # type: ignore[method-assign,assignment]
+    return kind
 
 
 def did_you_mean(value: Any, known: Iterable[str]) -> str:

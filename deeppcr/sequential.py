@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.chain import TracedChain
+from deeppcr.checks import suggests_keywords
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import Leaves
@@ -14,6 +15,7 @@ from depth.jaxprs import Replacement
 
 
 @jax.tree_util.register_static
+@suggests_keywords
 @dataclasses.dataclass(frozen=True)
 class Sequential:
     """The sequential program: a loop over the steps, as in `jax.lax.scan`.

@@ -10,11 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from deeppcr.checks import describe
+
 Leaves = list[Any]
 
 
 def check_batch(state: Leaves, names: Sequence[str], batch_ndim: int, name: str) -> None:
     """Raise unless all leaves have the same ``batch_ndim`` leading axes."""
+    if not isinstance(batch_ndim, int) or batch_ndim < 0:
+        raise ValueError(f"batch_ndim is {describe(batch_ndim)}, expected an integer >= 0.")
     batches = {}
     for where, leaf in zip(names, state, strict=True):
         if leaf.ndim < batch_ndim:

@@ -181,6 +181,24 @@ CASES = {
         ValueError,
         "^linear is 'PCR'.*did you mean 'pcr'",
     ),
+    "an argument misspelt": (
+        lambda z: forward([identity], z, batchndim=1),
+        (X,),
+        TypeError,
+        r"forward\(\).*'batchndim', expected one of.*did you mean 'batch_ndim'",
+    ),
+    "an option misspelt": (
+        lambda: Newton(initial_gues="apply"),
+        (),
+        TypeError,
+        r"Newton\(\).*'initial_gues'.*did you mean 'initial_guess'",
+    ),
+    "axes that x of forward lacks": (
+        lambda x: forward([jnp.sin, jnp.sin], x, batch_ndim=2),
+        (X,),
+        ValueError,
+        r"^x has shape \[3\], expected.*batch_ndim = 2",
+    ),
     "a step for a chain": (
         lambda z, x: solve(same, z, x),
         (X, XS),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
-from deeppcr.checks import check_name
+from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.newton import Newton
 from deeppcr.newton.damping import TrustRegion
@@ -13,6 +13,7 @@ from deeppcr.newton.guess import Guess
 from deeppcr.sequential import Sequential
 
 
+@suggests_keywords
 @dataclasses.dataclass(frozen=True)
 class Auto:
     """The method that is predicted to be the fastest; "auto" is ``Auto()``.

@@ -16,7 +16,7 @@ from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.refine import refine
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
-from deeppcr.checks import check_count, check_tolerance
+from deeppcr.checks import check_count, check_tolerance, suggests_keywords
 from deeppcr.linear import Along, LinearSolver, Recurrence, find_solver, solver_on
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
 from deeppcr.loops import unless_finite
@@ -32,6 +32,7 @@ BUDGET = 64  # solves
 BACKPROPAGATION = Backpropagation()
 
 
+@suggests_keywords
 @dataclasses.dataclass(frozen=True)
 class Adjoint:
     r"""Derivatives by one linear recurrence over all steps, instead of step by step.

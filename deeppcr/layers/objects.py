@@ -118,12 +118,13 @@ class Structure:
     def __init__(self, tree: Any):
         self.tree = tree
         self._key = key_of(tree)
+        self._hash = hash(self._key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Structure) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return self._hash
 
     def __repr__(self) -> str:
         return repr(self.tree)

@@ -254,16 +254,23 @@ def _are_same(before: dict[str, Any], after: dict[str, Any]) -> bool:
 _KINDS = [_array, _jitted, _fixed, _linen, _method, _partial, _function, _mapping, _tree]
 
 
-def take_apart(layer: Any) -> tuple[Code, list[Any]]:
+def take_apart(layer: Any, fixed: dict[int, Fixed] | None = None) -> tuple[Code, list[Any]]:
     """The code of a layer, and its arrays.
+
+    Args:
+        fixed: the values found in layers before, by id; they hold the values, and nothing has
+            changed these since.
 
     Raises:
         Opaque: a part of it has an unknown kind.
         Unseen: it cannot be called on trial.
     """
     arrays = []
+    fixed = {} if fixed is None else fixed
 
     def split(value: Any, level: int) -> Code:
+        if id(value) in fixed:
+            return fixed[id(value)]
         if level > DEEPEST:
             raise Opaque("functions that close over each other")
         for kind in _KINDS:
@@ -271,6 +278,8 @@ def take_apart(layer: Any) -> tuple[Code, list[Any]]:
             if code is not None:
                 if isinstance(code, Slot):
                     arrays.append(value)
+                elif isinstance(code, Fixed):
+                    fixed[id(value)] = code
                 return code
         raise Opaque(f"a {type(value).__name__}")
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from deeppcr.checks import describe, describe_type
-from deeppcr.layers.parts import Opaque, is_pair, take_apart
+from deeppcr.layers.parts import Fixed, Opaque, is_pair, take_apart
 from deeppcr.layers.reach import Reach, Unseen
 from deeppcr.layers.trial import (
     Trial,
@@ -120,6 +120,7 @@ class Reader:
         self._kinds: dict[Any, int] = {}  # by code and types of the arrays
         self._known: dict[tuple[int, Any], Layer] = {}  # keeps the layers, and so their ids
         self._trials: dict[tuple[int, Any], Trial | None] = {}
+        self._fixed: dict[int, Fixed] = {}
 
     def read(self, layers: Sequence[Any], x: Any, past_changes: bool = False) -> list[Layer]:
         """Read layers, the first of which takes ``x``: arrays or their shapes.
@@ -133,16 +134,17 @@ class Reader:
         x = jax.tree.map(shape_of, x)
         takes = types_of(x)
         for layer in layers:
+            key = id(layer), takes
             try:
-                if (id(layer), takes) not in self._known:
-                    self._known[id(layer), takes] = self._look(layer, x, takes)
+                if key not in self._known:
+                    self._known[key] = self._look(layer, x, takes)
             except Exception as reason:
                 self.stopped = reason
                 break
-            found.append(self._known[id(layer), takes])
+            found.append(self._known[key])
             if found[-1].trial.acts and not past_changes:
                 break
-            x, takes = found[-1].returns, types_of(found[-1].returns)
+            x, takes = found[-1].returns, found[-1].trial.types
         return found
 
     def take_apart(self, layers: Sequence[Any]) -> list[Layer]:
@@ -154,7 +156,7 @@ class Reader:
         found = []
         for number, layer in enumerate(layers):
             try:
-                code, arrays = take_apart(layer)
+                code, arrays = take_apart(layer, self._fixed)
                 known = len(self._kinds)
                 found.append(Layer(layer, self._kind(code, arrays), code, arrays))
                 if found[-1].kind == known:
@@ -172,12 +174,13 @@ class Reader:
         Layers with side effects are remembered: equal layers are called one by one from then on.
         """
         self._known.clear()
+        self._fixed.clear()
         self._trials = {key: trial for key, trial in self._trials.items() if trial and trial.acts}
 
     def _look(self, layer: Any, x: Any, takes: Any) -> Layer:
         """Read one layer that takes ``x``."""
         try:
-            code, arrays = take_apart(layer)
+            code, arrays = take_apart(layer, self._fixed)
             kind = self._kind(code, arrays)
             if (kind, takes) not in self._trials:
                 self._trials[kind, takes] = None  # as it stays if the call raises

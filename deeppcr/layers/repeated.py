@@ -204,4 +204,10 @@ def stack_arrays(arrays: Sequence[Any]) -> Any:
     with jax.ensure_compile_time_eval():
         if all(isinstance(array, np.ndarray) for array in arrays):
             return jnp.asarray(np.stack(arrays))
-        return jnp.stack(arrays)
+        return _compiled_stack(*arrays)
+
+
+@jax.jit
+def _compiled_stack(*arrays: Any) -> Any:
+    """One call, where `jnp.stack` is one for each array and the concatenation."""
+    return jnp.stack(arrays)

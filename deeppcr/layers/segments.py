@@ -130,7 +130,7 @@ def segments(layers: Sequence[Layer]) -> list[Segment]:
         reason = why_alone(layers[start])
         period, length = (1, 1) if reason else longest_run(layers, start)
         if length == 1 and not reason:
-            keeps_type = layers[start].takes == types_of(layers[start].returns)
+            keeps_type = layers[start].takes == layers[start].trial.types
             reason = "no equal neighbour" if keeps_type else "it changes shape or dtype"
         found.append(Segment(layers[start : start + period * length], start, period, reason))
         start += period * length

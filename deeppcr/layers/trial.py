@@ -7,6 +7,7 @@ restored.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -43,6 +44,11 @@ class Trial:
     acts: str = ""
     needs_weak: bool = False
     asks: bool = False
+
+    @functools.cached_property
+    def types(self) -> tuple[Any, ...]:
+        """The types of the output, which the next layer takes."""
+        return types_of(self.returns)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,13 @@ import jax.numpy as jnp
 
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
-from deeppcr.checks import check_count, check_tolerance, describe, did_you_mean
+from deeppcr.checks import (
+    check_count,
+    check_tolerance,
+    describe,
+    did_you_mean,
+    suggests_keywords,
+)
 from deeppcr.linear import LinearSolver, find_solver, solver_on
 from deeppcr.linearize import (
     Choice,
@@ -47,6 +53,7 @@ BUDGET = 64  # iterations; chains that suit Newton's method take 3 to 20
 QUASI_BUDGET = 256  # without exact Jacobians: more and cheaper iterations
 
 
+@suggests_keywords
 @dataclasses.dataclass(frozen=True)
 class Newton:
     """Solve all steps of a chain at once, by Newton's method or a quasi-Newton method.
