@@ -5,6 +5,8 @@ VENV ?= .venv
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
+# Else every process that a test starts compiles all that it imports: 2 s of it each time.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 # Python compiles what it imports, when it first does. To compile all that is installed takes most of an installation's time.
 INSTALL := install --no-compile

@@ -11,6 +11,7 @@ import gc
 import os
 
 import jax
+import pytest
 
 HURRIED = (
     "--xla_backend_optimization_level=0",
@@ -31,4 +32,12 @@ def pytest_collection_finish():
     """Look for garbage less often, and not among what was imported: jax makes very many objects."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(50_000, 50, 50)
+
+
+@pytest.fixture
+def _nothing_older():
+    """What tests before left is not searched for garbage, which would take seconds."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -43,7 +43,9 @@ def loss(method, adjoint):
     return lambda *arguments: jnp.square(states(method, adjoint)(*arguments).trajectory).sum()
 
 
-EXPECTED = jax.jit(states("sequential"))(START, INPUTS).trajectory
+@cache
+def expected():
+    return jax.jit(states("sequential"))(START, INPUTS).trajectory
 
 
 def test_the_platform_is_that_which_is_asked_for():
@@ -61,12 +63,10 @@ def test_the_platform_is_that_which_is_asked_for():
 
 NEWTONS = {
     "dense": Newton(linearize="dense"),
-    "by pcr": Newton(linearize="dense", linear="pcr"),
     "diagonal": Newton(linearize="diagonal"),
-    "in windows": Newton(linearize="dense", window=5),
+    "in windows, watched": Newton(linearize="dense", window=5, record=True),
     "damped": Newton(linearize="dense", damping=deeppcr.TrustRegion()),
     "accelerated": Newton(linearize="identity", acceleration=deeppcr.Anderson()),
-    "watched": Newton(linearize="dense", record=True),
 }
 
 
@@ -76,7 +76,7 @@ def test_states_are_those_of_the_sequential_program(method):
         solution = jax.jit(states(method))(START, INPUTS)
     assert int(solution.result) == Result.CONVERGED
     assert int(solution.stats.iterations) >= 3
-    assert_agree(solution.trajectory, EXPECTED, 1e-13)
+    assert_agree(solution.trajectory, expected(), 1e-13)
     if method.record:
         assert np.isfinite(solution.stats.residuals[: int(solution.stats.iterations) + 1]).all()
 
@@ -90,16 +90,16 @@ def test_the_first_iterations_are_part_of_the_budget(budget):
         assert ahead(budget) == min(budget, 3)
     assert int(there.stats.iterations) == int(here.stats.iterations) == budget
     assert int(there.result) == int(here.result) == Result.FINISHED_SEQUENTIALLY
-    assert_agree(there.trajectory, EXPECTED, 1e-13)
+    assert_agree(there.trajectory, expected(), 1e-13)
 
 
 def test_a_chain_that_is_solved_at_once_stays_solved():
-    given = Newton(initial_guess=EXPECTED)
+    given = Newton(initial_guess=expected())
     with compiled_for("cuda"):
         solution = jax.jit(states(given))(START, INPUTS)
     assert int(solution.result) == Result.CONVERGED
     assert int(solution.stats.iterations) == 3
-    assert (solution.trajectory == EXPECTED).all()
+    assert (solution.trajectory == expected()).all()
 
 
 def test_a_chain_that_overflows_ends_as_the_sequential_program_does():
@@ -112,11 +112,11 @@ def test_a_chain_that_overflows_ends_as_the_sequential_program_does():
             )
         )(start)
 
-    expected = run("sequential").trajectory
+    right = run("sequential").trajectory
     with compiled_for("cuda"):
         solution = run("newton")
-    assert not np.isfinite(expected).all()
-    assert (solution.trajectory == expected).all()
+    assert not np.isfinite(right).all()
+    assert (solution.trajectory == right).all()
 
 
 @cache
@@ -130,7 +130,7 @@ def expected_gradients():
         (NEWTONS["dense"], "auto"),
         *(
             ("sequential", linear)
-            for linear in ("auto", "pcr", "cyclic_reduction", "prefix_scan", "chunked")
+            for linear in ("pcr", "cyclic_reduction", "prefix_scan", "chunked")
         ),
     ],
     ids=lambda x: x if isinstance(x, str) else "newton",

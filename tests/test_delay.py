@@ -96,7 +96,12 @@ def oracle():
 
 @pytest.mark.parametrize(
     ("name", "method", "adjoint"),
-    [*((n, *m) for n in ("linear", "nonlinear") for m in METHODS), ("plain", "newton", "pcr")],
+    [
+        *(("nonlinear", *both) for both in METHODS),
+        ("linear", "sequential", "sequential"),
+        ("linear", "newton", "pcr"),
+        ("plain", "newton", "pcr"),
+    ],
 )
 def test_values_and_gradients_are_those_of_the_loop(oracle, name, method, adjoint):
     make, states = problem(name)

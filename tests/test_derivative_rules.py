@@ -99,32 +99,38 @@ def by_lax(derivative, *arguments):
     return derivative(jax.lax.scan, *arguments)
 
 
+AUTO, PCR, NEWTON = {}, {"adjoint": "pcr"}, {"method": "newton"}
+
+
+def name(value):
+    return getattr(value, "__name__", str(value))
+
+
 @pytest.mark.parametrize(
-    ("rule", "place"),
-    [(rounded, in_function), (clipped, in_calls)],
-    ids=["rounded-in_function", "clipped-in_calls"],
+    ("way", "rule", "place"),
+    [
+        *((way, rounded, in_function) for way in WAYS),
+        *((way, rounded, in_calls) for way in (PCR, NEWTON)),
+        *((way, clipped, in_calls) for way in (AUTO, PCR, WAYS[-1])),
+        *((way, clipped, in_function) for way in (AUTO, NEWTON)),
+    ],
+    ids=name,
 )
-@pytest.mark.parametrize("way", WAYS, ids=str)
 def test_gradients(way, rule, place):
-    actual = gradient(partial(deeppcr.scan, **way), rule, place)
-    assert_agree(actual, by_lax(gradient, rule, place))
-
-
-@pytest.mark.parametrize(
-    ("rule", "place"),
-    [(rounded, in_calls), (clipped, in_function)],
-    ids=["rounded-in_calls", "clipped-in_function"],
-)
-@pytest.mark.parametrize("way", [{}, {"adjoint": "pcr"}, {"method": "newton"}], ids=str)
-def test_gradients_in_the_other_place(way, rule, place):
     actual = gradient(partial(deeppcr.scan, **way), rule, place)
     assert_agree(actual, by_lax(gradient, rule, place))
 
 
 # Not `rounded`: jax 0.10 loses a rule that contradicts its function in second derivatives of a
 # `jax.lax.scan`, and of no other program.
-@pytest.mark.parametrize("rule", [product, clipped])
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize(
+    ("way", "rule"),
+    [
+        *((way, product) for way in (AUTO, {"adjoint": "backprop"}, PCR, NEWTON)),
+        *((way, clipped) for way in (AUTO, {"adjoint": "autodiff"}, NEWTON)),
+    ],
+    ids=name,
+)
 def test_second_derivatives(way, rule):
     actual = gradient_of_squares(partial(deeppcr.scan, **way), rule)
     assert_agree(actual, by_lax(gradient_of_squares, rule))

@@ -150,6 +150,7 @@ def test_options_are_part_of_what_is_kept():
     assert budgets == [1, 2, 1]
 
 
+@pytest.mark.usefixtures("_nothing_older")
 def test_no_array_of_the_users_is_kept():
     def call():
         weight = normal(5, 2, 2, scale=0.5)
@@ -165,6 +166,7 @@ def test_no_array_of_the_users_is_kept():
     assert len(jax.live_arrays()) <= before
 
 
+@pytest.mark.usefixtures("_nothing_older")
 def test_clear_caches_empties_it():
     step = scanned(method="newton")
     step()

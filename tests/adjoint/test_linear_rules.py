@@ -147,19 +147,15 @@ PCR, BACKPROPAGATION, DIAGONAL = OPTIONS
 FIRST_ORDER = [
     *((name, PCR) for name in LINEAR),
     ("not the derivative", BACKPROPAGATION),
-    ("in loops and calls", BACKPROPAGATION),
     ("in loops and calls", DIAGONAL),
-    ("integers", DIAGONAL),
 ]
 OF_EXAMPLES = [
-    ("not the derivative", PCR),
     ("in loops and calls", PCR),
     ("a long rule", BACKPROPAGATION),
     ("integers", DIAGONAL),
 ]
 SECOND_ORDER = [
     ("not the derivative", PCR),
-    ("a rule that calls itself", PCR),
     ("in loops and calls", PCR),
     ("a rule that calls itself", BACKPROPAGATION),
     ("a rule that calls itself", DIAGONAL),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from tests.problems import assert_agree
+from tests.problems import assert_agree, pairs
 
 STEPS = {
     "z -> az + b": lambda z, x: (0.5 * z + 0.3, None),
@@ -48,13 +48,10 @@ def expected(step):
     return derivatives(step, jax.lax.scan)
 
 
-def pairs():
-    """Every step by the adjoints with a linear system of their own, and by one other."""
-    for i, step in enumerate(STEPS):
-        for options in (PCR, ZERO, (NEWTON, BACKPROPAGATION)[i % 2]):
-            yield step, options
-
-
-@pytest.mark.parametrize(("step", "options"), list(pairs()), ids=str)
+@pytest.mark.parametrize(
+    ("step", "options"),
+    [*((step, PCR) for step in STEPS), *pairs(list(STEPS), [ZERO, NEWTON, BACKPROPAGATION])],
+    ids=str,
+)
 def test_gradient_of_a_gradient(step, options):
     assert_agree(derivatives(step, partial(deeppcr.scan, **options)), expected(step))

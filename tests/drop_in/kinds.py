@@ -71,7 +71,7 @@ def assert_same(actual, expected, tolerance=1e-10):
             a, e = jax.random.key_data(a), jax.random.key_data(e)
         if jnp.issubdtype(e.dtype, jnp.inexact):
             wide = np.promote_types(e.dtype, np.float32)
-            a, e = np.asarray(a.astype(wide)), np.asarray(e.astype(wide))
+            a, e = np.asarray(a).astype(wide), np.asarray(e).astype(wide)
             largest = np.abs(e).max(initial=0) or 1.0
             np.testing.assert_allclose(a, e, rtol=0, atol=tolerance * largest, err_msg=where)
         else:

@@ -26,6 +26,7 @@ from tests.drop_in.kinds import (
 )
 from tests.problems import normal
 
+ALL = "newton", "auto", "sequential"
 Pair = namedtuple("Pair", ["state", "count"])
 
 
@@ -70,11 +71,14 @@ DISCRETE = {
 }
 
 
-@METHODS
-@pytest.mark.parametrize("name", DISCRETE)
-def test_no_floats(name, scan):
+def discrete(scan, name):
     step, init = DISCRETE[name]
-    assert_same(scan(step, init, XS, reverse=True), jax.lax.scan(step, init, XS, reverse=True))
+    return scan(step, init, XS, reverse=True)
+
+
+@pairs(DISCRETE, ["a counter", "a Python flag", "a new key", "None"], ALL)
+def test_no_floats(case, scan):
+    assert_same(discrete(scan, case), by_lax(discrete, case))
 
 
 # Beside floats: what is discrete does not depend on them
@@ -311,7 +315,7 @@ def test_holomorphic_gradients_and_tangents_of_a_complex_carry(scan):
 
 
 def narrow(dtype):
-    return jnp.arange(LENGTH).astype(dtype)
+    return jax.device_put(np.arange(LENGTH).astype(dtype))
 
 
 def adds(c, x):
@@ -355,14 +359,13 @@ def weakly(scan, name):
 EAGERLY = "0 and floats", "it stays weak", "one leaf of two"
 
 
-@METHODS
-@pytest.mark.parametrize("name", WEAK)
-def test_weakly_typed_first_carries(name, scan):
-    actual = weakly(scan, name)
-    assert_same(actual, by_lax(weakly, name), 1e-6)
-    step, init, xs = WEAK[name]
+@pairs(WEAK, list(WEAK)[::3], ALL)
+def test_weakly_typed_first_carries(case, scan):
+    actual = weakly(scan, case)
+    assert_same(actual, by_lax(weakly, case), 1e-6)
+    step, init, xs = WEAK[case]
     shapes = jax.eval_shape(lambda xs: scan(step, init, xs), xs)
-    assert shapes == jax.eval_shape(lambda: by_lax(weakly, name))
+    assert shapes == jax.eval_shape(lambda: by_lax(weakly, case))
 
 
 @over("auto", "newton, pcr")
@@ -387,9 +390,12 @@ STRUCTURES = {
 }
 
 
-@METHODS
-@pytest.mark.parametrize("name", STRUCTURES)
-def test_structures_are_kept(name, scan):
+@pairs(STRUCTURES, ["a dataclass"], ALL)
+def test_structures_are_kept(case, scan):
+    assert_same(structured(scan, case), by_lax(structured, case))
+
+
+def structured(scan, name):
     def step(c, x):
         state, count = jax.tree.leaves(c)[:: -1 if name == "a dictionary" else 1]
         after = {"state": jnp.tanh(WEIGHT @ state + x), "count": count + 1}
@@ -398,8 +404,7 @@ def test_structures_are_kept(name, scan):
             return after, y
         return type(c)(**after), y
 
-    init = STRUCTURES[name]
-    assert_same(scan(step, init, XS), jax.lax.scan(step, init, XS))
+    return scan(step, STRUCTURES[name], XS)
 
 
 @METHODS

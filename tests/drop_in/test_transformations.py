@@ -148,18 +148,14 @@ def mapped(scan, axes, out_axes=0):
 BATCHES = normal(20, 3, 2, 2, scale=0.5), normal(21, 3, 2), normal(22, 3, LENGTH, 2)
 
 
-@over("auto", "newton")
-@pytest.mark.parametrize(
-    "axes", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0)], ids=str
+@pairs(
+    [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0)], [(0, 0, 0)], ("newton", "auto")
 )
-def test_vmap_over_any_argument(axes, scan):
-    def run(scan):
-        return jax.jit(lambda: mapped(scan, axes))()
-
-    assert_same(run(scan), run(jax.lax.scan))
+def test_vmap_over_any_argument(case, scan):
+    assert_same(together(mapped, scan, case), together(mapped, jax.lax.scan, case))
 
 
-@over("auto", "sequential, backprop", "newton, pcr")
+@over("auto", "newton, pcr")
 def test_leaves_that_no_batched_one_changes_stay_unbatched(scan):
     axes = ((0, None, None), 0)
     actual, expected = (
@@ -168,7 +164,7 @@ def test_leaves_that_no_batched_one_changes_stay_unbatched(scan):
     assert_same(actual, expected)
 
 
-@over("auto", "sequential, backprop", "newton, pcr")
+@over("sequential, backprop", "newton, pcr")
 def test_a_carry_that_is_returned_as_it_came_stays_unbatched_in_a_branch(scan):
     def f(x, y):
         def branch(_, y):
@@ -246,7 +242,7 @@ def test_a_scan_in_a_scan(scan):
         assert_same(gradient(inner, outer), expected)
 
 
-@over("auto", "auto, pcr", "newton, pcr")
+@over("auto", "newton, pcr")
 def test_forward_mode_through_a_while_loop(scan):
     """Its number of trips is known to nobody before."""
 
@@ -270,10 +266,9 @@ def test_forward_mode_through_a_while_loop(scan):
 # Options
 
 
-@pytest.mark.parametrize("unroll", [0, 3, True], ids=str)
-@METHODS
-def test_unroll(unroll, scan):
-    options = {"unroll": unroll, "_split_transpose": bool(unroll)}
+@pairs([0, 3, True], [3], ("auto", "sequential", "newton"))
+def test_unroll(case, scan):
+    options = {"unroll": case, "_split_transpose": bool(case)}
     steps = {
         "floats": (lambda z, x: (jnp.tanh(WEIGHT @ z + x), z), INIT),
         "a counter": (lambda n, x: (n + 1, n), 0),

@@ -1,7 +1,6 @@
 """Every linearisation gives the same answer, and "auto" finds the narrowest that is exact."""
 
 import dataclasses
-import itertools
 from functools import partial
 
 import jax
@@ -61,13 +60,8 @@ Z0 = normal(2, 3)
 CHAIN = Chain(lambda z, x: jnp.tanh(z @ WEIGHT.astype(z.dtype) + jnp.broadcast_to(x, z.shape)), XS)
 
 
-def pairs():
-    """Every linearisation, with one problem after the other."""
-    assert len(METHODS) >= len(PROBLEMS)
-    return zip(itertools.cycle(PROBLEMS), METHODS, strict=False)
-
-
-@pytest.mark.parametrize(("problem", "name"), list(pairs()))
+# Every problem, each with another linearisation; the others converge below.
+@pytest.mark.parametrize(("problem", "name"), list(zip(PROBLEMS, METHODS, strict=False)))
 def test_values_are_those_of_lax_scan(problem, name):
     problem = PROBLEMS[problem]
     scan = partial(deeppcr.scan, method=METHODS[name], batch_ndim=problem.batch_ndim)
@@ -102,23 +96,24 @@ def test_converges(name):
 SOME = {
     name: METHODS[name] for name in ("exact diagonal", "2 x 2", "scalars", "zero", "kept for 3")
 }
-some = pytest.mark.parametrize("newton", SOME.values(), ids=SOME.keys())
 
 
-@some
-def test_under_vmap_and_inside_lax_scan(newton):
-    def last(method, z0):
+@partial(jax.jit, static_argnums=0)
+def twice(method, many):
+    def last(z0):
         def body(z, shift):
             z = deeppcr.solve(Chain(CHAIN.step, XS + shift), z, method=method).value
             return z, z
 
         return jax.lax.scan(body, z0, jnp.arange(2.0))
 
-    many = jnp.stack([Z0, 3 * Z0])
-    actual, expected = (
-        jax.jit(jax.vmap(partial(last, method)))(many) for method in (newton, "sequential")
-    )
-    assert_agree(actual, expected)
+    return jax.vmap(last)(many)
+
+
+@pytest.mark.parametrize("name", ["exact diagonal", "2 x 2", "zero", "kept for 3"])
+def test_under_vmap_and_inside_lax_scan(name):
+    many = np.stack([Z0, 3 * Z0])
+    assert_agree(twice(METHODS[name], many), twice("sequential", many))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +121,6 @@ def test_under_vmap_and_inside_lax_scan(newton):
     [
         ("exact diagonal", "float32", 1e-5),
         ("scalars", "float32", 1e-5),
-        ("kept for 3", "float32", 1e-5),
         ("2 x 2", "bfloat16", 2e-2),
         ("zero", "bfloat16", 2e-2),
         ("kept for 3", "bfloat16", 2e-2),
@@ -146,8 +140,11 @@ SLOW = {  # dtype, length, how far a step goes, and how near the answer has to b
 }
 
 
-@pytest.mark.parametrize("linearize", ["zero", "identity", Scalar(0.5)], ids=str)
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize(
+    ("linearize", "name"),
+    [("zero", "bfloat16"), ("zero", "float32"), ("identity", "float32"), (Scalar(0.5), "bfloat16")],
+    ids=str,
+)
 def test_slow_iterations_are_not_taken_for_converged(linearize, name):
     """Every residual and every update is small from the start, and what they add up to is not."""
     dtype, length, h, tolerance = SLOW[name]
@@ -162,7 +159,7 @@ def test_slow_iterations_are_not_taken_for_converged(linearize, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "length"), [*((name, 1) for name in SOME), ("2 x 2", 2), ("kept for 3", 2)]
+    ("name", "length"), [("2 x 2", 1), ("scalars", 1), ("zero", 1), ("kept for 3", 2)]
 )
 def test_short_chains_of_a_batch_of_one(name, length):
     newton = SOME[name]

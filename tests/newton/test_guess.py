@@ -34,14 +34,25 @@ def doubled(z, xs):
     return jnp.tanh(z @ WEIGHT + xs.mean(0))
 
 
+def with_entry(states, value):
+    states = np.array(states)
+    states[4, 1] = value
+    return states
+
+
+@partial(jax.jit, static_argnums=1)
+def solve_from(guess, window, z0=Z0):
+    return deeppcr.solve(CHAIN, z0, method=Newton(initial_guess=guess, window=window))
+
+
 GUESSES = {
     "apply": "apply",
     "constant": "constant",
     "trajectory": normal(4, L, 3),
     "trajectory of numpy": np.zeros((L, 3), np.float32),
     "trajectory of integers": np.ones((L, 3), int),
-    "infinite in part": normal(4, L, 3).at[4, 1].set(jnp.inf),
-    "nan": jnp.full((L, 3), jnp.nan),
+    "infinite in part": with_entry(normal(4, L, 3), np.inf),
+    "nan": np.full((L, 3), np.nan),
     "function": lambda z, xs: jnp.broadcast_to(z, xs.shape) + xs,
     "every step": Coarse(every=1),
     "every 3 steps": Coarse(every=3),
@@ -53,7 +64,11 @@ GUESSES = {
 
 @pytest.mark.parametrize("name", GUESSES)
 def test_any_guess_leads_to_the_answer(name):
-    solution = solve(CHAIN, Z0, method=Newton(initial_guess=GUESSES[name]))
+    guess = GUESSES[name]
+    if hasattr(guess, "dtype"):
+        solution = solve_from(guess, None)
+    else:
+        solution = solve(CHAIN, Z0, method=Newton(initial_guess=guess))
     assert solution.result == Result.CONVERGED
     assert solution.stats.iterations <= L
     assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
@@ -75,22 +90,19 @@ def test_guesses_of_a_pytree_and_of_a_batch():
 
 def test_the_previous_solution_is_the_best_guess():
     first = solve(CHAIN, Z0, method="newton")
-    again = solve(CHAIN, Z0, method=Newton(initial_guess=first.trajectory))
+    again = solve_from(first.trajectory, None)
     assert first.stats.iterations >= 3
     assert again.stats.iterations <= 1
     assert_agree(again.trajectory, first.trajectory)
-    nearby = solve(CHAIN, Z0 + 1e-6, method=Newton(initial_guess=first.trajectory))
+    nearby = solve_from(first.trajectory, None, np.asarray(Z0) + 1e-6)
     assert nearby.stats.iterations <= 3
 
 
 def test_the_previous_solution_as_an_argument_of_a_compiled_function():
-    @jax.jit
-    def again(z0, guess):
-        return deeppcr.solve(CHAIN, z0, method=Newton(initial_guess=guess)).trajectory
-
-    assert_agree(again(Z0, normal(4, L, 3)), trajectory(CHAIN, Z0))
-    many = jax.vmap(again)(jnp.stack([Z0, -Z0]), normal(4, 2, L, 3))
-    assert_agree(many, jnp.stack([trajectory(CHAIN, Z0), trajectory(CHAIN, -Z0)]))
+    many = jax.vmap(lambda z, guess: solve_from(guess, None, z).trajectory)(
+        np.stack([Z0, -Z0]), normal(4, 2, L, 3)
+    )
+    assert_agree(many, np.stack([trajectory(CHAIN, Z0), trajectory(CHAIN, -Z0)]))
 
 
 def test_the_guess_of_a_narrow_dtype():
@@ -101,38 +113,35 @@ def test_the_guess_of_a_narrow_dtype():
         assert_agree(solution.trajectory, trajectory(narrow, z0), 2e-2)
 
 
-@partial(jax.jit, static_argnums=1)
-def solve_from(guess, window):
-    return deeppcr.solve(CHAIN, Z0, method=Newton(initial_guess=guess, window=window))
-
-
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("value", [jnp.inf, -jnp.inf, jnp.nan], ids=str)
 def test_entries_that_are_not_finite_cost_no_more_than_guessing_them(value, window):
     right = trajectory(CHAIN, Z0)
-    kept = solve_from(right.at[4, 1].set(Z0[1]), window)
-    found = solve_from(right.at[4, 1].set(value), window)
+    kept = solve_from(with_entry(right, Z0[1]), window)
+    found = solve_from(with_entry(right, value), window)
     assert found.result == Result.CONVERGED
     assert found.stats.iterations == kept.stats.iterations < L
     assert_agree(found.trajectory, right)
 
 
-@pytest.mark.parametrize(("dtype", "window"), [("float32", None), ("bfloat16", 500)])
-def test_a_guess_that_overflows_is_recovered_from(dtype, window):
+@pytest.mark.parametrize(
+    ("dtype", "window", "guesses"),
+    [
+        ("float32", None, [Coarse(every=50), np.repeat([1, -np.inf], [600, 3400]).reshape(-1, 2)]),
+        ("bfloat16", 500, [Coarse(every=7)]),
+    ],
+    ids=["float32", "bfloat16"],
+)
+def test_a_guess_that_overflows_is_recovered_from(dtype, window, guesses):
     """A linear chain that forgets fast: coarse steps of 7 or 50 are unstable."""
     chain = Chain(
         lambda z, x: z + jnp.asarray(0.6, dtype) * (jnp.broadcast_to(x, z.shape) - z),
-        jnp.cos(jnp.arange(2000.0)).astype(dtype),
+        np.cos(np.arange(2000.0)).astype(dtype),
     )
-    z0 = jnp.array([1.0, 2.0], dtype)
+    z0 = np.array([1.0, 2.0], dtype)
     applied, *others = [
         solve(chain, z0, method=Newton(initial_guess=guess, window=window))
-        for guess in (
-            "apply",
-            Coarse(every=50),
-            Coarse(every=7),
-            jnp.ones((2000, 2)).at[300:].set(-jnp.inf),
-        )
+        for guess in ("apply", *guesses)
     ]
     expected = trajectory(chain, z0)
     for solution in others:
@@ -206,11 +215,11 @@ def test_coarse_without_inputs_and_with_a_step_of_its_own():
 
     chain = Chain(step, length=40)
     z0 = jnp.array(-1.0)
-    for guess in (Coarse(every=10), Coarse(every=10, step=exact), Coarse(every=7, step=exact)):
+    for guess in (Coarse(every=10), Coarse(every=7, step=exact)):
         solution = solve(chain, z0, method=Newton(initial_guess=guess))
         assert_agree(solution.trajectory, trajectory(chain, z0))
     problem = trace_chain(lambda z, x: (chain.step(z, x), None), z0, None, 40, 0, "z0")
-    (states,) = Coarse(every=10, step=exact).trajectory(problem)
+    (states,) = jax.jit(lambda: Coarse(every=10, step=exact).trajectory(problem))()
     assert_agree(states[9::10], trajectory(chain, z0)[9::10])  # where coarse steps end it is right
     assert_agree(states[:10], jnp.linspace(z0, states[9], 11)[1:])  # and straight in between
 
@@ -224,17 +233,10 @@ def test_a_coarse_step_that_changes_the_state():
 # Derivatives
 
 
-@pytest.mark.parametrize("guess", [Coarse(every=3), "constant"], ids=["coarse", "constant"])
-def test_derivatives_are_the_chain_s(guess):
-    problem = PROBLEMS["gru"]
-    assert_agree(
-        backpropagate(problem, partial(deeppcr.scan, method=Newton(initial_guess=guess))),
-        oracle(problem),
-    )
-
-
-def test_a_chain_with_reverse_mode_only():
-    problem = PROBLEMS["custom vjp"]
+@pytest.mark.parametrize("name", ["gru", "custom vjp"])
+def test_derivatives_are_the_chain_s(name):
+    """One has both modes, the other reverse mode only."""
+    problem = PROBLEMS[name]
     scan = partial(deeppcr.scan, method=Newton(initial_guess=Coarse(every=3)))
     assert_agree(backpropagate(problem, scan), oracle(problem))
 

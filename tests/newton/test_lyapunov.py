@@ -24,7 +24,7 @@ def rate(chain, z0, method=RECORD, **options):
 
 
 def before_each_step(chain, z0):
-    return jnp.concatenate([z0[None], trajectory(chain, z0)[:-1]])
+    return np.concatenate([np.asarray(z0)[None], trajectory(chain, z0)[:-1]])
 
 
 def by_products(chain, states):
@@ -47,7 +47,7 @@ def test_the_logistic_map_is_chaotic():
     states = before_each_step(chain, z0)
     found = rate(chain, z0)
     assert found.shape == ()
-    np.testing.assert_allclose(found, jnp.log(jnp.abs(3.9 * (1 - 2 * states))).mean(), rtol=1e-6)
+    np.testing.assert_allclose(found, np.log(np.abs(3.9 * (1 - 2 * states))).mean(), rtol=1e-6)
     assert 0.4 < found < 0.6
 
 
@@ -67,22 +67,21 @@ def test_a_network_that_amplifies():
     np.testing.assert_allclose(found, expected, atol=0.03)
 
 
-@pytest.mark.parametrize("friction", [0.0, 1.0])
-def test_a_pendulum(friction):
-    """Undamped, differences grow at most linearly: a rate of 0. Damped, as exp(-friction t / 2)."""
-    h = 0.1
-
+def pendulum(z, friction, h=0.1):
     def slope(z):
         return jnp.stack([z[1], -jnp.sin(z[0]) - friction * z[1]])
 
-    def step(z, _):
-        k1 = slope(z)
-        k2 = slope(z + h / 2 * k1)
-        k3 = slope(z + h / 2 * k2)
-        return z + h / 6 * (k1 + 2 * k2 + 2 * k3 + slope(z + h * k3))
+    k1 = slope(z)
+    k2 = slope(z + h / 2 * k1)
+    k3 = slope(z + h / 2 * k2)
+    return z + h / 6 * (k1 + 2 * k2 + 2 * k3 + slope(z + h * k3))
 
-    found = rate(Chain(step, length=2025), jnp.array([1.0, 0.0]))
-    np.testing.assert_allclose(found, -friction * h / 2, atol=0.005)
+
+@pytest.mark.parametrize("friction", [0.0, 1.0])
+def test_a_pendulum(friction):
+    """Undamped, differences grow at most linearly: a rate of 0. Damped, as exp(-friction t / 2)."""
+    found = rate(Chain(pendulum, np.full(2025, friction)), np.array([1.0, 0.0]))
+    np.testing.assert_allclose(found, -friction * 0.1 / 2, atol=0.005)
 
 
 def test_the_worst_example_of_a_batch():
@@ -99,7 +98,7 @@ def test_a_chain_with_reverse_mode_only():
     np.testing.assert_allclose(found, expected, rtol=0.15)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", [1, 2, 5])
 def test_short_chains(length):
     found = rate(Chain(lambda z, _: 0.5 * z, length=length), Z0)
     np.testing.assert_allclose(found, np.log(0.5), rtol=1e-10)

@@ -75,10 +75,10 @@ def largest_error(found, right, allowance):
 
 
 def cases():
-    """Clocks share a program for each method; the others take Newton's and every third method."""
+    """Clocks share a program for each method; the others take Newton's and two of the others."""
     for i, (chain, (step, _)) in enumerate(CHAINS.items()):
         for k, method in enumerate(METHODS):
-            if step is beside_a_clock or method == "newton" or (i + k) % 3 == 0:
+            if step is beside_a_clock or method == "newton" or (i + k) % 4 == 0:
                 yield chain, method
 
 
@@ -94,8 +94,11 @@ def test_every_entry_is_right(chain, method):
     assert solution.result == deeppcr.Result.CONVERGED
 
 
-@pytest.mark.parametrize("adjoint", ["diagonal", deeppcr.Scalar(0.5)], ids=str)
-@pytest.mark.parametrize("chain", ["clock from 1e4", "of any size"])
+@pytest.mark.parametrize(
+    ("chain", "adjoint"),
+    [("clock from 1e4", "diagonal"), ("of any size", deeppcr.Scalar(0.5))],
+    ids=str,
+)
 def test_tangents_and_gradients_by_blocks_that_are_not_exact(chain, adjoint):
     """A tangent of 1e4 in one entry says nothing about the rounding of another."""
     step, z, xs = arrays(chain)
@@ -121,7 +124,7 @@ def test_tangents_and_gradients_by_blocks_that_are_not_exact(chain, adjoint):
     assert largest_error(jax.jit(lambda: pushed(found))(), right, EPS) < 2000
 
 
-@pytest.mark.parametrize("method", ["newton", "window", "diagonal"])
+@pytest.mark.parametrize("method", ["window", "diagonal"])
 def test_examples_are_judged_one_by_one(method):
     scale = jnp.asarray([1e-6, 1.0, 1e6], jnp.float32)[:, None]
 

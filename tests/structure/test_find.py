@@ -112,6 +112,7 @@ def test_empty_states(shape, batch_ndim, width):
 # -- what it keeps --------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_nothing_older")
 def test_it_is_found_once_and_keeps_nothing_alive():
     def find():
         @jax.custom_jvp

@@ -7,7 +7,7 @@ import pytest
 from tests.structure.dependence import assert_sound, differentiated, moved
 from tests.structure.programs import OPERATIONS, WIDTH, alone, random_program
 
-PROGRAMS, TOGETHER = 200, 40
+PROGRAMS, TOGETHER = 120, 40
 
 
 @cache
