@@ -23,8 +23,9 @@ MODULES = {"layers", "sharding", "diffusion"}  # their own names are in the refe
 
 
 def test_every_python_block_runs(tmp_path):
-    pages = [str(page) for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
-    assert len(pages) >= 6
+    every = [ROOT / "README.md", *PAGES]
+    pages = [str(page) for page in every if "```python" in page.read_text(encoding="utf-8")]
+    assert len(pages) >= 7
     command = [sys.executable, "-W", "error", "-m", "tests.pages", *pages]
     surroundings = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "8"}
     done = subprocess.run(

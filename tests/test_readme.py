@@ -1,8 +1,5 @@
-"""The Python in the README runs, block after block, as it stands there, and prints what it says."""
+"""How pages are run and what they promise is read; `tests.test_docs` runs the README and the site."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,16 +7,6 @@ import pytest
 from tests.pages import blocks, run
 
 ROOT = Path(__file__).parent.parent
-
-
-def test_every_python_block_runs(tmp_path):
-    # In a process of its own, with jax as users have it.
-    command = [sys.executable, "-W", "error", "-m", "tests.pages", str(ROOT / "README.md")]
-    surroundings = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_blocks_are_found_and_keep_their_lines():

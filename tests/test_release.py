@@ -1,8 +1,10 @@
 """What a release is made of agrees: the version, the changelog, the citation, the command line."""
 
+import contextlib
 import os
 import platform
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -37,13 +39,17 @@ def test_the_command_line_says_what_is_installed_and_starts_no_device():
     assert folders == f"deeppcr in {here}, depth in {there}"
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "where"), [([], 0, "stdout"), (["--verison"], 2, "stderr")]
-)
-def test_the_command_line_without_a_known_option_says_how_it_is_used(options, code, where):
-    done = command_line(*options)
-    assert done.returncode == code, done.stderr
-    assert getattr(done, where).startswith("usage: python -m deeppcr [-h] [--version]")
+@pytest.mark.parametrize(("options", "code", "where"), [([], 0, "out"), (["--verison"], 2, "err")])
+def test_the_command_line_without_a_known_option_says_how_it_is_used(
+    options, code, where, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys, "argv", ["deeppcr", *options])
+    with pytest.raises(SystemExit) if code else contextlib.nullcontext() as ended:
+        runpy.run_module("deeppcr", run_name="__main__")
+    assert not code or ended.value.code == code
+    assert getattr(capsys.readouterr(), where).startswith(
+        "usage: python -m deeppcr [-h] [--version]"
+    )
 
 
 def test_the_version_is_written_once():

@@ -79,8 +79,9 @@ def test_newton_with_every_scheduler(name):
     assert 0 < found.stats.iterations < STEPS
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_coarse_start_and_a_window_with_every_scheduler(name):
+# Noise, noise that is scaled, a state of two steps, and another parametrisation.
+@pytest.mark.parametrize("name", ["ddpm", "ancestral", "dpm solver", "flow"])
+def test_a_coarse_start_and_a_window(name):
     check(name, method="picard", coarse=6, window=8)  # 20 is divisible by neither
 
 

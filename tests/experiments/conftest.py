@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from depth.device import generic_cpu
-from experiments.bench import command, programs, results
+from experiments.bench import command, plots, programs, results
 from experiments.bench.table import WIDTH
 
 DEVICE = generic_cpu(2)
@@ -31,11 +31,18 @@ def few_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run_command(few_loops: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+def run_command(
+    few_loops: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
     """``run_command(module, *options) -> (rows, text)``: rows and output of an experiment.
 
-    It draws pictures, too. All columns of its tables are in the legend, and fit the terminal.
+    It draws pictures, too, coarse ones. All columns of its tables are in the legend, and fit the
+    terminal.
     """
+    monkeypatch.setitem(plots.STYLE, "savefig.dpi", 30)
 
     def run(module: Any, *options: str) -> tuple[list[dict[str, Any]], str]:
         module.main([*options, "--keep", "toy", "--out", str(tmp_path)])

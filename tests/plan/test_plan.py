@@ -1,6 +1,7 @@
 """`deeppcr.plan`: what it takes, what it expects, what fits; what it names can be passed on."""
 
 import dataclasses
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -263,14 +264,20 @@ def test_what_does_not_fit_is_never_chosen():
     assert not found.forward[0].is_sequential
 
 
+@cache
+def cases_of_auto():
+    """Chains of several sizes, and their costs, which no device changes."""
+    cases = [like(width, length) for width in (1, 64) for length in (2, 16, 128, 1024)]
+    cases += [like(width, 256, step=dense) for width in (2, 16, 48)]
+    return [(chain, state, costs_of(chain, state)) for chain, state in cases]
+
+
 @pytest.mark.parametrize("device", ["H200", "V100", "TPU v5e", "TPU v6e", "generic"])
 def test_auto_takes_what_is_planned(monkeypatch, memo, device):
     model = depth.devices.get(device) or depth.device.generic_cpu(2)
     monkeypatch.setattr(depth, "at_hand", lambda platform=None: model)
-    cases = [like(width, length) for width in (1, 64) for length in (2, 16, 128, 1024)]
-    cases += [like(width, 256, step=dense) for width in (2, 16, 48)]
-    for chain, state in cases:
-        found, costs = deeppcr.plan(chain, state, device=model), costs_of(chain, state)
+    for chain, state, costs in cases_of_auto():
+        found = deeppcr.plan(chain, state, device=model)
         size = (found.main.length, found.main.width)
         assert (size, choose_method(costs, "cpu")) == (size, found.method)
         assert (size, choose_adjoint(costs, None, "cpu")) == (size, find_adjoint(found.adjoint))
