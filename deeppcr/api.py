@@ -20,6 +20,7 @@ from deeppcr.layers import Repeated, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.newton.guess import guess_of_state
+from deeppcr.ran import Ran, Why
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.solution import Result, Solution, Stats
@@ -155,7 +156,7 @@ def solve(
             axis = find_sharding(chain.inputs, chain.sharding, chosen, wanted) or LOCAL
             run = solve_chain(dataclasses.replace(traced, axis=axis), chosen, wanted)
             value, trajectory = carry.value(run.last), carry.trajectory(run.trajectory, length)
-            return Solution.of(value, trajectory, run.stats, run.result)
+            return Solution.of(value, trajectory, run.stats, run.result, run.ran)
 
     def body(z: Any, x: Any) -> tuple[Any, Any]:
         z = chain.step(z, x)
@@ -164,7 +165,8 @@ def solve(
     given = None if jax.tree.leaves(chain.inputs) else length
     value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, given)
     stats = Stats(jnp.int32(0), jnp.float32(0), jnp.asarray(length, jnp.int32))
-    return Solution.of(value, trajectory, stats, jnp.int32(Result.CONVERGED))
+    ran = Ran.sequential(why=Why.AS_SCAN if isinstance(chosen, Auto) else Why.ASKED)
+    return Solution.of(value, trajectory, stats, jnp.int32(Result.CONVERGED), ran)
 
 
 def forward(

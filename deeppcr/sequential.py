@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.chain import TracedChain
+from deeppcr.ran import Ran
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import Leaves
@@ -43,7 +44,7 @@ class Sequential:
         trajectory, outputs = run_sequentially(chain, chain.initial, write_out, self.unroll)
         stats = Stats.of_sequential(chain.total, chain.layout.dtype, chain.mapped)
         converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
-        return Run(trajectory, outputs, stats, converged)
+        return Run(trajectory, outputs, stats, converged, Ran.sequential(chain.mapped))
 
 
 def run_sequentially(

@@ -96,6 +96,12 @@ class ChainPlan:
             "chain": f"{self.length} steps, a state of {self.width} entries{batch}",
             "structure": str(self.structure),
         }
+        if self.structure.jumps:
+            lines = ", ".join(map(str, self.structure.jumps))
+            rows["jumps"] = (
+                f"{lines}, where Newton's method sees no derivative: TrustRegion() or "
+                "method='sequential'"
+            )
         if self.newton and isinstance(self.newton.method, Newton):
             choice = self.choice
             every = self.newton.method.jacobian_every

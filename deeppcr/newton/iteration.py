@@ -16,7 +16,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.chain import TracedChain
-from deeppcr.linear import Blocks, LinearSolver
+from deeppcr.linear import Auto, Blocks, LinearSolver, ShardSolver, name_of
+from deeppcr.linearize import BlockDiagonal, Dense, Diagonal, Scalar, Zero
 from deeppcr.loops import ITERATION, iterate
 from deeppcr.newton.convergence import Convergence, Criterion
 from deeppcr.newton.fallback import finish
@@ -24,9 +25,20 @@ from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
 from deeppcr.newton.sequence import Reached, solve_shard_after_shard
-from deeppcr.solution import Result, Run, Stats
+from deeppcr.ran import Ran
+from deeppcr.solution import Result, Run, Stats, unrecorded
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
+from deeppcr.structure import find_structure
+
+# The names of blocks in the description of a run.
+KINDS: dict[type, str] = {
+    Dense: "dense",
+    Diagonal: "diagonal",
+    BlockDiagonal: "block diagonal",
+    Scalar: "scalar",
+    Zero: "zero",
+}
 
 
 class Iterate(NamedTuple):
@@ -118,7 +130,7 @@ class NewtonSolver:
             captured=self.captured,
         )
         start, recorded = wide.layout.flatten(wide.initial), self.budget + 1
-        residuals = jnp.full((recorded if self.options.record else 0,), _unrecorded(), start.dtype)
+        residuals = jnp.full((recorded if self.options.record else 0,), unrecorded(), start.dtype)
         begun = Reached.nothing(start, residuals)
         if chain.axis.size > 1 and self.window < chain.length:
 
@@ -313,22 +325,37 @@ class NewtonSolver:
             rate = growth_rate(wide, wide.layout.flatten(cast(origin, wide.layout.dtypes)))
             stats = dataclasses.replace(stats, residuals=end.residuals, growth_rate=rate)
         result = jnp.where(ok, jnp.int32(Result.CONVERGED), jnp.int32(failure))
-        return Run(trajectory, chain.outputs(origin, trajectory), stats, result)
+        outputs = chain.outputs(origin, trajectory)
+        return Run(trajectory, outputs, stats, result, self._ran(chain, wide))
+
+    def _ran(self, chain: TracedChain, wide: TracedChain) -> Ran:
+        """The description of this method."""
+        kind = KINDS.get(type(self.linearization), "other")
+        solver = self.solver.inside if isinstance(self.solver, ShardSolver) else self.solver
+        if kind != "zero" and isinstance(solver, Auto):
+            solver = solver.chosen(partial(self._shapes, wide))
+        jumps = find_structure(chain.step, chain.layout).jumps
+        name = "none" if kind == "zero" else name_of(solver)
+        is_damped = self.options.damping is not None
+        return Ran.newton(kind, name, is_damped, ", ".join(map(str, jumps)))
 
     def _report(self, iteration: Array, prefix: Array, residual: Array) -> None:
         """Report progress to the user."""
         self.options.progress(int(iteration), int(prefix), float(residual))
+
+    def _shapes(self, chain: TracedChain) -> Blocks:
+        """The shapes of the blocks of a window."""
+        window, layout = chain.window(jnp.int32(0), self.window), chain.layout
+        shape = self.window, *layout.batch_shape, layout.width
+        states = jax.ShapeDtypeStruct(shape, layout.dtype)
+        blocks: Blocks = jax.eval_shape(partial(self.linearization.blocks, window), states)
+        return blocks
 
     def _whole(self, now: Iterate) -> Array:
         """All states, with those of the window written into them."""
         if not now.whole.size:
             return now.value
         return lax.dynamic_update_slice_in_dim(now.whole, now.value, now.start, 0)
-
-
-def _unrecorded() -> float:
-    """NaN after the last residual; infinity under `jax.debug_nans`, which would report the NaN."""
-    return jnp.inf if jax.config.jax_debug_nans else jnp.nan  # type: ignore[attr-defined]
 
 
 def _index(chain: TracedChain, states: Array) -> Array:
