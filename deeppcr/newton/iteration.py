@@ -29,7 +29,6 @@ from deeppcr.ran import Ran
 from deeppcr.solution import Result, Run, Stats, unrecorded
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
-from deeppcr.structure import find_structure
 
 # The names of blocks in the description of a run.
 KINDS: dict[type, str] = {
@@ -83,7 +82,17 @@ class Iterate(NamedTuple):
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["linearization", "guess", "captured"],
-    meta_fields=["options", "solver", "criterion", "budget", "window", "step", "layout", "dtypes"],
+    meta_fields=[
+        "options",
+        "solver",
+        "criterion",
+        "budget",
+        "window",
+        "step",
+        "layout",
+        "dtypes",
+        "jumps",
+    ],
 )
 @dataclasses.dataclass(frozen=True)
 class NewtonSolver:
@@ -101,6 +110,7 @@ class NewtonSolver:
         step: the user's step, traced in float32 or better.
         layout: of its state.
         dtypes: of its inputs.
+        jumps: where the step may jump, in words.
     """
 
     linearization: Any
@@ -114,6 +124,7 @@ class NewtonSolver:
     step: Step
     layout: StateLayout
     dtypes: tuple[Any, ...]
+    jumps: str
 
     def sharded(self, along: P, replicated: P) -> "NewtonSolver":
         """How its arrays are sharded: a prefix of this pytree."""
@@ -326,18 +337,17 @@ class NewtonSolver:
             stats = dataclasses.replace(stats, residuals=end.residuals, growth_rate=rate)
         result = jnp.where(ok, jnp.int32(Result.CONVERGED), jnp.int32(failure))
         outputs = chain.outputs(origin, trajectory)
-        return Run(trajectory, outputs, stats, result, self._ran(chain, wide))
+        return Run(trajectory, outputs, stats, result, self._ran(wide))
 
-    def _ran(self, chain: TracedChain, wide: TracedChain) -> Ran:
+    def _ran(self, wide: TracedChain) -> Ran:
         """The description of this method."""
         kind = KINDS.get(type(self.linearization), "other")
         solver = self.solver.inside if isinstance(self.solver, ShardSolver) else self.solver
         if kind != "zero" and isinstance(solver, Auto):
             solver = solver.chosen(partial(self._shapes, wide))
-        jumps = find_structure(chain.step, chain.layout).jumps
         name = "none" if kind == "zero" else name_of(solver)
         is_damped = self.options.damping is not None
-        return Ran.newton(kind, name, is_damped, ", ".join(map(str, jumps)))
+        return Ran.newton(kind, name, is_damped, self.jumps)
 
     def _report(self, iteration: Array, prefix: Array, residual: Array) -> None:
         """Report progress to the user."""

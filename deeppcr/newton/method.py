@@ -40,6 +40,7 @@ from deeppcr.newton.guess import Guess, check_guess, users_guess
 from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.precision import in_float32
 from deeppcr.state import Leaves
+from deeppcr.structure import find_jumps
 
 OnFailure = Literal["sequential", "raise", "return"]
 
@@ -189,6 +190,7 @@ class Newton:
             step=wide.step,
             layout=wide.layout,
             dtypes=tuple(x.dtype for x in wide.inputs),
+            jumps=", ".join(map(str, find_jumps(asked.step))),
         )
 
     def _choose(self, chain: TracedChain, asked: int) -> Choice:

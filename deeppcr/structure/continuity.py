@@ -9,6 +9,7 @@ none of the random points shows is missed.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,9 @@ def operation(equation: Any, operands: list[Node]) -> Node:
         with np.errstate(all="ignore"):
             return literal(float(function(*(each.value for each in operands))))
     key = _key(equation, operands)
-    return _made(operands, key, lambda: Node(name, function, tuple(operands), None, moves, is_bool))
+    return _made(
+        operands, key, partial(Node, name, function, tuple(operands), None, moves, is_bool)
+    )
 
 
 def moved(node: Node, equation: Any) -> Node:
@@ -161,7 +164,7 @@ def moved(node: Node, equation: Any) -> Node:
 
 def variable_of(equation: Any, operands: list[Node], moves: bool, is_bool: bool) -> Node:
     """The result of an equation that is not looked into: the same for the same operands."""
-    return _made(operands, _key(equation, operands), lambda: leaf(moves, is_bool))
+    return _made(operands, _key(equation, operands), partial(Node, moves=moves, is_bool=is_bool))
 
 
 def _key(equation: Any, operands: list[Node]) -> Any:

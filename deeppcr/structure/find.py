@@ -25,7 +25,6 @@ from deeppcr.step import Step
 from deeppcr.structure.control import CONTROL
 from deeppcr.structure.groups import Array, Groups, filled
 from deeppcr.structure.indexing import INDEXING
-from deeppcr.structure.jumps import Jump, find_jumps
 from deeppcr.structure.rules import RULES
 from deeppcr.structure.walk import Rule, Walk
 from depth.jaxprs import location
@@ -44,13 +43,11 @@ class Structure:
             are padded by -1. k is the size of the largest group, and smaller ones may share a row.
         separate: no example of a batch can influence another, here or on another device.
         mixed_by: the operation that joined most entries, and its line; "" if none did.
-        jumps: the lines of the program at which the next state may jump.
     """
 
     groups: Array
     separate: bool
     mixed_by: str
-    jumps: tuple[Jump, ...] = ()
 
     @property
     def width(self) -> int:
@@ -90,8 +87,7 @@ def find_structure(step: Step, layout: StateLayout) -> Structure:
         found[layout] = find_structure(step.example, one)  # `jax.vmap` keeps examples separate
     if layout not in found:
         lowest, separate, mixed_by = connect(step, layout)
-        jumps = find_jumps(step.jaxpr, step.states)
-        found[layout] = Structure(_rows(lowest), separate, mixed_by, jumps)
+        found[layout] = Structure(_rows(lowest), separate, mixed_by)
     return found[layout]
 
 

@@ -15,10 +15,13 @@ guards a division by zero, is not, since hardly any state lies there. Rounding t
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax.numpy as jnp
 
+from deeppcr.step import Step
 from deeppcr.structure.continuity import (
     Node,
     is_continuous,
@@ -89,11 +92,17 @@ class Value(NamedTuple):
 NOTHING: frozenset[Jump] = frozenset()
 
 
-def find_jumps(jaxpr: Any, states: int) -> tuple[Jump, ...]:
-    """Where the next state may jump: the first ``states`` operands and results are the state."""
-    inputs = [fresh(i < states) for i in range(len(jaxpr.invars))]
-    results = _program(jaxpr, inputs, NOWHERE)[:states]
-    return tuple(sorted(NOTHING.union(*(value.settled for value in results))))
+_FOUND: WeakKeyDictionary[Step, tuple[Jump, ...]] = WeakKeyDictionary()
+
+
+def find_jumps(step: Step) -> tuple[Jump, ...]:
+    """Where the next state may jump, line by line. Computed once for each step."""
+    if step not in _FOUND:
+        jaxpr, states = step.jaxpr, step.states
+        inputs = [fresh(i < states) for i in range(len(jaxpr.invars))]
+        results = _program(jaxpr, inputs, NOWHERE)[:states]
+        _FOUND[step] = tuple(sorted(NOTHING.union(*(value.settled for value in results))))
+    return _FOUND[step]
 
 
 def fresh(moves: bool, jumps: frozenset[Jump] = NOTHING, is_bool: bool = False) -> Value:
@@ -104,11 +113,7 @@ def fresh(moves: bool, jumps: frozenset[Jump] = NOTHING, is_bool: bool = False) 
 def _program(jaxpr: Any, inputs: Sequence[Value], caller: Location) -> list[Value]:
     known = dict(zip(jaxpr.invars, inputs, strict=True))
     known |= {variable: fresh(False) for variable in jaxpr.constvars}
-
-    def rule(equation: Any, operands: list[Value]) -> Sequence[Value]:
-        return _results(equation, operands, location(equation, caller))
-
-    return interpret(jaxpr, known, jaxpr.outvars, rule, _literal)
+    return interpret(jaxpr, known, jaxpr.outvars, partial(_results, caller), _literal)
 
 
 def _literal(atom: Any) -> Value:
@@ -125,8 +130,9 @@ def _is_whole(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_))
 
 
-def _results(equation: Any, operands: list[Value], where: Location) -> Sequence[Value]:
+def _results(caller: Location, equation: Any, operands: list[Value]) -> Sequence[Value]:
     name, kind = equation.primitive.name, primitive(equation).kind
+    where = location(equation, caller)
     if (inner := called(equation)) is not None:
         return _program(without_constants(inner), operands, where)
     if kind == "elementwise":
