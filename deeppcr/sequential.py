@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.chain import TracedChain
+from deeppcr.progress import Progress, check_progress
 from deeppcr.ran import Ran
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.solution import Result, Run, Stats
@@ -21,6 +22,9 @@ class Sequential:
 
     Attributes:
         unroll: integer >= 1, the number of steps per trip of the loop.
+        progress: True, to print "sequential: 20 of 20 steps" to stderr when all steps are done. Or
+            a function, which is called instead, once, as ``progress(0, L, 0.0)``: see
+            `Newton`. None: nothing.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: z + x, jnp.array([2.0, 5.0, 4.0]))
@@ -30,6 +34,10 @@ class Sequential:
     """
 
     unroll: int = 1
+    progress: Progress = None
+
+    def __post_init__(self) -> None:
+        check_progress(self.progress)
 
     def bind(self, chain: TracedChain, asked: TracedChain) -> "Sequential":
         """The solver of a chain; it needs nothing but the chain."""

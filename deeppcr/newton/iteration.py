@@ -60,6 +60,8 @@ class Iterate(NamedTuple):
         sizes: the state of the damping.
         history: the state of the acceleration.
         residuals: by iteration, that of the guess first; empty unless recorded.
+        reported: int32, the number of converged states that the user was told last: an estimate of
+            what has converged may be taken back, a report may not.
     """
 
     iterations: Array
@@ -77,6 +79,7 @@ class Iterate(NamedTuple):
     sizes: Any
     history: Any
     residuals: Array
+    reported: Array
 
 
 @partial(
@@ -203,6 +206,7 @@ class NewtonSolver:
             sizes=(),
             history=acceleration.begin(states) if acceleration else (),
             residuals=begun.residuals,
+            reported=jnp.int32(0),
         )
         now = self._checked(window, now, jnp.full_like(states, jnp.inf))
         if damping:
@@ -306,12 +310,13 @@ class NewtonSolver:
         )
         # The step makes it of a state that is right, and so does every later iteration.
         stuck = (finite < total) & ((finite <= found.converged) | (follows & (finite <= same)))
-        residuals, prefix = now.residuals, now.start + converged
+        residuals, prefix, reported = now.residuals, now.start + converged, now.reported
         if self.options.record:
             residuals = residuals.at[now.iterations].set(found.worst)
         if self.options.progress:
             before = 0 if axis.size > 1 or window.offset is None else window.offset - now.start
-            jax.debug.callback(self._report, now.iterations, before + prefix, found.worst)
+            reported = jnp.maximum(reported, before + prefix)
+            jax.debug.callback(self.options.progress, now.iterations, reported, found.worst)
         return now._replace(
             value=value,
             convergence=found,
@@ -319,6 +324,7 @@ class NewtonSolver:
             exact=exact,
             stuck=stuck,
             residuals=residuals,
+            reported=reported,
         )
 
     def _finished(self, chain: TracedChain, wide: TracedChain, end: Reached, states: Array) -> Run:
@@ -348,10 +354,6 @@ class NewtonSolver:
         name = "none" if kind == "zero" else name_of(solver)
         is_damped = self.options.damping is not None
         return Ran.newton(kind, name, is_damped, self.jumps)
-
-    def _report(self, iteration: Array, prefix: Array, residual: Array) -> None:
-        """Report progress to the user."""
-        self.options.progress(int(iteration), int(prefix), float(residual))
 
     def _shapes(self, chain: TracedChain) -> Blocks:
         """The shapes of the blocks of a window."""
