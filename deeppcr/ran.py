@@ -62,7 +62,9 @@ class Ran:
     Attributes:
         method: int32 scalar, 0 for the sequential program. Others stand for a linearisation and a
             solver of Newton's method: see ``name``.
-        why: int32 scalar, one of `deeppcr.ran.Why`; 0 for a method that the caller asked for.
+        why: int32 scalar, 0 for a method that the caller asked for; 1 if "auto" chose it by
+            ``speedup``; 2 if ``speedup`` is an upper bound; 3 if the sequential program takes about
+            as long as an empty call; 4 if the chain runs as `jax.lax.scan`.
         speedup: float32 scalar, the predicted speedup of Newton's method over the sequential
             program, by which "auto" chose; 0 where nothing was predicted.
         jumps: int32 scalar, a checksum of the lines at which the step may jump; 0 if there are
