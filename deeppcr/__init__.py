@@ -22,6 +22,7 @@ from deeppcr.newton import Coarse, Newton
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.optim import Packed, Packing, pack
+from deeppcr.ran import Ran
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, Stats
 
@@ -44,6 +45,7 @@ __all__ = [
     "ParallelCyclicReduction",
     "Plan",
     "PrefixScan",
+    "Ran",
     "Recurrence",
     "Result",
     "Scalar",

@@ -18,7 +18,7 @@ from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.newton import Newton
 from deeppcr.newton.lyapunov import forecast_iterations
 from deeppcr.sharding import find_sharding
-from deeppcr.structure import find_structure
+from deeppcr.structure import find_jumps, find_structure
 from depth.device import find_device
 
 TRIED = 3  # candidates of each kind that trials time, at most
@@ -136,6 +136,7 @@ def _plan_chain(
         length=chain.length,
         layout=chain.layout,
         structure=find_structure(chain.step, chain.layout),
+        jumps=find_jumps(chain.step),
         choice=choice,
         nbytes=choice.window * choice.linearization.bytes_per_step(chain.step, chain.layout),
         sharding=sharding,

@@ -15,6 +15,7 @@ from deeppcr.chain import TracedChain
 from deeppcr.newton import Newton
 from deeppcr.primitive import posed
 from deeppcr.problem import Problem
+from deeppcr.progress import report_end
 from deeppcr.sharding import lengthened, shardings_of, shortened, without_shardings
 from deeppcr.solution import NotConverged, Result, Run
 
@@ -34,7 +35,10 @@ def solve_chain(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
         run = shortened(run, asked.length)
     if isinstance(method, Newton) and method.on_failure == "raise":
         _raise_unless_converged(run, asked.length)
-    return dataclasses.replace(run, last=[_last(z, axis) for z in run.trajectory])
+    last = [_last(z, axis) for z in run.trajectory]
+    stats, done = run.stats, asked.length
+    report_end(method.progress, done, run.ran.method, run.result, stats.iterations, last)
+    return dataclasses.replace(run, last=last)
 
 
 def _solve_backwards(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:

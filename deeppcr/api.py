@@ -22,6 +22,8 @@ from deeppcr.layers import Repeated, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.newton.guess import guess_of_state
+from deeppcr.progress import report_end
+from deeppcr.ran import Ran, Why
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.solution import Result, Solution, Stats
@@ -100,12 +102,12 @@ def scan(
             raise TypeError(f"f is {describe(f)}, expected a function: f(carry, x) -> (carry, y).")
         length, trips = chain_length(xs, length, "xs"), _steps_in_a_trip(unroll)
         if _is_plain(chosen, wanted) or length == 0:
-            return plain()
+            return _plainly(plain(), chosen, length)[0]
         chain, carry = trace_carry(f, init, xs, length, batch_ndim, "init", reverse)
     except (TypeError, ValueError) as error:
         raise _with_words_of_jax(error, plain) from None
     if _runs_plainly(chain, chosen, wanted):
-        return plain()
+        return _plainly(plain(), chosen, length)[0]
     if trips != 1 and (isinstance(chosen, Auto) or chosen == Sequential()):
         chosen = dataclasses.replace(chosen, unroll=trips or length)
     chosen = _with_guess(chosen, carry, xs, length, reverse)
@@ -166,7 +168,7 @@ def solve(
             axis = find_sharding(chain.inputs, chain.sharding, chosen, wanted) or LOCAL
             run = solve_chain(dataclasses.replace(traced, axis=axis), chosen, wanted)
             value, trajectory = carry.value(run.last), carry.trajectory(run.trajectory, length)
-            return Solution.of(value, trajectory, run.stats, run.result)
+            return Solution.of(value, trajectory, run.stats, run.result, run.ran)
 
     def body(z: Any, x: Any) -> tuple[Any, Any]:
         z = chain.step(z, x)
@@ -175,7 +177,8 @@ def solve(
     given = None if jax.tree.leaves(chain.inputs) else length
     value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, given)
     stats = Stats(jnp.int32(0), jnp.float32(0), jnp.asarray(length, jnp.int32))
-    return Solution.of(value, trajectory, stats, jnp.int32(Result.CONVERGED))
+    _, ran = _plainly((value, trajectory), chosen, length)
+    return Solution.of(value, trajectory, stats, jnp.int32(Result.CONVERGED), ran)
 
 
 def forward(
@@ -270,6 +273,14 @@ def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:
     if callable(chain):
         remedy = "for a function: solve(Chain(step, xs), z0)."
     return TypeError(f"chain is {describe_type(chain)}, expected a deeppcr.Chain; {remedy}")
+
+
+def _plainly(results: tuple[Any, Any], method: Method, length: Any) -> tuple[tuple[Any, Any], Ran]:
+    """The results of `jax.lax.scan`, and how to describe it; it is reported as any other run."""
+    ran = Ran.sequential(why=Why.AS_SCAN if isinstance(method, Auto) else Why.ASKED)
+    result, last = jnp.int32(Result.CONVERGED), list(map(jnp.asarray, jax.tree.leaves(results[0])))
+    report_end(method.progress, length, ran.method, result, jnp.int32(0), last)
+    return results, ran
 
 
 def _is_plain(method: Method, adjoint: Wanted) -> bool:

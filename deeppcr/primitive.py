@@ -30,7 +30,8 @@ def solve(problem: Problem) -> Run:
     solvers = {}
     for platform, method in problem.methods().items():
         solvers[platform] = problem.prepared(method).bind(*problem.chains)
-    return by_platform({name: solver.solve for name, solver in solvers.items()})(problem.chain)
+    run = by_platform({name: solver.solve for name, solver in solvers.items()})(problem.chain)
+    return problem.explained(run)
 
 
 @partial(solve.defjvp, symbolic_zeros=True)
@@ -43,6 +44,7 @@ def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
 
     found, moved = pushes(problem.adjoints(), again, problem.chain, moves.chain)
     run, t, by_outputs = by_platform(found)(moved)
+    run = problem.explained(run)
     return run, run.with_tangents(t, by_outputs)
 
 
@@ -141,7 +143,7 @@ def _push(
 
     found, moved = pushes(problem.adjoints(), again, problem.chain, moves.chain)
     run, t, by_outputs = by_platform(found)(moved)
-    results = jax.tree.leaves(run)
+    results = jax.tree.leaves(problem.explained(run))
     rest = [None] * (len(results) - len(t) - len(by_outputs))  # of statistics
     return results, [
         ad.Zero(jax.typeof(y).to_tangent_aval())

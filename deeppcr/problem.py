@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr._plan.choose import choose_adjoint, choose_method
+from deeppcr._plan.choose import choose_adjoint, choose_method, explain_method
 from deeppcr._plan.costs import ChainCosts, is_hashable
 from deeppcr._plan.names import Auto, Fixed, Method, Wanted
 from deeppcr.adjoint import Adjoint, Way
@@ -34,7 +34,8 @@ from deeppcr.linearize import (
 from deeppcr.newton import Newton
 from deeppcr.newton.guess import users_guess
 from deeppcr.newton.precision import in_float32
-from deeppcr.platforms import DEFAULT, differing, platforms
+from deeppcr.platforms import DEFAULT, by_platform, differing, platforms
+from deeppcr.ran import Ran
 from deeppcr.solution import Run
 from deeppcr.state import Leaves
 
@@ -205,6 +206,18 @@ class Problem:
                     found[name] = dataclasses.replace(method, memory=each)
         return differing({name: asked.with_options(method) for name, method in found.items()})
 
+    def explained(self, run: Run) -> Run:
+        """The run, with the reason for which "auto" chose its method."""
+        if not isinstance(self.method, Auto):
+            return run
+        costs = ChainCosts.of(self.chain)
+        reasons = {name: explain_method(self._seen(costs, name), name) for name in platforms()}
+        because = {
+            name: partial(Ran.because, why=why, speedup=speedup)
+            for name, (why, speedup) in differing(reasons).items()
+        }
+        return dataclasses.replace(run, ran=by_platform(because)(run.ran))
+
     def adjoints(self) -> dict[str, Way]:
         """The adjoint, by platform."""
         shapes, adjoint = self.chain.abstract, self.adjoint
@@ -246,7 +259,7 @@ class SolverPerShard:
 
         along, replicated = self.sharding.along, P()
         specs = self.inner.sharded(along, replicated), chain.sharded(along, replicated)
-        out: Any = Run(along, along, replicated, replicated)  # type: ignore[arg-type]
+        out: Any = Run(along, along, *[replicated] * 3)  # type: ignore[arg-type]
         run: Run = self.sharding.per_shard(shard, specs, out)(self.inner, chain)
         return run
 

@@ -8,6 +8,8 @@ from jax.sharding import PartitionSpec as P
 
 from deeppcr.chain import TracedChain
 from deeppcr.checks import suggests_keywords
+from deeppcr.progress import Progress, check_progress
+from deeppcr.ran import Ran
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import Leaves
@@ -22,6 +24,9 @@ class Sequential:
 
     Attributes:
         unroll: integer >= 1, the number of steps per trip of the loop.
+        progress: True, to print "sequential: 20 of 20 steps" to stderr when all steps are done. Or
+            a function, which is called instead, once, as ``progress(0, L, 0.0)``: see
+            `Newton`. None: nothing.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: z + x, jnp.array([2.0, 5.0, 4.0]))
@@ -31,6 +36,10 @@ class Sequential:
     """
 
     unroll: int = 1
+    progress: Progress = None
+
+    def __post_init__(self) -> None:
+        check_progress(self.progress)
 
     def bind(self, chain: TracedChain, asked: TracedChain) -> "Sequential":
         """The solver of a chain; it needs nothing but the chain."""
@@ -45,7 +54,7 @@ class Sequential:
         trajectory, outputs = run_sequentially(chain, chain.initial, write_out, self.unroll)
         stats = Stats.of_sequential(chain.total, chain.layout.dtype, chain.mapped)
         converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
-        return Run(trajectory, outputs, stats, converged)
+        return Run(trajectory, outputs, stats, converged, Ran.sequential(chain.mapped))
 
 
 def run_sequentially(

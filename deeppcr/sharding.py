@@ -116,6 +116,7 @@ def shardings_of(chain: TracedChain, sharding: ChainSharding) -> Run:
         [P(axis, *spec) for spec in outputs],
         replicated,
         replicated,
+        replicated,
         states,
     )
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from deeppcr.ran import Ran
 from depth.report import table
 
 
@@ -70,7 +71,9 @@ class Stats:
             iteration are NaN (inf under `jax.debug_nans`).
         growth_rate: floating scalar with ``Newton(record=True)``, else None: the largest Lyapunov
             exponent of the chain per step. Small differences grow as ``exp(growth_rate * l)``; they
-            decay if it is negative.
+            decay if it is negative. NaN (inf under `jax.debug_nans`) unless the states are right:
+            those that have not converged, or are not finite, have no growth rate; printed, the
+            solution says why. A jump in the step is not part of it: see ``Solution.ran``.
         finite: int32 scalar, the number of states from the start of the chain that are finite; L if
             all.
 
@@ -98,12 +101,12 @@ class Stats:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["value", "trajectory", "stats", "result"],
+    data_fields=["value", "trajectory", "stats", "result", "ran"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """A solved chain. Printed, a short table.
+    """A solved chain. Printed, what ran and why, how it ended, and what to do, if anything.
 
     Attributes:
         value: the last state $z_L$, with the structure, shapes and dtypes of the initial state.
@@ -111,18 +114,24 @@ class Solution:
             ``[L, ...]``.
         stats: the `Stats` of the solve.
         result: int32 scalar, one of `Result`. Under `jax.vmap` it has the mapped axes.
+        ran: which method ran, and why, as a `Ran`: ``print(solution.ran)``, ``solution.ran.name``.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: z + x, jnp.array([2.0, 5.0, 4.0]))
         >>> solution = deeppcr.solve(chain, jnp.array(0.0))
         >>> solution.value, solution.trajectory
         (Array(11., dtype=float32), Array([ 2.,  7., 11.], dtype=float32))
+        >>> print(deeppcr.solve(chain, jnp.array(0.0), method="sequential"))
+        sequential
+        result  converged
+        states  3
     """
 
     value: Any
     trajectory: Any
     stats: Stats
     result: Array
+    ran: Ran
 
     @property
     def converged(self) -> Array:
@@ -130,9 +139,10 @@ class Solution:
         return (self.result == Result.CONVERGED) | (self.result == Result.FINISHED_SEQUENTIALLY)
 
     @classmethod
-    def of(cls, value: Any, trajectory: Any, stats: Stats, result: Array) -> "Solution":
+    def of(cls, value: Any, trajectory: Any, stats: Stats, result: Array, ran: Ran) -> "Solution":
         """A solution that says so if its states are not finite."""
-        return cls(value, trajectory, *_looked_through(jax.tree.leaves(trajectory), stats, result))
+        stats, result = _looked_through(jax.tree.leaves(trajectory), stats, result)
+        return cls(value, trajectory, stats, result, ran)
 
     def __str__(self) -> str:
         try:
@@ -156,12 +166,21 @@ def _looked_through(states: list[Any], stats: Stats, result: Array) -> tuple[Sta
     not_finite = (finite < length) & (result != Result.NOT_CONVERGED)
     found = jnp.where(not_finite, jnp.int32(Result.NOT_FINITE), result)
     residual = jnp.where(not_finite, jnp.inf, stats.residual).astype(stats.residual.dtype)
-    return dataclasses.replace(stats, residual=residual, finite=finite), found
+    rate = stats.growth_rate
+    if rate is not None:  # of other states it would say nothing about the chain
+        is_right = (found == Result.CONVERGED) | (found == Result.FINISHED_SEQUENTIALLY)
+        rate = jnp.where(is_right, rate, unrecorded()).astype(rate.dtype)
+    return dataclasses.replace(stats, residual=residual, finite=finite, growth_rate=rate), found
+
+
+def unrecorded() -> float:
+    """NaN, for what was not recorded; infinity under `jax.debug_nans`, which would report it."""
+    return jnp.inf if jax.config.jax_debug_nans else jnp.nan  # type: ignore[attr-defined]
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["trajectory", "outputs", "stats", "result", "last"],
+    data_fields=["trajectory", "outputs", "stats", "result", "ran", "last"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +192,7 @@ class Run:
         outputs: leaves of the outputs of all steps.
         stats: see `Stats`.
         result: int32 scalar, one of `Result`.
+        ran: see `Ran`.
         last: leaves of ``z_L``; empty until `solve_chain` has taken them from the trajectory.
     """
 
@@ -180,11 +200,12 @@ class Run:
     outputs: list[Any]
     stats: Stats
     result: Array
+    ran: Ran
     last: list[Any] = dataclasses.field(default_factory=list)
 
     def with_tangents(self, states: list[Any], outputs: list[Any]) -> "Run":
         """The tangents of a run: statistics have none."""
-        return Run(states, outputs, *jax.tree.map(_no_tangent, (self.stats, self.result)))
+        return Run(states, outputs, *jax.tree.map(_no_tangent, (self.stats, self.result, self.ran)))
 
 
 def _no_tangent(x: Array) -> Any:
@@ -194,25 +215,58 @@ def _no_tangent(x: Array) -> Any:
 
 
 def _lines(solution: Solution) -> list[str]:
-    stats, result = solution.stats, Result(int(solution.result))
+    stats, ran, result = solution.stats, solution.ran, Result(int(solution.result))
     states = jax.tree.leaves(solution.trajectory)
     length = len(states[0]) if states else int(stats.prefix)
-    prefix = f"{int(stats.prefix)} of {length} states"
-    if result == Result.FINISHED_SEQUENTIALLY:
-        prefix += " by Newton's method, the rest sequentially"
-    rows = {
-        "result": result.name.lower().replace("_", " "),
-        "iterations": f"{int(stats.iterations)}",
-        "converged": prefix,
-        "residual": f"{float(stats.residual):.1e}",
-    }
+    rows = {"result": result.name.lower().replace("_", " ")}
+    if bool(ran.is_newton):
+        prefix = f"{int(stats.prefix)} of {length} states"
+        if result == Result.FINISHED_SEQUENTIALLY:
+            prefix += " by Newton's method, the rest sequentially"
+        rows["iterations"] = f"{int(stats.iterations)}"
+        rows["converged"] = prefix
+        rows["residual"] = f"{float(stats.residual):.1e}"
+    else:  # nothing was iterated or measured
+        rows["states"] = f"{length}"
     if result == Result.NOT_FINITE and stats.finite is not None:
         rows["finite"] = f"{int(stats.finite)} of {length} states"
-    if stats.growth_rate is not None and np.isfinite(stats.growth_rate):
-        rows["growth rate"] = f"{float(stats.growth_rate):+.3g} a step"
-    lines = [table((), list(rows.items()), "<<")]
+    if stats.growth_rate is not None:
+        rows["growth rate"] = _growth(float(stats.growth_rate), result, ran)
+    if advice := _advice(stats, ran, result):
+        rows["advice"] = advice
+    lines = [str(ran), table((), list(rows.items()), "<<")]
     if stats.residuals is not None:
         history = stats.residuals[: int(stats.iterations) + 1].tolist()
         residuals = [(f"{k}", f"{residual:.1e}") for k, residual in enumerate(history)]
         lines += ["", table(("iteration", "residual"), residuals, ">>")]
     return lines
+
+
+def _growth(rate: float, result: Result, ran: Ran) -> str:
+    """The growth rate, or why there is none."""
+    if np.isfinite(rate):
+        # A derivative does not see what a jump does to differences.
+        return f"{rate:+.3g} a step" + (", between jumps" if int(ran.jumps) else "")
+    reason = {
+        Result.NOT_CONVERGED: "the states have not converged",
+        Result.NOT_FINITE: "the states are not finite",
+    }.get(result, "the derivatives of the step are not finite")
+    return f"none: {reason}"
+
+
+def _advice(stats: Stats, ran: Ran, result: Result) -> str:
+    """What to do next, and why; "" if nothing is known to help."""
+    if result == Result.NOT_FINITE and stats.finite is not None:
+        step = int(stats.finite) + 1
+        return f"step {step} is the first whose state is not finite: look at its input"
+    if not bool(ran.is_newton) or result == Result.CONVERGED:
+        return ""
+    ways = "method='sequential'" if ran.is_damped else "TrustRegion() or method='sequential'"
+    if ran.lines:
+        return f"{ran.lines}, and Newton's method sees no derivative of a jump: {ways}"
+    rate = float("nan") if stats.growth_rate is None else float(stats.growth_rate)
+    if np.isfinite(rate) and rate > 0:
+        return f"differences grow by {rate:+.3g} a step: {ways}"
+    if stats.growth_rate is None:
+        return "Newton(record=True) shows residuals, and whether differences grow"
+    return ""

@@ -151,15 +151,22 @@ class Candidates:
             if isinstance(self.only, Newton):
                 yield self.given(self.only)
             return
-        least = 2 * self.expected
-        if least * busy_seconds(self.costs.sequential, self.device) >= time_limit:
-            return
-        if least * self.costs.evaluate.seconds(self.device) >= time_limit:
+        if self._least_busy >= time_limit or self.least_seconds >= time_limit:
             return
         exact = self._choice("auto")
         for choice in [exact, *([self._choice(Diagonal())] if self._is_wide(exact) else [])]:
             for solver in self._solvers(choice, time_limit):
                 yield self.newton(choice, solver, self._iterations(choice))
+
+    @property
+    def _least_busy(self) -> float:
+        return 2 * self.expected * busy_seconds(self.costs.sequential, self.device)
+
+    @property
+    def least_seconds(self) -> float:
+        """A lower bound on the seconds of Newton's method: two evaluations in every iteration."""
+        evaluations = 2 * self.expected * self.costs.evaluate.seconds(self.device)
+        return max(self._least_busy, evaluations)
 
     def newton(self, choice: Choice, solver: LinearSolver, iterations: int) -> Candidate:
         """Newton's method, or a quasi-Newton method, with this number of iterations."""

@@ -12,12 +12,13 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 import depth
-from deeppcr._plan.candidates import Candidate, Candidates
+from deeppcr._plan.candidates import Candidate, Candidates, speedup
 from deeppcr._plan.costs import ChainCosts, is_hashable
 from deeppcr._plan.names import Fixed, Wanted, find_adjoint
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.newton import Newton
 from deeppcr.platforms import platforms
+from deeppcr.ran import Why
 
 T = TypeVar("T")
 KEPT = 512  # choices
@@ -32,8 +33,33 @@ CALLS = 2
 
 def choose_method(costs: ChainCosts, platform: str) -> Fixed:
     """The method that computes the states."""
-    key = "method", costs.signature
-    return _kept(key, platform, lambda candidates: best_method(candidates)[0].method, costs)
+    return _choice(costs, platform)[0]
+
+
+def explain_method(costs: ChainCosts, platform: str) -> tuple[Why, float]:
+    """Why `choose_method` takes its method, and the predicted speedup of Newton's method."""
+    return _choice(costs, platform)[1:]
+
+
+def _choice(costs: ChainCosts, platform: str) -> tuple[Fixed, Why, float]:
+    def choose(candidates: Candidates) -> tuple[Fixed, Why, float]:
+        found = best_method(candidates)
+        return found[0].method, *_explained(found, candidates)
+
+    return _kept(("method", costs.signature), platform, choose, costs)
+
+
+def _explained(found: list[Candidate], candidates: Candidates) -> tuple[Why, float]:
+    """Why the first of the candidates found is the best."""
+    sequential = candidates.sequential()
+    newton = next((one for one in found if isinstance(one.method, Newton)), None)
+    if newton is not None:
+        return Why.PREDICTED, speedup(newton, sequential)
+    if candidates.costs.chain.obstacle:
+        return Why.AS_SCAN, 0.0
+    if not _time_limit(sequential, candidates):
+        return Why.TOO_SHORT, 0.0
+    return Why.AT_MOST, sequential.seconds / candidates.least_seconds
 
 
 def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wanted:

@@ -1,7 +1,6 @@
 """Methods and adjoints by name, and `Auto`."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
@@ -10,6 +9,7 @@ from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.newton import Newton
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.guess import Guess
+from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential
 
 
@@ -25,7 +25,7 @@ class Auto:
         initial_guess: as in `Newton`.
         damping: as in `Newton`.
         window: as in `Newton`.
-        progress: as in `Newton`.
+        progress: as in `Newton` and `Sequential`: also what "auto" runs step by step is reported.
         unroll: as in `Sequential`.
 
     Raises:
@@ -42,7 +42,7 @@ class Auto:
     initial_guess: Guess = "apply"
     damping: TrustRegion | None = None
     window: int | None = None
-    progress: Callable[[int, int, float], None] | None = None
+    progress: Progress = None
     unroll: int = 1
 
     def __post_init__(self) -> None:

@@ -38,6 +38,7 @@ from deeppcr.adjoint.solver import AdjointSolver
 from deeppcr.adjoint.transposed import nothing_of, one_of, scaled, zeros_of
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
+from deeppcr.ran import Ran
 from deeppcr.rewrites.plain_sums import with_plain_sums
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.sequential import run_sequentially
@@ -81,7 +82,7 @@ class Autodiff:
         else:
             stats = Stats.of_sequential(chain.length, chain.layout.dtype, chain.mapped)
             converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
-            run = Run(states, outputs, stats, converged)
+            run = Run(states, outputs, stats, converged, Ran.sequential(chain.mapped))
         return run, t, by_outputs
 
 

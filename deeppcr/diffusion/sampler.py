@@ -10,7 +10,6 @@ al., NeurIPS 2023), or ``a`` only.
 """
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +25,11 @@ from deeppcr.checks import check_count, describe, describe_type
 from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table, coarse_guess
 from deeppcr.linear import LinearSolver
+from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential
 from deeppcr.solution import Solution
 
 Model = Callable[[Any, Any], Any]
-Progress = Callable[[int, int, float], None]
 
 
 def sample(
@@ -43,7 +42,7 @@ def sample(
     method: str | Method = "auto",
     coarse: int | None = None,
     window: int | None = None,
-    progress: bool | Progress = False,
+    progress: Progress = False,
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 1,
 ) -> Solution:
@@ -67,11 +66,11 @@ def sample(
             the model at every ``coarse``-th step and reuses its output in between. None: use the
             initial guess of the method.
         window: integer >= 1, the number of steps that Newton's method solves at once. None: use the
-            window of the method. ``coarse``, ``window`` and ``progress`` are not available for the
-            sequential method.
-        progress: a function ``(iteration, prefix, residual)`` that is called after every Newton
-            iteration, with its number, the number of converged steps, and the largest relative
-            residual. True: print a line to stderr after each.
+            window of the method. ``coarse`` and ``window`` are not available for the sequential
+            method.
+        progress: True, to print a line to stderr after each iteration; or a function
+            ``(iteration, prefix, residual)``: see `deeppcr.Newton`. A sequential sampler is
+            reported once, at its end.
         adjoint: as in `deeppcr.solve`. Derivatives are those of the sequential sampler.
         batch_ndim: the number of leading axes of ``x_T`` that are batch axes, whose samples the
             model treats independently.
@@ -122,7 +121,7 @@ def sample(
     if not jnp.issubdtype(x_T.dtype, jnp.floating):
         raise TypeError(f"x_T has dtype {x_T.dtype}, expected a floating one.")
     chosen = find_method(method)
-    _check_is_parallel(chosen, coarse=coarse, window=window, progress=progress or None)
+    _check_is_parallel(chosen, coarse=coarse, window=window)
 
     table = schedule.table(steps)
     inputs = table.inputs(x_T.dtype)
@@ -138,7 +137,7 @@ def sample(
     if window is not None:
         options["window"] = min(window, steps)
     if progress is not False:
-        options["progress"] = say if progress is True else progress
+        options["progress"] = progress
     chosen = dataclasses.replace(chosen, **options)
     found = solve(Chain(step, inputs), start, method=chosen, adjoint=adjoint, batch_ndim=batch_ndim)
     return dataclasses.replace(
@@ -153,15 +152,6 @@ def step_noise(key: Array, steps: int, x: Array) -> Array:
         return jax.random.normal(jax.random.fold_in(key, step), x.shape, x.dtype)
 
     return jax.vmap(draw)(jnp.arange(steps, dtype=jnp.uint32))
-
-
-def say(iteration: int, prefix: int, residual: float) -> None:
-    """Print the progress of Newton's method to stderr."""
-    print(
-        f"iteration {iteration}: {prefix} steps done, residual {residual:.1e}",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def _check_is_parallel(method: Method, **options: Any) -> None:

@@ -52,7 +52,7 @@ from deeppcr.linear.chunked import Chunked
 from deeppcr.linear.cyclic_reduction import CyclicReduction
 from deeppcr.linear.pcr import ParallelCyclicReduction
 from deeppcr.linear.prefix_scan import PrefixScan
-from deeppcr.linear.sharded import Sharded, solver_on
+from deeppcr.linear.sharded import Sharded, ShardSolver, solver_on
 from deeppcr.linear.solve import solve_bidiagonal, solve_recurrence
 from deeppcr.linear.solver import LinearSolver, Recurrence
 
@@ -71,6 +71,7 @@ __all__ = [
     "PrefixScan",
     "Recurrence",
     "Scalars",
+    "ShardSolver",
     "Sharded",
     "Zeros",
     "choose_parallel_solver",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 from jax import Array
 
@@ -18,6 +19,10 @@ from deeppcr.platforms import platform
 @dataclasses.dataclass(frozen=True)
 class Auto(LinearSolver):
     """The solver that `choose_solver` takes for the blocks, on the platform that runs them."""
+
+    def chosen(self, blocks: Callable[[], Blocks]) -> LinearSolver:
+        """That solver; shapes of ``blocks`` suffice, and a CPU does not ask for them."""
+        return Recurrence() if platform() == "cpu" else choose_solver(blocks(), platform())
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         return choose_solver(blocks, platform())._solve(blocks, b, reverse)

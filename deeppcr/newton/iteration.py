@@ -16,7 +16,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.chain import TracedChain
-from deeppcr.linear import Blocks, LinearSolver
+from deeppcr.linear import Auto, Blocks, LinearSolver, ShardSolver, name_of
+from deeppcr.linearize import BlockDiagonal, Dense, Diagonal, Scalar, Zero
 from deeppcr.loops import ITERATION, iterate
 from deeppcr.newton.convergence import Convergence, Criterion
 from deeppcr.newton.fallback import finish
@@ -24,9 +25,19 @@ from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
 from deeppcr.newton.sequence import Reached, solve_shard_after_shard
-from deeppcr.solution import Result, Run, Stats
+from deeppcr.ran import Ran
+from deeppcr.solution import Result, Run, Stats, unrecorded
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
+
+# The names of blocks in the description of a run.
+KINDS: dict[type, str] = {
+    Dense: "dense",
+    Diagonal: "diagonal",
+    BlockDiagonal: "block diagonal",
+    Scalar: "scalar",
+    Zero: "zero",
+}
 
 
 class Iterate(NamedTuple):
@@ -49,6 +60,8 @@ class Iterate(NamedTuple):
         sizes: the state of the damping.
         history: the state of the acceleration.
         residuals: by iteration, that of the guess first; empty unless recorded.
+        reported: int32, the number of converged states that the user was told last: an estimate of
+            what has converged may be taken back, a report may not.
     """
 
     iterations: Array
@@ -66,12 +79,23 @@ class Iterate(NamedTuple):
     sizes: Any
     history: Any
     residuals: Array
+    reported: Array
 
 
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["linearization", "guess", "captured"],
-    meta_fields=["options", "solver", "criterion", "budget", "window", "step", "layout", "dtypes"],
+    meta_fields=[
+        "options",
+        "solver",
+        "criterion",
+        "budget",
+        "window",
+        "step",
+        "layout",
+        "dtypes",
+        "jumps",
+    ],
 )
 @dataclasses.dataclass(frozen=True)
 class NewtonSolver:
@@ -89,6 +113,7 @@ class NewtonSolver:
         step: the user's step, traced in float32 or better.
         layout: of its state.
         dtypes: of its inputs.
+        jumps: where the step may jump, in words.
     """
 
     linearization: Any
@@ -102,6 +127,7 @@ class NewtonSolver:
     step: Step
     layout: StateLayout
     dtypes: tuple[Any, ...]
+    jumps: str
 
     def sharded(self, along: P, replicated: P) -> "NewtonSolver":
         """How its arrays are sharded: a prefix of this pytree."""
@@ -118,7 +144,7 @@ class NewtonSolver:
             captured=self.captured,
         )
         start, recorded = wide.layout.flatten(wide.initial), self.budget + 1
-        residuals = jnp.full((recorded if self.options.record else 0,), _unrecorded(), start.dtype)
+        residuals = jnp.full((recorded if self.options.record else 0,), unrecorded(), start.dtype)
         begun = Reached.nothing(start, residuals)
         if chain.axis.size > 1 and self.window < chain.length:
 
@@ -180,6 +206,7 @@ class NewtonSolver:
             sizes=(),
             history=acceleration.begin(states) if acceleration else (),
             residuals=begun.residuals,
+            reported=jnp.int32(0),
         )
         now = self._checked(window, now, jnp.full_like(states, jnp.inf))
         if damping:
@@ -283,12 +310,13 @@ class NewtonSolver:
         )
         # The step makes it of a state that is right, and so does every later iteration.
         stuck = (finite < total) & ((finite <= found.converged) | (follows & (finite <= same)))
-        residuals, prefix = now.residuals, now.start + converged
+        residuals, prefix, reported = now.residuals, now.start + converged, now.reported
         if self.options.record:
             residuals = residuals.at[now.iterations].set(found.worst)
         if self.options.progress:
             before = 0 if axis.size > 1 or window.offset is None else window.offset - now.start
-            jax.debug.callback(self._report, now.iterations, before + prefix, found.worst)
+            reported = jnp.maximum(reported, before + prefix)
+            jax.debug.callback(self.options.progress, now.iterations, reported, found.worst)
         return now._replace(
             value=value,
             convergence=found,
@@ -296,6 +324,7 @@ class NewtonSolver:
             exact=exact,
             stuck=stuck,
             residuals=residuals,
+            reported=reported,
         )
 
     def _finished(self, chain: TracedChain, wide: TracedChain, end: Reached, states: Array) -> Run:
@@ -313,22 +342,32 @@ class NewtonSolver:
             rate = growth_rate(wide, wide.layout.flatten(cast(origin, wide.layout.dtypes)))
             stats = dataclasses.replace(stats, residuals=end.residuals, growth_rate=rate)
         result = jnp.where(ok, jnp.int32(Result.CONVERGED), jnp.int32(failure))
-        return Run(trajectory, chain.outputs(origin, trajectory), stats, result)
+        outputs = chain.outputs(origin, trajectory)
+        return Run(trajectory, outputs, stats, result, self._ran(wide))
 
-    def _report(self, iteration: Array, prefix: Array, residual: Array) -> None:
-        """Report progress to the user."""
-        self.options.progress(int(iteration), int(prefix), float(residual))
+    def _ran(self, wide: TracedChain) -> Ran:
+        """The description of this method."""
+        kind = KINDS.get(type(self.linearization), "other")
+        solver = self.solver.inside if isinstance(self.solver, ShardSolver) else self.solver
+        if kind != "zero" and isinstance(solver, Auto):
+            solver = solver.chosen(partial(self._shapes, wide))
+        name = "none" if kind == "zero" else name_of(solver)
+        is_damped = self.options.damping is not None
+        return Ran.newton(kind, name, is_damped, self.jumps)
+
+    def _shapes(self, chain: TracedChain) -> Blocks:
+        """The shapes of the blocks of a window."""
+        window, layout = chain.window(jnp.int32(0), self.window), chain.layout
+        shape = self.window, *layout.batch_shape, layout.width
+        states = jax.ShapeDtypeStruct(shape, layout.dtype)
+        blocks: Blocks = jax.eval_shape(partial(self.linearization.blocks, window), states)
+        return blocks
 
     def _whole(self, now: Iterate) -> Array:
         """All states, with those of the window written into them."""
         if not now.whole.size:
             return now.value
         return lax.dynamic_update_slice_in_dim(now.whole, now.value, now.start, 0)
-
-
-def _unrecorded() -> float:
-    """NaN after the last residual; infinity under `jax.debug_nans`, which would report the NaN."""
-    return jnp.inf if jax.config.jax_debug_nans else jnp.nan  # type: ignore[attr-defined]
 
 
 def _index(chain: TracedChain, states: Array) -> Array:

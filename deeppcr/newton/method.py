@@ -17,7 +17,6 @@ converge amplify differences, and would otherwise end in another state.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import jax.numpy as jnp
@@ -45,7 +44,9 @@ from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.guess import Guess, check_guess, users_guess
 from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.precision import in_float32
+from deeppcr.progress import Progress, Reporter, check_progress
 from deeppcr.state import Leaves
+from deeppcr.structure import find_jumps
 
 OnFailure = Literal["sequential", "raise", "return"]
 
@@ -93,10 +94,14 @@ class Newton:
         memory: integer >= 1, bytes for the Jacobian blocks and the solver's copies on each device.
             None: half of the accelerator's memory, or a quarter of the machine's.
         record: whether `Stats` contains the residual after each iteration and the growth rate.
-        progress: None, or a function ``(iteration, prefix, residual)`` that is called before the
-            first iteration and after each: with its number, the number of states from the start of
-            the chain that have converged, and the largest relative residual. Under `jax.vmap`, and
-            on several devices that work together, it is called once for each.
+        progress: True, to print a line to stderr before the first iteration and after each:
+            "iteration 5: 12 of 20 steps, residual 3e-4". Or a function
+            ``(iteration, prefix, residual)``, which is called instead: with the number of the
+            iteration, the number of states from the start of the chain that have converged, which
+            never falls, and the largest relative residual. A sequential fallback is reported once,
+            at its end: "sequential: 20 of 20 steps", or the function of
+            ``(iterations, L, 0.0)``. Under `jax.vmap`, and on several devices that work together,
+            all of this happens once for each. None: nothing.
         on_failure: what to do with a chain that has not converged within its budget. "sequential":
             compute the rest step by step. "raise": raise `NotConverged`; not possible under jit.
             "return": return the last iterate, with ``Result.NOT_CONVERGED``.
@@ -129,7 +134,7 @@ class Newton:
     window: int | None = None
     memory: int | None = None
     record: bool = False
-    progress: Callable[[int, int, float], None] | None = None
+    progress: Progress = None
     on_failure: OnFailure = "sequential"
 
     def __post_init__(self) -> None:
@@ -150,11 +155,7 @@ class Newton:
             raise TypeError(
                 f"acceleration is {describe(self.acceleration)}, expected Anderson(...) or None."
             )
-        if self.progress is not None and not callable(self.progress):
-            raise TypeError(
-                f"progress is {describe(self.progress)}, "
-                "expected a function of iteration, prefix and residual, or None."
-            )
+        check_progress(self.progress)
         if self.on_failure not in get_args(OnFailure):
             raise ValueError(
                 f"on_failure is {describe(self.on_failure)}, expected one of "
@@ -188,7 +189,13 @@ class Newton:
             linearization=constant(choice.linearization),
             guess=self._guess(chain, asked),
             captured=wide.captured,
-            options=dataclasses.replace(self, linearize="auto", linear="auto", initial_guess=guess),
+            options=dataclasses.replace(
+                self,
+                linearize="auto",
+                linear="auto",
+                initial_guess=guess,
+                progress=Reporter(self.progress, asked.length) if self.progress else None,
+            ),
             solver=solver_on(LOCAL if is_windowed else chain.axis, find_solver(self.linear)),
             criterion=Criterion(self.rtol, self.atol, eps, working, quadratic, rounding),
             budget=min(self.max_iterations or usual, most),
@@ -196,6 +203,7 @@ class Newton:
             step=wide.step,
             layout=wide.layout,
             dtypes=tuple(x.dtype for x in wide.inputs),
+            jumps=", ".join(map(str, find_jumps(asked.step))),
         )
 
     def _choose(self, chain: TracedChain, asked: int) -> Choice:

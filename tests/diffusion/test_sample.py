@@ -209,7 +209,11 @@ def test_progress(capsys):
     assert [iteration for iteration, *_ in told] == list(range(int(found.stats.iterations) + 1))
     run("ddim", WEIGHTS, NOISE, method="newton", progress=True)
     jax.effects_barrier()
-    assert f"iteration {int(found.stats.iterations)}: {STEPS} steps done" in capsys.readouterr().err
+    last = f"iteration {int(found.stats.iterations)}: {STEPS} of {STEPS} steps, residual"
+    assert last in capsys.readouterr().err
+    run("ddim", WEIGHTS, NOISE, method="sequential", progress=True)
+    jax.effects_barrier()
+    assert capsys.readouterr().err == f"sequential: {STEPS} of {STEPS} steps\n"
 
 
 def test_one_step():

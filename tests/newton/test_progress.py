@@ -1,4 +1,6 @@
-"""`Newton(progress=)`: how far a solve has come, reported while it runs."""
+"""`progress=`: how far a solve has come, reported while it runs."""
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +8,8 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr import Chain, Newton
+from deeppcr import Auto, Chain, Newton, Sequential
+from deeppcr.newton.convergence import Criterion
 
 
 def step(z, x):
@@ -51,6 +54,68 @@ def test_each_of_a_batch_is_reported():
     assert [iteration for iteration, *_ in reports].count(0) == 2
 
 
-def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match="progress is True, expected a function"):
-        Newton(progress=True)
+def test_reported_states_are_not_taken_back(monkeypatch):
+    """The first estimate here is too good."""
+    judge, reports = Criterion.__call__, []
+
+    def rash(self, value, iterate, origin, update, *rest):
+        found, is_first = (
+            judge(self, value, iterate, origin, update, *rest),
+            jnp.isinf(update).all(),
+        )
+        return found._replace(converged=jnp.where(is_first, 10, found.converged))
+
+    monkeypatch.setattr(Criterion, "__call__", rash)
+    newton = Newton(progress=lambda *news: reports.append(news))
+    jax.jit(lambda z: deeppcr.solve(CHAIN, z, method=newton).value)(START)
+    jax.effects_barrier()
+    prefixes = [prefix for _, prefix, _ in reports]
+    assert prefixes[:2] == [10, 10]
+    assert prefixes == sorted(prefixes)
+    assert prefixes[-1] == 50
+
+
+def told(capsys, method, adjoint="auto"):
+    """What is printed, eagerly or under jit."""
+    jax.jit(lambda z: deeppcr.solve(CHAIN, z, method=method, adjoint=adjoint).value)(START)
+    jax.effects_barrier()
+    return capsys.readouterr().err.splitlines()
+
+
+def test_lines(capsys):
+    lines = told(capsys, Newton(progress=True))
+    assert all(
+        re.fullmatch(rf"iteration {k}: \d+ of 50 steps, residual \de-?\d+", line)
+        for k, line in enumerate(lines)
+    )
+    assert ": 50 of 50 steps, residual" in lines[-1]
+    deeppcr.solve(CHAIN, START, method=Newton(progress=True))
+    jax.effects_barrier()
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("method", "adjoint", "before"),
+    [
+        (Sequential(progress=True), "auto", 0),
+        (Auto(progress=True), "auto", 0),
+        (Auto(progress=True), "autodiff", 0),
+        (Newton(progress=True, max_iterations=1), "auto", 2),
+    ],
+)
+def test_what_runs_step_by_step_says_so_once_at_its_end(capsys, method, adjoint, before):
+    lines = told(capsys, method, adjoint)
+    assert lines[before:] == ["sequential: 50 of 50 steps"]
+
+
+def test_a_function_is_called_at_the_end_of_a_sequential_run():
+    reports = []
+    deeppcr.solve(CHAIN, START, method=Auto(progress=lambda *news: reports.append(news)))
+    jax.effects_barrier()
+    assert reports == [(0, 50, 0.0)]
+
+
+@pytest.mark.parametrize("method", [Newton, Auto, Sequential])
+def test_what_is_no_function_is_refused(method):
+    with pytest.raises(TypeError, match="progress is 3, expected a function"):
+        method(progress=3)

@@ -1,0 +1,97 @@
+"""Progress of a solve: how far it has come, told to the user while it runs.
+
+Newton's method reports each iteration. The sequential program is one loop without a host in it, so
+it is reported when it has ended, as is the sequential fallback: see `report_end`.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from deeppcr.checks import describe
+from deeppcr.ran import SEQUENTIAL
+from deeppcr.solution import Result
+
+Function = Callable[[Any, Any, Any], None]
+Progress = bool | Function | None
+"""True: print a line to stderr. A function of iteration, prefix and residual. None, False: nothing.
+"""
+
+
+def check_progress(progress: Any) -> None:
+    """Raise unless it is None, a bool, or a function."""
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(
+            f"progress is {describe(progress)}, "
+            "expected a function of iteration, prefix and residual, True, or None."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reporter:
+    """Tells the user about the iterations of one chain.
+
+    Attributes:
+        progress: True, or the user's function.
+        length: L.
+    """
+
+    progress: bool | Function
+    length: int
+
+    def __call__(self, iteration: Array, prefix: Array, residual: Array) -> None:
+        """After an iteration: the number of states that have converged, the residual."""
+        done = min(int(prefix), self.length)  # there may be steps that only fill up a shard
+        if callable(self.progress):
+            self.progress(int(iteration), done, float(residual))
+        else:
+            counts = f"{done} of {self.length} steps"
+            _print(f"iteration {int(iteration)}: {counts}, residual {_short(float(residual))}")
+
+
+def report_end(
+    progress: Progress,
+    length: Any,
+    method: Array,
+    result: Array,
+    iterations: Array,
+    last: Sequence[Array],
+) -> None:
+    """Report the end of a sequential program, or of a sequential fallback.
+
+    Args:
+        progress: see `Progress`.
+        length: L, which may be symbolic.
+        method: as in `Ran`.
+        result: as in `Solution`.
+        iterations: of Newton's method.
+        last: leaves of the last state: reported once they are known.
+    """
+    if not progress:
+        return
+
+    def tell(method: Array, result: Array, iterations: Array, length: Array, *_: Array) -> None:
+        if int(method) != SEQUENTIAL and int(result) != Result.FINISHED_SEQUENTIALLY:
+            return
+        if callable(progress):
+            progress(int(iterations), int(length), 0.0)
+        else:
+            _print(f"sequential: {int(length)} of {int(length)} steps")
+
+    known = [leaf.reshape(-1)[:1] for leaf in last if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    jax.debug.callback(tell, method, result, iterations, jnp.asarray(length, jnp.int32), *known)
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _short(residual: float) -> str:
+    """3e-4."""
+    mantissa, _, exponent = f"{residual:.0e}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa

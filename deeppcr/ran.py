@@ -1,0 +1,170 @@
+"""`Ran`: which method computed a solution, and why.
+
+"auto" decides for each platform while jax lowers a program, and a solution passes through
+`jax.jit`, `jax.vmap`, `jax.lax.cond` and `jax.lax.scan`. A description that travels beside the
+arrays would tell of another run as soon as `jax.lax.cond` takes the other branch, and two branches
+with different descriptions would not even have the same structure. So a `Ran` holds numbers: in
+the program of one method on one platform they are constants, and jax carries them wherever it
+carries the states. They become words when they are printed.
+
+Source lines are no numbers. A solution has a checksum of them, and this process remembers the text
+of the last few hundred. In another process (a pickled solution) the lines are missing, not wrong.
+"""
+
+import dataclasses
+import enum
+import zlib
+from collections import OrderedDict
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+# The names stand in pickled solutions as numbers: new ones come last.
+SEQUENTIAL = 0
+BLOCKS = ("other", "dense", "diagonal", "block diagonal", "scalar", "zero", "identity")
+SOLVERS = ("other", "none", "sequential", "pcr", "cyclic_reduction", "prefix_scan", "chunked")
+KEPT = 512  # texts
+
+_TEXTS: OrderedDict[int, str] = OrderedDict()
+
+
+class Why(enum.IntEnum):
+    """Why a method ran: the values of ``Ran.why``."""
+
+    ASKED = 0
+    """It is the caller's ``method``."""
+    PREDICTED = 1
+    """ "auto" chose it, by the predicted speedup of Newton's method."""
+    AT_MOST = 2
+    """ "auto" chose it: Newton's method cannot be faster than ``speedup``."""
+    TOO_SHORT = 3
+    """ "auto" chose it: the sequential program takes about as long as an empty call."""
+    AS_SCAN = 4
+    """ "auto" left the chain to `jax.lax.scan`: it cannot be solved in parallel, or ``adjoint`` is
+    "autodiff"."""
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["method", "why", "speedup", "jumps"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """Which method ran, and why. Printed, both in words.
+
+    Numbers, so that they stay true under `jax.jit`, `jax.vmap`, `jax.lax.cond` and `jax.lax.scan`.
+    Under `jax.vmap` every field has the mapped axes in front.
+
+    Attributes:
+        method: int32 scalar, 0 for the sequential program. Others stand for a linearisation and a
+            solver of Newton's method: see ``name``.
+        why: int32 scalar, 0 for a method that the caller asked for; 1 if "auto" chose it by
+            ``speedup``; 2 if ``speedup`` is an upper bound; 3 if the sequential program takes about
+            as long as an empty call; 4 if the chain runs as `jax.lax.scan`.
+        speedup: float32 scalar, the predicted speedup of Newton's method over the sequential
+            program, by which "auto" chose; 0 where nothing was predicted.
+        jumps: int32 scalar, a checksum of the lines at which the step may jump; 0 if there are
+            none, or the method is sequential.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.linspace(0.0, 1.0, 100))
+        >>> newton = deeppcr.Newton(linear="pcr")
+        >>> ran = deeppcr.solve(chain, jnp.array(0.5), method=newton).ran
+        >>> print(ran)
+        newton (diagonal, pcr)
+        >>> bool(ran.is_newton), ran.name
+        (True, 'newton (diagonal, pcr)')
+    """
+
+    method: Array
+    why: Array
+    speedup: Array
+    jumps: Array
+
+    @classmethod
+    def sequential(cls, shape: tuple[int, ...] = (), why: Why = Why.ASKED) -> "Ran":
+        """The sequential program, for a solution of ``shape`` mapped axes."""
+        return cls.of(SEQUENTIAL, why, 0.0, 0, shape)
+
+    @classmethod
+    def newton(cls, blocks: str, solver: str, is_damped: bool, jumps: str) -> "Ran":
+        """Newton's method, by names in `BLOCKS` and `SOLVERS`.
+
+        Names that are not among them are "other". ``jumps``: where the step may jump, in words.
+        """
+        kind = BLOCKS.index(blocks if blocks in BLOCKS else "other")
+        code = SOLVERS.index(solver if solver in SOLVERS else "other") + len(SOLVERS) * kind
+        return cls.of(1 + 2 * code + is_damped, Why.ASKED, 0.0, remembered(jumps))
+
+    @classmethod
+    def of(
+        cls, method: int, why: Why, speedup: float, jumps: int, shape: tuple[int, ...] = ()
+    ) -> "Ran":
+        """From numbers that are known while jax traces."""
+        integers = (jnp.full(shape, each, jnp.int32) for each in (method, int(why), jumps))
+        code, reason, lines = integers
+        return cls(code, reason, jnp.full(shape, speedup, jnp.float32), lines)
+
+    def because(self, why: Why, speedup: float) -> "Ran":
+        """The same run, for this reason."""
+        reason = jnp.full_like(self.why, int(why))
+        return dataclasses.replace(self, why=reason, speedup=jnp.full_like(self.speedup, speedup))
+
+    @property
+    def is_newton(self) -> Array:
+        """Bool scalar: whether it was Newton's method, or a quasi-Newton method."""
+        return self.method != SEQUENTIAL
+
+    @property
+    def is_damped(self) -> bool:
+        """Whether Newton's method limited its updates: `TrustRegion`. Not under `jax.jit`."""
+        return int(self.method) != SEQUENTIAL and (int(self.method) - 1) % 2 == 1
+
+    @property
+    def name(self) -> str:
+        """The method in words, such as "newton (dense, pcr)". Not under `jax.jit`."""
+        if (code := int(self.method)) == SEQUENTIAL:
+            return "sequential"
+        pair, is_damped = divmod(code - 1, 2)
+        kind, solver = divmod(pair, len(SOLVERS))
+        words = [BLOCKS[kind], SOLVERS[solver], "damped" if is_damped else "none"]
+        return f"newton ({', '.join(word for word in words if word != 'none')})"
+
+    @property
+    def lines(self) -> str:
+        """Where the step may jump, in words; "" if nowhere, or not known in this process."""
+        return _TEXTS.get(int(self.jumps), "")
+
+    def __str__(self) -> str:
+        if np.ndim(self.method) or isinstance(self.method, jax.core.Tracer):
+            return repr(self)
+        why, name = Why(int(self.why)), self.name
+        if why == Why.ASKED:
+            return name
+        subject = "" if int(self.method) else "newton "
+        speedup = f"{float(self.speedup):.2g}x"
+        return (
+            f"{name}, chosen by auto: "
+            + {
+                Why.PREDICTED: f"{subject}predicted {speedup}",
+                Why.AT_MOST: f"{subject}predicted at most {speedup}",
+                Why.TOO_SHORT: "it takes about as long as an empty call",
+                Why.AS_SCAN: "it runs as jax.lax.scan",
+            }[why]
+        )
+
+
+def remembered(text: str) -> int:
+    """A checksum of ``text``, by which this process finds it again; 0 for no text."""
+    if not text:
+        return 0
+    key = int(np.int32(np.uint32(zlib.crc32(text.encode()) or 1)))
+    _TEXTS[key] = text
+    _TEXTS.move_to_end(key)
+    while len(_TEXTS) > KEPT:
+        _TEXTS.popitem(last=False)
+    return key

@@ -1,0 +1,154 @@
+"""What a solution says: which method ran and why, how it ended, and what to do."""
+
+import importlib
+import pickle
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from deeppcr import Chain, Newton, Sequential, TrustRegion
+from deeppcr.ran import Why
+from tests.problems import normal
+
+L = 40
+WEIGHT = normal(0, 2, 2)
+CHAIN = Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), normal(1, L, 2))
+Z0 = jnp.zeros(2)
+CHAOS = Chain(lambda z, x: 3.9 * z * (1 - z), length=L)
+SHORT = {"max_iterations": 3, "linear": "sequential"}
+
+
+def jumping(z, x):
+    return jnp.where(z > 0.5, 0.5 * z, 3.9 * z * (1 - z))
+
+
+LINE = jumping.__code__.co_firstlineno + 1
+JUMPY = Chain(jumping, length=L)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("sequential", "sequential"),
+        ("newton", "newton (dense, sequential)"),
+        ("picard", "newton (scalar, sequential)"),
+        (Newton(linearize="diagonal", linear="pcr"), "newton (diagonal, pcr)"),
+        (Newton(linearize="zero"), "newton (zero)"),
+        (Newton(damping=TrustRegion()), "newton (dense, sequential, damped)"),
+    ],
+    ids=str,
+)
+def test_an_explicit_method_is_named(method, name):
+    solution = deeppcr.solve(CHAIN, Z0, method=method)
+    assert str(solution).splitlines()[0] == str(solution.ran) == solution.ran.name == name
+    assert solution.ran.is_newton == (name != "sequential")
+
+
+def test_nothing_is_measured_of_a_sequential_run():
+    printed = str(deeppcr.solve(CHAIN, Z0, method="sequential"))
+    assert printed.splitlines() == ["sequential", "result  converged", f"states  {L}"]
+
+
+REASONS = {
+    (Sequential(), Why.PREDICTED, 0.2): "sequential, chosen by auto: newton predicted 0.2x",
+    (Sequential(), Why.AT_MOST, 0.5): "sequential, chosen by auto: newton predicted at most 0.5x",
+    (Newton(linear="pcr"), Why.PREDICTED, 3.14): (
+        "newton (dense, pcr), chosen by auto: predicted 3.1x"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REASONS, ids=REASONS.get)
+def test_auto_says_why(monkeypatch, case):
+    """For the platform that runs it, of those that this process has."""
+    problem = importlib.import_module("deeppcr.problem")
+    method, *reason = case
+    other = Why.TOO_SHORT, 0.0
+    monkeypatch.setattr(problem, "platforms", lambda: ("cuda", "cpu"))
+    monkeypatch.setattr(problem, "choose_method", lambda *_: method)
+    monkeypatch.setattr(
+        problem, "explain_method", lambda _, name: tuple(reason) if name == "cpu" else other
+    )
+    solution = jax.jit(lambda z: deeppcr.solve(CHAIN, z))(Z0)
+    assert str(solution.ran) == REASONS[case]
+
+
+def test_what_auto_really_does():
+    """Predicted by a model of this machine: some number."""
+    first = str(deeppcr.solve(CHAIN, Z0).ran)
+    assert first.startswith("sequential, chosen by auto: ")
+    by_flag = Chain(lambda z, x: (z[0] * 0.5, z[0] > 0), length=3)
+    alone = deeppcr.solve(by_flag, (jnp.array(0.5), jnp.array(True)))
+    assert str(alone.ran) == "sequential, chosen by auto: it runs as jax.lax.scan"
+
+
+@cache
+def either():
+    """One of two methods, while the program runs."""
+
+    def solve(z, takes_newton):
+        ways = [
+            lambda: deeppcr.solve(JUMPY, z, method="sequential"),
+            lambda: deeppcr.solve(JUMPY, z, method=Newton(**SHORT)),
+        ]
+        return jax.lax.cond(takes_newton, *ways[::-1])
+
+    return jax.jit(solve)
+
+
+@pytest.mark.parametrize("takes_newton", [False, True])
+def test_it_stays_true_under_cond(takes_newton):
+    solution = either()(jnp.array(0.3), takes_newton)
+    assert solution.ran.is_newton == takes_newton
+    assert (f"test_ran.py:{LINE} selects by the state" in str(solution)) == takes_newton
+    assert str(pickle.loads(pickle.dumps(solution))) == str(solution)
+
+
+@pytest.mark.parametrize("method", ["sequential", "newton"])
+def test_each_of_a_batch_has_its_own(method):
+    found = jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=method))(normal(2, 3, 2))
+    assert found.ran.method.shape == found.ran.jumps.shape == (3,)
+    one = jax.tree.map(lambda leaf: leaf[0], found)
+    assert str(one).splitlines()[0].startswith(method)
+
+
+def advice(chain, **options):
+    """The rows of a solution that has not converged, by their names."""
+    solution = deeppcr.solve(chain, jnp.array(0.3), method=Newton(**(SHORT | options)))
+    rows = [line.split("  ", 1) for line in str(solution).splitlines() if "  " in line]
+    return {name: rest.strip() for name, rest in rows}, solution
+
+
+def test_growing_differences_are_advised_upon():
+    rows, solution = advice(CHAOS, record=True)
+    rate = rows["growth rate"].removesuffix(" a step")
+    assert float(rate) == pytest.approx(float(solution.stats.growth_rate), rel=1e-2)
+    expected = f"differences grow by {rate} a step: TrustRegion() or method='sequential'"
+    assert rows["advice"] == expected
+    rows, _ = advice(CHAOS)
+    assert rows["advice"].startswith("Newton(record=True)")
+
+
+def test_a_jump_is_advised_upon_before_the_growth_rate():
+    rows, _ = advice(JUMPY, record=True)
+    assert rows["growth rate"].endswith("a step, between jumps")
+    assert rows["advice"].startswith(f"test_ran.py:{LINE} selects by the state")
+
+
+def test_there_is_no_growth_rate_of_states_that_are_not_right():
+    rows, solution = advice(CHAOS, record=True, on_failure="return")
+    assert rows["growth rate"] == "none: the states have not converged"
+    assert jnp.isnan(solution.stats.growth_rate)
+    bad = Chain(lambda z, x: 0.5 * z + x, jnp.ones(L).at[4].set(jnp.nan))
+    rows, _ = advice(bad, record=True)
+    assert rows["growth rate"] == "none: the states are not finite"
+    assert rows["advice"].startswith("step 5 is the first whose state is not finite")
+
+
+def test_a_plan_names_the_jumps():
+    plan = deeppcr.plan(JUMPY, jnp.array(0.3))
+    assert f"test_ran.py:{LINE} selects by the state" in str(plan)
+    assert "jumps" not in str(deeppcr.plan(CHAIN, Z0))
