@@ -71,7 +71,17 @@ class Iterate(NamedTuple):
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["linearization", "guess", "captured"],
-    meta_fields=["options", "solver", "criterion", "budget", "window", "step", "layout", "dtypes"],
+    meta_fields=[
+        "options",
+        "solver",
+        "criterion",
+        "budget",
+        "expected",
+        "window",
+        "step",
+        "layout",
+        "dtypes",
+    ],
 )
 @dataclasses.dataclass(frozen=True)
 class NewtonSolver:
@@ -85,6 +95,7 @@ class NewtonSolver:
         solver: of the linear recurrence.
         criterion: the convergence criterion.
         budget: the maximum number of iterations.
+        expected: the number of iterations to expect, within the budget or not.
         window: the number of steps that are solved at once.
         step: the user's step, traced in float32 or better.
         layout: of its state.
@@ -98,6 +109,7 @@ class NewtonSolver:
     solver: LinearSolver
     criterion: Criterion
     budget: int
+    expected: int
     window: int
     step: Step
     layout: StateLayout
@@ -138,7 +150,7 @@ class NewtonSolver:
             return (now.iterations < self.budget) & (now.prefix < total) & ~now.stuck
 
         trip, start = partial(self._iteration, chain), self._begin(chain, begun)
-        return ITERATION, goes_on, trip, start, self.budget
+        return ITERATION, goes_on, trip, start, self.budget, self.expected
 
     def _reached(self, begun: Reached, end: Iterate) -> tuple[Reached, Array]:
         """The progress after the last iteration, and all states."""
@@ -306,7 +318,8 @@ class NewtonSolver:
         if self.options.on_failure == "sequential":
             failure, worst = Result.FINISHED_SEQUENTIALLY, jnp.where(ok, worst, 0)
             # From the last state that is exact to the last bit: see `deeppcr.newton.method`.
-            trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact))
+            fails = self.expected > self.budget
+            trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact), fails)
         origin = chain.before(chain.initial, trajectory)
         stats = Stats(end.iterations, worst, end.prefix)
         if self.options.record:
