@@ -1,9 +1,11 @@
-"""Loops whose end depends on data: iterations, and the fallback for results that are not finite.
+"""Loops whose end depends on data: iterations, and fallbacks.
 
-The names are scopes of `jax.named_scope`: profiles show them, and costs find the loops by them.
+Their names are scopes of `jax.named_scope`, which profiles show. `depth` finds the loops by them,
+and the number of trips to count: what the planner expects of iterations, none of a fallback.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import jax
@@ -12,6 +14,7 @@ from jax import Array, lax
 
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.platforms import platform
+from depth.loops import named_loop
 
 ITERATION = "newton iteration"
 REFINEMENT = "adjoint refinement"
@@ -23,18 +26,37 @@ T = TypeVar("T")
 
 
 def iterate(
-    name: str, goes_on: Callable[[T], Array], trip: Callable[[T], T], start: T, budget: int
+    name: str,
+    goes_on: Callable[[T], Array],
+    trip: Callable[[T], T],
+    start: T,
+    budget: int,
+    expected: int,
 ) -> T:
     """Repeat ``trip`` while ``goes_on``, which is false after ``budget`` trips.
 
     On an accelerator the first 3 run in a counted loop, without a host sync; extra trips do no
-    harm. ``name``: the scope of the loop.
+    harm. ``name``: the scope of the loop. ``expected``: the number of trips to expect.
     """
-    with jax.named_scope(name):
-        if count := ahead(budget):
+    count = ahead(budget)
+    with _named(name, min(expected, budget), count):
+        if count:
             start = lax.fori_loop(0, count, lambda _, state: trip(state), start)
         end: T = lax.while_loop(goes_on, trip, start)
     return end
+
+
+def fallback(name: str, expected: bool = False) -> AbstractContextManager[None]:
+    """A scope for a loop that completes what another one has not achieved.
+
+    ``expected``: whether it is known beforehand that it will run; then nothing is known of its
+    number of trips.
+    """
+    return _named(name, None if expected else 0)
+
+
+def _named(name: str, trips: int | None, before: int = 0) -> AbstractContextManager[None]:
+    return named_loop(name, trips, by="deeppcr", before=before)
 
 
 def ahead(budget: int) -> int:
@@ -54,7 +76,7 @@ def unless_finite(found: T, again: Callable[[], T], axis: ChainAxis = LOCAL) -> 
     """
     spoilt = jnp.stack([~jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found)]).any()
     is_finite = axis.largest(spoilt.astype(jnp.int32)) == 0
-    with jax.named_scope(OVERFLOW):
+    with fallback(OVERFLOW):
         result: tuple[Array, T] = lax.while_loop(
             lambda state: ~state[0],
             lambda state: (jnp.ones_like(state[0]), again()),

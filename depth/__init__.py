@@ -4,12 +4,13 @@ The package is part of the distribution deeppcr. The distribution called ``depth
 unrelated; its folder has the same name where file systems ignore case, so do not install both.
 """
 
-from depth.analysis import LowerBoundWarning, analyze, by_output, compute_depth, serial_depth
+from depth.analysis import analyze, by_output, compute_depth, serial_depth
 from depth.at_hand import at_hand
 from depth.calibration import calibrate
 from depth.comparison import Comparison, compare
-from depth.cost import Cost, predict
+from depth.cost import Cost, EstimateWarning, LowerBoundWarning, predict
 from depth.device import Device, devices
+from depth.loops import Expected
 from depth.paths import Operations
 from depth.reader import Unknown
 
@@ -17,6 +18,8 @@ __all__ = [
     "Comparison",
     "Cost",
     "Device",
+    "EstimateWarning",
+    "Expected",
     "LowerBoundWarning",
     "Operations",
     "Unknown",

@@ -1,30 +1,16 @@
 """From a function to its `Cost`: trace it, and read the jaxpr as a graph."""
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import jax
 
-from depth.cost import Cost
-from depth.jaxprs import Location, without_constants
+from depth.cost import Cost, EstimateWarning, first_of, warn_of_bound
+from depth.jaxprs import without_constants
 from depth.kernels import Kernels
-from depth.reader import Reader, TripCounts, matches
-
-
-class LowerBoundWarning(UserWarning):
-    """A depth that is returned as a number is only a lower bound.
-
-    Example:
-        >>> import depth, jax, warnings
-        >>> halve = lambda x: jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
-        ...     found = depth.serial_depth(halve, jax.ShapeDtypeStruct((), "float32"))
-        >>> [warning.category.__name__ for warning in caught]
-        ['LowerBoundWarning']
-    """
+from depth.reader import Loop, Reader, TripCounts
 
 
 def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Cost:
@@ -32,20 +18,24 @@ def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) 
 
     A `jax.lax.scan` has the cost of its unrolled program, and a `jax.lax.cond` that of its deepest
     branch. A `jax.lax.while_loop` has the number of trips that is proven from its program, else the
-    one in ``trip_counts``.
+    one that ``trip_counts`` has for it, else the one that the library that made it expects
+    (`depth.Expected`), else the one that ``trip_counts`` has for all loops.
 
     Args:
         fn: A function that jax can trace.
         *args: Its arguments: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
-        trip_counts: The number of trips of while loops where it is not proven: an integer >= 0 for
-            all of them, or a dict from source lines to integers, as ``{"sampler.py:12": 40}``.
+        trip_counts: The number of trips of while loops where it is not proven: a dict from names or
+            source lines of loops to integers >= 0, as ``{"newton iteration": 9, "sampler.py:12":
+            40}``; or one integer for all loops of which nothing is expected, either. The name of a
+            loop is the `jax.named_scope` around it.
 
     Returns:
         The `Cost`.
 
     Raises:
         TypeError: If ``fn`` is not callable, or ``trip_counts`` neither an integer nor a mapping.
-        ValueError: If a number of trips is negative, or a line in ``trip_counts`` has no such loop.
+        ValueError: If a number of trips is negative, or ``trip_counts`` names a loop that is not
+            there, or whose number of trips is proven.
 
     Example:
         >>> import depth, jax, jax.numpy as jnp
@@ -65,9 +55,9 @@ def analyze_all(
 ) -> list[Cost]:
     """`analyze` for several functions of the same arguments.
 
-    Each line in ``trip_counts`` must belong to one of them.
+    Each loop in ``trip_counts`` must belong to one of them.
     """
-    costs, loops = [], set[Location]()
+    costs, loops = [], set[Loop]()
     for fn in fns:
         if not callable(fn):
             raise TypeError(f"fn must be a function, but it is {type(fn).__name__}: {fn!r}")
@@ -75,7 +65,7 @@ def analyze_all(
         cost, found = _analyze(without_constants(jaxpr), trip_counts, jax.tree.structure(shapes))
         costs.append(cost)
         loops |= found
-    _check_lines(trip_counts, loops)
+    _check_loops(trip_counts, loops)
     return costs
 
 
@@ -88,8 +78,13 @@ def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
             f"but it is {type(jaxpr).__name__}"
         )
     cost, loops = _analyze(proper, trip_counts)
-    _check_lines(trip_counts, loops)
+    _check_loops(trip_counts, loops)
     return cost
+
+
+def analyze_loops(jaxpr: Any) -> tuple[Cost, set[Loop]]:
+    """`analyze_jaxpr`, and the while loops whose number of trips is not proven."""
+    return _analyze(without_constants(jaxpr), None)
 
 
 def analyze_body(jaxpr: Any, consts: int, kept: Sequence[int]) -> Cost:
@@ -105,14 +100,13 @@ def analyze_body(jaxpr: Any, consts: int, kept: Sequence[int]) -> Cost:
     return Cost.of(block, program=Kernels().step(block, consts, tuple(kept)))
 
 
-def _analyze(
-    jaxpr: Any, trip_counts: TripCounts, structure: Any = None
-) -> tuple[Cost, set[Location]]:
-    """The cost, and the lines of while loops whose number of iterations is not proven."""
+def _analyze(jaxpr: Any, trip_counts: TripCounts, structure: Any = None) -> tuple[Cost, set[Loop]]:
+    """The cost, and the while loops whose number of trips is not proven."""
     _check_trip_counts(trip_counts)
     reader = Reader(trip_counts)
     block = reader.block(jaxpr)
-    return Cost.of(block, tuple(reader.unknown), structure), set(reader.loops)
+    cost = Cost.of(block, tuple(reader.unknown), structure, expected=tuple(reader.expected))
+    return cost, set(reader.loops)
 
 
 def compute_depth(jaxpr: Any) -> int:
@@ -129,6 +123,7 @@ def compute_depth(jaxpr: Any) -> int:
 
     Warns:
         LowerBoundWarning: If a part of the program is unknown, so that the depth may be larger.
+        EstimateWarning: If the number of trips of a loop is expected, not proven.
 
     Example:
         >>> import depth, jax, jax.numpy as jnp
@@ -157,6 +152,7 @@ def serial_depth(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = N
 
     Warns:
         LowerBoundWarning: If a part of the program is unknown, so that the depth may be larger.
+        EstimateWarning: If the number of trips of a loop is expected, not proven.
 
     Example:
         >>> import depth, jax, jax.numpy as jnp
@@ -189,6 +185,7 @@ def by_output(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None
 
     Warns:
         LowerBoundWarning: If a part of the program is unknown, so that depths may be larger.
+        EstimateWarning: If the number of trips of a loop is expected, not proven.
 
     Example:
         >>> import depth, jax, jax.numpy as jnp
@@ -200,13 +197,13 @@ def by_output(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None
 
 
 def _exactly(cost: Cost) -> Cost:
-    """``cost``, after a warning if it is a lower bound: a number cannot say so itself."""
-    if not cost.exact:
-        more = f"; {len(cost.unknown) - 1} more" if len(cost.unknown) > 1 else ""
+    """``cost``, after a warning if it is not exact: a number cannot say so itself."""
+    warn_of_bound(cost, "depth", stacklevel=4)
+    if cost.expected and not cost.unknown:
         warnings.warn(
-            f"the depth is a lower bound, because of {cost.unknown[0]}{more}. "
-            "depth.analyze(...) lists every reason.",
-            LowerBoundWarning,
+            f"the depth is an estimate: {first_of(cost.expected)}. "
+            "Give trip_counts={name: trips} for another number.",
+            EstimateWarning,
             stacklevel=3,
         )
     return cost
@@ -217,7 +214,7 @@ def _check_trip_counts(trip_counts: Any) -> None:
         isinstance(trip_counts, bool) or not isinstance(trip_counts, int | Mapping)
     ):
         raise TypeError(
-            "trip_counts must be a number of trips or a mapping from source lines, "
+            "trip_counts must be a number of trips, or a mapping from names or source lines, "
             f"but it is {trip_counts!r}"
         )
     items = (
@@ -232,13 +229,14 @@ def _check_trip_counts(trip_counts: Any) -> None:
             )
 
 
-def _check_lines(trip_counts: Any, loops: set[Location]) -> None:
+def _check_loops(trip_counts: Any, loops: set[Loop]) -> None:
     for key in trip_counts if isinstance(trip_counts, Mapping) else ():
-        if not any(matches(key, where) for where in loops):
-            lines = (
-                ", ".join(sorted(f"{os.path.basename(where.file)}:{where.line}" for where in loops))
-                or "none"
-            )
+        if not any(loop.has(key) for loop in loops):
+            names = {loop.name.name for loop in loops if loop.name.path}
+            near = get_close_matches(key, names, n=1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            those = ", ".join(sorted(map(str, loops))) or "none"
             raise ValueError(
-                f"trip_counts names {key!r}, where no while loop needs it; those that do: {lines}"
+                f"trip_counts names {key!r}, where no while loop needs it{meant}; "
+                f"those that do: {those}"
             )

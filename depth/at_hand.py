@@ -6,15 +6,21 @@ its name, whose rates are good to some per cent and whose latencies are good to 
 else a generic model of its platform.
 """
 
+import hashlib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 
 import jax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from depth.calibration import cores, kept
 from depth.device import Device, devices, generic_accelerator, generic_cpu
-from depth.platforms import chosen_device
+from depth.platforms import chosen_device, compiled_for
 
+_IN_PLACE: ContextVar[Device | None] = ContextVar("in_place", default=None)
 _SAME = {"cuda": "gpu", "rocm": "gpu"}  # names of jax for one platform
 
 
@@ -52,9 +58,31 @@ def at_hand(platform: str | None = None) -> Device:
             'platform must be a name such as "cpu", "gpu" or "tpu", or None, '
             f"but it is {platform!r}"
         )
+    if (device := _IN_PLACE.get()) is not None and platform in (None, device.platform):
+        return device
     if found := first_device(platform):
         return model_of(found)
     return _generic(str(platform or chosen_device() or "cpu"))
+
+
+@contextmanager
+def in_place(device: Device) -> Iterator[None]:
+    """A context in which ``device`` is the one at hand, and programs are traced for its platform.
+
+    Programs choose by the platform, and by the model of the device, while jax traces them. So jax
+    must not take a trace for another device, and later calls must not take this one: metadata are
+    a part of the key of every trace.
+    """
+    if device == at_hand():
+        yield
+        return
+    key = hashlib.sha256(repr(device).encode()).hexdigest()[:16]
+    token = _IN_PLACE.set(device)
+    try:
+        with compiled_for(str(device.platform)), set_xla_metadata(traced_for=key):
+            yield
+    finally:
+        _IN_PLACE.reset(token)
 
 
 def model_of(device: jax.Device) -> Device:

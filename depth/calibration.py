@@ -29,7 +29,7 @@ from jax import Array, lax
 from depth.analysis import analyze
 from depth.cost import predict
 from depth.device import SMALL_LOOP, Device
-from depth.platforms import default_device
+from depth.platforms import default_device, platform
 from depth.prediction import BESIDE, SHORT
 
 SECONDS = 15.0  # after this time the remaining figures are measured by fewer calls
@@ -192,6 +192,7 @@ def measure() -> Device:
         memory=_memory(),
         small_loop=SMALL_LOOP if default_device().platform == "cpu" else 0.0,
         source=f"measured by depth.calibrate with jax {jax.__version__}",
+        platform=platform(),
     )
     return device.replace(step_latencies=step | {"crowded": _crowded(clock, device)})
 

@@ -3,27 +3,56 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from depth.analysis import analyze_all
-from depth.cost import Cost, bounded, predict, reasons
+from depth.at_hand import in_place
+from depth.cost import Cost, bounded, call_seconds, reasons
 from depth.device import Device, find_device
 from depth.reader import TripCounts
 from depth.report import count, seconds, table
+
+
+class Ratio(NamedTuple):
+    """The bounds of a ratio of two numbers, each of which may be a lower bound."""
+
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, above: float, below: float, open_above: bool, open_below: bool) -> Self:
+        """``above / below``; 1 if both are zero. An open number may be larger."""
+        ratio = above / below if below else (inf if above else 1.0)
+        return cls(0.0 if open_below else ratio, inf if open_above else ratio)
+
+    @property
+    def value(self) -> float | None:
+        """The ratio; None if it is only bounded."""
+        return self.least if self.least == self.most else None
+
+    def __str__(self) -> str:
+        if self.value is not None:
+            return f"{self.value:.3g}x"
+        if self.most < inf:
+            return f"at most {self.most:.3g}x"
+        return f"at least {self.least:.3g}x" if self.least else "unknown"
 
 
 @dataclass(frozen=True)
 class Comparison:
     """The costs of a sequential and a parallel program. Returned by `compare`.
 
+    A cost with unknown parts is a lower bound. Then a ratio has a bound on one side, or on none, if
+    both costs are lower bounds, and it is no number: ``depth_bounds`` and ``time_bounds`` tell what
+    is known of it.
+
     Attributes:
         sequential: The `Cost` of the sequential program.
         parallel: The `Cost` of the parallel program.
         device: The device of the predicted times; None if none was given.
-        sequential_seconds: The predicted time of the sequential program in seconds; None without a
-            device.
-        parallel_seconds: The predicted time of the parallel program in seconds; None without a
-            device.
+        sequential_seconds: The predicted time of the sequential program in seconds, a lower bound
+            if ``sequential`` is one; None without a device.
+        parallel_seconds: The same of the parallel program.
 
     Example:
         >>> import depth, jax, jax.numpy as jnp
@@ -40,56 +69,78 @@ class Comparison:
     parallel_seconds: float | None = None
 
     @property
-    def depth_speedup(self) -> float:
-        """The speedup of the parallel program on unlimited processors: the ratio of depths."""
-        return _ratio(
-            self.sequential.depth,
-            max(self.parallel.depth, 1) if self.sequential.depth else self.parallel.depth,
-        )
+    def depth_bounds(self) -> Ratio:
+        """The least and the largest speedup on unlimited processors."""
+        above, below = self.sequential.depth, self.parallel.depth
+        return self._ratio(above, max(below, 1) if above else below)
 
     @property
-    def work_ratio(self) -> float:
-        """The work of the parallel program over that of the sequential one."""
-        return _ratio(
-            self.parallel.work,
-            max(self.sequential.work, 1) if self.parallel.work else self.sequential.work,
-        )
+    def depth_speedup(self) -> float | None:
+        """The speedup of the parallel program on unlimited processors: the ratio of depths.
+
+        None if a depth is only a lower bound: see ``depth_bounds``.
+        """
+        return self.depth_bounds.value
+
+    @property
+    def work_ratio(self) -> float | None:
+        """The work of the parallel program over that of the sequential one.
+
+        None if one of them is only a lower bound.
+        """
+        return self._work.value
+
+    @property
+    def time_bounds(self) -> Ratio | None:
+        """The least and the largest predicted speedup on the device; None without a device.
+
+        Bounds of what is predicted: the prediction itself has an error.
+        """
+        if self.sequential_seconds is None or self.parallel_seconds is None:
+            return None
+        return self._ratio(self.sequential_seconds, self.parallel_seconds)
 
     @property
     def predicted_speedup(self) -> float | None:
-        """The predicted speedup of the parallel program on the device; None without a device."""
-        if self.sequential_seconds is None or self.parallel_seconds is None:
-            return None
-        return _ratio(self.sequential_seconds, self.parallel_seconds)
+        """The predicted speedup of the parallel program on the device.
+
+        None without a device, or if a time is only a lower bound: see ``time_bounds``.
+        """
+        return self.time_bounds.value if self.time_bounds else None
 
     @property
     def exact(self) -> bool:
-        """Whether both depths are exact, rather than lower bounds."""
+        """Whether both depths are exact: neither lower bounds nor estimates."""
         return self.sequential.exact and self.parallel.exact
+
+    def _ratio(self, above: float, below: float) -> Ratio:
+        return Ratio.of(above, below, bool(self.sequential.unknown), bool(self.parallel.unknown))
+
+    @property
+    def _work(self) -> Ratio:
+        above, below = self.parallel.work, self.sequential.work
+        unknown = bool(self.parallel.unknown), bool(self.sequential.unknown)
+        return Ratio.of(above, max(below, 1) if above else below, *unknown)
 
     def __str__(self) -> str:
         a, b = self.sequential, self.parallel
         rows = [
-            ("depth", bounded(a), bounded(b), f"{self.depth_speedup:.3g}x less"),
-            ("work", count(a.work), count(b.work), f"{self.work_ratio:.3g}x as much"),
+            ("depth", bounded(a), bounded(b), _said(self.depth_bounds, "less")),
+            ("work", count(a.work), count(b.work), _said(self._work, "as much")),
             ("bytes", count(a.bytes), count(b.bytes)),
             ("traffic", count(a.traffic), count(b.traffic)),
         ]
-        if (
-            self.device
-            and self.sequential_seconds is not None
-            and self.parallel_seconds is not None
-        ):
-            times = seconds(self.sequential_seconds), seconds(self.parallel_seconds)
-            said = f"{self.predicted_speedup:.3g}x as fast, predicted for {self.device.name}"
-            rows.append(("time", *times, said))
+        if self.device and self.time_bounds:
+            times = map(seconds, (self.sequential_seconds or 0.0, self.parallel_seconds or 0.0))
+            said = _said(self.time_bounds, "as fast")
+            rows.append(("time", *times, f"{said}, predicted for {self.device.name}"))
         text = table(("", "sequential", "parallel"), rows, "<>><")
-        return "\n".join([text, *reasons(tuple(dict.fromkeys((*a.unknown, *b.unknown))))])
+        return "\n".join([text, *reasons(a, b)])
 
 
-def _ratio(a: float, b: float) -> float:
-    """The ratio of a to b; 1 if both are zero."""
-    return a / b if b else (inf if a else 1.0)
+def _said(ratio: Ratio, what: str) -> str:
+    """A ratio in words; two lower bounds have none."""
+    return "unknown: lower bounds" if str(ratio) == "unknown" else f"{ratio} {what}"
 
 
 def compare(
@@ -101,13 +152,16 @@ def compare(
 ) -> Comparison:
     """Compare the costs of two programs on the same arguments, and their times on a device.
 
+    Programs that differ between platforms, as those of deeppcr do, are traced for ``device``, else
+    for jax's default device.
+
     Args:
         sequential_fn: A function that jax can trace.
         parallel_fn: Another function, which should compute the same. This is not checked.
         *args: The arguments of both: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
         device: A `Device`, as `depth.calibrate` returns it, or the name of one in `depth.devices`;
             None for no times.
-        trip_counts: As in `analyze`; a source line may belong to either program.
+        trip_counts: As in `analyze`; a loop may belong to either program.
 
     Returns:
         The `Comparison`. Printed, a table.
@@ -127,10 +181,12 @@ def compare(
         >>> comparison.predicted_speedup > 10
         True
     """
-    model = None if device is None else find_device(device)
-    sequential, parallel = analyze_all((sequential_fn, parallel_fn), args, trip_counts)
-    if model is None:
+    programs = sequential_fn, parallel_fn
+    if device is None:
+        sequential, parallel = analyze_all(programs, args, trip_counts)
         return Comparison(sequential, parallel)
-    return Comparison(
-        sequential, parallel, model, predict(sequential, model), predict(parallel, model)
-    )
+    model = find_device(device)
+    with in_place(model):
+        sequential, parallel = analyze_all(programs, args, trip_counts)
+    times = call_seconds(sequential, model), call_seconds(parallel, model)
+    return Comparison(sequential, parallel, model, *times)

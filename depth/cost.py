@@ -4,7 +4,8 @@
 of a loop. So the cost of a program that is too large to trace is the sum of those of its parts.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,13 +15,44 @@ import jax
 from depth.device import Device, find_device
 from depth.graph import Block
 from depth.kernels import Kernels, Loop, Program
+from depth.loops import Expected
 from depth.paths import Operations, Paths, deepest_first
 from depth.prediction import Seconds
 from depth.reader import Unknown
 from depth.report import count, table
 
 ROWS = 12  # of a printed table
-SHOWN = ("depth", "work", "bytes", "by_output", "critical_path", "unknown")
+SHOWN = ("depth", "work", "bytes", "by_output", "critical_path", "unknown", "expected")
+
+
+class LowerBoundWarning(UserWarning):
+    """A depth that is returned as a number is only a lower bound.
+
+    Example:
+        >>> import depth, jax, warnings
+        >>> halve = lambda x: jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     found = depth.serial_depth(halve, jax.ShapeDtypeStruct((), "float32"))
+        >>> [warning.category.__name__ for warning in caught]
+        ['LowerBoundWarning']
+    """
+
+
+class EstimateWarning(UserWarning):
+    """A depth that is returned as a number counts an expected number of trips.
+
+    Example:
+        >>> import depth, jax, warnings
+        >>> def halve(x):
+        ...     with depth.loops.named_loop("halving", 10, by="me"):
+        ...         return jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     found = depth.serial_depth(halve, jax.ShapeDtypeStruct((), "float32"))
+        >>> [warning.category.__name__ for warning in caught]
+        ['EstimateWarning']
+    """
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,7 +68,9 @@ class Cost:
         bytes: The bytes that all equations read and write, counting every operand and result of
             each equation.
         unknown: The reasons why the depth, and possibly the work, is a lower bound; empty if it is
-            exact.
+            none.
+        expected: The loops whose number of trips is expected, not proven; the depth is then an
+            estimate, or a lower bound of an estimate.
         paths: The longest paths of the added programs, in order, each with its number of runs.
         graph: The equations as a graph, or the kernels and loops of the program.
 
@@ -54,6 +88,7 @@ class Cost:
     work: int = 0
     bytes: int = 0
     unknown: tuple[Unknown, ...] = ()
+    expected: tuple[Expected, ...] = ()
     paths: tuple[tuple[Paths, int], ...] = ()
     graph: Block | Program = field(default=Program((), ()))
 
@@ -64,6 +99,7 @@ class Cost:
         unknown: Sequence[Unknown] = (),
         structure: Any = None,
         program: Program | None = None,
+        expected: Sequence[Expected] = (),
     ) -> "Cost":
         """The cost of a graph.
 
@@ -72,9 +108,11 @@ class Cost:
             unknown: Its unknown parts.
             structure: The structure of the program's result; None for a tuple.
             program: Its kernels, if they are not those of the graph.
+            expected: Its loops with an expected number of trips.
         """
         paths = Paths(block, structure)
-        return cls(*block.totals, tuple(unknown), ((paths, 1),), program or block)
+        totals, loops = block.totals, tuple(expected)
+        return cls(*totals, tuple(unknown), loops, ((paths, 1),), program or block)
 
     def __add__(self, other: "Cost") -> "Cost":
         """The cost of both programs, one after the other."""
@@ -84,6 +122,7 @@ class Cost:
             self.work + other.work,
             self.bytes + other.bytes,
             tuple(dict.fromkeys((*self.unknown, *other.unknown))),
+            tuple(dict.fromkeys((*self.expected, *other.expected))),
             (*self.paths, *other.paths),
             self.program + other.program,
         )
@@ -109,6 +148,7 @@ class Cost:
             times * self.work,
             times * self.bytes,
             self.unknown,
+            self.expected,
             tuple((paths, times * often) for paths, often in self.paths),
             Program((), ((Loop(times, self.program, None, counted), 1),)),
         )
@@ -169,8 +209,8 @@ class Cost:
 
     @property
     def exact(self) -> bool:
-        """Whether the depth is exact, rather than a lower bound."""
-        return not self.unknown
+        """Whether the depth is exact: neither a lower bound nor an estimate."""
+        return not (self.unknown or self.expected)
 
     @property
     def critical_work(self) -> int:
@@ -224,7 +264,7 @@ class Cost:
                 depth, times = sum(row.depth for row in rest), sum(row.count for row in rest)
                 rows.append((count(depth), count(times), f"in {len(rest)} more rows"))
             lines += ["", table(("critical path", "count", "primitive", "line"), rows, ">><<")]
-        return "\n".join(lines + reasons(self.unknown))
+        return "\n".join(lines + reasons(self))
 
 
 def predict(cost: Cost, device: Device | str) -> float:
@@ -234,7 +274,8 @@ def predict(cost: Cost, device: Device | str) -> float:
     every device), how well a library's product of a given shape uses the device, what stays in
     which cache, work that overlaps, and layouts. Expect a factor of 1.5 for half of all programs
     and 2 to 3 for most others on a device that was calibrated; on one of `devices`, whose latencies
-    are estimates, expect less. Where ``cost`` is a lower bound, so is this.
+    are estimates, expect less. Where ``cost`` is a lower bound, so is this, and where it counts an
+    expected number of trips, so does this.
 
     Args:
         cost: A `Cost`, as `depth.analyze` returns it, or a sum of such.
@@ -247,6 +288,9 @@ def predict(cost: Cost, device: Device | str) -> float:
         TypeError: If ``cost`` is not a `Cost`.
         ValueError: If ``device`` is neither a `Device` nor the name of one.
 
+    Warns:
+        LowerBoundWarning: If a part of the program is unknown, so that it may take longer.
+
     Example:
         >>> import depth, jax
         >>> x = jax.ShapeDtypeStruct((1024, 1024), "float32")
@@ -258,18 +302,48 @@ def predict(cost: Cost, device: Device | str) -> float:
         raise TypeError(
             f"cost must be a depth.Cost, as depth.analyze returns, but it is {type(cost).__name__}"
         )
-    model = find_device(device)
-    return model.call_latency + cost.seconds(model)
+    warn_of_bound(cost, "time", stacklevel=3)
+    return call_seconds(cost, find_device(device))
+
+
+def call_seconds(cost: Cost, device: Device) -> float:
+    """`predict` without checks and warnings."""
+    return device.call_latency + cost.seconds(device)
+
+
+def warn_of_bound(cost: Cost, what: str, stacklevel: int) -> None:
+    """Warn if a number taken from ``cost`` is only a lower bound: it cannot say so itself."""
+    if cost.unknown:
+        warnings.warn(
+            f"the {what} is a lower bound, because of {first_of(cost.unknown)}. "
+            "depth.analyze(...) lists every reason.",
+            LowerBoundWarning,
+            stacklevel=stacklevel,
+        )
+
+
+def first_of(entries: Sequence[Any]) -> str:
+    """The first entry, and the number of others."""
+    return f"{entries[0]}" + (f"; {len(entries) - 1} more" if len(entries) > 1 else "")
 
 
 def bounded(cost: Cost) -> str:
-    """The depth as text, after ">=" if it is a lower bound."""
-    return f"{'' if cost.exact else '>= '}{count(cost.depth)}"
+    """The depth as text, after ">=" if it is a lower bound, or "~" if it is an estimate."""
+    sign = ">= " if cost.unknown else "~ " if cost.expected else ""
+    return f"{sign}{count(cost.depth)}"
 
 
-def reasons(unknown: Sequence[Unknown]) -> list[str]:
-    """The reasons why a depth is a lower bound, as lines; none if it is exact."""
-    if not unknown:
-        return []
-    more = [f"  and {len(unknown) - ROWS} more"] if len(unknown) > ROWS else []
-    return ["", "a lower bound, since", *(f"  {reason}" for reason in unknown[:ROWS]), *more]
+def reasons(*costs: Cost) -> list[str]:
+    """The reasons why a depth is a lower bound or an estimate, as lines; none if it is exact."""
+    unknown = dict.fromkeys(reason for cost in costs for reason in cost.unknown)
+    expected = dict.fromkeys(loop for cost in costs for loop in cost.expected)
+    return [
+        *_listed("a lower bound, since", unknown),
+        *_listed("an estimate, since trips of loops are not proven", expected),
+    ]
+
+
+def _listed(head: str, entries: Iterable[Any]) -> list[str]:
+    lines = [f"  {entry}" for entry in entries]
+    more = [f"  and {len(lines) - ROWS} more"] if len(lines) > ROWS else []
+    return ["", head, *lines[:ROWS], *more] if lines else []

@@ -44,6 +44,8 @@ class Device:
             bytes and calls no library; otherwise every array has a kernel of its own.
             ``step_latencies`` are those of such small loops; in other loops the latency of every
             array is "beside product", or "crowded" if there are more than a few. 0: no difference.
+        platform: jax's name of its platform, such as "cpu", "cuda" or "tpu", for programs that
+            differ between them. None: "cpu" if there is a ``small_loop``, else "cuda".
 
     Raises:
         ValueError: If a figure is negative, or not a number.
@@ -74,8 +76,11 @@ class Device:
     cache_bandwidth: float | None = None
     cache: float = 0.0
     small_loop: float = 0.0
+    platform: str | None = None
 
     def __post_init__(self) -> None:
+        if self.platform is None:
+            object.__setattr__(self, "platform", "cpu" if self.small_loop else "cuda")
         tables = ("rates", "vector_rates", "step_latencies")
         for name in tables:
             figures = getattr(self, name)
@@ -88,7 +93,7 @@ class Device:
             raise ValueError(f"rates of {self.name} must name a dtype at least, but they are empty")
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if entry.name in ("name", "source") or (
+            if entry.name in ("name", "source", "platform") or (
                 entry.name == "cache_bandwidth" and value is None
             ):
                 continue
@@ -220,6 +225,7 @@ def _tpu(
         source=f"{source}; {_TPU}",
         call_latency=30 * _US,
         vector_rates={"arithmetic": vector},
+        platform="tpu",
     )
 
 

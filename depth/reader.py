@@ -3,9 +3,10 @@
 Every equation becomes a node, and every inner program a graph of its own, built once.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from depth.counts import Unbound, ceil_log2, devices, traffic
 from depth.graph import START, Block, Node, Totals, Transfer
@@ -20,6 +21,7 @@ from depth.jaxprs import (
     without_constants,
 )
 from depth.known import Known
+from depth.loops import Expected, LoopName, name_of
 from depth.primitives import Primitive, primitive
 from depth.structures import ENTERED
 from depth.trips import trip_count
@@ -53,13 +55,40 @@ class Unknown:
 TripCounts = int | Mapping[str, int] | None
 
 
+class Loop(NamedTuple):
+    """A while loop whose number of trips is not proven."""
+
+    location: Location
+    name: LoopName
+
+    def has_line(self, key: str) -> bool:
+        """Whether ``key``, as ``file.py:12``, is its source line."""
+        file, _, line = key.rpartition(":")
+        where = self.location
+        return str(where.line) == line and f"/{where.file}".endswith(f"/{file}")
+
+    def has(self, key: str) -> bool:
+        """Whether ``key`` is its name or its source line."""
+        return self.name.matches(key) or self.has_line(key)
+
+    @property
+    def key(self) -> str:
+        """Its key in ``trip_counts``: its name, or its source line."""
+        return self.name.name or f"{os.path.basename(self.location.file)}:{self.location.line}"
+
+    def __str__(self) -> str:
+        line = f"{os.path.basename(self.location.file)}:{self.location.line}"
+        return f"{self.name.name!r} ({line})" if self.name.path else line
+
+
 class Reader:
     """Reads the jaxprs of one program, with caches for that program only."""
 
     def __init__(self, trip_counts: TripCounts = None):
         self.trip_counts = trip_counts
         self.unknown: dict[Unknown, None] = {}
-        self.loops: dict[Location, None] = {}  # while loops without a proven trip count
+        self.expected: dict[Expected, None] = {}
+        self.loops: dict[Loop, None] = {}  # while loops without a proven trip count
         self._blocks: dict[Any, Block] = {}
         self._loops_inside: dict[int, bool] = {}
 
@@ -87,18 +116,27 @@ class Reader:
         return len(self._blocks)
 
     def count_trips(
-        self, equation: Any, operands: list[int | None], where: Location
+        self, equation: Any, operands: list[int | None], loop: Loop
     ) -> tuple[int | None, bool]:
-        """The number of trips of the while loop at ``where``, and whether it is proven."""
+        """The number of trips of a while loop, and whether it is proven.
+
+        A number given for this loop comes before an expected one, and that before one given for all
+        loops.
+        """
         proven = trip_count(equation, operands)
         if proven is not None:
             return proven, True
-        self.loops[where] = None
-        if isinstance(self.trip_counts, Mapping):
-            return next(
-                (trips for key, trips in self.trip_counts.items() if matches(key, where)), None
-            ), False
-        return self.trip_counts, False
+        self.loops[loop] = None
+        name, given = loop.name, self.trip_counts
+        for key, trips in given.items() if isinstance(given, Mapping) else ():
+            if name.matches(key):
+                return max(0, trips - name.before), False
+            if loop.has_line(key):
+                return trips, False
+        if name.expected is None:
+            return None if isinstance(given, Mapping) else given, False
+        self.expected[name.expected] = None
+        return max(0, name.expected.trips - name.before), False
 
     def _has_loop(self, jaxpr: Any) -> bool:
         if id(jaxpr) not in self._loops_inside:
@@ -108,12 +146,6 @@ class Reader:
                 for equation in jaxpr.eqns
             )
         return self._loops_inside[id(jaxpr)]
-
-
-def matches(key: str, where: Location) -> bool:
-    """Whether ``key``, as ``file.py:12``, names ``where``."""
-    file, _, line = key.rpartition(":")
-    return str(where.line) == line and f"/{where.file}".endswith(f"/{file}")
 
 
 class _Read:
@@ -244,7 +276,11 @@ class _Read:
 
     def count_trips(self, equation: Any, operands: list[int | None]) -> tuple[int | None, bool]:
         """The number of trips of a while loop, and whether it is proven."""
-        return self.reader.count_trips(equation, operands, location(equation, self.caller))
+        return self.reader.count_trips(equation, operands, self.loop(equation))
+
+    def loop(self, equation: Any) -> Loop:
+        """The while loop that an equation is."""
+        return Loop(location(equation, self.caller), name_of(equation))
 
     def enter(self, equation: Any, transfer: Any, results: Sequence[Any] | None = None) -> None:
         """Add a node with inner programs; ``results`` if it also changes references."""

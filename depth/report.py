@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from depth.device import Device
 
-NUMBER = re.compile(r"(>= )?[-+]?(\d[\d,.]*(e[-+]?\d+)?|nan|inf)( ?[a-zA-Z%/]+)?")  # with its unit
+# With its sign and its unit.
+NUMBER = re.compile(r"((>=|~) )?[-+]?(\d[\d,.]*(e[-+]?\d+)?|nan|inf)( ?[a-zA-Z%/]+)?")
 
 
 def count(value: float) -> str:

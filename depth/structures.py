@@ -199,7 +199,7 @@ def while_loop(reading: Any, equation: Any) -> None:
         reading.note(
             equation,
             f"the number of trips is not known, so none is counted (with one: depth {deeper}); "
-            "give trip_counts=",
+            f"give trip_counts={{{reading.loop(equation).key!r}: ...}}",
         )
     reading.enter(
         equation,

@@ -13,13 +13,13 @@ sequential fallback solves the steps that have not converged.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.axis import ChainAxis
-from deeppcr.loops import FALLBACK, REFINEMENT, iterate
+from deeppcr.loops import FALLBACK, REFINEMENT, fallback, iterate
 from deeppcr.newton.convergence import Convergence, Criterion
+from deeppcr.newton.expected import expected_iterations
 
 
 class _Iterate(NamedTuple):
@@ -54,6 +54,7 @@ def refine(
     """
     length, nothing = len(b), jnp.zeros_like(b[0])
     total = axis.total(length)
+    expected = expected_iterations(total, is_exact=False)
 
     def checked(now: _Iterate, y: Array, update: Array) -> _Iterate:
         coupled = couple(y)
@@ -75,6 +76,7 @@ def refine(
         iteration,
         checked(start, first, jnp.full_like(b, jnp.inf)),
         budget,
+        expected,
     )
     prefix = end.convergence.converged
 
@@ -100,7 +102,7 @@ def refine(
         known = jnp.maximum(begin - 1, 0)
         last = at(y, known)
         resumed = product(position(known), last) if axis.backwards else last
-        with jax.named_scope(FALLBACK):
+        with fallback(FALLBACK, expected > budget):
             left: tuple[Array, Array] = lax.fori_loop(
                 begin, jnp.int32(length), step, (jnp.where(begin > 0, resumed, carry), y)
             )

@@ -1,16 +1,18 @@
 """The sequential fallback: it runs the steps after those that have converged."""
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.chain import TracedChain
-from deeppcr.loops import FALLBACK
+from deeppcr.loops import FALLBACK, fallback
 from deeppcr.state import Leaves
 
 
-def finish(chain: TracedChain, trajectory: Leaves, prefix: Array) -> Leaves:
-    """Run the steps after ``prefix`` one by one; the loop makes no trip if there are none."""
+def finish(chain: TracedChain, trajectory: Leaves, prefix: Array, expected: bool = False) -> Leaves:
+    """Run the steps after ``prefix`` one by one; the loop makes no trip if there are none.
+
+    ``expected``: whether it is known beforehand that there are some.
+    """
     length = chain.length
 
     def run(entry: Leaves, trajectory: Leaves) -> tuple[Leaves, Leaves]:
@@ -27,7 +29,7 @@ def finish(chain: TracedChain, trajectory: Leaves, prefix: Array) -> Leaves:
             ]
 
         begin = jnp.clip(prefix - chain.axis.rank * length, 0, length).astype(jnp.int32)
-        with jax.named_scope(FALLBACK):
+        with fallback(FALLBACK, expected):
             finished: Leaves = lax.fori_loop(begin, jnp.int32(length), body, trajectory)
         return [leaf[-1] for leaf in finished], finished
 

@@ -90,6 +90,7 @@ class Iterate(NamedTuple):
         "solver",
         "criterion",
         "budget",
+        "expected",
         "window",
         "step",
         "layout",
@@ -109,6 +110,7 @@ class NewtonSolver:
         solver: of the linear recurrence.
         criterion: the convergence criterion.
         budget: the maximum number of iterations.
+        expected: the number of iterations to expect, within the budget or not.
         window: the number of steps that are solved at once.
         step: the user's step, traced in float32 or better.
         layout: of its state.
@@ -123,6 +125,7 @@ class NewtonSolver:
     solver: LinearSolver
     criterion: Criterion
     budget: int
+    expected: int
     window: int
     step: Step
     layout: StateLayout
@@ -164,7 +167,7 @@ class NewtonSolver:
             return (now.iterations < self.budget) & (now.prefix < total) & ~now.stuck
 
         trip, start = partial(self._iteration, chain), self._begin(chain, begun)
-        return ITERATION, goes_on, trip, start, self.budget
+        return ITERATION, goes_on, trip, start, self.budget, self.expected
 
     def _reached(self, begun: Reached, end: Iterate) -> tuple[Reached, Array]:
         """The progress after the last iteration, and all states."""
@@ -335,7 +338,8 @@ class NewtonSolver:
         if self.options.on_failure == "sequential":
             failure, worst = Result.FINISHED_SEQUENTIALLY, jnp.where(ok, worst, 0)
             # From the last state that is exact to the last bit: see `deeppcr.newton.method`.
-            trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact))
+            fails = self.expected > self.budget
+            trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact), fails)
         origin = chain.before(chain.initial, trajectory)
         stats = Stats(end.iterations, worst, end.prefix)
         if self.options.record:

@@ -41,6 +41,7 @@ from deeppcr.linearize import (
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.convergence import ROUNDING, Criterion
 from deeppcr.newton.damping import TrustRegion
+from deeppcr.newton.expected import expected_iterations
 from deeppcr.newton.guess import Guess, check_guess, users_guess
 from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.precision import in_float32
@@ -182,6 +183,7 @@ class Newton:
         # States that leave a window are final: remaining changes add up over the windows.
         share = choice.window / chain.length if is_windowed else 1.0
         rounding = ROUNDING if quadratic else max(1.0, ROUNDING * share)
+        own = windows // shards if is_windowed else 1  # of one loop
         usual = (BUDGET if is_newton else QUASI_BUDGET) * windows
         most = 2 * chain.length if windows > 1 else chain.length + 1
         guess = self.initial_guess if isinstance(self.initial_guess, str) else "constant"
@@ -199,6 +201,9 @@ class Newton:
             solver=solver_on(LOCAL if is_windowed else chain.axis, find_solver(self.linear)),
             criterion=Criterion(self.rtol, self.atol, eps, working, quadratic, rounding),
             budget=min(self.max_iterations or usual, most),
+            expected=expected_iterations(
+                choice.window if is_windowed else asked.length, is_newton, own
+            ),
             window=choice.window,
             step=wide.step,
             layout=wide.layout,

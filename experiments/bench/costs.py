@@ -1,15 +1,14 @@
 """The cost of a program before it runs; loops of unknown length are found by their scope."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 import depth
 from deeppcr import loops
-from depth.analysis import analyze_jaxpr
-from depth.jaxprs import inside, location, without_constants
+from depth.analysis import analyze_jaxpr, analyze_loops
 
 
 def is_fallback(name: str) -> bool:
@@ -21,10 +20,10 @@ def in_scope(name: str, scope: str) -> bool:
     """Whether the name of a loop has a scope in it, in a jaxpr or in a compiled program.
 
     Example:
-        >>> in_scope("jit(f)/jvp(newton iteration)/while", "newton iteration")
+        >>> in_scope("jit(f)/jvp(newton iteration, 9 trips expected)/while", "newton iteration")
         True
     """
-    return re.search(rf"(^|[/(]){re.escape(scope)}($|[/)])", name) is not None
+    return re.search(rf"(^|[/(]){re.escape(scope)}($|[,/)])", name) is not None
 
 
 def further(iterations: int) -> int:
@@ -40,33 +39,13 @@ def analyze(
     Args:
         run: a program.
         arguments: of it.
-        trips: of the loops over iterations, and of all others of unknown length; None if unknown.
+        trips: iterations, and trips of all loops of unknown length; None for what is expected.
         rest: trips of the sequential fallbacks; None for as many as the others.
     """
     jaxpr = jax.make_jaxpr(run)(*arguments)
-    found = analyze_jaxpr(jaxpr)
-    unknown = {one.location for one in found.unknown if one.primitive == "while"}
-    if not unknown:
-        return found
-    known: dict[str, int] = {}
-    for loop in _loops(without_constants(jaxpr), set()):
-        where, name, count = location(loop), str(loop.source_info.name_stack), trips
-        if in_scope(name, loops.OVERFLOW):
-            count = 0
-        elif in_scope(name, loops.FALLBACK) and rest is not None:
-            count = rest
-        if where in unknown and count is not None:
-            known[f"{where.file}:{where.line}"] = count
-    return analyze_jaxpr(jaxpr, trip_counts=known) if known else found
-
-
-def _loops(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
-    """The while loops of a program, including inner ones, each once."""
-    if id(jaxpr) in seen:
-        return
-    seen.add(id(jaxpr))
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "while":
-            yield equation
-        for inner in inside(equation):
-            yield from _loops(inner, seen)
+    found, unproven = analyze_loops(jaxpr)
+    known: dict[str, int | None] = dict.fromkeys((loop.key for loop in unproven), trips)
+    known |= {} if rest is None else dict.fromkeys(known.keys() & {loops.FALLBACK}, rest)
+    known |= dict.fromkeys(known.keys() & {loops.OVERFLOW}, 0)
+    given = {key: count for key, count in known.items() if count is not None}
+    return analyze_jaxpr(jaxpr, trip_counts=given) if given else found

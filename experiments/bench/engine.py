@@ -25,7 +25,8 @@ import numpy as np
 
 import depth
 from deeppcr import Result
-from experiments.bench.costs import analyze, further
+from depth.cost import call_seconds
+from experiments.bench.costs import analyze
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Build, Effort, Timing, build, interleave
@@ -239,16 +240,16 @@ def _predict(
     cost = least = analyze(variant.run, *one.arguments[0])
     if not cost.exact:
         least = analyze(variant.run, *one.arguments[0], trips=1)
-    if variant.solve and depth.predict(least, device) <= longest:
+    if variant.solve and call_seconds(least, device) <= longest:
         solutions = [variant.solve(*each) for each in arguments]
         one.row |= solve_statistics(solutions)
         if not cost.exact:
             rest = [_length(solution) - int(solution.stats.prefix) for solution in solutions]
-            trips, left = further(one.row["iterations"]), round(sum(rest) / len(rest))
+            trips, left = one.row["iterations"], round(sum(rest) / len(rest))
             cost = analyze(variant.run, *one.arguments[0], trips=trips, rest=left)
     elif variant.iterations and not cost.exact:
-        cost = analyze(variant.run, *one.arguments[0], trips=further(variant.iterations()), rest=0)
-    seconds = depth.predict(cost if cost.exact else least, device)
+        cost = analyze(variant.run, *one.arguments[0], trips=variant.iterations(), rest=0)
+    seconds = call_seconds(cost if cost.exact else least, device)
     if cost.exact:
         one.cost, one.predicted = cost, seconds
         one.row |= {"depth": cost.depth, "work": cost.work, "predicted ms": 1e3 * seconds}

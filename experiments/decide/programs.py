@@ -17,7 +17,7 @@ from deeppcr import Newton, Sequential
 from deeppcr._plan import Candidate, Candidates, ChainCosts, best_gradient, best_method
 from deeppcr.adjoint import Autodiff
 from deeppcr.chain import trace_chain
-from experiments.bench.costs import analyze, further
+from experiments.bench.costs import analyze
 from experiments.bench.engine import Case, Outcome, measure
 from experiments.bench.programs import BACKPROP, SCAN, baselines
 from experiments.bench.table import Row
@@ -166,7 +166,7 @@ class Chain:
         """Depth of `jax.lax.scan`, and of a candidate with its expected iterations."""
         arguments, program = self.task.arguments, self.program(Choice.of(candidate).run)
         sequential = analyze(self.program(lax.scan), *arguments)
-        chosen = analyze(program, *arguments, trips=further(candidate.iterations), rest=0)
+        chosen = analyze(program, *arguments, trips=candidate.iterations, rest=0)
         if not (sequential.exact and chosen.exact):
             return {}
         return {

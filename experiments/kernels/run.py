@@ -125,7 +125,7 @@ def compiled(
         if variant.prepare:
             arguments = jax.eval_shape(variant.prepare, *arguments)
         found = launches(target.compile(variant.run, *arguments))
-        cost = analyze(variant.run, *arguments, trips=further(iterations or 0), rest=0)
+        cost = analyze(variant.run, *arguments, trips=iterations or 0, rest=0)
     if not cost.exact:
         raise ValueError(f"expected loops of known length, got {cost.unknown}.")
     return found, cost

@@ -12,7 +12,7 @@ from experiments.bench.programs import SCAN, baselines
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.sharding.collectives import collectives
-from experiments.sharding.predicted import Machine, counted, over_the_chain
+from experiments.sharding.predicted import Machine, over_the_chain
 from experiments.sharding.stack import (
     Layout,
     Size,
@@ -78,7 +78,7 @@ def rows(size: Size, layouts: Sequence[Layout], machine: Machine, effort: Effort
         row["parameter bytes"] = bytes_here(arguments[0])
         if layout.method == "newton":
             row |= dict(zip(("iterations", "residual"), solve_stack(size), strict=True))
-        cost = analyze(program, *arguments, trips=counted(row.get("iterations")))
+        cost = analyze(program, *arguments, trips=row.get("iterations"))
         row |= {"sequential depth": costs[SCAN].depth, "depth": cost.depth}
         row["depth speedup"] = costs[SCAN].depth / cost.depth
         if layout.method != SCAN:

@@ -28,7 +28,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 import deeppcr
 import depth
-from experiments.bench.costs import analyze, further
+from experiments.bench.costs import analyze
 from experiments.bench.table import Row
 from experiments.sharding.links import LINKS, Link, distances
 from experiments.sharding.stack import (
@@ -153,12 +153,7 @@ def parallel_cost(size: Size, iterations: int | None) -> depth.Cost:
         "sequential" if iterations is None else deeppcr.Newton(linear=SOLVER, on_failure="return")
     )
     step = training_step(chain_loss(chain, method=method, adjoint=SOLVER))
-    return analyze(step, *_shapes(size), trips=counted(iterations))
-
-
-def counted(iterations: int | None) -> int | None:
-    """`further`, where there are iterations."""
-    return None if iterations is None else further(iterations)
+    return analyze(step, *_shapes(size), trips=iterations)
 
 
 @cache

@@ -20,7 +20,9 @@ from depth.kernels import CLASSES
 from depth.report import device_table
 
 FIGURES = [
-    field.name for field in dataclasses.fields(depth.Device) if field.name not in ("name", "source")
+    field.name
+    for field in dataclasses.fields(depth.Device)
+    if field.name not in ("name", "source", "platform")
 ]
 FULL = depth.Device(
     "plain",

@@ -17,7 +17,9 @@ from depth.report import device_table
 
 NAMES = ["V100", "A100", "H100", "H200", "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e"]
 FIGURES = [
-    field.name for field in dataclasses.fields(depth.Device) if field.name not in ("name", "source")
+    field.name
+    for field in dataclasses.fields(depth.Device)
+    if field.name not in ("name", "source", "platform")
 ]
 PLAIN = depth.Device(
     "plain",

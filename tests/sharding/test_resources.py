@@ -32,7 +32,7 @@ def messages(program, fallback=True):
     lines = [
         line
         for line in program.as_text().splitlines()
-        if fallback or not any(f"/{name}/while/" in line for name in (FALLBACK, OVERFLOW))
+        if fallback or not any(f"/{name}, 0 trips" in line for name in (FALLBACK, OVERFLOW))
     ]
     for shapes, kind in MESSAGE.findall("\n".join(lines)):
         arrays = [
