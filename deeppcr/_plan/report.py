@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from deeppcr._plan.candidates import AUTODIFF, Candidate, busy_seconds, speedup
@@ -13,6 +14,7 @@ from deeppcr.layers.segments import Description as LayersFound
 from deeppcr.linear import name_of
 from deeppcr.linearize import Choice
 from deeppcr.newton import Newton
+from deeppcr.newton.sample import Sample
 from deeppcr.state import StateLayout
 from deeppcr.structure import Structure
 from depth import Device
@@ -37,7 +39,8 @@ class ChainPlan:
             empty if there are others.
         device: the device that times are predicted for.
         iterations: the expected number of Newton iterations with exact Jacobians.
-        expectation: the source of that number.
+        expectation: the source of that number, without a sample.
+        samples: what Newton's method did on a sample of the chain, by linearisation.
         forward: the candidates for a forward pass, the best first.
         gradient: the candidates for a forward and a backward pass, the best first.
     """
@@ -52,6 +55,7 @@ class ChainPlan:
     device: Device
     iterations: int
     expectation: str
+    samples: Mapping[str, Sample]
     forward: tuple[Candidate, ...]
     gradient: tuple[Candidate, ...]
 
@@ -89,6 +93,11 @@ class ChainPlan:
         head = table((), list(self._found().items()), "<<")
         return f"{head}\n\n{table(header, rows, '<' + '>' * (len(header) - 1) + '<')}"
 
+    def _source(self, newton: Candidate) -> str:
+        """Where the expected number of iterations of Newton's method comes from."""
+        assert isinstance(newton.method, Newton)
+        return str(self.samples.get(str(newton.method.linearize), self.expectation))
+
     def _found(self) -> dict[str, str]:
         """The structure of the chain, and how Newton's method solves it."""
         batch = f", a batch of {self.batch}" if self.layout.batch_shape else ""
@@ -113,7 +122,7 @@ class ChainPlan:
             if choice.reason:
                 rows["because"] = choice.reason
             rows["solver"] = name_of(self.newton.method.linear)
-            rows["iterations"] = f"{self.iterations} ({self.expectation})"
+            rows["iterations"] = f"{self.newton.iterations} ({self._source(self.newton)})"
         if self.left_to_jax:
             rows["note"] = self.left_to_jax
         if self.sharding:
