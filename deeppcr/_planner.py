@@ -13,7 +13,7 @@ from deeppcr._plan.candidates import Candidates
 from deeppcr._plan.choose import best_gradient, best_method
 from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Auto, Fixed, Method, find_method
-from deeppcr._plan.report import ChainPlan, Plan
+from deeppcr._plan.report import GIVEN, ChainPlan, Plan
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count, describe
 from deeppcr.linearize import Choice, choose_linearization
@@ -214,7 +214,7 @@ def _is_plain(newton: Newton) -> bool:
 
 def _expectation(asked: int | None) -> str:
     """Where the number of iterations comes from, without a sample."""
-    return "default for contracting chains: 4 + log2(L) / 2" if asked is None else "as given"
+    return "default for contracting chains: 4 + log2(L) / 2" if asked is None else GIVEN
 
 
 def _linearized(newton: Newton, chain: TracedChain, shards: int) -> Choice:

@@ -15,8 +15,9 @@ sequential program, and compiles in a fraction of the time of the parallel solve
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +27,15 @@ from jax import Array, lax
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Recurrence
 from deeppcr.linearize import Linearization
+from deeppcr.newton.convergence import STAGNATION
 from deeppcr.newton.guess import first_trajectory
 from deeppcr.state import Leaves
 
 MOST = 32  # iterations on the sample
 SECONDS = 0.15  # that they may take, if none converges; mostly it is a tenth of that
 FEWEST = 32  # steps of a sample that says anything
+# Units in the last place by which a parallel solver may miss a state: `STAGNATION`, and a margin.
+ROUNDING = STAGNATION / 2
 SEGMENTS = 4  # stretches of inputs that a shorter chain is made of
 # Compiling takes longer than running: without optimisation it takes half as long.
 UNOPTIMISED = {"xla_backend_optimization_level": 0}
@@ -46,6 +50,8 @@ class Sample(NamedTuple):
         iterations: after which the states were right, or the most that were tried.
         settled: states from the start that were right by then; ``steps`` if it converged.
         rate: the growth rate of differences, natural logarithm per step; NaN if unknown.
+        rounding: the error of a parallel solver, in units in the last place of a state; NaN if
+            unknown.
         finite: whether the sequential program's states are.
         is_exact: whether the linearisation is exact, so that errors are squared.
     """
@@ -55,6 +61,7 @@ class Sample(NamedTuple):
     iterations: int
     settled: int
     rate: float
+    rounding: float
     finite: bool
     is_exact: bool
 
@@ -72,6 +79,8 @@ class Sample(NamedTuple):
         sample takes a few more; any other chain takes more in proportion to its length.
         """
         count = self.iterations + 1 if self.is_exact else 2 * self.iterations
+        if self.rounding > ROUNDING:
+            return self.length + 1
         times = self.length / max(1, self.settled)
         if self.converged and self.forgets:
             count += round(math.log2(times) / 2)
@@ -94,6 +103,8 @@ class Sample(NamedTuple):
         text = f"tried on {part}: {self.iterations} {ended}"
         if math.isnan(self.rate):
             return text
+        if self.rounding > ROUNDING:
+            text += f", but a parallel solve loses digits: a factor of {self.rounding:.0e}"
         trend = "grow" if self.rate > 0 else "decay"
         return f"{text}; small differences {trend} by {self.rate:+.3g} a step"
 
@@ -142,15 +153,15 @@ def sample(
         return _run(here, linearization, guess, is_exact, most)
 
     compiled = jax.jit(program).lower(*arrays).compile(compiler_options=UNOPTIMISED)
-    iterations, settled, rate, finite = (x.item() for x in compiled(*arrays))
-    return Sample(chain.length, length, iterations, settled, rate, finite, is_exact)
+    iterations, settled, *rest = (x.item() for x in compiled(*arrays))
+    return Sample(chain.length, length, iterations, settled, *rest, is_exact)
 
 
 def _run(
     chain: TracedChain, linearization: Linearization, guess: str, is_exact: bool, most: int
 ) -> tuple[Array, ...]:
     start = chain.layout.flatten(chain.initial)
-    states, rate = _trajectory(chain, start)
+    states, rate, rounding = _trajectory(chain, start)
     finite = jnp.isfinite(states).all()
     size = jnp.maximum(jnp.abs(states).max(0), jnp.abs(start)) + jnp.finfo(states.dtype).tiny
     near = 4 * float(jnp.finfo(states.dtype).eps) ** 0.5
@@ -174,28 +185,43 @@ def _run(
     _, iterations, settled = lax.while_loop(
         goes_on, iteration, (first, jnp.int32(0), jnp.int32(0))
     )
-    return iterations, settled, rate, finite
+    return iterations, settled, rate, rounding, finite
 
 
-def _trajectory(chain: TracedChain, start: Array) -> tuple[Array, Array]:
-    """The sequential program's states, and the growth rate of a difference along them."""
+def _trajectory(chain: TracedChain, start: Array) -> tuple[Array, Array, Array]:
+    """The sequential program's states, the growth rate of a difference, and `Sample.rounding`.
+
+    A parallel solver sums ``P_{j->l} b_j`` over j, with products P of Jacobians and the right-hand
+    sides ``b_j = f(z_{j-1}) - A_j z_{j-1}`` of the recurrence. The rounding errors are those of the
+    sum of magnitudes, ``s_l = |A_l| s_{l-1} + |b_l|``, where a difference tells ``|A_l|``.
+    """
     by_rows = chain.step.has_custom_vjp  # it has no directional derivative
-    tiny = jnp.finfo(start.dtype).tiny
-
-    def body(now: tuple[Array, Array], inputs: Leaves) -> tuple[tuple[Array, Array], tuple]:
-        state, vector = now
-        if by_rows:
-            after, moved = _step(chain, inputs)(state), jnp.full_like(vector, jnp.nan)
-        else:
-            after, moved = jax.jvp(_step(chain, inputs), (state,), (vector,))
-        norm = jnp.maximum(jnp.linalg.norm(moved, axis=-1, keepdims=True), tiny)
-        return (after, moved / norm), (after, jnp.log(norm))
-
+    tiny = float(jnp.finfo(start.dtype).tiny)
     random = np.random.default_rng(0).normal(size=start.shape)
-    unit = random / np.maximum(np.linalg.norm(random, axis=-1, keepdims=True), 1e-30)
-    begin = start, jnp.asarray(unit, start.dtype)
-    _, (states, logs) = lax.scan(body, begin, chain.inputs, chain.length)
-    return states, logs.mean(axis=0).max()
+    unit = random / np.maximum(np.linalg.norm(random, axis=-1, keepdims=True), tiny)
+    size, zero = jnp.linalg.norm(start, axis=-1), jnp.zeros_like(start[..., 0])
+
+    def body(now: tuple[Array, ...], inputs: Leaves) -> tuple[tuple[Array, ...], Any]:
+        state, vector, before, total, grown = now
+        f = _step(chain, inputs)
+        if by_rows:
+            unknown = jnp.full_like(zero, jnp.nan)
+            return (f(state), *now[1:]), (f(state), unknown, unknown, unknown)
+        after, push = jax.linearize(f, state)
+        moved = push(vector)
+        norm = jnp.maximum(jnp.linalg.norm(moved, axis=-1), tiny)
+        total = norm * total + jnp.linalg.norm(after - push(state), axis=-1)
+        grown = jnp.maximum(grown, 0) + jnp.log(norm)
+        size = jnp.linalg.norm(after, axis=-1)
+        error = total / jnp.maximum(jnp.maximum(size, before), tiny)
+        following = after, moved / norm[..., None], size, total, grown
+        return following, (after, jnp.log(norm), error, grown)
+
+    begin = start, jnp.asarray(unit, start.dtype), size, size, zero
+    _, (states, logs, errors, grown) = lax.scan(body, begin, chain.inputs, chain.length)
+    overflows = grown.max() > 0.5 * math.log(float(jnp.finfo(start.dtype).max))
+    rounding = jnp.where(overflows | ~jnp.isfinite(errors).all(), jnp.inf, errors.max())
+    return states, logs.mean(axis=0).max(), rounding
 
 
 def _newton(chain: TracedChain, start: Array, iterate: Array) -> Array:
@@ -220,7 +246,9 @@ def _by_blocks(
     return Recurrence().solve_unguarded(blocks, b)
 
 
-def _step(chain: TracedChain, inputs: Leaves):
+def _step(chain: TracedChain, inputs: Leaves) -> Callable[[Array], Array]:
+    """The step as a function of vectors."""
+
     def f(state: Array) -> Array:
         after = chain.step(chain.layout.unflatten(state), inputs, chain.captured)
         return chain.layout.flatten(after)
