@@ -1,4 +1,4 @@
-"""A chain with its initial state: traced with shapes for a plan, or run for trials."""
+"""A chain with its initial state: traced with shapes for a plan, run for a sample or for trials."""
 
 import dataclasses
 import time
@@ -8,24 +8,43 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from deeppcr._plan.candidates import Candidate
 from deeppcr.api import solve, vector_batch
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
+from deeppcr.checks import describe
 from deeppcr.layers import stack_layers
-from deeppcr.layers.segments import Description, describe
-from deeppcr.newton.lyapunov import growth_rate
+from deeppcr.layers.reading import is_sequential
+from deeppcr.layers.segments import Description
+from deeppcr.layers.segments import describe as describe_layers
+from deeppcr.linearize import Linearization
+from deeppcr.newton import Newton
+from deeppcr.newton.precision import in_float32
+from deeppcr.newton.sample import Sample, indices, sample
+from deeppcr.platforms import is_eager
+from deeppcr.step import on_no_mesh
 
 TRIAL = 0.2  # seconds for each candidate
 
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """A chain, its initial state, and the number of its batch axes."""
+    """A chain, its initial state, and the number of its batch axes.
+
+    Attributes:
+        chain: of states alone.
+        state: the initial one.
+        batch_ndim: the number of leading batch axes of the state.
+        name: of the state, in messages.
+        f: the step with outputs, as `scan` takes it; None if it has none.
+    """
 
     chain: Chain
     state: Any
     batch_ndim: int
+    name: str
+    f: Callable[[Any, Any], tuple[Any, Any]] | None = None
 
     def traced(self) -> TracedChain:
         """The chain, traced with shapes alone."""
@@ -38,17 +57,35 @@ class Instance:
         (chain,) = found
         return chain
 
-    def growth_rate(self) -> float:
-        """The growth rate of small differences along the sequential program's states."""
+    @property
+    def has_arrays(self) -> bool:
+        """Whether the chain can be run now: it has arrays, not shapes or tracers."""
+        leaves = jax.tree.leaves((self.state, self.chain.inputs))
+        shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+        here = all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
+        return not shapes and here and is_eager(leaves)
 
-        @jax.jit
-        def rate(state: Any, inputs: Any) -> Any:
-            trajectory = self._solved(state, inputs, method="sequential")
-            chain = self._traced(state, inputs)
-            states = chain.before(chain.initial, jax.tree.leaves(trajectory))
-            return growth_rate(chain, chain.layout.flatten(states))
-
-        return float(rate(*self._arrays("iterations='sample'")))
+    def sampled(self, steps: int, method: Newton, most: int) -> Sample | None:
+        """What Newton's method does on a sample of so many steps; None inside `jax.jit`."""
+        state, inputs = self._arrays("iterations='sample'")
+        with jax.default_device(_cpu()), on_no_mesh():
+            chain = in_float32(self._traced(state, inputs))
+            if not is_eager(chain.captured):
+                return None
+            chosen = indices(chain.length, steps)
+            arrays = [_at(x, chosen) for x in chain.inputs]
+            shorter = dataclasses.replace(
+                chain,
+                length=chain.length if chosen is None else len(chosen),
+                initial=[_at(z) for z in chain.initial],
+                inputs=arrays,
+                captured=[_at(c) for c in chain.captured],
+                function=None,
+            )
+            linearize, guess = method.linearize, method.initial_guess
+            assert isinstance(linearize, Linearization)
+            assert isinstance(guess, str)
+            return sample(shorter, chain.length, linearize, guess, most)
 
     def seconds(self, candidates: Sequence[Candidate]) -> dict[str, float]:
         """The seconds of each candidate by its name: the minimum of several interleaved calls."""
@@ -69,9 +106,8 @@ class Instance:
     def _traced(self, state: Any, inputs: Any) -> TracedChain:
         chain = self.chain
         length = chain_length(inputs, chain.length, "chain.inputs")
-        return trace_chain(
-            lambda z, x: (chain.step(z, x), None), state, inputs, length, self.batch_ndim, "x"
-        )
+        f = self.f or (lambda z, x: (chain.step(z, x), None))
+        return trace_chain(f, state, inputs, length, self.batch_ndim, self.name)
 
     def _solved(self, state: Any, inputs: Any, **options: Any) -> Any:
         """The trajectory from another state, with other inputs."""
@@ -90,10 +126,10 @@ class Instance:
 
     def _arrays(self, wanted_by: str) -> tuple[Any, Any]:
         """The initial state and the inputs, to run the chain."""
-        leaves = jax.tree.leaves(self.state)
-        if any(isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer) for leaf in leaves):
+        if not self.has_arrays:
             raise ValueError(
-                f"x has shapes instead of arrays, which {wanted_by} needs to run the chain; "
+                f"{self.name} has shapes instead of arrays, which {wanted_by} needs to run the "
+                "chain; "
                 "a chain that follows other layers can be planned on its own: "
                 "Chain.from_layers(layers, x)."
             )
@@ -101,24 +137,57 @@ class Instance:
 
 
 def instances_of(
-    layers_or_chain: Any, x: Any, batch_ndim: int | None
+    program: Any, init: Any, xs: Any, length: int | None, batch_ndim: int | None
 ) -> tuple[Description | None, list[Instance]]:
-    """The description of layers, None for a chain; and each chain.
+    """The description of layers, None for a chain or a step; and each chain.
 
     The state of a chain after other layers consists of shapes.
     """
-    if isinstance(layers_or_chain, Chain):
-        return None, [Instance(layers_or_chain, x, batch_ndim or 0)]
-    layers, found = describe(layers_or_chain, x), []
+    has_inputs = xs is not None or length is not None
+    if isinstance(program, Chain):
+        _no_inputs(has_inputs, "a Chain, which has its own inputs: plan(chain, z0)")
+        return None, [Instance(program, init, batch_ndim or 0, "z0")]
+    if callable(program) and not is_sequential(program):
+        if not has_inputs:
+            raise TypeError(
+                f"program is {describe(program)}, a function, but there is no xs and no length: "
+                "expected plan(f, init, xs) or plan(f, init, length=L) with "
+                "f(carry, x) -> (carry, y), as for scan; or a list of layers, plan(layers, x)."
+            )
+        step: Any = program
+        chain = Chain(lambda z, x: step(z, x)[0], xs, chain_length(xs, length, "xs"))
+        return None, [Instance(chain, init, batch_ndim or 0, "init", program)]
+    _no_inputs(has_inputs, "a list of layers, which hold their own arrays: plan(layers, x)")
+    layers, found = describe_layers(program, init), []
     for index, segment in enumerate(layers.segments):
         if not segment.reason:
             run = stack_layers(segment.layers, segment.period)
             tree, *types = segment.layers[0].takes
             shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in types]
-            state = jax.tree.unflatten(tree, shapes) if index else x
+            state = jax.tree.unflatten(tree, shapes) if index else init
             batch = vector_batch(state) if batch_ndim is None else batch_ndim
-            found.append(Instance(Chain(run.step, run.inputs, run.length), state, batch))
+            found.append(Instance(Chain(run.step, run.inputs, run.length), state, batch, "x"))
     return layers, found
+
+
+def _no_inputs(has_inputs: bool, what: str) -> None:
+    if has_inputs:
+        raise TypeError(f"xs or length was given, but program is {what}; expected neither.")
+
+
+def _cpu() -> jax.Device:
+    """Where a sample runs: on a CPU a step of a narrow chain takes no more than a microsecond."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # this process was started without one
+        return jax.local_devices()[0]
+
+
+def _at(x: Any, chosen: np.ndarray | None = None) -> Any:
+    """An array on the default device, or some of its entries."""
+    if not jnp.issubdtype(x.dtype, jax.dtypes.extended):  # random keys are
+        x = np.asarray(x)
+    return jax.device_put(x if chosen is None else x[chosen], _cpu())
 
 
 def _clock(call: Callable[[], Any]) -> float:

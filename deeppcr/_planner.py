@@ -1,6 +1,8 @@
-"""`plan`: does solving a chain in parallel pay off? It costs all candidates and runs none."""
+"""`plan`: does solving a chain in parallel pay off? It costs all candidates, and tries Newton's
+method on a sample of the chain before it promises anything."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal, Never
 
 import jax
@@ -11,22 +13,25 @@ from deeppcr._plan.candidates import Candidates
 from deeppcr._plan.choose import best_gradient, best_method, keep_choices
 from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Auto, Fixed, Method, find_method
-from deeppcr._plan.report import ChainPlan, Plan
+from deeppcr._plan.report import GIVEN, ChainPlan, Plan
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count, describe, unknown_keyword
 from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.newton import Newton
-from deeppcr.newton.lyapunov import forecast_iterations
+from deeppcr.newton.sample import MOST, Sample, affordable
 from deeppcr.sharding import find_sharding
 from deeppcr.structure import find_jumps, find_structure
 from depth.device import find_device
 
 TRIED = 3  # candidates of each kind that trials time, at most
+FEWEST_ITERATIONS = 2  # a method that would not even pay with so few needs no sample
 
 
 def plan(
-    layers_or_chain: Any,
-    x: Any,
+    program: Any,
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
     *,
     method: str | Method = "auto",
     device: depth.Device | str | None = None,
@@ -37,28 +42,38 @@ def plan(
 ) -> Plan:
     """Predict which method and adjoint pay off for a chain, and why.
 
-    Printed, the plan shows the structure of the program (chains among layers, structure of the
-    Jacobian, linearisation and window of Newton's method) and one row for each candidate: depth,
-    work, traffic, memory, predicted time. ``method="auto"`` and ``adjoint="auto"`` choose by the
-    same predictions, for the device at hand.
+    ``plan(f, init, xs)`` takes what `scan` takes, ``plan(chain, z0)`` what `solve` takes, and
+    ``plan(layers, x)`` what `forward` takes.
 
-    `depth` predicts from shapes. Nothing runs, except with ``trials=True`` or
-    ``iterations="sample"``.
+    Printed, the plan says what is chosen, shows the structure of the program (chains among layers,
+    structure of the Jacobian, linearisation and window of Newton's method), and the best candidates
+    with their depth, work, traffic, memory and predicted time; `Plan.table` has all of them.
+
+    `depth` predicts the time of an iteration from shapes. How many iterations Newton's method takes
+    depends on values: on whether the chain forgets its past. So where Newton's method may win, and
+    there are arrays to run, it is tried on a sample of the chain first, on the CPU. That takes some
+    milliseconds, and a fraction of a second to compile. Inside `jax.jit`, and with shapes, the plan
+    assumes a chain that forgets, and says so in its first line. ``method="auto"`` and
+    ``adjoint="auto"`` always decide by shapes, for the device at hand, and on that assumption.
 
     Args:
-        layers_or_chain: a `Chain`, or layers as in `deeppcr.forward`.
-        x: the initial state, or the input of the first layer: arrays, or `jax.ShapeDtypeStruct`.
+        program: a step ``f(carry, x) -> (carry, y)``, as in `scan`; a `Chain`; or layers, as in
+            `forward`.
+        init: the carry before the first step; the initial state of the chain; or the input of the
+            first layer: arrays, or `jax.ShapeDtypeStruct`.
+        xs: the inputs of a step, as in `scan`. None for a chain and for layers, which hold theirs.
+        length: L, an integer >= 0; needed only for a step without ``xs``.
         method: the methods to compare with the sequential program. "auto": all that may pay off;
             otherwise one method, by object or by name.
         device: a `depth.Device`, or the name of one in `depth.devices`. None: jax's default device,
             as measured by `depth.calibrate`, else with its published figures.
         trials: time the three best candidates of each kind on the device at hand, and rank them by
-            the measured times. Requires arrays for ``x`` and the chain.
-        iterations: integer >= 1, the number of Newton iterations with exact Jacobians. "sample":
-            run the chain once, and estimate it from the growth rate of small differences. None:
-            $4 + log_2(L) / 2$, which is typical of contracting chains.
-        batch_ndim: the number of leading batch axes of the state. None: 0 for a `Chain`; for layers
-            as in `deeppcr.forward`.
+            the measured times. Requires arrays for ``init`` and the chain.
+        iterations: integer >= 1, the number of Newton iterations with exact Jacobians. None: from a
+            sample of the chain where that may matter; without arrays $4 + log_2(L) / 2$, which is
+            typical of contracting chains. "sample": from a sample in any case; requires arrays.
+        batch_ndim: the number of leading batch axes of the state. None: 0 for a step and a `Chain`;
+            for layers as in `deeppcr.forward`.
         **unknown: not used; the error names the closest argument.
 
     Returns:
@@ -66,8 +81,9 @@ def plan(
 
     Raises:
         ValueError: ``device`` or ``method`` is unknown; ``trials`` is given together with a device,
-            or without arrays; or no layers form a chain.
-        TypeError: the state has no floating-point entries.
+            or without arrays; no layers form a chain; or lengths contradict each other.
+        TypeError: the state has no floating-point entries; a function has neither ``xs`` nor
+            ``length``; or a chain or layers have one of them.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))
@@ -97,7 +113,7 @@ def plan(
     only = None if isinstance(chosen, Auto) else chosen
     model = depth.at_hand() if device is None else find_device(device)
     memory = None if device is None else int(model.memory) // 2
-    layers, found = instances_of(layers_or_chain, x, batch_ndim)
+    layers, found = instances_of(program, init, xs, length, batch_ndim)
     if not found:
         raise ValueError(f"no chain to plan: no two neighbouring layers are alike.\n{layers}")
     chains = (_plan_chain(each, only, model, memory, trials, iterations) for each in found)
@@ -118,8 +134,11 @@ def _plan_chain(
             f"x has leaves {', '.join(map(describe, jax.tree.leaves(given.state)))}, expected a "
             "floating one: nothing is solved for, and the chain runs as jax.lax.scan."
         )
-    expected, expectation = _expected(given, chain.length, iterations)
-    candidates = Candidates(ChainCosts.of(chain), device, expected, memory, only)
+    asked = iterations if isinstance(iterations, int) else None
+    candidates = Candidates(ChainCosts.of(chain), device, asked, memory, only)
+    samples: dict[str, Sample] = {}
+    if asked is None:
+        candidates, samples = _sampled(given, candidates, iterations == "sample")
     forward = best_method(candidates, everything=True)
     gradient = best_gradient(candidates, None, everything=True)
     if trials:
@@ -143,21 +162,66 @@ def _plan_chain(
         left_to_jax=_left_to_jax(chain),
         device=device,
         iterations=candidates.expected,
-        expectation=expectation,
+        expectation=_expectation(asked),
+        samples=samples,
         forward=tuple(forward),
         gradient=tuple(gradient),
     )
 
 
-def _expected(given: Instance, length: int, iterations: int | str | None) -> tuple[int | None, str]:
-    """How many iterations to expect with exact Jacobians, None for the default; and why."""
-    if iterations is None:
-        return None, "default for contracting chains: 4 + log2(L) / 2"
-    if isinstance(iterations, int):
-        return iterations, "as given"
-    rate = given.growth_rate()
-    trend = f"{'grow' if rate > 0 else 'decay'} at a rate of {rate:+.3g} a step"
-    return forecast_iterations(rate, length), f"from a sample, where small differences {trend}"
+def _sampled(
+    given: Instance, candidates: Candidates, always: bool
+) -> tuple[Candidates, dict[str, Sample]]:
+    """The candidates, after samples of those that could be the best; and these, by linearisation.
+
+    ``always``: take one even if no iterations are few enough.
+    """
+    samples: dict[str, Sample] = {}
+    chain = candidates.costs.chain
+    while given.has_arrays or always:
+        hopeful = _knowing(candidates, samples, FEWEST_ITERATIONS)
+        best = best_method(hopeful, everything=True)
+        if always and not samples:
+            best = [one for one in best if isinstance(one.method, Newton)]
+        if not best or not isinstance(best[0].method, Newton):
+            break
+        newton = best[0].method
+        choice = _linearized(newton, chain, 1)
+        if str(choice.linearization) in samples or not _is_plain(newton):
+            break
+        work = candidates.costs.sequential.work / chain.length
+        most = max(1, min(MOST, newton.max_iterations or MOST))
+        steps = affordable(work, chain.length, most)
+        if not steps:
+            break
+        method = dataclasses.replace(newton, linearize=choice.linearization)
+        found = given.sampled(steps, method, most)
+        if found is None:
+            break
+        samples[str(choice.linearization)] = found
+    return _knowing(candidates, samples, None), samples
+
+
+def _knowing(
+    candidates: Candidates, samples: Mapping[str, Sample], otherwise: int | None
+) -> Candidates:
+    """The candidates with the iterations that samples forecast, or ``otherwise``."""
+    sampled = {name: found.forecast for name, found in samples.items()}
+    exact = [found.forecast for found in samples.values() if found.is_exact]
+    expected = exact[0] if exact else otherwise
+    return dataclasses.replace(candidates, iterations=expected, sampled=sampled)
+
+
+def _is_plain(newton: Newton) -> bool:
+    """Whether a sample tells what this method does: it has none of the options that change it."""
+    guess = isinstance(newton.initial_guess, str)
+    undamped = newton.damping is None and newton.acceleration is None
+    return guess and undamped and newton.jacobian_every == 1
+
+
+def _expectation(asked: int | None) -> str:
+    """Where the number of iterations comes from, without a sample."""
+    return "default for contracting chains: 4 + log2(L) / 2" if asked is None else GIVEN
 
 
 def _linearized(newton: Newton, chain: TracedChain, shards: int) -> Choice:

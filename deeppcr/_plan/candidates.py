@@ -104,6 +104,7 @@ class Candidates:
         device: the device model.
         iterations: Newton iterations with exact Jacobians, if the caller knows; None for the
             default, 4 + log2(L) / 2, which is typical of contracting chains.
+        sampled: iterations by the name of the linearisation, where a sample has told.
         memory: bytes that Jacobian blocks may take; None for the default of this machine.
         only: the one method to compare with the sequential program; None for all that may pay off.
         trials: measured seconds of candidates, by name.
@@ -115,6 +116,7 @@ class Candidates:
     memory: int | None = None
     only: Fixed | None = None
     trials: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    sampled: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "costs", self.costs.on(cpu=self.device.small_loop > 0))
@@ -243,6 +245,7 @@ class Candidates:
     def _iterations(self, choice: Choice) -> int:
         """The expected number of iterations."""
         expected = self.expected if choice.is_exact else QUASI * self.expected
+        expected = self.sampled.get(str(choice.linearization), expected)
         return min(expected, self.costs.chain.length + 1)
 
     def _choice(self, linearize: Any) -> Choice:

@@ -1,7 +1,8 @@
-"""`Plan`: the structure of a chain, the choice of a method, and its reason. Printed, a table."""
+"""`Plan`: the choice of a method and its reason, the structure of a chain. Printed, a table."""
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from deeppcr._plan.candidates import AUTODIFF, Candidate, busy_seconds, speedup
@@ -13,18 +14,21 @@ from deeppcr.layers.segments import Description as LayersFound
 from deeppcr.linear import name_of
 from deeppcr.linearize import Choice
 from deeppcr.newton import Newton
+from deeppcr.newton.sample import Sample
 from deeppcr.state import StateLayout
 from deeppcr.structure import Jump, Structure
 from depth import Device
 from depth.report import count, nbytes, seconds, table
 
+SHOWN = 3  # rows of a printed table
+GIVEN = "as given"  # the source of a number of iterations that the caller knows
 HEAD = ("forward", "depth", "work", "traffic", "memory", "predicted", "measured", "speedup")
 MEASURED = HEAD.index("measured")
 
 
 @dataclasses.dataclass(frozen=True)
 class ChainPlan:
-    """The plan of one chain. Printed, its structure and one row for each candidate.
+    """The plan of one chain. Printed, the choice, its structure, and the best candidates.
 
     Attributes:
         length: L.
@@ -38,7 +42,8 @@ class ChainPlan:
             empty if there are others.
         device: the device that times are predicted for.
         iterations: the expected number of Newton iterations with exact Jacobians.
-        expectation: the source of that number.
+        expectation: the source of that number, without a sample.
+        samples: what Newton's method did on a sample of the chain, by linearisation.
         forward: the candidates for a forward pass, the best first.
         gradient: the candidates for a forward and a backward pass, the best first.
     """
@@ -54,6 +59,7 @@ class ChainPlan:
     device: Device
     iterations: int
     expectation: str
+    samples: Mapping[str, Sample]
     forward: tuple[Candidate, ...]
     gradient: tuple[Candidate, ...]
 
@@ -82,19 +88,62 @@ class ChainPlan:
         """The best candidate for a forward pass by Newton's method."""
         return next((one for one in self.forward if isinstance(one.method, Newton)), None)
 
+    @property
+    def assumption(self) -> str:
+        """What the speedup of the chosen method rests on without having been tried; or empty."""
+        best = self.forward[0]
+        if not isinstance(best.method, Newton) or best.measured is not None:
+            return ""
+        tried = str(best.method.linearize) in self.samples or self.expectation == GIVEN
+        return "" if tried else "if the chain forgets its past"
+
     def __str__(self) -> str:
-        rows = self._rows(self.forward, self.sequential)
-        rows += [("gradient",), *self._rows(self.gradient, self.autodiff)]
+        return self._printed(SHOWN)
+
+    def table(self) -> str:
+        """The structure of the chain, and one row for each candidate."""
+        return self._printed(None)
+
+    def _printed(self, most: int | None) -> str:
+        """With so many rows for a forward pass, and as many for a gradient; None for all."""
+        forward, gradient = (self._by_time(kind, most) for kind in (self.forward, self.gradient))
+        rows = self._rows(forward, self.forward, self.sequential)
+        rows += [("gradient",), *self._rows(gradient, self.gradient, self.autodiff)]
         header: tuple[str, ...] = HEAD
         if not any(candidate.measured for candidate in (*self.forward, *self.gradient)):
             header, *rows = (row[:MEASURED] + row[MEASURED + 1 :] for row in (header, *rows))
         head = table((), list(self._found().items()), "<<")
-        return f"{head}\n\n{table(header, rows, '<' + '>' * (len(header) - 1) + '<')}"
+        text = f"{head}\n\n{table(header, rows, '<' + '>' * (len(header) - 1) + '<')}"
+        more = len(self.forward) + len(self.gradient) - len(forward) - len(gradient)
+        return f"{text}\n{more} more: plan.table()" if more else text
+
+    def _promise(self) -> str:
+        """The choice and its speedups, and what they rest on."""
+        best, gradient = self.forward[0], self.gradient[0]
+        text = best.name
+        if not best.is_sequential:
+            text += f": {speedup(best, self.sequential):.1f}x"
+            if self.assumption:
+                text += f" {self.assumption}"
+            if best.iterations and best.measured is None:
+                slower = best.seconds + best.iterations * best.iteration_seconds
+                twice = self.sequential.seconds / slower
+                text += f" ({twice:.1f}x at twice the iterations)"
+        if gradient.is_sequential:
+            return text
+        adjoint = gradient.name.partition(" / ")[2]
+        return f"{text}; gradient {speedup(gradient, self.autodiff):.1f}x by {adjoint}"
+
+    def _source(self, newton: Candidate) -> str:
+        """Where the expected number of iterations of Newton's method comes from."""
+        assert isinstance(newton.method, Newton)
+        return str(self.samples.get(str(newton.method.linearize), self.expectation))
 
     def _found(self) -> dict[str, str]:
         """The structure of the chain, and how Newton's method solves it."""
         batch = f", a batch of {self.batch}" if self.layout.batch_shape else ""
         rows = {
+            "chosen": self._promise(),
             "chain": f"{self.length} steps, a state of {self.width} entries{batch}",
             "structure": str(self.structure),
         }
@@ -121,7 +170,7 @@ class ChainPlan:
             if choice.reason:
                 rows["because"] = choice.reason
             rows["solver"] = name_of(self.newton.method.linear)
-            rows["iterations"] = f"{self.iterations} ({self.expectation})"
+            rows["iterations"] = f"{self.newton.iterations} ({self._source(self.newton)})"
         if self.left_to_jax:
             rows["note"] = self.left_to_jax
         if self.sharding:
@@ -130,7 +179,18 @@ class ChainPlan:
             rows["devices"] = f"{along}, up to {each} steps on each"
         return rows | {"device": self.device.name}
 
-    def _rows(self, found: tuple[Candidate, ...], sequential: Candidate) -> list[tuple[str, ...]]:
+    def _by_time(self, found: tuple[Candidate, ...], most: int | None) -> list[Candidate]:
+        """The fastest candidates, the chosen one among them; those that do not fit are last."""
+        order = sorted(
+            range(len(found)), key=lambda i: (not self._fits(found[i]), found[i].time)
+        )[:most]
+        if 0 not in order:
+            order[-1] = 0
+        return [found[i] for i in order]
+
+    def _rows(
+        self, shown: list[Candidate], found: tuple[Candidate, ...], sequential: Candidate
+    ) -> list[tuple[str, ...]]:
         return [
             (
                 f"  {candidate.name}",
@@ -143,7 +203,7 @@ class ChainPlan:
                 f"{speedup(candidate, sequential):.2f}x",
                 self._verdict(candidate, found, sequential),
             )
-            for candidate in found
+            for candidate in shown
         ]
 
     def _verdict(
@@ -154,11 +214,16 @@ class ChainPlan:
             return reason(candidate, best, sequential, self.device)
         if best is not sequential:
             return f"chosen: {reason(best, best, sequential, self.device)}"
-        rivals = [rival for rival in found if rival is not sequential]
-        if not rivals:
-            return "chosen"
-        # Why the next one loses.
-        return f"chosen: {reason(rivals[0], best, sequential, self.device)}"
+        if len(found) == 1:
+            return "chosen: the only one"
+        faster = [each for each in found if self._fits(each) and each.time < best.time]
+        if any(each.method == self.forward[0].method for each in faster if each.adjoint):
+            return f"chosen: others gain less than {1 / MARGIN:.2g}x, which is not reliable"
+        return "chosen: the least time"
+
+    def _fits(self, candidate: Candidate) -> bool:
+        """Whether it fits into the memory of the device."""
+        return candidate.is_sequential or not candidate.memory > self.device.memory > 0
 
     def to_json(self) -> dict[str, Any]:
         """The plan as a dict of numbers and strings."""
@@ -193,7 +258,7 @@ class ChainPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which method and adjoint pay off, and why. Printed, a table of all candidates.
+    """Which method and adjoint pay off, and why. Printed, the choice and the best candidates.
 
     Attributes:
         layers: the chains and single layers in a list of layers, as `deeppcr.layers.describe`
@@ -253,8 +318,26 @@ class Plan:
         scores = {name: getattr(self, name) for name in names}
         return json.dumps(chosen | scores | {"chains": [each.to_json() for each in self.chains]})
 
+    def table(self) -> str:
+        """The plan as text with all candidates, by time; ``str(plan)`` has three of each kind.
+
+        The columns are depth (operations on unlimited processors), work (operations), traffic and
+        memory (bytes), the predicted and, after trials, the measured time (seconds), the speedup,
+        and the reason.
+
+        Example:
+            >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))
+            >>> plan = deeppcr.plan(chain, jnp.zeros(64), device="H200")
+            >>> len(plan.table().splitlines()) > len(str(plan).splitlines())
+            True
+        """
+        return self._joined([chain.table() for chain in self.chains])
+
     def __str__(self) -> str:
-        return "\n\n".join(map(str, [*([self.layers] if self.layers else []), *self.chains]))
+        return self._joined(list(map(str, self.chains)))
+
+    def _joined(self, chains: list[str]) -> str:
+        return "\n\n".join([*([str(self.layers)] if self.layers else []), *chains])
 
 
 def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device: Device) -> str:

@@ -54,7 +54,7 @@ def listed(layers: Any) -> list[Any]:
     Raises:
         TypeError: ``layers`` is none of these, or one of them is not callable.
     """
-    if _is_sequential(layers):
+    if is_sequential(layers):
         layers = layers.layers
     elif is_pair(layers) and isinstance(layers[1], list | tuple) and not is_pair(layers[1]):
         layers = [(layers[0], parameters) for parameters in layers[1]]
@@ -100,7 +100,7 @@ def _remedy(layer: Any) -> str:
     return "; for arrays alone write (apply, [params, ...])" if is_array else ""
 
 
-def _is_sequential(layers: Any) -> bool:
+def is_sequential(layers: Any) -> bool:
     """Whether this is a ``Sequential`` of flax or equinox, or a subclass with its ``__call__``."""
     for base in type(layers).__mro__:
         if base.__name__ == "Sequential" and base.__module__.startswith(("flax.", "equinox.")):
