@@ -4,7 +4,7 @@ from deeppcr import diffusion, layers, sharding
 from deeppcr._delay import delay
 from deeppcr._plan import Auto, Plan
 from deeppcr._planner import plan
-from deeppcr._stack import Stack, stack
+from deeppcr._stack import Stack, stack, unstack
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
 from deeppcr.chain import Chain
@@ -66,4 +66,5 @@ __all__ = [
     "solve",
     "solve_bidiagonal",
     "stack",
+    "unstack",
 ]

@@ -1,4 +1,4 @@
-"""`stack`: equal layers as one pytree of stacked arrays, for training."""
+"""`stack` and `unstack`: equal layers as one pytree of stacked arrays, for training."""
 
 import dataclasses
 from functools import partial
@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from deeppcr.api import forward
+from deeppcr.checks import describe_type
 from deeppcr.layers import Repeated, repeated
 
 
@@ -31,16 +32,6 @@ class Stack(Repeated):
 
     def __len__(self) -> int:
         return self.length * self.period
-
-    def unstack(self) -> list[Any]:
-        """A list of all layers, of the types given to `stack`; methods and pairs become partials.
-
-        Example:
-            >>> layers = [jax.tree_util.Partial(jnp.multiply, jnp.full(3, c)) for c in (1.0, 2.0)]
-            >>> [layer(1.0).tolist() for layer in deeppcr.stack(layers).unstack()]
-            [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
-        """
-        return self.layers()
 
 
 def stack(layers: Any, x: Any = None) -> Stack:
@@ -75,3 +66,29 @@ def stack(layers: Any, x: Any = None) -> Stack:
     """
     run = repeated(layers, x)
     return Stack(run.arrays, run.plan, run.length)
+
+
+def unstack(stacked: Stack) -> list[Any]:
+    """The layers of a stack: the inverse of `stack`.
+
+    Args:
+        stacked: what `stack` returned, or a pytree of its structure: after training, a gradient.
+
+    Returns:
+        a list of all layers, of the types that `stack` was given; methods and pairs become
+        partials. To put trained blocks back into a flax model, copy the arrays of each:
+        ``nnx.update(block, nnx.state(trained))``.
+
+    Raises:
+        TypeError: ``stacked`` is not a `Stack`.
+
+    Example:
+        >>> layers = [jax.tree_util.Partial(jnp.multiply, jnp.full(3, c)) for c in (1.0, 2.0)]
+        >>> [layer(1.0).tolist() for layer in deeppcr.unstack(deeppcr.stack(layers))]
+        [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
+    """
+    if not isinstance(stacked, Stack):
+        raise TypeError(
+            f"stacked is {describe_type(stacked)}, expected the result of deeppcr.stack(layers)."
+        )
+    return stacked.layers()

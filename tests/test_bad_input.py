@@ -199,6 +199,12 @@ CASES = {
         ValueError,
         r"^x has shape \[3\], expected.*batch_ndim = 2",
     ),
+    "layers for a stack": (
+        lambda: deeppcr.unstack([identity]),
+        (),
+        TypeError,
+        r"stacked is list, expected.*deeppcr.stack\(layers\)",
+    ),
     "a step for a chain": (
         lambda z, x: solve(same, z, x),
         (X, XS),

@@ -131,7 +131,7 @@ def variant(name: str, length: int) -> Variant:
     arguments = jax.block_until_ready((make(length), jnp.ones((BATCH, WIDTH))))
 
     def comparable(gradients: Any) -> Any:
-        layers = gradients.unstack() if isinstance(gradients, deeppcr.Stack) else gradients
+        layers = deeppcr.unstack(gradients) if isinstance(gradients, deeppcr.Stack) else gradients
         return jax.tree.leaves(layers if make is stacked_modules else _stacked(layers))
 
     return Variant(

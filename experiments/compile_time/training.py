@@ -120,7 +120,7 @@ def variant(name: str, size: Size) -> Variant:
     def comparable(result: tuple[Any, Array]) -> Any:
         params, losses = result
         if make is stacked:  # what each module is a `jax.tree_util.Partial` of
-            params = [layer.args[0] for layer in params.unstack()]
+            params = [layer.args[0] for layer in deeppcr.unstack(params)]
         return params if make is arrays else _stacked(params), losses
 
     return Variant(

@@ -66,10 +66,10 @@ def test_agrees_with_the_loop(name):
     run = stack if list(KINDS).index(name) % 2 else partial(deeppcr.forward, stack, method="newton")
     assert_agree(run(BATCH), expected)
     assert jax.tree.structure(deeppcr.stack(layers, BATCH)) == jax.tree.structure(stack)
-    assert_agree(loop(stack.unstack(), BATCH), expected)
+    assert_agree(loop(deeppcr.unstack(stack), BATCH), expected)
     assert (
         len(stack)
-        == len(stack.unstack())
+        == len(deeppcr.unstack(stack))
         == (len(layers[1]) if name == "apply and a list" else len(layers))
     )
     assert_agree(deeppcr.stack(stack), stack)
@@ -92,7 +92,7 @@ def test_gradients_are_stacks(method, adjoint):
     assert isinstance(gradient, deeppcr.Stack)
     assert jax.tree.structure(gradient) == jax.tree.structure(stack)
     wanted = jax.grad(lambda layers: square(loop(layers, BATCH)))(layers)
-    assert_agree(gradient.unstack(), wanted)
+    assert_agree(deeppcr.unstack(gradient), wanted)
     assert_agree(deeppcr.stack(wanted), gradient)
 
 
@@ -182,7 +182,7 @@ def test_training_with_optax(optimizer):
             return trained(params)
 
     trained = train(deeppcr.stack(denses(N)), deeppcr.forward)
-    assert_agree(trained.unstack(), train(denses(N), loop))
+    assert_agree(deeppcr.unstack(trained), train(denses(N), loop))
 
 
 def test_donation():
@@ -207,12 +207,14 @@ def test_vmap_over_an_ensemble():
 
 def test_unstack_gives_the_layers_back():
     layers = [layer for m in denses(N) for layer in (m, jax.nn.relu)]
-    back = deeppcr.stack(layers).unstack()
+    back = deeppcr.unstack(deeppcr.stack(layers))
     assert_agree(back[::2], layers[::2])
     assert all(isinstance(layer, Dense) for layer in back[::2])
     assert all(layer is jax.nn.relu for layer in back[1::2])
     assert_agree(deeppcr.stack(back), deeppcr.stack(layers))
-    assert_agree(deeppcr.stack(deeppcr.stack(denses(N)).unstack()[1:])(X), loop(denses(N)[1:], X))
+    assert_agree(
+        deeppcr.stack(deeppcr.unstack(deeppcr.stack(denses(N)))[1:])(X), loop(denses(N)[1:], X)
+    )
 
 
 def test_shared_arrays_are_kept_once():
@@ -231,7 +233,7 @@ def test_shared_arrays_are_kept_once():
         (3, 3),
         (len(WEIGHTS), 3, 3),
     ]
-    assert_agree(loop(deeppcr.stack(mixed).unstack(), X), loop(mixed, X))
+    assert_agree(loop(deeppcr.unstack(deeppcr.stack(mixed)), X), loop(mixed, X))
 
 
 def test_a_stack_among_layers():
