@@ -138,8 +138,10 @@ def test_retyping(entered):
     assert_agree(found, 3 * SQUARE[0] + 1)
 
 
-@pytest.mark.parametrize("method", ["sequential", "newton", "auto"])
-@pytest.mark.parametrize("adjoint", ["pcr", "auto"])
+@pytest.mark.parametrize(
+    ("method", "adjoint"),
+    [("sequential", "pcr"), ("newton", "pcr"), ("newton", "auto"), ("auto", "auto")],
+)
 def test_the_answer_is_right(entered, method, adjoint):
     def step(z, x):
         z = jnp.tanh(thrice(0.2 * z) + x)

@@ -204,7 +204,6 @@ TRANSFORMATIONS = {
     "third order": third_order,
     "jacrev": jacobian_backwards,
     "hessian": full_hessian,
-    "vmap over parameters": mapped((0,)),
     "vmap over all": mapped((0, 1, 2)),
     "vmap of jvp": mapped_tangents,
     "checkpoint": checkpointed,
@@ -228,9 +227,7 @@ def transformed():
     yield from ((name, "newton, pcr") for name in TRANSFORMATIONS if name != "inside itself")
     for name in (
         "linearize",
-        "grad of grad",
         "third order",
-        "vmap of jvp",
         "checkpoint",
         "inside lax.cond",
         "inside itself",
@@ -283,7 +280,7 @@ def test_grad_of_integer_xs_is_float0_as_in_lax_scan():
     assert grads[0][1].dtype == grads[1][1].dtype == jax.dtypes.float0
 
 
-@pytest.mark.parametrize("combination", [*COMBINATIONS, "forward"])
+@pytest.mark.parametrize("combination", ["newton, pcr", "forward"])
 def test_numbers_as_tangents(combination):
     """Under jit they come as they are: Python's, numpy's, or weakly typed."""
     layers = [lambda z: jnp.tanh(0.5 * z)] * 4
@@ -357,7 +354,7 @@ def test_a_sequential_adjoint_in_several_chunks(monkeypatch, name, length):
     assert_agree(actual, wanted)
 
 
-@pytest.mark.parametrize("adjoint", ["sequential", "pcr", deeppcr.Recurrence()], ids=str)
+@pytest.mark.parametrize("adjoint", ["sequential", "pcr"])
 def test_one_example_that_is_nan_does_not_harm_the_others(adjoint):
     weight, xs = ARGUMENTS[0], ARGUMENTS[2]
     init = jnp.stack([normal(0, 3), jnp.full(3, jnp.nan), normal(1, 3)])
@@ -390,9 +387,8 @@ def test_statistics_have_no_derivative():
     )
 
 
-@pytest.mark.parametrize("name", ["lstm", "scalar"])
-def test_float32(name):
-    problem = PROBLEMS[name].astype(jnp.float32)
+def test_float32():
+    problem = PROBLEMS["lstm"].astype(jnp.float32)
     scan = partial(deeppcr.scan, method="newton", adjoint="pcr", batch_ndim=problem.batch_ndim)
     assert_agree(backpropagate(problem, scan), oracle(problem), 2e-5)
 

@@ -36,18 +36,15 @@ def nans(z0, xs):
 
 OPTIONS = {
     "newton": {},
-    "constant": {"initial_guess": "constant"},
     "own guess": {"initial_guess": zeros},
     "guess of nan": {"initial_guess": nans},
     "coarse guess": {"initial_guess": Coarse(every=3)},
-    "sequential solver": {"linear": "sequential"},
     "chunks": {"linear": deeppcr.Chunked(3)},
     "kept": {"jacobian_every": 2},
     "kept long": {"linearize": Diagonal(), "jacobian_every": 50},
     "diagonal": {"linearize": "diagonal", "record": True},
     "zero": {"linearize": "zero"},
     "scalars": {"linearize": Scalar(jnp.linspace(0.0, 1.0, L))},
-    "anderson": {"linearize": "identity", "acceleration": Anderson()},
     "anderson and scalars": {
         "linearize": Scalar(jnp.linspace(0.0, 1.0, L)),
         "acceleration": Anderson(2),

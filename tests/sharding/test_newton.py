@@ -86,9 +86,13 @@ def test_every_option_does_what_it_does_on_one_device(name):
 
 
 UNEVENLY = {
-    "zero, accelerated": Newton(linearize="zero", acceleration=Anderson(2), damping=TrustRegion()),
+    "zero, accelerated, from a trajectory": Newton(
+        linearize="zero",
+        acceleration=Anderson(2),
+        damping=TrustRegion(),
+        initial_guess=normal(4, 5, 4),
+    ),
     "coarse, recorded": Newton(initial_guess=Coarse(every=3, step=coarse_step), record=True),
-    "zero, from a trajectory": Newton(linearize="zero", initial_guess=normal(4, 5, 4)),
 }
 
 

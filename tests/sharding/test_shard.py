@@ -72,7 +72,6 @@ SAID = {
         ours(method="newton"),
         put(XS, "chain", on=EXPLICIT),
     ),
-    "by the method, explicit": (run, ours(method=Newton(linear=Sharded(EXPLICIT, "chain"))), XS),
 }
 
 
