@@ -129,8 +129,8 @@ def solve(
         batch_ndim: as in `scan`, for the leaves of ``z0``.
 
     Returns:
-        a `Solution` with the last state, the trajectory, statistics and a result code. ``value``
-        and ``trajectory`` are differentiable with respect to ``z0``, the inputs of the chain and
+        a `Solution` with the last state, the trajectory, statistics, a result code, and what ran
+        and why. ``value`` and ``trajectory`` are differentiable with respect to ``z0``, the inputs of the chain and
         the arrays that its step closes over.
 
     Raises:
