@@ -130,8 +130,8 @@ def solve(
 
     Returns:
         a `Solution` with the last state, the trajectory, statistics, a result code, and what ran
-        and why. ``value`` and ``trajectory`` are differentiable with respect to ``z0``, the inputs of the chain and
-        the arrays that its step closes over.
+        and why. ``value`` and ``trajectory`` are differentiable with respect to ``z0``, the inputs
+        of the chain and the arrays that its step closes over.
 
     Raises:
         TypeError: ``chain`` is not a `Chain`; otherwise as in `scan`.
