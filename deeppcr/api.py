@@ -138,9 +138,9 @@ def solve(
         **unknown: not used; the error names the closest argument.
 
     Returns:
-        a `Solution` with the last state, the trajectory, statistics and a result code. ``value``
-        and ``trajectory`` are differentiable with respect to ``z0``, the inputs of the chain and
-        the arrays that its step closes over.
+        a `Solution` with the last state, the trajectory, statistics, a result code, and what ran
+        and why. ``value`` and ``trajectory`` are differentiable with respect to ``z0``, the inputs
+        of the chain and the arrays that its step closes over.
 
     Raises:
         TypeError: ``chain`` is not a `Chain`; otherwise as in `scan`.

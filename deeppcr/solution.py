@@ -123,8 +123,8 @@ class Solution:
         (Array(11., dtype=float32), Array([ 2.,  7., 11.], dtype=float32))
         >>> print(deeppcr.solve(chain, jnp.array(0.0), method="sequential"))
         sequential
-        result  converged
-        states  3
+        result      converged
+        trajectory  3 states
     """
 
     value: Any
@@ -227,7 +227,7 @@ def _lines(solution: Solution) -> list[str]:
         rows["converged"] = prefix
         rows["residual"] = f"{float(stats.residual):.1e}"
     else:  # nothing was iterated or measured
-        rows["states"] = f"{length}"
+        rows["trajectory"] = f"{length} states"
     if result == Result.NOT_FINITE and stats.finite is not None:
         rows["finite"] = f"{int(stats.finite)} of {length} states"
     if stats.growth_rate is not None:

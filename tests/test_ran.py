@@ -49,7 +49,11 @@ def test_an_explicit_method_is_named(method, name):
 
 def test_nothing_is_measured_of_a_sequential_run():
     printed = str(deeppcr.solve(CHAIN, Z0, method="sequential"))
-    assert printed.splitlines() == ["sequential", "result  converged", f"states  {L}"]
+    assert printed.splitlines() == [
+        "sequential",
+        "result      converged",
+        f"trajectory  {L} states",
+    ]
 
 
 REASONS = {

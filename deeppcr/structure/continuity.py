@@ -8,6 +8,7 @@ A choice that changes nowhere on these lines is not proven continuous. The test 
 none of the random points shows is missed.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -125,8 +126,8 @@ def operation(equation: Any, operands: list[Node]) -> Node:
     is_bool = dtype == np.bool_
     function = FUNCTIONS.get(name)
     if name == "integer_pow":
-        power = params["y"]
-        function = lambda x: x ** float(power)  # noqa: E731
+        power = float(params["y"])
+        name, function = f"power {power}", lambda x: x**power
     elif name == "select_n" and len(operands) == 3:
         function = lambda which, no, yes: np.where(which != 0, yes, no)  # noqa: E731
     elif name == "convert_element_type":
@@ -183,9 +184,34 @@ def _made(operands: list[Node], key: Any, make: Callable[[], Node]) -> Node:
     return home.made[key]
 
 
+_KNOWN: OrderedDict[Any, bool] = OrderedDict()
+KEPT = 1024  # expressions
+
+
 def is_continuous(root: Node) -> bool:
     """Whether the value is continuous wherever a choice of the state in it changes."""
     order = _operations(root)
+    shape = _shape(order)
+    if shape not in _KNOWN:
+        _KNOWN[shape] = _try(root, order)
+        while len(_KNOWN) > KEPT:
+            _KNOWN.popitem(last=False)
+    return _KNOWN[shape]
+
+
+def _shape(order: list[Node]) -> Any:
+    """The expression with numbers for its variables: a network has one layer many times."""
+    index = {id(node): i for i, node in enumerate(order)}
+
+    def named(each: Node) -> Any:
+        if each.value is not None:
+            return "constant", each.value
+        return index.setdefault(id(each), len(index)), each.moves, each.is_bool
+
+    return tuple((node.name, tuple(map(named, node.operands))) for node in order)
+
+
+def _try(root: Node, order: list[Node]) -> bool:
     inner = set(map(id, order))
     below = [each for node in order for each in node.operands if id(each) not in inner]
     variables = list({id(each): each for each in below if each.value is None}.values())

@@ -52,6 +52,7 @@ AT_ONCE = {
     "bitcast_convert_type": "reads the bits of",
     "population_count": "reads the bits of",
 }
+PROGRAMS = ("loop", "branch", "program")
 TRIES = 6  # operations after a choice at which it is examined
 
 
@@ -142,7 +143,7 @@ def _results(caller: Location, equation: Any, operands: list[Value]) -> Sequence
         return [value._replace(node=moved(value.node, equation))]
     if not any(value.moves for value in operands):
         return _opaque(equation, operands)
-    if kind in ("loop", "branch", "program"):
+    if kind in PROGRAMS:
         return _of_programs(equation, operands, where)
     jumps = NOTHING.union(*(value.settled for value in operands))
     if name in AT_ONCE:
@@ -165,7 +166,7 @@ def _opaque(
 ) -> list[Value]:
     """The results of an equation that nothing else is known of."""
     moves = any(value.moves for value in operands)
-    if len(equation.outvars) > 1:
+    if len(equation.outvars) > 1 or primitive(equation).kind in PROGRAMS:
         return [fresh(moves, jumps, is_bool=_is_bool(out)) for out in equation.outvars]
     nodes, is_bool = [value.node for value in operands], _is_bool(equation.outvars[0])
     return [Value(moves, jumps, NOTHING, variable_of(equation, nodes, moves, is_bool))]

@@ -176,14 +176,13 @@ def test_forecast():
 def test_a_solution_prints_as_a_table():
     text = str(solve(CHAIN, Z0, method=RECORD))
     lines = text.splitlines()
-    assert lines[0].split() == ["result", "converged"]
+    assert lines[0].startswith("newton (")
+    assert lines[1].split() == ["result", "converged"]
     assert any(line.split() == ["converged", "13", "of", "13", "states"] for line in lines)
     assert any(line.startswith("growth rate") for line in lines)
     assert len(lines) < 30
     assert "[" not in text  # no arrays
     assert "growth" not in str(solve(CHAIN, Z0, method="newton"))
-    lines = str(solve(CHAIN, Z0, method="sequential")).splitlines()
-    assert ["iterations", "0"] in [line.split() for line in lines]
 
 
 def test_printing_never_raises():
