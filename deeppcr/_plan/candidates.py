@@ -182,7 +182,11 @@ class Candidates:
         """Newton's method, or a quasi-Newton method, with the expected number of iterations."""
         method = Newton(linearize=choice.linearization, linear=solver)
         options = options or Newton(memory=self.memory)
-        given = {"linearize": choice.linearization, "linear": solver, "window": choice.window}
+        given: dict[str, Any] = {
+            "linearize": choice.linearization,
+            "linear": solver,
+            "window": choice.window,
+        }
         cost, iterations = self.costs.newton(
             dataclasses.replace(options, **given), self._iterations(choice, options)
         )

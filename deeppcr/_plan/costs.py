@@ -1,8 +1,8 @@
 """The costs of a chain's parts, of which candidates are sums; `depth` computes each once.
 
-No candidate is traced as a whole, which would be too slow for a planner. A candidate is a sequence
-of programs and of loops over them. Each is the code that would run, traced with shapes: one step,
-the derivative of a step, the Jacobian blocks of all steps, a linear recurrence.
+A forward pass is the program that would run, traced with shapes. A gradient is too large to trace
+for every candidate: it is the forward pass, and then programs, one after another: the Jacobian
+blocks of all steps, a linear recurrence, the gradients of inputs and parameters.
 """
 
 import dataclasses

@@ -149,7 +149,7 @@ def test_a_lower_bound_gives_no_speedup_but_a_bound_of_one():
     sequential = depth.compare(until, at_once, X, device=ROUND)
     assert sequential.depth_bounds.least == 1 / 3
     assert "at least 0.333x less" in str(sequential)
-    assert not (parallel.exact or sequential.exact)
+    assert [parallel.exact, sequential.exact] == [False, False]
     both = depth.compare(until, lambda x: lax.sin(until(x)), X, device=ROUND)
     assert both.time_bounds == (0, float("inf"))
     assert "unknown: lower bounds, predicted for round" in str(both)
@@ -166,7 +166,7 @@ def test_an_expected_number_of_trips_is_an_estimate():
     expected = depth.Expected("halving", 5, "the tests")
     found = depth.compare(one_by_one, halving, X, device=ROUND)
     assert found.parallel.expected == (expected,)
-    assert not (found.exact or found.parallel.exact or found.parallel.unknown)
+    assert [found.exact, found.parallel.exact, found.parallel.unknown] == [False, False, ()]
     assert found.parallel.depth == 3 * 2 + 1  # two of the trips were made in front; a condition
     assert found.depth_speedup == 8 / 7
     assert str(found).splitlines()[1].split(maxsplit=2) == ["depth", "8", "~ 7  1.14x less"]
