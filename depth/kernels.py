@@ -13,7 +13,7 @@ differently, is written to memory first: a tree of such levels is not one kernel
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from depth.control import Branches, Call, Scan, While
@@ -217,16 +217,20 @@ class Kernels:
         return Program((*program.kernels, *copies.items()), program.parts, stacks)
 
     def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
-        """The nodes of a graph, with small programs inlined, and the slots of the results."""
+        """The nodes of a graph, with small programs inlined, and the slots of the results.
+
+        A program that does nothing but call another one is that.
+        """
         nodes: list[Node] = []
         slots = block.slots
+        most = SMALL if len(block.nodes) > 1 else inf
 
         def add(block: Block, place: dict[int, int]) -> None:
             nonlocal slots
             for node in block.nodes:
                 operands = tuple(place[slot] for slot in node.operands)
                 call = node.transfer
-                if isinstance(call, Call) and call.times == 1 and self._size(call.block) <= SMALL:
+                if isinstance(call, Call) and call.times == 1 and self._size(call.block) <= most:
                     inner = {START: START}
                     inner |= {
                         1 + i: START if at is None else operands[at]

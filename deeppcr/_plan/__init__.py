@@ -2,6 +2,7 @@
 
 names.py       methods and adjoints by name
 costs.py       what a chain costs, by `depth`: what candidates are sums of
+iterations.py  the program of Newton's method, traced with shapes
 candidates.py  the candidates and their predicted times
 choose.py      the best of them, kept by signature
 report.py      `Plan`: the structure, the candidates, the choice and its reason

@@ -8,21 +8,23 @@ from typing import Any
 from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Fixed
 from deeppcr.adjoint import Adjoint
-from deeppcr.linear import LinearSolver, Sharded, choose_parallel_solver, find_solver, name_of
-from deeppcr.linearize import Choice, Diagonal, choose_linearization
+from deeppcr.linear import (
+    LinearSolver,
+    Sharded,
+    choose_parallel_solver,
+    choose_solver,
+    find_solver,
+    name_of,
+)
+from deeppcr.linearize import Choice, Diagonal, choose_linearization, find_linearization
 from deeppcr.loops import ahead
 from deeppcr.newton import Newton
-from deeppcr.newton.lyapunov import forecast_iterations
+from deeppcr.newton.expected import expected_iterations
 from deeppcr.sequential import Sequential
 from deeppcr.structure import find_structure
 from depth import Cost, Device
+from depth.kernels import Loop, Program
 
-# Iterations without exact Jacobians, in those with: a trained GRU takes 2.6 times as many, other
-# chains 2 to 10.
-QUASI = 3
-# Elementwise passes over the states in every iteration: the right-hand side, residuals, norms, the
-# prefix.
-JUDGING = 10
 AUTODIFF = "autodiff"
 BACKPROPAGATION = "backprop"
 LATENCIES: dict[str, Any] = dict.fromkeys(
@@ -95,6 +97,13 @@ def least_seconds(cost: Cost, device: Device) -> float:
     return cost.work / max(*device.rates.values(), *device.vector_rates.values())
 
 
+def iteration_seconds(cost: Cost, device: Device) -> float:
+    """The time of one trip of the loop whose end depends on data."""
+    parts = [part for part, _ in cost.program.parts if isinstance(part, Loop) and not part.counted]
+    trips = (Program((), ((dataclasses.replace(part, trips=1), 1),)) for part in parts)
+    return max(Cost(graph=trip).seconds(device) for trip in trips)
+
+
 @dataclasses.dataclass(frozen=True)
 class Candidates:
     """The candidates for one chain on one device.
@@ -127,17 +136,15 @@ class Candidates:
         """The method given by the caller."""
         if isinstance(method, Sequential):
             return self.sequential()
-        choice = self._choice(method.linearize)
-        if method.jacobian_every > 1:
-            choice = dataclasses.replace(choice, is_exact=False)
+        choice = self._choice(method.linearize, method.window)
         solver = find_solver(method.linear)
         if isinstance(solver, Sharded):
             solver = find_solver(solver.inside)
         if solver == find_solver("auto"):
-            solver = self._solvers(choice, math.inf)[0]
-        return dataclasses.replace(
-            self.newton(choice, solver, self._iterations(choice)), method=method
-        )
+            _, shapes = self.costs.blocks(choice.linearization)
+            solver = choose_solver(shapes, "cpu" if self.costs.on_cpu else "cuda")
+        found = self.newton(choice, solver, method)
+        return dataclasses.replace(found, method=method)
 
     def sequential(self) -> Candidate:
         """The sequential program."""
@@ -158,7 +165,8 @@ class Candidates:
         exact = self._choice("auto")
         for choice in [exact, *([self._choice(Diagonal())] if self._is_wide(exact) else [])]:
             for solver in self._solvers(choice, time_limit):
-                yield self.newton(choice, solver, self._iterations(choice))
+                if self._waits(choice, solver) < time_limit:
+                    yield self.newton(choice, solver)
 
     @property
     def _least_busy(self) -> float:
@@ -170,15 +178,29 @@ class Candidates:
         evaluations = 2 * self.expected * self.costs.evaluate.seconds(self.device)
         return max(self._least_busy, evaluations)
 
-    def newton(self, choice: Choice, solver: LinearSolver, iterations: int) -> Candidate:
-        """Newton's method, or a quasi-Newton method, with this number of iterations."""
-        costs = self.costs
-        blocks, shapes = costs.blocks(choice.linearization)
-        iteration = blocks + costs.solve(solver, shapes) + costs.evaluate + costs.passes(JUDGING)
-        cost = costs.evaluate + self._iterated(iteration, iterations) + costs.evaluate
+    def _waits(self, choice: Choice, solver: LinearSolver) -> float:
+        """The least seconds of all solves: of those that are quick to cost, step by step."""
+        if solver != find_solver("sequential") or choice.window < self.costs.chain.length:
+            return 0.0
+        _, shapes = self.costs.blocks(choice.linearization)
+        return self.expected * self.costs.solve(solver, shapes).seconds(self.device)
+
+    def newton(
+        self, choice: Choice, solver: LinearSolver, options: Newton | None = None
+    ) -> Candidate:
+        """Newton's method, or a quasi-Newton method, with the expected number of iterations."""
         method = Newton(linearize=choice.linearization, linear=solver)
-        memory = self._bytes(choice, solver) + 5 * costs.trajectory_bytes
-        each = iteration.repeat(1, counted=False).seconds(self.device)
+        options = options or Newton(memory=self.memory)
+        given: dict[str, Any] = {
+            "linearize": choice.linearization,
+            "linear": solver,
+            "window": choice.window,
+        }
+        cost, iterations = self.costs.newton(
+            dataclasses.replace(options, **given), self._iterations(choice, options)
+        )
+        memory = self._bytes(choice, solver) + 5 * self.costs.trajectory_bytes
+        each = iteration_seconds(cost, self.device)
         return Candidate(method, None, cost, memory, self._seconds(cost), iterations, each)
 
     # -- gradients --------------------------------------------------------------------------------
@@ -212,8 +234,12 @@ class Candidates:
             solve = costs.solve(solver, shapes, transposed=True)
             if not choice.is_exact:
                 correction = solve + costs.evaluate + costs.evaluate
-                solve = self._iterated(correction, QUASI * self.expected)
-            adjoint = Adjoint(linear=solver)  # its "auto" is what `linearize` says
+                solve = self._iterated(correction, self._expected(is_exact=False))
+            adjoint = Adjoint(linear=solver)
+            own = find_linearization(getattr(forward.method, "linearize", "auto"))
+            if linearize == "auto" and own and type(own) is not type(choice.linearization):
+                # Its "auto" would be the blocks of the method, which are approximate.
+                adjoint = Adjoint(linearize=choice.linearization, linear=solver)
             memory = 3 * costs.trajectory_bytes + self._bytes(choice, solver)
             yield self._with(forward, adjoint, forward.cost + blocks + solve + rest, memory)
 
@@ -240,18 +266,25 @@ class Candidates:
     @property
     def expected(self) -> int:
         """The expected number of Newton iterations with exact Jacobians."""
-        return self.iterations or forecast_iterations(0.0, self.costs.chain.length)
+        return self._expected()
 
-    def _iterations(self, choice: Choice) -> int:
-        """The expected number of iterations."""
-        expected = self.expected if choice.is_exact else QUASI * self.expected
-        expected = self.sampled.get(str(choice.linearization), expected)
-        return min(expected, self.costs.chain.length + 1)
+    def _expected(self, is_exact: bool = True) -> int:
+        return expected_iterations(self.costs.chain.length, is_exact, newton=self.iterations)
 
-    def _choice(self, linearize: Any) -> Choice:
+    def _iterations(self, choice: Choice, options: Newton) -> int | None:
+        """The number that the caller knows, or that a sample has told; None for the default."""
+        sampled = self.sampled.get(str(choice.linearization))
+        if sampled is not None and options.jacobian_every == 1:
+            return min(sampled, self.costs.chain.length + 1)
+        if self.iterations is None:
+            return None
+        is_exact = choice.is_exact and options.jacobian_every == 1
+        return expected_iterations(self.costs.chain.length, is_exact, newton=self.iterations)
+
+    def _choice(self, linearize: Any, window: int | None = None) -> Choice:
         chain = self.costs.chain
         return choose_linearization(
-            linearize, chain.step, chain.layout, chain.length, None, self.memory
+            linearize, chain.step, chain.layout, chain.length, window, self.memory
         )
 
     def _is_wide(self, exact: Choice) -> bool:

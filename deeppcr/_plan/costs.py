@@ -1,8 +1,8 @@
 """The costs of a chain's parts, of which candidates are sums; `depth` computes each once.
 
-No candidate is traced as a whole, which would be too slow for a planner. A candidate is a sequence
-of programs and of loops over them. Each is the code that would run, traced with shapes: one step,
-the derivative of a step, the Jacobian blocks of all steps, a linear recurrence.
+A forward pass is the program that would run, traced with shapes. A gradient is too large to trace
+for every candidate: it is the forward pass, and then programs, one after another: the Jacobian
+blocks of all steps, a linear recurrence, the gradients of inputs and parameters.
 """
 
 import dataclasses
@@ -17,20 +17,24 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from deeppcr._plan.iterations import program_of
+from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.linearize import Linearization
+from deeppcr.loops import ITERATION
+from deeppcr.newton import Newton
 from deeppcr.platforms import compiled_for
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.sequential import run_sequentially
 from deeppcr.signature import signature
-from deeppcr.state import Leaves, add
+from deeppcr.state import Leaves
 from depth import Cost
-from depth.analysis import analyze_body, analyze_jaxpr
+from depth.analysis import analyze_jaxpr
 from depth.jaxprs import Replacement
-from depth.kernels import Kernel, Program
 
+BACKPROPAGATION = Backpropagation()
 ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of a function; one of the same name may be equal
 
 
@@ -89,14 +93,16 @@ class ChainCosts:
     @cached_property
     def sequential(self) -> Cost:
         """The sequential program."""
-        program = self.chain.step
+        chain = self.chain
 
-        def step(c: Leaves, z: Leaves, x: Leaves) -> Any:
-            state, outputs = program.with_outputs(z, x, c, self._replace)
-            own = zip(outputs, program.outputs_in_state, strict=True)
-            return state, [y for y, leaf in own if leaf is None]
+        def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
+            return run_sequentially(self._with(x, c), z, self._replace)
 
-        return self._every_step(step)
+        cost = self._read(program, chain.initial, chain.inputs, chain.captured)
+        return self._shard_after_shard(cost)
+
+    def _shard_after_shard(self, cost: Cost) -> Cost:
+        return cost if self.shards == 1 else cost.repeat(self.shards)
 
     @property
     def _replace(self) -> Replacement | None:
@@ -121,38 +127,33 @@ class ChainCosts:
 
         arguments = chain.initial, chain.inputs, chain.captured
         if chain.step.forwards_only:
-            with self.there():
-                cost = _read(lambda *moving: jax.jvp(program, moving, moving), *arguments)
-            return (cost if self.shards == 1 else cost.repeat(self.shards)), 0
+            cost = self._read(lambda *moving: jax.jvp(program, moving, moving), *arguments)
+            return self._shard_after_shard(cost), 0
         results = [
             jax.ShapeDtypeStruct((chain.length, *atom.aval.shape), atom.aval.dtype)
             for atom in chain.step.jaxpr.outvars
         ]
         states = chain.step.states
-        with self.there():
-            cost = _read(gradient, *arguments, (results[:states], results[states:]))
+        cost = self._read(gradient, *arguments, (results[:states], results[states:]))
         known = sum(map(_bytes, jax.tree.leaves(arguments)))
-        return (cost if self.shards == 1 else cost.repeat(self.shards)), max(0, kept - known)
+        return self._shard_after_shard(cost), max(0, kept - known)
 
     @cached_property
     def backpropagation(self) -> Cost:
         """Adjoint states one step after another, at known states."""
-        program = self.chain.step
+        chain, states = self.chain, self._leaves
 
-        def pull(c: Leaves, z: Leaves, x: Leaves, g: Leaves, mu: Leaves) -> Any:
-            lam = add(g, mu)
-            return jax.vjp(lambda z: program(z, x, c), z)[1](lam)[0], lam
+        def pull(states: Leaves, x: Leaves, c: Leaves, g: Leaves, enter: Leaves) -> Any:
+            return BACKPROPAGATION.backward(self._with(x, c), states, g, enter)
 
-        return self._every_step(pull, self.chain.initial, self.chain.initial)
+        cost = self._read(pull, states, chain.inputs, chain.captured, states, chain.initial)
+        return self._shard_after_shard(cost)
 
-    def _every_step(self, step: Callable[..., Any], *more: Leaves) -> Cost:
-        """A loop of ``step(captured, state, input, *more)``, which keeps the states."""
-        chain = self.chain
-        x = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in chain.inputs]
-        with self.there():
-            jaxpr = jax.make_jaxpr(step)(chain.captured, chain.initial, x, *more)
-        once = analyze_body(jaxpr, len(chain.captured), list(map(_bytes, chain.initial)))
-        return once.repeat(chain.length * self.shards)
+    @property
+    def _leaves(self) -> Leaves:
+        """The shapes of all states, as leaves."""
+        length = self.chain.length
+        return [jax.ShapeDtypeStruct((length, *z.shape), z.dtype) for z in self.chain.initial]
 
     # -- all steps at once ------------------------------------------------------------------------
 
@@ -178,7 +179,7 @@ class ChainCosts:
         def evaluate(z: Array, x: Leaves, c: Leaves) -> Array:
             return self._with(x, c).evaluate(z)
 
-        return _read(evaluate, self.states, self.chain.inputs, self.chain.captured)
+        return self._read(evaluate, self.states, self.chain.inputs, self.chain.captured)
 
     @cached_property
     def other_gradients(self) -> Cost:
@@ -197,13 +198,7 @@ class ChainCosts:
             # Equals jax.vjp, but traces faster.
             return jax.linear_transpose(lambda t: jax.jvp(f, (moving,), (t,))[1], moving)(g)
 
-        return _read(pull, self.states, self.chain.inputs, self.chain.captured, self.states)
-
-    def passes(self, count: int) -> Cost:
-        """``count`` elementwise passes over all states, in one kernel; no depth is counted."""
-        moved, work = 2 * self.trajectory_bytes, count * self.states.size
-        kernel = Kernel("elementwise", "float32", (("arithmetic", work),), moved, apart=moved)
-        return Cost(work, moved, graph=Program(((kernel, 1),), ()))
+        return self._read(pull, self.states, self.chain.inputs, self.chain.captured, self.states)
 
     def blocks(self, linearization: Linearization) -> tuple[Cost, Blocks]:
         """Jacobian blocks of all steps, and their shapes."""
@@ -213,19 +208,32 @@ class ChainCosts:
 
         def read() -> tuple[Any, ...]:
             arguments = self.states, self.chain.inputs, self.chain.captured
-            jaxpr, shapes = jax.make_jaxpr(blocks, return_shape=True)(*arguments)
+            with self.there():
+                jaxpr, shapes = jax.make_jaxpr(blocks, return_shape=True)(*arguments)
             return analyze_jaxpr(jaxpr), shapes
 
         cost, shapes = self._once((linearization,), read)
         return cost, shapes
+
+    def newton(self, method: Newton, iterations: int | None = None) -> tuple[Cost, int]:
+        """A solve by ``method``, and its number of iterations; None for the expected number."""
+
+        def read() -> tuple[Cost, int]:
+            with self.there():
+                jaxpr, expected = program_of(method, self.chain)
+                if iterations is None:
+                    return analyze_jaxpr(jaxpr), expected
+                return analyze_jaxpr(jaxpr, trip_counts={ITERATION: iterations}), iterations
+
+        found: tuple[Cost, int] = self._once((method, iterations), read)
+        return found
 
     def solve(self, solver: LinearSolver, blocks: Blocks, transposed: bool = False) -> Cost:
         """The linear recurrence of an iteration; transposed: that of the adjoint."""
         solve = solver.solve_transposed_unguarded if transposed else solver.solve_unguarded
 
         def read() -> Cost:
-            with self.there():
-                return _read(lambda blocks, b: solve(blocks, b), blocks, self.states)
+            return self._read(lambda blocks, b: solve(blocks, b), blocks, self.states)
 
         leaves, structure = jax.tree.flatten(blocks)
         cost: Cost = self._once((solver, transposed, structure, tuple(leaves)), read)
@@ -238,13 +246,13 @@ class ChainCosts:
             self._known[known] = key, read()  # with the key, so that an id stays its own
         return self._known[known][1]
 
+    def _read(self, f: Callable[..., Any], *arguments: Any) -> Cost:
+        with self.there():
+            return analyze_jaxpr(jax.make_jaxpr(f)(*arguments))
+
     @cached_property
     def _known(self) -> dict[Any, tuple[Any, Any]]:
         return {}
-
-
-def _read(f: Callable[..., Any], *arguments: Any) -> Cost:
-    return analyze_jaxpr(jax.make_jaxpr(f)(*arguments))
 
 
 def is_hashable(x: Any) -> bool:

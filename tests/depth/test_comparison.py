@@ -5,11 +5,14 @@ Ratios, the table, times where a device is given, and what is not known of eithe
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
 import depth
+from depth.loops import named_loop
+from depth.platforms import platform
 from depth.report import seconds
 from tests.depth.cases import f, sines
 
@@ -129,10 +132,102 @@ def test_what_is_not_known_of_either_is_listed_once():
     assert text.splitlines()[1].split()[1:3] == [">=", str(got.sequential.depth)]
     assert text.count("a lower bound, since") == 1
     assert text.count("while at test_comparison.py") == 1
-    assert not depth.compare(until, lax.sin, X).exact
-    assert not depth.compare(lax.sin, until, X).exact
     assert "while at test_comparison.py" in str(depth.compare(lax.sin, until, X, device=ROUND))
     assert "lower bound" not in str(depth.compare(lax.sin, lax.cos, X))
+
+
+def test_a_lower_bound_gives_no_speedup_but_a_bound_of_one():
+    """The loop makes no trip that is counted: a condition, at the least."""
+    parallel = depth.compare(one_by_one, until, X, device=ROUND)
+    assert (parallel.depth_speedup, parallel.predicted_speedup, parallel.work_ratio) == (None,) * 3
+    assert parallel.depth_bounds == (0, 8)
+    assert parallel.time_bounds == (0, 38 / parallel.parallel_seconds)
+    depths, work, *_, times = str(parallel).splitlines()[1:6]
+    assert depths.endswith("at most 8x less")
+    assert work.endswith("at least 0.125x as much")
+    assert "  at most 19x as fast, predicted for round" in times
+    sequential = depth.compare(until, at_once, X, device=ROUND)
+    assert sequential.depth_bounds.least == 1 / 3
+    assert "at least 0.333x less" in str(sequential)
+    assert [parallel.exact, sequential.exact] == [False, False]
+    both = depth.compare(until, lambda x: lax.sin(until(x)), X, device=ROUND)
+    assert both.time_bounds == (0, float("inf"))
+    assert "unknown: lower bounds, predicted for round" in str(both)
+    with pytest.warns(depth.LowerBoundWarning, match="the time is a lower bound"):
+        depth.predict(parallel.parallel, ROUND)
+
+
+def halving(x, trips=5):
+    with named_loop("halving", trips, by="the tests", before=2):
+        return lax.while_loop(lambda x: x[0] > 1, lambda x: x / 2, x)
+
+
+def test_an_expected_number_of_trips_is_an_estimate():
+    expected = depth.Expected("halving", 5, "the tests")
+    found = depth.compare(one_by_one, halving, X, device=ROUND)
+    assert found.parallel.expected == (expected,)
+    assert [found.exact, found.parallel.exact, found.parallel.unknown] == [False, False, ()]
+    assert found.parallel.depth == 3 * 2 + 1  # two of the trips were made in front; a condition
+    assert found.depth_speedup == 8 / 7
+    assert str(found).splitlines()[1].split(maxsplit=2) == ["depth", "8", "~ 7  1.14x less"]
+    assert str(found).endswith("\n  halving: 5 trips, expected by the tests")
+    assert depth.predict(found.parallel, ROUND) == found.parallel_seconds  # no warning
+    with pytest.warns(depth.EstimateWarning, match="halving: 5 trips, expected by the tests"):
+        assert depth.serial_depth(halving, X) == 7
+
+
+def test_expectations_survive_what_jax_does_to_a_program():
+    def program(x):
+        def both(x):
+            return jax.lax.scan(lambda x, _: (jax.jit(halving)(x), None), x, length=2)[0]
+
+        return jax.vmap(jax.checkpoint(both))(x)
+
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("x")
+    sharded = jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec)
+    for run in (program, sharded, lambda x: jax.jvp(program, (x,), (x,))):
+        cost = depth.analyze(run, f(3, 8))
+        assert [str(each) for each in cost.expected] == ["halving: 5 trips, expected by the tests"]
+        assert not cost.unknown
+        assert depth.analyze(run, f(3, 8), trip_counts={"halving": 9}).exact
+
+
+def test_trip_counts_take_names_before_expectations_before_one_number_for_all():
+    def program(x):
+        with jax.named_scope("model"), jax.named_scope("doubling"):
+            x = until(x)
+        return halving(x)
+
+    def works(trip_counts):
+        cost = depth.analyze(program, X, trip_counts=trip_counts)
+        return cost.work, len(cost.unknown), len(cost.expected)
+
+    # A trip: a comparison of one entry, and eight products or quotients; and the last comparison.
+    assert works(None) == (1 + 1 + 9 * 3, 1, 1)
+    assert works(4) == (1 + 9 * 4 + 1 + 9 * 3, 0, 1)
+    assert works({"doubling": 4, "halving": 9}) == (1 + 9 * 4 + 1 + 9 * 7, 0, 0)
+    assert works({"model/doubling": 4, "halving": 1}) == (1 + 9 * 4 + 1, 0, 0)
+    meant = r"'halfing', where no while loop needs it \(did you mean 'halving'\?\)"
+    with pytest.raises(ValueError, match=meant):
+        works({"halfing": 3})
+    assert "give trip_counts={'doubling': ...}" in str(depth.analyze(program, X).unknown[0])
+
+
+def test_programs_are_traced_for_the_device_that_is_compared():
+    """Each by itself: neither takes a trace of another device, nor leaves its own."""
+    seen = []
+
+    @jax.jit
+    def program(x):
+        seen.append((platform(), depth.at_hand(platform()).name))
+        return x
+
+    for each in (None, "H100", "TPU v4", "H100"):
+        depth.compare(program, program, X, device=each)
+    assert [where for where, _ in seen] == ["cpu", "cuda", "tpu"]
+    assert [name for _, name in seen[1:]] == ["H100", "TPU v4"]
+    assert platform() == "cpu"
 
 
 def test_trip_counts_go_to_both():

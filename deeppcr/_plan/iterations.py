@@ -1,0 +1,41 @@
+"""The program of Newton's method for a plan: the code that runs, traced with shapes."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from deeppcr.chain import TracedChain
+from deeppcr.newton import Newton
+from deeppcr.newton.iteration import NewtonSolver
+from deeppcr.newton.sequence import Reached
+from deeppcr.state import Leaves
+
+
+def program_of(method: Newton, chain: TracedChain) -> tuple[Any, int]:
+    """The jaxpr of a solve, without a fallback and reports to the user; its expected iterations.
+
+    ``chain``: of shapes.
+    """
+    guess = method.initial_guess if isinstance(method.initial_guess, str) else "constant"
+    plain = dataclasses.replace(
+        method, initial_guess=guess, record=False, progress=None, on_failure="return"
+    )
+    bound = plain.bind(chain, chain)
+    fields = {field.name: getattr(bound, field.name) for field in dataclasses.fields(bound)}
+
+    def solve(z: Leaves, x: Leaves, c: Leaves) -> Any:
+        solver = _TracedOnce(**fields | {"captured": c})
+        run = solver.solve(dataclasses.replace(chain, initial=z, inputs=x, captured=c))
+        return run.trajectory, run.outputs
+
+    jaxpr = jax.make_jaxpr(solve)(chain.initial, chain.inputs, chain.captured)
+    return jaxpr, min(bound.expected, bound.budget)
+
+
+class _TracedOnce(NewtonSolver):
+    """A solver whose iteration is traced once, where accelerators have two loops of it."""
+
+    def _loop(self, chain: TracedChain, begun: Reached) -> tuple[Any, ...]:
+        name, goes_on, trip, *rest = super()._loop(chain, begun)
+        return name, goes_on, jax.jit(trip), *rest
