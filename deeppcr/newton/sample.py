@@ -94,19 +94,20 @@ class Sample(NamedTuple):
         return self.steps == self.length or self.rate * self.steps < -math.log(1e3)
 
     def __str__(self) -> str:
-        part = "the chain" if self.steps == self.length else f"a sample of {self.steps} steps"
+        whole = self.steps == self.length
+        part = "the whole chain" if whole else f"{self.steps} of {self.length} steps"
         if not self.finite:
-            return f"{part} has states that are not finite"
-        ended = "converged"
+            return f"the states of {part} are not finite"
+        text = f"as found on {part}"
         if not self.converged:
-            ended = f"settled {self.settled} of {self.steps} states"
-        text = f"tried on {part}: {self.iterations} {ended}"
+            settled = f"settle {self.settled} of {self.steps} states"
+            text = f"{self.iterations} iterations on {part} {settled}"
+        elif self.rounding > ROUNDING:
+            text = f"{self.iterations} on {part}, but a parallel solve loses digits"
         if math.isnan(self.rate):
             return text
-        if self.rounding > ROUNDING:
-            text += f", but a parallel solve loses digits: a factor of {self.rounding:.0e}"
         trend = "grow" if self.rate > 0 else "decay"
-        return f"{text}; small differences {trend} by {self.rate:+.3g} a step"
+        return f"{text}; small differences {trend} at a rate of {self.rate:+.3g} a step"
 
 
 def affordable(work: float, length: int, most: int) -> int:
@@ -163,8 +164,8 @@ def _run(
     start = chain.layout.flatten(chain.initial)
     states, rate, rounding = _trajectory(chain, start)
     finite = jnp.isfinite(states).all()
-    size = jnp.maximum(jnp.abs(states).max(0), jnp.abs(start)) + jnp.finfo(states.dtype).tiny
-    near = 4 * float(jnp.finfo(states.dtype).eps) ** 0.5
+    largest = jnp.maximum(jnp.abs(states).max(axis=0), jnp.abs(start))
+    near = (4 * float(jnp.finfo(states.dtype).eps) ** 0.5 * largest)[None]
     advance = partial(_newton, chain, start)
     if not is_exact or chain.step.has_custom_vjp:
         advance = partial(_by_blocks, chain, start, linearization)
@@ -177,7 +178,7 @@ def _run(
         iterate, iterations, _ = now
         after = advance(iterate)
         after = jnp.where(jnp.isfinite(after), after, iterate)
-        right = (jnp.abs(after - states) <= near * size).reshape((chain.length, -1)).all(axis=1)
+        right = (jnp.abs(after - states) <= near).reshape((chain.length, -1)).all(axis=1)
         settled = jnp.where(right.all(), chain.length, jnp.argmin(right))
         return after, iterations + 1, settled.astype(jnp.int32)
 
