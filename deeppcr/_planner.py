@@ -1,5 +1,8 @@
-"""`plan`: does solving a chain in parallel pay off? It costs all candidates, and tries Newton's
-method on a sample of the chain before it promises anything."""
+"""`plan`: does solving a chain in parallel pay off?
+
+It costs all candidates, and tries Newton's method on a sample of the chain before it promises
+anything.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -126,9 +129,10 @@ def _plan_chain(
 ) -> ChainPlan:
     chain = given.traced()
     if not chain.initial:
+        leaves = ", ".join(map(describe, jax.tree.leaves(given.state)))
         raise TypeError(
-            f"{given.name} has leaves {', '.join(map(describe, jax.tree.leaves(given.state)))}, expected a "
-            "floating one: nothing is solved for, and the chain runs as jax.lax.scan."
+            f"{given.name} has leaves {leaves}, expected a floating one: nothing is solved for, "
+            "and the chain runs as jax.lax.scan."
         )
     asked = iterations if isinstance(iterations, int) else None
     candidates = Candidates(ChainCosts.of(chain), device, asked, memory, only)
@@ -213,9 +217,7 @@ def _is_plain(newton: Newton) -> bool:
     return guess and undamped and newton.jacobian_every == 1
 
 
-def _expectation(
-    asked: int | None, forward: list[Candidate], samples: Mapping[str, Sample]
-) -> str:
+def _expectation(asked: int | None, forward: list[Candidate], samples: Mapping[str, Sample]) -> str:
     """Where the number of iterations of the best candidate by Newton's method comes from."""
     if asked is not None:
         return GIVEN

@@ -168,9 +168,9 @@ class ChainPlan:
 
     def _by_time(self, found: tuple[Candidate, ...], most: int | None) -> list[Candidate]:
         """The fastest candidates, the chosen one among them; those that do not fit are last."""
-        order = sorted(
-            range(len(found)), key=lambda i: (not self._fits(found[i]), found[i].time)
-        )[:most]
+        order = sorted(range(len(found)), key=lambda i: (not self._fits(found[i]), found[i].time))[
+            :most
+        ]
         if 0 not in order:
             order[-1] = 0
         return [found[i] for i in order]

@@ -183,9 +183,7 @@ def _run(
         return after, iterations + 1, settled.astype(jnp.int32)
 
     first = first_trajectory(guess, None, chain, start, chain.length)
-    _, iterations, settled = lax.while_loop(
-        goes_on, iteration, (first, jnp.int32(0), jnp.int32(0))
-    )
+    _, iterations, settled = lax.while_loop(goes_on, iteration, (first, jnp.int32(0), jnp.int32(0)))
     return iterations, settled, rate, rounding, finite
 
 
@@ -198,6 +196,7 @@ def _trajectory(chain: TracedChain, start: Array) -> tuple[Array, Array, Array]:
     """
     by_rows = chain.step.has_custom_vjp  # it has no directional derivative
     tiny = float(jnp.finfo(start.dtype).tiny)
+    decayed = tiny / float(jnp.finfo(start.dtype).eps)  # a state whose last digits underflow
     random = np.random.default_rng(0).normal(size=start.shape)
     unit = random / np.maximum(np.linalg.norm(random, axis=-1, keepdims=True), tiny)
     size, zero = jnp.linalg.norm(start, axis=-1), jnp.zeros_like(start[..., 0])
@@ -214,7 +213,8 @@ def _trajectory(chain: TracedChain, start: Array) -> tuple[Array, Array, Array]:
         total = norm * total + jnp.linalg.norm(after - push(state), axis=-1)
         grown = jnp.maximum(grown, 0) + jnp.log(norm)
         size = jnp.linalg.norm(after, axis=-1)
-        error = total / jnp.maximum(jnp.maximum(size, before), tiny)
+        larger = jnp.maximum(size, before)
+        error = jnp.where(larger > decayed, total / jnp.maximum(larger, decayed), 0)
         following = after, moved / norm[..., None], size, total, grown
         return following, (after, jnp.log(norm), error, grown)
 

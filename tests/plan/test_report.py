@@ -86,9 +86,7 @@ def rows(text):
 
 def test_the_table_has_a_line_for_every_candidate_by_time_and_one_is_chosen(plan):
     text = plan.table()
-    for lines, candidates in zip(
-        rows(text), (plan.main.forward, plan.main.gradient), strict=True
-    ):
+    for lines, candidates in zip(rows(text), (plan.main.forward, plan.main.gradient), strict=True):
         names = {candidate.name: candidate for candidate in candidates}
         shown = [names.pop(line.strip().split("  ")[0]) for line in lines]
         assert not names
