@@ -61,9 +61,9 @@ class Instance:
     def has_arrays(self) -> bool:
         """Whether the chain can be run now: it has arrays, not shapes or tracers."""
         leaves = jax.tree.leaves((self.state, self.chain.inputs))
-        shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
-        here = all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
-        return not shapes and here and is_eager(leaves)
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves) or not is_eager(leaves):
+            return False
+        return all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
 
     def sampled(self, steps: int, method: Newton, most: int) -> Sample | None:
         """What Newton's method does on a sample of so many steps; None inside `jax.jit`."""

@@ -1,5 +1,8 @@
-"""`plan`: does solving a chain in parallel pay off? It costs all candidates, and tries Newton's
-method on a sample of the chain before it promises anything."""
+"""`plan`: does solving a chain in parallel pay off?
+
+It costs all candidates, and tries Newton's method on a sample of the chain before it promises
+anything.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +12,7 @@ import jax
 
 import depth
 from deeppcr._instance import Instance, instances_of
-from deeppcr._plan.candidates import Candidates
+from deeppcr._plan.candidates import Candidate, Candidates
 from deeppcr._plan.choose import best_gradient, best_method, keep_choices
 from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Auto, Fixed, Method, find_method
@@ -130,9 +133,10 @@ def _plan_chain(
 ) -> ChainPlan:
     chain = given.traced()
     if not chain.initial:
+        leaves = ", ".join(map(describe, jax.tree.leaves(given.state)))
         raise TypeError(
-            f"x has leaves {', '.join(map(describe, jax.tree.leaves(given.state)))}, expected a "
-            "floating one: nothing is solved for, and the chain runs as jax.lax.scan."
+            f"{given.name} has leaves {leaves}, expected a floating one: nothing is solved for, "
+            "and the chain runs as jax.lax.scan."
         )
     asked = iterations if isinstance(iterations, int) else None
     candidates = Candidates(ChainCosts.of(chain), device, asked, memory, only)
@@ -162,7 +166,7 @@ def _plan_chain(
         left_to_jax=_left_to_jax(chain),
         device=device,
         iterations=candidates.expected,
-        expectation=_expectation(asked),
+        expectation=_expectation(asked, forward, samples),
         samples=samples,
         forward=tuple(forward),
         gradient=tuple(gradient),
@@ -198,7 +202,8 @@ def _sampled(
         found = given.sampled(steps, method, most)
         if found is None:
             break
-        samples[str(choice.linearization)] = found
+        names = str(choice.linearization), str(newton.linearize)  # the second may be "auto"
+        samples |= dict.fromkeys(names, found)
     return _knowing(candidates, samples, None), samples
 
 
@@ -219,9 +224,14 @@ def _is_plain(newton: Newton) -> bool:
     return guess and undamped and newton.jacobian_every == 1
 
 
-def _expectation(asked: int | None) -> str:
-    """Where the number of iterations comes from, without a sample."""
-    return "default for contracting chains: 4 + log2(L) / 2" if asked is None else GIVEN
+def _expectation(asked: int | None, forward: list[Candidate], samples: Mapping[str, Sample]) -> str:
+    """Where the number of iterations of the best candidate by Newton's method comes from."""
+    if asked is not None:
+        return GIVEN
+    newton = next((one.method for one in forward if isinstance(one.method, Newton)), None)
+    if newton and str(newton.linearize) in samples:
+        return str(samples[str(newton.linearize)])
+    return "default for contracting chains: 4 + log2(L) / 2"
 
 
 def _linearized(newton: Newton, chain: TracedChain, shards: int) -> Choice:

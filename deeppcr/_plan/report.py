@@ -42,7 +42,7 @@ class ChainPlan:
             empty if there are others.
         device: the device that times are predicted for.
         iterations: the expected number of Newton iterations with exact Jacobians.
-        expectation: the source of that number, without a sample.
+        expectation: the source of the number of iterations.
         samples: what Newton's method did on a sample of the chain, by linearisation.
         forward: the candidates for a forward pass, the best first.
         gradient: the candidates for a forward and a backward pass, the best first.
@@ -94,8 +94,8 @@ class ChainPlan:
         best = self.forward[0]
         if not isinstance(best.method, Newton) or best.measured is not None:
             return ""
-        tried = str(best.method.linearize) in self.samples or self.expectation == GIVEN
-        return "" if tried else "if the chain forgets its past"
+        tried = str(best.method.linearize) in self.samples
+        return "" if tried or self.expectation == GIVEN else "if the chain forgets its past"
 
     def __str__(self) -> str:
         return self._printed(SHOWN)
@@ -134,11 +134,6 @@ class ChainPlan:
         adjoint = gradient.name.partition(" / ")[2]
         return f"{text}; gradient {speedup(gradient, self.autodiff):.1f}x by {adjoint}"
 
-    def _source(self, newton: Candidate) -> str:
-        """Where the expected number of iterations of Newton's method comes from."""
-        assert isinstance(newton.method, Newton)
-        return str(self.samples.get(str(newton.method.linearize), self.expectation))
-
     def _found(self) -> dict[str, str]:
         """The structure of the chain, and how Newton's method solves it."""
         batch = f", a batch of {self.batch}" if self.layout.batch_shape else ""
@@ -170,7 +165,7 @@ class ChainPlan:
             if choice.reason:
                 rows["because"] = choice.reason
             rows["solver"] = name_of(self.newton.method.linear)
-            rows["iterations"] = f"{self.newton.iterations} ({self._source(self.newton)})"
+            rows["iterations"] = f"{self.newton.iterations} ({self.expectation})"
         if self.left_to_jax:
             rows["note"] = self.left_to_jax
         if self.sharding:
@@ -181,9 +176,9 @@ class ChainPlan:
 
     def _by_time(self, found: tuple[Candidate, ...], most: int | None) -> list[Candidate]:
         """The fastest candidates, the chosen one among them; those that do not fit are last."""
-        order = sorted(
-            range(len(found)), key=lambda i: (not self._fits(found[i]), found[i].time)
-        )[:most]
+        order = sorted(range(len(found)), key=lambda i: (not self._fits(found[i]), found[i].time))[
+            :most
+        ]
         if 0 not in order:
             order[-1] = 0
         return [found[i] for i in order]

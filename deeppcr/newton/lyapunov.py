@@ -8,8 +8,10 @@ measures the growth. So the depth is 2 sqrt(L), the work is two directional deri
 and no Jacobian is formed.
 
 If the rate is positive, differences grow, and each iteration of Newton's method makes only some
-more of the first states exact. If it is negative, all states converge together, quadratically
-(Gonzalez et al., *Predictability enables parallelization of nonlinear state space models*, 2025).
+more of the first states exact. If it is negative, all states of a smooth chain converge together,
+quadratically, once the iterates are near (Gonzalez et al., *Predictability enables parallelization
+of nonlinear state space models*, 2025). A step that jumps, or that has several attractors, may take
+hundreds of iterations at a negative rate: `deeppcr.newton.sample` tries it.
 """
 
 import math

@@ -94,19 +94,20 @@ class Sample(NamedTuple):
         return self.steps == self.length or self.rate * self.steps < -math.log(1e3)
 
     def __str__(self) -> str:
-        part = "the chain" if self.steps == self.length else f"a sample of {self.steps} steps"
+        whole = self.steps == self.length
+        part = "the whole chain" if whole else f"{self.steps} of {self.length} steps"
         if not self.finite:
-            return f"{part} has states that are not finite"
-        ended = "converged"
+            return f"the states of {part} are not finite"
+        text = f"as found on {part}"
         if not self.converged:
-            ended = f"settled {self.settled} of {self.steps} states"
-        text = f"tried on {part}: {self.iterations} {ended}"
+            settled = f"settle {self.settled} of {self.steps} states"
+            text = f"{self.iterations} iterations on {part} {settled}"
+        elif self.rounding > ROUNDING:
+            text = f"{self.iterations} on {part}, but a parallel solve loses digits"
         if math.isnan(self.rate):
             return text
-        if self.rounding > ROUNDING:
-            text += f", but a parallel solve loses digits: a factor of {self.rounding:.0e}"
         trend = "grow" if self.rate > 0 else "decay"
-        return f"{text}; small differences {trend} by {self.rate:+.3g} a step"
+        return f"{text}; small differences {trend} at a rate of {self.rate:+.3g} a step"
 
 
 def affordable(work: float, length: int, most: int) -> int:
@@ -163,8 +164,8 @@ def _run(
     start = chain.layout.flatten(chain.initial)
     states, rate, rounding = _trajectory(chain, start)
     finite = jnp.isfinite(states).all()
-    size = jnp.maximum(jnp.abs(states).max(0), jnp.abs(start)) + jnp.finfo(states.dtype).tiny
-    near = 4 * float(jnp.finfo(states.dtype).eps) ** 0.5
+    largest = jnp.maximum(jnp.abs(states).max(axis=0), jnp.abs(start))
+    near = (4 * float(jnp.finfo(states.dtype).eps) ** 0.5 * largest)[None]
     advance = partial(_newton, chain, start)
     if not is_exact or chain.step.has_custom_vjp:
         advance = partial(_by_blocks, chain, start, linearization)
@@ -177,14 +178,12 @@ def _run(
         iterate, iterations, _ = now
         after = advance(iterate)
         after = jnp.where(jnp.isfinite(after), after, iterate)
-        right = (jnp.abs(after - states) <= near * size).reshape((chain.length, -1)).all(axis=1)
+        right = (jnp.abs(after - states) <= near).reshape((chain.length, -1)).all(axis=1)
         settled = jnp.where(right.all(), chain.length, jnp.argmin(right))
         return after, iterations + 1, settled.astype(jnp.int32)
 
     first = first_trajectory(guess, None, chain, start, chain.length)
-    _, iterations, settled = lax.while_loop(
-        goes_on, iteration, (first, jnp.int32(0), jnp.int32(0))
-    )
+    _, iterations, settled = lax.while_loop(goes_on, iteration, (first, jnp.int32(0), jnp.int32(0)))
     return iterations, settled, rate, rounding, finite
 
 
@@ -197,6 +196,7 @@ def _trajectory(chain: TracedChain, start: Array) -> tuple[Array, Array, Array]:
     """
     by_rows = chain.step.has_custom_vjp  # it has no directional derivative
     tiny = float(jnp.finfo(start.dtype).tiny)
+    decayed = tiny / float(jnp.finfo(start.dtype).eps)  # a state whose last digits underflow
     random = np.random.default_rng(0).normal(size=start.shape)
     unit = random / np.maximum(np.linalg.norm(random, axis=-1, keepdims=True), tiny)
     size, zero = jnp.linalg.norm(start, axis=-1), jnp.zeros_like(start[..., 0])
@@ -213,7 +213,8 @@ def _trajectory(chain: TracedChain, start: Array) -> tuple[Array, Array, Array]:
         total = norm * total + jnp.linalg.norm(after - push(state), axis=-1)
         grown = jnp.maximum(grown, 0) + jnp.log(norm)
         size = jnp.linalg.norm(after, axis=-1)
-        error = total / jnp.maximum(jnp.maximum(size, before), tiny)
+        larger = jnp.maximum(size, before)
+        error = jnp.where(larger > decayed, total / jnp.maximum(larger, decayed), 0)
         following = after, moved / norm[..., None], size, total, grown
         return following, (after, jnp.log(norm), error, grown)
 

@@ -161,9 +161,9 @@ def test_what_is_described_is_what_is_done():
 def test_bad_input():
     with pytest.raises(ValueError, match=r"method is 'newtown', expected"):
         deeppcr.plan(DENSE, Z0, method="newtown")
-    with pytest.raises(TypeError, match=r"x.*int32.*expected a floating"):
+    with pytest.raises(TypeError, match=r"z0.*int32.*expected a floating"):
         deeppcr.plan(Chain(lambda z, x: z, XS), jnp.zeros(8, jnp.int32))
-    with pytest.raises(ValueError, match=r"x has shape \[8\].*batch_ndim = 2"):
+    with pytest.raises(ValueError, match=r"z0 has shape \[8\].*batch_ndim = 2"):
         deeppcr.plan(DENSE, Z0, batch_ndim=2)
     with pytest.raises(TypeError, match=r"state.*\[8\].*\[4\].*expected"):
         deeppcr.plan(Chain(lambda z, x: z[:4], XS), Z0)

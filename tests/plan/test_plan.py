@@ -92,6 +92,34 @@ def wide(weight, z):
     return z + jnp.tanh(z @ weight)
 
 
+def test_a_step_is_planned_as_scan_takes_it():
+    def counting(carry, x):
+        count, z = carry
+        return (count + 1, jnp.tanh(z + count + x)), z
+
+    xs = normal(0, 64, 4)
+    found = deeppcr.plan(counting, (0, xs[0]), xs, device=SLOW_LOOPS, iterations=4)
+    assert (found.main.length, found.main.width) == (64, 4)
+    z, ys = deeppcr.scan(counting, (0, xs[0]), xs, method=found.method, adjoint=found.adjoint)
+    assert_agree((z, ys), jax.lax.scan(counting, (0, xs[0]), xs))
+    alone = deeppcr.plan(lambda z, _: (jnp.sin(z), None), 0.5, length=12)
+    assert alone.main.length == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((lambda z, x: (z, None), 0.5), r"there is no xs and no length: .*plan\(layers, x\)"),
+        ((deeppcr.Chain(elementwise, jnp.ones(3)), 0.5, jnp.ones(3)), "program is a Chain"),
+        (([jnp.sin, jnp.sin], 0.5, None, 2), "program is a list of layers"),
+    ],
+    ids=["step", "chain", "layers"],
+)
+def test_what_is_ambiguous_is_refused(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        deeppcr.plan(*arguments)
+
+
 def test_layers_make_a_plan_for_every_chain():
     layers = [layer(narrow, normal(i, 3)) for i in range(4)]
     layers += [lambda z: jnp.concatenate([z, z], -1)]
@@ -256,9 +284,9 @@ def test_what_does_not_fit_is_never_chosen():
             candidate.memory <= memory or candidate.is_sequential for candidate in found.gradient
         ]
         assert fits == sorted(fits, reverse=True)
-        lines = str(found).splitlines()[-len(found.gradient) :]
-        for candidate, line in zip(found.gradient[1:], lines[1:], strict=True):
-            assert ("do not fit" in line) == (
+        lines = {line.strip().split("  ")[0]: line for line in found.table().splitlines()}
+        for candidate in found.gradient[1:]:
+            assert ("do not fit" in lines[candidate.name]) == (
                 candidate.memory > memory and not candidate.is_sequential
             )
     assert not found.forward[0].is_sequential
@@ -305,29 +333,60 @@ def test_more_iterations_never_promise_more(device, width):
     assert found[0].predicted_speedup > found[-1].predicted_speedup == 1
 
 
-def logistic(z, _):
-    return 3.9 * z * (1 - z)
+def sampled(step, inputs, z0, **options):
+    """The plan of a chain that is tried before anything is promised."""
+    given = {"length": inputs} if isinstance(inputs, int) else {"inputs": inputs}
+    chain = deeppcr.Chain(step, **given)
+    return chain, deeppcr.plan(chain, z0, device="H200", **options)
 
 
-def test_a_sample_tells_a_chain_that_amplifies_differences():
-    chain, z0 = deeppcr.Chain(logistic, length=1024), jnp.linspace(0.1, 0.8, 8)
-    found = deeppcr.plan(chain, z0, device="H200", iterations="sample", batch_ndim=1)
-    assert found.main.iterations > 500
-    assert "grow" in found.main.expectation
+def test_a_chain_that_amplifies_differences_gets_no_promise():
+    z0 = jnp.linspace(0.1, 0.8, 8)
+    chain, found = sampled(lambda z, _: 3.9 * z * (1 - z), 1024, z0, batch_ndim=1)
     assert found.method == deeppcr.Sequential()
-    assert isinstance(deeppcr.plan(chain, z0, device="H200", batch_ndim=1).method, deeppcr.Newton)
+    assert found.main.iterations > 500
+    assert " of 1024 states; small differences grow at a rate of +" in found.main.expectation
+    blind = deeppcr.plan(chain, jax.eval_shape(lambda: z0), device="H200", batch_ndim=1)
+    assert isinstance(blind.method, deeppcr.Newton)
+    first = str(blind).splitlines()[0]
+    twice = deeppcr.plan(
+        chain, z0, device="H200", batch_ndim=1, iterations=2 * blind.main.iterations
+    )
+    assert f" {blind.predicted_speedup:.1f}x if the chain forgets its past (" in first
+    assert f"({twice.predicted_speedup:.1f}x at twice the iterations)" in first
 
 
-def test_a_sample_tells_a_chain_that_forgets():
-    chain, z0 = deeppcr.Chain(elementwise, normal(0, 512, 4)), normal(1, 4)
-    found = deeppcr.plan(chain, z0, device="H200", iterations="sample")
-    assert found.main.iterations <= 10
-    assert "decay" in found.main.expectation
+def test_a_long_chain_that_forgets_is_tried_on_a_part():
+    chain, found = sampled(elementwise, normal(0, 30_000, 4), normal(1, 4))
     assert isinstance(found.method, deeppcr.Newton)
+    (sample,) = set(found.main.samples.values())
+    assert sample.steps < 10_000
+    solved = deeppcr.solve(chain, normal(1, 4), method=deeppcr.Newton())
+    assert abs(int(solved.stats.iterations) - found.main.iterations) <= 1
+    assert "if the chain" not in str(found)
+
+
+def test_a_chain_whose_parallel_solve_loses_digits_gets_no_promise():
+    """A rotation takes one iteration step by step, and parallel products of 2000 turns are off."""
+    turn = jnp.array([[0.8, -0.6], [0.6, 0.8]], jnp.float32)
+    _, found = sampled(lambda z, x: turn @ z + x, jnp.ones((3000, 2), "float32"), turn[0])
+    assert found.method == deeppcr.Sequential()
+    assert "loses digits" in found.main.expectation
+
+
+def test_blocks_that_are_not_exact_are_tried_as_such():
+    weight = jnp.array([[0.1, 0.9], [-0.9, 0.1]])
+    method = deeppcr.Newton(linearize="diagonal")
+    _, found = sampled(lambda z, x: jnp.tanh(weight @ z + x), normal(0, 512, 2), normal(1, 2))
+    _, inexact = sampled(
+        lambda z, x: jnp.tanh(weight @ z + x), normal(0, 512, 2), normal(1, 2), method=method
+    )
+    assert isinstance(found.method, deeppcr.Newton)
+    assert inexact.main.newton.iterations > 3 * found.main.newton.iterations
 
 
 def test_a_sample_needs_arrays():
-    with pytest.raises(ValueError, match=r"x has shapes .* iterations='sample'"):
+    with pytest.raises(ValueError, match=r"z0 has shapes .* iterations='sample'"):
         deeppcr.plan(*like(), iterations="sample")
 
 

@@ -71,20 +71,49 @@ def test_names_tell_candidates_apart(plan):
         assert len(set(names)) == len(names)
 
 
-def test_the_table_has_a_line_for_every_candidate_and_one_is_chosen(plan):
-    lines = str(plan).splitlines()
-    middle = next(i for i, line in enumerate(lines) if line.startswith("gradient"))
-    head = next(i for i, line in enumerate(lines) if line.startswith("forward"))
-    for rows, candidates in (
-        (lines[head + 1 : middle], plan.main.forward),
-        (lines[middle + 1 :], plan.main.gradient),
-    ):
-        assert [row.strip().split("  ")[0] for row in rows] == [
-            candidate.name for candidate in candidates
+def rows(text):
+    """The rows of a forward pass, and those of a gradient."""
+    lines = text.splitlines()
+    head, middle = (
+        next(i for i, line in enumerate(lines) if line.startswith(word + "  "))
+        if word == "forward"
+        else lines.index(word)
+        for word in ("forward", "gradient")
+    )
+    end = len(lines) - ("more: plan.table()" in lines[-1])
+    return lines[head + 1 : middle], lines[middle + 1 : end]
+
+
+def test_the_table_has_a_line_for_every_candidate_by_time_and_one_is_chosen(plan):
+    text = plan.table()
+    for lines, candidates in zip(rows(text), (plan.main.forward, plan.main.gradient), strict=True):
+        names = {candidate.name: candidate for candidate in candidates}
+        shown = [names.pop(line.strip().split("  ")[0]) for line in lines]
+        assert not names
+        fitting = [each.time for each in shown if "do not fit" not in reason_of(each, plan)]
+        assert fitting == sorted(fitting)
+        assert [each for each, line in zip(shown, lines, strict=True) if "chosen" in line] == [
+            candidates[0]
         ]
-        assert ["chosen" in row for row in rows] == [True] + [False] * (len(rows) - 1)
-    assert "measured" not in lines[head]
-    assert not any(line != line.rstrip() for line in lines)
+    assert "measured" not in text
+    assert not any(line != line.rstrip() for line in text.splitlines())
+
+
+def reason_of(candidate, plan):
+    return next(line for line in plan.table().splitlines() if f"  {candidate.name}  " in line)
+
+
+def test_what_is_printed_are_the_three_fastest_and_the_chosen(plan):
+    printed, whole = rows(str(plan)), rows(plan.table())
+    for some, every in zip(printed, whole, strict=True):
+        assert len(some) == min(3, len(every))
+        # The widths of columns depend on what is shown.
+        names = [[line.split("  ")[1] for line in lines] for lines in (some, every)]
+        assert names[0][:2] == names[1][:2] or "chosen" in some[-1]
+        assert sum("chosen: " in line for line in some) == 1
+    hidden = sum(len(every) - len(some) for some, every in zip(printed, whole, strict=True))
+    last = str(plan).splitlines()[-1]
+    assert last == f"{hidden} more: plan.table()" if hidden else "more" not in last
 
 
 def test_what_is_chosen_ranks_first(plan):
