@@ -12,7 +12,7 @@ import numpy as np
 from deeppcr.layers.reach import Unseen
 from deeppcr.layers.reading import Layer, Reader, listed, locate, name_of_layer
 from deeppcr.layers.trial import Trial, array_types, shape_of, try_copy, types_of
-from deeppcr.rewrites import join
+from deeppcr.rewrites import stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +200,7 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
 def stack_arrays(arrays: Sequence[Any]) -> Any:
     """Arrays of one type, stacked on a new axis 0; eagerly if none of them is traced."""
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
-        return join([array[None] for array in arrays])
+        return stack(arrays)
     with jax.ensure_compile_time_eval():
         if all(isinstance(array, np.ndarray) for array in arrays):
             return jnp.asarray(np.stack(arrays))

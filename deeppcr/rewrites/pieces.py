@@ -22,6 +22,15 @@ from jax.interpreters import ad, batching, mlir
 join_p, split_p = Primitive("join"), Primitive("split_alike")
 
 
+Sizes = tuple[int, ...] | None  # along axis 0; None for rows, which have no such axis
+
+
+def stack(rows: Sequence[Any]) -> Array:
+    """`jnp.stack` on axis 0, of rows of one shape and dtype."""
+    (stacked,) = _bind(join_p, _join, *rows, sizes=None)
+    return stacked
+
+
 def join(pieces: Sequence[Any]) -> Array:
     """`jnp.concatenate` on axis 0, of pieces ``[n, ...]`` of one dtype."""
     sizes = tuple(len(piece) for piece in pieces)
@@ -34,7 +43,7 @@ def split(joined: Any, sizes: Sequence[int]) -> list[Array]:
     return _bind(split_p, _split, joined, sizes=tuple(sizes))
 
 
-def _bind(primitive: Primitive, program: Any, *operands: Any, sizes: tuple[int, ...]) -> Any:
+def _bind(primitive: Primitive, program: Any, *operands: Any, sizes: Sizes) -> Any:
     """The primitive, with the program that it stands for, by which others read it."""
     if not jnp.issubdtype(operands[0].dtype, jnp.inexact):  # it has no derivative
         return program(*operands, sizes=sizes)
@@ -42,25 +51,30 @@ def _bind(primitive: Primitive, program: Any, *operands: Any, sizes: tuple[int, 
     return primitive.bind(*operands, sizes=sizes, jaxpr=jaxpr)
 
 
-def _join(*pieces: Any, sizes: tuple[int, ...]) -> list[Array]:
-    return [jnp.concatenate(pieces)]
+def _join(*pieces: Any, sizes: Sizes) -> list[Array]:
+    return [jnp.stack(pieces) if sizes is None else jnp.concatenate(pieces)]
 
 
-def _split(joined: Any, sizes: tuple[int, ...]) -> list[Array]:
+def _split(joined: Any, sizes: Sizes) -> list[Array]:
+    if sizes is None:
+        return [lax.index_in_dim(joined, i, keepdims=False) for i in range(joined.shape[0])]
     return list(lax.split(joined, sizes))
 
 
-def _split_alike(joined: Any, sizes: tuple[int, ...]) -> list[Array]:
+def _split_alike(joined: Any, sizes: Sizes) -> list[Array]:
     """`_split`, by equal computations."""
+    lengths = sizes or (1,) * joined.shape[0]
 
     def offsets() -> list[Array]:
-        return list(map(jnp.int32, accumulate(sizes[:-1], initial=0)))
+        return list(map(jnp.int32, accumulate(lengths[:-1], initial=0)))
 
     starts = lax.cond(lax.optimization_barrier(False), offsets, offsets)
+    if sizes is None:
+        return [lax.dynamic_index_in_dim(joined, start, keepdims=False) for start in starts]
     return list(map(partial(lax.dynamic_slice_in_dim, joined), starts, sizes))
 
 
-def _split_fast(joined: Any, sizes: tuple[int, ...]) -> list[Array]:
+def _split_fast(joined: Any, sizes: Sizes) -> list[Array]:
     """`_split_alike` on a CPU; a GPU would wait for the branch."""
     alike, plain = (partial(program, sizes=sizes) for program in (_split_alike, _split))
     found: list[Array] = lax.platform_dependent(joined, cpu=alike, default=plain)
@@ -70,15 +84,18 @@ def _split_fast(joined: Any, sizes: tuple[int, ...]) -> list[Array]:
 def _define(primitive: Primitive, program: Any, fast: Callable[..., Any]) -> None:
     """The rules that both primitives share."""
 
-    def push(primals: Any, tangents: Any, *, sizes: tuple[int, ...], jaxpr: Any) -> tuple[Any, Any]:
+    def push(primals: Any, tangents: Any, *, sizes: Sizes, jaxpr: Any) -> tuple[Any, Any]:
         both = primals, map(ad.instantiate_zeros, tangents)
         value, tangent = (_bind(primitive, program, *each, sizes=sizes) for each in both)
         return value, tangent
 
-    def mapped(operands: Any, axes: Any, *, sizes: tuple[int, ...], jaxpr: Any) -> tuple[Any, Any]:
-        second = jax.vmap(lambda *each: each, in_axes=tuple(axes), out_axes=1)
-        results = _bind(primitive, program, *second(*operands), sizes=sizes)
-        return results, [1 for _ in results]
+    def mapped(operands: Any, axes: Any, *, sizes: Sizes, jaxpr: Any) -> tuple[Any, Any]:
+        # The mapped axis comes after axis 0, which rows do not have.
+        of_pieces, of_joined = (0 if sizes is None else 1), 1
+        before, after = (of_pieces, of_joined) if primitive is join_p else (of_joined, of_pieces)
+        moved = jax.vmap(lambda *each: each, in_axes=tuple(axes), out_axes=before)(*operands)
+        results = _bind(primitive, program, *moved, sizes=sizes)
+        return results, [after for _ in results]
 
     compiled = jax.jit(fast, static_argnames="sizes")
     lowered = mlir.lower_fun(lambda *operands, sizes, jaxpr: fast(*operands, sizes=sizes), True)
@@ -90,20 +107,18 @@ def _define(primitive: Primitive, program: Any, fast: Callable[..., Any]) -> Non
     batching.primitive_batchers[primitive] = mapped
 
 
-def _join_transposed(
-    cotangents: Any, *pieces: Any, sizes: tuple[int, ...], jaxpr: Any
-) -> list[Any]:
+def _join_transposed(cotangents: Any, *pieces: Any, sizes: Sizes, jaxpr: Any) -> list[Any]:
     (cotangent,), wanted = cotangents, list(map(ad.is_undefined_primal, pieces))
     if isinstance(cotangent, ad.Zero):
         return [ad.Zero(p.aval) if each else None for p, each in zip(pieces, wanted, strict=True)]
-    found = split(cotangent, sizes)
+    found = _bind(split_p, _split, cotangent, sizes=sizes)
     return [piece if each else None for piece, each in zip(found, wanted, strict=True)]
 
 
-def _split_transposed(
-    cotangents: Any, joined: Any, *, sizes: tuple[int, ...], jaxpr: Any
-) -> list[Any]:
-    return [join(list(map(ad.instantiate_zeros, cotangents)))]
+def _split_transposed(cotangents: Any, joined: Any, *, sizes: Sizes, jaxpr: Any) -> list[Any]:
+    pieces = map(ad.instantiate_zeros, cotangents)
+    found: list[Any] = _bind(join_p, _join, *pieces, sizes=sizes)
+    return found
 
 
 _define(join_p, _join, _join)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from deeppcr.rewrites import join, split
+from deeppcr.rewrites import join, split, stack
 from tests.problems import assert_agree, normal
 
 ROWS = [normal(i, 2 if i % 2 else 1, 3) for i in range(4)]
@@ -36,9 +36,15 @@ def by(joined):
     }
 
 
+def by_rows(stack):
+    """The same of all rows, joined on a new axis."""
+    return by(lambda pieces: stack([row for piece in pieces for row in piece]))
+
+
 @pytest.mark.parametrize("name", by(jnp.concatenate))
-def test_derivatives_are_those_of_concatenate(name):
+def test_derivatives_are_those_of_numpy(name):
     assert_agree(by(join)[name](), by(jnp.concatenate)[name]())
+    assert_agree(by_rows(stack)[name](), by_rows(jnp.stack)[name]())
 
 
 def test_gradients_of_some_pieces():
