@@ -9,7 +9,6 @@ import jax
 
 from depth.cost import Cost, EstimateWarning, first_of, warn_of_bound
 from depth.jaxprs import without_constants
-from depth.kernels import Kernels
 from depth.reader import Loop, Reader, TripCounts
 
 
@@ -85,19 +84,6 @@ def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
 def analyze_loops(jaxpr: Any) -> tuple[Cost, set[Loop]]:
     """`analyze_jaxpr`, and the while loops whose number of trips is not proven."""
     return _analyze(without_constants(jaxpr), None)
-
-
-def analyze_body(jaxpr: Any, consts: int, kept: Sequence[int]) -> Cost:
-    """`analyze_jaxpr` for the body of a loop, to be repeated.
-
-    Args:
-        jaxpr: The body.
-        consts: The number of its first inputs that are the same in every iteration; equations that
-            depend only on them run once.
-        kept: Bytes of each array that is stored in every iteration.
-    """
-    block = Reader().block(without_constants(jaxpr))
-    return Cost.of(block, program=Kernels().step(block, consts, tuple(kept)))
 
 
 def _analyze(jaxpr: Any, trip_counts: TripCounts, structure: Any = None) -> tuple[Cost, set[Loop]]:

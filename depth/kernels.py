@@ -12,7 +12,7 @@ differently, is written to memory first: a tree of such levels is not one kernel
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, prod
 from typing import Any
 
@@ -159,10 +159,6 @@ class Kernels:
             called = [transfer.block for transfer in held if isinstance(transfer, Call)]
             self._sizes[block] = len(block.nodes) + sum(map(self._size, called))
         return self._sizes[block]
-
-    def step(self, block: Block, fixed: int, stacks: tuple[int, ...]) -> Program:
-        """The program of the body of a loop; its first ``fixed`` inputs are loop-invariant."""
-        return replace(self._grouped(block, range(1, 1 + fixed)), stacks=stacks)
 
     def _grouped(self, block: Block, fixed: range = range(0)) -> Program:
         """The program of a graph; loop-invariant operations are hoisted."""

@@ -266,7 +266,7 @@ class Candidates:
     @property
     def expected(self) -> int:
         """The expected number of Newton iterations with exact Jacobians."""
-        return self._expected()
+        return self.iterations or self._expected()
 
     def _expected(self, is_exact: bool = True) -> int:
         return expected_iterations(self.costs.chain.length, is_exact, newton=self.iterations)

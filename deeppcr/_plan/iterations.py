@@ -21,16 +21,19 @@ def program_of(method: Newton, chain: TracedChain) -> tuple[Any, int]:
     plain = dataclasses.replace(
         method, initial_guess=guess, record=False, progress=None, on_failure="return"
     )
-    bound = plain.bind(chain, chain)
-    fields = {field.name: getattr(bound, field.name) for field in dataclasses.fields(bound)}
+    expected = 0
 
     def solve(z: Leaves, x: Leaves, c: Leaves) -> Any:
-        solver = _TracedOnce(**fields | {"captured": c})
-        run = solver.solve(dataclasses.replace(chain, initial=z, inputs=x, captured=c))
+        nonlocal expected
+        here = dataclasses.replace(chain, initial=z, inputs=x, captured=c)
+        bound = plain.bind(here, here)
+        expected = min(bound.expected, bound.budget)
+        fields = {field.name: getattr(bound, field.name) for field in dataclasses.fields(bound)}
+        run = _TracedOnce(**fields).solve(here)
         return run.trajectory, run.outputs
 
     jaxpr = jax.make_jaxpr(solve)(chain.initial, chain.inputs, chain.captured)
-    return jaxpr, min(bound.expected, bound.budget)
+    return jaxpr, expected
 
 
 class _TracedOnce(NewtonSolver):
