@@ -38,7 +38,7 @@ FEWEST = 32  # steps of a sample that says anything
 ROUNDING = STAGNATION / 2
 SEGMENTS = 4  # stretches of inputs that a shorter chain is made of
 # Compiling takes longer than running: without optimisation it takes half as long.
-UNOPTIMISED = {"xla_backend_optimization_level": 0}
+UNOPTIMISED: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 
 
 class Sample(NamedTuple):
@@ -154,8 +154,8 @@ def sample(
         return _run(here, linearization, guess, is_exact, most)
 
     compiled = jax.jit(program).lower(*arrays).compile(compiler_options=UNOPTIMISED)
-    iterations, settled, *rest = (x.item() for x in compiled(*arrays))
-    return Sample(chain.length, length, iterations, settled, *rest, is_exact)
+    iterations, settled, rate, rounding, finite = (x.item() for x in compiled(*arrays))
+    return Sample(chain.length, length, iterations, settled, rate, rounding, finite, is_exact)
 
 
 def _run(
@@ -218,7 +218,7 @@ def _trajectory(chain: TracedChain, start: Array) -> tuple[Array, Array, Array]:
         following = after, moved / norm[..., None], size, total, grown
         return following, (after, jnp.log(norm), error, grown)
 
-    begin = start, jnp.asarray(unit, start.dtype), size, size, zero
+    begin: tuple[Array, ...] = (start, jnp.asarray(unit, start.dtype), size, size, zero)
     _, (states, logs, errors, grown) = lax.scan(body, begin, chain.inputs, chain.length)
     overflows = grown.max() > 0.5 * math.log(float(jnp.finfo(start.dtype).max))
     rounding = jnp.where(overflows | ~jnp.isfinite(errors).all(), jnp.inf, errors.max())

@@ -68,8 +68,10 @@ def giving_up(chain: Hard, device: depth.Device, effort: Effort) -> Iterator[Row
     Raises:
         RuntimeError: the plan for the GPU is sequential.
     """
+    # From shapes, as "auto" plans: with arrays the plan would see that the chain is hard.
+    init = jax.eval_shape(lambda: chain.init)
     found = deeppcr.plan(
-        deeppcr.Chain(chain.step, chain.inputs), chain.init, device=FAR_DEVICE, batch_ndim=1
+        deeppcr.Chain(chain.step, chain.inputs), init, device=FAR_DEVICE, batch_ndim=1
     )
     planned = found.method
     if not isinstance(planned, Newton):

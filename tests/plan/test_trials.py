@@ -62,7 +62,7 @@ def test_trials_of_another_device_are_refused(arguments):
 
 
 def test_trials_need_arrays():
-    with pytest.raises(ValueError, match=r"x has shapes .* trials=True"):
+    with pytest.raises(ValueError, match=r"z0 has shapes .* trials=True"):
         deeppcr.plan(*like(), trials=True)
 
 
