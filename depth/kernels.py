@@ -219,10 +219,10 @@ class Kernels:
         """
         nodes: list[Node] = []
         slots = block.slots
-        most = SMALL if len(block.nodes) > 1 else inf
 
         def add(block: Block, place: dict[int, int]) -> None:
             nonlocal slots
+            most = SMALL if len(block.nodes) > 1 else inf
             for node in block.nodes:
                 operands = tuple(place[slot] for slot in node.operands)
                 call = node.transfer

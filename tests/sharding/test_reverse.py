@@ -246,3 +246,16 @@ def test_messages_of_inputs_that_move_are_found():
     shape = jax.ShapeDtypeStruct((64 * DEVICES, 3), jnp.float64)
     found = messages(flip.lower(shape).compile())
     assert max(size for _, size in found) >= 64 * 3 * 8
+
+
+def test_the_converged_prefix_is_counted_from_the_first_step():
+    """Which lies on the last device. Each Jacobi iteration adds a step at least."""
+
+    def prefixes(xs, **options):
+        told = []
+        newton = Newton(linearize="zero", progress=lambda *news: told.append(news[:2]), **options)
+        run(partial(deeppcr.scan, linear_step, reverse=True, method=newton), jnp.array(0.3), xs)
+        jax.effects_barrier()
+        return sorted(set(told))
+
+    assert prefixes(put(FACTORS, "chain"), linear=BY) == prefixes(FACTORS)
