@@ -5,7 +5,7 @@ VENV ?= .venv
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
-# Else every process that a test starts compiles all that it imports: 2 s of it each time.
+# If the environment sets this, every process compiles anew all that it imports: 2 s each time.
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 # Python compiles what it imports, when it first does. To compile all that is installed takes most of an installation's time.
