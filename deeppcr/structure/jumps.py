@@ -166,7 +166,7 @@ def _opaque(
 ) -> list[Value]:
     """The results of an equation that nothing else is known of."""
     moves = any(value.moves for value in operands)
-    if len(equation.outvars) > 1 or primitive(equation).kind in PROGRAMS:
+    if len(equation.outvars) != 1 or primitive(equation).kind in PROGRAMS:
         return [fresh(moves, jumps, is_bool=_is_bool(out)) for out in equation.outvars]
     nodes, is_bool = [value.node for value in operands], _is_bool(equation.outvars[0])
     return [Value(moves, jumps, NOTHING, variable_of(equation, nodes, moves, is_bool))]
