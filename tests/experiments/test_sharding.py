@@ -391,13 +391,6 @@ def test_simulated_devices_share_cores() -> None:
     assert shared == pytest.approx((4 * alone[0], alone[1]))
 
 
-def test_trips_that_are_a_loop_of_their_own_are_not_counted_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("deeppcr.loops.ahead", lambda iterations: min(iterations, 3))
-    assert [predicted.counted(iterations) for iterations in (None, 2, 5)] == [None, 0, 2]
-
-
 def test_layers_that_run_one_by_one_wait_for_one_another() -> None:
     size = stack.Size(1024, 4, 8)
     machine = dataclasses.replace(PAPER, link=FREE)
