@@ -73,7 +73,7 @@ def test_depth(entered):
     cost = depth.analyze(lambda x: jnp.tanh(thrice(x)), jnp.ones(WIDTH))
     assert (cost.depth, cost.work) == (2, 2 * WIDTH)
     assert [each.primitive for each in cost.unknown] == ([] if entered else ["tests.thrice"])
-    assert depth.predict(cost, depth.at_hand("cpu")) > 0
+    assert cost.seconds(depth.at_hand("cpu")) > 0
 
 
 def test_numbers_of_trips(entered):
