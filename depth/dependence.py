@@ -33,7 +33,7 @@ def _results(equation: Any, operands: list[Sources]) -> list[Sources]:
         body = without_constants(params["jaxpr"])
         fixed, state = operands[:consts], operands[consts : consts + carried]
         scanned = operands[consts + carried :]
-        return _settled(lambda state: dependence(body, [*fixed, *state, *scanned]), state)
+        return _to_fixed_point(lambda state: dependence(body, [*fixed, *state, *scanned]), state)
     if kind == "while":
         first, start = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         condition = without_constants(params["cond_jaxpr"])
@@ -44,11 +44,13 @@ def _results(equation: Any, operands: list[Sources]) -> list[Sources]:
             found = dependence(body, [*operands[first:start], *state])
             return [sources | going for sources in found]
 
-        return _settled(trip, operands[start:])
+        return _to_fixed_point(trip, operands[start:])
     return [NOTHING.union(*operands)] * len(equation.outvars)
 
 
-def _settled(trip: Callable[[list[Sources]], list[Sources]], state: list[Sources]) -> list[Sources]:
+def _to_fixed_point(
+    trip: Callable[[list[Sources]], list[Sources]], state: list[Sources]
+) -> list[Sources]:
     """The results of a trip that adds nothing to ``state``, which leads the results."""
     while True:
         found = trip(state)

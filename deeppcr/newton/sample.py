@@ -48,7 +48,7 @@ class Sample(NamedTuple):
         steps: of the sample.
         length: L, of the chain.
         iterations: after which the states were right, or the most that were tried.
-        settled: states from the start that were right by then; ``steps`` if it converged.
+        prefix: states from the start that were right by then; ``steps`` if it converged.
         rate: the growth rate of differences, natural logarithm per step; NaN if unknown.
         rounding: the error of a parallel solver, in units in the last place of a state; NaN if
             unknown.
@@ -59,7 +59,7 @@ class Sample(NamedTuple):
     steps: int
     length: int
     iterations: int
-    settled: int
+    prefix: int
     rate: float
     rounding: float
     finite: bool
@@ -68,7 +68,7 @@ class Sample(NamedTuple):
     @property
     def converged(self) -> bool:
         """Whether all states of the sample became right."""
-        return self.settled == self.steps
+        return self.prefix == self.steps
 
     @property
     def forecast(self) -> int:
@@ -81,7 +81,7 @@ class Sample(NamedTuple):
         count = self.iterations + 1 if self.is_exact else 2 * self.iterations
         if self.rounding > ROUNDING:
             return self.length + 1
-        times = self.length / max(1, self.settled)
+        times = self.length / max(1, self.prefix)
         if self.converged and self.forgets:
             count += round(math.log2(times) / 2)
         else:
@@ -100,8 +100,10 @@ class Sample(NamedTuple):
             return f"the states of {part} are not finite"
         text = f"as found on {part}"
         if not self.converged:
-            settled = f"settle {self.settled} of {self.steps} states"
-            text = f"{self.iterations} iterations on {part} {settled}"
+            text = (
+                f"{self.prefix} of {self.steps} states converge in {self.iterations} iterations "
+                f"on {part}"
+            )
         elif self.rounding > ROUNDING:
             text = f"{self.iterations} on {part}, but a parallel solve loses digits"
         if math.isnan(self.rate):
@@ -154,8 +156,8 @@ def sample(
         return _run(here, linearization, guess, is_exact, most)
 
     compiled = jax.jit(program).lower(*arrays).compile(compiler_options=UNOPTIMISED)
-    iterations, settled, rate, rounding, finite = (x.item() for x in compiled(*arrays))
-    return Sample(chain.length, length, iterations, settled, rate, rounding, finite, is_exact)
+    iterations, prefix, rate, rounding, finite = (x.item() for x in compiled(*arrays))
+    return Sample(chain.length, length, iterations, prefix, rate, rounding, finite, is_exact)
 
 
 def _run(
@@ -171,20 +173,20 @@ def _run(
         advance = partial(_by_blocks, chain, start, linearization)
 
     def goes_on(now: tuple[Array, Array, Array]) -> Array:
-        _, iterations, settled = now
-        return finite & (iterations < most) & (settled < chain.length)
+        _, iterations, prefix = now
+        return finite & (iterations < most) & (prefix < chain.length)
 
     def iteration(now: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         iterate, iterations, _ = now
         after = advance(iterate)
         after = jnp.where(jnp.isfinite(after), after, iterate)
         right = (jnp.abs(after - states) <= near).reshape((chain.length, -1)).all(axis=1)
-        settled = jnp.where(right.all(), chain.length, jnp.argmin(right))
-        return after, iterations + 1, settled.astype(jnp.int32)
+        prefix = jnp.where(right.all(), chain.length, jnp.argmin(right))
+        return after, iterations + 1, prefix.astype(jnp.int32)
 
     first = first_trajectory(guess, None, chain, start, chain.length)
-    _, iterations, settled = lax.while_loop(goes_on, iteration, (first, jnp.int32(0), jnp.int32(0)))
-    return iterations, settled, rate, rounding, finite
+    _, iterations, prefix = lax.while_loop(goes_on, iteration, (first, jnp.int32(0), jnp.int32(0)))
+    return iterations, prefix, rate, rounding, finite
 
 
 def _trajectory(chain: TracedChain, start: Array) -> tuple[Array, Array, Array]:

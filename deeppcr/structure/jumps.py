@@ -85,7 +85,7 @@ class Value(NamedTuple):
     tries: int = TRIES
 
     @property
-    def settled(self) -> frozenset[Jump]:
+    def possible(self) -> frozenset[Jump]:
         """Its jumps, with all choices among them."""
         return self.jumps | self.choices
 
@@ -102,7 +102,7 @@ def find_jumps(step: Step) -> tuple[Jump, ...]:
         jaxpr, states = step.jaxpr, step.states
         inputs = [fresh(i < states) for i in range(len(jaxpr.invars))]
         results = _program(jaxpr, inputs, NOWHERE)[:states]
-        _FOUND[step] = tuple(sorted(NOTHING.union(*(value.settled for value in results))))
+        _FOUND[step] = tuple(sorted(NOTHING.union(*(value.possible for value in results))))
     return _FOUND[step]
 
 
@@ -145,7 +145,7 @@ def _results(caller: Location, equation: Any, operands: list[Value]) -> Sequence
         return _opaque(equation, operands)
     if kind in PROGRAMS:
         return _of_programs(equation, operands, where)
-    jumps = NOTHING.union(*(value.settled for value in operands))
+    jumps = NOTHING.union(*(value.possible for value in operands))
     if name in AT_ONCE:
         return _opaque(equation, operands, jumps | {Jump(where, AT_ONCE[name])})
     if kind == "random":
@@ -224,7 +224,10 @@ def _of_programs(equation: Any, operands: list[Value], where: Location) -> Seque
         ]
         by = which.jumps | {Jump(where, "branches by")} if which.moves else NOTHING
         return [
-            fresh(any(each.moves for each in found) or which.moves, by.union(*map(_settled, found)))
+            fresh(
+                any(each.moves for each in found) or which.moves,
+                by.union(*(each.possible for each in found)),
+            )
             for found in zip(*branches, strict=True)
         ]
     if name == "scan":
@@ -243,23 +246,19 @@ def _of_programs(equation: Any, operands: list[Value], where: Location) -> Seque
             by = going.jumps | {Jump(where, "loops by")} if going.moves else NOTHING
             found = _program(body, [*operands[first:start], *state], where)
             return [
-                fresh(each.moves or going.moves, each.settled | by)
+                fresh(each.moves or going.moves, each.possible | by)
                 if each.moves or going.moves
                 else each
                 for each in found
             ]
 
         return _repeated(trip, operands[start:])
-    return _opaque(equation, operands, NOTHING.union(*map(_settled, operands)))
-
-
-def _settled(value: Value) -> frozenset[Jump]:
-    return value.settled
+    return _opaque(equation, operands, NOTHING.union(*(value.possible for value in operands)))
 
 
 def _plain(value: Value) -> Value:
     """The same, of another element."""
-    return fresh(value.moves, value.settled)
+    return fresh(value.moves, value.possible)
 
 
 def _repeated(trip: Callable[[list[Value]], list[Value]], state: list[Value]) -> list[Value]:
@@ -268,7 +267,7 @@ def _repeated(trip: Callable[[list[Value]], list[Value]], state: list[Value]) ->
     while True:
         found = trip(state)
         joined = [
-            (old.moves or new.moves, old.jumps | new.settled)
+            (old.moves or new.moves, old.jumps | new.possible)
             for old, new in zip(state, found, strict=False)
         ]
         if joined == [(value.moves, value.jumps) for value in state]:
