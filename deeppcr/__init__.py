@@ -1,7 +1,10 @@
 """Sequential programs in parallel: layers, recurrences and samplers in logarithmic depth."""
 
+from typing import Any
+
 from deeppcr import diffusion, layers, sharding
 from deeppcr._delay import delay
+from deeppcr._masking import masked, resetting
 from deeppcr._plan import Auto, Plan
 from deeppcr._planner import plan
 from deeppcr._stack import Stack, stack, unstack
@@ -59,8 +62,10 @@ __all__ = [
     "diffusion",
     "forward",
     "layers",
+    "masked",
     "pack",
     "plan",
+    "resetting",
     "scan",
     "sharding",
     "solve",
@@ -68,3 +73,12 @@ __all__ = [
     "stack",
     "unstack",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`deeppcr.nn`, which needs flax, is imported when it is first used."""
+    if name != "nn":
+        raise AttributeError(f"module 'deeppcr' has no attribute {name!r}")
+    import importlib
+
+    return importlib.import_module("deeppcr.nn")

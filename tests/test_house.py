@@ -19,7 +19,7 @@ PACKAGES = {"experiments": {"deeppcr", "depth"}, "deeppcr": {"depth"}, "depth": 
 WHEN_CALLED = {
     f"deeppcr.diffusion.unet.{name}": {"flax"}
     for name in ("layers", "embeddings", "blocks", "model")
-}
+} | {f"deeppcr.nn{name}": {"flax"} for name in ("", ".rnn", ".linen", ".over_time")}
 
 FILES = sorted(
     path

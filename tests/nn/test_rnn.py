@@ -1,0 +1,229 @@
+"""`deeppcr.nn.RNN` beside `flax.nnx.RNN`, and the same of linen: values, carries, gradients."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+import deeppcr
+from tests.problems import normal
+
+BATCH, TIME, FEATURES, UNITS = 2, 5, 3, 4
+XS = normal(0, BATCH, TIME, FEATURES).astype("float32")
+LENGTHS = jnp.array([3, 5])
+CELLS = ("SimpleCell", "GRUCell", "LSTMCell", "OptimizedLSTMCell")
+
+
+def same(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def cell_of(name, seed=0):
+    return getattr(nnx, name)(FEATURES, UNITS, rngs=nnx.Rngs(seed))
+
+
+class Dropped(nnx.Module):
+    """A GRU cell with layer norm, whose inputs are dropped by a mask of each step."""
+
+    def __init__(self, rngs):
+        self.cell, self.norm = cell_of("GRUCell"), nnx.LayerNorm(FEATURES, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    num_feature_axes = 1
+
+    def initialize_carry(self, shape, rngs=None):
+        return self.cell.initialize_carry(shape, rngs)
+
+    def __call__(self, carry, x):
+        return self.cell(carry, self.dropout(self.norm(x)))
+
+
+class Counted(nnx.Module):
+    """A cell that keeps a running mean of its carry over the batch, and reads it."""
+
+    def __init__(self):
+        self.cell, self.mean = cell_of("SimpleCell"), nnx.BatchStat(jnp.zeros(UNITS, "float32"))
+
+    num_feature_axes = 1
+
+    def initialize_carry(self, shape, rngs=None):
+        return self.cell.initialize_carry(shape, rngs)
+
+    def __call__(self, carry, x):
+        carry, y = self.cell(carry, x)
+        self.mean[...] = 0.9 * self.mean[...] + 0.1 * carry.mean(0)
+        return carry, y - self.mean[...][None]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("method", ["auto", "newton"])
+def test_values_and_gradients(cell, method):
+    def loss(layer, xs):
+        carry, ys = layer(xs, return_carry=True, seq_lengths=LENGTHS)
+        total = (ys**2).sum() + sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(carry))
+        return total, (carry, ys)
+
+    found = [
+        nnx.jit(nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True))(layer, XS)
+        for layer in (nnx.RNN(cell_of(cell)), deeppcr.nn.RNN(cell_of(cell), method=method))
+    ]
+    (want, of_flax), (got, of_ours) = found
+    same(got, want)
+    same(jax.tree.leaves(of_ours), jax.tree.leaves(of_flax))
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reverse": True},
+        {"reverse": True, "keep_order": True, "return_carry": True},
+        {"time_major": True, "reverse": True, "keep_order": True, "return_carry": True},
+    ],
+    ids=lambda options: " ".join(options) or "plain",
+)
+def test_options_of_the_layer_and_of_the_call(options, lengths):
+    xs = jnp.moveaxis(XS, 1, 0) if options.get("time_major") else XS
+    cell = cell_of("LSTMCell")
+    want = nnx.RNN(cell, **options)(xs, seq_lengths=lengths)
+    same(deeppcr.nn.RNN(cell, **options)(xs, seq_lengths=lengths), want)
+    same(deeppcr.nn.RNN(cell)(xs, seq_lengths=lengths, **options), want)
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
+def test_any_batch_and_a_carry_that_is_given(batch):
+    xs, cell = jnp.broadcast_to(XS[0], (*batch, TIME, FEATURES)), cell_of("GRUCell")
+    carry = jnp.ones((*batch, UNITS), "float32")
+    layers = nnx.RNN(cell, return_carry=True), deeppcr.nn.RNN(cell, return_carry=True)
+    want, got = (layer(xs, initial_carry=carry) for layer in layers)
+    same(got, want)
+
+
+def test_a_sequence_of_length_0_keeps_its_carry():
+    carry = jnp.ones((BATCH, UNITS), "float32")
+    layer = deeppcr.nn.RNN(cell_of("GRUCell"), return_carry=True)
+    last, _ = layer(XS, initial_carry=carry, seq_lengths=jnp.array([0, 5]))
+    same(last[0], carry[0])
+
+
+@pytest.mark.parametrize("same_mask", [False, True])
+def test_random_keys_of_the_cell(same_mask):
+    options = {"broadcast_rngs": "dropout"} if same_mask else {}
+    ours, theirs = deeppcr.nn.RNN, nnx.RNN
+    cells = [Dropped(nnx.Rngs(0, dropout=1)) for _ in range(2)]
+    for _ in range(2):  # the second call draws other masks
+        want, got = (
+            layer(cell, **options)(XS) for layer, cell in zip((theirs, ours), cells, strict=True)
+        )
+        same(got, want)
+    counts = [cell.dropout.rngs.count[...] for cell in cells]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("method", ["auto", "newton"])
+def test_a_cell_with_statistics_of_the_batch(method):
+    cells = Counted(), Counted()
+    same(deeppcr.nn.RNN(cells[0], method=method)(XS), nnx.RNN(cells[1])(XS))
+    same(cells[0].mean[...], cells[1].mean[...])
+
+
+def test_the_blocks_are_those_of_one_sequence(monkeypatch):
+    seen = []
+
+    def scan(f, init, xs, **options):
+        seen.append(options["batch_ndim"])
+        return jax.lax.scan(f, init, xs)
+
+    monkeypatch.setattr("deeppcr.nn.over_time.scan", scan)
+    deeppcr.nn.RNN(cell_of("LSTMCell"))(XS)
+    deeppcr.nn.RNN(Counted())(XS)
+    assert seen == [1, 0]
+
+
+def test_both_directions_trained_in_a_model():
+    def model(layer):
+        class Model(nnx.Module):
+            def __init__(self):
+                one, other = layer(cell_of("GRUCell")), layer(cell_of("GRUCell", 1))
+                self.both = nnx.Bidirectional(one, other)
+                self.second = layer(nnx.SimpleCell(2 * UNITS, UNITS, rngs=nnx.Rngs(2)))
+
+            def __call__(self, xs):
+                return self.second(self.both(xs, seq_lengths=LENGTHS))
+
+        return Model()
+
+    @nnx.jit
+    def update(model, optimizer):
+        loss, gradients = nnx.value_and_grad(lambda model: (model(XS) ** 2).mean())(model)
+        optimizer.update(model, gradients)
+        return loss
+
+    losses = []
+    for layer in (nnx.RNN, deeppcr.nn.RNN):
+        trained = model(layer)
+        optimizer = nnx.Optimizer(trained, optax.sgd(0.5), wrt=nnx.Param)
+        losses.append([update(trained, optimizer) for _ in range(3)])
+        assert losses[-1][2] < losses[-1][0]
+        graph, state = nnx.split(trained)
+        same(nnx.merge(graph, state)(XS), trained(XS))
+    same(losses[1], losses[0])
+
+
+@pytest.mark.parametrize("cell", [linen.GRUCell, linen.OptimizedLSTMCell])
+def test_linen(cell):
+    theirs = linen.Bidirectional(linen.RNN(cell(UNITS)), linen.RNN(cell(UNITS)))
+    rnn = partial(deeppcr.nn.linen.RNN, method="newton")
+    ours = linen.Bidirectional(rnn(cell(UNITS)), rnn(cell(UNITS)))
+    variables = theirs.init(jax.random.key(0), XS)
+    same(ours.init(jax.random.key(0), XS), variables)
+
+    def loss(model, variables):
+        carry, ys = model.apply(variables, XS, seq_lengths=LENGTHS, return_carry=True)
+        return (ys**2).sum() + sum(jnp.sum(leaf) for leaf in jax.tree.leaves(carry))
+
+    want, got = (jax.jit(jax.value_and_grad(partial(loss, m)))(variables) for m in (theirs, ours))
+    same(got, want)
+
+
+def test_linen_draws_keys_at_every_step_or_once():
+    class Noisy(linen.RNNCellBase):
+        num_feature_axes = 1
+
+        @linen.compact
+        def __call__(self, carry, x):
+            noise = jax.random.normal(self.make_rng("noise"), carry.shape, carry.dtype)
+            return carry, noise
+
+        def initialize_carry(self, key, shape):
+            return jnp.zeros((*shape[:-1], 1), "float32")
+
+    for each, count in ((True, TIME), (False, 1)):
+        layer = deeppcr.nn.linen.RNN(Noisy(), split_rngs={"params": False, "noise": each})
+        noise = layer.apply({}, XS, rngs={"noise": jax.random.key(3)})
+        assert len(np.unique(noise[0])) == count
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda layer: layer(XS[0, 0]), r"inputs has shape \[3\], expected an axis of time"),
+        (lambda layer: layer(XS, seq_lengths=jnp.ones(3, int)), r"seq_lengths .*batch, \[2\]"),
+        (lambda layer: layer(XS, seq_lengths=jnp.ones(2)), "seq_lengths .* expected integers"),
+        (lambda layer: deeppcr.nn.RNN(layer.cell, method="newtn"), "did you mean 'newton'"),
+        (lambda layer: deeppcr.nn.RNN(layer.cell, state_axes={}), "state_axes"),
+        (lambda layer: deeppcr.nn.RNN(linen.GRUCell(3)), "deeppcr.nn.linen.RNN"),
+    ],
+    ids=range(6),
+)
+def test_bad_input(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(deeppcr.nn.RNN(cell_of("GRUCell")))
