@@ -19,7 +19,11 @@ PACKAGES = {"experiments": {"deeppcr", "depth"}, "deeppcr": {"depth"}, "depth": 
 WHEN_CALLED = {
     f"deeppcr.diffusion.unet.{name}": {"flax"}
     for name in ("layers", "embeddings", "blocks", "model")
-} | {f"deeppcr.nn{name}": {"flax"} for name in ("", ".rnn", ".linen", ".over_time")}
+}
+WHEN_CALLED |= {
+    f"deeppcr.nn{name}": {"flax"}
+    for name in ("", ".rnn", ".linen", ".over_time", ".cells", ".lru", ".slstm")
+}
 
 FILES = sorted(
     path

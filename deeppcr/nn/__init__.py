@@ -1,12 +1,15 @@
-"""Recurrent layers for flax: `RNN` in the place of `flax.nnx.RNN`, and `linen.RNN` of `linen.RNN`.
+"""Recurrent layers for flax: `RNN` for `flax.nnx.RNN`, `linen.RNN` for `flax.linen.RNN`, and cells.
 
 `deeppcr.nn` derives from flax's classes, so it is imported when it is first used.
 """
 
 try:
     from deeppcr.nn import linen
+    from deeppcr.nn.cells import MinGRU, MinLSTM, ParaGRU, ParaLSTM
+    from deeppcr.nn.lru import LRU
     from deeppcr.nn.rnn import RNN
+    from deeppcr.nn.slstm import SLSTM
 except ModuleNotFoundError as missing:
     raise ImportError(f"deeppcr.nn needs {missing.name}: pip install 'deeppcr[nn]'.") from missing
 
-__all__ = ["RNN", "linen"]
+__all__ = ["LRU", "RNN", "SLSTM", "MinGRU", "MinLSTM", "ParaGRU", "ParaLSTM", "linen"]
