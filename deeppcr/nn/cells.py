@@ -52,12 +52,12 @@ class ParaGRU(Cell):
     r"""A gated recurrent unit whose recurrent weights are diagonal.
 
     $$
-    \begin{aligned}
+    \begin{array}{rl}
     z_t &= \sigma(W_z x_t + b_z + a_z \odot h_{t-1}), \\
     r_t &= \sigma(W_r x_t + b_r + a_r \odot h_{t-1}), \\
     n_t &= \tanh(W_n x_t + b_n + a_n \odot r_t \odot h_{t-1}), \\
     h_t &= (1 - z_t) \odot h_{t-1} + z_t \odot n_t.
-    \end{aligned}
+    \end{array}
     $$
 
     The Jacobian is diagonal.
@@ -107,13 +107,13 @@ class ParaLSTM(Cell):
     r"""A long short-term memory with diagonal recurrent weights, peepholes, and coupled gates.
 
     $$
-    \begin{aligned}
+    \begin{array}{rl}
     f_t &= \sigma(W_f x_t + b_f + a_f \odot h_{t-1} + p_f \odot c_{t-1}), \\
     g_t &= \tanh(W_g x_t + b_g + a_g \odot h_{t-1}), \\
     c_t &= f_t \odot c_{t-1} + (1 - f_t) \odot g_t, \\
     o_t &= \sigma(W_o x_t + b_o + a_o \odot h_{t-1} + p_o \odot c_t), \\
     h_t &= o_t \odot \tanh(c_t).
-    \end{aligned}
+    \end{array}
     $$
 
     The input gate is one minus the forget gate. The Jacobian has a 2 x 2 block for each unit.

@@ -15,7 +15,7 @@ class RNN(linen.RNN):
     returns the same results. A cell whose variables change from step to step (``variable_axes``,
     ``variable_carry``) runs as `flax.linen.RNN`, and so does the initialisation of parameters.
     Random streams of the cell, such as "dropout", are drawn at every time if ``split_rngs`` says
-    so, else once; their numbers are others than those of `flax.linen.RNN`.
+    so, else once; they differ from those that `flax.linen.RNN` draws.
 
     Attributes:
         method: as in `deeppcr.scan`.

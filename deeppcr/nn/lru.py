@@ -44,7 +44,7 @@ class LRU(nnx.RNNCellBase):
 
     References:
         A. Orvieto et al., *Resurrecting Recurrent Neural Networks for Long Sequences*, ICML 2023,
-        section 3 and appendix A.
+        section 3.
     """
 
     num_feature_axes = 1
@@ -70,7 +70,7 @@ class LRU(nnx.RNNCellBase):
         self.out_features = out_features or hidden_features
         self.param_dtype = param_dtype
         units = (hidden_features,)
-        # The squared magnitude is uniform in a ring: appendix A, lemma A.1.
+        # The squared magnitude is uniform in a ring: lemma 3.2.
         low, high = min_radius**2, max_radius**2
         squared = jax.random.uniform(rngs.params(), units, param_dtype, low, high)
         squared = jnp.maximum(squared, jnp.finfo(param_dtype).tiny)

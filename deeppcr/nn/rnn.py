@@ -43,7 +43,7 @@ class RNN(nnx.RNN):
         ValueError: ``state_axes`` is given; or a name in ``method`` or ``adjoint`` is unknown.
 
     Example:
-        >>> from flax import linen, nnx
+        >>> from flax import nnx
         >>> layer = deeppcr.nn.RNN(nnx.GRUCell(3, 16, rngs=nnx.Rngs(0)), return_carry=True)
         >>> carry, outputs = layer(jnp.ones((8, 100, 3)))
         >>> carry.shape, outputs.shape

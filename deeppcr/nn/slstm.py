@@ -16,7 +16,7 @@ class SLSTM(Cell):
     r"""The scalar memory cell of xLSTM: exponential gates, and heads that do not mix.
 
     $$
-    \begin{aligned}
+    \begin{array}{rl}
     (\tilde z_t, \tilde\imath_t, \tilde f_t, \tilde o_t) &= W x_t + b + R h_{t-1}, \\
     m_t &= \max(\log\sigma(\tilde f_t) + m_{t-1}, \tilde\imath_t), \\
     i_t = \exp(\tilde\imath_t - m_t), \quad
@@ -24,7 +24,7 @@ class SLSTM(Cell):
     c_t = f_t \odot c_{t-1} + i_t \odot \tanh(\tilde z_t), \quad
     n_t &= f_t \odot n_{t-1} + i_t, \\
     h_t &= \sigma(\tilde o_t) \odot c_t / n_t.
-    \end{aligned}
+    \end{array}
     $$
 
     $R$ is block-diagonal: a unit reads the units of its own head. So the Jacobian has one block for
