@@ -9,7 +9,9 @@ from typing import Any
 
 import jax
 
+from deeppcr._checkpoint import solve_in_segments
 from deeppcr._plan.names import Method, Wanted
+from deeppcr.adjoint import Adjoint
 from deeppcr.axis import ChainSharding, explicit_mesh, with_auto_axes
 from deeppcr.chain import TracedChain
 from deeppcr.newton import Newton
@@ -28,17 +30,24 @@ def solve_chain(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
     asked = dataclasses.replace(chain, axis=axis)
     if axis.backwards:
         return _solve_backwards(asked, method, adjoint)
+    if isinstance(adjoint, Adjoint) and (adjoint.checkpoint or asked.length) < asked.length:
+        return _ended(solve_in_segments(asked, method, adjoint, solve_chain), method, asked.length)
     chain = lengthened(asked)
     bind, tree = posed(Problem.of(chain, asked, method, adjoint))
     run: Run = jax.tree.unflatten(tree, bind())
     if chain.length > asked.length:
         run = shortened(run, asked.length)
-    if isinstance(method, Newton) and method.on_failure == "raise":
-        _raise_unless_converged(run, asked.length)
     last = [_last(z, axis) for z in run.trajectory]
-    stats, done = run.stats, asked.length
-    report_end(method.progress, done, run.ran.method, run.result, stats.iterations, last)
-    return dataclasses.replace(run, last=last)
+    return _ended(dataclasses.replace(run, last=last), method, asked.length)
+
+
+def _ended(run: Run, method: Method, length: int) -> Run:
+    """The run, once its end has been reported to the user, or raised."""
+    if isinstance(method, Newton) and method.on_failure == "raise":
+        _raise_unless_converged(run, length)
+    iterations = run.stats.iterations
+    report_end(method.progress, length, run.ran.method, run.result, iterations, run.last)
+    return run
 
 
 def _solve_backwards(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:

@@ -52,6 +52,11 @@ class Adjoint:
             finishes.
         memory: integer >= 1, bytes for the blocks, as in `Newton`; longer chains are solved in
             chunks.
+        checkpoint: integer >= 1, the number of steps in a segment: only every so many states are
+            kept for the gradient, which solves each segment again. With about the square root of L,
+            memory grows with the square root of L, for one more forward pass. Segments are solved
+            one after another, by any method. None: all states are kept. Not for chains on several
+            devices.
         linear_vjp: True asserts that the rule of every `jax.custom_vjp` in the step is linear in
             its cotangents. Needed only where deeppcr cannot prove it, as for rules that call
             kernels; without it such a step takes "autodiff".
@@ -76,6 +81,7 @@ class Adjoint:
     rtol: float | None = None
     max_iterations: int = BUDGET
     memory: int | None = None
+    checkpoint: int | None = None
     linear_vjp: bool = False
 
     def __post_init__(self) -> None:
@@ -84,6 +90,7 @@ class Adjoint:
         check_tolerance("rtol", self.rtol, optional=True)
         check_count("max_iterations", self.max_iterations, "how many solves")
         check_count("memory", self.memory, "how many bytes", optional=True)
+        check_count("checkpoint", self.checkpoint, "how many steps", optional=True)
 
     def bind(self, step: Step, layout: StateLayout, length: int) -> "JacobianAdjoint":
         """The adjoint of a chain of ``length`` such steps, with every option resolved."""

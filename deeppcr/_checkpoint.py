@@ -1,0 +1,141 @@
+"""`Adjoint(checkpoint=m)`: a chain in segments of m steps, of which only the starts are kept.
+
+The gradient solves each segment again, from the last to the first, and then knows its states. So
+``L / m`` states are kept between the passes, and the working memory is that of m steps: with m near
+the square root of L, both are. The states are those that a chain in one piece has, to rounding.
+
+References: A. Griewank, A. Walther, *Algorithm 799: revolve*, ACM Transactions on Mathematical
+Software 26, 2000, for the case of one level.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from deeppcr._plan.costs import is_hashable
+from deeppcr._plan.names import Method
+from deeppcr.adjoint import Adjoint
+from deeppcr.chain import TracedChain
+from deeppcr.checks import describe
+from deeppcr.eager import kept
+from deeppcr.newton import Newton
+from deeppcr.newton.precision import in_float32
+from deeppcr.ran import Ran
+from deeppcr.sequential import Sequential
+from deeppcr.solution import Run, Stats
+from deeppcr.state import Leaves
+
+Solve = Callable[[TracedChain, Method, Adjoint], Run]
+
+
+def solve_in_segments(chain: TracedChain, method: Method, adjoint: Adjoint, solve: Solve) -> Run:
+    """Solve the segments of a chain one after another; differentiated, each is solved again.
+
+    Args:
+        chain: on one device.
+        method: for every segment.
+        adjoint: with ``checkpoint``.
+        solve: solves one segment.
+
+    Raises:
+        ValueError: an option is for the chain as a whole.
+    """
+    if chain.axis.size > 1:
+        raise ValueError(
+            f"adjoint is {describe(adjoint)} for a chain on {chain.axis.size} devices, expected "
+            "checkpoint=None: each device keeps the states of its own shard only."
+        )
+    if not (isinstance(method, Sequential) or isinstance(method.initial_guess, str)):
+        raise ValueError(
+            f"initial_guess is {describe(method.initial_guess)}, expected a name with "
+            "Adjoint(checkpoint=...), which solves one segment after another."
+        )
+    method = dataclasses.replace(method, progress=None)  # the chain as a whole reports its end
+    if isinstance(method, Newton):
+        if method.record:
+            raise ValueError(
+                "record is True, expected False with Adjoint(checkpoint=...): every segment has "
+                "iterations and residuals of its own."
+            )
+        failure = "return" if method.on_failure == "raise" else method.on_failure
+        method = dataclasses.replace(method, on_failure=failure)
+    run, step = _run, kept(chain.step) if in_float32(chain) is chain else None
+    if step is not None and is_hashable((method, adjoint)):  # eager calls compile once
+        run, chain = _run_compiled, dataclasses.replace(chain, step=step, function=None)
+    found: Run = run(chain, method, adjoint, solve)
+    return found
+
+
+def _run(chain: TracedChain, method: Method, adjoint: Adjoint, solve: Solve) -> Run:
+    assert adjoint.checkpoint is not None
+    inside = dataclasses.replace(adjoint, checkpoint=None)
+
+    @partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
+    def segment(initial: Leaves, inputs: Leaves, captured: Leaves, length: int) -> Run:
+        here = dataclasses.replace(
+            chain, initial=initial, inputs=inputs, captured=captured, length=length
+        )
+        return solve(here, method, inside)
+
+    def advance(length: int, before: Any, inputs: Leaves) -> tuple[Any, tuple[Leaves, Leaves]]:
+        state, summary = before
+        run = segment(state, inputs, chain.captured, length)
+        return (run.last, summary.after(run, length)), (run.trajectory, run.outputs)
+
+    size = adjoint.checkpoint
+    count, rest = divmod(chain.length, size)
+    whole = [x[: count * size].reshape((count, size, *x.shape[1:])) for x in chain.inputs]
+    begin = chain.initial, Summary.of(chain)
+    (state, summary), found = lax.scan(partial(advance, size), begin, whole, count)
+    states, outputs = jax.tree.map(lambda y: y.reshape((count * size, *y.shape[2:])), found)
+    if rest:
+        tail = [x[count * size :] for x in chain.inputs]
+        (state, summary), found = advance(rest, (state, summary), tail)
+        states, outputs = jax.tree.map(lambda *ys: jnp.concatenate(ys), (states, outputs), found)
+    return Run(states, outputs, summary.stats, summary.result, summary.ran, state)
+
+
+_run_compiled = jax.jit(_run, static_argnames=("method", "adjoint", "solve"))
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["stats", "result", "ran", "done"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What `Run` says of all segments so far.
+
+    Attributes:
+        stats: iterations are those of all segments.
+        result: the worst.
+        ran: of the last segment; all are of one length, but for the last.
+        done: int32, the number of steps.
+    """
+
+    stats: Stats
+    result: Array
+    ran: Ran
+    done: Array
+
+    @classmethod
+    def of(cls, chain: TracedChain) -> "Summary":
+        """Nothing has run."""
+        stats = Stats.of_sequential(0, chain.layout.dtype, chain.mapped)
+        zero = jnp.zeros(chain.mapped, jnp.int32)
+        return cls(stats, zero, Ran.sequential(chain.mapped), zero)
+
+    def after(self, run: Run, length: int) -> "Summary":
+        """With one more segment of ``length`` steps."""
+        before, now = self.stats, run.stats
+        prefix = before.prefix + jnp.where(before.prefix == self.done, now.prefix, 0)
+        residual = jnp.maximum(before.residual, now.residual.astype(before.residual.dtype))
+        stats = Stats(before.iterations + now.iterations, residual, prefix)
+        worst = jnp.maximum(self.result, run.result)
+        return Summary(stats, worst, run.ran, self.done + jnp.int32(length))

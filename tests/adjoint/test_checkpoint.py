@@ -1,0 +1,129 @@
+"""`Adjoint(checkpoint=m)`: the same results from segments, and the memory of segments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr._checkpoint import _run_compiled
+from tests.problems import normal
+
+LENGTH, WIDTH = 23, 2  # segments of 5 leave a shorter one
+XS, W = normal(0, LENGTH, WIDTH), normal(1, WIDTH, WIDTH, scale=0.5)
+START = jnp.ones(WIDTH)
+SEGMENTS = deeppcr.Adjoint(linear="sequential", checkpoint=5)
+
+
+def close(got, want):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), got, want)
+
+
+def outputs(scan, w, start, xs, **options):
+    def step(carry, x):
+        h, count = carry
+        h = jnp.tanh(w @ h + x)
+        return (h, count + 1), h.sum() * (count + 1).astype(h.dtype)
+
+    (h, count), ys = scan(step, (start, jnp.int32(0)), xs, **options)
+    return h, count, ys
+
+
+def loss(scan, w, start, xs, **options):
+    h, _, ys = outputs(scan, w, start, xs, **options)
+    return jnp.sin(ys).sum() + (h**2).sum()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("method", ["auto", "newton"])
+def test_values_and_gradients(method, reverse):
+    options = {"adjoint": SEGMENTS, "method": method, "reverse": reverse}
+    close(
+        outputs(deeppcr.scan, W, START, XS, **options),
+        outputs(jax.lax.scan, W, START, XS, reverse=reverse),
+    )
+    got, want = (
+        jax.jit(jax.grad(lambda w, z, x, f=f, o=o: loss(f, w, z, x, **o), argnums=(0, 1, 2)))(
+            W, START, XS
+        )
+        for f, o in ((deeppcr.scan, options), (jax.lax.scan, {"reverse": reverse}))
+    )
+    close(got, want)
+
+
+def test_transformations():
+    def f(scan, options, w):
+        return loss(scan, w, START, XS, **options)
+
+    ours = {"adjoint": SEGMENTS}
+    many = jnp.stack([W, 2 * W])
+    for transform in (
+        jax.vmap(jax.grad(lambda w: f(deeppcr.scan, ours, w))),
+        jax.grad(lambda w: jax.vmap(lambda w: f(deeppcr.scan, ours, w))(w).sum()),
+        jax.jit(jax.vmap(jax.grad(lambda w: f(deeppcr.scan, ours, w)))),
+    ):
+        close(transform(many), jax.vmap(jax.grad(lambda w: f(jax.lax.scan, {}, w)))(many))
+    push = jax.jvp(lambda w: f(deeppcr.scan, ours, w), (W,), (W,))
+    close(push, jax.jvp(lambda w: f(jax.lax.scan, {}, w), (W,), (W,)))
+
+
+def test_a_solution_is_that_of_all_segments():
+    chain = deeppcr.Chain(lambda z, x: jnp.tanh(W @ z + x), XS)
+    want = deeppcr.solve(chain, START, method="newton")
+    got = deeppcr.solve(chain, START, method="newton", adjoint=SEGMENTS)
+    close(got.trajectory, want.trajectory)
+    assert (got.result, got.stats.prefix, got.stats.finite) == (0, LENGTH, LENGTH)
+    assert int(got.stats.iterations) > int(want.stats.iterations)  # of five segments
+    assert got.ran.name == want.ran.name
+
+    xs = XS.at[12, 0].set(jnp.nan)
+    ended = deeppcr.solve(deeppcr.Chain(chain.step, xs), START, adjoint=SEGMENTS)
+    assert (ended.result, ended.stats.finite) == (deeppcr.Result.NOT_FINITE, 12)
+    short = deeppcr.Newton(max_iterations=2, on_failure="return")
+    ended = deeppcr.solve(chain, START, method=short, adjoint=SEGMENTS)
+    alone = deeppcr.solve(deeppcr.Chain(chain.step, XS[:5]), START, method=short)
+    assert (ended.result, ended.stats.prefix) == (alone.result, alone.stats.prefix)
+
+
+def test_memory_is_that_of_a_segment():
+    def temporaries(adjoint):
+        xs = jax.ShapeDtypeStruct((4096,), "float64")
+        f = jax.grad(lambda w, xs: deeppcr.scan(step(w), jnp.ones(4), xs, adjoint=adjoint)[1].sum())
+        return jax.jit(f).lower(1.0, xs).compile().memory_analysis().temp_size_in_bytes
+
+    def step(w):
+        return lambda h, x: (jnp.tanh(w * h + x), h.sum())
+
+    at_once = temporaries(deeppcr.Adjoint(linear="sequential"))
+    assert temporaries(deeppcr.Adjoint(linear="sequential", checkpoint=64)) < at_once / 8
+
+
+def test_a_second_eager_call_compiles_nothing():
+    def call():
+        jax.grad(lambda w: loss(deeppcr.scan, w, START, XS, adjoint=SEGMENTS))(W)
+
+    call()
+    before = _run_compiled._cache_size()
+    call()
+    assert before > 0
+    assert _run_compiled._cache_size() == before
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (deeppcr.Newton(record=True), "record is True, expected False"),
+        (deeppcr.Newton(initial_guess=lambda *_: XS), "initial_guess is .* expected a name"),
+    ],
+    ids=["record", "guess"],
+)
+def test_what_is_for_the_chain_as_a_whole(method, message):
+    chain = deeppcr.Chain(lambda z, x: jnp.tanh(W @ z + x), XS)
+    with pytest.raises(ValueError, match=message):
+        deeppcr.solve(chain, START, method=method, adjoint=SEGMENTS)
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (True, TypeError), (1.5, TypeError)])
+def test_a_bad_number_of_steps(value, error):
+    with pytest.raises(error, match=r"checkpoint is .* expected how many steps"):
+        deeppcr.Adjoint(checkpoint=value)
