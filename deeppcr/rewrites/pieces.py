@@ -70,7 +70,7 @@ def _split_alike(joined: Any, sizes: Sizes) -> list[Array]:
 
     starts = lax.cond(lax.optimization_barrier(False), offsets, offsets)
     if sizes is None:
-        return [lax.dynamic_index_in_dim(joined, start, keepdims=False) for start in starts]
+        return [lax.dynamic_index_in_dim(joined, start, keepdims=False, allow_negative_indices=False) for start in starts]
     return list(map(partial(lax.dynamic_slice_in_dim, joined), starts, sizes))
 
 
