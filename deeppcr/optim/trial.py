@@ -303,7 +303,8 @@ def _inlined(program: Program) -> Program:
     def enter(equations: Sequence[Any], names: dict[Any, Any], is_called: bool) -> None:
         for equation in equations:
             operands, inner = read(names, equation.invars), called(equation)
-            if inner is None or not primitive(equation).inlines or getattr(inner, "consts", ()):
+            inlines = primitive(equation).inlines and not getattr(inner, "consts", None)
+            if inner is None or not inlines:
                 # A program that is called twice has the same variables each time.
                 outs = [Var(v.aval) for v in equation.outvars] if is_called else equation.outvars
                 names |= dict(zip(equation.outvars, outs, strict=True))
