@@ -14,7 +14,7 @@ from deeppcr._plan.candidates import Candidate
 from deeppcr.api import solve, vector_batch
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
 from deeppcr.checks import describe
-from deeppcr.layers import stack_layers
+from deeppcr.layers import Repeated, stack_layers
 from deeppcr.layers.reading import is_sequential
 from deeppcr.layers.segments import Description
 from deeppcr.layers.segments import describe as describe_layers
@@ -147,7 +147,7 @@ def instances_of(
     if isinstance(program, Chain):
         _no_inputs(has_inputs, "a Chain, which has its own inputs: plan(chain, z0)")
         return None, [Instance(program, init, batch_ndim or 0, "z0")]
-    if callable(program) and not is_sequential(program):
+    if callable(program) and not (isinstance(program, Repeated) or is_sequential(program)):
         if not has_inputs:
             raise TypeError(
                 f"program is {describe(program)}, a function, but there is no xs and no length: "

@@ -42,11 +42,12 @@ def check_name(name: str, value: Any, known: Iterable[str], objects: str) -> Non
     ``objects`` describes the other accepted objects, for which the caller has checked.
     """
     names = list(known)
-    expected = f"expected {objects} or one of the names {names}{did_you_mean(value, names)}"
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is {describe(value)}, {expected}")
-    if value not in names:
-        raise ValueError(f"{name} is {describe(value)}, {expected}")
+    if not isinstance(value, str) or value not in names:
+        error = ValueError if isinstance(value, str) else TypeError
+        raise error(
+            f"{name} is {describe(value)}, expected {objects} or one of the names {names}"
+            f"{did_you_mean(value, names)}"
+        )
 
 
 def check_tolerance(name: str, value: Any, optional: bool = False) -> None:

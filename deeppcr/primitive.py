@@ -59,6 +59,10 @@ class _Primitive(Primitive):
             return program.call_wrapped(*operands)
         return super().bind(*operands, **params)
 
+    def to_lojax(self, *operands: Any, **params: Any) -> Any:
+        """Since jax 0.12, before compiling, if the program contains `jax.lax.custom_root`."""
+        return _run(*operands, **params)
+
 
 solve_chain_p = _Primitive("solve_chain")
 

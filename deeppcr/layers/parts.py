@@ -58,7 +58,12 @@ class Node:
         return type(self), key_of(self.static), self.parts
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Node) and self._key == other._key)
+        return self is other or (
+            isinstance(other, Node)
+            and type(self) is type(other)
+            and _equal(self.static, other.static)
+            and self.parts == other.parts
+        )
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -66,6 +71,13 @@ class Node:
     def build(self, arrays: Iterator[Any]) -> Any:
         """The whole, with the next ``arrays`` in its slots."""
         return self.make([part.build(arrays) for part in self.parts])
+
+
+def _equal(static: Any, other: Any) -> bool:
+    """Whether their keys are equal, read only for items that are not the same object."""
+    if type(static) is type(other) is tuple and len(static) == len(other):
+        return all(map(_equal, static, other))
+    return static is other or key_of(static) == key_of(other)
 
 
 class Fixed(Node):
@@ -273,8 +285,9 @@ def take_apart(layer: Any, fixed: dict[int, Fixed] | None = None) -> tuple[Code,
             return fixed[id(value)]
         if level > DEEPEST:
             raise Opaque("functions that close over each other")
+        inside = partial(split, level=level + 1)
         for kind in _KINDS:
-            code = kind(value, lambda inner: split(inner, level + 1))
+            code = kind(value, inside)
             if code is not None:
                 if isinstance(code, Slot):
                     arrays.append(value)

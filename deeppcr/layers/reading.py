@@ -118,6 +118,7 @@ class Reader:
     def __init__(self) -> None:
         self.stopped: Exception | None = None
         self._kinds: dict[Any, int] = {}  # by code and types of the arrays
+        self._last: tuple[Any, int] = None, 0  # the last kind
         self._known: dict[tuple[int, Any], Layer] = {}  # keeps the layers, and so their ids
         self._trials: dict[tuple[int, Any], Trial | None] = {}
         self._fixed: dict[int, Fixed] = {}
@@ -199,4 +200,7 @@ class Reader:
 
     def _kind(self, code: Any, arrays: list[Any]) -> int:
         """The number of the kind of a layer."""
-        return self._kinds.setdefault((code, array_types(arrays)), len(self._kinds))
+        form = (code, array_types(arrays))
+        if form != self._last[0]:  # else it costs no hash
+            self._last = form, self._kinds.setdefault(form, len(self._kinds))
+        return self._last[1]

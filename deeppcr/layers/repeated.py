@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import jax
@@ -127,10 +128,8 @@ def stack_layers(layers: Sequence[Layer], period: int) -> Repeated:
     ]
     columns = list(zip(*steps, strict=True))
     shared = [length > 1 and all(array is column[0] for array in column) for column in columns]
-    arrays = [
-        column[0] if same else stack_arrays(column)
-        for column, same in zip(columns, shared, strict=True)
-    ]
+    stacked = iter(stack_arrays([c for c, same in zip(columns, shared, strict=True) if not same]))
+    arrays = [c[0] if same else next(stacked) for c, same in zip(columns, shared, strict=True)]
     first = layers[:period]
     plan = Plan(
         tuple(layer.code for layer in first),
@@ -197,10 +196,17 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
     return stack_layers(known, period)
 
 
-def stack_arrays(arrays: Sequence[Any]) -> Any:
-    """Arrays of one type, stacked on a new axis 0; eagerly if none of them is traced."""
-    if any(isinstance(array, jax.core.Tracer) for array in arrays):
-        return stack(arrays)
+def stack_arrays(columns: Sequence[Sequence[Any]]) -> list[Any]:
+    """Columns of arrays of one type, stacked on a new axis 0; eagerly if none is traced."""
+    traced = [any(isinstance(x, jax.core.Tracer) for x in column) for column in columns]
+    stacked = iter(stack(list(compress(columns, traced))) if any(traced) else ())
+    return [
+        next(stacked) if is_traced else _stack_known(column)
+        for column, is_traced in zip(columns, traced, strict=True)
+    ]
+
+
+def _stack_known(arrays: Sequence[Any]) -> Any:
     with jax.ensure_compile_time_eval():
         if all(isinstance(array, np.ndarray) for array in arrays):
             return jnp.asarray(np.stack(arrays))

@@ -141,11 +141,12 @@ class Packing:
             kind = type(packed).__name__
             raise TypeError(f"packed is {kind}, expected the result of Packing.pack.")
         leaves: list[Any] = [None] * len(self.shapes)
-        for group, indices in self.groups.items():
-            # One split: the transpose of a slice per leaf would be a full-size pad per leaf.
-            sizes = [self.sizes[i] for i in indices]
-            parts = split(self._own(packed, "packed").arrays[group], sizes)
-            for i, part in zip(indices, parts, strict=True):
+        arrays = self._own(packed, "packed").arrays
+        # One split: the transpose of a slice per leaf would be a full-size pad per leaf.
+        sizes = [[self.sizes[i] for i in indices] for indices in self.groups.values()]
+        parts = split([arrays[group] for group in self.groups], sizes)
+        for indices, of_group in zip(self.groups.values(), parts, strict=True):
+            for i, part in zip(indices, of_group, strict=True):
                 leaves[i] = part.reshape(self.shapes[i])
         return self.treedef.unflatten(leaves)
 

@@ -3,7 +3,9 @@
 Hundreds of leaves compile slowly, so equal equations run as one on stacked operands.
 """
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import jaxprs_in_params
+from jax.extend.core import Var, jaxprs_in_params
 
 from deeppcr.optim.packing import Packed, as_aval
 from deeppcr.rewrites.cut_first import evaluate
-from depth.jaxprs import Program, bind, is_literal, needed, without_constants
+from depth.jaxprs import Program, bind, called, is_literal, needed, without_constants
+from depth.primitives import primitive
 
 LONGEST = 4  # entries along each axis of a leaf
 # Every second leaf is special: multiplied by such a power of its dtype's largest number, or with
@@ -32,7 +35,8 @@ ORDINARY = (0, False, NOTHING)
 COUNTS = {30, 100, 1000, 10_000, 1_000_000}
 COUNTED = 16
 NO_MESH = jax.sharding.AbstractMesh((), ())
-# Programs that run for milliseconds are compiled as fast as possible.
+# Programs that run for milliseconds are compiled as fast as possible. Names of options change from
+# one jaxlib to the next.
 QUICKLY: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
     "xla_cpu_use_fusion_emitters": False,
@@ -159,7 +163,7 @@ class Pair:
         except Exception as error:
             found = f"raises {type(error).__name__} ({error}) for flat arrays"
             raise CannotPack(what, found) from error
-        packed, plain = Program.of(flat), Program.of(tree)
+        packed, plain = Program.of(flat), _inlined(Program.of(tree))
         given = jax.tree.unflatten(jax.tree.structure(trees), plain.invars)
         results = jax.tree.unflatten(jax.tree.structure(part), plain.outvars)
         self.like, self.integers = like, _integers(packed)
@@ -191,17 +195,23 @@ class Pair:
             return _map_packed(rows.take_stacks, like, results)
 
         both = jax.jit(lambda stacks, packed: (on_tree(stacks), on_flat(packed)))
-        options = QUICKLY if jax.default_backend() == "cpu" else None
-        lowered = both.lower(_map_packed(_stacks, args), args)
-        try:
-            self.both = lowered.compile(options)
-        except jax.errors.JaxRuntimeError:  # a jaxlib that has another name for an option
-            self.both = lowered.compile()
+        self.both = both.lower(_map_packed(_stacks, args), args).compile(_quickly())
 
     def run(self, plain: Any, packed: Any) -> Any:
         """The results for the tree, given and packed by numpy, and for flat arrays."""
         stacks, packed = self.both(_map_packed(_stacks, plain), packed)
         return _map_packed(_joined, self.like, stacks), packed
+
+
+@functools.cache
+def _quickly() -> dict[str, Any]:
+    """The options of `QUICKLY` that this compiler knows."""
+    nothing, known = jax.jit(lambda: ()).lower(), {}
+    for name, value in QUICKLY.items() if jax.default_backend() == "cpu" else ():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            nothing.compile({name: value})
+            known[name] = value
+    return known
 
 
 class Rows:
@@ -281,6 +291,33 @@ def _traced(function: Any, args: Any, mesh: Any) -> Any:
     # Captured arrays may vary over the axes of a `jax.shard_map`.
     with jax.sharding.use_abstract_mesh(mesh if mesh.manual_axes else NO_MESH):
         return jax.make_jaxpr(function, return_shape=True)(*args)
+
+
+def _inlined(program: Program) -> Program:
+    """The program with the equations of calls in their place, where equal ones can run as one."""
+    found: list[Any] = []
+
+    def read(names: dict[Any, Any], atoms: Sequence[Any]) -> list[Any]:
+        return [atom if is_literal(atom) else names.get(atom, atom) for atom in atoms]
+
+    def enter(equations: Sequence[Any], names: dict[Any, Any], is_called: bool) -> None:
+        for equation in equations:
+            operands, inner = read(names, equation.invars), called(equation)
+            inlines = primitive(equation).inlines and not getattr(inner, "consts", None)
+            if inner is None or not inlines:
+                # A program that is called twice has the same variables each time.
+                outs = [Var(v.aval) for v in equation.outvars] if is_called else equation.outvars
+                names |= dict(zip(equation.outvars, outs, strict=True))
+                found.append(equation.replace(invars=operands, outvars=outs))
+                continue
+            jaxpr = without_constants(inner)
+            own = dict(zip(jaxpr.invars, operands, strict=True))
+            enter(jaxpr.eqns, own, True)
+            names |= dict(zip(equation.outvars, read(own, jaxpr.outvars), strict=True))
+
+    names: dict[Any, Any] = {}
+    enter(program.eqns, names, False)
+    return program._replace(eqns=found, outvars=read(names, program.outvars))
 
 
 def _unvaried(equation: Any, operands: list[Any]) -> list[Any] | None:

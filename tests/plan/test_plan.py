@@ -136,8 +136,9 @@ def test_layers_make_a_plan_for_every_chain():
     for each in layers:
         expected = each(expected)
     assert_agree(deeppcr.forward(layers, x, method=found.method, adjoint=found.adjoint), expected)
-    alone = deeppcr.plan(layers[5:], normal(0, 2, 6), device="H200")
-    assert alone.chains[0].to_json() == found.chains[1].to_json()
+    for equal in (layers[5:], deeppcr.stack(layers[5:])):
+        alone = deeppcr.plan(equal, normal(0, 2, 6), device="H200")
+        assert alone.chains[0].to_json() == found.chains[1].to_json()
 
 
 def test_the_examples_of_layers_are_counted_as_in_forward():
