@@ -52,6 +52,8 @@ class Convergence(NamedTuple):
         contraction: ``[L, *batch]``, estimated contraction factor of each step's update; inf while
             unknown.
         converged: int32, the number of states from the start that are right.
+        same: int32, the number that the step reproduces to the last bit.
+        finite: int32, the number that the step makes finite.
     """
 
     worst: Array
@@ -60,13 +62,16 @@ class Convergence(NamedTuple):
     update_norm: Array
     contraction: Array
     converged: Array
+    same: Array
+    finite: Array
 
     @classmethod
     def unknown(cls, states: Array) -> Self:
         """The convergence state before the first test, for ``states: [L, *batch, w]``."""
         infinite = jnp.full((), jnp.inf, states.dtype)
         unknown = jnp.full(states.shape[:-1], jnp.inf, states.dtype)
-        return cls(infinite, infinite, jnp.int32(0), unknown, unknown, jnp.int32(0))
+        none = jnp.int32(0)
+        return cls(infinite, infinite, none, unknown, unknown, none, none, none)
 
     def shifted(self, distance: Array, entered: Array) -> Self:
         """The state of a window that has moved on by ``distance`` steps.
@@ -128,38 +133,50 @@ class Criterion:
             axis: the chain axis, in the direction of the recurrence.
         """
         eps, coarsest = self._units(value), max(eps for _, eps in self.eps)
-        finite = (jnp.isfinite(value) & jnp.isfinite(iterate)).all(axis=-1)
+        defined = jnp.isfinite(value)
+        finite = defined & jnp.isfinite(iterate)
         own, common = sizes(value, origin, axis)
-        residual = jnp.where(finite[..., None], jnp.abs(value - iterate), jnp.inf)
+        residual = jnp.where(finite, jnp.abs(value - iterate), jnp.inf)
         relative = _over(residual, own)
-        worst, units = (axis.largest(x.max(initial=0)) for x in (relative, relative / eps))
-        falling, patience = (0.5, 1) if self.quadratic else (0.9, 4)
-        stalls = units > falling * last.least
-        stalled = jnp.where(stalls, last.stalled + jnp.int32(1), jnp.int32(0))
         update, asked = jnp.maximum(update - self.atol, 0), self.rtol or 0.0
+        norm, contraction = last.update_norm, last.contraction
         if self.quadratic:
-            norm, contraction = last.update_norm, last.contraction
-            converges = (_over(update, own) <= np.maximum(np.sqrt(eps), asked)).all(axis=-1)
-            at_rest = (_over(update, own) <= max(coarsest**0.5, asked)).all(axis=-1)
-            plateau = axis.largest(_over(residual, common).max(initial=0))
+            changed = _over(update, own)
+            converges = changed <= np.maximum(np.sqrt(eps), asked)
+            at_rest = changed <= max(coarsest**0.5, asked)
         else:
             norms = [_over(update, size).max(axis=-1, initial=0) for size in (common, own)]
-            largest = axis.cummax(jnp.stack(norms, axis=-1))
-            norm, contraction, now = self._denoised(largest[..., 0], last, axis)
+            so_far = axis.cummax(jnp.stack(norms, axis=-1))
+            norm, contraction, now = self._denoised(so_far[..., 0], last, axis)
             # The update of an entry: the smaller of its own and, in its units, the state's.
             tiny = jnp.finfo(own.dtype).tiny
             share = jnp.where(own > 0, jnp.maximum(_over(own, common), tiny), 1)
-            of_entry = jnp.minimum(largest[..., 1], norm / share.min(axis=-1, initial=1))
-            converges = at_rest = self._is_small(of_entry, now)
-            plateau = worst
-        stagnates = (plateau <= STAGNATION * coarsest) & (stalled >= patience)
+            of_entry = jnp.minimum(so_far[..., 1], norm / share.min(axis=-1, initial=1))
+            converges = at_rest = self._is_small(of_entry, now)[..., None]
         rtol = self.rounding * eps if self.rtol is None else self.rtol
-        small = (residual <= self.atol + rtol * own).all(axis=-1)
+        small = residual <= self.atol + rtol * own
         # Count under both assumptions: whether residuals still fall is known once all are computed.
-        close, any_close = axis.leading(converges & finite & small, at_rest & finite)
-        converged = jnp.where(stagnates, any_close, close)
-        least = jnp.minimum(units, last.least)
-        return Convergence(worst, least, stalled, norm, contraction, converged)
+        values = [relative]
+        values += [_over(residual, common)] if self.quadratic else []
+        values += [relative / eps] if eps.ndim else []  # leaves of several dtypes
+        true = [converges & finite & small, at_rest & finite, value == iterate, defined]
+        largest, (close, any_close, same, finite_states) = axis.survey(values, true)
+        worst, plateau = largest[0], largest[1] if self.quadratic else largest[0]
+        units = largest[-1] if eps.ndim else worst / eps
+        falling, patience = (0.5, 1) if self.quadratic else (0.9, 4)
+        stalls = units > falling * last.least
+        stalled = jnp.where(stalls, last.stalled + jnp.int32(1), jnp.int32(0))
+        stagnates = (plateau <= STAGNATION * coarsest) & (stalled >= patience)
+        return Convergence(
+            worst=worst,
+            least=jnp.minimum(units, last.least),
+            stalled=stalled,
+            update_norm=norm,
+            contraction=contraction,
+            converged=jnp.where(stagnates, any_close, close),
+            same=same,
+            finite=finite_states,
+        )
 
     def _units(self, like: Array) -> np.ndarray:
         """``eps``: a number, or one for each entry, ``[1, .., 1, w]``."""
