@@ -22,6 +22,11 @@ it. Then the residual of the small entry stagnates, which ends the iteration, to
 reduces residuals by a large factor in every iteration, so there a stagnating residual need only be
 small relative to the whole state. A quasi-Newton method may converge slowly, so there it must be
 small relative to the entry, and stagnate for some iterations.
+
+A step may have a larger rounding error of its own, for example if it solves equations. Then neither
+residuals nor updates of Newton's method fall any more, at whatever level. That ends the iteration
+once every update is below the square root of rounding level: updates of an iteration that has not
+converged do not stand still there.
 """
 
 import dataclasses
@@ -38,6 +43,7 @@ NOISE = 4  # units up to which an update is noise; sqrt(l) times as many at step
 STAGNATION = (
     1000  # units of the largest entry, below which a residual that stands still is rounding
 )
+PLATEAU = 4  # iterations in which neither residuals nor updates fall, at whatever level
 
 
 class Convergence(NamedTuple):
@@ -45,8 +51,9 @@ class Convergence(NamedTuple):
 
     Attributes:
         worst: the largest residual, relative to the size of the entry.
-        least: the smallest of these so far, in units in the last place.
-        stalled: int32, the number of iterations since it last fell much below that.
+        least: ``[2]``, the smallest of these so far, in units in the last place, and the smallest of
+            the largest updates, relative to the size of the entry.
+        stalled: int32 ``[2]``, the numbers of iterations since they last fell much below that.
         update_norm: ``[L, *batch]``, the largest update up to this step, relative to the size of
             the state; inf before the first. Only quasi-Newton methods use it, and the next.
         contraction: ``[L, *batch]``, estimated contraction factor of each step's update; inf while
@@ -68,10 +75,11 @@ class Convergence(NamedTuple):
     @classmethod
     def unknown(cls, states: Array) -> Self:
         """The convergence state before the first test, for ``states: [L, *batch, w]``."""
-        infinite = jnp.full((), jnp.inf, states.dtype)
+        infinite, twice = (jnp.full(shape, jnp.inf, states.dtype) for shape in ((), (2,)))
         unknown = jnp.full(states.shape[:-1], jnp.inf, states.dtype)
         none = jnp.int32(0)
-        return cls(infinite, infinite, none, unknown, unknown, none, none, none)
+        stalled = jnp.zeros((2,), jnp.int32)
+        return cls(infinite, twice, stalled, unknown, unknown, none, none, none)
 
     def shifted(self, distance: Array, entered: Array) -> Self:
         """The state of a window that has moved on by ``distance`` steps.
@@ -140,8 +148,8 @@ class Criterion:
         relative = _over(residual, own)
         update, asked = jnp.maximum(update - self.atol, 0), self.rtol or 0.0
         norm, contraction = last.update_norm, last.contraction
+        changed = _over(update, own)
         if self.quadratic:
-            changed = _over(update, own)
             converges = changed <= np.maximum(np.sqrt(eps), asked)
             at_rest = changed <= max(coarsest**0.5, asked)
         else:
@@ -156,20 +164,22 @@ class Criterion:
         rtol = self.rounding * eps if self.rtol is None else self.rtol
         small = residual <= self.atol + rtol * own
         # Count under both assumptions: whether residuals still fall is known once all are computed.
-        values = [relative]
+        values = [relative, changed]
         values += [_over(residual, common)] if self.quadratic else []
         values += [relative / eps] if eps.ndim else []  # leaves of several dtypes
         true = [converges & finite & small, at_rest & finite, value == iterate, defined]
         largest, (close, any_close, same, finite_states) = axis.survey(values, true)
-        worst, plateau = largest[0], largest[1] if self.quadratic else largest[0]
-        units = largest[-1] if eps.ndim else worst / eps
+        worst, moved, plateau = largest[0], largest[1], largest[2 if self.quadratic else 0]
+        levels = jnp.stack([largest[-1] if eps.ndim else worst / eps, moved])
         falling, patience = (0.5, 1) if self.quadratic else (0.9, 4)
-        stalls = units > falling * last.least
-        stalled = jnp.where(stalls, last.stalled + jnp.int32(1), jnp.int32(0))
-        stagnates = (plateau <= STAGNATION * coarsest) & (stalled >= patience)
+        stalled = jnp.where(levels > falling * last.least, last.stalled + jnp.int32(1), 0)
+        stagnates = (plateau <= STAGNATION * coarsest) & (stalled[0] >= patience)
+        if self.quadratic:
+            rests = moved <= max(coarsest**0.5, asked)
+            stagnates |= rests & (stalled.min() >= PLATEAU)
         return Convergence(
             worst=worst,
-            least=jnp.minimum(units, last.least),
+            least=jnp.minimum(levels, last.least),
             stalled=stalled,
             update_norm=norm,
             contraction=contraction,
