@@ -51,8 +51,8 @@ class Convergence(NamedTuple):
 
     Attributes:
         worst: the largest residual, relative to the size of the entry.
-        least: ``[2]``, the smallest of these so far, in units in the last place, and the smallest of
-            the largest updates, relative to the size of the entry.
+        least: ``[2]``, the smallest of these so far, in units in the last place; and of the largest
+            updates, relative to the size of the entry.
         stalled: int32 ``[2]``, the numbers of iterations since they last fell much below that.
         update_norm: ``[L, *batch]``, the largest update up to this step, relative to the size of
             the state; inf before the first. Only quasi-Newton methods use it, and the next.
@@ -161,7 +161,7 @@ class Criterion:
             share = jnp.where(own > 0, jnp.maximum(_over(own, common), tiny), 1)
             of_entry = jnp.minimum(so_far[..., 1], norm / share.min(axis=-1, initial=1))
             converges = at_rest = self._is_small(of_entry, now)[..., None]
-        rtol = self.rounding * eps if self.rtol is None else self.rtol
+        rtol = ROUNDING * eps if self.rtol is None else self.rtol
         small = residual <= self.atol + rtol * own
         # Count under both assumptions: whether residuals still fall is known once all are computed.
         values = [relative, changed]
@@ -187,6 +187,27 @@ class Criterion:
             same=same,
             finite=finite_states,
         )
+
+    def within_tolerance(
+        self, states: Array, origin: Array, update: Array, axis: ChainAxis = LOCAL
+    ) -> Array:
+        """The number of states from the start that have changed by less than the user's tolerance.
+
+        Known before the step is applied to them, so a window can move on at once. int32; 0 if the
+        user has given no tolerance.
+
+        Args:
+            states: ``[L, *batch, w]``, the new iterate.
+            origin: the same shape: the state before each step.
+            update: the same shape: the size of its change.
+            axis: the chain axis.
+        """
+        if self.rtol is None and self.atol == 0:
+            return jnp.int32(0)
+        own, _ = sizes(states, origin, axis)
+        small = update <= self.atol + (self.rtol or 0.0) * own
+        count: Array = axis.survey([], [small & jnp.isfinite(states)])[1][0]
+        return count
 
     def _units(self, like: Array) -> np.ndarray:
         """``eps``: a number, or one for each entry, ``[1, .., 1, w]``."""
@@ -219,7 +240,8 @@ class Criterion:
         product = jnp.where(shrinks, norm, 0) * jnp.where(shrinks, contraction, 0)
         to_come = product / jnp.where(shrinks, 1 - contraction, 1)
         limit = max(self.rounding * self.working, self.rtol or 0.0)
-        return (norm <= NOISE * self.working) | (shrinks & (to_come <= limit))
+        at_once = max(NOISE * self.working, self.rtol or 0.0)
+        return (norm <= at_once) | (shrinks & (to_come <= limit))
 
 
 def _over(values: Array, size: Array) -> Array:

@@ -302,11 +302,20 @@ class NewtonSolver:
     def _slide(
         self, chain: TracedChain, now: Iterate, update: Array, reached: Progress
     ) -> tuple[Iterate, Array]:
-        """Move the window to the first state that had not converged before this iteration."""
-        whole = self._whole(now)
-        start = jnp.minimum(reached.prefix, jnp.int32(chain.length - self.window))
+        """Move the window to the first state that has not converged.
+
+        That is known of the iterate before, and of states whose update is within the user's
+        tolerance.
+        """
+        before = chain.axis.before(now.entry, now.states)
+        settled = self.criterion.within_tolerance(now.states, before, update)
+        known = _index(chain, now.states) < reached.prefix - now.start
+        found = jnp.where(known, now.value, now.states)
+        whole = self._whole(now._replace(value=found))
+        start = jnp.maximum(reached.prefix, now.start + settled)
+        start = jnp.minimum(start, jnp.int32(chain.length - self.window))
         distance = start - now.start
-        last = lax.dynamic_index_in_dim(now.value, jnp.maximum(distance - 1, 0), keepdims=False)
+        last = lax.dynamic_index_in_dim(found, jnp.maximum(distance - 1, 0), keepdims=False)
         guess = lax.dynamic_slice_in_dim(whole, start, self.window)
         if self.guess is None:  # states that enter start from the last one of the window
             guess = jnp.broadcast_to(now.states[-1], guess.shape)
