@@ -5,7 +5,7 @@ Running sums and maxima are computed in each shard, then over the P results on a
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -68,13 +68,10 @@ class DeviceAxis(ChainAxis):
         """See `ChainAxis`."""
         return super().index(length) + self.rank * jnp.int32(length)
 
-    def leading(self, *true: Array) -> list[Array]:
+    def survey(self, values: Sequence[Array], true: Sequence[Array]) -> tuple[Any, Any]:
         """See `ChainAxis`."""
-        counts = self._gathered(jnp.stack(super().leading(*true)))
-        lengths = jnp.array([[len(each) for each in true]], jnp.int32)
-        whole = (counts == lengths).astype(jnp.int32)
-        before = jnp.concatenate([jnp.ones_like(whole[:1]), lax.cumprod(whole)[:-1]])
-        return list((counts * before).sum(axis=0, dtype=jnp.int32))
+        largest, counts = super().survey(values, true)
+        return lax.pmax(largest, self.mesh_axis), lax.pmin(counts, self.mesh_axis)
 
     def last(self, states: Array) -> Array:
         """See `ChainAxis`."""

@@ -22,6 +22,11 @@ it. Then the residual of the small entry stagnates, which ends the iteration, to
 reduces residuals by a large factor in every iteration, so there a stagnating residual need only be
 small relative to the whole state. A quasi-Newton method may converge slowly, so there it must be
 small relative to the entry, and stagnate for some iterations.
+
+A step may have a larger rounding error of its own, for example if it solves equations. Then neither
+residuals nor updates of Newton's method fall any more, at whatever level. That ends the iteration
+once every update is below the square root of rounding level: updates of an iteration that has not
+converged do not stand still there.
 """
 
 import dataclasses
@@ -38,6 +43,7 @@ NOISE = 4  # units up to which an update is noise; sqrt(l) times as many at step
 STAGNATION = (
     1000  # units of the largest entry, below which a residual that stands still is rounding
 )
+PLATEAU = 4  # iterations in which neither residuals nor updates fall, at whatever level
 
 
 class Convergence(NamedTuple):
@@ -45,13 +51,16 @@ class Convergence(NamedTuple):
 
     Attributes:
         worst: the largest residual, relative to the size of the entry.
-        least: the smallest of these so far, in units in the last place.
-        stalled: int32, the number of iterations since it last fell much below that.
+        least: ``[2]``, the smallest of these so far, in units in the last place; and of the largest
+            updates, relative to the size of the entry.
+        stalled: int32 ``[2]``, the numbers of iterations since they last fell much below that.
         update_norm: ``[L, *batch]``, the largest update up to this step, relative to the size of
             the state; inf before the first. Only quasi-Newton methods use it, and the next.
         contraction: ``[L, *batch]``, estimated contraction factor of each step's update; inf while
             unknown.
         converged: int32, the number of states from the start that are right.
+        same: int32, the number that the step reproduces to the last bit.
+        finite: int32, the number that the step makes finite.
     """
 
     worst: Array
@@ -60,13 +69,17 @@ class Convergence(NamedTuple):
     update_norm: Array
     contraction: Array
     converged: Array
+    same: Array
+    finite: Array
 
     @classmethod
     def unknown(cls, states: Array) -> Self:
         """The convergence state before the first test, for ``states: [L, *batch, w]``."""
-        infinite = jnp.full((), jnp.inf, states.dtype)
+        infinite, twice = (jnp.full(shape, jnp.inf, states.dtype) for shape in ((), (2,)))
         unknown = jnp.full(states.shape[:-1], jnp.inf, states.dtype)
-        return cls(infinite, infinite, jnp.int32(0), unknown, unknown, jnp.int32(0))
+        none = jnp.int32(0)
+        stalled = jnp.zeros((2,), jnp.int32)
+        return cls(infinite, twice, stalled, unknown, unknown, none, none, none)
 
     def shifted(self, distance: Array, entered: Array) -> Self:
         """The state of a window that has moved on by ``distance`` steps.
@@ -128,38 +141,73 @@ class Criterion:
             axis: the chain axis, in the direction of the recurrence.
         """
         eps, coarsest = self._units(value), max(eps for _, eps in self.eps)
-        finite = (jnp.isfinite(value) & jnp.isfinite(iterate)).all(axis=-1)
+        defined = jnp.isfinite(value)
+        finite = defined & jnp.isfinite(iterate)
         own, common = sizes(value, origin, axis)
-        residual = jnp.where(finite[..., None], jnp.abs(value - iterate), jnp.inf)
+        residual = jnp.where(finite, jnp.abs(value - iterate), jnp.inf)
         relative = _over(residual, own)
-        worst, units = (axis.largest(x.max(initial=0)) for x in (relative, relative / eps))
-        falling, patience = (0.5, 1) if self.quadratic else (0.9, 4)
-        stalls = units > falling * last.least
-        stalled = jnp.where(stalls, last.stalled + jnp.int32(1), jnp.int32(0))
         update, asked = jnp.maximum(update - self.atol, 0), self.rtol or 0.0
+        norm, contraction = last.update_norm, last.contraction
+        changed = _over(update, own)
         if self.quadratic:
-            norm, contraction = last.update_norm, last.contraction
-            converges = (_over(update, own) <= np.maximum(np.sqrt(eps), asked)).all(axis=-1)
-            at_rest = (_over(update, own) <= max(coarsest**0.5, asked)).all(axis=-1)
-            plateau = axis.largest(_over(residual, common).max(initial=0))
+            converges = changed <= np.maximum(np.sqrt(eps), asked)
+            at_rest = changed <= max(coarsest**0.5, asked)
         else:
             norms = [_over(update, size).max(axis=-1, initial=0) for size in (common, own)]
-            largest = axis.cummax(jnp.stack(norms, axis=-1))
-            norm, contraction, now = self._denoised(largest[..., 0], last, axis)
+            so_far = axis.cummax(jnp.stack(norms, axis=-1))
+            norm, contraction, now = self._denoised(so_far[..., 0], last, axis)
             # The update of an entry: the smaller of its own and, in its units, the state's.
             tiny = jnp.finfo(own.dtype).tiny
             share = jnp.where(own > 0, jnp.maximum(_over(own, common), tiny), 1)
-            of_entry = jnp.minimum(largest[..., 1], norm / share.min(axis=-1, initial=1))
-            converges = at_rest = self._is_small(of_entry, now)
-            plateau = worst
-        stagnates = (plateau <= STAGNATION * coarsest) & (stalled >= patience)
-        rtol = self.rounding * eps if self.rtol is None else self.rtol
-        small = (residual <= self.atol + rtol * own).all(axis=-1)
+            of_entry = jnp.minimum(so_far[..., 1], norm / share.min(axis=-1, initial=1))
+            converges = at_rest = self._is_small(of_entry, now)[..., None]
+        rtol = ROUNDING * eps if self.rtol is None else self.rtol
+        small = residual <= self.atol + rtol * own
         # Count under both assumptions: whether residuals still fall is known once all are computed.
-        close, any_close = axis.leading(converges & finite & small, at_rest & finite)
-        converged = jnp.where(stagnates, any_close, close)
-        least = jnp.minimum(units, last.least)
-        return Convergence(worst, least, stalled, norm, contraction, converged)
+        values = [relative, changed]
+        values += [_over(residual, common)] if self.quadratic else []
+        values += [relative / eps] if eps.ndim else []  # leaves of several dtypes
+        true = [converges & finite & small, at_rest & finite, value == iterate, defined]
+        largest, (close, any_close, same, finite_states) = axis.survey(values, true)
+        worst, moved, plateau = largest[0], largest[1], largest[2 if self.quadratic else 0]
+        levels = jnp.stack([largest[-1] if eps.ndim else worst / eps, moved])
+        falling, patience = (0.5, 1) if self.quadratic else (0.9, 4)
+        stalled = jnp.where(levels > falling * last.least, last.stalled + jnp.int32(1), 0)
+        stagnates = (plateau <= STAGNATION * coarsest) & (stalled[0] >= patience)
+        if self.quadratic:
+            rests = moved <= max(coarsest**0.5, asked)
+            stagnates |= rests & (stalled.min() >= PLATEAU)
+        return Convergence(
+            worst=worst,
+            least=jnp.minimum(levels, last.least),
+            stalled=stalled,
+            update_norm=norm,
+            contraction=contraction,
+            converged=jnp.where(stagnates, any_close, close),
+            same=same,
+            finite=finite_states,
+        )
+
+    def within_tolerance(
+        self, states: Array, origin: Array, update: Array, axis: ChainAxis = LOCAL
+    ) -> Array:
+        """The number of states from the start that have changed by less than the user's tolerance.
+
+        Known before the step is applied to them, so a window can move on at once. int32; 0 if the
+        user has given no tolerance.
+
+        Args:
+            states: ``[L, *batch, w]``, the new iterate.
+            origin: the same shape: the state before each step.
+            update: the same shape: the size of its change.
+            axis: the chain axis.
+        """
+        if self.rtol is None and self.atol == 0:
+            return jnp.int32(0)
+        own, _ = sizes(states, origin, axis)
+        small = update <= self.atol + (self.rtol or 0.0) * own
+        count: Array = axis.survey([], [small & jnp.isfinite(states)])[1][0]
+        return count
 
     def _units(self, like: Array) -> np.ndarray:
         """``eps``: a number, or one for each entry, ``[1, .., 1, w]``."""
@@ -192,7 +240,8 @@ class Criterion:
         product = jnp.where(shrinks, norm, 0) * jnp.where(shrinks, contraction, 0)
         to_come = product / jnp.where(shrinks, 1 - contraction, 1)
         limit = max(self.rounding * self.working, self.rtol or 0.0)
-        return (norm <= NOISE * self.working) | (shrinks & (to_come <= limit))
+        at_once = max(NOISE * self.working, self.rtol or 0.0)
+        return (norm <= at_once) | (shrinks & (to_come <= limit))
 
 
 def _over(values: Array, size: Array) -> Array:

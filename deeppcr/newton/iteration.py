@@ -8,7 +8,7 @@ several devices see `deeppcr.newton.sequence`.
 
 import dataclasses
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -52,9 +52,8 @@ class Iterate(NamedTuple):
         value: ``f`` applied to every state of the iterate: one step closer to the answer, and
             rounded as the user's own program rounds.
         convergence: of the states.
-        prefix: int32, the number of converged states from the start of the chain.
-        exact: int32, the number of them that equal the sequential program's to the last bit.
-        stuck: bool, the state after them is not finite, and no iteration changes that.
+        known: int32, the number of states from the start of the chain that equal the sequential
+            program's to the last bit, when the window moved last.
         whole: ``[L, *batch, w]``, all states; empty if the window is the chain.
         blocks: kept for further iterations; () if each iteration has its own.
         sizes: the state of the damping.
@@ -71,15 +70,48 @@ class Iterate(NamedTuple):
     states: Array
     value: Array
     convergence: Convergence
-    prefix: Array
-    exact: Array
-    stuck: Array
+    known: Array
     whole: Array
     blocks: Any
     sizes: Any
     history: Any
     residuals: Array
     reported: Array
+
+
+class Progress(NamedTuple):
+    """How far an iterate has come. Computed where it is needed: the loop carries less.
+
+    Attributes:
+        prefix: int32, the number of converged states from the start of the chain.
+        exact: int32, the number of them that equal the sequential program's to the last bit.
+        stuck: bool, the state after them is not finite, and no iteration changes that.
+        worst: the largest residual of what would be returned, relative to the size of the entry.
+    """
+
+    prefix: Array
+    exact: Array
+    stuck: Array
+    worst: Array
+
+    @classmethod
+    def of(cls, now: Iterate, total: int) -> Self:
+        """The progress of an iterate; ``total``: the number of steps that are solved at once."""
+        found, follows = now.convergence, now.start <= now.known
+        # Exact to the last bit: the states that ``f`` reproduces, and the one after them.
+        reached = jnp.minimum(found.same + jnp.int32(1), jnp.int32(total))
+        right = jnp.where(follows, jnp.minimum(reached, found.finite), 0)
+        # The step makes it of a state that is right, and so does every later iteration.
+        known_to_be = (found.finite <= found.converged) | (follows & (found.finite <= found.same))
+        exact = jnp.where(follows, now.start + reached, now.known)
+        # ``value`` is returned: if all states but the last are right, so is all of it.
+        is_exact = (exact - now.start >= total) & (found.finite >= total)
+        return cls(
+            prefix=now.start + jnp.maximum(found.converged, right),
+            exact=exact,
+            stuck=(found.finite < total) & known_to_be,
+            worst=jnp.where(is_exact, 0, found.worst),
+        )
 
 
 @partial(
@@ -152,11 +184,11 @@ class NewtonSolver:
         if chain.axis.size > 1 and self.window < chain.length:
 
             def shard(chain: TracedChain, begun: Reached) -> tuple[Reached, Array]:
-                return self._reached(begun, iterate(*self._loop(chain, begun)))
+                return self._reached(chain, begun, iterate(*self._loop(chain, begun)))
 
             reached, states = solve_shard_after_shard(shard, wide, begun, self.budget)
         else:
-            reached, states = self._reached(begun, iterate(*self._loop(wide, begun)))
+            reached, states = self._reached(wide, begun, iterate(*self._loop(wide, begun)))
         return self._finished(chain, wide, reached, states)
 
     def _loop(self, chain: TracedChain, begun: Reached) -> tuple[Any, ...]:
@@ -164,21 +196,26 @@ class NewtonSolver:
         total = chain.total
 
         def goes_on(now: Iterate) -> Array:
-            return (now.iterations < self.budget) & (now.prefix < total) & ~now.stuck
+            reached = self._progress(chain, now)
+            return (now.iterations < self.budget) & (reached.prefix < total) & ~reached.stuck
 
         trip, start = partial(self._iteration, chain), self._begin(chain, begun)
         return ITERATION, goes_on, trip, start, self.budget, self.expected
 
-    def _reached(self, begun: Reached, end: Iterate) -> tuple[Reached, Array]:
+    def _reached(self, chain: TracedChain, begun: Reached, end: Iterate) -> tuple[Reached, Array]:
         """The progress after the last iteration, and all states."""
+        found = self._progress(chain, end)
         reached = begun._replace(
             iterations=end.iterations,
-            prefix=end.prefix,
-            exact=end.exact,
-            worst=end.convergence.worst,
+            prefix=found.prefix,
+            exact=found.exact,
+            worst=found.worst,
             residuals=end.residuals,
         )
         return reached, self._whole(end)
+
+    def _progress(self, chain: TracedChain, now: Iterate) -> Progress:
+        return Progress.of(now, chain.axis.total(self.window))
 
     def _begin(self, chain: TracedChain, begun: Reached) -> Iterate:
         start = begun.last
@@ -201,9 +238,7 @@ class NewtonSolver:
             states=states,
             value=states,
             convergence=Convergence.unknown(states),
-            prefix=jnp.int32(0),
-            exact=jnp.int32(0),
-            stuck=jnp.bool_(False),
+            known=jnp.int32(0),
             whole=whole,
             blocks=blocks,
             sizes=(),
@@ -228,9 +263,9 @@ class NewtonSolver:
         blocks: Blocks = (
             linearize() if every == 1 else lax.cond(is_new, linearize, lambda: now.blocks)
         )
-        sizes, history = now.sizes, now.history
+        sizes, history, reached = now.sizes, now.history, self._progress(chain, now)
         if options.damping:
-            converged = axis.index(self.window) < now.prefix - now.start
+            converged = axis.index(self.window) < reached.prefix - now.start
             states, sizes = options.damping.update(
                 self.solver,
                 blocks,
@@ -248,7 +283,7 @@ class NewtonSolver:
         # Discard overflows, which would spread to all later steps for good.
         states = jnp.where(jnp.isfinite(states), states, now.states)
         # Keep states that are exact to the last bit: the recurrence reproduces them to rounding.
-        states = jnp.where(_index(window, states) < now.exact - now.start, now.value, states)
+        states = jnp.where(_index(window, states) < reached.exact - now.start, now.value, states)
         if options.acceleration:
             states, history = options.acceleration(history, now.states, states, axis)
         update = jnp.abs(states - now.states)
@@ -260,16 +295,27 @@ class NewtonSolver:
             history=history,
         )
         if self.window < chain.length:
-            following, update = self._slide(chain, following, update)
+            following, update = self._slide(chain, following, update, reached)
             window = chain.window(following.start, self.window)
         return self._checked(window, following, update)
 
-    def _slide(self, chain: TracedChain, now: Iterate, update: Array) -> tuple[Iterate, Array]:
-        """Move the window to the first state that had not converged before this iteration."""
-        whole = self._whole(now)
-        start = jnp.minimum(now.prefix, jnp.int32(chain.length - self.window))
+    def _slide(
+        self, chain: TracedChain, now: Iterate, update: Array, reached: Progress
+    ) -> tuple[Iterate, Array]:
+        """Move the window to the first state that has not converged.
+
+        That is known of the iterate before, and of states whose update is within the user's
+        tolerance.
+        """
+        before = chain.axis.before(now.entry, now.states)
+        settled = self.criterion.within_tolerance(now.states, before, update)
+        known = _index(chain, now.states) < reached.prefix - now.start
+        found = jnp.where(known, now.value, now.states)
+        whole = self._whole(now._replace(value=found))
+        start = jnp.maximum(reached.prefix, now.start + settled)
+        start = jnp.minimum(start, jnp.int32(chain.length - self.window))
         distance = start - now.start
-        last = lax.dynamic_index_in_dim(now.value, jnp.maximum(distance - 1, 0), keepdims=False)
+        last = lax.dynamic_index_in_dim(found, jnp.maximum(distance - 1, 0), keepdims=False)
         guess = lax.dynamic_slice_in_dim(whole, start, self.window)
         if self.guess is None:  # states that enter start from the last one of the window
             guess = jnp.broadcast_to(now.states[-1], guess.shape)
@@ -287,6 +333,7 @@ class NewtonSolver:
             states=states,
             whole=whole,
             convergence=now.convergence.shifted(distance, enters.all(axis=-1)),
+            known=reached.exact,
             blocks=forward(now.blocks),
             history=acceleration.shift(now.history, distance) if acceleration else now.history,
         )
@@ -294,41 +341,20 @@ class NewtonSolver:
 
     def _checked(self, window: TracedChain, now: Iterate, update: Array) -> Iterate:
         """The iterate with ``f`` applied to its states, and how far they have converged."""
-        axis, total = window.axis, window.total
+        axis = window.axis
         origin = axis.before(now.entry, now.states)
         value = window.evaluate(origin)
-        # Exact to the last bit: the states that ``f`` reproduces, and the one after them.
-        same, finite = axis.leading(value == now.states, jnp.isfinite(value))
-        reached, follows = (
-            jnp.minimum(same + jnp.int32(1), jnp.int32(total)),
-            now.start <= now.exact,
-        )
-        exact = jnp.where(follows, now.start + reached, now.exact)
         found = self.criterion(value, now.states, origin, update, now.convergence, axis)
-        # ``value`` is returned: if all states but the last are right, so is all of it.
-        right = (exact - now.start >= total) & (finite >= total)
-        found = found._replace(worst=jnp.where(right, 0, found.worst))
-        converged = jnp.maximum(
-            found.converged, jnp.where(follows, jnp.minimum(reached, finite), 0)
-        )
-        # The step makes it of a state that is right, and so does every later iteration.
-        stuck = (finite < total) & ((finite <= found.converged) | (follows & (finite <= same)))
-        residuals, prefix, reported = now.residuals, now.start + converged, now.reported
+        now = now._replace(value=value, convergence=found)
+        residuals, reported = now.residuals, now.reported
+        reached = self._progress(window, now)
         if self.options.record:
-            residuals = residuals.at[now.iterations].set(found.worst)
+            residuals = residuals.at[now.iterations].set(reached.worst)
         if self.options.progress:
             before = 0 if axis.size > 1 or window.offset is None else window.offset - now.start
-            reported = jnp.maximum(reported, before + prefix)
-            jax.debug.callback(self.options.progress, now.iterations, reported, found.worst)
-        return now._replace(
-            value=value,
-            convergence=found,
-            prefix=prefix,
-            exact=exact,
-            stuck=stuck,
-            residuals=residuals,
-            reported=reported,
-        )
+            reported = jnp.maximum(reported, before + reached.prefix)
+            jax.debug.callback(self.options.progress, now.iterations, reported, reached.worst)
+        return now._replace(residuals=residuals, reported=reported)
 
     def _finished(self, chain: TracedChain, wide: TracedChain, end: Reached, states: Array) -> Run:
         """The run, after the sequential fallback if it is needed and requested."""

@@ -321,6 +321,21 @@ def test_normalising_layers_survive_the_first_guess():
         assert_agree(solution.trajectory, trajectory(chain, Z0))
 
 
+def test_a_step_with_rounding_errors_of_its_own():
+    """As of a solve inside: residuals and updates stand still far above the state's own rounding."""
+
+    def step(z, x):
+        y, large = jnp.tanh(WEIGHT @ z + x), 1e4
+        return y + 0.01 * ((y + large) ** 2 - large**2 - 2 * large * y)  # its square, cancelled
+
+    chain = deeppcr.Chain(step, normal(7, 60, 3))
+    solution = solve(chain, Z0, method="newton")
+    assert solution.result == Result.CONVERGED
+    assert solution.stats.residual > 1000 * EPS
+    assert solution.stats.iterations < 16
+    assert_agree(solution.trajectory, trajectory(chain, Z0), 1e-9)
+
+
 # Lengths and shapes
 
 

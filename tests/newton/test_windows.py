@@ -194,3 +194,13 @@ def test_what_is_still_to_come_does_not_add_up_over_windows():
     )
     assert found.result == Result.CONVERGED
     assert_agree(found.trajectory, expected.trajectory, 3e-6)
+
+
+@pytest.mark.parametrize("tolerance", [{"rtol": 1e-2}, {"atol": 1e-2}])
+def test_a_window_moves_on_at_once_by_the_users_tolerance(tolerance):
+    """States whose update is within it have converged, and leave before the step is applied."""
+    chain = Chain(lambda z, x: z + 0.02 * jnp.tanh(z + x), normal(1, 400, 3))
+    solution = solve(chain, 1 + Z0, method=Newton(linearize="identity", window=40, **tolerance))
+    assert solution.result == Result.CONVERGED
+    assert solution.stats.iterations < 25  # 10 windows; one check later it would be 29
+    assert_agree(solution.trajectory, trajectory(chain, 1 + Z0), 3e-2)
