@@ -12,15 +12,21 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
 from deeppcr.chain import Chain
 from deeppcr.linear import (
+    BlockDiagonals,
+    Blocks,
     Chunked,
     CyclicReduction,
+    Diagonals,
+    Matrices,
     ParallelCyclicReduction,
     PrefixScan,
     Recurrence,
+    Scalars,
     Sharded,
+    Zeros,
     solve_bidiagonal,
 )
-from deeppcr.linearize import BlockDiagonal, Diagonal, Scalar
+from deeppcr.linearize import BlockDiagonal, Clipped, Diagonal, Linearization, Scalar, Surrogate
 from deeppcr.newton import Coarse, Newton
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.damping import TrustRegion
@@ -36,11 +42,17 @@ __all__ = [
     "Anderson",
     "Auto",
     "BlockDiagonal",
+    "BlockDiagonals",
+    "Blocks",
     "Chain",
     "Chunked",
+    "Clipped",
     "Coarse",
     "CyclicReduction",
     "Diagonal",
+    "Diagonals",
+    "Linearization",
+    "Matrices",
     "Newton",
     "NotConverged",
     "Packed",
@@ -52,12 +64,15 @@ __all__ = [
     "Recurrence",
     "Result",
     "Scalar",
+    "Scalars",
     "Sequential",
     "Sharded",
     "Solution",
     "Stack",
     "Stats",
+    "Surrogate",
     "TrustRegion",
+    "Zeros",
     "delay",
     "diffusion",
     "forward",

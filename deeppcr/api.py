@@ -16,7 +16,7 @@ from deeppcr._solve import solve_chain
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.axis import LOCAL
 from deeppcr.carry import Carry
-from deeppcr.chain import Chain, TracedChain, chain_length, trace_carry
+from deeppcr.chain import Chain, TracedChain, chain_length, trace_carry, with_outputs
 from deeppcr.checks import describe, describe_type, leaves_as_arrays, unknown_keyword
 from deeppcr.layers import Repeated, apply_layers
 from deeppcr.linear import LinearSolver
@@ -161,7 +161,7 @@ def solve(
     chosen, wanted = find_method(method), find_adjoint(adjoint)
     if length and not _is_plain(chosen, wanted):
         traced, carry = trace_carry(
-            lambda z, x: (chain.step(z, x), None), z0, chain.inputs, length, batch_ndim, "z0"
+            chain.step, z0, chain.inputs, length, batch_ndim, "z0", adapt=with_outputs
         )
         if not _runs_plainly(traced, chosen, wanted):
             chosen = _with_guess(chosen, carry, chain.inputs, length)

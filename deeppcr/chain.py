@@ -23,6 +23,8 @@ from deeppcr.layers import repeated
 from deeppcr.state import Leaves, StateLayout, check_batch
 from deeppcr.step import Step, trace
 
+Adapt = Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], tuple[Any, Any]]]
+
 
 @partial(
     jax.tree_util.register_dataclass,
@@ -125,7 +127,7 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["initial", "inputs", "captured", "offset"],
-    meta_fields=["step", "layout", "length", "axis", "function", "obstacle"],
+    meta_fields=["step", "layout", "length", "axis", "function", "adapt", "obstacle"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class TracedChain:
@@ -144,6 +146,8 @@ class TracedChain:
         offset: int32, the index of the first step in the whole chain; None for 0.
         function: the step as the user wrote it, ``(state, input) -> (state, outputs)``; None once
             the method has been bound, because the function must not outlive the call.
+        adapt: takes a function with the signature of the user's step to one with that of
+            ``function``; None once the method has been bound.
         obstacle: why it has to run as `jax.lax.scan`; None if it does not.
     """
 
@@ -156,6 +160,7 @@ class TracedChain:
     axis: ChainAxis = LOCAL
     offset: Any = None
     function: Callable[[Any, Any], tuple[Any, Any]] | None = None
+    adapt: "Adapt | None" = None
     obstacle: "Obstacle | None" = None
 
     def __call__(self, states: Leaves) -> Leaves:
@@ -209,7 +214,7 @@ class TracedChain:
         """The same with shapes for arrays, and without the user's function: safe to keep."""
         shapes: TracedChain = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-            dataclasses.replace(self, function=None),
+            dataclasses.replace(self, function=None, adapt=None),
         )
         return shapes
 
@@ -255,6 +260,19 @@ def trace_chain(
     return trace_carry(f, initial, inputs, length, batch_ndim, name)[0]
 
 
+def with_outputs(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], tuple[Any, None]]:
+    """The step of a `Chain` as one with outputs: none."""
+    return lambda state, inputs: (step(state, inputs), None)
+
+
+def _same(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return f
+
+
+def _after(second: Adapt, first: Adapt) -> Adapt:
+    return lambda f: second(first(f))
+
+
 def trace_carry(
     f: Callable[[Any, Any], tuple[Any, Any]],
     initial: Any,
@@ -263,12 +281,15 @@ def trace_carry(
     batch_ndim: int,
     name: str,
     reverse: bool = False,
+    adapt: Adapt = _same,
 ) -> tuple[TracedChain, Carry]:
     """`trace_chain`, and how its state relates to the carry of ``f``.
 
     ``reverse``: whether the first step takes the last entry of the inputs. The inputs are not
-    reordered.
+    reordered. ``adapt``: takes ``f`` and functions of its signature to
+    ``(state, input) -> (state, outputs)``.
     """
+    f = adapt(f)
     initial = jax.tree.unflatten(jax.tree.structure(initial), leaves_as_arrays(name, initial))
     inputs = jax.tree.map(jnp.asarray, inputs)
     first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
@@ -286,12 +307,13 @@ def trace_carry(
             carry = carry.unknown(length)
             state = jax.eval_shape(lambda: carry.state)
         f, xs = carry.step(f), [*xs, *carry.before]
+        adapt = _after(carry.step, adapt)
         now = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in carry.before]
         step, captured = trace(f, state, (first, now))
     check_batch(state, carry.state_names, batch_ndim, name)
     layout = StateLayout.of(state, batch_ndim)
-    chain = TracedChain(step, layout, length, state, xs, captured, function=f, obstacle=obstacle)
-    return chain, carry
+    chain = TracedChain(step, layout, length, state, xs, captured)
+    return dataclasses.replace(chain, function=f, adapt=adapt, obstacle=obstacle), carry
 
 
 def _obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:

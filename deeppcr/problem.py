@@ -102,11 +102,10 @@ class Problem:
         if isinstance(adjoint, Adjoint):
             of_adjoint = find_linearization(adjoint.linearize)
             adjoint = dataclasses.replace(adjoint, linearize="auto") if of_adjoint else adjoint
-        for each in (linearize, of_adjoint):
-            if each is not None:
-                each.check(asked.step, asked.length)
-        chain = dataclasses.replace(chain, function=None)
-        linearize, of_adjoint = map(_constant, (linearize, of_adjoint))
+        linearize, of_adjoint = (
+            None if each is None else _bound(each, asked) for each in (linearize, of_adjoint)
+        )
+        chain = dataclasses.replace(chain, function=None, adapt=None)
         return cls(chain, wide, guess, linearize, of_adjoint, method, adjoint, asked.length)
 
     @property
@@ -119,7 +118,13 @@ class Problem:
         if wide is not None and wide_step is not None:
             wide = dataclasses.replace(wide, step=wide_step)
         chain = dataclasses.replace(self.chain, step=step)
-        problem = dataclasses.replace(self, chain=chain, wide=wide)
+        own = self.linearize, self.linearize_adjoint
+        known = [each and each.kept for each in own]
+        if any(each and not found for each, found in zip(own, known, strict=True)):
+            return None
+        linearize, of_adjoint = known
+        steps = dataclasses.replace(self, chain=chain, wide=wide)
+        problem = dataclasses.replace(steps, linearize=linearize, linearize_adjoint=of_adjoint)
         return problem if is_hashable(jax.tree.structure(problem)) else None
 
     def prepared(self, method: Fixed) -> Any:
@@ -129,7 +134,9 @@ class Problem:
         if isinstance(method, Newton) and self.guess is not None:
             guess = jax.tree.unflatten(self.chain.step.state_tree, self.guess)
             method = dataclasses.replace(method, initial_guess=lambda *_: guess)
-        method, axis = self.with_arrays(method), self.chain.axis
+        if isinstance(method, Newton) and self.linearize is not None:
+            method = dataclasses.replace(method, linearize=self.linearize)
+        axis = self.chain.axis
         return SolverPerShard(method, axis) if isinstance(axis, ChainSharding) else method
 
     @property
@@ -140,12 +147,6 @@ class Problem:
             function = self.wide.step.as_function(self.wide.captured)
             chain = dataclasses.replace(chain, function=function)
         return chain, dataclasses.replace(chain, length=self.length)
-
-    def with_arrays(self, method: Any) -> Any:
-        """A method with the user's linearisation."""
-        if self.linearize is None or not isinstance(method, Newton):
-            return method
-        return dataclasses.replace(method, linearize=self.linearize)
 
     @property
     def rest(self) -> Leaves:
@@ -181,7 +182,7 @@ class Problem:
             return False
         used = self.linearize_adjoint
         if used is None and (self.adjoint is None or isinstance(self.adjoint, Adjoint)):
-            used = self.linearize
+            used = None if self.linearize is None else self.linearize.of_adjoint
         if not isinstance(size, int) or not size or used is None:
             return isinstance(size, int) and size > 0
         own = len(jax.tree.leaves((self.linearize, self.linearize_adjoint)))
@@ -221,7 +222,9 @@ class Problem:
     def adjoints(self) -> dict[str, Way]:
         """The adjoint, by platform."""
         shapes, adjoint = self.chain.abstract, self.adjoint
-        fixed = None if isinstance(self.method, Auto) else self.with_arrays(self.method)
+        fixed = None if isinstance(self.method, Auto) else self.method
+        if isinstance(fixed, Newton) and self.linearize is not None:
+            fixed = dataclasses.replace(fixed, linearize=self.linearize.of_adjoint or "auto")
         if adjoint is None:
             costs = ChainCosts.of(self.chain)
             found: dict[str, Wanted] = differing(
@@ -264,5 +267,8 @@ class SolverPerShard:
         return run
 
 
-def _constant(linearization: Linearization | None) -> Linearization | None:
-    return None if linearization is None else constant(linearization)
+def _bound(linearization: Linearization, chain: TracedChain) -> Linearization:
+    """For this chain, checked."""
+    traced = linearization.traced(chain)
+    traced.check(chain.step, chain.length)
+    return constant(traced)

@@ -24,7 +24,10 @@ from jax import Array
 
 # The names stand in pickled solutions as numbers: new ones come last.
 SEQUENTIAL = 0
-BLOCKS = ("other", "dense", "diagonal", "block diagonal", "scalar", "zero", "identity")
+BLOCKS = (
+    *("other", "dense", "diagonal", "block diagonal", "scalar", "zero", "identity"),
+    *("surrogate", "clipped"),
+)
 SOLVERS = ("other", "none", "sequential", "pcr", "cyclic_reduction", "prefix_scan", "chunked")
 KEPT = 512  # texts
 

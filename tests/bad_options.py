@@ -10,10 +10,13 @@ from deeppcr import (
     Adjoint,
     BlockDiagonal,
     Chain,
+    Clipped,
     Coarse,
     Diagonal,
     Newton,
     Scalar,
+    Surrogate,
+    plan,
     scan,
     solve,
 )
@@ -29,6 +32,10 @@ def keep(z, x):
 
 def same(z, x):
     return z
+
+
+def shorter(z, x):
+    return z[:2]
 
 
 def identity(x):
@@ -55,6 +62,38 @@ OPTIONS = {
         TypeError,
         "linearize is .*Diagonal.*expected",
     ),
+    "a surrogate that is no function": (
+        lambda: Surrogate(3),
+        (),
+        TypeError,
+        "step is 3.*expected a function",
+    ),
+    "form of a surrogate": (
+        lambda: Surrogate(same, "densee"),
+        (),
+        ValueError,
+        "linearize is 'densee'.*expected.*'dense'",
+    ),
+    "shape of a surrogate": (
+        lambda z: solve(Chain(same, XS), z, method=Newton(linearize=Surrogate(shorter))),
+        (X,),
+        TypeError,
+        r"linearize is Surrogate.*shorter.*\[3\].*\[2\].*expected",
+    ),
+    "a surrogate without outputs": (
+        lambda z: scan(keep, z, XS, method=Newton(linearize=Clipped(Surrogate(same)))),
+        (X,),
+        TypeError,
+        "linearize is Surrogate.*same.*expected a pair",
+    ),
+    "a surrogate in a plan": (
+        lambda z: plan(Chain(same, XS), z, method=Newton(linearize=Surrogate(same))),
+        (X,),
+        ValueError,
+        "linearize is Surrogate.*same.*expected.*plan",
+    ),
+    "limit": (lambda: Clipped("diagonal", 0.0), (), ValueError, "limit is 0.0.*expected"),
+    "limit of another type": (lambda: Clipped(limit="1"), (), TypeError, "limit is '1'.*expected"),
     "size": (lambda: BlockDiagonal(0), (), ValueError, "size is 0.*expected"),
     "size of another type": (lambda: BlockDiagonal(2.0), (), TypeError, "size is 2.0.*expected"),
     "probes": (lambda: Diagonal(-1), (), ValueError, "probes is -1.*expected"),

@@ -82,20 +82,6 @@ CALLS = {
 }
 
 
-@pytest.fixture
-def compiled():
-    """The programs compiled so far, in a list that grows."""
-    found = []
-
-    def listen(event, duration, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield found
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_the_second_call_compiles_nothing(name, compiled):
     first = CALLS[name]()

@@ -47,7 +47,7 @@ def solve_bidiagonal(
 
     Args:
         A: the blocks, floating or complex: ``[L, *batch, w, w]`` for full matrices,
-            ``[L, *batch, w]`` for diagonal ones, or one of the block types of `deeppcr.linear`:
+            ``[L, *batch, w]`` for diagonal ones, or one of the kinds of `Blocks`:
             `Matrices`, `BlockDiagonals`, `Diagonals`, `Scalars`, `Zeros`.
         b: ``[L, *batch, w]``, of the dtype of ``A``, with the same batch axes.
         initial: $y_0$, ``[*batch, w]``, of the same dtype; None for zero.

@@ -6,6 +6,8 @@
     Scalar(c)          c_l I; "identity" is c = 1                  Picard iteration, ParaDiGMS
     "zero"             0                                           Jacobi iteration
     "auto"             the narrowest of the first three that is proven to be exact
+    Surrogate(g)       any of them, of another function g
+    Clipped(...)       any of them, with entries of limited size
 
 A new linearisation is one file with a `Linearization`. `jacobian` has the derivatives of all steps;
 `columns` applies a linear function to all unit vectors at once.
@@ -15,26 +17,35 @@ from deeppcr.linearize.block_diagonal import BlockDiagonal
 from deeppcr.linearize.choose import (
     LINEARIZATIONS,
     Choice,
+    Exact,
     choose_linearization,
+    exact_linearization,
     find_linearization,
     memory_budget,
 )
+from deeppcr.linearize.clipped import Clipped
 from deeppcr.linearize.dense import Dense
 from deeppcr.linearize.diagonal import Diagonal
 from deeppcr.linearize.linearization import Linearization, constant
 from deeppcr.linearize.scalar import Scalar, Zero
+from deeppcr.linearize.surrogate import Surrogate, TracedSurrogate
 
 __all__ = [
     "LINEARIZATIONS",
     "BlockDiagonal",
     "Choice",
+    "Clipped",
     "Dense",
     "Diagonal",
+    "Exact",
     "Linearization",
     "Scalar",
+    "Surrogate",
+    "TracedSurrogate",
     "Zero",
     "choose_linearization",
     "constant",
+    "exact_linearization",
     "find_linearization",
     "memory_budget",
 ]

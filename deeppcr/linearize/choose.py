@@ -7,8 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 
+from deeppcr.chain import TracedChain
 from deeppcr.checks import check_name
+from deeppcr.linear import Blocks
 from deeppcr.linearize.block_diagonal import BlockDiagonal
 from deeppcr.linearize.dense import Dense
 from deeppcr.linearize.diagonal import Diagonal
@@ -51,7 +54,8 @@ def find_linearization(linearize: Any) -> Linearization | None:
     if isinstance(linearize, Linearization):
         return linearize
     names = ["auto", *LINEARIZATIONS]
-    check_name("linearize", linearize, names, "BlockDiagonal(k), Diagonal(), Scalar(c)")
+    others = "BlockDiagonal(k), Diagonal(), Scalar(c), Surrogate(g), Clipped(...)"
+    check_name("linearize", linearize, names, others)
     return LINEARIZATIONS.get(linearize)
 
 
@@ -74,7 +78,7 @@ def choose_linearization(
     wanted = find_linearization(linearize)
     budget = memory_budget() if memory is None else memory
     structure = find_structure(step, layout)
-    chosen = wanted or _exact(structure.groups.shape)
+    chosen = wanted or exact_linearization(step, layout)
     chosen.check(step, length if whole is None else whole)
     if isinstance(wanted, Dense) and (rows := _independent_rows(layout, structure.groups)):
         width = layout.width
@@ -121,8 +125,35 @@ def _independent_rows(layout: StateLayout, groups: np.ndarray[Any, Any]) -> int:
     return rows if np.all(of_groups == of_groups[:, :1]) else 0
 
 
-def _exact(groups: tuple[int, ...]) -> Linearization:
-    count, size = groups
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Exact(Linearization):
+    """The exact Jacobian, in the narrowest form that the step's structure proves."""
+
+    def blocks(self, chain: TracedChain, states: Array) -> Blocks:
+        """See `Linearization`."""
+        return exact_linearization(chain.step, chain.layout).blocks(chain, states)
+
+    def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
+        """See `Linearization`."""
+        return exact_linearization(step, layout).bytes_per_step(step, layout)
+
+    def is_exact(self, step: Step, layout: StateLayout) -> bool:
+        """See `Linearization`."""
+        return exact_linearization(step, layout).is_exact(step, layout)
+
+    @property
+    def of_adjoint(self) -> None:
+        """See `Linearization`."""
+        return None
+
+    def __str__(self) -> str:
+        return "auto"
+
+
+def exact_linearization(step: Step, layout: StateLayout) -> Linearization:
+    """The exact Jacobian, in the narrowest form that the step's structure proves."""
+    count, size = find_structure(step, layout).groups.shape
     if size == 1:
         return Diagonal()
     return Dense() if count * size**2 * 2 > (count * size) ** 2 else BlockDiagonal(size)

@@ -26,8 +26,11 @@ from deeppcr.step import Step
 class Scalar(Linearization):
     """$A_l = c_l I$: no derivatives, and the recurrence is a discounted sum.
 
-    For a diffusion step $a x + b eps(x)$ take c = a. For a step $z + h g(z)$ take c = 1, which is
-    Picard iteration and has the name "identity".
+    For a step $z + h g(z)$ take c = 1, which is Picard iteration and has the name "identity". For a
+    step $a z + g(z)$ take c = a if g hardly depends on z. The best c is the mean derivative of the
+    step, the linear part and the rest: an iteration carries errors on along the chain, multiplied
+    by c at every step. So c > 1 costs iterations wherever the step itself does not amplify: in a
+    diffusion step $a x + b eps(x)$ with a > 1 eps shrinks what a expands, and c = 1 suits better.
 
     Attributes:
         coefficient: c (dimensionless), a real number or an array ``[L]``.

@@ -17,7 +17,15 @@ from jax.sharding import PartitionSpec as P
 
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Auto, Blocks, LinearSolver, ShardSolver, name_of
-from deeppcr.linearize import BlockDiagonal, Dense, Diagonal, Scalar, Zero
+from deeppcr.linearize import (
+    BlockDiagonal,
+    Clipped,
+    Dense,
+    Diagonal,
+    Scalar,
+    TracedSurrogate,
+    Zero,
+)
 from deeppcr.loops import ITERATION, iterate
 from deeppcr.newton.convergence import Convergence, Criterion
 from deeppcr.newton.fallback import finish
@@ -37,6 +45,8 @@ KINDS: dict[type, str] = {
     BlockDiagonal: "block diagonal",
     Scalar: "scalar",
     Zero: "zero",
+    TracedSurrogate: "surrogate",
+    Clipped: "clipped",
 }
 
 

@@ -68,8 +68,8 @@ class Newton:
     Attributes:
         linearize: the blocks $A_l$. "auto": the exact Jacobian, in the narrowest form (diagonal,
             block diagonal or dense) that the step's structure proves. Or "dense", "diagonal",
-            "identity", "zero", `BlockDiagonal`, `Diagonal`, `Scalar`. `deeppcr.plan` prints the
-            choice of "auto".
+            "identity", "zero", `BlockDiagonal`, `Diagonal`, `Scalar`, `Clipped`, `Surrogate`, or
+            your own `Linearization`. `deeppcr.plan` prints the choice of "auto".
         linear: the solver of the linear recurrence in each iteration, an object or a name: see
             `deeppcr.solve_bidiagonal`.
         rtol: float > 0, the tolerance on the residual relative to the size of each entry

@@ -72,7 +72,7 @@ PAIRED = within([[i, i + W] for i in range(W)], 2 * W)
 ALL, ALONE = jnp.ones((2 * W, 2 * W)), jnp.eye(2 * W)
 
 
-@pytest.mark.parametrize("at_once", [1 << 26, 1], ids=["at once", "one by one"])
+@pytest.mark.parametrize("at_once", [1 << 26, 1], ids=["at once", "in chunks"])
 @pytest.mark.parametrize(
     "step", [elementwise, in_pairs, dense, by_rows], ids=lambda step: step.__name__
 )
@@ -88,7 +88,8 @@ ALL, ALONE = jnp.ones((2 * W, 2 * W)), jnp.eye(2 * W)
     ids=["dense", "diagonal", "paired leaves", "neighbours", "all"],
 )
 def test_blocks_are_parts_of_the_jacobian(monkeypatch, step, linearization, mask, at_once):
-    monkeypatch.setattr("deeppcr.linearize.jacobian.AT_ONCE", at_once)
+    monkeypatch.setattr("deeppcr.linearize.jacobian.AT_ONCE", at_once)  # directions
+    monkeypatch.setattr("deeppcr.linearize.jacobian.CACHED", at_once)  # steps: 2 W of 13
     steps, vectors = side_by_side(step, PAIR, normal(8, L, W))
     blocks, jacobians = full(steps, linearization, vectors)
     proven = step in (elementwise, in_pairs) and not isinstance(linearization, Diagonal)

@@ -26,7 +26,13 @@ HIGHEST = lax.Precision.HIGHEST
 
 
 class Blocks(ABC):
-    """The blocks ``A_1 .. A_L`` of a linear recurrence."""
+    """The blocks $A_1, ..., A_L$ of a linear recurrence $y_l = A_l y_{l-1} + b_l$.
+
+    Kinds: `Matrices`, `BlockDiagonals`, `Diagonals`, `Scalars`, `Zeros`. `solve_bidiagonal` takes
+    them, and the ``blocks`` of a `Linearization` returns them. They are pytrees, whose leaves have
+    the chain on axis 0. ``blocks.apply(y)``: $A_l y_l$ for ``y: [L, *batch, w]``. Shapes are not
+    checked.
+    """
 
     axis: ClassVar[int] = 0  # the chain axis of every leaf and of the vectors
 

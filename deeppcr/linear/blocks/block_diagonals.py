@@ -23,13 +23,23 @@ from deeppcr.linear.blocks.matrices import Matrices
 @partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=["groups"])
 @dataclasses.dataclass(frozen=True)
 class BlockDiagonals(Blocks):
-    """Matrices on groups of entries, ``matrix: [chain, *batch, m, k, k]``.
+    """Small matrices on groups of entries, which do not influence each other.
 
     Attributes:
-        matrix: ``matrix[..., g, i, j]`` maps entry ``groups[g, j]`` of the state to entry
-            ``groups[g, i]``.
-        groups: int ``[m, k]``, every entry of the state once, -1 where a group is shorter. The rows
-            and columns of ``matrix`` at a -1 are ignored; they may be NaN.
+        matrix: ``[L, *batch, m, k, k]``, of a floating dtype. ``matrix[..., g, i, j]`` maps entry
+            ``groups[g, j]`` of a state to entry ``groups[g, i]`` of the next.
+        groups: integers ``[m, k]``, every entry of the state once, -1 where a group is shorter. The
+            rows and columns of ``matrix`` at a -1 are ignored; they may be NaN.
+
+    Raises:
+        ValueError: ``groups`` are no integers ``[m, k]``, or an entry is missing or repeated.
+
+    Example:
+        >>> swap = jnp.array([[0.0, 1.0], [1.0, 0.0]])
+        >>> blocks = deeppcr.BlockDiagonals(jnp.tile(swap, (3, 2, 1, 1)), [[0, 2], [1, 3]])
+        >>> start = jnp.arange(4.0)
+        >>> deeppcr.solve_bidiagonal(blocks, jnp.zeros((3, 4)), initial=start)[0]
+        Array([2., 3., 0., 1.], dtype=float32)
     """
 
     matrix: Array

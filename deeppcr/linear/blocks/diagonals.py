@@ -17,7 +17,17 @@ from deeppcr.platforms import platform
 @partial(jax.tree_util.register_dataclass, data_fields=["diagonal"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Diagonals(Blocks):
-    """Diagonal matrices, ``diagonal: [chain, *batch, w]``: a recurrence for each entry."""
+    """Diagonal matrices: a recurrence for each entry.
+
+    Attributes:
+        diagonal: ``[L, *batch, w]``, of a floating dtype.
+
+    Example:
+        >>> blocks = deeppcr.Diagonals(jnp.array([[0.0, 0.0], [0.5, 2.0]]))
+        >>> deeppcr.solve_bidiagonal(blocks, jnp.ones((2, 2)))
+        Array([[1. , 1. ],
+               [1.5, 3. ]], dtype=float32)
+    """
 
     diagonal: Array
 
@@ -57,10 +67,19 @@ class Diagonals(Blocks):
 )
 @dataclasses.dataclass(frozen=True)
 class Scalars(Blocks):
-    """``A_l = c_l I``, ``scalar: [chain]``, for vectors ``[chain, *batch_shape, width]``.
+    """Multiples of the identity, $A_l = c_l I$: a discounted sum, cumulative if $c_l = 1$.
 
-    The recurrence is a discounted sum ``y_l = c_l y_{l-1} + b_l``, and a cumulative one if
-    ``c_l = 1``. The whole batch shares ``c_l``, so a product of blocks is a product of two numbers.
+    The whole batch shares $c_l$, so a product of blocks is a product of two numbers.
+
+    Attributes:
+        scalar: c, ``[L]``, of a floating dtype.
+        batch_shape: of the vectors ``[L, *batch_shape, width]``, a tuple of integers.
+        width: w, an integer.
+
+    Example:
+        >>> blocks = deeppcr.Scalars(jnp.ones(3), (), 2)
+        >>> deeppcr.solve_bidiagonal(blocks, jnp.ones((3, 2)))[:, 0]
+        Array([1., 2., 3.], dtype=float32)
     """
 
     # c = 1 needs no kind of its own: the sequential solver takes 1/3 to 1/8 of the time of
@@ -101,10 +120,19 @@ class Scalars(Blocks):
 )
 @dataclasses.dataclass(frozen=True)
 class Zeros(Blocks):
-    """``A_l = 0``, for vectors ``[chain, *batch_shape, width]``: ``y_l = b_l``.
+    """$A_l = 0$: no step depends on the one before it, and not even a NaN is passed on.
 
-    No step depends on the one before it, and not even a NaN is passed on. `Zeros.like` makes them.
-    ``steps: [chain, 0]`` holds only the length and the dtype.
+    ``Zeros.like(b)`` makes them for vectors ``b: [L, *batch, w]``.
+
+    Attributes:
+        steps: ``[L, 0]``, which holds only the length and the dtype.
+        batch_shape: of the vectors ``[L, *batch_shape, width]``, a tuple of integers.
+        width: w, an integer.
+
+    Example:
+        >>> b = jnp.ones((3, 2))
+        >>> bool((deeppcr.solve_bidiagonal(deeppcr.Zeros.like(b), b) == b).all())
+        True
     """
 
     steps: Array

@@ -33,7 +33,19 @@ FEW = 2048
 @partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Matrices(Blocks):
-    """Full matrices, ``matrix: [chain, *batch, w, w]``."""
+    """Full matrices.
+
+    Attributes:
+        matrix: ``[L, *batch, w, w]``, of a floating dtype. ``matrix[..., i, j]`` maps entry j of a
+            state to entry i of the next.
+
+    Example:
+        >>> rotation = jnp.array([[0.0, -1.0], [1.0, 0.0]])
+        >>> blocks = deeppcr.Matrices(jnp.stack([rotation] * 4))
+        >>> start = jnp.array([1.0, 0.0])
+        >>> deeppcr.solve_bidiagonal(blocks, jnp.zeros((4, 2)), initial=start)[-1]
+        Array([1., 0.], dtype=float32)
+    """
 
     matrix: Array
 

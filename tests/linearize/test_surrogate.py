@@ -1,0 +1,209 @@
+"""Blocks of another function, and clipped ones: the solution is that of the step itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Adjoint, BlockDiagonal, Chain, Clipped, Diagonal, Newton, Surrogate
+from deeppcr.chain import trace_carry, with_outputs
+from deeppcr.linear import Diagonals, Matrices
+from tests.problems import assert_agree, normal, trajectory
+
+L, W = 40, 3
+WEIGHT = normal(0, W, W, scale=0.4)
+NEAR = WEIGHT + normal(1, W, W, scale=0.02)
+XS, Z0 = normal(2, L, W), normal(3, W)
+TABLE = np.asarray(WEIGHT)
+
+
+def rnn(z, x):
+    return jnp.tanh(WEIGHT @ z + x)
+
+
+def near(z, x):
+    return jnp.tanh(NEAR @ z + x)
+
+
+def rounded(z, x):
+    return jnp.tanh(WEIGHT @ jnp.round(z, 2) + x)
+
+
+def norms(z, x):
+    """Its derivative is NaN where z is 0, as the norm's is."""
+    return jnp.tanh(WEIGHT @ z + 0.1 * jnp.linalg.norm(z) + x)
+
+
+def smooth_norms(z, x):
+    return jnp.tanh(WEIGHT @ z + 0.1 * jnp.sqrt((z**2).sum() + 1e-6) + x)
+
+
+def called(z, x):
+    """It has no derivative at all."""
+
+    def f(z, x):
+        return np.tanh(np.einsum("ij,...j->...i", TABLE, z) + x)
+
+    return jax.pure_callback(f, jax.typeof(z), z, x, vmap_method="broadcast_all")
+
+
+CENTRES = 2.0 * jnp.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+H = 0.3  # the step size
+
+
+def mala(gate):
+    """A step of the Metropolis-adjusted Langevin algorithm on four Gaussians."""
+
+    def density(z):
+        return jax.nn.logsumexp(-((z[None] - CENTRES) ** 2).sum(axis=1) / 2)
+
+    def drift(z):
+        return z + H * jax.grad(density)(z)
+
+    def step(z, x):
+        noise, uniform = x
+        new = drift(z) + (2 * H) ** 0.5 * noise
+        forth, back = ((new - drift(z)) ** 2).sum(), ((z - drift(new)) ** 2).sum()
+        ratio = density(new) - density(z) + (forth - back) / (4 * H)
+        accepts = gate(ratio - jnp.log(uniform))
+        return accepts * new + (1 - accepts) * z
+
+    return step
+
+
+def hard(x):
+    return jnp.where(x > 0, 1.0, 0.0)
+
+
+DRAWS = normal(4, L, 2), jnp.asarray(np.random.default_rng(5).uniform(size=L))
+METROPOLIS = Chain(mala(hard), DRAWS)
+SPARSE = XS.at[:5].set(0.0)
+CASES = {  # a chain, its initial state, and what is linearised instead of its step
+    "a soft gate": (METROPOLIS, jnp.zeros(2), Surrogate(mala(jax.nn.sigmoid))),
+    "no rounding": (Chain(rounded, XS), Z0, Surrogate(rnn)),
+    "a network nearby": (Chain(rnn, XS), Z0, Surrogate(near)),
+    "its diagonal": (Chain(rnn, XS), Z0, Surrogate(near, "diagonal")),
+    "its blocks": (Chain(rnn, XS), Z0, Surrogate(near, BlockDiagonal(2))),
+    "a smooth norm": (Chain(norms, SPARSE), jnp.zeros(W), Surrogate(smooth_norms)),
+    "a model of a callback": (Chain(called, XS), Z0, Surrogate(rnn)),
+    "clipped": (METROPOLIS, jnp.zeros(2), Clipped("diagonal", 1.0)),
+    "clipped surrogate": (Chain(rnn, XS), Z0, Clipped(Surrogate(near), 0.1)),
+}
+
+
+def iterate(chain, z0, linearize, **options):
+    return deeppcr.solve(chain, z0, method=Newton(linearize=linearize), **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_solution_is_that_of_the_step(name):
+    chain, z0, linearize = CASES[name]
+    solution = iterate(chain, z0, linearize)
+    assert solution.result == deeppcr.Result.CONVERGED
+    assert_agree(solution.trajectory, trajectory(chain, z0))
+    kind = "clipped" if isinstance(linearize, Clipped) else "surrogate"
+    assert solution.ran.name == f"newton ({kind}, sequential)"
+
+
+def test_fewer_iterations_than_by_the_step_itself():
+    """Where its own derivative is NaN, so is every block behind: one more state is right at a time."""
+    chain, z0, surrogate = CASES["a smooth norm"]
+    own, other = (iterate(chain, z0, x).stats.iterations for x in ("auto", surrogate))
+    assert own > L // 2
+    assert other < 10
+
+
+def test_blocks_are_those_of_the_surrogate():
+    states = normal(6, L, W)
+    chain, _ = trace_carry(rnn, Z0, XS, L, 0, "z0", adapt=with_outputs)
+    jacobians = jax.vmap(jax.jacfwd(near))(states, XS)
+    dense = Surrogate(near).traced(chain).blocks(chain, states)
+    assert isinstance(dense, Matrices)
+    assert_agree(dense.matrix, jacobians, 1e-13)
+    clipped = Clipped(Surrogate(near, Diagonal()), 0.2).traced(chain).blocks(chain, states)
+    diagonal = jnp.diagonal(jacobians, axis1=1, axis2=2)
+    assert jnp.abs(diagonal).max() > 0.2
+    assert_agree(clipped.diagonal, jnp.clip(diagonal, -0.2, 0.2), 1e-13)
+    # The structure is the surrogate's, which is narrower than that of the step.
+    assert isinstance(Surrogate(jnp.add).traced(chain).blocks(chain, states), Diagonals)
+    assert_agree(Clipped("identity", 0.5).blocks(chain, states).scalar, jnp.full(L, 0.5))
+
+
+def counting(f):
+    """As `scan` takes it: a carry with a counter, and with arrays that stay."""
+
+    def step(carry, x):
+        z, n, table = carry
+        z = f(z, x + table[n % 2])
+        return (z, n + 1, table), (z.sum(), n)
+
+    return step
+
+
+def test_carries_of_all_kinds():
+    init = Z0, jnp.int32(0), normal(7, 2, W)
+    newton = Newton(linearize=Surrogate(counting(near)))
+    found = deeppcr.scan(counting(rnn), init, XS, reverse=True, method=newton)
+    assert_agree(found, jax.lax.scan(counting(rnn), init, XS, reverse=True))
+
+
+def test_narrow_dtypes():
+    narrow = [x.astype(jnp.bfloat16) for x in (Z0, XS)]
+
+    def of(weight):
+        return lambda z, x: jnp.tanh(weight.astype(z.dtype) @ z + x)
+
+    solution = iterate(Chain(of(WEIGHT), narrow[1]), narrow[0], Surrogate(of(NEAR)))
+    assert solution.result == deeppcr.Result.CONVERGED
+    assert_agree(solution.trajectory, trajectory(Chain(of(WEIGHT), narrow[1]), narrow[0]), 2e-2)
+
+
+def loss(weight, shift, method, **options):
+    """Of a chain whose step and surrogate close over arrays."""
+    step, other = (lambda w: lambda z, x: jnp.tanh(w @ z + x))(weight), shift
+    if method is None:
+        method = Newton(linearize=Surrogate(lambda z, x: jnp.tanh((weight + other) @ z + x)))
+    solution = deeppcr.solve(Chain(step, XS), Z0, method=method, **options)
+    return (solution.trajectory**2).sum()
+
+
+@pytest.mark.parametrize(
+    "adjoint", ["auto", Adjoint(linearize=Surrogate(near))], ids=["auto", "surrogate"]
+)
+def test_gradients_are_those_of_the_step(adjoint):
+    shift = NEAR - WEIGHT
+
+    def both(method):
+        return jax.jit(
+            jax.vmap(jax.value_and_grad(lambda w, s: loss(w, s, method, adjoint=adjoint), (0, 1)))
+        )(jnp.stack([WEIGHT, 0.9 * WEIGHT]), jnp.stack([shift, -shift]))
+
+    (value, (by_weight, by_shift)), (other, (expected, _)) = both(None), both("sequential")
+    assert_agree((value, by_weight), (other, expected))
+    assert not by_shift.any()
+
+
+def test_eager_calls_see_what_the_surrogate_closes_over(compiled):
+    weight = WEIGHT
+
+    def iterations():
+        step = Surrogate(lambda z, x: jnp.tanh(weight @ z + x))
+        return iterate(Chain(lambda z, x: rnn(z, x), XS), Z0, step).stats.iterations
+
+    first = iterations()
+    weight = 0.0 * WEIGHT
+    compiled.clear()
+    second = iterations()
+    assert not compiled
+    assert second > first + 5
+    weight = WEIGHT
+    assert iterations() == first
+
+
+def test_over_devices():
+    mesh = jax.make_mesh((4,), ("chain",), devices=jax.devices()[:4])
+    chain, z0 = Chain(rnn, XS[:-1]), Z0  # of a length that the devices do not divide
+    solution = iterate(deeppcr.sharding.shard(chain, mesh, "chain"), z0, Surrogate(near))
+    assert solution.result == deeppcr.Result.CONVERGED
+    assert_agree(solution.trajectory, trajectory(chain, z0))
