@@ -5,6 +5,7 @@ adjoints  a GRU with random weights over T steps with n units, alone or eight se
           state and inputs
 grid      GRU and LSTM over long sequences; the first case, a GRU of one unit over 100,000 steps, is
           the one in which DEER (Lim et al., ICLR 2024) reports its largest speedup
+layers    `deeppcr.nn.RNN` beside `flax.nnx.RNN`: gradients of cells of both in several sizes
 learning  a GRU learns to read handwritten digits row by row and pixel by pixel, and the parity of
           many bits, by `jax.lax.scan` and by deeppcr from the same weights; "nudged": from weights
           that differ in the last digit
@@ -37,6 +38,7 @@ from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.gradients import silero
 from experiments.gradients.figure import pictures
+from experiments.gradients.layers import layers
 from experiments.gradients.learner import Learner
 from experiments.gradients.network import DIRECTIONS, FEW, Network, Size
 from experiments.gradients.speech import Detector
@@ -60,9 +62,9 @@ HEARD = {
     "share of speech": "share of the frames with speech",
     "probabilities differ": "largest difference from the probabilities of lax.scan",
 }
-TABLES = dict.fromkeys(("adjoints", "grid", "learning", "speech"), BENCH)
+TABLES = dict.fromkeys(("adjoints", "grid", "layers", "learning", "speech"), BENCH)
 TABLES |= {"training": TRAINING, "heard": HEARD, "fastest programs": BEST}
-PARTS = ("adjoints", "grid", "learning", "speech")
+PARTS = ("adjoints", "grid", "layers", "learning", "speech")
 BATCHES = (1, 8)
 SIZES = ((10_000, 4), (10_000, 2), (10_000, 8), (2_000, 16))  # T and n of the adjoints
 QUICK = ((1_000, 4),)
@@ -132,6 +134,8 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
     ):
         each = product(sizes, directions[part])
         found[part] = [partial(size.rows, direction, device, effort) for size, direction in each]
+    if "layers" in options.parts:
+        found["layers"] = [partial(one.rows, device, effort) for one in layers(options.quick)]
     if "learning" in options.parts:
         every = tasks()
         for name in LEARNT_QUICKLY if options.quick else every:
@@ -154,7 +158,14 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
     chosen = {part: found[part] if part in options.parts else [] for part in PARTS}
     first = chosen["grid"][: len(directions["grid"])]
     rest = chosen["grid"][len(first) :]
-    return [*chosen["adjoints"], *first, *chosen["learning"], *chosen["speech"], *rest]
+    return [
+        *chosen["adjoints"],
+        *first,
+        *chosen["layers"],
+        *chosen["learning"],
+        *chosen["speech"],
+        *rest,
+    ]
 
 
 def _bench_learner(learner: Learner, device: depth.Device, effort: Effort) -> Iterator[Row]:
@@ -164,8 +175,8 @@ def _bench_learner(learner: Learner, device: depth.Device, effort: Effort) -> It
 def summary(rows: Sequence[Row]) -> Iterator[str | list[Row]]:
     """The fastest programs, and the speedups of "auto" in the adjoints."""
     yield command.part("fastest programs", best(rows))
-    ours = [row for row in rows if row["part"] == "adjoints" and row["program"] == "auto"]
-    for direction in DIRECTIONS:
+    for part, direction in (*product(("adjoints",), DIRECTIONS), ("layers", "gradient")):
+        ours = [row for row in rows if row["part"] == part and row["program"] == "auto"]
         found = [row for row in ours if row["direction"] == direction and "speedup" in row]
         if found:
             means, least = [], []
@@ -174,7 +185,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str | list[Row]]:
                 means.append(statistics.geometric_mean(each))
                 least.append(min(each))
             yield (
-                f"{direction}, auto: {means[0]:.2f}x {SCAN} (geometric mean; least "
+                f"{part}, {direction}, auto: {means[0]:.2f}x {SCAN} (geometric mean; least "
                 f"{least[0]:.2f}x), {means[1]:.2f}x the fastest loop (least {least[1]:.2f}x)"
             )
 

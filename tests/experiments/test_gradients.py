@@ -20,6 +20,7 @@ from experiments.bench.engine import distance
 from experiments.bench.table import Row
 from experiments.gradients import figure, silero
 from experiments.gradients import run as gradients
+from experiments.gradients.layers import Layer
 from experiments.gradients.learner import Learner
 from experiments.gradients.network import GRID, Network, Size
 from experiments.gradients.speech import Detector
@@ -35,7 +36,7 @@ def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.Mon
     sizes = ("--quick", "--lengths", "6", "--widths", "2", "--batches", "2", "--repeats", "1")
     rows, text = run_command(gradients, *sizes, "--parts", "adjoints", "grid", "speech")
     assert "no speech: silero-vad is not installed" in text
-    assert "\ngradient, auto: " in text
+    assert "\nadjoints, gradient, auto: " in text
     assert {(row["kind"], row["L"], row["w"]) for row in rows} == {("gru", 6, 2)}
     found = {
         (part, direction): [
@@ -113,8 +114,8 @@ def test_the_summary_has_means_and_the_least() -> None:
         auto("gradient", 99, 99, "adjoint, pcr"),
     ]
     assert list(gradients.summary(rows))[1:] == [
-        "gradient, auto: 4.00x lax.scan (geometric mean; least 2.00x), 2.00x the fastest loop (least 1.00x)",
-        "forward, auto: 3.00x lax.scan (geometric mean; least 3.00x), 3.00x the fastest loop (least 3.00x)",
+        "adjoints, gradient, auto: 4.00x lax.scan (geometric mean; least 2.00x), 2.00x the fastest loop (least 1.00x)",
+        "adjoints, forward, auto: 3.00x lax.scan (geometric mean; least 3.00x), 3.00x the fastest loop (least 3.00x)",
     ]
     assert list(gradients.summary([])) == [[]]
 
@@ -165,6 +166,15 @@ def test_what_solves_a_chain_finds_the_states_of_its_program() -> None:
     expected = jax.jit(case.baselines["lax.scan"])(*case.arguments[1])
     assert distance(solution.trajectory[0], expected) < 1e-5
     assert solution.stats.iterations > 0
+
+
+def test_a_layer_of_deeppcr_has_the_gradient_of_flax() -> None:
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+        case = Layer("GRUCell", length=5, units=2, batch=2).case()
+        assert list(case.baselines) == ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16"]
+        expected = jax.jit(case.baselines["lax.scan"])(*case.arguments[0])
+        found = jax.jit(case.variants["auto"].run)(*case.arguments[0])
+    assert distance(found, expected) < 1e-5
 
 
 def test_the_derivative_of_one_number_is_its_own_diagonal() -> None:
