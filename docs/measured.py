@@ -388,6 +388,34 @@ def iterations_damping(rows: Rows) -> list[Row]:
     return pivot(mine, ("chain", "L", "growth rate"), "program", cell)
 
 
+def field_published(rows: Rows) -> list[Row]:
+    """What others have published, and what comes back."""
+    keys = {
+        "problem": "problem",
+        "L": "L",
+        "source": "source",
+        "options": "options",
+        "published": "published iterations",
+        "ours": "iterations",
+        "published error": "published error",
+        "error": "error",
+        "pass": "pass",
+        "CPU ms": "CPU time, ms",
+        "scan CPU ms": "of lax.scan, ms",
+        "ended": "ended",
+    }
+    mine = pick(rows.get("field", []), part="published")
+    return [{title: row.get(key, "") for key, title in keys.items()} for row in mine]
+
+
+def field_predictability(rows: Rows) -> list[Row]:
+    """Iterations by gain and length, and the growth rate of the longest chain."""
+    mine = pick(rows.get("field", []), part="predictability")
+    rates = {row["gain"]: row["growth rate"] for row in mine}  # later rows are longer
+    mine = [row | {"growth rate": rates[row["gain"]], "T": f"T = {row['L']}"} for row in mine]
+    return pivot(mine, ("gain", "growth rate"), "T", lambda row: row["iterations"])
+
+
 def mlp_speedups(rows: Rows) -> list[Row]:
     """Every case of the layers."""
     return parallel(rows.get("mlp", []))
@@ -548,7 +576,8 @@ TABLES: dict[str, Callable[[Rows], list[Row]]] = {
     for made in (
         overview, gradients_adjoints, gradients_memory, gradients_cells, gradients_training,
         gradients_speech, decide_regret, decide_worst, decide_breakeven, decide_giving_up,
-        iterations_forms, iterations_accuracy, iterations_width, iterations_damping, mlp_speedups,
+        iterations_forms, iterations_accuracy, iterations_width, iterations_damping,
+        field_published, field_predictability, mlp_speedups,
         diffusion_speedups, diffusion_stopped, resnet_steps, resnet_training, compile_time_layers,
         compile_time_training, kernels_launches, prediction_errors, prediction_times,
         recurrence_solvers, sharding_chain,

@@ -71,6 +71,7 @@ ENTRIES = (
     Entry("gradients", weight=5),
     Entry("decide", weight=3, least=120),
     Entry("iterations", weight=2, least=120),
+    Entry("field", weight=2, least=120),
     Entry("sharding"),
     Entry("kernels"),
     Entry("recurrence"),

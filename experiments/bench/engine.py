@@ -14,6 +14,7 @@ A variant with another result has no speedup, and a note instead.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -123,11 +124,13 @@ class Outcome:
         return self.timing is not None and not self.note
 
     def times(self, scale: float = 1e3) -> Row:
-        """Median, least and greatest time of a call, in milliseconds, and the number of calls."""
+        """Median, least, greatest and processor time of a call in milliseconds; number of calls."""
         if self.timing is None:
             return {}
         times = {"ms": self.timing.median, "min ms": self.timing.minimum}
         times |= {"max ms": self.timing.maximum}
+        if self.timing.processor:
+            times["CPU ms"] = statistics.median(self.timing.processor)
         return {name: scale * t for name, t in times.items()} | {"repeats": self.timing.count}
 
 
@@ -150,11 +153,12 @@ def bench(
 
     Yields:
         A row for each program, baselines first: the case's labels, "program", "baseline" (whether
-        it is one), "ms" (median), "min ms", "max ms", "repeats", "trace s", "compile s", "temp MB",
-        "depth", "work", "predicted ms", "log2" (of predicted over measured time), "error" (the
-        largest difference from the first baseline, relative to the largest entry); "speedup", "over
-        lax.scan", "depth speedup", "predicted speedup"; with ``solve`` "iterations", "residual" and
-        "ended"; and "note" if it did not run or is wrong. Unknown cells are missing.
+        it is one), "ms" (median), "min ms", "max ms", "CPU ms" (of all cores), "repeats", "trace
+        s", "compile s", "temp MB", "depth", "work", "predicted ms", "log2" (of predicted over
+        measured time), "error" (the largest difference from the first baseline, relative to the
+        largest entry); "speedup", "over lax.scan", "depth speedup", "predicted speedup"; with
+        ``solve`` "iterations", "residual" and "ended"; and "note" if it did not run or is wrong.
+        Unknown cells are missing.
     """
     outcomes = measure(case, effort, device, longest, builds)
     first, loops = outcomes[case.plain], [outcomes[name] for name in case.baselines]

@@ -14,9 +14,16 @@ from experiments.bench.progress import PROGRESS
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each call of one function."""
+    """The times of one function.
+
+    Attributes:
+        seconds: wall-clock time of each call.
+        processor: seconds of all cores for a call, one number for each round: of this process, so
+            on an accelerator that of the host.
+    """
 
     seconds: tuple[float, ...]
+    processor: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
@@ -87,6 +94,7 @@ def interleave(
         The times of each function that was called, by name.
     """
     seconds: dict[str, list[float]] = {name: [] for name in functions}
+    processor: dict[str, list[float]] = {name: [] for name in functions}
     running = dict(functions)
     for number in range(effort.rounds):
         fastest = min((min(times) for times in seconds.values() if times), default=math.inf)
@@ -99,14 +107,20 @@ def interleave(
                 continue
             PROGRESS.say(f"timing {name}, round {number + 1} of {effort.rounds}")
             calls = max(1, min(effort.most, int(effort.share / least)))
+            start = time.process_time()
             try:
                 times += [clock(function) for _ in range(calls)]
+                processor[name].append((time.process_time() - start) / calls)
             except jax.errors.JaxRuntimeError as error:
                 if failed is None:
                     raise
                 failed(name, error)
                 del running[name]
-    return {name: Timing(tuple(times)) for name, times in seconds.items() if times}
+    return {
+        name: Timing(tuple(times), tuple(processor[name]))
+        for name, times in seconds.items()
+        if times
+    }
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,16 @@ class Model(NamedTuple):
         return len(jax.tree.leaves(self.inputs)[0])
 
 
+def states(model: Model) -> Any:
+    """All states of a chain, by `jax.lax.scan`."""
+
+    def body(z: Any, x: Any) -> tuple[Any, Any]:
+        z = model.step(z, x)
+        return z, z
+
+    return jax.lax.scan(body, model.z0, model.inputs)[1]
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
     "relu": jax.nn.relu,

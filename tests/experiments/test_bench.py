@@ -94,6 +94,7 @@ def test_a_row_says_what_was_predicted_and_what_came_of_it() -> None:
         "ms",
         "min ms",
         "max ms",
+        "CPU ms",
         "repeats",
         "trace s",
         "compile s",

@@ -33,6 +33,7 @@ MEASURED = {
     "ms",
     "min ms",
     "max ms",
+    "CPU ms",
     "repeats",
     "depth",
     "work",

@@ -27,6 +27,7 @@ from experiments.bench.timing import Effort
 from experiments.compile_time import run as compile_time
 from experiments.decide import run as decide
 from experiments.diffusion import run as diffusion
+from experiments.field import run as field
 from experiments.gradients import run as gradients
 from experiments.iterations import run as iterations
 from experiments.kernels import run as kernels
@@ -43,6 +44,7 @@ TABLES: dict[str, dict[str, Columns]] = {
     "decide": decide.TABLES,
     "diffusion": dict.fromkeys(diffusion.PARTS, diffusion.COLUMNS),
     "digits": digits.TABLES,
+    "field": field.TABLES,
     "gradients": gradients.TABLES,
     "iterations": iterations.TABLES,
     "kernels": dict.fromkeys(("", "grid", "times", "speed"), kernels.COLUMNS),

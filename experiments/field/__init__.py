@@ -1,0 +1,1 @@
+"""The published results of the field, beside ours."""

@@ -1,0 +1,156 @@
+"""What others have published, and the chain and the options by which it is tried here."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from deeppcr import Anderson, Newton, TrustRegion
+from experiments.bench.engine import distance
+from experiments.field.window import sliding_picard
+from experiments.gradients import silero
+from experiments.models import cells, chains, published
+
+UNIFIED = "unified"
+TOLERANCE = 1e-3  # of an error that nobody published
+NAMES = {"identity": "Picard", "zero": "Jacobi"}  # as the field calls them
+SHORT, LONG = 1024, 131_072
+SAMPLER_WINDOW = 80
+SOUND = 20.0  # seconds
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published result.
+
+    Attributes:
+        problem: the chain, in words.
+        source: who published it; docs/experiments/field.md has the references.
+        published: the iterations, in words.
+        make: makes the chain; its weights are drawn here unless ``problem`` says otherwise.
+        options: of `deeppcr.Newton`, other than the defaults.
+        most: iterations; None where none are published.
+        error: published, the largest difference from `jax.lax.scan`, relative to the largest
+            entry; None where none is: `TOLERANCE` then.
+        converges: False for a method that is known to diverge, and has to say so.
+    """
+
+    problem: str
+    source: str
+    published: str
+    make: Callable[[], chains.Model]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    most: int | None = None
+    error: float | None = None
+    converges: bool = True
+
+    @property
+    def method(self) -> Newton:
+        """The method that is tried."""
+        return Newton(**self.options)
+
+    @property
+    def said(self) -> str:
+        """The options in words: "diagonal, atol 0.0001"."""
+        words = []
+        for name, value in self.options.items():
+            if isinstance(value, str):
+                words.append(NAMES.get(value, value))
+            elif isinstance(value, int | float):
+                words.append(f"{name} {value:g}".replace("e-0", "e-"))
+            else:
+                words.append(type(value).__name__)
+        return ", ".join(words) or "none"
+
+    def holds(self, ended: str, iterations: int, error: float) -> bool:
+        """Whether a solve does as well."""
+        if (ended == "converged") != self.converges:
+            return False
+        few = self.most is None or not self.converges or iterations <= self.most
+        return few and error <= (TOLERANCE if self.error is None else self.error)
+
+
+def claims(quick: bool) -> Iterator[Claim]:
+    """All but ParaDiGMS's; small versions, and fewer, if ``quick``."""
+    make: Callable[[], chains.Model] = partial(published.word_problem, SHORT)
+    yield Claim("S5 word problem", UNIFIED, "1", make, most=1, error=0.0)
+    for length in (SHORT,) if quick else (SHORT, LONG):
+        yield from _contracting(length)
+    for length in (512,) if quick else (512, LONG):
+        for name, cell in (("ParaGRU", published.para_gru), ("ParaLSTM", published.para_lstm)):
+            yield Claim(name, "ParaRNN", "3 to 4", partial(cell, 8, length), most=4)
+    make = partial(published.gru, 32, 1000 if quick else 10_000)
+    yield Claim("GRU", "DEER", "", make, error=2.4e-7)
+    make = partial(published.tanh_rnn, 32, 2048 if quick else 65_536)
+    for form, most in (("dense", 6), ("diagonal", 30)):
+        options = {"linearize": form, "atol": 1e-4}
+        yield Claim("tanh RNN", "ELK", f"{most}", make, options, most)
+    make = partial(published.mala_chain, 1000 if quick else 10_000)
+    yield Claim("MALA", "MCMC", "60", make, most=60)
+    if not quick:
+        options = {"linearize": "diagonal", "damping": TrustRegion()}
+        yield Claim("MALA", "MCMC", "60", make, options, most=60)
+    yield from _sampling()
+    yield _speech(SOUND / 10 if quick else SOUND)
+
+
+def _contracting(length: int) -> Iterator[Claim]:
+    figures = {"dense": ("4 to 6", 6), "diagonal": ("8 to 18", 18), "zero": ("17 to 65", 65)}
+    make = partial(published.contracting_rnn, length)
+    for form, (figure, most) in figures.items():
+        yield Claim("contracting RNN", UNIFIED, figure, make, {"linearize": form}, most)
+    picard = {"linearize": "identity"}
+    yield Claim("contracting RNN", UNIFIED, "diverges", make, picard, converges=False)
+
+
+def sampler(steps: int) -> chains.Model:
+    """DDIM on digits, by the model that `experiments.models.chains` trains."""
+    return chains.ddim_chain(chains.diffusion_params(), steps, jax.random.key(0))
+
+
+def _sampling() -> Iterator[Claim]:
+    """ParaTAA at a tolerance like its own, and to rounding."""
+    figures: list[tuple[str, int, dict[str, Any]]] = [
+        ("7 to 8", 8, {"rtol": 1e-2}),
+        ("11", 11, {"atol": 1e-6}),
+    ]
+    for figure, most, tolerance in figures:
+        options = {"linearize": "identity", "acceleration": Anderson()} | tolerance
+        yield Claim("DDIM", "ParaTAA", figure, partial(sampler, 100), options, most)
+
+
+def window_claims(quick: bool) -> Iterator[Claim]:
+    """ParaDiGMS's window: no more iterations than its loop takes here, at an error no larger."""
+    model = sampler(100 if quick else 1000)
+    expected = chains.states(model)
+    for tolerance in (1e-2,) if quick else (1e-2, 3e-3, 1e-6):
+        found, iterations = sliding_picard(model, SAMPLER_WINDOW, tolerance)
+        yield Claim(
+            "DDIM",
+            "ParaDiGMS",
+            f"{iterations} here",
+            lambda: model,
+            {"linearize": "identity", "window": SAMPLER_WINDOW, "atol": tolerance},
+            iterations,
+            distance(found, expected),
+        )
+
+
+def _speech(seconds: float) -> Claim:
+    """The LSTM of silero-vad on synthetic speech; without its wheel, one of its size."""
+    arrays = silero.read_weights()
+    if arrays is None:
+        frames = int(seconds * silero.RATE) // silero.FRAME
+        make = partial(chains.lstm_chain, 128, frames, jax.random.key(0))
+        return Claim("silero-sized LSTM", "silero", "converges", make)
+
+    def trained() -> chains.Model:
+        inputs = silero.features(arrays, silero.make_sound(seconds))
+        zeros = jnp.zeros(128, jnp.float32)
+        weights = silero.lstm_weights(arrays)
+        return chains.Model(partial(cells.lstm, weights), inputs, (zeros, zeros))
+
+    return Claim("silero's LSTM", "silero", "converges", trained)

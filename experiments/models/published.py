@@ -1,0 +1,150 @@
+"""Chains on which the field has published results, with weights and inputs drawn anew.
+
+Sizes and kinds are those of the publications; where these leave a scale open, the function has it.
+"""
+
+from functools import partial
+from itertools import permutations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from experiments.models import cells
+from experiments.models.chains import Model
+from experiments.models.training import normal
+
+Pair = tuple[Array, Array]
+
+
+def tanh_rnn(width: int, length: int, seed: int = 0) -> Model:
+    """``tanh(z W + x)`` with weights of variance 1 / width, and normal inputs.
+
+    Drawn with jax's default random bits of 2024.
+    """
+    with jax.threefry_partitionable(False):
+        of_weight, of_inputs = jax.random.split(jax.random.key(seed))
+        weight = normal(of_weight, width, width)
+        inputs = jax.random.normal(of_inputs, (length, width), jnp.float32)
+    return Model(lambda z, x: jnp.tanh(z @ weight + x), inputs, jnp.zeros(width, jnp.float32))
+
+
+def contracting_rnn(length: int, width: int = 4, seed: int = 0) -> Model:
+    """``tanh(z W + x / 2)``, where W has the spectral norm 1: no step amplifies a difference."""
+    of_weight, of_inputs = jax.random.split(jax.random.key(seed))
+    weight = jax.random.normal(of_weight, (width, width), jnp.float32)
+    weight = weight / jnp.linalg.norm(weight, 2)
+    inputs = 0.5 * jax.random.normal(of_inputs, (length, width), jnp.float32)
+    return Model(lambda z, x: jnp.tanh(z @ weight + x), inputs, jnp.zeros(width, jnp.float32))
+
+
+def word_problem(length: int, seed: int = 0) -> Model:
+    """Products of permutations of five elements: ``z_l = P(x_l) z_{l-1}``, x_l one of 120."""
+    matrices = jnp.asarray(np.eye(5)[list(permutations(range(5)))], jnp.float32)
+    word = np.random.default_rng(seed).integers(len(matrices), size=length)
+    return Model(lambda z, x: matrices[x] @ z, jnp.asarray(word), jnp.arange(5, dtype=jnp.float32))
+
+
+def gru(width: int, length: int, seed: int = 0) -> Model:
+    """A gated recurrent unit with torch's random weights, as many inputs as units."""
+    weights = cells.gru_weights(width, seed=seed)
+    inputs = np.random.default_rng(seed).normal(size=(length, width))
+    return Model(
+        partial(cells.gru, weights),
+        jnp.asarray(inputs, jnp.float32),
+        jnp.zeros(width, jnp.float32),
+    )
+
+
+def para_gru(width: int, length: int, seed: int = 0) -> Model:
+    """The GRU of ParaRNN: its gates read each unit's own state alone, so the Jacobian is diagonal.
+
+    ``u, r = s(a_u h + (x W + b)_u), s(a_r h + (x W + b)_r)``, then
+    ``(1 - u) h + u tanh(a_c r h + (x W + b)_c)``.
+    """
+    weights, inputs = _diagonal_cell(width, length, seed)
+    n = width
+
+    def step(h: Array, x: Array) -> Array:
+        own, read = weights["own"], cells.read(weights, x)
+        update = jax.nn.sigmoid(own[0] * h + read[:n])
+        reset = jax.nn.sigmoid(own[1] * h + read[n : 2 * n])
+        return (1 - update) * h + update * jnp.tanh(own[2] * reset * h + read[2 * n :])
+
+    return Model(step, inputs, jnp.zeros(n, jnp.float32))
+
+
+def para_lstm(width: int, length: int, seed: int = 0) -> Model:
+    """The LSTM of ParaRNN: gates read their own unit, input and forget gate are one, and peepholes.
+
+    ``f = s(a_f h + p_f c + (x W + b)_f)``, ``c' = f c + (1 - f) tanh(a_g h + (x W + b)_g)``, then
+    ``h' = s(a_o h + p_o c' + (x W + b)_o) tanh(c')``: the Jacobian has blocks of 2.
+    """
+    weights, inputs = _diagonal_cell(width, length, seed)
+    n = width
+
+    def step(state: Pair, x: Array) -> Pair:
+        h, c = state
+        own, peephole, read = weights["own"], weights["peephole"], cells.read(weights, x)
+        forget = jax.nn.sigmoid(own[0] * h + peephole[0] * c + read[:n])
+        c = forget * c + (1 - forget) * jnp.tanh(own[1] * h + read[n : 2 * n])
+        out = jax.nn.sigmoid(own[2] * h + peephole[1] * c + read[2 * n :])
+        return out * jnp.tanh(c), c
+
+    zeros = jnp.zeros(n, jnp.float32)
+    return Model(step, inputs, (zeros, zeros))
+
+
+def _diagonal_cell(width: int, length: int, seed: int) -> tuple[dict[str, Array], Array]:
+    """Weights, uniform in +- 1/sqrt(n), and normal inputs."""
+    rng, bound = np.random.default_rng(seed), width**-0.5
+    shapes = {"W": (width, 3 * width), "b": (3 * width,), "own": (3, width), "peephole": (2, width)}
+    weights = {
+        name: jnp.asarray(rng.uniform(-bound, bound, shape), jnp.float32)
+        for name, shape in shapes.items()
+    }
+    return weights, jnp.asarray(rng.normal(size=(length, width)), jnp.float32)
+
+
+def mean_field_rnn(gain: float, length: int, width: int = 48, seed: int = 0) -> Model:
+    """``g tanh(z) W + x``: forgets its past at a small gain g, and is chaotic at a large one."""
+    of_weight, of_inputs, of_state = jax.random.split(jax.random.key(seed), 3)
+    weight = normal(of_weight, width, width)
+    inputs = {
+        "x": 0.1 * jax.random.normal(of_inputs, (length, width), jnp.float32),
+        "gain": jnp.full(length, gain, jnp.float32),
+    }
+    z0 = jax.random.normal(of_state, (width,), jnp.float32)
+    return Model(lambda z, at: at["gain"] * jnp.tanh(z) @ weight + at["x"], inputs, z0)
+
+
+def mala_chain(length: int, size: float = 0.7, seed: int = 1) -> Model:
+    """The Metropolis-adjusted Langevin algorithm on a mixture of four Gaussians in the plane.
+
+    They have unit variance, and stand at (+-2, +-2). An input is the noise of a proposal, and the
+    logarithm of the uniform number that accepts or rejects it: there the step jumps.
+    """
+    centres = 2.0 * jnp.asarray([[1, 1], [1, -1], [-1, 1], [-1, -1]], jnp.float32)
+
+    def log_density(z: Array) -> Array:
+        return jax.nn.logsumexp(-0.5 * jnp.square(z[None] - centres).sum(-1))
+
+    def drift(z: Array) -> Array:
+        return z + size * jax.grad(log_density)(z)
+
+    def log_proposal(z: Array, of: Array) -> Array:
+        return -jnp.square(z - drift(of)).sum() / (4 * size)
+
+    def step(z: Array, x: Pair) -> Array:
+        noise, log_uniform = x
+        new = drift(z) + (2 * size) ** 0.5 * noise
+        ratio = log_density(new) - log_density(z) + log_proposal(z, new) - log_proposal(new, z)
+        return jnp.where(log_uniform < ratio, new, z)
+
+    of_noise, of_uniform = jax.random.split(jax.random.key(seed))
+    inputs = (
+        jax.random.normal(of_noise, (length, 2), jnp.float32),
+        jnp.log(jax.random.uniform(of_uniform, (length,), jnp.float32)),
+    )
+    return Model(step, inputs, jnp.zeros(2, jnp.float32))
