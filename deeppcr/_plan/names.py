@@ -1,7 +1,7 @@
 """Methods and adjoints by name, and `Auto`."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.checks import check_name, suggests_keywords
@@ -40,7 +40,7 @@ class Auto:
     """
 
     initial_guess: Guess = "apply"
-    damping: TrustRegion | None = None
+    damping: TrustRegion | Literal["auto"] | None = None
     window: int | None = None
     progress: Progress = None
     unroll: int = 1

@@ -172,7 +172,8 @@ class Criterion:
         worst, moved, plateau = largest[0], largest[1], largest[2 if self.quadratic else 0]
         levels = jnp.stack([largest[-1] if eps.ndim else worst / eps, moved])
         falling, patience = (0.5, 1) if self.quadratic else (0.9, 4)
-        stalled = jnp.where(levels > falling * last.least, last.stalled + jnp.int32(1), 0)
+        falls = jnp.isfinite(levels) & (levels <= falling * last.least)
+        stalled = jnp.where(falls, 0, last.stalled + jnp.int32(1))
         stagnates = (plateau <= STAGNATION * coarsest) & (stalled[0] >= patience)
         if self.quadratic:
             rests = moved <= max(coarsest**0.5, asked)

@@ -28,6 +28,7 @@ from deeppcr.linearize import (
 )
 from deeppcr.loops import ITERATION, iterate
 from deeppcr.newton.convergence import Convergence, Criterion
+from deeppcr.newton.damping import AutoDamping
 from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.lyapunov import growth_rate
@@ -188,7 +189,8 @@ class NewtonSolver:
             inputs=cast(chain.inputs, self.dtypes),
             captured=self.captured,
         )
-        start, recorded = wide.layout.flatten(wide.initial), self.budget + 1
+        most = 2 * self.budget if self._is_auto else self.budget
+        start, recorded = wide.layout.flatten(wide.initial), most + 1
         residuals = jnp.full((recorded if self.options.record else 0,), unrecorded(), start.dtype)
         begun = Reached.nothing(start, residuals)
         if chain.axis.size > 1 and self.window < chain.length:
@@ -201,13 +203,21 @@ class NewtonSolver:
             reached, states = self._reached(wide, begun, iterate(*self._loop(wide, begun)))
         return self._finished(chain, wide, reached, states)
 
+    @property
+    def _is_auto(self) -> bool:
+        return bool(self.options.damping == "auto")
+
+    def _counted(self, now: Iterate) -> Array:
+        """The number of iterations that count in the budget."""
+        return now.iterations - now.sizes.spent if self._is_auto else now.iterations
+
     def _loop(self, chain: TracedChain, begun: Reached) -> tuple[Any, ...]:
         """The loop over iterations for ``chain``, as arguments of `iterate`."""
         total = chain.total
 
         def goes_on(now: Iterate) -> Array:
             reached = self._progress(chain, now)
-            return (now.iterations < self.budget) & (reached.prefix < total) & ~reached.stuck
+            return (self._counted(now) < self.budget) & (reached.prefix < total) & ~reached.stuck
 
         trip, start = partial(self._iteration, chain), self._begin(chain, begun)
         return ITERATION, goes_on, trip, start, self.budget, self.expected
@@ -239,7 +249,8 @@ class NewtonSolver:
         if self.options.jacobian_every > 1:
             shapes = jax.eval_shape(partial(self.linearization.blocks, window), states)
             blocks = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        acceleration, damping = self.options.acceleration, self.options.damping
+        acceleration = self.options.acceleration
+        damping = AutoDamping() if self._is_auto else self.options.damping
         now = Iterate(
             iterations=begun.iterations,
             begun=begun.iterations,
@@ -274,7 +285,7 @@ class NewtonSolver:
             linearize() if every == 1 else lax.cond(is_new, linearize, lambda: now.blocks)
         )
         sizes, history, reached = now.sizes, now.history, self._progress(chain, now)
-        if options.damping:
+        if options.damping and not self._is_auto:
             converged = axis.index(self.window) < reached.prefix - now.start
             states, sizes = options.damping.update(
                 self.solver,
@@ -290,6 +301,22 @@ class NewtonSolver:
             # The first step starts from a known state.
             b = axis.set_first(now.value - blocks.apply(origin), now.value[0])
             states = self.solver.solve_unguarded(blocks, b)
+        if self._is_auto:
+            states, sizes = AutoDamping().update(
+                self.solver,
+                blocks,
+                now.states,
+                now.value,
+                states,
+                axis.index(self.window) < reached.exact - now.start,
+                now.convergence.stalled[0],
+                reached.prefix,
+                chain.total - reached.prefix,
+                self.budget - self._counted(now),
+                sizes,
+                lambda states: window.evaluate(axis.before(now.entry, states)),
+                axis,
+            )
         # Discard overflows, which would spread to all later steps for good.
         states = jnp.where(jnp.isfinite(states), states, now.states)
         # Keep states that are exact to the last bit: the recurrence reproduces them to rounding.

@@ -82,8 +82,13 @@ class Newton:
             trajectory: a pytree like the state, with leaves ``[L, ...]``, for example the
             ``trajectory`` of the last solution. Or a function
             ``(initial state, inputs) -> trajectory``. No derivatives pass through it.
-        damping: `TrustRegion` or None. It limits the growth of updates along the chain, for chains
-            that amplify differences. An iteration then takes two solves and one more evaluation.
+        damping: `TrustRegion`, "auto" or None. A trust region limits the growth of updates along
+            the chain, for chains that amplify differences. An iteration then takes two solves and
+            one more evaluation, and some chains converge only without it. "auto": plain iterations;
+            if the residual has not fallen for 8 of them, a trust region is tried, from the initial
+            trajectory, and kept as long as states converge. Otherwise the iteration goes back to
+            where it was and stays plain, and iterations in vain are not counted in
+            ``max_iterations``: up to twice as many may run. Where a window slides, "auto" is None.
         acceleration: `Anderson` or None. It combines the last few iterates, for "identity", "zero"
             and other blocks whose iterations are cheap and converge slowly.
         jacobian_every: integer >= 1, the number of iterations that share their blocks (the chord
@@ -129,7 +134,7 @@ class Newton:
     atol: float = 0.0
     max_iterations: int | None = None
     initial_guess: Guess = "apply"
-    damping: TrustRegion | None = None
+    damping: TrustRegion | Literal["auto"] | None = None
     acceleration: Anderson | None = None
     jacobian_every: int = 1
     window: int | None = None
@@ -148,9 +153,10 @@ class Newton:
         check_count("jacobian_every", self.jacobian_every, "how many iterations share their blocks")
         check_count("window", self.window, "how many steps", optional=True)
         check_count("memory", self.memory, "how many bytes", optional=True)
-        if self.damping is not None and not isinstance(self.damping, TrustRegion):
+        is_known = self.damping is None or isinstance(self.damping, TrustRegion)
+        if not is_known and self.damping != "auto":
             raise TypeError(
-                f"damping is {describe(self.damping)}, expected TrustRegion(...) or None."
+                f'damping is {describe(self.damping)}, expected "auto", TrustRegion(...) or None.'
             )
         if self.acceleration is not None and not isinstance(self.acceleration, Anderson):
             raise TypeError(
@@ -195,6 +201,7 @@ class Newton:
                 self,
                 linearize="auto",
                 linear="auto",
+                damping=None if is_windowed and self.damping == "auto" else self.damping,
                 initial_guess=guess,
                 progress=Reporter(self.progress, asked.length) if self.progress else None,
             ),

@@ -48,6 +48,42 @@ def test_no_more_iterations_where_plain_ones_do_well():
     assert_agree(damped.trajectory, trajectory(CONTRACTING, z0))
 
 
+BISTABLE = Chain(lambda z, x: z + 0.2 * (z - z**3) + 0.3 * x, normal(4, 1000))
+
+
+def test_auto_solves_what_plain_iterations_lose():
+    """Two attractors: plain iterates overflow. Each example under `jax.vmap` for itself."""
+    starts = jnp.array([0.1, -2.0])
+    plain, auto = (
+        jax.jit(jax.vmap(partial(deeppcr.solve, BISTABLE, method=method)))(starts)
+        for method in (Newton(), Newton(damping="auto"))
+    )
+    assert (plain.result == Result.FINISHED_SEQUENTIALLY).all()
+    assert (auto.result == Result.CONVERGED).all()
+    assert (auto.stats.iterations < 64).all()
+    assert_agree(auto.trajectory, jnp.stack([trajectory(BISTABLE, z) for z in starts]))
+
+
+def test_auto_is_plain_where_plain_iterations_do_well():
+    z0 = normal(2, 3)
+    plain, auto = (solve(CONTRACTING, z0, method=Newton(damping=d)) for d in (None, "auto"))
+    assert auto.stats.iterations == plain.stats.iterations
+    assert_agree(auto.trajectory, plain.trajectory, 0)
+
+
+def test_auto_loses_nothing_that_plain_iterations_solve():
+    """Chaos: a trust region is tried in vain, and each plain iteration makes a state right."""
+    chaos, z0 = Chain(lambda z, _: 3.9 * z * (1 - z), length=50), jnp.array(0.4)
+    plain, auto = (
+        solve(chaos, z0, method=Newton(damping=d, max_iterations=50, record=True))
+        for d in (None, "auto")
+    )
+    assert plain.result == auto.result == Result.CONVERGED
+    assert auto.stats.iterations <= 2 * 50
+    assert jnp.isfinite(auto.stats.residuals[auto.stats.iterations])
+    assert_agree(auto.trajectory, trajectory(chaos, z0), 1e-8)
+
+
 KINDS = [
     ("gru", "auto"),
     ("gru", Diagonal()),
@@ -76,8 +112,12 @@ def test_gradients():
 
 def test_in_a_window_and_with_acceleration():
     z0 = jnp.array(0.4)
-    for options in ({"window": 10}, {"acceleration": deeppcr.Anderson(), "linearize": "zero"}):
-        solution = solve(PERIODIC, z0, method=Newton(damping=TrustRegion(), **options))
+    for damping, options in (
+        (TrustRegion(), {"window": 10}),
+        ("auto", {"window": 10}),
+        (TrustRegion(), {"acceleration": deeppcr.Anderson(), "linearize": "zero"}),
+    ):
+        solution = solve(PERIODIC, z0, method=Newton(damping=damping, **options))
         assert solution.converged
         assert_agree(solution.trajectory, trajectory(PERIODIC, z0))
 
@@ -117,7 +157,7 @@ def test_a_radius_that_makes_no_sense(radius):
 
 
 def test_another_damping():
-    with pytest.raises(TypeError, match=r"damping is 0\.5, expected TrustRegion"):
+    with pytest.raises(TypeError, match=r'damping is 0\.5, expected "auto", TrustRegion'):
         Newton(damping=0.5)
 
 
