@@ -48,7 +48,8 @@ class Clipped(Linearization):
         True
 
     References:
-        D. M. Zoltowski et al., *Parallelizing MCMC Across the Sequence Length*, 2025.
+        Newton's method on Metropolis chains: D. M. Zoltowski et al., *Parallelizing MCMC Across the
+        Sequence Length*, NeurIPS 2025.
     """
 
     linearize: str | Linearization = "auto"
