@@ -1,6 +1,7 @@
-"""Chains on which the field has published results, with weights and inputs drawn anew.
+"""Chains of the kinds on which the field has published results; weights and inputs are drawn here.
 
-Sizes and kinds are those of the publications; where these leave a scale open, the function has it.
+They are no copies of the published set-ups: widths and scales that were not at hand were chosen
+here, some of them after other scales had been tried. docs/experiments/field.md says which.
 """
 
 from functools import partial

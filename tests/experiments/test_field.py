@@ -125,5 +125,5 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, run_command: Run) -> None:
     assert [row["part"] for row in rows] == ["published", *["predictability"] * 6, "published"]
     assert {"ours", "error", "CPU ms", "scan CPU ms", "ended"} < set(rows[0])
     assert rows[0]["pass"] == "no"
-    assert "of 2 published results come back" in text
+    assert "of 2 rows pass" in text
     assert len(list(claims.claims(quick=True))) > 10
