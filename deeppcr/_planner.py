@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Never
 
 import jax
+import jax.numpy as jnp
 
 import depth
 from deeppcr._instance import Instance, instances_of
@@ -28,7 +29,6 @@ from deeppcr.structure import find_jumps, find_structure
 from depth.device import find_device
 
 TRIED = 3  # candidates of each kind that trials time, at most
-DIGITS = math.log(1e7)  # of float32: by what differences decay until they are rounding
 FEWEST_ITERATIONS = 2  # a method that would not even pay with so few needs no sample
 
 
@@ -222,7 +222,8 @@ def _knowing(
     exact = [found.forecast for found in samples.values() if found.is_exact]
     expected = exact[0] if exact else otherwise
     if otherwise is not None and (rate := _contraction(samples)) < 0:
-        sampled = {JACOBI: math.ceil(DIGITS / -rate)} | sampled
+        rounding = jnp.finfo(candidates.costs.chain.layout.dtype).eps
+        sampled = {JACOBI: math.ceil(math.log(rounding) / rate)} | sampled
     return dataclasses.replace(candidates, iterations=expected, sampled=sampled)
 
 
