@@ -5,14 +5,16 @@ anything.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Never
 
 import jax
+import jax.numpy as jnp
 
 import depth
 from deeppcr._instance import Instance, instances_of
-from deeppcr._plan.candidates import Candidate, Candidates
+from deeppcr._plan.candidates import JACOBI, Candidate, Candidates
 from deeppcr._plan.choose import best_gradient, best_method, keep_choices
 from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Auto, Fixed, Method, find_method
@@ -210,11 +212,25 @@ def _sampled(
 def _knowing(
     candidates: Candidates, samples: Mapping[str, Sample], otherwise: int | None
 ) -> Candidates:
-    """The candidates with the iterations that samples forecast, or ``otherwise``."""
+    """The candidates with the iterations that samples forecast, or ``otherwise``.
+
+    ``otherwise``: of exact Jacobians before a sample; then Jacobi iteration is tried, too, if a
+    chain forgets so quickly that it may win: it takes as many iterations as differences need to
+    decay to rounding.
+    """
     sampled = {name: found.forecast for name, found in samples.items()}
     exact = [found.forecast for found in samples.values() if found.is_exact]
     expected = exact[0] if exact else otherwise
+    if otherwise is not None and (rate := _contraction(samples)) < 0:
+        rounding = jnp.finfo(candidates.costs.chain.layout.dtype).eps
+        sampled = {JACOBI: math.ceil(math.log(rounding) / rate)} | sampled
     return dataclasses.replace(candidates, iterations=expected, sampled=sampled)
+
+
+def _contraction(samples: Mapping[str, Sample]) -> float:
+    """The growth rate of a chain that forgets within a sample; 0 for any other."""
+    rates = [found.rate for found in samples.values() if found.converged and found.forgets]
+    return next((rate for rate in rates if rate < 0), 0.0)
 
 
 def _is_plain(newton: Newton) -> bool:

@@ -27,6 +27,7 @@ from depth.kernels import Loop, Program
 
 AUTODIFF = "autodiff"
 BACKPROPAGATION = "backprop"
+JACOBI = "zero"
 LATENCIES: dict[str, Any] = dict.fromkeys(
     ("kernel_latency", "loop_latency", "trip_latency", "piece_latency"), 0.0
 ) | {"step_latencies": {}}
@@ -154,6 +155,8 @@ class Candidates:
     def methods(self, time_limit: float = math.inf) -> Iterator[Candidate]:
         """Newton's method, with exact blocks and with their diagonal, by solvers that may pay off.
 
+        Also Jacobi iteration, where a sample says that it converges in a few iterations: by shapes
+        alone it never is a candidate, since its iterations are those of the chain's contraction.
         It takes at least two evaluations in every iteration, which have to fit into the limit.
         """
         if self.only is not None:
@@ -167,6 +170,9 @@ class Candidates:
             for solver in self._solvers(choice, time_limit):
                 if self._waits(choice, solver) < time_limit:
                     yield self.newton(choice, solver)
+        if JACOBI in self.sampled:
+            choice = self._choice(JACOBI)
+            yield self.newton(choice, self._solvers(choice, time_limit)[-1])  # none has work to do
 
     @property
     def _least_busy(self) -> float:

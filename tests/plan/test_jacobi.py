@@ -1,0 +1,38 @@
+"""Jacobi iteration is a candidate where a sample shows that a chain contracts strongly."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from tests.problems import assert_agree, normal, solve, trajectory
+
+XS = normal(0, 256, 32).astype(jnp.float32)
+Z0 = jnp.zeros(32, jnp.float32)
+
+
+def chain(norm):
+    """A dense chain, whose weights have this spectral norm."""
+    weight = normal(0, 32, 32).astype(jnp.float32)
+    weight = norm * weight / jnp.linalg.norm(weight, 2)
+    return deeppcr.Chain(lambda z, x: jnp.tanh(z @ weight + x), XS)
+
+
+def test_it_is_chosen_where_it_takes_few_iterations_and_keeps_the_promise():
+    contracting = chain(0.3)
+    plan = deeppcr.plan(contracting, Z0, device="H100")
+    best = plan.chains[0].forward[0]
+    assert str(plan.method.linearize) == "zero"
+    solution = solve(contracting, Z0, method=plan.method)
+    assert solution.result == deeppcr.Result.CONVERGED
+    assert solution.stats.iterations <= best.iterations
+    assert_agree(solution.trajectory, trajectory(contracting, Z0), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("norm", "state"), [(2.0, Z0), (0.3, jax.ShapeDtypeStruct(Z0.shape, Z0.dtype))]
+)
+def test_it_is_no_candidate_of_other_chains_nor_of_shapes(norm, state):
+    (found,) = deeppcr.plan(chain(norm), state, device="H100").chains
+    assert found.forward
+    assert not [one.name for one in found.forward if "zero" in one.name]
