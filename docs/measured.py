@@ -498,6 +498,12 @@ def compile_time_training(rows: Rows) -> list[Row]:
     ]
 
 
+def calls_eager(rows: Rows) -> list[Row]:
+    """Times of calls outside of `jax.jit`, and what they compile."""
+    columns = ("entry", "program", "first ms", "second ms", "later ms", "compiled", "MB")
+    return [{key: row[key] for key in columns} for row in rows.get("calls", [])]
+
+
 def kernels_launches(rows: Rows) -> list[Row]:
     """What XLA launches on a GPU that it compiles for, and how often the host waits."""
     found = []
@@ -579,7 +585,7 @@ TABLES: dict[str, Callable[[Rows], list[Row]]] = {
         iterations_forms, iterations_accuracy, iterations_width, iterations_damping,
         field_published, field_predictability, mlp_speedups,
         diffusion_speedups, diffusion_stopped, resnet_steps, resnet_training, compile_time_layers,
-        compile_time_training, kernels_launches, prediction_errors, prediction_times,
+        compile_time_training, calls_eager, kernels_launches, prediction_errors, prediction_times,
         recurrence_solvers, sharding_chain,
     )
 }  # fmt: skip
