@@ -9,6 +9,7 @@ make test``, on jax 0.10 with ``--xla_cpu_use_fusion_emitters=true``, too.
 
 import gc
 import os
+import signal
 
 import jax
 import pytest
@@ -23,6 +24,9 @@ if jax.__version_info__ < (0, 11):  # since then, XLA has no other emitters, and
 os.environ["XLA_FLAGS"] = " ".join(
     [*HURRIED, os.environ.get("XLA_FLAGS", "")]
 )  # read when the first program is compiled
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell starts what runs in its background so, and processes that tests interrupt inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -101,10 +101,12 @@ def bytes_on_each_device(program):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_device_holds_a_shard_of_everything(variant):
-    there, here = (
-        bytes_on_each_device(training(variant, 512, devices)) for devices in (DEVICES, 1)
+    """As much as for half the chain on half the devices."""
+    there, of_half = (
+        bytes_on_each_device(training(variant, length, devices))
+        for length, devices in ((512, DEVICES), (256, DEVICES // 2))
     )
-    assert there <= 1.3 / DEVICES * here
+    assert there <= 1.1 * of_half
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
