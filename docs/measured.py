@@ -227,6 +227,26 @@ def gradients_cells(rows: Rows) -> list[Row]:
     return parallel(pick(rows.get("gradients", []), part="grid"))
 
 
+def gradients_layers(rows: Rows) -> list[Row]:
+    """Recurrent layers of flax, and the same cells in `deeppcr.nn.RNN`."""
+    found, layers = [], pick(rows.get("gradients", []), part="layers", program="auto")
+    for cell in dict.fromkeys(row["kind"] for row in layers):
+        auto = pick(layers, kind=cell)
+        speedups = [row["speedup"] for row in auto]
+        found.append(
+            {
+                "cell": cell,
+                "cases": len(auto),
+                "over lax.scan": mean([row["over lax.scan"] for row in auto]),
+                "over the best loop": mean(speedups),
+                "worst": min(speedups),
+                "best": max(speedups),
+                "predicted": mean([row["predicted speedup"] for row in auto]),
+            }
+        )
+    return found
+
+
 def gradients_training(rows: Rows) -> list[Row]:
     """A GRU that learns to read digits, and the parity of many bits."""
     keys = ("kind", "L", "w", "program", "steps", "last loss", "losses differ", "alike for")
@@ -580,8 +600,9 @@ def sharding_chain(rows: Rows) -> list[Row]:
 TABLES: dict[str, Callable[[Rows], list[Row]]] = {
     made.__name__: made
     for made in (
-        overview, gradients_adjoints, gradients_memory, gradients_cells, gradients_training,
-        gradients_speech, decide_regret, decide_worst, decide_breakeven, decide_giving_up,
+        overview, gradients_adjoints, gradients_memory, gradients_cells, gradients_layers,
+        gradients_training, gradients_speech,
+        decide_regret, decide_worst, decide_breakeven, decide_giving_up,
         iterations_forms, iterations_accuracy, iterations_width, iterations_damping,
         field_published, field_predictability, mlp_speedups,
         diffusion_speedups, diffusion_stopped, resnet_steps, resnet_training, compile_time_layers,

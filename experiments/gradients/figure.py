@@ -30,7 +30,7 @@ DRAWN = 2  # tasks
 
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
-    """Speedups of gradients and of forward passes by case and by length; learning; speech."""
+    """Speedups of gradients, forward passes and layers; learning; speech."""
     parts = {
         name: [row for row in rows if row.get("part") == name]
         for name in {row.get("part") for row in rows}
@@ -43,6 +43,8 @@ def pictures(rows: Sequence[Row]) -> Figures:
     grid = [row for row in parts.get("grid", []) if row["batch"] == 1 and is_benchmark(row)]
     if best_parallel(grid):
         found["length"] = _lengths(grid)
+    if layers := [row for row in parts.get("layers", []) if row["program"] == "auto"]:
+        found["layers"] = _layers(layers, loops(parts["layers"]))
     if training := parts.get("training"):
         found["training"] = _training(training)
     if heard := parts.get("heard"):
@@ -117,6 +119,26 @@ def _lengths(rows: Sequence[Row]) -> Any:
         plain_numbers(axes.yaxis)
     panels[0].set_ylabel(f"speedup over the fastest of\n{loops(rows)} [times]")
     legend(drawing, 5)
+    return drawing
+
+
+def _layers(rows: Sequence[Row], baseline: str) -> Any:
+    """Speedups of layers by cell, with a colour for each number of units and of sequences."""
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    looks = dict(zip(sorted({(r["w"], r["batch"]) for r in rows}), COLORS * 2, strict=False))
+    title = "Recurrent layers: gradient by deeppcr.nn.RNN"
+    drawing, (axes,) = sheet(title, height=2 + 0.45 * len(kinds))
+    for (units, batch), color in looks.items():
+        mine = [row for row in rows if (row["w"], row["batch"]) == (units, batch)]
+        points = [row | {"y": kinds.index(row["kind"])} for row in mine]
+        label = f"{units} units, batch {batch}"
+        series(axes, points, "speedup", "y", "o", color=color, label=label)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_yticks(range(len(kinds)), kinds)
+    axes.set_ylim(len(kinds) - 0.5, -0.5)
+    axes.set(xscale="log", xlabel=f"speedup over flax.nnx.RNN by {baseline} [times]\n{BETTER}")
+    plain_numbers(axes.xaxis)
+    legend(drawing, 3)
     return drawing
 
 
