@@ -25,6 +25,7 @@ from deeppcr.checks import describe
 from deeppcr.eager import kept
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32
+from deeppcr.newton.tolerance import is_number
 from deeppcr.ran import Ran
 from deeppcr.sequential import Sequential
 from deeppcr.solution import Run, Stats
@@ -53,6 +54,11 @@ def solve_in_segments(chain: TracedChain, method: Method, adjoint: Adjoint, solv
     if not (isinstance(method, Sequential) or isinstance(method.initial_guess, str)):
         raise ValueError(
             f"initial_guess is {describe(method.initial_guess)}, expected a name with "
+            "Adjoint(checkpoint=...), which solves one segment after another."
+        )
+    if isinstance(method, Newton) and not is_number(method.atol):
+        raise ValueError(
+            "atol has a number for each step, expected one for all steps with "
             "Adjoint(checkpoint=...), which solves one segment after another."
         )
     method = dataclasses.replace(method, progress=None)  # the chain as a whole reports its end

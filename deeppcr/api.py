@@ -22,6 +22,7 @@ from deeppcr.layers import Repeated, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.newton.guess import guess_of_state
+from deeppcr.newton.tolerance import is_number, tolerances
 from deeppcr.progress import report_end
 from deeppcr.ran import Ran, Why
 from deeppcr.sequential import Sequential
@@ -110,7 +111,7 @@ def scan(
         return _plainly(plain(), chosen, length)[0]
     if trips != 1 and (isinstance(chosen, Auto) or chosen == Sequential()):
         chosen = dataclasses.replace(chosen, unroll=trips or length)
-    chosen = _with_guess(chosen, carry, xs, length, reverse)
+    chosen = _with_arrays(chosen, carry, xs, length, reverse)
     axis = find_sharding(xs, None, chosen, wanted) or LOCAL
     axis = axis.reversed if reverse else axis
     run = solve_chain(dataclasses.replace(chain, axis=axis), chosen, wanted)
@@ -164,7 +165,7 @@ def solve(
             chain.step, z0, chain.inputs, length, batch_ndim, "z0", adapt=with_outputs
         )
         if not _runs_plainly(traced, chosen, wanted):
-            chosen = _with_guess(chosen, carry, chain.inputs, length)
+            chosen = _with_arrays(chosen, carry, chain.inputs, length)
             axis = find_sharding(chain.inputs, chain.sharding, chosen, wanted) or LOCAL
             run = solve_chain(dataclasses.replace(traced, axis=axis), chosen, wanted)
             value, trajectory = carry.value(run.last), carry.trajectory(run.trajectory, length)
@@ -304,10 +305,13 @@ def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
     return True
 
 
-def _with_guess(
+def _with_arrays(
     method: Method, carry: Carry, inputs: Any, length: int, reverse: bool = False
 ) -> Method:
-    """The method, with its initial guess in terms of the state that is solved for."""
+    """The method, with a tolerance for each step, and with its guess for the state in the carry."""
+    if isinstance(method, Newton) and not is_number(method.atol):
+        atol = tolerances(method.atol, inputs, length)
+        method = dataclasses.replace(method, atol=jnp.flip(atol) if reverse else atol)
     if carry.is_state or isinstance(method, Sequential):
         return method
     if reverse and callable(method.initial_guess):

@@ -34,6 +34,7 @@ from deeppcr.linearize import (
 from deeppcr.newton import Newton
 from deeppcr.newton.guess import users_guess
 from deeppcr.newton.precision import in_float32
+from deeppcr.newton.tolerance import is_number
 from deeppcr.platforms import DEFAULT, by_platform, differing, platforms
 from deeppcr.ran import Ran
 from deeppcr.solution import Run
@@ -54,7 +55,7 @@ class Examples(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["chain", "wide", "guess", "linearize", "linearize_adjoint"],
+    data_fields=["chain", "wide", "guess", "atol", "linearize", "linearize_adjoint"],
     meta_fields=["method", "adjoint", "length", "examples"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Problem:
         chain: without the user's function.
         wide: the same in float32 or better, without initial state and inputs; None if equal.
         guess: leaves of the initial trajectory, if one was given.
+        atol: ``[L]``, absolute tolerances, if there is one for each step.
         linearize: the user's linearisation; None for a name.
         linearize_adjoint: that of the adjoint.
         method: without the arrays above.
@@ -76,6 +78,7 @@ class Problem:
     chain: TracedChain
     wide: TracedChain | None
     guess: Leaves | None
+    atol: Any
     linearize: Linearization | None
     linearize_adjoint: Linearization | None
     method: Method
@@ -88,10 +91,12 @@ class Problem:
         cls, chain: TracedChain, asked: TracedChain, method: Method, adjoint: Wanted
     ) -> "Problem":
         """The problem of ``chain``, which is ``asked`` padded to even shards."""
-        wide, guess, linearize, of_adjoint = None, None, None, None
+        wide, guess, atol, linearize, of_adjoint = None, None, None, None, None
         if isinstance(method, Newton):
             linearize = find_linearization(method.linearize)
             method = dataclasses.replace(method, linearize="auto") if linearize else method
+            if not is_number(method.atol):
+                atol, method = method.atol, dataclasses.replace(method, atol=0.0)
         if isinstance(method, Newton | Auto):
             if not isinstance(method.initial_guess, str):
                 inputs = asked.axis.in_order(asked.inputs)
@@ -106,7 +111,7 @@ class Problem:
             None if each is None else _bound(each, asked) for each in (linearize, of_adjoint)
         )
         chain = dataclasses.replace(chain, function=None, adapt=None)
-        return cls(chain, wide, guess, linearize, of_adjoint, method, adjoint, asked.length)
+        return cls(chain, wide, guess, atol, linearize, of_adjoint, method, adjoint, asked.length)
 
     @property
     def kept(self) -> "Problem | None":
@@ -136,6 +141,8 @@ class Problem:
             method = dataclasses.replace(method, initial_guess=lambda *_: guess)
         if isinstance(method, Newton) and self.linearize is not None:
             method = dataclasses.replace(method, linearize=self.linearize)
+        if isinstance(method, Newton) and self.atol is not None:
+            method = dataclasses.replace(method, atol=self.atol)
         axis = self.chain.axis
         return SolverPerShard(method, axis) if isinstance(axis, ChainSharding) else method
 
@@ -155,7 +162,7 @@ class Problem:
 
     @property
     def _beside(self) -> tuple[Any, ...]:
-        return self.wide, self.guess, self.linearize, self.linearize_adjoint
+        return self.wide, self.guess, self.atol, self.linearize, self.linearize_adjoint
 
     def of_examples(self, size: int, axes: Axes) -> "Problem":
         """The problem of ``size`` examples, which are on these axes of its leaves."""
@@ -166,7 +173,7 @@ class Problem:
         many, of_chain = chain_of_examples(chain, size, *each)
         moved, of_rest = at_front(self.rest, axes)
         beside = jax.tree.unflatten(jax.tree.structure(self._beside), moved)
-        names = "wide", "guess", "linearize", "linearize_adjoint"
+        names = "wide", "guess", "atol", "linearize", "linearize_adjoint"
         structure = jax.tree.structure(self)
         examples = Examples(structure, (*of_chain, *of_rest), size, len(chain.captured))
         parts = dict(zip(names, beside, strict=True))

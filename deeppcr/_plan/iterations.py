@@ -19,7 +19,7 @@ def program_of(method: Newton, chain: TracedChain) -> tuple[Any, int]:
     """
     guess = method.initial_guess if isinstance(method.initial_guess, str) else "constant"
     plain = dataclasses.replace(
-        method, initial_guess=guess, record=False, progress=None, on_failure="return"
+        method, initial_guess=guess, atol=0.0, record=False, progress=None, on_failure="return"
     )
     expected = 0
 

@@ -107,7 +107,7 @@ class Criterion:
     Attributes:
         rtol: the tolerance on the residual relative to the size of the entry; None for rounding
             level.
-        atol: the absolute tolerance on the residual.
+        atol: the absolute tolerance on the residual, or ``[L, .., 1]``, one for each step.
         eps: one unit in the last place of 1 for each leaf of the state: ``(entries, eps)``.
         working: the same for the dtype of the iterates.
         quadratic: whether the iteration is Newton's method.
@@ -115,7 +115,7 @@ class Criterion:
     """
 
     rtol: float | None
-    atol: float
+    atol: float | Array
     eps: tuple[tuple[int, float], ...]
     working: float
     quadratic: bool
@@ -203,7 +203,7 @@ class Criterion:
             update: the same shape: the size of its change.
             axis: the chain axis.
         """
-        if self.rtol is None and self.atol == 0:
+        if self.rtol is None and isinstance(self.atol, float) and self.atol == 0:
             return jnp.int32(0)
         own, _ = sizes(states, origin, axis)
         small = update <= self.atol + (self.rtol or 0.0) * own

@@ -127,7 +127,7 @@ class Progress(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["linearization", "guess", "captured"],
+    data_fields=["linearization", "guess", "atol", "captured"],
     meta_fields=[
         "options",
         "solver",
@@ -148,6 +148,7 @@ class NewtonSolver:
     Attributes:
         linearization: the source of the blocks.
         guess: leaves ``[L, ...]`` of the initial trajectory, if one was given.
+        atol: ``[L]``, the absolute tolerances, if there is one for each step.
         captured: arrays that ``step`` closes over.
         options: the options that do not depend on the chain.
         solver: of the linear recurrence.
@@ -163,6 +164,7 @@ class NewtonSolver:
 
     linearization: Any
     guess: Any
+    atol: Any
     captured: Any
     options: Any  # Newton, without the fields above
     solver: LinearSolver
@@ -177,7 +179,9 @@ class NewtonSolver:
 
     def sharded(self, along: P, replicated: P) -> "NewtonSolver":
         """How its arrays are sharded: a prefix of this pytree."""
-        return dataclasses.replace(self, linearization=replicated, guess=along, captured=replicated)
+        return dataclasses.replace(
+            self, linearization=replicated, guess=along, atol=along, captured=replicated
+        )
 
     def solve(self, chain: TracedChain) -> Run:
         """Iterate from the initial trajectory until convergence, or until the budget is spent."""
@@ -345,7 +349,7 @@ class NewtonSolver:
         tolerance.
         """
         before = chain.axis.before(now.entry, now.states)
-        settled = self.criterion.within_tolerance(now.states, before, update)
+        settled = self._criterion(now.start).within_tolerance(now.states, before, update)
         known = _index(chain, now.states) < reached.prefix - now.start
         found = jnp.where(known, now.value, now.states)
         whole = self._whole(now._replace(value=found))
@@ -381,7 +385,8 @@ class NewtonSolver:
         axis = window.axis
         origin = axis.before(now.entry, now.states)
         value = window.evaluate(origin)
-        found = self.criterion(value, now.states, origin, update, now.convergence, axis)
+        criterion = self._criterion(now.start)
+        found = criterion(value, now.states, origin, update, now.convergence, axis)
         now = now._replace(value=value, convergence=found)
         residuals, reported = now.residuals, now.reported
         reached = self._progress(window, now)
@@ -392,6 +397,16 @@ class NewtonSolver:
             reported = jnp.maximum(reported, before + reached.prefix)
             jax.debug.callback(self.options.progress, now.iterations, reported, reached.worst)
         return now._replace(residuals=residuals, reported=reported)
+
+    def _criterion(self, start: Array) -> Criterion:
+        """The convergence criterion of the window that begins at ``start``."""
+        if self.atol is None:
+            return self.criterion
+        atol = lax.dynamic_slice_in_dim(self.atol, start, self.window)
+        shape = (-1, *(1,) * len(self.layout.batch_shape), 1)
+        return dataclasses.replace(
+            self.criterion, atol=atol.astype(self.layout.dtype).reshape(shape)
+        )
 
     def _finished(self, chain: TracedChain, wide: TracedChain, end: Reached, states: Array) -> Run:
         """The run, after the sequential fallback if it is needed and requested."""

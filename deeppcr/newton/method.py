@@ -17,7 +17,7 @@ converge amplify differences, and would otherwise end in another state.
 """
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
@@ -45,6 +45,7 @@ from deeppcr.newton.expected import expected_iterations
 from deeppcr.newton.guess import Guess, check_guess, users_guess
 from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.precision import in_float32
+from deeppcr.newton.tolerance import Tolerance, check_atol, is_number
 from deeppcr.progress import Progress, Reporter, check_progress
 from deeppcr.state import Leaves
 from deeppcr.structure import find_jumps
@@ -74,7 +75,9 @@ class Newton:
             `deeppcr.solve_bidiagonal`.
         rtol: float > 0, the tolerance on the residual relative to the size of each entry
             (dimensionless); None for 16 units in the last place of its dtype.
-        atol: float >= 0, the absolute tolerance on the residual, in the units of the state.
+        atol: float >= 0, the absolute tolerance on the residual, in the units of the state. Or an
+            array ``[L]`` of one for each step, in the order of the inputs; or a function of the
+            inputs of a step, ``x -> float``. No derivatives pass through it.
         max_iterations: integer >= 1, for each window; None for 64, or 256 without exact Jacobians.
             L + 1 iterations always suffice.
         initial_guess: the initial trajectory. "apply": every step applied to the initial state.
@@ -131,7 +134,7 @@ class Newton:
     linearize: str | Linearization = "auto"
     linear: str | LinearSolver = "auto"
     rtol: float | None = None
-    atol: float = 0.0
+    atol: Tolerance = 0.0
     max_iterations: int | None = None
     initial_guess: Guess = "apply"
     damping: TrustRegion | Literal["auto"] | None = None
@@ -148,7 +151,7 @@ class Newton:
         find_solver(self.linear, "linear")
         check_guess(self.initial_guess)
         check_tolerance("rtol", self.rtol, optional=True)
-        check_tolerance("atol", self.atol)
+        check_atol(self.atol)
         check_count("max_iterations", self.max_iterations, "how many iterations", optional=True)
         check_count("jacobian_every", self.jacobian_every, "how many iterations share their blocks")
         check_count("window", self.window, "how many steps", optional=True)
@@ -193,20 +196,23 @@ class Newton:
         usual = (BUDGET if is_newton else QUASI_BUDGET) * windows
         most = 2 * chain.length if windows > 1 else chain.length + 1
         guess = self.initial_guess if isinstance(self.initial_guess, str) else "constant"
+        atol: Any = self.atol if is_number(self.atol) else 0.0  # an array is that of the solver
         return NewtonSolver(
             linearization=constant(choice.linearization),
             guess=self._guess(chain, asked),
+            atol=None if is_number(self.atol) else self._along(chain, asked, [self.atol])[0],
             captured=wide.captured,
             options=dataclasses.replace(
                 self,
                 linearize="auto",
                 linear="auto",
+                atol=0.0,
                 damping=None if is_windowed and self.damping == "auto" else self.damping,
                 initial_guess=guess,
                 progress=Reporter(self.progress, asked.length) if self.progress else None,
             ),
             solver=solver_on(LOCAL if is_windowed else chain.axis, find_solver(self.linear)),
-            criterion=Criterion(self.rtol, self.atol, eps, working, quadratic, rounding),
+            criterion=Criterion(self.rtol, float(atol), eps, working, quadratic, rounding),
             budget=min(self.max_iterations or usual, most),
             expected=expected_iterations(
                 choice.window if is_windowed else asked.length, is_newton, own
@@ -231,15 +237,18 @@ class Newton:
         )
 
     def _guess(self, chain: TracedChain, asked: TracedChain) -> Leaves | None:
-        """The user's initial trajectory; added steps repeat its last state."""
+        """The user's initial trajectory."""
         if isinstance(self.initial_guess, str):
             return None
-        in_order = chain.axis.in_order
-        asked = dataclasses.replace(asked, inputs=in_order(asked.inputs))
-        guess = in_order(users_guess(self.initial_guess, asked))
+        asked = dataclasses.replace(asked, inputs=chain.axis.in_order(asked.inputs))
+        return self._along(chain, asked, users_guess(self.initial_guess, asked))
+
+    def _along(self, chain: TracedChain, asked: TracedChain, arrays: Leaves) -> Leaves:
+        """Arrays of one entry for each step, as the chain has them; added steps repeat the last."""
+        arrays = chain.axis.in_order(arrays)
         if chain.length == asked.length:
-            return guess
+            return arrays
         added = chain.length - asked.length
         return [
-            jnp.concatenate([z, jnp.broadcast_to(z[-1:], (added, *z.shape[1:]))]) for z in guess
+            jnp.concatenate([z, jnp.broadcast_to(z[-1:], (added, *z.shape[1:]))]) for z in arrays
         ]

@@ -1,0 +1,93 @@
+"""An absolute tolerance: one number, one for each step, or a function of the inputs of a step."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Newton
+from tests.newton.chain import CHAIN, WEIGHT, XS, Z0
+from tests.problems import L, assert_agree, solve, trajectory
+
+HALF = L // 2
+ATOL = np.where(np.arange(L) < HALF, 1e-12, 1e-1)
+BY_INPUT = CHAIN.inputs, jnp.asarray(ATOL)
+
+
+def step(z, x):
+    return jnp.tanh(z @ WEIGHT + x[0]), z.sum()
+
+
+def jacobi(**options):
+    return Newton(linearize="zero", rtol=1e-15, **options)
+
+
+@partial(jax.jit, static_argnames=("reverse", "window"))
+def scanned(atol, inputs, z0=Z0, reverse=False, window=None):
+    return deeppcr.scan(step, z0, inputs, reverse=reverse, method=jacobi(atol=atol, window=window))
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_one_for_each_step(window):
+    tight, equal, loose = (
+        solve(CHAIN, Z0, method=jacobi(atol=atol, window=window))
+        for atol in (1e-12, np.full(L, 1e-12), ATOL)
+    )
+    assert equal.stats.iterations == tight.stats.iterations > loose.stats.iterations
+    assert_agree(equal.trajectory, tight.trajectory, 0)
+    assert loose.converged
+    errors = jnp.abs(loose.trajectory - trajectory(CHAIN, Z0)).max(axis=1)
+    assert errors[:HALF].max() < 1e-11
+    assert 1e-8 < errors[HALF:].max() < 0.5
+
+
+def test_a_function_of_the_inputs_in_either_direction_and_for_every_example():
+    expected = scanned(ATOL, BY_INPUT)
+    by_function = jax.jit(
+        lambda: deeppcr.scan(step, Z0, BY_INPUT, method=jacobi(atol=lambda x: x[1]))
+    )()
+    assert_agree(by_function, expected, 0)
+    backwards = jax.tree.map(lambda x: x[::-1], BY_INPUT)
+    last, sums = scanned(ATOL[::-1], backwards, reverse=True)
+    assert_agree((last, sums[::-1]), expected, 1e-15)
+    each = jnp.stack([jnp.asarray(ATOL), jnp.full(L, 1e-12)])
+    both = jax.vmap(scanned, (0, None))(each, BY_INPUT)
+    for k, atol in enumerate(each):
+        assert_agree(jax.tree.map(lambda leaf, k=k: leaf[k], both), scanned(atol, BY_INPUT), 1e-14)
+
+
+def test_on_several_devices():
+    """13 steps on 4 devices: 3 are added."""
+    along = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("chain",))
+    chain = deeppcr.sharding.shard(CHAIN, along)
+    there, here = (solve(of, Z0, method=jacobi(atol=ATOL)) for of in (chain, CHAIN))
+    assert there.stats.iterations == here.stats.iterations
+    assert_agree(there.trajectory, here.trajectory, 1e-14)
+
+
+BAD = {
+    "a name": ("tight", TypeError, "atol is 'tight', expected a number >= 0, an array"),
+    "too few": (ATOL[1:], ValueError, r"atol is an array of shape \(12,\), expected \(13,\)"),
+    "a tree": (
+        lambda x: (x, x),
+        TypeError,
+        "atol returns, for all steps, .*expected a real number",
+    ),
+    "a vector": (lambda x: x, ValueError, r"atol returns.*shape \(13, 3\), expected \(13,\)"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_no_tolerance(name):
+    atol, error, words = BAD[name]
+    with pytest.raises(error, match=words):
+        deeppcr.solve(CHAIN, Z0, method=Newton(atol=atol))
+
+
+def test_segments_have_no_array_of_tolerances():
+    adjoint = deeppcr.Adjoint(checkpoint=4)
+    with pytest.raises(ValueError, match=r"atol has a number for each step, expected one for all"):
+        deeppcr.scan(step, Z0, (XS, ATOL), method=Newton(atol=ATOL), adjoint=adjoint)
