@@ -18,7 +18,7 @@ from deeppcr._plan.candidates import JACOBI, Candidate, Candidates
 from deeppcr._plan.choose import best_gradient, best_method, keep_choices
 from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Auto, Fixed, Method, find_method
-from deeppcr._plan.report import GIVEN, ChainPlan, Plan
+from deeppcr._plan.report import GIVEN, OF_AFFINE, ChainPlan, Plan
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count, describe, unknown_keyword
 from deeppcr.linearize import Choice, choose_linearization
@@ -168,7 +168,7 @@ def _plan_chain(
         left_to_jax=_left_to_jax(chain),
         device=device,
         iterations=candidates.expected,
-        expectation=_expectation(asked, forward, samples),
+        expectation=_expectation(asked, chain.step.is_affine, forward, samples),
         samples=samples,
         forward=tuple(forward),
         gradient=tuple(gradient),
@@ -240,14 +240,16 @@ def _is_plain(newton: Newton) -> bool:
     return guess and undamped and newton.jacobian_every == 1
 
 
-def _expectation(asked: int | None, forward: list[Candidate], samples: Mapping[str, Sample]) -> str:
+def _expectation(
+    asked: int | None, is_affine: bool, forward: list[Candidate], samples: Mapping[str, Sample]
+) -> str:
     """Where the number of iterations of the best candidate by Newton's method comes from."""
     if asked is not None:
         return GIVEN
     newton = next((one.method for one in forward if isinstance(one.method, Newton)), None)
     if newton and str(newton.linearize) in samples:
         return str(samples[str(newton.linearize)])
-    return "default for contracting chains: 4 + log2(L) / 2"
+    return OF_AFFINE if is_affine else "default for contracting chains: 4 + log2(L) / 2"
 
 
 def _linearized(newton: Newton, chain: TracedChain, shards: int) -> Choice:

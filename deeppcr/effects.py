@@ -13,7 +13,7 @@ from depth.primitives import primitive
 # Functions of jax that bring derivative rules: these are the derivatives of the functions.
 LIBRARY = tuple(
     os.path.join(os.path.dirname(jax.__file__), "_src", folder) + os.sep
-    for folder in ("nn", "numpy", "scipy")
+    for folder in ("lax", "nn", "numpy", "scipy")
 )
 
 

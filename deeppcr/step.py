@@ -16,7 +16,7 @@ from jax import lax
 
 from deeppcr.checks import describe, leaves_as_arrays
 from deeppcr.effects import has_custom_vjp, has_users_rule, side_effects, why_forwards_only
-from deeppcr.linearity import nonlinear_rule
+from deeppcr.linearity import is_affine, nonlinear_rule
 from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.state import Leaves
 from depth.jaxprs import Program, Replacement, is_literal, is_reference
@@ -84,6 +84,11 @@ class Step:
         Empty if all are.
         """
         return nonlinear_rule(self.jaxpr)
+
+    @cached_property
+    def is_affine(self) -> bool:
+        """Whether the next state is linear in the state, plus what is independent of it."""
+        return is_affine(self.jaxpr, self.states)
 
     @cached_property
     def has_users_rule(self) -> bool:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
+from deeppcr.effects import has_users_rule
 from tests.problems import assert_agree, normal
 
 WAYS = [
@@ -179,3 +180,21 @@ def test_checkpoints_stay_where_jax_differentiates(way):
         )
 
     assert kept(partial(deeppcr.scan, **way)) <= kept(jax.lax.scan) + 5 * 3
+
+
+OF_JAX = {
+    "relu": jax.nn.relu,
+    "softplus": jax.nn.softplus,
+    "silu": jax.nn.silu,
+    "logaddexp": lambda x: jnp.logaddexp(x, 1.0),
+    "xlogy": lambda x: jax.scipy.special.xlogy(x, x),
+}
+
+
+@pytest.mark.parametrize("name", OF_JAX)
+def test_rules_of_jax_are_the_derivatives(name):
+    assert not has_users_rule(jax.make_jaxpr(OF_JAX[name])(0.5).jaxpr)
+
+
+def test_rules_of_users_may_be_anything():
+    assert has_users_rule(jax.make_jaxpr(rounded)(jnp.ones((2, 2)), jnp.ones(2)).jaxpr)

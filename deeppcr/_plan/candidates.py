@@ -113,7 +113,7 @@ class Candidates:
         costs: the costs of the chain's parts.
         device: the device model.
         iterations: Newton iterations with exact Jacobians, if the caller knows; None for the
-            default, 4 + log2(L) / 2, which is typical of contracting chains.
+            default: 2 for an affine step, else 4 + log2(L) / 2, typical of contracting chains.
         sampled: iterations by the name of the linearisation, where a sample has told.
         memory: bytes that Jacobian blocks may take; None for the default of this machine.
         only: the one method to compare with the sequential program; None for all that may pay off.
@@ -275,7 +275,10 @@ class Candidates:
         return self.iterations or self._expected()
 
     def _expected(self, is_exact: bool = True) -> int:
-        return expected_iterations(self.costs.chain.length, is_exact, newton=self.iterations)
+        chain = self.costs.chain
+        return expected_iterations(
+            chain.length, is_exact, newton=self.iterations, is_affine=chain.step.is_affine
+        )
 
     def _iterations(self, choice: Choice, options: Newton) -> int | None:
         """The number that the caller knows, or that a sample has told; None for the default."""
@@ -285,7 +288,7 @@ class Candidates:
         if self.iterations is None:
             return None
         is_exact = choice.is_exact and options.jacobian_every == 1
-        return expected_iterations(self.costs.chain.length, is_exact, newton=self.iterations)
+        return self._expected(is_exact)
 
     def _choice(self, linearize: Any, window: int | None = None) -> Choice:
         chain = self.costs.chain

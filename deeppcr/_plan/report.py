@@ -22,6 +22,7 @@ from depth.report import count, nbytes, seconds, table
 
 SHOWN = 3  # rows of a printed table
 GIVEN = "as given"  # the source of a number of iterations that the caller knows
+OF_AFFINE = "the step is affine in its state"  # which shapes alone show
 HEAD = ("forward", "depth", "work", "traffic", "memory", "predicted", "measured", "speedup")
 MEASURED = HEAD.index("measured")
 
@@ -95,7 +96,11 @@ class ChainPlan:
         if not isinstance(best.method, Newton) or best.measured is not None:
             return ""
         tried = str(best.method.linearize) in self.samples
-        return "" if tried or self.expectation == GIVEN else "if the chain forgets its past"
+        if tried or self.expectation == GIVEN:
+            return ""
+        if self.expectation == OF_AFFINE:
+            return "if the chain does not amplify rounding errors"
+        return "if the chain forgets its past"
 
     def __str__(self) -> str:
         return self._printed(SHOWN)

@@ -129,6 +129,7 @@ class Criterion:
         update: Array,
         last: Convergence,
         axis: ChainAxis = LOCAL,
+        solved: Array | None = None,
     ) -> Convergence:
         """The convergence state of ``iterate``.
 
@@ -139,6 +140,7 @@ class Criterion:
             update: the same shape: the size of the last change; inf before the first.
             last: the convergence state of the iterate before.
             axis: the chain axis, in the direction of the recurrence.
+            solved: bool, whether the residual alone tells; None for False. Newton's method only.
         """
         eps, coarsest = self._units(value), max(eps for _, eps in self.eps)
         defined = jnp.isfinite(value)
@@ -151,6 +153,7 @@ class Criterion:
         changed = _over(update, own)
         if self.quadratic:
             converges = changed <= np.maximum(np.sqrt(eps), asked)
+            converges = converges if solved is None else converges | solved
             at_rest = changed <= max(coarsest**0.5, asked)
         else:
             norms = [_over(update, size).max(axis=-1, initial=0) for size in (common, own)]

@@ -5,10 +5,16 @@ from deeppcr.newton.lyapunov import forecast_iterations
 # Iterations without exact Jacobians, in those with: a trained GRU takes 2.6 times as many, other
 # chains 2 to 10.
 QUASI = 3
+# Of an affine step: one, and another that confirms it unless its blocks are seen to contract.
+AFFINE = 2
 
 
 def expected_iterations(
-    length: int, is_exact: bool = True, windows: int = 1, newton: int | None = None
+    length: int,
+    is_exact: bool = True,
+    windows: int = 1,
+    newton: int | None = None,
+    is_affine: bool = False,
 ) -> int:
     """The expected number of iterations.
 
@@ -18,6 +24,8 @@ def expected_iterations(
         windows: the number of windows, which are solved one after another.
         newton: the number for one window with exact Jacobians, if it is known; None for the
             default, which is typical of contracting chains.
+        is_affine: whether the step is affine in its state.
     """
-    each = newton or forecast_iterations(0.0, length)
+    usual = AFFINE if is_affine and is_exact else forecast_iterations(0.0, length)
+    each = newton or usual
     return windows * min(each if is_exact else QUASI * each, length + 1)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
+from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Auto, Blocks, LinearSolver, ShardSolver, name_of
 from deeppcr.linearize import (
@@ -27,7 +28,7 @@ from deeppcr.linearize import (
     Zero,
 )
 from deeppcr.loops import ITERATION, iterate
-from deeppcr.newton.convergence import Convergence, Criterion
+from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
 from deeppcr.newton.damping import AutoDamping
 from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
@@ -49,6 +50,9 @@ KINDS: dict[type, str] = {
     TracedSurrogate: "surrogate",
     Clipped: "clipped",
 }
+
+
+SMALL = 4  # entries of a block, up to which a product of two is cheap
 
 
 class Iterate(NamedTuple):
@@ -134,6 +138,7 @@ class Progress(NamedTuple):
         "criterion",
         "budget",
         "expected",
+        "is_affine",
         "window",
         "step",
         "layout",
@@ -155,6 +160,8 @@ class NewtonSolver:
         criterion: the convergence criterion.
         budget: the maximum number of iterations.
         expected: the number of iterations to expect, within the budget or not.
+        is_affine: whether the step is affine in its state. Then the first iterate is the solution,
+            unless blocks amplify its rounding errors.
         window: the number of steps that are solved at once.
         step: the user's step, traced in float32 or better.
         layout: of its state.
@@ -171,6 +178,7 @@ class NewtonSolver:
     criterion: Criterion
     budget: int
     expected: int
+    is_affine: bool
     window: int
     step: Step
     layout: StateLayout
@@ -335,10 +343,29 @@ class NewtonSolver:
             sizes=sizes,
             history=history,
         )
+        solved = self._keeps_size(blocks, axis) if self.is_affine else None
         if self.window < chain.length:
             following, update = self._slide(chain, following, update, reached)
             window = chain.window(following.start, self.window)
-        return self._checked(window, following, update)
+        return self._checked(window, following, update, solved)
+
+    def _keeps_size(self, blocks: Blocks, axis: ChainAxis) -> Array:
+        """Whether no block amplifies differences, by a bound on its norm: bool."""
+        shape = self.window, *self.layout.batch_shape, self.layout.width
+        ones, limit = (
+            jnp.ones(shape, self.layout.dtype),
+            1 + ROUNDING * jnp.finfo(self.layout.dtype).eps,
+        )
+
+        def largest(of: Blocks) -> Array:
+            """Largest sum of the magnitudes in a row."""
+            sums = jax.tree.map(jnp.abs, of).apply(ones)
+            return axis.largest(sums.max(axis=0, initial=0)).max(initial=0)
+
+        keeps = largest(blocks) <= limit
+        if blocks.block_size <= SMALL:  # rotations: rows of A^T A bound the square of the 2-norm
+            keeps |= largest(blocks.transpose().compose(blocks)) <= limit
+        return keeps
 
     def _slide(
         self, chain: TracedChain, now: Iterate, update: Array, reached: Progress
@@ -380,13 +407,19 @@ class NewtonSolver:
         )
         return following, update
 
-    def _checked(self, window: TracedChain, now: Iterate, update: Array) -> Iterate:
-        """The iterate with ``f`` applied to its states, and how far they have converged."""
+    def _checked(
+        self, window: TracedChain, now: Iterate, update: Array, solved: Array | None = None
+    ) -> Iterate:
+        """The iterate with ``f`` applied to its states, and how far they have converged.
+
+        ``solved``: whether the size of the last update says nothing: bool, None for False.
+        """
         axis = window.axis
         origin = axis.before(now.entry, now.states)
         value = window.evaluate(origin)
         criterion = self._criterion(now.start)
-        found = criterion(value, now.states, origin, update, now.convergence, axis)
+        last = now.convergence
+        found = criterion(value, now.states, origin, update, last, axis, solved)
         now = now._replace(value=value, convergence=found)
         residuals, reported = now.residuals, now.reported
         reached = self._progress(window, now)

@@ -185,6 +185,7 @@ class Newton:
         eps = (chain.layout if is_newton else wide.layout).eps
         working = float(jnp.finfo(wide.layout.dtype).eps)
         quadratic = is_newton and not self.acceleration and not wide.step.has_users_rule
+        is_affine = quadratic and wide.step.is_affine
         # On several devices all shards form one window, or each shard has its own windows.
         shards, each = chain.axis.size, chain.length // chain.axis.size
         is_windowed = choice.window < each
@@ -215,8 +216,12 @@ class Newton:
             criterion=Criterion(self.rtol, float(atol), eps, working, quadratic, rounding),
             budget=min(self.max_iterations or usual, most),
             expected=expected_iterations(
-                choice.window if is_windowed else asked.length, is_newton, own
+                choice.window if is_windowed else asked.length,
+                is_newton,
+                own,
+                is_affine=is_affine,
             ),
+            is_affine=is_affine,
             window=choice.window,
             step=wide.step,
             layout=wide.layout,

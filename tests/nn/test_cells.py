@@ -95,9 +95,9 @@ CELLS = {
         "2 x 2 blocks",
         4,
     ),
-    "MinGRU": (lambda **kw: deeppcr.nn.MinGRU(FEATURES, UNITS, **kw), min_gru, "diagonal", 2),
-    "MinLSTM": (lambda **kw: deeppcr.nn.MinLSTM(FEATURES, UNITS, **kw), min_lstm, "diagonal", 2),
-    "LRU": (lambda **kw: deeppcr.nn.LRU(FEATURES, UNITS, 5, **kw), lru, "2 x 2 blocks", 2),
+    "MinGRU": (lambda **kw: deeppcr.nn.MinGRU(FEATURES, UNITS, **kw), min_gru, "diagonal", 1),
+    "MinLSTM": (lambda **kw: deeppcr.nn.MinLSTM(FEATURES, UNITS, **kw), min_lstm, "diagonal", 1),
+    "LRU": (lambda **kw: deeppcr.nn.LRU(FEATURES, UNITS, 5, **kw), lru, "2 x 2 blocks", 1),
     "SLSTM": (
         lambda **kw: deeppcr.nn.SLSTM(FEATURES, UNITS, HEADS, **kw),
         slstm,

@@ -1,0 +1,79 @@
+"""A step that is affine in its state: one iteration, unless blocks amplify rounding errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Chain, Newton
+from deeppcr.chain import trace_chain
+from tests.problems import assert_agree, normal, solve, trajectory
+
+LENGTH, WIDTH = 40, 4
+SHARE = jax.device_put(np.random.default_rng(0).uniform(size=(LENGTH, WIDTH)))
+XS = SHARE, normal(1, LENGTH, WIDTH)
+Z0 = normal(2, WIDTH)
+MIXED = jax.device_put(np.full((WIDTH, WIDTH), 1 / WIDTH))
+
+
+def rotated(z, x):
+    c, s = jnp.cos(x[0][0]), jnp.sin(x[0][0])
+    return jnp.concatenate([(c * z - s * z[::-1])[:2], (s * z[::-1] + c * z)[2:]]) + x[1]
+
+
+def in_a_loop(z, x):
+    return jax.lax.scan(lambda z, a: (a * z + x[1], None), z, x[0][:2])[0]
+
+
+AFFINE = {
+    "diagonal": lambda z, x: x[0] * z + (1 - x[0]) * x[1],
+    "dense": lambda z, x: x[0] * (z @ MIXED) + x[1],
+    "rotations": rotated,
+    "a choice by the input": lambda z, x: jnp.where(x[0] > 0.5, z, x[1]),
+    "in a loop": in_a_loop,
+}
+OTHERS = {
+    "tanh": lambda z, x: jnp.tanh(x[0] * z),
+    "a product": lambda z, x: z * z[::-1],
+    "a choice by the state": lambda z, x: jnp.where(z > 0, z, x[1]),
+    "rounded": lambda z, x: 0.5 * z + jnp.floor(z),
+    "a stopped derivative": lambda z, x: 0.5 * z + jax.lax.stop_gradient(z),
+    "divided by the state": lambda z, x: x[0] / z,
+}
+
+
+def step_of(f):
+    return trace_chain(lambda z, x: (f(z, x), None), Z0, XS, LENGTH, 0, "z0").step
+
+
+@pytest.mark.parametrize("name", AFFINE)
+def test_one_iteration(name):
+    assert step_of(AFFINE[name]).is_affine
+    chain = Chain(AFFINE[name], XS)
+    solution = solve(chain, Z0, method=Newton())
+    assert solution.converged
+    assert solution.stats.iterations == 1
+    assert_agree(solution.trajectory, trajectory(chain, Z0), 1e-12)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_other_step_is_taken_for_affine(name):
+    assert not step_of(OTHERS[name]).is_affine
+
+
+def test_amplified_rounding_errors_are_those_of_the_program():
+    """Every solution of ``z = 3 z + x`` but one grows, and its rounding errors do in any case."""
+    states = np.sin(np.arange(LENGTH + 1.0))
+    chain = Chain(lambda z, x: 3 * z + x, jax.device_put(states[1:] - 3 * states[:-1]))
+    solution = solve(chain, jax.device_put(states[0]), method=Newton())
+    expected = trajectory(chain, jax.device_put(states[0]))
+    assert abs(expected[-1] - states[-1]) > 1  # they have grown that much
+    assert_agree(solution.trajectory, expected, 1e-12)
+
+
+def test_a_plan_counts_on_it():
+    z0, x = jax.ShapeDtypeStruct((WIDTH,), float), jax.ShapeDtypeStruct((2000, WIDTH), float)
+    plan = deeppcr.plan(Chain(AFFINE["diagonal"], (x, x)), z0, device="H100")
+    assert "if the chain does not amplify rounding errors" in str(plan).splitlines()[0]
+    assert "2 (the step is affine in its state)" in str(plan)
