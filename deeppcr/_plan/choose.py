@@ -27,6 +27,8 @@ KEPT = 512  # choices
 # anything from 0.7 on had the least regret in `python -m experiments decide`, backwards; forwards
 # it made no difference on a CPU.
 MARGIN = 0.8
+# Of candidates that take at most so many times the least time, the one of least memory is chosen.
+NEAR = 1.1
 # A sequential program that takes no longer than this many calls of an empty one is not replaced.
 CALLS = 2
 
@@ -147,7 +149,10 @@ def _with_budget(candidate: Candidate, sequential: Candidate) -> Candidate:
 
 
 def _sorted(found: list[Candidate], candidates: Candidates) -> list[Candidate]:
-    """The best first; candidates that do not fit into memory, or were not measured, last."""
+    """The best first, then the others by time; those that do not fit, or were not measured, last.
+
+    The best is the smallest of those that are nearly as fast as the fastest.
+    """
 
     def rank(candidate: Candidate) -> tuple[bool, bool, float]:
         too_large = not candidate.is_sequential and candidate.memory > candidates.device.memory > 0
@@ -155,7 +160,13 @@ def _sorted(found: list[Candidate], candidates: Candidates) -> list[Candidate]:
 
     trials = candidates.trials
     tried = [dataclasses.replace(one, measured=trials.get(one.name)) for one in found]
-    return sorted(tried, key=rank)
+    by_time = sorted(tried, key=rank)
+    *group, least = rank(by_time[0])
+    # Gains over the sequential program have a margin of their own.
+    others = [one for one in by_time[1:] if not one.is_sequential]
+    nearly = [one for one in others if rank(one) <= (*group, NEAR * least)]
+    best = min([by_time[0], *nearly], key=lambda one: one.memory)
+    return [best, *(one for one in by_time if one is not best)]
 
 
 def _handicapped(candidate: Candidate, candidates: Candidates) -> float:
