@@ -137,25 +137,33 @@ class Instance:
 
 
 def instances_of(
-    program: Any, init: Any, xs: Any, length: int | None, batch_ndim: int | None
+    program: Any,
+    init: Any,
+    xs: Any,
+    length: int | None,
+    reverse: bool,
+    batch_ndim: int | None,
 ) -> tuple[Description | None, list[Instance]]:
     """The description of layers, None for a chain or a step; and each chain.
 
     The state of a chain after other layers consists of shapes.
     """
-    has_inputs = xs is not None or length is not None
+    has_inputs = xs is not None or length is not None or reverse
     if isinstance(program, Chain):
         _no_inputs(has_inputs, "a Chain, which has its own inputs: plan(chain, z0)")
         return None, [Instance(program, init, batch_ndim or 0, "z0")]
     if callable(program) and not (isinstance(program, Repeated) or is_sequential(program)):
-        if not has_inputs:
+        if xs is None and length is None:
             raise TypeError(
                 f"program is {describe(program)}, a function, but there is no xs and no length: "
                 "expected plan(f, init, xs) or plan(f, init, length=L) with "
                 "f(carry, x) -> (carry, y), as for scan; or a list of layers, plan(layers, x)."
             )
         step: Any = program
-        chain = Chain(lambda z, x: step(z, x)[0], xs, chain_length(xs, length, "xs"))
+        length = chain_length(xs, length, "xs")
+        if reverse:
+            xs = jax.tree.map(_reversed, xs)
+        chain = Chain(lambda z, x: step(z, x)[0], xs, length)
         return None, [Instance(chain, init, batch_ndim or 0, "init", program)]
     _no_inputs(has_inputs, "a list of layers, which hold their own arrays: plan(layers, x)")
     layers, found = describe_layers(program, init), []
@@ -172,7 +180,13 @@ def instances_of(
 
 def _no_inputs(has_inputs: bool, what: str) -> None:
     if has_inputs:
-        raise TypeError(f"xs or length was given, but program is {what}; expected neither.")
+        raise TypeError(
+            f"xs, length or reverse was given, but program is {what}; expected none of them."
+        )
+
+
+def _reversed(x: Any) -> Any:
+    return x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x)[::-1]
 
 
 def _cpu() -> jax.Device:

@@ -37,6 +37,7 @@ def plan(
     init: Any,
     xs: Any = None,
     length: int | None = None,
+    reverse: bool = False,
     *,
     method: str | Method = "auto",
     device: depth.Device | str | None = None,
@@ -68,6 +69,7 @@ def plan(
             first layer: arrays, or `jax.ShapeDtypeStruct`.
         xs: the inputs of a step, as in `scan`. None for a chain and for layers, which hold theirs.
         length: L, an integer >= 0; needed only for a step without ``xs``.
+        reverse: as in `scan`: whether a step takes the last entry of ``xs`` first.
         method: the methods to compare with the sequential program. "auto": all that may pay off;
             otherwise one method, by object or by name.
         device: a `depth.Device`, or the name of one in `depth.devices`. None: jax's default device,
@@ -75,8 +77,9 @@ def plan(
         trials: time the three best candidates of each kind on the device at hand, and rank them by
             the measured times. Requires arrays for ``init`` and the chain.
         iterations: integer >= 1, the number of Newton iterations with exact Jacobians. None: from a
-            sample of the chain where that may matter; without arrays $4 + log_2(L) / 2$, which is
-            typical of contracting chains. "sample": from a sample in any case; requires arrays.
+            sample of the chain where that may matter. Without arrays it is 2 for a step that is
+            affine in its state, else $4 + log_2(L) / 2$, which is typical of contracting chains.
+            "sample": from a sample in any case; requires arrays.
         batch_ndim: the number of leading batch axes of the state. None: 0 for a step and a `Chain`;
             for layers as in `deeppcr.forward`.
         **unknown: not used; the error names the closest argument.
@@ -88,7 +91,7 @@ def plan(
         ValueError: ``device`` or ``method`` is unknown; ``trials`` is given together with a device,
             or without arrays; no layers form a chain; or lengths contradict each other.
         TypeError: the state has no floating-point entries; a function has neither ``xs`` nor
-            ``length``; or a chain or layers have one of them.
+            ``length``; or a chain or layers have one of them, or ``reverse``.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))
@@ -118,7 +121,7 @@ def plan(
     only = None if isinstance(chosen, Auto) else chosen
     model = depth.at_hand() if device is None else find_device(device)
     memory = None if device is None else int(model.memory) // 2
-    layers, found = instances_of(program, init, xs, length, batch_ndim)
+    layers, found = instances_of(program, init, xs, length, reverse, batch_ndim)
     if not found:
         raise ValueError(f"no chain to plan: no two neighbouring layers are alike.\n{layers}")
     chains = (_plan_chain(each, only, model, memory, trials, iterations) for each in found)
