@@ -264,11 +264,11 @@ def test_numbers_as_tangents():
         return z
 
     def pushed(scan, forward):
-        def push(init, weight):
-            tangents = 1.0, jnp.asarray(3.0), np.ones(L)
-            return jax.jvp(partial(by_scan, scan), (init, weight, arguments[2]), tangents)
-
-        return jax.jvp(push, arguments[:2], (1.0, np.float64(2.0))), jax.jvp(forward, (0.3,), (1.0,))
+        init, weight, xs = arguments
+        program = partial(by_scan, scan)
+        by_all = jax.jvp(program, arguments, (1.0, np.float64(2.0), np.ones(L)))
+        by_weight = jax.jvp(lambda w: program(init, w, xs), (weight,), (jnp.asarray(3.0),))
+        return by_all, by_weight, jax.jvp(forward, (init,), (1.0,))
 
     forward = partial(deeppcr.forward, layers, method="newton", adjoint="pcr")
     assert_agree(
