@@ -72,20 +72,24 @@ PAIRED = within([[i, i + W] for i in range(W)], 2 * W)
 ALL, ALONE = jnp.ones((2 * W, 2 * W)), jnp.eye(2 * W)
 
 
-@pytest.mark.parametrize("at_once", [1 << 26, 1], ids=["at once", "in chunks"])
+STEPS = [elementwise, in_pairs, dense, by_rows]
+KINDS = [
+    (Dense(), ALL),
+    (Diagonal(0), ALONE),
+    (BlockDiagonal(2), PAIRED),
+    (BlockDiagonal(3), NEIGHBOURS),
+    (BlockDiagonal(99), ALL),
+]
+
+
 @pytest.mark.parametrize(
-    "step", [elementwise, in_pairs, dense, by_rows], ids=lambda step: step.__name__
-)
-@pytest.mark.parametrize(
-    ("linearization", "mask"),
+    ("step", "linearization", "mask", "at_once"),
     [
-        (Dense(), ALL),
-        (Diagonal(0), ALONE),
-        (BlockDiagonal(2), PAIRED),
-        (BlockDiagonal(3), NEIGHBOURS),
-        (BlockDiagonal(99), ALL),
+        *((step, *kind, 1 << 26) for step in STEPS for kind in KINDS[:4]),
+        *((step, *kind, 1) for step in (dense, by_rows) for kind in KINDS[1::2]),
+        (dense, *KINDS[4], 1),
     ],
-    ids=["dense", "diagonal", "paired leaves", "neighbours", "all"],
+    ids=lambda value: getattr(value, "__name__", None),
 )
 def test_blocks_are_parts_of_the_jacobian(monkeypatch, step, linearization, mask, at_once):
     monkeypatch.setattr("deeppcr.linearize.jacobian.AT_ONCE", at_once)  # directions
