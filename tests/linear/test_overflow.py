@@ -75,7 +75,8 @@ def growing(kind):
 @pytest.mark.parametrize(
     ("solver", "kind"),
     [
-        *((solver, kind) for solver in PARALLEL for kind in ("matrices", "diagonals")),
+        *((solver, "matrices") for solver in PARALLEL),
+        (PrefixScan(), "diagonals"),
         (ParallelCyclicReduction(), "scalars"),
         (CyclicReduction(), "ragged"),
         (Chunked(4), "pairs"),
@@ -91,7 +92,7 @@ def test_finite_where_the_loop_is(solver, kind):
         close(found, right, atol=0)
 
 
-@solvers
+@pytest.mark.parametrize("solver", [ParallelCyclicReduction(), PrefixScan()], ids=repr)
 def test_what_overflows_step_by_step_is_not_finite_in_the_same_entries(solver):
     blocks, b = problem("diagonals", LENGTH, (BATCH,), 3)
     diagonal = 1e130 * np.asarray(blocks.diagonal)
@@ -228,15 +229,14 @@ def loss(scan, step):
 
 @cache
 def derivatives(scan, step):
-    of = loss(scan, step)
+    """Gradients of the loss, and the tangents of all states."""
 
     def program(start, inputs):
-        slope = jax.jvp(
-            lambda shift: of(start, (inputs[0], inputs[1] * shift)),
-            (np.float32(1),),
-            (np.float32(1),),
-        )[1]
-        return jax.value_and_grad(of, (0, 1))(start, inputs), slope
+        def states(shift):
+            return scan(lambda z, x: 2 * (step(z, x),), start, (inputs[0], inputs[1] * shift))[1]
+
+        tangents = jax.jvp(states, (np.float32(1),), (np.float32(1),))
+        return jax.value_and_grad(loss(scan, step), (0, 1))(start, inputs), tangents
 
     return compiled(program)(START, (GAINS, INPUTS))
 
@@ -261,34 +261,30 @@ def test_gradients_are_those_of_the_sequential_program(step, name):
     )
 
 
-@pytest.mark.parametrize("name", ["pcr", "chunked"])
-def test_states_of_newtons_method(name):
-    newton = partial(deeppcr.scan, method=Newton(linear=name), adjoint="autodiff")
+def test_states_of_newtons_method():
+    newton = partial(deeppcr.scan, method=Newton(linear="pcr"), adjoint="autodiff")
     found, right = (
         compiled(loss(scan, mixed))(START, (GAINS, INPUTS)) for scan in (newton, lax.scan)
     )
     assert_agree(found, right, 1e-5)
 
 
-@cache
-def derivatives_of_solve_bidiagonal(solver):
-    def of(A, b):
-        return jnp.sin(solve_bidiagonal(A, b, solver=solver)[:, 1]).sum()
+def test_derivatives_of_solve_bidiagonal():
+    def derivatives(solver):
+        def of(A, b):
+            return jnp.sin(solve_bidiagonal(A, b, solver=solver)[:, 1]).sum()
 
-    def slope(A, b):
-        return (jax.grad(of)(A, b) ** 2).sum()
+        def slope(A, b):
+            return (jax.grad(of)(A, b) ** 2).sum()
 
-    return compiled(lambda A, b: (jax.grad(of, (0, 1))(A, b), jax.grad(slope, 1)(A, b)))(
-        GAINS[:, :, None] * np.eye(2, dtype=np.float32),
-        INPUTS[:, None] * np.array([[0, 1]], np.float32),
-    )
+        return compiled(lambda A, b: (jax.grad(of, (0, 1))(A, b), jax.grad(slope, 1)(A, b)))(
+            GAINS[:, :, None] * np.eye(2, dtype=np.float32),
+            INPUTS[:, None] * np.array([[0, 1]], np.float32),
+        )
 
-
-@pytest.mark.parametrize("name", ["pcr", "chunked"])
-def test_derivatives_of_solve_bidiagonal(name):
-    right = derivatives_of_solve_bidiagonal("sequential")
+    right = derivatives("sequential")
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(right))
-    assert_agree(derivatives_of_solve_bidiagonal(name), right, 1e-5)
+    assert_agree(derivatives("chunked"), right, 1e-5)
 
 
 # -- what it costs ---------------------------------------------------------------------------------

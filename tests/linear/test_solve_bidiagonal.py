@@ -148,16 +148,15 @@ def matrices(length, batch, width):
     return blocks.matrix, b
 
 
-@pytest.mark.parametrize("name", ["pcr", "chunked"])
-def test_vmap_over_everything_and_over_the_right_hand_side_alone(name):
+def test_vmap_over_everything_and_over_the_right_hand_side_alone():
     A, b = matrices(5, (3,), 2)
 
     def gradient(A, b):
-        return jax.grad(lambda A: objective(solve_bidiagonal(A, b, solver=name)))(A)
+        return jax.grad(lambda A: objective(solve_bidiagonal(A, b, solver="chunked")))(A)
 
     def program(A, b):
         each = jax.vmap(gradient, in_axes=1, out_axes=1)(A, b)
-        some = jax.vmap(lambda b: solve_bidiagonal(A[:, 0], b, solver=name), 1, 1)(b)
+        some = jax.vmap(lambda b: solve_bidiagonal(A[:, 0], b, solver="chunked"), 1, 1)(b)
         return each, gradient(A, b), some
 
     each, batch, some = compiled(program)(A, b)

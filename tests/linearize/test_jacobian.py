@@ -8,7 +8,7 @@ import pytest
 from deeppcr import BlockDiagonal, Diagonal
 from deeppcr.chain import trace_chain
 from deeppcr.linearize import Dense
-from tests.linearize.steps import MIX, W, by_rows, dense, elementwise, in_pairs
+from tests.linearize.steps import MIX, W, by_rows, dense, elementwise, in_pairs, pairs_by_rows
 from tests.problems import L, assert_agree, normal
 
 
@@ -88,6 +88,7 @@ KINDS = [
         *((step, *kind, 1 << 26) for step in STEPS for kind in KINDS[:4]),
         *((step, *kind, 1) for step in (dense, by_rows) for kind in KINDS[1::2]),
         (dense, *KINDS[4], 1),
+        (pairs_by_rows, *KINDS[2], 1 << 26),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -96,7 +97,9 @@ def test_blocks_are_parts_of_the_jacobian(monkeypatch, step, linearization, mask
     monkeypatch.setattr("deeppcr.linearize.jacobian.CACHED", at_once)  # steps: 2 W of 13
     steps, vectors = side_by_side(step, PAIR, normal(8, L, W))
     blocks, jacobians = full(steps, linearization, vectors)
-    proven = step in (elementwise, in_pairs) and not isinstance(linearization, Diagonal)
+    proven = step in (elementwise, in_pairs, pairs_by_rows) and not isinstance(
+        linearization, Diagonal
+    )
     assert_agree(blocks, jacobians if proven else jacobians * mask[None], 1e-13)
 
 

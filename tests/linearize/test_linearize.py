@@ -37,7 +37,6 @@ LINEARIZATIONS = {
     "4 probes": Diagonal(probes=4),
     "2 x 2": BlockDiagonal(2),
     "3 x 3": BlockDiagonal(3),
-    "99 x 99": BlockDiagonal(99),
     "identity": "identity",
     "scalars": Scalar(jnp.linspace(0.0, 1.0, L)),
     "of input": Scalar(of_input=half),
@@ -45,9 +44,7 @@ LINEARIZATIONS = {
 }
 METHODS = {name: Newton(linearize=one) for name, one in LINEARIZATIONS.items()} | {
     "kept for 3": Newton(jacobian_every=3),
-    "diagonal, kept for 2": Newton(linearize=Diagonal(), jacobian_every=2),
 }
-EXACT = ("auto", "99 x 99")
 WEIGHT = normal(0, 3, 3, scale=0.5)
 XS = normal(1, L, 3)
 Z0 = normal(2, 3)
@@ -57,13 +54,11 @@ CHAIN = Chain(lambda z, x: jnp.tanh(z @ WEIGHT.astype(z.dtype) + jnp.broadcast_t
 @pytest.mark.parametrize(
     ("problem", "name"),
     [
-        ("relu mlp", "2 x 2"),
         ("mlp of a grid", "diagonal"),
         ("lstm", "2 x 2"),
         ("odd", "3 x 3"),
         ("batch norm", "identity"),
         ("custom vjp", "exact diagonal"),
-        ("scalar", "of input"),
     ],
 )
 def test_values_are_those_of_lax_scan(problem, name):
@@ -73,25 +68,14 @@ def test_values_are_those_of_lax_scan(problem, name):
     assert_agree(jax.jit(partial(problem, scan))(*problem.arguments), values)
 
 
-def test_gradients_by_the_linearization_of_newton():
-    problem = PROBLEMS["lstm"]
-    scan = partial(
-        deeppcr.scan,
-        method=METHODS["4 probes"],
-        adjoint=Adjoint(linear="sequential"),
-        batch_ndim=problem.batch_ndim,
-    )
-    assert_agree(backpropagate(problem, scan), oracle(problem))
-
-
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"exact diagonal", "3 x 3"}))
 def test_converges(name):
     """Within L iterations, whatever the blocks: each gets one more state right."""
     solution = solve(CHAIN, Z0, method=dataclasses.replace(METHODS[name], record=True))
     assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
     assert solution.result == Result.CONVERGED
     assert solution.stats.prefix == L
-    assert solution.stats.iterations <= (7 if name in EXACT else L)
+    assert solution.stats.iterations <= (7 if name == "auto" else L)
     assert not jnp.isnan(solution.stats.residuals[: int(solution.stats.iterations) + 1]).any()
 
 
@@ -107,21 +91,17 @@ def twice(method, many):
     return jax.vmap(last)(many)
 
 
-@pytest.mark.parametrize("name", ["2 x 2", "kept for 3"])
-def test_under_vmap_and_inside_lax_scan(name):
+def test_under_vmap_and_inside_lax_scan():
+    """Of blocks that are kept: each example decides for itself when it takes new ones."""
     many = np.stack([Z0, 3 * Z0])
-    assert_agree(twice(METHODS[name], many), twice("sequential", many))
+    assert_agree(twice(METHODS["kept for 3"], many), twice("sequential", many))
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "tolerance"),
-    [("scalars", "float32", 1e-5), ("2 x 2", "bfloat16", 2e-2), ("zero", "bfloat16", 2e-2)],
-)
-def test_narrow_dtypes(name, dtype, tolerance):
-    chain = Chain(CHAIN.step, XS.astype(dtype))
-    solution = solve(chain, Z0.astype(dtype), method=METHODS[name])
+def test_narrow_dtypes():
+    chain = Chain(CHAIN.step, XS.astype(jnp.bfloat16))
+    solution = solve(chain, Z0.astype(jnp.bfloat16), method=METHODS["2 x 2"])
     assert solution.result == Result.CONVERGED
-    assert_agree(solution.trajectory, trajectory(chain, Z0.astype(dtype)), tolerance)
+    assert_agree(solution.trajectory, trajectory(chain, Z0.astype(jnp.bfloat16)), 2e-2)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +120,9 @@ def test_slow_iterations_are_not_taken_for_converged(linearize, dtype, length, h
     assert_agree(solution.trajectory, trajectory(chain, Z0.astype(dtype)), tolerance)
 
 
-@pytest.mark.parametrize(("name", "length"), [("2 x 2", 1), ("kept for 3", 2)])
-def test_short_chains_of_a_batch_of_one(name, length):
-    chain = Chain(CHAIN.step, XS[:length])
-    solution = solve(chain, Z0[None], method=METHODS[name], batch_ndim=1)
+def test_a_short_chain_of_a_batch_of_one():
+    chain = Chain(CHAIN.step, XS[:1])
+    solution = solve(chain, Z0[None], method=METHODS["2 x 2"], batch_ndim=1)
     assert_agree(solution.trajectory, trajectory(chain, Z0[None]))
 
 
@@ -285,16 +264,13 @@ class Damped(Linearization):
 
 
 def test_a_linearization_of_ones_own():
-    window = 5
     problem = PROBLEMS["gru"]
     scan = partial(
         deeppcr.scan,
-        method=Newton(linearize=Damped(0.9), window=window),
+        method=Newton(linearize=Damped(0.9), jacobian_every=2, window=5),
         adjoint=Adjoint(linearize=Damped(0.8)),
     )
     assert_agree(backpropagate(problem, scan), oracle(problem))
-    newton = Newton(linearize=Damped(0.9), jacobian_every=2, window=window)
-    assert_agree(solve(CHAIN, Z0, method=newton).trajectory, trajectory(CHAIN, Z0))
 
 
 def test_the_rounding_of_long_sums_is_not_taken_for_updates():

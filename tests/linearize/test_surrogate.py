@@ -87,7 +87,6 @@ CASES = {  # a chain, its initial state, and what is linearised instead of its s
     "blocks of a network nearby": (Chain(rnn, XS), Z0, Surrogate(near, BlockDiagonal(2))),
     "a smooth norm": (Chain(norms, SPARSE), jnp.zeros(W), Surrogate(smooth_norms)),
     "a model of a callback": (Chain(called, XS), Z0, Surrogate(rnn)),
-    "clipped": (Chain(rnn, XS), Z0, Clipped("diagonal", 0.1)),
     "clipped surrogate": (Chain(rnn, XS), Z0, Clipped(Surrogate(near), 0.1)),
 }
 

@@ -191,12 +191,6 @@ def test_coarse_without_inputs_and_with_a_step_of_its_own():
     assert_agree(states[:10], np.linspace(z0, states[9], 11)[1:])  # and straight in between
 
 
-def test_a_coarse_step_that_changes_the_state():
-    for step in (lambda z, xs: (z, z), lambda z, xs: z[:1]):
-        with pytest.raises((TypeError, ValueError), match=r"Coarse.*expected"):
-            deeppcr.solve(CHAIN, Z0, method=Newton(initial_guess=Coarse(every=2, step=step)))
-
-
 # Derivatives
 
 

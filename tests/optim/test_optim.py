@@ -18,11 +18,9 @@ def multi(schedule):
 
 
 TOGETHER = {
-    "adadelta": lambda: optax.adadelta(1e-2),
     "adagrad": lambda: optax.adagrad(1e-2),
     "adam": lambda: optax.adam(1e-2),
     "adam, first moment in bfloat16": lambda: optax.adam(1e-2, mu_dtype=jnp.bfloat16),
-    "adamax": lambda: optax.adamax(1e-2),
     "adamw, mask of all": lambda: optax.adamw(1e-2, mask=lambda p: jax.tree.map(lambda _: True, p)),
     "apply_if_finite": lambda: optax.apply_if_finite(optax.adam(1e-2), 3),
     "clip_by_global_norm": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2)),
@@ -40,7 +38,6 @@ TOGETHER = {
         lambda u, s, p: optax.skip_large_updates(u, s, p, 20.0)
     ),
     "prodigy": lambda: contrib.prodigy(),
-    "radam": lambda: optax.radam(1e-2),
     "rmsprop": lambda: optax.rmsprop(1e-2, centered=True, momentum=0.9),
     "rprop": lambda: optax.rprop(1e-2),
     "schedule": lambda: optax.adam(optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 10)),
@@ -50,7 +47,7 @@ TOGETHER = {
 # has a number of its own for all leaves, another dtype or another tree, or it follows a schedule.
 TRAINED = (
     *("adam, first moment in bfloat16", "apply_if_finite", "clip_by_global_norm"),
-    *("conditionally_transform", "MultiSteps", "prodigy", "schedule", "schedule_free"),
+    *("MultiSteps", "prodigy", "schedule", "schedule_free"),
 )
 
 
