@@ -72,6 +72,7 @@ PAIRED = within([[i, i + W] for i in range(W)], 2 * W)
 ALL, ALONE = jnp.ones((2 * W, 2 * W)), jnp.eye(2 * W)
 
 
+SOME = 3 * 2 * W * 2 * W * 8  # bytes: three of 2 W directions of 2 W steps
 STEPS = [elementwise, in_pairs, dense, by_rows]
 KINDS = [
     (Dense(), ALL),
@@ -86,15 +87,15 @@ KINDS = [
     ("step", "linearization", "mask", "at_once"),
     [
         *((step, *kind, 1 << 26) for step in STEPS for kind in KINDS[:4]),
-        *((step, *kind, 1) for step in (dense, by_rows) for kind in KINDS[1::2]),
-        (dense, *KINDS[4], 1),
+        *((step, *kind, SOME) for step in (dense, by_rows) for kind in KINDS[1::2]),
+        (dense, *KINDS[4], SOME),
         (pairs_by_rows, *KINDS[2], 1 << 26),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_blocks_are_parts_of_the_jacobian(monkeypatch, step, linearization, mask, at_once):
-    monkeypatch.setattr("deeppcr.linearize.jacobian.AT_ONCE", at_once)  # directions
-    monkeypatch.setattr("deeppcr.linearize.jacobian.CACHED", at_once)  # steps: 2 W of 13
+    monkeypatch.setattr("deeppcr.linearize.jacobian.AT_ONCE", at_once)
+    monkeypatch.setattr("deeppcr.linearize.jacobian.CACHED", at_once)
     steps, vectors = side_by_side(step, PAIR, normal(8, L, W))
     blocks, jacobians = full(steps, linearization, vectors)
     proven = step in (elementwise, in_pairs, pairs_by_rows) and not isinstance(
