@@ -1,5 +1,7 @@
 """`Adjoint(checkpoint=m)`: the same results from segments, and the memory of segments."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,37 +36,29 @@ def loss(scan, w, start, xs, **options):
     return jnp.sin(ys).sum() + (h**2).sum()
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("method", ["auto", "newton"])
+@pytest.mark.parametrize(("method", "reverse"), [("auto", False), ("newton", True)])
 def test_values_and_gradients(method, reverse):
-    options = {"adjoint": SEGMENTS, "method": method, "reverse": reverse}
-    close(
-        outputs(deeppcr.scan, W, START, XS, **options),
-        outputs(jax.lax.scan, W, START, XS, reverse=reverse),
-    )
-    got, want = (
-        jax.jit(jax.grad(lambda w, z, x, f=f, o=o: loss(f, w, z, x, **o), argnums=(0, 1, 2)))(
-            W, START, XS
-        )
-        for f, o in ((deeppcr.scan, options), (jax.lax.scan, {"reverse": reverse}))
-    )
-    close(got, want)
+    def both(scan, options):
+        def f(*arguments):
+            out = outputs(scan, *arguments, reverse=reverse, **options)
+            return (out[0], out[2]), out[1]
+
+        out, pull, count = jax.vjp(f, W, START, XS, has_aux=True)
+        return out, count, pull(jax.tree.map(jnp.sin, out))
+
+    ours = {"adjoint": SEGMENTS, "method": method}
+    cases = (deeppcr.scan, ours), (jax.lax.scan, {})
+    close(*(jax.jit(partial(both, *case))() for case in cases))
 
 
 def test_transformations():
-    def f(scan, options, w):
-        return loss(scan, w, START, XS, **options)
+    def transformed(f):
+        return jax.vmap(jax.grad(f))(jnp.stack([W, 2 * W])), jax.jvp(f, (W,), (W,))
 
-    ours = {"adjoint": SEGMENTS}
-    many = jnp.stack([W, 2 * W])
-    for transform in (
-        jax.vmap(jax.grad(lambda w: f(deeppcr.scan, ours, w))),
-        jax.grad(lambda w: jax.vmap(lambda w: f(deeppcr.scan, ours, w))(w).sum()),
-        jax.jit(jax.vmap(jax.grad(lambda w: f(deeppcr.scan, ours, w)))),
-    ):
-        close(transform(many), jax.vmap(jax.grad(lambda w: f(jax.lax.scan, {}, w)))(many))
-    push = jax.jvp(lambda w: f(deeppcr.scan, ours, w), (W,), (W,))
-    close(push, jax.jvp(lambda w: f(jax.lax.scan, {}, w), (W,), (W,)))
+    def run(scan, **options):
+        return jax.jit(lambda: transformed(lambda w: loss(scan, w, START, XS, **options)))()
+
+    close(run(deeppcr.scan, adjoint=SEGMENTS), run(jax.lax.scan))
 
 
 def test_a_solution_is_that_of_all_segments():

@@ -22,11 +22,9 @@ from deeppcr.linear import (
     solve_recurrence,
 )
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem, scan
-from tests.problems import pairs
 
 # Without "auto", which is one of the others.
 NAMES = [name for name in SOLVERS if name != "auto"]
-names = pytest.mark.parametrize("name", NAMES)
 # Every kind but matrices, which are tried in both directions.
 OTHERS = [(kind, index % 2 == 0) for index, kind in enumerate(list(KINDS)[1:])]
 
@@ -77,9 +75,9 @@ def by_the_loop(kind, reverse):
 @pytest.mark.parametrize(
     ("name", "kind", "reverse"),
     [
-        *((name, "matrices", reverse) for name in NAMES for reverse in (False, True)),
-        *(("pcr", kind, reverse) for kind, reverse in OTHERS),
-        *((name, *other) for name, other in pairs(NAMES, OTHERS)),
+        *((name, "matrices", True) for name in NAMES),
+        ("sequential", "matrices", False),
+        *(("pcr", *other) for other in OTHERS),
     ],
 )
 def test_values_and_gradients_with_an_initial_state(name, kind, reverse):
@@ -94,7 +92,7 @@ def test_values_and_gradients_with_an_initial_state(name, kind, reverse):
         np.testing.assert_allclose(mine, reference, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize(("kind", "reverse"), [("matrices", False), ("matrices", True), *OTHERS])
+@pytest.mark.parametrize(("kind", "reverse"), [("matrices", False), ("ragged", True)])
 def test_forward_derivatives(kind, reverse):
     blocks, b = problem(kind, 4, (), KINDS[kind])
     arguments = (blocks, b, half(b[0]))
@@ -124,11 +122,7 @@ def curvature_of_the_loop(kind):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        *((name, "matrices") for name in SOLVERS if name != "auto"),
-        ("pcr", "ragged"),
-        ("sequential", "scalars"),
-    ],
+    [("sequential", "scalars"), ("pcr", "ragged"), ("chunked", "matrices")],
 )
 def test_second_derivatives(name, kind):
     ours = curvature(lambda A, b: solve_bidiagonal(A, b, solver=name), kind)
@@ -154,32 +148,38 @@ def matrices(length, batch, width):
     return blocks.matrix, b
 
 
-@names
-def test_vmap_over_everything_and_over_the_right_hand_side_alone(name):
+def test_vmap_over_everything_and_over_the_right_hand_side_alone():
     A, b = matrices(5, (3,), 2)
 
     def gradient(A, b):
-        return jax.grad(lambda A: objective(solve_bidiagonal(A, b, solver=name)))(A)
+        return jax.grad(lambda A: objective(solve_bidiagonal(A, b, solver="chunked")))(A)
 
-    both = compiled(jax.vmap(gradient, in_axes=1, out_axes=1))(A, b)
-    np.testing.assert_allclose(both, compiled(gradient)(A, b), rtol=1e-10, atol=1e-12)
-    one = compiled(
-        jax.vmap(lambda b: solve_bidiagonal(A[:, 0], b, solver=name), in_axes=1, out_axes=1)
-    )(b)
-    for element in range(3):
-        np.testing.assert_allclose(one[:, element], loop(A[:, 0], b[:, element]), rtol=1e-10)
+    def program(A, b):
+        each = jax.vmap(gradient, in_axes=1, out_axes=1)(A, b)
+        some = jax.vmap(lambda b: solve_bidiagonal(A[:, 0], b, solver="chunked"), 1, 1)(b)
+        return each, gradient(A, b), some
+
+    each, batch, some = compiled(program)(A, b)
+    np.testing.assert_allclose(each, batch, rtol=1e-10, atol=1e-12)
+    for i in range(3):
+        np.testing.assert_allclose(some[:, i], loop(A[:, 0], b[:, i]), rtol=1e-10)
 
 
-@names
+@pytest.mark.parametrize("name", ["sequential", "prefix_scan"])
 def test_inside_scan_and_jit(name):
-    A, b = matrices(5, (), 2)
+    blocks, b = problem("matrices", 5, (), 2)
 
     def thrice(b):
-        return lax.scan(lambda b, _: (solve_bidiagonal(A, b, solver=name), None), b, length=3)[0]
+        return lax.scan(lambda b, _: (solve_bidiagonal(blocks, b, solver=name), None), b, length=3)[
+            0
+        ]
 
     y, gradient = compiled(lambda b: (thrice(b), jax.grad(lambda b: thrice(b).sum())(b)))(b)
-    np.testing.assert_allclose(y, loop(A, loop(A, loop(A, b))), rtol=1e-10)
-    np.testing.assert_allclose(gradient, compiled(jax.jacfwd(thrice))(b).sum((0, 1)), rtol=1e-9)
+    lam = np.ones_like(b)
+    for _ in range(3):
+        b, lam = loop(blocks, b), loop_transposed(blocks, lam)
+    np.testing.assert_allclose(y, b, rtol=1e-10)
+    np.testing.assert_allclose(gradient, lam, rtol=1e-9)
 
 
 def test_bfloat16_has_gradients_of_its_own_dtype():
@@ -200,7 +200,7 @@ def test_differentiation_does_not_go_through_the_solver():
     assert lower.compile().memory_analysis().temp_size_in_bytes < 6 * A.nbytes
 
 
-@pytest.mark.parametrize("name", ["sequential", "cyclic_reduction", "prefix_scan", "chunked"])
+@pytest.mark.parametrize("name", ["cyclic_reduction", "prefix_scan", "chunked"])
 def test_the_adjoint_needs_little_memory(name):
     A, b = matrices(256, (), 16)
     compiled = jax.jit(find_solver(name).solve_transposed).lower(Matrices(A), b).compile()

@@ -1,6 +1,5 @@
 """Every solver against the loop: kinds of blocks, directions, lengths, batches, dtypes."""
 
-import itertools
 from functools import partial
 
 import jax
@@ -21,7 +20,7 @@ from deeppcr.linear import (
 )
 from deeppcr.linear.chunked import default_chunks
 from deeppcr.linear.solver import working_dtype
-from tests.linear.loop import KINDS, compiled, full, loop, loop_transposed, problem
+from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem
 from tests.problems import pairs
 
 SOLVERS = [
@@ -33,7 +32,6 @@ SOLVERS = [
     Chunked(5, across=CyclicReduction()),
 ]
 solvers = pytest.mark.parametrize("solver", SOLVERS, ids=repr)
-kinds = pytest.mark.parametrize("kind", KINDS)
 both_directions = pytest.mark.parametrize("reverse", [False, True])
 
 
@@ -57,8 +55,14 @@ def each_pcr(cases):
 close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
 
 
-@solvers
-@kinds
+CASES = [
+    *((solver, kind) for solver in SOLVERS for kind in ("matrices", "ragged")),
+    *pairs(SOLVERS, ["pairs", "diagonals", "scalars"]),
+]
+cases = pytest.mark.parametrize(("solver", "kind"), CASES, ids=str)
+
+
+@cases
 def test_agrees_with_the_loop(solver, kind):
     blocks, b = problem(kind, 13, (2,), KINDS[kind])
     y, lam = both(solver, blocks, b)
@@ -69,8 +73,8 @@ def test_agrees_with_the_loop(solver, kind):
 @pytest.mark.parametrize(
     ("solver", "kind"),
     [
-        *((solver, kind) for solver in SOLVERS for kind in ("matrices", "diagonals")),
-        *pairs(SOLVERS, ["pairs", "ragged", "scalars", "zeros"]),
+        *((solver, "matrices") for solver in SOLVERS),
+        *pairs(SOLVERS, ["pairs", "ragged", "diagonals", "scalars", "zeros"]),
     ],
     ids=str,
 )
@@ -129,8 +133,8 @@ def test_blocks_on_the_diagonal_of_any_width(solver, groups):
 @pytest.mark.parametrize(
     ("solver", "kind", "dtype", "tolerance"),
     [
-        *((solver, "matrices", jnp.float32, 1e-5) for solver in SOLVERS),
-        *((solver, "matrices", jnp.complex128, 1e-10) for solver in SOLVERS),
+        *((solver, "matrices", jnp.float32, 1e-5) for solver in SOLVERS[::2]),
+        *((solver, "matrices", jnp.complex128, 1e-10) for solver in SOLVERS[1::2]),
         *((solver, kind, jnp.bfloat16, 1e-2) for solver, kind in pairs(SOLVERS, list(KINDS))),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -177,8 +181,7 @@ def spoilt(x, index):
     return x
 
 
-@solvers
-@kinds
+@cases
 def test_the_first_block_is_ignored(solver, kind):
     blocks, b = problem(kind, 13, (2,), KINDS[kind])
     bad = jax.tree.map(lambda leaf: jax.device_put(spoilt(leaf, 0)), blocks)
@@ -197,26 +200,19 @@ def test_the_last_block_of_a_reversed_chain_is_ignored(solver):
 
 @solvers
 def test_without_blocks_nothing_is_carried_along(solver):
-    blocks, b = problem("zeros", 13, (2,), 4)
+    blocks, b = problem("zeros", 13, (2,), 3)
     b = spoilt(b, 3)
     for y in both(solver, blocks, b):
         np.testing.assert_array_equal(y, b)
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=repr)
-@pytest.mark.parametrize("kind", ["matrices", "ragged"])
-def test_programs_do_not_grow_with_the_chain(solver, kind):
+def test_programs_do_not_grow_with_the_chain(solver):
     def size(length):
-        return len(str(jax.make_jaxpr(partial(solver.solve))(*problem(kind, length, (), 2))))
+        return len(str(jax.make_jaxpr(solver.solve)(*problem("matrices", length, (), 2))))
 
     levels = 4  # from 64 to 1024: logarithmic growth is allowed, 16 times the program is not
     assert size(1024) < size(64) * (1 + levels)
-
-
-def test_solvers_are_hashable_values():
-    for one, other in itertools.combinations(SOLVERS, 2):
-        assert one != other
-        assert len({one, other, one}) == 2
 
 
 def test_a_chunk_has_at_least_one_step():
@@ -258,15 +254,3 @@ def test_what_is_chosen_depends_on_how_many_products_a_round_takes(blocks, solve
     assert choose_solver(blocks, "gpu") == solver
     assert default_chunks(blocks) == chunks
     assert choose_solver(jax.tree.map(lambda leaf: leaf[:4], blocks), "gpu") == Recurrence()
-
-
-def test_the_oracle_knows_the_full_matrices():
-    blocks, b = problem("ragged", 3, (), 4)
-    A = full(blocks)
-    assert [(np.abs(A).min(0) > 0)[i].sum() for i in np.ravel(blocks.groups.rows) if i >= 0] == [
-        2,
-        2,
-        1,
-        1,
-    ]
-    close(loop(A, b), loop(blocks, b))

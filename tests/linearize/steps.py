@@ -34,3 +34,23 @@ slanted.defvjp(lambda z: (slanted(z), z), lambda z, g: (jnp.cos(z) * (MIX.T @ g)
 def by_rows(z, x):
     both = slanted(jnp.concatenate([z["a"], z["b"]])) * jnp.concatenate([x, x])
     return {"a": both[:W], "b": both[W:]}
+
+
+@jax.custom_vjp
+def crossed(a, b):
+    """Pairs of no symmetry, with reverse mode only."""
+    return a * jnp.sin(b), jnp.tanh(a) + b
+
+
+crossed.defvjp(
+    lambda a, b: (crossed(a, b), (a, b)),
+    lambda r, g: (
+        g[0] * jnp.sin(r[1]) + g[1] * (1 - jnp.tanh(r[0]) ** 2),
+        g[0] * r[0] * jnp.cos(r[1]) + g[1],
+    ),
+)
+
+
+def pairs_by_rows(z, x):
+    a, b = crossed(z["a"], z["b"])
+    return {"a": a, "b": b * x}

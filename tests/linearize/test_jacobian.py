@@ -8,7 +8,7 @@ import pytest
 from deeppcr import BlockDiagonal, Diagonal
 from deeppcr.chain import trace_chain
 from deeppcr.linearize import Dense
-from tests.linearize.steps import MIX, W, by_rows, dense, elementwise, in_pairs
+from tests.linearize.steps import MIX, W, by_rows, dense, elementwise, in_pairs, pairs_by_rows
 from tests.problems import L, assert_agree, normal
 
 
@@ -72,27 +72,35 @@ PAIRED = within([[i, i + W] for i in range(W)], 2 * W)
 ALL, ALONE = jnp.ones((2 * W, 2 * W)), jnp.eye(2 * W)
 
 
-@pytest.mark.parametrize("at_once", [1 << 26, 1], ids=["at once", "in chunks"])
+SOME = 3 * 2 * W * 2 * W * 8  # bytes: three of 2 W directions of 2 W steps
+STEPS = [elementwise, in_pairs, dense, by_rows]
+KINDS = [
+    (Dense(), ALL),
+    (Diagonal(0), ALONE),
+    (BlockDiagonal(2), PAIRED),
+    (BlockDiagonal(3), NEIGHBOURS),
+    (BlockDiagonal(99), ALL),
+]
+
+
 @pytest.mark.parametrize(
-    "step", [elementwise, in_pairs, dense, by_rows], ids=lambda step: step.__name__
-)
-@pytest.mark.parametrize(
-    ("linearization", "mask"),
+    ("step", "linearization", "mask", "at_once"),
     [
-        (Dense(), ALL),
-        (Diagonal(0), ALONE),
-        (BlockDiagonal(2), PAIRED),
-        (BlockDiagonal(3), NEIGHBOURS),
-        (BlockDiagonal(99), ALL),
+        *((step, *kind, 1 << 26) for step in STEPS for kind in KINDS[:4]),
+        *((step, *kind, SOME) for step in (dense, by_rows) for kind in KINDS[1::2]),
+        (dense, *KINDS[4], SOME),
+        (pairs_by_rows, *KINDS[2], 1 << 26),
     ],
-    ids=["dense", "diagonal", "paired leaves", "neighbours", "all"],
+    ids=lambda value: getattr(value, "__name__", None),
 )
 def test_blocks_are_parts_of_the_jacobian(monkeypatch, step, linearization, mask, at_once):
-    monkeypatch.setattr("deeppcr.linearize.jacobian.AT_ONCE", at_once)  # directions
-    monkeypatch.setattr("deeppcr.linearize.jacobian.CACHED", at_once)  # steps: 2 W of 13
+    monkeypatch.setattr("deeppcr.linearize.jacobian.AT_ONCE", at_once)
+    monkeypatch.setattr("deeppcr.linearize.jacobian.CACHED", at_once)
     steps, vectors = side_by_side(step, PAIR, normal(8, L, W))
     blocks, jacobians = full(steps, linearization, vectors)
-    proven = step in (elementwise, in_pairs) and not isinstance(linearization, Diagonal)
+    proven = step in (elementwise, in_pairs, pairs_by_rows) and not isinstance(
+        linearization, Diagonal
+    )
     assert_agree(blocks, jacobians if proven else jacobians * mask[None], 1e-13)
 
 

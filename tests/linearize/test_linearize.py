@@ -12,14 +12,13 @@ import deeppcr
 from deeppcr import Adjoint, BlockDiagonal, Chain, Diagonal, Newton, Result, Scalar
 from deeppcr.chain import trace_chain
 from deeppcr.linear import Diagonals
-from deeppcr.linearize import Dense, Linearization, Zero, choose_linearization
+from deeppcr.linearize import Dense, Linearization, choose_linearization
 from tests.linearize.steps import dense, elementwise, in_pairs
 from tests.problems import (
     PROBLEMS,
     L,
     assert_agree,
     backpropagate,
-    gru,
     normal,
     oracle,
     solve,
@@ -33,35 +32,35 @@ def half(x):
 
 LINEARIZATIONS = {
     "auto": "auto",
-    "dense": "dense",
     "diagonal": "diagonal",
     "exact diagonal": Diagonal(probes=0),
     "4 probes": Diagonal(probes=4),
-    "1 x 1": BlockDiagonal(1),
     "2 x 2": BlockDiagonal(2),
     "3 x 3": BlockDiagonal(3),
-    "99 x 99": BlockDiagonal(99),
     "identity": "identity",
-    "scalar": Scalar(0.5),
     "scalars": Scalar(jnp.linspace(0.0, 1.0, L)),
     "of input": Scalar(of_input=half),
     "zero": "zero",
 }
-METHODS = {
-    **{name: Newton(linearize=one) for name, one in LINEARIZATIONS.items()},
+METHODS = {name: Newton(linearize=one) for name, one in LINEARIZATIONS.items()} | {
     "kept for 3": Newton(jacobian_every=3),
-    "diagonal, kept for 2": Newton(linearize=Diagonal(), jacobian_every=2),
-    "zero, kept for 50": Newton(linearize="zero", jacobian_every=50),
 }
-EXACT = ("auto", "dense", "99 x 99")
 WEIGHT = normal(0, 3, 3, scale=0.5)
 XS = normal(1, L, 3)
 Z0 = normal(2, 3)
 CHAIN = Chain(lambda z, x: jnp.tanh(z @ WEIGHT.astype(z.dtype) + jnp.broadcast_to(x, z.shape)), XS)
 
 
-# Every problem, each with another linearisation; the others converge below.
-@pytest.mark.parametrize(("problem", "name"), list(zip(PROBLEMS, METHODS, strict=False)))
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    [
+        ("mlp of a grid", "diagonal"),
+        ("lstm", "2 x 2"),
+        ("odd", "3 x 3"),
+        ("batch norm", "identity"),
+        ("custom vjp", "exact diagonal"),
+    ],
+)
 def test_values_are_those_of_lax_scan(problem, name):
     problem = PROBLEMS[problem]
     scan = partial(deeppcr.scan, method=METHODS[name], batch_ndim=problem.batch_ndim)
@@ -69,33 +68,15 @@ def test_values_are_those_of_lax_scan(problem, name):
     assert_agree(jax.jit(partial(problem, scan))(*problem.arguments), values)
 
 
-@pytest.mark.parametrize(
-    ("problem", "name"),
-    [("lstm", "4 probes"), ("mlp", "scalars"), ("scalar", "kept for 3")],
-)
-def test_gradients_by_the_linearization_of_newton(problem, name):
-    problem = PROBLEMS[problem]
-    adjoint = Adjoint(linear="sequential")
-    scan = partial(
-        deeppcr.scan, method=METHODS[name], adjoint=adjoint, batch_ndim=problem.batch_ndim
-    )
-    assert_agree(backpropagate(problem, scan), oracle(problem))
-
-
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"exact diagonal", "3 x 3"}))
 def test_converges(name):
     """Within L iterations, whatever the blocks: each gets one more state right."""
     solution = solve(CHAIN, Z0, method=dataclasses.replace(METHODS[name], record=True))
     assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
     assert solution.result == Result.CONVERGED
     assert solution.stats.prefix == L
-    assert solution.stats.iterations <= (7 if name in EXACT else L)
+    assert solution.stats.iterations <= (7 if name == "auto" else L)
     assert not jnp.isnan(solution.stats.residuals[: int(solution.stats.iterations) + 1]).any()
-
-
-SOME = {
-    name: METHODS[name] for name in ("exact diagonal", "2 x 2", "scalars", "zero", "kept for 3")
-}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -110,44 +91,25 @@ def twice(method, many):
     return jax.vmap(last)(many)
 
 
-@pytest.mark.parametrize("name", ["exact diagonal", "2 x 2", "zero", "kept for 3"])
-def test_under_vmap_and_inside_lax_scan(name):
+def test_under_vmap_and_inside_lax_scan():
+    """Of blocks that are kept: each example decides for itself when it takes new ones."""
     many = np.stack([Z0, 3 * Z0])
-    assert_agree(twice(METHODS[name], many), twice("sequential", many))
+    assert_agree(twice(METHODS["kept for 3"], many), twice("sequential", many))
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "tolerance"),
-    [
-        ("exact diagonal", "float32", 1e-5),
-        ("scalars", "float32", 1e-5),
-        ("2 x 2", "bfloat16", 2e-2),
-        ("zero", "bfloat16", 2e-2),
-        ("kept for 3", "bfloat16", 2e-2),
-    ],
-)
-def test_narrow_dtypes(name, dtype, tolerance):
-    newton = SOME[name]
-    chain = Chain(CHAIN.step, XS.astype(dtype))
-    solution = solve(chain, Z0.astype(dtype), method=newton)
+def test_narrow_dtypes():
+    chain = Chain(CHAIN.step, XS.astype(jnp.bfloat16))
+    solution = solve(chain, Z0.astype(jnp.bfloat16), method=METHODS["2 x 2"])
     assert solution.result == Result.CONVERGED
-    assert_agree(solution.trajectory, trajectory(chain, Z0.astype(dtype)), tolerance)
-
-
-SLOW = {  # dtype, length, how far a step goes, and how near the answer has to be
-    "bfloat16": (jnp.bfloat16, 60, 0.05, 0.05),
-    "float32": (jnp.float32, 1000, 1.5e-6, 1e-4),
-}
+    assert_agree(solution.trajectory, trajectory(chain, Z0.astype(jnp.bfloat16)), 2e-2)
 
 
 @pytest.mark.parametrize(
-    ("linearize", "name"),
-    [("zero", "bfloat16"), ("zero", "float32"), ("identity", "float32"), (Scalar(0.5), "bfloat16")],
-    ids=str,
+    ("linearize", "dtype", "length", "h", "tolerance"),
+    [("zero", jnp.bfloat16, 60, 0.05, 0.05), ("identity", jnp.float32, 1000, 1.5e-6, 1e-4)],
 )
-def test_slow_iterations_are_not_taken_for_converged(linearize, name):
+def test_slow_iterations_are_not_taken_for_converged(linearize, dtype, length, h, tolerance):
     """Every residual and every update is small from the start, and what they add up to is not."""
-    dtype, length, h, tolerance = SLOW[name]
     weight, bias = WEIGHT.astype(dtype), jnp.ones(3, dtype)
     chain = Chain(
         lambda z, _: z + jnp.asarray(h, dtype) * jnp.cos(weight @ z + bias), length=length
@@ -158,19 +120,13 @@ def test_slow_iterations_are_not_taken_for_converged(linearize, name):
     assert_agree(solution.trajectory, trajectory(chain, Z0.astype(dtype)), tolerance)
 
 
-@pytest.mark.parametrize(
-    ("name", "length"), [("2 x 2", 1), ("scalars", 1), ("zero", 1), ("kept for 3", 2)]
-)
-def test_short_chains_of_a_batch_of_one(name, length):
-    newton = SOME[name]
-    if isinstance(newton.linearize, Scalar):
-        newton = Newton(linearize=Scalar(jnp.full(length, 0.3)))
-    chain = Chain(CHAIN.step, XS[:length])
-    solution = solve(chain, Z0[None], method=newton, batch_ndim=1)
+def test_a_short_chain_of_a_batch_of_one():
+    chain = Chain(CHAIN.step, XS[:1])
+    solution = solve(chain, Z0[None], method=METHODS["2 x 2"], batch_ndim=1)
     assert_agree(solution.trajectory, trajectory(chain, Z0[None]))
 
 
-@pytest.mark.parametrize("name", ["auto", "2 x 2", "4 probes"])
+@pytest.mark.parametrize("name", ["2 x 2", "4 probes"])
 def test_a_state_of_one_entry(name):
     chain = Chain(lambda z, x: jnp.sin(z + x), XS[:, :1])
     solution = solve(chain, Z0[:1], method=Newton(linearize=LINEARIZATIONS[name]))
@@ -184,7 +140,7 @@ def test_vmap_over_the_coefficients_and_no_derivative_through_them():
 
     many = jax.jit(jax.vmap(value))(jnp.stack([jnp.zeros(L), jnp.linspace(0.0, 1.0, L)]))
     assert_agree(many, jnp.stack([trajectory(CHAIN, Z0)[-1]] * 2))
-    assert_agree(jax.grad(lambda c: value(c).sum())(jnp.full(L, 0.5)), jnp.zeros(L))
+    assert_agree(jax.jit(jax.grad(lambda c: value(c).sum()))(jnp.full(L, 0.5)), jnp.zeros(L))
 
 
 # What "auto" takes
@@ -308,20 +264,13 @@ class Damped(Linearization):
 
 
 def test_a_linearization_of_ones_own():
-    window = 5
     problem = PROBLEMS["gru"]
     scan = partial(
         deeppcr.scan,
-        method=Newton(linearize=Damped(0.9), window=window),
+        method=Newton(linearize=Damped(0.9), jacobian_every=2, window=5),
         adjoint=Adjoint(linearize=Damped(0.8)),
     )
     assert_agree(backpropagate(problem, scan), oracle(problem))
-    chain = Chain(lambda z, x: gru(problem.params, z, x)[0], problem.xs)
-    assert "Damped" in str(deeppcr.plan(chain, problem.init, method=Newton(linearize=Damped(0.9))))
-    for linearize in (Damped(0.9), Zero()):
-        newton = Newton(linearize=linearize, jacobian_every=2, window=window)
-        solution = solve(chain, problem.init, method=newton)
-        assert_agree(solution.trajectory, trajectory(chain, problem.init))
 
 
 def test_the_rounding_of_long_sums_is_not_taken_for_updates():

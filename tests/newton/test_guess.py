@@ -12,12 +12,9 @@ from deeppcr import Chain, Coarse, Newton, Result
 from deeppcr.chain import trace_chain
 from tests.newton.chain import CHAIN, WEIGHT, XS, Z0
 from tests.problems import (
-    PROBLEMS,
     L,
     assert_agree,
-    backpropagate,
     normal,
-    oracle,
     solve,
     trajectory,
 )
@@ -27,11 +24,6 @@ PAIRS = Chain(
     lambda z, x: {"a": jnp.tanh(z["a"] * z["b"][0] + x[:2]), "b": (jnp.sin(z["a"].sum() + x[2]),)},
     XS,
 )
-
-
-def doubled(z, xs):
-    """A coarse step of the chain above: its inputs come stacked, as many as it stands for."""
-    return jnp.tanh(z @ WEIGHT + xs.mean(0))
 
 
 def with_entry(states, value):
@@ -47,18 +39,13 @@ def solve_from(guess, window, z0=Z0):
 
 GUESSES = {
     "apply": "apply",
-    "constant": "constant",
     "trajectory": normal(4, L, 3),
-    "trajectory of numpy": np.zeros((L, 3), np.float32),
     "trajectory of integers": np.ones((L, 3), int),
     "infinite in part": with_entry(normal(4, L, 3), np.inf),
     "nan": np.full((L, 3), np.nan),
     "function": lambda z, xs: jnp.broadcast_to(z, xs.shape) + xs,
-    "every step": Coarse(every=1),
     "every 3 steps": Coarse(every=3),
-    "every 7 steps": Coarse(every=7),
     "every 100 steps": Coarse(every=100),
-    "own step": Coarse(every=3, step=doubled),
 }
 
 
@@ -75,14 +62,8 @@ def test_any_guess_leads_to_the_answer(name):
 
 
 def test_guesses_of_a_pytree_and_of_a_batch():
-    expected = trajectory(PAIRS, PAIR)
-    for guess in (
-        jax.tree.map(jnp.zeros_like, expected),
-        Coarse(every=4),
-        lambda z, xs: jax.tree.map(jnp.ones_like, expected),
-    ):
-        solution = solve(PAIRS, PAIR, method=Newton(initial_guess=guess))
-        assert_agree(solution.trajectory, expected)
+    solution = solve(PAIRS, PAIR, method=Newton(initial_guess=Coarse(every=4)))
+    assert_agree(solution.trajectory, trajectory(PAIRS, PAIR))
     batch = normal(5, 2, 3)
     solution = solve(CHAIN, batch, method=Newton(initial_guess=Coarse(every=4)), batch_ndim=1)
     assert_agree(solution.trajectory, trajectory(CHAIN, batch))
@@ -108,9 +89,8 @@ def test_the_previous_solution_as_an_argument_of_a_compiled_function():
 def test_the_guess_of_a_narrow_dtype():
     narrow = Chain(lambda z, x: jnp.tanh(z @ WEIGHT.astype(z.dtype) + x), XS.astype(jnp.bfloat16))
     z0 = Z0.astype(jnp.bfloat16)
-    for guess in (normal(4, L, 3), trajectory(narrow, z0), Coarse(every=3)):
-        solution = solve(narrow, z0, method=Newton(initial_guess=guess))
-        assert_agree(solution.trajectory, trajectory(narrow, z0), 2e-2)
+    solution = solve(narrow, z0, method=Newton(initial_guess=Coarse(every=3)))
+    assert_agree(solution.trajectory, trajectory(narrow, z0), 2e-2)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -124,30 +104,25 @@ def test_entries_that_are_not_finite_cost_no_more_than_guessing_them(value, wind
     assert_agree(found.trajectory, right)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "window", "guesses"),
-    [
-        ("float32", None, [Coarse(every=50), np.repeat([1, -np.inf], [600, 3400]).reshape(-1, 2)]),
-        ("bfloat16", 500, [Coarse(every=7)]),
-    ],
-    ids=["float32", "bfloat16"],
-)
-def test_a_guess_that_overflows_is_recovered_from(dtype, window, guesses):
-    """A linear chain that forgets fast: coarse steps of 7 or 50 are unstable."""
+def test_a_guess_that_overflows_is_recovered_from():
+    """A linear chain that forgets fast: coarse steps of 50 are unstable."""
     chain = Chain(
-        lambda z, x: z + jnp.asarray(0.6, dtype) * (jnp.broadcast_to(x, z.shape) - z),
-        np.cos(np.arange(2000.0)).astype(dtype),
+        lambda z, x: z + jnp.float32(0.6) * (jnp.broadcast_to(x, z.shape) - z),
+        np.cos(np.arange(2000.0)).astype(np.float32),
     )
-    z0 = np.array([1.0, 2.0], dtype)
+    z0 = np.array([1.0, 2.0], np.float32)
     applied, *others = [
-        solve(chain, z0, method=Newton(initial_guess=guess, window=window))
-        for guess in ("apply", *guesses)
+        solve(chain, z0, method=Newton(initial_guess=guess))
+        for guess in (
+            "apply",
+            Coarse(every=50),
+            np.repeat([1, -np.inf], [600, 3400]).reshape(-1, 2),
+        )
     ]
-    expected = trajectory(chain, z0)
     for solution in others:
         assert solution.result == Result.CONVERGED
         assert solution.stats.iterations <= applied.stats.iterations + 4
-        assert_agree(solution.trajectory, expected, 1e-5 if dtype == "float32" else 2e-2)
+        assert_agree(solution.trajectory, trajectory(chain, z0), 1e-5)
 
 
 def test_leaves_of_several_dtypes_that_are_not_finite():
@@ -172,33 +147,27 @@ def test_leaves_of_several_dtypes_that_are_not_finite():
 # Coarse
 
 
-@pytest.mark.parametrize(("shape", "window"), [((0,), None), ((3, 0), 4)])
-def test_a_leaf_without_entries(shape, window):
+def test_a_leaf_without_entries():
     chain = Chain(lambda z, x: {"none": jnp.sin(z["none"]), "some": jnp.tanh(z["some"] + x)}, XS)
-    z0 = {"none": jnp.zeros(shape), "some": Z0}
-    solution = solve(chain, z0, method=Newton(initial_guess=Coarse(every=3), window=window))
+    z0 = {"none": jnp.zeros((3, 0)), "some": Z0}
+    solution = solve(chain, z0, method=Newton(initial_guess=Coarse(every=3), window=4))
     assert solution.result == Result.CONVERGED
     assert_agree(solution.trajectory, trajectory(chain, z0))
 
 
-def test_a_coarse_chain_of_every_step_is_the_chain_itself():
-    solution = solve(CHAIN, Z0, method=Newton(initial_guess=Coarse(every=1)))
-    assert solution.stats.iterations <= 1  # to see that it is right to rounding
+def coarse_states(coarse, chain, z0):
+    traced = trace_chain(
+        lambda z, x: (chain.step(z, x), None), z0, chain.inputs, chain.length, 0, "z0"
+    )
+    return jax.jit(lambda: coarse.trajectory(traced))()
 
 
 def test_a_coarse_chain_is_nearly_right_where_a_chain_discretises_time():
     h = 0.01
     chain = Chain(lambda z, x: z + h * (jnp.stack([z[1], -z[0]]) + x), 0.1 * normal(6, 200, 2))
     z0 = jnp.array([1.0, 0.0])
-    residuals = [
-        float(
-            solve(
-                chain, z0, method=Newton(initial_guess=guess, linearize="identity", record=True)
-            ).stats.residuals[0]
-        )
-        for guess in ("constant", Coarse(every=10))
-    ]
-    assert residuals[1] < 0.5 * residuals[0]
+    (states,), right = coarse_states(Coarse(every=10), chain, z0), trajectory(chain, z0)
+    assert np.abs(states - right).max() < 0.5 * np.abs(z0[None] - right).max()
 
 
 def test_coarse_without_inputs_and_with_a_step_of_its_own():
@@ -215,30 +184,14 @@ def test_coarse_without_inputs_and_with_a_step_of_its_own():
 
     chain = Chain(step, length=40)
     z0 = jnp.array(-1.0)
-    for guess in (Coarse(every=10), Coarse(every=7, step=exact)):
-        solution = solve(chain, z0, method=Newton(initial_guess=guess))
-        assert_agree(solution.trajectory, trajectory(chain, z0))
-    problem = trace_chain(lambda z, x: (chain.step(z, x), None), z0, None, 40, 0, "z0")
-    (states,) = jax.jit(lambda: Coarse(every=10, step=exact).trajectory(problem))()
+    solution = solve(chain, z0, method=Newton(initial_guess=Coarse(every=7, step=exact)))
+    assert_agree(solution.trajectory, trajectory(chain, z0))
+    (states,) = coarse_states(Coarse(every=10, step=exact), chain, z0)
     assert_agree(states[9::10], trajectory(chain, z0)[9::10])  # where coarse steps end it is right
-    assert_agree(states[:10], jnp.linspace(z0, states[9], 11)[1:])  # and straight in between
-
-
-def test_a_coarse_step_that_changes_the_state():
-    for step in (lambda z, xs: (z, z), lambda z, xs: z[:1]):
-        with pytest.raises((TypeError, ValueError), match=r"Coarse.*expected"):
-            deeppcr.solve(CHAIN, Z0, method=Newton(initial_guess=Coarse(every=2, step=step)))
+    assert_agree(states[:10], np.linspace(z0, states[9], 11)[1:])  # and straight in between
 
 
 # Derivatives
-
-
-@pytest.mark.parametrize("name", ["gru", "custom vjp"])
-def test_derivatives_are_the_chain_s(name):
-    """One has both modes, the other reverse mode only."""
-    problem = PROBLEMS[name]
-    scan = partial(deeppcr.scan, method=Newton(initial_guess=Coarse(every=3)))
-    assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
 def test_no_derivative_passes_through_the_guess():

@@ -58,15 +58,6 @@ def test_a_network_that_contracts():
     np.testing.assert_allclose(found, expected, rtol=0.05)
 
 
-def test_a_network_that_amplifies():
-    weight = normal(4, 8, 8, scale=1.2)
-    chain = Chain(lambda z, x: jnp.tanh(weight @ z + x), 0.1 * normal(5, 900, 8))
-    z0 = normal(6, 8)
-    found, expected = rate(chain, z0), by_products(chain, before_each_step(chain, z0))
-    assert expected > 0.05
-    np.testing.assert_allclose(found, expected, atol=0.03)
-
-
 def pendulum(z, friction, h=0.1):
     def slope(z):
         return jnp.stack([z[1], -jnp.sin(z[0]) - friction * z[1]])
@@ -98,9 +89,8 @@ def test_a_chain_with_reverse_mode_only():
     np.testing.assert_allclose(found, expected, rtol=0.15)
 
 
-@pytest.mark.parametrize("length", [1, 2, 5])
-def test_short_chains(length):
-    found = rate(Chain(lambda z, _: 0.5 * z, length=length), Z0)
+def test_a_chain_of_one_step():
+    found = rate(Chain(lambda z, _: 0.5 * z, length=1), Z0)
     np.testing.assert_allclose(found, np.log(0.5), rtol=1e-10)
 
 
@@ -113,9 +103,8 @@ def test_a_chain_that_forgets_at_once():
 # What is recorded
 
 
-@pytest.mark.parametrize("linearize", ["dense", "diagonal"])
-def test_residuals_by_iteration(linearize):
-    solution = solve(CHAIN, Z0, method=Newton(linearize=linearize, record=True))
+def test_residuals_by_iteration():
+    solution = solve(CHAIN, Z0, method=Newton(linearize="diagonal", record=True))
     residuals, iterations = np.asarray(solution.stats.residuals), int(solution.stats.iterations)
     assert residuals.shape == (L + 2,)  # the guess, and up to L + 1 iterations
     assert np.isfinite(residuals[: iterations + 1]).all()
@@ -143,14 +132,6 @@ def test_recording_changes_nothing_and_has_no_derivative():
     ]
     np.testing.assert_array_equal(gradients[0][1], gradients[1][1])
     np.testing.assert_allclose(gradients[0][0], gradients[1][0], rtol=1e-12)
-
-
-def test_record_under_vmap():
-    many = jax.jit(jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=RECORD).stats))(
-        jnp.stack([Z0, 2 * Z0])
-    )
-    assert many.residuals.shape == (2, L + 2)
-    assert many.growth_rate.shape == (2,)
 
 
 def test_forecast():
@@ -192,10 +173,11 @@ def test_printing_never_raises():
         assert "Solution" in repr(solution)
         return solution
 
-    jax.jit(inside)(Z0)
-    jax.grad(lambda z: inside(z).value.sum())(Z0)
-    for batch in (jnp.stack([Z0, Z0]), Z0[None]):
-        assert "Solution" in str(jax.vmap(inside)(batch))
+    jax.eval_shape(jax.grad(lambda z: inside(z).value.sum()), Z0)
+    many = jax.vmap(inside)(jnp.stack([Z0, 2 * Z0]))
+    assert "Solution" in str(many)
+    assert many.stats.residuals.shape == (2, L + 2)
+    assert many.stats.growth_rate.shape == (2,)
     for state in (None, jnp.zeros((0,))):  # no entries
         assert "converged" in str(deeppcr.solve(Chain(lambda z, x: z, XS), state, method=RECORD))
     chaos = Chain(lambda z, _: 3.9 * z * (1 - z), length=100)

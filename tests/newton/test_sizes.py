@@ -14,13 +14,10 @@ EPS = float(jnp.finfo(jnp.float32).eps)
 
 METHODS = {
     "newton": deeppcr.Newton(),
-    "pcr": deeppcr.Newton(linear="pcr"),
-    "dense": deeppcr.Newton(linearize="dense"),
     "window": deeppcr.Newton(window=30),
     "damping": deeppcr.Newton(damping=deeppcr.TrustRegion()),
     "acceleration": deeppcr.Newton(acceleration=deeppcr.Anderson()),
     "diagonal": deeppcr.Newton(linearize="diagonal"),
-    "kept": deeppcr.Newton(jacobian_every=2),
 }
 
 
@@ -74,15 +71,15 @@ def largest_error(found, right, allowance):
     return worst
 
 
-def cases():
-    """Clocks share a program for each method; the others take Newton's and two of the others."""
-    for i, (chain, (step, _)) in enumerate(CHAINS.items()):
-        for k, method in enumerate(METHODS):
-            if step is beside_a_clock or method == "newton" or (i + k) % 4 == 0:
-                yield chain, method
+CASES = [  # clocks share a program for each method
+    *((chain, method) for chain in list(CHAINS)[:3] for method in METHODS),
+    ("reads a clock", "newton"),
+    ("of any size", "diagonal"),
+    ("dying out", "newton"),
+]
 
 
-@pytest.mark.parametrize(("chain", "method"), list(cases()))
+@pytest.mark.parametrize(("chain", "method"), CASES)
 def test_every_entry_is_right(chain, method):
     step, z, xs = arrays(chain)
     solution = solve(deeppcr.Chain(step, xs), z, method=METHODS[method])
@@ -94,38 +91,31 @@ def test_every_entry_is_right(chain, method):
     assert solution.result == deeppcr.Result.CONVERGED
 
 
-@pytest.mark.parametrize(
-    ("chain", "adjoint"),
-    [("clock from 1e4", "diagonal"), ("of any size", deeppcr.Scalar(0.5))],
-    ids=str,
-)
-def test_tangents_and_gradients_by_blocks_that_are_not_exact(chain, adjoint):
+def test_tangents_by_blocks_that_are_not_exact():
     """A tangent of 1e4 in one entry says nothing about the rounding of another."""
-    step, z, xs = arrays(chain)
-    sizes = ((1e4, 1.0), xs) if chain != "of any size" else ((jnp.zeros(3), z[1]), xs)
-    moved = jax.tree.map(lambda t, a: jnp.asarray(t, a.dtype), sizes, (z, xs))
-
-    def pushed(solve):
-        return jax.jvp(solve, (z, xs), moved)[1]
-
-    def found(z, xs):
-        return deeppcr.solve(
-            deeppcr.Chain(coupled, xs), z, adjoint=deeppcr.Adjoint(adjoint), method="sequential"
-        ).trajectory
+    step, z, xs = arrays("of any size")
+    moved = (jnp.zeros_like(z[0]), z[1]), xs
 
     def coupled(z, x):
         """Blocks on the diagonal are not all of the derivative."""
-        other, entry = step(z, x)
-        return other, entry + 0.1 * jnp.roll(z[1], 1) * jnp.tanh(
-            entry
-        ) if entry.ndim else entry + 1e-6 * jnp.sin(z[0])
+        scale, entry = step(z, x)
+        return scale, entry + 0.1 * jnp.roll(z[1], 1) * jnp.tanh(entry)
 
-    right = jax.jit(lambda: pushed(lambda z, xs: trajectory(deeppcr.Chain(coupled, xs), z)))()
-    assert largest_error(jax.jit(lambda: pushed(found))(), right, EPS) < 2000
+    def found(z, xs):
+        adjoint = deeppcr.Adjoint(deeppcr.Scalar(0.5))
+        chain = deeppcr.Chain(coupled, xs)
+        return deeppcr.solve(chain, z, adjoint=adjoint, method="sequential").trajectory
+
+    def expected(z, xs):
+        return trajectory(deeppcr.Chain(coupled, xs), z)
+
+    pushed, right = (
+        jax.jit(lambda f=f: jax.jvp(f, (z, xs), moved)[1])() for f in (found, expected)
+    )
+    assert largest_error(pushed, right, EPS) < 2000
 
 
-@pytest.mark.parametrize("method", ["window", "diagonal"])
-def test_examples_are_judged_one_by_one(method):
+def test_examples_are_judged_one_by_one():
     scale = jnp.asarray([1e-6, 1.0, 1e6], jnp.float32)[:, None]
 
     def step(z, x):
@@ -133,23 +123,22 @@ def test_examples_are_judged_one_by_one(method):
 
     z, xs = scale * jnp.ones((3, 2), jnp.float32), normal(0, LENGTH, 2).astype(jnp.float32)
     chain = deeppcr.Chain(step, xs[:, None])
-    solution = solve(chain, z, method=METHODS[method], batch_ndim=1)
+    solution = solve(chain, z, method=METHODS["window"], batch_ndim=1)
     assert largest_error(solution.trajectory, trajectory(chain, z), EPS) < 200
     assert solution.converged
 
 
 def test_each_leaf_is_judged_in_its_own_dtype():
-    """A leaf of bfloat16 does not make one of float32 coarse, nor float32 one of float64."""
-    for narrow, wide in ((jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float64)):
-        z, xs = (jnp.ones(2, narrow), jnp.ones(2, wide)), normal(0, LENGTH, 2).astype(wide)
+    """A leaf of bfloat16 does not make one of float32 coarse."""
+    z, xs = (jnp.ones(2, jnp.bfloat16), jnp.ones(2, jnp.float32)), arrays("dying out")[2]
 
-        def step(z, x, narrow=narrow):
-            return jnp.tanh(0.5 * z[0] + x.astype(narrow)), jnp.tanh(1.5 * z[1] + x)
+    def step(z, x):
+        return jnp.tanh(0.5 * z[0] + x.astype(jnp.bfloat16)), jnp.tanh(1.5 * z[1] + x)
 
-        chain = deeppcr.Chain(step, xs)
-        found, right = solve(chain, z, method="newton"), trajectory(chain, z)
-        assert largest_error(found.trajectory[1], right[1], float(jnp.finfo(wide).eps)) < 200
-        assert found.result == deeppcr.Result.CONVERGED
+    chain = deeppcr.Chain(step, xs)
+    found, right = solve(chain, z, method="newton"), trajectory(chain, z)
+    assert largest_error(found.trajectory[1], right[1], EPS) < 200
+    assert found.result == deeppcr.Result.CONVERGED
 
 
 def test_rounding_that_reaches_a_small_entry_ends_in_a_plateau():

@@ -32,7 +32,7 @@ def test_stats_of_a_chain_that_converges():
 
 
 def test_stats_of_a_sequential_solve():
-    for adjoint in ("auto", "autodiff", "sequential"):
+    for adjoint in ("auto", "autodiff"):
         solution = solve(CHAIN, Z0, method="sequential", adjoint=adjoint)
         assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
         assert (solution.stats.iterations, solution.stats.residual, solution.stats.prefix) == (
@@ -51,52 +51,16 @@ def test_a_linear_chain_takes_one_iteration_and_one_to_see_it():
     assert solution.stats.iterations <= 2
 
 
-@pytest.mark.parametrize(
-    "linear", ["sequential", "pcr", "cyclic_reduction", "prefix_scan", "chunked"]
-)
-def test_iterations_do_not_depend_on_the_linear_solver(linear):
-    iterations = solve(CHAIN, Z0, method=Newton(linear=linear)).stats.iterations
+def test_iterations_do_not_depend_on_the_linear_solver():
+    iterations = solve(CHAIN, Z0, method=Newton(linear="pcr")).stats.iterations
     assert abs(int(iterations) - int(solve(CHAIN, Z0, method="newton").stats.iterations)) <= 1
 
 
-def test_iterations_grow_slowly_with_the_length():
-    def iterations(length):
-        chain = deeppcr.Chain(CHAIN.step, normal(3, length, 3))
-        return int(solve(chain, Z0, method="newton").stats.iterations)
-
-    assert iterations(400) <= iterations(13) + 4
-
-
-def test_a_pytree_state_and_a_solution_through_jit_and_vmap():
+def test_a_pytree_state():
     chain = deeppcr.Chain(lambda z, x: {"a": jnp.tanh(z["b"] + x), "b": 0.5 * z["a"]}, XS[:, 0])
     z0 = {"a": jnp.array(0.3), "b": jnp.array(-0.2)}
     solution = solve(chain, z0, method="newton")
     assert_agree(solution.trajectory, trajectory(chain, z0))
-    many = jax.jit(jax.vmap(partial(deeppcr.solve, CHAIN, method="newton")))(
-        jnp.stack([Z0, 100 * Z0])
-    )
-    assert many.stats.iterations.shape == many.result.shape == many.converged.shape == (2,)
-    assert_agree(many.trajectory, jnp.stack([trajectory(CHAIN, Z0), trajectory(CHAIN, 100 * Z0)]))
-
-
-def test_vmap_over_the_inputs_of_a_chain():
-    inputs = jnp.stack([XS, 2 * XS])
-    step = CHAIN.step
-    many = jax.vmap(
-        lambda x: deeppcr.solve(deeppcr.Chain(step, x), Z0, method="newton").trajectory
-    )(inputs)
-    assert_agree(many, jnp.stack([trajectory(deeppcr.Chain(step, x), Z0) for x in inputs]))
-
-
-def test_a_chain_is_a_pytree_with_gradients():
-    def value(chain, method):
-        return deeppcr.solve(chain, Z0, method=method).value.sum()
-
-    newton, sequential = (
-        jax.grad(partial(value, method=m))(CHAIN) for m in ("newton", "sequential")
-    )
-    assert newton.length == L
-    assert_agree(newton.inputs, sequential.inputs)
 
 
 # Chains on which Newton does not converge
@@ -127,16 +91,8 @@ def test_gradients_of_chaos_are_those_of_its_own_trajectory():
     )
 
 
-def test_as_many_iterations_as_steps_suffice_even_for_chaos():
-    chain = deeppcr.Chain(CHAOS.step, length=30)
-    solution = solve(chain, jnp.array(0.4), method=Newton(max_iterations=31))
-    assert solution.result == Result.CONVERGED
-    assert_agree(solution.trajectory, trajectory(chain, jnp.array(0.4)), 1e-8)
-
-
-@pytest.mark.parametrize("name", ["gru", "lstm", "resnet", "odd"])
-def test_a_small_budget_ends_in_the_sequential_fallback(name):
-    problem = PROBLEMS[name]
+def test_a_small_budget_ends_in_the_sequential_fallback():
+    problem = PROBLEMS["odd"]
 
     def carries(scan):
         def carry_of(carry, x):
@@ -145,23 +101,19 @@ def test_a_small_budget_ends_in_the_sequential_fallback(name):
 
         return jax.jit(lambda: scan(carry_of, problem.init, problem.xs))()
 
-    newton = Newton(max_iterations=1)
-    assert_agree(
-        carries(partial(deeppcr.scan, method=newton, batch_ndim=problem.batch_ndim)),
-        carries(jax.lax.scan),
-    )
+    newton = partial(deeppcr.scan, method=Newton(max_iterations=1))
+    assert_agree(carries(newton), carries(jax.lax.scan))
 
 
-def test_gradients_after_a_sequential_fallback():
-    def value(z0, xs, method):
-        return jnp.sum(
-            deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z0, method=method).trajectory ** 2
-        )
+def test_gradients_to_a_chain_after_a_sequential_fallback():
+    def value(z0, chain, method):
+        return jnp.sum(deeppcr.solve(chain, z0, method=method).trajectory ** 2)
 
     fallen_back, sequential = (
-        jax.jit(jax.grad(partial(value, method=m), argnums=(0, 1)))(Z0, XS)
+        jax.jit(jax.grad(partial(value, method=m), argnums=(0, 1)))(Z0, CHAIN)
         for m in (Newton(max_iterations=1), "sequential")
     )
+    assert isinstance(fallen_back[1], deeppcr.Chain)
     assert_agree(fallen_back, sequential)
 
 
@@ -195,12 +147,10 @@ def test_raise_works_under_grad():
         jax.grad(lambda z: deeppcr.solve(CHAOS, z, method=newton).value)(jnp.array(0.4))
 
 
-@pytest.mark.parametrize("transform", [jax.jit, jax.vmap], ids=["jit", "vmap"])
-def test_raise_is_refused_where_jax_traces(transform):
+def test_raise_is_refused_where_jax_traces():
     newton = Newton(on_failure="raise")
-    z0 = jnp.array([0.4, 0.5]) if transform is jax.vmap else jnp.array(0.4)
     with pytest.raises(ValueError, match=r'on_failure is "raise".*"return"'):
-        transform(lambda z: deeppcr.solve(CHAOS, z, method=newton).value)(z0)
+        jax.jit(lambda z: deeppcr.solve(CHAOS, z, method=newton).value)(jnp.array(0.4))
 
 
 def test_one_unruly_example_does_not_harm_the_others():
@@ -212,17 +162,21 @@ def test_one_unruly_example_does_not_harm_the_others():
     assert_agree(solution.trajectory[:20], trajectory(chain, z0)[:20])
 
 
+def rotated(z, inputs):
+    rotation, x = inputs
+    return jnp.sin(rotation @ z + x)
+
+
 @pytest.mark.parametrize("gain", [1.0, 1.2, 2.0])
 def test_a_chain_that_forgets_nothing(gain):
     """Isometries and expansions: small residuals are no proof, updates have to be small too."""
-    rotation = gain * jnp.linalg.qr(normal(5, 3, 3))[0]
-    chain = deeppcr.Chain(lambda z, x: jnp.sin(rotation @ z + x), normal(6, 60, 3))
-    solution = solve(chain, Z0, method="newton")
-    expected = trajectory(chain, Z0)
-    states = jnp.concatenate([Z0[None], solution.trajectory])
-    assert_agree(solution.trajectory, jax.vmap(chain.step)(states[:-1], chain.inputs), 64 * EPS)
+    rotation = gain * np.linalg.qr(normal(5, 3, 3))[0]
+    chain = deeppcr.Chain(rotated, (np.stack([rotation] * 60), normal(6, 60, 3)))
+    found = np.asarray(solve(chain, Z0, method="newton").trajectory)
+    after = np.sin(np.concatenate([Z0[None], found[:-1]]) @ rotation.T + chain.inputs[1])
+    assert_agree(found, after, 64 * EPS)
     if gain < 1.5:
-        assert_agree(solution.trajectory, expected, 1e-9)
+        assert_agree(found, trajectory(chain, Z0), 1e-9)
 
 
 def test_iterates_that_leave_the_domain_come_back():
@@ -232,25 +186,16 @@ def test_iterates_that_leave_the_domain_come_back():
     def guess(z0, xs):
         return jnp.full_like(xs, 300.0)
 
-    for linear in ("sequential", "pcr"):
-        solution = solve(chain, Z0, method=Newton(linear=linear, initial_guess=guess))
-        assert_agree(solution.trajectory, trajectory(chain, Z0))
+    solution = solve(chain, Z0, method=Newton(linear="pcr", initial_guess=guess))
+    assert_agree(solution.trajectory, trajectory(chain, Z0))
 
 
 # Tolerances and guesses
 
 
-def test_a_loose_tolerance_stops_earlier():
-    tight = solve(CHAIN, Z0, method=Newton())
-    loose = solve(CHAIN, Z0, method=Newton(rtol=1e-2))
-    assert loose.stats.iterations < tight.stats.iterations
-    assert loose.result == Result.CONVERGED
-    assert_agree(loose.trajectory, tight.trajectory, 0.1)
-
-
-def test_an_absolute_tolerance_stops_earlier():
-    tight = solve(CHAIN, Z0, method=Newton())
-    loose = solve(CHAIN, Z0, method=Newton(atol=1e-2))
+@pytest.mark.parametrize("tolerance", [{"rtol": 1e-2}, {"atol": 1e-2}], ids=str)
+def test_a_loose_tolerance_stops_earlier(tolerance):
+    tight, loose = (solve(CHAIN, Z0, method=method) for method in ("newton", Newton(**tolerance)))
     assert loose.stats.iterations < tight.stats.iterations
     assert loose.result == Result.CONVERGED
     assert_agree(loose.trajectory, tight.trajectory, 0.1)
@@ -292,20 +237,6 @@ def test_the_right_guess_takes_no_iteration():
     solution = solve(chain, jnp.ones(3), method=Newton(initial_guess=lambda z0, xs: known))
     assert solution.stats.iterations == 0
     assert_agree(solution.trajectory, known)
-    near = solve(CHAIN, Z0, method=Newton(initial_guess=lambda z0, xs: trajectory(CHAIN, Z0)))
-    assert near.stats.iterations <= 1
-
-
-def test_no_derivative_passes_through_what_a_guess_closes_over():
-    def value(z0, scale, method):
-        if method is None:
-            method = Newton(initial_guess=lambda z, xs: scale * jnp.broadcast_to(z, xs.shape))
-        return deeppcr.solve(CHAIN, z0, method=method).value.sum()
-
-    grad = jax.jit(jax.grad(value, argnums=(0, 1)), static_argnums=2)
-    by_state, by_scale = grad(Z0, jnp.array(2.0), None)
-    assert by_scale == 0
-    assert_agree(by_state, grad(Z0, jnp.array(2.0), "sequential")[0])
 
 
 def test_normalising_layers_survive_the_first_guess():
@@ -315,10 +246,9 @@ def test_normalising_layers_survive_the_first_guess():
         return z / jnp.sqrt((z**2).mean()) + 0.3 * x
 
     chain = deeppcr.Chain(step, XS)
-    for guess in ("apply", "constant"):
-        solution = solve(chain, Z0, method=Newton(initial_guess=guess))
-        assert solution.result == Result.CONVERGED
-        assert_agree(solution.trajectory, trajectory(chain, Z0))
+    solution = solve(chain, Z0, method=Newton(initial_guess="constant"))
+    assert solution.result == Result.CONVERGED
+    assert_agree(solution.trajectory, trajectory(chain, Z0))
 
 
 def test_a_step_with_rounding_errors_of_its_own():
@@ -341,7 +271,7 @@ def test_a_step_with_rounding_errors_of_its_own():
 
 @pytest.mark.parametrize(
     ("method", "length"),
-    [*(("newton", length) for length in (0, 1, 2)), *(("sequential", n) for n in (0, 1))],
+    [("newton", 0), ("newton", 1), ("sequential", 0)],
 )
 def test_short_chains(method, length):
     chain = deeppcr.Chain(CHAIN.step, XS[:length])
@@ -353,12 +283,11 @@ def test_short_chains(method, length):
     assert solution.stats.prefix == length
 
 
-@pytest.mark.parametrize("linearize", ["zero", "identity", "dense"])
-def test_the_residual_is_that_of_what_is_returned(linearize):
+def test_the_residual_is_that_of_what_is_returned():
     chain = deeppcr.Chain(
         lambda z, x: 3.7 * z * (1 - z) + 0 * x, jnp.zeros(24)
     )  # chaotic: states become right one by one
-    solution = solve(chain, jnp.array(0.3), method=Newton(linearize=linearize, max_iterations=25))
+    solution = solve(chain, jnp.array(0.3), method=Newton(linearize="zero", max_iterations=25))
     assert int(solution.result) == Result.CONVERGED
     assert int(solution.stats.iterations) > 12
     assert float(solution.stats.residual) == 0

@@ -1,7 +1,5 @@
 """Packed optimizers against the plain ones; what is not trained; which optimizers are refused."""
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,55 +18,36 @@ def multi(schedule):
 
 
 TOGETHER = {
-    "adabelief": lambda: optax.adabelief(1e-2),
-    "adadelta": lambda: optax.adadelta(1e-2),
     "adagrad": lambda: optax.adagrad(1e-2),
     "adam": lambda: optax.adam(1e-2),
     "adam, first moment in bfloat16": lambda: optax.adam(1e-2, mu_dtype=jnp.bfloat16),
-    "adamax": lambda: optax.adamax(1e-2),
-    "adamw": lambda: optax.adamw(1e-2, weight_decay=0.1),
     "adamw, mask of all": lambda: optax.adamw(1e-2, mask=lambda p: jax.tree.map(lambda _: True, p)),
-    "adan": lambda: optax.adan(1e-2),
-    "amsgrad": lambda: optax.amsgrad(1e-2),
-    "apply_every": lambda: optax.chain(optax.apply_every(2), optax.sgd(0.1)),
     "apply_if_finite": lambda: optax.apply_if_finite(optax.adam(1e-2), 3),
-    "clip": lambda: optax.chain(optax.clip(0.3), optax.sgd(0.1)),
     "clip_by_global_norm": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2)),
     "conditionally_transform": lambda: optax.conditionally_transform(
         optax.sgd(0.1, 0.9), lambda step: step < 2
     ),
-    "dog": lambda: contrib.dog(),
-    "ema": lambda: optax.chain(optax.sgd(0.1), optax.ema(0.9)),
     "flatten": lambda: optax.flatten(optax.adam(1e-2)),
     "inject_hyperparams": lambda: optax.inject_hyperparams(optax.sgd)(
         optax.cosine_decay_schedule(0.1, 10)
     ),
     "keep_params_nonnegative": lambda: optax.keep_params_nonnegative(),
     "lion": lambda: optax.lion(1e-2),
-    "madgrad": lambda: contrib.madgrad(0.1),
-    "momentum": lambda: optax.sgd(1e-2, 0.9, nesterov=True),
     "MultiSteps": lambda: multi(optax.skip_not_finite),
     "MultiSteps, large ones skipped": lambda: multi(
         lambda u, s, p: optax.skip_large_updates(u, s, p, 20.0)
     ),
-    "nadam": lambda: optax.nadam(1e-2),
-    "normalize_by_update_norm": lambda: optax.normalize_by_update_norm(),
     "prodigy": lambda: contrib.prodigy(),
-    "radam": lambda: optax.radam(1e-2),
     "rmsprop": lambda: optax.rmsprop(1e-2, centered=True, momentum=0.9),
     "rprop": lambda: optax.rprop(1e-2),
     "schedule": lambda: optax.adam(optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 10)),
     "schedule_free": lambda: contrib.schedule_free_sgd(0.1),
-    "sgd": lambda: optax.sgd(1e-2),
-    "sign_sgd": lambda: optax.sign_sgd(1e-2),
-    "yogi": lambda: optax.yogi(1e-2),
 }
 # The trial compares each with the plain one, step by step. These also train beside it: their state
 # has a number of its own for all leaves, another dtype or another tree, or it follows a schedule.
 TRAINED = (
-    *("adam, first moment in bfloat16", "apply_every", "apply_if_finite", "clip_by_global_norm"),
-    *("conditionally_transform", "dog", "flatten", "inject_hyperparams", "MultiSteps", "prodigy"),
-    *("normalize_by_update_norm", "rmsprop", "schedule", "schedule_free"),
+    *("adam, first moment in bfloat16", "apply_if_finite", "clip_by_global_norm"),
+    *("MultiSteps", "prodigy", "schedule", "schedule_free"),
 )
 
 
@@ -134,9 +113,8 @@ def test_what_treats_entries_alike_gives_what_the_plain_one_gives(name):
     assert_close(*run(pack(optimizer), optimizer))
 
 
-@pytest.mark.parametrize("name", ["momentum", "clip", "lion"])
-def test_elementwise_optimizers_run_eagerly_give_the_same_bits(name):
-    optimizer = TOGETHER[name]()
+def test_elementwise_optimizers_run_eagerly_give_the_same_bits():
+    optimizer = optax.lion(1e-2)
     packed, params, gradients = pack(optimizer), tree(0), tree(1)
     ours, theirs = packed.init(params), optimizer.init(params)
     for _ in range(2):
@@ -149,22 +127,17 @@ def test_elementwise_optimizers_run_eagerly_give_the_same_bits(name):
 
 
 def test_each_dtype_has_its_array_and_nothing_is_cast():
-    optimizer, params = optax.adam(1e-2), mixed(0)
-    packed, together = pack(optimizer), optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1e-2))
-    ours, theirs, *norms = run(
-        *(packed, optimizer, pack(together), together),
-        params=params,
-        gradients=times((1, -2), mixed(1)),
-    )
-    assert_close(ours, theirs)
+    params = mixed(0)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.trace(0.9))
+    packed = pack(optimizer)
+    found = run(packed, optimizer, params=params, gradients=times((1, -2), mixed(1)))
     # The norm over all dtypes is summed in the narrower ones too, in another order.
-    assert_close(*norms, atleast=1e-2)
-    state = packed.init(params).inner_state
+    assert_close(*found, atleast=1e-2)
+    _, trace = packed.init(params).inner_state
     size = sum(int(np.prod(shape)) for shape in SHAPES.values())
-    assert {name: (a.dtype.name, a.shape) for name, a in state[0].mu.arrays.items()} == {
+    assert {name: (a.dtype.name, a.shape) for name, a in trace.trace.arrays.items()} == {
         d: (d, (size,)) for d in params
     }
-    assert len(jax.tree.leaves(state)) == 1 + 2 * 4
 
 
 def test_one_leaf_a_dtype_may_be_treated_by_itself():
@@ -174,7 +147,7 @@ def test_one_leaf_a_dtype_may_be_treated_by_itself():
 
 
 @pytest.mark.parametrize(
-    "params", [jnp.float32(2.0), jnp.ones((2, 2)), (jnp.float32(1.0), jnp.zeros((0,), "float32"))]
+    "params", [jnp.ones((2, 2)), (jnp.float32(1.0), jnp.zeros((0,), "float32"))]
 )
 def test_a_scalar_an_array_and_nothing_are_trees_too(params):
     optimizer = optax.chain(
@@ -323,7 +296,7 @@ def test_what_is_proven_once_is_not_traced_again():
     assert calls.count(False) == 1
 
 
-@pytest.mark.parametrize("context", ["jit", "mesh", "shard_map", "a rate that varies"])
+@pytest.mark.parametrize("context", ["mesh", "shard_map", "a rate that varies"])
 def test_the_trial_heeds_neither_trace_nor_mesh(context):
     mesh, params = jax.make_mesh((2,), ("x",)), tree(0)
 
@@ -335,8 +308,8 @@ def test_the_trial_heeds_neither_trace_nor_mesh(context):
         updates = step(params, gradients, (jax.lax.axis_index("x") + 1.0).astype("float32") / 3)
         return jax.lax.psum(updates, "x")
 
-    if context in ("jit", "mesh"):
-        with jax.set_mesh(mesh) if context == "mesh" else contextlib.nullcontext():
+    if context == "mesh":
+        with jax.set_mesh(mesh):
             found = jax.jit(step)(params, tree(1))
     else:
         body = step if context == "shard_map" else varying
@@ -360,9 +333,8 @@ def test_init_raises_what_the_optimizer_raises_unless_arguments_are_missing():
         optimizer.update(tree(1), state, tree(0))
 
 
-@pytest.mark.parametrize("steps", [20, 777])
-def test_what_is_behind_many_steps_is_refused(steps):
-    optimizer = optax.MultiSteps(optax.lars(0.1), steps).gradient_transformation()
+def test_what_is_behind_many_steps_is_refused():
+    optimizer = optax.MultiSteps(optax.lars(0.1), 777).gradient_transformation()
     with pytest.raises(ValueError, match="optimizer cannot be packed"):
         pack(optimizer).init(tree(0))
 
@@ -380,46 +352,25 @@ def labels(params):
 # Which leaf, or which part of the state, the error names.
 SEPARATELY = {
     "adafactor": (lambda: optax.adafactor(1e-2), "'b'.*shape"),
-    "adafactor, factored": (
-        lambda: optax.adafactor(1e-2, min_dim_size_to_factor=2),
-        "'b'.*shape",
-    ),
-    "adamw, mask by leaf": (
-        lambda: optax.adamw(1e-2, mask=by_ndim),
-        "'[vw]'.* differs",
-    ),
-    "adaptive_grad_clip": (lambda: optax.adaptive_grad_clip(0.1), "'[bs]'.* differs"),
+    "adamw, mask by leaf": (lambda: optax.adamw(1e-2, mask=by_ndim), "'[vw]'.* differs"),
     "add_noise": (lambda: optax.add_noise(0.1, 0.5, KEY), "'[bs]'.* differs"),
     "centralize": (lambda: optax.centralize(), "'v'.* differs"),
-    "clip_by_block_rms, never reached": (
-        lambda: optax.clip_by_block_rms(1e30),
-        "'[bs]'.* differs",
-    ),
+    "clip_by_block_rms, never reached": (lambda: optax.clip_by_block_rms(1e30), "'[bs]'.* differs"),
     "freeze": (
         lambda: optax.transforms.freeze({**dict.fromkeys(SHAPES, True), "b": False}),
         "raises",
     ),
-    "fromage": (lambda: optax.fromage(1e-2), "'[bs]'.* differs"),
     "galore": (lambda: contrib.galore(0.1), "flat array"),
     "lamb": (lambda: optax.lamb(1e-2), "'[bs]'.* differs"),
-    "lars": (lambda: optax.lars(1e-2), "'[bs]'.* differs"),
     "lbfgs": (lambda: optax.lbfgs(1e-2, linesearch=None), r"'b'.* has shape \[10, 3\]"),
     "masked by leaf": (lambda: optax.masked(optax.adam(0.1), by_ndim), "another structure.*'b'"),
     "muon": (lambda: contrib.muon(0.1), "another structure"),
-    "noisy_sgd": (lambda: optax.noisy_sgd(1e-2, key=KEY), "'[bs]'.* differs"),
     "novograd": (lambda: optax.novograd(1e-2), r"'b'.* has shape \[\]"),
-    "partition by leaf": (
-        lambda: optax.partition({"one": optax.adam(0.1), "two": optax.sgd(0.1)}, labels),
-        "structure.*'b'",
-    ),
     "partition, no state": (
         lambda: optax.partition({"one": optax.sgd(0.2), "two": optax.sgd(0.1)}, labels),
         "'w'.* differs",
     ),
-    "scale_by_param_block_norm": (lambda: optax.scale_by_param_block_norm(), "'[bs]'.* differs"),
-    "scale_by_trust_ratio": (lambda: optax.scale_by_trust_ratio(), "'[bs]'.* differs"),
     "sm3": (lambda: optax.sm3(1e-2), "another structure"),
-    "zero_nans": (lambda: optax.zero_nans(), r"'b'.* has shape \[\]"),
 }
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.problems import gru, lstm, rk4
 from tests.structure.dependence import differentiated, moved, structure_of
 
 N = 6
@@ -38,11 +37,6 @@ def recurrent(z):
     return gate * z + (1 - gate) * jnp.tanh(B * z)
 
 
-def concatenated(z):
-    gates = jax.nn.sigmoid(jnp.concatenate([A * z, B * z]))
-    return gates[:N] * z + gates[N:]
-
-
 def split(z):
     reset, update = jnp.split(jnp.tile(z, 2) * jnp.concatenate([A, B]), 2)
     return jnp.tanh(reset) * z + update
@@ -60,15 +54,6 @@ def activations(z):
     return jax.nn.relu(z) + jax.nn.softplus(z) * jax.nn.gelu(z) + jax.nn.silu(z) + jax.nn.elu(z)
 
 
-def special(z):
-    return (
-        jax.scipy.special.erf(z)
-        + jnp.logaddexp(z, A)
-        + jnp.nan_to_num(jnp.sinc(z))
-        + jnp.hypot(z, B)
-    )
-
-
 def rotated(z):
     """A linear recurrent unit with real and imaginary parts side by side."""
     c = lax.complex(z[:3], z[3:]) * jnp.exp(lax.complex(-jnp.abs(A[:3]), B[:3]))
@@ -80,10 +65,6 @@ def diagonal_lstm(carry):
     i, f, g, o = jnp.split(jnp.concatenate([h, h * 2, h * 3, h * 4]), 4)
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c
-
-
-def oscillators(s):
-    return {"q": s["q"] + 0.1 * s["p"], "p": s["p"] - 0.1 * jnp.sin(s["q"])}
 
 
 def runge_kutta(slope):
@@ -135,17 +116,14 @@ def statistics_aside(z):
 
 ELEMENTWISE = {
     "gated": recurrent,
-    "concatenated gates": concatenated,
     "split gates": split,
     "stacked": stacked,
     "limited": limited,
     "activations": activations,
-    "special functions": special,
     "vmap": jax.vmap(lambda x: jnp.tanh(x) * x),
     "einsum": lambda z: jnp.einsum("i,i->i", A, jnp.sin(z)),
     "diagonal matrix": lambda z: (jnp.outer(z, jnp.ones(N)) * jnp.eye(N)).sum(1),
     "checkpoint": jax.checkpoint(recurrent),
-    "jit": jax.jit(recurrent),
     "rk4": runge_kutta(lambda z: A * jnp.cos(z) - z**3),
     "rk4 in a loop": lambda z: lax.fori_loop(0, 3, lambda i, z: runge_kutta(jnp.cos)(z) * i, z),
     "long loop": lambda z: lax.fori_loop(0, 10**4, lambda i, z: jnp.sin(z), z),
@@ -169,7 +147,6 @@ CASES = {
     **{name: (step, ZERO, 0, singles()) for name, step in ELEMENTWISE.items()},
     "real and imaginary parts": (rotated, ZERO, 0, pairs(3)),
     "lstm, diagonal": (diagonal_lstm, (ZERO, ZERO), 0, pairs(N)),
-    "oscillators": (oscillators, {"q": ZERO, "p": ZERO}, 0, pairs(N)),
     "oscillators, rk4": (
         runge_kutta(lambda z: jnp.concatenate([z[3:], -jnp.sin(z[:3])])),
         ZERO,
@@ -247,32 +224,6 @@ CASES = {
         [[0, 2, 3], [1]],
     ),
     "an unknown primitive": (lambda z: jax.pure_callback(np.sin, z, z), ZERO, 0, rows(1, N)),
-    "gru": (
-        lambda z: gru(
-            (SQUARE[:3].repeat(2, 1)[:, :9], SQUARE[:2, :1].repeat(9, 1), jnp.ones(9)),
-            z,
-            jnp.ones(2),
-        )[0],
-        jnp.zeros(3),
-        0,
-        rows(1, 3),
-    ),
-    "lstm": (
-        lambda z: lstm(
-            (SQUARE.repeat(4, 1)[:3, :12], SQUARE[:2, :1].repeat(12, 1), jnp.ones(12)),
-            z,
-            jnp.ones((1, 2)),
-        )[0],
-        (jnp.zeros((1, 3)), jnp.zeros((1, 3))),
-        1,
-        rows(1, 6),
-    ),
-    "van der pol": (
-        lambda z: rk4({"stiffness": 1.5, "h": 0.1}, z, None)[0],
-        jnp.zeros(2),
-        0,
-        rows(1, 2),
-    ),
     "scalar": (jnp.sin, jnp.zeros(()), 0, singles(1)),
     "a batch of numbers": (jnp.sin, jnp.zeros(4), 1, singles(1)),
     "a batch": (lambda z: jnp.tanh(z) * A[:3][None], jnp.zeros((4, 3)), 1, singles(3)),
