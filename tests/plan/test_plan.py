@@ -52,24 +52,6 @@ def test_what_is_planned_gives_the_values_and_gradients_of_the_sequential_progra
     assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
-def test_solve_takes_what_is_planned():
-    chain, z0 = CHAINS["elementwise"]
-    found = deeppcr.plan(chain, z0, device=SLOW_LOOPS)
-    assert isinstance(found.method, deeppcr.Newton)
-    assert isinstance(found.adjoint, deeppcr.Adjoint)
-
-    def loss(inputs, z0, method, adjoint):
-        here = deeppcr.Chain(chain.step, inputs)
-        return jnp.sum(deeppcr.solve(here, z0, method=method, adjoint=adjoint).trajectory ** 2)
-
-    def both(method, adjoint):
-        return jax.jit(jax.value_and_grad(lambda x, z: loss(x, z, method, adjoint), (0, 1)))(
-            chain.inputs, z0
-        )
-
-    assert_agree(both(found.method, found.adjoint), both("sequential", "autodiff"))
-
-
 def layer(kind, weight):
     return jax.tree_util.Partial(kind, weight)
 
@@ -126,21 +108,18 @@ def test_layers_make_a_plan_for_every_chain():
     for each in layers:
         expected = each(expected)
     assert_agree(deeppcr.forward(layers, x, method=found.method, adjoint=found.adjoint), expected)
-    for equal in (layers[5:], deeppcr.stack(layers[5:])):
-        alone = deeppcr.plan(equal, normal(0, 2, 6), device="H200")
-        assert alone.chains[0].to_json() == found.chains[1].to_json()
+    alone = deeppcr.plan(deeppcr.stack(layers[5:]), normal(0, 2, 6), device="H200")
+    assert alone.chains[0].to_json() == found.chains[1].to_json()
 
 
 def test_the_examples_of_layers_are_counted_as_in_forward():
     layers = [layer(narrow, normal(i, 3)) for i in range(4)]
     sizes = {
-        batch: deeppcr.plan(layers, jnp.zeros((2, 3)), batch_ndim=batch).main
-        for batch in (None, 0, 1)
+        batch: deeppcr.plan(layers, jnp.zeros((2, 3)), batch_ndim=batch).main for batch in (None, 0)
     }
     assert {batch: (chain.batch, chain.width) for batch, chain in sizes.items()} == {
         None: (2, 3),
         0: (1, 6),
-        1: (2, 3),
     }
 
 
@@ -255,12 +234,12 @@ def test_what_does_not_fit_is_never_chosen():
     assert not found.forward[0].is_sequential
 
 
-# Of every size on one device, and on every device chains that are too short, and long enough.
+# Width and length: every size on one device, short and long ones on each kind of them.
 SIZES = {
-    "H200": [(1, 2), (64, 16), (48, 256, dense)],
-    "V100": [(64, 2), (1, 128)],
-    "TPU v5e": [(1, 16), (64, 1024), (16, 256, dense)],
-    "generic": [(64, 128), (1, 1024), (2, 256, dense)],
+    "H200": [(1, 2), (48, 256, dense)],
+    "V100": [(64, 128)],
+    "TPU v5e": [(1, 1024), (16, 256, dense)],
+    "generic": [(64, 1024), (2, 256, dense)],
 }
 
 
