@@ -94,14 +94,14 @@ def test_a_call_finds_what_its_plan_computed(memo):
 
 
 def test_a_device_that_takes_the_place_of_another_in_memory_is_not_taken_for_it(asked, monkeypatch):
-    costs = costs_of(*like(8, 1024))
+    costs, here = costs_of(*like(8, 1024)), []
+    monkeypatch.setattr(depth, "at_hand", lambda platform=None: here[0])  # which keeps no other
     for latency in (0.0, 1e-3) * 3:
-        device = H200.replace(kernel_latency=latency, loop_latency=latency)
-        monkeypatch.setattr(depth, "at_hand", lambda platform=None, device=device: device)
+        here.clear()
+        here.append(H200.replace(kernel_latency=latency, loop_latency=latency))
         assert isinstance(
             choose.choose_method(costs, "cuda"), deeppcr.Newton if latency else deeppcr.Sequential
         )
-        del device
 
 
 def test_what_was_asked_for_last_is_kept_longest(asked, memo, monkeypatch):

@@ -66,7 +66,7 @@ def test_what_the_method_asks_for():
     assert "not exact: a quasi-Newton method" in diagonal["linearize"]
     assert diagonal["window"] == "all steps at once"
     kept = dense(Newton(jacobian_every=3, window=10))
-    assert "kept for 3 iterations" in kept["linearize"]
+    assert "kept for 3 iterations (not exact" in kept["linearize"]
     assert kept["window"] == "10 steps at once"
     pcr = dense("pcr", iterations=7)
     assert "exact" in pcr["linearize"]
@@ -138,7 +138,7 @@ def test_what_is_left_to_jax():
     assert "linearize" not in said
     found = deeppcr.plan(Chain(lambda z, x: clipped(z) + x, XS), SHAPE, device="H200")
     assert "jax.custom_vjp" in head(found)
-    assert found.adjoint == "autodiff"
+    assert [one.name for one in found.main.gradient] == ["sequential / autodiff"]
     assert "note" not in rows(Chain(lambda z, x: doubled_backwards(z) + x, XS))
 
 

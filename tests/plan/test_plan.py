@@ -232,6 +232,10 @@ def test_what_does_not_fit_is_never_chosen():
                 candidate.memory > memory and not candidate.is_sequential
             )
     assert not found.forward[0].is_sequential
+    memory = {candidate.name: candidate.memory for candidate in found.forward}
+    blocks = 1024 * 8 * 4  # bytes, of which a parallel solver has four copies
+    names = "Newton, diagonal, pcr", "Newton, diagonal, sequential"
+    assert memory[names[0]] - memory[names[1]] == 3 * blocks
 
 
 # Width and length: every size on one device, short and long ones on each kind of them.
