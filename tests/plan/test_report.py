@@ -15,6 +15,7 @@ PLANS = {
     "sequential": lambda: deeppcr.plan(*like(), device=depth.device.generic_cpu(2)),
     "TPU": lambda: deeppcr.plan(*CHAINS["gru"], device="TPU v5e"),
     "many iterations": lambda: deeppcr.plan(*CHAINS["gru"], device="V100", iterations=100),
+    "one step": lambda: deeppcr.plan(*like(length=1), device="H200"),
     "too large": lambda: deeppcr.plan(*like(), device=depth.devices["H200"].replace(memory=1e5)),
     "own rule": lambda: deeppcr.plan(
         deeppcr.Chain(

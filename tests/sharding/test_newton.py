@@ -92,9 +92,7 @@ UNEVENLY = {
         damping=TrustRegion(),
         initial_guess=normal(4, 5, 4),
     ),
-    "coarse, recorded": Newton(
-        initial_guess=Coarse(every=3, step=coarse_step), record=True, memory=1
-    ),
+    "coarse, recorded": Newton(initial_guess=Coarse(every=3, step=coarse_step), record=True),
 }
 
 
