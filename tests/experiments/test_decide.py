@@ -6,7 +6,7 @@ The command at a size that takes seconds, and the chains it is tried on.
 import dataclasses
 import math
 from argparse import Namespace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,17 @@ from experiments.models import zoo
 from tests.experiments.conftest import DEVICE
 
 ROOT = Path(__file__).parents[2]
-SMALL = zoo.Specimen("gru", 4, 16, 1)
+SMALL = zoo.Specimen("tanh", 4, 16, 1)
 ONCE = Effort(1, 0.0)
 
 
 def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decide.zoo, "specimens", lambda number, seed: iter([SMALL]))
+    recurrent = zoo.Specimen("gru", 4, 16, 1)
+    monkeypatch.setattr(decide.zoo, "specimens", lambda number, seed: iter([recurrent]))
     monkeypatch.setattr(breakeven, "LENGTHS", (16,))
     monkeypatch.setattr(breakeven, "WIDTHS", (4,))
+    monkeypatch.setattr(breakeven, "FAR_DEVICES", ("H200",))
+    monkeypatch.setattr(breakeven, "gru", partial(zoo.Specimen, "tanh", batch=1))
     monkeypatch.setattr(programs, "UNROLLS", (4,))
     # Programs are compiled for long: none that is far from the best, and no Python loop.
     monkeypatch.setattr(regret, "HOPELESS", 1.1)
@@ -57,10 +60,7 @@ def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.Mon
     check_regret(parts[0])
     assert parts[0][1]["predicted speedup"] > 1  # blocks
     for row in parts[1]:
-        assert all(
-            row[name] > 0
-            for name in ("realised", "predicted, here", "predicted, H200", "predicted, TPU v5e")
-        )
+        assert all(row[name] > 0 for name in ("realised", "predicted, here", "predicted, H200"))
         assert row["over best loop"] <= row["over lax.scan"]
 
 
@@ -96,6 +96,7 @@ def test_some_chains_of_all_kinds_come_before_the_other_parts() -> None:
     assert found.count(breakeven.cell) == len(breakeven.WIDTHS) * len(breakeven.LENGTHS)
 
 
+@cache
 def candidates() -> tuple[Chain, dict[str, Any]]:
     (forward, _) = Chain.both(SMALL)
     return forward, {candidate.name: candidate for candidate in forward.running(DEVICE)}
@@ -130,8 +131,7 @@ def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Choice, "run", run)
     monkeypatch.setattr(regret, "HOPELESS", 1.0)
     monkeypatch.setattr(programs, "UNROLLS", ())
-    (forward, _) = Chain.both(SMALL)
-    row = regret.regret(forward, DEVICE, ONCE)
+    row = regret.regret(candidates()[0], DEVICE, ONCE)
     assert row["chosen"] == "sequential"
     assert row["note"].startswith("sequential: wrong: differs from lax.scan by ")
     assert "sequential" not in row["seconds"]
@@ -288,14 +288,14 @@ def test_the_map_is_drawn_of_what_there_is() -> None:
 
 @pytest.mark.parametrize("kind", zoo.KINDS)
 def test_every_kind_of_chain_runs_and_has_the_size_it_says(kind: str) -> None:
-    specimen = zoo.Specimen(kind, 4, 6, 3)
-    task = zoo.task(specimen)
-    states = task.forward(jax.lax.scan)(*task.arguments)
+    task = zoo.task(zoo.Specimen(kind, 4, 6, 3))
+    states = jax.eval_shape(task.forward(jax.lax.scan), *task.arguments)
     assert states.size == 6 * 3 * 4
     assert states.dtype == jnp.float32
-    slopes = jax.tree.leaves(task.gradient(jax.lax.scan)(*task.arguments))
-    assert any(bool(jnp.any(leaf != 0)) for leaf in slopes)
-    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in slopes)
+    slopes = jax.jit(task.gradient(jax.lax.scan))(*task.arguments)
+    found = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(slopes)])
+    assert np.any(found != 0)
+    assert np.all(np.isfinite(found))
 
 
 def test_as_many_chains_of_each_kind_are_drawn_and_always_the_same() -> None:
@@ -315,5 +315,5 @@ def test_as_many_chains_of_each_kind_are_drawn_and_always_the_same() -> None:
 def test_the_hard_chains_amplify_differences(make: Any) -> None:
     hard = make(200)
     last = partial(jax.lax.scan, lambda z, x: (hard.step(z, x), None))
-    (moved, _), (apart, _) = last(hard.init, hard.inputs), last(hard.init + 1e-5, hard.inputs)
-    assert np.abs(np.asarray(moved - apart)).max() > 1e-2, hard.name
+    apart = jax.jit(lambda z, xs: last(z, xs)[0] - last(z + 1e-5, xs)[0])(hard.init, hard.inputs)
+    assert np.abs(apart).max() > 1e-2, hard.name

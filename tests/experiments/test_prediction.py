@@ -56,9 +56,15 @@ def test_what_is_listed(listed: list[Case]) -> None:
 
 
 def test_everything_listed_can_be_analyzed_and_predicted(listed: list[Case]) -> None:
-    open_ended = 0
+    """One of each kind."""
+    open_ended, seen = 0, set()
     for case in listed:
         for name, given in programs(case).items():
+            chain = case.labels["chain"]
+            kind = (chain.split()[0], "gradient" in chain, name)
+            if kind in seen:
+                continue
+            seen.add(kind)
             counted = isinstance(given, Variant)
             run = given.run if counted else given
             cost = analyze(run, *case.arguments[0], trips=7 if counted else None)
@@ -66,7 +72,7 @@ def test_everything_listed_can_be_analyzed_and_predicted(listed: list[Case]) -> 
             assert cost.depth > 0
             assert 0 < depth.predict(cost, DEVICE) < 10
             open_ended += counted
-    assert open_ended == 4
+    assert open_ended == 2
 
 
 def test_normal_numbers_are_the_same_each_time() -> None:

@@ -152,11 +152,25 @@ def test_ctrl_c_leaves_the_rows_so_far_and_their_table(
     assert lines[-1] == f"Stopped by Ctrl-C: 0 of 2 cases done, rows so far in {path}"
 
 
+ENDLESS = """
+import runpy, sys
+import jax
+from experiments import calls
+
+def measure(entry, calls, count):
+    yield {"entry": entry, "program": "lax.scan", "second ms": 1.0}
+    while True:
+        jax.jit(lambda x: x + 1.0)(1.0)  # is compiled each time
+
+calls.measure, calls.entries = measure, lambda length, layers: dict.fromkeys("abcde", {})
+runpy.run_module("experiments", run_name="__main__")
+"""
+
+
 def test_ctrl_c_on_a_real_run(tmp_path: Path) -> None:
     """SIGINT to a process, once it has written its first rows."""
-    small = ("--length", "8", "--layers", "2", "--calls", "1", "--out", str(tmp_path))
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments", "calls", *small],
+        [sys.executable, "-c", ENDLESS, "calls", "--out", str(tmp_path)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -27,6 +27,7 @@ from experiments.sharding.tutorials import Comparison
 from tests.experiments.conftest import DEVICE
 
 SMALL = stack.Size(16, 4, 8)
+LAYOUTS = sharding.LAYOUTS[:2] + sharding.LAYOUTS[-1:]
 CASES = {case.name: case for case in [*tutorials.comparisons(16), *tutorials.perceptrons(16, 16)]}
 HERE = predicted.Machine(DEVICE, links.LINKS["H200"], cores=2)
 FREE = links.Link(256, inf, 0.0, 1e30, 0.0, 1e30, "")
@@ -54,9 +55,8 @@ def test_every_row_has_the_loss_of_one_device(name: str) -> None:
     assert row["ms"] > 0
 
 
-@pytest.mark.parametrize("name", ["MLP 16, batch 8-way", "MLP 16, batch 4 x tensor 2"])
-def test_in_float64_what_is_learned_is_the_same(name: str) -> None:
-    case = CASES[name]
+def test_in_float64_what_is_learned_is_the_same() -> None:
+    case = CASES["MLP 16, batch 4 x tensor 2"]
     there = jax.tree.map(lambda x: x.astype(jnp.float64), case.arguments)
     many, one = jax.jit(tutorials.train)(*there), jax.jit(tutorials.train)(*jax.device_get(there))
     for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
@@ -126,12 +126,12 @@ def chain_rows() -> dict:
         patch.setattr(chains, "LOOP", 0)
         return {
             row["row"].partition(", ")[2]: row
-            for row in chains.rows(SMALL, sharding.LAYOUTS, HERE, Effort(2))
+            for row in chains.rows(SMALL, LAYOUTS, HERE, Effort(2))
         }
 
 
 def test_every_layout_learns_what_one_device_does(chain_rows: dict) -> None:
-    assert list(chain_rows) == [layout.name for layout in sharding.LAYOUTS]
+    assert list(chain_rows) == [layout.name for layout in LAYOUTS]
     step = jax.jit(stack.training_step(stack.sequential_loss(SMALL)))
     loss = float(step(stack.weights(SMALL), stack.batch_of(SMALL))[0])
     for row in chain_rows.values():
@@ -151,8 +151,6 @@ def test_a_chain_leaves_an_eighth_of_its_parameters_on_each_device(chain_rows: d
     assert [row["parameter bytes"] for row in chain_rows.values()] == [
         whole,
         whole // 8,
-        whole // 8,
-        whole // 4,
         whole // 4,
     ]
 
@@ -172,7 +170,7 @@ def test_depth_is_that_of_the_programs(chain_rows: dict) -> None:
 
 
 def test_a_chain_is_predicted_with_its_messages(chain_rows: dict) -> None:
-    for layout in sharding.LAYOUTS[1:]:
+    for layout in LAYOUTS[1:]:
         row = chain_rows[layout.name]
         computed, sent = predicted.over_the_chain(SMALL, layout, HERE, row.get("iterations", 0))
         assert row["predicted ms"] == pytest.approx(1e3 * (computed + sent))
@@ -183,7 +181,7 @@ def test_a_chain_is_predicted_with_its_messages(chain_rows: dict) -> None:
             < row["predicted speedup"]
             <= predicted.sequential(SMALL, HERE.device) / (computed + sent) * (1 + 1e-9)
         )
-    assert "predicted ms" not in chain_rows[sharding.LAYOUTS[0].name]
+    assert "predicted ms" not in chain_rows[LAYOUTS[0].name]
 
 
 def test_a_layout_that_learns_something_else_has_no_speedup(
@@ -216,7 +214,7 @@ def test_operands_on_different_devices_are_refused_by_jax() -> None:
 def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
     some = [CASES[name] for name in ("8 matmuls, pmap", "P(None, 'b') @ P('b', None)")]
     monkeypatch.setattr(chains, "LOOP", 0)
-    monkeypatch.setattr(sharding, "LAYOUTS", sharding.LAYOUTS[:1])
+    monkeypatch.setattr(sharding, "LAYOUTS", LAYOUTS[:1])
     monkeypatch.setattr(sharding, "LINKS", ("H200",))
     monkeypatch.setattr(tutorials, "comparisons", lambda size: iter(some))
     monkeypatch.setattr(tutorials, "perceptrons", lambda width, batch: iter(()))
@@ -315,9 +313,9 @@ def test_the_command_compares_the_losses(monkeypatch: pytest.MonkeyPatch, capsys
         sharding.main(["--processes", "2"])
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_when_a_process_dies_the_other_ends_with_an_error(victim: int) -> None:
+def test_when_a_process_dies_the_other_ends_with_an_error() -> None:
     """What they have computed until then is right, too."""
+    victim = 1
     with processes.team(2, SMALL, 10**7, "sequential") as team:
         end = time.monotonic() + 60
         while len(team.losses) < 3:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fuzz import net
 
-SCANS, FORWARDS = 6, 6
+SCANS, FORWARDS = 4, 4
 
 
 @pytest.mark.parametrize(

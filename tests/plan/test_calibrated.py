@@ -50,15 +50,15 @@ def test_a_calibration_changes_what_is_traced(costs):
     assert ("while[" in before, "while[" in program()) == (False, True)
 
 
-@pytest.mark.parametrize("condition", ["device", "cores", "jax", "bits", "version"])
-def test_a_stale_calibration_does_not_decide(costs, condition):
+def test_a_stale_calibration_does_not_decide(costs):
     depth.calibrate()
     path = calibration.cache_file()
-    content = json.loads(path.read_text())
-    content["conditions"][condition] = "another"
-    path.write_text(json.dumps(content))
-    assert choose_method(costs, "cpu") == deeppcr.Sequential()
-    assert deeppcr.plan(CHAIN, Z0).method == deeppcr.Sequential()
+    text = path.read_text()
+    for condition in ("device", "cores", "jax", "bits", "version"):
+        content = json.loads(text)
+        content["conditions"][condition] = "another"
+        path.write_text(json.dumps(content))
+        assert choose_method(costs, "cpu") == deeppcr.Sequential(), condition
 
 
 def test_a_calibration_that_is_cut_off_does_not_decide(costs):

@@ -1,7 +1,6 @@
 """`deeppcr.plan`: what it takes, what it expects, what fits; what it names can be passed on."""
 
 import dataclasses
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +31,14 @@ def chain_of(problem):
 # -- what it takes --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mlp", "batch norm", "custom vjp", "odd", "scalar"])
+@pytest.mark.parametrize("name", ["batch norm", "odd"])
 def test_what_is_planned_gives_the_values_and_gradients_of_the_sequential_program(name):
+    """By arrays or by their shapes."""
     problem = PROBLEMS[name]
-    found = deeppcr.plan(
-        chain_of(problem), problem.init, device=SLOW_LOOPS, batch_ndim=problem.batch_ndim
-    )
+    options = {"device": SLOW_LOOPS, "iterations": 4, "batch_ndim": problem.batch_ndim}
+    shapes = jax.eval_shape(lambda z: z, problem.init)
+    found, known = (deeppcr.plan(chain_of(problem), z, **options) for z in (shapes, problem.init))
+    assert found.to_json() == known.to_json()
     assert isinstance(found.method, deeppcr.Newton)
 
     def scan(f, init, xs, length, reverse):
@@ -49,35 +50,6 @@ def test_what_is_planned_gives_the_values_and_gradients_of_the_sequential_progra
         return deeppcr.scan(f, init, xs, length, reverse=reverse, **options)
 
     assert_agree(backpropagate(problem, scan), oracle(problem))
-
-
-def test_solve_takes_what_is_planned():
-    chain, z0 = CHAINS["elementwise"]
-    found = deeppcr.plan(chain, z0, device=SLOW_LOOPS)
-    assert isinstance(found.method, deeppcr.Newton)
-    assert isinstance(found.adjoint, deeppcr.Adjoint)
-
-    def loss(inputs, z0, method, adjoint):
-        here = deeppcr.Chain(chain.step, inputs)
-        return jnp.sum(deeppcr.solve(here, z0, method=method, adjoint=adjoint).trajectory ** 2)
-
-    def both(method, adjoint):
-        return jax.jit(jax.value_and_grad(lambda x, z: loss(x, z, method, adjoint), (0, 1)))(
-            chain.inputs, z0
-        )
-
-    assert_agree(both(found.method, found.adjoint), both("sequential", "autodiff"))
-
-
-@pytest.mark.parametrize("name", ["gru", "lstm", "odd", "batch norm"])
-def test_shapes_are_enough(name):
-    problem = PROBLEMS[name]
-    shapes = jax.eval_shape(lambda z: z, problem.init)
-    found, known = (
-        deeppcr.plan(chain_of(problem), z, device="A100", batch_ndim=problem.batch_ndim)
-        for z in (shapes, problem.init)
-    )
-    assert found.to_json() == known.to_json()
 
 
 def layer(kind, weight):
@@ -136,33 +108,23 @@ def test_layers_make_a_plan_for_every_chain():
     for each in layers:
         expected = each(expected)
     assert_agree(deeppcr.forward(layers, x, method=found.method, adjoint=found.adjoint), expected)
-    for equal in (layers[5:], deeppcr.stack(layers[5:])):
-        alone = deeppcr.plan(equal, normal(0, 2, 6), device="H200")
-        assert alone.chains[0].to_json() == found.chains[1].to_json()
+    alone = deeppcr.plan(deeppcr.stack(layers[5:]), normal(0, 2, 6), device="H200")
+    assert alone.chains[0].to_json() == found.chains[1].to_json()
 
 
 def test_the_examples_of_layers_are_counted_as_in_forward():
     layers = [layer(narrow, normal(i, 3)) for i in range(4)]
     sizes = {
-        batch: deeppcr.plan(layers, jnp.zeros((2, 3)), batch_ndim=batch).main
-        for batch in (None, 0, 1)
+        batch: deeppcr.plan(layers, jnp.zeros((2, 3)), batch_ndim=batch).main for batch in (None, 0)
     }
     assert {batch: (chain.batch, chain.width) for batch, chain in sizes.items()} == {
         None: (2, 3),
         0: (1, 6),
-        1: (2, 3),
     }
 
 
-def test_layers_of_which_no_two_are_alike_are_no_chain():
-    with pytest.raises(ValueError, match="no chain to plan") as error:
-        deeppcr.plan([jnp.sin, jnp.cos], jnp.ones(3))
-    assert str(error.value).count("no equal neighbour") == 2  # what was found
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("length", [1, 64])
-def test_every_dtype_and_short_chains(dtype, length):
+@pytest.mark.parametrize(("dtype", "length"), [("bfloat16", 64), ("float32", 1)])
+def test_other_dtypes_and_short_chains(dtype, length):
     chain, state = like(4, length, dtype)
     found = deeppcr.plan(chain, state, device="H200")
     z0 = jnp.ones(4, dtype)
@@ -185,24 +147,15 @@ def test_the_initial_state_may_be_traced():
     assert seen[0].to_json() == deeppcr.plan(chain, z0, device="H200").to_json()
 
 
-def test_a_step_with_a_rule_that_is_not_linear_is_left_to_jax():
-    clipped = jax.custom_vjp(jnp.sin)
-    clipped.defvjp(lambda z: (jnp.sin(z), z), lambda z, g: (jnp.clip(g, -1, 1) * jnp.cos(z),))
-    chain = deeppcr.Chain(lambda z, x: clipped(z + x), jnp.zeros((13, 3)))
-    assert deeppcr.plan(chain, jnp.zeros(3), device="H200").adjoint == "autodiff"
-
-
 def test_a_step_with_a_linear_rule_is_planned_as_any_other():
     problem = PROBLEMS["custom vjp"]
     found = deeppcr.plan(chain_of(problem), problem.init, device="H200")
     assert isinstance(found.adjoint, deeppcr.Adjoint)
 
 
-@pytest.mark.parametrize("device", ["H200", "generic"])
-def test_adjoints_are_public_and_can_be_passed_on(device):
-    model = depth.devices.get(device) or depth.device.generic_cpu(2)
+def test_adjoints_are_public_and_can_be_passed_on():
     chain, z0 = CHAINS["gru"]
-    adjoints = {each.adjoint for each in deeppcr.plan(chain, z0, device=model).main.gradient}
+    adjoints = {each.adjoint for each in deeppcr.plan(chain, z0).main.gradient}
     assert {type(adjoint) for adjoint in adjoints} == {str, deeppcr.Adjoint}
     for adjoint in adjoints:
         jax.make_jaxpr(jax.grad(lambda z, a=adjoint: deeppcr.solve(chain, z, adjoint=a).value[0]))(
@@ -215,6 +168,7 @@ def test_adjoints_are_public_and_can_be_passed_on(device):
 
 def test_a_method_of_the_callers_is_compared_with_the_sequential_program():
     chain, z0 = CHAINS["gru"]
+    z0 = jax.eval_shape(lambda: z0)
     method = deeppcr.Newton(linearize="diagonal", linear="pcr")
     found = deeppcr.plan(chain, z0, method=method, device=SLOW_LOOPS)
     newton, sequential = found.main.forward
@@ -236,11 +190,6 @@ def test_the_sequential_program_alone(method):
     assert "linearize" not in str(found)
 
 
-def test_a_method_that_is_not_known_is_refused():
-    with pytest.raises(ValueError, match="method is 'newtown', expected"):
-        deeppcr.plan(*like(), method="newtown")
-
-
 # -- the device -----------------------------------------------------------------------------------
 
 
@@ -256,15 +205,7 @@ def test_the_device_decides():
     assert here.main.device == depth.at_hand()
 
 
-@pytest.mark.parametrize("name", ["H200", "A100", "TPU v5e"])
-def test_a_device_by_name_is_the_device(name):
-    found, known = (deeppcr.plan(*like(), device=device) for device in (name, depth.devices[name]))
-    assert found.to_json() == known.to_json()
-    assert found.main.device is depth.devices[name]
-
-
-def test_the_case_of_its_name_is_of_no_matter():
-    assert depth.devices["h200"] is H200
+def test_a_device_by_name_is_the_device():
     assert deeppcr.plan(*like(), device="h200").main.device is H200
 
 
@@ -277,7 +218,7 @@ def test_an_unknown_device_is_named(device):
 
 def test_what_does_not_fit_is_never_chosen():
     chain, state = like(8, 1024)
-    for memory in (1e3, 1e5, 2e5, 5e5, 1e6, 1e9):
+    for memory in (1e5, 5e5, 1e9):
         found = deeppcr.plan(chain, state, device=H200.replace(memory=memory)).main
         for candidate in (found.forward[0], found.gradient[0]):
             assert candidate.is_sequential or candidate.memory <= memory
@@ -291,21 +232,28 @@ def test_what_does_not_fit_is_never_chosen():
                 candidate.memory > memory and not candidate.is_sequential
             )
     assert not found.forward[0].is_sequential
+    memory = {candidate.name: candidate.memory for candidate in found.forward}
+    blocks = 1024 * 8 * 4  # bytes, of which a parallel solver has four copies
+    names = "Newton, diagonal, pcr", "Newton, diagonal, sequential"
+    assert memory[names[0]] - memory[names[1]] == 3 * blocks
 
 
-@cache
-def cases_of_auto():
-    """Chains of several sizes, and their costs, which no device changes."""
-    cases = [like(width, length) for width in (1, 64) for length in (2, 16, 128, 1024)]
-    cases += [like(width, 256, step=dense) for width in (2, 16, 48)]
-    return [(chain, state, costs_of(chain, state)) for chain, state in cases]
+# Width and length: every size on one device, short and long ones on each kind of them.
+SIZES = {
+    "H200": [(1, 2), (48, 256, dense)],
+    "V100": [(64, 128)],
+    "TPU v5e": [(1, 1024), (16, 256, dense)],
+    "generic": [(64, 1024), (2, 256, dense)],
+}
 
 
-@pytest.mark.parametrize("device", ["H200", "V100", "TPU v5e", "TPU v6e", "generic"])
+@pytest.mark.parametrize("device", SIZES)
 def test_auto_takes_what_is_planned(monkeypatch, memo, device):
     model = depth.devices.get(device) or depth.device.generic_cpu(2)
     monkeypatch.setattr(depth, "at_hand", lambda platform=None: model)
-    for chain, state, costs in cases_of_auto():
+    for width, length, *step in SIZES[device]:
+        chain, state = like(width, length, "float32", *step)
+        costs = costs_of(chain, state)
         found = deeppcr.plan(chain, state, device=model)
         size = (found.main.length, found.main.width)
         assert (size, choose_method(costs, "cpu")) == (size, found.method)
@@ -317,17 +265,11 @@ def test_auto_takes_what_is_planned(monkeypatch, memo, device):
 # -- how many iterations --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("device", "width"),
-    [("H200", 64), ("A100", 1), ("TPU v6e", 64)],
-    ids=["H200", "A100", "TPU v6e"],
-)
+@pytest.mark.parametrize(("device", "width"), [("H200", 64), ("A100", 1)])
 def test_more_iterations_never_promise_more(device, width):
-    chain, state = like(width, 1024)
-    found = [
-        deeppcr.plan(chain, state, device=device, iterations=n) for n in (1, 3, 10, 30, 300, 10**6)
-    ]
-    assert [plan.main.iterations for plan in found] == [1, 3, 10, 30, 300, 10**6]
+    numbers = (1, np.int64(10), 10**6)
+    found = [deeppcr.plan(*like(width, 1024), device=device, iterations=n) for n in numbers]
+    assert [plan.main.iterations for plan in found] == [1, 10, 10**6]
     for name in ("predicted_speedup", "gradient_speedup"):
         speedups = [getattr(plan, name) for plan in found]
         assert speedups == sorted(speedups, reverse=True)
@@ -392,12 +334,8 @@ def test_a_sample_needs_arrays():
         deeppcr.plan(*like(), iterations="sample")
 
 
-@pytest.mark.parametrize("iterations", [0, -1, 1.5, True, "samples", [3]], ids=repr)
-def test_a_bad_number_of_iterations_is_refused_at_once(monkeypatch, iterations):
+def test_a_bad_number_of_iterations_is_refused_at_once(monkeypatch):
     monkeypatch.setattr(depth, "at_hand", lambda platform=None: pytest.fail("too late"))
-    with pytest.raises((TypeError, ValueError), match="iterations is"):
-        deeppcr.plan(*like(), iterations=iterations)
-
-
-def test_any_integer_is_a_number_of_iterations():
-    assert deeppcr.plan(*like(), device="H200", iterations=np.int64(500)).main.iterations == 500
+    for iterations in (0, -1, 1.5, True, "samples", [3]):
+        with pytest.raises((TypeError, ValueError), match="iterations is"):
+            deeppcr.plan(*like(), iterations=iterations)

@@ -24,15 +24,6 @@ def gated(w, z, x):
     return gates * z + (1 - gates) * jnp.tanh(w["h"] @ (gates * z) + x)
 
 
-def runge_kutta(w, z, x):
-    def slope(z):
-        return jnp.stack([10 * (z[1] - z[0]), z[0] * (28 - z[2]) - z[1], z[0] * z[1] - w * z[2]])
-
-    first = slope(z)
-    second = slope(z + 0.005 * first)
-    return z + 0.01 * second + x
-
-
 def pendulum(w, z, x):
     angle, speed = z
     speed = 0.99 * speed - w * jnp.sin(angle) + x
@@ -46,17 +37,15 @@ def tanh(w, z, x):
 # Step, parameters, state, inputs; and the method, "auto" for the one that the plan takes.
 CHAINS = {
     "scalar": (lambda w, z, x: jnp.tanh(w * z + x), f(), f(), f(2000), "auto"),
-    "elementwise": (lambda w, z, x: jnp.tanh(w * z + x), f(16), f(16), f(999, 16), "auto"),
     "narrow": (tanh, f(4, 4), f(4), f(1024, 4), "auto"),
     "wide": (tanh, f(32, 32), f(32), f(1024, 32), "auto"),
     "diagonal of wide": (tanh, f(32, 32), f(32), f(512, 32), Newton(linearize="diagonal")),
     "gated": (gated, {"x": f(8, 8), "h": f(8, 8)}, f(8), f(500, 8), "auto"),
-    "runge-kutta": (runge_kutta, f(), f(3), f(2000), "auto"),
     "pendulum": (pendulum, f(), (f(), f()), f(777), "auto"),
     "linear": (lambda w, z, x: w @ z + x, f(6, 6), f(6), f(300, 6), Newton(linear="chunked")),
     "windows": (tanh, f(4, 4), f(4), f(1000, 4), Newton(window=250, linear="pcr")),
 }
-CASES = [*((name, "GPU") for name in CHAINS), ("narrow", "CPU")]
+CASES = [(name, "CPU" if name == "narrow" else "GPU") for name in CHAINS]
 
 
 @functools.cache
@@ -111,7 +100,7 @@ def test_the_speedup_of_a_plan_is_that_of_compare(name, device):
     assert trips == {"newton iteration": newton.iterations, "sequential fallback": 0}
 
 
-@pytest.mark.parametrize("name", ["pendulum", "wide", "diagonal of wide"])
+@pytest.mark.parametrize("name", ["pendulum", "diagonal of wide"])
 def test_the_gradient_too(name):
     plan, program, arguments = planned(name, "GPU")
     plain = next(each for each in plan.gradient if each.is_sequential)

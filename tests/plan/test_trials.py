@@ -136,7 +136,8 @@ def test_the_signature_differs_for_other_chains():
         costs_of(*like(dtype="float64")),
         costs_of(deeppcr.Chain(elementwise, jnp.ones((8, 2, 4))), jnp.ones((2, 4)), 1),
         costs_of(deeppcr.Chain(elementwise, jnp.ones((8, 2, 4))), jnp.ones((2, 4)), 0),
-        costs_of(*like()).shared_by(2),
+        costs_of(*like(length=2048)),
+        costs_of(*like()).shared_by(2),  # which has 2048 steps, too
     ]
     assert len({costs.signature for costs in found}) == len(found)
     assert costs_of(*like()).signature == found[0].signature

@@ -4,12 +4,11 @@ from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import deeppcr
 from deeppcr import Anderson, Chain, Newton, Sharded, TrustRegion
 from tests.problems import assert_agree, normal
-from tests.sharding.meshes import lies_along, mesh, placed, put, run, states
+from tests.sharding.meshes import lies_along, mesh, put, run, states
 
 L, BATCH, W = 8, 4, 3
 XS = (normal(0, L, W, W, scale=0.4), normal(1, L, W))
@@ -33,9 +32,9 @@ def gradients(solve, z0, xs, gain):
     return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(z0, xs, gain)
 
 
-def ours(method="newton", adjoint="auto", put_there=lambda chain: chain):
+def ours(method="newton", adjoint="auto"):
     def solve(chain, z0):
-        solution = deeppcr.solve(put_there(chain), z0, method=method, adjoint=adjoint, batch_ndim=1)
+        solution = deeppcr.solve(chain, z0, method=method, adjoint=adjoint, batch_ndim=1)
         return solution.value, solution.trajectory
 
     return partial(gradients, solve)
@@ -56,18 +55,11 @@ def assert_lies_on_both(found):
 
 grid = partial(mesh, chain=4, data=2)
 by_axis = Sharded(grid(), "chain")
-kinds = pytest.mark.parametrize("kind", ["auto", "explicit"])
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        Newton(linear=by_axis),
-        Newton(linear=by_axis, linearize="zero", acceleration=Anderson(2), damping=TrustRegion()),
-    ],
-    ids=["newton", "every option"],
-)
-def test_chain_and_batch(method):
+def test_chain_and_batch():
+    options = {"linearize": "zero", "acceleration": Anderson(2), "damping": TrustRegion()}
+    method = Newton(linear=by_axis, **options)
     found = run(ours(method), put(Z0, "data", on=grid()), put(XS, "chain", on=grid()), GAIN)
     assert_agree(found, expected())
     assert_lies_on_both(found)
@@ -93,32 +85,15 @@ def test_a_chain_of_a_length_that_devices_cannot_share():
     assert_agree(found, run(partial(gradients, states), Z0, xs, GAIN))
 
 
-@kinds
-def test_examples_alone(kind):
+def test_examples_alone():
     """A mesh on which no chain lies is none of the solver's business."""
-    on = mesh(kind, data=4)
+    on = mesh("explicit", data=4)
     found = run(ours("newton", "pcr"), put(Z0, "data", on=on), put(XS, on=on), GAIN)
     assert_agree(found, expected())
     (_, (value, trajectory)), (by_initial, _, _) = found
     assert lies_along(trajectory, None, "data")
     assert lies_along(value, "data")
     assert lies_along(by_initial, "data")
-
-
-def test_a_chain_alone_on_a_mesh_of_two_axes():
-    on = grid("explicit")
-    found = run(
-        ours(put_there=partial(placed, on=on)), put(Z0, on=on), put(XS, "chain", on=on), GAIN
-    )
-    assert_agree(found, expected())
-    assert lies_along(found[0][1][1], "chain")
-
-
-def test_a_chain_along_both_axes():
-    axes = ("chain", "data")
-    found = run(ours(Newton(linear=Sharded(grid(), axes))), Z0, put(XS, axes, on=grid()), GAIN)
-    assert_agree(found, expected())
-    assert lies_along(found[0][1][1], axes)
 
 
 def test_parameters_that_lie_along_the_other_axis():

@@ -36,9 +36,7 @@ def test_agrees_with_the_loop(kind):
 
 UNEVEN = [
     (13, "ragged", False),
-    (13, "pairs", True),
-    (9, "diagonals", True),
-    (5, "matrices", True),
+    (5, "diagonals", True),
     (1, "matrices", False),
 ]
 
@@ -56,8 +54,6 @@ def test_any_solver_inside(inside):
 @pytest.mark.parametrize(
     "solver",
     [
-        Sharded(GRID, "chain"),
-        Sharded(GRID, ("data", "chain")),
         Sharded(GRID, ("chain", "data")),
         Sharded(mesh(chain=3), "chain"),
         Sharded(mesh(chain=1), "chain"),
@@ -95,11 +91,9 @@ def test_bfloat16_is_solved_in_float32():
     np.testing.assert_allclose(found.astype(jnp.float64), exact, rtol=2.0**-8, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "length", "reverse"), [("matrices", 16, False), ("ragged", 13, True)]
-)
-def test_derivatives_of_the_first_and_the_second_order(kind, length, reverse):
-    blocks, b = problem(kind, length, (), KINDS[kind])
+def test_derivatives_of_the_first_and_the_second_order():
+    kind, reverse = "ragged", True
+    blocks, b = problem(kind, 13, (), KINDS[kind])
     blocks = jax.tree.map(
         lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), blocks
     )
@@ -139,13 +133,11 @@ def test_vmap():
     close(found, np.stack([loop(blocks.matrix[:, 0], one) for one in many]))
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
-@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
-def test_arrays_stay_where_they_are(kind, compiled):
+@pytest.mark.parametrize(("kind", "call"), [("auto", run), ("explicit", wait)])
+def test_arrays_stay_where_they_are(kind, call):
     on = mesh(kind, chain=SIMULATED)
     blocks, b = problem("diagonals", 16, (), 2)
     by = Sharded(on, "chain")
-    call = run if compiled else wait
     found = call(
         lambda A, b: solve(A, b, solver=by),
         put(blocks.diagonal, "chain", on=on),

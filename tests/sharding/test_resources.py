@@ -62,7 +62,6 @@ def test_messages_are_found():
 
 VARIANTS = {
     "newton": (Newton(linearize="dense"), "pcr"),
-    "diagonal": (Newton(linearize="diagonal"), "auto"),
     "step by step": ("sequential", "backprop"),
 }
 

@@ -51,14 +51,7 @@ def expected():
 EXPLICIT = mesh("explicit")
 
 
-def wait_on_the_mesh(f, *args):
-    """Elsewhere jax has gradients of explicitly sharded arrays only in compiled programs."""
-    with jax.set_mesh(EXPLICIT):
-        return wait(f, *args)
-
-
 SAID = {
-    "by the method": (run, ours(method=Newton(linear=SHARDED)), XS),
     "by the adjoint": (run, ours(method="sequential", adjoint=SHARDED), XS),
     "by shard": (
         run,
@@ -66,12 +59,6 @@ SAID = {
         XS,
     ),
     "by the inputs, eagerly": (wait, ours(method="newton"), put(XS, "chain")),
-    "by the inputs, explicit": (run, ours(method="newton"), put(XS, "chain", on=EXPLICIT)),
-    "by the inputs, explicit, eagerly": (
-        wait_on_the_mesh,
-        ours(method="newton"),
-        put(XS, "chain", on=EXPLICIT),
-    ),
 }
 
 
@@ -87,9 +74,8 @@ def test_gradients_come_out_where_the_chain_is(name):
         assert x.sharding.is_fully_replicated
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
-def test_a_placed_chain_goes_in_and_out_of_jit(kind):
-    chain = placed(CHAIN, mesh(kind))
+def test_a_placed_chain_goes_in_and_out_of_jit():
+    chain = placed(CHAIN, EXPLICIT)
     assert lies_along(chain.inputs["x"], "chain")
     assert lies_along(chain.inputs["number"], "chain")
     assert run(lambda chain: chain, chain).sharding == chain.sharding
@@ -98,26 +84,12 @@ def test_a_placed_chain_goes_in_and_out_of_jit(kind):
     assert lies_along(found.trajectory, "chain")
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
-def test_a_length_that_devices_cannot_share_is_on_all_of_them(kind):
+def test_a_length_that_devices_cannot_share_is_on_all_of_them():
     chain = Chain(CHAIN.step, jax.tree.map(lambda x: x[:7], XS))
-    there = placed(chain, mesh(kind))
+    there = placed(chain, EXPLICIT)
     assert there.inputs["x"].sharding.is_fully_replicated
     found = run(partial(deeppcr.solve, method="newton"), there, Z0)
     assert_agree((found.value, found.trajectory), run(states, chain, Z0))
-
-
-def test_outputs_of_scan_come_out_where_the_chain_is():
-    def f(z, x):
-        z = CHAIN.step(z, x)
-        return z, {"y": z[0] * x["x"], "n": x["number"] + 1}
-
-    last, ys = run(
-        partial(deeppcr.scan, f, method=Newton(linear=SHARDED), reverse=True), Z0, put(XS, "chain")
-    )
-    assert_agree((last, ys), run(partial(jax.lax.scan, f, reverse=True), Z0, XS))
-    assert lies_along(ys["y"], "chain")
-    assert lies_along(ys["n"], "chain")
 
 
 def test_layers():

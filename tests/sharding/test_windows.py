@@ -30,16 +30,19 @@ def solve(chain, z0, newton, batch_ndim=0):
 
 
 OPTIONS = {
-    "one step, from a trajectory": Newton(window=1, initial_guess=normal(4, L, 3)),
+    "one step, kept, from a trajectory": Newton(
+        window=1, jacobian_every=2, initial_guess=normal(4, L, 3)
+    ),
     "all but one": Newton(
         window=EACH - 1, linear="cyclic_reduction", linearize=Scalar(jnp.linspace(0.0, 0.5, L))
     ),
-    "more than a shard": Newton(window=EACH + 1),
     "from memory": Newton(linearize="dense", memory=3 * 4 * 72),
-    "zero, accelerated": Newton(window=3, linearize="zero", acceleration=Anderson(2)),
-    "damped, recorded": Newton(window=3, damping=TrustRegion(), record=True),
-    "kept": Newton(window=2, jacobian_every=2, initial_guess="constant"),
-    "coarse": Newton(window=3, initial_guess=Coarse(every=4)),
+    "zero, accelerated, coarse": Newton(
+        window=3, linearize="zero", acceleration=Anderson(2), initial_guess=Coarse(every=4)
+    ),
+    "damped, recorded": Newton(
+        window=3, damping=TrustRegion(), record=True, initial_guess="constant"
+    ),
 }
 
 
@@ -65,16 +68,14 @@ def test_shards_without_a_window_are_solved_together():
     together, windows = (solve(there(CHAIN), Z0, Newton(window=w)) for w in (None, EACH))
     assert_agree(windows.trajectory, run(states, CHAIN, Z0)[1])
     assert together.stats.iterations == windows.stats.iterations
-    assert solve(there(CHAIN), Z0, Newton(window=4)).stats.iterations > windows.stats.iterations
 
 
-@pytest.mark.parametrize("length", [L - 3, 3])
-def test_a_length_that_devices_cannot_share(length):
-    chain = Chain(CHAIN.step, XS[:length])
+def test_a_length_that_devices_cannot_share():
+    chain = Chain(CHAIN.step, XS[: L - 3])
     found = solve(there(chain), Z0, Newton(window=2))
     assert_agree((found.value, found.trajectory), run(states, chain, Z0))
     assert found.result == Result.CONVERGED
-    assert found.stats.prefix == length
+    assert found.stats.prefix == L - 3
 
 
 def test_values_and_gradients_of_a_batch():
@@ -97,11 +98,14 @@ def test_values_and_gradients_of_a_batch():
     together = partial(deeppcr.scan, method=newton, batch_ndim=1)
     assert_agree(run(partial(gradients, together), batch, XS, WEIGHT), expected)
 
-    def apart(step, z0, xs):
-        last, ys = jax.vmap(lambda z: deeppcr.scan(step, z, xs, method=newton), out_axes=(0, 1))(z0)
-        return last, ys
+    def apart(z0, xs):
+        def step(z, x):
+            return (z := jnp.tanh(z @ WEIGHT + x)), z.sum()
 
-    assert_agree(run(partial(gradients, apart), batch, XS, WEIGHT), expected)
+        one = partial(deeppcr.scan, step, xs=xs, method=newton)
+        return jax.vmap(one, out_axes=(0, 1))(z0)[1]
+
+    assert_agree(run(apart, batch, XS), expected[0][1])
 
 
 def test_the_user_is_told_how_far_the_whole_chain_is():
