@@ -1,18 +1,14 @@
-"""Recurrent layers as they are written: lengths of their own, dropout, both directions, flax."""
-
-from functools import partial
+"""Recurrent layers as they are written: dropout, teachers, statistics, examples by vmap."""
 
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 
-from tests.drop_in.kinds import METHODS, SCANS, assert_same, over
+from tests.drop_in.kinds import METHODS, SCANS, assert_same
 from tests.problems import normal
 
 BATCH, TIME, WIDTH = 2, 5, 2
 XS = normal(0, TIME, BATCH, WIDTH)  # time first
-LENGTHS = jnp.array([3, 5])
 ZERO = jnp.zeros((BATCH, WIDTH))
 PARAMS = {
     "w": normal(1, 2 * WIDTH, 4 * WIDTH, scale=0.5),
@@ -28,28 +24,6 @@ def lstm(params, carry, x):
     memory = jax.nn.sigmoid(f) * memory + jax.nn.sigmoid(i) * jnp.tanh(g)
     state = jax.nn.sigmoid(o) * jnp.tanh(memory)
     return (memory, state), state
-
-
-def plain(scan, params, xs, reverse=False):
-    return scan(partial(lstm, params), (ZERO, ZERO), xs, reverse=reverse)
-
-
-def masked(scan, params, xs):
-    """Each sequence stops at its own length; the counter is in the carry."""
-
-    def step(c, x):
-        carry, time = c
-        new, y = lstm(params, carry, x)
-        keep = (time < LENGTHS)[:, None]
-        carry = jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, carry)
-        return (carry, time + 1), jnp.where(keep, y, 0.0)
-
-    return scan(step, ((ZERO, ZERO), 0), xs)
-
-
-def both_directions(scan, params, xs):
-    forward, backward = plain(scan, params, xs), plain(scan, params, xs, reverse=True)
-    return forward[0], backward[0], jnp.concatenate([forward[1], backward[1]], axis=-1)
 
 
 def counted_dropout(scan, params, xs):
@@ -118,8 +92,6 @@ def derivatives(scan, layer):
 @pytest.mark.parametrize(
     ("layer", "mode"),
     [
-        (masked, "auto"),
-        (both_directions, "auto"),
         (counted_dropout, "newton, pcr"),
         (sampled, "auto"),
         (statistics, "auto"),
@@ -149,28 +121,3 @@ def test_a_model_that_reads_what_it_wrote(scan):
             generate(scan)
     else:
         assert_same(generate(scan), generate(jax.lax.scan))
-
-
-@over("newton, pcr")
-def test_a_cell_of_nnx_that_draws(scan):
-    """Its counters are in the carry."""
-    cell = nnx.OptimizedLSTMCell(
-        WIDTH, WIDTH, rngs=nnx.Rngs(0), dtype=jnp.float64, param_dtype=jnp.float64
-    )
-    graph, params, rest = nnx.split((cell, nnx.Dropout(0.2, rngs=nnx.Rngs(1))), nnx.Param, ...)
-
-    def run(scan, params, xs):
-        def step(c, x):
-            carry, rest = c
-            cell, drop = nnx.merge(graph, params, rest)
-            carry, y = cell(carry, drop(x))
-            return (carry, nnx.state((cell, drop), nnx.Not(nnx.Param))), y
-
-        (carry, after), ys = scan(step, ((ZERO, ZERO), rest), xs)
-        return (carry[1] ** 2).sum() + (ys**2).sum(), (carry, nnx.to_pure_dict(after), ys)
-
-    actual, expected = (
-        jax.jit(jax.value_and_grad(partial(run, each), (0, 1), has_aux=True))(params, XS)
-        for each in (scan, jax.lax.scan)
-    )
-    assert_same(actual, expected)
