@@ -22,12 +22,13 @@ PAGES = sorted(DOCS.rglob("*.md"))
 MODULES = {"layers", "sharding", "diffusion"}  # their own names are in the reference
 
 
-def test_every_python_block_runs(tmp_path):
+def test_every_python_block_and_every_example_in_docstrings_runs(tmp_path):
+    """In one process: users have float32, and no strictness but that warnings are errors here."""
     every = [ROOT / "README.md", *PAGES]
     pages = [str(page) for page in every if "```python" in page.read_text(encoding="utf-8")]
     assert len(pages) >= 7
-    command = [sys.executable, "-W", "error", "-m", "tests.pages", *pages]
-    surroundings = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "8"}
+    command = [sys.executable, "-W", "error", "-m", "tests.pages", *pages, "deeppcr", "depth"]
+    surroundings = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "4"}
     done = subprocess.run(
         command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False
     )

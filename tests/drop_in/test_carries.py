@@ -361,9 +361,14 @@ def weakly(scan, names=tuple(WEAK)):
     return {name: scan(*WEAK[name]) for name in names}
 
 
-@METHODS
-def test_weakly_typed_first_carries(scan):
-    assert_same(together(weakly, scan), together(weakly, jax.lax.scan), 1e-6)
+def test_weakly_typed_first_carries():
+    assert_same(together(weakly, deeppcr.scan), together(weakly, jax.lax.scan), 1e-6)
+
+
+def test_weakly_typed_first_carries_by_newton():
+    scan = partial(deeppcr.scan, method="newton")
+    names = "0 and complex", "0. and bfloat16", "an integer stays weak", "beside a strong one"
+    assert_same(together(weakly, scan, names), together(weakly, jax.lax.scan, names), 1e-6)
 
 
 def test_weakly_typed_first_carries_without_jit():

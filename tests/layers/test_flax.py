@@ -93,7 +93,6 @@ HELD += [
     ("nnx.remat inside", "statistics in training"),
     ("closures", "dropout in evaluation"),
     ("bound methods", "linear"),
-    ("nnx.jit inside", "linear"),
 ]
 
 

@@ -247,7 +247,7 @@ def test_random_layers_and_layers_that_interact_within_a_batch():
     def value(forward, x):
         return sum(jnp.sum(jnp.sin(forward(layers, x))) for layers in lists)
 
-    ours = partial(deeppcr.forward, method="newton", adjoint="pcr")
+    ours = partial(deeppcr.forward, method="newton", adjoint="backprop")
     actual, expected = (
         jax.jit(jax.value_and_grad(partial(value, each)))(BATCH) for each in (ours, loop)
     )

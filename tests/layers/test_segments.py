@@ -296,5 +296,5 @@ def test_segments_in_jit_vmap_and_grad():
         gradients = jax.vmap(jax.grad(partial(one, run), has_aux=True))(normal(1, 4, 3))
         return gradients, jax.jvp(partial(run, layers), (X,), (X,))
 
-    run = partial(deeppcr.forward, method="newton", adjoint="pcr")
+    run = partial(deeppcr.forward, adjoint="pcr")
     assert_agree(*(jax.jit(partial(both, each))() for each in (run, loop)))

@@ -66,7 +66,6 @@ class Counted(nnx.Module):
     [
         ("SimpleCell", "newton"),
         ("GRUCell", "auto"),
-        ("LSTMCell", "newton"),
         ("OptimizedLSTMCell", "auto"),
     ],
 )
