@@ -57,8 +57,9 @@ def test_states_and_updates_that_are_zero(chain, methods):
         assert_agree(solution.trajectory, trajectory(chain, jnp.zeros(3)))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("adjoint", ["pcr", deeppcr.Adjoint(linearize="diagonal")])
+@pytest.mark.parametrize(
+    ("adjoint", "compiled"), [("pcr", True), (deeppcr.Adjoint(linearize="diagonal"), False)]
+)
 def test_adjoints(adjoint, compiled):
     method = METHODS["not within its budget"]
     gradient = jax.grad(

@@ -75,9 +75,6 @@ CALLS = {
     "gradient": lambda: jax.grad(scanned(method="newton", adjoint="pcr"))(WEIGHT),
     "jvp": lambda: jax.jvp(scanned(), (WEIGHT,), (WEIGHT,)),
     "vmap": lambda: jax.vmap(scanned(method="newton"), (None, 0))(WEIGHT, XS),
-    "gradient of vmap": lambda: jax.grad(
-        lambda w: jax.vmap(scanned(adjoint="sequential"), (None, 0))(w, XS).sum()
-    )(WEIGHT),
     "a counter": counted,
     "rules of derivatives": with_rules,
 }

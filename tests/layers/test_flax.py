@@ -92,7 +92,6 @@ HELD += [
     ("nnx.jit inside", "dropout in training"),
     ("nnx.remat inside", "statistics in training"),
     ("closures", "dropout in evaluation"),
-    ("bound methods", "linear"),
 ]
 
 
