@@ -25,10 +25,10 @@ COMBINATIONS = {
     "sequential, blocks": {"method": "sequential", "adjoint": "sequential"},
     "sequential, autodiff": {"method": "sequential", "adjoint": "autodiff"},
     "quasi-Newton": {"method": Newton(linearize="diagonal"), "adjoint": deeppcr.Adjoint()},
+    "of a window": {"method": Newton(window=4)},
     "Picard, by input": {
         "method": Newton(linearize=deeppcr.Scalar(of_input=lambda x: 0.1 * x[0])),
     },
-    "of a window": {"method": Newton(window=4)},
 }
 
 
