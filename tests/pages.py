@@ -1,5 +1,7 @@
 """Runs the Python in pages of Markdown as it stands there: ``python -m tests.pages PAGE...``.
 
+Of anything else in the place of a page, a package, it runs the examples in docstrings.
+
 Every page is a program of its own. Lines of comment below a ``print(...)`` are what it prints, with
 ``...`` for anything, as in a doctest.
 """
@@ -7,13 +9,16 @@ Every page is a program of its own. Lines of comment below a ``print(...)`` are 
 import ast
 import contextlib
 import doctest
+import importlib
 import io
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+EXACT = doctest.NORMALIZE_WHITESPACE
+OPTIONS = doctest.ELLIPSIS | EXACT
 
 
 def blocks(text: str) -> Iterator[str]:
@@ -54,6 +59,29 @@ def promised(statement: ast.stmt, block: str) -> str:
     return "".join(wanted)
 
 
+def run_docstrings(package: str) -> None:
+    """Run the examples in all docstrings of a package; doctest prints what differs.
+
+    Raises:
+        AssertionError: something else is returned than an example says.
+    """
+    names = {"jax", "numpy", "deeppcr", "depth"}
+    known = {name: importlib.import_module(name) for name in names}
+    known |= {"jnp": known["jax"].numpy, "np": known["numpy"]}
+    runner, finder = doctest.DocTestRunner(optionflags=EXACT), doctest.DocTestFinder()
+    path = known[package].__path__
+    for found in pkgutil.walk_packages(path, f"{package}."):
+        if "__main__" not in found.name:
+            module = importlib.import_module(found.name)
+            for test in finder.find(module, extraglobs=known):
+                runner.run(test)
+    assert not runner.failures, f"{runner.failures} examples of {package} failed"
+    assert runner.tries > 0, f"{package} has no examples"
+
+
 if __name__ == "__main__":
-    for page in map(Path, sys.argv[1:]):
-        run(page.read_text(encoding="utf-8"), str(page))
+    for name in sys.argv[1:]:
+        if name.endswith(".md"):
+            run(Path(name).read_text(encoding="utf-8"), name)
+        else:
+            run_docstrings(name)

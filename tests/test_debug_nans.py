@@ -13,12 +13,9 @@ WEIGHT = normal(0, 3, 3, scale=0.5)
 CHAIN = Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), normal(1, L, 3))
 Z0 = normal(2, 3)
 METHODS = {
-    "newton": Newton(),
     "recorded": Newton(record=True),
     "in a window": Newton(window=4, record=True),
     "damped, in a window": Newton(damping=TrustRegion(), window=4, record=True),
-    "diagonal": Newton(linearize="diagonal"),
-    "scalar": Newton(linearize=deeppcr.Scalar()),
     "kept": Newton(jacobian_every=3),
     "identity, accelerated": Newton(linearize="identity", acceleration=Anderson(), record=True),
     "zero, accelerated, in a window": Newton(linearize="zero", acceleration=Anderson(), window=4),
@@ -33,24 +30,10 @@ def _debug():
         yield
 
 
-def cases():
-    """Every method as it is called; and compiled, some that record what may be not a number."""
-    for name in METHODS:
-        yield name, False
-    yield "identity, accelerated", True
-    yield "not within its budget", True
-
-
-@pytest.mark.parametrize(("name", "compiled"), list(cases()))
-def test_a_healthy_chain(name, compiled):
-    def value(z):
-        solution = deeppcr.solve(CHAIN, z, method=METHODS[name])
-        return jnp.sum(solution.trajectory**2), solution
-
-    both = jax.value_and_grad(value, has_aux=True)
-    (_, solution), gradient = (jax.jit(both) if compiled else both)(Z0)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_healthy_chain(name):
+    solution = deeppcr.solve(CHAIN, Z0, method=METHODS[name])
     assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
-    assert np.isfinite(gradient).all()
     if METHODS[name].record:
         iterations = int(solution.stats.iterations)
         assert np.isfinite(solution.stats.residuals[: iterations + 1]).all()
@@ -64,9 +47,8 @@ ACCELERATED = Newton(linearize="identity", acceleration=Anderson())
 @pytest.mark.parametrize(
     ("chain", "methods"),
     [
-        (CHAIN, [ACCELERATED]),
         (Chain(lambda z, x: 0.5 * z, CHAIN.inputs), [ACCELERATED, Newton(damping=TrustRegion())]),
-        (Chain(lambda z, x: x, CHAIN.inputs), [ACCELERATED, Newton(record=True)]),
+        (Chain(lambda z, x: x, CHAIN.inputs), [Newton(record=True)]),
     ],
 )
 def test_states_and_updates_that_are_zero(chain, methods):
@@ -76,10 +58,12 @@ def test_states_and_updates_that_are_zero(chain, methods):
 
 
 @pytest.mark.parametrize(
-    "adjoint", ["sequential", "pcr", "autodiff", deeppcr.Adjoint(linearize="diagonal")], ids=str
+    ("adjoint", "compiled"), [("pcr", True), (deeppcr.Adjoint(linearize="diagonal"), False)]
 )
-def test_every_adjoint(adjoint):
+def test_adjoints(adjoint, compiled):
+    method = METHODS["not within its budget"]
     gradient = jax.grad(
-        lambda z: deeppcr.solve(CHAIN, z, method="newton", adjoint=adjoint).value.sum()
-    )(Z0)
+        lambda z: deeppcr.solve(CHAIN, z, method=method, adjoint=adjoint).value.sum()
+    )
+    gradient = (jax.jit(gradient) if compiled else gradient)(Z0)
     assert np.isfinite(gradient).all()

@@ -8,12 +8,6 @@ import pytest
 import deeppcr
 from deeppcr import delay
 
-METHODS = [
-    ("sequential", "sequential"),
-    ("sequential", "pcr"),
-    ("newton", "sequential"),
-    ("newton", "pcr"),
-]
 STEPS = 6
 XS = jnp.asarray(np.random.default_rng(0).standard_normal((STEPS, 2)))
 
@@ -97,9 +91,9 @@ def oracle():
 @pytest.mark.parametrize(
     ("name", "method", "adjoint"),
     [
-        *(("nonlinear", *both) for both in METHODS),
-        ("linear", "sequential", "sequential"),
-        ("linear", "newton", "pcr"),
+        ("nonlinear", "sequential", "sequential"),
+        ("nonlinear", "newton", "pcr"),
+        ("linear", "sequential", "pcr"),
         ("plain", "newton", "pcr"),
     ],
 )
@@ -131,8 +125,7 @@ def test_scan_returns_the_trajectory_as_its_output(oracle):
     assert_close(window[1], jax.tree.map(lambda z: z[-2], expected))
 
 
-@pytest.mark.parametrize("adjoint", ["sequential", "pcr"])
-def test_vmap_over_the_initial_states_and_the_inputs(adjoint):
+def test_vmap_over_the_initial_states_and_the_inputs():
     make, states = problem("linear")
     p, scales = parameters(3), jnp.array([0.5, 1.0, -2.0])
 
@@ -140,7 +133,7 @@ def test_vmap_over_the_initial_states_and_the_inputs(adjoint):
         step = delay(make(p), 3)
         return weigh(
             deeppcr.scan(
-                step.emit, step.window([scale * z for z in states]), scale * XS, adjoint=adjoint
+                step.emit, step.window([scale * z for z in states]), scale * XS, adjoint="pcr"
             )[1]
         )
 

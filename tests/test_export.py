@@ -67,10 +67,10 @@ SHAPES = {
 
 
 def cases():
-    """Everything with two symbols, and what "auto" chooses with one of them alone, too."""
+    """Everything with two symbols, and the default with one of them alone, too."""
     for name in SHAPES:
         for options in PLAIN:
-            if name == "both" or "method" not in options:
+            if name == "both" or not options:
                 yield name, options
 
 

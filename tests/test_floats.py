@@ -38,9 +38,7 @@ def narrow_chain(dtype, residual):
     ("dtype", "promotion", "residual"),
     [
         (jnp.bfloat16, "standard", False),
-        (jnp.bfloat16, "strict", True),
-        (jnp.float16, "standard", True),
-        (jnp.float16, "strict", False),
+        (jnp.float16, "strict", True),
     ],
 )
 def test_narrow_types_converge(dtype, promotion, residual):
@@ -54,8 +52,8 @@ def test_narrow_types_converge(dtype, promotion, residual):
     assert_agree(solution.trajectory, expected, 16 * float(jnp.finfo(dtype).eps))
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_a_step_that_insists_on_its_narrow_type(dtype):
+def test_a_step_that_insists_on_its_narrow_type():
+    dtype = jnp.float16
     weight = normal(0, 4, 4, scale=0.4).astype(dtype)
 
     def step(z, x):
@@ -68,8 +66,8 @@ def test_a_step_that_insists_on_its_narrow_type(dtype):
     assert_agree(solution.trajectory, trajectory(chain, z0), 16 * float(jnp.finfo(dtype).eps))
 
 
-@pytest.mark.parametrize(("dtype", "adjoint"), [(jnp.bfloat16, "pcr"), (jnp.float16, "sequential")])
-def test_gradients_of_narrow_types(dtype, adjoint):
+def test_gradients_of_narrow_types():
+    dtype = jnp.bfloat16
     with jax.numpy_dtype_promotion("standard"):
         chain, z0 = narrow_chain(dtype, False)
         wide, wide_z0 = narrow_chain(jnp.float64, False)
@@ -77,7 +75,7 @@ def test_gradients_of_narrow_types(dtype, adjoint):
         def value(xs, z0, like, **options):
             return jnp.sum(deeppcr.solve(deeppcr.Chain(like.step, xs), z0, **options).trajectory)
 
-        grad = partial(jax.grad(value, argnums=(0, 1)), method="newton", adjoint=adjoint)
+        grad = partial(jax.grad(value, argnums=(0, 1)), method="newton", adjoint="pcr")
         actual = jax.jit(partial(grad, like=chain))(chain.inputs, z0)
         exact = jax.jit(partial(grad, like=wide))(wide.inputs, wide_z0)
     expected = jax.tree.map(lambda g: g.astype(dtype), exact)
@@ -117,7 +115,7 @@ def inputs(at_7):
 
 @pytest.mark.parametrize(
     ("name", "linear"),
-    [*((name, "pcr") for name in STEPS), *pairs(list(STEPS), ["sequential", "chunked"])],
+    [*((name, "sequential") for name in STEPS), *pairs(list(STEPS)[:2], ["pcr", "chunked"])],
 )
 def test_non_finite_states_are_those_of_the_sequential_program(name, linear):
     chain, z0 = deeppcr.Chain(STEPS[name], inputs([5.0, 6.0, 7.0])), np.array([0.5, 0.6, 0.7])

@@ -111,12 +111,11 @@ def test_it_stays_true_under_cond(takes_newton):
     assert str(pickle.loads(pickle.dumps(solution))) == str(solution)
 
 
-@pytest.mark.parametrize("method", ["sequential", "newton"])
-def test_each_of_a_batch_has_its_own(method):
-    found = jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=method))(normal(2, 3, 2))
+def test_each_of_a_batch_has_its_own():
+    found = jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method="newton"))(normal(2, 3, 2))
     assert found.ran.method.shape == found.ran.jumps.shape == (3,)
     one = jax.tree.map(lambda leaf: leaf[0], found)
-    assert str(one).splitlines()[0].startswith(method)
+    assert str(one).splitlines()[0].startswith("newton")
 
 
 def advice(chain, **options):

@@ -51,8 +51,7 @@ def together(f, *args):
     return jax.jit(lambda: f(*args))()
 
 
-METHODS = over("auto", "sequential", "newton")
-DIFFERENTIATED = over("auto", "sequential, backprop", "newton, pcr", "newton, autodiff")
+METHODS = over("auto", "newton")
 
 WEIGHT = normal(0, 2, 2, scale=0.5)
 INIT, XS = normal(1, 2), normal(2, LENGTH, 2)

@@ -11,10 +11,10 @@ import pytest
 
 import deeppcr
 from tests.drop_in.kinds import (
-    DIFFERENTIATED,
     INIT,
     LENGTH,
     METHODS,
+    SCANS,
     WEIGHT,
     XS,
     assert_same,
@@ -143,9 +143,9 @@ def with_everything(scan):
     return gradients(scan, everything, EVERYTHING, reverse=True)
 
 
-@DIFFERENTIATED
-def test_every_kind_beside_floats(scan):
-    assert_same(with_everything(scan), by_lax(with_everything), 1e-5)
+def test_every_kind_beside_floats():
+    found = with_everything(partial(deeppcr.scan, method="newton", adjoint="pcr"))
+    assert_same(found, with_everything(jax.lax.scan), 1e-5)
 
 
 def with_a_counter_and_a_key(scan):
@@ -158,7 +158,7 @@ def with_a_counter_and_a_key(scan):
     return gradients(scan, step, {"z": INIT, "count": jnp.array(0), "key": jax.random.key(1)})
 
 
-@over("auto", "auto, pcr", "sequential, backprop", "newton, pcr")
+@over("auto", "sequential, backprop", "newton, autodiff")
 def test_a_counter_and_a_key_that_feed_the_floats(scan):
     assert_same(with_a_counter_and_a_key(scan), by_lax(with_a_counter_and_a_key))
 
@@ -229,19 +229,20 @@ def dependent(name):
     return step, {"count": jnp.array(0), "mode": init, "z": INIT}
 
 
-@pairs(DEPENDENT, ["a mode"], ("auto", "sequential", "auto, autodiff"))
-def test_a_mode_that_depends_on_the_floats_runs_as_lax_scan(case, scan):
-    step, init = dependent(case)
+def all_dependent(scan):
+    """The results of all of them, and the gradient of their squares."""
 
-    def value(scan, z):
-        results = scan(step, init | {"z": z}, XS)
+    def value(z):
+        cases = {name: dependent(name) for name in DEPENDENT}
+        results = {name: scan(f, init | {"z": z}, XS) for name, (f, init) in cases.items()}
         return floats(results), results
 
-    actual, expected = (
-        jax.jit(jax.value_and_grad(partial(value, each), has_aux=True))(INIT)
-        for each in (scan, jax.lax.scan)
-    )
-    assert_same(actual, expected)
+    return jax.jit(jax.value_and_grad(value, has_aux=True))(INIT)
+
+
+@over("auto", "auto, autodiff")
+def test_a_mode_that_depends_on_the_floats_runs_as_lax_scan(scan):
+    assert_same(all_dependent(scan), by_lax(all_dependent))
 
 
 @pairs(DEPENDENT, ["a mode"], ("newton", "newton, pcr", "newton, autodiff"))
@@ -267,8 +268,14 @@ def test_newton_refuses_a_mode_that_depends_on_the_floats_through_another(scan):
 # Complex numbers
 
 COMPLEX = jax.lax.complex(normal(3, 2, 2, scale=0.4), normal(4, 2, 2, scale=0.4))
+
+
+def holomorphic(w, z, x):
+    return (new := jnp.sin(w @ z) + x), new * z
+
+
 COMPLEX_STEPS = {
-    "holomorphic": lambda w, z, x: ((new := jnp.sin(w @ z) + x), new * z),
+    "holomorphic": holomorphic,
     "conjugated": lambda w, z, x: ((new := w @ jnp.conj(z) + x), new),
     "its absolute value": lambda w, z, x: (
         (new := w @ z * jnp.cos(jnp.abs(z)).astype(complex) + x),
@@ -282,33 +289,32 @@ COMPLEX_STEPS = {
 COMPLEX_XS = XS.astype(complex)
 
 
-@pairs(COMPLEX_STEPS, ["holomorphic", "of its parts"])
-def test_complex_carries(case, scan):
-    def value(scan, w, z, xs):
-        results = scan(partial(COMPLEX_STEPS[case], w), z, xs)
+def of_complex_carries(scan, names):
+    """By every part of its arguments; tangents and holomorphic gradients of the first."""
+    first, *_ = steps = [COMPLEX_STEPS[name] for name in names]
+
+    def value(w, z, xs):
+        results = [scan(partial(step, w), z, xs) for step in steps]
         return floats(results), results
 
-    actual, expected = (
-        jax.jit(jax.value_and_grad(partial(value, each), argnums=(0, 1, 2), has_aux=True))(
-            COMPLEX, COMPLEX[0], COMPLEX_XS
-        )
-        for each in (scan, jax.lax.scan)
+    def last(z):
+        return scan(partial(first, COMPLEX), z, COMPLEX_XS)[0]
+
+    return (
+        jax.value_and_grad(value, (0, 1, 2), has_aux=True)(COMPLEX, COMPLEX[0], COMPLEX_XS),
+        jax.jacrev(last, holomorphic=True)(COMPLEX[0]) if first is holomorphic else None,
+        jax.jvp(last, (COMPLEX[0],), (COMPLEX[1],)),
     )
-    assert_same(actual, expected)
 
 
-@over("auto", "newton, pcr")
-def test_holomorphic_gradients_and_tangents_of_a_complex_carry(scan):
-    def last(scan, z):
-        return scan(partial(COMPLEX_STEPS["holomorphic"], COMPLEX), z, COMPLEX_XS)[0]
-
-    def derivatives(scan):
-        return (
-            jax.jacrev(partial(last, scan), holomorphic=True)(COMPLEX[0]),
-            jax.jvp(partial(last, scan), (COMPLEX[0],), (COMPLEX[1],)),
-        )
-
-    assert_same(together(derivatives, scan), together(derivatives, jax.lax.scan))
+@pytest.mark.parametrize(
+    ("mode", "names"), [("auto", list(COMPLEX_STEPS)), ("newton, pcr", ["of its parts"])]
+)
+def test_complex_carries(mode, names):
+    found, expected = (
+        together(of_complex_carries, each, names) for each in (SCANS[mode], jax.lax.scan)
+    )
+    assert_same(found, expected)
 
 
 # Weakly typed first carries
@@ -351,60 +357,56 @@ WEAK = {
 }
 
 
-def weakly(scan, name):
-    step, init, xs = WEAK[name]
-    return scan(step, init, xs) if name in EAGERLY else together(scan, step, init, xs)
+def weakly(scan, names=tuple(WEAK)):
+    return {name: scan(*WEAK[name]) for name in names}
 
 
-EAGERLY = "0 and floats", "it stays weak", "one leaf of two"
+def test_weakly_typed_first_carries():
+    assert_same(together(weakly, deeppcr.scan), together(weakly, jax.lax.scan), 1e-6)
 
 
-@pairs(WEAK, list(WEAK)[::3], ALL)
-def test_weakly_typed_first_carries(case, scan):
-    actual = weakly(scan, case)
-    assert_same(actual, by_lax(weakly, case), 1e-6)
-    step, init, xs = WEAK[case]
-    shapes = jax.eval_shape(lambda xs: scan(step, init, xs), xs)
-    assert shapes == jax.eval_shape(lambda: by_lax(weakly, case))
+def test_weakly_typed_first_carries_by_newton():
+    scan = partial(deeppcr.scan, method="newton")
+    names = "0 and complex", "0. and bfloat16", "an integer stays weak", "beside a strong one"
+    assert_same(together(weakly, scan, names), together(weakly, jax.lax.scan, names), 1e-6)
 
 
-@over("auto", "newton, pcr")
-def test_the_gradient_by_a_weakly_typed_first_carry(scan):
-    def value(scan, z, x):
-        return scan(lambda c, x: (jnp.sin(c) + x, c), z, x)[0].sum()
+def test_weakly_typed_first_carries_without_jit():
+    names = "0 and floats", "it stays weak", "one leaf of two"
+    scan = partial(deeppcr.scan, method="newton")
+    assert_same(weakly(scan, names), weakly(jax.lax.scan, names), 1e-6)
 
-    xs = narrow(jnp.float32)
-    actual, expected = (
-        jax.jit(jax.grad(partial(value, each), argnums=(0, 1)))(0.5, xs)
-        for each in (scan, jax.lax.scan)
-    )
-    assert_same(actual, expected, 1e-5)
+
+def test_the_gradient_by_a_weakly_typed_first_carry():
+    def gradient(scan):
+        def value(z, x):
+            return scan(lambda c, x: (jnp.sin(c) + x, c), z, x)[0].sum()
+
+        return jax.grad(value, argnums=(0, 1))(0.5, narrow(jnp.float32))
+
+    scan = partial(deeppcr.scan, method="newton", adjoint="pcr")
+    assert_same(together(gradient, scan), together(gradient, jax.lax.scan), 1e-5)
 
 
 # Structures
 
-STRUCTURES = {
-    "a named tuple": Pair(INIT, 0),
-    "a dataclass": Named(INIT, 0),
-    "a dictionary": {"state": INIT, "count": 0},
-}
 
-
-@pairs(STRUCTURES, ["a dataclass"], ALL)
-def test_structures_are_kept(case, scan):
-    assert_same(structured(scan, case), by_lax(structured, case))
-
-
-def structured(scan, name):
+def structured(scan):
     def step(c, x):
-        state, count = jax.tree.leaves(c)[:: -1 if name == "a dictionary" else 1]
+        state, count = jax.tree.leaves(c)[:: -1 if type(c) is dict else 1]
         after = {"state": jnp.tanh(WEIGHT @ state + x), "count": count + 1}
         y = (None, {"c": c, "x": [x]})
-        if name == "a dictionary":
-            return after, y
-        return type(c)(**after), y
+        return (after if type(c) is dict else type(c)(**after)), y
 
-    return scan(step, STRUCTURES[name], XS)
+    return [
+        scan(step, init, XS)
+        for init in (Pair(INIT, 0), Named(INIT, 0), {"state": INIT, "count": 0})
+    ]
+
+
+@METHODS
+def test_structures_are_kept(scan):
+    assert_same(together(structured, scan), together(structured, jax.lax.scan))
 
 
 @METHODS
@@ -422,7 +424,9 @@ def test_inputs_of_every_kind(scan):
         "none": None,
         "float0": np.zeros((LENGTH,), jax.dtypes.float0),
     }
-    assert_same(scan(step, INIT, xs, reverse=True), jax.lax.scan(step, INIT, xs, reverse=True))
+    assert_same(
+        *(together(partial(each, reverse=True), step, INIT, xs) for each in (scan, jax.lax.scan))
+    )
 
 
 @METHODS

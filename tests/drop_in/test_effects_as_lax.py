@@ -172,14 +172,14 @@ MAPS = {
 
 
 def cases():
-    """Every check under jit, and two of them under every transformation."""
+    """Every check under jit, and one of them under every transformation."""
     for name in CHECKS:
         for around in MAPS:
-            if around == "jit" or name in ("a check of the user's", "a division"):
+            if around == "jit" or name == "a division":
                 yield name, around, SCANS["auto"]
-    for name in ("a check of the user's", "an index"):
-        for mode in ("sequential", "sequential, backprop"):
-            yield name, "jit", SCANS[mode]
+    for around in ("of vmap", "of grad"):
+        yield "a check of the user's", around, SCANS["auto"]
+    yield "an index", "jit", SCANS["sequential, backprop"]
 
 
 @pytest.mark.parametrize(("name", "around", "scan"), list(cases()))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.drop_in.kinds import METHODS, XS
+from tests.drop_in.kinds import METHODS
 
 Pair = namedtuple("Pair", ["first", "second"])
 SHORT = jnp.zeros(5, jnp.float32)
@@ -148,16 +148,3 @@ def test_messages(name, scan):
     message = str(raised.value)
     for pattern in said:
         assert re.search(pattern, message, re.DOTALL), (pattern, message)
-
-
-@METHODS
-def test_an_error_of_the_steps_own_passes(scan):
-    class OwnError(Exception):
-        pass
-
-    def step(c, x):
-        raise OwnError("of the user")
-
-    for init in (0, 0.5):
-        with pytest.raises(OwnError, match="of the user"):
-            scan(step, init, XS)

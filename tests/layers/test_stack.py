@@ -12,8 +12,6 @@ import pytest
 
 import deeppcr
 from tests.layers.kinds import (
-    METHODS,
-    NAMES,
     WEIGHTS,
     Dense,
     Plain,
@@ -63,7 +61,7 @@ def test_agrees_with_the_loop(name):
     layers = KINDS[name]()
     stack = deeppcr.stack(layers)
     expected = loop(layers, BATCH)
-    run = stack if list(KINDS).index(name) % 2 else partial(deeppcr.forward, stack, method="newton")
+    run = stack if list(KINDS).index(name) % 4 else partial(deeppcr.forward, stack, method="newton")
     assert_agree(run(BATCH), expected)
     assert jax.tree.structure(deeppcr.stack(layers, BATCH)) == jax.tree.structure(stack)
     assert_agree(loop(deeppcr.unstack(stack), BATCH), expected)
@@ -82,7 +80,9 @@ def test_objects_need_an_example():
     assert_agree(deeppcr.stack(layers, jax.ShapeDtypeStruct(X.shape, X.dtype))(X), loop(layers, X))
 
 
-@pytest.mark.parametrize(("method", "adjoint"), METHODS, ids=NAMES)
+@pytest.mark.parametrize(
+    ("method", "adjoint"), [("auto", "auto"), ("sequential", "pcr"), ("newton", "pcr")]
+)
 def test_gradients_are_stacks(method, adjoint):
     layers = denses(N)
     stack = deeppcr.stack(layers)
@@ -156,7 +156,7 @@ def test_jit_traces_once():
     assert_agree(static(structure, leaves), stack(X))
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "masked", "clipped"])
+@pytest.mark.parametrize("optimizer", ["adam", "masked"])
 def test_training_with_optax(optimizer):
     """As with the list of layers, in one jitted and donated loop."""
     optimizer = {
@@ -164,7 +164,6 @@ def test_training_with_optax(optimizer):
         "masked": optax.masked(
             optax.sgd(0.1, momentum=0.9), lambda tree: jax.tree.map(lambda leaf: True, tree)
         ),
-        "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)),
     }[optimizer]
 
     def train(params, run):
@@ -221,9 +220,7 @@ def test_shared_arrays_are_kept_once():
     layer, shared = dense(0), normal(3, 3, 3)
     stack = deeppcr.stack([layer] * N)
     assert [leaf.shape for leaf in jax.tree.leaves(stack)] == [(3, 3), (3,)]
-    gradient = jax.jit(
-        jax.grad(lambda stack: square(stack(BATCH, method="newton", adjoint="pcr")))
-    )(stack)
+    gradient = jax.jit(jax.grad(lambda stack: square(stack(BATCH, adjoint="pcr"))))(stack)
     same_arrays(gradient, jax.grad(lambda layer: square(loop([layer] * N, BATCH)))(layer))
     assert_agree(
         jax.jit(lambda stack: stack(BATCH))(jax.tree.map(jnp.copy, stack)), loop([layer] * N, BATCH)
@@ -239,18 +236,17 @@ def test_shared_arrays_are_kept_once():
 def test_a_stack_among_layers():
     """It is a layer as any other; the chain of a list may be made of stacks."""
     layers = denses(6)
-    for mixed in (
+    lists = (
         [deeppcr.stack(layers[:3]), deeppcr.stack(layers[3:])],
         [layers[0], deeppcr.stack(layers[1:5]), layers[5]],
-    ):
-        actual = jax.jit(
-            jax.grad(
-                lambda x, mixed=mixed: square(
-                    deeppcr.forward(mixed, x, method="newton", adjoint="pcr")
-                )
-            )
-        )(X)
-        assert_agree(actual, jax.grad(lambda x: square(loop(layers, x)))(X))
+    )
+    actual = jax.jit(
+        lambda x: [
+            jax.grad(lambda x, mixed=mixed: square(deeppcr.forward(mixed, x)))(x) for mixed in lists
+        ]
+    )
+    expected = jax.grad(lambda x: square(loop(layers, x)))(X)
+    assert_agree(actual(X), [expected] * 2)
 
 
 def test_copies_and_pickles():
