@@ -43,14 +43,16 @@ class Schedule:
         Args:
             config: a dict, as saved by diffusers (``"_class_name"`` names the scheduler; missing
                 fields have the defaults of diffusers); the path of a ``scheduler_config.json``, or
-                of the folder of a scheduler or a pipeline; or a diffusers scheduler object.
+                of the folder of a scheduler or a pipeline; or a diffusers scheduler object. Fields
+                that only other schedulers have are dropped, with one warning that lists them.
             eta: float >= 0, the weight of the noise in DDIM steps; 0 for other schedulers.
 
         Returns:
             the schedule.
 
         Raises:
-            ValueError: the scheduler, a field, or its value is not supported; the message names it.
+            ValueError: the scheduler or the value of a field is not supported, or no scheduler has
+                such a field; the message names it, and what to take instead.
             TypeError: ``config`` is not a configuration.
             FileNotFoundError: there is no configuration at that path.
 
