@@ -46,13 +46,13 @@ def flag(default: bool) -> Field:
     )
 
 
-def off() -> Field:
-    """A feature of diffusers that is not supported here."""
-    return Field(False, "False", lambda value: value is False, aliases={None: False})
+def none(instead: str) -> Field:
+    """A feature of diffusers that is not supported here, and what to take instead."""
+    return Field(None, f"None: {instead}", lambda value: value is None)
 
 
 def one_of(default: str | None, *others: str, aliases: Mapping[str, str] | None = None) -> Field:
-    """One of several names."""
+    """One of several names; ``aliases`` stand for others of them."""
     names = (default, *others)
     return Field(
         default,

@@ -3,8 +3,7 @@
 A configuration may hold fields of a scheduler that the model had before: diffusers hands them on.
 """
 
-FIELDS_OF_DIFFUSERS = frozenset(
-    """
+NAMES = """
     algorithm_type alpha_cum_end alpha_cum_start base_image_seq_len base_shift beta_end
     beta_schedule beta_start block_length clip_denoised clip_sample clip_sample_range correct_steps
     corrector_k corrector_order corrector_selection corrector_selection_tau corrector_steps
@@ -22,5 +21,6 @@ FIELDS_OF_DIFFUSERS = frozenset(
     timestep_scaling timestep_spacing timestep_type timestep_values trained_betas tsr_k tsr_sigma
     upscale_mode use_beta_sigmas use_dynamic_shifting use_exponential_sigmas use_flow_sigmas
     use_karras_sigmas use_lu_lambdas variance_type
-    """.split()
-)
+"""
+
+FIELDS_OF_DIFFUSERS = frozenset(NAMES.split())

@@ -1,8 +1,8 @@
 """`sample`: a diffusion sampler as a chain over its denoising steps.
 
-A step is ``x' = a x + b model(x, t) + s noise`` with coefficients from a `Schedule`. The noise of
-step l depends on the key and on l only, so every method returns the samples of the sequential
-sampler.
+A step is ``x' = a x + b model(x, t) + s noise`` with coefficients from a `Schedule`; multistep
+solvers also remember earlier outputs, which makes the state longer. The noise of step l depends on
+the key and on l only, so every method returns the samples of the sequential sampler.
 
 The methods differ by the approximation of the Jacobian ``a + b dmodel/dx``: the Jacobian itself
 (DeepPCR, Danieli et al., NeurIPS 2023, section 4.4), its diagonal, the identity (ParaDiGMS, Shih et
@@ -54,7 +54,8 @@ def sample(
     Args:
         model: ``model(x, t) -> output``, a JAX function. ``x`` has the shape and dtype of ``x_T``,
             ``t`` is an int32 or float32 scalar, as defined by the scheduler. The output is the
-            prediction type of the schedule, with the shape of ``x``.
+            prediction type of the schedule, with the shape of ``x``; for a learned variance, one
+            axis is twice as long, and its second half has the variance.
         schedule: a `Schedule`, see `Schedule.from_config`.
         x_T: ``[*batch, ...]``, floating, the initial state. Pure noise is a standard normal times
             ``schedule.init_noise_sigma(steps)``.
@@ -77,7 +78,8 @@ def sample(
 
     Returns:
         a `deeppcr.Solution`. ``value`` has the samples, of the shape and dtype of ``x_T``, and
-        ``trajectory`` the state after every step, ``[steps, *batch, ...]``. Differentiable with
+        ``trajectory`` the sample after every model call, ``[steps, *batch, ...]`` (more for Heun
+        and PNDM, see `Schedule.table`). Differentiable with
         respect to ``x_T`` and the arrays that the model closes over.
 
     Raises:
@@ -126,7 +128,7 @@ def sample(
     table = schedule.table(steps)
     inputs = table.inputs(x_T.dtype)
     if table.is_noisy:
-        inputs["noise"] = step_noise(_checked_key(key, schedule), steps, x_T)
+        inputs["noise"] = step_noise(_checked_key(key, schedule), table.steps, x_T)
     start = table.begin(x_T)
     _check_output(model, table, start, inputs, x_T)
     step = table.step(model)
@@ -135,7 +137,7 @@ def sample(
     if coarse is not None:
         options["initial_guess"] = coarse_guess(table, model, coarse)
     if window is not None:
-        options["window"] = min(window, steps)
+        options["window"] = min(window, table.steps)
     if progress is not False:
         options["progress"] = progress
     chosen = dataclasses.replace(chosen, **options)
@@ -178,9 +180,12 @@ def _check_output(model: Model, table: Table, start: Any, inputs: Any, x: Array)
     """Raise unless the model returns an array like ``x``, before anything is compiled."""
     at = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
     found = jax.eval_shape(lambda state, at: table.evaluate(model, state, at), start, at)
-    is_array = isinstance(found, jax.ShapeDtypeStruct)
-    if not is_array or found.shape != x.shape or not jnp.issubdtype(found.dtype, jnp.floating):
-        raise TypeError(
-            f"model returns {describe_type(found)}, "
-            f"expected an array of the shape of x_T, {describe(x)}."
-        )
+    expected = f"an array of the shape of x_T, {describe(x)}"
+    if table.learned:
+        expected += ", with one axis twice as long for the learned variance"
+    if isinstance(found, jax.ShapeDtypeStruct) and jnp.issubdtype(found.dtype, jnp.floating):
+        if table.learned and table.learned.axis(found, x) is not None:
+            return
+        if not table.learned and found.shape == x.shape:
+            return
+    raise TypeError(f"model returns {describe_type(found)}, expected {expected}.")

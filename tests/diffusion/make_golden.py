@@ -19,6 +19,7 @@ def main() -> None:
     np.savez_compressed(
         GOLDEN,
         names=list(CASES),
+        calls=[len(walk.times) for walk in walks],
         times=np.concatenate([walk.times for walk in walks]),
         sigmas=[walk.init_noise_sigma for walk in walks],
         samples=np.stack([kept(walk.samples) for walk in walks]).astype(np.float32),

@@ -16,6 +16,7 @@ SD2 = STABLE_DIFFUSION | {
     "_diffusers_version": "0.8.0",
     "prediction_type": "v_prediction",
 }
+SD15 = STABLE_DIFFUSION | {"_class_name": "PNDMScheduler", "_diffusers_version": "0.6.0"}
 SDXL = STABLE_DIFFUSION | {
     "_class_name": "EulerDiscreteScheduler",
     "_diffusers_version": "0.19.0.dev0",
@@ -31,9 +32,23 @@ SD3 = {
     "num_train_timesteps": 1000,
     "shift": 3.0,
 }
-# By name: the configuration, and the fields that its scheduler does not read.
+FLUX = {
+    "_class_name": "FlowMatchEulerDiscreteScheduler",
+    "_diffusers_version": "0.30.0.dev0",
+    "base_image_seq_len": 256,
+    "base_shift": 0.5,
+    "max_image_seq_len": 4096,
+    "max_shift": 1.15,
+    "num_train_timesteps": 1000,
+    "shift": 3.0,
+    "use_dynamic_shifting": True,
+}
+OTHERS_OF_SDXL = {"clip_sample", "sample_max_value", "set_alpha_to_one", "skip_prk_steps"}
+# By name: the configuration, the fields that its scheduler does not read, and what it takes besides.
 PUBLISHED = {
-    "Stable Diffusion 2": (SD2, {"skip_prk_steps"}),
-    "SDXL": (SDXL, {"clip_sample", "sample_max_value", "set_alpha_to_one", "skip_prk_steps"}),
-    "Stable Diffusion 3": (SD3, set()),
+    "Stable Diffusion 1.5": (SD15, {"clip_sample"}, {}),
+    "Stable Diffusion 2": (SD2, {"skip_prk_steps"}, {}),
+    "SDXL": (SDXL, OTHERS_OF_SDXL, {}),
+    "Stable Diffusion 3": (SD3, set(), {}),
+    "FLUX": (FLUX, set(), {"image_seq_len": 4096}),
 }

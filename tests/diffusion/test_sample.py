@@ -28,6 +28,10 @@ CONFIGS = {
     },
     "dpm solver": {"_class_name": "DPMSolverMultistepScheduler"},
     "flow": {"_class_name": "FlowMatchEulerDiscreteScheduler"},
+    # States of two, five and four samples.
+    "heun": {"_class_name": "HeunDiscreteScheduler"},
+    "pndm": {"_class_name": "PNDMScheduler"},
+    "unipc": {"_class_name": "UniPCMultistepScheduler"},
 }
 KEY = jax.random.key(1)
 WEIGHTS = {
@@ -66,7 +70,7 @@ def check(name, **options):
     found = jax.jit(lambda weights, noise: run(name, weights, noise, **options))(WEIGHTS, NOISE)
     expected = sequential(name)
     assert found.value.shape == NOISE.shape
-    assert found.trajectory.shape == (STEPS, *NOISE.shape)
+    assert found.trajectory.shape == (schedule(name).table(STEPS).steps, *NOISE.shape)
     np.testing.assert_allclose(found.value, expected.value, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found.trajectory, expected.trajectory, rtol=1e-9, atol=1e-9)
     return found
@@ -77,6 +81,24 @@ def test_newton_with_every_scheduler(name):
     found = check(name, method="newton")
     assert found.result == Result.CONVERGED
     assert 0 < found.stats.iterations < STEPS
+
+
+def test_newton_with_a_learned_variance():
+    """Whose half of the output may be along any axis."""
+    of = Schedule.from_config({"_class_name": "DDPMScheduler", "variance_type": "learned_range"})
+
+    def both(x, t):
+        output = predict(WEIGHTS, x, t)
+        return jnp.concatenate([output, jnp.tanh(output)], axis=1)
+
+    def solve(method):
+        return sample(both, of, NOISE, steps=STEPS, key=KEY, method=method)
+
+    found, expected = solve("newton"), solve("sequential")
+    assert found.result == Result.CONVERGED
+    np.testing.assert_allclose(found.value, expected.value, rtol=1e-9, atol=1e-9)
+    with pytest.raises(TypeError, match=r"with one axis twice as long for the learned variance"):
+        sample(lambda x, t: x, of, NOISE, steps=STEPS, key=KEY)
 
 
 # Noise, noise that is scaled, a state of two steps, and another parametrisation.
