@@ -136,7 +136,6 @@ def cases() -> dict[str, Case]:
         clip_sample=False,
         **BETAS["scaled"],
     )
-    add("ddim parallel", "DDIMParallelScheduler", timestep_spacing="trailing")
     add("ddim by 7", ddim, steps=7, timestep_spacing="linspace")
 
     add_common("ddpm", ddpm, clip_sample=False)
@@ -146,10 +145,9 @@ def cases() -> dict[str, Case]:
         add(f"ddpm {variance}", ddpm, variance_type=variance, steps_offset=1)
     add("ddpm clipped", ddpm, clip_sample_range=0.8, prediction_type="v_prediction")
     add("ddpm threshold", ddpm, prediction_type="sample", **THRESHOLD)
-    add("ddpm parallel", "DDPMParallelScheduler")
 
     add_common("euler", euler)
-    for ramp in ("karras", "exponential"):
+    for ramp in ("karras", "exponential", "beta"):
         add(f"euler {ramp}", euler, **{f"use_{ramp}_sigmas": True})
         add(
             f"euler {ramp} bounds",
@@ -191,6 +189,15 @@ def cases() -> dict[str, Case]:
     add("dpm karras cosine", dpm, use_karras_sigmas=True, beta_schedule="squaredcos_cap_v2")
     add("dpm exponential", dpm, use_exponential_sigmas=True)
     add("dpm lu", dpm, use_lu_lambdas=True)
+    for solver in ("dpmsolver++", "sde-dpmsolver++"):
+        add(
+            f"{solver} karras sigma_min",
+            dpm,
+            use_karras_sigmas=True,
+            algorithm_type=solver,
+            final_sigmas_type="sigma_min",
+            lower_order_final=False,
+        )
     add("dpm beta", dpm, use_beta_sigmas=True)
     add("dpm flow", dpm, **FLOW)
     add(
@@ -271,6 +278,7 @@ def cases() -> dict[str, Case]:
 
     add("flow", flow)
     add("flow shift", flow, shift=3.0)
+    add("flow shift of 500", flow, shift=3.0, num_train_timesteps=500)
     add("flow terminal", flow, shift=3.0, shift_terminal=0.1)
     add("flow karras", flow, use_karras_sigmas=True)
     add("flow exponential", flow, use_exponential_sigmas=True, shift=2.0)
@@ -316,6 +324,7 @@ def cases() -> dict[str, Case]:
     add_common("heun", heun)
     add_ramps("heun", heun)
     add("heun clipped", heun, clip_sample=True, clip_sample_range=0.8)
+    add("heun linear", heun, beta_start=0.0001, beta_end=0.02)
     add("heun exp", heun, beta_schedule="exp")
 
     lms = "LMSDiscreteScheduler"
@@ -387,8 +396,20 @@ def cases() -> dict[str, Case]:
         original_inference_steps=40,
         **BETAS["cosine"],
     )
+    add("lcm trained", lcm, steps=4, **BETAS["trained"])
+    add("lcm linear", lcm, steps=4, beta_schedule="linear", beta_start=0.0001, beta_end=0.02)
     add("lcm zero_snr", lcm, steps=4, **BETAS["zero_snr"])
     return found
 
 
 CASES = cases()
+# The same, for the classes of which only one is in the golden figures.
+PARALLEL = {
+    f"{name}, {other}": case._replace(config=case.config | {"_class_name": other})
+    for name, case in CASES.items()
+    for own, other in (
+        ("DDIMScheduler", "DDIMParallelScheduler"),
+        ("DDPMScheduler", "DDPMParallelScheduler"),
+    )
+    if case.config["_class_name"] == own
+}

@@ -15,7 +15,7 @@ from deeppcr.diffusion import Schedule
 from deeppcr.diffusion.prediction import Threshold
 from deeppcr.diffusion.schedulers import SCHEDULERS
 from tests.diffusion import ours
-from tests.diffusion.cases import CASES, FIRST, NOISE, Case, kept
+from tests.diffusion.cases import CASES, FIRST, NOISE, PARALLEL, Case, kept
 from tests.diffusion.published import FLUX, PUBLISHED
 
 DDIM = {
@@ -32,6 +32,9 @@ def golden():
     with np.load(Path(__file__).parent / "golden.npz") as file:
         figures = dict(file)
     assert figures["names"].tolist() == list(CASES), "the cases have changed: run make_golden again"
+    parity = Path(__file__).with_name("parity.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in parity.splitlines()]
+    assert [row["case"] for row in rows if "case" in row] == list(CASES | PARALLEL)
     times = np.split(figures["times"], np.cumsum(figures["calls"])[:-1])
     return dict(
         zip(CASES, zip(times, figures["sigmas"], figures["samples"], strict=True), strict=True)
@@ -54,7 +57,8 @@ def test_samples_are_those_of_diffusers(name, golden):
 
 
 def test_cases_cover_all_schedulers():
-    assert {case.config["_class_name"] for case in CASES.values()} == set(SCHEDULERS)
+    found = {case.config["_class_name"] for case in (CASES | PARALLEL).values()}
+    assert found == set(SCHEDULERS)
 
 
 # Between them they have all columns: noise, memory, a scale, a correction, a learned variance.

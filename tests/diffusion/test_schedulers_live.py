@@ -14,7 +14,7 @@ from deeppcr.diffusion import Schedule
 from deeppcr.diffusion.fields import FIELDS_OF_DIFFUSERS
 from deeppcr.diffusion.schedulers import INSTEAD, SCHEDULERS
 from tests.diffusion import ours, reference
-from tests.diffusion.cases import CASES
+from tests.diffusion.cases import CASES, PARALLEL
 
 # What diffusers says of its own use of torch and numpy.
 pytestmark = [
@@ -24,9 +24,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES | PARALLEL)
 def test_each_step_is_that_of_diffusers(name):
-    case = CASES[name]
+    case = (CASES | PARALLEL)[name]
     expected = reference.walk(case)
     schedule = Schedule.from_config(reference.scheduler_of(case), **case.options)
     assert schedule == case.schedule()

@@ -40,6 +40,7 @@ from deeppcr.diffusion.timesteps import time_fields
 from deeppcr.diffusion.variance import Learned
 
 FEW_STEPS = 15  # lower_order_final counts below this
+LEAST_STEP = 1e-12  # in lambda: the last step may end where it begins, but for rounding
 
 
 def table(config: Config, steps: int) -> Table:
@@ -61,6 +62,7 @@ def table(config: Config, steps: int) -> Table:
         split_sigmas(config, each) for each in (sigmas[:-1], sigmas[1:])
     )
     h = np.log(alpha_there / alpha * sigma / sigma_there)
+    h = np.where(np.abs(h) < LEAST_STEP, LEAST_STEP, h)
     k = 2 * h if is_sde else h
     if predicts_sample:
         keep = sigma_there / sigma * (np.exp(-h) if is_sde else 1.0)
@@ -84,7 +86,7 @@ def table(config: Config, steps: int) -> Table:
         times,
         predicts=pred_original_sample(config["prediction_type"], alpha, sigma),
         update=multistep(
-            {"x": keep, "noise": is_sde * sigma_there * noise},
+            {"x": keep, "noise": sigma_there * noise if is_sde else 0.0},
             gain[:, None] * weights,
             remembered,
         ),
