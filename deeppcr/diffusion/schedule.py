@@ -129,7 +129,11 @@ class Schedule:
                 dict(self.config) | {"eta": self.eta, "mu": self.mu, "sigmas": self.sigmas}, steps
             )
         if not table.is_finite:
-            raise ValueError(f"{self} has coefficients that are not finite for steps={steps}.")
+            raise ValueError(
+                f"{self} has coefficients that are not finite for steps={steps}: some of its times "
+                "may be the same; expected fewer steps, another timestep_spacing, or another "
+                "final_sigmas_type."
+            )
         return table
 
     def init_noise_sigma(self, steps: int) -> float:

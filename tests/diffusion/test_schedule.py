@@ -287,6 +287,10 @@ BAD = [
     bad("PNDMScheduler", "steps is 3, expected at least 4, or skip_prk_steps=True", steps=3),
     bad("PNDMScheduler", "prediction_type='sample' is not supported", prediction_type="sample"),
     bad("LCMScheduler", "steps is 51, expected at most original_inference_steps=50", steps=51),
+    bad("UniPCMultistepScheduler", "predict_x0=False with final_sigmas", predict_x0=False),
+    bad("UniPCMultistepScheduler", "not finite for steps=1000: some of its times", steps=1000),
+    bad("DEISMultistepScheduler", "not finite for steps=1000: some of its times", steps=1000),
+    bad("DPMSolverMultistepScheduler", "not finite for steps=1000: some of its", steps=1000),
     bad("UniPCMultistepScheduler", "solver_p='x' is not supported.*expected None", solver_p="x"),
     bad("UniPCMultistepScheduler", "shift_terminal needs use_flow_sigmas", shift_terminal=0.1),
     bad(

@@ -62,7 +62,7 @@ def table(config: Config, steps: int) -> Table:
         split_sigmas(config, each) for each in (sigmas[:-1], sigmas[1:])
     )
     h = np.log(alpha_there / alpha * sigma / sigma_there)
-    h = np.where(np.abs(h) < LEAST_STEP, LEAST_STEP, h)
+    h[-1] = LEAST_STEP if abs(h[-1]) < LEAST_STEP else h[-1]
     k = 2 * h if is_sde else h
     if predicts_sample:
         keep = sigma_there / sigma * (np.exp(-h) if is_sde else 1.0)

@@ -48,7 +48,7 @@ def lagrange(nodes: np.ndarray) -> list[Polynomial]:
     for j, node in enumerate(nodes):
         others = np.delete(nodes, j)
         numerator = Polynomial.fromroots(others) if len(others) else Polynomial([1.0])
-        found.append(numerator / np.prod(node - others))
+        found.append(numerator * (1 / np.prod(node - others)))
     return found
 
 

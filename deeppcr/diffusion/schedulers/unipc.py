@@ -51,6 +51,11 @@ BEFORE_NOISE = 1e-6  # from 1, where the first sigma of flow matching is set: al
 
 def table(config: Config, steps: int) -> Table:
     """The table of UniPC."""
+    if not config["predict_x0"] and config["final_sigmas_type"] == "zero":
+        raise ValueError(
+            "predict_x0=False with final_sigmas_type='zero': its last step is unbounded; expected "
+            "final_sigmas_type='sigma_min', or predict_x0=True."
+        )
     times, sigmas = _grid(config, steps)
     alpha, sigma = split_sigmas(config, sigmas)
     lambdas = np.log(alpha / sigma)
