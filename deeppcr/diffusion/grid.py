@@ -71,7 +71,7 @@ def solver_grid(config: Config, steps: int, cut: bool = False) -> Grid:
 def flow_grid(config: Config, steps: int) -> Grid:
     """The same for flow matching: by sigmas with equal steps down to 0, shifted to the noise."""
     total = config["num_train_timesteps"]
-    even = np.linspace(0, 1 - 1 / total, steps + 1)[:0:-1]
+    even = (1 - np.linspace(1, 1 / total, steps + 1))[:0:-1]  # rounded as in diffusers
     sigmas = shifted(even, find_shift(config, "flow_shift"))
     return (sigmas * total).astype(np.int32), rounded(sigmas)
 

@@ -146,9 +146,17 @@ def sigmas_at(trained: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 def times_of(trained: np.ndarray, sigmas: np.ndarray) -> np.ndarray:
-    """The times of some sigmas, float64, linear in the logarithm of sigma."""
-    logarithms = np.log(np.maximum(sigmas, 1e-10))
-    return np.interp(logarithms, np.log(trained), np.arange(len(trained)))
+    """The times of some sigmas, float64, linear in the logarithm of sigma.
+
+    Rounded as in diffusers, in which the largest sigma may have a time just below that of training:
+    samplers with integer times cut it off.
+    """
+    logarithms, known = np.log(np.maximum(sigmas, 1e-10)), np.log(trained)
+    below = np.searchsorted(known, logarithms, side="right") - 1
+    below = np.clip(below, 0, len(known) - 2)
+    width = known[below] - known[below + 1]  # float32
+    share = np.clip((known[below] - logarithms) / width, 0, 1)
+    return (1 - share) * below + share * (below + 1)
 
 
 def last_sigma(config: Config, trained: np.ndarray) -> float:

@@ -54,8 +54,7 @@ def walk(case: Case) -> Walk:
             lambda *_, noise=noise, **__: noise,
             create=True,
         ):
-            x = scheduler.step(
-                output_of(scale(x, t), t, torch, torch.from_numpy(MATRIX)), t, x, **options
-            ).prev_sample
+            output = output_of(scale(x, t), t.double(), torch, torch.from_numpy(MATRIX))
+            x = scheduler.step(output, t, x, **options).prev_sample
         samples.append(x.numpy())
     return Walk(scheduler.timesteps.numpy(), sigma, np.stack(samples))
