@@ -152,8 +152,10 @@ def times_of(trained: np.ndarray, sigmas: np.ndarray) -> np.ndarray:
     samplers with integer times cut it off.
     """
     logarithms, known = np.log(np.maximum(sigmas, 1e-10)), np.log(trained)
-    below = np.searchsorted(known, logarithms, side="right") - 1
-    below = np.clip(below, 0, len(known) - 2)
+    # The last that is not above: they need not rise up to LEAST_ALPHA_CUMPROD.
+    is_below = known <= logarithms[:, None]
+    below = np.where(is_below, np.arange(len(known)), 0).max(axis=1)
+    below = np.minimum(below, len(known) - 2)
     width = known[below] - known[below + 1]  # float32
     share = np.clip((known[below] - logarithms) / width, 0, 1)
     return (1 - share) * below + share * (below + 1)
@@ -189,6 +191,12 @@ def exponential(first: float, last: float, steps: int) -> np.ndarray:
     return np.exp(np.linspace(np.log(first), np.log(last), steps))
 
 
+def lu(first: float, last: float, steps: int) -> np.ndarray:
+    """The same, from logarithms in float32, as diffusers keeps them."""
+    logarithms = np.log(np.array([first, last], np.float32)).astype(np.float64)
+    return np.exp(np.linspace(logarithms[0], logarithms[1], steps))
+
+
 def beta(first: float, last: float, steps: int) -> np.ndarray:
     """Quantiles of the distribution Beta(0.6, 0.6) (Lee et al., 2024, arXiv 2407.12173)."""
     return last + (first - last) * _beta_quantiles(np.linspace(1, 0, steps))
@@ -215,7 +223,7 @@ RAMPS: dict[str, Ramp] = {
     "use_karras_sigmas": karras,
     "use_exponential_sigmas": exponential,
     "use_beta_sigmas": beta,
-    "use_lu_lambdas": exponential,
+    "use_lu_lambdas": lu,
 }
 
 

@@ -207,6 +207,7 @@ def cases() -> dict[str, Case]:
         final_sigmas_type="sigma_min",
         **FLOW,
     )
+    add("dpm lu zero_snr", dpm, use_lu_lambdas=True, rescale_betas_zero_snr=True)
     add("dpm flow, 15 steps", dpm, steps=15, use_flow_sigmas=True)
     add("dpm flow dynamic", dpm, mu=0.8, use_dynamic_shifting=True, **FLOW)
     add("dpm learned", dpm, variance_type="learned")

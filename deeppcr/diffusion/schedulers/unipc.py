@@ -137,7 +137,7 @@ def _grid(config: Config, steps: int) -> tuple[np.ndarray, np.ndarray]:
         times, sigmas = solver_grid(config, steps)
         if is_flow:
             sigmas = sigmas / (sigmas + 1)
-            times = (sigmas * total_times).astype(np.int32)
+            times, sigmas = (sigmas * total_times).astype(np.int32), rounded(sigmas)
     else:
         even = given_sigmas(config, steps)
         even = np.linspace(1, 1 / total_times, steps + 1)[:-1] if even is None else even
