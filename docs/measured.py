@@ -8,6 +8,7 @@ A line of a page becomes what it names, once for each device:
 """
 
 import functools
+import json
 import math
 import re
 import statistics
@@ -19,7 +20,9 @@ from experiments import report
 from experiments.bench.summary import best, cases, errors
 from experiments.bench.table import Row, markdown
 
-RESULTS = Path(__file__).parent.parent / "experiments" / "results"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "experiments" / "results"
+PARITY = ROOT / "tests" / "diffusion" / "parity.jsonl"  # by tests/diffusion/make_golden.py
 MARKER = re.compile(r"^<!-- (table|pictures?): (\w+) -->$", re.MULTILINE)
 STOPPED = (0, 1, 2, 3, 4, 6, 8, 16, 64)  # iterations
 LONG = 20  # rows: a longer table is folded away
@@ -59,20 +62,36 @@ def table(name: str) -> str:
     """A table of each device, with a line below it on where and when it was measured."""
     if name not in TABLES:
         raise ValueError(f"no table is called {name!r}; there are: {', '.join(TABLES)}")
+    if name.startswith("parity"):  # the same on every device
+        return _shown(TABLES[name]({"parity": parity()}), _compared_with())
     parts = []
     for device in devices():
-        rows = [
-            {key: _cell(value) for key, value in row.items()} for row in TABLES[name](device.rows)
-        ]
+        rows = TABLES[name](device.rows)
         if rows:
-            text = markdown(rows)
-            if len(rows) > LONG:
-                title = f"<summary>{len(rows)} rows</summary>"
-                text = f'<details markdown="1">{title}\n\n{text}\n\n</details>'
             names = [experiment for experiment in device.rows if name.startswith(experiment)]
-            source = f'<p class="source">{report.measured(device, *names)}</p>'
-            parts.append(f'<div class="measured" markdown="1">\n\n{text}\n\n{source}\n\n</div>')
+            parts.append(_shown(rows, report.measured(device, *names)))
     return "\n\n".join(parts) or "*Not measured yet.*"
+
+
+def _shown(rows: list[Row], source: str) -> str:
+    """A table, folded away if it is long, and where it is from."""
+    text = markdown([{key: _cell(value) for key, value in row.items()} for row in rows])
+    if len(rows) > LONG:
+        title = f"<summary>{len(rows)} rows</summary>"
+        text = f'<details markdown="1">{title}\n\n{text}\n\n</details>'
+    source = f'<p class="source">{source}</p>'
+    return f'<div class="measured" markdown="1">\n\n{text}\n\n{source}\n\n</div>'
+
+
+@functools.cache
+def parity() -> list[Row]:
+    """How far samples are from those of diffusers."""
+    return [json.loads(line) for line in PARITY.read_text(encoding="utf-8").splitlines()]
+
+
+def _compared_with() -> str:
+    first = parity()[0]
+    return f"Compared with diffusers {first['diffusers']} on torch {first['torch']}."
 
 
 def _cell(value: Any) -> Any:
@@ -466,6 +485,46 @@ def diffusion_stopped(rows: Rows) -> list[Row]:
     ]
 
 
+def parity_schedulers(rows: Rows) -> list[Row]:
+    """How far samples are from those of diffusers, by scheduler."""
+    found = []
+    for name in dict.fromkeys(row["scheduler"] for row in rows["parity"] if "case" in row):
+        mine = pick(rows["parity"], scheduler=name)
+        cases = [row for row in mine if "case" in row]
+        loops = [row for row in mine if "loop" in row]
+        met = sum(abs(row["found"] - row["expected"]) < row["tolerance"] for row in loops)
+        found.append(
+            {
+                "scheduler": name.removesuffix("Scheduler"),
+                "configurations": len(cases),
+                "fields set": len({field for row in cases for field in row["fields"]}),
+                "largest difference": max(row["difference"] for row in cases),
+                "full loops": f"{met} of {len(loops)}" if loops else "",
+                "not run": "; ".join(row["not run"] for row in mine if "not run" in row),
+            }
+        )
+    return found
+
+
+def parity_options(rows: Rows) -> list[Row]:
+    """The same, by the fields that configurations set."""
+    found: dict[tuple[str, str], Row] = {}
+    for row in rows["parity"]:
+        for field, value in row.get("fields", {}).items():
+            name = row["scheduler"].removesuffix("Scheduler")
+            line = found.setdefault(
+                (name, field),
+                {"scheduler": name, "field": field, "values": [], "configurations": 0},
+            )
+            line["values"] += [value] if value not in line["values"] else []
+            line["configurations"] += 1
+            line["largest difference"] = max(line.get("largest difference", 0.0), row["difference"])
+    return [
+        line | {"values": ", ".join(f"`{value}`" for value in line["values"])}
+        for line in found.values()
+    ]
+
+
 def resnet_steps(rows: Rows) -> list[Row]:
     """Speedup of a training step over the best loop, by number of blocks."""
     mine = [row for row in pick(rows.get("resnet", []), part="times")
@@ -605,8 +664,8 @@ TABLES: dict[str, Callable[[Rows], list[Row]]] = {
         decide_regret, decide_worst, decide_breakeven, decide_giving_up,
         iterations_forms, iterations_accuracy, iterations_width, iterations_damping,
         field_published, field_predictability, mlp_speedups,
-        diffusion_speedups, diffusion_stopped, resnet_steps, resnet_training, compile_time_layers,
-        compile_time_training, calls_eager, kernels_launches, prediction_errors, prediction_times,
-        recurrence_solvers, sharding_chain,
+        diffusion_speedups, diffusion_stopped, parity_schedulers, parity_options,
+        resnet_steps, resnet_training, compile_time_layers, compile_time_training, calls_eager,
+        kernels_launches, prediction_errors, prediction_times, recurrence_solvers, sharding_chain,
     )
 }  # fmt: skip

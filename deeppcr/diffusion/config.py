@@ -4,11 +4,13 @@ import dataclasses
 import inspect
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from deeppcr.checks import describe, did_you_mean
+from deeppcr.diffusion.fields import FIELDS_OF_DIFFUSERS
 
 Config = Mapping[str, Any]
 
@@ -21,30 +23,42 @@ class Field:
         default: its value where the configuration has none, as in diffusers.
         expected: the supported values, as text.
         supports: whether a value is supported.
+        aliases: values that diffusers reads as another one, and that one.
     """
 
     default: Any
     expected: str
     supports: Callable[[Any], bool]
+    aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+
+    def read(self, value: Any) -> Any:
+        """A value as it is kept: a list as a tuple, an alias as what it stands for."""
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(value, list):
+            return tuple(value)
+        return self.aliases.get(value, value) if isinstance(value, str | None) else value
 
 
 def flag(default: bool) -> Field:
-    """True or False."""
-    return Field(default, "True or False", lambda value: isinstance(value, bool))
+    """True or False; None is False, as in diffusers."""
+    return Field(
+        default, "True or False", lambda value: isinstance(value, bool), aliases={None: False}
+    )
 
 
-def off() -> Field:
-    """A feature of diffusers that is not supported here."""
-    return Field(False, "False", lambda value: value is False or value is None)
+def none(instead: str) -> Field:
+    """A feature of diffusers that is not supported here, and what to take instead."""
+    return Field(None, f"None: {instead}", lambda value: value is None)
 
 
-def one_of(default: str | None, *others: str) -> Field:
-    """One of several names."""
+def one_of(default: str | None, *others: str, aliases: Mapping[str, str] | None = None) -> Field:
+    """One of several names; ``aliases`` stand for others of them."""
     names = (default, *others)
     return Field(
         default,
         f"one of {list(names)}",
         lambda value: isinstance(value, str | None) and value in names,
+        aliases=aliases or {},
     )
 
 
@@ -76,6 +90,15 @@ def numbers() -> Field:
     return Field(
         None, "a list of numbers, or None", lambda value: value is None or _are_numbers(value)
     )
+
+
+def indices() -> Field:
+    """Several integers >= 0, as a list."""
+
+    def are_indices(value: Any) -> bool:
+        return _are_numbers(value) and all(isinstance(i, int) and i >= 0 for i in value)
+
+    return Field((), "a list of integers >= 0", are_indices, aliases={None: ()})
 
 
 def _is_number(value: Any) -> bool:
@@ -115,22 +138,35 @@ def _file(path: Path) -> Path:
 
 
 def fill(config: Config, fields: Mapping[str, Field], scheduler: str) -> dict[str, Any]:
-    """All fields of a scheduler: those of the configuration, checked, and defaults for the rest."""
+    """All fields of a scheduler: those of the configuration, checked, and defaults for the rest.
+
+    Fields of other schedulers are dropped with one warning: diffusers saves them, since they pass
+    from scheduler to scheduler, but does not read them.
+    """
     filled = {name: field.default for name, field in fields.items()}
+    dropped = []
     for name, value in config.items():
         if name.startswith("_"):  # written by diffusers for itself, such as its version
             continue
-        if name not in fields:
+        if name in fields:
+            filled[name] = fields[name].read(value)
+            if not fields[name].supports(filled[name]):
+                raise ValueError(
+                    f"{name}={value!r} is not supported for {scheduler}, "
+                    f"expected {fields[name].expected}."
+                )
+        elif name in FIELDS_OF_DIFFUSERS:
+            dropped.append(f"{name}={describe(value)}")
+        else:
             raise ValueError(
-                f"{name}={describe(value)} is not a field of {scheduler}, expected one of "
-                f"{sorted(fields)}{did_you_mean(name, fields)} Leave out fields of other "
-                "schedulers, which diffusers stores but does not read."
+                f"{name}={describe(value)} is not a field of {scheduler}, nor of another "
+                f"scheduler of diffusers, expected one of {sorted(fields)}"
+                f"{did_you_mean(name, fields)}"
             )
-        value = value.tolist() if hasattr(value, "tolist") else value
-        filled[name] = tuple(value) if isinstance(value, list) else value
-        if not fields[name].supports(filled[name]):
-            raise ValueError(
-                f"{name}={value!r} is not supported for {scheduler}, "
-                f"expected {fields[name].expected}."
-            )
+    if dropped:
+        warnings.warn(
+            f"{scheduler} does not read {', '.join(dropped)}: dropped, as in diffusers. "
+            "These are fields of other schedulers.",
+            stacklevel=3,
+        )
     return filled

@@ -12,30 +12,44 @@ from collections.abc import Callable
 
 import numpy as np
 
-from deeppcr.diffusion.config import Config, count, flag, number, numbers, off, one_of
+from deeppcr.diffusion.config import Config, Field, count, flag, number, numbers, one_of
 
-BETA_FIELDS = {
-    "num_train_timesteps": count(1000),
-    "beta_start": number(0.0001),
-    "beta_end": number(0.02),
-    "beta_schedule": one_of("linear", "scaled_linear", "squaredcos_cap_v2"),
-    "trained_betas": numbers(),
-    "rescale_betas_zero_snr": flag(False),
-}
 RAMP_FIELDS = {
     "use_karras_sigmas": flag(False),
     "use_exponential_sigmas": flag(False),
-    "use_beta_sigmas": off(),
+    "use_beta_sigmas": flag(False),
 }
+ZERO_SNR_FIELD = {"rescale_betas_zero_snr": flag(False)}
 LEAST_ALPHA_CUMPROD = 2**-24  # of diffusers, in place of the zero of rescale_betas_zero_snr
 
 Ramp = Callable[[float, float, int], np.ndarray]
 
 
+def beta_fields(
+    *others: str,
+    start: float = 0.0001,
+    end: float = 0.02,
+    schedule: str = "linear",
+) -> dict[str, Field]:
+    """The fields for the training noise, with their defaults.
+
+    Args:
+        others: values of ``beta_schedule`` besides those that every scheduler has.
+    """
+    names = dict.fromkeys((schedule, "linear", "scaled_linear", "squaredcos_cap_v2", *others))
+    return {
+        "num_train_timesteps": count(1000),
+        "beta_start": number(start),
+        "beta_end": number(end),
+        "beta_schedule": one_of(*names),
+        "trained_betas": numbers(),
+    }
+
+
 def alphas_cumprod(config: Config) -> np.ndarray:
     """``[T]``, float32: ``alpha_t²`` at every training time."""
     betas = _betas(config)
-    return _products(_rescaled(betas) if config["rescale_betas_zero_snr"] else betas)
+    return _products(_rescaled(betas) if config.get("rescale_betas_zero_snr") else betas)
 
 
 def alphas_cumprod_at(config: Config, times: np.ndarray, beyond: float) -> np.ndarray:
@@ -64,9 +78,33 @@ def _betas(config: Config) -> np.ndarray:
         return _line(first, last, total)
     if config["beta_schedule"] == "scaled_linear":
         return _line(first**0.5, last**0.5, total) ** 2
-    # squaredcos_cap_v2: Nichol and Dhariwal, ICML 2021, section 3.2.
-    alphas = np.cos((np.arange(total + 1) / total + 0.008) / 1.008 * np.pi / 2) ** 2
+    if config["beta_schedule"] == "sigmoid":
+        sigmoid = 1 / (1 + np.exp(-_line(-6.0, 6.0, total).astype(np.float64)))
+        return (sigmoid * (last - first) + first).astype(np.float32)
+    alphas = SQUARED_ALPHAS[config["beta_schedule"]](np.arange(total + 1) / total)
     return np.minimum(1 - alphas[1:] / alphas[:-1], 0.999).astype(np.float32)
+
+
+def _cosine(t: np.ndarray) -> np.ndarray:
+    """``alpha_t²`` of Nichol and Dhariwal, ICML 2021, section 3.2; ``t`` is in [0, 1]."""
+    return np.cos((t + 0.008) / 1.008 * np.pi / 2) ** 2
+
+
+def _laplace(t: np.ndarray) -> np.ndarray:
+    """From a Laplace distribution of log(SNR) (Hang et al., 2024, arXiv 2407.03297).
+
+    As in diffusers, it is ``alpha_t`` that is taken for its square.
+    """
+    half = 0.5 - t
+    log_snr = -0.5 * np.copysign(1, half) * np.log(1 - 2 * np.abs(half) + 1e-6)
+    return np.sqrt(1 / (1 + np.exp(-log_snr)))
+
+
+SQUARED_ALPHAS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "squaredcos_cap_v2": _cosine,
+    "laplace": _laplace,
+    "exp": lambda t: np.exp(-12.0 * t),
+}
 
 
 def _line(first: float, last: float, count: int) -> np.ndarray:
@@ -97,7 +135,7 @@ def _rescaled(betas: np.ndarray) -> np.ndarray:
 def training_sigmas(config: Config) -> np.ndarray:
     """``[T]``, float32, rising: sigma at every training time."""
     alphas = alphas_cumprod(config)
-    if config["rescale_betas_zero_snr"]:
+    if config.get("rescale_betas_zero_snr"):
         alphas[-1] = LEAST_ALPHA_CUMPROD
     return ((1 - alphas) / alphas) ** 0.5
 
@@ -108,14 +146,24 @@ def sigmas_at(trained: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 def times_of(trained: np.ndarray, sigmas: np.ndarray) -> np.ndarray:
-    """The times of some sigmas, float64, linear in the logarithm of sigma."""
-    logarithms = np.log(np.maximum(sigmas, 1e-10))
-    return np.interp(logarithms, np.log(trained), np.arange(len(trained)))
+    """The times of some sigmas, float64, linear in the logarithm of sigma.
+
+    Rounded as in diffusers, in which the largest sigma may have a time just below that of training:
+    samplers with integer times cut it off.
+    """
+    logarithms, known = np.log(np.maximum(sigmas, 1e-10)), np.log(trained)
+    # The last that is not above: they need not rise up to LEAST_ALPHA_CUMPROD.
+    is_below = known <= logarithms[:, None]
+    below = np.where(is_below, np.arange(len(known)), 0).max(axis=1)
+    below = np.minimum(below, len(known) - 2)
+    width = known[below] - known[below + 1]  # float32
+    share = np.clip((known[below] - logarithms) / width, 0, 1)
+    return (1 - share) * below + share * (below + 1)
 
 
 def last_sigma(config: Config, trained: np.ndarray) -> float:
     """The sigma after the last step."""
-    return float(trained[0]) if config["final_sigmas_type"] == "sigma_min" else 0.0
+    return float(trained[0]) if config.get("final_sigmas_type") == "sigma_min" else 0.0
 
 
 def alpha_sigma(sigmas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -143,10 +191,39 @@ def exponential(first: float, last: float, steps: int) -> np.ndarray:
     return np.exp(np.linspace(np.log(first), np.log(last), steps))
 
 
+def lu(first: float, last: float, steps: int) -> np.ndarray:
+    """The same, from logarithms in float32, as diffusers keeps them."""
+    logarithms = np.log(np.array([first, last], np.float32)).astype(np.float64)
+    return np.exp(np.linspace(logarithms[0], logarithms[1], steps))
+
+
+def beta(first: float, last: float, steps: int) -> np.ndarray:
+    """Quantiles of the distribution Beta(0.6, 0.6) (Lee et al., 2024, arXiv 2407.12173)."""
+    return last + (first - last) * _beta_quantiles(np.linspace(1, 0, steps))
+
+
+def _beta_quantiles(shares: np.ndarray, shape: float = 0.6) -> np.ndarray:
+    """Where Beta(shape, shape) has these shares below it, by bisection.
+
+    It is symmetric. Below 1/2, its integral is the series ``x^a sum_n (1-a)_n / n! x^n / (a + n)``.
+    """
+    n = np.arange(64.0)
+    factors = np.cumprod(np.append(1, (n[:-1] + 1 - shape) / n[1:])) / (shape + n)
+    half = 0.5**shape * (factors * 0.5**n).sum()
+    lower = np.minimum(shares, 1 - shares)
+    low, high = np.zeros_like(shares), np.full_like(shares, 0.5)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = middle**shape * (factors * middle[:, None] ** n).sum(1) / (2 * half) < lower
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return np.where(shares < 0.5, low, 1 - low)
+
+
 RAMPS: dict[str, Ramp] = {
     "use_karras_sigmas": karras,
     "use_exponential_sigmas": exponential,
-    "use_lu_lambdas": exponential,
+    "use_beta_sigmas": beta,
+    "use_lu_lambdas": lu,
 }
 
 

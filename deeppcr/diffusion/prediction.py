@@ -14,7 +14,9 @@ from jax import Array
 
 from deeppcr.diffusion.config import flag, number, one_of, share
 
-PREDICTION_FIELD = {"prediction_type": one_of("epsilon", "sample", "v_prediction")}
+PREDICTIONS = ("epsilon", "sample", "v_prediction")
+PREDICTION_FIELD = {"prediction_type": one_of(*PREDICTIONS)}
+FLOW_PREDICTION_FIELD = {"prediction_type": one_of(*PREDICTIONS, "flow_prediction")}
 THRESHOLD_FIELDS = {
     "thresholding": flag(False),
     "dynamic_thresholding_ratio": share(0.995),
@@ -35,6 +37,9 @@ def pred_original_sample(
     if prediction == "v_prediction":
         # output = alpha noise - sigma x_0 (Salimans and Ho, ICLR 2022, appendix D)
         return alpha, -sigma
+    if prediction == "flow_prediction":
+        # output = noise - x_0, and alpha = 1 - sigma (Lipman et al., ICLR 2023)
+        return np.ones_like(alpha), -sigma
     if not alpha.all():
         raise ValueError(
             "prediction_type='epsilon' with rescale_betas_zero_snr=True: at the last time there is "

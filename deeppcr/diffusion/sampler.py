@@ -1,8 +1,8 @@
 """`sample`: a diffusion sampler as a chain over its denoising steps.
 
-A step is ``x' = a x + b model(x, t) + s noise`` with coefficients from a `Schedule`. The noise of
-step l depends on the key and on l only, so every method returns the samples of the sequential
-sampler.
+A step is ``x' = a x + b model(x, t) + s noise`` with coefficients from a `Schedule`; multistep
+solvers also remember earlier outputs, which makes the state longer. The noise of step l depends on
+the key and on l only, so every method returns the samples of the sequential sampler.
 
 The methods differ by the approximation of the Jacobian ``a + b dmodel/dx``: the Jacobian itself
 (DeepPCR, Danieli et al., NeurIPS 2023, section 4.4), its diagonal, the identity (ParaDiGMS, Shih et
@@ -29,7 +29,7 @@ from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential
 from deeppcr.solution import Solution
 
-Model = Callable[[Any, Any], Any]
+Model = Callable[..., Any]
 
 
 def sample(
@@ -38,6 +38,7 @@ def sample(
     x_T: Array,
     *,
     steps: int,
+    args: tuple[Any, ...] = (),
     key: Array | None = None,
     method: str | Method = "auto",
     coarse: int | None = None,
@@ -52,13 +53,16 @@ def sample(
     $x_l = a_l x_{l-1} + b_l \epsilon(x_{l-1}, t_l) + s_l \xi_l$.
 
     Args:
-        model: ``model(x, t) -> output``, a JAX function. ``x`` has the shape and dtype of ``x_T``,
-            ``t`` is an int32 or float32 scalar, as defined by the scheduler. The output is the
-            prediction type of the schedule, with the shape of ``x``.
+        model: ``model(x, t, *args) -> output``, a JAX function. ``x`` has the shape and dtype of
+            ``x_T``, ``t`` is an int32 or float32 scalar, as defined by the scheduler. The output is
+            the prediction type of the schedule, with the shape of ``x``; for a learned variance,
+            one axis is twice as long, and its second half has the variance.
         schedule: a `Schedule`, see `Schedule.from_config`.
         x_T: ``[*batch, ...]``, floating, the initial state. Pure noise is a standard normal times
             ``schedule.init_noise_sigma(steps)``.
         steps: integer >= 1, the number of denoising steps.
+        args: a tuple of what the model takes besides: pytrees of arrays, such as weights, labels or
+            embeddings of a text. See `guided` for classifier-free guidance.
         key: a `jax.random` key, for schedules that add noise.
         method: as in `deeppcr.solve`. For images, whose Jacobians do not fit into memory, use
             "picard" with a ``window``.
@@ -77,8 +81,9 @@ def sample(
 
     Returns:
         a `deeppcr.Solution`. ``value`` has the samples, of the shape and dtype of ``x_T``, and
-        ``trajectory`` the state after every step, ``[steps, *batch, ...]``. Differentiable with
-        respect to ``x_T`` and the arrays that the model closes over.
+        ``trajectory`` the sample after every model call, ``[steps, *batch, ...]`` (more for Heun
+        and PNDM, see `Schedule.table`). Differentiable with
+        respect to ``x_T``, ``args``, and the arrays that the model closes over.
 
     Raises:
         TypeError: ``x_T`` is not floating, the model returns another shape, or ``schedule`` is not
@@ -109,6 +114,8 @@ def sample(
         )
     if not callable(model):
         raise TypeError(f"model is {describe_type(model)}, expected a function model(x, t).")
+    if not isinstance(args, tuple):
+        raise TypeError(f"args is {describe_type(args)}, expected a tuple, such as (args,).")
     check_count("steps", steps, "how many denoising steps")
     check_count("coarse", coarse, "how many steps there are per model call", optional=True)
     check_count("window", window, "how many steps are solved at once", optional=True)
@@ -121,21 +128,22 @@ def sample(
     if not jnp.issubdtype(x_T.dtype, jnp.floating):
         raise TypeError(f"x_T has dtype {x_T.dtype}, expected a floating one.")
     chosen = find_method(method)
+    conditioned = _bind(model, args)
     _check_is_parallel(chosen, coarse=coarse, window=window)
 
     table = schedule.table(steps)
     inputs = table.inputs(x_T.dtype)
     if table.is_noisy:
-        inputs["noise"] = step_noise(_checked_key(key, schedule), steps, x_T)
+        inputs["noise"] = step_noise(_checked_key(key, schedule), table.steps, x_T)
     start = table.begin(x_T)
-    _check_output(model, table, start, inputs, x_T)
-    step = table.step(model)
+    _check_output(conditioned, table, start, inputs, x_T)
+    step = table.step(conditioned)
 
     options: dict[str, Any] = {}
     if coarse is not None:
-        options["initial_guess"] = coarse_guess(table, model, coarse)
+        options["initial_guess"] = coarse_guess(table, conditioned, coarse)
     if window is not None:
-        options["window"] = min(window, steps)
+        options["window"] = min(window, table.steps)
     if progress is not False:
         options["progress"] = progress
     chosen = dataclasses.replace(chosen, **options)
@@ -152,6 +160,11 @@ def step_noise(key: Array, steps: int, x: Array) -> Array:
         return jax.random.normal(jax.random.fold_in(key, step), x.shape, x.dtype)
 
     return jax.vmap(draw)(jnp.arange(steps, dtype=jnp.uint32))
+
+
+def _bind(model: Model, args: tuple[Any, ...]) -> Model:
+    """The model as a function of ``x`` and ``t`` alone."""
+    return (lambda x, t: model(x, t, *args)) if args else model
 
 
 def _check_is_parallel(method: Method, **options: Any) -> None:
@@ -178,9 +191,12 @@ def _check_output(model: Model, table: Table, start: Any, inputs: Any, x: Array)
     """Raise unless the model returns an array like ``x``, before anything is compiled."""
     at = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
     found = jax.eval_shape(lambda state, at: table.evaluate(model, state, at), start, at)
-    is_array = isinstance(found, jax.ShapeDtypeStruct)
-    if not is_array or found.shape != x.shape or not jnp.issubdtype(found.dtype, jnp.floating):
-        raise TypeError(
-            f"model returns {describe_type(found)}, "
-            f"expected an array of the shape of x_T, {describe(x)}."
-        )
+    expected = f"an array of the shape of x_T, {describe(x)}"
+    if table.learned:
+        expected += ", with one axis twice as long for the learned variance"
+    if isinstance(found, jax.ShapeDtypeStruct) and jnp.issubdtype(found.dtype, jnp.floating):
+        if table.learned and table.learned.axis(found, x) is not None:
+            return
+        if not table.learned and found.shape == x.shape:
+            return
+    raise TypeError(f"model returns {describe_type(found)}, expected {expected}.")

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from deeppcr.checks import check_count, describe, did_you_mean
-from deeppcr.diffusion.config import fill, read_config
-from deeppcr.diffusion.schedulers import SCHEDULERS
+from deeppcr.diffusion.config import Config, fill, read_config
+from deeppcr.diffusion.schedulers import INSTEAD, SCHEDULERS
 from deeppcr.diffusion.table import Table
 
 
@@ -22,6 +23,8 @@ class Schedule:
         scheduler: the name of the scheduler's class in diffusers.
         config: all fields of its configuration, as pairs of a name and a value.
         eta: float >= 0, the weight of the noise in DDIM steps: 0 for none, 1 for that of DDPM.
+        mu: float, the dynamic shift of the sigmas of flow matching; None where there is none.
+        sigmas: those of flow matching that were given; None for those of the scheduler.
 
     Example:
         >>> config = {"_class_name": "DDIMScheduler", "clip_sample": False}
@@ -32,25 +35,44 @@ class Schedule:
     scheduler: str
     config: tuple[tuple[str, Any], ...]
     eta: float = 0.0
+    mu: float | None = None
+    sigmas: tuple[float, ...] | None = None
 
     @classmethod
-    def from_config(cls, config: Any, *, eta: float = 0.0) -> "Schedule":
+    def from_config(
+        cls,
+        config: Any,
+        *,
+        eta: float = 0.0,
+        mu: float | None = None,
+        image_seq_len: int | None = None,
+        sigmas: Sequence[float] | None = None,
+    ) -> "Schedule":
         """The schedule with the configuration of a diffusers scheduler.
 
-        Supported are DDPM, DDIM, Euler, Euler ancestral, DPM-Solver++ (multistep, deterministic or
-        stochastic, order 1 and 2), and Euler for flow matching.
+        Supported are DDPM, DDIM, PNDM, Euler, Euler ancestral, Heun, LMS, DPM-Solver (multistep,
+        deterministic or stochastic), DEIS, UniPC, LCM, and Euler for flow matching.
 
         Args:
             config: a dict, as saved by diffusers (``"_class_name"`` names the scheduler; missing
                 fields have the defaults of diffusers); the path of a ``scheduler_config.json``, or
-                of the folder of a scheduler or a pipeline; or a diffusers scheduler object.
+                of the folder of a scheduler or a pipeline; or a diffusers scheduler object. Fields
+                that only other schedulers have are dropped, with one warning that lists them.
             eta: float >= 0, the weight of the noise in DDIM steps; 0 for other schedulers.
+            mu: float, for ``use_dynamic_shifting`` (flow matching): the logarithm of the shift of
+                the sigmas, or the shift itself if ``time_shift_type`` is "linear".
+            image_seq_len: integer >= 1, in place of ``mu``: the number of tokens of an image, from
+                which ``mu`` is computed. For FLUX, ``(height // 16) * (width // 16)``.
+            sigmas: floats, falling, for flow matching: those that the steps go from, in place of
+                the scheduler's own, before they are shifted. Some pipelines of diffusers give them
+                to their scheduler: that of FLUX takes ``np.linspace(1, 1 / steps, steps)``.
 
         Returns:
             the schedule.
 
         Raises:
-            ValueError: the scheduler, a field, or its value is not supported; the message names it.
+            ValueError: the scheduler or the value of a field is not supported, or no scheduler has
+                such a field; the message names it, and what to take instead.
             TypeError: ``config`` is not a configuration.
             FileNotFoundError: there is no configuration at that path.
 
@@ -65,16 +87,27 @@ class Schedule:
         found = read_config(config)
         name = found.get("_class_name")
         if name not in SCHEDULERS:
+            instead = did_you_mean(name, SCHEDULERS)
+            if name in INSTEAD:
+                instead = f"; take {INSTEAD[name]}, for the same models."
             raise ValueError(
-                f"_class_name is {describe(name)}, expected one of "
-                f"{list(SCHEDULERS)}{did_you_mean(name, SCHEDULERS)}"
+                f"_class_name is {describe(name)}, expected one of {list(SCHEDULERS)}{instead}"
             )
-        scheduler = SCHEDULERS[name]
         if not (isinstance(eta, int | float) and math.isfinite(eta) and eta >= 0):
             raise ValueError(f"eta is {eta!r}, expected a number >= 0.")
-        if eta and not scheduler.takes_eta:
-            raise ValueError(f"eta is {eta!r}, but only DDIM has one: expected 0 for {name}.")
-        return cls(name, tuple(fill(found, scheduler.fields, name).items()), float(eta))
+        fields = fill(found, SCHEDULERS[name].fields, name)
+        check_count("image_seq_len", image_seq_len, "how many tokens an image has", optional=True)
+        given = {"eta": eta or None, "mu": mu, "image_seq_len": image_seq_len, "sigmas": sigmas}
+        _check_options(name, fields, given)
+        if image_seq_len is not None:
+            mu = find_mu(fields, image_seq_len)
+        return cls(
+            name,
+            tuple(fields.items()),
+            float(eta),
+            None if mu is None else float(mu),
+            None if sigmas is None else tuple(float(sigma) for sigma in sigmas),
+        )
 
     def table(self, steps: int) -> Table:
         """The coefficients of a sampler with ``steps`` steps.
@@ -83,17 +116,24 @@ class Schedule:
             steps: integer >= 1.
 
         Returns:
-            a table of float64 arrays ``[steps]``; among them ``time``, and ``linear_part``, the $a$
-            of a step $a x + b model(x, t)$.
+            a table of float64 arrays ``[L]``; among them ``time``, and ``linear_part``, the $a$
+            of a step $a x + b model(x, t)$. ``L`` is the number of model calls: ``steps``, or more
+            for Heun (``2 steps - 1``) and PNDM.
 
         Raises:
             ValueError: the scheduler does not support this number of steps.
         """
         check_count("steps", steps, "how many denoising steps")
         with np.errstate(all="ignore"):  # checked below
-            table = SCHEDULERS[self.scheduler].table(dict(self.config), steps, self.eta)
+            table = SCHEDULERS[self.scheduler].table(
+                dict(self.config) | {"eta": self.eta, "mu": self.mu, "sigmas": self.sigmas}, steps
+            )
         if not table.is_finite:
-            raise ValueError(f"{self} has coefficients that are not finite for steps={steps}.")
+            raise ValueError(
+                f"{self} has coefficients that are not finite for steps={steps}: some of its times "
+                "may be the same; expected fewer steps, another timestep_spacing, or another "
+                "final_sigmas_type."
+            )
         return table
 
     def init_noise_sigma(self, steps: int) -> float:
@@ -104,4 +144,46 @@ class Schedule:
         fields = SCHEDULERS[self.scheduler].fields
         shown = [(name, value) for name, value in self.config if value != fields[name].default]
         shown += [("eta", self.eta)] if self.eta else []
+        shown += [("mu", self.mu)] if self.mu is not None else []
+        shown += [("sigmas", self.sigmas)] if self.sigmas is not None else []
         return f"Schedule({', '.join([self.scheduler, *(f'{n}={v!r}' for n, v in shown)])})"
+
+
+def _check_options(name: str, config: Config, given: Mapping[str, Any]) -> None:
+    """Raise unless the options that are given are those that the scheduler takes."""
+    takes = SCHEDULERS[name].options
+    takes = (*takes, "image_seq_len") if "mu" in takes else takes
+    for option, value in given.items():
+        if value is None or option in takes:
+            continue
+        asked = "mu" if option == "image_seq_len" else option
+        others = [other for other, each in SCHEDULERS.items() if asked in each.options]
+        raise ValueError(
+            f"{option} is {describe(value)}, but {name} takes none: expected "
+            f"{0 if option == 'eta' else None}, or one of the schedulers {others}."
+        )
+    shifts = [option for option in ("mu", "image_seq_len") if given[option] is not None]
+    if len(shifts) > 1:
+        raise ValueError("mu and image_seq_len are given, expected one of them.")
+    if shifts and not config["use_dynamic_shifting"]:
+        raise ValueError(
+            f"{shifts[0]} is {given[shifts[0]]}, but use_dynamic_shifting is False in the "
+            "configuration: expected None, or True there."
+        )
+    if config.get("use_dynamic_shifting") and not shifts:
+        raise ValueError(
+            "use_dynamic_shifting=True: the shift depends on the image; expected image_seq_len, "
+            "its number of tokens ((height // 16) * (width // 16) for FLUX), or mu. For the same "
+            "shift for all images, take use_dynamic_shifting=False."
+        )
+    if given["sigmas"] is not None and not config.get("use_flow_sigmas", True):
+        raise ValueError("sigmas are given, but use_flow_sigmas is False: expected None, or True.")
+
+
+def find_mu(config: Config, image_seq_len: int) -> float:
+    """The dynamic shift: linear in the number of tokens, from ``base_shift`` to ``max_shift``."""
+    low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    first, last = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
+    if first is None or last is None:
+        raise ValueError("base_shift or max_shift is None, expected numbers, or mu.")
+    return float(first + (last - first) * (image_seq_len - low) / (high - low))

@@ -4,26 +4,36 @@ A sampler goes from noise ``x_T`` to a sample. Its step, with the model's output
 
     m  = model(scale x, time)
     x0 = correct(p x + q m)                       pred_original_sample
-    x' = a x + b m + c x0 + d x0_before + s noise
+    x' = a x + b m + c x0 + s noise + d y + e y_2 + ..
+    y' = a linear combination, too
 
-``x0_before`` is the prediction of the step before. Multistep solvers use it: their state is the
-pair ``(x, x0)``. Without a correction, ``c`` is folded into ``a`` and ``b`` in float64. The step
-then computes ``x0`` only if the next step needs it.
+The memory ``y, y_2, ..`` is what a method keeps of earlier steps: a multistep solver its last
+outputs, a Runge-Kutta method the start of its step. So each model call is one step of the chain,
+and every sampler is a general linear method (Butcher, *Numerical Methods for Ordinary Differential
+Equations*, 2016, chapter 5). ``update`` has the coefficients by what is updated and by the term:
+
+    {"x": {"x": a, "m": b, "x0": c, "noise": s, "y": d}, "y": {"x0": 1}}
+
+Without a correction, ``x0`` is folded into the other terms in float64.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import lax
 from jax.typing import DTypeLike
 
 from deeppcr.diffusion.config import Config, Field
 from deeppcr.diffusion.prediction import Correction
+from deeppcr.diffusion.variance import Learned
+
+Column = np.ndarray | float
+Terms = Mapping[str, Column]  # of a linear combination: coefficients by name
+Columns = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,101 +43,101 @@ class Table:
     Attributes:
         time: ``[L]``, int32 or float32: the model's second argument.
         scale: ``[L]``, float64 like all that follow: the model's first argument is ``scale x``.
-        p, q: ``[L]``: the predicted original sample is ``p x + q m``.
-        a, b, c, d, s: ``[L]``: the coefficients of the next ``x``.
+        predict: ``[L]`` each: the coefficients ``p`` of ``x`` and ``q`` of ``m`` in ``x0``.
+        update: ``[L]`` each: those of the next ``x``, and of the next memory.
         correct: the correction of the predicted original sample, or None.
+        learned: the part of the output that is not ``m``, or None.
         init_noise_sigma: the standard deviation of ``x_T``.
     """
 
     time: np.ndarray
     scale: np.ndarray
-    p: np.ndarray
-    q: np.ndarray
-    a: np.ndarray
-    b: np.ndarray
-    c: np.ndarray
-    d: np.ndarray
-    s: np.ndarray
+    predict: Columns
+    update: dict[str, Columns]
     correct: Correction | None
+    learned: Learned | None
     init_noise_sigma: float
 
     @property
     def steps(self) -> int:
-        """The number of steps."""
+        """The number of steps of the chain, which is that of model calls."""
         return len(self.time)
 
     @property
     def is_noisy(self) -> bool:
         """Whether the steps add noise: ``at["noise"]``, of the shape of ``x``."""
-        return bool(self.s.any())
+        return "noise" in self.update["x"]
 
     @property
     def remembers(self) -> bool:
-        """Whether the state also holds the last predicted original sample."""
-        return bool(self.d.any())
-
-    @property
-    def predicts_sample(self) -> bool:
-        """Whether the steps compute the predicted original sample, to correct or to remember it."""
-        return self.remembers or self.correct is not None
+        """Whether the state is a dictionary of ``x`` and the memory; else it is ``x``."""
+        return len(self.update) > 1
 
     @property
     def is_finite(self) -> bool:
         """Whether all numbers are finite."""
-        columns = (self.scale, self.p, self.q, self.a, self.b, self.c, self.d, self.s)
-        return math.isfinite(self.init_noise_sigma) and all(
-            bool(np.isfinite(column).all()) for column in columns
-        )
+        every = [self.scale, *self.predict.values()]
+        every += [column for row in self.update.values() for column in row.values()]
+        every += [self.learned.span] if self.learned else []
+        return bool(np.isfinite([self.init_noise_sigma, *np.concatenate(every)]).all())
 
     @property
     def linear_part(self) -> np.ndarray:
         """``[L]``: the derivative of the next ``x`` by ``x``, for a fixed output, uncorrected."""
-        return self.a + self.c * self.p
+        row, zero = self.update["x"], np.zeros(self.steps)
+        return row.get("x", zero) + row.get("x0", zero) * self.predict["x"]
 
-    def inputs(self, dtype: DTypeLike) -> dict[str, Array]:
-        """The inputs of the steps, each ``[L]``: the time, and the columns that are not all zero.
+    def inputs(self, dtype: DTypeLike) -> dict[str, Any]:
+        """The inputs of the steps, each ``[L]``: the time, and the columns that are not all one.
 
         The columns are of ``dtype``, or of float32 if that has more bits.
         """
         if jnp.dtype(dtype).itemsize < 4:
             dtype = jnp.float32  # in bfloat16 most coefficients of a long sampler are 1
-        columns = {"a": self.a, "b": self.b, "c": self.c, "d": self.d, "s": self.s}
-        if self.predicts_sample:
-            columns |= {"p": self.p, "q": self.q}
-        used = {name: column for name, column in columns.items() if column.any()}
-        if (self.scale != 1).any():
-            used["scale"] = self.scale
-        return {"time": jnp.asarray(self.time)} | {
-            name: jnp.asarray(column, dtype) for name, column in used.items()
-        }
+        columns: dict[str, Any] = {name: _needed(row) for name, row in self.update.items()}
+        if any("x0" in row for row in self.update.values()):
+            columns["x0"] = _needed(self.predict)
+        columns |= _needed({"scale": self.scale})
+        if self.learned:
+            columns["span"] = self.learned.span
+        used = {name: column for name, column in columns.items() if len(column)}
+        return {"time": jnp.asarray(self.time)} | jax.tree.map(
+            lambda column: jnp.asarray(column, dtype), used
+        )
 
     def begin(self, x: Any) -> Any:
         """The state before the first step."""
-        return (x, jnp.zeros_like(x)) if self.remembers else x
+        if not self.remembers:
+            return x
+        return {name: x if name == "x" else jnp.zeros_like(x) for name in self.update}
 
     def newest(self, state: Any) -> Any:
         """The sample in a state, or in a trajectory of states."""
-        return state[0] if self.remembers else state
+        return state["x"] if self.remembers else state
 
     def evaluate(self, model: Callable[[Any, Any], Any], state: Any, at: dict[str, Any]) -> Any:
         """The model's output for a state."""
         x = self.newest(state)
-        return model(_sum(at, {"scale": x}) if "scale" in at else x, at["time"])
+        if "scale" in at:
+            x = (at["scale"] * x.astype(at["scale"].dtype)).astype(x.dtype)
+        return model(x, at["time"])
 
     def advance(self, state: Any, output: Any, at: dict[str, Any]) -> Any:
         """The next state, from this one and the model's output for it."""
-        x = self.newest(state)
-        output = output.astype(x.dtype)
-        terms = {"a": x, "b": output}
+        known = dict(state) if self.remembers else {"x": state}
+        x = known["x"]
+        if self.learned:
+            output, values = self.learned.split(output, x)
+        known["m"] = output.astype(x.dtype)
         if self.is_noisy:
-            terms["s"] = at["noise"]
-        if not self.predicts_sample:
-            return _sum(at, terms)
-        x_0 = _sum(at, {"p": x, "q": output})
-        terms["c"] = x_0 = self.correct(x_0) if self.correct else x_0
-        if not self.remembers:
-            return _sum(at, terms)
-        return _sum(at, terms | {"d": state[1]}), x_0
+            known["noise"] = at["noise"]
+            if self.learned:
+                known["noise"] = self.learned.scale(at["noise"], values, at["span"])
+        if "x0" in at:
+            x_0 = _sum(self.predict, at["x0"], known)
+            known["x0"] = self.correct(x_0) if self.correct else x_0
+        found = {name: _sum(row, at.get(name, {}), known) for name, row in self.update.items()}
+        return found if self.remembers else found["x"]
 
     def step(self, model: Callable[[Any, Any], Any]) -> Callable[[Any, dict[str, Any]], Any]:
         """The step of the chain: ``(state, inputs) -> state``."""
@@ -140,49 +150,115 @@ class Scheduler:
 
     Attributes:
         fields: the fields of its configuration, by name.
-        table: ``table(config, steps, eta)``, where ``config`` has all fields.
-        takes_eta: whether ``eta``, the weight of the noise that the steps add, may differ from 0.
+        table: ``table(config, steps)``, where ``config`` has all fields, and the options.
+        options: what it takes besides: names of arguments of `Schedule.from_config`.
     """
 
     fields: Mapping[str, Field]
-    table: Callable[[Config, int, float], Table]
-    takes_eta: bool = False
+    table: Callable[[Config, int], Table]
+    options: tuple[str, ...] = ()
 
 
 def tabulate(
     time: np.ndarray,
     *,
-    predicts: tuple[np.ndarray, np.ndarray],
-    a: np.ndarray | float = 0.0,
-    b: np.ndarray | float = 0.0,
-    c: np.ndarray | float = 0.0,
-    d: np.ndarray | float = 0.0,
-    s: np.ndarray | float = 0.0,
-    scale: np.ndarray | float = 1.0,
+    predicts: tuple[Column, Column],
+    update: Mapping[str, Terms],
+    scale: Column = 1.0,
     correct: Correction | None = None,
+    learned: Learned | None = None,
     init_noise_sigma: float = 1.0,
 ) -> Table:
-    """The table of these columns; ``predicts`` is ``(p, q)``."""
-    p, q = predicts
-    if correct is None:
-        a, b, c = a + c * p, b + c * q, 0.0
-    columns = {"scale": scale, "p": p, "q": q, "a": a, "b": b, "c": c, "d": d, "s": s}
-    wide = {
-        name: np.broadcast_to(np.asarray(column, np.float64), time.shape)
-        for name, column in columns.items()
-    }
-    return Table(time=time, correct=correct, init_noise_sigma=float(init_noise_sigma), **wide)
+    """The table of these columns; ``predicts`` is ``(p, q)``.
 
-
-def _sum(at: dict[str, Any], terms: dict[str, Any]) -> Any:
-    """The sum of the terms times their coefficients, in the dtype of the first term.
-
-    Terms without a coefficient are left out.
+    Coefficients that are all zero are left out, and so is memory that nothing reads.
     """
-    dtype = next(iter(terms.values())).dtype
-    first, *others = [
-        at[name] * term.astype(at[name].dtype) for name, term in terms.items() if name in at
-    ]
+
+    def wide(terms: Terms) -> Columns:
+        return {
+            name: np.broadcast_to(np.asarray(column, np.float64), time.shape)
+            for name, column in terms.items()
+        }
+
+    predict = wide({"x": predicts[0], "m": predicts[1]})
+    rows = {}
+    for name, terms in update.items():
+        row = wide(terms)
+        if correct is None and "x0" in row:
+            row = total(row, scaled(row.pop("x0"), predict))
+        rows[name] = {term: column for term, column in row.items() if column.any()}
+    read = {"x"}
+    while more := {term for name in read for term in rows[name] if term in rows} - read:
+        read |= more
+    return Table(
+        time=time,
+        scale=wide({"scale": scale})["scale"],
+        predict=predict,
+        update={name: row for name, row in rows.items() if name in read},
+        correct=correct,
+        learned=learned,
+        init_noise_sigma=float(init_noise_sigma),
+    )
+
+
+def total(*terms: Terms) -> dict[str, Any]:
+    """The sum of linear combinations."""
+    found: dict[str, Any] = {}
+    for each in terms:
+        for name, column in each.items():
+            found[name] = found[name] + column if name in found else column
+    return found
+
+
+def scaled(factor: Column, terms: Terms) -> dict[str, Any]:
+    """A linear combination times a number."""
+    return {name: factor * column for name, column in terms.items()}
+
+
+def by_step(rows: list[dict[str, float]]) -> dict[str, np.ndarray]:
+    """The columns of linear combinations that were made one by one, a row for each step."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
+
+
+def multistep(x: Terms, weights: np.ndarray, remembered: Terms) -> dict[str, Terms]:
+    """The update of a linear multistep method: ``x' = .. + w_0 y + w_1 y_1 + ..``.
+
+    Args:
+        x: the other terms of the next ``x``.
+        weights: ``[L, n]``, those of ``y`` at this step and at the ``n - 1`` before it.
+        remembered: ``y``, as a linear combination of this step's terms.
+    """
+    count = weights.shape[1]
+    update: dict[str, Terms] = {
+        "x": total(
+            x,
+            scaled(weights[:, 0], remembered),
+            {f"y{i}": weights[:, i] for i in range(1, count)},
+        )
+    }
+    for i in range(1, count):
+        update[f"y{i}"] = remembered if i == 1 else {f"y{i - 1}": 1.0}
+    return update
+
+
+def _needed(columns: Columns) -> Columns:
+    """The columns that are not all one."""
+    return {name: column for name, column in columns.items() if (column != 1).any()}
+
+
+def _sum(terms: Terms, at: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
+    """The linear combination of what is known, in the dtype of ``x``."""
+    dtype = known["x"].dtype
+    if not terms:
+        return jnp.zeros_like(known["x"])
+    if not at and len(terms) == 1:
+        return known[next(iter(terms))]
+    wide = next(iter(at.values())).dtype if at else dtype
+    first, *others = (
+        at[name] * known[name].astype(wide) if name in at else known[name].astype(wide)
+        for name in terms
+    )
     for other in others:
         first = first + other
     return first.astype(dtype)

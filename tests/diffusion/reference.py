@@ -8,7 +8,7 @@ import diffusers
 import numpy as np
 import torch
 
-from tests.diffusion.cases import FIRST, MATRIX, NOISE, Case, model
+from tests.diffusion.cases import FIRST, MATRIX, NOISE, Case, doubled, model
 
 
 class Walk(NamedTuple):
@@ -26,9 +26,18 @@ def scheduler_of(case: Case):
 
 
 def walk(case: Case) -> Walk:
-    """All steps, in float64 where diffusers keeps it, with `cases.NOISE` for what it would draw."""
+    """All steps, in float64 where diffusers keeps it, with `cases.NOISE` for what it would draw.
+
+    A wide case is in float64 from the rounded sigmas on.
+    """
     scheduler = scheduler_of(case)
-    scheduler.set_timesteps(case.steps)
+    output_of = doubled(model) if case.is_learned else model
+    if "sigmas" in case.options:
+        scheduler.set_timesteps(sigmas=np.array(case.options["sigmas"]), **case.given)
+    else:
+        scheduler.set_timesteps(case.steps, **case.given)
+    if case.is_wide:
+        scheduler.sigmas = scheduler.sigmas.double()
     if hasattr(scheduler, "set_begin_index"):
         scheduler.set_begin_index(
             0
@@ -43,9 +52,9 @@ def walk(case: Case) -> Walk:
             sys.modules[type(scheduler).__module__],
             "randn_tensor",
             lambda *_, noise=noise, **__: noise,
+            create=True,
         ):
-            x = scheduler.step(
-                model(scale(x, t), t, torch, torch.from_numpy(MATRIX)), t, x, **options
-            ).prev_sample
+            output = output_of(scale(x, t), t.double(), torch, torch.from_numpy(MATRIX))
+            x = scheduler.step(output, t, x, **options).prev_sample
         samples.append(x.numpy())
     return Walk(scheduler.timesteps.numpy(), sigma, np.stack(samples))

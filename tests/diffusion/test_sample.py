@@ -10,7 +10,7 @@ from jax import lax
 
 import deeppcr
 from deeppcr import Anderson, Newton, Result, Scalar
-from deeppcr.diffusion import Schedule, sample
+from deeppcr.diffusion import Schedule, guided, sample
 
 STEPS, BATCH, WIDTH = 20, 3, 6
 CONFIGS = {
@@ -28,6 +28,10 @@ CONFIGS = {
     },
     "dpm solver": {"_class_name": "DPMSolverMultistepScheduler"},
     "flow": {"_class_name": "FlowMatchEulerDiscreteScheduler"},
+    # States of two, five and four samples.
+    "heun": {"_class_name": "HeunDiscreteScheduler"},
+    "pndm": {"_class_name": "PNDMScheduler"},
+    "unipc": {"_class_name": "UniPCMultistepScheduler"},
 }
 KEY = jax.random.key(1)
 WEIGHTS = {
@@ -66,7 +70,7 @@ def check(name, **options):
     found = jax.jit(lambda weights, noise: run(name, weights, noise, **options))(WEIGHTS, NOISE)
     expected = sequential(name)
     assert found.value.shape == NOISE.shape
-    assert found.trajectory.shape == (STEPS, *NOISE.shape)
+    assert found.trajectory.shape == (schedule(name).table(STEPS).steps, *NOISE.shape)
     np.testing.assert_allclose(found.value, expected.value, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found.trajectory, expected.trajectory, rtol=1e-9, atol=1e-9)
     return found
@@ -77,6 +81,24 @@ def test_newton_with_every_scheduler(name):
     found = check(name, method="newton")
     assert found.result == Result.CONVERGED
     assert 0 < found.stats.iterations < STEPS
+
+
+def test_newton_with_a_learned_variance():
+    """Whose half of the output may be along any axis."""
+    of = Schedule.from_config({"_class_name": "DDPMScheduler", "variance_type": "learned_range"})
+
+    def both(x, t):
+        output = predict(WEIGHTS, x, t)
+        return jnp.concatenate([output, jnp.tanh(output)], axis=1)
+
+    def solve(method):
+        return sample(both, of, NOISE, steps=STEPS, key=KEY, method=method)
+
+    found, expected = solve("newton"), solve("sequential")
+    assert found.result == Result.CONVERGED
+    np.testing.assert_allclose(found.value, expected.value, rtol=1e-9, atol=1e-9)
+    with pytest.raises(TypeError, match=r"with one axis twice as long for the learned variance"):
+        sample(lambda x, t: x, of, NOISE, steps=STEPS, key=KEY)
 
 
 # Noise, noise that is scaled, a state of two steps, and another parametrisation.
@@ -216,6 +238,59 @@ def test_progress(capsys):
     assert capsys.readouterr().err == f"sequential: {STEPS} of {STEPS} steps\n"
 
 
+def test_arguments_and_guidance():
+    """As if the model closed over them, with one call for each condition; gradients, too."""
+    labels, none, scale = jnp.array([0, 1, 1]), jnp.array([2, 2, 2]), 2.5
+    of = schedule("ddim clipped")
+
+    def conditional(x, t, condition):
+        weights, label = condition
+        return predict(weights, x, t) + jax.nn.one_hot(label, WIDTH)
+
+    def closed(weights):
+        def model(x, t):
+            with_it, without = (conditional(x, t, (weights, each)) for each in (labels, none))
+            return without + scale * (with_it - without)
+
+        return sample(model, of, NOISE, steps=STEPS, method="sequential", adjoint="autodiff")
+
+    def given(weights):
+        args = (weights, labels), (weights, none)
+        return sample(
+            guided(conditional, scale), of, NOISE, steps=STEPS, args=args, method="newton"
+        )
+
+    def both(solve):
+        def loss(weights):
+            value = solve(weights).value
+            return jnp.square(value).sum(), value
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(WEIGHTS)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8),
+        both(given),
+        both(closed),
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: guided(3, 2.0), TypeError, "model is int, expected a function"),
+        (lambda: guided(predict, "much"), TypeError, "scale is 'much', expected a number"),
+        (
+            lambda: guided(predict, 2)(NOISE, 0, jnp.ones(2), jnp.ones(3)),
+            ValueError,
+            r"condition is float64\[2\] and no_condition is float64\[3\], expected the same",
+        ),
+    ],
+)
+def test_bad_guidance(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
 def test_one_step():
     of = schedule("ddim")
     results = [
@@ -233,6 +308,7 @@ BAD = [
         "schedule is dict, expected a deeppcr.diffusion.Schedule",
     ),
     ({"model": 3}, TypeError, "model is int, expected a function"),
+    ({"args": NOISE}, TypeError, r"args is float64\[3, 6\], expected a tuple"),
     (
         {"model": lambda x, t: x[:, :2]},
         TypeError,
@@ -273,4 +349,4 @@ def test_bad_input(change, error, message):
 
 
 def test_the_public_names():
-    assert sorted(deeppcr.diffusion.__all__) == ["Schedule", "load_unet", "sample"]
+    assert sorted(deeppcr.diffusion.__all__) == ["Schedule", "guided", "load_unet", "sample"]

@@ -1,6 +1,8 @@
 """Schedules against samples of diffusers (make_golden.py); their configurations; their errors."""
 
 import json
+import re
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +15,8 @@ from deeppcr.diffusion import Schedule
 from deeppcr.diffusion.prediction import Threshold
 from deeppcr.diffusion.schedulers import SCHEDULERS
 from tests.diffusion import ours
-from tests.diffusion.cases import CASES, FIRST, NOISE, Case, kept
+from tests.diffusion.cases import CASES, FIRST, NOISE, PARALLEL, Case, kept
+from tests.diffusion.published import FLUX, PUBLISHED
 
 DDIM = {
     "_class_name": "DDIMScheduler",
@@ -29,7 +32,10 @@ def golden():
     with np.load(Path(__file__).parent / "golden.npz") as file:
         figures = dict(file)
     assert figures["names"].tolist() == list(CASES), "the cases have changed: run make_golden again"
-    times = np.split(figures["times"], np.cumsum([case.steps for case in CASES.values()])[:-1])
+    parity = Path(__file__).with_name("parity.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in parity.splitlines()]
+    assert [row["case"] for row in rows if "case" in row] == list(CASES | PARALLEL)
+    times = np.split(figures["times"], np.cumsum(figures["calls"])[:-1])
     return dict(
         zip(CASES, zip(times, figures["sigmas"], figures["samples"], strict=True), strict=True)
     )
@@ -39,9 +45,10 @@ def golden():
 def test_samples_are_those_of_diffusers(name, golden):
     case = CASES[name]
     times, sigma, samples = golden[name]
-    schedule = Schedule.from_config(case.config, eta=case.eta)
+    schedule = case.schedule()
     table = schedule.table(case.steps)
-    assert table.time.dtype == (np.int32 if "Euler" not in schedule.scheduler else np.float32)
+    is_continuous = any(name in schedule.scheduler for name in ("Euler", "Heun", "LMS"))
+    assert table.time.dtype == (np.float32 if is_continuous else np.int32)
     np.testing.assert_allclose(table.time, times, rtol=1e-6)
     np.testing.assert_allclose(schedule.init_noise_sigma(case.steps), sigma, rtol=1e-6)
     found = kept(ours.walk(case))
@@ -50,20 +57,18 @@ def test_samples_are_those_of_diffusers(name, golden):
 
 
 def test_cases_cover_all_schedulers():
-    assert {case.config["_class_name"] for case in CASES.values()} == set(SCHEDULERS)
+    found = {case.config["_class_name"] for case in (CASES | PARALLEL).values()}
+    assert found == set(SCHEDULERS)
 
 
-WALKED = (
-    "sde midpoint",
-    "euler v_prediction",
-    "ddpm clipped",
-)  # between them they have all columns
+# Between them they have all columns: noise, memory, a scale, a correction, a learned variance.
+WALKED = ("sde midpoint", "euler v_prediction", "ddpm clipped", "ddpm learned_range")
 
 
 @pytest.mark.parametrize("name", WALKED)
 def test_steps_work_within_jit_vmap_and_grad(name):
     case = CASES[name]
-    first = Schedule.from_config(case.config).init_noise_sigma(case.steps) * FIRST
+    first = case.schedule().init_noise_sigma(case.steps) * FIRST
     noise = jnp.asarray(NOISE[: case.steps])
 
     def total(x):
@@ -82,7 +87,7 @@ def test_steps_work_within_jit_vmap_and_grad(name):
 @pytest.mark.parametrize("name", WALKED)
 def test_steps_keep_a_low_precision(name, dtype):
     case = CASES[name]
-    first = Schedule.from_config(case.config).init_noise_sigma(case.steps) * FIRST
+    first = case.schedule().init_noise_sigma(case.steps) * FIRST
     found = ours.scan(case, jnp.asarray(first, dtype), jnp.asarray(NOISE[: case.steps], dtype))
     assert found.dtype == dtype
     expected = ours.walk(case)[-1]
@@ -104,30 +109,58 @@ def test_thresholding_in_low_precision_and_its_derivative():
 
 def test_an_output_of_another_precision_leaves_the_state_as_it_is():
     table = Schedule.from_config(DDIM).table(4)
-    at = {name: column[0] for name, column in table.inputs(jnp.float32).items()}
+    at = jax.tree.map(lambda column: column[0], table.inputs(jnp.float32))
     moved = table.advance(jnp.ones((2, 3), jnp.float32), jnp.ones((2, 3), jnp.bfloat16), at)
     assert moved.dtype == jnp.float32
 
 
 @pytest.mark.parametrize(
-    "name", ["ddim eta", "ddim clipped", "euler sample", "ddpm v_prediction", "sde midpoint"]
+    "name", ["ddim eta", "ddim clipped", "euler sample", "unipc threshold", "plms v_prediction"]
 )
 def test_linear_part_is_the_derivative_with_the_output_held(name):
     case = CASES[name]
-    table = Schedule.from_config(case.config, eta=case.eta).table(case.steps)
-    inputs = table.inputs(jnp.float64) | {"noise": jnp.zeros(case.steps)}
-    small = jnp.array(1e-3)  # not clipped
+    table = case.schedule().table(case.steps)
+    inputs = table.inputs(jnp.float64) | {"noise": jnp.zeros((table.steps, 1, 1))}
+    small = jnp.full((1, 1), 1e-3)  # not clipped
 
     def moved(x, at):
-        state = (x, jnp.zeros(())) if table.remembers else x
-        return table.newest(table.advance(state, jnp.zeros(()), at))
+        start = jax.tree.map(jnp.zeros_like, table.begin(x))
+        state = start | {"x": x} if table.remembers else x
+        return table.newest(table.advance(state, jnp.zeros((1, 1)), at))[0, 0]
 
-    slopes = jax.vmap(jax.grad(moved), in_axes=(None, 0))(small, inputs)
+    slopes = jax.vmap(jax.grad(moved), in_axes=(None, 0))(small, inputs)[:, 0, 0]
     np.testing.assert_allclose(table.linear_part, slopes, rtol=1e-12)
 
 
+def test_the_logarithm_of_the_large_variance_is_that_variance():
+    """In diffusers, it is NaN."""
+    tables = [
+        Schedule.from_config({"_class_name": "DDPMScheduler", "variance_type": name}).table(5)
+        for name in ("fixed_large", "fixed_large_log")
+    ]
+    np.testing.assert_array_equal(*(table.update["x"]["noise"] for table in tables))
+
+
 def test_columns_that_are_nought_are_no_inputs():
-    assert set(Schedule.from_config(DDIM).table(4).inputs(jnp.float32)) == {"time", "a", "b"}
+    table = Schedule.from_config(DDIM).table(4)
+    assert set(table.inputs(jnp.float32)) == {"time", "x"}
+    assert set(table.inputs(jnp.float32)["x"]) == {"x", "m"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_configuration_is_taken_as_it_is(name):
+    """With one warning, which lists the fields of other schedulers, and no others."""
+    config, others, options = PUBLISHED[name]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        schedule = Schedule.from_config(config, **options)
+    assert len(said) == bool(others)
+    if said:
+        assert set(re.findall(r"(\w+)=", str(said[0].message))) == others
+        assert said[0].filename == __file__
+    read = {name: value for name, value in config.items() if name not in others}
+    assert schedule == Schedule.from_config(read, **options)
+    assert schedule.table(10).is_finite
 
 
 @pytest.mark.parametrize("form", [str, Path])
@@ -180,14 +213,16 @@ def bad(scheduler, message, steps=10, eta=0.0, **fields):
 
 BAD = [
     bad(
-        "PNDMScheduler",
-        r"_class_name is 'PNDMScheduler', expected one of \['DDIMParallelScheduler', 'DDIM",
+        "KDPM2DiscreteScheduler",
+        r"_class_name is 'KDPM2DiscreteScheduler', expected one of \['DDIMParallelScheduler', 'DDIM"
+        ".*; take HeunDiscreteScheduler, for the same models",
     ),
+    bad("PNDScheduler", "did you mean 'PNDMScheduler'"),
     bad(None, "_class_name is None"),
     bad(
         "DDIMScheduler",
-        "skip_prk_steps=True is not a field of DDIMScheduler, expected one of",
-        skip_prk_steps=True,
+        "step_offset=1 is not a field of DDIMScheduler, nor .* did you mean 'steps_offset'",
+        step_offset=1,
     ),
     bad(
         "DDIMScheduler",
@@ -238,9 +273,7 @@ BAD = [
         rescale_betas_zero_snr=True,
         timestep_spacing="trailing",
     ),
-    bad(
-        "DDPMScheduler", "eta is 0.5, but only DDIM has one: expected 0 for DDPMScheduler", eta=0.5
-    ),
+    bad("DDPMScheduler", "eta is 0.5, but DDPMScheduler takes none: expected 0", eta=0.5),
     bad(
         "DDPMScheduler",
         "dynamic_thresholding_ratio=99 is not .*a number from 0 to 1",
@@ -248,19 +281,18 @@ BAD = [
     ),
     bad(
         "DDPMScheduler",
-        "variance_type='learned_range' is not supported",
-        variance_type="learned_range",
+        "variance_type='learnt' is not supported.*'learned_range'",
+        variance_type="learnt",
     ),
-    bad(
-        "DDPMScheduler",
-        "variance_type='fixed_large_log' is not supported",
-        variance_type="fixed_large_log",
-    ),
-    bad(
-        "EulerDiscreteScheduler",
-        "use_beta_sigmas=True is not supported.*expected False",
-        use_beta_sigmas=True,
-    ),
+    bad("PNDMScheduler", "steps is 3, expected at least 4, or skip_prk_steps=True", steps=3),
+    bad("PNDMScheduler", "prediction_type='sample' is not supported", prediction_type="sample"),
+    bad("LCMScheduler", "steps is 51, expected at most original_inference_steps=50", steps=51),
+    bad("UniPCMultistepScheduler", "predict_x0=False with final_sigmas", predict_x0=False),
+    bad("UniPCMultistepScheduler", "not finite for steps=1000: some of its times", steps=1000),
+    bad("DEISMultistepScheduler", "not finite for steps=1000: some of its times", steps=1000),
+    bad("DPMSolverMultistepScheduler", "not finite for steps=1000: some of its", steps=1000),
+    bad("UniPCMultistepScheduler", "solver_p='x' is not supported.*expected None", solver_p="x"),
+    bad("UniPCMultistepScheduler", "shift_terminal needs use_flow_sigmas", shift_terminal=0.1),
     bad(
         "EulerDiscreteScheduler",
         "use_karras_sigmas and use_exponential_sigmas are True, expected at most one",
@@ -274,21 +306,25 @@ BAD = [
     ),
     bad(
         "DPMSolverMultistepScheduler",
-        "solver_order=3 is not supported.*>= 1 and <= 2",
-        solver_order=3,
+        "solver_order=4 is not supported.*>= 1 and <= 3",
+        solver_order=4,
     ),
     bad(
         "DPMSolverMultistepScheduler",
-        r"algorithm_type='dpmsolver' is not .*'sde-dpmsolver\+\+'",
+        r"with final_sigmas_type='zero': .*='sigma_min', or algorithm_type='dpmsolver\+\+'",
         algorithm_type="dpmsolver",
     ),
     bad(
-        "DPMSolverMultistepScheduler", "use_flow_sigmas=True is not supported", use_flow_sigmas=True
+        "DPMSolverMultistepScheduler",
+        "'sde-dpmsolver' has no third order, expected solver_order=2",
+        algorithm_type="sde-dpmsolver",
+        solver_order=3,
+        final_sigmas_type="sigma_min",
     ),
     bad(
         "DPMSolverMultistepScheduler",
-        "variance_type='learned' is not supported",
-        variance_type="learned",
+        "prediction_type='flow_prediction' needs use_flow_sigmas=True",
+        prediction_type="flow_prediction",
     ),
     bad(
         "DPMSolverMultistepScheduler",
@@ -298,13 +334,8 @@ BAD = [
     ),
     bad(
         "FlowMatchEulerDiscreteScheduler",
-        "use_dynamic_shifting=True is not supported",
+        "use_dynamic_shifting=True: the shift depends on the image; expected image_seq_len",
         use_dynamic_shifting=True,
-    ),
-    bad(
-        "FlowMatchEulerDiscreteScheduler",
-        "clip_sample=True is not a field of Flow",
-        clip_sample=True,
     ),
 ]
 
@@ -313,6 +344,38 @@ BAD = [
 def test_what_is_not_supported_is_named(config, steps, eta, message):
     with pytest.raises(ValueError, match=message):
         Schedule.from_config(config, eta=eta).table(steps)
+
+
+FLOW = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (DDIM, {"mu": 0.5}, "mu is 0.5, but DDIMScheduler takes none: expected None, or one of"),
+        (DDIM, {"image_seq_len": 64}, "image_seq_len is 64, but DDIMScheduler takes none"),
+        (FLOW, {"mu": 0.5}, "mu is 0.5, but use_dynamic_shifting is False"),
+        (FLUX, {"mu": 0.5, "image_seq_len": 64}, "mu and image_seq_len are given"),
+        (FLUX, {"image_seq_len": 0}, "image_seq_len is 0, expected how many tokens"),
+        (FLOW, {"sigmas": [1.0, 0.5]}, "steps is 10, but the schedule has 2 sigmas of its own"),
+        ({"_class_name": "UniPCMultistepScheduler"}, {"sigmas": [1.0]}, "use_flow_sigmas is False"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(config, options, message):
+    with pytest.raises(ValueError, match=message):
+        Schedule.from_config(config, **options).table(10)
+
+
+def test_the_shift_of_flux_follows_from_the_size_of_the_image():
+    """Linear in the number of tokens: 0.5 at 256, and 1.15 at 4096."""
+    sigmas = np.linspace(1, 1 / 8, 8)
+    for pixels, mu in ((256, 0.5), (1024, 1.15), (512, 0.5 + 0.65 * 768 / 3840)):
+        tokens = (pixels // 16) ** 2
+        schedule = Schedule.from_config(FLUX, image_seq_len=tokens, sigmas=sigmas)
+        assert schedule == Schedule.from_config(FLUX, mu=schedule.mu, sigmas=sigmas)
+        assert schedule.mu == pytest.approx(mu, abs=1e-12)
+        expected = 1000 * np.exp(mu) / (np.exp(mu) + 1 / sigmas - 1)
+        np.testing.assert_allclose(schedule.table(8).time, expected, rtol=1e-6)
 
 
 def test_what_is_no_configuration_is_named(tmp_path):
@@ -329,6 +392,6 @@ def test_what_is_no_configuration_is_named(tmp_path):
 
 
 def test_thresholding_needs_a_batch():
-    case = Case({"_class_name": "DDPMScheduler", "thresholding": True}, 3)
+    case = Case({"_class_name": "DDPMScheduler", "thresholding": True}, 3, {})
     with pytest.raises(ValueError, match="thresholding needs a batch axis"):
         ours.scan(case, jnp.ones(4), jnp.ones((3, 4)))

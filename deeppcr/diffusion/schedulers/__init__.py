@@ -5,10 +5,16 @@ A new scheduler is one small file and one line here.
 
 from deeppcr.diffusion.schedulers.ddim import DDIM
 from deeppcr.diffusion.schedulers.ddpm import DDPM
+from deeppcr.diffusion.schedulers.deis import DEIS
 from deeppcr.diffusion.schedulers.dpm_solver import DPM_SOLVER_MULTISTEP
 from deeppcr.diffusion.schedulers.euler import EULER
 from deeppcr.diffusion.schedulers.euler_ancestral import EULER_ANCESTRAL
 from deeppcr.diffusion.schedulers.flow_match_euler import FLOW_MATCH_EULER
+from deeppcr.diffusion.schedulers.heun import HEUN
+from deeppcr.diffusion.schedulers.lcm import LCM
+from deeppcr.diffusion.schedulers.lms import LMS
+from deeppcr.diffusion.schedulers.pndm import PNDM
+from deeppcr.diffusion.schedulers.unipc import UNIPC
 from deeppcr.diffusion.table import Scheduler
 
 SCHEDULERS: dict[str, Scheduler] = {
@@ -16,10 +22,30 @@ SCHEDULERS: dict[str, Scheduler] = {
     "DDIMScheduler": DDIM,
     "DDPMParallelScheduler": DDPM,
     "DDPMScheduler": DDPM,
+    "DEISMultistepScheduler": DEIS,
     "DPMSolverMultistepScheduler": DPM_SOLVER_MULTISTEP,
     "EulerAncestralDiscreteScheduler": EULER_ANCESTRAL,
     "EulerDiscreteScheduler": EULER,
     "FlowMatchEulerDiscreteScheduler": FLOW_MATCH_EULER,
+    "HeunDiscreteScheduler": HEUN,
+    "LCMScheduler": LCM,
+    "LMSDiscreteScheduler": LMS,
+    "PNDMScheduler": PNDM,
+    "UniPCMultistepScheduler": UNIPC,
 }
 
-__all__ = ["SCHEDULERS"]
+# Schedulers of diffusers that are not here, and one that samples the same models.
+INSTEAD = {
+    "DPMSolverSDEScheduler": "DPMSolverMultistepScheduler with algorithm_type='sde-dpmsolver++'",
+    "DPMSolverSinglestepScheduler": "DPMSolverMultistepScheduler",
+    "FlowMatchHeunDiscreteScheduler": "FlowMatchEulerDiscreteScheduler",
+    "FlowMatchLCMScheduler": "FlowMatchEulerDiscreteScheduler with stochastic_sampling=True",
+    "IPNDMScheduler": "PNDMScheduler",
+    "KDPM2AncestralDiscreteScheduler": "EulerAncestralDiscreteScheduler",
+    "KDPM2DiscreteScheduler": "HeunDiscreteScheduler",
+    "SASolverScheduler": "DPMSolverMultistepScheduler with algorithm_type='sde-dpmsolver++'",
+    "TCDScheduler": "LCMScheduler",
+    "UnCLIPScheduler": "DDPMScheduler with variance_type='learned_range'",
+}
+
+__all__ = ["INSTEAD", "SCHEDULERS"]

@@ -11,7 +11,7 @@ where ``noise_seen = (x - alpha x0) / sigma`` has the ``x0`` before any correcti
 import numpy as np
 
 from deeppcr.diffusion.config import Config, flag
-from deeppcr.diffusion.noise import BETA_FIELDS, alphas_cumprod_at, beta_between
+from deeppcr.diffusion.noise import ZERO_SNR_FIELD, alphas_cumprod_at, beta_between, beta_fields
 from deeppcr.diffusion.prediction import (
     CLIP_FIELDS,
     PREDICTION_FIELD,
@@ -23,7 +23,7 @@ from deeppcr.diffusion.table import Scheduler, Table, tabulate
 from deeppcr.diffusion.timesteps import integer_times, time_fields
 
 
-def table(config: Config, steps: int, eta: float) -> Table:
+def table(config: Config, steps: int) -> Table:
     """The table of DDIM."""
     times = integer_times(config, steps)
     last = (
@@ -34,26 +34,31 @@ def table(config: Config, steps: int, eta: float) -> Table:
     there = alphas_cumprod_at(config, times - config["num_train_timesteps"] // steps, last)
     alpha, sigma = np.sqrt(here), np.sqrt(1 - here)
     p, q = pred_original_sample(config["prediction_type"], alpha, sigma)
-    s = eta * np.sqrt((1 - there) / (1 - here) * beta_between(here, there))
+    s = config["eta"] * np.sqrt((1 - there) / (1 - here) * beta_between(here, there))
     seen = np.sqrt(1 - there - s**2) / sigma
     return tabulate(
         times,
         predicts=(p, q),
-        a=seen * (1 - alpha * p),
-        b=seen * -alpha * q,
-        c=np.sqrt(there),
-        s=s,
+        update={
+            "x": {
+                "x": seen * (1 - alpha * p),
+                "m": seen * -alpha * q,
+                "x0": np.sqrt(there),
+                "noise": s,
+            }
+        },
         correct=find_correction(config),
     )
 
 
 DDIM = Scheduler(
-    BETA_FIELDS
+    beta_fields()
+    | ZERO_SNR_FIELD
     | time_fields("leading")
     | PREDICTION_FIELD
     | CLIP_FIELDS
     | THRESHOLD_FIELDS
     | {"set_alpha_to_one": flag(True)},
     table,
-    takes_eta=True,
+    options=("eta",),
 )

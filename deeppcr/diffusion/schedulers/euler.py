@@ -9,63 +9,51 @@ x``:
 import numpy as np
 
 from deeppcr.diffusion.config import Config, number, one_of
+from deeppcr.diffusion.grid import continuous_grid
 from deeppcr.diffusion.noise import (
-    BETA_FIELDS,
     RAMP_FIELDS,
+    ZERO_SNR_FIELD,
     alpha_sigma,
-    find_ramp,
+    beta_fields,
     init_noise_sigma,
-    last_sigma,
-    sigmas_at,
-    times_of,
-    training_sigmas,
 )
 from deeppcr.diffusion.prediction import PREDICTION_FIELD, pred_original_sample
-from deeppcr.diffusion.table import Scheduler, Table, tabulate
-from deeppcr.diffusion.timesteps import spaced_times, time_fields
+from deeppcr.diffusion.table import Column, Scheduler, Table, tabulate
+from deeppcr.diffusion.timesteps import time_fields
 
-FIELDS = BETA_FIELDS | time_fields("linspace")
+FIELDS = beta_fields() | ZERO_SNR_FIELD | time_fields("linspace")
 
 
-def table(config: Config, steps: int, eta: float) -> Table:
+def table(config: Config, steps: int) -> Table:
     """The table of Euler's method."""
-    trained = training_sigmas(config)
-    times = spaced_times(config, steps, config["num_train_timesteps"]).astype(np.float32)
-    sigmas = sigmas_at(trained, times)
-    if config["interpolation_type"] == "log_linear":
-        sigmas = np.exp(np.linspace(np.log(trained[-1]), np.log(trained[0]), steps + 1))
-    ramp = find_ramp(config)
-    if ramp:
-        first = sigmas[0] if config["sigma_max"] is None else config["sigma_max"]
-        last = sigmas[-1] if config["sigma_min"] is None else config["sigma_min"]
-        sigmas = ramp(first, last, steps)
-        times = times_of(trained, sigmas)
-    sigmas = np.append(sigmas, last_sigma(config, trained))[: steps + 1]
+    times, sigmas = continuous_grid(config, steps)
     if config["timestep_type"] == "continuous" and config["prediction_type"] == "v_prediction":
-        times = 0.25 * np.log(sigmas[:-1])
+        times = (0.25 * np.log(sigmas[:-1])).astype(np.float32)
     return euler_steps(config, times, sigmas, sigmas[1:])
 
 
 def euler_steps(
-    config: Config,
-    times: np.ndarray,
-    sigmas: np.ndarray,
-    to: np.ndarray,
-    s: np.ndarray | float = 0.0,
+    config: Config, times: np.ndarray, sigmas: np.ndarray, to: np.ndarray, s: Column = 0.0
 ) -> Table:
     """Steps from all sigmas but the last ``to`` others, and then noise of deviation ``s``."""
     here = sigmas[:-1]
-    alpha, sigma = alpha_sigma(here)
-    p, q = pred_original_sample(config["prediction_type"], alpha, sigma)
+    alpha, predicts = predicts_from(config, here)
     return tabulate(
-        times.astype(np.float32),
+        times,
         scale=alpha,
-        predicts=(alpha * p, q),
-        a=to / here,
-        c=1 - to / here,
-        s=s,
+        predicts=predicts,
+        update={"x": {"x": to / here, "x0": 1 - to / here, "noise": s}},
         init_noise_sigma=init_noise_sigma(config, sigmas),
     )
+
+
+def predicts_from(
+    config: Config, sigmas: np.ndarray
+) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """``alpha``, and ``(p, q)`` for ``x = x0 + sigma noise``: the model sees ``alpha x``."""
+    alpha, sigma = alpha_sigma(sigmas)
+    p, q = pred_original_sample(config["prediction_type"], alpha, sigma)
+    return alpha, (alpha * p, q)
 
 
 EULER = Scheduler(

@@ -13,7 +13,7 @@ from deeppcr.diffusion.table import Scheduler, Table
 from deeppcr.diffusion.timesteps import spaced_times
 
 
-def table(config: Config, steps: int, eta: float) -> Table:
+def table(config: Config, steps: int) -> Table:
     """The table of Euler's method with ancestral noise."""
     times = spaced_times(config, steps, config["num_train_timesteps"]).astype(np.float32)
     sigmas = np.append(sigmas_at(training_sigmas(config), times), 0.0)

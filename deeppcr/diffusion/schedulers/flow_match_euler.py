@@ -5,42 +5,47 @@ noise:
 
     x' = x + (sigma' - sigma) output    or    x' = (1 - sigma') x0 + sigma' noise
 
-Sigmas are shifted towards the noise by ``sigma -> shift sigma / (1 + (shift - 1) sigma)`` (Esser et
-al., ICML 2024, equation 23).
+Sigmas are shifted towards the noise: by ``shift``, or by a ``mu`` that depends on the size of the
+image.
 """
 
 import numpy as np
 
-from deeppcr.diffusion.config import Config, count, flag, number, off, one_of
+from deeppcr.diffusion.config import Config, count, flag, number, one_of
+from deeppcr.diffusion.grid import find_shift, given_sigmas, shifted, stretched
 from deeppcr.diffusion.noise import RAMP_FIELDS, find_ramp
 from deeppcr.diffusion.table import Scheduler, Table, tabulate
 
 
-def table(config: Config, steps: int, eta: float) -> Table:
+def table(config: Config, steps: int) -> Table:
     """The table of Euler's method for flow matching."""
     sigmas = _sigmas(config, steps)
     end = 0.0
     if config["invert_sigmas"]:
         sigmas, end = 1 - sigmas, 1.0
-    times = (sigmas * config["num_train_timesteps"]).astype(np.float32)
     there = np.append(sigmas[1:], end)
-    predicts = np.ones(steps), -sigmas
     if config["stochastic_sampling"]:
-        return tabulate(times, predicts=predicts, c=1 - there, s=there)
-    return tabulate(times, predicts=predicts, a=1.0, b=there - sigmas)
+        x = {"x0": 1 - there, "noise": there}
+    else:
+        x = {"x": np.ones(steps), "m": there - sigmas}
+    return tabulate(
+        (sigmas * config["num_train_timesteps"]).astype(np.float32),
+        predicts=(1.0, -sigmas),
+        update={"x": x},
+    )
 
 
 def _sigmas(config: Config, steps: int) -> np.ndarray:
     """The sigmas that the steps go from."""
-
-    def shifted(sigma: np.ndarray) -> np.ndarray:
-        return config["shift"] * sigma / (1 + (config["shift"] - 1) * sigma)
-
-    # diffusers shifts the two ends, and then all sigmas between them once more.
-    first, last = shifted(np.array([1.0, 1 / config["num_train_timesteps"]]))
-    sigmas = shifted(np.linspace(first, last, steps))
-    if config["shift_terminal"]:
-        sigmas = 1 - (1 - sigmas) / ((1 - sigmas[-1]) / (1 - config["shift_terminal"]))
+    shift = find_shift(config, "shift")
+    sigmas = given_sigmas(config, steps)
+    if sigmas is None:
+        ends = np.array([1.0, 1 / config["num_train_timesteps"]])
+        # diffusers shifts the two ends, and then all sigmas between them once more; with dynamic
+        # shifting, only once.
+        ends = ends if config["use_dynamic_shifting"] else shifted(ends, shift)
+        sigmas = np.linspace(ends[0], ends[1], steps)
+    sigmas = stretched(config, shifted(sigmas, shift))
     ramp = find_ramp(config)
     return ramp(sigmas[0], sigmas[-1], steps) if ramp else sigmas
 
@@ -50,8 +55,7 @@ FLOW_MATCH_EULER = Scheduler(
     | {
         "num_train_timesteps": count(1000),
         "shift": number(1.0),
-        "use_dynamic_shifting": off(),
-        # Only dynamic shifting, which is off, reads the next five.
+        "use_dynamic_shifting": flag(False),
         "base_shift": number(0.5, optional=True),
         "max_shift": number(1.15, optional=True),
         "base_image_seq_len": count(256),
@@ -62,4 +66,5 @@ FLOW_MATCH_EULER = Scheduler(
         "stochastic_sampling": flag(False),
     },
     table,
+    options=("mu", "sigmas"),
 )
