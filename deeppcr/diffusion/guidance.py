@@ -17,7 +17,7 @@ def guided(
     r"""A conditional model with classifier-free guidance.
 
     Its output is $u + s (c - u)$, from those for a condition, $c$, and for none, $u$. Both are
-    evaluated as one batch of two.
+    evaluated as one batch of two. All of the output is guided, a learned variance, too.
 
     Args:
         model: ``model(x, t, condition) -> output``, a JAX function; ``condition`` is an array, or a

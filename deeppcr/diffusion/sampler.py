@@ -82,8 +82,8 @@ def sample(
     Returns:
         a `deeppcr.Solution`. ``value`` has the samples, of the shape and dtype of ``x_T``, and
         ``trajectory`` the sample after every model call, ``[steps, *batch, ...]`` (more for Heun
-        and PNDM, see `Schedule.table`). Differentiable with
-        respect to ``x_T``, ``args``, and the arrays that the model closes over.
+        and PNDM, see `Schedule.table`). Differentiable with respect to ``x_T``, ``args``, and the
+        arrays that the model closes over.
 
     Raises:
         TypeError: ``x_T`` is not floating, the model returns another shape, or ``schedule`` is not
