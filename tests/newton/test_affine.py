@@ -26,6 +26,17 @@ def in_a_loop(z, x):
     return jax.lax.scan(lambda z, a: (a * z + x[1], None), z, x[0][:2])[0]
 
 
+@jax.custom_jvp
+def doubled(z):
+    """Twice its operand, with the derivative of something else."""
+    return 2 * z
+
+
+@doubled.defjvp
+def _(primals, tangents):
+    return doubled(*primals), tangents[0]
+
+
 AFFINE = {
     "diagonal": lambda z, x: x[0] * z + (1 - x[0]) * x[1],
     "dense": lambda z, x: x[0] * (z @ MIXED) + x[1],
@@ -39,6 +50,7 @@ OTHERS = {
     "a choice by the state": lambda z, x: jnp.where(z > 0, z, x[1]),
     "rounded": lambda z, x: 0.5 * z + jnp.floor(z),
     "a stopped derivative": lambda z, x: 0.5 * z + jax.lax.stop_gradient(z),
+    "a derivative of one's own": lambda z, x: 0.1 * doubled(z) + x[1],
     "divided by the state": lambda z, x: x[0] / z,
 }
 
