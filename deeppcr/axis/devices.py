@@ -19,12 +19,13 @@ from deeppcr.axis.local import ChainAxis
 class DeviceAxis(ChainAxis):
     """One of ``count`` equal shards along the mesh axis ``mesh_axis``; see `ChainAxis`.
 
-    ``numbers``: for several mesh axes, the number of each device in the order of the mesh, as used
-    by `jax.lax.ppermute`. ``descending``: see `ChainSharding`.
+    ``ordered``: several mesh axes in the order of the mesh, and ``numbers``, the number of each
+    device in that order, as `jax.lax.ppermute` takes them. ``descending``: see `ChainSharding`.
     """
 
     count: int = 1
     mesh_axis: str | tuple[str, ...] = ""
+    ordered: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()
     descending: bool = False
 
@@ -49,7 +50,7 @@ class DeviceAxis(ChainAxis):
         pairs = [(numbers[p], numbers[p + distance]) for p in range(self.size - distance)]
         if self._from_last_device:
             pairs = [(target, source) for source, target in pairs]
-        return jax.tree.map(lambda leaf: lax.ppermute(leaf, self.mesh_axis, pairs), tree)
+        return jax.tree.map(lambda leaf: self._moved(leaf, pairs), tree)
 
     def in_order(self, arrays: list[Array]) -> list[Array]:
         """See `ChainAxis`: on a descending axis each shard goes to the device at the other end."""
@@ -57,7 +58,11 @@ class DeviceAxis(ChainAxis):
             return arrays
         numbers = tuple(self.numbers or range(self.size))
         pairs = list(zip(numbers, reversed(numbers), strict=True))
-        return [lax.ppermute(x, self.mesh_axis, pairs) for x in arrays]
+        return [self._moved(x, pairs) for x in arrays]
+
+    def _moved(self, x: Array, pairs: list[tuple[int, int]]) -> Array:
+        """Every shard on another device."""
+        return lax.ppermute(x, self.ordered or self.mesh_axis, pairs)
 
     def before(self, entry: Array, states: Array) -> Array:
         """See `ChainAxis`."""

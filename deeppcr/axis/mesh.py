@@ -71,8 +71,10 @@ class ChainSharding(ChainAxis):
         """The chain axis of one device, inside `per_shard`."""
         if not self.mesh_axis:
             return ChainAxis(self.backwards)
-        numbers = _device_numbers(self.mesh, self.mesh_axis)
-        return DeviceAxis(self.backwards, self.size, self.mesh_axis, numbers, self.descending)
+        ordered, numbers = _device_numbers(self.mesh, self.mesh_axis)
+        return DeviceAxis(
+            self.backwards, self.size, self.mesh_axis, ordered, numbers, self.descending
+        )
 
     @property
     def along(self) -> P:
@@ -155,12 +157,13 @@ class ChainSharding(ChainAxis):
         return run(*parts, shared)
 
 
-def _device_numbers(mesh: Any, axis: MeshAxis) -> tuple[int, ...]:
-    """The numbers of the devices along several axes, in the order of the mesh."""
+def _device_numbers(mesh: Any, axis: MeshAxis) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Several axes in the order of the mesh, and the numbers of the devices along them."""
     names = _names(axis)
     ordered = [name for name in mesh.axis_names if name in names]
     numbers = np.arange(count_devices(mesh, axis)).reshape([mesh.shape[name] for name in ordered])
-    return tuple(numbers.transpose([ordered.index(name) for name in names]).reshape(-1).tolist())
+    numbers = numbers.transpose([ordered.index(name) for name in names])
+    return tuple(ordered), tuple(numbers.reshape(-1).tolist())
 
 
 def _names(axis: MeshAxis) -> tuple[str, ...]:
