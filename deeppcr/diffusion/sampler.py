@@ -22,6 +22,7 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
 from deeppcr.chain import Chain
 from deeppcr.checks import check_count, describe, describe_type
+from deeppcr.diffusion.images import Inpaint, inpainted
 from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table, coarse_guess
 from deeppcr.linear import LinearSolver
@@ -38,7 +39,9 @@ def sample(
     x_T: Array,
     *,
     steps: int,
+    start: int = 0,
     args: tuple[Any, ...] = (),
+    inpaint: Inpaint | None = None,
     key: Array | None = None,
     method: str | Method = "auto",
     coarse: int | None = None,
@@ -61,8 +64,11 @@ def sample(
         x_T: ``[*batch, ...]``, floating, the initial state. Pure noise is a standard normal times
             ``schedule.init_noise_sigma(steps)``.
         steps: integer >= 1, the number of denoising steps.
+        start: integer >= 0 and < ``steps``, how many steps are left out at the start, for
+            image-to-image: then ``x_T`` is `Schedule.add_noise` of an image.
         args: a tuple of what the model takes besides: pytrees of arrays, such as weights, labels or
             embeddings of a text. See `guided` for classifier-free guidance.
+        inpaint: the part of an image that the samples keep, see `Inpaint`; None: none.
         key: a `jax.random` key, for schedules that add noise.
         method: as in `deeppcr.solve`. For images, whose Jacobians do not fit into memory, use
             "picard" with a ``window``.
@@ -81,9 +87,9 @@ def sample(
 
     Returns:
         a `deeppcr.Solution`. ``value`` has the samples, of the shape and dtype of ``x_T``, and
-        ``trajectory`` the sample after every model call, ``[steps, *batch, ...]`` (more for Heun
-        and PNDM, see `Schedule.table`). Differentiable with respect to ``x_T``, ``args``, and the
-        arrays that the model closes over.
+        ``trajectory`` the sample after every model call, ``[steps - start, *batch, ...]`` (more for
+        Heun and PNDM, see `Schedule.table`). Differentiable with respect to ``x_T``, ``args``,
+        ``inpaint``, and the arrays that the model closes over.
 
     Raises:
         TypeError: ``x_T`` is not floating, the model returns another shape, or ``schedule`` is not
@@ -131,12 +137,12 @@ def sample(
     conditioned = _bind(model, args)
     _check_is_parallel(chosen, coarse=coarse, window=window)
 
-    table = schedule.table(steps)
+    table = inpainted(schedule.table(steps, start), inpaint, x_T)
     inputs = table.inputs(x_T.dtype)
     if table.is_noisy:
         inputs["noise"] = step_noise(_checked_key(key, schedule), table.steps, x_T)
-    start = table.begin(x_T)
-    _check_output(conditioned, table, start, inputs, x_T)
+    state = table.begin(x_T)
+    _check_output(conditioned, table, state, inputs, x_T)
     step = table.step(conditioned)
 
     options: dict[str, Any] = {}
@@ -147,7 +153,7 @@ def sample(
     if progress is not False:
         options["progress"] = progress
     chosen = dataclasses.replace(chosen, **options)
-    found = solve(Chain(step, inputs), start, method=chosen, adjoint=adjoint, batch_ndim=batch_ndim)
+    found = solve(Chain(step, inputs), state, method=chosen, adjoint=adjoint, batch_ndim=batch_ndim)
     return dataclasses.replace(
         found, value=table.newest(found.value), trajectory=table.newest(found.trajectory)
     )

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
 
 from deeppcr.checks import check_count, describe, did_you_mean
 from deeppcr.diffusion.config import Config, fill, read_config
+from deeppcr.diffusion.images import as_image, noisy
 from deeppcr.diffusion.schedulers import INSTEAD, SCHEDULERS
 from deeppcr.diffusion.table import Table
 
@@ -109,25 +112,33 @@ class Schedule:
             None if sigmas is None else tuple(float(sigma) for sigma in sigmas),
         )
 
-    def table(self, steps: int) -> Table:
+    def table(self, steps: int, start: int = 0) -> Table:
         """The coefficients of a sampler with ``steps`` steps.
 
         Args:
             steps: integer >= 1.
+            start: integer >= 0 and < ``steps``, how many steps are left out at the start: those
+                before an image to which noise was added, see `Schedule.add_noise`. Multistep
+                solvers know no earlier steps there.
 
         Returns:
             a table of float64 arrays ``[L]``; among them ``time``, and ``linear_part``, the $a$
             of a step $a x + b model(x, t)$. ``L`` is the number of model calls: ``steps``, or more
-            for Heun (``2 steps - 1``) and PNDM.
+            for Heun (``2 steps - 1``) and PNDM; those of the steps that are left out are not
+            counted.
 
         Raises:
-            ValueError: the scheduler does not support this number of steps.
+            ValueError: the scheduler does not support this number of steps, or ``start``.
         """
         check_count("steps", steps, "how many denoising steps")
+        check_count("start", start, "how many steps are left out", least=0)
+        if start >= steps:
+            raise ValueError(f"start is {start}, expected an integer < steps = {steps}.")
+        scheduler = SCHEDULERS[self.scheduler]
+        options = {"eta": self.eta, "mu": self.mu, "sigmas": self.sigmas, "start": start}
         with np.errstate(all="ignore"):  # checked below
-            table = SCHEDULERS[self.scheduler].table(
-                dict(self.config) | {"eta": self.eta, "mu": self.mu, "sigmas": self.sigmas}, steps
-            )
+            table = scheduler.table(dict(self.config) | options, steps)
+        table = table.tail(scheduler.calls * start)
         if not table.is_finite:
             raise ValueError(
                 f"{self} has coefficients that are not finite for steps={steps}: some of its times "
@@ -139,6 +150,38 @@ class Schedule:
     def init_noise_sigma(self, steps: int) -> float:
         """The standard deviation of the initial noise ``x_T`` for this number of steps."""
         return self.table(steps).init_noise_sigma
+
+    def add_noise(self, image: ArrayLike, noise: ArrayLike, *, steps: int, start: int = 0) -> Array:
+        r"""A noisy image, $\alpha x_0 + \sigma \xi$, as step ``start`` of ``steps`` expects it.
+
+        To sample from it is image-to-image (Meng et al., *SDEdit*, ICLR 2022): `sample` takes it as
+        ``x_T``, with the same ``steps`` and ``start``. The ``strength`` of diffusers is the share
+        of steps that are left: ``start = steps - int(steps * strength)``.
+
+        Args:
+            image: $x_0$, floating.
+            noise: $\xi$, standard normal, of the shape of ``image``.
+            steps: integer >= 1.
+            start: integer >= 0 and < ``steps``.
+
+        Returns:
+            an array of the shape and dtype of ``image``.
+
+        Raises:
+            TypeError: ``image`` or ``noise`` is not floating.
+            ValueError: their shapes differ; as for `Schedule.table`.
+
+        Example:
+            >>> config = {"_class_name": "EulerDiscreteScheduler"}
+            >>> schedule = deeppcr.diffusion.Schedule.from_config(config)
+            >>> image, noise = jnp.ones(3), jnp.array([-1.0, 0.0, 1.0])
+            >>> noisy = schedule.add_noise(image, noise, steps=50, start=49)
+            >>> [f"{x:.2f}" for x in noisy]
+            ['0.99', '1.00', '1.01']
+        """
+        x_0 = as_image("image", image)
+        level = {name: column[0] for name, column in self.table(steps, start).levels.items()}
+        return noisy(level, x_0, as_image("noise", noise, x_0.shape))
 
     def __repr__(self) -> str:
         fields = SCHEDULERS[self.scheduler].fields

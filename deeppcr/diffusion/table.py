@@ -34,6 +34,7 @@ from deeppcr.diffusion.variance import Learned
 Column = np.ndarray | float
 Terms = Mapping[str, Column]  # of a linear combination: coefficients by name
 Columns = dict[str, np.ndarray]
+LEVEL = ("alpha", "sigma")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,6 +44,8 @@ class Table:
     Attributes:
         time: ``[L]``, int32 or float32: the model's second argument.
         scale: ``[L]``, float64 like all that follow: the model's first argument is ``scale x``.
+        levels: ``[L]`` each: ``alpha`` and ``sigma`` of ``x = alpha x_0 + sigma noise``, to which
+            the noise of ``x`` corresponds.
         predict: ``[L]`` each: the coefficients ``p`` of ``x`` and ``q`` of ``m`` in ``x0``.
         update: ``[L]`` each: those of the next ``x``, and of the next memory.
         correct: the correction of the predicted original sample, or None.
@@ -52,6 +55,7 @@ class Table:
 
     time: np.ndarray
     scale: np.ndarray
+    levels: Columns
     predict: Columns
     update: dict[str, Columns]
     correct: Correction | None
@@ -81,6 +85,22 @@ class Table:
         every += [self.learned.span] if self.learned else []
         return bool(np.isfinite([self.init_noise_sigma, *np.concatenate(every)]).all())
 
+    def tail(self, start: int) -> "Table":
+        """The steps from the one with this index on."""
+
+        def cut(columns: Columns) -> Columns:
+            return {name: column[start:] for name, column in columns.items()}
+
+        return dataclasses.replace(
+            self,
+            time=self.time[start:],
+            scale=self.scale[start:],
+            levels=cut(self.levels),
+            predict=cut(self.predict),
+            update={name: cut(row) for name, row in self.update.items()},
+            learned=self.learned and Learned(self.learned.variance_type, self.learned.span[start:]),
+        )
+
     @property
     def linear_part(self) -> np.ndarray:
         """``[L]``: the derivative of the next ``x`` by ``x``, for a fixed output, uncorrected."""
@@ -92,8 +112,6 @@ class Table:
 
         The columns are of ``dtype``, or of float32 if that has more bits.
         """
-        if jnp.dtype(dtype).itemsize < 4:
-            dtype = jnp.float32  # in bfloat16 most coefficients of a long sampler are 1
         columns: dict[str, Any] = {name: _needed(row) for name, row in self.update.items()}
         if any("x0" in row for row in self.update.values()):
             columns["x0"] = _needed(self.predict)
@@ -102,7 +120,7 @@ class Table:
             columns["span"] = self.learned.span
         used = {name: column for name, column in columns.items() if len(column)}
         return {"time": jnp.asarray(self.time)} | jax.tree.map(
-            lambda column: jnp.asarray(column, dtype), used
+            lambda column: jnp.asarray(column, precise(dtype)), used
         )
 
     def begin(self, x: Any) -> Any:
@@ -152,16 +170,19 @@ class Scheduler:
         fields: the fields of its configuration, by name.
         table: ``table(config, steps)``, where ``config`` has all fields, and the options.
         options: what it takes besides: names of arguments of `Schedule.from_config`.
+        calls: the model calls of each step, but for the last.
     """
 
     fields: Mapping[str, Field]
     table: Callable[[Config, int], Table]
     options: tuple[str, ...] = ()
+    calls: int = 1
 
 
 def tabulate(
     time: np.ndarray,
     *,
+    levels: tuple[Column, Column],
     predicts: tuple[Column, Column],
     update: Mapping[str, Terms],
     scale: Column = 1.0,
@@ -169,7 +190,7 @@ def tabulate(
     learned: Learned | None = None,
     init_noise_sigma: float = 1.0,
 ) -> Table:
-    """The table of these columns; ``predicts`` is ``(p, q)``.
+    """The table of these columns; ``levels`` is ``(alpha, sigma)``, and ``predicts`` is ``(p, q)``.
 
     Coefficients that are all zero are left out, and so is memory that nothing reads.
     """
@@ -193,6 +214,7 @@ def tabulate(
     return Table(
         time=time,
         scale=wide({"scale": scale})["scale"],
+        levels=wide(dict(zip(LEVEL, levels, strict=True))),
         predict=predict,
         update={name: row for name, row in rows.items() if name in read},
         correct=correct,
@@ -221,6 +243,11 @@ def by_step(rows: list[dict[str, float]]) -> dict[str, np.ndarray]:
     return {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
 
 
+def steps_known(config: Config, steps: int) -> np.ndarray:
+    """``[L]``: how many steps a multistep method knows, with this one: the first is ``start``."""
+    return np.maximum(np.arange(steps) + 1 - config["start"], 1)
+
+
 def multistep(x: Terms, weights: np.ndarray, remembered: Terms) -> dict[str, Terms]:
     """The update of a linear multistep method: ``x' = .. + w_0 y + w_1 y_1 + ..``.
 
@@ -240,6 +267,11 @@ def multistep(x: Terms, weights: np.ndarray, remembered: Terms) -> dict[str, Ter
     for i in range(1, count):
         update[f"y{i}"] = remembered if i == 1 else {f"y{i - 1}": 1.0}
     return update
+
+
+def precise(dtype: DTypeLike) -> Any:
+    """This dtype, or float32: in bfloat16 most coefficients of a long sampler are 1."""
+    return jnp.float32 if jnp.dtype(dtype).itemsize < 4 else jnp.dtype(dtype)
 
 
 def _needed(columns: Columns) -> Columns:

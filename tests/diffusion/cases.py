@@ -9,6 +9,8 @@ from deeppcr.diffusion import Schedule
 SHAPE = (2, 3, 4)
 MATRIX = np.sin(1.7 * np.arange(16)).reshape(4, 4)
 FIRST = 1.5 * np.cos(2.3 * np.arange(24)).reshape(SHAPE)
+IMAGE = np.cos(0.7 * np.arange(24)).reshape(SHAPE)
+MASK = np.array([1.0, 0.0, 1.0, 0.5])  # of an image with a part that is known
 NOISE = 1.4 * np.sin(1.1 * np.arange(24 * 24)).reshape(24, *SHAPE)
 
 SPACINGS = ("leading", "linspace", "trailing")
@@ -35,11 +37,15 @@ THRESHOLD = {"thresholding": True, "sample_max_value": 1.5, "dynamic_thresholdin
 
 
 class Case(NamedTuple):
-    """A configuration, how many steps, and options of `Schedule.from_config`."""
+    """A configuration, how many steps, and options of `Schedule.from_config`.
+
+    Where steps are left out at the start, samples start from an image and keep a part of it.
+    """
 
     config: dict[str, Any]
     steps: int
     options: dict[str, Any]
+    start: int = 0
 
     def schedule(self) -> Schedule:
         """Ours."""
@@ -93,10 +99,10 @@ def cases() -> dict[str, Case]:
     """The configurations by name."""
     found = {}
 
-    def add(name: str, scheduler: str, steps: int = 12, **config: Any) -> None:
+    def add(name: str, scheduler: str, steps: int = 12, start: int = 0, **config: Any) -> None:
         assert name not in found
         options = {option: config.pop(option) for option in OPTIONS if option in config}
-        found[name] = Case({"_class_name": scheduler, **config}, steps, options)
+        found[name] = Case({"_class_name": scheduler, **config}, steps, options, start)
 
     def add_common(short: str, scheduler: str, **config: Any) -> None:
         """What all schedulers have that go by betas."""
@@ -401,6 +407,23 @@ def cases() -> dict[str, Case]:
     add("lcm trained", lcm, steps=4, **BETAS["trained"])
     add("lcm linear", lcm, steps=4, beta_schedule="linear", beta_start=0.0001, beta_end=0.02)
     add("lcm zero_snr", lcm, steps=4, **BETAS["zero_snr"])
+
+    # From a noisy image, of which a part is kept.
+    add("ddim image", ddim, start=5, eta=0.7, **BETAS["scaled"])
+    add("ddpm image", ddpm, start=11)
+    add("euler image", euler, start=5, timestep_spacing="leading")
+    add("ancestral image", ancestral, start=3)
+    for order in (2, 3):
+        add(f"dpm order {order} image", dpm, start=5, solver_order=order)
+        add(f"deis order {order} image", deis, start=5, solver_order=order)
+        add(f"unipc order {order} image", unipc, start=5, solver_order=order)
+    add("dpm flow image", dpm, start=4, **FLOW)
+    add("flow image", flow, start=4, shift=3.0)
+    for start in (1, 5, 11):
+        add(f"plms image from {start}", pndm, start=start, skip_prk_steps=True)
+    add("heun image", heun, start=5)
+    add("lms image", lms, start=5)
+    add("lcm image", lcm, steps=4, start=1)
     return found
 
 

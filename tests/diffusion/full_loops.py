@@ -8,7 +8,6 @@ import dataclasses
 from typing import Any, NamedTuple
 from unittest import mock
 
-import diffusers
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ class Loop(NamedTuple):
         total: the sum of the absolute values of the sample at the end, or None.
         mean: their mean, where the sum is not tested.
         steps: how many.
-        begin: the step that the loop begins with, from a noisy sample.
+        start: the step that the loop starts with, from a noisy sample.
         rescales: whether it steps from the model's scaled input, in place of the sample itself.
         image: whether samples have two axes besides the channels, or one.
     """
@@ -36,7 +35,7 @@ class Loop(NamedTuple):
     total: float | None = None
     mean: float | None = None
     steps: int = 10
-    begin: int = 0
+    start: int = 0
     rescales: bool = False
     image: bool = True
 
@@ -72,14 +71,14 @@ def loops() -> dict[str, Loop]:
             f"{short} no alpha to one": Loop(
                 ddim, CLIPPED | {"beta_start": 0.01, "set_alpha_to_one": False}, 149.0784
             ),
-            f"{short} noise": Loop(ddim, CLIPPED, 354.5418, begin=8),
+            f"{short} noise": Loop(ddim, CLIPPED, 354.5418, start=8),
         }
     for short in ("DDPM", "DDPMParallel"):
         ddpm = f"{short}Scheduler"
         found |= {
             f"{short} no noise": Loop(ddpm, CLIPPED, 258.9606, steps=1000),
             f"{short} v": Loop(ddpm, CLIPPED | V, 202.0296, steps=1000),
-            f"{short} noise": Loop(ddpm, CLIPPED, 387.9466, steps=1000, begin=998),
+            f"{short} noise": Loop(ddpm, CLIPPED, 387.9466, steps=1000, start=998),
         }
     pndm = "PNDMScheduler"
     found |= {
@@ -100,7 +99,7 @@ def loops() -> dict[str, Loop]:
         found |= {
             f"{short} no noise": Loop(name, LONG, plain, rescales=True),
             f"{short} v": Loop(name, LONG | V, v, rescales=True),
-            f"{short} noise": Loop(name, LONG, noisy, begin=8, rescales=True),
+            f"{short} noise": Loop(name, LONG, noisy, start=8, rescales=True),
         }
         if karras is not None:
             found[f"{short} karras"] = Loop(name, LONG | KARRAS, karras, rescales=True)
@@ -116,15 +115,19 @@ def loops() -> dict[str, Loop]:
         "DPM v": Loop(multi, MULTI | V, mean=0.2251),
         "DPM karras v": Loop(multi, MULTI | V | KARRAS, mean=0.2096),
         "DPM lu v": Loop(multi, MULTI | V | {"use_lu_lambdas": True}, mean=0.1554),
+        "DPM noise": Loop(multi, MULTI, 318.4111, start=5),
         "UniPC no noise": Loop(unipc, SOLVER, mean=0.2464),
+        "UniPC noise": Loop(unipc, SOLVER, 315.5757, start=8),
         "UniPC karras": Loop(unipc, SOLVER | KARRAS, mean=0.2925),
         "UniPC v": Loop(unipc, SOLVER | V, mean=0.1014),
         "UniPC karras v": Loop(unipc, SOLVER | KARRAS | V, mean=0.1966),
         "UniPC 1D no noise": Loop(unipc, SOLVER, mean=0.2441, image=False),
+        "UniPC 1D noise": Loop(unipc, SOLVER, 39.0870, start=8, image=False),
         "UniPC 1D karras": Loop(unipc, SOLVER | KARRAS, mean=0.2898, image=False),
         "UniPC 1D v": Loop(unipc, SOLVER | V, mean=0.1014, image=False),
         "UniPC 1D karras v": Loop(unipc, SOLVER | KARRAS | V, mean=0.1944, image=False),
         "DEIS no noise": Loop(deis, DDPM, mean=0.23916),
+        "DEIS noise": Loop(deis, DDPM, 315.3016, start=8),
         "DEIS v": Loop(deis, DDPM | V, mean=0.091),
         "LCM one step": Loop("LCMScheduler", {}, 18.7097, steps=1),
         "LCM": Loop("LCMScheduler", {}, 197.7616),
@@ -134,10 +137,6 @@ def loops() -> dict[str, Loop]:
 
 LOOPS = loops()
 
-MIDDLE = (
-    "the loop that begins in the middle: these solvers begin with their first order there, and "
-    "`sample` begins at the first step"
-)
 CUSTOM = "custom timesteps: `Schedule` takes none"
 BATCH = "`batch_step_no_noise`: steps at times that no loop has"
 # By scheduler, besides what is no loop (saving and loading, shapes, half precision).
@@ -145,44 +144,28 @@ NOT_RUN = {
     "DDIMParallelScheduler": BATCH,
     "DDPMParallelScheduler": f"{BATCH}; {CUSTOM}",
     "DDPMScheduler": CUSTOM,
-    "DEISMultistepScheduler": MIDDLE,
-    "DPMSolverMultistepScheduler": f"{MIDDLE}; {CUSTOM}",
+    "DPMSolverMultistepScheduler": CUSTOM,
     "EulerDiscreteScheduler": CUSTOM + ", nor sigmas for other than flow matching",
     "FlowMatchEulerDiscreteScheduler": "diffusers has no such test",
     "HeunDiscreteScheduler": CUSTOM,
     "LCMScheduler": CUSTOM,
-    "UniPCMultistepScheduler": MIDDLE,
 }
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Partial(Schedule):
-    """A schedule whose steps are those of a test's loop."""
+class Rescaled(Schedule):
+    """A schedule for loops that, unlike those of pipelines, step from the model's scaled input."""
 
-    loop: Loop = None
+    def table(self, steps, start=0):
+        table = super().table(steps, start)
 
-    def table(self, steps):
-        table = super().table(steps)
-        if self.loop.rescales:
-            # The loop of these tests, unlike a pipeline, steps from the model's scaled input.
-            def from_scaled(row):
-                return row | ({"x": row["x"] * table.scale} if "x" in row else {})
+        def from_scaled(row):
+            return row | ({"x": row["x"] * table.scale} if "x" in row else {})
 
-            table = dataclasses.replace(
-                table,
-                predict=from_scaled(table.predict),
-                update={name: from_scaled(row) for name, row in table.update.items()},
-            )
-        cut = slice(self.loop.begin * (2 if "Heun" in self.scheduler else 1), None)
         return dataclasses.replace(
             table,
-            time=table.time[cut],
-            scale=table.scale[cut],
-            predict={name: column[cut] for name, column in table.predict.items()},
-            update={
-                name: {term: column[cut] for term, column in row.items()}
-                for name, row in table.update.items()
-            },
+            predict=from_scaled(table.predict),
+            update={name: from_scaled(row) for name, row in table.update.items()},
         )
 
 
@@ -196,14 +179,11 @@ def numbers(loop, flipped=False):
 
 def begin(loop, schedule):
     """The sample that the loop begins with."""
-    x = numbers(loop) * np.float32(schedule.init_noise_sigma(loop.steps))
-    if not loop.begin:
+    x = numbers(loop).astype(np.float64) * schedule.init_noise_sigma(loop.steps)
+    if not loop.start:
         return x
-    scheduler = getattr(diffusers, loop.scheduler)(**loop.config)
-    scheduler.set_timesteps(loop.steps)
-    time = scheduler.timesteps[loop.begin * scheduler.order :][:1]
-    noise = torch.from_numpy(numbers(loop, flipped=True).copy())
-    return scheduler.add_noise(torch.from_numpy(x), noise, time).numpy()
+    noise = numbers(loop, flipped=True).astype(np.float64)
+    return schedule.add_noise(x, noise, steps=loop.steps, start=loop.start)
 
 
 def drawn(key, steps, x):
@@ -217,14 +197,17 @@ def drawn(key, steps, x):
 def run(loop, method):
     """The sample at the end of our loop."""
     schedule = Schedule.from_config({"_class_name": loop.scheduler} | loop.config)
-    partial = Partial(schedule.scheduler, schedule.config, loop=loop)
-    x = jnp.asarray(begin(loop, schedule), jnp.float64)
+    if loop.rescales:
+        schedule = Rescaled(schedule.scheduler, schedule.config)
+    x = jnp.asarray(begin(loop, schedule))
 
     def model(x, t):
         return x * t.astype(x.dtype) / (t.astype(x.dtype) + 1)
 
     with mock.patch.object(sampler_module, "step_noise", drawn):
-        solution = sample(model, partial, x, steps=loop.steps, key=0, method=method)
+        solution = sample(
+            model, schedule, x, steps=loop.steps, start=loop.start, key=0, method=method
+        )
     return np.asarray(solution.value)
 
 

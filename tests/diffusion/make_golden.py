@@ -61,6 +61,8 @@ def compared(name: str, walk: reference.Walk) -> dict[str, Any]:
     options = {
         option: "given" if option == "sigmas" else value for option, value in case.options.items()
     }
+    if case.start:
+        options |= {"start": case.start, "inpaint": "given"}
     return {
         "case": name,
         "scheduler": case.config["_class_name"],

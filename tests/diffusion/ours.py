@@ -6,16 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.diffusion.cases import FIRST, MATRIX, NOISE, Case, doubled, model
+from deeppcr.diffusion.images import Inpaint, inpainted
+from tests.diffusion.cases import FIRST, IMAGE, MASK, MATRIX, NOISE, Case, doubled, model
 
 
 def walk(case: Case) -> np.ndarray:
     """``[L, ...]``, float64: the samples after each step, mostly in numpy, for speed."""
     schedule = case.schedule()
-    table = schedule.table(case.steps)
+    table = schedule.table(case.steps, case.start)
+    state = schedule.init_noise_sigma(case.steps) * FIRST
+    if case.start:
+        state = schedule.add_noise(IMAGE, FIRST, steps=case.steps, start=case.start)
+        table = inpainted(table, Inpaint(IMAGE, MASK, FIRST), state)
     inputs = jax.tree.map(np.asarray, table.inputs(jnp.float64) | {"noise": NOISE[: table.steps]})
     output_of = doubled(model) if table.learned else model
-    state = table.begin(schedule.init_noise_sigma(case.steps) * FIRST)
+    state = table.begin(state)
     samples = []
     for index in range(table.steps):
         at = jax.tree.map(operator.itemgetter(index), inputs)

@@ -8,7 +8,7 @@ import diffusers
 import numpy as np
 import torch
 
-from tests.diffusion.cases import FIRST, MATRIX, NOISE, Case, doubled, model
+from tests.diffusion.cases import FIRST, IMAGE, MASK, MATRIX, NOISE, Case, doubled, model
 
 
 class Walk(NamedTuple):
@@ -25,6 +25,13 @@ def scheduler_of(case: Case):
     return getattr(diffusers, case.config["_class_name"])(**fields)
 
 
+def add_noise(scheduler, image, noise, time):
+    """A noisy image: schedulers for flow matching call it another name."""
+    if hasattr(scheduler, "scale_noise"):
+        return scheduler.scale_noise(image, time, noise)
+    return scheduler.add_noise(image, noise, time)
+
+
 def walk(case: Case) -> Walk:
     """All steps, in float64 where diffusers keeps it, with `cases.NOISE` for what it would draw.
 
@@ -38,16 +45,18 @@ def walk(case: Case) -> Walk:
         scheduler.set_timesteps(case.steps, **case.given)
     if case.is_wide:
         scheduler.sigmas = scheduler.sigmas.double()
+    begin = case.start * scheduler.order
     if hasattr(scheduler, "set_begin_index"):
-        scheduler.set_begin_index(
-            0
-        )  # else it searches for the first time, and finds the second one if the two are equal
+        # Else it searches for the first time, and finds the second one if the two are equal.
+        scheduler.set_begin_index(begin)
+    times = scheduler.timesteps[begin:]
     sigma = float(getattr(scheduler, "init_noise_sigma", 1.0))
     scale = getattr(scheduler, "scale_model_input", lambda x, t: x)
     options = {"eta": case.eta} if "DDIM" in case.config["_class_name"] else {}
-    x = sigma * torch.from_numpy(FIRST)
+    image, first, mask = (torch.from_numpy(each) for each in (IMAGE, FIRST, MASK))
+    x = add_noise(scheduler, image, first, times[:1]) if case.start else sigma * first
     samples = []
-    for t, noise in zip(scheduler.timesteps, torch.from_numpy(NOISE), strict=False):
+    for index, (t, noise) in enumerate(zip(times, torch.from_numpy(NOISE), strict=False)):
         with mock.patch.object(
             sys.modules[type(scheduler).__module__],
             "randn_tensor",
@@ -56,5 +65,9 @@ def walk(case: Case) -> Walk:
         ):
             output = output_of(scale(x, t), t.double(), torch, torch.from_numpy(MATRIX))
             x = scheduler.step(output, t, x, **options).prev_sample
+        if case.start:  # as in its pipelines for inpainting
+            rest = times[index + 1 : index + 2]
+            known = add_noise(scheduler, image, first, rest) if len(rest) else image
+            x = (1 - mask) * known + mask * x
         samples.append(x.numpy())
-    return Walk(scheduler.timesteps.numpy(), sigma, np.stack(samples))
+    return Walk(times.numpy(), sigma, np.stack(samples))

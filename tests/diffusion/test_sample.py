@@ -349,4 +349,10 @@ def test_bad_input(change, error, message):
 
 
 def test_the_public_names():
-    assert sorted(deeppcr.diffusion.__all__) == ["Schedule", "guided", "load_unet", "sample"]
+    assert sorted(deeppcr.diffusion.__all__) == [
+        "Inpaint",
+        "Schedule",
+        "guided",
+        "load_unet",
+        "sample",
+    ]

@@ -46,7 +46,7 @@ def test_samples_are_those_of_diffusers(name, golden):
     case = CASES[name]
     times, sigma, samples = golden[name]
     schedule = case.schedule()
-    table = schedule.table(case.steps)
+    table = schedule.table(case.steps, case.start)
     is_continuous = any(name in schedule.scheduler for name in ("Euler", "Heun", "LMS"))
     assert table.time.dtype == (np.float32 if is_continuous else np.int32)
     np.testing.assert_allclose(table.time, times, rtol=1e-6)

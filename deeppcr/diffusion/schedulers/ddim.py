@@ -38,6 +38,7 @@ def table(config: Config, steps: int) -> Table:
     seen = np.sqrt(1 - there - s**2) / sigma
     return tabulate(
         times,
+        levels=(alpha, sigma),
         predicts=(p, q),
         update={
             "x": {

@@ -39,6 +39,7 @@ def table(config: Config, steps: int) -> Table:
     beta = beta_between(here, there)
     posterior = np.maximum((1 - there) / (1 - here) * beta, LEAST_VARIANCE)
     variance, learned = posterior, None
+    alpha, sigma = np.sqrt(here), np.sqrt(1 - here)
     match config["variance_type"]:
         # For the logarithm diffusers returns NaN: it takes its square root. The two are one.
         case "fixed_large" | "fixed_large_log":
@@ -52,7 +53,8 @@ def table(config: Config, steps: int) -> Table:
             )
     return tabulate(
         times,
-        predicts=pred_original_sample(config["prediction_type"], np.sqrt(here), np.sqrt(1 - here)),
+        levels=(alpha, sigma),
+        predicts=pred_original_sample(config["prediction_type"], alpha, sigma),
         update={
             "x": {
                 "x": np.sqrt(here / there) * (1 - there) / (1 - here),

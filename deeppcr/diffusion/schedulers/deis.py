@@ -21,7 +21,7 @@ from deeppcr.diffusion.prediction import (
 )
 from deeppcr.diffusion.schedulers.dpm_solver import FEW_STEPS
 from deeppcr.diffusion.schedulers.lms import lagrange
-from deeppcr.diffusion.table import Scheduler, Table, multistep, tabulate
+from deeppcr.diffusion.table import Scheduler, Table, multistep, steps_known, tabulate
 from deeppcr.diffusion.timesteps import time_fields
 
 
@@ -33,8 +33,8 @@ def table(config: Config, steps: int) -> Table:
     )
     rho = np.append(sigma / alpha, sigma_there[-1] / alpha_there[-1])
     weights = np.zeros((steps, 3))
-    for step in range(steps):
-        order = min(step + 1, config["solver_order"])
+    for step, known in enumerate(steps_known(config, steps)):
+        order = min(known, config["solver_order"])
         if config["lower_order_final"] and steps < FEW_STEPS:
             order = min(order, steps - step)
         nodes = np.log(rho[step - np.arange(order)] / rho[step])
@@ -42,6 +42,7 @@ def table(config: Config, steps: int) -> Table:
             weights[step, j] = rho[step] * _integral(polynomial, np.log(rho[step + 1] / rho[step]))
     return tabulate(
         times,
+        levels=(alpha, sigma),
         predicts=pred_original_sample(config["prediction_type"], alpha, sigma),
         update=multistep(
             {"x": alpha_there / alpha},

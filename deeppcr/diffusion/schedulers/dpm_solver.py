@@ -35,7 +35,7 @@ from deeppcr.diffusion.prediction import (
     find_correction,
     pred_original_sample,
 )
-from deeppcr.diffusion.table import Scheduler, Table, multistep, tabulate
+from deeppcr.diffusion.table import Scheduler, Table, multistep, steps_known, tabulate
 from deeppcr.diffusion.timesteps import time_fields
 from deeppcr.diffusion.variance import Learned
 
@@ -84,6 +84,7 @@ def table(config: Config, steps: int) -> Table:
     learned = config["variance_type"] and Learned(config["variance_type"], np.zeros(steps))
     return tabulate(
         times,
+        levels=(alpha, sigma),
         predicts=pred_original_sample(config["prediction_type"], alpha, sigma),
         update=multistep(
             {"x": keep, "noise": sigma_there * noise if is_sde else 0.0},
@@ -109,7 +110,7 @@ def _grid(config: Config, steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _orders(config: Config, steps: int) -> np.ndarray:
     """``[L]``: the orders of the steps: lower ones at the start, and perhaps at the end."""
-    orders = np.minimum(np.arange(steps) + 1, config["solver_order"])
+    orders = np.minimum(steps_known(config, steps), config["solver_order"])
     few = config["lower_order_final"] and steps < FEW_STEPS
     if few:
         orders[-2:-1] = np.minimum(orders[-2:-1], 2)

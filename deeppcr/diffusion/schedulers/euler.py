@@ -41,6 +41,7 @@ def euler_steps(
     return tabulate(
         times,
         scale=alpha,
+        levels=(1.0, here),
         predicts=predicts,
         update={"x": {"x": to / here, "x0": 1 - to / here, "noise": s}},
         init_noise_sigma=init_noise_sigma(config, sigmas),

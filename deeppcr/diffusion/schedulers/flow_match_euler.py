@@ -30,6 +30,7 @@ def table(config: Config, steps: int) -> Table:
         x = {"x": np.ones(steps), "m": there - sigmas}
     return tabulate(
         (sigmas * config["num_train_timesteps"]).astype(np.float32),
+        levels=(1 - sigmas, sigmas),
         predicts=(1.0, -sigmas),
         update={"x": x},
     )

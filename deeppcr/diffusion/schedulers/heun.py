@@ -33,6 +33,7 @@ def table(config: Config, steps: int) -> Table:
     return tabulate(
         times[(calls + 1) // 2],
         scale=alpha,
+        levels=(1.0, here),
         predicts=predicts,
         update={
             "x": total(
@@ -53,4 +54,5 @@ HEUN = Scheduler(
     | PREDICTION_FIELD
     | {"clip_sample": flag(False), "clip_sample_range": number(1.0)},
     table,
+    calls=2,
 )

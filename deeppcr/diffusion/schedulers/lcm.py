@@ -35,6 +35,7 @@ def table(config: Config, steps: int) -> Table:
     mean, deviation = np.append(alpha[1:], 1.0), np.append(sigma[1:], 0.0)
     return tabulate(
         times,
+        levels=(alpha, sigma),
         predicts=pred_original_sample(config["prediction_type"], alpha, sigma),
         update={
             "x": {

@@ -36,6 +36,7 @@ def table(config: Config, steps: int) -> Table:
     return tabulate(
         times,
         scale=alpha,
+        levels=(1.0, here),
         predicts=predicts,
         update=multistep({"x": 1.0}, weights, {"x": 1 / here, "x0": -1 / here}),
         init_noise_sigma=init_noise_sigma(config, sigmas),

@@ -61,7 +61,12 @@ def table(config: Config, steps: int) -> Table:
     times = integer_times(config, steps)
     stride = config["num_train_timesteps"] // steps
     if config["skip_prk_steps"]:
-        calls = _first_twice(times, stride)
+        calls = _first_twice(times, stride, config["start"])
+    elif config["start"]:
+        raise ValueError(
+            f"start is {config['start']}, but Runge-Kutta steps begin at the first time: expected "
+            "0, or skip_prk_steps=True in the configuration."
+        )
     elif steps > RUNGE_KUTTA_STEPS:
         calls = _runge_kutta(times, stride // 2)
         times = times[RUNGE_KUTTA_STEPS:]
@@ -73,11 +78,11 @@ def table(config: Config, steps: int) -> Table:
         )
     called = np.array([call.time for call in calls], np.int32)
     squares = alphas_cumprod_at(config, called, 1.0)
+    alpha, sigma = np.sqrt(squares), np.sqrt(1 - squares)
     return tabulate(
         called,
-        predicts=pred_original_sample(
-            config["prediction_type"], np.sqrt(squares), np.sqrt(1 - squares)
-        ),
+        levels=(alpha, sigma),
+        predicts=pred_original_sample(config["prediction_type"], alpha, sigma),
         update={
             "x": _next(config, calls),
             "start": by_step([{call.start: 1.0} for call in calls]),
@@ -90,18 +95,22 @@ def table(config: Config, steps: int) -> Table:
     )
 
 
-def _first_twice(times: np.ndarray, stride: int) -> list[Call]:
-    """The multistep method, which takes its first step twice."""
-    calls = [
-        Call(time, time, time - stride, _adams_bashforth(min(step + 1, 4)))
-        for step, time in enumerate(times)
-    ]
-    if len(times) == 1:
-        return calls
-    time = times[1]
-    mean = {"m": 0.5, "m1": 0.5}
-    again = Call(time, time + stride, time, mean, start="start", remember=False)
-    return [calls[0], again, *calls[1:]]
+def _first_twice(times: np.ndarray, stride: int, start: int) -> list[Call]:
+    """The multistep method, which takes its first step twice.
+
+    The second time is twice among those of the calls. A sampler that starts later takes the rest of
+    them, as in diffusers, and from its third call on is one time ahead of the noise that is left.
+    """
+    calls = []
+    for index, time in enumerate([*times[:2], *times[1:]]):
+        known = max(index - start, 0)
+        if known == 1:
+            mean = {"m": 0.5, "m1": 0.5}
+            call = Call(time, time + stride, time, mean, start="start", remember=False)
+        else:
+            call = Call(time, time, time - stride, _adams_bashforth(min(max(known, 1), 4)))
+        calls.append(call)
+    return calls
 
 
 def _runge_kutta(times: np.ndarray, half: int) -> list[Call]:

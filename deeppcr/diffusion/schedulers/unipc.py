@@ -41,7 +41,7 @@ from deeppcr.diffusion.prediction import (
     find_correction,
     pred_original_sample,
 )
-from deeppcr.diffusion.table import Scheduler, Table, by_step, scaled, tabulate, total
+from deeppcr.diffusion.table import Scheduler, Table, by_step, scaled, steps_known, tabulate, total
 from deeppcr.diffusion.timesteps import time_fields
 
 Row = dict[str, float]
@@ -60,7 +60,8 @@ def table(config: Config, steps: int) -> Table:
     alpha, sigma = split_sigmas(config, sigmas)
     lambdas = np.log(alpha / sigma)
     order = config["solver_order"]
-    orders = np.minimum(np.arange(steps) + 1, order)
+    known = steps_known(config, steps)
+    orders = np.minimum(known, order)
     if config["lower_order_final"]:
         orders = np.minimum(orders, steps - np.arange(steps))
     outputs: list[Row] = [
@@ -96,7 +97,7 @@ def table(config: Config, steps: int) -> Table:
     for step in range(steps):
         output, before = outputs[step], [{f"y{i}": 1.0} for i in range(1, order + 1)]
         start: Row = {"x": 1.0}
-        if step > 0 and step - 1 not in config["disable_corrector"]:
+        if known[step] > 1 and step - 1 not in config["disable_corrector"]:
             start = go(step - 1, int(orders[step - 1]), {"start": 1.0}, before, output)
         rows.append(go(step, int(orders[step]), start, [output, *before]))
         starts.append(start)
@@ -104,6 +105,7 @@ def table(config: Config, steps: int) -> Table:
     update |= {f"y{i}": {f"y{i - 1}": np.ones(steps)} for i in range(2, order + 1)}
     return tabulate(
         times,
+        levels=(alpha[:-1], sigma[:-1]),
         predicts=pred_original_sample(config["prediction_type"], alpha[:-1], sigma[:-1]),
         update=update,
         correct=find_correction(config) if config["predict_x0"] else None,

@@ -1,0 +1,164 @@
+"""Image-to-image and inpainting: the samples of a loop that puts the known part back."""
+
+from operator import itemgetter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deeppcr import Newton, Result
+from deeppcr.diffusion import Inpaint, Schedule, sample
+from tests.diffusion.test_sample import CONFIGS, KEY, NOISE, STEPS, WEIGHTS, predict
+
+START = 7
+IMAGE = jnp.cos(jnp.arange(NOISE.size, dtype=NOISE.dtype)).reshape(NOISE.shape)
+MASK = jnp.array([True, False, True, True, False, True])
+PLMS = {"_class_name": "PNDMScheduler", "skip_prk_steps": True}
+
+
+def schedule(name):
+    return Schedule.from_config(PLMS if name == "pndm" else CONFIGS[name])
+
+
+def model(x, t):
+    return predict(WEIGHTS, x, t)
+
+
+def loop(name, image, mask):
+    """The samples after every step."""
+    table = schedule(name).table(STEPS, START)
+    inputs = table.inputs(image.dtype)
+    if table.is_noisy:
+        keys = [jax.random.fold_in(KEY, step) for step in range(table.steps)]
+        inputs["noise"] = jnp.stack([jax.random.normal(key, image.shape) for key in keys])
+    alpha, sigma = table.levels["alpha"], table.levels["sigma"]
+    state = table.begin(alpha[0] * image + sigma[0] * NOISE)
+    step = jax.jit(table.step(model))
+    samples = []
+    for index in range(table.steps):
+        state = step(state, jax.tree.map(itemgetter(index), inputs))
+        known = image
+        if index + 1 < table.steps:
+            known = alpha[index + 1] * image + sigma[index + 1] * NOISE
+        x = jnp.where(mask, table.newest(state), known)
+        state = state | {"x": x} if table.remembers else x
+        samples.append(x)
+    return np.stack(samples)
+
+
+def paint(name, image, mask, **options):
+    of = schedule(name)
+    x = of.add_noise(image, NOISE, steps=STEPS, start=START)
+    inpaint = Inpaint(image, mask, NOISE)
+    return sample(model, of, x, steps=STEPS, start=START, inpaint=inpaint, key=KEY, **options)
+
+
+NEWTON = ("ddim", "ancestral", "dpm solver", "flow", "heun", "pndm", "unipc")
+METHODS = {name: (name, {"method": "newton"}) for name in NEWTON} | {
+    "sequential": ("unipc", {"method": "sequential"}),
+    "diagonal": ("dpm solver", {"method": Newton(linearize="diagonal")}),
+    "picard, coarse, in windows": ("ddpm", {"method": "picard", "coarse": 4, "window": 5}),
+    "auto": ("ddim", {"method": "auto"}),
+}
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_samples_are_those_of_a_loop(case):
+    name, options = METHODS[case]
+    found = jax.jit(lambda image, mask: paint(name, image, mask, **options))(IMAGE, MASK)
+    expected = loop(name, IMAGE, MASK)
+    assert case not in NEWTON or found.result == Result.CONVERGED
+    np.testing.assert_allclose(found.trajectory, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(found.value[:, ~MASK], IMAGE[:, ~MASK])
+    assert np.abs(found.value - IMAGE)[:, MASK].min() > 1e-3
+
+
+def test_gradients_are_those_of_the_sequential_sampler():
+    def gradient(**options):
+        def loss(image, mask):
+            return jnp.sin(paint("dpm solver", image, mask, **options).trajectory).sum()
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1)))(IMAGE, MASK.astype(IMAGE.dtype))
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8),
+        gradient(method="newton"),
+        gradient(method="sequential", adjoint="autodiff"),
+    )
+
+
+def test_low_precision_and_a_mask_for_each_sample():
+    image, noise = IMAGE.astype(jnp.bfloat16), NOISE.astype(jnp.bfloat16)
+    of, mask = schedule("ddim"), jnp.arange(NOISE.shape[0])[:, None] != 1
+    x = of.add_noise(image, noise, steps=STEPS, start=START)
+    assert x.dtype == image.dtype
+    found = sample(
+        lambda x, t: jnp.tanh(x),
+        of,
+        x,
+        steps=STEPS,
+        start=START,
+        inpaint=Inpaint(image, mask, noise),
+        method="sequential",
+    ).value
+    assert found.dtype == image.dtype
+    np.testing.assert_array_equal(found[1], image[1])
+    assert (found[0] != image[0]).any()
+
+
+def test_start_counts_the_steps_that_are_left_out():
+    """Each step of a scheduler that remembers nothing is a step of the whole sampler."""
+    table, tail = (schedule("ddpm").table(STEPS, start) for start in (0, START))
+    assert tail.steps == STEPS - START
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a[START:], b),
+        table.inputs(jnp.float64),
+        tail.inputs(jnp.float64),
+    )
+    assert schedule("heun").table(STEPS, START).steps == 2 * (STEPS - START) - 1
+
+
+SMALL = {"steps": 10, "method": "sequential"}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda of: of.table(10, 10), ValueError, "start is 10, expected an integer < steps = 10"),
+        (lambda of: of.table(10, -1), ValueError, "start is -1, expected how many steps"),
+        (
+            lambda of: Schedule.from_config(CONFIGS["pndm"]).table(10, 1),
+            ValueError,
+            "start is 1, but Runge-Kutta steps begin at the first time: .* skip_prk_steps=True",
+        ),
+        (
+            lambda of: of.add_noise(IMAGE, NOISE[0], steps=10),
+            ValueError,
+            r"noise is float64\[6\], expected the shape \[3, 6\]",
+        ),
+        (
+            lambda of: of.add_noise(jnp.ones(3, int), NOISE, steps=10),
+            TypeError,
+            r"image is int64\[3\], expected floating",
+        ),
+        (
+            lambda of: sample(model, of, NOISE, inpaint=(IMAGE, MASK, NOISE), **SMALL),
+            TypeError,
+            "inpaint is tuple, expected a deeppcr.diffusion.Inpaint, or None",
+        ),
+        (
+            lambda of: sample(model, of, NOISE, inpaint=Inpaint(IMAGE[0], MASK, NOISE), **SMALL),
+            ValueError,
+            r"inpaint.image is float64\[6\], expected the shape \[3, 6\]",
+        ),
+        (
+            lambda of: sample(model, of, NOISE, inpaint=Inpaint(IMAGE, MASK[:2], NOISE), **SMALL),
+            ValueError,
+            r"inpaint.mask is bool\[2\], expected a shape that broadcasts .* \[3, 6\]",
+        ),
+    ],
+)
+def test_bad_images(call, error, message):
+    with pytest.raises(error, match=message):
+        call(schedule("ddim"))
