@@ -25,7 +25,7 @@ THRESHOLD_FIELDS = {
 CLIP_FIELDS = {"clip_sample": flag(True), "clip_sample_range": number(1.0)}
 
 
-def pred_original_sample(
+def original_from(
     prediction: str, alpha: np.ndarray, sigma: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """``(p, q)``: the predicted ``x_0`` is ``p y + q output`` for the model's input ``y``.

@@ -118,10 +118,7 @@ def sample(
             f"schedule is {describe_type(schedule)}, expected a deeppcr.diffusion.Schedule: "
             "see Schedule.from_config."
         )
-    if not callable(model):
-        raise TypeError(f"model is {describe_type(model)}, expected a function model(x, t).")
-    if not isinstance(args, tuple):
-        raise TypeError(f"args is {describe_type(args)}, expected a tuple, such as (args,).")
+    conditioned = bind(model, args)
     check_count("steps", steps, "how many denoising steps")
     check_count("coarse", coarse, "how many steps there are per model call", optional=True)
     check_count("window", window, "how many steps are solved at once", optional=True)
@@ -134,7 +131,6 @@ def sample(
     if not jnp.issubdtype(x_T.dtype, jnp.floating):
         raise TypeError(f"x_T has dtype {x_T.dtype}, expected a floating one.")
     chosen = find_method(method)
-    conditioned = _bind(model, args)
     _check_is_parallel(chosen, coarse=coarse, window=window)
 
     table = inpainted(schedule.table(steps, start), inpaint, x_T)
@@ -168,8 +164,12 @@ def step_noise(key: Array, steps: int, x: Array) -> Array:
     return jax.vmap(draw)(jnp.arange(steps, dtype=jnp.uint32))
 
 
-def _bind(model: Model, args: tuple[Any, ...]) -> Model:
+def bind(model: Model, args: tuple[Any, ...]) -> Model:
     """The model as a function of ``x`` and ``t`` alone."""
+    if not callable(model):
+        raise TypeError(f"model is {describe_type(model)}, expected a function model(x, t).")
+    if not isinstance(args, tuple):
+        raise TypeError(f"args is {describe_type(args)}, expected a tuple, such as (args,).")
     return (lambda x, t: model(x, t, *args)) if args else model
 
 

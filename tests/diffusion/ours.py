@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.diffusion.images import Inpaint, inpainted
+from deeppcr.diffusion import Inpaint, pred_original_sample
+from deeppcr.diffusion.images import inpainted
 from tests.diffusion.cases import FIRST, IMAGE, MASK, MATRIX, NOISE, Case, doubled, model
 
 
@@ -44,3 +45,17 @@ def scan(case: Case, x: jax.Array, noise: jax.Array) -> jax.Array:
 
     last, _ = jax.lax.scan(step, table.begin(x), table.inputs(x.dtype) | {"noise": noise})
     return table.newest(last)
+
+
+def originals(case: Case, first: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """``[L, ...]``: what the model predicts for the samples before each step."""
+    output_of = doubled(model) if case.is_learned else model
+
+    def predict(y, t):
+        return output_of(y, t.astype(y.dtype), jnp, jnp.asarray(MATRIX, y.dtype))
+
+    return np.asarray(
+        pred_original_sample(
+            predict, case.schedule(), first, samples, steps=case.steps, start=case.start
+        )
+    )

@@ -12,11 +12,21 @@ from tests.diffusion.cases import FIRST, IMAGE, MASK, MATRIX, NOISE, Case, doubl
 
 
 class Walk(NamedTuple):
-    """The run of diffusers: times ``[L]``, the deviation of ``x_T``, and all samples."""
+    """The run of diffusers.
+
+    Attributes:
+        times: ``[L]``.
+        init_noise_sigma: the deviation of ``x_T``.
+        samples: ``[L, ...]``, after each step.
+        first: the sample before the first.
+        originals: ``[L, ...]``, ``pred_original_sample`` of each step; None for schedulers without.
+    """
 
     times: np.ndarray
     init_noise_sigma: float
     samples: np.ndarray
+    first: np.ndarray
+    originals: np.ndarray | None
 
 
 def scheduler_of(case: Case):
@@ -55,7 +65,7 @@ def walk(case: Case) -> Walk:
     options = {"eta": case.eta} if "DDIM" in case.config["_class_name"] else {}
     image, first, mask = (torch.from_numpy(each) for each in (IMAGE, FIRST, MASK))
     x = add_noise(scheduler, image, first, times[:1]) if case.start else sigma * first
-    samples = []
+    start, samples, originals = x, [], []
     for index, (t, noise) in enumerate(zip(times, torch.from_numpy(NOISE), strict=False)):
         with mock.patch.object(
             sys.modules[type(scheduler).__module__],
@@ -64,10 +74,18 @@ def walk(case: Case) -> Walk:
             create=True,
         ):
             output = output_of(scale(x, t), t.double(), torch, torch.from_numpy(MATRIX))
-            x = scheduler.step(output, t, x, **options).prev_sample
+            result = scheduler.step(output, t, x, **options)
+        x = result.prev_sample
+        originals.append(getattr(result, "pred_original_sample", None))
         if case.start:  # as in its pipelines for inpainting
             rest = times[index + 1 : index + 2]
             known = add_noise(scheduler, image, first, rest) if len(rest) else image
             x = (1 - mask) * known + mask * x
         samples.append(x.numpy())
-    return Walk(times.numpy(), sigma, np.stack(samples))
+    return Walk(
+        times.numpy(),
+        sigma,
+        np.stack(samples),
+        start.numpy(),
+        None if originals[0] is None else np.stack([each.numpy() for each in originals]),
+    )

@@ -110,8 +110,10 @@ def test_a_coarse_start_and_a_window(name):
 METHODS = {
     "auto": {"method": "auto"},
     "auto, from a coarse sampler": {"method": "auto", "coarse": 4},
+    "sequential": {"method": "sequential"},
     "diagonal": {"method": Newton(linearize="diagonal")},
     "picard": {"method": "picard"},
+    "windows": {"method": "newton", "window": 8},
     "the sampler's own coefficient": {
         "method": Newton(
             linearize=Scalar(jnp.asarray(schedule("dpm solver").table(STEPS).linear_part))
@@ -123,8 +125,12 @@ METHODS = {
 
 
 @pytest.mark.parametrize("options", METHODS.values(), ids=list(METHODS))
-def test_every_method(options):
-    check("dpm solver", **options)
+def test_every_method_and_its_progress(options):
+    told = []
+    found = check("dpm solver", **options, progress=lambda *news: told.append(news))
+    jax.effects_barrier()
+    assert max(prefix for _, prefix, _ in told) == STEPS
+    assert max(iteration for iteration, *_ in told) == found.stats.iterations
 
 
 def test_a_coarse_start_saves_iterations():
@@ -354,5 +360,6 @@ def test_the_public_names():
         "Schedule",
         "guided",
         "load_unet",
+        "pred_original_sample",
         "sample",
     ]

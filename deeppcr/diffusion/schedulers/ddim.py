@@ -17,7 +17,7 @@ from deeppcr.diffusion.prediction import (
     PREDICTION_FIELD,
     THRESHOLD_FIELDS,
     find_correction,
-    pred_original_sample,
+    original_from,
 )
 from deeppcr.diffusion.table import Scheduler, Table, tabulate
 from deeppcr.diffusion.timesteps import integer_times, time_fields
@@ -33,7 +33,7 @@ def table(config: Config, steps: int) -> Table:
     # As in diffusers, the next time is one stride of "leading" spacing away for every spacing.
     there = alphas_cumprod_at(config, times - config["num_train_timesteps"] // steps, last)
     alpha, sigma = np.sqrt(here), np.sqrt(1 - here)
-    p, q = pred_original_sample(config["prediction_type"], alpha, sigma)
+    p, q = original_from(config["prediction_type"], alpha, sigma)
     s = config["eta"] * np.sqrt((1 - there) / (1 - here) * beta_between(here, there))
     seen = np.sqrt(1 - there - s**2) / sigma
     return tabulate(

@@ -22,7 +22,7 @@ from deeppcr.diffusion.prediction import (
     PREDICTION_FIELD,
     THRESHOLD_FIELDS,
     find_correction,
-    pred_original_sample,
+    original_from,
 )
 from deeppcr.diffusion.table import Scheduler, Table, tabulate
 from deeppcr.diffusion.timesteps import integer_times, time_fields
@@ -54,7 +54,7 @@ def table(config: Config, steps: int) -> Table:
     return tabulate(
         times,
         levels=(alpha, sigma),
-        predicts=pred_original_sample(config["prediction_type"], alpha, sigma),
+        predicts=original_from(config["prediction_type"], alpha, sigma),
         update={
             "x": {
                 "x": np.sqrt(here / there) * (1 - there) / (1 - here),

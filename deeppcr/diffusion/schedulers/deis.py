@@ -17,7 +17,7 @@ from deeppcr.diffusion.prediction import (
     FLOW_PREDICTION_FIELD,
     THRESHOLD_FIELDS,
     find_correction,
-    pred_original_sample,
+    original_from,
 )
 from deeppcr.diffusion.schedulers.dpm_solver import FEW_STEPS
 from deeppcr.diffusion.schedulers.lms import lagrange
@@ -43,7 +43,7 @@ def table(config: Config, steps: int) -> Table:
     return tabulate(
         times,
         levels=(alpha, sigma),
-        predicts=pred_original_sample(config["prediction_type"], alpha, sigma),
+        predicts=original_from(config["prediction_type"], alpha, sigma),
         update=multistep(
             {"x": alpha_there / alpha},
             alpha_there[:, None] * weights,

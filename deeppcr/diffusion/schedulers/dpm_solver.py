@@ -33,7 +33,7 @@ from deeppcr.diffusion.prediction import (
     FLOW_PREDICTION_FIELD,
     THRESHOLD_FIELDS,
     find_correction,
-    pred_original_sample,
+    original_from,
 )
 from deeppcr.diffusion.table import Scheduler, Table, multistep, steps_known, tabulate
 from deeppcr.diffusion.timesteps import time_fields
@@ -85,7 +85,7 @@ def table(config: Config, steps: int) -> Table:
     return tabulate(
         times,
         levels=(alpha, sigma),
-        predicts=pred_original_sample(config["prediction_type"], alpha, sigma),
+        predicts=original_from(config["prediction_type"], alpha, sigma),
         update=multistep(
             {"x": keep, "noise": sigma_there * noise if is_sde else 0.0},
             gain[:, None] * weights,

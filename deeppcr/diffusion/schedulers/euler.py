@@ -17,7 +17,7 @@ from deeppcr.diffusion.noise import (
     beta_fields,
     init_noise_sigma,
 )
-from deeppcr.diffusion.prediction import PREDICTION_FIELD, pred_original_sample
+from deeppcr.diffusion.prediction import PREDICTION_FIELD, original_from
 from deeppcr.diffusion.table import Column, Scheduler, Table, tabulate
 from deeppcr.diffusion.timesteps import time_fields
 
@@ -53,7 +53,7 @@ def predicts_from(
 ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """``alpha``, and ``(p, q)`` for ``x = x0 + sigma noise``: the model sees ``alpha x``."""
     alpha, sigma = alpha_sigma(sigmas)
-    p, q = pred_original_sample(config["prediction_type"], alpha, sigma)
+    p, q = original_from(config["prediction_type"], alpha, sigma)
     return alpha, (alpha * p, q)
 
 

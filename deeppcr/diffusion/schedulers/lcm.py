@@ -17,7 +17,7 @@ from deeppcr.diffusion.prediction import (
     PREDICTION_FIELD,
     THRESHOLD_FIELDS,
     find_correction,
-    pred_original_sample,
+    original_from,
 )
 from deeppcr.diffusion.table import Scheduler, Table, tabulate
 from deeppcr.diffusion.timesteps import time_fields
@@ -36,7 +36,7 @@ def table(config: Config, steps: int) -> Table:
     return tabulate(
         times,
         levels=(alpha, sigma),
-        predicts=pred_original_sample(config["prediction_type"], alpha, sigma),
+        predicts=original_from(config["prediction_type"], alpha, sigma),
         update={
             "x": {
                 "x": mean * SIGMA_DATA**2 / size,

@@ -17,7 +17,7 @@ import numpy as np
 
 from deeppcr.diffusion.config import Config, flag, one_of
 from deeppcr.diffusion.noise import alphas_cumprod_at, beta_fields
-from deeppcr.diffusion.prediction import pred_original_sample
+from deeppcr.diffusion.prediction import original_from
 from deeppcr.diffusion.table import Scheduler, Table, by_step, scaled, tabulate, total
 from deeppcr.diffusion.timesteps import integer_times, time_fields
 
@@ -82,7 +82,7 @@ def table(config: Config, steps: int) -> Table:
     return tabulate(
         called,
         levels=(alpha, sigma),
-        predicts=pred_original_sample(config["prediction_type"], alpha, sigma),
+        predicts=original_from(config["prediction_type"], alpha, sigma),
         update={
             "x": _next(config, calls),
             "start": by_step([{call.start: 1.0} for call in calls]),

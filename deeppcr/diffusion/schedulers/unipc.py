@@ -39,7 +39,7 @@ from deeppcr.diffusion.prediction import (
     FLOW_PREDICTION_FIELD,
     THRESHOLD_FIELDS,
     find_correction,
-    pred_original_sample,
+    original_from,
 )
 from deeppcr.diffusion.table import Scheduler, Table, by_step, scaled, steps_known, tabulate, total
 from deeppcr.diffusion.timesteps import time_fields
@@ -106,7 +106,7 @@ def table(config: Config, steps: int) -> Table:
     return tabulate(
         times,
         levels=(alpha[:-1], sigma[:-1]),
-        predicts=pred_original_sample(config["prediction_type"], alpha[:-1], sigma[:-1]),
+        predicts=original_from(config["prediction_type"], alpha[:-1], sigma[:-1]),
         update=update,
         correct=find_correction(config) if config["predict_x0"] else None,
     )
