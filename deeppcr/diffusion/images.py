@@ -26,7 +26,7 @@ class Inpaint(NamedTuple):
     Attributes:
         image: floating, of the shape of ``x_T``.
         mask: of a shape that broadcasts with it: 1, or True, where the model paints, 0 where the
-            image is kept, and between them a mixture.
+            image is kept, and between them a mixture, as in diffusers.
         noise: standard normal, of the shape of ``x_T``: that of the known part in all steps. Take
             that of ``x_T``.
 

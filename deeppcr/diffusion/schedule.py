@@ -156,7 +156,8 @@ class Schedule:
 
         To sample from it is image-to-image (Meng et al., *SDEdit*, ICLR 2022): `sample` takes it as
         ``x_T``, with the same ``steps`` and ``start``. The ``strength`` of diffusers is the share
-        of steps that are left: ``start = steps - int(steps * strength)``.
+        of steps that are left: ``start = steps - int(steps * strength)``, or
+        ``int(steps - steps * strength)`` in its pipelines for flow matching.
 
         Args:
             image: $x_0$, floating.

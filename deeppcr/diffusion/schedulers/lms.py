@@ -5,7 +5,8 @@ For ``x = x0 + sigma noise`` with the derivative ``y = (x - x0) / sigma``,
     x' = x + sum_j w_j y_j,    w_j the integral of the Lagrange polynomial of sigma_j to sigma'
 
 over the last four derivatives (Hairer, Norsett and Wanner, *Solving Ordinary Differential Equations
-I*, 1993, section III.5, for variable steps).
+I*, 1993, section III.5, for variable steps). A sampler that starts later has the same weights, and
+zeros for the derivatives before, as in diffusers.
 """
 
 import numpy as np
