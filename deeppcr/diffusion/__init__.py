@@ -1,8 +1,8 @@
 """Diffusion and flow models sampled in parallel, with diffusers' schedulers and models."""
 
 from deeppcr.diffusion.guidance import guided
+from deeppcr.diffusion.load import load_model, load_unet
 from deeppcr.diffusion.sampler import sample
 from deeppcr.diffusion.schedule import Schedule
-from deeppcr.diffusion.unet import load_unet
 
-__all__ = ["Schedule", "guided", "load_unet", "sample"]
+__all__ = ["Schedule", "guided", "load_model", "load_unet", "sample"]

@@ -14,7 +14,7 @@ def walk(case: Case) -> np.ndarray:
     schedule = case.schedule()
     table = schedule.table(case.steps)
     inputs = jax.tree.map(np.asarray, table.inputs(jnp.float64) | {"noise": NOISE[: table.steps]})
-    output_of = doubled(model) if table.learned else model
+    output_of = doubled(model) if case.is_learned else model
     state = table.begin(schedule.init_noise_sigma(case.steps) * FIRST)
     samples = []
     for index in range(table.steps):
@@ -29,7 +29,7 @@ def scan(case: Case, x: jax.Array, noise: jax.Array) -> jax.Array:
     """The last sample, in jax."""
     table = case.schedule().table(case.steps)
     matrix = jnp.asarray(MATRIX, x.dtype)
-    output_of = doubled(model) if table.learned else model
+    output_of = doubled(model) if case.is_learned else model
 
     def step(state, at):
         output = table.evaluate(

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from deeppcr.diffusion.unet.config import Config, Kind
-from deeppcr.diffusion.unet.layers import Attention, Conv, GroupNorm, Linear
+from deeppcr.diffusion.models.layers import Attention, Conv, GroupNorm, Linear
+from deeppcr.diffusion.models.unet.config import Kind, UNetConfig
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -47,7 +47,7 @@ class Resnet(nnx.Module):
 
     def __init__(
         self,
-        config: Config,
+        config: UNetConfig,
         inputs: int,
         outputs: int,
         *,
@@ -99,11 +99,36 @@ class Upsample(nnx.Module):
         return self.conv(double(x))
 
 
-def attentions(config: Config, kind: Kind, channels: int, count: int) -> nnx.List:
+class PixelAttention(Attention):
+    """Attention of the pixels of an image: ``(x + attention(norm(x))) / scale``.
+
+    Args:
+        channels: the number of channels of the image.
+        head: the number of channels of a head; there are as many heads as fit into the channels.
+        groups: the groups of the norm, or None without a norm.
+        eps: of the norm.
+        scale: the divisor of the result.
+    """
+
+    def __init__(
+        self, channels: int, head: int, groups: int | None, eps: float, scale: float = 1
+    ) -> None:
+        super().__init__(channels, channels // head, head)
+        self.group_norm = None if groups is None else GroupNorm(channels, groups, eps)
+        self.scale = scale
+
+    def __call__(self, x: Array) -> Array:
+        normal = x if self.group_norm is None else self.group_norm(x)
+        pixels = normal.reshape(*x.shape[:2], -1).swapaxes(1, 2)
+        found = super().__call__(pixels).swapaxes(1, 2)
+        return (x + found.reshape(x.shape)) / self.scale
+
+
+def attentions(config: UNetConfig, kind: Kind, channels: int, count: int) -> nnx.List:
     """The attention layers of a block: one for each residual layer, or none."""
     head = config.attention_head_dim or channels
     made = [
-        Attention(channels, head, config.norm_num_groups, config.norm_eps)
+        PixelAttention(channels, head, config.norm_num_groups, config.norm_eps)
         for _ in range(count if kind.attends else 0)
     ]
     return nnx.List(made)
@@ -113,7 +138,7 @@ class Down(nnx.Module):
     """A block on the way down: it returns the image, and all states for the way up."""
 
     def __init__(
-        self, config: Config, kind: Kind, inputs: int, outputs: int, *, last: bool
+        self, config: UNetConfig, kind: Kind, inputs: int, outputs: int, *, last: bool
     ) -> None:
         count = config.layers_per_block
         self.resnets = nnx.List(
@@ -153,7 +178,7 @@ class Up(nnx.Module):
     """
 
     def __init__(
-        self, config: Config, kind: Kind, inputs: int, outputs: int, first: int, *, last: bool
+        self, config: UNetConfig, kind: Kind, inputs: int, outputs: int, first: int, *, last: bool
     ) -> None:
         count = config.layers_per_block + 1
         images, beside = [inputs] + [outputs] * (count - 1), [outputs] * (count - 1) + [first]
@@ -181,11 +206,11 @@ class Up(nnx.Module):
 class Mid(nnx.Module):
     """The block in the middle: a residual layer, attention, a residual layer."""
 
-    def __init__(self, config: Config, channels: int) -> None:
+    def __init__(self, config: UNetConfig, channels: int) -> None:
         scale, head = config.mid_block_scale_factor, config.attention_head_dim or channels
         self.resnets = nnx.List([Resnet(config, channels, channels, scale=scale) for _ in range(2)])
         made = (
-            [Attention(channels, head, config.mid_groups, config.norm_eps, scale)]
+            [PixelAttention(channels, head, config.mid_groups, config.norm_eps, scale)]
             if config.mid_attends
             else []
         )

@@ -7,20 +7,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from deeppcr.diffusion.unet.blocks import Down, Mid, Up
-from deeppcr.diffusion.unet.config import Config
-from deeppcr.diffusion.unet.embeddings import TwoLayers, class_embedding, time_projection
-from deeppcr.diffusion.unet.layers import Conv, GroupNorm
+from deeppcr.diffusion.models.embeddings import TwoLayers
+from deeppcr.diffusion.models.inputs import as_batch, check_images
+from deeppcr.diffusion.models.layers import Conv, GroupNorm
+from deeppcr.diffusion.models.unet.blocks import Down, Mid, Up
+from deeppcr.diffusion.models.unet.config import UNetConfig
+from deeppcr.diffusion.models.unet.embeddings import class_embedding, time_projection
 
 
 class UNet(nnx.Module):
     """A network that predicts the noise in an image at a time, or another training target.
 
-    Made by `load_unet`. It has no state but its parameters, and no call changes it. `jax.vmap` over
-    images and times makes one larger batch.
+    Made by `load_model`. It has no state but its parameters, and no call changes it. `jax.vmap`
+    over images and times makes one larger batch.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: UNetConfig) -> None:
         channels = config.block_out_channels
         self.config = config
         self.conv_in = Conv(config.in_channels, channels[0], 3, padding=(1, 1))
@@ -72,7 +74,7 @@ class UNet(nnx.Module):
             ValueError: a shape is wrong.
         """
         config, dtype = self.config, self.conv_in.weight.dtype
-        check_image(config, x)
+        check_images(x, config.in_channels, 2 ** (len(config.block_out_channels) - 1))
         t = as_batch("t", t, x)
         time = self.time_embedding(self.time_proj(t)) + self._label(labels, x).astype(dtype)
         y = self.conv_in((2 * x - 1 if config.center_input_sample else x).astype(dtype))
@@ -117,32 +119,3 @@ class UNet(nnx.Module):
         return self.class_embedding(
             self.time_proj(labels) if config.class_embed_type == "timestep" else labels
         )
-
-
-def check_image(config: Config, x: Array) -> None:
-    """Raise unless ``x`` is a batch of images that all blocks but the first can halve."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"x has dtype {x.dtype}, expected a float.")
-    factor = 2 ** (len(config.block_out_channels) - 1)
-    if (
-        x.ndim != 4
-        or x.shape[1] != config.in_channels
-        or x.shape[2] % factor
-        or x.shape[3] % factor
-    ):
-        sides = f"height and width multiples of {factor}"
-        raise ValueError(
-            f"x has shape {list(x.shape)}, expected [batch, {config.in_channels}, height, width], "
-            f"{sides}."
-        )
-
-
-def as_batch(name: str, numbers: Any, x: Array) -> Array:
-    """One number, or one for each image, as [1] or [batch]."""
-    numbers = jnp.asarray(numbers)
-    if numbers.shape not in ((), (1,), x.shape[:1]):
-        raise ValueError(
-            f"{name} has shape {list(numbers.shape)}, expected a scalar or [{x.shape[0]}], one for "
-            "each image."
-        )
-    return numbers.reshape(-1)

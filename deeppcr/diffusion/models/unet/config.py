@@ -1,15 +1,10 @@
-"""The configuration of diffusers' `UNet2DModel`: the checked fields of its ``config.json``.
-
-Names, defaults and meanings are those of diffusers 0.42 (``models/unets/unet_2d.py``). An
-unknown field or an unsupported value is an error: a network without one of its settings computes
-something else.
-"""
+"""The configuration of diffusers' `UNet2DModel` (``models/unets/unet_2d.py``)."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 from deeppcr.checks import check_count, check_name
+from deeppcr.diffusion.models.config import ModelConfig, check_number
 
 
 class Kind(NamedTuple):
@@ -35,37 +30,40 @@ UP = {
     "AttnUpBlock2D": Kind(attends=True, sampler=None),
     "ResnetUpsampleBlock2D": Kind(attends=False, sampler="resnet"),
 }
-COUNTS = ("in_channels", "out_channels", "layers_per_block", "norm_num_groups")
-OPTIONAL_COUNTS = (
-    "time_embedding_dim",
-    "attention_head_dim",
-    "attn_norm_num_groups",
-    "num_class_embeds",
-    "num_train_timesteps",
-)
-# The supported values of other fields.
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "center_input_sample": (False, True),
-    "flip_sin_to_cos": (False, True),
-    "add_attention": (False, True),
-    "time_embedding_type": ("positional", "fourier", "learned"),
-    "mid_block_type": ("UNetMidBlock2D", None),
-    "downsample_padding": (0, 1),
-    "downsample_type": ("conv", "resnet"),
-    "upsample_type": ("conv", "resnet"),
-    "act_fn": ("silu", "swish", "gelu", "mish", "relu"),
-    "resnet_time_scale_shift": ("default", "scale_shift"),
-    "class_embed_type": (None, "timestep", "identity"),
-}
+# Earlier names of the attention layers, which diffusers also reads.
+OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class UNetConfig(ModelConfig):
     """The fields of `UNet2DModel`, as diffusers documents them.
 
     ``sample_size``, the size of the images in training, changes nothing. Nor does ``dropout``,
     which is for training.
     """
+
+    NAME = "UNet2DModel"
+    COUNTS = ("in_channels", "out_channels", "layers_per_block", "norm_num_groups")
+    OPTIONAL_COUNTS = (
+        "time_embedding_dim",
+        "attention_head_dim",
+        "attn_norm_num_groups",
+        "num_class_embeds",
+        "num_train_timesteps",
+    )
+    CHOICES: ClassVar = {
+        "center_input_sample": (False, True),
+        "flip_sin_to_cos": (False, True),
+        "add_attention": (False, True),
+        "time_embedding_type": ("positional", "fourier", "learned"),
+        "mid_block_type": ("UNetMidBlock2D", None),
+        "downsample_padding": (0, 1),
+        "downsample_type": ("conv", "resnet"),
+        "upsample_type": ("conv", "resnet"),
+        "act_fn": ("silu", "swish", "gelu", "mish", "relu"),
+        "resnet_time_scale_shift": ("default", "scale_shift"),
+        "class_embed_type": (None, "timestep", "identity"),
+    }
 
     sample_size: Any = None
     in_channels: int = 3
@@ -106,44 +104,13 @@ class Config:
     num_class_embeds: int | None = None
     num_train_timesteps: int | None = None
 
-    @classmethod
-    def read(cls, found: Mapping[str, Any]) -> Self:
-        """The config that ``config.json`` holds.
-
-        Args:
-            found: its fields by name; names with a leading underscore are ignored.
-
-        Raises:
-            TypeError: a field is of another type.
-            ValueError: it is not of a `UNet2DModel`; a field is unknown, or its value unsupported.
-        """
-        model = found.get("_class_name", "UNet2DModel")
-        if model != "UNet2DModel":
-            raise ValueError(
-                f"_class_name is {model!r}, expected 'UNet2DModel': load_unet reads no other model."
-            )
-        known = {field.name for field in dataclasses.fields(cls)}
-        given: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in found.items()
-            if not name.startswith("_")
-        }
-        for name in sorted(given.keys() - known):
-            raise ValueError(
-                f"{name} is {given[name]!r}, expected no such field: diffusers' UNet2DModel has "
-                "none of this name."
-            )
-        return cls(**given)
+    def rename(self, weight: str) -> str:
+        """The present name of a weight that earlier versions of diffusers have saved."""
+        *path, layer, kind = ["", *weight.split(".")]
+        return ".".join([*path, OLD_NAMES.get(layer, layer), kind]).removeprefix(".")
 
     def __post_init__(self) -> None:
-        for name in COUNTS:
-            check_count(name, getattr(self, name), "a number")
-        for name in OPTIONAL_COUNTS:
-            check_count(name, getattr(self, name), "a number", optional=True)
-        for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            if not any(value == choice and type(value) is type(choice) for choice in choices):
-                raise ValueError(f"{name} is {value!r}, expected one of {list(choices)}.")
+        super().__post_init__()
         check_number("freq_shift", self.freq_shift)
         check_number("mid_block_scale_factor", self.mid_block_scale_factor, above=0)
         check_number("norm_eps", self.norm_eps, above=0)
@@ -232,15 +199,6 @@ class Config:
         if not self.mid_attends or self.attn_norm_num_groups is not None:
             return self.attn_norm_num_groups
         return self.norm_num_groups if self.resnet_time_scale_shift == "default" else None
-
-
-def check_number(name: str, value: Any, above: float | None = None) -> None:
-    """Raise unless ``value`` is a number, and greater than ``above``."""
-    expected = "expected a number" + ("." if above is None else f" > {above}.")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} is {value!r}, {expected}")
-    if above is not None and not value > above:
-        raise ValueError(f"{name} is {value!r}, {expected}")
 
 
 def check_groups(name: str, groups: int, channels: int) -> None:
