@@ -19,9 +19,10 @@ PACKAGES = {"experiments": {"deeppcr", "depth"}, "deeppcr": {"depth"}, "depth": 
 WHEN_CALLED = {
     f"deeppcr.diffusion.models.{name}": {"flax"}
     for name in (
-        *("layers", "embeddings", "stacked"),
-        *("unet.embeddings", "unet.blocks", "unet.model"),
+        *("layers", "embeddings", "feed_forward", "stacked"),
+        *("unet.embeddings", "unet.blocks", "unet.trunk", "unet.model"),
         *("dit.blocks", "dit.patches", "dit.model"),
+        *("text_unet.transformer", "text_unet.model"),
     )
 }
 WHEN_CALLED |= {

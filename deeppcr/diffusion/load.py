@@ -26,9 +26,13 @@ def load_model(folder: Any, dtype: Any = None) -> Any:
     ``"_class_name"`` in its ``config.json`` says which network it is:
 
     - `UNet2DModel`: ``model(x, t)``, or ``model(x, t, labels)`` with class embeddings;
+    - `UNet2DConditionModel`: ``model(x, t, text)`` with the embeddings of a text, [batch, tokens,
+      channels]; for SDXL ``model(x, t, text, pooled, time_ids)``;
     - `DiTTransformer2DModel`, in older files `Transformer2DModel`: ``model(x, t, labels)``, where
-      the label ``model.null_label`` is that of no class. Its images are latents: the autoencoder
-      in ``vae``, which decodes them, is not loaded.
+      the label ``model.null_label`` is that of no class.
+
+    Images of the last two are latents. The autoencoder that decodes them, and what encodes a text,
+    are not loaded.
 
     ``x`` is floating, ``[batch, channels, height, width]``, and ``t`` and ``labels`` are scalars or
     ``[batch]``. The result has the shape and dtype of ``x``, with the model's number of output
@@ -46,7 +50,7 @@ def load_model(folder: Any, dtype: Any = None) -> Any:
 
     Returns:
         the module. `flax.nnx.split` returns its parameters under their names in diffusers; those of
-        the blocks of a transformer are stacked, with the block as axis 0.
+        the blocks of transformers are stacked, with the block as axis 0.
 
     Raises:
         FileNotFoundError: the folder or a file in it is missing.
@@ -114,7 +118,7 @@ def _load(caller: str, folder: Any, dtype: Any, known: Mapping[str, Network]) ->
         raise TypeError(f"dtype is {dtype}, expected a floating one.")
     graph, parameters = nnx.split(nnx.eval_shape(lambda: network.build(config)))
     flat = nnx.to_flat_state(parameters)
-    stored = [Stored.of(path, variable.shape, config.stacked) for path, variable in flat]
+    stored = [Stored.of(path, variable.shape, config.STACKED) for path, variable in flat]
     weights = {config.rename(name): weight for name, weight in read(folder).items()}
     check(weights, {name: each.shape for each in stored for name in each.names})
     loaded = [
@@ -138,12 +142,14 @@ class Stored(NamedTuple):
     is_stacked: bool
 
     @classmethod
-    def of(cls, path: tuple[Any, ...], shape: tuple[int, ...], stacked: Mapping[str, int]) -> Self:
+    def of(cls, path: tuple[Any, ...], shape: tuple[int, ...], stacked: str | None) -> Self:
         """The weights of the parameter with this path and shape."""
-        first, rest = str(path[0]), ".".join(map(str, path[1:]))
-        if first not in stacked:
-            return cls([".".join(map(str, path))], shape, False)
-        return cls([f"{first}.{i}.{rest}" for i in range(stacked[first])], shape[1:], True)
+        names = [str(name) for name in path]
+        if stacked not in names:
+            return cls([".".join(names)], shape, False)
+        split = names.index(stacked) + 1
+        before, after = names[:split], names[split:]
+        return cls([".".join([*before, str(i), *after]) for i in range(shape[0])], shape[1:], True)
 
     def load(self, weights: Mapping[str, Array], dtype: Any) -> Array:
         """The parameter."""

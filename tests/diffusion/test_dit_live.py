@@ -22,8 +22,9 @@ import torch
 from diffusers.pipelines.dit import pipeline_dit
 
 from deeppcr.diffusion import Schedule, guided, load_model, sample
-from deeppcr.diffusion.models.dit.blocks import ACTIVATIONS
+from deeppcr.diffusion.load import Stored
 from deeppcr.diffusion.models.dit.config import DiTConfig
+from deeppcr.diffusion.models.feed_forward import ACTIVATIONS
 from deeppcr.diffusion.sampler import step_noise
 
 CLOSE = 1e-5
@@ -108,12 +109,9 @@ def test_another_size_of_images_one_time_and_the_weights(tmp_path):
     assert_close(np.asarray(ours), predicted(model, x, np.full(BATCH, 7), np.full(BATCH, 3)))
     known = model.state_dict()
     for path, weight in nnx.to_flat_state(nnx.state(dit)):
-        first, *rest = map(str, path)
-        for index, layer in enumerate(
-            weight[...] if first in dit.config.stacked else [weight[...]]
-        ):
-            names = [first, str(index), *rest] if first in dit.config.stacked else [first, *rest]
-            np.testing.assert_array_equal(layer, known.pop(".".join(names)).numpy())
+        names, _, is_stacked = Stored.of(path, weight.shape, dit.config.STACKED)
+        for name, layer in zip(names, weight[...] if is_stacked else [weight[...]], strict=True):
+            np.testing.assert_array_equal(layer, known.pop(name).numpy())
     assert not known
 
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from deeppcr.diffusion import load_unet
-from deeppcr.diffusion.models.unet.config import DOWN, UP, UNetConfig
+from deeppcr.diffusion.models.unet.config import UNetConfig
 
 CLOSE = 1e-5
 quick = partial(
@@ -154,7 +154,7 @@ def test_every_kind_of_block_is_compared():
         for case in CASES.values()
         for name in (SMALL | case)["up_block_types"]
     }
-    assert compared == {*DOWN, *UP}
+    assert compared == {*UNetConfig.DOWN, *UNetConfig.UP}
 
 
 def test_fields_and_their_defaults_are_those_of_diffusers():

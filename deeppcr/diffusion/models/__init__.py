@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from deeppcr.diffusion.models.config import ModelConfig
 from deeppcr.diffusion.models.dit.config import DiTConfig
+from deeppcr.diffusion.models.text_unet.config import TextUNetConfig
 from deeppcr.diffusion.models.unet.config import UNetConfig
 
 
@@ -31,6 +32,12 @@ def _dit(config: DiTConfig) -> Any:
     return DiT(config)
 
 
+def _text_unet(config: TextUNetConfig) -> Any:
+    from deeppcr.diffusion.models.text_unet.model import TextUNet
+
+    return TextUNet(config)
+
+
 def _unet(config: UNetConfig) -> Any:
     from deeppcr.diffusion.models.unet.model import UNet
 
@@ -40,6 +47,7 @@ def _unet(config: UNetConfig) -> Any:
 MODELS = {
     "DiTTransformer2DModel": Network(DiTConfig, _dit),
     "Transformer2DModel": Network(DiTConfig, _dit),
+    "UNet2DConditionModel": Network(TextUNetConfig, _text_unet),
     "UNet2DModel": Network(UNetConfig, _unet),
 }
 

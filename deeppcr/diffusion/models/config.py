@@ -16,6 +16,7 @@ class ModelConfig:
 
     Attributes:
         NAME: of the class of diffusers.
+        STACKED: the name of lists of layers that the module has as one, with the layers as axis 0.
         IGNORED: fields of other or older classes that may be in the file, and the values with which
             they change nothing.
         COUNTS: fields that are integers >= 1.
@@ -24,6 +25,7 @@ class ModelConfig:
     """
 
     NAME: ClassVar[str]
+    STACKED: ClassVar[str | None] = None
     IGNORED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     COUNTS: ClassVar[tuple[str, ...]] = ()
     OPTIONAL_COUNTS: ClassVar[tuple[str, ...]] = ()
@@ -63,11 +65,6 @@ class ModelConfig:
             check_count(name, getattr(self, name), "a number", optional=True)
         for name, choices in self.CHOICES.items():
             check_choice(name, getattr(self, name), choices)
-
-    @property
-    def stacked(self) -> Mapping[str, int]:
-        """The lists of layers that the module has as one, stacked: their names and lengths."""
-        return {}
 
     def rename(self, weight: str) -> str:
         """The present name of a weight that earlier versions of diffusers have saved."""

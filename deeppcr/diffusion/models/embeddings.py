@@ -6,6 +6,7 @@ follow. The angles are float32 in every network: they are as large as the number
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -60,11 +61,17 @@ class Rows(nnx.Module):
 
 
 class TwoLayers(nnx.Module):
-    """Linear, SiLU, linear: [batch, inputs] -> [batch, outputs], in the dtype of the parameters."""
+    """Linear, activation, linear: [batch, inputs] -> [batch, outputs].
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    In the dtype of the parameters.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, act: Callable[[Array], Array] = jax.nn.silu
+    ) -> None:
         self.linear_1 = Linear(inputs, outputs)
         self.linear_2 = Linear(outputs, outputs)
+        self.act = act
 
     def __call__(self, x: Array) -> Array:
-        return self.linear_2(jax.nn.silu(self.linear_1(x.astype(self.linear_1.weight.dtype))))
+        return self.linear_2(self.act(self.linear_1(x.astype(self.linear_1.weight.dtype))))

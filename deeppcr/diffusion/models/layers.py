@@ -102,26 +102,38 @@ class LayerNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Attention of tokens (Vaswani et al., NeurIPS 2017): [batch, tokens, channels].
+    """Attention (Vaswani et al., NeurIPS 2017) of tokens, [batch, tokens, channels].
+
+    To each other, or to those of a context.
 
     Args:
         channels: the number of channels.
         heads: the number of heads.
         head: the number of channels of a head.
+        context: the number of channels of a context; None for that of ``channels``.
         bias: whether queries, keys and values have a bias.
     """
 
-    def __init__(self, channels: int, heads: int, head: int, *, bias: bool = True) -> None:
+    def __init__(
+        self,
+        channels: int,
+        heads: int,
+        head: int,
+        *,
+        context: int | None = None,
+        bias: bool = True,
+    ) -> None:
         self.heads = heads
         self.to_q = Linear(channels, heads * head, bias=bias)
-        self.to_k = Linear(channels, heads * head, bias=bias)
-        self.to_v = Linear(channels, heads * head, bias=bias)
+        self.to_k = Linear(context or channels, heads * head, bias=bias)
+        self.to_v = Linear(context or channels, heads * head, bias=bias)
         self.to_out = nnx.List([Linear(heads * head, channels)])
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, context: Array | None = None) -> Array:
+        read = x if context is None else context
         query, key, value = (
-            layer(x).reshape(*x.shape[:2], self.heads, -1)
-            for layer in (self.to_q, self.to_k, self.to_v)
+            layer(tokens).reshape(*tokens.shape[:2], self.heads, -1)
+            for layer, tokens in ((self.to_q, x), (self.to_k, read), (self.to_v, read))
         )
         scores = jnp.einsum("bqhc,bkhc->bhqk", query * query.shape[-1] ** -0.5, key)
         weights = jax.nn.softmax(in_wide(scores), axis=-1).astype(x.dtype)

@@ -26,11 +26,11 @@ def each(stack: M, call: Callable[..., Any], *xs: Any) -> Any:
     return jax.vmap(lambda own, *x: call(nnx.merge(graph, own), *x))(parameters, *xs)
 
 
-def through(stack: M, x: Any, *inputs: Any) -> Any:
-    """``layer(x, *inputs)`` of one layer after another; ``inputs`` have the layers as axis 0."""
+def through(stack: M, call: Callable[..., Any], x: Any, *inputs: Any) -> Any:
+    """``x = call(layer, x, *inputs)``, layer by layer; ``inputs`` have them as axis 0."""
     graph, parameters = nnx.split(stack)
 
     def step(x: Any, own: Any) -> tuple[Any, None]:
-        return nnx.merge(graph, own[0])(x, *own[1]), None
+        return call(nnx.merge(graph, own[0]), x, *own[1]), None
 
     return lax.scan(step, x, (parameters, inputs))[0]

@@ -8,9 +8,6 @@ gate (Peebles and Xie, ICCV 2023, section 3.2: adaLN-Zero):
 Attributes have the names of diffusers, since weights are stored under their paths.
 """
 
-from collections.abc import Callable
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -18,35 +15,11 @@ from jax import Array
 
 from deeppcr.diffusion.models.dit.config import DiTConfig
 from deeppcr.diffusion.models.embeddings import Positional, Rows, TwoLayers
+from deeppcr.diffusion.models.feed_forward import FeedForward
 from deeppcr.diffusion.models.layers import Attention, LayerNorm, Linear
 
 EPS = 1e-6  # of the norms without a field in the configuration
 TIME_FEATURES = 256
-WIDER = 4  # the hidden channels of the feed-forward layers, for each channel
-gelu = partial(jax.nn.gelu, approximate=False)
-
-
-def gated(act: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Half of the channels times a function of the other half (Shazeer, arXiv 2002.05202)."""
-
-    def multiply(x: Array) -> Array:
-        values, gates = jnp.split(x, 2, axis=-1)
-        return values * act(gates)
-
-    return multiply
-
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": gelu,
-    "gelu-approximate": jax.nn.gelu,
-    "geglu": gated(gelu),
-    "geglu-approximate": lambda x: (
-        x * jax.nn.sigmoid(1.702 * x)
-    ),  # which has no gate, despite its name
-    "swiglu": gated(jax.nn.silu),
-    "linear-silu": jax.nn.silu,
-}
-GATED = ("geglu", "swiglu")
 
 
 class Condition(nnx.Module):
@@ -76,31 +49,6 @@ class Modulation(nnx.Module):
         self.norm = LayerNorm(config.width, EPS)
 
 
-class Activation(nnx.Module):
-    """A linear map and an activation."""
-
-    def __init__(self, config: DiTConfig) -> None:
-        hidden = WIDER * config.width
-        self.proj = Linear(config.width, hidden * (2 if config.activation_fn in GATED else 1))
-        self.act = ACTIVATIONS[config.activation_fn]
-
-    def __call__(self, x: Array) -> Array:
-        return self.act(self.proj(x))
-
-
-class FeedForward(nnx.Module):
-    """Linear, activation, linear, for each token."""
-
-    def __init__(self, config: DiTConfig) -> None:
-        # Between them is dropout, which is for training.
-        self.net = nnx.Dict(
-            {"0": Activation(config), "2": Linear(WIDER * config.width, config.width)}
-        )
-
-    def __call__(self, x: Array) -> Array:
-        return self.net["2"](self.net["0"](x))
-
-
 class Block(nnx.Module):
     """Attention and feed-forward layers: [batch, tokens, channels]."""
 
@@ -109,7 +57,7 @@ class Block(nnx.Module):
         self.norm1 = Modulation(config)
         self.attn1 = Attention(config.width, heads, head, bias=config.attention_bias)
         self.norm3 = LayerNorm(config.width, config.norm_eps, affine=config.norm_elementwise_affine)
-        self.ff = FeedForward(config)
+        self.ff = FeedForward(config.width, config.activation_fn)
 
     def condition(self, t: Array, labels: Array) -> Array:
         """The embedding of the times and labels, which is the block's own."""

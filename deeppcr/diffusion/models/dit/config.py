@@ -22,6 +22,7 @@ class DiTConfig(ModelConfig):
     """
 
     NAME = "DiTTransformer2DModel"
+    STACKED = "transformer_blocks"
     IGNORED: ClassVar = {
         "attention_type": ("default",),
         "caption_channels": (None,),
@@ -97,8 +98,3 @@ class DiTConfig(ModelConfig):
     def width(self) -> int:
         """The number of channels of a token."""
         return self.num_attention_heads * self.attention_head_dim
-
-    @property
-    def stacked(self) -> Mapping[str, int]:
-        """The blocks are alike."""
-        return {"transformer_blocks": self.num_layers}

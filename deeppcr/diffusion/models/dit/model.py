@@ -67,7 +67,7 @@ class DiT(nnx.Module):
         # The conditions do not depend on x: those of all blocks are computed side by side.
         conditions = each(blocks, lambda block: block.condition(t, labels))
         modulations = each(blocks, Block.modulation, conditions)
-        y = through(blocks, tokens.reshape(len(x), -1, config.width), modulations)
+        y = through(blocks, Block.__call__, tokens.reshape(len(x), -1, config.width), modulations)
         shift, scale = jnp.split(self.proj_out_1(jax.nn.silu(conditions[0]))[:, None], 2, axis=-1)
         y = self.proj_out_2(self.norm_out(y) * (1 + scale) + shift)
         return image(y.reshape(*tokens.shape[:3], -1), config.patch_size).astype(x.dtype)

@@ -1,21 +1,43 @@
-"""The UNet (Ronneberger et al., MICCAI 2015) of diffusion models, diffusers' `UNet2DModel`."""
+"""diffusers' `UNet2DModel`."""
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 
-from deeppcr.diffusion.models.embeddings import TwoLayers
 from deeppcr.diffusion.models.inputs import as_batch, check_images
-from deeppcr.diffusion.models.layers import Conv, GroupNorm
-from deeppcr.diffusion.models.unet.blocks import Down, Mid, Up
+from deeppcr.diffusion.models.layers import Attention, GroupNorm
 from deeppcr.diffusion.models.unet.config import UNetConfig
 from deeppcr.diffusion.models.unet.embeddings import class_embedding, time_projection
+from deeppcr.diffusion.models.unet.trunk import Trunk
 
 
-class UNet(nnx.Module):
+class PixelAttention(Attention):
+    """Attention of the pixels of an image: ``(x + attention(norm(x))) / scale``.
+
+    Args:
+        channels: the number of channels of the image.
+        head: the number of channels of a head; there are as many heads as fit into the channels.
+        groups: the groups of the norm, or None without a norm.
+        eps: of the norm.
+        scale: the divisor of the result.
+    """
+
+    def __init__(
+        self, channels: int, head: int, groups: int | None, eps: float, scale: float = 1
+    ) -> None:
+        super().__init__(channels, channels // head, head)
+        self.group_norm = None if groups is None else GroupNorm(channels, groups, eps)
+        self.scale = scale
+
+    def __call__(self, x: Array, context: Array | None = None) -> Array:
+        normal = x if self.group_norm is None else self.group_norm(x)
+        pixels = normal.reshape(*x.shape[:2], -1).swapaxes(1, 2)
+        found = super().__call__(pixels, context).swapaxes(1, 2)
+        return (x + found.reshape(x.shape)) / self.scale
+
+
+class UNet(Trunk):
     """A network that predicts the noise in an image at a time, or another training target.
 
     Made by `load_model`. It has no state but its parameters, and no call changes it. `jax.vmap`
@@ -23,37 +45,20 @@ class UNet(nnx.Module):
     """
 
     def __init__(self, config: UNetConfig) -> None:
-        channels = config.block_out_channels
+        channels, eps = config.block_out_channels, config.norm_eps
+
+        def attend(level: int) -> PixelAttention:
+            head = config.attention_head_dim or channels[level]
+            return PixelAttention(channels[level], head, config.norm_num_groups, eps)
+
+        def mid_attend() -> PixelAttention:
+            head, scale = config.attention_head_dim or channels[-1], config.mid_block_scale_factor
+            return PixelAttention(channels[-1], head, config.mid_groups, eps, scale)
+
+        super().__init__(config, attend, mid_attend if config.mid_attends else None)
         self.config = config
-        self.conv_in = Conv(config.in_channels, channels[0], 3, padding=(1, 1))
         self.time_proj = time_projection(config)
-        self.time_embedding = TwoLayers(config.time_features, config.time_channels)
         self.class_embedding = class_embedding(config)
-        last = len(channels) - 1
-        before = [channels[0], *channels]  # input channels of each block on the way down
-        self.down_blocks = nnx.List(
-            [
-                Down(config, kind, before[i], channels[i], last=i == last)
-                for i, kind in enumerate(config.down)
-            ]
-        )
-        self.mid_block = None if config.mid_block_type is None else Mid(config, channels[-1])
-        after = [*channels, channels[-1]]  # and on the way up
-        self.up_blocks = nnx.List(
-            [
-                Up(
-                    config,
-                    kind,
-                    after[last - i + 1],
-                    channels[last - i],
-                    before[last - i],
-                    last=i == last,
-                )
-                for i, kind in enumerate(config.up)
-            ]
-        )
-        self.conv_norm_out = GroupNorm(channels[0], config.norm_num_groups, config.norm_eps)
-        self.conv_out = Conv(channels[0], config.out_channels, 3, padding=(1, 1))
 
     def __call__(self, x: Array, t: Any, labels: Any = None) -> Array:
         """The prediction for the images ``x`` at the times ``t``.
@@ -73,22 +78,11 @@ class UNet(nnx.Module):
                 embedding.
             ValueError: a shape is wrong.
         """
-        config, dtype = self.config, self.conv_in.weight.dtype
-        check_images(x, config.in_channels, 2 ** (len(config.block_out_channels) - 1))
+        config = self.config
+        check_images(x, config.in_channels, 2 ** (config.levels - 1))
         t = as_batch("t", t, x)
-        time = self.time_embedding(self.time_proj(t)) + self._label(labels, x).astype(dtype)
-        y = self.conv_in((2 * x - 1 if config.center_input_sample else x).astype(dtype))
-        states = [y]
-        for down in self.down_blocks:
-            y, new = down(y, time)
-            states += new
-        if self.mid_block is not None:
-            y = self.mid_block(y, time)
-        for up in self.up_blocks:
-            count = len(up.resnets)
-            states, given = states[:-count], states[-count:]
-            y = up(y, time, given)
-        y = self.conv_out(jax.nn.silu(self.conv_norm_out(y)))
+        time = self.time_embedding(self.time_proj(t)) + self._label(labels, x).astype(self.dtype)
+        y = self.predict(2 * x - 1 if config.center_input_sample else x, time)
         if config.time_embedding_type == "fourier":
             y = y.astype(jnp.float32) / t.astype(jnp.float32)[:, None, None, None]
         return y.astype(x.dtype)
