@@ -132,10 +132,10 @@ class Attention(nnx.Module):
     def __call__(self, x: Array, context: Array | None = None) -> Array:
         read = x if context is None else context
         query, key, value = (
-            layer(tokens).reshape(*tokens.shape[:2], self.heads, -1)
+            layer(tokens).reshape(*tokens.shape[:2], self.heads, -1).swapaxes(1, 2)
             for layer, tokens in ((self.to_q, x), (self.to_k, read), (self.to_v, read))
         )
-        scores = jnp.einsum("bqhc,bkhc->bhqk", query * query.shape[-1] ** -0.5, key)
+        scores = jnp.einsum("bhqc,bhkc->bhqk", query * query.shape[-1] ** -0.5, key)
         weights = jax.nn.softmax(in_wide(scores), axis=-1).astype(x.dtype)
-        found = jnp.einsum("bhqk,bkhc->bqhc", weights, value)
-        return self.to_out[0](found.reshape(*x.shape[:2], -1))
+        found = jnp.einsum("bhqk,bhkc->bhqc", weights, value)
+        return self.to_out[0](found.swapaxes(1, 2).reshape(*x.shape[:2], -1))
