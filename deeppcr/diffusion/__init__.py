@@ -2,9 +2,17 @@
 
 from deeppcr.diffusion.guidance import guided
 from deeppcr.diffusion.images import Inpaint
+from deeppcr.diffusion.load import load_model, load_unet
 from deeppcr.diffusion.predicted import pred_original_sample
 from deeppcr.diffusion.sampler import sample
 from deeppcr.diffusion.schedule import Schedule
-from deeppcr.diffusion.unet import load_unet
 
-__all__ = ["Inpaint", "Schedule", "guided", "load_unet", "pred_original_sample", "sample"]
+__all__ = [
+    "Inpaint",
+    "Schedule",
+    "guided",
+    "load_model",
+    "load_unet",
+    "pred_original_sample",
+    "sample",
+]

@@ -9,6 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from deeppcr.checks import describe, describe_type
+from deeppcr.diffusion.variance import doubled_axis, split
 
 
 def guided(
@@ -17,12 +18,12 @@ def guided(
     r"""A conditional model with classifier-free guidance.
 
     Its output is $u + s (c - u)$, from those for a condition, $c$, and for none, $u$. Both are
-    evaluated as one batch of two. All of the output is guided, a learned variance, too.
+    evaluated as one batch of two. A learned variance is that for the condition.
 
     Args:
         model: ``model(x, t, condition) -> output``, a JAX function; ``condition`` is an array, or a
             pytree of arrays.
-        scale: a number, or an array that broadcasts with the output, floating: $s$. 1 is the
+        scale: a number, or an array that broadcasts with the prediction, floating: $s$. 1 is the
             conditional model, and more follows the condition more closely. diffusers calls it
             ``guidance_scale``.
 
@@ -69,6 +70,10 @@ def guided(
         both = jax.tree.map(lambda *leaves: jnp.stack(leaves), condition, no_condition)
         with_it, without = jax.vmap(model, in_axes=(None, None, 0))(x, t, both)
         size = jnp.asarray(scale, without.dtype)
-        return without + size * (with_it - without)
+        (guide, variance), (start, _) = split(with_it, x), split(without, x)
+        prediction = start + size * (guide - start)
+        if variance is None:
+            return prediction
+        return jnp.concatenate([prediction, variance], axis=doubled_axis(with_it, x))
 
     return output

@@ -25,6 +25,7 @@ from deeppcr.checks import check_count, describe, describe_type
 from deeppcr.diffusion.images import Inpaint, inpainted
 from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table, coarse_guess
+from deeppcr.diffusion.variance import doubled_axis
 from deeppcr.linear import LinearSolver
 from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential
@@ -58,8 +59,9 @@ def sample(
     Args:
         model: ``model(x, t, *args) -> output``, a JAX function. ``x`` has the shape and dtype of
             ``x_T``, ``t`` is an int32 or float32 scalar, as defined by the scheduler. The output is
-            the prediction type of the schedule, with the shape of ``x``; for a learned variance,
-            one axis is twice as long, and its second half has the variance.
+            the prediction type of the schedule, with the shape of ``x``; with a learned variance,
+            one axis is twice as long, and its second half has the variance, which only DDPM with
+            such a ``variance_type`` uses.
         schedule: a `Schedule`, see `Schedule.from_config`.
         x_T: ``[*batch, ...]``, floating, the initial state. Pure noise is a standard normal times
             ``schedule.init_noise_sigma(steps)``.
@@ -138,7 +140,7 @@ def sample(
     if table.is_noisy:
         inputs["noise"] = step_noise(_checked_key(key, schedule), table.steps, x_T)
     state = table.begin(x_T)
-    _check_output(conditioned, table, state, inputs, x_T)
+    _check_output(conditioned, table, state, inputs, x_T, batch_ndim)
     step = table.step(conditioned)
 
     options: dict[str, Any] = {}
@@ -193,16 +195,19 @@ def _checked_key(key: Array | None, schedule: Schedule) -> Array:
     return key
 
 
-def _check_output(model: Model, table: Table, start: Any, inputs: Any, x: Array) -> None:
+def _check_output(
+    model: Model, table: Table, start: Any, inputs: Any, x: Array, batch_ndim: int
+) -> None:
     """Raise unless the model returns an array like ``x``, before anything is compiled."""
     at = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
     found = jax.eval_shape(lambda state, at: table.evaluate(model, state, at), start, at)
-    expected = f"an array of the shape of x_T, {describe(x)}"
-    if table.learned:
-        expected += ", with one axis twice as long for the learned variance"
     if isinstance(found, jax.ShapeDtypeStruct) and jnp.issubdtype(found.dtype, jnp.floating):
-        if table.learned and table.learned.axis(found, x) is not None:
+        axis = doubled_axis(found, x)
+        if axis is not None and axis >= batch_ndim:
             return
         if not table.learned and found.shape == x.shape:
             return
+    expected = f"an array of the shape of x_T, {describe(x)}"
+    if table.learned:
+        expected += ", with one axis twice as long for the learned variance"
     raise TypeError(f"model returns {describe_type(found)}, expected {expected}.")

@@ -29,7 +29,7 @@ from jax.typing import DTypeLike
 
 from deeppcr.diffusion.config import Config, Field
 from deeppcr.diffusion.prediction import Correction
-from deeppcr.diffusion.variance import Learned
+from deeppcr.diffusion.variance import Learned, split
 
 Column = np.ndarray | float
 Terms = Mapping[str, Column]  # of a linear combination: coefficients by name
@@ -49,7 +49,7 @@ class Table:
         predict: ``[L]`` each: the coefficients ``p`` of ``x`` and ``q`` of ``m`` in ``x0``.
         update: ``[L]`` each: those of the next ``x``, and of the next memory.
         correct: the correction of the predicted original sample, or None.
-        learned: the part of the output that is not ``m``, or None.
+        learned: what a learned variance does to the noise, or None: it is left out.
         init_noise_sigma: the standard deviation of ``x_T``.
     """
 
@@ -144,8 +144,7 @@ class Table:
         """The next state, from this one and the model's output for it."""
         known = dict(state) if self.remembers else {"x": state}
         x = known["x"]
-        if self.learned:
-            output, values = self.learned.split(output, x)
+        output, values = split(output, x)
         known["m"] = output.astype(x.dtype)
         if self.is_noisy:
             known["noise"] = at["noise"]

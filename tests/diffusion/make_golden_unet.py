@@ -1,4 +1,6 @@
-"""Writes ``golden_unet/``: tiny networks as diffusers saves them, inputs, and its predictions.
+"""Writes ``golden_unet/`` and ``golden_text_unet/``: tiny networks as diffusers saves them.
+
+With inputs, and its predictions.
 
 Run with diffusers, torch and numpy: ``python tests/diffusion/make_golden_unet.py``.
 """
@@ -45,12 +47,35 @@ CASES: dict[str, dict[str, Any]] = {
         "act_fn": "gelu",
     },
 }
+TEXT_FOLDER = FOLDER.with_name("golden_text_unet")
+TINY_TEXT: dict[str, Any] = {
+    "sample_size": SIDE,
+    "in_channels": 1,
+    "out_channels": 1,
+    "block_out_channels": (4, 8),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "layers_per_block": 1,
+    "norm_num_groups": 2,
+    "attention_head_dim": 2,
+    "cross_attention_dim": 6,
+    "transformer_layers_per_block": (1, 2),
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 4,
+    "projection_class_embeddings_input_dim": 29,
+}
 
 
 def network(options: dict[str, Any]) -> Any:
     """A network with random weights: norms and biases too, which start as ones and zeros."""
+    return randomized(diffusers.UNet2DModel, TINY | options)
+
+
+def randomized(kind: Any, options: dict[str, Any]) -> Any:
+    """A network with random weights."""
     torch.manual_seed(0)
-    model = diffusers.UNet2DModel(**(TINY | options)).eval()
+    model = kind(**options).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 1 and name != "time_proj.weight":
@@ -58,8 +83,28 @@ def network(options: dict[str, Any]) -> Any:
     return model
 
 
+def write_text() -> None:
+    """The text-conditional network, in half precision, as SDXL has it."""
+    shutil.rmtree(TEXT_FOLDER, ignore_errors=True)
+    model = randomized(diffusers.UNet2DConditionModel, TINY_TEXT).half()
+    model.save_pretrained(TEXT_FOLDER / "unet")
+    x, t = torch.randn(BATCH, 1, SIDE, SIDE), torch.tensor([20, 700])
+    text, pooled = torch.randn(BATCH, 3, 6), torch.randn(BATCH, 5)
+    time_ids = torch.tensor([[1024, 512, 0, 3, 1024, 1024]] * BATCH)
+    added = {"text_embeds": pooled, "time_ids": time_ids}
+    with torch.no_grad():
+        predicted = model.float()(x, t, text, added_cond_kwargs=added).sample
+    figures = {"x": x, "t": t, "text": text, "pooled": pooled, "time_ids": time_ids}
+    np.savez_compressed(
+        TEXT_FOLDER / "golden.npz",
+        predicted=predicted.numpy(),
+        **{key: figure.numpy() for key, figure in figures.items()},
+    )
+
+
 def main() -> None:
     """Write all cases, in place of those that are there."""
+    write_text()
     shutil.rmtree(FOLDER, ignore_errors=True)
     for name, options in CASES.items():
         model = network(options)

@@ -20,7 +20,7 @@ def walk(case: Case) -> np.ndarray:
         state = schedule.add_noise(IMAGE, FIRST, steps=case.steps, start=case.start)
         table = inpainted(table, Inpaint(IMAGE, MASK, FIRST), state)
     inputs = jax.tree.map(np.asarray, table.inputs(jnp.float64) | {"noise": NOISE[: table.steps]})
-    output_of = doubled(model) if table.learned else model
+    output_of = doubled(model) if case.is_learned else model
     state = table.begin(state)
     samples = []
     for index in range(table.steps):
@@ -35,7 +35,7 @@ def scan(case: Case, x: jax.Array, noise: jax.Array) -> jax.Array:
     """The last sample, in jax."""
     table = case.schedule().table(case.steps)
     matrix = jnp.asarray(MATRIX, x.dtype)
-    output_of = doubled(model) if table.learned else model
+    output_of = doubled(model) if case.is_learned else model
 
     def step(state, at):
         output = table.evaluate(

@@ -18,9 +18,8 @@ from diffusers.pipelines.ddim import pipeline_ddim
 from diffusers.pipelines.ddpm import pipeline_ddpm
 from diffusers.schedulers import scheduling_ddpm
 
-from deeppcr.diffusion import Schedule, sample
+from deeppcr.diffusion import Schedule, load_unet, sample
 from deeppcr.diffusion.sampler import step_noise
-from deeppcr.diffusion.unet import load_unet
 
 STEPS, SHAPE = 10, (2, 1, 4, 4)
 KEY = jax.random.key(0)

@@ -101,6 +101,14 @@ def test_newton_with_a_learned_variance():
         sample(lambda x, t: x, of, NOISE, steps=STEPS, key=KEY)
 
 
+def test_guidance_takes_the_variance_of_the_condition():
+    def both(x, t, label):
+        return jnp.concatenate([label * x, label * x], axis=1)
+
+    found = guided(both, 3.0)(NOISE, 0, jnp.float64(2), jnp.float64(1))
+    np.testing.assert_allclose(found, jnp.concatenate([4 * NOISE, 2 * NOISE], axis=1))
+
+
 # Noise, noise that is scaled, a state of two steps, and another parametrisation.
 @pytest.mark.parametrize("name", ["ddpm", "ancestral", "dpm solver", "flow"])
 def test_a_coarse_start_and_a_window(name):
@@ -320,6 +328,11 @@ BAD = [
         TypeError,
         r"model returns float64\[3, 2\], expected .* shape of x_T, float64\[3, 6\]",
     ),
+    (
+        {"model": lambda x, t: jnp.concatenate([x, x])},  # no variance, but two batches
+        TypeError,
+        r"model returns float64\[6, 6\], expected .* shape of x_T, float64\[3, 6\]",
+    ),
     ({"model": lambda x, t: (x, x)}, TypeError, "model returns tuple, expected an array"),
     (
         {"x_T": jnp.arange(6).reshape(2, 3)},
@@ -359,6 +372,7 @@ def test_the_public_names():
         "Inpaint",
         "Schedule",
         "guided",
+        "load_model",
         "load_unet",
         "pred_original_sample",
         "sample",

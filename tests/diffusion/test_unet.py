@@ -17,8 +17,8 @@ pytest.importorskip("safetensors")
 
 from safetensors.numpy import load_file, save_file
 
-from deeppcr.diffusion.unet import load_unet
-from deeppcr.diffusion.unet.layers import GroupNorm
+from deeppcr.diffusion import load_unet
+from deeppcr.diffusion.models.layers import GroupNorm
 
 GOLDEN = Path(__file__).parent / "golden_unet"
 NAMES = ("plain", "fourier", "half")

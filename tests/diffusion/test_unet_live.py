@@ -19,8 +19,8 @@ import diffusers
 import torch
 from safetensors.torch import load_file, save_file
 
-from deeppcr.diffusion.unet import load_unet
-from deeppcr.diffusion.unet.config import DOWN, UP, Config
+from deeppcr.diffusion import load_unet
+from deeppcr.diffusion.models.unet.config import UNetConfig
 
 CLOSE = 1e-5
 quick = partial(
@@ -154,11 +154,11 @@ def test_every_kind_of_block_is_compared():
         for case in CASES.values()
         for name in (SMALL | case)["up_block_types"]
     }
-    assert compared == {*DOWN, *UP}
+    assert compared == {*UNetConfig.DOWN, *UNetConfig.UP}
 
 
 def test_fields_and_their_defaults_are_those_of_diffusers():
-    ours = {field.name: field.default for field in dataclasses.fields(Config)}
+    ours = {field.name: field.default for field in dataclasses.fields(UNetConfig)}
     fields = inspect.signature(diffusers.UNet2DModel).parameters.values()
     assert ours == {field.name: field.default for field in fields}
 
@@ -238,4 +238,4 @@ def test_fields_that_a_file_leaves_out_are_as_they_are_by_default(model, tmp_pat
     path.write_text(
         json.dumps({name: value for name, value in all_fields.items() if name in SMALL})
     )
-    assert load_unet(tmp_path).config == Config.read(all_fields)
+    assert load_unet(tmp_path).config == UNetConfig.read(all_fields)

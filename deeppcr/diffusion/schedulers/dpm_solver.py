@@ -37,7 +37,6 @@ from deeppcr.diffusion.prediction import (
 )
 from deeppcr.diffusion.table import Scheduler, Table, multistep, steps_known, tabulate
 from deeppcr.diffusion.timesteps import time_fields
-from deeppcr.diffusion.variance import Learned
 
 FEW_STEPS = 15  # lower_order_final counts below this
 LEAST_STEP = 1e-12  # in lambda: the last step may end where it begins, but for rounding
@@ -81,7 +80,6 @@ def table(config: Config, steps: int) -> Table:
         gain, noise = -(k / h) * sigma_there, np.sqrt(np.expm1(2 * h))
         remembered = {"x": 1 / sigma, "x0": -alpha / sigma}
     weights = _weights(_orders(config, steps), h, factors, config["solver_type"])
-    learned = config["variance_type"] and Learned(config["variance_type"], np.zeros(steps))
     return tabulate(
         times,
         levels=(alpha, sigma),
@@ -92,7 +90,6 @@ def table(config: Config, steps: int) -> Table:
             remembered,
         ),
         correct=find_correction(config),
-        learned=learned or None,
     )
 
 

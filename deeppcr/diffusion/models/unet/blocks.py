@@ -1,6 +1,7 @@
 """The blocks of a UNet: residual and attention layers, and changes of the resolution.
 
-Attributes have the names of diffusers, since weights are stored under their paths.
+Attention layers are called as ``layer(x, *context)``. Attributes have the names of diffusers, since
+weights are stored under their paths.
 """
 
 from collections.abc import Callable
@@ -11,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from deeppcr.diffusion.unet.config import Config, Kind
-from deeppcr.diffusion.unet.layers import Attention, Conv, GroupNorm, Linear
+from deeppcr.diffusion.models.layers import Conv, GroupNorm, Linear
+from deeppcr.diffusion.models.unet.fields import Kind, UNetFields
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -21,6 +22,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "mish": jax.nn.mish,
     "relu": jax.nn.relu,
 }
+
+Attend = Callable[[], nnx.Module]  # makes an attention layer
 
 
 def halve(x: Array) -> Array:
@@ -47,7 +50,7 @@ class Resnet(nnx.Module):
 
     def __init__(
         self,
-        config: Config,
+        config: UNetFields,
         inputs: int,
         outputs: int,
         *,
@@ -99,40 +102,37 @@ class Upsample(nnx.Module):
         return self.conv(double(x))
 
 
-def attentions(config: Config, kind: Kind, channels: int, count: int) -> nnx.List:
-    """The attention layers of a block: one for each residual layer, or none."""
-    head = config.attention_head_dim or channels
-    made = [
-        Attention(channels, head, config.norm_num_groups, config.norm_eps)
-        for _ in range(count if kind.attends else 0)
-    ]
-    return nnx.List(made)
-
-
 class Down(nnx.Module):
     """A block on the way down: it returns the image, and all states for the way up."""
 
     def __init__(
-        self, config: Config, kind: Kind, inputs: int, outputs: int, *, last: bool
+        self,
+        config: UNetFields,
+        kind: Kind,
+        inputs: int,
+        outputs: int,
+        *,
+        attend: Attend,
+        last: bool,
     ) -> None:
         count = config.layers_per_block
         self.resnets = nnx.List(
             [Resnet(config, inputs if i == 0 else outputs, outputs) for i in range(count)]
         )
-        self.attentions = attentions(config, kind, outputs, count)
+        self.attentions = nnx.List([attend() for _ in range(count if kind.attends else 0)])
         samplers: list[nnx.Module] = []
-        if not last and (kind.sampler or config.downsample_type) == "resnet":
+        if not last and kind.sampler == "resnet":
             samplers = [Resnet(config, outputs, outputs, resample=halve)]
         elif not last:
             samplers = [Downsample(outputs, config.downsample_padding)]
         self.downsamplers = nnx.List(samplers)
 
-    def __call__(self, x: Array, time: Array) -> tuple[Array, list[Array]]:
+    def __call__(self, x: Array, time: Array, *context: Array) -> tuple[Array, list[Array]]:
         states = []
         for i, resnet in enumerate(self.resnets):
             x = resnet(x, time)
             if self.attentions:
-                x = self.attentions[i](x)
+                x = self.attentions[i](x, *context)
             states.append(x)
         for sampler in self.downsamplers:
             x = sampler(x, time)
@@ -149,30 +149,39 @@ class Up(nnx.Module):
         inputs: the number of channels of the input image.
         outputs: the number of channels of the output image.
         first: the number of channels of the first state, which the last layer reads.
+        attend: makes an attention layer.
         last: whether it is the last block, which keeps the resolution.
     """
 
     def __init__(
-        self, config: Config, kind: Kind, inputs: int, outputs: int, first: int, *, last: bool
+        self,
+        config: UNetFields,
+        kind: Kind,
+        inputs: int,
+        outputs: int,
+        first: int,
+        *,
+        attend: Attend,
+        last: bool,
     ) -> None:
         count = config.layers_per_block + 1
         images, beside = [inputs] + [outputs] * (count - 1), [outputs] * (count - 1) + [first]
         self.resnets = nnx.List(
             [Resnet(config, x + state, outputs) for x, state in zip(images, beside, strict=True)]
         )
-        self.attentions = attentions(config, kind, outputs, count)
+        self.attentions = nnx.List([attend() for _ in range(count if kind.attends else 0)])
         samplers: list[nnx.Module] = []
-        if not last and (kind.sampler or config.upsample_type) == "resnet":
+        if not last and kind.sampler == "resnet":
             samplers = [Resnet(config, outputs, outputs, resample=double)]
         elif not last:
             samplers = [Upsample(outputs)]
         self.upsamplers = nnx.List(samplers)
 
-    def __call__(self, x: Array, time: Array, states: list[Array]) -> Array:
+    def __call__(self, x: Array, time: Array, states: list[Array], *context: Array) -> Array:
         for i, (resnet, state) in enumerate(zip(self.resnets, reversed(states), strict=True)):
             x = resnet(jnp.concatenate([x, state], axis=1), time)
             if self.attentions:
-                x = self.attentions[i](x)
+                x = self.attentions[i](x, *context)
         for sampler in self.upsamplers:
             x = sampler(x, time)
         return x
@@ -181,18 +190,13 @@ class Up(nnx.Module):
 class Mid(nnx.Module):
     """The block in the middle: a residual layer, attention, a residual layer."""
 
-    def __init__(self, config: Config, channels: int) -> None:
-        scale, head = config.mid_block_scale_factor, config.attention_head_dim or channels
+    def __init__(self, config: UNetFields, channels: int, attend: Attend | None) -> None:
+        scale = config.mid_block_scale_factor
         self.resnets = nnx.List([Resnet(config, channels, channels, scale=scale) for _ in range(2)])
-        made = (
-            [Attention(channels, head, config.mid_groups, config.norm_eps, scale)]
-            if config.mid_attends
-            else []
-        )
-        self.attentions = nnx.List(made)
+        self.attentions = nnx.List([] if attend is None else [attend()])
 
-    def __call__(self, x: Array, time: Array) -> Array:
+    def __call__(self, x: Array, time: Array, *context: Array) -> Array:
         x = self.resnets[0](x, time)
         for attention in self.attentions:
-            x = attention(x)
+            x = attention(x, *context)
         return self.resnets[1](x, time)

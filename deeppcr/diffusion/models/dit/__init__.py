@@ -1,0 +1,1 @@
+"""diffusers' `DiTTransformer2DModel` in flax: its `config` and its `model`."""

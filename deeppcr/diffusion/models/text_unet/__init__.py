@@ -1,0 +1,1 @@
+"""diffusers' `UNet2DConditionModel` in flax: its `config` and its `model`."""

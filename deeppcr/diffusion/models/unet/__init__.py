@@ -1,0 +1,1 @@
+"""diffusers' `UNet2DModel` in flax: its `config` and its `model`."""
