@@ -109,6 +109,8 @@ class Program:
     parts: "tuple[tuple[Loop | Choice | Program, int], ...]"
     # Of the body of a loop: bytes of each array that is used in it and kept of all iterations.
     stacks: tuple[int, ...] = ()
+    # Of the body of a loop: bytes of the slices that an iteration reads and writes.
+    slices: int = 0
 
     def __add__(self, other: "Program") -> "Program":
         """Both programs in order."""
@@ -210,7 +212,9 @@ class Kernels:
         stacks = tuple(
             nbytes(variable) for slot, variable in kept if slot in used and slot not in made
         )
-        return Program((*program.kernels, *copies.items()), program.parts, stacks)
+        sliced = sum(map(nbytes, block.jaxpr.invars[first - 1 :]))
+        sliced += sum(map(nbytes, block.jaxpr.outvars[scan.carry :]))
+        return Program((*program.kernels, *copies.items()), program.parts, stacks, sliced)
 
     def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
         """The nodes of a graph, with small programs inlined, and the slots of the results.

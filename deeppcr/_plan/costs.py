@@ -219,13 +219,13 @@ class ChainCosts:
         """A solve by ``method``, and its number of iterations; None for the expected number."""
 
         def read() -> tuple[Cost, int]:
-            with self.there():
-                jaxpr, expected = program_of(method, self.chain)
-                if iterations is None:
-                    return analyze_jaxpr(jaxpr), expected
-                return analyze_jaxpr(jaxpr, trip_counts={ITERATION: iterations}), iterations
+            jaxpr, expected = self._once((method,), lambda: program_of(method, self.chain))
+            if iterations is None:
+                return analyze_jaxpr(jaxpr), expected
+            return analyze_jaxpr(jaxpr, trip_counts={ITERATION: iterations}), iterations
 
-        found: tuple[Cost, int] = self._once((method, iterations), read)
+        with self.there():
+            found: tuple[Cost, int] = self._once((method, iterations), read)
         return found
 
     def solve(self, solver: LinearSolver, blocks: Blocks, transposed: bool = False) -> Cost:
