@@ -23,11 +23,14 @@ from deeppcr.newton.expected import expected_iterations
 from deeppcr.sequential import Sequential
 from deeppcr.structure import find_structure
 from depth import Cost, Device
+from depth.jaxprs import equations
 from depth.kernels import Loop, Program
+from depth.prediction import Seconds
 
 AUTODIFF = "autodiff"
 BACKPROPAGATION = "backprop"
 JACOBI = "zero"
+MOST_UNROLLED = 64  # equations of a step that is unrolled: XLA compiles each several times
 LATENCIES: dict[str, Any] = dict.fromkeys(
     ("kernel_latency", "loop_latency", "trip_latency", "piece_latency"), 0.0
 ) | {"step_latencies": {}}
@@ -65,9 +68,11 @@ class Candidate:
     @property
     def name(self) -> str:
         """A short name."""
-        method = "sequential"
         if isinstance(self.method, Newton):
             method = f"Newton, {self.method.linearize}, {name_of(self.method.linear)}"
+        else:
+            unroll = self.method.unroll
+            method = "sequential" + (f", unroll {unroll}" if unroll > 1 else "")
         if self.adjoint is None:
             return method
         if isinstance(self.adjoint, Adjoint):
@@ -77,7 +82,7 @@ class Candidate:
     @property
     def is_sequential(self) -> bool:
         """Whether it is the sequential program, and jax's own derivative of it."""
-        return isinstance(self.method, Sequential) and self.adjoint in (None, AUTODIFF)
+        return self.method == Sequential() and self.adjoint in (None, AUTODIFF)
 
 
 def speedup(candidate: Candidate, sequential: Candidate) -> float:
@@ -103,6 +108,15 @@ def iteration_seconds(cost: Cost, device: Device) -> float:
     parts = [part for part, _ in cost.program.parts if isinstance(part, Loop) and not part.counted]
     trips = (Program((), ((dataclasses.replace(part, trips=1), 1),)) for part in parts)
     return max(Cost(graph=trip).seconds(device) for trip in trips)
+
+
+def loops_of(program: Program) -> Iterator[Loop]:
+    """The outermost loops of a program."""
+    for part, _ in program.parts:
+        if isinstance(part, Loop):
+            yield part
+        elif isinstance(part, Program):
+            yield from loops_of(part)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +165,27 @@ class Candidates:
         """The sequential program."""
         cost = self.costs.sequential
         return Candidate(Sequential(), None, cost, 0, self._seconds(cost))
+
+    def unrolled(self) -> Iterator[Candidate]:
+        """The sequential program with several steps in a trip, where that may pay off."""
+        costs, chain = self.costs, self.costs.chain
+        size = sum(1 for _ in equations(chain.step.jaxpr))
+        if size <= MOST_UNROLLED and chain.length > costs.unroll:
+            method, cost = Sequential(unroll=costs.unroll), costs.unrolled
+            if all(map(self._stays_apart, loops_of(cost.program))):
+                yield Candidate(method, None, cost, 0, self._seconds(cost))
+
+    def _stays_apart(self, loop: Loop) -> bool:
+        """Whether several steps in a trip are compiled as several single ones.
+
+        On a CPU, XLA fuses consecutive steps, and computes much of them twice, unless the loop is
+        compiled to one function, or each step ends in a product that is not written out as a sum.
+        """
+        kernels = [kernel for kernel, _ in loop.body.kernels]
+        ends = any(kernel.kind == "vector product" and kernel.pieces == 1 for kernel in kernels)
+        is_sum = any("contraction" in dict(kernel.operations) for kernel in kernels)
+        one_function = Seconds(self.device).is_one_function(loop)
+        return not self.costs.on_cpu or one_function or (ends and not is_sum)
 
     def methods(self, time_limit: float = math.inf) -> Iterator[Candidate]:
         """Newton's method, with exact blocks and with their diagonal, by solvers that may pay off.

@@ -93,10 +93,23 @@ class ChainCosts:
     @cached_property
     def sequential(self) -> Cost:
         """The sequential program."""
+        return self._sequential(1)
+
+    @cached_property
+    def unrolled(self) -> Cost:
+        """The sequential program with `unroll` steps in a trip."""
+        return self._sequential(self.unroll)
+
+    @property
+    def unroll(self) -> int:
+        """The steps in a trip that are tried besides one."""
+        return 4 if self.on_cpu else 16
+
+    def _sequential(self, unroll: int) -> Cost:
         chain = self.chain
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
-            return run_sequentially(self._with(x, c), z, self._replace)
+            return run_sequentially(self._with(x, c), z, self._replace, unroll)
 
         cost = self._read(program, chain.initial, chain.inputs, chain.captured)
         return self._shard_after_shard(cost)
