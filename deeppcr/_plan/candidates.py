@@ -30,6 +30,7 @@ from depth.prediction import Seconds
 AUTODIFF = "autodiff"
 BACKPROPAGATION = "backprop"
 JACOBI = "zero"
+UNROLL = 4  # steps in a trip that are tried besides one
 MOST_UNROLLED = 64  # equations of a step that is unrolled: XLA compiles each several times
 LATENCIES: dict[str, Any] = dict.fromkeys(
     ("kernel_latency", "loop_latency", "trip_latency", "piece_latency"), 0.0
@@ -167,25 +168,28 @@ class Candidates:
         return Candidate(Sequential(), None, cost, 0, self._seconds(cost))
 
     def unrolled(self) -> Iterator[Candidate]:
-        """The sequential program with several steps in a trip, where that may pay off."""
+        """The sequential program with several steps in a trip, where that may pay off.
+
+        On CPUs only, until it has been measured on an accelerator.
+        """
         costs, chain = self.costs, self.costs.chain
         size = sum(1 for _ in equations(chain.step.jaxpr))
-        if size <= MOST_UNROLLED and chain.length > costs.unroll:
-            method, cost = Sequential(unroll=costs.unroll), costs.unrolled
+        if costs.on_cpu and size <= MOST_UNROLLED and chain.length > UNROLL:
+            method, cost = Sequential(unroll=UNROLL), costs.unrolled(UNROLL)
             if all(map(self._stays_apart, loops_of(cost.program))):
                 yield Candidate(method, None, cost, 0, self._seconds(cost))
 
     def _stays_apart(self, loop: Loop) -> bool:
         """Whether several steps in a trip are compiled as several single ones.
 
-        On a CPU, XLA fuses consecutive steps, and computes much of them twice, unless the loop is
-        compiled to one function, or each step ends in a product that is not written out as a sum.
+        Otherwise XLA fuses consecutive steps, and computes much of them twice. It does not if the
+        loop is compiled to one function, nor if each step ends in a product that is not written
+        out.
         """
         kernels = [kernel for kernel, _ in loop.body.kernels]
         ends = any(kernel.kind == "vector product" and kernel.pieces == 1 for kernel in kernels)
         is_sum = any("contraction" in dict(kernel.operations) for kernel in kernels)
-        one_function = Seconds(self.device).is_one_function(loop)
-        return not self.costs.on_cpu or one_function or (ends and not is_sum)
+        return Seconds(self.device).is_one_function(loop) or (ends and not is_sum)
 
     def methods(self, time_limit: float = math.inf) -> Iterator[Candidate]:
         """Newton's method, with exact blocks and with their diagonal, by solvers that may pay off.

@@ -95,15 +95,10 @@ class ChainCosts:
         """The sequential program."""
         return self._sequential(1)
 
-    @cached_property
-    def unrolled(self) -> Cost:
-        """The sequential program with `unroll` steps in a trip."""
-        return self._sequential(self.unroll)
-
-    @property
-    def unroll(self) -> int:
-        """The steps in a trip that are tried besides one."""
-        return 4 if self.on_cpu else 16
+    def unrolled(self, unroll: int) -> Cost:
+        """The sequential program with so many steps in a trip."""
+        cost: Cost = self._once((unroll,), lambda: self._sequential(unroll))
+        return cost
 
     def _sequential(self, unroll: int) -> Cost:
         chain = self.chain
