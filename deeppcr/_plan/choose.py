@@ -73,9 +73,14 @@ def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wa
         return Adjoint() if isinstance(method, Newton) else Autodiff()
     of_method = _hashable(method)
     key = of_method and ("adjoint", costs.signature, of_method)
-    return find_adjoint(
-        _kept(key, platform, lambda candidates: best_gradient(candidates, method)[0].adjoint, costs)
-    )
+
+    def choose(candidates: Candidates) -> Wanted:
+        best = best_gradient(candidates, method)[0]
+        if best.adjoint == AUTODIFF:
+            return Autodiff(rewritten=best.rewritten)
+        return find_adjoint(best.adjoint)
+
+    return _kept(key, platform, choose, costs)
 
 
 def keep_choices(costs: ChainCosts) -> None:

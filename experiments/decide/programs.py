@@ -47,10 +47,13 @@ class Choice:
         A solve that stops at its budget is not what was predicted. By name, "autodiff" is
         `jax.lax.scan` itself, where "auto" rewrites the loop first.
         """
-        method, adjoint = candidate.method, candidate.adjoint
+        method: Any = candidate.method
+        adjoint: Any = candidate.adjoint
         if isinstance(method, Newton):
             method = dataclasses.replace(method, max_iterations=None)
-        return cls(candidate.name, method, LOOP if adjoint == AUTODIFF else adjoint)
+        if adjoint == AUTODIFF:
+            adjoint = dataclasses.replace(LOOP, rewritten=candidate.rewritten)
+        return cls(candidate.name, method, adjoint)
 
     def run(self, f: Any, init: Any, xs: Any) -> Any:
         """The scan."""

@@ -95,6 +95,22 @@ def test_derivatives_are_unrolled_as_the_loop(unroll):
     assert trips == {unroll}
 
 
+def test_the_derivative_is_that_of_the_loop_as_it_is_where_that_is_faster():
+    def lstm(z, x):
+        h, c = z[:, :4], z[:, 4:]
+        i, f, g, o = jnp.split(h @ weights + x, 4, axis=1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jnp.concatenate([jax.nn.sigmoid(o) * jnp.tanh(c), c], axis=1), h
+
+    weights = jnp.ones((4, 16), "float32")
+    taken = {}
+    for batch in (1, 8):
+        z, xs = jnp.zeros((batch, 8), "float32"), jnp.zeros((64, batch, 16), "float32")
+        chain = ChainCosts.of(trace_chain(lstm, z, xs, 64, 1, "init"))
+        taken[batch] = Candidates(chain, CPU).autodiff().rewritten
+    assert taken == {1: False, 8: True}
+
+
 def step(z, x):
     z = jnp.sin(z * x)
     return z, z
