@@ -60,7 +60,8 @@ def scan(
         length: L, an integer >= 0; needed only if ``xs`` has no arrays.
         reverse: start from the last entry of ``xs``.
         unroll: steps per trip of the loop, as in `jax.lax.scan`. Like ``_split_transpose``, it
-            applies only where the chain runs sequentially.
+            applies only where the chain runs sequentially. With 1, "auto" takes more where that is
+            predicted to be faster.
         method: how the carries are computed: "auto", "sequential", "newton", "pcr", "picard"
             (``Newton(linearize="identity")``), or a `Sequential`, `Newton` or `Auto` object. "auto"
             takes the method that is predicted to be the fastest: see `deeppcr.plan`.

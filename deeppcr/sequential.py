@@ -23,7 +23,8 @@ class Sequential:
     """The sequential program: a loop over the steps, as in `jax.lax.scan`.
 
     Attributes:
-        unroll: integer >= 1, the number of steps per trip of the loop.
+        unroll: integer >= 1, the number of steps per trip of the loop, and of that of its
+            derivative by "autodiff".
         progress: True, to print "sequential: 20 of 20 steps" to stderr when all steps are done. Or
             a function, which is called instead, once, as ``progress(0, L, 0.0)``: see
             `Newton`. None: nothing.

@@ -33,7 +33,7 @@ from depth.platforms import default_device, platform
 from depth.prediction import BESIDE, SHORT
 
 SECONDS = 15.0  # after this time the remaining figures are measured by fewer calls
-VERSION = 10  # of the measurement and its file; files of other versions are not read
+VERSION = 11  # of the measurement and its file; files of other versions are not read
 LARGEST = 1 << 16  # bytes of a file that is read; calibrations take some thousand
 GROUPS = 64  # of a convolution
 FLOAT = "float32"  # dtype of all measurements but those of products
@@ -173,7 +173,13 @@ def measure() -> Device:
         signals, filters = jnp.ones((GROUPS, 1, 16, 4), FLOAT), jnp.ones((GROUPS, 3, 4, 4), FLOAT)
         work = 2 * GROUPS * 16 * 3 * 4 * 4
         vector_rates["expanded"] = (GROUPS - 1) * work / clock.trip(_grouped(filters), signals, 16)
+        step["convolution"], vector_rates["convolution"] = _convolution(clock)
     bandwidth, cache_bandwidth = memory_rates[max(memory_rates)], memory_rates[min(memory_rates)]
+    cache = max(
+        size for size, rate in memory_rates.items() if rate**2 >= bandwidth * cache_bandwidth
+    )
+    if default_device().platform == "cpu":
+        bandwidth = _sliced(clock)
     device = Device(
         name=f"{default_device().device_kind}, {cores()} cores, as measured",
         call_latency=call,
@@ -186,9 +192,7 @@ def measure() -> Device:
         vector_rates=vector_rates,
         bandwidth=bandwidth,
         cache_bandwidth=cache_bandwidth,
-        cache=max(
-            size for size, rate in memory_rates.items() if rate**2 >= bandwidth * cache_bandwidth
-        ),
+        cache=cache,
         memory=_memory(),
         small_loop=SMALL_LOOP if default_device().platform == "cpu" else 0.0,
         source=f"measured by depth.calibrate with jax {jax.__version__}",
@@ -218,6 +222,34 @@ def _crowded(clock: "_Clock", device: Device) -> float:
     return max(
         (taken - bare) / kernels if kernels else 0.0, device.step_latencies["beside product"]
     )
+
+
+def _convolution(clock: "_Clock") -> tuple[float, float]:
+    """Seconds of a small convolution in a loop, and operations per second in a larger one."""
+    filters = jnp.ones((3, 4, 4), FLOAT) / 12
+
+    def step(x: Array) -> Array:
+        return lax.conv_general_dilated(
+            x, filters, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+        )
+
+    few, many = jnp.ones((8, 2, 4), FLOAT), jnp.ones((64, 32, 4), FLOAT)
+    work = 2 * 3 * 4  # operations for an element
+    short, long = clock.trip(step, few, 2000), clock.trip(step, many, 64)
+    rate = work * (many.size - few.size) / max(long - short, 1e-10)
+    return max(short - work * few.size / rate, 0.0), rate
+
+
+def _sliced(clock: "_Clock") -> float:
+    """Bytes per second of a loop over the slices of a large array."""
+    rows, width = 2048, 8192
+    array = jnp.ones((rows, width), FLOAT)
+
+    def total(array: Array) -> Array:
+        return lax.scan(lambda x, y: (x + y, None), jnp.zeros(width, FLOAT), array)[0]
+
+    seconds = clock.seconds(total, array) - clock.seconds(total, array[: rows // 4])
+    return 4 * width * (rows - rows // 4) / max(seconds, 1e-9)
 
 
 class _Clock:

@@ -25,6 +25,7 @@ HOLDERS = frozenset(
     {"unknown", "call", "derivative rule", "loop", "branch", "program", "reference"}
 )
 FUSED = frozenset({"elementwise", "move", "random"})
+CONVOLUTION = "conv_general_dilated"
 # The cost of an operation depends on its class more than on its primitive.
 CLASSES = (
     "arithmetic",
@@ -34,6 +35,7 @@ CLASSES = (
     "cumulative",
     "move",
     "product",
+    "convolution",
     "expanded",
 )
 CLASS_OF_KIND = {
@@ -55,8 +57,9 @@ class Kernel:
     It writes ``results`` arrays; backends with one kernel per output launch that many, which then
     read and write ``apart`` bytes. A product has ``pieces`` in a batch. Its kind is "vector
     product" if one side is a vector, "transposed product" if the contracted axes are not the
-    last axis on the left and the first on the right, else "product". "expanded" are the operations
-    that a grouped convolution takes in addition if it is computed without groups.
+    last axis on the left and the first on the right, else "product"; that of a convolution is
+    "convolution". "expanded" are the operations that a grouped convolution takes in addition if it
+    is computed without groups.
     """
 
     kind: str
@@ -109,6 +112,8 @@ class Program:
     parts: "tuple[tuple[Loop | Choice | Program, int], ...]"
     # Of the body of a loop: bytes of each array that is used in it and kept of all iterations.
     stacks: tuple[int, ...] = ()
+    # Of the body of a loop: bytes of the slices that an iteration reads and writes.
+    slices: int = 0
 
     def __add__(self, other: "Program") -> "Program":
         """Both programs in order."""
@@ -123,7 +128,10 @@ class Program:
 
     @property
     def multiplies(self) -> bool:
-        """Whether a kernel is a matrix product, or another library call."""
+        """Whether a kernel is a matrix product, or another library call.
+
+        Convolutions are not: XLA writes out the small ones.
+        """
         return any(
             kernel.kind in ("product", "transposed product", "own") for kernel, _ in self.kernels
         )
@@ -210,7 +218,9 @@ class Kernels:
         stacks = tuple(
             nbytes(variable) for slot, variable in kept if slot in used and slot not in made
         )
-        return Program((*program.kernels, *copies.items()), program.parts, stacks)
+        sliced = sum(map(nbytes, block.jaxpr.invars[first - 1 :]))
+        sliced += sum(map(nbytes, block.jaxpr.outvars[scan.carry :]))
+        return Program((*program.kernels, *copies.items()), program.parts, stacks, sliced)
 
     def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
         """The nodes of a graph, with small programs inlined, and the slots of the results.
@@ -364,6 +374,8 @@ def _kernel(
             )
         if name == "dot_general":
             kind, pieces = _product(equation)
+        elif name == CONVOLUTION:
+            kind = "convolution"
         inputs = _inputs(node, reach)
         for key, amount in inputs.items():
             if key not in by:
@@ -424,9 +436,9 @@ def _operations(equation: Any, kind: str) -> dict[str, int]:
     if known.transcendental:
         return {"transcendental": size(equation.outvars[0])}
     work = known.work(equation)
-    if name == "conv_general_dilated":
+    if name == CONVOLUTION:
         groups = max(equation.params["feature_group_count"], equation.params["batch_group_count"])
-        return {"product": work, "expanded": work * (groups - 1)}
+        return {"convolution": work, "expanded": work * (groups - 1)}
     return {CLASS_OF_KIND.get(kind, "reduction"): work} if work else {}
 
 

@@ -19,6 +19,9 @@ UNROLLED, FUSED_STEPS, FUSED_PRODUCT = "unrolled loop", 4, 4096  # operations
 SHORT = 4  # terms of a short vector product
 # Additional kernels in every trip: the counter, its copy, a copy of the carry.
 BESIDE = 3
+# XLA's count of the bytes of a trip over that of `Kernel.apart`: the counter, and the concatenation
+# of what several steps write (jax 0.10.2, 80 loops of up to 4 kB).
+COUNTED, COUNTED_UNROLLED, COUNTER = 1.1, 2.0, 28
 
 
 class Seconds:
@@ -47,6 +50,8 @@ class Seconds:
                 inside = self._place(body, unroll)
                 around = self.device.loop_latency if counted else self.device.trip_latency
                 step = self.program(body, inside)
+                if self.device.small_loop and trips * body.slices > self.device.cache:
+                    step += body.slices / self.device.bandwidth
                 if self.device.small_loop and inside != "loop":
                     around += (BESIDE + len(body.stacks)) * self.device.latency(
                         "elementwise", inside
@@ -57,12 +62,17 @@ class Seconds:
                 return max(self.program(program, place) for program in programs)
         return self.program(part, place)
 
+    def is_one_function(self, loop: Loop) -> bool:
+        """Whether a loop is compiled to one function, without a call for each kernel."""
+        return self._place(loop.body, loop.unroll) == "loop"
+
     def _place(self, body: Program, unroll: int) -> str:
         """How a loop runs: unrolled, as one function, kernel by kernel, or on a thread pool."""
         small = self.device.small_loop
         if unroll > 1 and not small:
             return UNROLLED
-        if not (body.multiplies or (small and (body.parts or unroll * body.apart > small))):
+        counted = (COUNTED if unroll == 1 else unroll * COUNTED_UNROLLED) * body.apart + COUNTER
+        if not (body.multiplies or (small and (body.parts or counted >= small))):
             return "loop"
         return (
             "crowded loop"
@@ -76,14 +86,10 @@ class Seconds:
         # On a CPU, XLA calls no library for batches of vector products: they are sums of products,
         # with no call for each.
         inline = bool(device.small_loop) and kernel.kind == "vector product" and kernel.pieces > 1
-        work = 0.0
-        for kind, count in kernel.operations:
-            if kind == "product" and not inline:
-                work += count / device.rate(kernel.dtype)
-            else:
-                work += count / device.vector_rate(
-                    "contraction" if kind == "product" else kind, kernel.dtype
-                )
+        work = sum(
+            count / self._rate("contraction" if inline and kind == "product" else kind, kernel)
+            for kind, count in kernel.operations
+        )
         traffic = kernel.bytes / device.memory_rate(kernel.bytes)
         apart = (
             kernel.results
@@ -97,15 +103,24 @@ class Seconds:
             + max(work, traffic)
         )
 
+    def _rate(self, kind: str, kernel: Kernel) -> float:
+        """The rate of a class of operations in a kernel."""
+        device = self.device
+        if kind == "product" or (kind == "convolution" and kind not in device.vector_rates):
+            return device.rate(kernel.dtype)
+        return device.vector_rate(kind, kernel.dtype)
+
     def _latency(self, kernel: Kernel, place: str) -> float:
         """The latency of a kernel; in small loops it depends on the operations."""
-        latency, latencies = self.device.latency(kernel.kind, place), self.device.step_latencies
+        kind, latencies = kernel.kind, self.device.step_latencies
+        if kind == "convolution" and place == "loop":
+            kind = "reduction"  # written out
+        latency = self.device.latency(kind, place)
         operations = dict(kernel.operations)
         product = operations.get("product", 0)
         if place == UNROLLED:
-            alone = (
-                kernel.kind in ("product", "transposed product", "own") or product > FUSED_PRODUCT
-            )
+            calls = "product", "transposed product", "convolution", "own"
+            alone = kernel.kind in calls or product > FUSED_PRODUCT
             return latency if alone else latency / FUSED_STEPS
         if place != "loop":
             return latency

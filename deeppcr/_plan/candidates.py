@@ -23,11 +23,18 @@ from deeppcr.newton.expected import expected_iterations
 from deeppcr.sequential import Sequential
 from deeppcr.structure import find_structure
 from depth import Cost, Device
+from depth.jaxprs import equations
 from depth.kernels import Loop, Program
+from depth.prediction import Seconds
 
 AUTODIFF = "autodiff"
 BACKPROPAGATION = "backprop"
 JACOBI = "zero"
+# The share of the rewritten loop's time that the derivative of the loop as it is may take: where
+# this was less, it was 0.5 to 1.1 of the rewritten one's in 40 gradients (jax 0.10.2).
+AS_IT_IS = 0.9
+UNROLL = 4  # steps in a trip that are tried besides one
+MOST_UNROLLED = 64  # equations of a step that is unrolled: XLA compiles each several times
 LATENCIES: dict[str, Any] = dict.fromkeys(
     ("kernel_latency", "loop_latency", "trip_latency", "piece_latency"), 0.0
 ) | {"step_latencies": {}}
@@ -46,6 +53,8 @@ class Candidate:
         iterations: of Newton's method; 0 for others.
         iteration_seconds: the predicted time of one iteration.
         measured: the measured seconds of a trial; None without one.
+        rewritten: of jax's own derivative: whether it is that of the loop with small products
+            written out, or of the loop as it is.
     """
 
     method: Fixed
@@ -56,6 +65,7 @@ class Candidate:
     iterations: int = 0
     iteration_seconds: float = 0.0
     measured: float | None = None
+    rewritten: bool = True
 
     @property
     def time(self) -> float:
@@ -65,9 +75,11 @@ class Candidate:
     @property
     def name(self) -> str:
         """A short name."""
-        method = "sequential"
         if isinstance(self.method, Newton):
             method = f"Newton, {self.method.linearize}, {name_of(self.method.linear)}"
+        else:
+            unroll = self.method.unroll
+            method = "sequential" + (f", unroll {unroll}" if unroll > 1 else "")
         if self.adjoint is None:
             return method
         if isinstance(self.adjoint, Adjoint):
@@ -77,7 +89,7 @@ class Candidate:
     @property
     def is_sequential(self) -> bool:
         """Whether it is the sequential program, and jax's own derivative of it."""
-        return isinstance(self.method, Sequential) and self.adjoint in (None, AUTODIFF)
+        return self.method == Sequential() and self.adjoint in (None, AUTODIFF)
 
 
 def speedup(candidate: Candidate, sequential: Candidate) -> float:
@@ -103,6 +115,15 @@ def iteration_seconds(cost: Cost, device: Device) -> float:
     parts = [part for part, _ in cost.program.parts if isinstance(part, Loop) and not part.counted]
     trips = (Program((), ((dataclasses.replace(part, trips=1), 1),)) for part in parts)
     return max(Cost(graph=trip).seconds(device) for trip in trips)
+
+
+def loops_of(program: Program) -> Iterator[Loop]:
+    """The outermost loops of a program."""
+    for part, _ in program.parts:
+        if isinstance(part, Loop):
+            yield part
+        elif isinstance(part, Program):
+            yield from loops_of(part)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +172,30 @@ class Candidates:
         """The sequential program."""
         cost = self.costs.sequential
         return Candidate(Sequential(), None, cost, 0, self._seconds(cost))
+
+    def unrolled(self) -> Iterator[Candidate]:
+        """The sequential program with several steps in a trip, where that may pay off.
+
+        On CPUs only, until it has been measured on an accelerator.
+        """
+        costs, chain = self.costs, self.costs.chain
+        size = sum(1 for _ in equations(chain.step.jaxpr))
+        if costs.on_cpu and size <= MOST_UNROLLED and chain.length > UNROLL:
+            method, cost = Sequential(unroll=UNROLL), costs.unrolled(UNROLL)
+            if all(map(self._stays_apart, loops_of(cost.program))):
+                yield Candidate(method, None, cost, 0, self._seconds(cost))
+
+    def _stays_apart(self, loop: Loop) -> bool:
+        """Whether several steps in a trip are compiled as several single ones.
+
+        Otherwise XLA fuses consecutive steps, and computes much of them twice. It does not if the
+        loop is compiled to one function, nor if each step ends in a product that is not written
+        out.
+        """
+        kernels = [kernel for kernel, _ in loop.body.kernels]
+        ends = any(kernel.kind == "vector product" and kernel.pieces == 1 for kernel in kernels)
+        is_sum = any("contraction" in dict(kernel.operations) for kernel in kernels)
+        return Seconds(self.device).is_one_function(loop) or (ends and not is_sum)
 
     def methods(self, time_limit: float = math.inf) -> Iterator[Candidate]:
         """Newton's method, with exact blocks and with their diagonal, by solvers that may pay off.
@@ -212,9 +257,17 @@ class Candidates:
     # -- gradients --------------------------------------------------------------------------------
 
     def autodiff(self) -> Candidate:
-        """Jax's own derivative of the sequential program."""
-        cost, kept = self.costs.autodiff
-        return Candidate(Sequential(), AUTODIFF, cost, kept, self._seconds(cost))
+        """Jax's own derivative of the sequential program, with or without products written out."""
+        found = self._autodiff(rewritten=True)
+        if not self.costs.has_small_products:
+            return found
+        plain = self._autodiff(rewritten=False)
+        return plain if plain.seconds < AS_IT_IS * found.seconds else found
+
+    def _autodiff(self, rewritten: bool) -> Candidate:
+        cost, kept = self.costs.autodiff(rewritten)
+        seconds = self._seconds(cost)
+        return Candidate(Sequential(), AUTODIFF, cost, kept, seconds, rewritten=rewritten)
 
     def adjoints(
         self, forward: Candidate, time_limit: float = math.inf, linearize: Any = "auto"

@@ -12,13 +12,14 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 import depth
-from deeppcr._plan.candidates import Candidate, Candidates, speedup
+from deeppcr._plan.candidates import AUTODIFF, Candidate, Candidates, speedup
 from deeppcr._plan.costs import ChainCosts, is_hashable
 from deeppcr._plan.names import Fixed, Wanted, find_adjoint
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.newton import Newton
 from deeppcr.platforms import platforms
 from deeppcr.ran import Why
+from deeppcr.sequential import Sequential
 
 T = TypeVar("T")
 KEPT = 512  # choices
@@ -72,9 +73,14 @@ def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wa
         return Adjoint() if isinstance(method, Newton) else Autodiff()
     of_method = _hashable(method)
     key = of_method and ("adjoint", costs.signature, of_method)
-    return find_adjoint(
-        _kept(key, platform, lambda candidates: best_gradient(candidates, method)[0].adjoint, costs)
-    )
+
+    def choose(candidates: Candidates) -> Wanted:
+        best = best_gradient(candidates, method)[0]
+        if best.adjoint == AUTODIFF:
+            return Autodiff(rewritten=best.rewritten)
+        return find_adjoint(best.adjoint)
+
+    return _kept(key, platform, choose, costs)
 
 
 def keep_choices(costs: ChainCosts) -> None:
@@ -93,8 +99,9 @@ def best_method(candidates: Candidates, everything: bool = False) -> list[Candid
     if candidates.costs.chain.obstacle:
         return [sequential]
     limit = math.inf if everything else _time_limit(sequential, candidates)
+    loops = [sequential, *(candidates.unrolled() if limit else ())]
     others = (_with_budget(candidate, sequential) for candidate in candidates.methods(limit))
-    return _sorted([sequential, *others], candidates)
+    return _sorted([*loops, *others], candidates)
 
 
 def best_gradient(
@@ -170,10 +177,11 @@ def _sorted(found: list[Candidate], candidates: Candidates) -> list[Candidate]:
 
 
 def _handicapped(candidate: Candidate, candidates: Candidates) -> float:
-    """The seconds of a candidate; a prediction for the sequential program is reduced by MARGIN."""
-    if not candidate.is_sequential or candidate.measured is not None:
+    """The seconds of a candidate; a prediction for a sequential program is reduced by MARGIN."""
+    is_loop = isinstance(candidate.method, Sequential) and candidate.adjoint in (None, AUTODIFF)
+    if not is_loop or candidate.measured is not None:
         return candidate.time
-    if candidate.time <= _calls(candidates):
+    if candidate.is_sequential and candidate.time <= _calls(candidates):
         return 0.0
     if candidate.adjoint is None:
         return MARGIN * candidate.time

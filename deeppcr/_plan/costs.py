@@ -26,7 +26,7 @@ from deeppcr.linearize import Linearization
 from deeppcr.loops import ITERATION
 from deeppcr.newton import Newton
 from deeppcr.platforms import compiled_for
-from deeppcr.rewrites.small_products import write_out
+from deeppcr.rewrites.small_products import has_small_products, write_out
 from deeppcr.sequential import run_sequentially
 from deeppcr.signature import signature
 from deeppcr.state import Leaves
@@ -93,10 +93,18 @@ class ChainCosts:
     @cached_property
     def sequential(self) -> Cost:
         """The sequential program."""
+        return self._sequential(1)
+
+    def unrolled(self, unroll: int) -> Cost:
+        """The sequential program with so many steps in a trip."""
+        cost: Cost = self._once(("unroll", unroll), lambda: self._sequential(unroll))
+        return cost
+
+    def _sequential(self, unroll: int) -> Cost:
         chain = self.chain
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
-            return run_sequentially(self._with(x, c), z, self._replace)
+            return run_sequentially(self._with(x, c), z, self._replace, unroll)
 
         cost = self._read(program, chain.initial, chain.inputs, chain.captured)
         return self._shard_after_shard(cost)
@@ -108,16 +116,28 @@ class ChainCosts:
     def _replace(self) -> Replacement | None:
         return write_out if self.on_cpu else None
 
-    @cached_property
-    def autodiff(self) -> tuple[Cost, int]:
+    @property
+    def has_small_products(self) -> bool:
+        """Whether products are written out in the sequential program."""
+        return self.on_cpu and has_small_products(self.chain.step.jaxpr)
+
+    def autodiff(self, rewritten: bool = True) -> tuple[Cost, int]:
         """The sequential program and its gradient by jax, and the bytes stored in between.
 
-        For a step with forward mode only: the program and its tangents.
+        ``rewritten``: whether small products are written out. For a step with forward mode only:
+        the program and its tangents.
         """
+        found: tuple[Cost, int] = self._once(
+            ("autodiff", rewritten), lambda: self._autodiff(rewritten)
+        )
+        return found
+
+    def _autodiff(self, rewritten: bool) -> tuple[Cost, int]:
         kept, chain = 0, self.chain
+        replace = self._replace if rewritten else None
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
-            return run_sequentially(self._with(x, c), z, self._replace)
+            return run_sequentially(self._with(x, c), z, replace)
 
         def gradient(z: Leaves, x: Leaves, c: Leaves, g: Any) -> Any:
             nonlocal kept
@@ -219,13 +239,13 @@ class ChainCosts:
         """A solve by ``method``, and its number of iterations; None for the expected number."""
 
         def read() -> tuple[Cost, int]:
-            with self.there():
-                jaxpr, expected = program_of(method, self.chain)
-                if iterations is None:
-                    return analyze_jaxpr(jaxpr), expected
-                return analyze_jaxpr(jaxpr, trip_counts={ITERATION: iterations}), iterations
+            jaxpr, expected = self._once((method,), lambda: program_of(method, self.chain))
+            if iterations is None:
+                return analyze_jaxpr(jaxpr), expected
+            return analyze_jaxpr(jaxpr, trip_counts={ITERATION: iterations}), iterations
 
-        found: tuple[Cost, int] = self._once((method, iterations), read)
+        with self.there():
+            found: tuple[Cost, int] = self._once((method, iterations), read)
         return found
 
     def solve(self, solver: LinearSolver, blocks: Blocks, transposed: bool = False) -> Cost:

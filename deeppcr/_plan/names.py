@@ -26,7 +26,7 @@ class Auto:
         damping: as in `Newton`.
         window: as in `Newton`.
         progress: as in `Newton` and `Sequential`: also what "auto" runs step by step is reported.
-        unroll: as in `Sequential`.
+        unroll: as in `Sequential`; None: what is predicted to be the fastest.
 
     Raises:
         TypeError: an option has a wrong type.
@@ -43,7 +43,7 @@ class Auto:
     damping: TrustRegion | Literal["auto"] | None = None
     window: int | None = None
     progress: Progress = None
-    unroll: int = 1
+    unroll: int | None = None
 
     def __post_init__(self) -> None:
         self.with_options(Newton())  # which checks them
@@ -52,6 +52,7 @@ class Auto:
         """The chosen method, with those options that it has."""
         names = {field.name for field in dataclasses.fields(method)}
         own = [field.name for field in dataclasses.fields(self) if field.name in names]
+        own = [name for name in own if name != "unroll" or self.unroll is not None]
         return dataclasses.replace(method, **{name: getattr(self, name) for name in own})
 
 

@@ -9,6 +9,7 @@ from deeppcr.adjoint.rules import Autodiff, Way
 from deeppcr.axis import ChainSharding
 from deeppcr.chain import TracedChain
 from deeppcr.newton import Newton
+from deeppcr.sequential import Sequential
 
 
 def resolve_adjoint(
@@ -25,7 +26,11 @@ def resolve_adjoint(
         return way if isinstance(way, Autodiff) else AdjointPerShard(way, sharding)
     if adjoint is None or isinstance(adjoint, Autodiff) or has_rule:
         is_newton = isinstance(method, Newton)
-        return Autodiff(with_states=has_rule or not is_newton, with_stats=is_newton)
+        way = adjoint if isinstance(adjoint, Autodiff) else Autodiff()
+        unroll = method.unroll if isinstance(method, Sequential) else way.unroll
+        return dataclasses.replace(
+            way, with_states=has_rule or not is_newton, with_stats=is_newton, unroll=unroll
+        )
     if not isinstance(adjoint, Adjoint):
         return adjoint
     if adjoint.linearize == "auto" and isinstance(method, Newton):

@@ -60,10 +60,14 @@ class Autodiff:
             rules require it: in second derivatives, cotangents of the states and of their tangents
             must be added in one run, to be clipped as one sum.
         with_stats: whether the method runs, too, for its statistics.
+        unroll: the number of steps per trip of the loops, an integer >= 1.
+        rewritten: whether small products are written out, as in the sequential program of a CPU.
     """
 
     with_states: bool = False
     with_stats: bool = False
+    unroll: int = 1
+    rewritten: bool = True
 
     def push(
         self, solve: Callable[[], Run], chain: TracedChain, moved: "_Moved"
@@ -72,7 +76,8 @@ class Autodiff:
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves]:
             initial = moved.initial.put(chain.initial, z)
-            return run_sequentially(moved.put(chain, x, c), initial, write_out)
+            replace = write_out if self.rewritten else None
+            return run_sequentially(moved.put(chain, x, c), initial, replace, self.unroll)
 
         (states, outputs), (t, by_outputs) = jax.jvp(program, moved.of(chain), moved.tangents)
         if not self.with_states:

@@ -18,7 +18,7 @@ from jax import Array
 
 from deeppcr.platforms import platform
 from deeppcr.rewrites.cut_first import apply
-from depth.jaxprs import is_literal, rewritten
+from depth.jaxprs import equations, is_literal, rewritten
 
 # Multiplications up to which a product is written out: from 4096 on XLA cuts the sum into tasks for
 # its threads. Up to TINY of them, a sum of SHORT terms is written term by term, not as a reduction.
@@ -35,6 +35,11 @@ def write_out(equation: Any, operands: list[Any]) -> list[Any] | None:
     if _is_small_product(equation):
         return [_written_out(equation, *operands)]
     return rewritten(equation, operands, partial(apply, replace=write_out), _is_small_product)
+
+
+def has_small_products(jaxpr: Any) -> bool:
+    """Whether `write_out` changes a program on a CPU."""
+    return any(map(_is_small_product, equations(jaxpr)))
 
 
 def _is_small_product(equation: Any) -> bool:

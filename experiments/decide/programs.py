@@ -28,6 +28,8 @@ __all__ = ["DIRECTIONS", "Candidate", "Chain", "Choice", "Measured"]
 
 LONGEST_LOOP = 16  # steps of a Python loop among the loops
 DIRECTIONS = ("forward", "gradient")
+AUTODIFF = "autodiff"
+LOOP = Autodiff(with_states=True)  # derivatives by jax of the sequential program that "auto" runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +42,18 @@ class Choice:
 
     @classmethod
     def of(cls, candidate: Candidate) -> "Choice":
-        """A candidate without its budget: a solve that stops there is not what was predicted."""
-        method = candidate.method
+        """A candidate as "auto" runs it; of Newton's method, without its budget.
+
+        A solve that stops at its budget is not what was predicted. By name, "autodiff" is
+        `jax.lax.scan` itself, where "auto" rewrites the loop first.
+        """
+        method: Any = candidate.method
+        adjoint: Any = candidate.adjoint
         if isinstance(method, Newton):
             method = dataclasses.replace(method, max_iterations=None)
-        return cls(candidate.name, method, candidate.adjoint)
+        if adjoint == AUTODIFF:
+            adjoint = dataclasses.replace(LOOP, rewritten=candidate.rewritten)
+        return cls(candidate.name, method, adjoint)
 
     def run(self, f: Any, init: Any, xs: Any) -> Any:
         """The scan."""
@@ -151,7 +160,7 @@ class Chain:
 
     def choices(self, candidates: Iterable[Candidate]) -> Iterator[Choice]:
         """The unrolled loop of deeppcr, and candidates."""
-        adjoint = Autodiff(with_states=True) if self.is_gradient else None
+        adjoint = LOOP if self.is_gradient else None
         label = "sequential, unrolled" + (" / autodiff" if adjoint else "")
         yield Choice(label, Sequential(unroll=4), adjoint)
         yield from map(Choice.of, candidates)

@@ -92,6 +92,7 @@ def _judged(
         "speedup": seconds[SCAN] / seconds[name],
         **chain.realised(measured, name),
         **measured.cells(name, chosen.seconds),
+        "lax.scan MB": measured.outcomes[SCAN].row["temp MB"],
         "planning %": 100 * planning / (built.lower + built.compile),
     }
 
@@ -132,6 +133,7 @@ SUMMARY = {
     "noise, median %": "difference between two measurements of jax.lax.scan, in percent",
     "speedup over lax.scan": "geometric mean of the chosen program's speedup over jax.lax.scan",
     "least": "least speedup",
+    "memory": "geometric mean of the memory of the chosen program over that of jax.lax.scan",
     "over best loop": "fastest loop without deeppcr / this program, measured",
     "predicted": "geometric mean of the predicted speedup",
     "planning %": "time to plan / time to compile, in percent",
@@ -177,11 +179,20 @@ def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
         "predicted": statistics.geometric_mean(row["predicted speedup"] for row in found),
         "speedup over lax.scan": statistics.geometric_mean(speedups),
         "least": min(speedups),
+        "memory": statistics.geometric_mean(map(_memory, found)),
         "over best loop": statistics.geometric_mean(row["over best loop"] for row in found),
         "|log2|": statistics.median(abs(row["log2"]) for row in found),
         "planning %": statistics.median(row["planning %"] for row in found),
         "most": max(row["planning %"] for row in found),
     }
+
+
+def _memory(row: Row) -> float:
+    """The temporaries of the chosen program over those of `jax.lax.scan`: 1 for none in both."""
+    least = 1e-6  # one byte
+    chosen = float(row["temp MB"])
+    scan = float(row.get("lax.scan MB") or chosen)  # rows of older files lack it
+    return max(chosen, least) / max(scan, least)
 
 
 def _confusion(rows: Sequence[Row]) -> list[Row]:

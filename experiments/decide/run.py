@@ -40,6 +40,8 @@ LEAST: dict[str, Any] = {
 TAKES = "15 min"
 LAST = {
     "speedup": "jax.lax.scan / chosen program, measured",
+    "temp MB": "memory for temporaries of the chosen program, in MB",
+    "lax.scan MB": "the same of jax.lax.scan",
     "over lax.scan": "jax.lax.scan / this program, measured",
     "over best loop": "fastest loop without deeppcr / this program, measured",
     "predicted speedup": "speedup, predicted",

@@ -540,7 +540,7 @@ def test_rates_are_those_of_float32_whatever_the_default(monkeypatch, x64):
     class Clock:
         def seconds(self, function, *args):
             jax.eval_shape(function, *args)
-            return 1e-6
+            return 1e-6 + sum(x.nbytes for x in args) / 1e9
 
         def trip(self, step, x, trips):
             assert jax.eval_shape(step, x) == jax.eval_shape(lambda x: x, x)
