@@ -50,13 +50,7 @@ COLUMNS = {
     "predicted ms": "time of a call as depth predicts it without compiling, in milliseconds",
     "log2 of it": "log2(predicted ms / latency ms)",
 }
-# Options of the compiler. By default neither loops nor branches are captured in CUDA graphs.
-CAPTURED: dict[str, Any] = {
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
-    "DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
-    "xla_gpu_graph_min_graph_size": 1,
-}
-OPTIONS: dict[str, dict[str, Any]] = {"": {}, ", captured": CAPTURED}
+OPTIONS = {"": {}, ", captured": deeppcr.compiler_options("cuda")}  # of the compiler
 WIDTHS, QUICK_WIDTHS = (2, 4, 8, 16), (8,)
 LENGTH, STEPS = 1024, 100_000
 BATCH = 16  # of a training step
@@ -101,9 +95,10 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
     device = depth.devices[target.name]
     first: Row = {}
     for name, given in {**case.baselines, **case.variants}.items():
-        if name == "auto":  # it may be another program on the GPU, with other iterations
-            continue
         variant = given if isinstance(given, Variant) else Variant(given)
+        # "auto" may be another program on the GPU, with other iterations.
+        if name == "auto" or variant.options:
+            continue
         iterations = _iterations(variant, case.arguments[0])
         PROGRESS.say(f"lowering {name}")
         lowered, cost = program(variant, case.arguments[0], iterations, target)
