@@ -1,6 +1,6 @@
 """The pictures of `python -m experiments kernels`.
 
-Nodes and launches of every program, and the time that they take at the least.
+Nodes and launches of every program, and the time that they take by the model of the device.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ PANELS = {  # key, title, label
     ),
     "latency": (
         "latency ms",
-        "Time of nodes and waits, as modelled{on} (left is better)",
-        "time of nodes and of waits of the host [ms]",
+        "Time of launches, nodes and waits, as modelled{on} (left is better)",
+        "time of launches, of nodes in graphs, and of waits of the host [ms]",
     ),
 }
 

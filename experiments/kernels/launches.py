@@ -46,11 +46,13 @@ class Total(NamedTuple):
         nodes: kernels, library calls and copies, one after another on the device.
         launches: of these and of graphs, by the host.
         waits: how often the host waits for the device.
+        captured: nodes in graphs.
     """
 
     nodes: int = 0
     launches: int = 0
     waits: int = 0
+    captured: int = 0
 
     def plus(self, other: "Total", times: int = 1) -> "Total":
         """This, and ``times`` the other."""
@@ -144,7 +146,8 @@ def _loop(loops: dict[str, str], name: str) -> Loop:
 
 def _total(thunks: list[Thunk], trips: Callable[[str], int], captured: bool) -> Total:
     """What a sequence launches; ``captured``: in a graph."""
-    total, sets = Total(), Total(nodes=1)  # the kernel that sets what the graph does next
+    total = Total()
+    sets = Total(nodes=1, captured=1)  # the kernel that sets what the graph does next
     for thunk in thunks:
         parts = {
             name: _total(part, trips, captured or thunk.kind == "kCommandBuffer")
@@ -166,7 +169,7 @@ def _total(thunks: list[Thunk], trips: Callable[[str], int], captured: bool) -> 
         elif thunk.parts:
             raise ValueError(f"expected a thunk without others in it, got a {thunk.kind}.")
         elif thunk.kind not in NOTHING:
-            total = total.plus(Total(1, 0 if captured else 1))
+            total = total.plus(Total(1, captured=1) if captured else Total(1, launches=1))
     return total
 
 

@@ -45,7 +45,8 @@ COLUMNS = {
     "launches": "what the host launches: graphs, and nodes outside of graphs",
     "fewer launches": "launches of lax.scan / launches of this program",
     "waits": "how often the host waits for the device",
-    "latency ms": "what nodes and waits take on this GPU, in milliseconds",
+    "captured nodes": "nodes in graphs",
+    "latency ms": "what launches, nodes of graphs and waits take as modelled, in milliseconds",
     "latency speedup": "the same of lax.scan / of this program",
     "predicted ms": "time of a call as depth predicts it without compiling, in milliseconds",
     "log2 of it": "log2(predicted ms / latency ms)",
@@ -102,18 +103,21 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
         iterations = _iterations(variant, case.arguments[0])
         PROGRESS.say(f"lowering {name}")
         lowered, cost = program(variant, case.arguments[0], iterations, target)
-        predicted = depth.predict(cost, device)
         for said, options in OPTIONS.items():
             PROGRESS.say(f"compiling {name}{said}")
             found = read(target.compile(lowered, options))
             with target.chosen():
                 total = found.total(partial(_trips, iterations))
-            latency = device.call_latency + total.nodes * device.kernel_latency
+            predicted = depth.predict(cost, device.captured() if options else device)
+            latency = device.call_latency + total.launches * device.kernel_latency
+            latency += total.captured * (device.node_latency or 0.0)
             latency += total.waits * device.trip_latency
             row = {**case.labels, "program": name + said, "sequential": name in case.baselines}
             row |= {"captured": bool(options)}
             row |= {} if iterations is None else {"iterations": iterations}
-            row |= total._asdict() | {"a trip": found.trip(lambda loop: not is_fallback(loop))}
+            row |= {"nodes": total.nodes, "captured nodes": total.captured}
+            row |= {"launches": total.launches, "waits": total.waits}
+            row |= {"a trip": found.trip(lambda loop: not is_fallback(loop))}
             row["latency ms"] = 1e3 * latency
             first = first or row
             row |= {f"fewer {key}": first[key] / row[key] for key in ("nodes", "launches")}
