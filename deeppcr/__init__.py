@@ -3,6 +3,7 @@
 from typing import Any
 
 from deeppcr import diffusion, layers, sharding
+from deeppcr._compiler import compiler_options
 from deeppcr._delay import delay
 from deeppcr._masking import masked, resetting
 from deeppcr._plan import Auto, Plan
@@ -73,6 +74,7 @@ __all__ = [
     "Surrogate",
     "TrustRegion",
     "Zeros",
+    "compiler_options",
     "delay",
     "diffusion",
     "forward",

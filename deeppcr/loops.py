@@ -6,7 +6,7 @@ and the number of trips to count: what the planner expects of iterations, none o
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +36,18 @@ def iterate(
     """Repeat ``trip`` while ``goes_on``, which is false after ``budget`` trips.
 
     On an accelerator the first 3 run in a counted loop, without a host sync; extra trips do no
-    harm. ``name``: the scope of the loop. ``expected``: the number of trips to expect.
+    harm. ``name``: the scope of the loop. ``start``: a named tuple; a trip counts itself in its
+    ``iterations``, int32. ``expected``: the number of trips to expect.
     """
-    count = ahead(budget)
+    count, begun = ahead(budget), cast(Any, start).iterations
+
+    def after(trips: Any, state: Any) -> Any:  # the counter of the loop is the only one
+        return state._replace(iterations=begun + jnp.asarray(trips, jnp.int32))
+
     with _named(name, min(expected, budget), count):
         if count:
-            start = lax.fori_loop(0, count, lambda _, state: trip(state), start)
+            first = lax.fori_loop(0, count, lambda trips, state: trip(after(trips, state)), start)
+            start = after(count, first)
         end: T = lax.while_loop(goes_on, trip, start)
     return end
 

@@ -2,9 +2,11 @@
 
 Rates, bandwidths and sizes in `devices` are published figures for dense arithmetic.  Latencies are
 rarely published for a specific device: those of GPUs are compiled from published latencies of
-kernels in a stream and in a CUDA graph, of a scan in JAX, and of a host synchronisation; those of
-TPUs from XLA's own cycle estimates.  They are good to a factor of two.  For the device at hand,
-`calibrate` measures them.  Devices of which only the platform is known have generic models.
+kernels in a stream, of a scan in JAX, and of a host synchronisation; those of TPUs from XLA's own
+cycle estimates.  They are good to a factor of two.  Those of nodes of CUDA graphs are models: the
+smallest latency of a kernel that depends on the one before it, without its launch.  For the device
+at hand, `calibrate` measures latencies, but none of graphs.  Devices of which only the platform is
+known have generic models.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,8 @@ from math import inf
 from numbers import Real
 from typing import Any
 
+OPTIONAL = ("cache_bandwidth", "node_latency", "condition_latency")  # figures that may be None
+
 
 @dataclass(frozen=True)
 class Device:
@@ -20,7 +24,8 @@ class Device:
 
     Attributes:
         name: The name of the device.
-        kernel_latency: Seconds of a small kernel that depends on the one before it.
+        kernel_latency: Seconds of a small kernel that depends on the one before it; on a GPU it
+            includes its launch.
         loop_latency: Seconds per trip of a loop with a known number of trips, without its kernels.
         trip_latency: Seconds per trip of a loop whose end depends on data, without its kernels; on
             a GPU the host waits for the condition.
@@ -47,6 +52,11 @@ class Device:
             array is "beside product", or "crowded" if there are more than a few. 0: no difference.
         platform: jax's name of its platform, such as "cpu", "cuda" or "tpu", for programs that
             differ between them. None: "cpu" if there is a ``small_loop``, else "cuda".
+        node_latency: Seconds of a small kernel in a CUDA graph that depends on the one before it.
+            XLA makes a graph of 5 kernels or more in a row, also in a trip of a loop, and launches
+            it in ``kernel_latency``. None: no graphs.
+        condition_latency: Seconds per trip of a loop in a CUDA graph, without its kernels; see
+            `captured`. None: no such loops.
 
     Raises:
         ValueError: If a figure is negative, or not a number.
@@ -78,6 +88,8 @@ class Device:
     cache: float = 0.0
     small_loop: float = 0.0
     platform: str | None = None
+    node_latency: float | None = None
+    condition_latency: float | None = None
 
     def __post_init__(self) -> None:
         if self.platform is None:
@@ -95,7 +107,7 @@ class Device:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if entry.name in ("name", "source", "platform") or (
-                entry.name == "cache_bandwidth" and value is None
+                entry.name in OPTIONAL and value is None
             ):
                 continue
             never_zero = entry.name in ("rates", "vector_rates", "bandwidth", "cache_bandwidth")
@@ -151,6 +163,33 @@ class Device:
             else self.bandwidth
         )
 
+    def captured(self) -> "Device":
+        """The device for programs that XLA compiles with loops and branches in CUDA graphs.
+
+        Then the host launches a whole program as one graph, and waits for no condition: every
+        kernel is a node of the graph, and the device evaluates the condition of each trip.
+
+        Raises:
+            ValueError: If the device has no such graphs.
+
+        Example:
+            >>> gpu = depth.devices["H200"]
+            >>> gpu.captured().kernel_latency < gpu.kernel_latency
+            True
+        """
+        if self.node_latency is None or self.condition_latency is None:
+            raise ValueError(
+                f"{self.name} captures no loops: its node_latency is {self.node_latency!r} and its "
+                f"condition_latency {self.condition_latency!r}, expected seconds for both"
+            )
+        return self.replace(
+            kernel_latency=self.node_latency,
+            loop_latency=self.condition_latency,
+            trip_latency=self.condition_latency,
+            node_latency=None,
+            condition_latency=None,
+        )
+
     def replace(self, **changes: Any) -> "Device":
         """A copy with some attributes replaced.
 
@@ -171,8 +210,12 @@ def _rate(rates: Mapping[str, float], dtype: str) -> float:
 _T, _G, _US = 1e12, 2**30, 1e-6
 _GPU = (
     "latencies: kernels in a CUDA stream take 3 to 5 us, a lax.scan of a scalar 8 us a step "
-    "(QuantEcon, JAX 0.8.1); see module"
+    "(QuantEcon, JAX 0.8.1); a wait of the host 15 us, a node of a CUDA graph 0.4 of a launch, a "
+    "trip of a loop in a graph three nodes (its condition, the kernel that sets what follows, the "
+    "start of its body): models, not measured; see module"
 )
+# Of the latency of a launch: 0.6 to 1.5 us a node where a launch takes 2.5 us.
+_NODE, _CONDITION = 0.4, 3
 _TPU = (
     "latencies: XLA's estimates of some 600 cycles for a small fusion; "
     "float32 products of full precision take 6 passes"
@@ -190,7 +233,8 @@ def _gpu(
 ) -> Device:
     """A GPU.
 
-    Kernels are launched one by one; the host reads the condition of a loop that depends on data.
+    The host launches kernels and graphs of them, and reads the condition of a loop that depends on
+    data.
     """
     return Device(
         name,
@@ -203,6 +247,8 @@ def _gpu(
         source=f"{source}; {_GPU}",
         call_latency=20 * _US,
         vector_rates={"arithmetic": vector},
+        node_latency=_NODE * us * _US,
+        condition_latency=_CONDITION * _NODE * us * _US,
     )
 
 

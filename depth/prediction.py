@@ -22,6 +22,9 @@ BESIDE = 3
 # XLA's count of the bytes of a trip over that of `Kernel.apart`: the counter, and the concatenation
 # of what several steps write (jax 0.10.2, 80 loops of up to 4 kB).
 COUNTED, COUNTED_UNROLLED, COUNTER = 1.1, 2.0, 28
+# From this many kernels in a row on, XLA captures them in a CUDA graph: its option
+# `xla_gpu_graph_min_graph_size`.
+GRAPH = 5
 
 
 class Seconds:
@@ -29,34 +32,49 @@ class Seconds:
 
     def __init__(self, device: Device):
         self.device = device
-        self._known: dict[tuple[Program, str], float] = {}
+        self._known: dict[tuple[Program, str, int], float] = {}
 
-    def program(self, program: Program, place: str = "program") -> float:
-        """Seconds of the kernels and parts of a program, one after another."""
-        key = program, place
+    def program(self, program: Program, place: str = "program", unroll: int = 1) -> float:
+        """Seconds of the kernels and parts of a program, one after another.
+
+        ``unroll``: how many such programs a trip of a loop consists of.
+        """
+        key = program, place, unroll
         if key not in self._known:
-            kernels = sum(count * self.kernel(kernel, place) for kernel, count in program.kernels)
-            self._known[key] = kernels + sum(
-                count * self.part(part, place) for part, count in program.parts
+            in_graph = self._is_captured(program, place, unroll)
+            launch = self.device.kernel_latency / unroll if in_graph else 0.0
+            kernels = sum(
+                count * self.kernel(kernel, place, in_graph) for kernel, count in program.kernels
             )
+            parts = sum(count * self.part(part, place) for part, count in program.parts)
+            self._known[key] = launch + kernels + parts
         return self._known[key]
+
+    def _is_captured(self, program: Program, place: str, unroll: int) -> bool:
+        """Whether its own kernels are a CUDA graph, as if none of its parts lay between."""
+        if self.device.node_latency is None:
+            return False
+        launches = sum(count * self._share(kernel, place) for kernel, count in program.kernels)
+        return unroll * launches >= GRAPH
 
     def part(self, part: Loop | Choice | Program, place: str) -> float:
         """Seconds of a program inside another."""
         match part:
             case Loop(trips, body, condition, counted, unroll):
                 if unroll > 1 and unroll >= trips:
-                    return trips * self.program(body, place)  # no loop is left
+                    return trips * self.program(body, place, trips)  # no loop is left
                 inside = self._place(body, unroll)
                 around = self.device.loop_latency if counted else self.device.trip_latency
-                step = self.program(body, inside)
+                step = self.program(body, inside, unroll if inside == UNROLLED else 1)
                 if self.device.small_loop and trips * body.slices > self.device.cache:
                     step += body.slices / self.device.bandwidth
                 if self.device.small_loop and inside != "loop":
                     around += (BESIDE + len(body.stacks)) * self.device.latency(
                         "elementwise", inside
                     )
-                test = self.program(condition, inside) if condition else 0.0
+                # The host runs a counted loop on a GPU, and does not evaluate its condition.
+                is_free = counted and self.device.node_latency is not None
+                test = self.program(condition, inside) if condition and not is_free else 0.0
                 return trips * step + trips / unroll * (around + test)
             case Choice(programs):
                 return max(self.program(program, place) for program in programs)
@@ -80,8 +98,8 @@ class Seconds:
             else "loop with product"
         )
 
-    def kernel(self, kernel: Kernel, place: str) -> float:
-        """Seconds of one kernel: its launch, and the longer of its arithmetic and its traffic."""
+    def kernel(self, kernel: Kernel, place: str, in_graph: bool = False) -> float:
+        """Seconds of one kernel: its latency, and the longer of its arithmetic and its traffic."""
         device = self.device
         # On a CPU, XLA calls no library for batches of vector products: they are sums of products,
         # with no call for each.
@@ -98,7 +116,7 @@ class Seconds:
         )
         pieces = 0 if inline else kernel.pieces - 1
         return (
-            apart * self._latency(kernel, place)
+            apart * self._latency(kernel, place, in_graph)
             + pieces * device.piece_latency
             + max(work, traffic)
         )
@@ -110,20 +128,27 @@ class Seconds:
             return device.rate(kernel.dtype)
         return device.vector_rate(kind, kernel.dtype)
 
-    def _latency(self, kernel: Kernel, place: str) -> float:
+    def _share(self, kernel: Kernel, place: str) -> float:
+        """How much of a launch a kernel is: in an unrolled loop, one fused with those beside it."""
+        product = dict(kernel.operations).get("product", 0)
+        calls = "product", "transposed product", "convolution", "own"
+        alone = kernel.kind in calls or product > FUSED_PRODUCT
+        return 1 if alone or place != UNROLLED else 1 / FUSED_STEPS
+
+    def _latency(self, kernel: Kernel, place: str, in_graph: bool) -> float:
         """The latency of a kernel; in small loops it depends on the operations."""
         kind, latencies = kernel.kind, self.device.step_latencies
         if kind == "convolution" and place == "loop":
             kind = "reduction"  # written out
         latency = self.device.latency(kind, place)
-        operations = dict(kernel.operations)
-        product = operations.get("product", 0)
+        if in_graph and self.device.node_latency is not None:
+            latency = min(latency, self.device.node_latency)
         if place == UNROLLED:
-            calls = "product", "transposed product", "convolution", "own"
-            alone = kernel.kind in calls or product > FUSED_PRODUCT
-            return latency if alone else latency / FUSED_STEPS
+            return self._share(kernel, place) * latency
         if place != "loop":
             return latency
+        operations = dict(kernel.operations)
+        product = operations.get("product", 0)
         if kernel.kind == "vector product" and "short vector product" in latencies:
             terms = math.sqrt(product / 2)  # XLA writes short ones out, term after term
             latency = min(latency, latencies["short vector product"] * terms / SHORT)

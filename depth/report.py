@@ -38,6 +38,12 @@ def device_table(device: Device) -> str:
         ("step of a loop", seconds(device.loop_latency)),
         ("trip of a loop that depends on data", seconds(device.trip_latency)),
     ]
+    of_graphs = {"kernel": device.node_latency, "trip of a loop": device.condition_latency}
+    rows += [
+        (f"{what} in a CUDA graph", seconds(latency))
+        for what, latency in of_graphs.items()
+        if latency is not None
+    ]
     rows += [
         (f"{kind} in a loop", seconds(latency)) for kind, latency in device.step_latencies.items()
     ]

@@ -59,7 +59,7 @@ def refine(
     def checked(now: _Iterate, y: Array, update: Array) -> _Iterate:
         coupled = couple(y)
         before = axis.before(nothing, y)
-        found = criterion(b + coupled, y, before, update, now.convergence, axis)
+        found = criterion(b + coupled, y, before, update, now.iterations, now.convergence, axis)
         return _Iterate(now.iterations, y, coupled, found)
 
     def iteration(now: _Iterate) -> _Iterate:
@@ -68,8 +68,8 @@ def refine(
         following = now._replace(iterations=now.iterations + jnp.int32(1))
         return checked(following, y, jnp.abs(correction))
 
-    first = solve(b)
-    start = _Iterate(jnp.int32(0), first, first, Convergence.unknown(b))
+    first, none = solve(b), jnp.int32(0)
+    start = _Iterate(none, first, first, Convergence.unknown(b, none))
     end = iterate(
         REFINEMENT,
         lambda now: (now.iterations < budget) & (now.convergence.converged < total),

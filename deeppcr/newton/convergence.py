@@ -32,11 +32,13 @@ converged do not stand still there.
 import dataclasses
 from typing import NamedTuple, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from deeppcr.axis import LOCAL, ChainAxis
+from deeppcr.platforms import platform
 
 ROUNDING = 16  # units in the last place up to which a residual is rounding
 NOISE = 4  # units up to which an update is noise; sqrt(l) times as many at step l
@@ -51,9 +53,9 @@ class Convergence(NamedTuple):
 
     Attributes:
         worst: the largest residual, relative to the size of the entry.
-        least: ``[2]``, the smallest of these so far, in units in the last place; and of the largest
-            updates, relative to the size of the entry.
-        stalled: int32 ``[2]``, the numbers of iterations since they last fell much below that.
+        least: a `pair`: the smallest of these so far, in units in the last place; and of the
+            largest updates, relative to the size of the entry.
+        fell: a `pair`, int32: the iterations in which they last fell much below that.
         update_norm: ``[L, *batch]``, the largest update up to this step, relative to the size of
             the state; inf before the first. Only quasi-Newton methods use it, and the next.
         contraction: ``[L, *batch]``, estimated contraction factor of each step's update; inf while
@@ -64,8 +66,8 @@ class Convergence(NamedTuple):
     """
 
     worst: Array
-    least: Array
-    stalled: Array
+    least: tuple[Array, ...]
+    fell: tuple[Array, ...]
     update_norm: Array
     contraction: Array
     converged: Array
@@ -73,28 +75,34 @@ class Convergence(NamedTuple):
     finite: Array
 
     @classmethod
-    def unknown(cls, states: Array) -> Self:
-        """The convergence state before the first test, for ``states: [L, *batch, w]``."""
-        infinite, twice = (jnp.full(shape, jnp.inf, states.dtype) for shape in ((), (2,)))
-        unknown = jnp.full(states.shape[:-1], jnp.inf, states.dtype)
-        none = jnp.int32(0)
-        stalled = jnp.zeros((2,), jnp.int32)
-        return cls(infinite, twice, stalled, unknown, unknown, none, none, none)
+    def unknown(cls, states: Array, iterations: Array) -> Self:
+        """The convergence state before the first test, of ``states`` after ``iterations``.
 
-    def shifted(self, distance: Array, entered: Array) -> Self:
-        """The state of a window that has moved on by ``distance`` steps.
+        Args:
+            states: ``[L, *batch, w]``.
+            iterations: int32.
+        """
+        infinite, unknown = (
+            jnp.full(shape, jnp.inf, states.dtype) for shape in ((), states.shape[:-1])
+        )
+        none, before = jnp.int32(0), iterations - jnp.int32(1)
+        least, fell = pair(infinite, infinite), pair(before, before)
+        return cls(infinite, least, fell, unknown, unknown, none, none, none)
+
+    def shifted(self, distance: Array, entered: Array, iterations: Array) -> Self:
+        """The state of a window that has moved on by ``distance`` steps, not yet tested there.
 
         The steps that have ``entered``, bool ``[L, *batch]``, have no history, and may raise the
-        residual.
+        residual. ``iterations``, int32, have made the states.
         """
-        moves = distance > 0
+        moves, before = distance > 0, iterations - jnp.int32(1)
         norm, contraction = (
             jnp.where(entered, jnp.inf, jnp.roll(x, -distance, axis=0))
             for x in (self.update_norm, self.contraction)
         )
         return self._replace(
-            least=jnp.where(moves, jnp.inf, self.least),
-            stalled=jnp.where(moves, 0, self.stalled),
+            least=jax.tree.map(lambda least: jnp.where(moves, jnp.inf, least), self.least),
+            fell=jax.tree.map(lambda fell: jnp.where(moves, before, fell), self.fell),
             update_norm=norm,
             contraction=contraction,
         )
@@ -127,6 +135,7 @@ class Criterion:
         iterate: Array,
         origin: Array,
         update: Array,
+        iterations: Array,
         last: Convergence,
         axis: ChainAxis = LOCAL,
         solved: Array | None = None,
@@ -138,6 +147,7 @@ class Criterion:
             iterate: the same shape.
             origin: the same shape: the state before each step.
             update: the same shape: the size of the last change; inf before the first.
+            iterations: int32, the number of iterations that have made ``iterate``.
             last: the convergence state of the iterate before.
             axis: the chain axis, in the direction of the recurrence.
             solved: bool, whether the residual alone tells; None for False. Newton's method only.
@@ -173,18 +183,26 @@ class Criterion:
         true = [converges & finite & small, at_rest & finite, value == iterate, defined]
         largest, (close, any_close, same, finite_states) = axis.survey(values, true)
         worst, moved, plateau = largest[0], largest[1], largest[2 if self.quadratic else 0]
-        levels = jnp.stack([largest[-1] if eps.ndim else worst / eps, moved])
         falling, patience = (0.5, 1) if self.quadratic else (0.9, 4)
-        falls = jnp.isfinite(levels) & (levels <= falling * last.least)
-        stalled = jnp.where(falls, 0, last.stalled + jnp.int32(1))
-        stagnates = (plateau <= STAGNATION * coarsest) & (stalled[0] >= patience)
+
+        def follow(level: Array, least: Array, fell: Array) -> tuple[Array, Array]:
+            """The smallest level so far, and the iteration in which it last fell much."""
+            smallest = jnp.minimum(level, least)
+            falls = jnp.isfinite(level) & (level <= smallest) & (smallest <= falling * least)
+            return smallest, jnp.where(falls, iterations, fell)
+
+        levels = pair(largest[-1] if eps.ndim else worst / eps, moved)
+        least, fell = zip(*map(follow, levels, last.least, last.fell), strict=True)
+        residuals_fell, updates_fell = both(fell)
+        stagnates = (plateau <= STAGNATION * coarsest) & (iterations - residuals_fell >= patience)
         if self.quadratic:
             rests = moved <= max(coarsest**0.5, asked)
-            stagnates |= rests & (stalled.min() >= PLATEAU)
+            last_fell = jnp.maximum(residuals_fell, updates_fell)
+            stagnates |= rests & (iterations - last_fell >= PLATEAU)
         return Convergence(
             worst=worst,
-            least=jnp.minimum(levels, last.least),
-            stalled=stalled,
+            least=least,
+            fell=fell,
             update_norm=norm,
             contraction=contraction,
             converged=jnp.where(stagnates, any_close, close),
@@ -246,6 +264,21 @@ class Criterion:
         limit = max(self.rounding * self.working, self.rtol or 0.0)
         at_once = max(NOISE * self.working, self.rtol or 0.0)
         return (norm <= at_once) | (shrinks & (to_come <= limit))
+
+
+def pair(one: Array, other: Array) -> tuple[Array, ...]:
+    """Two numbers for which the same is computed.
+
+    On a CPU they are one array: half as many operations, each of which costs. A GPU's compiler
+    makes one kernel of operations on single numbers, if each is made of the last; of arrays not.
+    """
+    return (jnp.stack([one, other]),) if platform() == "cpu" else (one, other)
+
+
+def both(numbers: tuple[Array, ...]) -> tuple[Array, Array]:
+    """The two numbers of a `pair`."""
+    one, other = numbers if len(numbers) == 2 else numbers[0]
+    return one, other
 
 
 def _over(values: Array, size: Array) -> Array:

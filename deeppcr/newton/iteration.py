@@ -28,13 +28,14 @@ from deeppcr.linearize import (
     Zero,
 )
 from deeppcr.loops import ITERATION, iterate
-from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
+from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion, both
 from deeppcr.newton.damping import AutoDamping
 from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
 from deeppcr.newton.sequence import Reached, solve_shard_after_shard
+from deeppcr.platforms import platform
 from deeppcr.ran import Ran
 from deeppcr.solution import Result, Run, Stats, unrecorded
 from deeppcr.state import StateLayout
@@ -270,7 +271,7 @@ class NewtonSolver:
             entry=start,
             states=states,
             value=states,
-            convergence=Convergence.unknown(states),
+            convergence=Convergence.unknown(states, begun.iterations),
             known=jnp.int32(0),
             whole=whole,
             blocks=blocks,
@@ -321,7 +322,7 @@ class NewtonSolver:
                 now.value,
                 states,
                 axis.index(self.window) < reached.exact - now.start,
-                now.convergence.stalled[0],
+                now.iterations - both(now.convergence.fell)[0],
                 reached.prefix,
                 chain.total - reached.prefix,
                 self.budget - self._counted(now),
@@ -336,6 +337,8 @@ class NewtonSolver:
         if options.acceleration:
             states, history = options.acceleration(history, now.states, states, axis)
         update = jnp.abs(states - now.states)
+        if platform() != "cpu":  # then they take the place of the last ones, without a copy
+            states, update = lax.optimization_barrier((states, update))
         following = now._replace(
             iterations=now.iterations + jnp.int32(1),
             states=states,
@@ -400,7 +403,7 @@ class NewtonSolver:
             entry=jnp.where(distance > 0, last, now.entry),
             states=states,
             whole=whole,
-            convergence=now.convergence.shifted(distance, enters.all(axis=-1)),
+            convergence=now.convergence.shifted(distance, enters.all(axis=-1), now.iterations),
             known=reached.exact,
             blocks=forward(now.blocks),
             history=acceleration.shift(now.history, distance) if acceleration else now.history,
@@ -418,8 +421,8 @@ class NewtonSolver:
         origin = axis.before(now.entry, now.states)
         value = window.evaluate(origin)
         criterion = self._criterion(now.start)
-        last = now.convergence
-        found = criterion(value, now.states, origin, update, last, axis, solved)
+        last, count = now.convergence, now.iterations
+        found = criterion(value, now.states, origin, update, count, last, axis, solved)
         now = now._replace(value=value, convergence=found)
         residuals, reported = now.residuals, now.reported
         reached = self._progress(window, now)

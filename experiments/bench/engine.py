@@ -54,6 +54,7 @@ class Variant:
         iterations: instead of ``solve``: the number of Newton iterations to expect.
         comparable: maps the result to a form that all variants share.
         statistics: further cells of its row, from the result.
+        options: of the compiler; see `experiments.bench.programs.captured`.
     """
 
     run: Callable[..., Any]
@@ -63,6 +64,7 @@ class Variant:
     iterations: Callable[[], int] | None = None
     comparable: Callable[[Any], Any] = lambda result: result
     statistics: Callable[[Any], Row] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -266,7 +268,7 @@ def _compile(one: Outcome, device: depth.Device | None, anew: bool) -> None:
     if anew:  # as a function that jax has not traced yet
         jax.clear_caches()
         run = lambda *arguments: one.variant.run(*arguments)  # noqa: E731
-    one.build = built = build(run, *one.arguments[0])
+    one.build = built = build(run, *one.arguments[0], options=one.variant.options)
     for name, seconds in (("trace s", built.lower), ("compile s", built.compile)):
         one.row[name] = min(one.row.get(name, math.inf), seconds)
     if built.temporary_bytes is not None:

@@ -14,7 +14,14 @@ import deeppcr
 import depth
 from deeppcr import Adjoint, Newton, Recurrence
 from experiments.bench.engine import Case, Variant, bench
-from experiments.bench.programs import BACKPROP, Scan, Setting, baselines
+from experiments.bench.programs import (
+    BACKPROP,
+    BEST_LOOP,
+    Scan,
+    Setting,
+    baselines,
+    captured,
+)
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.models import cells
@@ -152,14 +159,16 @@ class Size:
         network = self.network
         make = network.states if direction == "forward" else network.gradient
         labels = {"part": self.part, "kind": network.kind, "L": self.length, "w": network.n}
+        loops: dict[str, Any] = baselines(make, self.length)
+        variants: dict[str, Any] = {
+            name: Variant(make(setting.scan), solve=network.solve(setting.method))
+            for name, setting in self.settings[direction].items()
+        }
         return Case(
             labels | {"batch": self.batch, "direction": direction},
             arguments=[network.arguments(self.length, self.batch, k) for k in range(INPUTS)],
-            baselines=baselines(make, self.length),
-            variants={
-                name: Variant(make(setting.scan), solve=network.solve(setting.method))
-                for name, setting in self.settings[direction].items()
-            },
+            baselines=loops | captured(loops, BEST_LOOP),
+            variants=variants | captured(variants),
         )
 
     def rows(self, direction: str, device: depth.Device, effort: Effort) -> Iterator[Row]:

@@ -1,6 +1,6 @@
 """The pictures of `python -m experiments kernels`.
 
-Launches of every program, and the time that they take at the least.
+Nodes and launches of every program, and the time that they take by the model of the device.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,20 @@ from experiments.bench.plots import (
 from experiments.bench.table import Row
 
 PANELS = {  # key, title, label
+    "nodes": (
+        "nodes",
+        "Nodes on the device, compiled{on} (left is better)",
+        "kernels, library calls and copies, one after another",
+    ),
     "launches": (
         "launches",
-        "Kernels launched, compiled{on} (left is better)",
-        "launches of kernels, library calls and copies",
+        "Launches by the host, compiled{on} (left is better)",
+        "CUDA graphs, and nodes outside of them",
     ),
     "latency": (
         "latency ms",
-        "Time of launches and waits, compiled{on} (left is better)",
-        "time of launches and waits of the host [ms]",
+        "Time of launches, nodes and waits, as modelled{on} (left is better)",
+        "time of launches, of nodes in graphs, and of waits of the host [ms]",
     ),
 }
 
@@ -42,7 +47,7 @@ def pictures(rows: Sequence[Row]) -> Figures:
 def _lines(rows: Sequence[Row], key: str, title: str, said: str) -> Any:
     """Loops in grey, deeppcr's programs in blue; crosses are what `depth` predicts."""
     cases = list(dict.fromkeys(map(named, rows)))
-    loops = list(dict.fromkeys(row["program"] for row in rows if row["sequential"]))
+    loops = list(dict.fromkeys(map(_program, (row for row in rows if row["sequential"]))))
     on = f" for {rows[0]['target']}" if "target" in rows[0] else ""
     drawing, (axes,) = sheet(title.format(on=on), height=1.2 + 0.31 * len(cases))
     axes.set_xscale("log")
@@ -52,7 +57,9 @@ def _lines(rows: Sequence[Row], key: str, title: str, said: str) -> Any:
         for row in mine:
             color = _color(row, loops, ours)
             front = 3 if color == BLUE else 2
-            axes.plot(row[key], y, "s" if row["sequential"] else "o", color=color, zorder=front)
+            fill = "none" if row.get("captured") else color
+            shape = "s" if row["sequential"] else "o"
+            axes.plot(row[key], y, shape, color=color, mfc=fill, zorder=front)
             if key == "latency ms":
                 axes.plot(row["predicted ms"], y, "x", color=color, ms=4)
         if ours:
@@ -60,15 +67,17 @@ def _lines(rows: Sequence[Row], key: str, title: str, said: str) -> Any:
                 ours[0][key], ours[0]["predicted ms"] if key == "latency ms" else ours[0][key]
             )
             place = {"xytext": (-6, 0), "textcoords": "offset points", "ha": "right"}
-            text = ours[0]["program"]
+            text = _program(ours[0])
             axes.annotate(text, (least, y), va="center", color=BLUE, fontsize=SMALL, **place)
     for name, color in zip(loops, GREYS, strict=False):
         axes.plot([], [], "s", color=color, label=name)
     axes.plot([], [], "o", color=BLUE, label="deeppcr, the best is named")
     axes.plot([], [], "o", color=SKY, label="deeppcr, others")
+    axes.plot([], [], "s", color="black", mfc="none", label="hollow: loops captured in CUDA graphs")
     if key == "latency ms":
         axes.plot([], [], "x", color=BLUE, ms=4, label="predicted time of a program")
-    axes.set_xlim(left=axes.get_xlim()[0] / 12)  # room for the names
+    low, high = axes.get_xlim()
+    axes.set_xlim(left=low / (high / low) ** 0.4)  # room for the names
     axes.set(xlabel=said, ylim=(len(cases) - 0.5, -0.5))
     plain_numbers(axes.xaxis)
     axes.set_yticks(range(len(cases)), cases)
@@ -76,9 +85,14 @@ def _lines(rows: Sequence[Row], key: str, title: str, said: str) -> Any:
     return drawing
 
 
+def _program(row: Row) -> str:
+    """The program of a row, without what is captured of it."""
+    return str(row["program"]).removesuffix(", captured")
+
+
 def _color(row: Row, loops: Sequence[str], ours: Sequence[Row]) -> str:
     if row["sequential"]:
-        return GREYS[loops.index(row["program"]) % len(GREYS)]
+        return GREYS[loops.index(_program(row)) % len(GREYS)]
     return BLUE if row is ours[0] else SKY
 
 

@@ -1,8 +1,12 @@
-"""The launches of a compiled program: kernels, library calls and copies, and their loops.
+"""The launches of a compiled program: nodes on the device, launches by the host, and its waits.
 
-XLA's text of a compiled program for a GPU is its list of launches: every instruction but those that
-only name or regroup buffers is one, and the body of a loop is launched again in each trip. Before
-each trip of a loop whose end depends on data, the host waits for the condition.
+XLA runs a program for a GPU as a sequence of thunks, which `xla_dump_to` shows: kernels, library
+calls and copies; loops over sequences; and command buffers, which are CUDA graphs: the host
+launches all that is in one at once. A loop is run by the host, unless a graph contains it. The host
+knows how often a counted loop runs, and never evaluates its condition. Before each trip of any
+other loop it waits for the condition. In a graph the device evaluates the condition of every loop,
+and a further kernel sets what the graph does next. (XLA's ``while_thunk.cc``,
+``command_buffer_conversion_pass.cc``.)
 """
 
 import re
@@ -10,49 +14,49 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-NOTHING = frozenset(
-    [
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "after-all",
-        "partition-id",
-        "replica-id",
-    ]
-)
+NOTHING = frozenset(["kAsyncDone"])  # thunks that launch nothing
+AROUND = frozenset(["kAsyncStart", "kDynamicSliceFusion", "kSequential"])  # and only their content
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*)$")
-_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
-_NAME = re.compile(r'op_name="([^"]*)"')
+_THUNK = re.compile(r"^( *)(\d+): (k\w+)")
+_LABEL = re.compile(r"^( *)(\w+):$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = .* while\((.*)$", re.MULTILINE)
+_SCOPES = re.compile(r'op_name="([^"]*)"')
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
+_ANNOTATION = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 
 
-@dataclass(frozen=True)
-class Launches:
-    """Launches of a part of a program.
+class Dump(NamedTuple):
+    """A compiled program.
 
     Attributes:
-        here: launches outside of its loops.
-        loops: the loops in it.
+        text: its instructions: ``jax.jit(f).lower(...).compile().as_text()``.
+        thunks: the sequence of thunks that runs.
+        metadata: the instruction that each thunk is made of.
     """
 
-    here: int
-    loops: tuple["Loop", ...]
+    text: str
+    thunks: str
+    metadata: str
 
-    def total(self, trips: Callable[[str], int]) -> "Total":
-        """All launches; ``trips`` maps the name of a loop of unknown length to its trips."""
-        launched, waits = self.here, 0
-        for loop in self.loops:
-            count = trips(loop.name) if loop.trips is None else loop.trips
-            body, condition = loop.body.total(trips), loop.condition.total(trips)
-            launched += count * (body.launches + condition.launches)
-            waits += count * (body.waits + condition.waits)
-            if loop.trips is None:
-                launched, waits = launched + condition.launches, waits + 1 + count
-        return Total(launched, waits)
+
+class Total(NamedTuple):
+    """What a part of a program launches.
+
+    Attributes:
+        nodes: kernels, library calls and copies, one after another on the device.
+        launches: of these and of graphs, by the host.
+        waits: how often the host waits for the device.
+        captured: nodes in graphs.
+    """
+
+    nodes: int = 0
+    launches: int = 0
+    waits: int = 0
+    captured: int = 0
+
+    def plus(self, other: "Total", times: int = 1) -> "Total":
+        """This, and ``times`` the other."""
+        return Total(*(mine + times * its for mine, its in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -62,92 +66,117 @@ class Loop:
     Attributes:
         name: the scopes in which jax has traced it: "jit(f)/newton/while".
         trips: number of trips; None if it depends on data.
-        body: launches of a trip.
-        condition: launches to evaluate its condition.
     """
 
     name: str
     trips: int | None
-    body: Launches
-    condition: Launches
 
 
-class Total(NamedTuple):
-    """Launches, and how often the host waits for the device in between."""
+class Thunk(NamedTuple):
+    """A thunk, and those that it runs.
 
-    launches: int
-    waits: int
+    Attributes:
+        kind: what XLA calls it: "kCustomKernel", "kWhile", ...
+        parts: sequences by name: "condition" and "body" of a loop, a branch, or "" for all others.
+        loop: if it is one.
+    """
+
+    kind: str
+    parts: dict[str, list["Thunk"]]
+    loop: Loop | None = None
 
 
-def launches(text: str) -> Launches:
-    """Read the text of a compiled program, ``jax.jit(f).lower(...).compile().as_text()``.
+@dataclass(frozen=True)
+class Program:
+    """The thunks of a program, in order."""
+
+    thunks: list[Thunk]
+
+    def total(self, trips: Callable[[str], int]) -> Total:
+        """All that a call launches.
+
+        ``trips`` maps the name of a loop of unknown length to its number of trips.
+        """
+        return _total(self.thunks, trips, captured=False)
+
+    def trip(self, counts: Callable[[str], bool]) -> int:
+        """Nodes in the body of the loop with the most, of those whose name ``counts``."""
+        bodies = (body for loop, body in _bodies(self.thunks) if counts(loop.name))
+        return max((_total(body, lambda _: 0, captured=False).nodes for body in bodies), default=0)
+
+
+def read(dump: Dump) -> Program:
+    """The thunks of a compiled program.
 
     Raises:
-        ValueError: it has no entry.
+        ValueError: what is dumped is no sequence of thunks, or a loop in it has no instruction.
     """
-    computations: dict[str, list[str]] = {}
-    entry = name = None
-    for line in text.splitlines():
-        if begun := _COMPUTATION.match(line):
-            name = begun[2]
-            computations[name] = []
-            entry = name if begun[1] else entry
-        elif name is not None and (instruction := _INSTRUCTION.match(line)):
-            computations[name].append(instruction[1])
-    if entry is None:
-        raise ValueError("the text is not that of a compiled program: it has no ENTRY.")
-    return _of(computations, entry)
+    loops = dict(_INSTRUCTION.findall(dump.text))
+    made_of = {int(index): name for name, index in _ANNOTATION.findall(dump.metadata)}
+    first: list[Thunk] = []
+    inside: list[tuple[int, Thunk, str]] = []  # indentation, thunk, the part of it that is open
+    for line in dump.thunks.splitlines():
+        if label := _LABEL.match(line):
+            if label[2] != "condition":  # which follows its loop, and is not indented
+                while len(label[1]) <= inside[-1][0]:
+                    inside.pop()
+            indentation, thunk, _ = inside.pop()
+            thunk.parts[label[2]] = []
+            inside.append((indentation, thunk, label[2]))
+        elif found := _THUNK.match(line):
+            indentation, index, kind = len(found[1]), int(found[2]), found[3]
+            while inside and indentation <= inside[-1][0]:
+                inside.pop()
+            loop = _loop(loops, made_of.get(index, "")) if kind == "kWhile" else None
+            thunk = Thunk(kind, {}, loop)
+            holder = inside[-1][1].parts.setdefault(inside[-1][2], []) if inside else first
+            holder.append(thunk)
+            inside.append((indentation, thunk, ""))
+    if not first:
+        raise ValueError("expected a sequence of thunks, as XLA dumps it, but there is none.")
+    return Program(first)
 
 
-def _of(computations: dict[str, list[str]], name: str) -> Launches:
-    here, loops = 0, []
-    for instruction in computations[name]:
-        match _opcode(instruction):
-            case "while":
-                trips, scopes = _TRIPS.search(instruction), _NAME.search(instruction)
-                name, known = scopes[1] if scopes else "", int(trips[1]) if trips else None
-                called = (_called(instruction, role) for role in ("body", "condition"))
-                loops.append(Loop(name, known, *(_of(computations, one) for one in called)))
-            case "call":
-                inner = _of(computations, _called(instruction, "to_apply"))
-                here, loops = here + inner.here, [*loops, *inner.loops]
-            case "conditional":  # its longest branch
-                branches = [_of(computations, branch) for branch in _branches(instruction)]
-                longest = max(branches, key=lambda one: one.total(lambda _: 1).launches)
-                here, loops = here + longest.here, [*loops, *longest.loops]
-            case opcode if opcode not in NOTHING:
-                here += 1
-    return Launches(here, tuple(loops))
+def _loop(loops: dict[str, str], name: str) -> Loop:
+    if name not in loops:
+        raise ValueError(f"expected a loop among the instructions, but {name!r} is none.")
+    trips, scopes = _TRIPS.search(loops[name]), _SCOPES.search(loops[name])
+    return Loop(scopes[1] if scopes else "", int(trips[1]) if trips else None)
 
 
-def _opcode(instruction: str) -> str:
-    """The word before the operands, after the type of the result."""
-    rest = instruction[_end_of_type(instruction) :]
-    found = _OPCODE.match(rest)
-    if not found:
-        raise ValueError(f"expected an instruction, got {instruction[:80]!r}.")
-    return found[1]
+def _total(thunks: list[Thunk], trips: Callable[[str], int], captured: bool) -> Total:
+    """What a sequence launches; ``captured``: in a graph."""
+    total = Total()
+    sets = Total(nodes=1, captured=1)  # the kernel that sets what the graph does next
+    for thunk in thunks:
+        parts = {
+            name: _total(part, trips, captured or thunk.kind == "kCommandBuffer")
+            for name, part in thunk.parts.items()
+        }
+        if thunk.loop:
+            counted = thunk.loop.trips
+            times = trips(thunk.loop.name) if counted is None else counted
+            total = total.plus(parts["body"], times)
+            if captured or counted is None:
+                after = sets if captured else Total(waits=1)
+                total = total.plus(parts["condition"].plus(after), times + 1)
+        elif thunk.kind == "kConditional":  # its longest branch
+            total = total.plus(max(parts.values())).plus(sets if captured else Total(waits=1))
+        elif thunk.kind == "kCommandBuffer":
+            total = total.plus(parts[""]).plus(Total(launches=1))
+        elif thunk.kind in AROUND:
+            total = total.plus(parts.get("", Total()))
+        elif thunk.parts:
+            raise ValueError(f"expected a thunk without others in it, got a {thunk.kind}.")
+        elif thunk.kind not in NOTHING:
+            total = total.plus(Total(1, captured=1) if captured else Total(1, launches=1))
+    return total
 
 
-def _end_of_type(instruction: str) -> int:
-    if not instruction.startswith("("):
-        return instruction.index(" ")
-    depth = 0
-    for index, character in enumerate(instruction):
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return index + 1
-    return len(instruction)
-
-
-def _called(instruction: str, role: str) -> str:
-    found = re.search(rf"{role}=%?([\w.\-]+)", instruction)
-    assert found is not None
-    return found[1]
-
-
-def _branches(instruction: str) -> Iterator[str]:
-    if found := re.search(r"branch_computations=\{([^}]*)\}", instruction):
-        yield from (name.strip().lstrip("%") for name in found[1].split(","))
-    else:
-        yield from (_called(instruction, f"{answer}_computation") for answer in ("true", "false"))
+def _bodies(thunks: list[Thunk]) -> Iterator[tuple[Loop, list[Thunk]]]:
+    """The loops in a sequence, and their bodies."""
+    for thunk in thunks:
+        if thunk.loop:
+            yield thunk.loop, thunk.parts["body"]
+        for part in thunk.parts.values():
+            yield from _bodies(part)

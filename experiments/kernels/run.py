@@ -1,12 +1,13 @@
-"""How many kernels does a chain launch on a GPU, and how often does the host wait?
+"""What runs on a GPU one after another, what does the host launch, and how often does it wait?
 
 Counted in compiled programs, on any machine: XLA compiles for a GPU that is not there if jax has
 its CUDA plugin, which needs no driver:
 
     pip install --no-deps jax-cuda13-plugin==<version of jax> jax-cuda13-pjrt==<the same>
 
-Nothing is timed. Chains are solved on the device at hand, for their Newton iterations. Narrow
-chains on a GPU are bound by launches, so the ratio of launches limits the speedup.
+Nothing is timed. Chains are solved on the device at hand, for their Newton iterations. Kernels of a
+narrow chain compute next to nothing, so the time of a program is that of its nodes, launches and
+waits; how long each of these takes is not counted here.
 """
 
 import math
@@ -28,7 +29,7 @@ from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.gradients import network as recurrent
 from experiments.kernels.figure import pictures
-from experiments.kernels.launches import Launches, launches
+from experiments.kernels.launches import read
 from experiments.kernels.targets import NAMES, Target, Unavailable, target
 from experiments.mlp import run as mlp
 
@@ -36,17 +37,21 @@ TAKES = "3 min"
 COLUMNS = {
     "target": "the GPU that programs are compiled for",
     **LABELS,
-    "program": "what runs; sequential programs first",
+    "program": "what runs; sequential programs first; captured: with loops in CUDA graphs",
     "iterations": "Newton iterations",
-    "launches": "kernels, library calls and copies in one call",
+    "nodes": "kernels, library calls and copies, one after another on the device, in one call",
+    "fewer nodes": "nodes of lax.scan / nodes of this program",
+    "a trip": "nodes in a trip of the longest loop",
+    "launches": "what the host launches: graphs, and nodes outside of graphs",
     "fewer launches": "launches of lax.scan / launches of this program",
-    "outside of loops": "launches outside of loops",
-    "a trip": "launches in a trip of the longest loop",
-    "latency ms": "what launches and waits take on this GPU, in milliseconds",
+    "waits": "how often the host waits for the device",
+    "captured nodes": "nodes in graphs",
+    "latency ms": "what launches, nodes of graphs and waits take as modelled, in milliseconds",
     "latency speedup": "the same of lax.scan / of this program",
     "predicted ms": "time of a call as depth predicts it without compiling, in milliseconds",
     "log2 of it": "log2(predicted ms / latency ms)",
 }
+OPTIONS = {"": {}, ", captured": deeppcr.compiler_options("cuda")}  # of the compiler
 WIDTHS, QUICK_WIDTHS = (2, 4, 8, 16), (8,)
 LENGTH, STEPS = 1024, 100_000
 BATCH = 16  # of a training step
@@ -87,48 +92,52 @@ def sampler() -> Case:
 
 
 def rows(case: Case, target: Target) -> Iterator[Row]:
-    """A row for each program of a case."""
+    """A row for each program of a case, with each of `OPTIONS`."""
     device = depth.devices[target.name]
     first: Row = {}
     for name, given in {**case.baselines, **case.variants}.items():
-        if name == "auto":  # it may be another program on the GPU, with other iterations
-            continue
-        PROGRESS.say(f"compiling {name}")
         variant = given if isinstance(given, Variant) else Variant(given)
+        # "auto" may be another program on the GPU, with other iterations.
+        if name == "auto" or variant.options:
+            continue
         iterations = _iterations(variant, case.arguments[0])
-        found, cost = compiled(variant, case.arguments[0], iterations, target)
-        with target.chosen():
-            total = found.total(partial(_trips, iterations))
-        latency = device.call_latency + total.launches * device.kernel_latency
-        latency += total.waits * device.trip_latency
-        bodies = [loop.body.here for loop in found.loops if not is_fallback(loop.name)]
-        row = {**case.labels, "program": name, "sequential": name in case.baselines}
-        row |= {} if iterations is None else {"iterations": iterations}
-        row |= {"outside of loops": found.here, "a trip": max(bodies, default=0)}
-        row |= {"launches": total.launches, "waits": total.waits, "latency ms": 1e3 * latency}
-        first = first or row
-        predicted = depth.predict(cost, device)
-        yield row | {
-            "fewer launches": first["launches"] / total.launches,
-            "latency speedup": first["latency ms"] / row["latency ms"],
-            "depth": cost.depth,
-            "predicted ms": 1e3 * predicted,
-            "log2 of it": math.log2(predicted / latency),
-        }
+        PROGRESS.say(f"lowering {name}")
+        lowered, cost = program(variant, case.arguments[0], iterations, target)
+        for said, options in OPTIONS.items():
+            PROGRESS.say(f"compiling {name}{said}")
+            found = read(target.compile(lowered, options))
+            with target.chosen():
+                total = found.total(partial(_trips, iterations))
+            predicted = depth.predict(cost, device.captured() if options else device)
+            latency = device.call_latency + total.launches * device.kernel_latency
+            latency += total.captured * (device.node_latency or 0.0)
+            latency += total.waits * device.trip_latency
+            row = {**case.labels, "program": name + said, "sequential": name in case.baselines}
+            row |= {"captured": bool(options)}
+            row |= {} if iterations is None else {"iterations": iterations}
+            row |= {"nodes": total.nodes, "captured nodes": total.captured}
+            row |= {"launches": total.launches, "waits": total.waits}
+            row |= {"a trip": found.trip(lambda loop: not is_fallback(loop))}
+            row["latency ms"] = 1e3 * latency
+            first = first or row
+            row |= {f"fewer {key}": first[key] / row[key] for key in ("nodes", "launches")}
+            row["latency speedup"] = first["latency ms"] / row["latency ms"]
+            row |= {"depth": cost.depth, "predicted ms": 1e3 * predicted}
+            yield row | {"log2 of it": math.log2(predicted / latency)}
 
 
-def compiled(
+def program(
     variant: Variant, arguments: Any, iterations: int | None, target: Target
-) -> tuple[Launches, depth.Cost]:
-    """The launches of a program, and its cost according to `depth`."""
+) -> tuple[jax.stages.Lowered, depth.Cost]:
+    """A program before it is compiled, and its cost according to `depth`."""
     with target.chosen():
         if variant.prepare:
             arguments = jax.eval_shape(variant.prepare, *arguments)
-        found = launches(target.compile(variant.run, *arguments))
+        lowered = target.lower(variant.run, *arguments)
         cost = analyze(variant.run, *arguments, trips=iterations or 0, rest=0)
     if not cost.exact:
         raise ValueError(f"expected loops of known length, got {cost.unknown}.")
-    return found, cost
+    return lowered, cost
 
 
 def _iterations(variant: Variant, arguments: tuple[Any, ...]) -> int | None:

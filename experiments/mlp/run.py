@@ -24,7 +24,7 @@ from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST
 from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench
-from experiments.bench.programs import Scan, baselines
+from experiments.bench.programs import BEST_LOOP, Scan, baselines, captured
 from experiments.bench.summary import best
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
@@ -158,11 +158,12 @@ def case(size: Size, direction: str) -> Case:
         if (method := options.get("method", "auto")) != "sequential":
             variants[name] = Variant(variants[name], solve=solver(size.kind, method))
     labels = {"kind": size.kind, "L": size.length, "w": size.width, "batch": size.batch}
+    loops: dict[str, Any] = baselines(make, size.length, LOOPS[direction])
     return Case(
         labels | {"direction": direction},
         arguments=[network(size, seed) for seed in range(INPUTS)],
-        baselines=baselines(make, size.length, LOOPS[direction]),
-        variants=variants,
+        baselines=loops | captured(loops, BEST_LOOP),
+        variants=variants | captured(variants),
     )
 
 

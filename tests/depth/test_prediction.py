@@ -436,7 +436,7 @@ def scaled(device, factor):
 
 
 def without_latencies(device):
-    return device.replace(**dict.fromkeys(LATENCIES, 0.0), step_latencies={})
+    return device.replace(**dict.fromkeys(LATENCIES, 0.0), step_latencies={}, node_latency=None)
 
 
 @pytest.mark.parametrize("device", [FULL, *depth.devices.values()], ids=["full", *depth.devices])

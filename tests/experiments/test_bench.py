@@ -183,7 +183,7 @@ def test_calls_go_through_all_arguments_and_the_first_is_not_timed(
 ) -> None:
     seen: list[Any] = []
 
-    def build(*_: Any) -> Build:
+    def build(*_: Any, **__: Any) -> Build:
         return Build(lambda x: (seen.append(float(x)), x)[1], 0.1, 0.2, None)
 
     monkeypatch.setattr(engine, "build", build)
@@ -201,7 +201,7 @@ def test_the_least_of_several_builds_counts_and_each_is_made_anew(
 ) -> None:
     seconds, built = iter([5.0, 3.0, 4.0]), []
 
-    def slow(function: Any, *_: Any) -> Build:
+    def slow(function: Any, *_: Any, **__: Any) -> Build:
         built.append(function)
         return Build(function, next(seconds), 1.0, None)
 

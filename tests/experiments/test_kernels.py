@@ -1,4 +1,4 @@
-"""Launches are counted as XLA's text of a compiled program has them."""
+"""Nodes, launches and waits are counted as XLA's dump of a compiled program has them."""
 
 import pytest
 
@@ -7,75 +7,89 @@ from experiments.bench import plots
 from experiments.kernels import figure as kernels_figure
 from experiments.kernels import run as kernels
 from experiments.kernels import targets
-from experiments.kernels.launches import Total, launches
+from experiments.kernels.launches import Dump, Total, read
 
 TEXT = """HloModule jit_f, is_scheduled=true
 
-%fused_add (param_0: s32[]) -> s32[] {
-  %param_0 = s32[] parameter(0)
-  ROOT %add.1 = s32[] add(%param_0, %param_0)
-}
-
-%body.1 (arg: (s32[], f32[8]{0})) -> (s32[], f32[8]) {
-  %arg = (s32[], f32[8]{0}) parameter(0)
-  %i = s32[] get-tuple-element(%arg), index=0
-  %x = f32[8]{0} get-tuple-element(%arg), index=1
-  %kernel.1 = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused_add
-  %copy.1 = f32[8]{0} copy(%kernel.1)
-  %next = s32[] fusion(%i), kind=kLoop, calls=%fused_add
-  ROOT %tuple.1 = (s32[], f32[8]{0}) tuple(%next, %copy.1)
-}
-
-%condition.1 (arg.2: (s32[], f32[8]{0})) -> pred[] {
-  %arg.2 = (s32[], f32[8]{0}) parameter(0)
-  ROOT %less = pred[] fusion(%arg.2), kind=kLoop, calls=%fused_add
-}
-
-%branch.a (p: f32[8]) -> f32[8] {
-  ROOT %p = f32[8]{0} parameter(0)
-}
-
-%branch.b (q: f32[8]) -> f32[8] {
-  %q = f32[8]{0} parameter(0)
-  ROOT %w = f32[8]{0} custom-call(%q), custom_call_target="cublas"
-}
-
 ENTRY %main.9 (x.1: f32[8]) -> f32[8] {
-  %x.1 = f32[8]{0} parameter(0), metadata={op_name="x"}
-  %zero = s32[] constant(0)
-  %start = (s32[], f32[8]{0}) tuple(%zero, %x.1)
   %known = (s32[], f32[8]{0}) while(%start), condition=%condition.1, body=%body.1, OF_KNOWN
-  %open = (s32[], f32[8]{0}) while(%known), condition=%condition.1, body=%body.1, metadata={op_name="jit(f)/SCOPE/while"}
-  %either = f32[8]{0} conditional(%zero, %x.1, %x.1), branch_computations={%branch.a, %branch.b}
-  %yes = f32[8]{0} conditional(%zero, %x.1, %x.1), true_computation=%branch.b, false_computation=%branch.a
-  ROOT %end = (f32[8]{0}, s32[]{:T(256)}) fusion(%open), kind=kLoop, calls=%fused_add
+  %open.2 = (s32[], f32[8]{0}) while(%known), condition=%condition.1, body=%body.1, metadata={op_name="jit(f)/SCOPE/while"}
 }
 """.replace("SCOPE", FALLBACK).replace(
     "OF_KNOWN", 'metadata={op_name="jit(f)/while"}, backend_config={"known_trip_count":{"n":"10"}}'
 )
+METADATA = """
+thunk_metadata {
+  thunk_info {
+    profile_annotation: "known"
+    thunk_id: 3
+  }
+  thunk_kind: "kWhile"
+}
+thunk_metadata {
+  thunk_info {
+    profile_annotation: "open.2"
+    thunk_id: 9
+  }
+  thunk_kind: "kWhile"
+}
+"""
+# As jax 0.10 dumps them: a condition is not indented.
+BY_THE_HOST = """000: kCommandBuffer [source | next=003 (1)]
+    001: kCopy         [source | sink] kCopy
+    002: kCustomKernel [source | sink] add grid: [1, 1, 1] threads: [8, 1, 1]  shared_memory: 0 bytes
+003: kWhile         [prev=000 (1) | next=009 (1)]
+condition:
+    004: kCustomKernel [source | sink] compare
+  body:
+    000: kCommandBuffer [source | sink]
+        005: kCustomKernel       [source | sink] tanh
+        006: kDynamicSliceFusion [source | sink] params=1, results=1
+            007: kCopy [source | sink] kCopy
+    008: kGemm [source | sink] gemm
+009: kWhile         [prev=003 (1) | next=012 (1)]
+condition:
+    010: kCustomKernel [source | sink] and
+  body:
+    011: kCustomKernel [source | sink] tanh
+012: kConditional   [prev=009 (1) | sink]
+  false_branch:
+    013: kCopy [source | sink] kCopy
+  true_branch:
+    014: kCustomKernel [source | sink] exp
+    015: kCustomKernel [source | sink] exp
+"""
+IN_A_GRAPH = "000: kCommandBuffer [source | sink]\n" + "\n".join(
+    line if line == "condition:" else f"    {line}"
+    for line in BY_THE_HOST.splitlines()
+    if "kCommandBuffer" not in line
+)
 
 
-def test_launches_are_all_that_does_something():
-    found = launches(TEXT)
-    assert found.here == 3  # the longer way of each branch, and the last kernel
-    assert [
-        (loop.name, loop.trips, loop.body.here, loop.condition.here) for loop in found.loops
-    ] == [
-        ("jit(f)/while", 10, 3, 1),
-        (f"jit(f)/{FALLBACK}/while", None, 3, 1),
-    ]
-
-
-@pytest.mark.parametrize(("trips", "expected"), [(0, Total(44, 1)), (5, Total(64, 6))])
-def test_the_host_waits_where_the_number_of_trips_depends_on_data(trips, expected):
+@pytest.mark.parametrize(
+    ("thunks", "trips", "expected"),
+    [
+        # A graph of 2; 10 trips of a graph of 2 and a product; a condition; the longer branch.
+        (BY_THE_HOST, 0, Total(2 + 30 + 1 + 2, 1 + 20 + 1 + 2, 1 + 1, 2 + 20)),
+        (BY_THE_HOST, 5, Total(2 + 30 + 6 + 5 + 2, 1 + 20 + 6 + 5 + 2, 6 + 1, 2 + 20)),
+        # On the device every condition is evaluated, and a kernel sets what the graph does.
+        (IN_A_GRAPH, 5, Total(74, 1, 0, 2 + 30 + 22 + 5 + 12 + 2 + 1)),
+    ],
+    ids=["no trips", "5 trips", "captured"],
+)
+def test_what_is_launched(thunks, trips, expected):
     asked = []
-    assert launches(TEXT).total(lambda name: asked.append(name) or trips) == expected
+    found = read(Dump(TEXT, thunks, METADATA))
+    assert found.total(lambda name: asked.append(name) or trips) == expected
     assert asked == [f"jit(f)/{FALLBACK}/while"]
+    assert found.trip(lambda name: FALLBACK not in name) == 3
 
 
-def test_a_text_that_is_no_program_is_refused():
-    with pytest.raises(ValueError, match="ENTRY"):
-        launches("nothing")
+def test_a_dump_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="sequence of thunks"):
+        read(Dump(TEXT, "nothing", METADATA))
+    with pytest.raises(ValueError, match="'known' is none"):
+        read(Dump("HloModule jit_f", BY_THE_HOST, METADATA))
 
 
 def test_without_the_plugin_a_line_says_what_to_install(monkeypatch):
@@ -93,24 +107,29 @@ def cases():
 
 
 class Recorded(targets.Target):
-    """A target that compiles to a text known beforehand."""
+    """A target that compiles to thunks known beforehand."""
 
-    def compile(self, f, *arguments):
-        return TEXT
+    def compile(self, lowered, options):
+        return Dump(TEXT, IN_A_GRAPH if options else BY_THE_HOST, METADATA)
+
+    def lower(self, f, *arguments):
+        return None
 
 
 def test_rows_say_what_is_launched_and_what_that_takes():
     (case,) = [case for case in cases() if case.labels["direction"] == "forward"]
     rows = {row["program"]: row for row in kernels.rows(case, Recorded("H200", None))}
-    assert list(rows) == ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16", "newton"]
+    loops = ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16"]
+    assert list(rows) == [name + said for name in [*loops, "newton"] for said in ("", ", captured")]
     newton = rows["newton"]
     assert newton["iterations"] >= 3
-    assert (newton["launches"], newton["waits"]) == (
-        44,
-        1,
-    )  # its loop is a fallback in that text
-    assert newton["latency ms"] == pytest.approx(1e3 * (20e-6 + 44 * 2.5e-6 + 15e-6))
-    assert newton["fewer launches"] == newton["latency speedup"] == 1
+    # Its loop is a fallback in that text.
+    assert (newton["nodes"], newton["launches"], newton["waits"]) == (35, 24, 2)
+    assert newton["latency ms"] == pytest.approx(1e3 * (20e-6 + 24 * 2.5e-6 + 22e-6 + 2 * 15e-6))
+    assert newton["fewer nodes"] == newton["latency speedup"] == 1
+    captured = rows["newton, captured"]
+    assert captured["fewer launches"] == 24
+    assert captured["predicted ms"] < newton["predicted ms"]
     assert 0 < newton["depth"] < rows["lax.scan"]["depth"]
     assert newton["predicted ms"] < rows["lax.scan"]["predicted ms"]
 
@@ -125,11 +144,15 @@ def test_the_figure_has_a_line_for_every_case(tmp_path):
         "latency ms": 0.1,
         "predicted ms": 0.2,
     }
-    rows = [case | {"program": "lax.scan", "sequential": True, "launches": 4000}]
-    rows += [case | {"program": "newton", "sequential": False, "launches": 100}]
+    rows = [case | {"program": "lax.scan", "sequential": True, "nodes": 4000, "launches": 3000}]
+    rows += [case | {"program": "newton", "sequential": False, "nodes": 100, "launches": 10}]
+    rows += [
+        row | {"program": f"{row['program']}, captured", "captured": True, "launches": 1}
+        for row in rows
+    ]
     rows += [rows[0] | {"kind": None, "data": "digits", "direction": "training step"}]
     assert kernels_figure.named(rows[1]) == "tanh, L = 1,024, w = 8, forward"
-    assert kernels_figure.named(rows[2]) == "digits, L = 1,024, w = 8, training step"
+    assert kernels_figure.named(rows[-1]) == "digits, L = 1,024, w = 8, training step"
     plots.save(tmp_path / "figure.png", kernels_figure.pictures(rows))
     plots.save(tmp_path / "empty.png", kernels_figure.pictures([]))
     assert (tmp_path / "figure.png").stat().st_size > (tmp_path / "empty.png").stat().st_size > 0
@@ -143,4 +166,5 @@ def test_programs_are_compiled_for_the_target_where_jax_can():
     (case,) = [case for case in cases() if case.labels["direction"] == "backward"]
     rows = {row["program"]: row for row in kernels.rows(case, found)}
     assert rows["blocks"]["waits"] == 0
-    assert rows["blocks"]["launches"] < rows["lax.scan"]["launches"] / 100
+    assert rows["blocks"]["launches"] == rows["lax.scan, captured"]["launches"] == 1
+    assert rows["blocks"]["nodes"] < rows["lax.scan"]["nodes"] / 100

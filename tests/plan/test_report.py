@@ -7,6 +7,7 @@ import pytest
 
 import deeppcr
 import depth
+from deeppcr._plan.choose import NEAR
 from tests.plan.chains import CHAINS, like
 from tests.problems import PROBLEMS
 
@@ -129,7 +130,10 @@ def test_what_is_chosen_ranks_first(plan):
             if candidates is plan.main.forward or candidate.method == plan.method
         ]
         others = [(candidate.memory > memory, candidate.seconds) for candidate in reachable]
-        assert others == sorted(others)
+        # The best of them may be one that is nearly as fast as the fastest, and smaller.
+        leads = candidates[0] is reachable[0]
+        assert others[leads:] == sorted(others[leads:])
+        assert others[0] <= (min(others)[0], NEAR * min(others)[1])
         assert rest[: len(reachable)] == reachable
         best = candidates[0]
         if best is sequential:  # so it is unless much is to be gained

@@ -1,0 +1,64 @@
+"""Options of XLA with which a GPU decides when loops end."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from deeppcr import Newton
+from deeppcr.platforms import compiled_for
+from experiments.bench.programs import captured
+from experiments.kernels import targets
+from experiments.kernels.launches import read
+
+
+def test_other_platforms_have_none():
+    gpu = deeppcr.compiler_options("gpu")
+    assert gpu == deeppcr.compiler_options("cuda") != {}
+    assert {type(value) for value in gpu.values()} <= {bool, int, str}
+    assert [deeppcr.compiler_options(name) for name in ("cpu", "tpu", "rocm", None)] == [{}] * 4
+    with compiled_for("cuda"):
+        assert deeppcr.compiler_options() == gpu
+    gpu.clear()  # it is the caller's
+    assert deeppcr.compiler_options("gpu")
+
+
+@pytest.mark.parametrize("name", ["GPU", "metal", 3, ["cpu"]], ids=str)
+def test_a_platform_that_is_none_is_refused(name):
+    with pytest.raises(ValueError, match=r"platform is .*expected one of 'cpu', 'cuda'"):
+        deeppcr.compiler_options(name)
+
+
+def test_a_gradient_by_newton_is_one_graph_without_waits():
+    try:
+        target = targets.target("H200")
+    except targets.Unavailable:
+        pytest.skip("no plugin for CUDA")
+
+    def loss(z0, xs):
+        method = Newton(linearize="dense")
+        return deeppcr.scan(
+            lambda z, x: (jnp.tanh(z + x), None), z0, xs, method=method, adjoint="pcr"
+        )[0].sum()
+
+    lowered = target.lower(jax.grad(loss), jnp.zeros(2, "float32"), jnp.ones((64, 2), "float32"))
+    waits = {}
+    for name in ("cpu", "gpu"):
+        program = read(target.compile(lowered, deeppcr.compiler_options(name)))
+        waits[name] = program.total(lambda _: 1).waits
+        launches = program.total(lambda _: 1).launches
+    assert (waits["gpu"], launches) == (0, 1)
+    assert waits["cpu"] > 1
+
+
+def test_experiments_capture_their_programs_on_a_gpu_only():
+    programs = {"lax.scan": jnp.sin, "newton": jnp.cos}
+    assert captured(programs) == {}
+    with compiled_for("cuda"):
+        found = captured(programs, "newton", "unrolled")
+        assert list(captured(programs)) == ["lax.scan, captured", "newton, captured"]
+    assert list(found) == ["newton, captured"]
+    assert (found["newton, captured"].run, found["newton, captured"].options) == (
+        jnp.cos,
+        deeppcr.compiler_options("gpu"),
+    )
