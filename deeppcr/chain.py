@@ -165,7 +165,7 @@ class TracedChain:
 
     def __call__(self, states: Leaves) -> Leaves:
         """``step(z_{l-1}, x_l)`` for all l at once, from ``z_0 .. z_{L-1}``."""
-        step = jax.vmap(self.step, in_axes=(0, 0, None))
+        step = jax.vmap(partial(self.step, replace=self.step.at_once), in_axes=(0, 0, None))
         after: Leaves = self.axis.each(step, states, self.inputs, shared=self.captured)
         return after
 

@@ -18,6 +18,7 @@ from deeppcr.checks import describe, leaves_as_arrays
 from deeppcr.effects import has_custom_vjp, has_users_rule, side_effects, why_forwards_only
 from deeppcr.linearity import is_affine, nonlinear_rule
 from deeppcr.rewrites.cut_first import Order, evaluate
+from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.state import Leaves
 from depth.jaxprs import Program, Replacement, is_literal, is_reference
 
@@ -61,12 +62,14 @@ class Step:
     example: "Step | None" = None
     has_custom_vjp: bool = dataclasses.field(init=False)
     _order: Order = dataclasses.field(init=False, repr=False)
+    _own_filters: frozenset[Any] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         program = self._evaluated
         known = {*program.invars, *program.constvars}
         order = Order.of(program, known, program.outvars[: self.states])
         object.__setattr__(self, "_order", order)
+        object.__setattr__(self, "_own_filters", own_filters(program, program.constvars))
         object.__setattr__(self, "has_custom_vjp", has_custom_vjp(self.jaxpr))
 
     @property
@@ -117,12 +120,22 @@ class Step:
             for y in self.jaxpr.outvars[self.states :]
         ]
 
-    def __call__(self, state: Leaves, inputs: Leaves, captured: Leaves) -> Leaves:
-        """The next state, without computing the outputs."""
+    @property
+    def at_once(self) -> Replacement | None:
+        """The ``replace`` for programs that evaluate many steps at once, by `jax.vmap`."""
+        return as_products(self._own_filters)
+
+    def __call__(
+        self,
+        state: Leaves,
+        inputs: Leaves,
+        captured: Leaves,
+        replace: Replacement | None = None,
+    ) -> Leaves:
+        """The next state, without computing the outputs; ``replace`` as in `evaluate`."""
         known = self._known(state, inputs, captured)
-        return evaluate(
-            self._evaluated, known, self._evaluated.outvars[: self.states], order=self._order
-        )
+        wanted = self._evaluated.outvars[: self.states]
+        return evaluate(self._evaluated, known, wanted, replace, self._order)
 
     def with_outputs(
         self, state: Leaves, inputs: Leaves, captured: Leaves, replace: Replacement | None = None
@@ -133,12 +146,16 @@ class Step:
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, captured: Leaves, after: Leaves) -> Leaves:
-        """The outputs, given the next state ``after``, which is not recomputed."""
+        """The outputs, given the next state ``after``, which is not recomputed.
+
+        For programs that evaluate many steps at once.
+        """
         known = self._known(state, inputs, captured)
         for variable, value in zip(self._evaluated.outvars[: self.states], after, strict=True):
             if not is_literal(variable):  # a literal is its own value
                 known.setdefault(variable, value)
-        return evaluate(self._evaluated, known, self._evaluated.outvars[self.states :])
+        wanted = self._evaluated.outvars[self.states :]
+        return evaluate(self._evaluated, known, wanted, self.at_once)
 
     def as_function(self, captured: Leaves) -> Callable[[Any, Any], tuple[Any, Any]]:
         """The step as a function of pytrees, ``(state, input) -> (state, outputs)``."""

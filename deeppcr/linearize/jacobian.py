@@ -170,10 +170,11 @@ def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Arr
 
 def _pushed(chain: TracedChain, state: Array, inputs: Leaves) -> Callable[[Array], Array]:
     """The derivative of one step as a linear function; its transpose in reverse mode only."""
-    layout = chain.layout
+    layout, step = chain.layout, chain.step
 
     def f(vector: Array) -> Array:
-        return layout.flatten(chain.step(layout.unflatten(vector), inputs, chain.captured))
+        leaves = layout.unflatten(vector)
+        return layout.flatten(step(leaves, inputs, chain.captured, step.at_once))
 
     if not chain.step.has_custom_vjp:
         push: Callable[[Array], Array] = jax.linearize(f, state)[1]

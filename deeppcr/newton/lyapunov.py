@@ -32,13 +32,11 @@ def growth_rate(chain: TracedChain, states: Array) -> Array:
         chain: all L steps of a chain.
         states: ``z_0 .. z_{L-1}``, as ``[L, *batch, w]``.
     """
-    layout, length = chain.layout, chain.length
+    step, layout, length = chain.step, chain.layout, chain.length
     size = math.isqrt(length - 1) + 1
     pieces = length // size
     shape = states.shape[1:]
-    backwards = (
-        chain.step.has_custom_vjp
-    )  # such a step has no other derivative; the exponents are the same
+    backwards = step.has_custom_vjp  # it has no other derivative; the exponents are the same
 
     def cut(x: Array) -> Array:
         whole = x[: pieces * size].reshape((pieces, size, *x.shape[1:]))
@@ -46,15 +44,16 @@ def growth_rate(chain: TracedChain, states: Array) -> Array:
 
     def one(vector: Array, state: Array, inputs: Leaves) -> Array:
         def f(z: Array) -> Array:
-            return layout.flatten(chain.step(layout.unflatten(z), inputs, chain.captured))
+            leaves = layout.unflatten(z)
+            return layout.flatten(step(leaves, inputs, chain.captured, step.at_once))
 
         if not backwards:
             moved: Array = jax.jvp(f, (state,), (vector,))[1]
             return moved
         return jax.vjp(f, state)[1](vector)[0]
 
-    def body(vector: Array, step: tuple[Array, Leaves]) -> tuple[Array, Array]:
-        state, inputs = step
+    def body(vector: Array, at: tuple[Array, Leaves]) -> tuple[Array, Array]:
+        state, inputs = at
         vector = jax.vmap(one)(vector, state, inputs)
         norm = jnp.maximum(jnp.linalg.norm(vector, axis=-1), tiny)
         return vector / norm[..., None], jnp.log(norm)

@@ -6,8 +6,19 @@ rounding.
 
 from deeppcr.rewrites.columns import columns
 from deeppcr.rewrites.cut_first import evaluate
+from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.rewrites.pieces import join, split, stack
 from deeppcr.rewrites.plain_sums import with_plain_sums
 from deeppcr.rewrites.small_products import write_out
 
-__all__ = ["columns", "evaluate", "join", "split", "stack", "with_plain_sums", "write_out"]
+__all__ = [
+    "as_products",
+    "columns",
+    "evaluate",
+    "join",
+    "own_filters",
+    "split",
+    "stack",
+    "with_plain_sums",
+    "write_out",
+]
