@@ -11,6 +11,7 @@ from deeppcr.checks import check_count, describe, did_you_mean
 from deeppcr.diffusion.config import Config, fill, read_config
 from deeppcr.diffusion.schedulers import INSTEAD, SCHEDULERS
 from deeppcr.diffusion.table import Table
+from deeppcr.diffusion.tolerance import posterior_deviations
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -139,6 +140,58 @@ class Schedule:
     def init_noise_sigma(self, steps: int) -> float:
         """The standard deviation of the initial noise ``x_T`` for this number of steps."""
         return self.table(steps).init_noise_sigma
+
+    def noise_tolerance(self, steps: int, ratio: float) -> np.ndarray:
+        r"""A tolerance for every step, in proportion to its noise: for ``Newton(atol=...)``.
+
+        A state $x_l = \alpha_l x_0 + \sigma_l \xi$ may be wrong by ``ratio`` times the standard
+        deviation of the noise that DDPM adds in the next step, whether this sampler adds any or
+        not: $\sigma_{l+1} \sqrt{1 - (\alpha_l \sigma_{l+1} / (\alpha_{l+1} \sigma_l))^2}$.
+
+        This is the criterion of ParaDiGMS, but for two differences: here it holds for every entry,
+        there for the root mean square of a sample, so the same ratio is stricter here; and the last
+        two states, which no such noise follows, have the tolerance of the one before.
+
+        Args:
+            steps: integer >= 1, the number of denoising steps.
+            ratio: float > 0 (dimensionless). The default of ParaDiGMS is 0.1.
+
+        Returns:
+            float64 ``[L]``, in the units of the samples; L is the number of model calls.
+
+        Raises:
+            ValueError: ``ratio`` is not a positive number.
+
+        Example:
+            >>> config = {"_class_name": "DDIMScheduler", "clip_sample": False}
+            >>> schedule = deeppcr.diffusion.Schedule.from_config(config)
+            >>> atol = schedule.noise_tolerance(50, 0.1)
+            >>> method = deeppcr.Newton("identity", atol=atol, window=10)
+            >>> model = lambda x, t: jnp.tanh(x) * (1 + 0.001 * t)
+            >>> x_T = jax.random.normal(jax.random.key(0), (4, 16))
+            >>> sample = deeppcr.diffusion.sample
+            >>> bool(sample(model, schedule, x_T, steps=50, method=method).converged)
+            True
+
+        References:
+            A. Shih et al., *Parallel Sampling of Diffusion Models*, NeurIPS 2023, section 3.2.
+        """
+        if not (isinstance(ratio, int | float) and math.isfinite(ratio) and ratio > 0):
+            raise ValueError(f"ratio is {describe(ratio)}, expected a number > 0, such as 0.1.")
+        deviations = posterior_deviations(*self._levels(steps))
+        # The state after step l is that before step l + 1.
+        return ratio * np.append(deviations[1:], deviations[-1])
+
+    def _levels(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """``[L]`` each: the factors of ``x_0`` and of the noise in the states before the steps."""
+        if "prediction_type" not in dict(self.config):  # flow matching: x0 = x - sigma output
+            sigma = -self.table(steps).predict["m"]
+            return 1 - sigma, sigma
+        # Levels do not depend on what the model predicts. Of "v_prediction" the table has them:
+        # x0 = alpha y - sigma output, for the model's input y = scale x.
+        config = dict(self.config) | {"prediction_type": "v_prediction"}
+        table = dataclasses.replace(self, config=tuple(config.items())).table(steps)
+        return table.predict["x"] / table.scale**2, -table.predict["m"] / table.scale
 
     def __repr__(self) -> str:
         fields = SCHEDULERS[self.scheduler].fields
