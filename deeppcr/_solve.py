@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from deeppcr._checkpoint import solve_in_segments
-from deeppcr._plan.names import Method, Wanted
+from deeppcr._plan.names import Auto, Method, Wanted
 from deeppcr.adjoint import Adjoint
 from deeppcr.axis import ChainSharding, explicit_mesh, with_auto_axes
 from deeppcr.chain import TracedChain
@@ -24,7 +24,9 @@ from deeppcr.solution import NotConverged, Result, Run
 
 def solve_chain(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
     """Solve a chain of one or more steps, differentiably; the adjoint None stands for "auto"."""
-    if mesh := explicit_mesh(chain.initial, chain.inputs, shared=chain.axis.size > 1):
+    is_spread = isinstance(method, Newton | Auto) and method.sharding is not None
+    arrays = chain.initial, chain.inputs, chain.captured if is_spread else ()
+    if mesh := explicit_mesh(*arrays, shared=is_spread or chain.axis.size > 1):
         return _solve_on_explicit_mesh(chain, method, adjoint, mesh)
     axis = chain.axis.on_auto_axes if isinstance(chain.axis, ChainSharding) else chain.axis
     asked = dataclasses.replace(chain, axis=axis)

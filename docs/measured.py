@@ -485,6 +485,19 @@ def diffusion_stopped(rows: Rows) -> list[Row]:
     ]
 
 
+def diffusion_iterations(rows: Rows) -> list[Row]:
+    """Iterations by scheduler and method; a column for each number of steps and tolerance."""
+
+    def cell(row: Row) -> Any:
+        return row["iterations"] if row["ended"] == "converged" else row["ended"]
+
+    mine = [
+        row | {"method": row["program"], "to": f"{row['L']} steps, {row['tolerance']}"}
+        for row in pick(rows.get("diffusion", []), part="iterations")
+    ]
+    return pivot(mine, ("scheduler", "method"), "to", cell)
+
+
 def parity_schedulers(rows: Rows) -> list[Row]:
     """How far samples are from those of diffusers, by scheduler."""
     found = []
@@ -682,7 +695,8 @@ TABLES: dict[str, Callable[[Rows], list[Row]]] = {
         decide_regret, decide_worst, decide_breakeven, decide_giving_up,
         iterations_forms, iterations_accuracy, iterations_width, iterations_damping,
         field_published, field_predictability, mlp_speedups,
-        diffusion_speedups, diffusion_stopped, parity_schedulers, parity_options,
+        diffusion_speedups, diffusion_stopped, diffusion_iterations,
+        parity_schedulers, parity_options,
         resnet_steps, resnet_training, compile_time_layers, compile_time_training, calls_eager,
         kernels_nodes, kernels_host, prediction_errors, prediction_times, recurrence_solvers,
         sharding_chain,

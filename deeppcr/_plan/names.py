@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any, Literal
 
+from jax.sharding import NamedSharding
+
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
@@ -25,6 +27,7 @@ class Auto:
         initial_guess: as in `Newton`.
         damping: as in `Newton`.
         window: as in `Newton`.
+        sharding: as in `Newton`.
         progress: as in `Newton` and `Sequential`: also what "auto" runs step by step is reported.
         unroll: as in `Sequential`; None: what is predicted to be the fastest.
 
@@ -42,6 +45,7 @@ class Auto:
     initial_guess: Guess = "apply"
     damping: TrustRegion | Literal["auto"] | None = None
     window: int | None = None
+    sharding: NamedSharding | None = None
     progress: Progress = None
     unroll: int | None = None
 

@@ -14,6 +14,7 @@ from deeppcr.diffusion.config import Config, fill, read_config
 from deeppcr.diffusion.images import as_image, noisy
 from deeppcr.diffusion.schedulers import INSTEAD, SCHEDULERS
 from deeppcr.diffusion.table import Table
+from deeppcr.diffusion.tolerance import posterior_deviations
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -183,6 +184,49 @@ class Schedule:
         x_0 = as_image("image", image)
         level = {name: column[0] for name, column in self.table(steps, start).levels.items()}
         return noisy(level, x_0, as_image("noise", noise, x_0.shape))
+
+    def noise_tolerance(self, steps: int, ratio: float, start: int = 0) -> np.ndarray:
+        r"""A tolerance for every step, in proportion to its noise: for ``Newton(atol=...)``.
+
+        A state $x_l = \alpha_l x_0 + \sigma_l \xi$ may be wrong by ``ratio`` times the standard
+        deviation of the noise that DDPM adds in the next step, whether this sampler adds any or
+        not: $\sigma_{l+1} \sqrt{1 - (\alpha_l \sigma_{l+1} / (\alpha_{l+1} \sigma_l))^2}$.
+
+        This is the criterion of ParaDiGMS, but for two differences: here it holds for every entry,
+        there for the root mean square of a sample, so the same ratio is stricter here; and the last
+        two states, which no such noise follows, have the tolerance of the one before.
+
+        Args:
+            steps: integer >= 1, the number of denoising steps.
+            ratio: float > 0 (dimensionless). The default of ParaDiGMS is 0.1.
+            start: integer >= 0 and < ``steps``, as in `Schedule.table`.
+
+        Returns:
+            float64 ``[L]``, in the units of the samples; L is the number of model calls.
+
+        Raises:
+            ValueError: ``ratio`` is not a positive number.
+
+        Example:
+            >>> config = {"_class_name": "DDIMScheduler", "clip_sample": False}
+            >>> schedule = deeppcr.diffusion.Schedule.from_config(config)
+            >>> atol = schedule.noise_tolerance(50, 0.1)
+            >>> method = deeppcr.Newton("identity", atol=atol, window=10)
+            >>> model = lambda x, t: jnp.tanh(x) * (1 + 0.001 * t)
+            >>> x_T = jax.random.normal(jax.random.key(0), (4, 16))
+            >>> sample = deeppcr.diffusion.sample
+            >>> bool(sample(model, schedule, x_T, steps=50, method=method).converged)
+            True
+
+        References:
+            A. Shih et al., *Parallel Sampling of Diffusion Models*, NeurIPS 2023, section 3.2.
+        """
+        if not (isinstance(ratio, int | float) and math.isfinite(ratio) and ratio > 0):
+            raise ValueError(f"ratio is {describe(ratio)}, expected a number > 0, such as 0.1.")
+        levels = self.table(steps, start).levels
+        deviations = posterior_deviations(levels["alpha"], levels["sigma"])
+        # The state after step l is that before step l + 1.
+        return ratio * np.append(deviations[1:], deviations[-1])
 
     def __repr__(self) -> str:
         fields = SCHEDULERS[self.scheduler].fields

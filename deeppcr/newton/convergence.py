@@ -174,6 +174,9 @@ class Criterion:
             share = jnp.where(own > 0, jnp.maximum(_over(own, common), tiny), 1)
             of_entry = jnp.minimum(so_far[..., 1], norm / share.min(axis=-1, initial=1))
             converges = at_rest = self._is_small(of_entry, now)[..., None]
+        if self.is_given:  # a state is right if its residual is, and so are the states before it
+            right = jnp.ones_like(converges[0])
+            converges, at_rest = (axis.before(right, each) for each in (converges, at_rest))
         rtol = ROUNDING * eps if self.rtol is None else self.rtol
         small = residual <= self.atol + rtol * own
         # Count under both assumptions: whether residuals still fall is known once all are computed.
@@ -213,10 +216,12 @@ class Criterion:
     def within_tolerance(
         self, states: Array, origin: Array, update: Array, axis: ChainAxis = LOCAL
     ) -> Array:
-        """The number of states from the start that have changed by less than the user's tolerance.
+        """The number of states from the start whose residuals are within the user's tolerance.
 
-        Known before the step is applied to them, so a window can move on at once. int32; 0 if the
-        user has given no tolerance.
+        They are those that have changed by less, and the next one: its residual is that of the
+        linearisation, for the change of the state before it. This is known before the step is
+        applied to them, so a window can move on at once. int32; 0 if the user has given no
+        tolerance.
 
         Args:
             states: ``[L, *batch, w]``, the new iterate.
@@ -224,12 +229,17 @@ class Criterion:
             update: the same shape: the size of its change.
             axis: the chain axis.
         """
-        if self.rtol is None and isinstance(self.atol, float) and self.atol == 0:
+        if not self.is_given:
             return jnp.int32(0)
         own, _ = sizes(states, origin, axis)
         small = update <= self.atol + (self.rtol or 0.0) * own
         count: Array = axis.survey([], [small & jnp.isfinite(states)])[1][0]
-        return count
+        return jnp.minimum(count + jnp.int32(1), jnp.int32(axis.total(len(states))))
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the user has given a tolerance."""
+        return self.rtol is not None or not isinstance(self.atol, float) or self.atol > 0
 
     def _units(self, like: Array) -> np.ndarray:
         """``eps``: a number, or one for each entry, ``[1, .., 1, w]``."""

@@ -20,8 +20,9 @@ import dataclasses
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
-from deeppcr.axis import LOCAL
+from deeppcr.axis import LOCAL, check_step_sharding
 from deeppcr.chain import TracedChain
 from deeppcr.checks import (
     check_count,
@@ -100,6 +101,11 @@ class Newton:
             the chain as its first states converge. None: all steps, or as many as ``memory`` holds.
             For a chain sharded over devices it is the number on each device: if it is less than a
             shard, the shards are solved one after another, and only one device works at a time.
+        sharding: a `jax.sharding.NamedSharding` of axis 0, such as
+            ``NamedSharding(mesh, P("devices"))``: each device of the mesh evaluates and linearises
+            an equal share of the steps of a window. Everything else, such as the chain and the
+            linear recurrence, is on every device. None: one device does all of it. For a chain that
+            is itself sharded (`deeppcr.sharding.shard`) it is None.
         memory: integer >= 1, bytes for the Jacobian blocks and the solver's copies on each device.
             None: half of the accelerator's memory, or a quarter of the machine's.
         record: whether `Stats` contains the residual after each iteration and the growth rate.
@@ -141,6 +147,7 @@ class Newton:
     acceleration: Anderson | None = None
     jacobian_every: int = 1
     window: int | None = None
+    sharding: NamedSharding | None = None
     memory: int | None = None
     record: bool = False
     progress: Progress = None
@@ -156,6 +163,8 @@ class Newton:
         check_count("jacobian_every", self.jacobian_every, "how many iterations share their blocks")
         check_count("window", self.window, "how many steps", optional=True)
         check_count("memory", self.memory, "how many bytes", optional=True)
+        if self.sharding is not None:
+            check_step_sharding(self.sharding)
         is_known = self.damping is None or isinstance(self.damping, TrustRegion)
         if not is_known and self.damping != "auto":
             raise TypeError(
@@ -177,6 +186,11 @@ class Newton:
 
         ``asked``: the chain as the user has it, without steps that were added for even shards.
         """
+        if self.sharding is not None and chain.axis.size > 1:
+            raise ValueError(
+                f"sharding is {describe(self.sharding)}, but the chain itself is sharded over "
+                f"{chain.axis.size} devices; expected None, or a chain that is not sharded."
+            )
         wide = in_float32(chain)
         choice = self._choose(wide, asked.length)
         is_newton = choice.is_exact and self.jacobian_every == 1

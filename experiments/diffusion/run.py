@@ -3,6 +3,8 @@
 speed       every method at several numbers of steps, sizes of latents and batches, with and without
             a coarse guess: iterations, time, predicted and measured speedup, quality of the samples
 stopped     samples after k iterations, converged or not, and with a loose tolerance
+iterations  by scheduler, method and number of steps: until all states agree to rounding, to 1e-3,
+            or to a tenth of the noise of their steps; nothing is timed
 
 Sizes, steps and batches vary one at a time; --all takes every combination. Samples are handwritten
 digits. W1 is the Wasserstein-1 distance of a pixel, in the mean over pixels. A classifier judges
@@ -15,6 +17,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +28,7 @@ from deeppcr import Diagonal, Newton
 from deeppcr.diffusion import Schedule
 from experiments.bench import command
 from experiments.bench.columns import BENCH, LABELS
-from experiments.bench.engine import TOLERANCE, Case, bench
+from experiments.bench.engine import TOLERANCE, Case, bench, distance, solve_statistics
 from experiments.bench.programs import baselines
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
@@ -51,7 +54,17 @@ COLUMNS = {
     **QUALITIES,
     "note": BENCH["note"],
 }
-PARTS = ("speed", "stopped")
+COUNTED = {
+    "scheduler": "the scheduler, by the name of its method",
+    "L": LABELS["L"],
+    "program": BENCH["program"],
+    "tolerance": "on what: 16 units in the last place, 1e-3 of an entry, a tenth of a step's noise",
+    "iterations": BENCH["iterations"],
+    "ended": BENCH["ended"],
+    "error": BENCH["error"],
+}
+TABLES = {"speed": COLUMNS, "stopped": COLUMNS, "iterations": COUNTED}
+PARTS = tuple(TABLES)
 COARSE = 10  # steps in one step of the coarse guess
 WINDOW = 64  # steps of a window of Picard iteration
 DRAWN = 10  # samples of a case in the picture
@@ -64,6 +77,8 @@ ITERATIONS = {
 }
 METHODS = {name: Sampler(newton) for name, newton in ITERATIONS.items()}
 METHODS["picard"] = Sampler(ITERATIONS["picard"], window=WINDOW)
+COUNTED_DRAWS = 2  # samples whose iterations are counted
+ROUNDING, RELATIVE, NOISE = "rounding", "1e-3", "noise"
 DISTANCE, SCATTER = "W1 to sequential", "W1, other noise"
 LOOSE = 0.01  # a tolerance that may suffice for samples
 CLOSE = 0.1  # of the distance between two sets of sequential samples: closer is indistinguishable
@@ -83,6 +98,7 @@ class Scale:
         methods: names of the methods.
         guesses: whether they run with a coarse guess, too.
         counts: the numbers of iterations after which they stop, by method.
+        schedulers: names of those whose iterations are counted.
         training: of the models.
         longest: seconds; a program that is predicted to take longer is not run.
         longest_loop: steps of the longest Python loop among the baselines.
@@ -101,6 +117,7 @@ class Scale:
         ("diagonal", (1, 2, 4, 8)),
         ("picard", (1, 4, 16, 64)),
     )
+    schedulers: tuple[str, ...] = tuple(SCHEDULERS)
     training: Training = Training()
     longest: float = 30.0
     longest_loop: int = 100
@@ -134,6 +151,7 @@ QUICK = Scale(
     methods=("picard",),
     guesses=False,
     counts=(("dense", (1,)),),
+    schedulers=("DDIM",),
     training=Training(width=256, steps=600, coder_width=128, coder_steps=300, judge_steps=150),
     longest=2.0,
     longest_loop=0,
@@ -181,6 +199,38 @@ class Bench:
         for row, images in self._rows("stopped", setup, samplers, math.inf):
             self.gallery[row["program"]] = images[:DRAWN]
             yield row
+
+    def iterations(self, scheduler: str, steps: int) -> Iterator[Row]:
+        """Every method at every tolerance, for one sample at a time: the mean of some."""
+        schedule = schedule_of(scheduler)
+        params = generator(self.scale.middle[0], self.scale.training)
+        setup = Setup(params, schedule, steps, 1)
+        arguments = setup.arguments()[:COUNTED_DRAWS]
+        run = jax.jit(setup.sequential())
+        expected = [run(*each) for each in arguments]
+        tolerances: dict[str, dict[str, Any]] = {
+            RELATIVE: {"rtol": 1e-3},
+            NOISE: {"atol": schedule.noise_tolerance(steps, 0.1)},
+            ROUNDING: {},
+        }
+        for name in self.scale.methods:
+            sampler = METHODS[name]
+            for tolerance, given in tolerances.items():
+                PROGRESS.say(f"{scheduler}, {steps} steps: {name}, {tolerance}")
+                newton = Newton(ITERATIONS[name].linearize, **given)
+                solve = setup.variant(dataclasses.replace(sampler, method=newton)).solve
+                assert solve is not None
+                found = [solve(*each) for each in arguments]
+                pairs = zip(found, expected, strict=True)
+                yield {
+                    "part": "iterations",
+                    "scheduler": scheduler,
+                    "L": steps,
+                    "program": name,
+                    "tolerance": tolerance,
+                    **solve_statistics(found),
+                    "error": max(distance(solution.value, right) for solution, right in pairs),
+                }
 
     def _setup(self, size: int, steps: int, batch: int) -> Setup:
         PROGRESS.say(f"training the model of {size} latents, unless it is cached")
@@ -242,10 +292,13 @@ def main(argv: list[str]) -> None:
         jobs += [partial(bench.speed, *case) for case in scale.cases(options.all)]
     if "stopped" in options.parts:  # second, for there may be no time for all
         jobs[1:1] = [partial(bench.stopped, size) for size in scale.stopped]
+    if "iterations" in options.parts:
+        counted = itertools.product(scale.steps, scale.schedulers)
+        jobs += [partial(bench.iterations, name, steps) for steps, name in counted]
     command.run(
         options,
         jobs,
-        dict.fromkeys(PARTS, COLUMNS),
+        TABLES,
         summary=summary,
         pictures=lambda rows: pictures(rows, bench.gallery),
     )

@@ -34,6 +34,16 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
         "timestep_spacing": "trailing",
     },
     "DPM-Solver++": {"_class_name": "DPMSolverMultistepScheduler", "timestep_spacing": "trailing"},
+    "SDE-DPM-Solver++": {
+        "_class_name": "DPMSolverMultistepScheduler",
+        "algorithm_type": "sde-dpmsolver++",
+        "timestep_spacing": "trailing",
+    },
+    "UniPC": {"_class_name": "UniPCMultistepScheduler", "timestep_spacing": "trailing"},
+    "DEIS": {"_class_name": "DEISMultistepScheduler", "timestep_spacing": "trailing"},
+    "LMS": {"_class_name": "LMSDiscreteScheduler", "timestep_spacing": "trailing"},
+    "Heun": {"_class_name": "HeunDiscreteScheduler", "timestep_spacing": "trailing"},
+    "PNDM": {"_class_name": "PNDMScheduler", "skip_prk_steps": True},
 }
 DRAWS = 4  # batches of noise that each program cycles through
 ENOUGH = 32  # samples for statistics of a set

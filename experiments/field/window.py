@@ -6,10 +6,12 @@ increments before it,
 
     Y_l = Z_b + sum_{b < j <= l} (f(Z_{j-1}, x_j) - Z_{j-1}),
 
-and the window then begins at the first state that moved by more than the tolerance.
+and the window then begins at the first state that moved by more than the tolerance, which is right
+because those before it did not.
 """
 
 import operator
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -17,16 +19,29 @@ import numpy as np
 from experiments.models.chains import Model
 
 
-def sliding_picard(model: Model, window: int, tolerance: float) -> tuple[np.ndarray, int]:
+def root_mean_square(update: np.ndarray) -> np.ndarray:
+    """Of the entries of each state, ``[n, w]``: the paper's norm of an update."""
+    found: np.ndarray = np.sqrt(np.square(update).mean(axis=-1))
+    return found
+
+
+def sliding_picard(
+    model: Model,
+    window: int,
+    tolerance: float | np.ndarray,
+    norm: Callable[[np.ndarray], np.ndarray] = root_mean_square,
+) -> tuple[np.ndarray, int]:
     """All states of a chain of vectors ``[w]``, and the number of iterations.
 
     Args:
         model: the chain.
         window: steps that are iterated at once.
-        tolerance: on the root mean square of a state's update. The paper scales it by each step's
-            noise variance; here it is one number, as ``atol`` is.
+        tolerance: on the norm of a state's update: one number, or ``[L]``, one for each state. The
+            paper's is in proportion to the noise of each step, see `Schedule.noise_tolerance`.
+        norm: of the updates ``[n, w]`` of n states: ``[n]``.
     """
     length = model.length
+    tolerances = np.broadcast_to(tolerance, (length,))
     states = np.broadcast_to(np.asarray(model.z0), (length + 1, *model.z0.shape)).copy()
     increments = jax.jit(lambda z, x: jax.vmap(model.step)(z, x) - z)
     begin, iterations = 0, 0
@@ -35,11 +50,10 @@ def sliding_picard(model: Model, window: int, tolerance: float) -> tuple[np.ndar
         inputs = jax.tree.map(operator.itemgetter(slice(begin, end)), model.inputs)
         moves = np.asarray(increments(states[begin:end], inputs))
         new = states[begin] + np.cumsum(moves, axis=0)
-        update = np.sqrt(np.square(new - states[begin + 1 : end + 1]).mean(axis=-1))
+        update = norm(new - states[begin + 1 : end + 1])
         states[begin + 1 : end + 1] = new
         iterations += 1
-        moved = np.flatnonzero(update > tolerance)
-        # The first state follows from one that is right, so it is right whatever its update.
-        begin = begin + max(int(moved[0]), 1) if moved.size else end
+        moved = np.flatnonzero(update > tolerances[begin:end])
+        begin = begin + int(moved[0]) + 1 if moved.size else end
         states[end + 1 : min(begin + window, length) + 1] = states[end]
     return states[1:], iterations

@@ -226,6 +226,24 @@ def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.Mon
     assert first["error"] > 10 * last["error"]
 
 
+def test_iterations_by_scheduler_and_tolerance(
+    run_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = dataclasses.replace(TINY, methods=("picard",), schedulers=("Heun",))
+    monkeypatch.setattr(diffusion, "QUICK", scale)
+    rows, text = run_command(diffusion, "--quick", "--parts", "iterations")
+    assert "iterations: " in text
+    found = {row["tolerance"]: row for row in rows}
+    assert list(found) == ["1e-3", "noise", "rounding"]
+    assert {(row["scheduler"], row["L"], row["ended"]) for row in rows} == {
+        ("Heun", 4, "converged")
+    }
+    last = found["rounding"]
+    assert last["error"] < 1e-5
+    assert all(1 <= row["iterations"] <= last["iterations"] for row in rows)
+    assert "ms" not in last
+
+
 def test_how_many_iterations_are_enough() -> None:
     def row(program: str, iterations: int, distance: float | None) -> dict[str, Any]:
         found = {"program": program, "baseline": False, "iterations": iterations}

@@ -42,7 +42,7 @@ TABLES: dict[str, dict[str, Columns]] = {
     "calls": {"": calls.COLUMNS},
     "compile_time": {"layers": compile_time.LAYERS, "training": compile_time.TRAINING},
     "decide": decide.TABLES,
-    "diffusion": dict.fromkeys(diffusion.PARTS, diffusion.COLUMNS),
+    "diffusion": diffusion.TABLES,
     "digits": digits.TABLES,
     "field": field.TABLES,
     "gradients": gradients.TABLES,
