@@ -72,7 +72,7 @@ def solve_in_segments(chain: TracedChain, method: Method, adjoint: Adjoint, solv
         method = dataclasses.replace(method, on_failure=failure)
     run, step = _run, kept(chain.step) if in_float32(chain) is chain else None
     if step is not None and is_hashable((method, adjoint)):  # eager calls compile once
-        run, chain = _run_compiled, dataclasses.replace(chain, step=step, function=None)
+        run, chain = _run_compiled, dataclasses.replace(chain, step=step, function=None, adapt=None)
     found: Run = run(chain, method, adjoint, solve)
     return found
 
