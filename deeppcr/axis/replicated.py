@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.axis.local import ChainAxis
+from deeppcr.axis.local import LOCAL, ChainAxis
 from deeppcr.axis.mesh import ChainSharding
 from deeppcr.checks import describe
 
@@ -62,3 +62,20 @@ class ReplicatedAxis(ChainAxis):
 
         # Inputs that enter in shards would make XLA shard what is done on them outside, too.
         return axis.per_shard(evaluate, P(), P())(parts, shared)
+
+    def linearizer(self, linearization: Any) -> Callable[[Any, Array], Any]:
+        """See `ChainAxis`."""
+
+        def blocks(chain: Any, states: Array) -> Any:
+            def share(states: Array, inputs: Any, index: Array, shared: Any) -> Any:
+                linearization, captured = shared
+                here = {"length": len(states), "offset": index[0], "axis": LOCAL}
+                own = dataclasses.replace(chain, inputs=inputs, captured=captured, **here)
+                return linearization.blocks(own, states)
+
+            index = lax.iota(jnp.int32, len(states))
+            index = index if chain.offset is None else index + chain.offset
+            shared = linearization, chain.captured
+            return self.each(share, states, chain.inputs, index, shared=shared)
+
+        return blocks

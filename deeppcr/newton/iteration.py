@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.axis import LOCAL, ChainAxis, ReplicatedAxis
+from deeppcr.axis import ChainAxis, ReplicatedAxis
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Auto, Blocks, LinearSolver, ShardSolver, name_of
 from deeppcr.linearize import (
@@ -292,7 +292,7 @@ class NewtonSolver:
         window, axis, options = chain.window(now.start, self.window), chain.axis, self.options
         origin = axis.before(now.entry, now.states)
         linearize, every = (
-            partial(self._blocks, window, origin),
+            partial(axis.linearizer(self.linearization), window, origin),
             options.jacobian_every,
         )
         is_new = (now.iterations - now.begun) % every == 0
@@ -353,28 +353,6 @@ class NewtonSolver:
             following, update = self._slide(chain, following, update, reached)
             window = chain.window(following.start, self.window)
         return self._checked(window, following, update, solved)
-
-    def _blocks(self, window: TracedChain, origin: Array) -> Blocks:
-        """The blocks at these states; several devices share the steps."""
-
-        def blocks(origin: Array, inputs: Any, index: Array, shared: Any) -> Blocks:
-            linearization, captured = shared
-            own = dataclasses.replace(
-                window,
-                inputs=inputs,
-                captured=captured,
-                length=len(origin),
-                offset=index[0],
-                axis=LOCAL,
-            )
-            found: Blocks = linearization.blocks(own, origin)
-            return found
-
-        index = lax.iota(jnp.int32, self.window)
-        index = index if window.offset is None else index + window.offset
-        shared = self.linearization, window.captured
-        found: Blocks = window.axis.each(blocks, origin, window.inputs, index, shared=shared)
-        return found
 
     def _keeps_size(self, blocks: Blocks, axis: ChainAxis) -> Array:
         """Whether no block amplifies differences, by a bound on its norm: bool."""

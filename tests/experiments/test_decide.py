@@ -199,6 +199,8 @@ def test_the_tables_say_what_was_measured() -> None:
             "over best loop": 1.5,
             "depth speedup": 4.0,
             "log2": -1.0,
+            "temp MB": 3.0,
+            "lax.scan MB": 6.0,
         }
         return {
             **names,
@@ -213,6 +215,7 @@ def test_the_tables_say_what_was_measured() -> None:
     rows += [row("sequential", "Newton, diagonal, pcr", 50.0)]
     of_kind, total = regret.by_kind(rows)
     assert of_kind == total | {"kind": "gru"}
+    assert total["memory"] == pytest.approx(0.5)
     regrets = {"chains": 2, "median %": 25, "90th %": 50, "worst %": 50}
     others = {"loops too, median %": 27, "noise, median %": 1, "noise, worst %": 1}
     speedups = {"depth speedup": 4, "predicted": 3, "speedup over lax.scan": 2, "least": 2}

@@ -26,6 +26,8 @@ COUNTS = (
     "blocks",
     "chain",
     "launches",
+    "kernels",
+    "nodes",
     "numbers",
     "rows",
 )

@@ -73,7 +73,7 @@ def test_a_row_that_computes_something_else_has_a_note_and_no_speedup() -> None:
 
 
 def test_a_row_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(program, *arguments):
+    def refuse(program, *arguments, **options):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory\nmore")
 
     monkeypatch.setattr(engine, "build", refuse)
