@@ -29,8 +29,13 @@ def pred_original_sample(
     prediction type, this is the sample itself, clipped or thresholded if the scheduler does so.
 
     Args:
-        model, schedule, x_T, steps, start, args: as for `sample`.
+        model: as for `sample`.
+        schedule: as for `sample`.
+        x_T: as for `sample`.
         trajectory: that of the solution of `sample`, ``[L, *batch, ...]``; of any iteration.
+        steps: as for `sample`.
+        start: as for `sample`.
+        args: as for `sample`.
         window: integer >= 1, the number of steps for which the model is called at once. None: all.
 
     Returns:
