@@ -15,6 +15,8 @@ from math import inf
 from numbers import Real
 from typing import Any
 
+# Kinds of kernels that are not fused with the operations around them.
+CALLED = ("product", "transposed product", "convolution")
 OPTIONAL = ("cache_bandwidth", "node_latency", "condition_latency")  # figures that may be None
 
 
@@ -146,10 +148,9 @@ class Device:
             return self.kernel_latency
         if place == "crowded loop":
             crowded = self.step_latencies.get("crowded", 0.0)
-            calls = "product" in kind or kind == "convolution"
+            calls = kind in CALLED or "product" in kind
             return crowded + (self.step_latencies.get(kind, 0.0) if calls else 0.0)
-        called = "product", "transposed product", "convolution"
-        if place == "loop with product" and kind not in called:
+        if place == "loop with product" and kind not in CALLED:
             kind = "beside product"
         return self.step_latencies.get(
             kind, self.step_latencies.get("elementwise", self.kernel_latency)

@@ -8,7 +8,7 @@ Patterson's roofline, 2009, is this for one kernel.)
 
 import math
 
-from depth.device import Device
+from depth.device import CALLED, Device
 from depth.kernels import Choice, Kernel, Loop, Program
 
 CROWD = 8  # kernels in a trip; on a CPU, XLA runs more of them on its thread pool
@@ -131,8 +131,7 @@ class Seconds:
     def _share(self, kernel: Kernel, place: str) -> float:
         """How much of a launch a kernel is: in an unrolled loop, one fused with those beside it."""
         product = dict(kernel.operations).get("product", 0)
-        calls = "product", "transposed product", "convolution", "own"
-        alone = kernel.kind in calls or product > FUSED_PRODUCT
+        alone = kernel.kind in (*CALLED, "own") or product > FUSED_PRODUCT
         return 1 if alone or place != UNROLLED else 1 / FUSED_STEPS
 
     def _latency(self, kernel: Kernel, place: str, in_graph: bool) -> float:

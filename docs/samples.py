@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.plots import save, sheet, styled
+from experiments.diffusion.figure import draw_digits
 from tests.pages import blocks
 
 PAGE = Path(__file__).parent / "tutorials" / "conditional.md"
-PIXELS, GAP = 8, 2  # of a digit, and between two
 COUNTS = (1, 2, 4, 8)
 METHODS = {"dense Newton": "dense", "Picard": "identity"}
 Rows = Mapping[str, Any]  # images ``[n, 64]`` by what they are
@@ -44,13 +44,7 @@ def drawn(title: str, panels: Mapping[str, Rows]) -> Any:
     height = 0.65 + 0.26 * max(map(len, panels.values()))
     drawing, axes = sheet(title, len(panels), height=height)
     for panel, (name, rows) in zip(axes, panels.items(), strict=True):
-        panel.imshow(np.concatenate([strip(row) for row in rows.values()]), cmap="gray_r")
-        middles = [(PIXELS + GAP) * k + PIXELS / 2 - 0.5 for k in range(len(rows))]
-        panel.set_yticks(middles, list(rows))
-        panel.set_xticks([])
-        panel.tick_params(length=0)
-        panel.grid(visible=False)
-        panel.spines[:].set_visible(False)
+        draw_digits(panel, rows)
         panel.set_title(name)
     return drawing
 
@@ -58,13 +52,6 @@ def drawn(title: str, panels: Mapping[str, Rows]) -> Any:
 def after(count: int) -> str:
     """The name of a row."""
     return "1 iteration" if count == 1 else f"{count} iterations"
-
-
-def strip(images: Any) -> np.ndarray:
-    """Images beside each other, with room around them."""
-    squares = np.clip(np.asarray(images), -1, 1).reshape(-1, PIXELS, PIXELS)
-    room = ((0, 0), (0, GAP), (0, GAP))
-    return np.concatenate(np.pad(squares, room, constant_values=-1), axis=1)
 
 
 if __name__ == "__main__":

@@ -89,13 +89,7 @@ def _samples(gallery: Mapping[str, np.ndarray], rows: Mapping[str, Row]) -> Any:
     title = f"Samples of {rows['lax.scan']['L']} steps, if stopped after some iterations"
     drawing, panels = sheet(title, len(shown), height=0.65 + 0.25 * max(map(len, shown.values())))
     for axes, (method, strips) in zip(panels, shown.items(), strict=True):
-        axes.imshow(np.concatenate([_strip(each) for each in strips.values()]), cmap="gray_r")
-        middles = [(PIXELS + GAP) * k + PIXELS / 2 - 0.5 for k in range(len(strips))]
-        axes.set_yticks(middles, list(strips))
-        axes.set_xticks([])
-        axes.tick_params(length=0)
-        axes.grid(visible=False)
-        axes.spines[:].set_visible(False)
+        draw_digits(axes, strips)
         axes.set_title(METHODS[method])
         axes.set_anchor("N")
     panels[0].set_ylabel("iterations")
@@ -107,11 +101,22 @@ def _after(row: Row) -> str:
     return f"{count}, converged" if row["ended"] == "converged" else f"{count}"
 
 
-def _strip(images: np.ndarray) -> np.ndarray:
+def draw_digits(axes: Any, rows: Mapping[str, Any]) -> None:
+    """Rows of images ``[n, 64]``, each beside its name."""
+    axes.imshow(np.concatenate([_strip(row) for row in rows.values()]), cmap="gray_r")
+    middles = [(PIXELS + GAP) * k + PIXELS / 2 - 0.5 for k in range(len(rows))]
+    axes.set_yticks(middles, list(rows))
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+
+
+def _strip(images: Any) -> np.ndarray:
     """Images beside each other, with room around them."""
     squares = [
         np.pad(image.reshape(PIXELS, PIXELS), ((0, GAP), (0, GAP)), constant_values=-1)
-        for image in images
+        for image in np.asarray(images)
     ]
     return np.clip(np.concatenate(squares, axis=1), -1, 1)
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -19,12 +19,10 @@ from safetensors.numpy import load_file, save_file
 from deeppcr.diffusion import Schedule, guided, load_model, load_unet, sample
 from deeppcr.diffusion.models.dit.config import DiTConfig
 from deeppcr.diffusion.models.dit.model import DiT
+from tests.diffusion.networks import quick
 
 GOLDEN = Path(__file__).parent / "golden_dit"
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
-quick = partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)  # to compile, not to run
 
 
 @cache

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import json
-from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -26,11 +25,9 @@ from deeppcr.diffusion.load import Stored
 from deeppcr.diffusion.models.dit.config import DiTConfig
 from deeppcr.diffusion.models.feed_forward import ACTIVATIONS
 from deeppcr.diffusion.sampler import step_noise
+from tests.diffusion.networks import quick, with_random_vectors
 
 CLOSE = 1e-5
-quick = partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)  # to compile, not to run
 BATCH, CLASSES = 3, 1000
 SMALL = {
     "num_attention_heads": 2,
@@ -56,11 +53,7 @@ def theirs(options, dtype=torch.float32):
     """A network of diffusers with random weights, also of norms and biases."""
     torch.manual_seed(0)
     model = diffusers.DiTTransformer2DModel(**(SMALL | options)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 1:
-                weight += 0.2 * torch.randn(weight.shape)
-    return model.to(dtype)
+    return with_random_vectors(model).to(dtype)
 
 
 def images(model, side=None):

@@ -1,6 +1,5 @@
 """End to end: the images of diffusers' pipelines, from their folder and the same noise."""
 
-from functools import partial
 from unittest import mock
 
 import jax
@@ -20,15 +19,13 @@ from diffusers.schedulers import scheduling_ddpm
 
 from deeppcr.diffusion import Schedule, load_unet, sample
 from deeppcr.diffusion.sampler import step_noise
+from tests.diffusion.networks import quick
 
 STEPS, SHAPE = 10, (2, 1, 4, 4)
 KEY = jax.random.key(0)
 NOISE = jax.random.normal(jax.random.key(1), SHAPE, jnp.float32)
 # What diffusers says of its own use of torch and numpy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-quick = partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)  # to compile, not to run
 
 
 def network():

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -14,12 +14,10 @@ pytest.importorskip("safetensors")
 
 from deeppcr.diffusion import load_model
 from deeppcr.diffusion.models import MODELS
+from tests.diffusion.networks import quick
 from tests.diffusion.published import NETWORKS
 
 GOLDEN = Path(__file__).parent / "golden_text_unet"
-quick = partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)  # to compile, not to run
 
 
 @cache

@@ -2,9 +2,7 @@
 
 import dataclasses
 import inspect
-from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,12 +19,10 @@ from deeppcr.diffusion import Schedule, guided, load_model, sample
 from deeppcr.diffusion.load import Stored
 from deeppcr.diffusion.models import MODELS
 from deeppcr.diffusion.models.text_unet.config import TextUNetConfig
+from tests.diffusion.networks import quick, with_random_vectors
 from tests.diffusion.published import NETWORKS
 
 CLOSE = 1e-5
-quick = partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)  # to compile, not to run
 BATCH, SIDE, TOKENS, WIDTH = 3, 8, 5, 12
 SMALL = {
     "sample_size": SIDE,
@@ -72,11 +68,7 @@ def theirs(options):
     """A network of diffusers with random weights, also of norms and biases."""
     torch.manual_seed(0)
     model = diffusers.UNet2DConditionModel(**(SMALL | options)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 1:
-                weight += 0.2 * torch.randn(weight.shape)
-    return model
+    return with_random_vectors(model)
 
 
 def given(model, seed=1):

@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -19,12 +19,10 @@ from safetensors.numpy import load_file, save_file
 
 from deeppcr.diffusion import load_unet
 from deeppcr.diffusion.models.layers import GroupNorm
+from tests.diffusion.networks import quick
 
 GOLDEN = Path(__file__).parent / "golden_unet"
 NAMES = ("plain", "fourier", "half")
-quick = partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)  # to compile, not to run
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 

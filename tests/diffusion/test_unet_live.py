@@ -3,9 +3,7 @@
 import dataclasses
 import inspect
 import json
-from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,11 +19,9 @@ from safetensors.torch import load_file, save_file
 
 from deeppcr.diffusion import load_unet
 from deeppcr.diffusion.models.unet.config import UNetConfig
+from tests.diffusion.networks import quick, with_random_vectors
 
 CLOSE = 1e-5
-quick = partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)  # to compile, not to run
 BATCH, SIDE = 3, 8
 SMALL = {
     "sample_size": SIDE,
@@ -97,11 +93,7 @@ def theirs(options, dtype=torch.float32):
     """A network of diffusers with random weights, also of norms and biases."""
     torch.manual_seed(0)
     model = diffusers.UNet2DModel(**(SMALL | options)).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim == 1 and name != "time_proj.weight":
-                weight += 0.2 * torch.randn(weight.shape)
-    return model.to(dtype)
+    return with_random_vectors(model, but=("time_proj.weight",)).to(dtype)
 
 
 def images(model, batch=BATCH):

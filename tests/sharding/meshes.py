@@ -6,6 +6,7 @@ Every program is waited for: messages of several programs on simulated devices c
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -63,3 +64,17 @@ def states(chain, z0):
         return z, z
 
     return jax.lax.scan(body, z0, chain.inputs, chain.length)
+
+
+def gradients(scan, z0, xs, weight):
+    """A loss of a recurrence and its outputs, and its gradients by all that goes in."""
+
+    def loss(z0, xs, weight):
+        def step(z, x):
+            z = jnp.tanh(z @ weight + jnp.broadcast_to(x, z.shape))
+            return z, z.sum(-1)
+
+        last, ys = scan(step, z0, xs)
+        return jnp.sin(last).sum() + (ys**2).sum(), ys
+
+    return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(z0, xs, weight)

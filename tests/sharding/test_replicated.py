@@ -12,7 +12,7 @@ import deeppcr
 from deeppcr import Chain, Newton, Scalar
 from deeppcr.diffusion import Schedule, sample
 from tests.problems import assert_agree, normal
-from tests.sharding.meshes import SIMULATED, P, mesh, placed, put, run, states
+from tests.sharding.meshes import SIMULATED, P, gradients, mesh, placed, put, run, states
 from tests.sharding.test_resources import messages
 
 L, W = 20, 3
@@ -53,17 +53,6 @@ def test_a_batch_over_another_axis_and_derivatives(kind):
     along = over(kind, devices=4, data=2)
     batch = put(normal(3, 2, W), "data", on=along.mesh)
     xs, weight = (put(x, on=along.mesh) for x in (XS, WEIGHT))
-
-    def gradients(scan, z0, xs, weight):
-        def loss(z0, xs, weight):
-            def step(z, x):
-                z = jnp.tanh(z @ weight + jnp.broadcast_to(x, z.shape))
-                return z, z.sum(-1)
-
-            last, ys = scan(step, z0, xs)
-            return jnp.sin(last).sum() + (ys**2).sum(), ys
-
-        return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(z0, xs, weight)
 
     newton = Newton(window=6, sharding=along)
     together = partial(deeppcr.scan, method=newton, batch_ndim=1)

@@ -11,7 +11,7 @@ import pytest
 import deeppcr
 from deeppcr import Anderson, Chain, Coarse, Newton, Result, Scalar, Sharded, TrustRegion
 from tests.problems import assert_agree, normal
-from tests.sharding.meshes import mesh, placed, run, states
+from tests.sharding.meshes import gradients, mesh, placed, run, states
 from tests.sharding.test_resources import messages
 
 DEVICES = 4
@@ -81,17 +81,6 @@ def test_a_length_that_devices_cannot_share():
 def test_values_and_gradients_of_a_batch():
     """By initial states, inputs, and what the step captures; every window has examples."""
     batch = normal(3, 2, 3)
-
-    def gradients(scan, z0, xs, weight):
-        def loss(z0, xs, weight):
-            def step(z, x):
-                z = jnp.tanh(z @ weight + jnp.broadcast_to(x, z.shape))
-                return z, z.sum(-1)
-
-            last, ys = scan(step, z0, xs)
-            return jnp.sin(last).sum() + (ys**2).sum(), ys
-
-        return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(z0, xs, weight)
 
     newton = Newton(linear=Sharded(mesh(chain=DEVICES), "chain"), window=2)
     expected = run(partial(gradients, jax.lax.scan), batch, XS, WEIGHT)
