@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import experiments
-from experiments.bench.progress import INTERRUPTED, PROGRESS
+from experiments.bench.progress import INTERRUPTED, PROGRESS, interrupts
 
 USAGE = """usage: python -m experiments NAME [--quick] [options]
 
@@ -72,7 +72,9 @@ def main(argv: list[str]) -> None:
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # read when jax is imported
     try:
         with PROGRESS.shown():
-            importlib.import_module(names[name]).main(options)
+            with interrupts():
+                module = importlib.import_module(names[name])
+            module.main(options)
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C")
         sys.exit(INTERRUPTED)

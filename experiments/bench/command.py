@@ -9,7 +9,7 @@ import jax
 
 import depth
 from experiments.bench.plots import Figures, can_draw, save
-from experiments.bench.progress import INTERRUPTED, PROGRESS
+from experiments.bench.progress import INTERRUPTED, PROGRESS, interrupts
 from experiments.bench.results import Record, path_of
 from experiments.bench.table import Columns, Row, layout, legend, wrapped
 from experiments.bench.timing import Effort
@@ -120,19 +120,20 @@ def run(
         PROGRESS.print(f"{options.name}, quick version: few and small cases.\n")
     PROGRESS.reset("preparing", len(cases), seconds=options.seconds)
     try:
-        for number, case in enumerate(cases):
-            if options.seconds is not None and time.monotonic() - start > options.seconds:
-                ending = f"Stopped after {options.seconds:g} s, as --seconds says"
-                break
-            PROGRESS.case(number)
-            rows: list[Row] = []
-            try:
-                for row in case():
-                    rows.append(row)
-                    kept.add(row)
-            finally:
-                show([row for row in rows if row.get("part", "") not in together])
-            jax.clear_caches()  # compiled programs of cases that are done would fill the memory
+        with interrupts():
+            for number, case in enumerate(cases):
+                if options.seconds is not None and time.monotonic() - start > options.seconds:
+                    ending = f"Stopped after {options.seconds:g} s, as --seconds says"
+                    break
+                PROGRESS.case(number)
+                rows: list[Row] = []
+                try:
+                    for row in case():
+                        rows.append(row)
+                        kept.add(row)
+                finally:
+                    show([row for row in rows if row.get("part", "") not in together])
+                jax.clear_caches()  # compiled programs of cases that are done would fill the memory
         kept.write(complete=not ending)
     except KeyboardInterrupt:
         ending, code = "Stopped by Ctrl-C", INTERRUPTED

@@ -7,6 +7,7 @@ The first line comes after three seconds. Only `Progress.print` writes to stdout
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any, TextIO
 PATIENCE = 3.0  # seconds before the first line
 TERMINAL, LOG = 0.5, 30.0  # seconds between lines
 ERASE = "\r\x1b[K"
+AGAIN = 2.0  # seconds from a Ctrl-C to its repetition; processes that a case has started end sooner
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell
 
 
@@ -26,9 +28,6 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self.interrupted = (
-            False  # Python swallows a KeyboardInterrupt raised in a callback, such as jax's for gc
-        )
         self._lock = threading.RLock()
         self._stream: TextIO | None = None  # while it is shown
         self._is_written = False  # whether the terminal's last line is ours
@@ -56,14 +55,7 @@ class Progress:
         self.say(doing)
 
     def say(self, doing: str, done: float | None = None) -> None:
-        """What happens now, and which fraction of the case is done, if that has changed.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed where Python could not raise it.
-        """
-        if self.interrupted:
-            self.interrupted = False
-            raise KeyboardInterrupt
+        """What happens now, and which fraction of the case is done, if that has changed."""
         self._doing = doing
         if done is not None:
             self._done = done
@@ -92,16 +84,9 @@ class Progress:
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Show it on stderr while the block runs."""
-        stream, ended, hook = sys.stderr, threading.Event(), sys.unraisablehook
-
-        def remember(unraisable: Any) -> None:
-            if issubclass(unraisable.exc_type, KeyboardInterrupt):
-                self.interrupted = True
-            else:
-                hook(unraisable)
-
+        ended = threading.Event()
         thread = threading.Thread(target=self._repeat, args=(ended,), daemon=True)
-        self._stream, sys.unraisablehook = stream, remember
+        self._stream = sys.stderr
         thread.start()
         try:
             yield
@@ -109,7 +94,7 @@ class Progress:
             ended.set()
             thread.join()
             self._erase()
-            self._stream, sys.unraisablehook = None, hook
+            self._stream = None
 
     def _repeat(self, ended: threading.Event) -> None:
         pause = PATIENCE
@@ -151,6 +136,37 @@ class Progress:
             return left
         limit = max(self._seconds - elapsed, 0.0)
         return limit if left is None else min(left, limit)
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[None]:
+    """Raise a KeyboardInterrupt again until the block ends.
+
+    Python swallows it in callbacks and destructors, and so do modules written in C++ while they are
+    imported. jax does both: one Ctrl-C in ten is lost while it compiles its first program (0.10).
+    """
+    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    again: list[threading.Timer] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        main = threading.main_thread().ident
+        again.append(threading.Timer(AGAIN, signal.pthread_kill, (main, signal.SIGINT)))
+        again[-1].start()
+        raise KeyboardInterrupt
+
+    def silent(unraisable: Any) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            hook(unraisable)
+
+    signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = silent
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = hook
+        for timer in again:
+            timer.cancel()
 
 
 def clock(seconds: float) -> str:

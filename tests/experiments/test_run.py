@@ -169,21 +169,24 @@ runpy.run_module("experiments", run_name="__main__")
 
 def test_ctrl_c_on_a_real_run(tmp_path: Path) -> None:
     """SIGINT to a process, once it has written its first rows."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", ENDLESS, "calls", "--out", str(tmp_path)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    end, found = time.monotonic() + 120, []
-    while not found:
-        assert time.monotonic() < end
-        assert process.poll() is None, process.communicate()
-        found = [path for path in tmp_path.glob("*/calls.jsonl") if results.read(path)[1]]
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    ) as process:
+        try:
+            end, found = time.monotonic() + 120, []
+            while not found:
+                assert time.monotonic() < end
+                assert process.poll() is None, process.communicate()
+                found = [path for path in tmp_path.glob("*/calls.jsonl") if results.read(path)[1]]
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "Traceback" not in err
     (environment,), rows = results.read(found[0])
@@ -195,19 +198,19 @@ def test_ctrl_c_on_a_real_run(tmp_path: Path) -> None:
     assert re.fullmatch(last, out.splitlines()[-1])
 
 
-def test_a_swallowed_ctrl_c_is_raised_again() -> None:
+def test_a_swallowed_ctrl_c_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python swallows exceptions in callbacks and destructors."""
 
     class Callback:
         def __del__(self) -> None:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
-    shown = Progress()
-    with shown.shown():
+    monkeypatch.setattr(progress, "AGAIN", 0.1)
+    with progress.interrupts():
         Callback()
         with pytest.raises(KeyboardInterrupt):
-            shown.say("compiling")
-        shown.say("compiling")
+            time.sleep(60)
+    time.sleep(0.2)  # not once more
 
 
 # -- progress

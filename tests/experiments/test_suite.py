@@ -138,20 +138,23 @@ class Fake(suite.Entry):
 suite.ENTRIES = (Fake("short", program="pass"), Fake("endless", program={endless!r}))
 suite.main(["--logs", {str(tmp_path / "logs")!r}, "--out", {str(tmp_path)!r}])
 """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    end = time.monotonic() + 60
-    while not marker.exists():
-        assert time.monotonic() < end
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    ) as process:
+        try:
+            end = time.monotonic() + 60
+            while not marker.exists():
+                assert time.monotonic() < end
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "Traceback" not in err
     assert "short: done" in out
