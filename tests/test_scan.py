@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from tests.problems import PROBLEMS, Problem, assert_agree, backpropagate, normal, oracle, pairs
+from tests.problems import PROBLEMS, Problem, assert_agree, backpropagate, normal, oracle
 
 METHODS = {
     "newton": "newton",
@@ -31,9 +31,29 @@ ADJOINTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("problem", "method", "adjoint"), pairs(list(PROBLEMS), list(METHODS), list(ADJOINTS))
-)
+CASES = [  # every problem once, with every method and adjoint
+    ("mlp", "newton", "step by step"),
+    ("relu mlp", "pcr", "pcr"),
+    ("mlp of a grid", "newton by cyclic reduction", "cyclic reduction"),
+    ("gru", "newton by prefix scan", "prefix scan"),
+    ("gru backwards", "newton by chunks", "chunks"),
+    ("lstm", "sequential", "recurrence"),
+    ("resnet", "unrolled", "auto"),
+    ("ode", "newton", "autodiff"),
+    ("odd", "pcr", "step by step"),
+    ("batch norm", "sequential", "recurrence"),
+    ("custom vjp", "newton", "recurrence"),
+    ("custom jvp", "sequential", "prefix scan"),
+    ("scalar", "sequential", "chunks"),
+]
+
+
+def test_every_problem_method_and_adjoint_is_tried():
+    for tried, there in zip(zip(*CASES, strict=True), (PROBLEMS, METHODS, ADJOINTS), strict=True):
+        assert set(tried) == set(there)
+
+
+@pytest.mark.parametrize(("problem", "method", "adjoint"), CASES)
 def test_agrees_with_lax_scan(problem, method, adjoint):
     problem = PROBLEMS[problem]
     scan = partial(
@@ -50,13 +70,9 @@ def test_agrees_with_lax_scan(problem, method, adjoint):
 SCANS = {
     "step by step": partial(deeppcr.scan, method="sequential", adjoint="backprop"),
     "blocks": partial(deeppcr.scan, method="sequential", adjoint=deeppcr.Recurrence()),
+    "newton": partial(deeppcr.scan, method="newton", adjoint="backprop"),
     "newton, pcr": partial(deeppcr.scan, method="newton", adjoint="pcr"),
 }
-scans = pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS.keys())
-# Without derivatives "blocks" is "step by step" again.
-forwards = pytest.mark.parametrize(
-    "scan", [SCANS["step by step"], SCANS["newton, pcr"]], ids=["step by step", "newton, pcr"]
-)
 LENGTH = 5  # odd: no solver can halve it evenly
 WEIGHT, INIT, XS = normal(0, 3, 3, scale=0.5), normal(1, 3), normal(2, LENGTH, 3)
 CORNERS = {
@@ -98,7 +114,6 @@ CORNERS = {
         {"a": INIT, "b": INIT},
         XS,
     ),
-    "a scalar": (lambda w, z, x: (jnp.tanh(w[0, 0] * z + x), z), INIT[0], XS[:, 0]),
     "nothing carried": (lambda w, z, x: (None, w @ x), None, XS),
     "a carry without entries": (lambda w, z, x: (z, w @ x), jnp.zeros((0,)), XS),
     "a carry partly without entries": (
@@ -122,13 +137,25 @@ CORNERS = {
         XS,
     ),
 }
-OTHERS = {
-    "the carry stays": "step by step",
-    "the carry is constant": "blocks",
-    "nothing carried": "step by step",
-    "a carry without entries": "blocks",
-    "a carry partly without entries": "step by step",
-}
+# Newton's method where a linear system is peculiar, else the adjoint alone; both look at the carry.
+WITH = [
+    ("ys of all sorts", "blocks"),
+    ("the carry stays", "newton, pcr"),
+    ("the carry forgets", "newton, pcr"),
+    ("the carry is constant", "newton, pcr"),
+    ("the carry is constant", "blocks"),
+    ("the same leaf twice", "newton, pcr"),
+    ("leaves are exchanged, no ys", "blocks"),
+    ("leaves that never meet", "newton, pcr"),
+    ("nothing carried", "newton, pcr"),
+    ("nothing carried", "step by step"),
+    ("a carry without entries", "newton, pcr"),
+    ("a carry without entries", "blocks"),
+    ("a carry partly without entries", "newton, pcr"),
+    ("a carry partly without entries", "step by step"),
+    ("a matrix, and None among the inputs", "blocks"),
+    ("control flow", "newton"),
+]
 
 
 @cache
@@ -137,9 +164,7 @@ def corner(name, reverse):
     return Problem(step, WEIGHT, init, xs, reverse=reverse)
 
 
-@pytest.mark.parametrize(
-    ("name", "scan"), [*((name, "newton, pcr") for name in CORNERS), *OTHERS.items()]
-)
+@pytest.mark.parametrize(("name", "scan"), WITH)
 def test_corners(name, scan):
     problem = corner(name, list(CORNERS).index(name) % 2 == 1)
     assert_agree(backpropagate(problem, SCANS[scan]), oracle(problem))
@@ -158,15 +183,21 @@ def test_short_chains(scan, length, reverse):
     assert_agree(backpropagate(problem, SCANS[scan]), oracle(problem))
 
 
-@scans
-def test_a_chain_without_steps(scan):
+def test_a_chain_without_steps():
     def f(z, x):
         return z * 2, {"z": z, "number": 3}
 
-    for xs, length in ((XS[:0], None), (None, 0), (np.zeros((0, 3)), 0)):
-        assert_agree(scan(f, INIT, xs, length), jax.lax.scan(f, INIT, xs, length))
-        gradient = jax.grad(lambda z, xs=xs, length=length: scan(f, z, xs, length)[0].sum())
-        assert_agree(gradient(INIT), jnp.ones(3))
+    def all_of(scan):
+        def run(z, xs, length):
+            last, ys = scan(f, z, xs, length)
+            return last.sum(), (last, ys)
+
+        empty = (XS[:0], None), (None, 0), (np.zeros((0, 3)), 0)
+        return [jax.grad(run, has_aux=True)(INIT, *arguments) for arguments in empty]
+
+    found = jax.jit(lambda: [all_of(scan) for scan in (*SCANS.values(), jax.lax.scan)])()
+    for each in found[:-1]:
+        assert_agree(each, found[-1])
 
 
 @pytest.mark.parametrize(("scan", "size"), [("step by step", 0), ("blocks", 1), ("newton, pcr", 0)])
@@ -179,49 +210,47 @@ def test_batch_of_one_and_a_batch_axis_without_entries(scan, size):
     assert_agree(backpropagate(problem, partial(SCANS[scan], batch_ndim=1)), oracle(problem))
 
 
-@pytest.mark.parametrize(("scan", "batch_ndim"), [("blocks", 0), ("newton, pcr", 1)])
-def test_any_part_of_a_batch_may_be_declared(scan, batch_ndim):
+def test_any_part_of_a_batch_may_be_declared():
     problem = PROBLEMS["mlp of a grid"]  # two batch axes
-    scan = partial(SCANS[scan], batch_ndim=batch_ndim)
+    scan = partial(SCANS["newton, pcr"], batch_ndim=1)
     assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
-@pytest.mark.parametrize(
-    ("scan", "scale"), [("step by step", 0.5), ("blocks", np.float64(0.5)), ("newton, pcr", 0.5)]
-)
-def test_a_captured_python_number(scan, scale):
+def test_a_captured_python_number():
     """Under `jax.grad` it is a number still, and to be differentiated."""
 
-    def gradient(scan):
+    def gradient(scan, scale):
         def value(scale):
             return scan(lambda z, x: (jnp.tanh(scale * z + x), scale * z), INIT, XS)[1].sum()
 
         return jax.grad(value)(scale)
 
-    found, expected = (jax.jit(partial(gradient, each))() for each in (SCANS[scan], jax.lax.scan))
-    assert_agree(found, expected)
+    cases = [("step by step", 0.5), ("blocks", np.float64(0.5)), ("newton, pcr", 0.5)]
+
+    @jax.jit
+    def both():
+        expected = gradient(jax.lax.scan, 0.5), gradient(jax.lax.scan, np.float64(0.5))
+        return [gradient(SCANS[scan], scale) for scan, scale in cases], expected
+
+    found, (of_python, of_numpy) = both()
+    assert_agree(found, [of_python, of_numpy, of_python])
 
 
-@forwards
-def test_numpy_arrays_and_lists_of_them(scan):
+@pytest.mark.parametrize("scan", ["step by step", "newton, pcr"])
+def test_numpy_arrays_and_lists_of_them_and_lengths(scan):
     weight, init, xs = map(np.asarray, (WEIGHT, INIT, XS))
 
     def f(z, x):
         return ([jnp.tanh(weight @ z[0] + x["a"])], z[0])
 
-    assert_agree(scan(f, [init], {"a": xs}), jax.lax.scan(f, [init], {"a": xs}))
+    def linear(z, _):
+        return (WEIGHT @ z, z)
 
+    def run(scan):
+        beside_xs = scan(f, [init], {"a": xs}, np.int64(LENGTH))
+        return beside_xs, scan(linear, INIT, length=np.int32(3))
 
-@forwards
-def test_length_beside_xs_and_numpy_integers(scan):
-    def f(z, x):
-        return (jnp.tanh(WEIGHT @ z + x), z)
-
-    assert_agree(scan(f, INIT, XS, np.int64(LENGTH)), jax.lax.scan(f, INIT, XS, LENGTH))
-    assert_agree(
-        scan(lambda z, _: (WEIGHT @ z, z), INIT, length=np.int32(3)),
-        jax.lax.scan(lambda z, _: (WEIGHT @ z, z), INIT, length=3),
-    )
+    assert_agree(*jax.jit(lambda: (run(SCANS[scan]), run(jax.lax.scan)))())
 
 
 def test_an_integer_carry_goes_with_autodiff():
@@ -241,11 +270,8 @@ def test_a_long_chain():
         normal(4, 3001, 2, 2),
         batch_ndim=1,
     )
-    for scan in (
-        partial(deeppcr.scan, adjoint="auto", batch_ndim=1),
-        partial(deeppcr.scan, method="newton", adjoint="pcr", batch_ndim=1),
-    ):
-        assert_agree(backpropagate(problem, scan), oracle(problem))
+    scan = partial(deeppcr.scan, method="newton", adjoint="pcr", batch_ndim=1)
+    assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
 # How much there is to compile
@@ -267,56 +293,32 @@ def program(x):
 
 
 def size_of_gradient(length, **options):
-    problem = PROBLEMS["gru"]
+    """Of the program, and how often the step was traced for it."""
+    problem, traces = PROBLEMS["gru"], []
 
     def value(params, init, xs):
-        last, ys = deeppcr.scan(partial(problem.step, params), init, xs, **options)
+        def step(z, x):
+            traces.append(1)
+            return problem.step(params, z, x)
+
+        last, ys = deeppcr.scan(step, init, xs, **options)
         return last.sum() + ys.sum()
 
     gradient = jax.value_and_grad(value, argnums=(0, 1, 2))
-    return equations(jax.make_jaxpr(gradient)(problem.params, problem.init, normal(4, length, 2)))
+    jaxpr = jax.make_jaxpr(gradient)(problem.params, problem.init, normal(4, length, 2))
+    return equations(jaxpr), len(traces)
 
 
-@pytest.mark.parametrize(
-    ("method", "adjoint"),
-    [
-        ("sequential", "auto"),
-        (deeppcr.Newton(linear=deeppcr.Recurrence()), "sequential"),
-    ],
-)
-def test_the_program_does_not_grow_with_the_length(method, adjoint):
-    sizes = [size_of_gradient(length, method=method, adjoint=adjoint) for length in (8, 64)]
-    assert sizes[0] == sizes[1] > 20
+def test_the_program_and_the_traces_of_the_step_do_not_grow_with_the_length():
+    newton = deeppcr.Newton(linear=deeppcr.Recurrence())
+    (short, traces), (long, as_many) = (
+        size_of_gradient(length, method=newton, adjoint="sequential") for length in (8, 64)
+    )
+    assert short == long > 20
+    assert traces == as_many <= 2
 
 
-@pytest.mark.parametrize("solver", ["pcr", "cyclic_reduction"])
-def test_the_program_of_a_parallel_solver_grows_with_the_logarithm(solver):
-    sizes = [
-        size_of_gradient(length, method=deeppcr.Newton(linear=solver), adjoint=solver)
-        for length in (8, 16, 32)
-    ]
+def test_the_program_of_parallel_solvers_grows_with_the_logarithm():
+    options = {"method": deeppcr.Newton(linear="pcr"), "adjoint": "cyclic_reduction"}
+    sizes = [size_of_gradient(length, **options)[0] for length in (8, 16, 32)]
     assert sizes[2] - sizes[1] <= 1.2 * (sizes[1] - sizes[0]) + 10
-
-
-def test_the_step_is_traced_a_fixed_number_of_times():
-    traces = 0
-
-    def f(z, x):
-        nonlocal traces
-        traces += 1
-        return jnp.tanh(WEIGHT @ z + x), z
-
-    counts = []
-    for length in (8, 64):
-        traces = 0
-        gradient = jax.grad(lambda z, xs: deeppcr.scan(f, z, xs, method="newton")[0].sum())
-        jax.make_jaxpr(gradient)(INIT, normal(3, length, 3))
-        counts.append(traces)
-    assert counts[0] == counts[1] <= 2
-
-
-def test_picard_by_name():
-    def f(z, x):
-        return jnp.tanh(WEIGHT @ z + x), z
-
-    assert_agree(deeppcr.scan(f, INIT, XS, method="picard"), jax.lax.scan(f, INIT, XS), 1e-10)
