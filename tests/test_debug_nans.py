@@ -13,13 +13,11 @@ WEIGHT = normal(0, 3, 3, scale=0.5)
 CHAIN = Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), normal(1, L, 3))
 Z0 = normal(2, 3)
 METHODS = {
-    "recorded": Newton(record=True),
-    "in a window": Newton(window=4, record=True),
     "damped, in a window": Newton(damping=TrustRegion(), window=4, record=True),
-    "kept": Newton(jacobian_every=3),
-    "identity, accelerated": Newton(linearize="identity", acceleration=Anderson(), record=True),
-    "zero, accelerated, in a window": Newton(linearize="zero", acceleration=Anderson(), window=4),
-    "coarse": Newton(initial_guess=Coarse(every=3)),
+    "kept, from coarse steps": Newton(jacobian_every=3, initial_guess=Coarse(every=3), record=True),
+    "identity, accelerated, in a window": Newton(
+        linearize="identity", acceleration=Anderson(), window=4, record=True
+    ),
     "not within its budget": Newton(max_iterations=2, record=True),
 }
 
@@ -58,10 +56,14 @@ def test_states_and_updates_that_are_zero(chain, methods):
 
 
 @pytest.mark.parametrize(
-    ("adjoint", "compiled"), [("pcr", True), (deeppcr.Adjoint(linearize="diagonal"), False)]
+    ("method", "adjoint", "compiled"),
+    [
+        (METHODS["not within its budget"], "pcr", True),
+        ("sequential", deeppcr.Adjoint(linearize="diagonal"), False),
+    ],
+    ids=["after a fallback", "diagonal"],
 )
-def test_adjoints(adjoint, compiled):
-    method = METHODS["not within its budget"]
+def test_adjoints(method, adjoint, compiled):
     gradient = jax.grad(
         lambda z: deeppcr.solve(CHAIN, z, method=method, adjoint=adjoint).value.sum()
     )

@@ -45,9 +45,9 @@ MADE = {
     "plan": lambda: deeppcr.plan(Chain(step, XS), jnp.zeros(3)),
     "plan for another device": lambda: deeppcr.plan(Chain(step, XS), jnp.zeros(3), device="H200"),
     "plan of layers": lambda: deeppcr.plan(LAYERS, jnp.ones(3)),
-    "candidate": lambda: deeppcr.plan(Chain(step, XS), jnp.zeros(3)).main.gradient[-1],
+    "candidate": lambda: make("plan").main.gradient[-1],
     "solution": lambda: deeppcr.solve(Chain(step, XS), jnp.zeros(3), method=Newton(record=True)),
-    "stats": lambda: deeppcr.solve(Chain(step, XS), jnp.zeros(3), method=Newton(record=True)).stats,
+    "stats": lambda: make("solution").stats,
     "layers found": lambda: deeppcr.layers.describe(LAYERS, jnp.ones(3)),
     "packing": lambda: deeppcr.Packing.of({"w": XS}),
     "packed": lambda: deeppcr.Packing.of({"w": XS}).pack({"w": XS}),
@@ -71,7 +71,7 @@ def test_what_is_data_can_be_pickled_and_copied(name, how):
 
 
 def test_a_plan_that_was_pickled_says_all_that_it_said():
-    plan = deeppcr.plan(Chain(step, XS), jnp.zeros(3), device="H200")
+    plan = make("plan for another device")
     again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(plan))))
     assert again.to_json() == plan.to_json()
     assert (again.method, again.adjoint) == (plan.method, plan.adjoint)

@@ -37,7 +37,6 @@ def of_its_own(_, z, x):
 STEPS = [reading, writing, in_a_call, of_its_own]
 PLAIN = [
     {},
-    {"method": "sequential"},
     {"adjoint": "backprop"},
     {"method": "sequential", "adjoint": "autodiff"},
 ]

@@ -99,8 +99,6 @@ OTHERS = {
     "a result does not depend on the cotangent": constant,
 }
 PCR = {"adjoint": "pcr"}
-BACKPROPAGATION = {"adjoint": "backprop"}
-DIAGONAL = {"method": "newton", "adjoint": deeppcr.Adjoint("diagonal", "sequential")}
 
 
 def chain_of(function):
@@ -143,17 +141,13 @@ def gradients_of_gradients(scan, function):
     ("transformation", "function", "options"),
     [
         (gradient, every_rule, PCR),
-        (gradient, loops, BACKPROPAGATION),
-        (gradients_of_examples, LINEAR["integers"], DIAGONAL),
         (gradients_of_examples, loops, PCR),
-        (gradients_of_gradients, LINEAR["not the derivative"], PCR),
-        (gradients_of_gradients, LINEAR["a rule that calls itself"], BACKPROPAGATION),
+        (gradients_of_gradients, LINEAR["a rule that calls itself"], PCR),
     ],
 )
 def test_derivatives(transformation, function, options):
     scans = partial(deeppcr.scan, **options), jax.lax.scan
-    actual, wanted = (jax.jit(partial(transformation, scan, function))() for scan in scans)
-    assert_agree(actual, wanted)
+    assert_agree(*jax.jit(lambda: [transformation(scan, function) for scan in scans])())
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -194,16 +188,10 @@ def test_a_rule_that_the_user_knows_to_be_linear():
     adjoint = deeppcr.Adjoint(linear="pcr", linear_vjp=True)
     assert isinstance(resolve_adjoint(adjoint, None, chain), JacobianAdjoint)
     scan = partial(deeppcr.scan, adjoint=adjoint)
-    actual, wanted = (
-        jax.jit(jax.grad(partial(loss, s, function), argnums=(0, 1, 2)))(WEIGHT, Z0, XS)
-        for s in (scan, jax.lax.scan)
-    )
-    assert_agree(actual, wanted)
+    scans = scan, jax.lax.scan
+    assert_agree(*jax.jit(lambda: [gradient(each, function) for each in scans])())
     # Forwards, which jax refuses: here the rule is the derivative.
     with jax.numpy_dtype_promotion("standard"):
         same = partial(loss, jax.lax.scan, lambda w, z, x: jnp.tanh(w @ z + x))
-        arguments = WEIGHT, Z0, XS
-        assert_agree(
-            jax.jit(lambda *a: jax.jvp(partial(loss, scan, function), a, a))(*arguments),
-            jax.jit(lambda *a: jax.jvp(same, a, a))(*arguments),
-        )
+        ours, a = partial(loss, scan, function), (WEIGHT, Z0, XS)
+        assert_agree(*jax.jit(lambda *a: (jax.jvp(ours, a, a), jax.jvp(same, a, a)))(*a))

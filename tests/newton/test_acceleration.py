@@ -21,9 +21,15 @@ CALLS = 7
 def iterates(seed=0, calls=CALLS):
     """(trajectory, proposed) of every call: random, for a call does not ask where they are from."""
     return [
-        (normal(seed + 2 * k, L, BATCH, W), normal(seed + 2 * k + 1, L, BATCH, W))
+        tuple(np.asarray(normal(seed + 2 * k + i, L, BATCH, W)) for i in range(2))
         for k in range(calls)
     ]
+
+
+def changed(array, place, value):
+    array = array.copy()
+    array[place] = value
+    return array
 
 
 @cache
@@ -34,10 +40,10 @@ def compiled(function):
 def run(accelerate, pairs, state=None):
     """What each call returns, and the last history."""
     call, outputs = compiled(accelerate), []
-    state = accelerate.begin(pairs[0][0]) if state is None else state
+    state = accelerate.begin(jnp.asarray(pairs[0][0])) if state is None else state
     for trajectory, proposed in pairs:
         accelerated, state = call(state, trajectory, proposed)
-        outputs.append(accelerated)
+        outputs.append(np.asarray(accelerated))
     return outputs, state
 
 
@@ -70,7 +76,7 @@ def reference(accelerate, pairs):
 @pytest.mark.parametrize("calls", [2, 3, CALLS])
 def test_least_squares_over_the_steps_so_far(history, calls):
     accelerate, pairs = Anderson(history), iterates(calls=calls)
-    assert_agree(run(accelerate, pairs)[0][-1], jnp.asarray(reference(accelerate, pairs)))
+    assert_agree(run(accelerate, pairs)[0][-1], reference(accelerate, pairs))
 
 
 def test_the_first_call_has_nothing_to_go_by():
@@ -92,18 +98,19 @@ def test_an_iterate_that_comes_again_tells_nothing():
 def test_later_steps_do_not_disturb_earlier_ones(disturbance):
     pairs = iterates()
     trajectory, proposed = pairs[3]
-    disturbed = [*pairs[:3], (trajectory, proposed.at[5, 1].add(disturbance)), *pairs[4:]]
+    moved = changed(proposed, (5, 1), proposed[5, 1] + disturbance)
+    disturbed = [*pairs[:3], (trajectory, moved), *pairs[4:]]
     outputs, others = run(Anderson(), pairs)[0], run(Anderson(), disturbed)[0]
     assert_agree([z[:5] for z in others], [z[:5] for z in outputs], 0)
     assert_agree([z[:, 0] for z in others], [z[:, 0] for z in outputs], 0)  # nor the other example
     assert not np.array_equal(others[-1][5:, 1], outputs[-1][5:, 1])
     for accelerated in [*others[:3], *others[4:]]:
-        assert jnp.isfinite(accelerated).all()
+        assert np.isfinite(accelerated).all()
 
 
 def test_what_is_not_finite_is_forgotten():
     accelerate, pairs = Anderson(2), iterates()
-    spoilt = [(pairs[0][0], pairs[0][1].at[4].set(jnp.nan)), *pairs[1:]]
+    spoilt = [(pairs[0][0], changed(pairs[0][1], 4, np.nan)), *pairs[1:]]
     assert_agree(run(accelerate, spoilt)[0][-1], run(accelerate, pairs)[0][-1], 0)
 
 
@@ -111,7 +118,7 @@ def test_what_is_not_finite_is_forgotten():
 def test_what_has_converged_and_the_next_step_are_left_alone(converged):
     pairs = iterates()
     trajectory, proposed = pairs[-1]
-    trajectory = trajectory.at[:converged].set(proposed[:converged] * (1 + 4e-16))
+    trajectory = changed(trajectory, np.s_[:converged], proposed[:converged] * (1 + 4e-16))
     accelerated = run(Anderson(), [*pairs[:-1], (trajectory, proposed)])[0][-1]
     plain = (accelerated == proposed).all(axis=-1)
     np.testing.assert_array_equal(
@@ -123,7 +130,7 @@ def test_examples_converge_on_their_own():
     pairs = iterates()
     trajectory, proposed = pairs[-1]
     accelerated = run(
-        Anderson(), [*pairs[:-1], (trajectory.at[:6, 0].set(proposed[:6, 0]), proposed)]
+        Anderson(), [*pairs[:-1], (changed(trajectory, np.s_[:6, 0], proposed[:6, 0]), proposed)]
     )[0][-1]
     assert_agree(accelerated[:7, 0], proposed[:7, 0], 0)
     assert_agree(accelerated[:, 1], run(Anderson(), pairs)[0][-1][:, 1], 0)
@@ -131,33 +138,33 @@ def test_examples_converge_on_their_own():
 
 @pytest.mark.parametrize("size", [2.0**-30, 2.0**30], ids=["small", "large"])
 def test_states_of_any_size(size):
-    narrow = [(z.astype(jnp.float32), y.astype(jnp.float32)) for z, y in iterates()]
-    scaled = [(size * z, size * y) for z, y in narrow]
+    narrow = [(z.astype(np.float32), y.astype(np.float32)) for z, y in iterates()]
+    scaled = [(np.float32(size) * z, np.float32(size) * y) for z, y in narrow]
     outputs, others = run(Anderson(), narrow)[0], run(Anderson(), scaled)[0]
-    assert_agree([z / size for z in others], outputs, 1e-5)
+    assert_agree([z / np.float32(size) for z in others], outputs, 1e-5)
     assert not np.allclose(outputs[-1], narrow[-1][1])
 
 
 def test_parallel_differences_do_no_harm():
     """Every difference is the same: the Gram matrix has rank one."""
     start, move = (
-        normal(0, L, BATCH, W).astype(jnp.float32),
-        normal(1, L, BATCH, W).astype(jnp.float32),
+        np.asarray(normal(0, L, BATCH, W), np.float32),
+        np.asarray(normal(1, L, BATCH, W), np.float32),
     )
     pairs = [(start + (k + 1) * move, start - k * move) for k in range(CALLS)]
     accelerated = run(Anderson(), pairs)[0][-1]
     # Each step of k changes Y - Z by -2 move: both vanish at k = -1/2, where Y is start + move / 2.
-    expected = (start + 0.5 * move).at[0].set(pairs[-1][1][0])
+    expected = changed(start + np.float32(0.5) * move, 0, pairs[-1][1][0])
     assert_agree(accelerated, expected, 2e-3)
 
 
 @pytest.mark.parametrize(
     "shape",
-    [(1, 2), (4, 0), (5, 1), (3, 2, 1, 2)],
-    ids=["one step", "no entries", "one entry", "two batch axes"],
+    [(1, 2), (4, 0), (3, 2, 1, 1)],
+    ids=["one step", "no entries", "two batch axes, one entry"],
 )
 def test_any_shape(shape):
-    pairs = [(normal(k, *shape), normal(k + 1, *shape)) for k in range(0, 8, 2)]
+    pairs = [tuple(np.asarray(normal(k + i, *shape)) for i in range(2)) for k in range(0, 8, 2)]
     for accelerated, (_, proposed) in zip(run(Anderson(), pairs)[0], pairs, strict=True):
         assert accelerated.shape == shape
         assert_agree(accelerated[:1], proposed[:1], 0)
@@ -183,19 +190,20 @@ def test_steps_that_enter_a_window_know_nothing():
     assert entered == [True, False, False]  # two iterates make a difference
     assert not (later[0] == pairs[3][1]).all(axis=-1)[1:-COUNT].any()
     # Then they know one difference, and what earlier steps know beside it is none of theirs.
-    assert_agree(later[1][-COUNT:], jnp.asarray(reference(Anderson(1), pairs[3:5]))[-COUNT:])
+    assert_agree(later[1][-COUNT:], reference(Anderson(1), pairs[3:5])[-COUNT:])
 
 
 def test_steps_that_leave_a_window_count_on():
     """What is left in the window is accelerated as if the whole chain still were."""
     accelerate, pairs = Anderson(), iterates()
-    converged = [(z.at[:COUNT].set(1.0), y.at[:COUNT].set(1.0)) for z, y in pairs[3:]]
+    settled = np.s_[:COUNT]
+    converged = [(changed(z, settled, 1.0), changed(y, settled, 1.0)) for z, y in pairs[3:]]
     whole = run(accelerate, [*pairs[:3], *converged])[0][4:]
     _, state = run(accelerate, [*pairs[:3], converged[0]])
     state = compiled(accelerate.shift)(state, jnp.int32(COUNT))
 
     def window(array):
-        return jnp.concatenate([array[COUNT:], jnp.zeros_like(array[:COUNT])])
+        return np.concatenate([array[COUNT:], np.zeros_like(array[:COUNT])])
 
     inside = run(accelerate, [(window(z), window(y)) for z, y in converged[1:]], state)[0]
     assert_agree([z[: L - COUNT] for z in inside], [z[COUNT:] for z in whole], 1e-10)

@@ -24,7 +24,7 @@ def rate(chain, z0, method=RECORD, **options):
 
 
 def before_each_step(chain, z0):
-    return np.concatenate([np.asarray(z0)[None], trajectory(chain, z0)[:-1]])
+    return np.concatenate([np.asarray(z0)[None], np.asarray(trajectory(chain, z0))[:-1]])
 
 
 def by_products(chain, states):
@@ -75,10 +75,11 @@ def test_a_pendulum(friction):
     np.testing.assert_allclose(found, -friction * 0.1 / 2, atol=0.005)
 
 
-def test_the_worst_example_of_a_batch():
-    gains = jnp.broadcast_to(jnp.array([0.5, 2.0, 1.0])[:, None], (3, 2))
-    chain = Chain(lambda z, x: gains * z + x, normal(3, L, 3, 2))
-    np.testing.assert_allclose(rate(chain, jnp.ones((3, 2)), batch_ndim=1), np.log(2), rtol=1e-10)
+@pytest.mark.parametrize("length", [1, L])
+def test_the_worst_example_of_a_batch(length):
+    gains = np.broadcast_to(np.array([0.5, 2.0, 1.0])[:, None], (3, 2))
+    chain = Chain(lambda z, x: gains * z + x, normal(3, length, 3, 2))
+    np.testing.assert_allclose(rate(chain, np.ones((3, 2)), batch_ndim=1), np.log(2), rtol=1e-10)
 
 
 def test_a_chain_with_reverse_mode_only():
@@ -87,11 +88,6 @@ def test_a_chain_with_reverse_mode_only():
     found = rate(chain, Z0)
     expected = by_products(plain, before_each_step(chain, Z0))
     np.testing.assert_allclose(found, expected, rtol=0.15)
-
-
-def test_a_chain_of_one_step():
-    found = rate(Chain(lambda z, _: 0.5 * z, length=1), Z0)
-    np.testing.assert_allclose(found, np.log(0.5), rtol=1e-10)
 
 
 def test_a_chain_that_forgets_at_once():
@@ -126,10 +122,12 @@ def test_recording_changes_nothing_and_has_no_derivative():
         extra = solution.stats.growth_rate + solution.stats.residuals[0] if record else 0.0
         return solution.value.sum() + 0.0 * extra, solution.value
 
-    gradients = [
-        jax.jit(jax.grad(partial(value, record=record), has_aux=True))(Z0)
-        for record in (True, False)
-    ]
+    @jax.jit
+    def both(z):
+        by = (partial(value, record=record) for record in (True, False))
+        return [jax.grad(each, has_aux=True)(z) for each in by]
+
+    gradients = both(Z0)
     np.testing.assert_array_equal(gradients[0][1], gradients[1][1])
     np.testing.assert_allclose(gradients[0][0], gradients[1][0], rtol=1e-12)
 
@@ -144,11 +142,10 @@ def test_forecast():
         <= forecast_iterations(0.5, 200)
         == 201
     )
-    for length in (13, 900):
-        chain = Chain(CHAIN.step, normal(3, length, 3))
-        stats = solve(chain, Z0, method=RECORD).stats
-        forecast = forecast_iterations(float(stats.growth_rate), length)
-        assert forecast / 3 <= int(stats.iterations) <= 3 * forecast
+    chain = Chain(CHAIN.step, normal(3, 900, 3))
+    stats = solve(chain, Z0, method=RECORD).stats
+    forecast = forecast_iterations(float(stats.growth_rate), 900)
+    assert forecast / 3 <= int(stats.iterations) <= 3 * forecast
 
 
 # Printed
@@ -174,14 +171,10 @@ def test_printing_never_raises():
         return solution
 
     jax.eval_shape(jax.grad(lambda z: inside(z).value.sum()), Z0)
-    many = jax.vmap(inside)(jnp.stack([Z0, 2 * Z0]))
+    many = jax.eval_shape(jax.vmap(inside), np.stack([Z0, 2 * Z0]))
     assert "Solution" in str(many)
     assert many.stats.residuals.shape == (2, L + 2)
     assert many.stats.growth_rate.shape == (2,)
-    for state in (None, jnp.zeros((0,))):  # no entries
+    for state in (None, np.zeros((0,))):  # no entries
         assert "converged" in str(deeppcr.solve(Chain(lambda z, x: z, XS), state, method=RECORD))
-    chaos = Chain(lambda z, _: 3.9 * z * (1 - z), length=100)
-    assert "not converged" in str(
-        solve(chaos, jnp.array(0.4), method=Newton(max_iterations=3, on_failure="return"))
-    )
     assert str(jax.tree.map(lambda x: None, solve(CHAIN, Z0, method=RECORD)))

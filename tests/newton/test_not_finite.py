@@ -63,13 +63,14 @@ def test_an_iterate_that_overflows_is_not_converged_and_not_the_programs():
     newton = Newton(max_iterations=3, on_failure="return")
     solution = deeppcr.solve(chain, np.float32(0.3), method=newton)
     assert solution.result == Result.NOT_CONVERGED
+    assert "not converged" in str(solution)
 
 
 def test_each_example_has_its_own_result():
     starts = np.zeros((3, 2), np.float32)
     starts[1] = np.nan
     run = jax.vmap(lambda z: deeppcr.solve(deeppcr.Chain(step, XS), z, method="newton"))
-    solutions = run(starts)
+    solutions = jax.jit(run)(starts)
     np.testing.assert_array_equal(solutions.converged, [True, False, True])
     np.testing.assert_array_equal(solutions.stats.finite, [LENGTH, 0, LENGTH])
 

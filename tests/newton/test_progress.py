@@ -16,7 +16,7 @@ def step(z, x):
     return jnp.tanh(z + x)
 
 
-CHAIN = Chain(step, jnp.linspace(0.0, 1.0, 50))
+CHAIN = Chain(step, np.linspace(0.0, 1.0, 50))
 START = jnp.array(0.5)
 
 
@@ -38,18 +38,17 @@ def test_windows_and_gradients_report_it_too():
     gradient = jax.jit(jax.grad(lambda z: deeppcr.solve(CHAIN, z, method=newton).value))(START)
     jax.effects_barrier()
     assert reports[-1][1] == 50
-    plain = jax.grad(
-        lambda z: deeppcr.solve(CHAIN, z, method="sequential", adjoint="autodiff").value
-    )(START)
+    z, plain = np.asarray(START), 1.0
+    for x in np.asarray(CHAIN.inputs):
+        z = np.tanh(z + x)
+        plain *= 1 - z**2
     np.testing.assert_allclose(gradient, plain)
 
 
 def test_each_of_a_batch_is_reported():
     reports = []
     newton = Newton(progress=lambda *news: reports.append(news))
-    jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=newton).value)(
-        jnp.array([0.5, 0.1])
-    ).block_until_ready()
+    jax.jit(jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=newton).value))(np.array([0.5, 0.1]))
     jax.effects_barrier()
     assert [iteration for iteration, *_ in reports].count(0) == 2
 
@@ -83,15 +82,14 @@ def told(capsys, method, adjoint="auto"):
 
 
 def test_lines(capsys):
-    lines = told(capsys, Newton(progress=True))
+    deeppcr.solve(CHAIN, START, method=Newton(progress=True))
+    jax.effects_barrier()
+    lines = capsys.readouterr().err.splitlines()
     assert all(
         re.fullmatch(rf"iteration {k}: \d+ of 50 steps, residual \de-?\d+", line)
         for k, line in enumerate(lines)
     )
     assert ": 50 of 50 steps, residual" in lines[-1]
-    deeppcr.solve(CHAIN, START, method=Newton(progress=True))
-    jax.effects_barrier()
-    assert capsys.readouterr().err.splitlines() == lines
 
 
 @pytest.mark.parametrize(

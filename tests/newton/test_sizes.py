@@ -72,10 +72,9 @@ def largest_error(found, right, allowance):
 
 
 CASES = [  # clocks share a program for each method
-    *((chain, method) for chain in list(CHAINS)[:3] for method in METHODS),
+    *((chain, method) for chain in list(CHAINS)[:3] for method in METHODS if method != "diagonal"),
     ("reads a clock", "newton"),
     ("of any size", "diagonal"),
-    ("dying out", "newton"),
 ]
 
 
@@ -109,9 +108,7 @@ def test_tangents_by_blocks_that_are_not_exact():
     def expected(z, xs):
         return trajectory(deeppcr.Chain(coupled, xs), z)
 
-    pushed, right = (
-        jax.jit(lambda f=f: jax.jvp(f, (z, xs), moved)[1])() for f in (found, expected)
-    )
+    pushed, right = jax.jit(lambda: [jax.jvp(f, (z, xs), moved)[1] for f in (found, expected)])()
     assert largest_error(pushed, right, EPS) < 2000
 
 
@@ -130,10 +127,11 @@ def test_examples_are_judged_one_by_one():
 
 def test_each_leaf_is_judged_in_its_own_dtype():
     """A leaf of bfloat16 does not make one of float32 coarse."""
-    z, xs = (jnp.ones(2, jnp.bfloat16), jnp.ones(2, jnp.float32)), arrays("dying out")[2]
+    _, others, xs = arrays("dying out")
+    z = jnp.ones(2, jnp.bfloat16), others
 
     def step(z, x):
-        return jnp.tanh(0.5 * z[0] + x.astype(jnp.bfloat16)), jnp.tanh(1.5 * z[1] + x)
+        return jnp.tanh(0.5 * z[0] + x.astype(jnp.bfloat16)), dying_out(z[1], x)
 
     chain = deeppcr.Chain(step, xs)
     found, right = solve(chain, z, method="newton"), trajectory(chain, z)

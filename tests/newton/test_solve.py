@@ -9,7 +9,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Newton, Result
-from tests.problems import PROBLEMS, L, assert_agree, normal, solve, trajectory
+from tests.problems import L, assert_agree, normal, solve, trajectory
 
 EPS = float(jnp.finfo(jnp.float64).eps)
 WEIGHT = normal(0, 3, 3, scale=0.5)
@@ -44,23 +44,9 @@ def test_stats_of_a_sequential_solve():
         assert solution.stats.iterations.dtype == solution.stats.prefix.dtype == jnp.int32
 
 
-def test_a_linear_chain_takes_one_iteration_and_one_to_see_it():
-    chain = deeppcr.Chain(lambda z, x: WEIGHT @ z + x, XS)
-    solution = solve(chain, Z0, method="newton")
-    assert_agree(solution.trajectory, trajectory(chain, Z0))
-    assert solution.stats.iterations <= 2
-
-
 def test_iterations_do_not_depend_on_the_linear_solver():
     iterations = solve(CHAIN, Z0, method=Newton(linear="pcr")).stats.iterations
     assert abs(int(iterations) - int(solve(CHAIN, Z0, method="newton").stats.iterations)) <= 1
-
-
-def test_a_pytree_state():
-    chain = deeppcr.Chain(lambda z, x: {"a": jnp.tanh(z["b"] + x), "b": 0.5 * z["a"]}, XS[:, 0])
-    z0 = {"a": jnp.array(0.3), "b": jnp.array(-0.2)}
-    solution = solve(chain, z0, method="newton")
-    assert_agree(solution.trajectory, trajectory(chain, z0))
 
 
 # Chains on which Newton does not converge
@@ -73,7 +59,7 @@ def test_chaos_is_finished_sequentially_and_gives_the_sequential_answer():
     assert solution.converged
     assert 10 < solution.stats.prefix < 200
     assert solution.stats.iterations == 64
-    states = jnp.concatenate([z0[None], solution.trajectory])
+    states = np.concatenate([z0[None], solution.trajectory])
     # Every step of it is right ...
     assert_agree(states[1:], RATE * states[:-1] * (1 - states[:-1]), 4 * EPS)
     # ... and so is all of it: a difference in the last bit would be of order one after 75 steps.
@@ -81,39 +67,27 @@ def test_chaos_is_finished_sequentially_and_gives_the_sequential_answer():
 
 
 def test_gradients_of_chaos_are_those_of_its_own_trajectory():
-    solution = solve(CHAOS, jnp.array(0.4), method="newton")
-    states = jnp.concatenate([jnp.array([0.4]), solution.trajectory[:-1]])
-    gradient = jax.jit(
-        jax.grad(lambda z: deeppcr.solve(CHAOS, z, method="newton", adjoint="pcr").value)
-    )
-    np.testing.assert_allclose(
-        gradient(jnp.array(0.4)), np.prod(RATE * (1 - 2 * states)), rtol=1e-9
-    )
+    def value(z):
+        solution = deeppcr.solve(CHAOS, z, method="newton", adjoint="pcr")
+        return solution.value, solution.trajectory
 
-
-def test_a_small_budget_ends_in_the_sequential_fallback():
-    problem = PROBLEMS["odd"]
-
-    def carries(scan):
-        def carry_of(carry, x):
-            carry, _ = problem.step(problem.params, carry, x)
-            return carry, carry
-
-        return jax.jit(lambda: scan(carry_of, problem.init, problem.xs))()
-
-    newton = partial(deeppcr.scan, method=Newton(max_iterations=1))
-    assert_agree(carries(newton), carries(jax.lax.scan))
+    z0 = jnp.array(0.4)
+    gradient, trajectory = jax.jit(jax.grad(value, has_aux=True))(z0)
+    states = np.concatenate([[z0], trajectory[:-1]])
+    np.testing.assert_allclose(gradient, np.prod(RATE * (1 - 2 * states)), rtol=1e-9)
 
 
 def test_gradients_to_a_chain_after_a_sequential_fallback():
     def value(z0, chain, method):
-        return jnp.sum(deeppcr.solve(chain, z0, method=method).trajectory ** 2)
+        solution = deeppcr.solve(chain, z0, method=method)
+        return jnp.sum(solution.trajectory**2), solution.trajectory
 
-    fallen_back, sequential = (
-        jax.jit(jax.grad(partial(value, method=m), argnums=(0, 1)))(Z0, CHAIN)
-        for m in (Newton(max_iterations=1), "sequential")
-    )
-    assert isinstance(fallen_back[1], deeppcr.Chain)
+    gradients = [
+        jax.grad(partial(value, method=method), argnums=(0, 1), has_aux=True)
+        for method in (Newton(max_iterations=1), "sequential")
+    ]
+    fallen_back, sequential = jax.jit(lambda *a: [grad(*a) for grad in gradients])(Z0, CHAIN)
+    assert isinstance(fallen_back[0][1], deeppcr.Chain)
     assert_agree(fallen_back, sequential)
 
 
@@ -133,8 +107,6 @@ def test_raise_says_what_happened():
     with pytest.raises(
         deeppcr.NotConverged, match=r"\d+ of 200 states after 20 iterations.*residual"
     ):
-        deeppcr.solve(CHAOS, jnp.array(0.4), method=newton)
-    with pytest.raises(deeppcr.NotConverged):
         deeppcr.scan(
             lambda z, _: (CHAOS.step(z, _), None), jnp.array(0.4), length=200, method=newton
         )
@@ -193,9 +165,9 @@ def test_iterates_that_leave_the_domain_come_back():
 # Tolerances and guesses
 
 
-@pytest.mark.parametrize("tolerance", [{"rtol": 1e-2}, {"atol": 1e-2}], ids=str)
-def test_a_loose_tolerance_stops_earlier(tolerance):
-    tight, loose = (solve(CHAIN, Z0, method=method) for method in ("newton", Newton(**tolerance)))
+def test_a_loose_tolerance_stops_earlier():
+    """An absolute one: tests/newton/test_tolerance.py."""
+    tight, loose = (solve(CHAIN, Z0, method=method) for method in ("newton", Newton(rtol=1e-2)))
     assert loose.stats.iterations < tight.stats.iterations
     assert loose.result == Result.CONVERGED
     assert_agree(loose.trajectory, tight.trajectory, 0.1)
@@ -269,18 +241,14 @@ def test_a_step_with_rounding_errors_of_its_own():
 # Lengths and shapes
 
 
-@pytest.mark.parametrize(
-    ("method", "length"),
-    [("newton", 0), ("newton", 1), ("sequential", 0)],
-)
-def test_short_chains(method, length):
-    chain = deeppcr.Chain(CHAIN.step, XS[:length])
+@pytest.mark.parametrize("method", ["newton", "sequential"])
+def test_a_chain_without_steps(method):
+    chain = deeppcr.Chain(CHAIN.step, np.zeros((0, 3)))
     solution = solve(chain, Z0, method=method)
-    expected = trajectory(chain, Z0)
-    assert_agree(solution.trajectory, expected)
-    assert_agree(solution.value, expected[-1] if length else Z0)
+    assert_agree(solution.trajectory, np.zeros((0, 3)))
+    assert_agree(solution.value, Z0)
     assert solution.converged
-    assert solution.stats.prefix == length
+    assert solution.stats.prefix == 0
 
 
 def test_the_residual_is_that_of_what_is_returned():
