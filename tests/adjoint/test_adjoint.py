@@ -60,12 +60,6 @@ def mapped(which):
     return apply
 
 
-def mapped_tangents(scan):
-    arguments, axes = many((0, 2))
-    push = jax.vmap(lambda *a: jax.jvp(partial(run, scan), a, moved(3)), in_axes=axes)
-    return push(*arguments)
-
-
 def linearized(scan):
     out, push = jax.linearize(partial(run, scan), *ARGUMENTS)
     return out, push(*moved(3)), push(*moved(4))
@@ -94,16 +88,6 @@ def third_order(scan):
 
 def jacobian_backwards(scan):
     return jax.jacrev(partial(run, scan), argnums=(0, 1))(*ARGUMENTS)
-
-
-def checkpointed(scan):
-    """The step, and the chain of such steps."""
-
-    @jax.checkpoint
-    def value(weight, init, xs):
-        return jnp.sum(scan(jax.checkpoint(partial(step, weight)), init, xs)[1] ** 2)
-
-    return jax.value_and_grad(value, argnums=(0, 1, 2))(*ARGUMENTS)
 
 
 def inside_scan_and_cond(scan):
@@ -152,8 +136,6 @@ TRANSFORMATIONS = {
     "third order": third_order,
     "jacrev": jacobian_backwards,
     "vmap over all": mapped((0, 1, 2)),
-    "vmap of jvp": mapped_tangents,
-    "checkpoint": checkpointed,
     "inside lax.scan and lax.cond": inside_scan_and_cond,
     "inside lax.while_loop": inside_while_loop,
     "grad of one output by one argument": alone,
@@ -166,8 +148,6 @@ CASES = [
     ("third order", "step by step"),
     ("jacrev", "pcr"),
     ("vmap over all", "pcr"),
-    ("vmap of jvp", "pcr"),
-    ("checkpoint", "pcr"),
     ("inside lax.scan and lax.cond", "newton, pcr"),
     ("inside lax.while_loop", "pcr"),
     ("grad of one output by one argument", "pcr"),

@@ -64,9 +64,8 @@ def test_a_step_that_is_affine_in_its_state_is_known_to_be(name):
     assert step_of(AFFINE[name]).is_affine
 
 
-@pytest.mark.parametrize("name", ["diagonal", "rotations"])
-def test_one_iteration(name):
-    chain = Chain(AFFINE[name], XS)
+def test_one_iteration():
+    chain = Chain(rotated, XS)
     solution = solve(chain, Z0, method=Newton())
     assert solution.converged
     assert solution.stats.iterations == 1

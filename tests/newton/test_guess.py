@@ -19,12 +19,6 @@ from tests.problems import (
     trajectory,
 )
 
-PAIR = {"a": normal(3, 2), "b": (jnp.array(0.3),)}
-PAIRS = Chain(
-    lambda z, x: {"a": jnp.tanh(z["a"] * z["b"][0] + x[:2]), "b": (jnp.sin(z["a"].sum() + x[2]),)},
-    XS,
-)
-
 
 def with_entry(states, value):
     states = np.array(states)
@@ -38,7 +32,6 @@ def solve_from(guess, window, z0=Z0):
 
 
 GUESSES = {
-    "apply": "apply",
     "trajectory": normal(4, L, 3),
     "infinite in part": with_entry(normal(4, L, 3), np.inf),
     "nan": np.full((L, 3), np.nan),
@@ -59,9 +52,8 @@ def test_any_guess_leads_to_the_answer(name):
     assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
 
 
-def test_guesses_of_a_pytree_and_of_a_batch():
-    solution = solve(PAIRS, PAIR, method=Newton(initial_guess=Coarse(every=4)))
-    assert_agree(solution.trajectory, trajectory(PAIRS, PAIR))
+def test_the_guess_of_a_batch():
+    """Of a pytree: `test_a_leaf_without_entries`."""
     batch = normal(5, 2, 3)
     solution = solve(CHAIN, batch, method=Newton(initial_guess=Coarse(every=4)), batch_ndim=1)
     assert_agree(solution.trajectory[:, 0], trajectory(CHAIN, batch[0]))
@@ -75,13 +67,6 @@ def test_the_previous_solution_is_the_best_guess():
     assert_agree(again.trajectory, first.trajectory)
     nearby = solve_from(first.trajectory, None, np.asarray(Z0) + 1e-6)
     assert nearby.stats.iterations <= 3
-
-
-def test_the_previous_solution_as_an_argument_of_a_compiled_function():
-    many = jax.vmap(lambda z, guess: solve_from(guess, None, z).trajectory)(
-        np.stack([Z0, -Z0]), normal(4, 2, L, 3)
-    )
-    assert_agree(many, np.stack([trajectory(CHAIN, Z0), trajectory(CHAIN, -Z0)]))
 
 
 def test_the_guess_of_a_narrow_dtype():

@@ -72,7 +72,11 @@ def largest_error(found, right, allowance):
 
 
 CASES = [  # clocks share a program for each method
-    *((chain, method) for chain in list(CHAINS)[:3] for method in METHODS if method != "diagonal"),
+    *(
+        (chain, method)
+        for chain in list(CHAINS)[:3]
+        for method in ("newton", "damping", "acceleration")
+    ),
     ("reads a clock", "newton"),
     ("of any size", "diagonal"),
 ]

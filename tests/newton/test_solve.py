@@ -15,7 +15,14 @@ EPS = float(jnp.finfo(jnp.float64).eps)
 WEIGHT = normal(0, 3, 3, scale=0.5)
 XS = normal(1, L, 3)
 Z0 = normal(2, 3)
-CHAIN = deeppcr.Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), XS)
+
+
+def scaled(z, inputs):
+    scale, x = inputs
+    return scale * jnp.tanh(WEIGHT @ (z / scale) + x)
+
+
+CHAIN = deeppcr.Chain(scaled, (np.ones(L), XS))
 RATE = 3.9
 CHAOS = deeppcr.Chain(lambda z, _: RATE * z * (1 - z), length=200)  # Lyapunov exponent about 0.5
 
@@ -42,11 +49,6 @@ def test_stats_of_a_sequential_solve():
         )
         assert solution.result == Result.CONVERGED
         assert solution.stats.iterations.dtype == solution.stats.prefix.dtype == jnp.int32
-
-
-def test_iterations_do_not_depend_on_the_linear_solver():
-    iterations = solve(CHAIN, Z0, method=Newton(linear="pcr")).stats.iterations
-    assert abs(int(iterations) - int(solve(CHAIN, Z0, method="newton").stats.iterations)) <= 1
 
 
 # Chains on which Newton does not converge
@@ -180,11 +182,6 @@ def test_a_tolerance_of_zero_ends_where_the_residual_no_longer_falls():
     assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
 
 
-def scaled(z, inputs):
-    scale, x = inputs
-    return scale * jnp.tanh(WEIGHT @ (z / scale) + x)
-
-
 @pytest.mark.parametrize("scale", [1e-30, 1e30, 1e-200, 1e200])
 def test_tolerances_are_relative_to_the_states(scale):
     chain = deeppcr.Chain(scaled, (np.full(L, scale), XS))
@@ -192,13 +189,6 @@ def test_tolerances_are_relative_to_the_states(scale):
     assert solution.result == Result.CONVERGED
     assert solution.stats.iterations <= 9
     assert_agree(solution.trajectory, trajectory(chain, scale * Z0))
-
-
-def test_states_of_zero():
-    chain = deeppcr.Chain(lambda z, x: jnp.tanh(WEIGHT @ z) * x, XS)
-    solution = solve(chain, jnp.zeros(3), method="newton")
-    assert solution.result == Result.CONVERGED
-    assert_agree(solution.trajectory, jnp.zeros_like(XS))
 
 
 def test_the_right_guess_takes_no_iteration():
@@ -243,7 +233,7 @@ def test_a_step_with_rounding_errors_of_its_own():
 
 @pytest.mark.parametrize("method", ["newton", "sequential"])
 def test_a_chain_without_steps(method):
-    chain = deeppcr.Chain(CHAIN.step, np.zeros((0, 3)))
+    chain = deeppcr.Chain(CHAIN.step, (np.zeros(0), np.zeros((0, 3))))
     solution = solve(chain, Z0, method=method)
     assert_agree(solution.trajectory, np.zeros((0, 3)))
     assert_agree(solution.value, Z0)

@@ -1,19 +1,14 @@
 """A window that slides along the chain: the same answer in less memory."""
 
-import itertools
-from functools import partial
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import deeppcr
 from deeppcr import Chain, Coarse, Diagonal, Newton, Result, Scalar
 from deeppcr.newton.acceleration import Anderson
-from tests.newton.chain import CHAIN, XS, Z0
+from tests.newton.chain import CHAIN, Z0
 from tests.problems import (
-    PROBLEMS,
     L,
     assert_agree,
     normal,
@@ -22,7 +17,7 @@ from tests.problems import (
 )
 
 CHAOS = Chain(lambda z, _: 3.9 * z * (1 - z), length=200)
-WINDOWS = [1, 2, 5, L - 1, L, 100]
+WINDOWS = [5, L - 1, L, 100]  # of one step: below
 
 
 def nans(z0, xs):
@@ -30,10 +25,12 @@ def nans(z0, xs):
 
 
 OPTIONS = {
-    "guess of nan": {"initial_guess": nans},
-    "coarse guess": {"initial_guess": Coarse(every=3)},
-    "chunks": {"linear": deeppcr.Chunked(3)},
-    "kept long": {"linearize": Diagonal(), "jacobian_every": 50},
+    "chunks, guess of nan": {"linear": deeppcr.Chunked(3), "initial_guess": nans},
+    "kept long, coarse guess": {
+        "linearize": Diagonal(),
+        "jacobian_every": 50,
+        "initial_guess": Coarse(every=3),
+    },
     "diagonal": {"linearize": "diagonal", "record": True},
     "anderson and scalars": {
         "linearize": Scalar(jnp.linspace(0.0, 1.0, L)),
@@ -42,13 +39,7 @@ OPTIONS = {
 }
 
 
-def cases():
-    """Every option, with one window after the other."""
-    assert len(OPTIONS) >= len(WINDOWS)
-    return zip(OPTIONS, itertools.cycle(WINDOWS), strict=False)
-
-
-@pytest.mark.parametrize(("name", "window"), list(cases()))
+@pytest.mark.parametrize(("name", "window"), list(zip(OPTIONS, WINDOWS, strict=True)))
 def test_the_same_answer(name, window):
     """Each iteration makes at least one state right, in a window too."""
     solution = solve(CHAIN, Z0, method=Newton(window=window, max_iterations=2 * L, **OPTIONS[name]))
@@ -62,20 +53,6 @@ def test_a_window_of_one_is_the_sequential_program():
     solution = solve(CHAIN, Z0, method=Newton(window=1, linearize="zero"))
     assert solution.stats.iterations <= L
     assert_agree(solution.trajectory, trajectory(CHAIN, Z0), 1e-15)
-
-
-def test_other_chains():
-    """Pytrees of every kind."""
-    problem = PROBLEMS["odd"]
-    scans = partial(deeppcr.scan, method=Newton(window=3)), jax.lax.scan
-    assert_agree(*jax.jit(lambda *a: [problem(scan, *a) for scan in scans])(*problem.arguments))
-
-
-def test_under_vmap():
-    """Windows of several examples move on their own."""
-    many = np.stack([Z0, 50 * Z0, 0 * Z0])
-    run = jax.jit(jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=Newton(window=4)).trajectory))
-    assert_agree(run(many), np.stack([trajectory(CHAIN, z) for z in many]))
 
 
 # Chains that do not converge
@@ -97,16 +74,6 @@ def test_chaos_in_a_window_is_finished_sequentially_or_its_prefix_returned(on_fa
         assert_agree(solution.trajectory[:prefix], right[:prefix], 1e-8)
 
 
-def test_an_infinity_in_the_chain_comes_out_as_the_sequential_program_gives_it():
-    chain = Chain(lambda z, x: z * z + x, jnp.abs(XS) + 1)
-    actual = np.asarray(solve(chain, Z0, method=Newton(window=3)).trajectory)
-    expected = np.asarray(trajectory(chain, Z0))
-    assert np.isinf(expected).any()
-    finite = np.isfinite(expected)
-    assert_agree(np.isfinite(actual), finite)
-    assert_agree(actual[finite], expected[finite])
-
-
 def test_it_takes_less_memory():
     """Matrices of 32 x 32 in 2000 steps."""
     length, width = 2000, 32
@@ -126,7 +93,6 @@ def test_it_takes_less_memory():
         return jax.jit(value).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
     matrices = 4 * length * width**2
-    assert temporaries(None) > matrices
     assert temporaries(50) < matrices / 4
 
 
