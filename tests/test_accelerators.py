@@ -80,13 +80,12 @@ def test_states_are_those_of_the_sequential_program(method):
         assert np.isfinite(solution.stats.residuals[: int(solution.stats.iterations) + 1]).all()
 
 
-@pytest.mark.parametrize("budget", [1, 4])
-def test_the_first_iterations_are_part_of_the_budget(budget):
-    method = Newton(linearize="diagonal", max_iterations=budget)
+def test_the_first_iterations_are_part_of_the_budget():
+    method = Newton(linearize="diagonal", max_iterations=1)
     with compiled_for("cuda"):
         there = jax.jit(states(method))(START, INPUTS)
-        assert ahead(budget) == min(budget, 3)
-    assert int(there.stats.iterations) == budget
+        assert [ahead(budget) for budget in (1, 4)] == [1, 3]
+    assert int(there.stats.iterations) == 1
     assert int(there.result) == Result.FINISHED_SEQUENTIALLY
     assert_agree(there.trajectory, expected(), 1e-13)
 

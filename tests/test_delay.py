@@ -8,7 +8,7 @@ import pytest
 import deeppcr
 from deeppcr import delay
 
-STEPS = 6
+STEPS = 4
 XS = jnp.asarray(np.random.default_rng(0).standard_normal((STEPS, 2)))
 
 
@@ -138,7 +138,7 @@ def test_vmap_over_the_initial_states_and_the_inputs():
     def theirs(scale):
         return weigh(in_a_loop(make(p), [scale * z for z in states], scale * XS))
 
-    assert_close(*jax.jit(lambda s: [jax.vmap(jax.grad(f))(s) for f in (ours, theirs)])(scales))
+    assert_close(*jax.jit(lambda s: [jax.vmap(f)(s) for f in (ours, theirs)])(scales))
 
 
 def test_one_delay_is_the_plain_step():

@@ -126,7 +126,7 @@ def test_options_are_part_of_what_is_kept():
         deeppcr.solve(
             deeppcr.Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), XS),
             INIT,
-            method=deeppcr.Newton(max_iterations=budget, on_failure="return"),
+            method=deeppcr.Newton(linearize="zero", max_iterations=budget, on_failure="return"),
         ).stats.iterations
         for budget in (1, 2, 1)
     ]

@@ -34,7 +34,6 @@ JUMPY = Chain(jumping, length=L)
     ("method", "name"),
     [
         ("sequential", "sequential"),
-        ("newton", "newton (dense, sequential)"),
         ("picard", "newton (scalar, sequential)"),
         (Newton(linearize="zero"), "newton (zero)"),
         (
@@ -161,4 +160,3 @@ def test_there_is_no_growth_rate_of_states_that_are_not_right():
 def test_a_plan_names_the_jumps():
     plan = deeppcr.plan(JUMPY, jnp.array(0.3))
     assert f"test_ran.py:{LINE} selects by the state" in str(plan)
-    assert "jumps" not in str(deeppcr.plan(CHAIN, Z0))

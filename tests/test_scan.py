@@ -31,12 +31,11 @@ ADJOINTS = {
 }
 
 
-CASES = [  # every problem once, with every method and adjoint
-    ("mlp", "newton", "step by step"),
+CASES = [  # every problem (gru: `test_a_long_chain`), method and adjoint at least once
+    ("mlp", "newton by chunks", "step by step"),
     ("relu mlp", "pcr", "pcr"),
     ("mlp of a grid", "newton by cyclic reduction", "cyclic reduction"),
-    ("gru", "newton by prefix scan", "prefix scan"),
-    ("gru backwards", "newton by chunks", "chunks"),
+    ("gru backwards", "newton by prefix scan", "chunks"),
     ("lstm", "sequential", "recurrence"),
     ("resnet", "unrolled", "auto"),
     ("ode", "newton", "autodiff"),
@@ -49,8 +48,8 @@ CASES = [  # every problem once, with every method and adjoint
 
 
 def test_every_problem_method_and_adjoint_is_tried():
-    for tried, there in zip(zip(*CASES, strict=True), (PROBLEMS, METHODS, ADJOINTS), strict=True):
-        assert set(tried) == set(there)
+    there = PROBLEMS.keys() - {"gru"}, METHODS.keys(), ADJOINTS.keys()
+    assert tuple(map(set, zip(*CASES, strict=True))) == there
 
 
 @pytest.mark.parametrize(("problem", "method", "adjoint"), CASES)
@@ -60,7 +59,7 @@ def test_agrees_with_lax_scan(problem, method, adjoint):
         deeppcr.scan,
         method=METHODS[method],
         adjoint=ADJOINTS[adjoint],
-        batch_ndim=problem.batch_ndim,
+        batch_ndim=min(problem.batch_ndim, 1),  # of two batch axes, one may be declared
     )
     assert_agree(backpropagate(problem, scan), oracle(problem))
 
@@ -208,12 +207,6 @@ def test_batch_of_one_and_a_batch_axis_without_entries(scan, size):
 
     problem = Problem(step, WEIGHT, normal(0, size, 3), XS)
     assert_agree(backpropagate(problem, partial(SCANS[scan], batch_ndim=1)), oracle(problem))
-
-
-def test_any_part_of_a_batch_may_be_declared():
-    problem = PROBLEMS["mlp of a grid"]  # two batch axes
-    scan = partial(SCANS["newton, pcr"], batch_ndim=1)
-    assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
 def test_a_captured_python_number():
