@@ -85,7 +85,7 @@ LINEAR = {
 
 
 def every_rule(w, z, x):
-    return sum(function(w, z, x) for function in LINEAR.values()) / 7
+    return sum(LINEAR[name](w, z, x) for name in LINEAR if name != "in loops and calls") / 6
 
 
 OTHERS = {
@@ -140,7 +140,8 @@ def gradients_of_gradients(scan, function):
 @pytest.mark.parametrize(
     ("transformation", "function", "options"),
     [
-        (gradients_of_examples, every_rule, PCR),
+        (gradient, every_rule, PCR),
+        (gradients_of_examples, loops, PCR),
         (gradients_of_gradients, LINEAR["a rule that calls itself"], PCR),
     ],
 )
