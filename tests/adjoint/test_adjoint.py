@@ -231,7 +231,7 @@ def test_numbers_as_tangents():
 
 def test_a_sequential_adjoint_in_several_chunks(monkeypatch):
     """The last one is shorter."""
-    monkeypatch.setattr("deeppcr.adjoint.jacobian.CHUNK", 3 * 8 * 9 * 4)
+    monkeypatch.setattr("deeppcr.adjoint.jacobian.CHUNK", 3 * 8 * 9)
     scan = partial(deeppcr.scan, adjoint=deeppcr.Recurrence())
 
     def both(scan, *arguments):
