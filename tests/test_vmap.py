@@ -134,13 +134,6 @@ def of_a_jitted_call_with_checkpoint(scan):
     return jax.value_and_grad(lambda w: many(w, Z0S, XSS).sum())(WEIGHTS)
 
 
-def inside_a_loop(scan):
-    def body(z, _):
-        return jax.vmap(lambda z, xs: run(scan, WEIGHTS, z, xs)[0])(z, XSS), None
-
-    return lax.scan(body, Z0S, None, 3)[0]
-
-
 def of_one_named_axis_of_two(scan):
     """The examples of the inner axis are apart, those of the outer one meet in every step."""
 
@@ -165,7 +158,6 @@ TRANSFORMATIONS = [
     (tangents, {}),
     (second_derivatives, {}),
     (of_a_jitted_call_with_checkpoint, {}),
-    (inside_a_loop, {"method": "newton"}),
     (of_one_named_axis_of_two, {"method": "newton"}),
 ]
 
