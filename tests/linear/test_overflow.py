@@ -241,7 +241,7 @@ def derivatives(scan, step):
 ADJOINTS = {
     "pcr": "pcr",
     "in chunks": Adjoint(linear="pcr", memory=1),
-    "of blocks that are nearly right": Adjoint(linearize="diagonal", linear="cyclic_reduction"),
+    "of blocks that are nearly right": Adjoint(linearize="diagonal", linear="pcr"),
 }
 
 
