@@ -54,11 +54,6 @@ def hessian(scan):
     return jax.hessian(lambda z: total(scan, WEIGHT, z, XS))(INIT)
 
 
-def reverse_over_reverse(scan):
-    gradient = jax.grad(partial(total, scan), argnums=1)
-    return jax.grad(lambda w: gradient(w, INIT, XS).sum())(WEIGHT)
-
-
 def vmap_of_gradient(scan):
     gradient = jax.grad(partial(total, scan), (0, 1, 2))
     return jax.vmap(gradient, (None, 0, None))(WEIGHT, normal(5, 3, 2), XS)
@@ -75,7 +70,6 @@ def gradient_of_vmap_of_checkpoint_of_jit(scan):
     [
         (forwards, "newton, pcr"),
         (hessian, "auto"),
-        (reverse_over_reverse, "auto"),
         (vmap_of_gradient, "newton, pcr"),
         (gradient_of_vmap_of_checkpoint_of_jit, "auto"),
     ],
