@@ -23,8 +23,6 @@ from deeppcr.linear import (
 )
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem, scan
 
-# Without "auto", which is one of the others.
-NAMES = [name for name in SOLVERS if name != "auto"]
 # Every kind but matrices, which are tried in both directions.
 OTHERS = [(kind, index % 2 == 0) for index, kind in enumerate(list(KINDS)[1:])]
 
