@@ -60,19 +60,19 @@ def check(*jaxprs, trips=None):
 # -- scans ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_scan_is_its_unrolled_program(seed):
     program = random_program(seed)
     check(program.traced(), program.traced(unroll=True))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_long_scan_is_its_unrolled_program(seed):
     program = random_program(1000 + seed, longest=40)
     check(program.traced(), program.traced(unroll=True))
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(6))
 def test_scans_branches_calls_and_loops_in_a_scan(seed):
     program = random_program(2000 + seed, nesting=2)
     check(program.traced(), program.traced(unroll=True))
@@ -194,7 +194,7 @@ def random_while(seed):
     ], trips
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_while_loop_is_one_branch_after_another(seed):
     jaxprs, trips = random_while(seed)
     check(*jaxprs, trips=trips)
@@ -276,13 +276,13 @@ def check_bound(jaxpr, seed):
     return bound
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(6))
 def test_without_a_number_of_turns_it_is_a_lower_bound(seed):
     (jaxpr, _), _ = random_while(seed)
     assert not check_bound(jaxpr, seed).exact
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_loops_in_loops_in_branches_without_numbers_of_turns_are_a_lower_bound(seed):
     program = random_program(7000 + seed, nesting=2, untold=True)
     check_bound(program.traced(), seed)

@@ -40,15 +40,15 @@ def pairs(cases, brief=(), modes=("auto", "newton, pcr")):
     )
 
 
-@cache
-def by_lax(f, *args):
-    """``f(jax.lax.scan, *args)``, once for all modes."""
-    return f(jax.lax.scan, *args)
-
-
 def together(f, *args):
     """``f(*args)`` as one program: operation by operation each of them is compiled alone."""
     return jax.jit(lambda: f(*args))()
+
+
+@cache
+def by_lax(f, *args):
+    """``f(jax.lax.scan, *args)`` as one program, once for all modes."""
+    return together(f, jax.lax.scan, *args)
 
 
 METHODS = over("auto", "newton")

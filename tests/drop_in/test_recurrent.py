@@ -53,22 +53,6 @@ def statistics(scan, params, xs):
     return scan(step, ((ZERO, ZERO), jnp.zeros(WIDTH), jnp.int32(0)), xs)
 
 
-def of_one_example(scan, params, xs):
-    """Mapped over the batch, which is the last but one axis."""
-
-    def run(xs):
-        zero = jnp.zeros((1, WIDTH))
-
-        def step(c, x):
-            carry, y = lstm(params, c[0], x[None])
-            return (carry, c[1] + 1), y
-
-        (carry, time), ys = scan(step, ((zero, zero), 0), xs)
-        return carry, time, ys
-
-    return jax.vmap(run, in_axes=1, out_axes=(0, None, 1))(xs)
-
-
 def derivatives(scan, layer):
     def value(params, xs):
         results = layer(scan, params, xs)
@@ -83,7 +67,6 @@ def derivatives(scan, layer):
     [
         (counted_dropout, "newton, pcr"),
         (statistics, "auto"),
-        (of_one_example, "auto"),
     ],
 )
 def test_layers(layer, mode):

@@ -55,7 +55,7 @@ def first_layer_twice(_):
 
 def is_short(program):
     """Compiled fast, and not the smallest yet."""
-    return len(program.leaves) == 2 and len(program.used) in (1, 2) and program.length <= 5
+    return len(program.leaves) == 2 and len(program.used) == 1 and program.length <= 3
 
 
 def is_seen(program):

@@ -33,7 +33,6 @@ PARALLEL = [
     CyclicReduction(),
     PrefixScan(),
     Chunked(4),
-    Chunked(4, across=CyclicReduction()),
 ]
 LENGTH, BATCH = 13, 2  # as in test_solvers.py
 close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
@@ -41,20 +40,22 @@ solvers = pytest.mark.parametrize("solver", PARALLEL, ids=repr)
 
 
 @partial(compiled, static_argnums=0)
-def all_solutions(solver, blocks, b):
-    """The four solutions that there are of one problem, and the first one without its fallback."""
-    solutions = [
-        (solve, reverse)
-        for solve in (solver.solve, solver.solve_transposed)
-        for reverse in (False, True)
-    ]
-    return [solve(blocks, b, reverse) for solve, reverse in solutions], solver.solve_unguarded(
-        blocks, b
+def solutions(solver, blocks, b):
+    """The solution, the transposed one, and the first one without its fallback."""
+    return (
+        [solver.solve(blocks, b), solver.solve_transposed(blocks, b)],
+        solver.solve_unguarded(blocks, b),
     )
 
 
-def expected(blocks, b):
-    return [of(blocks, b, reverse) for of in (loop, loop_transposed) for reverse in (False, True)]
+@partial(compiled, static_argnums=0)
+def backwards(solver, blocks, b):
+    """The solutions of the reversed chain."""
+    return [solver.solve(blocks, b, True), solver.solve_transposed(blocks, b, True)]
+
+
+def expected(blocks, b, reverse=False):
+    return [of(blocks, b, reverse) for of in (loop, loop_transposed)]
 
 
 def growing(kind):
@@ -72,37 +73,35 @@ def growing(kind):
     return blocks, b
 
 
-@pytest.mark.parametrize(
-    ("solver", "kind"),
-    [
-        *((solver, "matrices") for solver in PARALLEL),
-        (PrefixScan(), "diagonals"),
-        (ParallelCyclicReduction(), "scalars"),
-        (CyclicReduction(), "ragged"),
-        (Chunked(4), "pairs"),
-    ],
-    ids=str,
-)
-def test_finite_where_the_loop_is(solver, kind):
-    blocks, b = growing(kind)
-    solutions, unguarded = all_solutions(solver, blocks, b)
+@solvers
+def test_finite_where_the_loop_is(solver):
+    blocks, b = growing("matrices")
+    found, unguarded = solutions(solver, blocks, b)
     assert not np.isfinite(unguarded).all()
-    for found, right in zip(solutions, expected(blocks, b), strict=True):
+    for one, right in zip(found, expected(blocks, b), strict=True):
         assert np.isfinite(right).all()
-        close(found, right, atol=0)
+        close(one, right, atol=0)
 
 
-@pytest.mark.parametrize("solver", [ParallelCyclicReduction(), PrefixScan()], ids=repr)
+def test_backwards_too():
+    blocks, b = growing("scalars")
+    found = backwards(ParallelCyclicReduction(), blocks, b)
+    for one, right in zip(found, expected(blocks, b, reverse=True), strict=True):
+        assert np.isfinite(right).all()
+        close(one, right, atol=0)
+
+
+@pytest.mark.parametrize("solver", [PrefixScan()], ids=repr)
 def test_what_overflows_step_by_step_is_not_finite_in_the_same_entries(solver):
     blocks, b = problem("diagonals", LENGTH, (BATCH,), 3)
     diagonal = 1e130 * np.asarray(blocks.diagonal)
     diagonal[8] = 0
-    (solutions, _), (others, _) = (
-        all_solutions(each, Diagonals(diagonal), np.asarray(b)) for each in (solver, Recurrence())
+    (found, _), (others, _) = (
+        solutions(each, Diagonals(diagonal), np.asarray(b)) for each in (solver, Recurrence())
     )
-    for found, right in zip(solutions, others, strict=True):
+    for one, right in zip(found, others, strict=True):
         assert not np.isfinite(right).all()
-        np.testing.assert_array_equal(found, right)
+        np.testing.assert_array_equal(one, right)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +120,7 @@ def test_other_dtypes(solver, dtype):
 def test_on_an_accelerator():
     blocks, b = growing("matrices")
     with compiled_for("cuda"):
-        found, _ = compiled(partial(all_solutions.__wrapped__, ParallelCyclicReduction()))(
-            blocks, b
-        )
+        found, _ = compiled(partial(solutions.__wrapped__, ParallelCyclicReduction()))(blocks, b)
     for one, right in zip(found, expected(blocks, b), strict=True):
         close(one, right, atol=0)
 
@@ -145,7 +142,7 @@ def test_an_example_that_overflows_harms_no_other(solver):
 def test_a_batch_element_that_overflows_harms_no_other(solver):
     well, ill = well_and_ill()
     mixed = jax.tree.map(lambda well, ill: np.stack([ill[:, 0], well[:, 1]], 1), well, ill)
-    close(all_solutions(solver, *mixed)[0][0], loop(*mixed), atol=0)
+    close(solutions(solver, *mixed)[0][0], loop(*mixed), atol=0)
 
 
 # -- what is random --------------------------------------------------------------------------------
@@ -201,14 +198,14 @@ def test_blocks_of_all_sizes(solver, kind):
 
 # -- derivatives -----------------------------------------------------------------------------------
 
-STEPS = 64
-GAINS = np.broadcast_to(np.array([30.0, 0.5], np.float32), (STEPS, 2))
+STEPS = 16
+GAINS = np.broadcast_to(np.array([1e5, 0.5], np.float32), (STEPS, 2))
 INPUTS = np.linspace(0.1, 1.0, STEPS, dtype=np.float32)
 START = np.array([0.0, 0.3], np.float32)
 
 
 def apart(z, x):
-    """The first entry stays zero; a product of all its gains is 30^64."""
+    """The first entry stays zero; a product of eight of its gains overflows."""
     gain, shift = x
     return gain * z + shift * jnp.array([0, 1], jnp.float32)
 
@@ -244,7 +241,7 @@ def derivatives(scan, step):
 ADJOINTS = {
     "pcr": "pcr",
     "in chunks": Adjoint(linear="pcr", memory=1),
-    "of blocks that are nearly right": Adjoint(linearize="diagonal", linear="cyclic_reduction"),
+    "of blocks that are nearly right": Adjoint(linearize="diagonal", linear="pcr"),
 }
 
 
@@ -292,7 +289,7 @@ def test_derivatives_of_solve_bidiagonal():
 
 @solvers
 def test_a_finite_solution_is_left_as_it_is(solver):
-    (found, *_), unguarded = all_solutions(
+    (found, *_), unguarded = solutions(
         solver, *jax.tree.map(np.asarray, problem("matrices", LENGTH, (BATCH,), 2))
     )
     np.testing.assert_array_equal(found, unguarded)

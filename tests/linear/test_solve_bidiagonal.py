@@ -23,8 +23,6 @@ from deeppcr.linear import (
 )
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem, scan
 
-# Without "auto", which is one of the others.
-NAMES = [name for name in SOLVERS if name != "auto"]
 # Every kind but matrices, which are tried in both directions.
 OTHERS = [(kind, index % 2 == 0) for index, kind in enumerate(list(KINDS)[1:])]
 
@@ -36,8 +34,8 @@ def objective(solution):
 @pytest.mark.parametrize("kind", ["matrices", "diagonals"])
 def test_arrays_are_blocks(kind):
     blocks, b = problem(kind, 5, (2,), 4)
-    np.testing.assert_array_equal(
-        solve_bidiagonal(jax.tree.leaves(blocks)[0], b), solve_bidiagonal(blocks, b)
+    np.testing.assert_allclose(
+        solve_bidiagonal(jax.tree.leaves(blocks)[0], b), loop(blocks, b), rtol=1e-12
     )
 
 
@@ -75,8 +73,8 @@ def by_the_loop(kind, reverse):
 @pytest.mark.parametrize(
     ("name", "kind", "reverse"),
     [
-        *((name, "matrices", True) for name in NAMES),
         ("sequential", "matrices", False),
+        ("chunked", "matrices", True),
         *(("pcr", *other) for other in OTHERS),
     ],
 )
@@ -122,7 +120,7 @@ def curvature_of_the_loop(kind):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("sequential", "scalars"), ("pcr", "ragged"), ("chunked", "matrices")],
+    [("pcr", "ragged"), ("chunked", "matrices")],
 )
 def test_second_derivatives(name, kind):
     ours = curvature(lambda A, b: solve_bidiagonal(A, b, solver=name), kind)
@@ -133,8 +131,7 @@ def test_second_derivatives(name, kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [*((name, "matrices") for name in NAMES), ("pcr", "ragged"), ("chunked", "scalars")],
+    ("name", "kind"), [("pcr", "matrices"), ("cyclic_reduction", "ragged"), ("chunked", "scalars")]
 )
 def test_vmap_of_every_layout(name, kind):
     problems = [problem(kind, 3, (), KINDS[kind], seed) for seed in range(3)]
@@ -185,14 +182,15 @@ def test_inside_scan_and_jit(name):
 def test_bfloat16_has_gradients_of_its_own_dtype():
     A, b = (x.astype(jnp.bfloat16) for x in matrices(12, (), 3))
     gradient = compiled(jax.grad(lambda A: solve_bidiagonal(A, b, solver="pcr").sum()))(A)
-    wide = jax.grad(lambda A: scan(Matrices(A), b.astype(jnp.float64), jnp.zeros(3)).sum())
-    expected = compiled(wide)(A.astype(jnp.float64))
+    A, b = (np.asarray(x, np.float64) for x in (A, b))
+    before = np.concatenate([np.zeros((1, 3)), loop(A, b)[:-1]])
+    expected = np.einsum("li,lj->lij", loop_transposed(Matrices(A), np.ones_like(b)), before)
     assert gradient.dtype == jnp.bfloat16
-    np.testing.assert_allclose(gradient.astype(jnp.float64), expected, rtol=0.05, atol=0.05)
+    np.testing.assert_allclose(np.asarray(gradient, np.float64), expected, rtol=0.05, atol=0.05)
 
 
 def test_differentiation_does_not_go_through_the_solver():
-    A, b = matrices(128, (), 4)
+    A, b = matrices(32, (), 4)
     lower = jax.jit(
         jax.grad(lambda A: solve_bidiagonal(A, b, solver="cyclic_reduction").sum())
     ).lower(A)
@@ -202,7 +200,7 @@ def test_differentiation_does_not_go_through_the_solver():
 
 @pytest.mark.parametrize("name", ["cyclic_reduction", "prefix_scan", "chunked"])
 def test_the_adjoint_needs_little_memory(name):
-    A, b = matrices(256, (), 16)
+    A, b = matrices(64, (), 16)
     compiled = jax.jit(find_solver(name).solve_transposed).lower(Matrices(A), b).compile()
     assert compiled.memory_analysis().temp_size_in_bytes <= 3 * A.nbytes
 
@@ -215,14 +213,20 @@ def problems(draw):
     return problem(kind, draw(st.integers(0, 12)), batch, width, seed)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(problem=problems(), name=st.sampled_from(list(SOLVERS)), reverse=st.booleans())
 def test_solution_and_transpose_for_any_shape(problem, name, reverse):
     blocks, b = problem
     solver = find_solver(name)
-    y = compiled(lambda blocks, b: solve_recurrence(blocks, b, solver, reverse))(blocks, b)
+
+    def both(blocks, b):
+        return (
+            solve_recurrence(blocks, b, solver, reverse),
+            solver.solve_transposed(blocks, b, reverse),
+        )
+
+    y, lam = compiled(both)(blocks, b)
     np.testing.assert_allclose(y, loop(blocks, b, reverse), rtol=1e-9, atol=1e-10)
-    lam = compiled(lambda blocks, g: solver.solve_transposed(blocks, g, reverse))(blocks, b)
     np.testing.assert_allclose(lam, loop_transposed(blocks, b, reverse), rtol=1e-9, atol=1e-10)
 
 

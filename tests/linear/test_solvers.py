@@ -56,8 +56,9 @@ close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
 
 
 CASES = [
-    *((solver, kind) for solver in SOLVERS for kind in ("matrices", "ragged")),
-    *pairs(SOLVERS, ["pairs", "diagonals", "scalars"]),
+    *((solver, "matrices") for solver in SOLVERS),
+    (ParallelCyclicReduction(), "ragged"),
+    *pairs(SOLVERS, ["ragged", "pairs", "diagonals", "scalars"]),
 ]
 cases = pytest.mark.parametrize(("solver", "kind"), CASES, ids=str)
 
@@ -72,10 +73,7 @@ def test_agrees_with_the_loop(solver, kind):
 
 @pytest.mark.parametrize(
     ("solver", "kind"),
-    [
-        *((solver, "matrices") for solver in SOLVERS),
-        *pairs(SOLVERS, ["pairs", "ragged", "diagonals", "scalars", "zeros"]),
-    ],
+    pairs(SOLVERS, ["ragged", "matrices", "diagonals", "scalars", "matrices", "zeros"]),
     ids=str,
 )
 def test_short_chains(solver, kind):
@@ -91,8 +89,14 @@ def test_short_chains(solver, kind):
         close(y, (loop if length == 2 else loop_transposed)(*each, reverse=True))
 
 
-@solvers
-@pytest.mark.parametrize(("length", "reverse"), [(16, False), (16, True), (37, True)])
+@pytest.mark.parametrize(
+    ("solver", "length", "reverse"),
+    [
+        *((solver, 16, reverse) for solver in SOLVERS for reverse in (False, True)),
+        (Chunked(), 37, True),
+    ],
+    ids=str,
+)
 def test_a_power_of_two_and_a_shorter_last_chunk(solver, length, reverse):
     blocks, b = problem("matrices", length, (), 3)
     close(solve(solver, blocks, b, reverse), loop(blocks, b, reverse))
@@ -133,8 +137,8 @@ def test_blocks_on_the_diagonal_of_any_width(solver, groups):
 @pytest.mark.parametrize(
     ("solver", "kind", "dtype", "tolerance"),
     [
-        *((solver, "matrices", jnp.float32, 1e-5) for solver in SOLVERS[::2]),
-        *((solver, "matrices", jnp.complex128, 1e-10) for solver in SOLVERS[1::2]),
+        (Chunked(), "matrices", jnp.float32, 1e-5),
+        *((solver, "matrices", jnp.complex128, 1e-10) for solver in SOLVERS[1:6:4]),
         *((solver, kind, jnp.bfloat16, 1e-2) for solver, kind in pairs(SOLVERS, list(KINDS))),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -211,8 +215,8 @@ def test_programs_do_not_grow_with_the_chain(solver):
     def size(length):
         return len(str(jax.make_jaxpr(solver.solve)(*problem("matrices", length, (), 2))))
 
-    levels = 4  # from 64 to 1024: logarithmic growth is allowed, 16 times the program is not
-    assert size(1024) < size(64) * (1 + levels)
+    levels = 3  # from 64 to 512: logarithmic growth is allowed, 8 times the program is not
+    assert size(512) < size(64) * (1 + levels)
 
 
 def test_a_chunk_has_at_least_one_step():

@@ -1,8 +1,9 @@
 """Chains to plan, and a device on which short ones pay off."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import deeppcr
 import depth
@@ -38,6 +39,12 @@ def like(width=64, length=4096, dtype="float32", step=elementwise):
     )
 
 
+@cache
+def plan_like(*shape, device="H200", **options):
+    """The plan of such a chain, made once."""
+    return deeppcr.plan(*like(*shape), device=device, **options)
+
+
 def costs_of(chain, state, batch_ndim=0):
     """Its costs, from a trace of its own."""
     found = []
@@ -54,8 +61,3 @@ def costs_of(chain, state, batch_ndim=0):
 
     jax.eval_shape(trace, state, chain.inputs)
     return found[0]
-
-
-def radius(matrix, value):
-    """The matrix, scaled to a spectral radius."""
-    return matrix * (value / np.abs(np.linalg.eigvals(matrix)).max())

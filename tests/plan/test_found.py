@@ -85,7 +85,6 @@ def test_a_batch():
     batch = jnp.zeros((2, 8), jnp.float32)
     assert rows(DENSE, batch, batch_ndim=1)["chain"].endswith("of 8 entries, a batch of 2")
     mixed = Chain(lambda z, x: z - jnp.broadcast_to(z.mean(0) + x, z.shape), XS)
-    assert rows(mixed, batch)["chain"].endswith("a state of 16 entries")
     found = rows(mixed, batch, batch_ndim=1)
     assert "examples of a batch may influence each other" in found["structure"]
     assert "not exact" in found["linearize"]
@@ -93,10 +92,6 @@ def test_a_batch():
 
 def test_shapes_alone():
     assert rows(DENSE) == dense()
-    assert "12 steps" in str(deeppcr.plan(Chain(lambda z, _: jnp.sin(z), length=12), 0.5))
-    narrow = Chain(lambda z, x: jnp.tanh(z) + x, XS.astype(jnp.bfloat16))
-    shape = jax.ShapeDtypeStruct((8,), jnp.bfloat16)
-    assert rows(narrow, shape)["structure"].startswith("elementwise")
 
 
 def times(weight, x):

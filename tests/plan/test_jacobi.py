@@ -2,19 +2,20 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import deeppcr
 from tests.problems import assert_agree, normal, solve, trajectory
 
-XS = normal(0, 256, 32).astype(jnp.float32)
-Z0 = jnp.zeros(32, jnp.float32)
+XS = np.asarray(normal(0, 256, 32), np.float32)
+Z0 = np.zeros(32, np.float32)
 
 
 def chain(norm):
     """A dense chain, whose weights have this spectral norm."""
-    weight = normal(0, 32, 32).astype(jnp.float32)
-    weight = norm * weight / jnp.linalg.norm(weight, 2)
+    weight = np.asarray(normal(0, 32, 32), np.float32)
+    weight = np.float32(norm / np.linalg.norm(weight, 2)) * weight
     return deeppcr.Chain(lambda z, x: jnp.tanh(z @ weight + x), XS)
 
 

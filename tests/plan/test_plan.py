@@ -11,8 +11,8 @@ import deeppcr
 import depth
 from deeppcr._plan import find_adjoint
 from deeppcr._plan.choose import choose_adjoint, choose_method
-from tests.plan.chains import CHAINS, SLOW_LOOPS, costs_of, elementwise, like
-from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle
+from tests.plan.chains import CHAINS, SLOW_LOOPS, costs_of, elementwise, like, plan_like
+from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle, solve, trajectory
 
 H200 = depth.devices["H200"]
 
@@ -31,10 +31,9 @@ def chain_of(problem):
 # -- what it takes --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["batch norm", "odd"])
-def test_what_is_planned_gives_the_values_and_gradients_of_the_sequential_program(name):
+def test_what_is_planned_gives_the_values_and_gradients_of_the_sequential_program():
     """By arrays or by their shapes."""
-    problem = PROBLEMS[name]
+    problem = PROBLEMS["relu mlp"]
     options = {"device": SLOW_LOOPS, "iterations": 4, "batch_ndim": problem.batch_ndim}
     shapes = jax.eval_shape(lambda z: z, problem.init)
     found, known = (deeppcr.plan(chain_of(problem), z, **options) for z in (shapes, problem.init))
@@ -104,9 +103,12 @@ def test_layers_make_a_plan_for_every_chain():
     ]
     assert found.main is found.chains[1]
     assert str(found) == "\n\n".join(map(str, [found.layers, *found.chains]))
-    expected = x
-    for each in layers:
-        expected = each(expected)
+    expected = np.asarray(x)
+    for each in layers[:4]:
+        expected = np.tanh(expected * np.asarray(each.args[0])[None])
+    expected = np.concatenate([expected, expected], -1)
+    for each in layers[5:]:
+        expected = expected + np.tanh(expected @ each.args[0])
     assert_agree(deeppcr.forward(layers, x, method=found.method, adjoint=found.adjoint), expected)
     alone = deeppcr.plan(deeppcr.stack(layers[5:]), normal(0, 2, 6), device="H200")
     assert alone.chains[0].to_json() == found.chains[1].to_json()
@@ -128,9 +130,8 @@ def test_other_dtypes_and_short_chains(dtype, length):
     chain, state = like(4, length, dtype)
     found = deeppcr.plan(chain, state, device="H200")
     z0 = jnp.ones(4, dtype)
-    solved = deeppcr.solve(chain, z0, method=found.method, adjoint=found.adjoint)
-    expected = deeppcr.solve(chain, z0, method="sequential")
-    assert_agree(solved.trajectory, expected.trajectory, 0.02 if dtype == "bfloat16" else 1e-5)
+    solved = solve(chain, z0, method=found.method, adjoint=found.adjoint)
+    assert_agree(solved.trajectory, trajectory(chain, z0), 0.02 if dtype == "bfloat16" else 1e-5)
     if length == 1:
         assert isinstance(found.method, deeppcr.Sequential)
 
@@ -147,19 +148,18 @@ def test_the_initial_state_may_be_traced():
     assert seen[0].to_json() == deeppcr.plan(chain, z0, device="H200").to_json()
 
 
-def test_a_step_with_a_linear_rule_is_planned_as_any_other():
-    problem = PROBLEMS["custom vjp"]
-    found = deeppcr.plan(chain_of(problem), problem.init, device="H200")
-    assert isinstance(found.adjoint, deeppcr.Adjoint)
-
-
 def test_adjoints_are_public_and_can_be_passed_on():
     chain, z0 = CHAINS["gru"]
     adjoints = {each.adjoint for each in deeppcr.plan(chain, z0).main.gradient}
     assert {type(adjoint) for adjoint in adjoints} == {str, deeppcr.Adjoint}
-    for adjoint in adjoints:
-        jax.make_jaxpr(jax.grad(lambda z, a=adjoint: deeppcr.solve(chain, z, adjoint=a).value[0]))(
-            z0
+    for adjoint in {type(adjoint): adjoint for adjoint in adjoints}.values():
+        jax.eval_shape(
+            jax.grad(
+                lambda z, a=adjoint: deeppcr.solve(chain, z, method="sequential", adjoint=a).value[
+                    0
+                ]
+            ),
+            z0,
         )
 
 
@@ -194,7 +194,7 @@ def test_the_sequential_program_alone(method):
 
 
 def test_the_device_decides():
-    found = deeppcr.plan(*like(), device="H200")
+    found = plan_like()
     assert found.predicted_speedup > 2
     assert found.gradient_speedup > 2
     assert isinstance(found.method, deeppcr.Newton)
@@ -206,7 +206,7 @@ def test_the_device_decides():
 
 
 def test_a_device_by_name_is_the_device():
-    assert deeppcr.plan(*like(), device="h200").main.device is H200
+    assert deeppcr.plan(*like(1, 2), device="h200").main.device is H200
 
 
 @pytest.mark.parametrize("device", ["H2000", "", "gpu", 3], ids=repr)
@@ -218,7 +218,7 @@ def test_an_unknown_device_is_named(device):
 
 def test_what_does_not_fit_is_never_chosen():
     chain, state = like(8, 1024)
-    for memory in (1e5, 5e5, 1e9):
+    for memory in (1e5, 1e9):
         found = deeppcr.plan(chain, state, device=H200.replace(memory=memory)).main
         for candidate in (found.forward[0], found.gradient[0]):
             assert candidate.is_sequential or candidate.memory <= memory
@@ -238,12 +238,12 @@ def test_what_does_not_fit_is_never_chosen():
     assert memory[names[0]] - memory[names[1]] == 3 * blocks
 
 
-# Width and length: every size on one device, short and long ones on each kind of them.
+# Width and length: of both kinds of blocks, short and long, on each kind of device.
 SIZES = {
-    "H200": [(1, 2), (48, 256, dense)],
+    "H200": [(48, 256, dense)],
     "V100": [(64, 128)],
-    "TPU v5e": [(1, 1024), (16, 256, dense)],
-    "generic": [(64, 1024), (2, 256, dense)],
+    "TPU v5e": [(1, 1024)],
+    "generic": [(2, 256, dense)],
 }
 
 
@@ -265,11 +265,10 @@ def test_auto_takes_what_is_planned(monkeypatch, memo, device):
 # -- how many iterations --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("device", "width"), [("H200", 64), ("A100", 1)])
-def test_more_iterations_never_promise_more(device, width):
-    numbers = (1, np.int64(10), 10**6)
-    found = [deeppcr.plan(*like(width, 1024), device=device, iterations=n) for n in numbers]
-    assert [plan.main.iterations for plan in found] == [1, 10, 10**6]
+def test_more_iterations_never_promise_more():
+    numbers = (np.int64(1), 10**6)
+    found = [plan_like(64, 1024, iterations=n) for n in numbers]
+    assert [plan.main.iterations for plan in found] == [1, 10**6]
     for name in ("predicted_speedup", "gradient_speedup"):
         speedups = [getattr(plan, name) for plan in found]
         assert speedups == sorted(speedups, reverse=True)

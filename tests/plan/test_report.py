@@ -8,14 +8,14 @@ import pytest
 import deeppcr
 import depth
 from deeppcr._plan.choose import NEAR
-from tests.plan.chains import CHAINS, like
+from tests.plan.chains import CHAINS, like, plan_like
 from tests.problems import PROBLEMS
 
 PLANS = {
-    "Newton": lambda: deeppcr.plan(*like(), device="H200"),
+    "Newton": plan_like,
     "sequential": lambda: deeppcr.plan(*like(), device=depth.device.generic_cpu(2)),
     "TPU": lambda: deeppcr.plan(*CHAINS["gru"], device="TPU v5e"),
-    "many iterations": lambda: deeppcr.plan(*CHAINS["gru"], device="V100", iterations=100),
+    "many iterations": lambda: plan_like(1, 64, device="V100", iterations=1000),
     "one step": lambda: deeppcr.plan(*like(length=1), device="H200"),
     "too large": lambda: deeppcr.plan(*like(), device=depth.devices["H200"].replace(memory=1e5)),
     "own rule": lambda: deeppcr.plan(
@@ -40,6 +40,11 @@ def plan(request, plans):
     if request.param not in plans:
         plans[request.param] = PLANS[request.param]()
     return plans[request.param]
+
+
+@pytest.mark.parametrize("plan", ["own rule"], indirect=True)
+def test_a_step_with_a_linear_rule_is_planned_as_any_other(plan):
+    assert isinstance(plan.adjoint, deeppcr.Adjoint)
 
 
 def finite(value):
@@ -158,7 +163,7 @@ def test_no_word_contradicts_the_choice(plan):
         assert not any(each["verdict"].startswith("chosen") for each in rest)
 
 
-def test_the_depth_speedup_is_that_of_the_shallowest():
-    plan = PLANS["Newton"]()
+@pytest.mark.parametrize("plan", ["Newton"], indirect=True)
+def test_the_depth_speedup_is_that_of_the_shallowest(plan):
     depths = {candidate.name: candidate.cost.depth for candidate in plan.main.forward}
     assert plan.depth_speedup == depths["sequential"] / min(depths.values()) > 10

@@ -19,11 +19,6 @@ def f(*shape):
     return jax.ShapeDtypeStruct(shape, "float32")
 
 
-def gated(w, z, x):
-    gates = jax.nn.sigmoid(w["x"] @ x + w["h"] @ z)
-    return gates * z + (1 - gates) * jnp.tanh(w["h"] @ (gates * z) + x)
-
-
 def pendulum(w, z, x):
     angle, speed = z
     speed = 0.99 * speed - w * jnp.sin(angle) + x
@@ -38,9 +33,7 @@ def tanh(w, z, x):
 CHAINS = {
     "scalar": (lambda w, z, x: jnp.tanh(w * z + x), f(), f(), f(2000), "auto"),
     "narrow": (tanh, f(4, 4), f(4), f(1024, 4), "auto"),
-    "wide": (tanh, f(32, 32), f(32), f(1024, 32), "auto"),
     "diagonal of wide": (tanh, f(32, 32), f(32), f(512, 32), Newton(linearize="diagonal")),
-    "gated": (gated, {"x": f(8, 8), "h": f(8, 8)}, f(8), f(500, 8), "auto"),
     "pendulum": (pendulum, f(), (f(), f()), f(777), "auto"),
     "linear": (lambda w, z, x: w @ z + x, f(6, 6), f(6), f(300, 6), Newton(linear="chunked")),
     "windows": (tanh, f(4, 4), f(4), f(1000, 4), Newton(window=250, linear="pcr")),

@@ -122,7 +122,6 @@ START = normal(2, 2, 4, 2)
 METHODS = {
     "newton": {"method": "newton", "adjoint": deeppcr.Adjoint()},
     "backprop": {"method": "sequential", "adjoint": "backprop"},
-    "blocks": {"method": "sequential", "adjoint": deeppcr.Adjoint()},
 }
 
 

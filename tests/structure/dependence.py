@@ -27,9 +27,13 @@ def structure_of(step, state, batch_ndim=0):
     return find_structure(*traced(step, state, batch_ndim))
 
 
-def evaluate(function, x):
-    """``function(x)``, compiled in a hurry; in numpy."""
-    return jax.tree.map(np.asarray, jax.jit(function).lower(x).compile(compiler_options=CHEAP)(x))
+def evaluate(functions, xs):
+    """What each function is of every x, compiled in a hurry as one loop; in numpy."""
+
+    def at_every(xs):
+        return jax.lax.map(lambda x: [function(x) for function in functions], xs)
+
+    return jax.tree.map(np.asarray, jax.jit(at_every).lower(xs).compile(compiler_options=CHEAP)(xs))
 
 
 def moved(steps, width):
@@ -44,7 +48,7 @@ def moved(steps, width):
     others[..., entry, entry] += rng.normal(size=others.shape[:-1]) * np.array(SCALES)[:, None]
     z = jnp.asarray(np.concatenate([points, others.reshape(-1, width)]))
     found = []
-    for values in evaluate(lambda z: [jax.lax.map(step, z) for step in steps], z):
+    for values in evaluate(steps, z):
         before, after = values[:POINTS, None, None], values[POINTS:].reshape(others.shape)
         with np.errstate(invalid="ignore"):
             same = (np.abs(after - before) <= 1e-9 * (1 + np.abs(before))) | (after == before)
@@ -56,10 +60,7 @@ def moved(steps, width):
 def differentiated(steps, width, jacobian=jax.jacfwd):
     """For each step which entries of its Jacobian are not zero: bool ``[w, w]``."""
     z = jnp.asarray(np.random.default_rng(width).normal(size=(POINTS, width)))
-    return [
-        (np.abs(j) > 1e-9).any(0)
-        for j in evaluate(lambda z: [jax.lax.map(jacobian(step), z) for step in steps], z)
-    ]
+    return [(np.abs(j) > 1e-9).any(0) for j in evaluate([jacobian(step) for step in steps], z)]
 
 
 def assert_sound(step, shape, depends, batch_ndim=0):

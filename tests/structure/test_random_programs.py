@@ -7,16 +7,16 @@ import pytest
 from tests.structure.dependence import assert_sound, differentiated, moved
 from tests.structure.programs import OPERATIONS, WIDTH, alone, random_program
 
-PROGRAMS, TOGETHER = 80, 40
+PROGRAMS, TOGETHER = 60, 30
 
 
 @cache
 def dependences(start):
-    """What ``TOGETHER`` programs depend on; of every fourth by its Jacobian, too."""
+    """What ``TOGETHER`` programs depend on; of every fifth by its Jacobian, too."""
     programs = [random_program(seed) for seed in range(start, start + TOGETHER)]
     found = moved(programs, 2 * WIDTH)
     for i, jacobian in zip(
-        range(0, TOGETHER, 4), differentiated(programs[::4], 2 * WIDTH), strict=True
+        range(0, TOGETHER, 5), differentiated(programs[::5], 2 * WIDTH), strict=True
     ):
         found[i] = found[i] | jacobian
     return list(zip(programs, found, strict=True))
