@@ -43,6 +43,8 @@ def run_command(
     terminal.
     """
     monkeypatch.setitem(plots.STYLE, "savefig.dpi", 30)
+    # They are laid out in test_figures.py, which takes longer than to draw them.
+    monkeypatch.setattr("matplotlib.layout_engine.do_constrained_layout", lambda *_, **__: None)
 
     def run(module: Any, *options: str) -> tuple[list[dict[str, Any]], str]:
         module.main([*options, "--keep", "toy", "--out", str(tmp_path)])
