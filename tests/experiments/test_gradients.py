@@ -154,12 +154,13 @@ def test_every_variant_has_the_gradient_of_the_scan() -> None:
     case = Size(Network("lstm", 2), length=5, batch=2).case("gradient")
     assert {"lax.scan, unroll 4", "unrolled"} <= case.baselines.keys()
     assert list(case.variants) == list(GRID["gradient"])
-    runs = {name: variant.run for name, variant in case.variants.items()}
+    alike = ("auto", "newton")  # see test_all_variants_train_alike
+    runs = {name: one.run for name, one in case.variants.items() if name not in alike}
     runs["lax.scan"] = case.baselines["lax.scan"]
     found = jax.jit(lambda *given: {name: run(*given) for name, run in runs.items()})(
         *case.arguments[0]
     )
-    for name in case.variants:
+    for name in runs:
         assert distance(found[name], found["lax.scan"]) < 1e-5, name
 
 

@@ -339,7 +339,21 @@ def test_when_a_process_dies_the_other_ends_with_an_error() -> None:
     assert other not in (None, 0, -9)
 
 
-def test_a_run_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Lets processes run commands of a shell, which start sooner than Python and jax."""
+
+    def run(commands: str) -> None:
+        script = tmp_path / "python"
+        script.write_text(f"#!/bin/sh\n{commands}\n")
+        script.chmod(0o700)
+        monkeypatch.setattr(processes.sys, "executable", str(script))
+
+    return run
+
+
+def test_a_run_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, instead) -> None:
+    instead("trap '' TERM\nexec sleep 60")
     started: list[subprocess.Popen] = []
     popen = subprocess.Popen
     monkeypatch.setattr(
@@ -352,9 +366,10 @@ def test_a_run_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     assert [process.poll() for process in started] == [-9, -9]
 
 
-def test_a_process_that_fails_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(processes.Failed, match=r"process 0 of 1 ended with 1(.|\n)*ValueError"):
-        processes.run(1, dataclasses.replace(SMALL, length=-1), 1, seconds=60)
+def test_a_process_that_fails_is_shown(instead) -> None:
+    instead("echo ValueError: a length below 0 >&2\nexit 3")
+    with pytest.raises(processes.Failed, match=r"process 0 of 1 ended with 3(.|\n)*ValueError"):
+        processes.run(1, SMALL, 1, seconds=60)
 
 
 # -- predicted
