@@ -11,7 +11,7 @@ import deeppcr
 from deeppcr import Adjoint, Anderson, Coarse, Newton, Scalar, Sharded
 from tests.linear.loop import compiled
 from tests.problems import assert_agree, normal
-from tests.sharding.meshes import DEVICES, P, lies_along, mesh, put, run
+from tests.sharding.meshes import DEVICES, P, lies_along, mesh, put, run, wait
 from tests.sharding.test_resources import messages
 
 L = 2 * DEVICES
@@ -120,6 +120,16 @@ def test_an_explicit_mesh_by_the_inputs():
     found = run(ours(), put(Z0, on=on), put(XS, axis, on=on), put(WEIGHT, on=on))
     assert_agree(found, expected())
     assert lies_along(found[0][1][1]["y"], axis)
+
+
+def test_what_the_inputs_say_without_jit():
+    on = mesh("explicit")
+    with jax.set_mesh(on):  # elsewhere jax has no eager gradients of explicitly sharded arrays
+        found = wait(
+            ours(Newton(initial_guess=normal(4, L, 3))), Z0, put(XS, "chain", on=on), WEIGHT
+        )
+    assert_agree(found, expected())
+    assert lies_along(found[0][1][1]["y"], "chain")
 
 
 def test_a_length_that_devices_cannot_share():
