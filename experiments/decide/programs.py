@@ -6,6 +6,7 @@ Private parts of the planner are imported here and nowhere else.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -149,6 +150,11 @@ class Chain:
         return [candidate for candidate in every if candidate.method in forward]
 
     def _field(self, model: depth.Device) -> Candidates:
+        return Candidates(self._costs, model)
+
+    @cached_property
+    def _costs(self) -> ChainCosts:
+        """What the first plan takes most of its time for; all others share it."""
         task = self.task
 
         def step(state: Any, x: Any) -> tuple[Any, Any]:
@@ -156,7 +162,7 @@ class Chain:
             return state, jax.tree.leaves(state)[0]
 
         chain = trace_chain(step, task.init, task.inputs, self.specimen.length, 1, "init")
-        return Candidates(ChainCosts.of(chain), model)
+        return ChainCosts.of(chain)
 
     def choices(self, candidates: Iterable[Candidate]) -> Iterator[Choice]:
         """The unrolled loop of deeppcr, and candidates."""

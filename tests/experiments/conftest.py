@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from depth.device import generic_cpu
-from experiments.bench import command, plots, programs, results
+from experiments.bench import command, programs, results
 from experiments.bench.table import WIDTH
 
 DEVICE = generic_cpu(2)
@@ -30,6 +30,14 @@ def few_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "UNROLLS", ())
 
 
+def drawn(drawing: Any, path: Path) -> None:
+    """In the place of `savefig`: all is drawn but no pixel."""
+    from PIL import Image
+
+    drawing.draw_without_rendering()
+    Image.new("RGB", (1, 1)).save(path)
+
+
 @pytest.fixture
 def run_command(
     few_loops: None,
@@ -39,10 +47,12 @@ def run_command(
 ) -> Run:
     """``run_command(module, *options) -> (rows, text)``: rows and output of an experiment.
 
-    It draws pictures, too, coarse ones. All columns of its tables are in the legend, and fit the
+    It draws pictures, too, without their pixels. All columns of its tables are in the legend, and fit the
     terminal.
     """
-    monkeypatch.setitem(plots.STYLE, "savefig.dpi", 30)
+    # Pictures are laid out and rendered in test_figures.py, which takes longer than to draw them.
+    monkeypatch.setattr("matplotlib.layout_engine.do_constrained_layout", lambda *_, **__: None)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", drawn)
 
     def run(module: Any, *options: str) -> tuple[list[dict[str, Any]], str]:
         module.main([*options, "--keep", "toy", "--out", str(tmp_path)])

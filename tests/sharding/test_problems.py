@@ -62,4 +62,4 @@ def test_devices_that_cannot_share_evenly(name, variant):
 
 
 def test_fewer_steps_than_devices():
-    assert_right(as_long_as(PROBLEMS["gru"], 3), "newton")
+    assert_right(as_long_as(PROBLEMS["scalar"], 3), "newton")

@@ -18,7 +18,6 @@ L = 2 * DEVICES
 WEIGHT = normal(0, 3, 3, scale=0.5)
 XS = {"x": normal(1, L, 3), "number": jnp.arange(L) % 3}
 Z0 = normal(2, 3)
-GRID = mesh(chain=4, data=2)
 
 
 def f(weight, z, x):
@@ -133,13 +132,6 @@ def test_what_the_inputs_say_without_jit():
     assert lies_along(found[0][1][1]["y"], "chain")
 
 
-def test_two_axes_in_another_order():
-    axes = ("data", "chain")
-    found = run(ours(Newton(linear=Sharded(GRID, axes))), Z0, put(XS, axes, on=GRID), WEIGHT)
-    assert_agree(found, expected())
-    assert lies_along(found[0][1][1]["y"], axes)
-
-
 def test_a_length_that_devices_cannot_share():
     found = run(ours(*VARIANTS["newton"]), Z0, cut(7), WEIGHT)
     assert_agree(found, expected(7))
@@ -220,7 +212,7 @@ def sent(reverse, length):
 
 
 def test_it_sends_what_a_chain_forwards_sends_and_no_input():
-    length = 64 * DEVICES
+    length = 32 * DEVICES
     backwards = sent(True, length)
     assert backwards == sent(False, length)
     assert max(size for _, size in backwards) < length // DEVICES * 3 * 8  # a shard of the inputs

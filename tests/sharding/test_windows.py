@@ -1,7 +1,6 @@
 """Windows on a chain over devices: the same answer, with the blocks of one window on each."""
 
-import dataclasses
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +10,23 @@ import pytest
 import deeppcr
 from deeppcr import Anderson, Chain, Coarse, Newton, Result, Scalar, Sharded, TrustRegion
 from tests.problems import assert_agree, normal
-from tests.sharding.meshes import gradients, mesh, placed, run, states
+from tests.sharding.meshes import (
+    EXAMPLES,
+    WEIGHT,
+    XS,
+    Z0,
+    expected,
+    gradients,
+    mesh,
+    placed,
+    run,
+    states,
+)
+from tests.sharding.meshes import LENGTH as L
 from tests.sharding.test_resources import messages
 
 DEVICES = 4
-EACH = 5
-L = DEVICES * EACH
-WEIGHT = normal(0, 3, 3, scale=0.5)
-XS = normal(1, L, 3)
-Z0 = normal(2, 3)
+EACH = L // DEVICES
 CHAIN = Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), XS)
 CHAOS = Chain(lambda z, _: 3.9 * z * (1 - z), length=96)
 there = partial(placed, on=mesh(chain=DEVICES))
@@ -60,8 +67,11 @@ def test_the_same_answer(name):
         iterations = int(found.stats.iterations)
         assert np.isfinite(found.stats.residuals[: iterations + 1]).all()
         assert np.isnan(found.stats.residuals[iterations + 1 :]).all()
-        here = solve(CHAIN, Z0, OPTIONS[name])
-        np.testing.assert_allclose(found.stats.growth_rate, here.stats.growth_rate, atol=0.5)
+        product = np.eye(3)
+        for z in np.asarray(found.trajectory):  # whose slopes are 1 - z^2
+            product = np.diag(1 - z**2) @ WEIGHT @ product
+        rate = np.log(np.linalg.norm(product, 2)) / L
+        np.testing.assert_allclose(found.stats.growth_rate, rate, atol=0.5)
 
 
 def test_shards_without_a_window_are_solved_together():
@@ -80,12 +90,9 @@ def test_a_length_that_devices_cannot_share():
 
 def test_values_and_gradients_of_a_batch():
     """By initial states, inputs, and what the step captures; every window has examples."""
-    batch = normal(3, 2, 3)
-
     newton = Newton(linear=Sharded(mesh(chain=DEVICES), "chain"), window=2)
-    expected = run(partial(gradients, jax.lax.scan), batch, XS, WEIGHT)
     together = partial(deeppcr.scan, method=newton, batch_ndim=1)
-    assert_agree(run(partial(gradients, together), batch, XS, WEIGHT), expected)
+    assert_agree(run(partial(gradients, together), EXAMPLES, XS, WEIGHT), expected())
 
     def apart(z0, xs):
         def step(z, x):
@@ -94,7 +101,7 @@ def test_values_and_gradients_of_a_batch():
         one = partial(deeppcr.scan, step, xs=xs, method=newton)
         return jax.vmap(one, out_axes=(0, 1))(z0)[1]
 
-    assert_agree(run(apart, batch, XS), expected[0][1])
+    assert_agree(run(apart, EXAMPLES, XS), expected()[0][1])
 
 
 def test_the_user_is_told_how_far_the_whole_chain_is():
@@ -115,12 +122,10 @@ def test_the_user_is_told_how_far_the_whole_chain_is():
 def test_chaos_is_finished_as_the_sequential_program_does_it():
     """From the last state that is right to the last bit, which may be on an earlier device."""
     z0 = jnp.array(0.4)
-    found, here = (
-        solve(chain, z0, Newton(window=20, max_iterations=15)) for chain in (there(CHAOS), CHAOS)
-    )
-    assert found.result == here.result == Result.FINISHED_SEQUENTIALLY
-    assert found.stats.iterations == here.stats.iterations == 15
-    assert abs(int(found.stats.prefix) - int(here.stats.prefix)) <= 2
+    found = solve(there(CHAOS), z0, Newton(window=20, max_iterations=15))
+    assert found.result == Result.FINISHED_SEQUENTIALLY
+    assert found.stats.iterations == 15
+    assert 15 <= found.stats.prefix < 96
     assert_agree(found.trajectory, run(states, CHAOS, z0)[1])
 
 
@@ -133,9 +138,6 @@ def test_return_has_the_converged_prefix():
     assert found.stats.iterations == 40
     assert 24 < prefix < 96  # more than a shard
     assert_agree(found.trajectory[:prefix], run(states, CHAOS, z0)[1][:prefix], 1e-2)
-    raising = dataclasses.replace(newton, on_failure="raise")
-    with pytest.raises(deeppcr.NotConverged, match=f"{prefix} of 96 states after 40 iterations"):
-        deeppcr.solve(there(CHAOS), z0, method=raising)
 
 
 def test_the_plan_says_so():
@@ -147,6 +149,7 @@ def test_the_plan_says_so():
 # What it costs
 
 
+@cache
 def compiled_solve(length, width, window):
     weight = normal(3, width, width, scale=0.1).astype(jnp.float32)
     newton = Newton(linear="sequential", window=window)
@@ -170,6 +173,6 @@ def test_each_device_holds_the_blocks_of_a_window():
 
 
 def test_no_message_grows_with_the_chain():
-    sent = messages(compiled_solve(16 * DEVICES, 8, 4))
-    assert sent == messages(compiled_solve(32 * DEVICES, 8, 4))
-    assert max(size for _, size in sent) <= 8 * 8 * 4
+    sent = messages(compiled_solve(100 * DEVICES, 32, 25))
+    assert sent == messages(compiled_solve(500 * DEVICES, 32, 25))
+    assert max(size for _, size in sent) <= 32 * 32 * 4
