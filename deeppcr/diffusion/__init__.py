@@ -1,5 +1,6 @@
 """Diffusion and flow models sampled in parallel, with diffusers' schedulers and models."""
 
+from deeppcr.diffusion.gaussian import Gaussian
 from deeppcr.diffusion.guidance import guided
 from deeppcr.diffusion.images import Inpaint
 from deeppcr.diffusion.load import load_model, load_unet
@@ -8,6 +9,7 @@ from deeppcr.diffusion.sampler import sample
 from deeppcr.diffusion.schedule import Schedule
 
 __all__ = [
+    "Gaussian",
     "Inpaint",
     "Schedule",
     "guided",

@@ -5,8 +5,8 @@ solvers also remember earlier outputs, which makes the state longer. The noise o
 the key and on l only, so every method returns the samples of the sequential sampler.
 
 The methods differ by the approximation of the Jacobian ``a + b dmodel/dx``: the Jacobian itself
-(DeepPCR, Danieli et al., NeurIPS 2023, section 4.4), its diagonal, the identity (ParaDiGMS, Shih et
-al., NeurIPS 2023), or ``a`` only.
+(DeepPCR, Danieli et al., NeurIPS 2023, section 4.4), its diagonal, what it would be for normally
+distributed data (`Gaussian`), the identity (ParaDiGMS, Shih et al., NeurIPS 2023), or ``a`` only.
 """
 
 import dataclasses
@@ -23,11 +23,13 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
 from deeppcr.chain import Chain
 from deeppcr.checks import check_count, describe, describe_type
+from deeppcr.diffusion.gaussian import GAIN, Gaussian
 from deeppcr.diffusion.images import Inpaint, inpainted
 from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table, coarse_guess
 from deeppcr.diffusion.variance import doubled_axis
 from deeppcr.linear import LinearSolver
+from deeppcr.linearize import Surrogate
 from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential
 from deeppcr.solution import Solution
@@ -75,7 +77,7 @@ def sample(
         inpaint: the part of an image that the samples keep, see `Inpaint`; None: none.
         key: a `jax.random` key, for schedules that add noise.
         method: as in `deeppcr.solve`. For images, whose Jacobians do not fit into memory, use
-            "picard" with a ``window``.
+            ``Newton(linearize=Gaussian())``, see `Gaussian`, or "picard", with a ``window``.
         coarse: integer >= 1 (steps per model call): start Newton's method from a sampler that calls
             the model at every ``coarse``-th step and reuses its output in between. None: use the
             initial guess of the method.
@@ -149,6 +151,9 @@ def sample(
     step = table.step(conditioned)
 
     options: dict[str, Any] = {}
+    if isinstance(gaussian := getattr(chosen, "linearize", None), Gaussian):
+        inputs[GAIN] = gaussian.gain(table, x_T.dtype)
+        options["linearize"] = Surrogate(gaussian.step(table))
     if coarse is not None:
         options["initial_guess"] = coarse_guess(table, conditioned, coarse)
     if window is not None:

@@ -12,6 +12,7 @@ import numpy as np
 from experiments.bench.plots import (
     BLUE,
     GREEN,
+    PINK,
     RED,
     Figures,
     legend,
@@ -30,9 +31,15 @@ LOOKS = {
     SEQUENTIAL: ("black", "x"),
     "dense": (BLUE, "o"),
     "diagonal": (GREEN, "D"),
+    "gaussian": (PINK, "^"),
     "picard": (RED, "s"),
 }
-METHODS = {"dense": "dense Newton", "diagonal": "diagonal Newton", "picard": "Picard"}
+METHODS = {
+    "dense": "dense Newton",
+    "diagonal": "diagonal Newton",
+    "gaussian": "Gaussian",
+    "picard": "Picard",
+}
 SHOWN = ("dense", "picard")  # methods whose samples are drawn
 PIXELS = 8  # of a digit, each way
 GAP = 2  # pixels between two

@@ -25,7 +25,7 @@ from jax import Array
 
 import depth
 from deeppcr import Diagonal, Newton
-from deeppcr.diffusion import Schedule
+from deeppcr.diffusion import Gaussian, Schedule
 from experiments.bench import command
 from experiments.bench.columns import BENCH, LABELS
 from experiments.bench.engine import TOLERANCE, Case, bench, distance, solve_statistics
@@ -66,17 +66,21 @@ COUNTED = {
 TABLES = {"speed": COLUMNS, "stopped": COLUMNS, "iterations": COUNTED}
 PARTS = tuple(TABLES)
 COARSE = 10  # steps in one step of the coarse guess
-WINDOW = 64  # steps of a window of Picard iteration
+WINDOW = 64  # steps of a window
 DRAWN = 10  # samples of a case in the picture
 # Logarithmic depth on every device; beside the Jacobians the linear solve costs little.
 SOLVED = partial(Newton, linear="pcr")
 ITERATIONS = {
     "dense": SOLVED(linearize="dense"),
     "diagonal": SOLVED(linearize=Diagonal(probes=0)),
+    "gaussian": SOLVED(linearize=Gaussian()),
     "picard": SOLVED(linearize="identity"),
 }
-METHODS = {name: Sampler(newton) for name, newton in ITERATIONS.items()}
-METHODS["picard"] = Sampler(ITERATIONS["picard"], window=WINDOW)
+WINDOWED = ("gaussian", "picard")  # no derivatives, so that an iteration costs its model calls
+METHODS = {
+    name: Sampler(newton, window=WINDOW if name in WINDOWED else None)
+    for name, newton in ITERATIONS.items()
+}
 COUNTED_DRAWS = 2  # samples whose iterations are counted
 ROUNDING, RELATIVE, NOISE = "rounding", "1e-3", "noise"
 DISTANCE, SCATTER = "W1 to sequential", "W1, other noise"
@@ -115,6 +119,7 @@ class Scale:
     counts: tuple[tuple[str, tuple[int, ...]], ...] = (
         ("dense", (1, 2, 3, 4)),
         ("diagonal", (1, 2, 4, 8)),
+        ("gaussian", (1, 2, 4, 8)),
         ("picard", (1, 4, 16, 64)),
     )
     schedulers: tuple[str, ...] = tuple(SCHEDULERS)
@@ -138,7 +143,12 @@ CPU = Scale(
     middle=(16, 200, 1),
     stopped=(16,),
     stopped_batch=10,
-    counts=(("dense", (1, 2, 3)), ("diagonal", (1, 2, 4)), ("picard", (1, 4, 16))),
+    counts=(
+        ("dense", (1, 2, 3)),
+        ("diagonal", (1, 2, 4)),
+        ("gaussian", (1, 2, 4)),
+        ("picard", (1, 4, 16)),
+    ),
     longest=2.0,
 )
 QUICK = Scale(
