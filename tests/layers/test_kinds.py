@@ -27,6 +27,7 @@ from tests.layers.kinds import (
     options,
     same_as_loop,
     square,
+    tangents,
 )
 from tests.problems import assert_agree, normal
 
@@ -208,16 +209,17 @@ GROUPS = [list(KINDS)[start::4] for start in range(4)]
 
 @pytest.mark.parametrize("names", GROUPS, ids=range(4))
 def test_agrees_with_the_loop(names):
-    def differentiated(run_of):
-        return lambda weights, x: {
-            name: gradients(run_of(name), KINDS[name], weights, x) for name in names
-        }
+    """Gradients where the method is another than the loop; else tangents say what is traced."""
 
-    def ours(name):
-        return partial(deeppcr.forward, **options(list(KINDS).index(name)))
+    def both(name, weights, x):
+        chosen = options(list(KINDS).index(name))
+        of = tangents if set(chosen.values()) == {"sequential", "backprop"} else gradients
+        runs = partial(deeppcr.forward, **chosen), loop
+        return [of(run, KINDS[name], weights, x) for run in runs]
 
-    expected = differentiated(lambda _: loop)(WEIGHTS, X)
-    assert_agree(jax.jit(differentiated(ours))(WEIGHTS, X), expected, 1e-10)
+    found = jax.jit(lambda weights, x: {name: both(name, weights, x) for name in names})(WEIGHTS, X)
+    actual, expected = ({name: each[i] for name, each in found.items()} for i in (0, 1))
+    assert_agree(actual, expected, 1e-10)
 
 
 @pytest.mark.parametrize(
