@@ -222,9 +222,7 @@ def test_agrees_with_the_loop(names):
     assert_agree(actual, expected, 1e-10)
 
 
-@pytest.mark.parametrize(
-    ("method", "adjoint"), [("auto", "pcr"), ("sequential", "pcr"), ("newton", "backprop")]
-)
+@pytest.mark.parametrize(("method", "adjoint"), [("auto", "pcr"), ("newton", "backprop")])
 def test_methods_and_adjoints(method, adjoint):
     """Gradients in the user's own structure: a list of pytrees, a shared array, a list of dicts."""
 
