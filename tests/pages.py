@@ -9,6 +9,7 @@ Every page is a program of its own. Lines of comment below a ``print(...)`` are 
 import ast
 import contextlib
 import doctest
+import gc
 import importlib
 import io
 import pkgutil
@@ -80,6 +81,8 @@ def run_docstrings(package: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # imports are no garbage, and jax makes very many objects
+    gc.set_threshold(50_000, 50, 50)
     for name in sys.argv[1:]:
         if name.endswith(".md"):
             run(Path(name).read_text(encoding="utf-8"), name)

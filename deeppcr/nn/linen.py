@@ -26,8 +26,8 @@ class RNN(linen.RNN):
         >>> layer = deeppcr.nn.linen.RNN(linen.GRUCell(16), method="newton")
         >>> x = jnp.ones((8, 100, 3))
         >>> outputs, variables = layer.init_with_output(jax.random.key(0), x)
-        >>> outputs.shape, layer.apply(variables, x).shape
-        ((8, 100, 16), (8, 100, 16))
+        >>> outputs.shape
+        (8, 100, 16)
     """
 
     method: Any = "auto"

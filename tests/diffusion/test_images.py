@@ -54,7 +54,7 @@ def paint(name, image, mask, **options):
     return sample(model, of, x, steps=STEPS, start=START, inpaint=inpaint, key=KEY, **options)
 
 
-NEWTON = ("ddim", "ancestral", "dpm solver", "flow", "heun", "pndm", "unipc")
+NEWTON = ("ancestral", "flow", "heun", "pndm")
 METHODS = {name: (name, {"method": "newton"}) for name in NEWTON} | {
     "sequential": ("unipc", {"method": "sequential"}),
     "diagonal": ("dpm solver", {"method": Newton(linearize="diagonal")}),

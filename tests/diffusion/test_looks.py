@@ -8,6 +8,7 @@ import pytest
 from deeppcr import Newton
 from deeppcr.diffusion import Schedule, pred_original_sample
 from tests.diffusion.test_sample import CONFIGS, KEY, NOISE, STEPS, WEIGHTS, run, sequential
+from tests.problems import pairs
 
 SAMPLE = jnp.cos(jnp.arange(NOISE.size, dtype=NOISE.dtype)).reshape(NOISE.shape)
 # By prediction type, with the noise e: the output of a model that knows the sample.
@@ -29,8 +30,9 @@ PREDICTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("scheduler", "prediction", "fields"), PREDICTIONS)
-def test_the_sample_that_the_model_knows_is_predicted_from_any(scheduler, prediction, fields):
+@pytest.mark.parametrize(("case", "window"), pairs(PREDICTIONS, [None, 7]))
+def test_the_sample_that_the_model_knows_is_predicted_from_any(case, window):
+    scheduler, prediction, fields = case
     config = {"_class_name": scheduler, **fields}
     if "FlowMatch" not in scheduler:
         config["prediction_type"] = prediction
@@ -45,21 +47,18 @@ def test_the_sample_that_the_model_knows_is_predicted_from_any(scheduler, predic
         return OUTPUTS[prediction](alpha[at], sigma[at], noise)
 
     trajectory = jax.random.normal(KEY, (table.steps, *NOISE.shape))
-    looks = [
-        pred_original_sample(model, of, NOISE, trajectory, steps=STEPS, start=start, window=window)
-        for window in (None, 7)
-    ]
+    found = pred_original_sample(
+        model, of, NOISE, trajectory, steps=STEPS, start=start, window=window
+    )
     bound = fields.get("clip_sample_range", np.inf)
-    for found in looks:
-        assert found.shape == trajectory.shape
-        expected = np.broadcast_to(np.clip(SAMPLE, -bound, bound), found.shape)
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    assert found.shape == trajectory.shape
+    expected = np.broadcast_to(np.clip(SAMPLE, -bound, bound), found.shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_samples_after_some_iterations(count):
+def test_samples_after_some_iterations():
     """Each iteration adds at least one step to those that are right; memory is not shown."""
-    expected = sequential("unipc").trajectory
+    expected, count = sequential("unipc").trajectory, 3
     method = Newton(max_iterations=count, on_failure="return")
     found = jax.jit(lambda noise: run("unipc", WEIGHTS, noise, method=method))(NOISE)
     assert found.stats.iterations == count

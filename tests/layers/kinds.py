@@ -54,12 +54,18 @@ def gradients(run, make, params, x):
     )
 
 
+def tangents(run, make, params, x):
+    """A value, and its derivative along one direction of the input and of the parameters."""
+    along = jax.tree.map(lambda leaf: normal(5, *leaf.shape), (params, x))
+    return jax.jvp(lambda params, x: run(make(params), x), (params, x), along)
+
+
 def check(make, params=None, x=X, tolerance=1e-10, **chosen):
     """``make(params)`` are layers; `deeppcr.forward` has to do with them what the loop does."""
     params = WEIGHTS if params is None else params
-    run = partial(deeppcr.forward, **chosen)
-    actual = jax.jit(partial(gradients, run, make))(params, x)
-    assert_agree(actual, gradients(loop, make, params, x), tolerance)
+    runs = partial(deeppcr.forward, **chosen), loop
+    both = jax.jit(lambda params, x: [gradients(run, make, params, x) for run in runs])
+    assert_agree(*both(params, x), tolerance)
 
 
 def same_as_loop(make, x=X, tolerance=1e-12, **chosen):

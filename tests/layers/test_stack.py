@@ -56,6 +56,12 @@ KINDS = {
 }
 
 
+@jax.jit
+@jax.grad
+def gradient_of_the_loop(layers):
+    return square(loop(layers, BATCH))
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_agrees_with_the_loop(name):
     layers = KINDS[name]()
@@ -80,9 +86,7 @@ def test_objects_need_an_example():
     assert_agree(deeppcr.stack(layers, jax.ShapeDtypeStruct(X.shape, X.dtype))(X), loop(layers, X))
 
 
-@pytest.mark.parametrize(
-    ("method", "adjoint"), [("auto", "auto"), ("sequential", "pcr"), ("newton", "pcr")]
-)
+@pytest.mark.parametrize(("method", "adjoint"), [("auto", "auto"), ("newton", "pcr")])
 def test_gradients_are_stacks(method, adjoint):
     layers = denses(N)
     stack = deeppcr.stack(layers)
@@ -91,7 +95,7 @@ def test_gradients_are_stacks(method, adjoint):
     )(stack)
     assert isinstance(gradient, deeppcr.Stack)
     assert jax.tree.structure(gradient) == jax.tree.structure(stack)
-    wanted = jax.grad(lambda layers: square(loop(layers, BATCH)))(layers)
+    wanted = gradient_of_the_loop(layers)
     assert_agree(deeppcr.unstack(gradient), wanted)
     assert_agree(deeppcr.stack(wanted), gradient)
 
@@ -101,7 +105,7 @@ def test_gradients_of_layers_stacked_while_traced():
     gradient = jax.jit(
         jax.grad(lambda layers: square(deeppcr.stack(layers)(BATCH, adjoint="pcr")))
     )(denses(N))
-    assert_agree(gradient, jax.grad(lambda layers: square(loop(layers, BATCH)))(denses(N)))
+    assert_agree(gradient, gradient_of_the_loop(denses(N)))
 
 
 def test_is_a_pytree():
@@ -245,7 +249,7 @@ def test_a_stack_among_layers():
             jax.grad(lambda x, mixed=mixed: square(deeppcr.forward(mixed, x)))(x) for mixed in lists
         ]
     )
-    expected = jax.grad(lambda x: square(loop(layers, x)))(X)
+    expected = jax.jit(jax.grad(lambda x: square(loop(layers, x))))(X)
     assert_agree(actual(X), [expected] * 2)
 
 
