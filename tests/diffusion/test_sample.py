@@ -370,6 +370,7 @@ def test_bad_input(change, error, message):
 
 def test_the_public_names():
     assert sorted(deeppcr.diffusion.__all__) == [
+        "Gaussian",
         "Inpaint",
         "Schedule",
         "guided",
