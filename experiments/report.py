@@ -7,7 +7,7 @@
                                                                   results/<device>/headline.png
 
 Nothing is measured here. A cell is empty where nothing was measured. The tables of the site are
-made of the same files when it is built, by docs/tables.py.
+made of the same files when it is built, by docs/measured.py.
 """
 
 import argparse

@@ -62,10 +62,7 @@ def images(pipeline):
     return 2 * found.transpose(0, 3, 1, 2) - 1
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [("DDPM", "sequential"), ("DDPM", "picard"), ("DDIM", "sequential"), ("DDIM", "newton")],
-)
+@pytest.mark.parametrize(("name", "method"), [("DDPM", "picard"), ("DDIM", "newton")])
 def test_images_are_those_of_the_pipeline(name, method, tmp_path):
     scheduler = getattr(diffusers, f"{name}Scheduler")()
     pipeline = getattr(diffusers, f"{name}Pipeline")(unet=network(), scheduler=scheduler)
@@ -73,7 +70,5 @@ def test_images_are_those_of_the_pipeline(name, method, tmp_path):
     unet, schedule = load_unet(tmp_path), Schedule.from_config(tmp_path)
     found = quick(lambda x: sample(unet, schedule, x, steps=STEPS, key=KEY, method=method))(NOISE)
     np.testing.assert_allclose(jnp.clip(found.value, -1, 1), images(pipeline), rtol=0, atol=1e-4)
-    if method == "sequential":
-        assert np.abs(found.value).max() > 0.5  # images that are not grey
-    else:
-        assert 0 < found.stats.iterations <= STEPS
+    assert np.abs(found.value).max() > 0.5  # images that are not grey
+    assert 0 < found.stats.iterations <= STEPS
