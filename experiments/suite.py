@@ -21,7 +21,7 @@ from typing import Any
 
 from experiments.bench import results
 from experiments.bench.command import positive
-from experiments.bench.progress import INTERRUPTED, PROGRESS
+from experiments.bench.progress import INTERRUPTED, PROGRESS, interrupts
 from experiments.bench.table import Row, legend, show
 
 TAKES = "1 h"
@@ -129,7 +129,8 @@ def attempt(command: Sequence[str], seconds: float, log: Path) -> str:
             command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            code = process.wait(None if seconds == math.inf else seconds)
+            with interrupts():
+                code = process.wait(None if seconds == math.inf else seconds)
         except subprocess.TimeoutExpired:
             return f"stopped after {seconds:.0f} s"
         finally:

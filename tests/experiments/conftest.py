@@ -1,6 +1,10 @@
-"""A made-up device, and a way to run an experiment from its command line to its files."""
+"""A made-up device, and ways to run an experiment from its command line to its files or Ctrl-C."""
 
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,32 @@ def few_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "UNROLLS", ())
 
 
+def interrupted(arguments: Sequence[str], begun: Callable[[], object]) -> tuple[int, str, str]:
+    """Run Python with a program and its arguments, and send it SIGINT once it has ``begun``.
+
+    Returns:
+        its exit code, and what it has written to stdout and stderr.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", *arguments],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            end = time.monotonic() + 120
+            while not begun():
+                assert time.monotonic() < end
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    return process.returncode, out, err
+
+
 def drawn(drawing: Any, path: Path) -> None:
     """In the place of `savefig`: all is drawn but no pixel."""
     from PIL import Image
@@ -47,8 +77,8 @@ def run_command(
 ) -> Run:
     """``run_command(module, *options) -> (rows, text)``: rows and output of an experiment.
 
-    It draws pictures, too, without their pixels. All columns of its tables are in the legend, and fit the
-    terminal.
+    It draws pictures, too, without their pixels. All columns of its tables are in the legend, and
+    fit the terminal.
     """
     # Pictures are laid out and rendered in test_figures.py, which takes longer than to draw them.
     monkeypatch.setattr("matplotlib.layout_engine.do_constrained_layout", lambda *_, **__: None)

@@ -3,7 +3,6 @@
 import io
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -35,9 +34,8 @@ from experiments.prediction import run as prediction
 from experiments.recurrence import run as recurrence
 from experiments.resnet import run as resnet
 from experiments.sharding import run as sharding
-from tests.experiments.conftest import DEVICE
+from tests.experiments.conftest import DEVICE, interrupted
 
-ROOT = Path(__file__).parents[2]
 TABLES: dict[str, dict[str, Columns]] = {
     "calls": {"": calls.COLUMNS},
     "compile_time": {"layers": compile_time.LAYERS, "training": compile_time.TRAINING},
@@ -169,25 +167,13 @@ runpy.run_module("experiments", run_name="__main__")
 
 def test_ctrl_c_on_a_real_run(tmp_path: Path) -> None:
     """SIGINT to a process, once it has written its first rows."""
-    with subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, "calls", "--out", str(tmp_path)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            end, found = time.monotonic() + 120, []
-            while not found:
-                assert time.monotonic() < end
-                assert process.poll() is None, process.communicate()
-                found = [path for path in tmp_path.glob("*/calls.jsonl") if results.read(path)[1]]
-                time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=120)
-        finally:
-            process.kill()
-    assert process.returncode == 130
+
+    def written() -> list[Path]:
+        return [path for path in tmp_path.glob("*/calls.jsonl") if results.read(path)[1]]
+
+    code, out, err = interrupted([ENDLESS, "calls", "--out", str(tmp_path)], written)
+    found = written()
+    assert code == 130
     assert "Traceback" not in err
     (environment,), rows = results.read(found[0])
     assert environment["complete"] is False

@@ -4,10 +4,7 @@ import argparse
 import importlib
 import math
 import os
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import pytest
 
 from experiments import __main__ as command
 from experiments import suite
+from tests.experiments.conftest import interrupted
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,24 +136,8 @@ class Fake(suite.Entry):
 suite.ENTRIES = (Fake("short", program="pass"), Fake("endless", program={endless!r}))
 suite.main(["--logs", {str(tmp_path / "logs")!r}, "--out", {str(tmp_path)!r}])
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            end = time.monotonic() + 60
-            while not marker.exists():
-                assert time.monotonic() < end
-                assert process.poll() is None, process.communicate()
-                time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 130
+    code, out, err = interrupted([program], marker.exists)
+    assert code == 130
     assert "Traceback" not in err
     assert "short: done" in out
     assert out.splitlines()[-1].startswith("Stopped by Ctrl-C: 1 of 2 experiments")
