@@ -5,9 +5,16 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 # To compile, not to run.
 quick = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def assert_close(ours: Any, theirs: Any, close: float = 1e-5) -> None:
+    """Raise unless they differ by at most ``close`` times the largest entry, or 1."""
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() <= close * max(1, np.abs(theirs).max())
 
 
 def with_random_vectors(model: Any, but: Collection[str] = ()) -> Any:

@@ -19,10 +19,9 @@ from deeppcr.diffusion import Schedule, guided, load_model, sample
 from deeppcr.diffusion.load import Stored
 from deeppcr.diffusion.models import MODELS
 from deeppcr.diffusion.models.text_unet.config import TextUNetConfig
-from tests.diffusion.networks import quick, with_random_vectors
+from tests.diffusion.networks import assert_close, quick, with_random_vectors
 from tests.diffusion.published import NETWORKS
 
-CLOSE = 1e-5
 BATCH, SIDE, TOKENS, WIDTH = 3, 8, 5, 12
 SMALL = {
     "sample_size": SIDE,
@@ -89,11 +88,6 @@ def predicted(model, x, t, text, *added):
         return model(
             *map(torch.as_tensor, (x, t, text)), added_cond_kwargs=kwargs or None
         ).sample.numpy()
-
-
-def assert_close(ours, theirs, close=CLOSE):
-    assert ours.shape == theirs.shape
-    assert np.abs(ours - theirs).max() <= close * max(1, np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)

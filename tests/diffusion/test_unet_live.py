@@ -19,9 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from deeppcr.diffusion import load_unet
 from deeppcr.diffusion.models.unet.config import UNetConfig
-from tests.diffusion.networks import quick, with_random_vectors
+from tests.diffusion.networks import assert_close, quick, with_random_vectors
 
-CLOSE = 1e-5
 BATCH, SIDE = 3, 8
 SMALL = {
     "sample_size": SIDE,
@@ -116,11 +115,6 @@ def predicted(model, x, t, labels=None):
     given = {} if labels is None else {"class_labels": torch.as_tensor(labels)}
     with torch.no_grad():
         return model(torch.as_tensor(x), torch.as_tensor(t), **given).sample.numpy()
-
-
-def assert_close(ours, theirs, close=CLOSE):
-    assert ours.shape == theirs.shape
-    assert np.abs(ours - theirs).max() <= close * max(1, np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
