@@ -1,4 +1,4 @@
-"""Progress of a solve: how far it has come, told to the user while it runs.
+"""Progress of a solve: how far it has come, reported to the user while it runs.
 
 Newton's method reports each iteration. The sequential program is one loop without a host in it, so
 it is reported when it has ended, as is the sequential fallback: see `report_end`.

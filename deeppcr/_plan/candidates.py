@@ -135,7 +135,7 @@ class Candidates:
         device: the device model.
         iterations: Newton iterations with exact Jacobians, if the caller knows; None for the
             default: 2 for an affine step, else 4 + log2(L) / 2, typical of contracting chains.
-        sampled: iterations by the name of the linearisation, where a sample has told.
+        sampled: iterations by the name of the linearisation, where a sample has shown them.
         memory: bytes that Jacobian blocks may take; None for the default of this machine.
         only: the one method to compare with the sequential program; None for all that may pay off.
         trials: measured seconds of candidates, by name.
@@ -334,7 +334,7 @@ class Candidates:
         )
 
     def _iterations(self, choice: Choice, options: Newton) -> int | None:
-        """The number that the caller knows, or that a sample has told; None for the default."""
+        """The number that the caller knows, or that a sample has shown; None for the default."""
         sampled = self.sampled.get(str(choice.linearization))
         if sampled is not None and options.jacobian_every == 1:
             return min(sampled, self.costs.chain.length + 1)

@@ -26,7 +26,7 @@ class Gaussian(Linearization):
     r"""A linearisation for `sample`: the best possible model of normally distributed data.
 
     For $x = \alpha x_0 + \sigma \xi$ and entries of $x_0$ with standard deviation $s$ the best
-    prediction of $x_0$ is affine in $x$, with the slope $\alpha s^2 / (\alpha^2 s^2 + \sigma^2)$
+    prediction of $x_0$ is affine in $x$, with the slope $\alpha / (\alpha^2 + \sigma^2 / s^2)$
     in each entry. The model's output is taken to have the derivative that belongs to it, and the
     step of the sampler is differentiated exactly, with all that a multistep solver remembers. So
     the model itself is not differentiated, an iteration costs as much as one of Picard's, and
@@ -67,7 +67,7 @@ class Gaussian(Linearization):
     def gain(self, table: Table, dtype: DTypeLike) -> jax.Array:
         """``[L]``: the derivative of the model's output with respect to the sample."""
         alpha, sigma = table.levels["alpha"], table.levels["sigma"]
-        slope = alpha * self.std**2 / (alpha**2 * self.std**2 + sigma**2)
+        slope = alpha / (alpha**2 + (sigma / self.std) ** 2)
         of_x, of_output = table.predict["x"], table.predict["m"]
         known = of_output != 0
         gain = np.where(known, (slope - of_x) / np.where(known, of_output, 1.0), 0.0)

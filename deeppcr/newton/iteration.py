@@ -75,7 +75,7 @@ class Iterate(NamedTuple):
         sizes: the state of the damping.
         history: the state of the acceleration.
         residuals: by iteration, that of the guess first; empty unless recorded.
-        reported: int32, the number of converged states that the user was told last: an estimate of
+        reported: int32, the number of converged states reported to the user last: an estimate of
             what has converged may be taken back, a report may not.
     """
 
@@ -381,11 +381,11 @@ class NewtonSolver:
         tolerance.
         """
         before = chain.axis.before(now.entry, now.states)
-        settled = self._criterion(now.start).within_tolerance(now.states, before, update)
+        within = self._criterion(now.start).within_tolerance(now.states, before, update)
         known = _index(chain, now.states) < reached.prefix - now.start
         found = jnp.where(known, now.value, now.states)
         whole = self._whole(now._replace(value=found))
-        start = jnp.maximum(reached.prefix, now.start + settled)
+        start = jnp.maximum(reached.prefix, now.start + within)
         start = jnp.minimum(start, jnp.int32(chain.length - self.window))
         distance = start - now.start
         last = lax.dynamic_index_in_dim(found, jnp.maximum(distance - 1, 0), keepdims=False)
