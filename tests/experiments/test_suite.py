@@ -14,8 +14,6 @@ from experiments import __main__ as command
 from experiments import suite
 from tests.experiments.conftest import interrupted
 
-ROOT = Path(__file__).parents[2]
-
 
 @dataclass(frozen=True)
 class Fake(suite.Entry):
