@@ -294,14 +294,14 @@ def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
     """Whether the chain has to run as `jax.lax.scan`, because it cannot be solved in parallel."""
     if chain.obstacle is None:
         return chain.is_empty
-    if isinstance(method, Newton) or isinstance(adjoint, Adjoint):
-        is_newton = isinstance(method, Newton)
-        asked = f"method is {describe(method)}" if is_newton else f"adjoint is {describe(adjoint)}"
-        others = '"auto" and "sequential"' if is_newton else '"auto", "backprop" and "autodiff"'
+    is_method = isinstance(method, Newton) or (isinstance(method, Sequential) and method.fused)
+    if is_method or isinstance(adjoint, Adjoint):
+        asked = f"method is {describe(method)}" if is_method else f"adjoint is {describe(adjoint)}"
+        others = '"auto" and "sequential"' if is_method else '"auto", "backprop" and "autodiff"'
         reason, expected, error = chain.obstacle
         raise error(
-            f"{asked}, but the chain cannot be solved in parallel: {reason}; expected {expected}. "
-            f"{others} run it as jax.lax.scan."
+            f"{asked}, but the chain has to run as jax.lax.scan: {reason}; expected {expected}. "
+            f"{others} do that."
         )
     return True
 

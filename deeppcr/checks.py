@@ -50,6 +50,12 @@ def check_name(name: str, value: Any, known: Iterable[str], objects: str) -> Non
         )
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raise unless it is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {describe(value)}, expected True or False.")
+
+
 def check_tolerance(name: str, value: Any, optional: bool = False) -> None:
     """Raise unless ``value`` is a number >= 0, or None if ``optional``."""
     if optional and value is None:

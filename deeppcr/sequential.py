@@ -1,13 +1,16 @@
-"""The sequential program as a method: `jax.lax.scan`."""
+"""The sequential program as a method: `jax.lax.scan`, or one kernel."""
 
 import dataclasses
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.chain import TracedChain
-from deeppcr.checks import suggests_keywords
+from deeppcr.checks import check_flag, suggests_keywords
+from deeppcr.fused import CannotFuse, FusedStep, fused_scan
+from deeppcr.platforms import platforms
 from deeppcr.progress import Progress, check_progress
 from deeppcr.ran import Ran
 from deeppcr.rewrites.small_products import write_out
@@ -38,13 +41,15 @@ class Sequential:
 
     unroll: int = 1
     progress: Progress = None
+    fused: bool = False
 
     def __post_init__(self) -> None:
         check_progress(self.progress)
+        check_flag("fused", self.fused)
 
-    def bind(self, chain: TracedChain, asked: TracedChain) -> "Sequential":
-        """The solver of a chain; it needs nothing but the chain."""
-        return self
+    def bind(self, chain: TracedChain, asked: TracedChain) -> "Sequential | FusedLoop":
+        """The solver of a chain."""
+        return FusedLoop.of(self, chain) if self.fused else self
 
     def sharded(self, along: P, replicated: P) -> "Sequential":
         """How its arrays are sharded: it has none."""
@@ -52,10 +57,52 @@ class Sequential:
 
     def solve(self, chain: TracedChain) -> Run:
         """All states, one after another."""
-        trajectory, outputs = run_sequentially(chain, chain.initial, write_out, self.unroll)
-        stats = Stats.of_sequential(chain.total, chain.layout.dtype, chain.mapped)
-        converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
-        return Run(trajectory, outputs, stats, converged, Ran.sequential(chain.mapped))
+        return _as_run(chain, *run_sequentially(chain, chain.initial, write_out, self.unroll))
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedLoop:
+    """``Sequential(fused=True)`` for one chain."""
+
+    method: Sequential
+    step: FusedStep
+
+    @classmethod
+    def of(cls, method: Sequential, chain: TracedChain) -> Self:
+        """The loop of a chain.
+
+        Raises:
+            ValueError: it cannot be one kernel.
+        """
+        step, batch = chain.step, chain.layout.batch_shape
+        try:
+            if chain.axis.size > 1:
+                raise CannotFuse("its steps are on several devices")
+            return cls(method, FusedStep.of(step.evaluated, step.states, step.inputs, batch))
+        except CannotFuse as error:
+            raise ValueError(
+                f"fused=True, but this chain cannot be one kernel: {error}. Use fused=False."
+            ) from None
+
+    def solve(self, chain: TracedChain) -> Run:
+        """All states; on a GPU by one kernel."""
+        if "cuda" not in platforms():
+            return self.method.solve(chain)
+        trajectory = fused_scan(
+            self.step, chain.initial, chain.inputs, chain.captured, False, chain.length
+        )
+        same = chain.step.outputs_in_state
+        if all(leaf is not None for leaf in same):
+            outputs = [trajectory[leaf] for leaf in same if leaf is not None]
+        else:
+            outputs = chain.outputs(chain.before(chain.initial, trajectory), trajectory)
+        return _as_run(chain, trajectory, outputs)
+
+
+def _as_run(chain: TracedChain, trajectory: Leaves, outputs: Leaves) -> Run:
+    stats = Stats.of_sequential(chain.total, chain.layout.dtype, chain.mapped)
+    converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
+    return Run(trajectory, outputs, stats, converged, Ran.sequential(chain.mapped))
 
 
 def run_sequentially(

@@ -65,7 +65,7 @@ class Step:
     _own_filters: frozenset[Any] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        program = self._evaluated
+        program = self.evaluated
         known = {*program.invars, *program.constvars}
         order = Order.of(program, known, program.outvars[: self.states])
         object.__setattr__(self, "_order", order)
@@ -73,11 +73,12 @@ class Step:
         object.__setattr__(self, "has_custom_vjp", has_custom_vjp(self.jaxpr))
 
     @property
-    def _evaluated(self) -> Program:
+    def evaluated(self) -> Program:
+        """The program that is evaluated."""
         return self.jaxpr if self.program is None else self.program
 
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
-        variables = [*self._evaluated.invars, *self._evaluated.constvars]
+        variables = [*self.evaluated.invars, *self.evaluated.constvars]
         return dict(zip(variables, [*state, *inputs, *captured], strict=True))
 
     @cached_property
@@ -134,15 +135,15 @@ class Step:
     ) -> Leaves:
         """The next state, without computing the outputs; ``replace`` as in `evaluate`."""
         known = self._known(state, inputs, captured)
-        wanted = self._evaluated.outvars[: self.states]
-        return evaluate(self._evaluated, known, wanted, replace, self._order)
+        wanted = self.evaluated.outvars[: self.states]
+        return evaluate(self.evaluated, known, wanted, replace, self._order)
 
     def with_outputs(
         self, state: Leaves, inputs: Leaves, captured: Leaves, replace: Replacement | None = None
     ) -> tuple[Leaves, Leaves]:
         """The next state and the outputs; ``replace`` as in `evaluate`."""
         known = self._known(state, inputs, captured)
-        values = evaluate(self._evaluated, known, self._evaluated.outvars, replace)
+        values = evaluate(self.evaluated, known, self.evaluated.outvars, replace)
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, captured: Leaves, after: Leaves) -> Leaves:
@@ -151,11 +152,11 @@ class Step:
         For programs that evaluate many steps at once.
         """
         known = self._known(state, inputs, captured)
-        for variable, value in zip(self._evaluated.outvars[: self.states], after, strict=True):
+        for variable, value in zip(self.evaluated.outvars[: self.states], after, strict=True):
             if not is_literal(variable):  # a literal is its own value
                 known.setdefault(variable, value)
-        wanted = self._evaluated.outvars[self.states :]
-        return evaluate(self._evaluated, known, wanted, self.at_once)
+        wanted = self.evaluated.outvars[self.states :]
+        return evaluate(self.evaluated, known, wanted, self.at_once)
 
     def as_function(self, captured: Leaves) -> Callable[[Any, Any], tuple[Any, Any]]:
         """The step as a function of pytrees, ``(state, input) -> (state, outputs)``."""

@@ -17,7 +17,13 @@ from typing import Any
 
 # Kinds of kernels that are not fused with the operations around them.
 CALLED = ("product", "transposed product", "convolution")
-OPTIONAL = ("cache_bandwidth", "node_latency", "condition_latency")  # figures that may be None
+# Figures that may be None.
+OPTIONAL = (
+    "cache_bandwidth",
+    "node_latency",
+    "condition_latency",
+    "operation_latency",
+)  # figures that may be None
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,9 @@ class Device:
             it in ``kernel_latency``. None: no graphs.
         condition_latency: Seconds per trip of a loop in a CUDA graph, without its kernels; see
             `captured`. None: no such loops.
+        operation_latency: Seconds of an arithmetic operation in a thread that waits for the one
+            before it, for recurrences that are one kernel (``deeppcr.Sequential(fused=True)``).
+            None: no such kernels.
 
     Raises:
         ValueError: If a figure is negative, or not a number.
@@ -92,6 +101,7 @@ class Device:
     platform: str | None = None
     node_latency: float | None = None
     condition_latency: float | None = None
+    operation_latency: float | None = None
 
     def __post_init__(self) -> None:
         if self.platform is None:
@@ -217,6 +227,10 @@ _GPU = (
 )
 # Of the latency of a launch: 0.6 to 1.5 us a node where a launch takes 2.5 us.
 _NODE, _CONDITION = 0.4, 3
+# Clock cycles until the result of an addition or multiplication can be used: measured from Volta on
+# by Z. Jia et al., *Dissecting the NVIDIA Volta GPU architecture via microbenchmarking*, 2018, and
+# by W. Luo et al., *Benchmarking and dissecting the Nvidia Hopper GPU architecture*, 2024.
+_CYCLES = 4
 _TPU = (
     "latencies: XLA's estimates of some 600 cycles for a small fusion; "
     "float32 products of full precision take 6 passes"
@@ -231,6 +245,7 @@ def _gpu(
     memory: float,
     source: str,
     us: float,
+    ghz: float,
 ) -> Device:
     """A GPU.
 
@@ -250,6 +265,7 @@ def _gpu(
         vector_rates={"arithmetic": vector},
         node_latency=_NODE * us * _US,
         condition_latency=_CONDITION * _NODE * us * _US,
+        operation_latency=_CYCLES / (ghz * 1e9),
     )
 
 
@@ -312,6 +328,7 @@ devices = Devices(
         "NVIDIA V100 SXM2 32 GB: cvw.cac.cornell.edu/gpu-architecture/gpu-example-tesla-v100; "
         "openxla/xla specs/v100",
         4.0,
+        1.53,
     ),
     _gpu(
         "A100",
@@ -322,6 +339,7 @@ devices = Devices(
         "NVIDIA A100 SXM4 80 GB: developer.nvidia.com/blog/nvidia-ampere-architecture-in-depth; "
         "openxla/xla specs/a100_sxm_80",
         3.0,
+        1.41,
     ),
     _gpu(
         "H100",
@@ -332,6 +350,7 @@ devices = Devices(
         "NVIDIA H100 SXM5 80 GB: www.nvidia.com/en-us/data-center/h100 (whitepaper); "
         "openxla/xla specs/h100_sxm",
         2.5,
+        1.98,
     ),
     _gpu(
         "H200",
@@ -341,6 +360,7 @@ devices = Devices(
         141e9,
         "NVIDIA H200 SXM 141 GB: www.nvidia.com/en-us/data-center/h200; openxla/xla specs/h200",
         2.5,
+        1.98,
     ),
     _tpu("TPU v4", 275 * _T, 4.3 * _T, 1.2 * _T, 32 * _G, 1.05e9, "cloud.google.com/tpu/docs/v4"),
     _tpu("TPU v5e", 197 * _T, 6.2 * _T, 0.819 * _T, 16e9, 1.5e9, "cloud.google.com/tpu/docs/v5e"),

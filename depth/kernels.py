@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, prod
-from typing import Any
+from typing import Any, cast
 
 from depth.control import Branches, Call, Scan, While
 from depth.counts import nbytes, shape, size
@@ -26,6 +26,7 @@ HOLDERS = frozenset(
 )
 FUSED = frozenset({"elementwise", "move", "random"})
 CONVOLUTION = "conv_general_dilated"
+ONE_KERNEL = "fused_scan"  # a recurrence, of `deeppcr.fused`
 # The cost of an operation depends on its class more than on its primitive.
 CLASSES = (
     "arithmetic",
@@ -105,11 +106,29 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False)
+class Recurrence:
+    """A loop that is one kernel on a GPU, whose threads each run it for one example.
+
+    ``waits``: operations of a thread that follow one another. ``loop``: the same on a device whose
+    compiler makes no such kernel.
+    """
+
+    waits: int
+    kernel: Kernel
+    loop: "Program"
+
+    @property
+    def traffic(self) -> int:
+        """The bytes that it reads and writes."""
+        return self.kernel.bytes
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
     """Kernels and inner programs that run in order, with the multiplicity of each."""
 
     kernels: tuple[tuple[Kernel, int], ...]
-    parts: "tuple[tuple[Loop | Choice | Program, int], ...]"
+    parts: "tuple[tuple[Loop | Choice | Recurrence | Program, int], ...]"
     # Of the body of a loop: bytes of each array that is used in it and kept of all iterations.
     stacks: tuple[int, ...] = ()
     # Of the body of a loop: bytes of the slices that an iteration reads and writes.
@@ -180,10 +199,22 @@ class Kernels:
         kernels: Counter[Kernel] = Counter()
         parts: Counter[Any] = Counter()
         for node in nodes:
-            if node.transfer:
+            if isinstance(node.transfer, Call) and node.equation.primitive.name == ONE_KERNEL:
+                parts[self._recurrence(node)] += 1
+            elif node.transfer:
                 parts[self._part(node.transfer)] += getattr(node.transfer, "times", 1)
         kernels.update(fuse(nodes, outputs))
         return Program(tuple(kernels.items()), tuple(parts.items()))
+
+    def _recurrence(self, node: Node) -> Recurrence:
+        """A recurrence that is one kernel, by what its equation says of a step."""
+        equation: Any = node.equation
+        step, length = equation.params["step"], equation.params["length"]
+        moved = sum(map(nbytes, [*equation.invars, *equation.outvars]))
+        work = (("arithmetic", length * step.instructions * step.threads),)
+        kernel = Kernel("own", str(equation.outvars[0].aval.dtype), work, moved)
+        block = cast(Call, node.transfer).block
+        return Recurrence(length * step.waits, kernel, self.program(block))
 
     def _part(self, transfer: Any) -> "Loop | Choice | Program":
         match transfer:
@@ -236,7 +267,12 @@ class Kernels:
             for node in block.nodes:
                 operands = tuple(place[slot] for slot in node.operands)
                 call = node.transfer
-                if isinstance(call, Call) and call.times == 1 and self._size(call.block) <= most:
+                if (
+                    isinstance(call, Call)
+                    and call.times == 1
+                    and self._size(call.block) <= most
+                    and node.equation.primitive.name != ONE_KERNEL
+                ):
                     inner = {START: START}
                     inner |= {
                         1 + i: START if at is None else operands[at]

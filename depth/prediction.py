@@ -9,7 +9,7 @@ Patterson's roofline, 2009, is this for one kernel.)
 import math
 
 from depth.device import CALLED, Device
-from depth.kernels import Choice, Kernel, Loop, Program
+from depth.kernels import Choice, Kernel, Loop, Program, Recurrence
 
 CROWD = 8  # kernels in a trip; on a CPU, XLA runs more of them on its thread pool
 # On accelerators several steps are fused to one kernel, except for products that are not small;
@@ -57,7 +57,7 @@ class Seconds:
         launches = sum(count * self._share(kernel, place) for kernel, count in program.kernels)
         return unroll * launches >= GRAPH
 
-    def part(self, part: Loop | Choice | Program, place: str) -> float:
+    def part(self, part: Loop | Choice | Recurrence | Program, place: str) -> float:
         """Seconds of a program inside another."""
         match part:
             case Loop(trips, body, condition, counted, unroll):
@@ -76,6 +76,11 @@ class Seconds:
                 is_free = counted and self.device.node_latency is not None
                 test = self.program(condition, inside) if condition and not is_free else 0.0
                 return trips * step + trips / unroll * (around + test)
+            case Recurrence(waits, kernel, loop):
+                wait = self.device.operation_latency
+                if wait is None:
+                    return self.program(loop, place)
+                return max(self.kernel(kernel, place), self.device.kernel_latency + waits * wait)
             case Choice(programs):
                 return max(self.program(program, place) for program in programs)
         return self.program(part, place)

@@ -3,11 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Fixed
 from deeppcr.adjoint import Adjoint
+from deeppcr.fused import CannotFuse
 from deeppcr.linear import (
     LinearSolver,
     Sharded,
@@ -33,7 +35,9 @@ JACOBI = "zero"
 # The share of the rewritten loop's time that the derivative of the loop as it is may take: where
 # this was less, it was 0.5 to 1.1 of the rewritten one's in 40 gradients (jax 0.10.2).
 AS_IT_IS = 0.9
-UNROLL = 4  # steps in a trip that are tried besides one
+# Steps in a trip that are tried besides one: on a GPU a trip of 16 steps is one CUDA graph, which
+# the host launches at once.
+UNROLL, UNROLL_ON_GPU = 4, 16
 MOST_UNROLLED = 64  # equations of a step that is unrolled: XLA compiles each several times
 LATENCIES: dict[str, Any] = dict.fromkeys(
     ("kernel_latency", "loop_latency", "trip_latency", "piece_latency"), 0.0
@@ -55,6 +59,7 @@ class Candidate:
         measured: the measured seconds of a trial; None without one.
         rewritten: of jax's own derivative: whether it is that of the loop with small products
             written out, or of the loop as it is.
+        untried: whether no program of its kind has been measured on a device: never chosen.
     """
 
     method: Fixed
@@ -66,6 +71,7 @@ class Candidate:
     iteration_seconds: float = 0.0
     measured: float | None = None
     rewritten: bool = True
+    untried: bool = False
 
     @property
     def time(self) -> float:
@@ -80,6 +86,7 @@ class Candidate:
         else:
             unroll = self.method.unroll
             method = "sequential" + (f", unroll {unroll}" if unroll > 1 else "")
+            method += ", fused" if self.method.fused else ""
         if self.adjoint is None:
             return method
         if isinstance(self.adjoint, Adjoint):
@@ -174,16 +181,27 @@ class Candidates:
         return Candidate(Sequential(), None, cost, 0, self._seconds(cost))
 
     def unrolled(self) -> Iterator[Candidate]:
-        """The sequential program with several steps in a trip, where that may pay off.
-
-        On CPUs only, until it has been measured on an accelerator.
-        """
+        """The sequential program with several steps in a trip, where that may pay off."""
         costs, chain = self.costs, self.costs.chain
-        size = sum(1 for _ in equations(chain.step.jaxpr))
-        if costs.on_cpu and size <= MOST_UNROLLED and chain.length > UNROLL:
-            method, cost = Sequential(unroll=UNROLL), costs.unrolled(UNROLL)
-            if all(map(self._stays_apart, loops_of(cost.program))):
+        has_graphs = self.device.node_latency is not None
+        if not (costs.on_cpu or has_graphs):
+            return
+        size, unroll = sum(1 for _ in equations(chain.step.jaxpr)), UNROLL_ON_GPU
+        if costs.on_cpu:
+            unroll = UNROLL
+        if size <= MOST_UNROLLED and chain.length > unroll:
+            method, cost = Sequential(unroll=unroll), costs.unrolled(unroll)
+            if has_graphs or all(map(self._stays_apart, loops_of(cost.program))):
                 yield Candidate(method, None, cost, 0, self._seconds(cost))
+
+    def fused(self) -> Iterator[Candidate]:
+        """The sequential program as one kernel, on a GPU, if it has one: not yet to be chosen."""
+        if self.device.operation_latency is not None and self.only is None:
+            with suppress(CannotFuse):
+                cost = self.costs.fused
+                yield Candidate(
+                    Sequential(fused=True), None, cost, 0, self._seconds(cost), untried=True
+                )
 
     def _stays_apart(self, loop: Loop) -> bool:
         """Whether several steps in a trip are compiled as several single ones.

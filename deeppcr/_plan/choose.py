@@ -100,6 +100,7 @@ def best_method(candidates: Candidates, everything: bool = False) -> list[Candid
         return [sequential]
     limit = math.inf if everything else _time_limit(sequential, candidates)
     loops = [sequential, *(candidates.unrolled() if limit else ())]
+    loops += candidates.fused() if everything else ()
     others = (_with_budget(candidate, sequential) for candidate in candidates.methods(limit))
     return _sorted([*loops, *others], candidates)
 
@@ -119,7 +120,7 @@ def best_gradient(
     else:
         found = [candidates.autodiff()]
         limit = math.inf if everything else _time_limit(found[0], candidates)
-    for forward in forwards if everything else forwards[:1]:
+    for forward in [one for one in forwards if not one.untried] if everything else forwards[:1]:
         found += candidates.adjoints(forward, limit, linearize)
     # A forward pass is chosen before it is known whether a gradient is requested, so a gradient
     # with another forward pass is not available.
@@ -161,9 +162,14 @@ def _sorted(found: list[Candidate], candidates: Candidates) -> list[Candidate]:
     The best is the smallest of those that are nearly as fast as the fastest.
     """
 
-    def rank(candidate: Candidate) -> tuple[bool, bool, float]:
+    def rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
         too_large = not candidate.is_sequential and candidate.memory > candidates.device.memory > 0
-        return too_large, candidate.measured is None, _handicapped(candidate, candidates)
+        return (
+            candidate.untried,
+            too_large,
+            candidate.measured is None,
+            _handicapped(candidate, candidates),
+        )
 
     trials = candidates.trials
     tried = [dataclasses.replace(one, measured=trials.get(one.name)) for one in found]

@@ -21,6 +21,7 @@ from deeppcr._plan.iterations import program_of
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
+from deeppcr.fused import CannotFuse, FusedStep, fused_scan
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.linearize import Linearization
 from deeppcr.loops import ITERATION
@@ -108,6 +109,23 @@ class ChainCosts:
 
         cost = self._read(program, chain.initial, chain.inputs, chain.captured)
         return self._shard_after_shard(cost)
+
+    @cached_property
+    def fused(self) -> Cost:
+        """The sequential program as one kernel of a GPU.
+
+        Raises:
+            CannotFuse: there is no such kernel.
+        """
+        chain, step = self.chain, self.chain.step
+        if chain.obstacle or self.shards > 1:
+            raise CannotFuse("it has to run as jax.lax.scan")
+        fused = FusedStep.of(step.evaluated, step.states, step.inputs, chain.layout.batch_shape)
+
+        def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
+            return fused_scan(fused, z, x, c, False, chain.length)
+
+        return self._read(program, chain.initial, chain.inputs, chain.captured)
 
     def _shard_after_shard(self, cost: Cost) -> Cost:
         return cost if self.shards == 1 else cost.repeat(self.shards)

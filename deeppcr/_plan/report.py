@@ -210,7 +210,8 @@ class ChainPlan:
         self, candidate: Candidate, found: tuple[Candidate, ...], sequential: Candidate
     ) -> str:
         best = found[0]
-        faster = [each for each in found if self._fits(each) and each.time < best.time]
+        known = [each for each in found if self._fits(each) and not each.untried]
+        faster = [each for each in known if each.time < best.time]
         if candidate is not best:
             return reason(candidate, best, sequential, self.device)
         if best is not sequential:
@@ -349,6 +350,8 @@ def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device:
     less = sequential.cost.depth / max(candidate.cost.depth, 1)
     if candidate.memory > device.memory > 0:
         return f"{nbytes(candidate.memory)} do not fit into {nbytes(device.memory)}"
+    if candidate.untried:
+        return "not measured on any device yet: never chosen"
     if candidate is best:
         if less > 1:
             return f"{less:.3g}x less depth pays for {more:.3g}x the arithmetic"

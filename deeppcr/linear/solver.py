@@ -25,9 +25,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.axis import LOCAL, ChainAxis
+from deeppcr.checks import check_flag
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
-from deeppcr.linear.step_by_step import solve_step_by_step, solve_transposed_step_by_step
+from deeppcr.linear.step_by_step import (
+    solve_in_one_kernel,
+    solve_step_by_step,
+    solve_transposed_step_by_step,
+)
 from deeppcr.loops import unless_finite
 
 Solve = Callable[[Blocks, Array, bool], Array]
@@ -122,6 +127,11 @@ class Recurrence(LinearSolver):
 
     Attributes:
         unroll: integer >= 1, steps per trip of the loop; None: chosen by the size of a step.
+        fused: whether the loop is one kernel on an NVIDIA GPU, as in `Sequential`: blocks of up to
+            64 x 64 with at most 4096 operations a step, in float32 or shorter.
+
+    Raises:
+        ValueError: ``fused`` is true, and the blocks are too large for one kernel, or float64.
 
     Example:
         >>> A, b = jnp.full((100, 1), 0.5), jnp.ones((100, 1))
@@ -130,11 +140,19 @@ class Recurrence(LinearSolver):
     """
 
     unroll: int | None = None
+    fused: bool = False
+
+    def __post_init__(self) -> None:
+        check_flag("fused", self.fused)
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
+        if self.fused:
+            return solve_in_one_kernel(blocks, b, reverse, self.unroll)
         return solve_step_by_step(blocks, b, reverse, self.unroll)
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
+        if self.fused:
+            return super()._solve_transposed(blocks, g, reverse)
         return solve_transposed_step_by_step(blocks, g, reverse, self.unroll)
 
     def _multiplies_blocks(self, blocks: Blocks) -> bool:

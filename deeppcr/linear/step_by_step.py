@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.fused import CannotFuse, FusedStep, fused_scan
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks
+from deeppcr.platforms import platforms
+from depth.jaxprs import Program
 
 
 def solve_step_by_step(blocks: Blocks, b: Array, reverse: bool, unroll: int | None = None) -> Array:
@@ -56,6 +59,39 @@ def solve_transposed_step_by_step(
         unroll=unroll or _unroll(blocks, g),
     )
     return lam
+
+
+def solve_in_one_kernel(
+    blocks: Blocks, b: Array, reverse: bool, unroll: int | None = None
+) -> Array:
+    """`solve_step_by_step` as one kernel on a GPU.
+
+    Raises:
+        ValueError: there is no kernel for a step.
+    """
+    axis = blocks.axis
+    steps, b = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, axis, 0), (blocks, b))
+    leaves, tree = jax.tree.flatten(steps)
+
+    def step(y: Array, *inputs: Array) -> Array:
+        *block, is_first, b_l = inputs
+        return b_l + jnp.where(is_first, 0, jax.tree.unflatten(tree, block).apply_step(y))
+
+    start = len(b) - 1 if reverse else 0
+    arrays = [*leaves, jnp.arange(len(b)) == start, b]
+    each = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
+    program = Program.of(jax.make_jaxpr(step)(each[-1], *each))
+    try:
+        fused = FusedStep.of(program, 1, len(arrays), b.shape[1:-1])
+    except CannotFuse as error:
+        raise ValueError(
+            f"fused=True, but the recurrence of {type(blocks).__name__} cannot be one kernel: "
+            f"{error}. Use fused=False."
+        ) from None
+    if "cuda" not in platforms():
+        return solve_step_by_step(blocks, jnp.moveaxis(b, 0, axis), reverse, unroll)
+    (y,) = fused_scan(fused, [jnp.zeros_like(b[0])], arrays, [], reverse, len(b))
+    return jnp.moveaxis(y, 0, axis)
 
 
 def _unroll(blocks: Blocks, b: Array) -> int:

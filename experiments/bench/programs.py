@@ -8,13 +8,14 @@ at the price of a program as long as the chain.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 import deeppcr
+from deeppcr.platforms import platform
 from experiments.bench.engine import Variant
 
 SCAN = "lax.scan"
@@ -73,6 +74,35 @@ def captured(programs: Mapping[str, Any], *names: str) -> dict[str, Variant]:
         )
         for name, given in chosen.items()
     }
+
+
+def fused(program: Callable[[Scan], T], arguments: Any, batch_ndim: int = 0) -> dict[str, T]:
+    """A sequential program whose loop is one kernel, and so is that of its gradient.
+
+    Args:
+        program: makes the program from the scan that it calls.
+        arguments: of the program.
+        batch_ndim: batch axes of the state, in which threads differ.
+
+    Returns:
+        The program by name; nothing if the program is not for an NVIDIA GPU, or its step has no
+        such kernel.
+    """
+    if platform() != "cuda":
+        return {}
+    method = deeppcr.Sequential(fused=True)
+    adjoint = deeppcr.Adjoint(linear=deeppcr.Recurrence(fused=True))
+    found = program(partial(deeppcr.scan, method=method, adjoint=adjoint, batch_ndim=batch_ndim))
+    variant = found if isinstance(found, Variant) else Variant(cast(Any, found))
+    try:
+        if variant.prepare:
+            arguments = jax.eval_shape(variant.prepare, *arguments)
+        jax.eval_shape(variant.run, *arguments)
+    except ValueError as error:
+        if "fused=True" not in str(error):
+            raise
+        return {}
+    return {"fused": found}
 
 
 def unrolled(

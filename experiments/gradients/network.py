@@ -21,6 +21,7 @@ from experiments.bench.programs import (
     Setting,
     baselines,
     captured,
+    fused,
 )
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
@@ -164,10 +165,11 @@ class Size:
             name: Variant(make(setting.scan), solve=network.solve(setting.method))
             for name, setting in self.settings[direction].items()
         }
+        arguments = [network.arguments(self.length, self.batch, k) for k in range(INPUTS)]
         return Case(
             labels | {"batch": self.batch, "direction": direction},
-            arguments=[network.arguments(self.length, self.batch, k) for k in range(INPUTS)],
-            baselines=loops | captured(loops, BEST_LOOP),
+            arguments=arguments,
+            baselines=loops | captured(loops, BEST_LOOP) | fused(make, arguments[0], batch_ndim=1),
             variants=variants | captured(variants),
         )
 

@@ -7,7 +7,8 @@ its CUDA plugin, which needs no driver:
 
 Nothing is timed. Chains are solved on the device at hand, for their Newton iterations. Kernels of a
 narrow chain compute next to nothing, so the time of a program is that of its nodes, launches and
-waits; how long each of these takes is not counted here.
+waits; how long each of these takes is not counted here. A loop that is one kernel is one node, which
+takes as long as all of its steps.
 """
 
 import math
@@ -22,7 +23,7 @@ import deeppcr
 import depth
 from experiments.bench import command
 from experiments.bench.columns import LABELS
-from experiments.bench.costs import analyze, further, is_fallback
+from experiments.bench.costs import analyze, further, is_fallback, recurrences
 from experiments.bench.engine import Case, Variant
 from experiments.bench.programs import baselines
 from experiments.bench.progress import PROGRESS
@@ -46,7 +47,8 @@ COLUMNS = {
     "fewer launches": "launches of lax.scan / launches of this program",
     "waits": "how often the host waits for the device",
     "captured nodes": "nodes in graphs",
-    "latency ms": "what launches, nodes of graphs and waits take as modelled, in milliseconds",
+    "latency ms": "what launches, nodes of graphs and waits take as modelled, in milliseconds; and "
+    "the steps of a loop that is one kernel",
     "latency speedup": "the same of lax.scan / of this program",
     "predicted ms": "time of a call as depth predicts it without compiling, in milliseconds",
     "log2 of it": "log2(predicted ms / latency ms)",
@@ -112,6 +114,9 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
             latency = device.call_latency + total.launches * device.kernel_latency
             latency += total.captured * (device.node_latency or 0.0)
             latency += total.waits * device.trip_latency
+            latency += sum(loop.waits for loop in recurrences(cost)) * (
+                device.operation_latency or 0
+            )
             row = {**case.labels, "program": name + said, "sequential": name in case.baselines}
             row |= {"captured": bool(options)}
             row |= {} if iterations is None else {"iterations": iterations}
@@ -172,7 +177,8 @@ def main(argv: list[str]) -> None:
 
     def counted(make: Callable[[], Case]) -> Iterator[Row]:
         try:
-            case = make()
+            with found.chosen():  # which has baselines of its own
+                case = make()
         except ModuleNotFoundError as error:
             name = getattr(make, "__name__", "a case")
             PROGRESS.print(f"left out: {name} needs {error.name}, which is not installed\n")

@@ -24,7 +24,7 @@ from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST
 from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench
-from experiments.bench.programs import BEST_LOOP, Scan, baselines, captured
+from experiments.bench.programs import BEST_LOOP, Scan, baselines, captured, fused
 from experiments.bench.summary import best
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
@@ -159,10 +159,11 @@ def case(size: Size, direction: str) -> Case:
             variants[name] = Variant(variants[name], solve=solver(size.kind, method))
     labels = {"kind": size.kind, "L": size.length, "w": size.width, "batch": size.batch}
     loops: dict[str, Any] = baselines(make, size.length, LOOPS[direction])
+    arguments = [network(size, seed) for seed in range(INPUTS)]
     return Case(
         labels | {"direction": direction},
-        arguments=[network(size, seed) for seed in range(INPUTS)],
-        baselines=loops | captured(loops, BEST_LOOP),
+        arguments=arguments,
+        baselines=loops | captured(loops, BEST_LOOP) | fused(make, arguments[0], batch_ndim=1),
         variants=variants | captured(variants),
     )
 

@@ -310,8 +310,8 @@ def test_a_generic_cpu_gives_every_figure_that_is_measured():
     assert set(device.rates) == {"float32", "float64", "bfloat16", "float16"}
     assert set(device.vector_rates) == {*CLASSES} - {"product"}
     assert set(device.step_latencies) == {*STEPS}
-    of_graphs = {"node_latency", "condition_latency"}
-    assert all(getattr(device, figure) for figure in {*FIGURES} - of_graphs)
+    of_gpus = {"node_latency", "condition_latency", "operation_latency"}
+    assert all(getattr(device, figure) for figure in {*FIGURES} - of_gpus)
     assert device.cache_bandwidth > device.bandwidth
 
 

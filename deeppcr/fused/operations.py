@@ -1,0 +1,164 @@
+"""The operations of a kernel on single entries.
+
+They are composed of what kernels of Pallas compute natively on all GPUs and versions of jax. 16-bit
+numbers are computed in float32, and rounded after each operation, as XLA does.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from depth.primitives import primitive
+
+# Instructions of an exponential function and the like: as compiled for an H200, where those of the
+# special function unit count as eight, at an eighth of the rate.
+WAITS, INSTRUCTIONS = 16, 28
+
+
+class Operation(NamedTuple):
+    """A function of entries.
+
+    Attributes:
+        function: of scalars, or of arrays of one shape.
+        latency: the number of instructions in it that wait for each other.
+        instructions: of a thread.
+    """
+
+    function: Callable[..., Any]
+    latency: int = 1
+    instructions: int = 1
+
+
+NATIVE = {
+    *("abs", "add", "and", "atan2", "cos", "div", "eq", "exp", "exp2", "ge", "gt", "integer_pow"),
+    *("le", "log", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "rem", "rsqrt"),
+    *("select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin"),
+    *("square", "sub", "tanh", "xor"),
+}
+
+
+def _sqrt(x: Any) -> Any:
+    is_end = (x == 0) | (x == jnp.inf)  # where the reciprocal root is inf or 0
+    return lax.select(is_end, x, x * lax.rsqrt(x))
+
+
+def _log1p(x: Any) -> Any:
+    # The error of 1 + x is undone by the quotient (W. Kahan; D. Goldberg, *What every computer
+    # scientist should know about floating-point arithmetic*, 1991, theorem 4).
+    one = jnp.ones((), x.dtype)
+    near = one + x
+    shift = near - one
+    is_exact = (shift == 0) | (near == jnp.inf)
+    far = lax.log(near)
+    safe = lax.select(is_exact, jnp.broadcast_to(one, x.shape), shift)
+    return lax.select(shift == 0, x, lax.select(is_exact, far, far * (x / safe)))
+
+
+def _expm1(x: Any) -> Any:
+    # (e^x - 1) x / log(e^x): the errors of both cancel (W. Kahan).
+    one = jnp.ones((), x.dtype)
+    grown = lax.exp(x)
+    shift = grown - one
+    logarithm = lax.log(grown)
+    is_end = (shift == 0) | (shift == -one) | (grown == jnp.inf)
+    safe = lax.select(is_end, jnp.broadcast_to(one, x.shape), logarithm)
+    return lax.select(shift == 0, x, lax.select(is_end, shift, shift * (x / safe)))
+
+
+COMPOSED: dict[str, Callable[..., Any]] = {
+    "add_any": lax.add,
+    "clamp": lambda low, x, high: lax.min(lax.max(x, low), high),
+    "expm1": _expm1,
+    "is_finite": lambda x: lax.abs(x) < jnp.inf,
+    "log1p": _log1p,
+    "one_minus_square": lambda x: (1 - x) * (1 + x),
+    "sqrt": _sqrt,
+}
+
+
+def operation(equation: Any) -> Operation | None:
+    """The elementwise operation of an equation; None if kernels have none."""
+    name, dtype = equation.primitive.name, equation.outvars[0].aval.dtype
+    cost = (WAITS, INSTRUCTIONS) if primitive(equation).transcendental else (1, 1)
+    if name == "convert_element_type":
+        return convert(dtype)
+    if name in COMPOSED:
+        return _in_float32(COMPOSED[name], dtype, *cost)
+    if name not in NATIVE:
+        return None
+    bound, params = equation.primitive, equation.primitive.get_bind_params(equation.params)
+    return _in_float32(lambda *entries: bound.bind(*entries, **params), dtype, *cost)
+
+
+def convert(dtype: Any) -> Operation:
+    """A cast."""
+    return Operation(lambda x: lax.convert_element_type(x, dtype), 0, 0)
+
+
+def multiplied(dtype: Any) -> Operation:
+    """The product of two entries, in the precision of a sum of this dtype."""
+    wide = jnp.float32 if _is_half(dtype) else dtype
+
+    def multiply(a: Any, b: Any) -> Any:
+        return lax.mul(lax.convert_element_type(a, wide), lax.convert_element_type(b, wide))
+
+    return Operation(multiply)
+
+
+def _is_half(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+
+
+def _in_float32(
+    function: Callable[..., Any], dtype: Any, latency: int, instructions: int
+) -> Operation:
+    """The function, computed in float32 where its operands are shorter."""
+
+    def wider(*entries: Any) -> Any:
+        half = [_is_half(x.dtype) for x in entries]
+        if not any(half):
+            return function(*entries)
+        wide = [x.astype(np.float32) if one else x for x, one in zip(entries, half, strict=True)]
+        result = function(*wide)
+        return result.astype(dtype) if result.dtype != dtype else result
+
+    return Operation(wider, latency, instructions)
+
+
+def compute(operation: Operation, entries: Sequence[Any]) -> Any:
+    """The result of an operation; entries that all examples share are repeated for each."""
+    shape = jnp.broadcast_shapes(*(x.shape for x in entries))
+    return operation.function(*(repeated(x, shape) for x in entries))
+
+
+def repeated(entry: Any, shape: tuple[int, ...]) -> Any:
+    """An entry of this shape."""
+    return entry if entry.shape == shape else lax.full(shape, entry, entry.dtype)
+
+
+class Counter:
+    """Counts operations instead of computing them: entries are the latencies from the state.
+
+    Attributes:
+        instructions: that have been counted.
+    """
+
+    def __init__(self) -> None:
+        self.instructions = 0
+
+    def __call__(self, operation: Operation, entries: Sequence[Any]) -> Any:
+        """The latency of the result."""
+        self.instructions += operation.instructions
+        known = [x.latency for x in entries if isinstance(x, Latency)]
+        return Latency(max(known, default=0) + operation.latency)
+
+
+@dataclasses.dataclass(frozen=True)
+class Latency:
+    """The number of operations that an entry waits for, one after another."""
+
+    latency: int

@@ -1,0 +1,106 @@
+"""`fused_scan_p`: a recurrence that is one kernel on a GPU, and `jax.lax.scan` elsewhere.
+
+Its program for other readers, such as `depth`, is that of `jax.lax.scan`; so are its derivatives
+and its `jax.vmap`. A solve has its own, and does not ask for them.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+
+from deeppcr.fused.backends import interpreted, native
+from deeppcr.fused.kernel import run_kernel
+from deeppcr.fused.step import FusedStep
+from deeppcr.platforms import platforms
+from deeppcr.rewrites.cut_first import evaluate
+from deeppcr.state import Leaves
+
+fused_scan_p = Primitive("fused_scan")
+fused_scan_p.multiple_results = True
+
+
+def fused_scan(
+    step: FusedStep, states: Leaves, inputs: Leaves, captured: Leaves, reverse: bool, length: int
+) -> Leaves:
+    """The states of all steps, ``[length, *batch, ...]``, from the initial ones.
+
+    ``reverse``: whether the first step takes the last entry of the inputs.
+    """
+    program = jax.make_jaxpr(partial(_scan, step, reverse, length))(states, inputs, captured)
+    found: Leaves = fused_scan_p.bind(
+        *states,
+        *inputs,
+        *captured,
+        call_jaxpr=program,
+        step=step,
+        length=length,
+        reverse=reverse,
+        interpret=platforms() == ("cuda",),
+    )
+    return found
+
+
+def _scan(
+    step: FusedStep, reverse: bool, length: int, states: Leaves, inputs: Leaves, captured: Leaves
+) -> Leaves:
+    program = step.program
+    shared = dict(zip(program.constvars, captured, strict=True))
+
+    def body(state: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
+        known = shared | dict(zip(program.invars, [*state, *x], strict=True))
+        after = evaluate(program, known, program.outvars[: step.states])
+        return after, after
+
+    trajectory: Leaves = lax.scan(body, states, inputs, length, reverse)[1]
+    return trajectory
+
+
+def _run(*operands: Any, call_jaxpr: Any, **_: Any) -> list[Any]:
+    return list(jaxpr_as_fun(call_jaxpr)(*operands))
+
+
+def _kernel(
+    *operands: Any,
+    call_jaxpr: Any,
+    step: FusedStep,
+    length: int,
+    reverse: bool,
+    interpret: bool,
+    is_gpu: bool = False,
+) -> list[Any]:
+    if not (is_gpu or interpret):
+        return _run(*operands, call_jaxpr=call_jaxpr)
+    ends = step.states, step.states + step.inputs
+    states, inputs = operands[: ends[0]], operands[ends[0] : ends[1]]
+    parts = list(states), list(inputs), list(operands[ends[1] :])
+    return run_kernel(step, parts, length, reverse, native() if is_gpu else interpreted)
+
+
+def _abstract(*operands: Any, call_jaxpr: Any, **_: Any) -> list[Any]:
+    return list(call_jaxpr.out_avals)
+
+
+def _push(primals: Any, tangents: Any, **params: Any) -> Any:
+    tangents = [ad.instantiate_zeros(t) if isinstance(t, ad.Zero) else t for t in tangents]
+    return jax.jvp(partial(_run, **params), primals, tangents)
+
+
+def _map(operands: Any, axes: Any, **params: Any) -> Any:
+    results = jax.vmap(partial(_run, **params), tuple(axes))(*operands)
+    return results, [0] * len(results)
+
+
+fused_scan_p.def_impl(lambda *operands, **params: jax.jit(partial(_kernel, **params))(*operands))
+fused_scan_p.def_abstract_eval(_abstract)
+mlir.register_lowering(fused_scan_p, mlir.lower_fun(_kernel, multiple_results=True))
+mlir.register_lowering(
+    fused_scan_p,
+    mlir.lower_fun(partial(_kernel, is_gpu=True), multiple_results=True),
+    platform="cuda",
+)
+ad.primitive_jvps[fused_scan_p] = _push
+batching.primitive_batchers[fused_scan_p] = _map

@@ -1,0 +1,265 @@
+"""A recurrence in one kernel gives the states of `jax.lax.scan`; Pallas interprets it here."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import depth
+from deeppcr.fused import CannotFuse, FusedStep
+from deeppcr.fused.backends import interpreted
+from deeppcr.fused.kernel import run_kernel
+from depth.jaxprs import Program
+
+L = 13
+
+
+@pytest.fixture(autouse=True)
+def as_users_write_it():
+    """Ranks are promoted, as in most programs."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(np.float32)
+
+
+def gru(n, features=2):
+    w, u, b = (numbers(*shape) for shape in ((features, 3 * n), (n, 3 * n), (3 * n,)))
+
+    def step(h, x):
+        a, r = x @ w + b, h @ u
+        forget = jax.nn.sigmoid(a[..., :n] + r[..., :n])
+        reset = jax.nn.sigmoid(a[..., n : 2 * n] + r[..., n : 2 * n])
+        new = jnp.tanh(a[..., 2 * n :] + reset * r[..., 2 * n :])
+        return (1 - forget) * new + forget * h
+
+    return step
+
+
+def fused(step, z, xs, batch_ndim=0):
+    """The step, and its arrays: state, inputs, captured."""
+    leaves, tree = jax.tree.flatten(z)
+    inputs, of_inputs = jax.tree.flatten(xs)
+
+    def flat(*arrays):
+        state = jax.tree.unflatten(tree, arrays[: len(leaves)])
+        return jax.tree.leaves(step(state, jax.tree.unflatten(of_inputs, arrays[len(leaves) :])))
+
+    closed = jax.make_jaxpr(flat)(*leaves, *(x[0] for x in inputs))
+    batch = jnp.shape(leaves[0])[:batch_ndim]
+    found = FusedStep.of(Program.of(closed), len(leaves), len(inputs), batch)
+    return found, (leaves, inputs, list(getattr(closed, "consts", ())))
+
+
+def agree(cases, tolerance, reverse=False):
+    """All cases in one program."""
+    prepared = [fused(*case) for case in cases]
+
+    @jax.jit
+    def both(arrays):
+        ours = [
+            run_kernel(step, each, L, reverse, interpreted)
+            for (step, _), each in zip(prepared, arrays, strict=True)
+        ]
+        theirs = [
+            jax.tree.leaves(
+                lax.scan(lambda z, x, f=f: (f(z, x),) * 2, z, xs, L, reverse=reverse)[1]
+            )
+            for f, z, xs, *_ in cases
+        ]
+        return ours, theirs
+
+    ours, theirs = both([arrays for _, arrays in prepared])
+    for found, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        found, expected = (np.asarray(x, np.float64) for x in (found, expected))
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def masked(z, x):
+    after = {"a": z["a"] * x["keep"] + x["u"], "b": jnp.float32(0.5) * z["b"] + z["a"].sum(-1)}
+    go = x["go"].reshape(x["go"].shape + (1,) * (z["a"].ndim - x["go"].ndim))
+    return {"a": jnp.where(go, after["a"], z["a"]), "b": after["b"]}
+
+
+MASKED = {
+    "keep": numbers(L, 3),
+    "u": numbers(L, 2, 1, 3),
+    "go": np.arange(2 * L).reshape(L, 2) % 3 > 0,
+}
+MLP = {"w": numbers(L, 4, 4) / 2, "b": numbers(L, 4)}
+
+
+def layer(z, x):
+    return jnp.tanh(z @ x["w"] + x["b"])
+
+
+def per_example(z, x):
+    return jnp.cos(z + x[:, None] * OFFSETS)
+
+
+OFFSETS = numbers(2, 3)
+
+CASES = {
+    "one example": [(gru(1), numbers(1), numbers(L, 2)), (gru(3), numbers(3), numbers(L, 2))],
+    "a block for each example": [
+        (gru(3), numbers(2, 3), numbers(L, 2, 2), 1),
+        (gru(3), numbers(2, 3), numbers(L, 2), 1),  # of which all have the same inputs
+        (gru(2), numbers(2, 2), numbers(L, 2, 2), 1),  # whose axes are all of one size
+    ],
+    "a thread for each example": [(gru(2), numbers(40, 2), numbers(L, 40, 2), 1)],
+    "several batch axes": [
+        (gru(2), numbers(2, 1, 3, 2), numbers(L, 2, 1, 3, 2), 3),
+        (gru(2), numbers(2, 3, 2), numbers(L, 3, 2), 2),
+    ],
+    "pytrees and masks": [(masked, {"a": numbers(2, 1, 3), "b": numbers(2, 1)}, MASKED, 1)],
+    "weights of each step": [(layer, numbers(4), MLP), (layer, numbers(2, 4), MLP, 1)],
+    "captured, of each example": [(per_example, numbers(2, 3), numbers(L, 2), 1)],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_are_those_of_the_sequential_program(name):
+    agree(CASES[name], 1e-6)
+
+
+def test_backwards():
+    agree([(gru(2), numbers(2, 2), numbers(L, 2, 2), 1)], 1e-6, reverse=True)
+
+
+UNARY = [
+    jnp.tanh, jnp.exp, jnp.sin, jax.nn.softplus, jax.nn.silu, jax.nn.relu, jax.nn.elu, jnp.abs,
+    jnp.expm1, lambda a: jnp.sqrt(jnp.abs(a)), lambda a: jnp.log1p(jnp.abs(a)), jnp.sign,
+    lambda a: a**3, lambda a: jnp.flip(a, -1), lambda a: jnp.roll(a, 1, -1), jax.nn.softmax,
+    lambda a: jnp.cumsum(a, -1), lambda a: a - a.mean(-1, keepdims=True), jax.nn.gelu,
+    lambda a: a * lax.rsqrt((a * a).mean(-1, keepdims=True) + jnp.float32(0.1)),
+    lambda a: jnp.max(a, -1, keepdims=True) * jnp.ones_like(a),
+    lambda a: jnp.concatenate([a[..., 1:], a[..., :1]], -1),
+    lambda a: jnp.arctan2(a, jnp.float32(0.7)), lambda a: jnp.pad(a[..., 1:], [(0, 0)] * (a.ndim - 1) + [(1, 0)]),
+    lambda a: a[..., None].swapaxes(-1, -2).reshape(a.shape),
+]  # fmt: skip
+BINARY = [
+    jnp.add, jnp.subtract, jnp.multiply, jnp.maximum, jnp.minimum, jnp.arctan2,
+    lambda a, b: jnp.where(a > b, a, b * b),
+    lambda a, b: a / (jnp.float32(1.5) + jnp.abs(b)),
+    lambda a, b: lax.cond(True, lambda: a, lambda: b) + jnp.einsum("...i,...i->...", a, b)[..., None],
+    lambda a, b: jnp.clip(a, -jnp.abs(b), jnp.float32(0.8)),
+]  # fmt: skip
+
+
+def random_step(seed, n=3):
+    """A step of random operations on vectors."""
+    choose = np.random.default_rng(seed)
+    plan = [(choose.integers(3), choose.integers(100, size=3)) for _ in range(5)]
+    w = numbers(n, n, seed=seed)
+
+    def step(z, x):
+        known = [z, x + jnp.zeros_like(z)]
+        for kind, (which, i, j) in plan:
+            a, b = known[i % len(known)], known[j % len(known)]
+            if kind == 0:
+                known.append(UNARY[which % len(UNARY)](a))
+            else:
+                known.append(BINARY[which % len(BINARY)](a, b) if kind == 1 else a @ w)
+        return jnp.float32(0.5) * z + jnp.float32(0.4) * jnp.tanh(sum(known))
+
+    return step
+
+
+@pytest.mark.parametrize("first", [0, 10, 20])
+def test_random_steps(first):
+    alone, batched = numbers(3), numbers(2, 3)
+    agree(
+        [
+            (
+                random_step(seed),
+                *((batched, numbers(L, 2, 3), 1) if seed % 2 else (alone, numbers(L, 3))),
+            )
+            for seed in range(first, first + 10)
+        ],
+        1e-6,
+    )
+
+
+def test_every_operation():
+    """Of the lists above, each on one entry after another."""
+
+    def step(z, x):
+        parts = [f(z) for f in UNARY] + [f(z, x) for f in BINARY]
+        return jnp.tanh(sum(np.float32(1 / (k + 2)) * part for k, part in enumerate(parts)))
+
+    agree([(step, numbers(3), numbers(L, 3))], 2e-6)
+
+
+def test_half_precision_is_rounded_after_each_operation():
+    f = gru(2)
+    z, xs = numbers(2).astype(jnp.bfloat16), numbers(L, 2).astype(jnp.bfloat16)
+    agree(
+        [(lambda z, x: f(z.astype(jnp.float32), x.astype(jnp.float32)).astype(z.dtype), z, xs)],
+        1e-6,
+    )
+    agree([(lambda z, x: jnp.tanh(z * x[0] + x[1]), z, xs)], 1e-6)
+
+
+ENDS = np.array([0.0, -0.0, np.inf, 1e-30, 1e-8, 0.3, 20.0, 3e38, np.nan], np.float32)
+
+
+def test_composed_operations_at_the_ends_of_their_range():
+    def step(z, x):
+        return {
+            "sqrt": jnp.sqrt(x),
+            "log1p": jnp.log1p(x),
+            "expm1": jnp.expm1(-x),
+            "grown": jnp.expm1(x),
+            "finite": jnp.isfinite(x).astype(jnp.float32),
+        }
+
+    start = {
+        name: np.zeros(9, np.float32) for name in ("sqrt", "log1p", "expm1", "grown", "finite")
+    }
+    agree([(step, start, np.broadcast_to(ENDS, (L, 9)))], 1e-6)
+
+
+REFUSED = {
+    "sort": (jnp.sort, numbers(3), 0, "sort has no counterpart"),
+    "mean over the batch": (lambda z: z - z.mean(0, keepdims=True), numbers(2, 3), 1, "reduce_sum combines"),
+    "rolled examples": (lambda z: jnp.roll(z, 1, 0), numbers(2, 3), 1, "slice combines"),
+    "product of examples": (lambda z: (z @ z.T) @ z, numbers(2, 3), 1, "dot_general combines|examples"),
+    "numbered examples": (lambda z: z + jnp.arange(2, dtype=z.dtype)[:, None], numbers(2, 3), 1, "for each example"),
+    "flattened": (lambda z: z.reshape(6)[::-1].reshape(2, 3), numbers(2, 3), 1, "reshape combines"),
+    "wide": (jnp.tanh, numbers(65), 0, "65 entries"),
+    "long": (lambda z: lax.fori_loop(0, 3, lambda _, z: z * z, z), numbers(3), 0, "no counterpart"),
+    "many": (lambda z: z @ numbers(64, 64), numbers(64), 0, "instructions, of at most"),
+    "float64": (jnp.tanh, numbers(3).astype(np.float64), 0, "float64"),
+    "empty": (jnp.tanh, numbers(0), 0, "no entries"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    f, z, batch_ndim, reason = REFUSED[name]
+    with pytest.raises(CannotFuse, match=reason):
+        fused(lambda z, x: f(z), z, numbers(L), batch_ndim)
+
+
+def test_its_time_is_predicted_for_gpus():
+    step, arrays = fused(gru(2), numbers(40, 2), numbers(L, 40, 2), 1)
+    wide, _ = fused(gru(4), numbers(40, 4), numbers(L, 40, 2), 1)
+    assert (step.lanes, step.threads, step.waits < wide.waits) == (True, 128, True)
+    from deeppcr.fused import fused_scan
+
+    cost = depth.analyze(partial(fused_scan, step, reverse=False, length=L), *arrays)
+    loop = depth.analyze(
+        lambda z, xs: lax.scan(lambda z, x: (gru(2)(z, x),) * 2, z, xs)[1],
+        arrays[0][0],
+        arrays[1][0],
+    )
+    assert cost.depth == loop.depth
+    assert depth.predict(cost, "H200") < depth.predict(loop, "H200") / 4
+    without = depth.devices["H200"].replace(operation_latency=None)
+    assert depth.predict(cost, without) > depth.predict(cost, "H200")

@@ -1,0 +1,138 @@
+"""`Sequential(fused=True)` and `Recurrence(fused=True)` beside `jax.lax.scan`."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import Adjoint, Chain, Recurrence, Sequential
+from deeppcr.platforms import compiled_for
+from tests.fused.test_kernel import L, as_users_write_it, gru, numbers  # noqa: F401
+from tests.problems import assert_agree
+
+FUSED = Sequential(fused=True)
+CELL = gru(3)
+H, X = numbers(3), numbers(L, 2)
+W = numbers(3, 3)
+
+
+def step(h, x):
+    h = CELL(h, x)
+    return h, {"h": h, "y": h[:1] * x}
+
+
+def with_weights(w, h, x):
+    h = jnp.tanh(h @ w + x[:1])
+    return h, h
+
+
+def on_a_gpu(f, *arguments):
+    """As compiled for a GPU; kernels are interpreted."""
+    with compiled_for("cuda"):
+        return jax.jit(lambda *arguments: f(*arguments))(*arguments)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan(reverse):
+    expected = jax.jit(partial(jax.lax.scan, step, reverse=reverse))(H, X)
+    ours = partial(deeppcr.scan, step, method=FUSED, reverse=reverse)
+    assert_agree(on_a_gpu(ours, H, X), expected, 1e-6)
+    if not reverse:
+        assert_agree(ours(H, X), expected, 1e-6)  # eager, on a CPU
+
+
+def test_the_program_for_a_gpu_has_one_kernel():
+    with compiled_for("cuda"):
+        text = str(jax.make_jaxpr(partial(deeppcr.scan, step, method=FUSED))(H, X))
+    assert text.count("fused_scan[") == 1
+    assert "fused_scan" not in str(jax.make_jaxpr(partial(deeppcr.scan, step, method=FUSED))(H, X))
+
+
+def loss(scan, w, h, x):
+    return jnp.square(scan(partial(with_weights, w), h, x)[1]).sum()
+
+
+@pytest.mark.parametrize("count", [2, 33])
+def test_examples_and_their_gradients(count):
+    adjoint = Adjoint(linear=Recurrence(fused=True))
+    ours = partial(deeppcr.scan, method=FUSED, adjoint=adjoint)
+
+    def total(scan, w, h, x):
+        return jax.vmap(partial(loss, scan), (None, 0, 0))(w, h, x).sum()
+
+    arrays = W, numbers(count, 3), numbers(count, L, 2)
+    gradient = partial(jax.value_and_grad(total, (1, 2, 3)))
+    expected = jax.jit(partial(gradient, jax.lax.scan))(*arrays)
+    assert_agree(on_a_gpu(partial(gradient, ours), *arrays), expected, 1e-5)
+
+
+def test_a_declared_batch_and_a_state_of_leaves():
+    def cell(z, x):
+        return {"a": jnp.tanh(z["a"] + x), "b": jnp.float32(0.5) * z["b"] + z["a"].sum(-1)}
+
+    start = {"a": numbers(4, 3), "b": numbers(4)}
+    chain = Chain(cell, numbers(L, 4, 3))
+
+    def states(method, start):
+        return deeppcr.solve(chain, start, method=method, batch_ndim=1).trajectory
+
+    expected = jax.jit(partial(states, "sequential"))(start)
+    assert_agree(on_a_gpu(partial(states, FUSED), start), expected, 1e-6)
+
+
+def test_second_derivatives():
+    def slope(scan, h):
+        return jax.grad(lambda h: jax.grad(lambda h: loss(scan, W, h, X))(h).sum())(h)
+
+    ours = partial(deeppcr.scan, method=FUSED, adjoint=Adjoint(linear=Recurrence(fused=True)))
+    expected = jax.jit(partial(slope, jax.lax.scan))(H)
+    assert_agree(on_a_gpu(partial(slope, ours), H), expected, 1e-4)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_recurrence_ignores_its_first_block(reverse):
+    A, b = numbers(L, 2, 2), numbers(L, 2)
+    A[-1 if reverse else 0] = np.nan
+
+    def solve(solver, A, b):
+        return deeppcr.solve_bidiagonal(A, b, solver=solver, reverse=reverse)
+
+    expected = jax.jit(partial(solve, "sequential"))(A, b)
+    assert np.isfinite(expected).all()
+    assert_agree(on_a_gpu(partial(solve, Recurrence(fused=True)), A, b), expected, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("f", "reason"),
+    [
+        (lambda h, x: (jnp.sort(h), None), "fused=True.*sort has no counterpart.*fused=False"),
+        (lambda h, x: (jax.debug.print("{}", h), (h, None))[1], "fused=True.*side effects"),
+    ],
+)
+def test_it_says_why_there_is_no_kernel(f, reason):
+    for run in (jax.eval_shape, on_a_gpu):
+        with pytest.raises(ValueError, match=reason):
+            run(partial(deeppcr.scan, f, method=FUSED), H, X)
+
+
+def test_bad_options():
+    for kind in (Sequential, Recurrence):
+        with pytest.raises(ValueError, match="fused is 1, expected True or False"):
+            kind(fused=1)
+    A, b = np.ones((L, 2, 2)), np.ones((L, 2))
+    with pytest.raises(ValueError, match=r"fused=True.*Matrices.*float64"):
+        deeppcr.solve_bidiagonal(A, b, solver=Recurrence(fused=True))
+
+
+def test_plans_show_it_and_do_not_choose_it():
+    shape = jax.ShapeDtypeStruct((500, 2), "float32")
+    plan = deeppcr.plan(Chain(CELL, shape), H, device="H200")
+    rows = [row for row in plan.table().splitlines() if "sequential, fused" in row]
+    assert len(rows) == 1
+    assert "not measured on any device yet: never chosen" in rows[0]
+    assert not getattr(plan.method, "fused", False)
+    unknown = Chain(lambda h, x: jnp.sort(CELL(h, x)), shape)
+    assert "fused" not in deeppcr.plan(unknown, H, device="H200").table()
