@@ -294,14 +294,16 @@ def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
     """Whether the chain has to run as `jax.lax.scan`, because it cannot be solved in parallel."""
     if chain.obstacle is None:
         return chain.is_empty
-    is_method = isinstance(method, Newton) or (isinstance(method, Sequential) and method.fused)
+    is_fused = isinstance(method, Sequential) and method.fused
+    is_method = is_fused or isinstance(method, Newton)
     if is_method or isinstance(adjoint, Adjoint):
+        wanted = "be one kernel" if is_fused else "be solved in parallel"
         asked = f"method is {describe(method)}" if is_method else f"adjoint is {describe(adjoint)}"
         others = '"auto" and "sequential"' if is_method else '"auto", "backprop" and "autodiff"'
         reason, expected, error = chain.obstacle
         raise error(
-            f"{asked}, but the chain has to run as jax.lax.scan: {reason}; expected {expected}. "
-            f"{others} do that."
+            f"{asked}, but the chain cannot {wanted}: {reason}; expected {expected}. "
+            f"{others} run it as jax.lax.scan."
         )
     return True
 

@@ -608,17 +608,17 @@ def kernels_nodes(rows: Rows) -> list[Row]:
             "fewer than lax.scan": round(loops[0]["nodes"] / ours["nodes"]),
             "fewer than the loop": round(least / ours["nodes"]),
         }
-        for target, title, loops, ours, _ in _kernels(rows)
+        for target, title, loops, ours, *_ in _kernels(rows)
     ]
 
 
 def kernels_host(rows: Rows) -> list[Row]:
     """What the host launches, and how often it waits; with loops captured in CUDA graphs, too."""
     found: list[Row] = []
-    for target, title, loops, ours, captured in _kernels(rows):
+    for target, title, loops, ours, captured, fused in _kernels(rows):
         loop = min((row for row in loops if not row["captured"]), key=lambda row: row["launches"])
         graph = min((row for row in loops if row["captured"]), key=lambda row: row["nodes"])
-        for row in (loops[0], loop, graph, ours, captured):
+        for row in (loops[0], loop, graph, *fused, ours, captured):
             found.append(
                 {f"host, {target}": title if row is loops[0] else "", "program": row["program"]}
                 | {"nodes": row["nodes"], "launches": row["launches"], "waits": row["waits"]}
@@ -626,18 +626,45 @@ def kernels_host(rows: Rows) -> list[Row]:
     return found
 
 
-def _kernels(rows: Rows) -> Iterable[tuple[str, str, list[Row], Row, Row]]:
-    """By headline: target, title, the loops, the parallel program of fewest nodes, and captured."""
+def kernels_times(rows: Rows) -> list[Row]:
+    """What the host and the device spend on launches, nodes, waits and fused loops, as modelled."""
+    found = []
+    for target, title, loops, ours, captured, fused in _kernels(rows):
+        times = {
+            "lax.scan": loops[0],
+            "best loop": min(loops, key=lambda row: row["latency ms"]),
+            "loop in one kernel": next(iter(fused), None),
+            "in parallel": ours,
+            "captured": captured,
+        }
+        found.append(
+            {f"ms, {target}": title}
+            | {name: row["latency ms"] if row else "" for name, row in times.items()}
+        )
+    return found
+
+
+def _kernels(
+    rows: Rows,
+) -> Iterable[tuple[str, str, list[Row], Row, Row, list[Row]]]:
+    """By headline: target, title, programs.
+
+    These are the loops, the parallel program of fewest nodes, the same captured, and the loop that
+    is one kernel, if there is one.
+    """
     for line in report.HEADLINES:
         labels = {key: value for key, value in line.labels.items() if key != "batch"}
         mine = pick(rows.get("kernels", []), **labels) if not line.is_sequential else []
-        loops = [row for row in mine if row["sequential"]]
+        fused = pick(mine, program="fused")
+        loops = [
+            row for row in mine if row["sequential"] and not row["program"].startswith("fused")
+        ]
         parallel = [row for row in mine if not row["sequential"] and not row["captured"]]
         if loops and parallel:
             ours = min(parallel, key=lambda row: float(row["nodes"]))
             (captured,) = pick(mine, program=f"{ours['program']}, captured")
             title = line.title if "same" not in line.title else f"MLP{line.title[8:]}"
-            yield loops[0]["target"], title, loops, ours, captured
+            yield loops[0]["target"], title, loops, ours, captured, fused
 
 
 def prediction_errors(rows: Rows) -> list[Row]:
@@ -698,7 +725,7 @@ TABLES: dict[str, Callable[[Rows], list[Row]]] = {
         diffusion_speedups, diffusion_stopped, diffusion_iterations,
         parity_schedulers, parity_options,
         resnet_steps, resnet_training, compile_time_layers, compile_time_training, calls_eager,
-        kernels_nodes, kernels_host, prediction_errors, prediction_times, recurrence_solvers,
-        sharding_chain,
+        kernels_nodes, kernels_host, kernels_times, prediction_errors, prediction_times,
+        recurrence_solvers, sharding_chain,
     )
 }  # fmt: skip

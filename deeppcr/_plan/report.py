@@ -351,7 +351,7 @@ def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device:
     if candidate.memory > device.memory > 0:
         return f"{nbytes(candidate.memory)} do not fit into {nbytes(device.memory)}"
     if candidate.untried:
-        return "not measured on any device yet: never chosen"
+        return "has not run on any device yet: not taken"
     if candidate is best:
         if less > 1:
             return f"{less:.3g}x less depth pays for {more:.3g}x the arithmetic"

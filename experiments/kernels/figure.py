@@ -63,9 +63,8 @@ def _lines(rows: Sequence[Row], key: str, title: str, said: str) -> Any:
             if key == "latency ms":
                 axes.plot(row["predicted ms"], y, "x", color=color, ms=4)
         if ours:
-            least = min(
-                ours[0][key], ours[0]["predicted ms"] if key == "latency ms" else ours[0][key]
-            )
+            keys = (key, "predicted ms") if key == "latency ms" else (key,)
+            least = min(row[name] for row in mine for name in keys)
             place = {"xytext": (-6, 0), "textcoords": "offset points", "ha": "right"}
             text = _program(ours[0])
             axes.annotate(text, (least, y), va="center", color=BLUE, fontsize=SMALL, **place)

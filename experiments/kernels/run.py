@@ -7,7 +7,7 @@ its CUDA plugin, which needs no driver:
 
 Nothing is timed. Chains are solved on the device at hand, for their Newton iterations. Kernels of a
 narrow chain compute next to nothing, so the time of a program is that of its nodes, launches and
-waits; how long each of these takes is not counted here. A loop that is one kernel is one node, which
+waits; how long each of these takes is not counted here. A loop that is one kernel is one node, and
 takes as long as all of its steps.
 """
 

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import deeppcr
+import depth
 from tests.problems import assert_agree, normal, solve, trajectory
 
 XS = np.asarray(normal(0, 256, 32), np.float32)
 Z0 = np.zeros(32, np.float32)
+WITHOUT_GRAPHS = depth.devices["H100"].replace(node_latency=None)  # where loops do not pay
 
 
 def chain(norm):
@@ -21,7 +23,7 @@ def chain(norm):
 
 def test_it_is_chosen_where_it_takes_few_iterations_and_keeps_the_promise():
     contracting = chain(0.3)
-    plan = deeppcr.plan(contracting, Z0, device="H100")
+    plan = deeppcr.plan(contracting, Z0, device=WITHOUT_GRAPHS)
     best = plan.chains[0].forward[0]
     assert str(plan.method.linearize) == "zero"
     solution = solve(contracting, Z0, method=plan.method)

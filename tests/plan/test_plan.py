@@ -222,10 +222,14 @@ def test_what_does_not_fit_is_never_chosen():
         found = deeppcr.plan(chain, state, device=H200.replace(memory=memory)).main
         for candidate in (found.forward[0], found.gradient[0]):
             assert candidate.is_sequential or candidate.memory <= memory
-        fits = [
-            candidate.memory <= memory or candidate.is_sequential for candidate in found.gradient
-        ]
-        assert fits == sorted(fits, reverse=True)
+        # The forward pass is chosen first: gradients with another one come last.
+        for chosen in (True, False):
+            fits = [
+                candidate.memory <= memory or candidate.is_sequential
+                for candidate in found.gradient
+                if (candidate.method == found.forward[0].method) == chosen
+            ]
+            assert fits == sorted(fits, reverse=True)
         lines = {line.strip().split("  ")[0]: line for line in found.table().splitlines()}
         for candidate in found.gradient[1:]:
             assert ("do not fit" in lines[candidate.name]) == (
@@ -272,7 +276,8 @@ def test_more_iterations_never_promise_more():
     for name in ("predicted_speedup", "gradient_speedup"):
         speedups = [getattr(plan, name) for plan in found]
         assert speedups == sorted(speedups, reverse=True)
-    assert found[0].predicted_speedup > found[-1].predicted_speedup == 1
+    assert found[0].predicted_speedup > found[-1].predicted_speedup
+    assert isinstance(found[-1].method, deeppcr.Sequential)
 
 
 def sampled(step, inputs, z0, **options):
@@ -285,7 +290,7 @@ def sampled(step, inputs, z0, **options):
 def test_a_chain_that_amplifies_differences_gets_no_promise():
     z0 = jnp.linspace(0.1, 0.8, 8)
     chain, found = sampled(lambda z, _: 3.9 * z * (1 - z), 1024, z0, batch_ndim=1)
-    assert found.method == deeppcr.Sequential()
+    assert found.method == deeppcr.Sequential(unroll=16)
     assert found.main.iterations > 500
     assert " of 1024 states converge in " in found.main.expectation
     assert "; small differences grow at a rate of +" in found.main.expectation
@@ -296,7 +301,8 @@ def test_a_chain_that_amplifies_differences_gets_no_promise():
         chain, z0, device="H200", batch_ndim=1, iterations=2 * blind.main.iterations
     )
     assert f" {blind.predicted_speedup:.1f}x if the chain forgets its past (" in first
-    assert f"({twice.predicted_speedup:.1f}x at twice the iterations)" in first
+    times = twice.main.sequential.time / twice.main.newton.time
+    assert f"({times:.1f}x at twice the iterations)" in first
 
 
 def test_a_long_chain_that_forgets_is_tried_on_a_part():
@@ -313,17 +319,16 @@ def test_a_chain_whose_parallel_solve_loses_digits_gets_no_promise():
     """A rotation takes one iteration step by step, and parallel products of 2000 turns are off."""
     turn = jnp.array([[0.8, -0.6], [0.6, 0.8]], jnp.float32)
     _, found = sampled(lambda z, x: turn @ z + x, jnp.ones((3000, 2), "float32"), turn[0])
-    assert found.method == deeppcr.Sequential()
+    assert found.method == deeppcr.Sequential(unroll=16)
     assert "loses digits" in found.main.expectation
 
 
 def test_blocks_that_are_not_exact_are_tried_as_such():
     weight = jnp.array([[0.1, 0.9], [-0.9, 0.1]])
     method = deeppcr.Newton(linearize="diagonal")
-    _, found = sampled(lambda z, x: jnp.tanh(weight @ z + x), normal(0, 512, 2), normal(1, 2))
-    _, inexact = sampled(
-        lambda z, x: jnp.tanh(weight @ z + x), normal(0, 512, 2), normal(1, 2), method=method
-    )
+    inputs, start = normal(0, 2048, 2), normal(1, 2)
+    _, found = sampled(lambda z, x: jnp.tanh(weight @ z + x), inputs, start)
+    _, inexact = sampled(lambda z, x: jnp.tanh(weight @ z + x), inputs, start, method=method)
     assert isinstance(found.method, deeppcr.Newton)
     assert inexact.main.newton.iterations > 3 * found.main.newton.iterations
 

@@ -128,7 +128,9 @@ def test_what_is_chosen_ranks_first(plan):
         (sequential,) = (candidate for candidate in candidates if candidate.is_sequential)
         # Among those that "auto" can take: the forward pass is chosen before it is known whether
         # a gradient is wanted.
-        rest = [candidate for candidate in candidates if candidate is not sequential]
+        known = [candidate for candidate in candidates if not candidate.untried]
+        assert list(candidates[: len(known)]) == known
+        rest = [candidate for candidate in known if candidate is not sequential]
         reachable = [
             candidate
             for candidate in rest
