@@ -1,6 +1,6 @@
 """A recurrence as one kernel of a GPU, step by step."""
 
-from deeppcr.fused.entries import CannotFuse
+from deeppcr.fused.operations import CannotFuse
 from deeppcr.fused.primitive import fused_scan
 from deeppcr.fused.step import FusedStep
 

@@ -19,17 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from deeppcr.fused.operations import Operation, convert, multiplied, operation
+from deeppcr.fused.operations import CannotFuse, Operation, convert, multiplied, operation
 from depth.jaxprs import Program, called, interpret
 from depth.primitives import primitive
 
 CHAINS = 4  # sums that a sum of products is split into, so that each step waits for fewer others
 Apply = Callable[[Operation, Sequence[Any]], Any]
 """``(operation, entries) -> entry``."""
-
-
-class CannotFuse(ValueError):
-    """A kernel cannot evaluate a program; the message says why."""
 
 
 class Entries(NamedTuple):
@@ -261,7 +257,7 @@ def _product(equation: Any, operands: list[Entries], apply: Apply) -> Entries:
         place |= {axis: start + k for k, axis in enumerate(free)}
         positions.append(tuple(None if axis is None else place[axis] for axis in each.examples))
     examples = _merged(positions)
-    left, right = (_narrow_shared(table, k, groups, examples) for k, table in enumerate(tables))
+    left, right = (_factor(table, k, groups, examples) for k, table in enumerate(tables))
     out = equation.outvars[0]
     found = np.empty(_shape(out, examples), object)
     total = partial(_sum_of_products, apply, out.aval.dtype)
@@ -274,8 +270,8 @@ def _product(equation: Any, operands: list[Entries], apply: Apply) -> Entries:
     return Entries(found, examples)
 
 
-def _narrow_shared(table: np.ndarray, side: int, groups: Any, examples: Any) -> np.ndarray:
-    """A factor ``[*batch, *free, *contracted]``, with size 1 where its batch axes have examples."""
+def _factor(table: np.ndarray, side: int, groups: Any, examples: Any) -> np.ndarray:
+    """A factor of a product, ``[*batch, *free, *contracted]``."""
     shared, free, own = groups[side]
     table = table.transpose((*shared, *free, *own))
     for axis in range(len(shared)):

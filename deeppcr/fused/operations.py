@@ -49,23 +49,21 @@ def _sqrt(x: Any) -> Any:
 def _log1p(x: Any) -> Any:
     # The error of 1 + x is undone by the quotient (W. Kahan; D. Goldberg, *What every computer
     # scientist should know about floating-point arithmetic*, 1991, theorem 4).
-    one = jnp.ones((), x.dtype)
-    near = one + x
-    shift = near - one
+    near = 1 + x
+    shift = near - 1
     is_exact = (shift == 0) | (near == jnp.inf)
     far = lax.log(near)
-    safe = lax.select(is_exact, jnp.broadcast_to(one, x.shape), shift)
+    safe = lax.select(is_exact, jnp.ones_like(x), shift)
     return lax.select(shift == 0, x, lax.select(is_exact, far, far * (x / safe)))
 
 
 def _expm1(x: Any) -> Any:
     # (e^x - 1) x / log(e^x): the errors of both cancel (W. Kahan).
-    one = jnp.ones((), x.dtype)
     grown = lax.exp(x)
-    shift = grown - one
+    shift = grown - 1
     logarithm = lax.log(grown)
-    is_end = (shift == 0) | (shift == -one) | (grown == jnp.inf)
-    safe = lax.select(is_end, jnp.broadcast_to(one, x.shape), logarithm)
+    is_end = (shift == 0) | (shift == -1) | (grown == jnp.inf)
+    safe = lax.select(is_end, jnp.ones_like(x), logarithm)
     return lax.select(shift == 0, x, lax.select(is_end, shift, shift * (x / safe)))
 
 
@@ -140,19 +138,26 @@ def repeated(entry: Any, shape: tuple[int, ...]) -> Any:
     return entry if entry.shape == shape else lax.full(shape, entry, entry.dtype)
 
 
+class CannotFuse(ValueError):
+    """A kernel cannot evaluate a program; the message says why."""
+
+
 class Counter:
     """Counts operations instead of computing them: entries are the latencies from the state.
 
     Attributes:
+        most: instructions, of which more are refused.
         instructions: that have been counted.
     """
 
-    def __init__(self) -> None:
-        self.instructions = 0
+    def __init__(self, most: int) -> None:
+        self.most, self.instructions = most, 0
 
     def __call__(self, operation: Operation, entries: Sequence[Any]) -> Any:
         """The latency of the result."""
         self.instructions += operation.instructions
+        if self.instructions > self.most:
+            raise CannotFuse(f"a step has more than {self.most} instructions")
         known = [x.latency for x in entries if isinstance(x, Latency)]
         return Latency(max(known, default=0) + operation.latency)
 

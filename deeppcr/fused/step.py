@@ -8,20 +8,21 @@ one under which the program treats all examples alike is the right one, as every
 import dataclasses
 import math
 from collections.abc import Sequence
-from itertools import product
+from itertools import islice, product
 from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.fused.entries import Apply, CannotFuse, Entries, evaluate, narrow, table_of
-from deeppcr.fused.operations import Counter, Latency, compute
+from deeppcr.fused.entries import Apply, Entries, evaluate, narrow, table_of
+from deeppcr.fused.operations import CannotFuse, Counter, Latency, compute
 from deeppcr.state import Leaves
 from depth.jaxprs import Program, is_literal, needed
 
 LANES = 128  # threads of a block
 FEW = 32  # examples up to which each has a block of its own
 WIDEST, MOST = 64, 4096  # entries of a state, instructions of a step
+TRIED = 64  # combinations of arrays that may have an entry for each example
 STARTS = 4  # instructions that a thread starts while one waits for its result
 
 Axes = tuple[int | None, ...]
@@ -73,7 +74,7 @@ class FusedStep:
             else:
                 choices.append(found if k < states + inputs else found[::-1])
         reasons = []
-        for examples in product(*choices):
+        for examples in islice(product(*choices), TRIED):
             step = cls(program, states, inputs, batch_shape, examples, 0, 0)
             try:
                 instructions, latency = step._measured()
@@ -103,14 +104,14 @@ class FusedStep:
         tables: Leaves = []
         variables = [*self.program.invars, *self.program.constvars]
         for variable, axes in zip(variables, self.examples, strict=True):
-            shape = own_shape(variable.aval.shape, axes)
+            shape = (0,) if axes is None else own_shape(variable.aval.shape, axes)
+            if math.prod(shape) > MOST:
+                raise CannotFuse(f"a step reads an array of more than {MOST} entries")
             entry = Latency(0) if len(tables) < self.states else None
             tables.append(table_of([entry] * math.prod(shape), shape))
-        counter = Counter()
+        counter = Counter(MOST)
         ends = self.states, self.states + self.inputs
         found = self(tables[: ends[0]], tables[ends[0] : ends[1]], tables[ends[1] :], counter)
-        if counter.instructions > MOST:
-            raise CannotFuse(f"a step has {counter.instructions} instructions, of at most {MOST}")
         entries = [entry for table in found for entry in table.ravel()]
         waits = [entry.latency for entry in entries if isinstance(entry, Latency)]
         return counter.instructions, max(waits, default=0)

@@ -225,6 +225,7 @@ def test_composed_operations_at_the_ends_of_their_range():
     agree([(step, start, np.broadcast_to(ENDS, (L, 9)))], 1e-6)
 
 
+TABLE = jnp.ones((100, 100), jnp.float32)
 REFUSED = {
     "sort": (jnp.sort, numbers(3), 0, "sort has no counterpart"),
     "mean over the batch": (lambda z: z - z.mean(0, keepdims=True), numbers(2, 3), 1, "reduce_sum combines"),
@@ -234,7 +235,14 @@ REFUSED = {
     "flattened": (lambda z: z.reshape(6)[::-1].reshape(2, 3), numbers(2, 3), 1, "reshape combines"),
     "wide": (jnp.tanh, numbers(65), 0, "65 entries"),
     "long": (lambda z: lax.fori_loop(0, 3, lambda _, z: z * z, z), numbers(3), 0, "no counterpart"),
-    "many": (lambda z: z @ numbers(64, 64), numbers(64), 0, "instructions, of at most"),
+    "many": (lambda z: z @ numbers(64, 64), numbers(64), 0, "more than 4096 instructions"),
+    "embedding": (lambda z: z + TABLE[0, :3] * TABLE.sum(), numbers(3), 0, "more than 4096 entries"),
+    "random": (
+        lambda z: z + jax.random.normal(jax.random.key(0), z.shape, z.dtype),
+        numbers(3),
+        0,
+        "random_bits|no counterpart",
+    ),
     "float64": (jnp.tanh, numbers(3).astype(np.float64), 0, "float64"),
     "empty": (jnp.tanh, numbers(0), 0, "no entries"),
 }  # fmt: skip
