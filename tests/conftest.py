@@ -24,6 +24,9 @@ if jax.__version_info__ < (0, 11):  # since then, XLA has no other emitters, and
 os.environ["XLA_FLAGS"] = " ".join(
     [*HURRIED, os.environ.get("XLA_FLAGS", "")]
 )  # read when the first program is compiled
+# Every operation of a program lists where it was called, which is deep below the runner of tests.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # for processes that a test starts
+jax.config.update("jax_traceback_in_locations_limit", 0)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell starts what runs in its background so, and processes that tests interrupt inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

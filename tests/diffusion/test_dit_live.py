@@ -36,17 +36,38 @@ SMALL = {
     "sample_size": 8,
     "num_embeds_ada_norm": CLASSES,
 }
+# Each value of each option once: to compile a network takes a second or two.
 CASES = {
     "as by default": {},
-    "a learned variance": {"out_channels": 8, "num_layers": 3},
-    "other numbers of channels": {"in_channels": 1, "out_channels": 3, "num_layers": 1},
-    "heads": {"num_attention_heads": 3, "attention_head_dim": 4, "norm_num_groups": 7},
-    "patches of one pixel": {"patch_size": 1, "sample_size": 5},
-    "patches of four pixels": {"patch_size": 4, "sample_size": 16},
-    "no bias": {"attention_bias": False, "dropout": 0.5},
-    "norm with weights": {"norm_elementwise_affine": True, "norm_eps": 1e-2},
-    "attention in float32": {"upcast_attention": True},
-} | {name: {"activation_fn": name} for name in ACTIVATIONS}
+    "a learned variance": {"out_channels": 8, "num_layers": 3, "activation_fn": "gelu"},
+    "other numbers of channels": {
+        "in_channels": 1,
+        "out_channels": 3,
+        "num_layers": 1,
+        "activation_fn": "geglu",
+    },
+    "heads, and norms with weights": {
+        "num_attention_heads": 3,
+        "attention_head_dim": 4,
+        "norm_num_groups": 7,
+        "norm_elementwise_affine": True,
+        "norm_eps": 1e-2,
+        "activation_fn": "geglu-approximate",
+    },
+    "patches of one pixel, no bias": {
+        "patch_size": 1,
+        "sample_size": 5,
+        "attention_bias": False,
+        "dropout": 0.5,
+        "activation_fn": "swiglu",
+    },
+    "patches of four pixels, attention in float32": {
+        "patch_size": 4,
+        "sample_size": 16,
+        "upcast_attention": True,
+        "activation_fn": "linear-silu",
+    },
+}
 
 
 def theirs(options, dtype=torch.float32):
@@ -84,6 +105,11 @@ def test_every_option_predicts_as_diffusers_does(options, tmp_path):
     ours = quick(load_model(tmp_path))(x, T, LABELS)
     assert ours.dtype == jnp.float32
     assert_close(np.asarray(ours), predicted(model, x, T, LABELS))
+
+
+def test_every_activation_is_compared():
+    default = DiTConfig().activation_fn
+    assert {case.get("activation_fn", default) for case in CASES.values()} == {*ACTIVATIONS}
 
 
 def test_fields_and_their_defaults_are_those_of_diffusers():

@@ -35,7 +35,7 @@ ONCE = Effort(1, 0.0)
 
 
 def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
-    recurrent = zoo.Specimen("gru", 4, 16, 1)
+    recurrent = zoo.Specimen("tanh", 8, 64, 1)
     monkeypatch.setattr(decide.zoo, "specimens", lambda number, seed: iter([recurrent]))
     monkeypatch.setattr(breakeven, "LENGTHS", (16,))
     monkeypatch.setattr(breakeven, "WIDTHS", (4,))
