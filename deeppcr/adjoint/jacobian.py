@@ -17,7 +17,7 @@ from deeppcr.adjoint.refine import refine
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, suggests_keywords
-from deeppcr.linear import Along, LinearSolver, Recurrence, find_solver, solver_on
+from deeppcr.linear import Along, Blocks, LinearSolver, Recurrence, find_solver, solver_on
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
 from deeppcr.loops import unless_finite
 from deeppcr.newton.convergence import ROUNDING, Criterion
@@ -128,9 +128,15 @@ class JacobianAdjoint:
 
     def chunk(self, chain: TracedChain) -> int:
         """See `AdjointSolver`: the steps that fit into memory, or into the cache."""
-        length, most = chain.length, self.window
-        if isinstance(self.solver, Recurrence):
-            size = self.linearization.bytes_per_step(chain.step, chain.layout)
+        length, most, layout = chain.length, self.window, chain.layout
+
+        def shapes() -> Blocks:
+            states = jax.ShapeDtypeStruct((length, *layout.batch_shape, layout.width), layout.dtype)
+            found: Blocks = jax.eval_shape(partial(self.linearization.blocks, chain), states)
+            return found
+
+        if isinstance(self.solver.chosen(shapes), Recurrence):
+            size = self.linearization.bytes_per_step(chain.step, layout)
             most = min(most, max(1, CHUNK // max(size, 1)))
         count = -(-length // most)
         even = [n for n in range(count, 2 * count) if length % n == 0]  # else the last is shorter

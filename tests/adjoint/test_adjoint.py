@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import deeppcr
+from deeppcr.adjoint.jacobian import CHUNK
 from tests.problems import assert_agree, normal
 
 COMBINATIONS = {
@@ -284,3 +285,17 @@ def test_autodiff_is_lax_scan_itself():
     scan = partial(deeppcr.scan, adjoint="autodiff")
     ours, theirs = (str(jax.make_jaxpr(partial(run, s))(*ARGUMENTS)) for s in (scan, jax.lax.scan))
     assert ours == theirs
+
+
+def test_auto_is_sequential_on_a_cpu_and_keeps_its_blocks_in_the_cache():
+    def program(adjoint):
+        def loss(w):
+            xs = jnp.zeros(8 * CHUNK // (8 * 9))
+            out = deeppcr.scan(lambda z, x: (jnp.tanh(w @ z + x), None), w[0], xs, adjoint=adjoint)
+            return out[0].sum()
+
+        return str(jax.make_jaxpr(jax.grad(loss))(np.eye(3)))
+
+    found = program(deeppcr.Adjoint())
+    assert found == program(deeppcr.Adjoint(linear="sequential"))
+    assert f"f64[{CHUNK // (8 * 9)},3,3]" in found
