@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.refine import refine
+from deeppcr.adjoint.solver import even_chunk, steps_in_cache
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, suggests_keywords
@@ -24,7 +25,6 @@ from deeppcr.newton.convergence import ROUNDING, Criterion
 from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step
 
-CHUNK = 1 << 21  # bytes of blocks per chunk of a sequential solver, so that they stay in the cache
 BUDGET = 64  # solves
 # The fallback of exact blocks, for two cases. A product of blocks may overflow. And where one entry
 # does not depend on another, a block multiplies by zero, while the step's own derivative has no
@@ -137,10 +137,8 @@ class JacobianAdjoint:
 
         if isinstance(self.solver.chosen(shapes), Recurrence):
             size = self.linearization.bytes_per_step(chain.step, layout)
-            most = min(most, max(1, CHUNK // max(size, 1)))
-        count = -(-length // most)
-        even = [n for n in range(count, 2 * count) if length % n == 0]  # else the last is shorter
-        return -(-length // (even[0] if even else count))
+            most = min(most, steps_in_cache(chain, size))
+        return even_chunk(length, most)
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.adjoint.jacobian import CHUNK
+from deeppcr.adjoint.solver import CHUNK
 from tests.problems import assert_agree, normal
 
 COMBINATIONS = {
@@ -230,10 +230,11 @@ def test_numbers_as_tangents():
     assert_agree(*both(*arguments))
 
 
-def test_a_sequential_adjoint_in_several_chunks(monkeypatch):
+@pytest.mark.parametrize("adjoint", ["sequential", "backprop"])
+def test_a_sequential_adjoint_in_several_chunks(monkeypatch, adjoint):
     """The last one is shorter."""
-    monkeypatch.setattr("deeppcr.adjoint.jacobian.CHUNK", 3 * 8 * 9)
-    scan = partial(deeppcr.scan, adjoint=deeppcr.Recurrence())
+    monkeypatch.setattr("deeppcr.adjoint.solver.CHUNK", 3 * 8 * 9)
+    scan = partial(deeppcr.scan, adjoint=adjoint)
 
     def both(scan, *arguments):
         out, pull = jax.vjp(partial(run, scan), *arguments)
