@@ -35,7 +35,7 @@ class Masked:
         return _where(mask, "mask", after, carry), y
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # jax hashes a step, and arrays have no hash
 class Resetting:
     """A step of `scan` with inputs ``(x, reset)``, made by `resetting`.
 

@@ -267,7 +267,7 @@ def gradients_layers(rows: Rows) -> list[Row]:
 
 
 def gradients_training(rows: Rows) -> list[Row]:
-    """A GRU that learns to read digits, and the parity of many bits."""
+    """A GRU that learns to read digits, to know speakers, and the parity of many bits."""
     keys = ("kind", "L", "w", "program", "steps", "last loss", "losses differ", "alike for")
     mine = pick(rows.get("gradients", []), part="training")
     return [{key: row.get(key, "") for key in (*keys, "accuracy")} for row in mine]

@@ -9,6 +9,7 @@ from typing import Any
 from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Fixed
 from deeppcr.adjoint import Adjoint
+from deeppcr.adjoint.solver import steps_in_cache
 from deeppcr.fused import CannotFuse
 from deeppcr.linear import (
     LinearSolver,
@@ -317,7 +318,7 @@ class Candidates:
             if linearize == "auto" and own and type(own) is not type(choice.linearization):
                 # Its "auto" would be the blocks of the method, which are approximate.
                 adjoint = Adjoint(linearize=choice.linearization, linear=solver)
-            memory = 3 * costs.trajectory_bytes + self._bytes(choice, solver)
+            memory = 3 * costs.trajectory_bytes + self._bytes(choice, solver, in_chunks=True)
             yield self._with(forward, adjoint, forward.cost + blocks + solve + rest, memory)
 
     def _iterated(self, iteration: Cost, iterations: int) -> Cost:
@@ -380,7 +381,10 @@ class Candidates:
         _, shapes = self.costs.blocks(choice.linearization)
         return [sequential, choose_parallel_solver(shapes)]
 
-    def _bytes(self, choice: Choice, solver: LinearSolver) -> int:
-        chain = self.costs.chain
+    def _bytes(self, choice: Choice, solver: LinearSolver, in_chunks: bool = False) -> int:
+        """Of the blocks that a solver holds; in chunks: as an adjoint solves them sequentially."""
+        chain, held = self.costs.chain, choice.window
         each = choice.linearization.bytes_per_step(chain.step, chain.layout)
-        return choice.window * each * (1 if solver == find_solver("sequential") else 4)
+        if solver != find_solver("sequential"):
+            return 4 * held * each
+        return (min(held, steps_in_cache(chain, each)) if in_chunks else held) * each

@@ -1,13 +1,17 @@
 """Backpropagation: products of the step's derivative with a vector, one step after another."""
 
 import dataclasses
+import math
 from functools import partial
 
 import jax
 
+from deeppcr.adjoint.solver import even_chunk, steps_in_cache
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
+from deeppcr.platforms import platform
 from deeppcr.state import Leaves, add
+from depth.jaxprs import equations
 
 
 @jax.tree_util.register_static
@@ -16,8 +20,12 @@ class Backpropagation:
     """An `AdjointSolver` that needs no Jacobian blocks."""
 
     def chunk(self, chain: TracedChain) -> int:
-        """See `AdjointSolver`: the whole chain."""
-        return chain.length
+        """See `AdjointSolver`: on a CPU the steps whose values fit into the cache, else all."""
+        if platform() != "cpu":
+            return chain.length
+        made = (atom.aval for each in equations(chain.step.jaxpr) for atom in each.outvars)
+        each = sum(math.prod(x.shape) * x.dtype.itemsize for x in made if hasattr(x, "dtype"))
+        return even_chunk(chain.length, steps_in_cache(chain, each))
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""

@@ -14,17 +14,17 @@ from jax import Array, lax
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.refine import refine
+from deeppcr.adjoint.solver import even_chunk, steps_in_cache
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, suggests_keywords
-from deeppcr.linear import Along, LinearSolver, Recurrence, find_solver, solver_on
+from deeppcr.linear import Along, Blocks, LinearSolver, Recurrence, find_solver, solver_on
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
 from deeppcr.loops import unless_finite
 from deeppcr.newton.convergence import ROUNDING, Criterion
 from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step
 
-CHUNK = 1 << 21  # bytes of blocks per chunk of a sequential solver, so that they stay in the cache
 BUDGET = 64  # solves
 # The fallback of exact blocks, for two cases. A product of blocks may overflow. And where one entry
 # does not depend on another, a block multiplies by zero, while the step's own derivative has no
@@ -128,13 +128,17 @@ class JacobianAdjoint:
 
     def chunk(self, chain: TracedChain) -> int:
         """See `AdjointSolver`: the steps that fit into memory, or into the cache."""
-        length, most = chain.length, self.window
-        if isinstance(self.solver, Recurrence):
-            size = self.linearization.bytes_per_step(chain.step, chain.layout)
-            most = min(most, max(1, CHUNK // max(size, 1)))
-        count = -(-length // most)
-        even = [n for n in range(count, 2 * count) if length % n == 0]  # else the last is shorter
-        return -(-length // (even[0] if even else count))
+        length, most, layout = chain.length, self.window, chain.layout
+
+        def shapes() -> Blocks:
+            states = jax.ShapeDtypeStruct((length, *layout.batch_shape, layout.width), layout.dtype)
+            found: Blocks = jax.eval_shape(partial(self.linearization.blocks, chain), states)
+            return found
+
+        if isinstance(self.solver.chosen(shapes), Recurrence):
+            size = self.linearization.bytes_per_step(chain.step, layout)
+            most = min(most, steps_in_cache(chain, size))
+        return even_chunk(length, most)
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""

@@ -21,7 +21,7 @@ class Auto(LinearSolver):
     """The solver that `choose_solver` takes for the blocks, on the platform that runs them."""
 
     def chosen(self, blocks: Callable[[], Blocks]) -> LinearSolver:
-        """That solver; shapes of ``blocks`` suffice, and a CPU does not ask for them."""
+        """See `LinearSolver`; a CPU does not ask for the blocks."""
         return Recurrence() if platform() == "cpu" else choose_solver(blocks(), platform())
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:

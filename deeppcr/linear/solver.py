@@ -69,6 +69,10 @@ class LinearSolver(ABC):
         """`solve_transposed` without the sequential fallback."""
         return self._prepared(self._solve_transposed, blocks, g, reverse)
 
+    def chosen(self, blocks: Callable[[], Blocks]) -> "LinearSolver":
+        """The solver that runs for ``blocks``, of which shapes suffice: this one, unless "auto"."""
+        return self
+
     @abstractmethod
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         """`solve_unguarded` for at least two steps, in float32 or better."""

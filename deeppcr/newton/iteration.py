@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from deeppcr.axis import ChainAxis, ReplicatedAxis
 from deeppcr.chain import TracedChain
-from deeppcr.linear import Auto, Blocks, LinearSolver, ShardSolver, name_of
+from deeppcr.linear import Blocks, LinearSolver, ShardSolver, name_of
 from deeppcr.linearize import (
     BlockDiagonal,
     Clipped,
@@ -469,9 +469,8 @@ class NewtonSolver:
         """The description of this method."""
         kind = KINDS.get(type(self.linearization), "other")
         solver = self.solver.inside if isinstance(self.solver, ShardSolver) else self.solver
-        if kind != "zero" and isinstance(solver, Auto):
-            solver = solver.chosen(partial(self._shapes, wide))
-        name = "none" if kind == "zero" else name_of(solver)
+        shapes = partial(self._shapes, wide)
+        name = "none" if kind == "zero" else name_of(solver.chosen(shapes))
         is_damped = self.options.damping is not None
         return Ran.newton(kind, name, is_damped, self.jumps)
 

@@ -25,7 +25,7 @@ from experiments.gradients.silero import FRAME, RATE
 
 LAYERS = (*COLORS[:0:-1], "#bcdff5", YELLOW, GREEN, "black")  # of curves on each other, from below
 BETTER = "right of 1: deeppcr is faster"
-DRAWN = 2  # tasks
+DRAWN = 3  # tasks
 
 
 @styled
@@ -143,7 +143,7 @@ def _layers(rows: Sequence[Row], baseline: str) -> Any:
 
 
 def _training(rows: Sequence[Row]) -> Any:
-    """A panel for each of the two longest tasks: a curve for each way to train, the first below."""
+    """A panel for each of the longest tasks: a curve for each way to train, the first below."""
     longest = sorted({(-row["L"], row["kind"], row["w"]) for row in rows})[:DRAWN]
     drawing, panels = sheet("A GRU learns: the same curve by every program", len(longest))
     for axes, (length, kind, units) in zip(panels, longest, strict=True):

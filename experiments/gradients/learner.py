@@ -34,6 +34,15 @@ LARGEST = 1.0  # norm of a gradient; larger ones are clipped
 Training = tuple[Any, Any, Any, Array]
 """Weights, the two moments of their gradients, and the number of steps so far."""
 
+Inputs = tuple[Array, ...]
+"""Series ``[T, batch, features]``, and a mask ``[T, batch]`` if their lengths differ."""
+
+
+def by_time(x: np.ndarray, mask: np.ndarray | None) -> Inputs:
+    """Inputs from series ``[batch, T, features]`` and a mask ``[batch, T]``."""
+    given = (x,) if mask is None else (x, mask)
+    return tuple(jnp.swapaxes(jnp.asarray(each), 0, 1) for each in given)
+
 
 @dataclass(frozen=True)
 class Learner:
@@ -63,30 +72,34 @@ class Learner:
         zeros = jax.tree.map(jnp.zeros_like, weights)
         return weights, zeros, zeros, jnp.int32(0)
 
-    def batches(self) -> Iterator[tuple[Array, Array, Array]]:
-        """Series, classes and weights of times of each step, the same for all variants."""
-        x, y = self.task.train_x, self.task.train_y
+    def batches(self) -> Iterator[tuple[Inputs, Array, Array]]:
+        """Inputs, classes and weights of times of each step, the same for all variants."""
+        task = self.task
+        x, y, mask = task.train_x, task.train_y, task.mask(task.train_lengths)
         for k, chosen in enumerate(batches(len(x), self.steps, min(self.batch, len(x)), seed=0)):
-            weights = self.task.weights(k / self.steps)
-            yield jnp.asarray(x[chosen]), jnp.asarray(y[chosen]), jnp.asarray(weights)
+            weights = task.weights(k / self.steps)
+            inputs = by_time(x[chosen], None if mask is None else mask[chosen])
+            yield inputs, jnp.asarray(y[chosen]), jnp.asarray(weights)
 
-    def scores(self, scan: Scan, weights: Any, x: Array) -> Array:
-        """``[batch, T, classes]`` of series ``x: [batch, T, features]``."""
-        start, xs = self.network.start(len(x)), jnp.swapaxes(x, 0, 1)
-        states = self.network.states(scan)(weights["cell"], start, xs)
+    def scores(self, scan: Scan, weights: Any, inputs: Inputs) -> Array:
+        """``[batch, T, classes]`` of all series."""
+        start = self.network.start(inputs[0].shape[1])
+        states = self.network.states(scan)(weights["cell"], start, *inputs)
         return jnp.swapaxes(cells.read(weights["out"], states), 0, 1)
 
     def update(self, scan: Scan) -> Callable[..., tuple[Training, Array]]:
-        """One step: ``(training, x, y, weights of times) -> (training, loss)``."""
+        """One step: ``(training, inputs, y, weights of times) -> (training, loss)``."""
 
-        def loss(weights: Any, x: Array, y: Array, counted: Array) -> Array:
-            chances = jax.nn.log_softmax(self.scores(scan, weights, x))
+        def loss(weights: Any, inputs: Inputs, y: Array, counted: Array) -> Array:
+            chances = jax.nn.log_softmax(self.scores(scan, weights, inputs))
             right = jnp.take_along_axis(chances, y[..., None], axis=-1)[..., 0]
             return -(right.mean(axis=0) * counted).sum()
 
-        def step(training: Training, x: Array, y: Array, counted: Array) -> tuple[Training, Array]:
+        def step(
+            training: Training, inputs: Inputs, y: Array, counted: Array
+        ) -> tuple[Training, Array]:
             weights, mean, square, index = training
-            value, gradient = jax.value_and_grad(loss)(weights, x, y, counted)
+            value, gradient = jax.value_and_grad(loss)(weights, inputs, y, counted)
             norm = jnp.sqrt(sum(jnp.square(g).sum() for g in jax.tree.leaves(gradient)))
             gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, LARGEST / norm), gradient)
             moved = adam(weights, mean, square, gradient, index, RATE, self.steps)
@@ -96,9 +109,8 @@ class Learner:
 
     def accuracy(self, weights: Any) -> float:
         """The share of the test set whose class at the end is found."""
-        scores = jax.jit(lambda weights, x: self.scores(jax.lax.scan, weights, x)[:, -1])(
-            weights, jnp.asarray(self.task.test_x)
-        )
+        inputs = by_time(self.task.test_x, self.task.mask(self.task.test_lengths))
+        scores = jax.jit(lambda *given: self.scores(jax.lax.scan, *given)[:, -1])(weights, inputs)
         return float(np.mean(np.asarray(scores).argmax(axis=1) == self.task.test_y[:, -1]))
 
     def labels(self, part: str) -> Row:
@@ -111,8 +123,8 @@ class Learner:
         def solve(method: Any) -> Callable[..., Any]:
             inner = self.network.solve(method)
             assert inner is not None
-            return lambda training, x, *_: inner(
-                training[0]["cell"], self.network.start(len(x)), jnp.swapaxes(x, 0, 1)
+            return lambda training, inputs, *_: inner(
+                training[0]["cell"], self.network.start(inputs[0].shape[1]), *inputs
             )
 
         first = self.first()

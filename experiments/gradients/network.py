@@ -95,15 +95,31 @@ class Network:
         inputs = np.random.default_rng(seed).standard_normal((length, batch, self.n), np.float32)
         return KINDS[self.kind][1](self.n, seed=seed), self.start(batch), jnp.asarray(inputs)
 
-    def states(self, scan: Scan) -> Callable[..., Array]:
-        """A function of ``(weights, start, inputs)`` that returns all outputs ``[T, batch, n]``."""
+    def chain(self, weights: Any, xs: Array, mask: Array | None = None) -> deeppcr.Chain:
+        """The cell over inputs ``[T, batch, features]``.
 
-        def run(weights: Any, start: Any, xs: Array) -> Array:
-            def body(state: Any, from_x: Array) -> tuple[Any, Array]:
-                state = self.step(weights, state, from_x)
+        The state stays where a mask ``[T, batch]`` is False.
+        """
+        step, inputs = partial(self.step, weights), cells.read(weights, xs)
+        if mask is None:
+            return deeppcr.Chain(step, inputs)
+        masked = deeppcr.masked(lambda state, from_x: (step(state, from_x), None))
+        return deeppcr.Chain(lambda state, given: masked(state, given)[0], (inputs, mask))
+
+    def states(self, scan: Scan) -> Callable[..., Array]:
+        """A function that returns all outputs ``[T, batch, n]``.
+
+        Its arguments are ``(weights, start, inputs)``, and the mask of `chain` if there is one.
+        """
+
+        def run(weights: Any, start: Any, *inputs: Any) -> Array:
+            chain = self.chain(weights, *inputs)
+
+            def body(state: Any, given: Any) -> tuple[Any, Array]:
+                state = chain.step(state, given)
                 return state, jax.tree.leaves(state)[0]
 
-            outputs: Array = scan(body, start, cells.read(weights, xs))[1]
+            outputs: Array = scan(body, start, chain.inputs)[1]
             return outputs
 
         return run
@@ -116,8 +132,8 @@ class Network:
     def solve(self, method: Any) -> Callable[..., deeppcr.Solution] | None:
         """A solve of the same chain; None for a method without iterations."""
 
-        def run(weights: Any, start: Any, xs: Array) -> deeppcr.Solution:
-            chain = deeppcr.Chain(partial(self.step, weights), cells.read(weights, xs))
+        def run(weights: Any, start: Any, *inputs: Any) -> deeppcr.Solution:
+            chain = self.chain(weights, *inputs)
             return deeppcr.solve(chain, start, method=method, batch_ndim=1)
 
         return None if method == "sequential" else jax.jit(run)

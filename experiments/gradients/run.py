@@ -6,9 +6,10 @@ adjoints  a GRU with random weights over T steps with n units, alone or eight se
 grid      GRU and LSTM over long sequences; the first case, a GRU of one unit over 100,000 steps, is
           the one in which DEER (Lim et al., ICLR 2024) reports its largest speedup
 layers    `deeppcr.nn.RNN` beside `flax.nnx.RNN`: gradients of cells of both in several sizes
-learning  a GRU learns to read handwritten digits row by row and pixel by pixel, and the parity of
-          many bits, by `jax.lax.scan` and by deeppcr from the same weights; "nudged": from weights
-          that differ in the last digit
+learning  a GRU learns to read handwritten digits row by row and pixel by pixel, to know nine men by
+          recordings of several lengths (of aeon, if it is installed), and the parity of many bits,
+          by `jax.lax.scan` and by deeppcr from the same weights; "nudged": from weights that differ
+          in the last digit
 speech    the LSTM of silero-vad, if it is installed, on synthetic speech
 
 "auto" is what `deeppcr.plan` chooses. The other gradients follow a forward pass by `jax.lax.scan`:
@@ -137,7 +138,10 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
     if "layers" in options.parts:
         found["layers"] = [partial(one.rows, device, effort) for one in layers(options.quick)]
     if "learning" in options.parts:
-        every = tasks()
+        every = tasks(options.aeon)
+        if "vowels" not in every and not options.quick:
+            where = f"in {options.aeon}" if options.aeon else "installed"
+            PROGRESS.print(f"no vowels: aeon is not {where} (pip install --no-deps aeon)\n")
         for name in LEARNT_QUICKLY if options.quick else every:
             steps = options.steps or every[name].steps
             learner = Learner(every[name], steps)
@@ -205,6 +209,7 @@ def main(argv: list[str]) -> None:
     add("--widths", nargs="+", type=positive, metavar="N", help="numbers of units (adjoints)")
     add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes (adjoints)")
     add("--steps", type=positive, metavar="N", help="training steps (by task)")
+    add("--aeon", type=Path, metavar="PATH", help="read aeon's data from this wheel or folder")
     add("--silero", type=Path, metavar="PATH", help="read silero_vad from this wheel or folder")
     options = arguments.parse_args(argv)
     command.run(options, jobs(options), TABLES, summary=summary, pictures=pictures)

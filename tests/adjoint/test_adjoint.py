@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import deeppcr
+from deeppcr.adjoint.solver import CHUNK
 from tests.problems import assert_agree, normal
 
 COMBINATIONS = {
@@ -229,10 +230,11 @@ def test_numbers_as_tangents():
     assert_agree(*both(*arguments))
 
 
-def test_a_sequential_adjoint_in_several_chunks(monkeypatch):
+@pytest.mark.parametrize("adjoint", ["sequential", "backprop"])
+def test_a_sequential_adjoint_in_several_chunks(monkeypatch, adjoint):
     """The last one is shorter."""
-    monkeypatch.setattr("deeppcr.adjoint.jacobian.CHUNK", 3 * 8 * 9)
-    scan = partial(deeppcr.scan, adjoint=deeppcr.Recurrence())
+    monkeypatch.setattr("deeppcr.adjoint.solver.CHUNK", 3 * 8 * 9)
+    scan = partial(deeppcr.scan, adjoint=adjoint)
 
     def both(scan, *arguments):
         out, pull = jax.vjp(partial(run, scan), *arguments)
@@ -284,3 +286,17 @@ def test_autodiff_is_lax_scan_itself():
     scan = partial(deeppcr.scan, adjoint="autodiff")
     ours, theirs = (str(jax.make_jaxpr(partial(run, s))(*ARGUMENTS)) for s in (scan, jax.lax.scan))
     assert ours == theirs
+
+
+def test_auto_is_sequential_on_a_cpu_and_keeps_its_blocks_in_the_cache():
+    def program(adjoint):
+        def loss(w):
+            xs = jnp.zeros(8 * CHUNK // (8 * 9))
+            out = deeppcr.scan(lambda z, x: (jnp.tanh(w @ z + x), None), w[0], xs, adjoint=adjoint)
+            return out[0].sum()
+
+        return str(jax.make_jaxpr(jax.grad(loss))(np.eye(3)))
+
+    found = program(deeppcr.Adjoint())
+    assert found == program(deeppcr.Adjoint(linear="sequential"))
+    assert f"f64[{CHUNK // (8 * 9)},3,3]" in found

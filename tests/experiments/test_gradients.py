@@ -187,9 +187,43 @@ def test_the_derivative_of_one_number_is_its_own_diagonal() -> None:
     assert "newton, diagonal" in Size(Network("lstm", 1), 9).case("forward").variants
 
 
-def test_all_variants_train_alike() -> None:
-    learner = Learner(parity(count=64, bits=6), steps=3, batch=4)
-    rows = list(learner.train())
+def wheel_of_aeon(folder: Path) -> Path:
+    """With series of 2 to 5 frames of 2 features, which stand still for one of both classes."""
+    rng = np.random.default_rng(0)
+
+    def series(length: int, label: int) -> str:
+        frames = rng.standard_normal((2, 1)) + label * rng.standard_normal((2, length))
+        return ":".join([*(",".join(map(str, feature)) for feature in frames), str(label + 1)])
+
+    path = folder / "aeon.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for part, count in (("TRAIN", 8), ("TEST", 4)):
+            lines = [series(2 + k % 4, k % 2) for k in range(count)]
+            text = "\n".join(["# text", "@problemName a", "@data", *lines, ""])
+            name = f"aeon/datasets/data/JapaneseVowels/JapaneseVowels_{part}.ts"
+            wheel.writestr(name, text)
+    return path
+
+
+def test_all_variants_train_alike_on_series_of_several_lengths(tmp_path: Path) -> None:
+    task = tasks(wheel_of_aeon(tmp_path))["vowels"]
+    assert (task.train_x.shape, task.test_x.shape, task.classes) == ((8, 5, 2), (4, 5, 2), 2)
+    assert task.train_y[:, -1].tolist() == [0, 1] * 4
+    np.testing.assert_array_equal(task.train_lengths, [2, 3, 4, 5] * 2)
+    mask = task.mask(task.train_lengths)
+    assert mask is not None
+    assert not task.train_x[~mask].any()
+    np.testing.assert_allclose(task.train_x[mask].std(axis=0), 1, rtol=1e-5)
+    assert "vowels" not in tasks(tmp_path)
+
+    network = Network("gru", 2)
+    weights, xs = cells.gru_weights(2), np.swapaxes(task.train_x, 0, 1)
+    states = network.states(jax.lax.scan)
+    found = states(weights, network.start(8), xs, mask.T)[-1, 1]
+    expected = states(weights, network.start(1), xs[:3, 1:2])[-1, 0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+    rows = list(Learner(task, steps=3, batch=4).train())
     assert [row["program"] for row in rows] == ["lax.scan", "auto", "newton", "lax.scan, nudged"]
     assert all(row["losses differ"] < 1e-5 and row["alike for"] == 3 for row in rows)
     assert rows[0]["losses"][0] == pytest.approx(np.log(2), abs=1e-4)  # both classes look alike
