@@ -22,6 +22,7 @@ from deeppcr.linear import Along, Blocks, LinearSolver, Recurrence, find_solver,
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
 from deeppcr.loops import unless_finite
 from deeppcr.newton.convergence import ROUNDING, Criterion
+from deeppcr.platforms import platform
 from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step
 
@@ -135,7 +136,7 @@ class JacobianAdjoint:
             found: Blocks = jax.eval_shape(partial(self.linearization.blocks, chain), states)
             return found
 
-        if isinstance(self.solver.chosen(shapes), Recurrence):
+        if platform() == "cpu" and isinstance(self.solver.chosen(shapes), Recurrence):
             size = self.linearization.bytes_per_step(chain.step, layout)
             most = min(most, steps_in_cache(chain, size))
         return even_chunk(length, most)
