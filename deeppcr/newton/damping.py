@@ -18,8 +18,10 @@ the step.
 
 In trials it was preferred to Levenberg-Marquardt by a Kalman filter and smoother with fixed damping
 (ELK, Gonzalez et al., *Towards scalable and stable parallelization of nonlinear RNNs*, NeurIPS
-2024), to Jacobians scaled down or clipped in norm, and to updates clipped as a whole. `python -m
-experiments iterations --parts damping` compares it with undamped Newton.
+2024), to Jacobians scaled down or clipped in norm, and to updates clipped as a whole. Updates
+clipped step by step, and a gain only where an update is the largest so far, take fewer iterations
+on Metropolis chains and more on trained GRUs. `python -m experiments iterations
+--parts damping` compares it with undamped Newton.
 """
 
 import dataclasses
