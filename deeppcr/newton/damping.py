@@ -182,9 +182,9 @@ class Trial(NamedTuple):
     spent: Array
 
 
-# Not the default: programs compile 1.5 to 2.2 times as long with it, and chains that converge take up
-# to a tenth longer (CPU, jax 0.10.2). A second loop after the plain one is no cheaper. Clipped
-# updates in the plain loop are, but they solve nothing without a new start and a sweep.
+# Not the default: with it programs compile 1.5 to 2.2 times as long, and chains that converge take
+# up to a tenth longer (CPU, jax 0.10.2). A second loop after the plain one is hardly cheaper.
+# Clipping the updates of the plain loop is, but solves nothing without a new start and a sweep.
 @dataclasses.dataclass(frozen=True)
 class AutoDamping:
     """Plain iterations, and a trust region where these get nowhere.
