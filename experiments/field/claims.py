@@ -10,16 +10,19 @@ import jax.numpy as jnp
 
 from deeppcr import Anderson, Newton, TrustRegion
 from experiments.bench.engine import distance
-from experiments.field.window import sliding_picard
+from experiments.field.window import largest_entry, root_mean_square, sliding_picard
 from experiments.gradients import silero
 from experiments.models import cells, chains, published
 
 UNIFIED = "unified"
 TOLERANCE = 1e-3  # of an error that nobody published
-NAMES = {"identity": "Picard", "zero": "Jacobi"}  # as the field calls them
+# As the field calls them.
+NAMES = {"identity": "Picard", "zero": "Jacobi", "constant": "constant guess"}
 SHORT, LONG = 1024, 131_072
 SAMPLER_WINDOW = 80
 SOUND = 20.0  # seconds
+OWN_GOAL = "a goal of deeppcr's own: no such figure is published"
+BY_MEAN_SQUARE = "its tolerance is for a root mean square, ours for every entry"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Claim:
         error: published, the largest difference from `jax.lax.scan`, relative to the largest
             entry; None where none is: `TOLERANCE` then.
         converges: False for a method that is known to diverge, and has to say so.
+        note: how what is counted here differs from what was published.
     """
 
     problem: str
@@ -46,6 +50,7 @@ class Claim:
     most: int | None = None
     error: float | None = None
     converges: bool = True
+    note: str = ""
 
     @property
     def method(self) -> Newton:
@@ -82,17 +87,17 @@ def claims(quick: bool) -> Iterator[Claim]:
     for length in (512,) if quick else (512, LONG):
         for name, cell in (("ParaGRU", published.para_gru), ("ParaLSTM", published.para_lstm)):
             yield Claim(name, "ParaRNN", "3 to 4", partial(cell, 8, length), most=4)
-    make = partial(published.gru, 32, 1000 if quick else 10_000)
+    make = partial(published.deer_demo, 1000 if quick else 10_000)
     yield Claim("GRU", "DEER", "", make, error=2.4e-7)
     make = partial(published.tanh_rnn, 32, 2048 if quick else 65_536)
     for form, most in (("dense", 6), ("diagonal", 30)):
         options = {"linearize": form, "atol": 1e-4}
         yield Claim("tanh RNN", "ELK", f"{most}", make, options, most)
     make = partial(published.mala_chain, 1000 if quick else 10_000)
-    yield Claim("MALA", "MCMC", "60", make, most=60)
+    yield Claim("MALA", "MCMC", "60", make, most=60, note=OWN_GOAL)
     if not quick:
         options = {"linearize": "diagonal", "damping": TrustRegion()}
-        yield Claim("MALA", "MCMC", "60", make, options, most=60)
+        yield Claim("MALA", "MCMC", "60", make, options, most=60, note=OWN_GOAL)
     yield from _sampling()
     yield _speech(SOUND / 10 if quick else SOUND)
 
@@ -119,24 +124,33 @@ def _sampling() -> Iterator[Claim]:
     ]
     for figure, most, tolerance in figures:
         options = {"linearize": "identity", "acceleration": Anderson()} | tolerance
-        yield Claim("DDIM", "ParaTAA", figure, partial(sampler, 100), options, most)
+        make = partial(sampler, 100)
+        yield Claim("DDIM", "ParaTAA", figure, make, options, most, note=BY_MEAN_SQUARE)
 
 
 def window_claims(quick: bool) -> Iterator[Claim]:
-    """ParaDiGMS's window: no more iterations than its loop takes here, at an error no larger."""
+    """ParaDiGMS's window: no more iterations than its loop takes here, at an error no larger.
+
+    Its tolerance is for the root mean square of an update, as in the paper, and for the largest
+    entry, as ours. Both start from the initial state at every step.
+    """
+    start = {"initial_guess": "constant"}
     model = sampler(100 if quick else 1000)
     expected = chains.states(model)
+    norms = (("here", root_mean_square, BY_MEAN_SQUARE), ("here, by entries", largest_entry, ""))
     for tolerance in (1e-2,) if quick else (1e-2, 3e-3, 1e-6):
-        found, iterations = sliding_picard(model, SAMPLER_WINDOW, tolerance)
-        yield Claim(
-            "DDIM",
-            "ParaDiGMS",
-            f"{iterations} here",
-            lambda: model,
-            {"linearize": "identity", "window": SAMPLER_WINDOW, "atol": tolerance},
-            iterations,
-            distance(found, expected),
-        )
+        for where, norm, note in norms:
+            found, iterations = sliding_picard(model, SAMPLER_WINDOW, tolerance, norm)
+            yield Claim(
+                "DDIM",
+                "ParaDiGMS",
+                f"{iterations} {where}",
+                lambda: model,
+                {"linearize": "identity", "window": SAMPLER_WINDOW, "atol": tolerance} | start,
+                iterations,
+                distance(found, expected),
+                note=note,
+            )
 
 
 def _speech(seconds: float) -> Claim:

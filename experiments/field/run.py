@@ -79,7 +79,8 @@ def measured(claim: Claim, effort: Effort) -> Iterator[Row]:
             row["pass"] = "yes"
     if "CPU ms" in (times := plain.times()):
         row["scan CPU ms"] = times["CPU ms"]
-    yield row | ({"note": one.note} if one.note else {})
+    note = one.note or claim.note
+    yield row | ({"note": note} if note else {})
 
 
 def labels(claim: Claim, model: Model) -> Row:

@@ -25,6 +25,12 @@ def root_mean_square(update: np.ndarray) -> np.ndarray:
     return found
 
 
+def largest_entry(update: np.ndarray) -> np.ndarray:
+    """Of the entries of each state, ``[n, w]``: the norm of ``atol``."""
+    found: np.ndarray = np.abs(update).max(axis=-1)
+    return found
+
+
 def sliding_picard(
     model: Model,
     window: int,

@@ -54,6 +54,12 @@ def test_gates_of_pararnn_read_their_own_unit_alone() -> None:
             np.testing.assert_array_equal(block, jnp.diag(jnp.diag(block)))
 
 
+def test_the_demo_of_deer_is_the_published_one() -> None:
+    states = chains.states(published.deer_demo())
+    found = states.min(), states.max()
+    np.testing.assert_allclose(found, (-9.216077e-01, 7.263898e-01), rtol=3e-7)
+
+
 def counting(length: int) -> chains.Model:
     """``z + x``: a Picard iteration makes all states of a window right at once."""
     inputs = jnp.arange(length, dtype=jnp.float32)[:, None]
