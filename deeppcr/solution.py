@@ -13,6 +13,8 @@ from jax import Array
 from deeppcr.ran import Ran
 from depth.report import table
 
+NEAR = 1e-2  # a residual from which a tolerance may be what is missing
+
 
 class Result(enum.IntEnum):
     """How a solve ended: the values of ``Solution.result``.
@@ -267,6 +269,22 @@ def _advice(stats: Stats, ran: Ran, result: Result) -> str:
     rate = float("nan") if stats.growth_rate is None else float(stats.growth_rate)
     if np.isfinite(rate) and rate > 0:
         return f"differences grow by {rate:+.3g} a step: {ways}"
+    if near := _near(stats, result):
+        return (
+            f"the residual ended at {near:.1e}: if that is accurate enough, try rtol={2 * near:.0e}"
+        )
     if stats.growth_rate is None:
         return "Newton(record=True) shows residuals, and whether differences grow"
     return ""
+
+
+def _near(stats: Stats, result: Result) -> float:
+    """The residual at which Newton's method ended, if a tolerance might accept it; else 0.
+
+    A fallback leaves none: only what was recorded tells.
+    """
+    last = float(stats.residual)
+    if result == Result.FINISHED_SEQUENTIALLY:
+        history = None if stats.residuals is None else stats.residuals[: int(stats.iterations) + 1]
+        last = 0.0 if history is None else float(history[-1])
+    return last if 0 < last <= NEAR else 0.0
