@@ -100,5 +100,5 @@ class Gaussian(Linearization):
     def _elsewhere(self) -> Exception:
         return ValueError(
             f"linearize is {describe(self)}, which needs the coefficients of a diffusion sampler: "
-            "expected in a method of deeppcr.diffusion.sample."
+            f"expected Newton(linearize={describe(self)}) as a method of deeppcr.diffusion.sample."
         )
