@@ -83,7 +83,7 @@ METHODS = {
     for name, newton in ITERATIONS.items()
 }
 COUNTED_DRAWS = 2  # samples whose iterations are counted
-MOST_COLUMNS = 20_000_000  # of Jacobians, where a count stops: after some minutes on two cores
+MOST_COLUMNS = 6_000_000  # of Jacobians, where a count stops: after about a minute on two cores
 CONVERGED = "converged"
 ROUNDING, RELATIVE, NOISE = "rounding", "1e-3", "noise"
 DISTANCE, SCATTER = "W1 to sequential", "W1, other noise"
