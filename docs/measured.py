@@ -503,6 +503,7 @@ def diffusion_noise(rows: Rows) -> list[Row]:
 def _counts(rows: Rows, tolerance: str) -> list[Row]:
     """By scheduler and method, a count for each number of steps."""
     mine = pick(rows.get("diffusion", []), part="iterations", tolerance=tolerance)
+    mine = [row for row in mine if "iterations" in row]  # others were not run, for a reason
     steps = sorted({row["L"] for row in mine})
     counts: dict[tuple[str, str], dict[int, str]] = {}
     for row in mine:

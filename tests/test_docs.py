@@ -276,6 +276,8 @@ def test_counts_of_a_sampler_are_listed_by_its_number_of_steps(measured):
         row | {"L": 50, "iterations": 5},
         row | {"L": 50, "iterations": 2, "tolerance": "1e-3"},
         row | {"L": 50, "iterations": 312, "program": "diagonal", "ended": "not converged"},
+        {key: row[key] for key in ("part", "scheduler", "program", "tolerance")}
+        | {"L": 1000, "program": "diagonal", "note": "not run"},
     ]
     assert measured.diffusion_rounding({"diffusion": rows}) == [
         {
