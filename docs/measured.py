@@ -485,17 +485,40 @@ def diffusion_stopped(rows: Rows) -> list[Row]:
     ]
 
 
-def diffusion_iterations(rows: Rows) -> list[Row]:
-    """Iterations by scheduler and method; a column for each number of steps and tolerance."""
+def diffusion_rounding(rows: Rows) -> list[Row]:
+    """Iterations until all states agree to rounding, by scheduler and method."""
+    return _counts(rows, "rounding")
 
-    def cell(row: Row) -> Any:
-        return row["iterations"] if row["ended"] == "converged" else row["ended"]
 
-    mine = [
-        row | {"method": row["program"], "to": f"{row['L']} steps, {row['tolerance']}"}
-        for row in pick(rows.get("diffusion", []), part="iterations")
-    ]
-    return pivot(mine, ("scheduler", "method"), "to", cell)
+def diffusion_relative(rows: Rows) -> list[Row]:
+    """The same, to 1e-3 of each entry."""
+    return _counts(rows, "1e-3")
+
+
+def diffusion_noise(rows: Rows) -> list[Row]:
+    """The same, to a tenth of the noise of each step."""
+    return _counts(rows, "noise")
+
+
+def _counts(rows: Rows, tolerance: str) -> list[Row]:
+    """By scheduler and method, a count for each number of steps."""
+    mine = pick(rows.get("diffusion", []), part="iterations", tolerance=tolerance)
+    mine = [row for row in mine if "iterations" in row]  # others were not run, for a reason
+    steps = sorted({row["L"] for row in mine})
+    counts: dict[tuple[str, str], dict[int, str]] = {}
+    for row in mine:
+        over = "" if row["ended"] == "converged" else "over "
+        by_steps = counts.setdefault((row["scheduler"], row["program"]), dict.fromkeys(steps, "-"))
+        by_steps[row["L"]] = f"{over}{row['iterations']}"
+    found: dict[str, Row] = {}
+    for (scheduler, method), by_steps in counts.items():
+        line = found.setdefault(scheduler, {"scheduler": scheduler})
+        line[f"{method}, {_listed(steps)} steps"] = _listed(by_steps.values())
+    return list(found.values())
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return " / ".join(map(str, values))
 
 
 def parity_schedulers(rows: Rows) -> list[Row]:
@@ -722,7 +745,8 @@ TABLES: dict[str, Callable[[Rows], list[Row]]] = {
         decide_regret, decide_worst, decide_breakeven, decide_giving_up,
         iterations_forms, iterations_accuracy, iterations_width, iterations_damping,
         field_published, field_predictability, mlp_speedups,
-        diffusion_speedups, diffusion_stopped, diffusion_iterations,
+        diffusion_speedups, diffusion_stopped,
+        diffusion_rounding, diffusion_relative, diffusion_noise,
         parity_schedulers, parity_options,
         resnet_steps, resnet_training, compile_time_layers, compile_time_training, calls_eager,
         kernels_nodes, kernels_host, kernels_times, prediction_errors, prediction_times,

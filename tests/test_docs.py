@@ -268,6 +268,27 @@ def test_a_table_of_the_site_is_made_of_rows(measured, monkeypatch):
     assert '<p class="source">toy: Toy, 1 core, jax 0.10.2, 2026-01-02.</p>' in lines
 
 
+def test_counts_of_a_sampler_are_listed_by_its_number_of_steps(measured):
+    row = {"part": "iterations", "scheduler": "Heun", "program": "dense", "ended": "converged"}
+    row |= {"tolerance": "rounding"}
+    rows = [
+        row | {"L": 1000, "iterations": 6},
+        row | {"L": 50, "iterations": 5},
+        row | {"L": 50, "iterations": 2, "tolerance": "1e-3"},
+        row | {"L": 50, "iterations": 312, "program": "diagonal", "ended": "not converged"},
+        {key: row[key] for key in ("part", "scheduler", "program", "tolerance")}
+        | {"L": 1000, "program": "diagonal", "note": "not run"},
+    ]
+    assert measured.diffusion_rounding({"diffusion": rows}) == [
+        {
+            "scheduler": "Heun",
+            "dense, 50 / 1000 steps": "5 / 6",
+            "diagonal, 50 / 1000 steps": "over 312 / -",
+        }
+    ]
+    assert measured.diffusion_rounding({}) == []
+
+
 def test_every_page_is_in_the_navigation():
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = re.findall(r"^ +- (?:[^:\n]+: )?([\w/]+\.md)$", config, re.MULTILINE)

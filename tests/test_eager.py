@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
+from deeppcr.diffusion import Schedule, pred_original_sample
 from tests.problems import normal
 
 WEIGHT, INIT, XS = normal(0, 2, 2, scale=0.5), normal(1, 2), normal(2, 6, 2)
@@ -62,6 +63,14 @@ def with_rules():
     return deeppcr.scan(step, INIT, XS, method="newton")[0]
 
 
+def looks():
+    schedule = Schedule.from_config({"_class_name": "DDIMScheduler"})
+    trajectory = jnp.stack([INIT] * 3)
+    return pred_original_sample(
+        lambda x, t: jnp.tanh(WEIGHT @ x), schedule, INIT, trajectory, steps=3
+    )
+
+
 CALLS = {
     "scan": scanned(),
     "solve": lambda: (
@@ -76,6 +85,7 @@ CALLS = {
     "vmap": lambda: jax.vmap(scanned(method="newton"), (None, 0))(WEIGHT, XS),
     "a counter": counted,
     "rules of derivatives": with_rules,
+    "predicted samples": looks,
 }
 
 

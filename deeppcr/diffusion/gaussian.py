@@ -29,9 +29,9 @@ class Gaussian(Linearization):
     prediction of $x_0$ is affine in $x$, with the slope $\alpha / (\alpha^2 + \sigma^2 / s^2)$
     in each entry. The model's output is taken to have the derivative that belongs to it, and the
     step of the sampler is differentiated exactly, with all that a multistep solver remembers. So
-    the model itself is not differentiated, an iteration costs as much as one of Picard's, and
-    usually there are far fewer. The blocks are those of single entries: numbers, or $k \times k$
-    for a state of k samples.
+    the model itself is not differentiated, and an iteration costs as much as one of Picard's. There
+    are fewer of them: by far for multistep solvers, least so for DDIM. The blocks are those of
+    single entries: numbers, or $k \times k$ for a state of k samples.
 
     Attributes:
         std: s > 0, in units of the samples. Entries of images depend on each other, so a model
@@ -100,5 +100,5 @@ class Gaussian(Linearization):
     def _elsewhere(self) -> Exception:
         return ValueError(
             f"linearize is {describe(self)}, which needs the coefficients of a diffusion sampler: "
-            "expected in a method of deeppcr.diffusion.sample."
+            f"expected Newton(linearize={describe(self)}) as a method of deeppcr.diffusion.sample."
         )

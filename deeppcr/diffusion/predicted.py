@@ -3,13 +3,18 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from deeppcr.chain import with_outputs
 from deeppcr.checks import check_count, describe
 from deeppcr.diffusion.sampler import Model, bind
 from deeppcr.diffusion.schedule import Schedule
+from deeppcr.eager import kept
+from deeppcr.state import Leaves
+from deeppcr.step import Step, trace
 
 
 def pred_original_sample(
@@ -70,10 +75,24 @@ def pred_original_sample(
         )
     # A sampler whose next sample is the predicted one.
     table = dataclasses.replace(table, update={"x": {"x0": np.ones(table.steps)}})
-    step = table.step(bind(model, args))
-    before = jnp.concatenate([x_T[None], trajectory[:-1]])
+    before, inputs = jnp.concatenate([x_T[None], trajectory[:-1]]), table.inputs(x_T.dtype)
+    first = [
+        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), leaves)
+        for leaves in (before, inputs)
+    ]
+    step, captured = trace(with_outputs(table.step(bind(model, args))), *first)
+    at_once = min(window or table.steps, table.steps)
+    if (known := kept(step)) is None:
+        return _each(step, captured, before, inputs, at_once)
+    return _compiled(known, captured, before, inputs, at_once)
+
+
+def _each(step: Step, captured: Leaves, before: Array, inputs: Any, at_once: int) -> Array:
+    """The step from every state, so many at once."""
+    leaves = jax.tree.leaves(inputs)
     return lax.map(
-        lambda each: step(*each),
-        (before, table.inputs(x_T.dtype)),
-        batch_size=min(window or table.steps, table.steps),
+        lambda at: step([at[0]], at[1], captured)[0], (before, leaves), batch_size=at_once
     )
+
+
+_compiled = jax.jit(_each, static_argnames=("step", "at_once"))

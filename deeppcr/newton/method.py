@@ -79,8 +79,8 @@ class Newton:
         atol: float >= 0, the absolute tolerance on the residual, in the units of the state. Or an
             array ``[L]`` of one for each step, in the order of the inputs; or a function of the
             inputs of a step, ``x -> float``. No derivatives pass through it.
-        max_iterations: integer >= 1, for each window; None for 64, or 256 without exact Jacobians.
-            L + 1 iterations always suffice.
+        max_iterations: integer >= 1, for all windows together; None for 64 in each window, or 256
+            without exact Jacobians. L + 1 iterations always suffice without a window.
         initial_guess: the initial trajectory. "apply": every step applied to the initial state.
             "constant": the initial state at every step. `Coarse`: a chain of larger steps. A
             trajectory: a pytree like the state, with leaves ``[L, ...]``, for example the

@@ -229,19 +229,31 @@ def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.Mon
 def test_iterations_by_scheduler_and_tolerance(
     run_command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scale = dataclasses.replace(TINY, methods=("picard",), schedulers=("Heun",))
+    scale = dataclasses.replace(TINY, methods=("picard", "diagonal"), schedulers=("Heun",))
     monkeypatch.setattr(diffusion, "QUICK", scale)
+    monkeypatch.setattr(diffusion, "MOST_COLUMNS", 1)  # one iteration of diagonal Newton
     rows, text = run_command(diffusion, "--quick", "--parts", "iterations")
     assert "iterations: " in text
-    found = {row["tolerance"]: row for row in rows}
-    assert list(found) == ["1e-3", "noise", "rounding"]
-    assert {(row["scheduler"], row["L"], row["ended"]) for row in rows} == {
-        ("Heun", 4, "converged")
-    }
-    last = found["rounding"]
+    assert {(row["scheduler"], row["L"]) for row in rows} == {("Heun", 4)}
+    counted, stopped = (
+        {row["tolerance"]: row for row in rows if row["program"] == method}
+        for method in scale.methods
+    )
+    assert list(counted) == list(stopped) == ["1e-3", "noise", "rounding"]
+    last = counted["rounding"]
     assert last["error"] < 1e-5
-    assert all(1 <= row["iterations"] <= last["iterations"] for row in rows)
+    for row in counted.values():
+        assert row["ended"] == "converged"
+        assert 1 <= row["iterations"] <= last["iterations"]
     assert "ms" not in last
+    # A count that is stopped says so; then so is one to a stricter tolerance, without a solve.
+    first, other, last = stopped.values()
+    assert (first["iterations"], first["ended"]) == (1, "not converged")
+    assert first["note"].startswith("stopped: ")
+    assert first["error"] > 1e-3
+    assert (last["iterations"], last["ended"]) == (1, "not converged")
+    assert last["note"] == other["note"] == "not run: 1e-3 takes too long"
+    assert "iterations" not in other
 
 
 def test_how_many_iterations_are_enough() -> None:
