@@ -63,19 +63,19 @@ CHAINS = (logistic, network)
 
 
 def giving_up(chain: Hard, device: depth.Device, effort: Effort) -> Iterator[Row]:
-    """A row for each method; the one planned for a GPU stops at its budget.
+    """A row for each method; Newton's as planned for a GPU stops at its budget.
 
     Raises:
-        RuntimeError: the plan for the GPU is sequential.
+        RuntimeError: the plan for the GPU has no Newton's method.
     """
     # From shapes, as "auto" plans: with arrays the plan would see that the chain is hard.
     init = jax.eval_shape(lambda: chain.init)
     found = deeppcr.plan(
         deeppcr.Chain(chain.step, chain.inputs), init, device=FAR_DEVICE, batch_ndim=1
     )
-    planned = found.method
-    if not isinstance(planned, Newton):
-        raise RuntimeError(f"{chain.name}: the plan for {FAR_DEVICE} is {planned}")
+    newton, sequential = found.main.newton, found.main.sequential
+    if newton is None or not isinstance(planned := newton.method, Newton):
+        raise RuntimeError(f"{chain.name}: the plan for {FAR_DEVICE} is {found.method}")
     methods: dict[str, Any] = {
         "sequential": Sequential(),
         "auto": "auto",
@@ -91,7 +91,6 @@ def giving_up(chain: Hard, device: depth.Device, effort: Effort) -> Iterator[Row
         tolerance=math.inf,  # rounding is amplified, too: two sequential programs differ
     )
     rows = {row["program"]: row for row in bench(case, device, effort) if not row["baseline"]}
-    newton, sequential = found.main.forward[0], found.main.sequential
     for name, row in rows.items():
         cells: Row = {"part": "giving-up", "chain": chain.name, "method": name}
         cells |= {title: row.pop(key) for key, title in RENAMED.items() if key in row}

@@ -62,7 +62,7 @@ COUNTED = {
     "iterations": BENCH["iterations"],
     "ended": BENCH["ended"],
     "error": BENCH["error"],
-    "note": "why a count stopped",
+    "note": BENCH["note"],
 }
 TABLES = {"speed": COLUMNS, "stopped": COLUMNS, "iterations": COUNTED}
 PARTS = tuple(TABLES)

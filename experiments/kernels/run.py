@@ -47,8 +47,7 @@ COLUMNS = {
     "fewer launches": "launches of lax.scan / launches of this program",
     "waits": "how often the host waits for the device",
     "captured nodes": "nodes in graphs",
-    "latency ms": "what launches, nodes of graphs and waits take as modelled, in milliseconds; and "
-    "the steps of a loop that is one kernel",
+    "latency ms": "launches, nodes of graphs, waits, and steps of a fused loop, as modelled, in ms",
     "latency speedup": "the same of lax.scan / of this program",
     "predicted ms": "time of a call as depth predicts it without compiling, in milliseconds",
     "log2 of it": "log2(predicted ms / latency ms)",

@@ -244,8 +244,9 @@ def test_measuring_this_machine(monkeypatch):
     table = device_table(device)
     assert set(device.rates) == {"float32", "float64", "bfloat16", "float16"}
     assert set(device.vector_rates) == {*CLASSES} - {"product"}
-    assert device.node_latency is device.condition_latency is None  # of graphs, on a GPU only
-    for figure in {*FIGURES} - {"node_latency", "condition_latency"}:
+    of_gpus = {"node_latency", "condition_latency", "operation_latency"}
+    assert {getattr(device, figure) for figure in of_gpus} == {None}
+    for figure in {*FIGURES} - of_gpus:
         value = getattr(device, figure)
         for amount in value.values() if isinstance(value, dict) else [value]:
             assert math.isfinite(amount), figure

@@ -246,9 +246,9 @@ def test_what_giving_up_costs() -> None:
     hard = giving_up.logistic(128)
     rows = {row["method"]: row for row in giving_up.giving_up(hard, DEVICE, Effort(1))}
     shapes = jax.eval_shape(lambda: hard.init)
-    budget = deeppcr.plan(
-        deeppcr.Chain(hard.step, hard.inputs), shapes, device="H200", batch_ndim=1
-    ).method.max_iterations
+    chain = deeppcr.Chain(hard.step, hard.inputs)
+    plan = deeppcr.plan(chain, shapes, device="H200", batch_ndim=1)
+    budget = plan.main.newton.method.max_iterations
     planned, own = rows["planned for H200"], rows["no budget but its own"]
     assert list(rows) == ["sequential", "auto", "planned for H200", "no budget but its own"]
     assert (planned["iterations"], planned["ended"]) == (budget, "finished sequentially")
