@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from deeppcr.axis import ChainSharding
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_flag, suggests_keywords
 from deeppcr.fused import CannotFuse, FusedStep, fused_scan
@@ -31,6 +32,17 @@ class Sequential:
         progress: True, to print "sequential: 20 of 20 steps" to stderr when all steps are done. Or
             a function, which is called instead, once, as ``progress(0, L, 0.0)``: see
             `Newton`. None: nothing.
+        fused: whether the whole loop is one kernel on an NVIDIA GPU, where it is several launches
+            a step otherwise. Each thread runs one example, of as many as the batch axes and
+            `jax.vmap` have. For small steps: states of at most 64 entries in float32 or shorter,
+            elementwise operations, small products, and moves of entries. On other platforms it is
+            `jax.lax.scan`. It has not run on a device yet, and "auto" never takes it. The states of
+            a gradient are computed by it if the adjoint is an `Adjoint`; with
+            ``linear=Recurrence(fused=True)`` the recurrence of the adjoint is one kernel, too.
+
+    Raises:
+        ValueError: ``fused`` is no bool; or, in a call, the step has no such kernel, or its chain
+            is sharded. The message says why.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: z + x, jnp.array([2.0, 5.0, 4.0]))
@@ -76,8 +88,8 @@ class FusedLoop:
         """
         step, batch = chain.step, chain.layout.batch_shape
         try:
-            if chain.axis.size > 1:
-                raise CannotFuse("its steps are on several devices")
+            if isinstance(chain.axis, ChainSharding):
+                raise CannotFuse("the chain is sharded over a mesh")
             return cls(method, FusedStep.of(step.evaluated, step.states, step.inputs, batch))
         except CannotFuse as error:
             raise ValueError(

@@ -481,7 +481,8 @@ def diffusion_stopped(rows: Rows) -> list[Row]:
             "accuracy": row["accuracy"],
         }
         for row in pick(rows.get("diffusion", []), part="stopped")
-        if not row["baseline"] or row["program"] == "lax.scan"
+        # A program that was predicted to take too long was not run.
+        if (not row["baseline"] or row["program"] == "lax.scan") and "error" in row
     ]
 
 
