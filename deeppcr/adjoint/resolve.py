@@ -28,8 +28,11 @@ def resolve_adjoint(
         is_newton = isinstance(method, Newton)
         way = adjoint if isinstance(adjoint, Autodiff) else Autodiff()
         unroll = method.unroll if isinstance(method, Sequential) else way.unroll
+        # Second derivatives differentiate what a rule computes, the values included, and not the
+        # function: the states have to be those of the run that is differentiated.
+        with_states = has_rule or not is_newton or chain.step.has_users_rule
         return dataclasses.replace(
-            way, with_states=has_rule or not is_newton, with_stats=is_newton, unroll=unroll
+            way, with_states=with_states, with_stats=is_newton, unroll=unroll
         )
     if not isinstance(adjoint, Adjoint):
         return adjoint
