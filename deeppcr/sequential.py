@@ -84,15 +84,12 @@ class FusedLoop:
         """The loop of a chain.
 
         Raises:
-            ValueError: it cannot be one kernel.
+            CannotFuse: it cannot be one kernel.
         """
-        step, batch = chain.step, chain.layout.batch_shape
         try:
-            if isinstance(chain.axis, ChainSharding):
-                raise CannotFuse("the chain is sharded over a mesh")
-            return cls(method, FusedStep.of(step.evaluated, step.states, step.inputs, batch))
+            return cls(method, fused_step(chain))
         except CannotFuse as error:
-            raise ValueError(
+            raise CannotFuse(
                 f"fused=True, but this chain cannot be one kernel: {error}. Use fused=False."
             ) from None
 
@@ -109,6 +106,20 @@ class FusedLoop:
         else:
             outputs = chain.outputs(chain.before(chain.initial, trajectory), trajectory)
         return _as_run(chain, trajectory, outputs)
+
+
+def fused_step(chain: TracedChain) -> FusedStep:
+    """The step of a chain, for a kernel.
+
+    Raises:
+        CannotFuse: there is no kernel; the message says why.
+    """
+    if isinstance(chain.axis, ChainSharding):
+        raise CannotFuse("the chain is sharded over a mesh")
+    if chain.obstacle:
+        raise CannotFuse(chain.obstacle.reason)
+    step = chain.step
+    return FusedStep.of(step.evaluated, step.states, step.inputs, chain.layout.batch_shape)
 
 
 def _as_run(chain: TracedChain, trajectory: Leaves, outputs: Leaves) -> Run:

@@ -187,9 +187,8 @@ class Candidates:
         has_graphs = self.device.node_latency is not None
         if not (costs.on_cpu or has_graphs):
             return
-        size, unroll = sum(1 for _ in equations(chain.step.jaxpr)), UNROLL_ON_GPU
-        if costs.on_cpu:
-            unroll = UNROLL
+        size = sum(1 for _ in equations(chain.step.jaxpr))
+        unroll = UNROLL if costs.on_cpu else UNROLL_ON_GPU
         if size <= MOST_UNROLLED and chain.length > unroll:
             method, cost = Sequential(unroll=unroll), costs.unrolled(unroll)
             if has_graphs or all(map(self._stays_apart, loops_of(cost.program))):

@@ -21,14 +21,14 @@ from deeppcr._plan.iterations import program_of
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
-from deeppcr.fused import CannotFuse, FusedStep, fused_scan
+from deeppcr.fused import CannotFuse, fused_scan
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.linearize import Linearization
 from deeppcr.loops import ITERATION
 from deeppcr.newton import Newton
 from deeppcr.platforms import compiled_for
 from deeppcr.rewrites.small_products import has_small_products, write_out
-from deeppcr.sequential import run_sequentially
+from deeppcr.sequential import fused_step, run_sequentially
 from deeppcr.signature import signature
 from deeppcr.state import Leaves
 from depth import Cost
@@ -117,13 +117,13 @@ class ChainCosts:
         Raises:
             CannotFuse: there is no such kernel.
         """
-        chain, step = self.chain, self.chain.step
-        if chain.obstacle or self.shards > 1:
-            raise CannotFuse("it has to run as jax.lax.scan")
-        fused = FusedStep.of(step.evaluated, step.states, step.inputs, chain.layout.batch_shape)
+        chain = self.chain
+        if self.shards > 1:
+            raise CannotFuse("the chain is sharded over a mesh")
+        step = fused_step(chain)
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
-            return fused_scan(fused, z, x, c, False, chain.length)
+            return fused_scan(step, z, x, c, False, chain.length)
 
         return self._read(program, chain.initial, chain.inputs, chain.captured)
 

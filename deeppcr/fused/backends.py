@@ -33,24 +33,26 @@ def mosaic(kernel: Callable[..., None], blocks: int, out: Sequence[Any]) -> Call
 
 def triton(kernel: Callable[..., None], blocks: int, out: Sequence[Any]) -> Callable[..., Any]:
     """The kernel, compiled by Triton."""
-    from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton as pltriton
 
-    def whole(*refs: Any) -> None:
-        kernel(pl.program_id(0), *refs)
-
     params = pltriton.CompilerParams(num_warps=4, num_stages=1)
-    return pl.pallas_call(whole, out_shape=list(out), grid=(blocks,), compiler_params=params)
+    return _called(kernel, blocks, out, compiler_params=params)
 
 
 def interpreted(kernel: Callable[..., None], blocks: int, out: Sequence[Any]) -> Callable[..., Any]:
     """The kernel, interpreted by XLA on any platform: slow, with the same arithmetic."""
+    return _called(kernel, blocks, out, interpret=True)
+
+
+def _called(
+    kernel: Callable[..., None], blocks: int, out: Sequence[Any], **options: Any
+) -> Callable[..., Any]:
     from jax.experimental import pallas as pl
 
     def whole(*refs: Any) -> None:
         kernel(pl.program_id(0), *refs)
 
-    return pl.pallas_call(whole, out_shape=list(out), grid=(blocks,), interpret=True)
+    return pl.pallas_call(whole, out_shape=list(out), grid=(blocks,), **options)
 
 
 def native() -> Callable[..., Any]:

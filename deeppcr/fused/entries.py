@@ -253,9 +253,9 @@ def _product(equation: Any, operands: list[Entries], apply: Apply) -> Entries:
         groups.append((list(shared), free, list(own)))
         tables.append(each.table)
         start = len(shared) + (len(groups[0][1]) if positions else 0)
-        place = {axis: k for k, axis in enumerate(shared)}
-        place |= {axis: start + k for k, axis in enumerate(free)}
-        positions.append(tuple(None if axis is None else place[axis] for axis in each.examples))
+        after = {axis: k for k, axis in enumerate(shared)}
+        after |= {axis: start + k for k, axis in enumerate(free)}
+        positions.append(tuple(None if axis is None else after[axis] for axis in each.examples))
     examples = _merged(positions)
     left, right = (_factor(table, k, groups, examples) for k, table in enumerate(tables))
     out = equation.outvars[0]
@@ -347,8 +347,8 @@ def _params(
     params, axes = equation.params, [axis for axis in examples if axis is not None]
     same: tuple[dict[str, Any], tuple[int | None, ...]] = ({}, examples)
 
-    def to(place: Callable[[int], int]) -> tuple[int | None, ...]:
-        return tuple(None if axis is None else place(axis) for axis in examples)
+    def to(moved: Callable[[int], int]) -> tuple[int | None, ...]:
+        return tuple(None if axis is None else moved(axis) for axis in examples)
 
     if not axes or equation.primitive.name in ("copy", "stop_gradient", "name"):
         return same

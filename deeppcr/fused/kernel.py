@@ -79,9 +79,8 @@ class _Kernel:
 
     @property
     def written(self) -> list[Layout]:
-        """How the states lie in memory."""
-        own = [layout for layout in self.layouts[: self.step.states] if layout]
-        return [dataclasses.replace(layout, has_examples=True) for layout in own]
+        """How the states lie in memory: as the initial one."""
+        return [layout for layout in self.layouts[: self.step.states] if layout]
 
     def __call__(self, block: Any, *references: Any) -> None:
         """All steps of the examples of a block."""

@@ -34,8 +34,8 @@ class Layout:
 
     def read(self, ref: Any, block: Any, *step: Any) -> np.ndarray:
         """The table of a step, of one example or of a block of them."""
-        places = [(*step, *self._index(block, k)) for k in range(math.prod(self.shape))]
-        entries = [ref[place] for place in places]
+        indices = [(*step, *self._index(block, k)) for k in range(math.prod(self.shape))]
+        entries = [ref[index] for index in indices]
         if self.is_bool:
             entries = [entry != np.int32(0) for entry in entries]
         return table_of(entries, self.shape)

@@ -172,7 +172,7 @@ def _possible(shape: tuple[int, ...], batch_shape: tuple[int, ...]) -> list[Axes
 def _state(found: Entries, before: Entries) -> np.ndarray:
     """The next state, as the state before."""
     if found.examples not in (before.examples, (None,) * len(before.examples)):
-        raise CannotFuse("examples change places")
+        raise CannotFuse("an example takes the state of another")
     table = narrow(found.table)
     if any(n not in (1, size) for n, size in zip(table.shape, before.table.shape, strict=True)):
         raise CannotFuse("an example has another state than the others")

@@ -67,30 +67,30 @@ def solve_in_one_kernel(
     """`solve_step_by_step` as one kernel on a GPU.
 
     Raises:
-        ValueError: there is no kernel for a step.
+        CannotFuse: there is no kernel for a step.
     """
     axis = blocks.axis
-    steps, b = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, axis, 0), (blocks, b))
+    steps, along = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, axis, 0), (blocks, b))
     leaves, tree = jax.tree.flatten(steps)
 
     def step(y: Array, *inputs: Array) -> Array:
         *block, is_first, b_l = inputs
         return b_l + jnp.where(is_first, 0, jax.tree.unflatten(tree, block).apply_step(y))
 
-    start = len(b) - 1 if reverse else 0
-    arrays = [*leaves, jnp.arange(len(b)) == start, b]
+    start = len(along) - 1 if reverse else 0
+    arrays = [*leaves, jnp.arange(len(along)) == start, along]
     each = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
     program = Program.of(jax.make_jaxpr(step)(each[-1], *each))
     try:
-        fused = FusedStep.of(program, 1, len(arrays), b.shape[1:-1])
+        fused = FusedStep.of(program, 1, len(arrays), along.shape[1:-1])
     except CannotFuse as error:
-        raise ValueError(
+        raise CannotFuse(
             f"fused=True, but the recurrence of {type(blocks).__name__} cannot be one kernel: "
             f"{error}. Use fused=False."
         ) from None
     if "cuda" not in platforms():
-        return solve_step_by_step(blocks, jnp.moveaxis(b, 0, axis), reverse, unroll)
-    (y,) = fused_scan(fused, [jnp.zeros_like(b[0])], arrays, [], reverse, len(b))
+        return solve_step_by_step(blocks, b, reverse, unroll)
+    (y,) = fused_scan(fused, [jnp.zeros_like(along[0])], arrays, [], reverse, len(along))
     return jnp.moveaxis(y, 0, axis)
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import deeppcr
+from deeppcr.fused import CannotFuse
 from deeppcr.platforms import platform
 from experiments.bench.engine import Variant
 
@@ -98,9 +99,7 @@ def fused(program: Callable[[Scan], T], arguments: Any, batch_ndim: int = 0) -> 
         if variant.prepare:
             arguments = jax.eval_shape(variant.prepare, *arguments)
         jax.eval_shape(variant.run, *arguments)
-    except ValueError as error:
-        if "fused=True" not in str(error):
-            raise
+    except CannotFuse:
         return {}
     return {"fused": found}
 
