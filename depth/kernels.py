@@ -71,6 +71,11 @@ class Kernel:
     results: int = 1
     apart: int = 0
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a product that is written out as a sum: fused with what is around it."""
+        return any(kind == "contraction" for kind, _ in self.operations)
+
 
 @dataclass(frozen=True, eq=False)
 class Loop:
@@ -157,8 +162,9 @@ class Program:
 
     @property
     def arrays(self) -> int:
-        """The number of arrays that its own kernels write."""
-        return sum(count * kernel.results for kernel, count in self.kernels) + len(self.stacks)
+        """The number of arrays that its own kernels write; sums are fused with what is around."""
+        apart = (count * kernel.results for kernel, count in self.kernels if not kernel.is_sum)
+        return sum(apart) + len(self.stacks)
 
     @property
     def apart(self) -> int:

@@ -109,9 +109,12 @@ class Seconds:
         # On a CPU, XLA calls no library for batches of vector products: they are sums of products,
         # with no call for each.
         inline = bool(device.small_loop) and kernel.kind == "vector product" and kernel.pieces > 1
+        operations = dict(kernel.operations)
+        if kernel.is_sum and device.small_loop:
+            operations.pop("move", None)  # it reads slices where they are
         work = sum(
             count / self._rate("contraction" if inline and kind == "product" else kind, kernel)
-            for kind, count in kernel.operations
+            for kind, count in operations.items()
         )
         traffic = kernel.bytes / device.memory_rate(kernel.bytes)
         apart = (
@@ -144,6 +147,8 @@ class Seconds:
         kind, latencies = kernel.kind, self.device.step_latencies
         if kind == "convolution" and place == "loop":
             kind = "reduction"  # written out
+        if place == "crowded loop" and kernel.is_sum:
+            place = "loop with product"  # fused with what is around it
         latency = self.device.latency(kind, place)
         if in_graph and self.device.node_latency is not None:
             latency = min(latency, self.device.node_latency)

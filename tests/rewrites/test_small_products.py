@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from deeppcr.rewrites import evaluate
-from deeppcr.rewrites.small_products import MOST, write_out
+from deeppcr.rewrites.small_products import MOST, has_small_products, write_out
 from tests.problems import assert_agree, normal
 
-SIZES = {"a": 2, "b": 3, "i": 4, "j": 1, "k": 5, "l": 6}
+SIZES = {"a": 2, "b": 3, "i": 4, "j": 1, "k": 5, "l": 8}
 EINSUMS = [
     *("i,ik->k", "ik,k->i", "k,k->", "i,k->ik", "ik,ik->", "bi,ik->bk", "ik,bk->bi"),
     *("bik,bkl->bil", "bik,kb->ib", "abi,il->abl", "ikl,kl->i", "ikl,lk->i", "bij,bjk->bik"),
@@ -94,3 +94,16 @@ def test_large_products_and_integers_stay():
             )
 
         assert "dot_general" in str(jax.make_jaxpr(program)(a, a))
+
+
+def test_long_sums_and_short_rows():
+    """Sums in pieces, whole and not; rows that XLA does not vectorise are written out if small."""
+    shapes = [(2, 16, 24), (1, 17, 8), (3, 40, 4), (3, 9, 12)]
+    pairs = [(normal(0, m, k), normal(1, k, n)) for m, k, n in shapes]
+    written, plain = both_ways(
+        lambda *flat: [a @ b for a, b in zip(flat[::2], flat[1::2], strict=True)],
+        *[x for pair in pairs for x in pair],
+    )
+    assert_agree(list(written), plain)
+    wide = [jax.make_jaxpr(jnp.matmul)(normal(0, 16, 12), normal(1, 12, n)) for n in (12, 16)]
+    assert [has_small_products(getattr(each, "jaxpr", each)) for each in wide] == [False, True]

@@ -2,7 +2,7 @@
 
 A product of matrices and vectors can be written in three ways. The size decides which is fastest:
 
-    up to 2048 numbers in all         multiply and reduce
+    up to 4095 numbers in all         multiply and reduce
     more, in matrices up to 7x7       a sum over the columns, in loops
     more, in wider matrices           `jnp.einsum`
 """
@@ -25,9 +25,9 @@ SMALL = 7
 # On accelerators the time of a kernel hardly depends on its size, and a round of such sums is one
 # kernel instead of two.
 SMALL_ON_ACCELERATORS = 16
-# Up to this many numbers, multiply and reduce takes 0.4 to 0.9 of the time of `jnp.einsum` (jax
-# 0.10.2, 2 cores). Above, it takes 5 to 10 times as long, because XLA starts threads for each step.
-FEW = 2048
+# Up to this many numbers, multiply and reduce takes 0.3 to 0.9 of the time of `jnp.einsum` (jax
+# 0.10.2, 2 cores). Above, it takes up to 10 times as long: XLA starts threads for each step.
+FEW = 4095
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=[])
