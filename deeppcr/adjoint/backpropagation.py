@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 
+from deeppcr.adjoint.linearised import TransposedSteps
 from deeppcr.adjoint.solver import even_chunk, steps_in_cache
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
@@ -17,7 +20,15 @@ from depth.jaxprs import equations
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Backpropagation:
-    """An `AdjointSolver` that needs no Jacobian blocks."""
+    """An `AdjointSolver` that needs no Jacobian blocks.
+
+    Attributes:
+        at_once: whether a CPU linearises all steps of a chunk at once, so that only products with
+            a vector are left to be done one after another: see `TransposedSteps`. Otherwise every
+            step is linearised when its turn comes, and nothing is stored.
+    """
+
+    at_once: bool = True
 
     def chunk(self, chain: TracedChain) -> int:
         """See `AdjointSolver`: on a CPU the steps whose values fit into the cache, else all."""
@@ -44,15 +55,31 @@ class Backpropagation:
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
+        transposed, own = self._transposed(chain, states)
 
-        def body(mu: Leaves, step: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
-            state, inputs, g_l = step
+        def body(mu: Leaves, step: tuple[Any, Leaves]) -> tuple[Leaves, Leaves]:
+            own, g_l = step
             lam = add(g_l, mu)
-            _, pull = jax.vjp(partial(chain.step, inputs=inputs, captured=chain.captured), state)
-            return pull(lam)[0], lam
+            return transposed(own, lam), lam
 
-        mu, lam = chain.axis.reversed.scan(body, enter, (states, chain.inputs, g))
+        mu, lam = chain.axis.reversed.scan(body, enter, (own, g))
         return lam, mu
+
+    def _transposed(
+        self, chain: TracedChain, states: Leaves
+    ) -> tuple[Callable[[Any, Leaves], Leaves], Any]:
+        """``(own, lam) -> (df/dz)^T lam`` of a step, and what is its own in each, ``[L, ...]``."""
+        if self.at_once and platform() == "cpu" and chain.axis.size == 1 and chain.length:
+            steps = TransposedSteps.of(chain, states)
+            return steps, steps.own
+
+        def transposed(own: tuple[Leaves, Leaves], lam: Leaves) -> Leaves:
+            state, inputs = own
+            step = partial(chain.step, inputs=inputs, captured=chain.captured)
+            pulled: Leaves = jax.vjp(step, state)[1](lam)[0]
+            return pulled
+
+        return transposed, (states, chain.inputs)
 
     def on_shard(self, axis: ChainAxis) -> "Backpropagation":
         """See `AdjointSolver`."""

@@ -30,7 +30,7 @@ BUDGET = 64  # solves
 # The fallback of exact blocks, for two cases. A product of blocks may overflow. And where one entry
 # does not depend on another, a block multiplies by zero, while the step's own derivative has no
 # product: one infinite entry of a cotangent would make all others NaN.
-BACKPROPAGATION = Backpropagation()
+BACKPROPAGATION = Backpropagation(at_once=False)
 
 
 @suggests_keywords

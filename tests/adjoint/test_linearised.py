@@ -1,0 +1,150 @@
+"""Backpropagation that linearises all steps at once: jax's gradients, and a lean loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from depth.jaxprs import equations
+from tests.problems import assert_agree, normal
+
+L, N, BATCH = 7, 3, 2
+Z, W, XS = normal(0, BATCH, N), normal(1, N, N, scale=0.5), normal(2, L, BATCH, N)
+OWN = normal(3, L, N, N, scale=0.5)
+COUNTS, KEYS = jnp.arange(L) % 3, jax.random.split(jax.random.key(0), L)
+
+
+def gated(w, z, x):
+    gate = jax.nn.sigmoid(z @ w + x)
+    return gate * z + (1 - gate) * jnp.tanh((gate * z) @ w.T)
+
+
+def inner_scan(w, z, x):
+    return jax.lax.scan(lambda z, _: (jnp.sin(z @ w) + x, None), z, length=2)[0]
+
+
+def branches(w, z, x):
+    count, x = x
+    return jax.lax.switch(count, [jnp.tanh, jnp.sin, lambda z: z @ w], z @ w + x)
+
+
+def dropout(w, z, x):
+    key, x = x
+    return jnp.where(jax.random.bernoulli(key, 0.7, z.shape), jnp.tanh(z @ w), 0) + x
+
+
+def checkpointed(w, z, x):
+    return jax.checkpoint(gated)(w, z, x)
+
+
+@jax.custom_jvp
+def bent(z):
+    return jnp.tanh(z)
+
+
+bent.defjvp(lambda primals, tangents: (bent(*primals), 0.5 * tangents[0]))
+
+
+def half(w, z, x):
+    return jnp.tanh(z.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(z.dtype) + x
+
+
+STEPS = {
+    "captured weights": (gated, XS),
+    "weights of their own": (lambda w, z, x: jnp.tanh(z @ x + z @ w.T), OWN),
+    "inner scan": (inner_scan, XS),
+    "branches": (branches, (COUNTS, XS)),
+    "keys": (dropout, (KEYS, XS)),
+    "jax.checkpoint": (checkpointed, XS),
+    "custom_jvp": (lambda w, z, x: bent(z @ w) + x, XS),
+    "constant": (lambda w, z, x: x @ w + 0 * z, XS),
+    "weights alone": (lambda w, z, x: z @ jnp.linalg.inv(jnp.eye(N) + w @ w.T), XS),
+    "bfloat16": (half, XS),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_gradients_are_those_of_lax_scan(name):
+    step, xs = STEPS[name]
+
+    def loss(scan, w, z, x):
+        def body(z, t):
+            new = step(w, z, merge(x, t)).astype(z.dtype)
+            return new, new.sum(-1)
+
+        last, ys = scan(body, z, jnp.arange(L))
+        return jnp.sum(jnp.sin(ys)) + jnp.sum(last**2)
+
+    def merge(moving, index):
+        rest = iter(moving)
+        leaves = [x if not is_float(x) else next(rest) for x in jax.tree.leaves(xs)]
+        return jax.tree.unflatten(jax.tree.structure(xs), [x[index] for x in leaves])
+
+    def ours(f, z, xs):
+        return deeppcr.scan(f, z, xs, method="sequential", adjoint="backprop", batch_ndim=1)
+
+    moving = [x for x in jax.tree.leaves(xs) if is_float(x)]
+
+    def both(w, z, x):
+        return [jax.grad(loss, (1, 2, 3))(scan, w, z, x) for scan in (ours, jax.lax.scan)]
+
+    assert_agree(*jax.jit(both)(W, Z, moving), 1e-2 if name == "bfloat16" else 1e-9)
+
+
+def is_float(x):
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def loops(scan):
+    """The scans in a gradient, as sets of the names of their primitives."""
+
+    def loss(w, z, xs):
+        return jnp.sum(scan(lambda z, x: (gated(w, z, x), None), z, xs)[0] ** 2)
+
+    closed = jax.make_jaxpr(jax.grad(loss))(W, Z, XS)
+    scans = [
+        each for each in equations(getattr(closed, "jaxpr", closed)) if "reverse" in each.params
+    ]
+    return [
+        {inner.primitive.name for inner in equations(each.params["jaxpr"])}
+        for each in scans
+        if each.params["reverse"]
+    ]
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="only CPUs linearise all steps at once")
+def test_only_the_linear_part_is_in_the_loop():
+    def ours(f, z, xs):
+        return deeppcr.scan(f, z, xs, method="sequential", adjoint="backprop", batch_ndim=1)
+
+    (found,) = (names for names in loops(ours) if "mul" in names)
+    assert not found & {"tanh", "logistic", "exp", "transpose", "dot_general"}
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_short_chains(length):
+    def ours(f, z, xs):
+        return deeppcr.scan(f, z, xs, method="sequential", adjoint="backprop", batch_ndim=1)
+
+    def loss(scan, w, z, xs):
+        return jnp.sum(scan(lambda z, x: (gated(w, z, x), z), z, xs)[0] ** 2)
+
+    def both(w, z, xs):
+        return [jax.grad(loss, (1, 2, 3))(scan, w, z, xs) for scan in (ours, jax.lax.scan)]
+
+    assert_agree(*jax.jit(both)(W, Z, XS[:length]))
+
+
+def test_infinite_states_stay_where_they_are():
+    xs = np.array(XS)
+    xs[2, 0, 1] = np.inf
+
+    def loss(scan, z):
+        return jnp.sum(jnp.tanh(scan(lambda z, x: (0.5 * z + x, None), z, xs)[0]))
+
+    def ours(f, z, xs):
+        return deeppcr.scan(f, z, xs, method="sequential", adjoint="backprop", batch_ndim=1)
+
+    found = [jax.jit(jax.grad(loss, 1), static_argnums=0)(scan, Z) for scan in (ours, jax.lax.scan)]
+    assert_agree(*found)
