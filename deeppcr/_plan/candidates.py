@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from deeppcr._plan.costs import ChainCosts
+from deeppcr._plan.costs import BACKPROPAGATION, ChainCosts
 from deeppcr._plan.names import Fixed
 from deeppcr.adjoint import Adjoint
-from deeppcr.adjoint.solver import steps_in_cache
 from deeppcr.fused import CannotFuse
 from deeppcr.linear import (
     LinearSolver,
@@ -31,7 +30,7 @@ from depth.kernels import Loop, Program
 from depth.prediction import Seconds
 
 AUTODIFF = "autodiff"
-BACKPROPAGATION = "backprop"
+BACKPROP = "backprop"
 JACOBI = "zero"
 # The share of the rewritten loop's time that the derivative of the loop as it is may take: where
 # this was less, it was 0.5 to 1.1 of the rewritten one's in 40 gradients (jax 0.10.2).
@@ -212,7 +211,7 @@ class Candidates:
         """
         kernels = [kernel for kernel, _ in loop.body.kernels]
         ends = any(kernel.kind == "vector product" and kernel.pieces == 1 for kernel in kernels)
-        is_sum = any("contraction" in dict(kernel.operations) for kernel in kernels)
+        is_sum = any(kernel.is_sum for kernel in kernels)
         return Seconds(self.device).is_one_function(loop) or (ends and not is_sum)
 
     def methods(self, time_limit: float = math.inf) -> Iterator[Candidate]:
@@ -268,7 +267,7 @@ class Candidates:
         cost, iterations = self.costs.newton(
             dataclasses.replace(options, **given), self._iterations(choice, options)
         )
-        memory = self._bytes(choice, solver) + 5 * self.costs.trajectory_bytes
+        memory = self._bytes(choice, solver, choice.window) + 5 * self.costs.trajectory_bytes
         each = iteration_seconds(cost, self.device)
         return Candidate(method, None, cost, memory, self._seconds(cost), iterations, each)
 
@@ -296,29 +295,42 @@ class Candidates:
         once.
         """
         costs, chain = self.costs, self.costs.chain
-        rest = costs.other_gradients
-        if self._seconds(forward.cost + rest) >= time_limit:
+        if self._seconds(forward.cost + costs.other_gradients) >= time_limit:
             return
-        cost = forward.cost + costs.backpropagation + rest
-        yield self._with(forward, BACKPROPAGATION, cost, 3 * costs.trajectory_bytes)
+
+        def backward(part: ChainCosts) -> Cost:
+            return part.backpropagation + part.other_gradients
+
+        with costs.there():
+            size = BACKPROPAGATION.chunk(chain)
+        cost = forward.cost + costs.in_chunks(size, backward)
+        yield self._with(forward, BACKPROP, cost, 3 * costs.trajectory_bytes)
         columns = find_structure(chain.step, chain.layout).groups.shape[1]
         least = columns * least_seconds(costs.sequential, self.device)
         if forward.seconds + least >= time_limit:
             return
         choice = self._choice(linearize)
-        blocks, shapes = costs.blocks(choice.linearization)
         for solver in self._solvers(choice, time_limit):
-            solve = costs.solve(solver, shapes, transposed=True)
-            if not choice.is_exact:
-                correction = solve + costs.evaluate + costs.evaluate
-                solve = self._iterated(correction, self._expected(is_exact=False))
+
+            def by_blocks(part: ChainCosts, solver: LinearSolver = solver) -> Cost:
+                blocks, shapes = part.blocks(choice.linearization)
+                solve = part.solve(solver, shapes, transposed=True)
+                if not choice.is_exact:
+                    correction = solve + part.evaluate + part.evaluate
+                    solve = self._iterated(correction, self._expected(is_exact=False))
+                return blocks + solve + part.other_gradients
+
             adjoint = Adjoint(linear=solver)
             own = find_linearization(getattr(forward.method, "linearize", "auto"))
             if linearize == "auto" and own and type(own) is not type(choice.linearization):
                 # Its "auto" would be the blocks of the method, which are approximate.
                 adjoint = Adjoint(linearize=choice.linearization, linear=solver)
-            memory = 3 * costs.trajectory_bytes + self._bytes(choice, solver, in_chunks=True)
-            yield self._with(forward, adjoint, forward.cost + blocks + solve + rest, memory)
+            bound = Adjoint(choice.linearization, solver, memory=self.memory)
+            with costs.there():
+                size = bound.bind(chain.step, chain.layout, chain.length).chunk(chain)
+            cost = forward.cost + costs.in_chunks(size, by_blocks)
+            memory = 3 * costs.trajectory_bytes + self._bytes(choice, solver, size)
+            yield self._with(forward, adjoint, cost, memory)
 
     def _iterated(self, iteration: Cost, iterations: int) -> Cost:
         """A loop whose end depends on data, except for its first iterations."""
@@ -380,10 +392,8 @@ class Candidates:
         _, shapes = self.costs.blocks(choice.linearization)
         return [sequential, choose_parallel_solver(shapes)]
 
-    def _bytes(self, choice: Choice, solver: LinearSolver, in_chunks: bool = False) -> int:
-        """Of the blocks that a solver holds; in chunks: as an adjoint solves them sequentially."""
-        chain, held = self.costs.chain, choice.window
+    def _bytes(self, choice: Choice, solver: LinearSolver, window: int) -> int:
+        """Of the blocks that a solver holds."""
+        chain = self.costs.chain
         each = choice.linearization.bytes_per_step(chain.step, chain.layout)
-        if solver != find_solver("sequential"):
-            return 4 * held * each
-        return (min(held, steps_in_cache(chain, each)) if in_chunks else held) * each
+        return (1 if solver == find_solver("sequential") else 4) * window * each

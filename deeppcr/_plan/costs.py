@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from deeppcr._plan.iterations import program_of
 from deeppcr.adjoint.backpropagation import Backpropagation
@@ -69,6 +69,33 @@ class ChainCosts:
     def shared_by(self, shards: int) -> "ChainCosts":
         """The same chain in equal shards, on as many devices."""
         return self if shards == 1 else ChainCosts.of(self.chain, shards)
+
+    def in_chunks(self, size: int, parts: Callable[["ChainCosts"], Cost]) -> Cost:
+        """Chunks of ``size`` steps, one after another, each the sum of ``parts`` of its costs.
+
+        So the arrays of a chunk may stay in the cache of a CPU. Its states, inputs and cotangents
+        are copied out of those of the chain, and adjoint states as large into it.
+        """
+        length = self.chain.length
+        if size >= length:
+            return parts(self)
+        chunk: ChainCosts = self._once(("chunk", size), lambda: self._chunk(size))
+        count = -(-length // size)
+
+        def copy(arrays: Leaves) -> Leaves:
+            copied: Leaves = lax.scan(lambda _, each: (None, each), None, arrays)[1]
+            return copied
+
+        arrays = [chunk.states, chunk.states, *chunk.chain.inputs]
+        whole = [jax.ShapeDtypeStruct((count, *x.shape), x.dtype) for x in arrays]
+        moved: Cost = self._once(("moved", size), lambda: self._read(copy, whole))
+        return parts(chunk).repeat(count) + moved
+
+    def _chunk(self, size: int) -> "ChainCosts":
+        chain = self.chain
+        inputs = [jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for x in chain.inputs]
+        chunk = dataclasses.replace(chain, length=size, inputs=inputs)
+        return dataclasses.replace(self, chain=chunk)
 
     def on(self, cpu: bool) -> "ChainCosts":
         """The same chain on a CPU, or on an accelerator."""
