@@ -8,6 +8,8 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from deeppcr._checkpoint import solve_in_segments
 from deeppcr._plan.names import Auto, Method, Wanted
@@ -81,8 +83,12 @@ def _solve_on_explicit_mesh(chain: TracedChain, method: Method, adjoint: Wanted,
 def _last(states: jax.Array, axis: Any) -> jax.Array:
     """The last state of the chain."""
     is_sharded = axis.size > 1 and len(states) % axis.size == 0
-    last: jax.Array = axis.last(states) if is_sharded else states[-1]
-    return last
+    if is_sharded:
+        last: jax.Array = axis.last(states)
+        return last
+    # At an index that is no constant to XLA yet. The transpose of a slice is a pad, which XLA fuses
+    # with the gradient of the loss: a kernel that can take 0.15 s to compile (jax 0.10.2, CPU).
+    return lax.dynamic_index_in_dim(states, lax.optimization_barrier(jnp.int32(-1)), keepdims=False)
 
 
 def _raise_unless_converged(run: Run, length: int) -> None:

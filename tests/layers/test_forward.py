@@ -179,6 +179,17 @@ def test_a_chain_of_layers_already_stacked():
     )
 
 
+def test_the_gradient_of_the_last_state_is_not_padded_to_all_states():
+    """Such a pad, fused with the gradient of the loss, takes XLA long to compile."""
+    chain = Chain(lambda z, w: jnp.tanh(z @ w), WEIGHTS)
+    loss = jax.grad(lambda chain: deeppcr.forward(chain, BATCH, method="sequential").sum())
+    text = jax.jit(loss).lower(chain).as_text()
+    one, all_states = (f"tensor<{n}x{len(BATCH)}x3xf64>" for n in (1, N))
+    assert all_states in text
+    pads = [line for line in text.splitlines() if "stablehlo.pad" in line]
+    assert not [line for line in pads if f"({one}" in line and line.endswith(all_states)]
+
+
 def test_a_chain_written_by_hand_takes_batches():
     chain = Chain(lambda z, w: jnp.tanh(z @ w), WEIGHTS)
     expected = loop([lambda z, w=w: jnp.tanh(z @ w) for w in WEIGHTS], BATCH)
