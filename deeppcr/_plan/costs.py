@@ -27,7 +27,12 @@ from deeppcr.linearize import Linearization
 from deeppcr.loops import ITERATION
 from deeppcr.newton import Newton
 from deeppcr.platforms import compiled_for
-from deeppcr.rewrites.small_products import has_small_products, write_out
+from deeppcr.rewrites.small_products import (
+    MOST_DIFFERENTIATED,
+    has_small_products,
+    write_out,
+    write_out_differentiated,
+)
 from deeppcr.sequential import fused_step, run_sequentially
 from deeppcr.signature import signature
 from deeppcr.state import Leaves
@@ -163,8 +168,8 @@ class ChainCosts:
 
     @property
     def has_small_products(self) -> bool:
-        """Whether products are written out in the sequential program."""
-        return self.on_cpu and has_small_products(self.chain.step.jaxpr)
+        """Whether products are written out in the derivative of the sequential program."""
+        return self.on_cpu and has_small_products(self.chain.step.jaxpr, MOST_DIFFERENTIATED)
 
     def autodiff(self, rewritten: bool = True) -> tuple[Cost, int]:
         """The sequential program and its gradient by jax, and the bytes stored in between.
@@ -179,7 +184,7 @@ class ChainCosts:
 
     def _autodiff(self, rewritten: bool) -> tuple[Cost, int]:
         kept, chain = 0, self.chain
-        replace = self._replace if rewritten else None
+        replace = write_out_differentiated if rewritten and self.on_cpu else None
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
             return run_sequentially(self._with(x, c), z, replace)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -55,31 +54,23 @@ class Backpropagation:
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
-        transposed, own = self._transposed(chain, states)
+        own: Any = states, chain.inputs
+        at_once = self.at_once and platform() == "cpu" and chain.axis.size == 1 and chain.length
+        if at_once:
+            steps = TransposedSteps.of(chain, states)
+            own = steps.own
 
         def body(mu: Leaves, step: tuple[Any, Leaves]) -> tuple[Leaves, Leaves]:
             own, g_l = step
             lam = add(g_l, mu)
-            return transposed(own, lam), lam
+            if at_once:
+                return steps(own, lam), lam
+            state, inputs = own
+            _, pull = jax.vjp(partial(chain.step, inputs=inputs, captured=chain.captured), state)
+            return pull(lam)[0], lam
 
         mu, lam = chain.axis.reversed.scan(body, enter, (own, g))
         return lam, mu
-
-    def _transposed(
-        self, chain: TracedChain, states: Leaves
-    ) -> tuple[Callable[[Any, Leaves], Leaves], Any]:
-        """``(own, lam) -> (df/dz)^T lam`` of a step, and what is its own in each, ``[L, ...]``."""
-        if self.at_once and platform() == "cpu" and chain.axis.size == 1 and chain.length:
-            steps = TransposedSteps.of(chain, states)
-            return steps, steps.own
-
-        def transposed(own: tuple[Leaves, Leaves], lam: Leaves) -> Leaves:
-            state, inputs = own
-            step = partial(chain.step, inputs=inputs, captured=chain.captured)
-            pulled: Leaves = jax.vjp(step, state)[1](lam)[0]
-            return pulled
-
-        return transposed, (states, chain.inputs)
 
     def on_shard(self, axis: ChainAxis) -> "Backpropagation":
         """See `AdjointSolver`."""

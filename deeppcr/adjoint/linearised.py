@@ -16,7 +16,7 @@ from deeppcr.rewrites.materialised import materialised, unknown_one
 from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.rewrites.small_products import is_small_product, write_out
 from deeppcr.state import Leaves
-from depth.jaxprs import Program, entered, is_literal
+from depth.jaxprs import Program, Replacement, entered, is_literal, needed
 
 Values = Mapping[Any, Any]  # of variables
 
@@ -48,13 +48,13 @@ class TransposedSteps:
         edge, of_step = _edge(program, lam), _moved_by(program, each)
         same = [x for x in edge if x not in of_step]
         edge = [x for x in edge if x in of_step]
-        shared |= dict(zip(same, evaluate(program, shared, same), strict=True))
+        shared |= dict(zip(same, _values(program, shared, same), strict=True))
         replace = as_products(own_filters(program, shared))
 
         def linearise(states: Leaves, inputs: Leaves, values: Leaves) -> Leaves:
             here = dict(zip(shared, values, strict=True))
             here |= dict(zip(each, [*states, *inputs], strict=True))
-            return evaluate(program, here, edge, replace)
+            return _values(program, here, edge, replace)
 
         all_at_once = jax.vmap(linearise, in_axes=(0, 0, None))
         own = all_at_once(states, chain.inputs, list(shared.values()))
@@ -66,13 +66,13 @@ class TransposedSteps:
         given = program.invars[len(fixed) :]
         shared = {x: value for x, value in known.items() if x not in given}
         kept = _edge(program, given, _grows)
-        shared |= dict(zip(kept, evaluate(program, shared, kept), strict=True))
+        shared |= dict(zip(kept, _values(program, shared, kept), strict=True))
         return cls(own, shared, given, program)
 
     def __call__(self, own: Leaves, lam: Leaves) -> Leaves:
         """``(df/dz)^T lam`` of the step with these values."""
         known = {**self.shared, **dict(zip(self.variables, [*own, *lam], strict=True))}
-        return evaluate(self.program, known, self.program.outvars)
+        return _values(self.program, known, self.program.outvars)
 
 
 def _program_of(chain: TracedChain, states: Leaves) -> tuple[Program, dict[Any, Any]]:
@@ -104,9 +104,17 @@ def _written_out(
 
     def evaluated(values: Leaves, vector: Leaves) -> Leaves:
         known = dict(zip([*variables, *lam], [*values, *vector], strict=True))
-        return evaluate(program, known, program.outvars, replace)
+        return _values(program, known, program.outvars, replace)
 
     return evaluated
+
+
+def _values(
+    program: Program, known: Values, wanted: list[Any], replace: Replacement | None = None
+) -> Leaves:
+    """`evaluate`, without equations that only act: a sum over a named axis is one."""
+    equations = needed(program, known, wanted, lambda equation: False)
+    return evaluate(program._replace(eqns=equations), known, wanted, replace)
 
 
 def _moved_by(

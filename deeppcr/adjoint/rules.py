@@ -40,7 +40,7 @@ from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
 from deeppcr.ran import Ran
 from deeppcr.rewrites.plain_sums import with_plain_sums
-from deeppcr.rewrites.small_products import write_out
+from deeppcr.rewrites.small_products import write_out_differentiated
 from deeppcr.sequential import run_sequentially
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import Leaves, add
@@ -76,7 +76,7 @@ class Autodiff:
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves]:
             initial = moved.initial.put(chain.initial, z)
-            replace = write_out if self.rewritten else None
+            replace = write_out_differentiated if self.rewritten else None
             return run_sequentially(moved.put(chain, x, c), initial, replace, self.unroll)
 
         (states, outputs), (t, by_outputs) = jax.jvp(program, moved.of(chain), moved.tangents)

@@ -30,26 +30,35 @@ ROW, VECTOR, MOST_SCALAR = 16, 8, 640
 # A sum of PIECE terms and more is cut: LLVM unrolls the loop over its terms too late to vectorise
 # the rows. A GRU of 16 units takes 0.15 to 0.4 of the time (jax 0.10.2).
 PIECE = 16
+# Up to which a product is written out in a loop that jax differentiates: XLA computes the factors
+# of the sums in its derivative again for each of their terms.
+MOST_DIFFERENTIATED = 512
 
 
-def write_out(equation: Any, operands: list[Any]) -> list[Any] | None:
+def write_out(equation: Any, operands: list[Any], most: int = MOST) -> list[Any] | None:
     """The results of an equation of a loop body that is or contains a small product; else None.
 
-    For `evaluate`.
+    For `evaluate`. ``most``: the multiplications up to which a product is small.
     """
     if platform() != "cpu":
         return None
-    if is_small_product(equation):
+    is_wanted = partial(is_small_product, most=most)
+    if is_wanted(equation):
         return [_written_out(equation, *operands)]
-    return rewritten(equation, operands, partial(apply, replace=write_out), is_small_product)
+    run = partial(apply, replace=partial(write_out, most=most))
+    return rewritten(equation, operands, run, is_wanted)
 
 
-def has_small_products(jaxpr: Any) -> bool:
+# The same, in a loop that jax differentiates.
+write_out_differentiated = partial(write_out, most=MOST_DIFFERENTIATED)
+
+
+def has_small_products(jaxpr: Any, most: int = MOST) -> bool:
     """Whether `write_out` changes a program on a CPU."""
-    return any(map(is_small_product, equations(jaxpr)))
+    return any(is_small_product(equation, most) for equation in equations(jaxpr))
 
 
-def is_small_product(equation: Any) -> bool:
+def is_small_product(equation: Any, most: int = MOST) -> bool:
     """Whether an equation is a product that `write_out` writes out."""
     if equation.primitive.name != "dot_general" or any(map(is_literal, equation.invars)):
         return False
@@ -58,7 +67,7 @@ def is_small_product(equation: Any) -> bool:
     shape = equation.outvars[0].aval.shape
     row = shape[-1] if shape else 1
     is_scalar = VECTOR // 2 < row < ROW and row % VECTOR
-    most = MOST_SCALAR if is_scalar else MOST
+    most = min(most, MOST_SCALAR) if is_scalar else most
     return real and 0 < _terms(equation) * math.prod(shape) <= most
 
 

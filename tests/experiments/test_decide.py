@@ -43,7 +43,7 @@ def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.Mon
     monkeypatch.setattr(breakeven, "gru", partial(zoo.Specimen, "tanh", batch=1))
     monkeypatch.setattr(programs, "UNROLLS", (4,))
     # Programs are compiled for long: none that is far from the best, and no Python loop.
-    monkeypatch.setattr(regret, "HOPELESS", 1.0)
+    monkeypatch.setattr(regret, "HOPELESS", 1.3)  # not one that is chosen
     monkeypatch.setattr(decide_programs, "LONGEST_LOOP", 0)
     rows, _ = run_command(decide, "--parts", "regret", "map", "--repeats", "1")
     parts = [[row for row in rows if row["part"] == part] for part in ("regret", "map")]
@@ -129,7 +129,7 @@ def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -
         return last, 1.5 * ys if self.label == "sequential" else ys
 
     monkeypatch.setattr(Choice, "run", run)
-    monkeypatch.setattr(regret, "HOPELESS", 1.0)
+    monkeypatch.setattr(regret, "HOPELESS", 1.3)  # not one that is chosen
     monkeypatch.setattr(programs, "UNROLLS", ())
     row = regret.regret(candidates()[0], DEVICE, ONCE)
     assert row["chosen"] == "sequential"
