@@ -58,7 +58,7 @@ class _Signature:
         except TypeError:
             self.reason = f"{type(value).__name__}, which has no hash"
             return (type(value), id(value))
-        if isinstance(value, FunctionType | partial):
+        if isinstance(value, FunctionType | partial) and not _is_of_jax(value):
             self.reason = f"the function {getattr(value, '__qualname__', value)}"
         return (type(value), value)
 
@@ -113,6 +113,15 @@ class _Signature:
             self.reason, derivative = "a rule of derivatives", id(equation)
         self._rules.pop()
         return (*rule, derivative)
+
+
+def _is_of_jax(function: Any) -> bool:
+    """Whether it is a function of one of jax's modules, as those of random keys: it never changes.
+
+    A function made at a call, also by jax, closes over its arguments.
+    """
+    module = getattr(function, "__module__", None) or ""
+    return module.split(".")[0] == "jax" and getattr(function, "__closure__", ()) is None
 
 
 def _derivative(equation: Any) -> Any:
