@@ -100,7 +100,9 @@ class _Signature:
 
     def _parameters(self, equation: Any) -> Any:
         if primitive(equation).kind != "derivative rule" or (inner := called(equation)) is None:
-            return self.of(equation.params)
+            parts = dict(equation.params)
+            parts.pop("computation", None)  # of `jax.lax.reduce`: its program is another parameter
+            return self.of(parts)
         # Its functions are new at every trace. The programs that jax derives from them are not.
         plain = {key: p for key, p in equation.params.items() if isinstance(p, bool | int | str)}
         rule = (self.of(plain), self.of(inner))
