@@ -168,8 +168,9 @@ def _transpose(
         leaves = [next(rest) if moves else leaf for leaf, moves in pairs]
         return list(compress(jaxpr_as_fun(call_jaxpr)(*leaves), given))
 
-    shapes = [each.aval for each in compress(operands, is_linear)]
-    found = iter(jax.linear_transpose(program, *shapes)(list(compress(cotangents, given))))
+    # A linear program is its own derivative at zero. jax cannot transpose a loop until converged.
+    zeros = [jnp.zeros(each.aval.shape, each.aval.dtype) for each in compress(operands, is_linear)]
+    found = iter(jax.vjp(program, *zeros)[1](list(compress(cotangents, given))))
     return [next(found) if moves else None for moves in is_linear]
 
 

@@ -58,7 +58,7 @@ class _Signature:
         except TypeError:
             self.reason = f"{type(value).__name__}, which has no hash"
             return (type(value), id(value))
-        if isinstance(value, FunctionType | partial):
+        if isinstance(value, FunctionType | partial) and not _is_of_jax(value):
             self.reason = f"the function {getattr(value, '__qualname__', value)}"
         return (type(value), value)
 
@@ -100,7 +100,9 @@ class _Signature:
 
     def _parameters(self, equation: Any) -> Any:
         if primitive(equation).kind != "derivative rule" or (inner := called(equation)) is None:
-            return self.of(equation.params)
+            parts = dict(equation.params)
+            parts.pop("computation", None)  # of `jax.lax.reduce`: its program is another parameter
+            return self.of(parts)
         # Its functions are new at every trace. The programs that jax derives from them are not.
         plain = {key: p for key, p in equation.params.items() if isinstance(p, bool | int | str)}
         rule = (self.of(plain), self.of(inner))
@@ -113,6 +115,15 @@ class _Signature:
             self.reason, derivative = "a rule of derivatives", id(equation)
         self._rules.pop()
         return (*rule, derivative)
+
+
+def _is_of_jax(function: Any) -> bool:
+    """Whether it is a function of one of jax's modules, as those of random keys: it never changes.
+
+    A function made at a call, also by jax, closes over its arguments.
+    """
+    module = getattr(function, "__module__", None) or ""
+    return module.split(".")[0] == "jax" and getattr(function, "__closure__", ()) is None
 
 
 def _derivative(equation: Any) -> Any:

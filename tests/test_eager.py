@@ -38,6 +38,13 @@ def counted():
     return deeppcr.scan(step, (INIT, jnp.array(0)), XS, method="newton")[0]
 
 
+def keyed():
+    def step(z, x):
+        return jnp.where(jax.random.bernoulli(jax.random.key(3)), jnp.sin(z), z) + x, None
+
+    return deeppcr.scan(step, INIT, XS)[0]
+
+
 @jax.custom_jvp
 def doubled(x):
     return 2 * x
@@ -84,6 +91,7 @@ CALLS = {
     "jvp": lambda: jax.jvp(scanned(), (WEIGHT,), (WEIGHT,)),
     "vmap": lambda: jax.vmap(scanned(method="newton"), (None, 0))(WEIGHT, XS),
     "a counter": counted,
+    "a random key made by the step": keyed,
     "rules of derivatives": with_rules,
     "predicted samples": looks,
 }

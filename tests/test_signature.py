@@ -33,7 +33,15 @@ OTHERS = {
 
 
 def program(f, *shapes, dtype="float64"):
-    return lambda: jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes))
+    inputs = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    return lambda: jax.make_jaxpr(lambda *xs: f(*xs))(*inputs)  # a new function is traced anew
+
+
+def reduction(factor):
+    """By a function of its own."""
+    return program(
+        lambda x, y: (jax.lax.reduce(x * y, 0.0, lambda a, b: a + factor * b, (0,)), y), (3,), (3,)
+    )
 
 
 PROGRAMS = {
@@ -56,6 +64,8 @@ PROGRAMS = {
     "longer loop": program(
         lambda x, y: jax.lax.scan(lambda c, _: (jnp.sin(c) + y, None), x, length=4)[0], (3,), (3,)
     ),
+    "reduction": reduction(1.0),
+    "other reduction": reduction(2.0),
     "other body": program(
         lambda x, y: jax.lax.scan(lambda c, _: (jnp.cos(c) + y, None), x, length=3)[0], (3,), (3,)
     ),

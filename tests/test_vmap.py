@@ -301,12 +301,13 @@ def test_half_precision():
     np.testing.assert_allclose(many.astype(np.float32), right.astype(np.float32), atol=0.02)
 
 
-def test_transposed():
+@pytest.mark.parametrize(("method", "adjoint"), [("sequential", "backprop"), ("newton", "pcr")])
+def test_transposed(method, adjoint):
     """A chain that is linear in its inputs."""
 
     def linear(scan, xs):
         return jax.vmap(lambda x: scan(lambda z, x: (0.5 * z + x, z), jnp.zeros(W), x)[1])(xs)
 
-    ours = partial(linear, partial(deeppcr.scan, method="sequential", adjoint="backprop"))
+    ours = partial(linear, partial(deeppcr.scan, method=method, adjoint=adjoint))
     both = ours, partial(linear, lax.scan)
     assert_agree(*jax.jit(lambda: [jax.linear_transpose(each, XSS)(XSS) for each in both])())
