@@ -106,7 +106,7 @@ def cases():
     return [make() for make in kernels.makers(quick=True)]
 
 
-class Recorded(targets.Target):
+class Recorded(targets.Gpu):
     """A target that compiles to thunks known beforehand."""
 
     def compile(self, lowered, options):
