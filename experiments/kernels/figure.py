@@ -79,7 +79,9 @@ def _lines(rows: Sequence[Row], key: str, title: str, said: str) -> Any:
         axes.plot([], [], "s", color=color, label=name)
     axes.plot([], [], "o", color=BLUE, label="deeppcr, the best is named")
     axes.plot([], [], "o", color=SKY, label="deeppcr, others")
-    axes.plot([], [], "s", color="black", mfc="none", label="hollow: loops captured in CUDA graphs")
+    if any(row.get("captured") for row in rows):
+        label = "hollow: loops captured in CUDA graphs"
+        axes.plot([], [], "s", color="black", mfc="none", label=label)
     if key == "latency ms":
         axes.plot([], [], "x", color=BLUE, ms=4, label="predicted time of a program")
     low, high = axes.get_xlim()

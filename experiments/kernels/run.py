@@ -6,7 +6,7 @@ its CUDA plugin, which needs no driver:
     pip install --no-deps jax-cuda13-plugin==<version of jax> jax-cuda13-pjrt==<the same>
 
 With ``--target "TPU v5e"`` it is compiled for a TPU, whose compiler estimates the cycles of what it
-makes. That takes the library of TPUs, which one process can use at a time:
+makes. That takes the library of TPUs:
 
     pip install --no-deps libtpu
     JAX_PLATFORMS=cpu python -m experiments kernels --target "TPU v5e"

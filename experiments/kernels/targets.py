@@ -26,8 +26,10 @@ from experiments.kernels.launches import Dump
 
 # Checks of the driver and libraries, which compilation does not need; read when jax starts.
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-# What a TPU's library asks the machine that has the TPU, for four chips; read when it is loaded.
+# What a TPU's library asks the machine that has the TPU, for four chips. Several processes may load
+# it, since none of them uses a TPU.
 ON_NO_TPU = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -204,7 +206,7 @@ def target(name: str) -> Target:
     Without a driver, jax's plugin for CUDA is enough; without a TPU, the library of TPUs is.
 
     Raises:
-        Unavailable: there is no such plugin or library, or another process uses the library.
+        Unavailable: there is no such plugin or library.
     """
     return _tpu(name) if name in TPUS else _gpu(name)
 
@@ -221,8 +223,9 @@ def _gpu(name: str) -> Gpu:
 
 
 def _tpu(name: str) -> Tpu:
-    for variable, value in ON_NO_TPU.items():
-        os.environ.setdefault(variable, value)
+    if jax.default_backend() != "tpu":
+        for variable, value in ON_NO_TPU.items():
+            os.environ.setdefault(variable, value)
     try:
         found = topologies.get_topology_desc(TPUS[name], "tpu")
     except RuntimeError as error:  # jax's own say what is wrong with the library
