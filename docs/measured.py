@@ -622,17 +622,27 @@ def calls_eager(rows: Rows) -> list[Row]:
 
 def kernels_nodes(rows: Rows) -> list[Row]:
     """Kernels, library calls and copies on a GPU that XLA compiles for."""
+    return _fewest(rows, "nodes")
+
+
+def kernels_cycles(rows: Rows) -> list[Row]:
+    """Cycles on a TPU that XLA compiles for, as it estimates them."""
+    return _fewest(rows, "cycles")
+
+
+def _fewest(rows: Rows, key: str) -> list[Row]:
+    """What is counted of the programs with the least of it."""
     return [
         {
-            f"nodes, {target}": title,
-            "lax.scan": loops[0]["nodes"],
-            "fewest of a loop": (least := min(row["nodes"] for row in loops)),
-            "fewest in parallel": ours["nodes"],
+            f"{key}, {target}": title,
+            "lax.scan": loops[0][key],
+            "fewest of a loop": (least := min(row[key] for row in loops)),
+            "fewest in parallel": ours[key],
             "by": ours["program"],
-            "fewer than lax.scan": round(loops[0]["nodes"] / ours["nodes"]),
-            "fewer than the loop": round(least / ours["nodes"]),
+            "fewer than lax.scan": round(loops[0][key] / ours[key]),
+            "fewer than the loop": round(least / ours[key]),
         }
-        for target, title, loops, ours, *_ in _kernels(rows)
+        for target, title, loops, ours, *_ in _kernels(rows, key)
     ]
 
 
@@ -669,24 +679,25 @@ def kernels_times(rows: Rows) -> list[Row]:
 
 
 def _kernels(
-    rows: Rows,
+    rows: Rows, key: str = "nodes"
 ) -> Iterable[tuple[str, str, list[Row], Row, Row, list[Row]]]:
-    """By headline: target, title, programs.
+    """By headline: target, title, programs of which ``key`` is counted.
 
-    These are the loops, the parallel program of fewest nodes, the same captured, and the loop that
-    is one kernel, if there is one.
+    These are the loops, the parallel program with the least of it, the same captured where loops
+    can be, and the loop that is one kernel, if there is one.
     """
+    counted = [row for row in rows.get("kernels", []) if key in row]
     for line in report.HEADLINES:
         labels = {key: value for key, value in line.labels.items() if key != "batch"}
-        mine = pick(rows.get("kernels", []), **labels) if not line.is_sequential else []
+        mine = pick(counted, **labels) if not line.is_sequential else []
         fused = pick(mine, program="fused")
         loops = [
             row for row in mine if row["sequential"] and not row["program"].startswith("fused")
         ]
         parallel = [row for row in mine if not row["sequential"] and not row["captured"]]
         if loops and parallel:
-            ours = min(parallel, key=lambda row: float(row["nodes"]))
-            (captured,) = pick(mine, program=f"{ours['program']}, captured")
+            ours = min(parallel, key=lambda row: float(row[key]))
+            captured = next(iter(pick(mine, program=f"{ours['program']}, captured")), ours)
             title = line.title if "same" not in line.title else f"MLP{line.title[8:]}"
             yield loops[0]["target"], title, loops, ours, captured, fused
 
@@ -750,7 +761,7 @@ TABLES: dict[str, Callable[[Rows], list[Row]]] = {
         diffusion_rounding, diffusion_relative, diffusion_noise,
         parity_schedulers, parity_options,
         resnet_steps, resnet_training, compile_time_layers, compile_time_training, calls_eager,
-        kernels_nodes, kernels_host, kernels_times, prediction_errors, prediction_times,
-        recurrence_solvers, sharding_chain,
+        kernels_nodes, kernels_host, kernels_times, kernels_cycles, prediction_errors,
+        prediction_times, recurrence_solvers, sharding_chain,
     )
 }  # fmt: skip

@@ -19,17 +19,21 @@ NeurIPS 2023.
 import dataclasses
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Self
+from typing import Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.axis import DeviceAxis
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks
 from deeppcr.linear.blocks.matrices import StructOfArrays
+from deeppcr.linear.shards import select, state_before
 from deeppcr.linear.solver import LinearSolver
 from deeppcr.platforms import platform
+
+E = TypeVar("E", bound="Equations")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +55,30 @@ class ParallelCyclicReduction(LinearSolver):
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         blocks, b, restore = blocks.to_struct_of_arrays(b)
         along = Along(blocks.axis, reverse)
-        length, distance, equations = along.length(b), 1, _equations(blocks, b, along)
-        while distance < length:
-            equations = equations.reduce(along, distance)
-            distance *= 2
-        return restore(equations.offsets)
+        return restore(_reduced(_equations(blocks, b, along), along, along.length(b)).offsets)
+
+    def _solve_shard(self, blocks: Blocks, b: Array, reverse: bool, axis: DeviceAxis) -> Array:
+        arrays, vectors, restore = blocks.to_struct_of_arrays(b)
+        if not isinstance(arrays, StructOfArrays):
+            return super()._solve_shard(blocks, b, reverse, axis)
+        # The last equation, in terms of the state before the shard, is the composition of its
+        # steps. So one pass of rounds has it, and the solution but for that state.
+        along = Along(arrays.axis, reverse)
+        start = Prefixes(jnp.concatenate([arrays.matrix, vectors], axis=1))
+        prefixes = _reduced(start, along, len(b))
+        before = state_before(along.last((prefixes.blocks, prefixes.offsets), 1), axis)
+        update = prefixes.blocks.apply(before)
+        is_first = axis.rank == 0  # the first block of the chain is ignored, even if it is NaN
+        return restore(prefixes.offsets + select(is_first, jnp.zeros_like(update), update))
+
+
+def _reduced(equations: E, along: Along, length: int) -> E:
+    """All equations, finished: they reach back beyond the start of the chain."""
+    distance = 1
+    while distance < length:
+        equations = equations.reduce(along, distance)
+        distance *= 2
+    return equations
 
 
 class Equations(ABC):
@@ -121,16 +144,36 @@ class Augmented(Equations):
     def offsets(self) -> Array:
         return self.augmented[:, -1:]
 
+    @property
+    def blocks(self) -> StructOfArrays:
+        """The ``A_l``."""
+        return StructOfArrays(self.augmented[:, :-1])
+
     def reduce(self, along: Along, distance: int) -> Self:
-        blocks = StructOfArrays(self.augmented[:, :-1])
         earlier = along.shift(self.augmented, distance)
         is_last_round = 2 * distance >= along.length(self.augmented)
         if is_last_round:  # the composed blocks are not needed
-            return dataclasses.replace(self, augmented=self.offsets + blocks.apply(earlier[:, -1:]))
-        only_offsets = jnp.pad(self.offsets, [(0, 0), (blocks.width, 0), (0, 0), (0, 0)])
-        augmented = only_offsets + blocks.apply(earlier)
+            offsets = self.offsets + self.blocks.apply(earlier[:, -1:])
+            return dataclasses.replace(self, augmented=offsets)
+        return self._after(earlier)
+
+    def _after(self, earlier: Array) -> Self:
+        """Every equation with that of ``earlier`` substituted into it."""
+        only_offsets = jnp.pad(self.offsets, [(0, 0), (self.blocks.width, 0), (0, 0), (0, 0)])
+        augmented = only_offsets + self.blocks.apply(earlier)
         if platform() == "cpu":
             # XLA for CPU would fuse all rounds into one kernel, and recompute each round for every
             # entry of the next.
             augmented = lax.optimization_barrier(augmented)
         return dataclasses.replace(self, augmented=augmented)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["augmented"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Prefixes(Augmented):
+    """Equations that reach back to the state before the first step at most, and keep its block."""
+
+    def reduce(self, along: Along, distance: int) -> Self:
+        composed = self._after(along.shift(self.augmented, distance)).augmented
+        is_finished = along.is_among_first(composed, distance)
+        return dataclasses.replace(self, augmented=jnp.where(is_finished, self.augmented, composed))

@@ -1,17 +1,8 @@
 """A chain in equal shards, one per device, combined in log2(P) rounds of messages.
 
-A shard whose first step starts from the state s ends with ``T s + v``, where ``(T, v)`` is the
-composition of its steps,
-
-    (A, b) after (A', b') = (A A', A b' + b).
-
-1. Every device composes its own steps, pair by pair: log2(L/P) rounds of products, no messages.
-2. Every device composes its map with that of the device 1, 2, 4, .. before it (Hillis & Steele,
-   *Data parallel algorithms*, CACM 1986): log2(P) rounds, each with a message of one block and one
-   vector.
-3. Now each device knows the state before its shard, and solves it with any solver.
-
-The size of the messages does not depend on L.
+Every device composes its own steps. From these maps it learns the state before its shard
+(`deeppcr.linear.shards`), and solves the shard with any solver. The size of the messages does not
+depend on L.
 """
 
 import dataclasses
@@ -27,6 +18,7 @@ from deeppcr.checks import describe
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.choose import find_solver
+from deeppcr.linear.shards import starting_from
 from deeppcr.linear.solver import LinearSolver, Solve
 from deeppcr.linear.step_by_step import solve_step_by_step
 
@@ -127,17 +119,14 @@ class ShardSolver(LinearSolver):
     inside: LinearSolver
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        initial = self._state_before(blocks, b, self._towards(reverse), reverse)
-        return self.inside.solve_unguarded(
-            blocks, self._starting_from(blocks, b, initial, reverse), reverse
-        )
+        return self.inside._solve_shard(blocks, b, reverse, self._towards(reverse))
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         return self._transposed(self._solve, blocks, g, reverse)
 
     def _sequential(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         def run(initial: Array, b: Array) -> tuple[Array, Array]:
-            b = self._starting_from(blocks, b, initial, reverse)
+            b = starting_from(initial, blocks, b, self._towards(reverse), reverse)
             y = solve_step_by_step(blocks, b, reverse)
             return Along(reverse=reverse).last(y, 1), y
 
@@ -159,46 +148,5 @@ class ShardSolver(LinearSolver):
         mu = solve(transposed, transposed.apply(g), not reverse)
         return g + self._towards(not reverse).before(jnp.zeros_like(mu[0]), mu)
 
-    def _starting_from(self, blocks: Blocks, b: Array, initial: Array, reverse: bool) -> Array:
-        """``b`` of a shard that starts from ``initial``, for a solver that starts from zero."""
-        along, is_first = Along(reverse=reverse), self._towards(reverse).rank == 0
-        # The first block of the chain is ignored, even if it is NaN.
-        start = along.first(blocks, 1)
-        start = _select(is_first, jax.tree.map(jnp.zeros_like, start), start)
-        return along.join(along.first(b, 1) + start.apply(initial), along.last(b, len(b) - 1))
-
-    def _state_before(self, blocks: Blocks, b: Array, axis: DeviceAxis, reverse: bool) -> Array:
-        """The state before this shard: ``[1, *batch, w]``."""
-        arrays, vectors, restore = blocks.to_struct_of_arrays(b)
-        found = _composed(arrays, vectors, Along(arrays.axis, reverse))
-        distance = 1
-        while distance < self.chain_axis.size:
-            (earlier, earlier_offset), (own, own_offset) = axis.shift(found, distance), found
-            composed = (own.compose(earlier), own.apply(earlier_offset) + own_offset)
-            found = _select(axis.rank >= distance, composed, found)
-            distance *= 2
-        return restore(axis.shift(found[1]))
-
     def _towards(self, reverse: bool) -> DeviceAxis:
         return self.chain_axis.reversed if reverse else self.chain_axis
-
-
-def _select(condition: Any, chosen: Any, otherwise: Any) -> Any:
-    """Leaf by leaf, ``chosen`` if the scalar ``condition`` is true, else ``otherwise``."""
-    return jax.tree.map(
-        lambda yes, no: lax.select(lax.full(yes.shape, condition), yes, no), chosen, otherwise
-    )
-
-
-def _composed(blocks: Blocks, b: Array, along: Along) -> tuple[Blocks, Array]:
-    """The composition ``(T, v)`` of all steps, as blocks and a vector of one step."""
-    while (length := along.length(b)) > 1:
-        rest = along.last((blocks, b), 1)
-        (early, early_b), (late, late_b) = along.halves(
-            along.first((blocks, b), length - length % 2)
-        )
-        blocks, b = late.compose(early), late.apply(early_b) + late_b
-        if length % 2:
-            blocks = jax.tree.map(along.join, blocks, rest[0])
-            b = along.join(b, rest[1])
-    return blocks, b

@@ -24,10 +24,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.axis import LOCAL, ChainAxis
+from deeppcr.axis import LOCAL, ChainAxis, DeviceAxis
 from deeppcr.checks import check_flag
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
+from deeppcr.linear.shards import compose, starting_from, state_before
 from deeppcr.linear.step_by_step import (
     solve_in_one_kernel,
     solve_step_by_step,
@@ -76,6 +77,14 @@ class LinearSolver(ABC):
     @abstractmethod
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         """`solve_unguarded` for at least two steps, in float32 or better."""
+
+    def _solve_shard(self, blocks: Blocks, b: Array, reverse: bool, axis: DeviceAxis) -> Array:
+        """`_solve` of the whole chain on one of its shards, of which ``axis`` knows the others."""
+        arrays, vectors, restore = blocks.to_struct_of_arrays(b)
+        composed = compose(arrays, vectors, Along(arrays.axis, reverse))
+        initial = restore(state_before(composed, axis))
+        b = starting_from(initial, blocks, b, axis, reverse)
+        return self.solve_unguarded(blocks, b, reverse)
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         """The transpose of `_solve`."""

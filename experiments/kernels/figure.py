@@ -1,6 +1,7 @@
 """The pictures of `python -m experiments kernels`.
 
-Nodes and launches of every program, and the time that they take by the model of the device.
+Nodes and launches of every program on a GPU, the time that they take by the model of the device,
+and the cycles of every program on a TPU.
 """
 
 from collections.abc import Sequence
@@ -35,13 +36,19 @@ PANELS = {  # key, title, label
         "Time of launches, nodes and waits, as modelled{on} (left is better)",
         "time of launches, of nodes in graphs, and of waits of the host [ms]",
     ),
+    "cycles": (
+        "cycles",
+        "Cycles of a call as the compiler estimates them{on} (left is better)",
+        "estimated cycles",
+    ),
 }
 
 
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
     """A line for each case: launches, and the time that they take, by every program."""
-    return {topic: _lines(rows, *panel) for topic, panel in PANELS.items()} if rows else {}
+    found = {topic: [row for row in rows if panel[0] in row] for topic, panel in PANELS.items()}
+    return {topic: _lines(found[topic], *PANELS[topic]) for topic in PANELS if found[topic]}
 
 
 def _lines(rows: Sequence[Row], key: str, title: str, said: str) -> Any:
@@ -72,7 +79,9 @@ def _lines(rows: Sequence[Row], key: str, title: str, said: str) -> Any:
         axes.plot([], [], "s", color=color, label=name)
     axes.plot([], [], "o", color=BLUE, label="deeppcr, the best is named")
     axes.plot([], [], "o", color=SKY, label="deeppcr, others")
-    axes.plot([], [], "s", color="black", mfc="none", label="hollow: loops captured in CUDA graphs")
+    if any(row.get("captured") for row in rows):
+        label = "hollow: loops captured in CUDA graphs"
+        axes.plot([], [], "s", color="black", mfc="none", label=label)
     if key == "latency ms":
         axes.plot([], [], "x", color=BLUE, ms=4, label="predicted time of a program")
     low, high = axes.get_xlim()

@@ -5,6 +5,12 @@ its CUDA plugin, which needs no driver:
 
     pip install --no-deps jax-cuda13-plugin==<version of jax> jax-cuda13-pjrt==<the same>
 
+With ``--target "TPU v5e"`` it is compiled for a TPU, whose compiler estimates the cycles of what it
+makes. That takes the library of TPUs:
+
+    pip install --no-deps libtpu
+    JAX_PLATFORMS=cpu python -m experiments kernels --target "TPU v5e"
+
 Nothing is timed. Chains are solved on the device at hand, for their Newton iterations. Kernels of a
 narrow chain compute next to nothing, so the time of a program is that of its nodes, launches and
 waits; how long each of these takes is not counted here. A loop that is one kernel is one node, and
@@ -23,20 +29,19 @@ import deeppcr
 import depth
 from experiments.bench import command
 from experiments.bench.columns import LABELS
-from experiments.bench.costs import analyze, further, is_fallback, recurrences
+from experiments.bench.costs import analyze, further, is_fallback
 from experiments.bench.engine import Case, Variant
 from experiments.bench.programs import baselines
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.gradients import network as recurrent
 from experiments.kernels.figure import pictures
-from experiments.kernels.launches import read
 from experiments.kernels.targets import NAMES, Target, Unavailable, target
 from experiments.mlp import run as mlp
 
 TAKES = "3 min"
 COLUMNS = {
-    "target": "the GPU that programs are compiled for",
+    "target": "the device that programs are compiled for",
     **LABELS,
     "program": "what runs; sequential programs first; captured: with loops in CUDA graphs",
     "iterations": "Newton iterations",
@@ -47,12 +52,14 @@ COLUMNS = {
     "fewer launches": "launches of lax.scan / launches of this program",
     "waits": "how often the host waits for the device",
     "captured nodes": "nodes in graphs",
+    "cycles": "of a call on a TPU, as the compiler estimates them",
+    "fewer cycles": "cycles of lax.scan / cycles of this program",
+    "cycles a trip": "cycles of a trip of the longest loop",
     "latency ms": "launches, nodes of graphs, waits, and steps of a fused loop, as modelled, in ms",
     "latency speedup": "the same of lax.scan / of this program",
     "predicted ms": "time of a call as depth predicts it without compiling, in milliseconds",
     "log2 of it": "log2(predicted ms / latency ms)",
 }
-OPTIONS = {"": {}, ", captured": deeppcr.compiler_options("cuda")}  # of the compiler
 WIDTHS, QUICK_WIDTHS = (2, 4, 8, 16), (8,)
 LENGTH, STEPS = 1024, 100_000
 BATCH = 16  # of a training step
@@ -93,41 +100,31 @@ def sampler() -> Case:
 
 
 def rows(case: Case, target: Target) -> Iterator[Row]:
-    """A row for each program of a case, with each of `OPTIONS`."""
+    """A row for each program of a case, with each of the options of the target."""
     device = depth.devices[target.name]
     first: Row = {}
     for name, given in {**case.baselines, **case.variants}.items():
         variant = given if isinstance(given, Variant) else Variant(given)
-        # "auto" may be another program on the GPU, with other iterations.
+        # "auto" may be another program on the target, with other iterations.
         if name == "auto" or variant.options:
             continue
         iterations = _iterations(variant, case.arguments[0])
         PROGRESS.say(f"lowering {name}")
         lowered, cost = program(variant, case.arguments[0], iterations, target)
-        for said, options in OPTIONS.items():
+        for said, options in target.options.items():
             PROGRESS.say(f"compiling {name}{said}")
-            found = read(target.compile(lowered, options))
-            with target.chosen():
-                total = found.total(partial(_trips, iterations))
-            predicted = depth.predict(cost, device.captured() if options else device)
-            latency = device.call_latency + total.launches * device.kernel_latency
-            latency += total.captured * (device.node_latency or 0.0)
-            latency += total.waits * device.trip_latency
-            latency += sum(loop.waits for loop in recurrences(cost)) * (
-                device.operation_latency or 0
-            )
             row = {**case.labels, "program": name + said, "sequential": name in case.baselines}
             row |= {"captured": bool(options)}
             row |= {} if iterations is None else {"iterations": iterations}
-            row |= {"nodes": total.nodes, "captured nodes": total.captured}
-            row |= {"launches": total.launches, "waits": total.waits}
-            row |= {"a trip": found.trip(lambda loop: not is_fallback(loop))}
-            row["latency ms"] = 1e3 * latency
+            row |= target.count(lowered, options, cost, partial(_trips, iterations))
             first = first or row
-            row |= {f"fewer {key}": first[key] / row[key] for key in ("nodes", "launches")}
-            row["latency speedup"] = first["latency ms"] / row["latency ms"]
-            row |= {"depth": cost.depth, "predicted ms": 1e3 * predicted}
-            yield row | {"log2 of it": math.log2(predicted / latency)}
+            row |= {f"fewer {key}": first[key] / row[key] for key in target.ratios}
+            predicted = 1e3 * depth.predict(cost, device.captured() if options else device)
+            row |= {"depth": cost.depth, "predicted ms": predicted}
+            if "latency ms" in row:
+                row["latency speedup"] = first["latency ms"] / row["latency ms"]
+                row["log2 of it"] = math.log2(predicted / row["latency ms"])
+            yield row
 
 
 def program(
@@ -166,7 +163,7 @@ def _trips(iterations: int | None, name: str) -> int:
 def main(argv: list[str]) -> None:
     """Compile the programs, and count what they launch."""
     arguments = command.parser("kernels", __doc__)
-    what = "the GPU to compile for (%(default)s)"
+    what = "the device to compile for (%(default)s)"
     arguments.add_argument("--target", choices=[*NAMES], default="H200", help=what)
     options = arguments.parse_args(argv)
     try:

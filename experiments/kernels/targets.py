@@ -1,24 +1,42 @@
-"""GPUs to compile for, without having one: XLA needs only a description of the GPU."""
+"""Devices to compile for, without having one.
+
+For a GPU, XLA needs only a description of it. For a TPU, the library of TPUs has all of them.
+"""
 
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from jax.experimental import topologies
 
+import deeppcr
+import depth
 from deeppcr.platforms import compiled_for
+from experiments.bench.costs import is_fallback, recurrences
+from experiments.bench.table import Row
+from experiments.kernels import cycles, launches
 from experiments.kernels.launches import Dump
 
 # Checks of the driver and libraries, which compilation does not need; read when jax starts.
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+# What a TPU's library asks the machine that has the TPU, for four chips. Several processes may load
+# it, since none of them uses a TPU.
+ON_NO_TPU = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
 
 PLUGIN = """pip install --no-deps jax-cuda13-plugin=={0} jax-cuda13-pjrt=={0}"""
+TPU_LIBRARY = "pip install --no-deps libtpu, and set JAX_PLATFORMS=cpu"
 # Figures of NVIDIA's data sheets and programming guide for compute capability 9.0, as XLA reads
 # them; and the versions without which it captures neither loops nor library calls in CUDA graphs.
 H200 = """
@@ -37,7 +55,9 @@ platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 patch: 0 }
 device_description_str: "NVIDIA H200"
 """
-NAMES = {"H200": H200}
+GPUS = {"H200": H200}
+TPUS = {"TPU v5e": "v5e:2x2"}
+NAMES = (*GPUS, *TPUS)
 # What XLA dumps: the thunks, after the passes that form graphs if these have changed any.
 DUMPED = (
     ("thunk_sequence_after_thunk_passes.txt", "thunk_sequence.txt"),
@@ -50,24 +70,47 @@ class Unavailable(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
-    """A GPU to compile for.
+class Target(ABC):
+    """A device to compile for.
 
     Attributes:
         name: what `depth.devices` calls it.
-        device: what jax compiles for.
+        devices: what jax compiles for: the first of them, or a mesh of several.
+        platform: what jax calls its kind.
+        options: of the compiler, by what is said of a program compiled with them.
+        ratios: the columns of which the rows have the ratio to those of `jax.lax.scan`.
     """
 
     name: str
-    device: Any
+    devices: Any
+    platform: ClassVar[str]
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
+    ratios: ClassVar[tuple[str, ...]]
 
     def chosen(self) -> AbstractContextManager[None]:
         """Programs that are traced in here are those for this device."""
-        return compiled_for("cuda")
+        return compiled_for(self.platform)
+
+    @abstractmethod
+    def count(
+        self,
+        lowered: jax.stages.Lowered,
+        options: Mapping[str, Any],
+        cost: depth.Cost,
+        trips: Callable[[str], int],
+    ) -> Row:
+        """The columns of a program that hold what is counted in it once it is compiled.
+
+        Args:
+            lowered: the program, from `lower`.
+            options: of the compiler.
+            cost: of the program.
+            trips: maps the name of a loop whose end depends on data to its number of trips.
+        """
 
     def lower(self, f: Callable[..., Any], *arguments: Any) -> jax.stages.Lowered:
         """The program of ``f`` before it is compiled, for arguments of these shapes and dtypes."""
-        mesh = jax.sharding.Mesh(np.array([self.device]), ("device",))
+        mesh = jax.sharding.Mesh(np.array(self.devices[:1]), ("device",))
         here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
         def shape(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -78,6 +121,18 @@ class Target:
 
         with self.chosen():
             return jax.jit(program).lower(*jax.tree.map(shape, arguments))
+
+
+@dataclass(frozen=True)
+class Gpu(Target):
+    """A GPU, of which nodes, launches and waits are counted."""
+
+    platform: ClassVar[str] = "cuda"
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "": {},
+        ", captured": deeppcr.compiler_options("cuda"),
+    }
+    ratios: ClassVar[tuple[str, ...]] = ("nodes", "launches")
 
     def compile(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> Dump:
         """The compiled program, with these options of the compiler."""
@@ -91,6 +146,51 @@ class Target:
                 compiled = lowered.compile(compiler_options=given)
             return Dump(compiled.as_text() or "", *(_dumped(folder, *names) for names in DUMPED))
 
+    def count(
+        self,
+        lowered: jax.stages.Lowered,
+        options: Mapping[str, Any],
+        cost: depth.Cost,
+        trips: Callable[[str], int],
+    ) -> Row:
+        """See `Target`; and the time of what is counted, as modelled."""
+        device, found = depth.devices[self.name], launches.read(self.compile(lowered, options))
+        with self.chosen():
+            total = found.total(trips)
+        latency = device.call_latency + total.launches * device.kernel_latency
+        latency += total.captured * (device.node_latency or 0.0)
+        latency += total.waits * device.trip_latency
+        latency += sum(loop.waits for loop in recurrences(cost)) * (device.operation_latency or 0)
+        row: Row = {"nodes": total.nodes, "captured nodes": total.captured}
+        row |= {"launches": total.launches, "waits": total.waits}
+        row |= {"a trip": found.trip(lambda loop: not is_fallback(loop))}
+        return row | {"latency ms": 1e3 * latency}
+
+
+@dataclass(frozen=True)
+class Tpu(Target):
+    """A TPU, of which cycles are counted as the compiler estimates them."""
+
+    platform: ClassVar[str] = "tpu"
+    ratios: ClassVar[tuple[str, ...]] = ("cycles",)
+
+    def compile(self, lowered: jax.stages.Lowered) -> cycles.Program:
+        """The compiled program."""
+        return cycles.read(lowered.compile().as_text() or "")
+
+    def count(
+        self,
+        lowered: jax.stages.Lowered,
+        options: Mapping[str, Any],
+        cost: depth.Cost,
+        trips: Callable[[str], int],
+    ) -> Row:
+        """See `Target`."""
+        found = self.compile(lowered)
+        with self.chosen():
+            total = found.total(trips, is_fallback)
+        return {"cycles": total, "cycles a trip": found.trip(lambda loop: not is_fallback(loop))}
+
 
 def _dumped(folder: str, *endings: str) -> str:
     """The newest file of the first of these endings that there is."""
@@ -101,18 +201,36 @@ def _dumped(folder: str, *endings: str) -> str:
 
 
 def target(name: str) -> Target:
-    """The target of that name; without a driver, jax's plugin for CUDA is enough.
+    """The target of that name, one of `NAMES`.
+
+    Without a driver, jax's plugin for CUDA is enough; without a TPU, the library of TPUs is.
 
     Raises:
-        Unavailable: there is no such plugin.
+        Unavailable: there is no such plugin or library.
     """
+    return _tpu(name) if name in TPUS else _gpu(name)
+
+
+def _gpu(name: str) -> Gpu:
     try:
-        found = topologies.get_topology_desc(
-            "", "cuda", target_config=NAMES[name], topology="1x1x1"
-        )
+        found = topologies.get_topology_desc("", "cuda", target_config=GPUS[name], topology="1x1x1")
     except NotImplementedError:
         how = PLUGIN.format(jax.__version__)
         raise Unavailable(
             f"jax has no plugin for CUDA here, which compiles for an {name}: {how}"
         ) from None
-    return Target(name, found.devices[0])
+    return Gpu(name, found.devices)
+
+
+def _tpu(name: str) -> Tpu:
+    if jax.default_backend() != "tpu":
+        for variable, value in ON_NO_TPU.items():
+            os.environ.setdefault(variable, value)
+    try:
+        found = topologies.get_topology_desc(TPUS[name], "tpu")
+    except RuntimeError as error:  # jax's own say what is wrong with the library
+        raise Unavailable(
+            f"jax has no library of TPUs here, which compiles for a {name}: {TPU_LIBRARY}. "
+            f"jax says: {error}"
+        ) from None
+    return Tpu(name, found.devices)

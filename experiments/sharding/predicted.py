@@ -7,7 +7,7 @@ By Newton's method it takes
 where T is the step of one device with L/P layers, k Newton iterations and one adjoint, and S(., P)
 is what one of P devices computes of a linear recurrence, all as `depth.predict` says of the
 programs themselves. Messages are those of
-`deeppcr.linear.sharded`: log2(P) times a block and a vector for each sample of the batch, then a
+`deeppcr.linear.shards`: log2(P) times a block and a vector for each sample of the batch, then a
 vector; a test of convergence is a state from the neighbour and two numbers of all devices. Where
 the layers are run one by one, device after device, and only the adjoint is solved in parallel, it
 takes

@@ -1,12 +1,15 @@
-"""Nodes, launches and waits are counted as XLA's dump of a compiled program has them."""
+"""Nodes, launches, waits and cycles are counted as compiled programs have them."""
+
+import dataclasses
 
 import pytest
 
 from deeppcr.loops import FALLBACK
 from experiments.bench import plots
+from experiments.bench.costs import is_fallback
+from experiments.kernels import cycles, targets
 from experiments.kernels import figure as kernels_figure
 from experiments.kernels import run as kernels
-from experiments.kernels import targets
 from experiments.kernels.launches import Dump, Total, read
 
 TEXT = """HloModule jit_f, is_scheduled=true
@@ -101,16 +104,82 @@ def test_without_the_plugin_a_line_says_what_to_install(monkeypatch):
         kernels.main(["--quick"])
 
 
+ON_TPU = """HloModule jit_f, is_scheduled=true
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %sum = f32[]{:T(128)} add(%x, %y)
+}
+
+%counted.body (p: (s32[], f32[4096,1])) -> (s32[], f32[4096,1]) {
+  %x = f32[4096,1]{0,1:T(1,128)} fusion(%p), calls=%add, backend_config={"estimated_cycles":"50"}
+  %tuple = (s32[], f32[4096,1]{1,0:T(8,128)}) tuple(%x)
+}
+
+%counted.condition (p: (s32[], f32[4096,1])) -> pred[] {
+  %end = s32[]{:T(128)} constant(10)
+  ROOT %lt = pred[]{:T(512)} compare(%get-tuple-element, %end), direction=LT
+}
+
+%open.body (p: (s32[], f32[4096,1])) -> (s32[], f32[4096,1]) {
+  %x = f32[4096,1]{1,0:T(8,128)} fusion(%p), calls=%add, backend_config={"estimated_cycles":"700"}
+}
+
+%open.condition (p: (s32[], f32[4096,1])) -> pred[] {
+  %less = pred[]{:T(512)} fusion(%p), calls=%add, backend_config={"estimated_cycles":"3"}
+  ROOT %and = pred[]{:T(512)} and(%less, %less)
+}
+
+%no (p: f32[]) -> f32[] {
+  ROOT %x = f32[]{:T(128)} fusion(%p), calls=%add, backend_config={"estimated_cycles":"5"}
+}
+
+%yes (p: f32[]) -> f32[] {
+  ROOT %x = f32[]{:T(128)} fusion(%p), calls=%add, backend_config={"estimated_cycles":"20"}
+}
+
+ENTRY %main (x: f32[4096,1]) -> f32[4096,1] {
+  %x = f32[4096,1]{1,0:T(8,128)} fusion(%p), calls=%add, backend_config={"estimated_cycles":"1"}
+  %known = (s32[], f32[4096,1]{1,0}) while(%x), condition=%counted.condition, body=%counted.body
+  %open = (s32[], f32[4096,1]{1,0}) while(%x), condition=%open.condition, body=%open.body, OPEN
+  %rare = (s32[], f32[4096,1]{1,0}) while(%x), condition=%open.condition, body=%open.body, RARE
+  %either = f32[] conditional(%p, %x, %x), branch_computations={%no, %yes}
+}
+"""
+for scope, name in (("OPEN", "newton iteration"), ("RARE", FALLBACK)):
+    ON_TPU = ON_TPU.replace(scope, f'metadata={{op_name="jit(f)/{name}/while"}}')
+
+
+def test_the_cycles_of_a_call():
+    found = cycles.read(ON_TPU)
+    assert found.total(lambda _: 4, is_fallback) == 1 + 10 * 50 + (4 * 700 + 5 * 3) + 20
+    assert found.total(lambda _: 4, lambda _: False) == found.total(lambda _: 4, is_fallback) + 2815
+    assert found.trip(lambda name: not is_fallback(name)) == 700
+    # The entry is no loop, and the axis of 4096 is the innermost one in the first of them.
+    assert [line.split()[0] for line in found.sparse(1024)] == ["%x"]
+    with pytest.raises(ValueError, match="estimated cycles"):
+        cycles.read(TEXT)
+
+
 def cases():
     """The quick ones."""
     return [make() for make in kernels.makers(quick=True)]
 
 
-class Recorded(targets.Target):
-    """A target that compiles to thunks known beforehand."""
+class Recorded(targets.Gpu):
+    """A GPU, for which all is compiled to thunks known beforehand."""
 
     def compile(self, lowered, options):
         return Dump(TEXT, IN_A_GRAPH if options else BY_THE_HOST, METADATA)
+
+    def lower(self, f, *arguments):
+        return None
+
+
+class RecordedTpu(targets.Tpu):
+    """A TPU, for which all is compiled to the same text."""
+
+    def compile(self, lowered):
+        return cycles.read(ON_TPU)
 
     def lower(self, f, *arguments):
         return None
@@ -134,6 +203,17 @@ def test_rows_say_what_is_launched_and_what_that_takes():
     assert newton["predicted ms"] < rows["lax.scan"]["predicted ms"]
 
 
+def test_rows_say_how_many_cycles_a_call_takes():
+    (case,) = [case for case in cases() if case.labels["direction"] == "forward"]
+    newtons = dataclasses.replace(case, baselines={})
+    (newton,) = kernels.rows(newtons, RecordedTpu("TPU v5e", None))
+    # Three of its iterations have a loop of their own.
+    trips = newton["iterations"] - 3
+    assert newton["cycles"] == 1 + 10 * 50 + (trips * 700 + (trips + 1) * 3) + 20
+    assert newton["cycles a trip"] == 700
+    assert "nodes" not in newton
+
+
 def test_the_figure_has_a_line_for_every_case(tmp_path):
     case = {
         "kind": "tanh",
@@ -149,6 +229,10 @@ def test_the_figure_has_a_line_for_every_case(tmp_path):
     rows += [
         row | {"program": f"{row['program']}, captured", "captured": True, "launches": 1}
         for row in rows
+    ]
+    rows += [
+        {key: case[key] for key in ("kind", "L", "w", "direction")}
+        | {"program": "lax.scan", "sequential": True, "cycles": 7_000_000, "target": "TPU v5e"}
     ]
     rows += [rows[0] | {"kind": None, "data": "digits", "direction": "training step"}]
     assert kernels_figure.named(rows[1]) == "tanh, L = 1,024, w = 8, forward"

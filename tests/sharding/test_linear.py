@@ -64,13 +64,14 @@ def test_other_meshes(solver):
     assert_solves("matrices", 13, reverse=True, solver=solver)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_the_first_block_is_never_looked_at(reverse):
+@pytest.mark.parametrize(("reverse", "inside"), [(False, "auto"), (True, "auto"), (False, "pcr")])
+def test_the_first_block_is_never_looked_at(reverse, inside):
     blocks, b = problem("matrices", 16, (), 2)
     first = -1 if reverse else 0
     spoilt = blocks.matrix.at[first].set(jnp.nan)
+    solver = Sharded(ALL, "chain", inside=inside)
     close(
-        run(partial(solve, reverse=reverse), spoilt, b),
+        run(partial(solve, reverse=reverse, solver=solver), spoilt, b),
         loop(blocks.matrix.at[first].set(0), b, reverse),
     )
 

@@ -1,0 +1,127 @@
+"""The cycles of a program compiled for a TPU, as the compiler estimates them.
+
+The compiled text has ``estimated_cycles`` for most instructions that compute. The body of a loop is
+counted as often as it runs. The compiler has no estimate for messages between devices and for some
+slices and copies; they count nothing here.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')
+_LOOP = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
+_BRANCHES = re.compile(r" conditional\(.*?branch_computations=\{([^}]*)\}")
+_CALL = re.compile(r" call\(.*to_apply=%?([\w.\-]+)")
+_SCOPES = re.compile(r'op_name="([^"]*)"')
+_CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
+_LESS = re.compile(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT")
+_LAID_OUT = re.compile(r" = \w+\[([\d,]+)\]\{([\d,]+):")
+
+LANES = 128  # of a vector register: neighbours along the innermost axis
+
+
+@dataclass(frozen=True)
+class Program:
+    """The instructions of each computation of a compiled program.
+
+    Attributes:
+        computations: their lines, by name.
+        entry: the name of the one that runs.
+    """
+
+    computations: dict[str, list[str]]
+    entry: str
+
+    def total(self, trips: Callable[[str], int], without: Callable[[str], bool]) -> int:
+        """The cycles of a call.
+
+        Args:
+            trips: maps the name of a loop of unknown length to its number of trips.
+            without: whether a loop of that name does not run.
+        """
+        return self._cycles(self.entry, trips, without)
+
+    def trip(self, counts: Callable[[str], bool]) -> int:
+        """Cycles in the body of the loop with the most, of those whose name ``counts``."""
+        found = [0]
+        for lines in self.computations.values():
+            for line in lines:
+                if (loop := _LOOP.search(line)) and counts(_name(line)):
+                    found.append(self._cycles(loop[2], lambda _: 0, lambda _: False))
+        return max(found)
+
+    def sparse(self, size: int) -> list[str]:
+        """Arrays of at least ``size`` entries in loops, with one entry in each row of lanes."""
+        bodies = {loop[2] for lines in self.computations.values() for loop in _loops(lines)}
+        return [
+            line
+            for name in bodies
+            for line in self.computations[name]
+            if (found := _LAID_OUT.search(line)) and _is_sparse(found[1], found[2], size)
+        ]
+
+    def _cycles(
+        self, name: str, trips: Callable[[str], int], without: Callable[[str], bool]
+    ) -> int:
+        total = 0
+        for line in self.computations[name]:
+            if loop := _LOOP.search(line):
+                if without(_name(line)):
+                    continue
+                counted = self._counted(loop[1])
+                times = trips(_name(line)) if counted is None else counted
+                total += times * self._cycles(loop[2], trips, without)
+                total += (times + 1) * self._cycles(loop[1], trips, without)
+            elif branches := _BRANCHES.search(line):
+                names = [branch.strip().lstrip("%") for branch in branches[1].split(",")]
+                total += max(self._cycles(branch, trips, without) for branch in names)
+            elif call := _CALL.search(line):
+                total += self._cycles(call[1], trips, without)
+            else:
+                total += sum(map(int, _ESTIMATE.findall(line)))
+        return total
+
+    def _counted(self, condition: str) -> int | None:
+        """The trips of a loop that counts from 0 to a constant; None if its end depends on data."""
+        lines = self.computations[condition]
+        constants = {found[1]: found[2] for line in lines if (found := _CONSTANT.search(line))}
+        end = next((found[1] for line in lines if (found := _LESS.search(line))), None)
+        return int(constants[end]) if end in constants else None
+
+
+def read(text: str) -> Program:
+    """The computations of ``jax.jit(f).lower(...).compile().as_text()``.
+
+    Raises:
+        ValueError: there is no computation that runs, or no estimate.
+    """
+    computations: dict[str, list[str]] = {}
+    entry, current = "", []
+    for line in text.splitlines():
+        if found := _COMPUTATION.match(line):
+            current = computations.setdefault(found[2], [])
+            entry = found[2] if found[1] else entry
+        else:
+            current.append(line)
+    if not entry or not _ESTIMATE.search(text):
+        raise ValueError("expected a program compiled for a TPU, with estimated cycles.")
+    return Program(computations, entry)
+
+
+def _loops(lines: list[str]) -> list[re.Match[str]]:
+    return [found for line in lines if (found := _LOOP.search(line))]
+
+
+def _name(line: str) -> str:
+    """The scopes in which jax has traced a loop."""
+    scopes = _SCOPES.search(line)
+    return scopes[1] if scopes else ""
+
+
+def _is_sparse(shape: str, minor_to_major: str, size: int) -> bool:
+    """Whether an array fills one lane of `LANES`, although one of its axes would fill them."""
+    sizes = [int(number) for number in shape.split(",")]
+    innermost = sizes[int(minor_to_major.split(",")[0])]
+    return innermost == 1 and max(sizes) >= max(size, LANES)

@@ -1,0 +1,52 @@
+"""A sharded chain, compiled for TPUs that are not there, where jax has the library of TPUs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import deeppcr
+from deeppcr.axis import ChainSharding
+from deeppcr.loops import ITERATION
+from experiments.bench.costs import in_scope
+from experiments.kernels import cycles
+from experiments.kernels.targets import Unavailable, target
+from tests.fused.test_kernel import gru
+
+LENGTH = 1 << 14
+
+
+@pytest.fixture(scope="module")
+def tpu():
+    try:
+        return target("TPU v5e")
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+def iteration(tpu, count):
+    """The compiled solve of a GRU on ``count`` devices, and the cycles of its iteration."""
+    mesh = jax.sharding.Mesh(np.array(tpu.devices[:count]), ("chain",))
+    sharding = ChainSharding(mesh=mesh, mesh_axis="chain") if count > 1 else None
+
+    def solve(inputs, start):
+        chain = dataclasses.replace(deeppcr.Chain(gru(1), inputs), sharding=sharding)
+        return deeppcr.solve(chain, start, method="newton").trajectory
+
+    def shape(spec, *sizes):
+        return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=NamedSharding(mesh, spec))
+
+    with tpu.chosen():
+        lowered = jax.jit(solve).lower(shape(P("chain"), LENGTH, 2), shape(P(), 1))
+    program = cycles.read(lowered.compile().as_text())
+    return program, program.trip(lambda name: in_scope(name, ITERATION))
+
+
+def test_the_chain_lies_on_the_lanes_and_a_shard_takes_less_than_the_chain(tpu):
+    whole, shard = (iteration(tpu, count) for count in (1, 4))
+    assert shard[0].sparse(LENGTH // 8) == []
+    assert 0 < shard[1] < whole[1]
