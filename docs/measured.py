@@ -639,8 +639,8 @@ def _fewest(rows: Rows, key: str) -> list[Row]:
             "fewest of a loop": (least := min(row[key] for row in loops)),
             "fewest in parallel": ours[key],
             "by": ours["program"],
-            "fewer than lax.scan": round(loops[0][key] / ours[key]),
-            "fewer than the loop": round(least / ours[key]),
+            "fewer than lax.scan": loops[0][key] / ours[key],
+            "fewer than the loop": least / ours[key],
         }
         for target, title, loops, ours, *_ in _kernels(rows, key)
     ]

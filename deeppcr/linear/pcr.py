@@ -18,8 +18,9 @@ NeurIPS 2023.
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from functools import partial
-from typing import Self, TypeVar
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +33,6 @@ from deeppcr.linear.blocks.matrices import StructOfArrays
 from deeppcr.linear.shards import select, state_before
 from deeppcr.linear.solver import LinearSolver
 from deeppcr.platforms import platform
-
-E = TypeVar("E", bound="Equations")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +54,10 @@ class ParallelCyclicReduction(LinearSolver):
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         blocks, b, restore = blocks.to_struct_of_arrays(b)
         along = Along(blocks.axis, reverse)
-        return restore(_reduced(_equations(blocks, b, along), along, along.length(b)).offsets)
+        equations = _equations(blocks, b, along)
+        for distance in _distances(along.length(b)):
+            equations = equations.reduce(along, distance)
+        return restore(equations.offsets)
 
     def _solve_shard(self, blocks: Blocks, b: Array, reverse: bool, axis: DeviceAxis) -> Array:
         arrays, vectors, restore = blocks.to_struct_of_arrays(b)
@@ -64,21 +66,21 @@ class ParallelCyclicReduction(LinearSolver):
         # The last equation, in terms of the state before the shard, is the composition of its
         # steps. So one pass of rounds has it, and the solution but for that state.
         along = Along(arrays.axis, reverse)
-        start = Prefixes(jnp.concatenate([arrays.matrix, vectors], axis=1))
-        prefixes = _reduced(start, along, len(b))
+        prefixes = Prefixes(jnp.concatenate([arrays.matrix, vectors], axis=1))
+        for distance in _distances(len(b)):
+            prefixes = prefixes.reduce(along, distance)
         before = state_before(along.last((prefixes.blocks, prefixes.offsets), 1), axis)
         update = prefixes.blocks.apply(before)
         is_first = axis.rank == 0  # the first block of the chain is ignored, even if it is NaN
         return restore(prefixes.offsets + select(is_first, jnp.zeros_like(update), update))
 
 
-def _reduced(equations: E, along: Along, length: int) -> E:
-    """All equations, finished: they reach back beyond the start of the chain."""
+def _distances(length: int) -> Iterator[int]:
+    """The distance of all equations before each round."""
     distance = 1
     while distance < length:
-        equations = equations.reduce(along, distance)
+        yield distance
         distance *= 2
-    return equations
 
 
 class Equations(ABC):
@@ -139,6 +141,7 @@ class Augmented(Equations):
     """
 
     augmented: Array
+    keeps_blocks: ClassVar[bool] = False  # in the last round, too
 
     @property
     def offsets(self) -> Array:
@@ -152,13 +155,9 @@ class Augmented(Equations):
     def reduce(self, along: Along, distance: int) -> Self:
         earlier = along.shift(self.augmented, distance)
         is_last_round = 2 * distance >= along.length(self.augmented)
-        if is_last_round:  # the composed blocks are not needed
+        if is_last_round and not self.keeps_blocks:
             offsets = self.offsets + self.blocks.apply(earlier[:, -1:])
             return dataclasses.replace(self, augmented=offsets)
-        return self._after(earlier)
-
-    def _after(self, earlier: Array) -> Self:
-        """Every equation with that of ``earlier`` substituted into it."""
         only_offsets = jnp.pad(self.offsets, [(0, 0), (self.blocks.width, 0), (0, 0), (0, 0)])
         augmented = only_offsets + self.blocks.apply(earlier)
         if platform() == "cpu":
@@ -173,7 +172,9 @@ class Augmented(Equations):
 class Prefixes(Augmented):
     """Equations that reach back to the state before the first step at most, and keep its block."""
 
+    keeps_blocks: ClassVar[bool] = True
+
     def reduce(self, along: Along, distance: int) -> Self:
-        composed = self._after(along.shift(self.augmented, distance)).augmented
+        composed = super().reduce(along, distance).augmented
         is_finished = along.is_among_first(composed, distance)
         return dataclasses.replace(self, augmented=jnp.where(is_finished, self.augmented, composed))
