@@ -14,7 +14,6 @@ from deeppcr.fused import CannotFuse, FusedStep, fused_scan
 from deeppcr.platforms import platforms
 from deeppcr.progress import Progress, check_progress
 from deeppcr.ran import Ran
-from deeppcr.rewrites.small_products import write_out
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import Leaves
 from depth.jaxprs import Replacement
@@ -69,7 +68,9 @@ class Sequential:
 
     def solve(self, chain: TracedChain) -> Run:
         """All states, one after another."""
-        return _as_run(chain, *run_sequentially(chain, chain.initial, write_out, self.unroll))
+        return _as_run(
+            chain, *run_sequentially(chain, chain.initial, chain.step.in_loop, self.unroll)
+        )
 
 
 @dataclasses.dataclass(frozen=True)

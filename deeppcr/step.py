@@ -7,7 +7,7 @@ dependences are explicit and differentiable. `trace` converts the first into the
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -19,8 +19,9 @@ from deeppcr.effects import has_custom_vjp, has_users_rule, side_effects, why_fo
 from deeppcr.linearity import is_affine, nonlinear_rule
 from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.rewrites.patches import as_products, own_filters
+from deeppcr.rewrites.small_products import write_out
 from deeppcr.state import Leaves
-from depth.jaxprs import Program, Replacement, is_literal, is_reference
+from depth.jaxprs import Program, Replacement, is_literal, is_reference, moved_by
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,6 +126,14 @@ class Step:
     def at_once(self) -> Replacement | None:
         """The ``replace`` for programs that evaluate many steps at once, by `jax.vmap`."""
         return as_products(self._own_filters)
+
+    @cached_property
+    def in_loop(self) -> Replacement:
+        """The ``replace`` for programs that evaluate one step after another."""
+        program = self.evaluated
+        moved = moved_by(program, program.invars)
+        values = [*program.constvars, *(x for each in program.eqns for x in each.outvars)]
+        return partial(write_out, shared=frozenset(x for x in values if x not in moved))
 
     def __call__(
         self,

@@ -126,6 +126,17 @@ def live_equations(jaxpr: Any) -> list[Any]:
     return needed(jaxpr, (), jaxpr.outvars)
 
 
+def moved_by(
+    jaxpr: Any, given: Collection[Any], stays: Callable[[Any], bool] = lambda equation: False
+) -> set[Any]:
+    """The variables that depend on ``given`` ones, and the results of equations that ``stay``."""
+    moved = set(given)
+    for equation in jaxpr.eqns:
+        if stays(equation) or any(not is_literal(x) and x in moved for x in equation.invars):
+            moved.update(equation.outvars)
+    return moved
+
+
 Rule = Callable[[Any, list[Any]], Sequence[Any]]
 
 

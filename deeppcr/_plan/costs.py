@@ -30,7 +30,6 @@ from deeppcr.platforms import compiled_for
 from deeppcr.rewrites.small_products import (
     MOST_DIFFERENTIATED,
     has_small_products,
-    write_out,
     write_out_differentiated,
 )
 from deeppcr.sequential import fused_step, run_sequentially
@@ -164,7 +163,7 @@ class ChainCosts:
 
     @property
     def _replace(self) -> Replacement | None:
-        return write_out if self.on_cpu else None
+        return self.chain.step.in_loop if self.on_cpu else None
 
     @property
     def has_small_products(self) -> bool:

@@ -16,7 +16,7 @@ from deeppcr.rewrites.materialised import materialised, unknown_one
 from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.rewrites.small_products import is_small_product, write_out
 from deeppcr.state import Leaves
-from depth.jaxprs import Program, Replacement, entered, is_literal, needed
+from depth.jaxprs import Program, Replacement, entered, is_literal, moved_by, needed
 
 Values = Mapping[Any, Any]  # of variables
 
@@ -45,7 +45,7 @@ class TransposedSteps:
         each, lam = program.invars[:cut], program.invars[-len(states) :]
         shared = {x: value for x, value in known.items() if x not in {*each, *lam}}
 
-        edge, of_step = _edge(program, lam), _moved_by(program, each)
+        edge, of_step = _edge(program, lam), moved_by(program, each)
         same = [x for x in edge if x not in of_step]
         edge = [x for x in edge if x in of_step]
         shared |= dict(zip(same, _values(program, shared, same), strict=True))
@@ -60,7 +60,7 @@ class TransposedSteps:
         own = all_at_once(states, chain.inputs, list(shared.values()))
         fixed = [shared[x] for x in same]
         vector = [z[0] for z in states]
-        rest = _written_out(program, [*same, *edge], lam)
+        rest = _written_out(program, same, edge, lam)
         closed = jax.make_jaxpr(rest)([*fixed, *(y[0] for y in own)], vector)
         program, known = entered(closed, [*fixed, *own, *vector])
         given = program.invars[len(fixed) :]
@@ -91,19 +91,22 @@ def _program_of(chain: TracedChain, states: Leaves) -> tuple[Program, dict[Any, 
 
 
 def _written_out(
-    program: Program, variables: list[Any], lam: list[Any]
+    program: Program, same: list[Any], own: list[Any], lam: list[Any]
 ) -> Callable[[Leaves, Leaves], Leaves]:
-    """The results of a program from ``variables`` and ``lam`` on, with small products as sums."""
-    moved, one = _moved_by(program, lam), unknown_one()
+    """The results of a program from variables on, with small products as sums.
+
+    ``same``: variables that are the same in all steps; ``own``: those of a step.
+    """
+    moved, one = moved_by(program, lam), unknown_one()
 
     def replace(equation: Any, operands: list[Any]) -> list[Any] | None:
         if is_small_product(equation):
             both = zip(equation.invars, operands, strict=True)
             operands = [materialised(x, one) if atom in moved else x for atom, x in both]
-        return write_out(equation, operands)
+        return write_out(equation, operands, shared=same)
 
     def evaluated(values: Leaves, vector: Leaves) -> Leaves:
-        known = dict(zip([*variables, *lam], [*values, *vector], strict=True))
+        known = dict(zip([*same, *own, *lam], [*values, *vector], strict=True))
         return _values(program, known, program.outvars, replace)
 
     return evaluated
@@ -117,22 +120,11 @@ def _values(
     return evaluate(program._replace(eqns=equations), known, wanted, replace)
 
 
-def _moved_by(
-    program: Program, given: Collection[Any], stays: Callable[[Any], bool] = lambda equation: False
-) -> set[Any]:
-    """The variables that depend on ``given`` ones, and the results of equations that ``stay``."""
-    moved = set(given)
-    for equation in program.eqns:
-        if stays(equation) or any(not is_literal(x) and x in moved for x in equation.invars):
-            moved.update(equation.outvars)
-    return moved
-
-
 def _edge(
     program: Program, given: Collection[Any], stays: Callable[[Any], bool] = lambda equation: False
 ) -> list[Any]:
-    """The variables outside of `_moved_by` that an equation inside, or the result, reads."""
-    moved = _moved_by(program, given, stays)
+    """The variables outside of `moved_by` that an equation inside, or the result, reads."""
+    moved = moved_by(program, given, stays)
     read = [x for each in program.eqns if moved.intersection(each.outvars) for x in each.invars]
     atoms = (x for x in (*read, *program.outvars) if not is_literal(x))
     return [x for x in dict.fromkeys(atoms) if x not in moved]

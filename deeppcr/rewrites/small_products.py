@@ -10,6 +10,7 @@ the operations around it. Its sums are those of the product, in another order.
 # with a batch of 8; 0.9, 1.7, 1.0 alone. Beyond a few thousand multiplications the product wins.
 
 import math
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -27,24 +28,32 @@ MOST, TINY, SHORT = 4095, 128, 4
 # LLVM vectorises short rows of results only if they fill vectors of 8, and takes 4 times as long
 # for others (jax 0.10.2): up to so many multiplications the product still takes longer.
 ROW, VECTOR, MOST_SCALAR = 16, 8, 640
-# A sum of PIECE terms and more is cut: LLVM unrolls the loop over its terms too late to vectorise
-# the rows. A GRU of 16 units takes 0.15 to 0.4 of the time (jax 0.10.2).
+# A sum of PIECE terms and more is cut, if a factor is the same in all steps: LLVM unrolls the loop
+# over its terms too late to vectorise the rows. A GRU of 16 units takes 0.15 to 0.4 of the time;
+# with weights of their own, slices of slices, steps take 1.7 to 2.3 times (jax 0.10.2).
 PIECE = 16
 # Up to which a product is written out in a loop that jax differentiates: XLA computes the factors
 # of the sums in its derivative again for each of their terms.
 MOST_DIFFERENTIATED = 512
 
 
-def write_out(equation: Any, operands: list[Any], most: int = MOST) -> list[Any] | None:
+def write_out(
+    equation: Any,
+    operands: list[Any],
+    most: int = MOST,
+    shared: Collection[Any] = frozenset(),
+) -> list[Any] | None:
     """The results of an equation of a loop body that is or contains a small product; else None.
 
-    For `evaluate`. ``most``: the multiplications up to which a product is small.
+    For `evaluate`. ``most``: the multiplications up to which a product is small. ``shared``:
+    variables that are the same in all steps.
     """
     if platform() != "cpu":
         return None
     is_wanted = partial(is_small_product, most=most)
     if is_wanted(equation):
-        return [_written_out(equation, *operands)]
+        is_cut = any(not is_literal(atom) and atom in shared for atom in equation.invars)
+        return [_written_out(equation, *operands, piece=PIECE if is_cut else None)]
     run = partial(apply, replace=partial(write_out, most=most))
     return rewritten(equation, operands, run, is_wanted)
 
@@ -76,7 +85,7 @@ def _terms(equation: Any) -> int:
     return int(np.prod([equation.invars[0].aval.shape[axis] for axis in contracted], dtype=int))
 
 
-def _written_out(equation: Any, left: Array, right: Array) -> Array:
+def _written_out(equation: Any, left: Array, right: Array, *, piece: int | None) -> Array:
     (left_in, right_in), (left_batch, right_batch) = equation.params["dimension_numbers"]
     left_free = [axis for axis in range(left.ndim) if axis not in (*left_in, *left_batch)]
     right_free = [axis for axis in range(right.ndim) if axis not in (*right_in, *right_batch)]
@@ -99,9 +108,10 @@ def _written_out(equation: Any, left: Array, right: Array) -> Array:
         return left * right
 
     if terms * out.size <= TINY and terms <= SHORT:
-        pieces = [part(k, k + 1).squeeze(axis) for k in range(terms)]
+        at = partial(lax.index_in_dim, axis=axis, keepdims=False)
+        pieces = [at(a, k) * at(b, k) for k in range(terms)]
     else:
-        size = terms if terms < PIECE else min(PIECE, -(-terms // 2))
+        size = terms if piece is None or terms < piece else min(piece, -(-terms // 2))
         cuts = [(k, min(k + size, terms)) for k in range(0, terms, size)]
         pieces = [part(*cut).sum(axis=axis) for cut in cuts]
     total = sum(pieces[1:], pieces[0])

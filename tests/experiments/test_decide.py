@@ -35,7 +35,7 @@ ONCE = Effort(1, 0.0)
 
 
 def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
-    recurrent = zoo.Specimen("tanh", 8, 64, 1)
+    recurrent = zoo.Specimen("tanh", 8, 512, 1)
     monkeypatch.setattr(decide.zoo, "specimens", lambda number, seed: iter([recurrent]))
     monkeypatch.setattr(breakeven, "LENGTHS", (16,))
     monkeypatch.setattr(breakeven, "WIDTHS", (4,))
@@ -58,7 +58,7 @@ def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.Mon
             assert min(row["trace s"], row["compile s"]) > 0
             assert row["repeats"] == 1
     check_regret(parts[0])
-    assert parts[0][1]["predicted speedup"] > 1  # blocks
+    assert parts[0][1]["predicted speedup"] > 1  # backprop
     for row in parts[1]:
         assert all(row[name] > 0 for name in ("realised", "predicted, here", "predicted, H200"))
         assert row["over best loop"] <= row["over lax.scan"]
