@@ -13,7 +13,7 @@ from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import platform
 from deeppcr.state import Leaves, add
-from depth.jaxprs import equations
+from depth.jaxprs import inside
 
 
 @jax.tree_util.register_static
@@ -33,9 +33,7 @@ class Backpropagation:
         """See `AdjointSolver`: on a CPU the steps whose values fit into the cache, else all."""
         if platform() != "cpu":
             return chain.length
-        made = (atom.aval for each in equations(chain.step.jaxpr) for atom in each.outvars)
-        each = sum(math.prod(x.shape) * x.dtype.itemsize for x in made if hasattr(x, "dtype"))
-        return even_chunk(chain.length, steps_in_cache(chain, each))
+        return even_chunk(chain.length, steps_in_cache(chain, _bytes_of_results(chain.step.jaxpr)))
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""
@@ -75,3 +73,14 @@ class Backpropagation:
     def on_shard(self, axis: ChainAxis) -> "Backpropagation":
         """See `AdjointSolver`."""
         return self
+
+
+def _bytes_of_results(jaxpr: Any) -> int:
+    """Of all equations; of those in a loop, in every trip, since a derivative keeps them."""
+    total = 0
+    for equation in jaxpr.eqns:
+        made = (atom.aval for atom in equation.outvars if hasattr(atom.aval, "dtype"))
+        total += sum(math.prod(x.shape) * x.dtype.itemsize for x in made)
+        trips = equation.params["length"] if equation.primitive.name == "scan" else 1
+        total += trips * sum(map(_bytes_of_results, inside(equation)))
+    return total

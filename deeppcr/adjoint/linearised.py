@@ -42,7 +42,7 @@ class TransposedSteps:
         """Those of a chain at ``z_0 .. z_{L-1}``."""
         program, known = _program_of(chain, states)
         cut = len(states) + len(chain.inputs)
-        each, lam = program.invars[:cut], program.invars[-len(states) :]
+        each, lam = program.invars[:cut], program.invars[len(program.invars) - len(states) :]
         shared = {x: value for x, value in known.items() if x not in {*each, *lam}}
 
         edge, of_step = _edge(program, lam), moved_by(program, each)

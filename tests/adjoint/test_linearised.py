@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import deeppcr
+from deeppcr.adjoint.solver import CHUNK
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
 
@@ -148,3 +149,19 @@ def test_infinite_states_stay_where_they_are():
 
     found = [jax.jit(jax.grad(loss, 1), static_argnums=0)(scan, Z) for scan in (ours, jax.lax.scan)]
     assert_agree(*found)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="only CPUs linearise all steps at once")
+def test_memory_is_bounded_where_a_step_has_a_loop_inside():
+    trips, length = 200, 2000
+
+    def step(z, x):
+        return jax.lax.scan(lambda z, _: (jnp.sin(z + x), None), z, length=trips)[0], None
+
+    def loss(z, xs):
+        states = deeppcr.scan(step, z, xs, method="sequential", adjoint="backprop")[0]
+        return jnp.sum(states**2)
+
+    shapes = jax.ShapeDtypeStruct((N,), "float64"), jax.ShapeDtypeStruct((length, N), "float64")
+    found = jax.jit(jax.grad(loss, 1)).lower(*shapes).compile().memory_analysis()
+    assert found.temp_size_in_bytes < 4 * CHUNK  # not as if a step were one trip: 200 times as many
