@@ -39,7 +39,7 @@ PANELS = {  # key, title, label
     "cycles": (
         "cycles",
         "Cycles of a call as the compiler estimates them{on} (left is better)",
-        "estimated cycles",
+        "estimated time of a call [cycles]",
     ),
 }
 
