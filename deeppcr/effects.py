@@ -1,13 +1,20 @@
 """Side effects of programs, and derivative rules that are not jax's own."""
 
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from depth.jaxprs import bind, called, equations, interpret, is_reference, without_constants
+from depth.jaxprs import (
+    bind,
+    called,
+    equations,
+    has_side_effects,
+    interpret,
+    is_reference,
+    without_constants,
+)
 from depth.primitives import primitive
 
 # Functions of jax that bring derivative rules: these are the derivatives of the functions.
@@ -88,20 +95,12 @@ def side_effects(closed: Any) -> tuple[str, ...]:
 
     Communication between devices is not a side effect.
     """
-    if not _outward(closed.effects):
+    if not has_side_effects(closed):
         return ()
-    return tuple(
-        dict.fromkeys(_acting(e) for e in without_constants(closed).eqns if _outward(e.effects))
-    )
+    acting = filter(has_side_effects, without_constants(closed).eqns)
+    return tuple(dict.fromkeys(map(_acting, acting)))
 
 
 def _acting(equation: Any) -> str:
     refers = any(map(is_reference, (*equation.invars, *equation.outvars)))
     return "a mutable reference (jax.new_ref)" if refers else str(equation.primitive.name)
-
-
-def _outward(effects: Iterable[Any]) -> bool:
-    """Whether one of these effects is a side effect."""
-    return any(
-        type(effect).__name__ != "NamedAxisEffect" for effect in effects
-    )  # a class of jax that is not public

@@ -103,13 +103,22 @@ def _fits(equation: Any, jaxpr: Any) -> bool:
 # -- walking --------------------------------------------------------------------------------------
 
 
+def has_side_effects(program: Any) -> bool:
+    """Whether an equation or a closed program acts: on the outside, or on a mutable reference.
+
+    A sum over a named axis does not, though jax lists the axis among its effects.
+    """
+    names = (type(effect).__name__ for effect in program.effects)
+    return any(name != "NamedAxisEffect" for name in names)  # a class of jax that is not public
+
+
 def needed(
     jaxpr: Any,
     known: Collection[Any],
     wanted: Sequence[Any],
-    acts: Callable[[Any], Any] = lambda equation: equation.effects,
+    acts: Callable[[Any], Any] = has_side_effects,
 ) -> list[Any]:
-    """The equations from ``known`` variables to ``wanted`` ones, and those with effects."""
+    """The equations from ``known`` variables to ``wanted`` ones, and those that ``act``."""
     missing = {atom for atom in wanted if not is_literal(atom) and atom not in known}
     kept = []
     for equation in reversed(jaxpr.eqns):

@@ -43,9 +43,9 @@ BACKPROPAGATION = Backpropagation()
 ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of a function; one of the same name may be equal
 
 
-def shapes_of(chain: TracedChain, shards: int = 1) -> TracedChain:
-    """A chain of shapes, or one of ``shards`` equal shards of it, on one device."""
-    shapes, length = chain.abstract, chain.length // shards
+def shapes_of(chain: TracedChain, length: int) -> TracedChain:
+    """The shapes of ``length`` steps of a chain, on one device."""
+    shapes = chain.abstract
     inputs = [jax.ShapeDtypeStruct((length, *x.shape[1:]), x.dtype) for x in shapes.inputs]
     return dataclasses.replace(shapes, length=length, inputs=inputs, axis=LOCAL, offset=None)
 
@@ -68,7 +68,7 @@ class ChainCosts:
     @classmethod
     def of(cls, chain: TracedChain, shards: int = 1) -> "ChainCosts":
         """The costs of a chain, or of one of its equal shards on as many devices."""
-        return cls(shapes_of(chain, shards), shards)
+        return cls(shapes_of(chain, chain.length // shards), shards)
 
     def shared_by(self, shards: int) -> "ChainCosts":
         """The same chain in equal shards, on as many devices."""
@@ -83,7 +83,9 @@ class ChainCosts:
         length = self.chain.length
         if size >= length:
             return parts(self)
-        chunk: ChainCosts = self._once(("chunk", size), lambda: self._chunk(size))
+        chunk: ChainCosts = self._once(
+            ("chunk", size), lambda: dataclasses.replace(self, chain=shapes_of(self.chain, size))
+        )
         count = -(-length // size)
 
         def copy(arrays: Leaves) -> Leaves:
@@ -94,12 +96,6 @@ class ChainCosts:
         whole = [jax.ShapeDtypeStruct((count, *x.shape), x.dtype) for x in arrays]
         moved: Cost = self._once(("moved", size), lambda: self._read(copy, whole))
         return parts(chunk).repeat(count) + moved
-
-    def _chunk(self, size: int) -> "ChainCosts":
-        chain = self.chain
-        inputs = [jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for x in chain.inputs]
-        chunk = dataclasses.replace(chain, length=size, inputs=inputs)
-        return dataclasses.replace(self, chain=chunk)
 
     def on(self, cpu: bool) -> "ChainCosts":
         """The same chain on a CPU, or on an accelerator."""

@@ -1,7 +1,6 @@
 """Backpropagation: products of the step's derivative with a vector, one step after another."""
 
 import dataclasses
-import math
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import platform
 from deeppcr.state import Leaves, add
+from depth.counts import nbytes
 from depth.jaxprs import inside
 
 
@@ -79,8 +79,7 @@ def _bytes_of_results(jaxpr: Any) -> int:
     """Of all equations; of those in a loop, in every trip, since a derivative keeps them."""
     total = 0
     for equation in jaxpr.eqns:
-        made = (atom.aval for atom in equation.outvars if hasattr(atom.aval, "dtype"))
-        total += sum(math.prod(x.shape) * x.dtype.itemsize for x in made)
+        total += sum(map(nbytes, equation.outvars))
         trips = equation.params["length"] if equation.primitive.name == "scan" else 1
         total += trips * sum(map(_bytes_of_results, inside(equation)))
     return total

@@ -16,7 +16,8 @@ from deeppcr.rewrites.materialised import materialised, unknown_one
 from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.rewrites.small_products import is_small_product, write_out
 from deeppcr.state import Leaves
-from depth.jaxprs import Program, Replacement, entered, is_literal, moved_by, needed
+from depth.counts import size
+from depth.jaxprs import Program, entered, is_literal, moved_by
 
 Values = Mapping[Any, Any]  # of variables
 
@@ -43,36 +44,38 @@ class TransposedSteps:
         program, known = _program_of(chain, states)
         cut = len(states) + len(chain.inputs)
         each, lam = program.invars[:cut], program.invars[len(program.invars) - len(states) :]
-        shared = {x: value for x, value in known.items() if x not in {*each, *lam}}
+        captured = {x: value for x, value in known.items() if x not in {*each, *lam}}
 
+        # What the linear part reads, besides ``lam``: of a step, or the same in all.
         edge, of_step = _edge(program, lam), moved_by(program, each)
         same = [x for x in edge if x not in of_step]
-        edge = [x for x in edge if x in of_step]
-        shared |= dict(zip(same, _values(program, shared, same), strict=True))
+        differ = [x for x in edge if x in of_step]
+        fixed = evaluate(program, captured, same)
+        shared = captured | dict(zip(same, fixed, strict=True))
         replace = as_products(own_filters(program, shared))
 
         def linearise(states: Leaves, inputs: Leaves, values: Leaves) -> Leaves:
             here = dict(zip(shared, values, strict=True))
             here |= dict(zip(each, [*states, *inputs], strict=True))
-            return _values(program, here, edge, replace)
+            return evaluate(program, here, differ, replace)
 
         all_at_once = jax.vmap(linearise, in_axes=(0, 0, None))
         own = all_at_once(states, chain.inputs, list(shared.values()))
-        fixed = [shared[x] for x in same]
-        vector = [z[0] for z in states]
-        rest = _written_out(program, same, edge, lam)
-        closed = jax.make_jaxpr(rest)([*fixed, *(y[0] for y in own)], vector)
-        program, known = entered(closed, [*fixed, *own, *vector])
-        given = program.invars[len(fixed) :]
+
+        # The linear part, and what it makes of values that are the same in all steps alone.
+        one_step = [*fixed, *(y[0] for y in own)], [z[0] for z in states]
+        closed = jax.make_jaxpr(_written_out(program, same, differ, lam))(*one_step)
+        linear, known = entered(closed, [x for part in one_step for x in part])
+        given = linear.invars[len(fixed) :]
         shared = {x: value for x, value in known.items() if x not in given}
-        kept = _edge(program, given, _grows)
-        shared |= dict(zip(kept, _values(program, shared, kept), strict=True))
-        return cls(own, shared, given, program)
+        kept = _edge(linear, given, _grows)
+        shared |= dict(zip(kept, evaluate(linear, shared, kept), strict=True))
+        return cls(own, shared, given, linear)
 
     def __call__(self, own: Leaves, lam: Leaves) -> Leaves:
         """``(df/dz)^T lam`` of the step with these values."""
         known = {**self.shared, **dict(zip(self.variables, [*own, *lam], strict=True))}
-        return _values(self.program, known, self.program.outvars)
+        return evaluate(self.program, known, self.program.outvars)
 
 
 def _program_of(chain: TracedChain, states: Leaves) -> tuple[Program, dict[Any, Any]]:
@@ -107,17 +110,9 @@ def _written_out(
 
     def evaluated(values: Leaves, vector: Leaves) -> Leaves:
         known = dict(zip([*same, *own, *lam], [*values, *vector], strict=True))
-        return _values(program, known, program.outvars, replace)
+        return evaluate(program, known, program.outvars, replace)
 
     return evaluated
-
-
-def _values(
-    program: Program, known: Values, wanted: list[Any], replace: Replacement | None = None
-) -> Leaves:
-    """`evaluate`, without equations that only act: a sum over a named axis is one."""
-    equations = needed(program, known, wanted, lambda equation: False)
-    return evaluate(program._replace(eqns=equations), known, wanted, replace)
 
 
 def _edge(
@@ -132,8 +127,5 @@ def _edge(
 
 def _grows(equation: Any) -> bool:
     """Whether its results are larger than its operands: cheaper to compute again than to keep."""
-    before, after = (
-        sum(atom.aval.size for atom in atoms if not is_literal(atom))
-        for atoms in (equation.invars, equation.outvars)
-    )
-    return bool(after > before)
+    before = sum(size(atom) for atom in equation.invars if not is_literal(atom))
+    return sum(map(size, equation.outvars)) > before
