@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core.primitives import reduce_p
 
 from depth.jaxprs import bind, called, is_literal, without_constants
 from depth.primitives import primitive
@@ -100,9 +101,10 @@ class _Signature:
 
     def _parameters(self, equation: Any) -> Any:
         if primitive(equation).kind != "derivative rule" or (inner := called(equation)) is None:
-            parts = dict(equation.params)
-            parts.pop("computation", None)  # of `jax.lax.reduce`: its program is another parameter
-            return self.of(parts)
+            named = dict(equation.params)
+            if equation.primitive is reduce_p:
+                named.pop("computation")  # a function, whose program is another parameter
+            return self.of(named)
         # Its functions are new at every trace. The programs that jax derives from them are not.
         plain = {key: p for key, p in equation.params.items() if isinstance(p, bool | int | str)}
         rule = (self.of(plain), self.of(inner))
