@@ -8,8 +8,8 @@ import deeppcr
 from deeppcr import Newton
 from deeppcr.platforms import compiled_for
 from experiments.bench.programs import captured
-from experiments.kernels import targets
 from experiments.kernels.launches import read
+from tests.targets import target_or_skip
 
 
 def test_other_platforms_have_none():
@@ -30,10 +30,7 @@ def test_a_platform_that_is_none_is_refused(name):
 
 
 def test_a_gradient_by_newton_is_one_graph_without_waits():
-    try:
-        target = targets.target("H200")
-    except targets.Unavailable:
-        pytest.skip("no plugin for CUDA")
+    target = target_or_skip("H200")
 
     def loss(z0, xs):
         method = Newton(linearize="dense")

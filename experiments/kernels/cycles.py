@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from experiments.kernels.launches import scopes
+
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')
 _LOOP = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _BRANCHES = re.compile(r" conditional\(.*?branch_computations=\{([^}]*)\}")
 _CALL = re.compile(r" call\(.*to_apply=%?([\w.\-]+)")
-_SCOPES = re.compile(r'op_name="([^"]*)"')
 _CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 _LESS = re.compile(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT")
 _LAID_OUT = re.compile(r" = \w+\[([\d,]+)\]\{([\d,]+):")
@@ -45,12 +46,9 @@ class Program:
 
     def trip(self, counts: Callable[[str], bool]) -> int:
         """Cycles in the body of the loop with the most, of those whose name ``counts``."""
-        found = [0]
-        for lines in self.computations.values():
-            for line in lines:
-                if (loop := _LOOP.search(line)) and counts(_name(line)):
-                    found.append(self._cycles(loop[2], lambda _: 0, lambda _: False))
-        return max(found)
+        loops = (loop for lines in self.computations.values() for loop in _loops(lines))
+        bodies = (loop[2] for loop in loops if counts(scopes(loop.string)))
+        return max((self._cycles(name, lambda _: 0, lambda _: False) for name in bodies), default=0)
 
     def sparse(self, size: int) -> list[str]:
         """Arrays of at least ``size`` entries in loops, with one entry in each row of lanes."""
@@ -68,10 +66,10 @@ class Program:
         total = 0
         for line in self.computations[name]:
             if loop := _LOOP.search(line):
-                if without(_name(line)):
+                if without(scopes(line)):
                     continue
                 counted = self._counted(loop[1])
-                times = trips(_name(line)) if counted is None else counted
+                times = trips(scopes(line)) if counted is None else counted
                 total += times * self._cycles(loop[2], trips, without)
                 total += (times + 1) * self._cycles(loop[1], trips, without)
             elif branches := _BRANCHES.search(line):
@@ -112,12 +110,6 @@ def read(text: str) -> Program:
 
 def _loops(lines: list[str]) -> list[re.Match[str]]:
     return [found for line in lines if (found := _LOOP.search(line))]
-
-
-def _name(line: str) -> str:
-    """The scopes in which jax has traced a loop."""
-    scopes = _SCOPES.search(line)
-    return scopes[1] if scopes else ""
 
 
 def _is_sparse(shape: str, minor_to_major: str, size: int) -> bool:

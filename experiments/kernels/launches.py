@@ -140,8 +140,14 @@ def read(dump: Dump) -> Program:
 def _loop(loops: dict[str, str], name: str) -> Loop:
     if name not in loops:
         raise ValueError(f"expected a loop among the instructions, but {name!r} is none.")
-    trips, scopes = _TRIPS.search(loops[name]), _SCOPES.search(loops[name])
-    return Loop(scopes[1] if scopes else "", int(trips[1]) if trips else None)
+    trips = _TRIPS.search(loops[name])
+    return Loop(scopes(loops[name]), int(trips[1]) if trips else None)
+
+
+def scopes(instruction: str) -> str:
+    """The scopes in which jax has traced an instruction: "jit(f)/newton/while"; "" if unknown."""
+    found = _SCOPES.search(instruction)
+    return found[1] if found else ""
 
 
 def _total(thunks: list[Thunk], trips: Callable[[str], int], captured: bool) -> Total:

@@ -91,7 +91,6 @@ class Target(ABC):
         """Programs that are traced in here are those for this device."""
         return compiled_for(self.platform)
 
-    @abstractmethod
     def count(
         self,
         lowered: jax.stages.Lowered,
@@ -107,6 +106,17 @@ class Target(ABC):
             cost: of the program.
             trips: maps the name of a loop whose end depends on data to its number of trips.
         """
+        compiled = self.compile(lowered, options)
+        with self.chosen():
+            return self.columns(compiled, cost, trips)
+
+    @abstractmethod
+    def compile(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> Any:
+        """The compiled program, with these options of the compiler."""
+
+    @abstractmethod
+    def columns(self, compiled: Any, cost: depth.Cost, trips: Callable[[str], int]) -> Row:
+        """See `count`."""
 
     def lower(self, f: Callable[..., Any], *arguments: Any) -> jax.stages.Lowered:
         """The program of ``f`` before it is compiled, for arguments of these shapes and dtypes."""
@@ -146,24 +156,17 @@ class Gpu(Target):
                 compiled = lowered.compile(compiler_options=given)
             return Dump(compiled.as_text() or "", *(_dumped(folder, *names) for names in DUMPED))
 
-    def count(
-        self,
-        lowered: jax.stages.Lowered,
-        options: Mapping[str, Any],
-        cost: depth.Cost,
-        trips: Callable[[str], int],
-    ) -> Row:
+    def columns(self, compiled: Dump, cost: depth.Cost, trips: Callable[[str], int]) -> Row:
         """See `Target`; and the time of what is counted, as modelled."""
-        device, found = depth.devices[self.name], launches.read(self.compile(lowered, options))
-        with self.chosen():
-            total = found.total(trips)
+        device, found = depth.devices[self.name], launches.read(compiled)
+        total = found.total(trips)
         latency = device.call_latency + total.launches * device.kernel_latency
         latency += total.captured * (device.node_latency or 0.0)
         latency += total.waits * device.trip_latency
         latency += sum(loop.waits for loop in recurrences(cost)) * (device.operation_latency or 0)
         row: Row = {"nodes": total.nodes, "captured nodes": total.captured}
         row |= {"launches": total.launches, "waits": total.waits}
-        row |= {"a trip": found.trip(lambda loop: not is_fallback(loop))}
+        row |= {"a trip": found.trip(_is_wanted)}
         return row | {"latency ms": 1e3 * latency}
 
 
@@ -174,22 +177,21 @@ class Tpu(Target):
     platform: ClassVar[str] = "tpu"
     ratios: ClassVar[tuple[str, ...]] = ("cycles",)
 
-    def compile(self, lowered: jax.stages.Lowered) -> cycles.Program:
-        """The compiled program."""
-        return cycles.read(lowered.compile().as_text() or "")
+    def compile(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> cycles.Program:
+        """The compiled program, with these options of the compiler."""
+        return cycles.read(lowered.compile(compiler_options=dict(options)).as_text() or "")
 
-    def count(
-        self,
-        lowered: jax.stages.Lowered,
-        options: Mapping[str, Any],
-        cost: depth.Cost,
-        trips: Callable[[str], int],
+    def columns(
+        self, compiled: cycles.Program, cost: depth.Cost, trips: Callable[[str], int]
     ) -> Row:
         """See `Target`."""
-        found = self.compile(lowered)
-        with self.chosen():
-            total = found.total(trips, is_fallback)
-        return {"cycles": total, "cycles a trip": found.trip(lambda loop: not is_fallback(loop))}
+        total = compiled.total(trips, is_fallback)
+        return {"cycles": total, "cycles a trip": compiled.trip(_is_wanted)}
+
+
+def _is_wanted(loop: str) -> bool:
+    """Whether a loop is one that a call is expected to run."""
+    return not is_fallback(loop)
 
 
 def _dumped(folder: str, *endings: str) -> str:

@@ -11,6 +11,7 @@ from experiments.kernels import cycles, targets
 from experiments.kernels import figure as kernels_figure
 from experiments.kernels import run as kernels
 from experiments.kernels.launches import Dump, Total, read
+from tests.targets import target_or_skip
 
 TEXT = """HloModule jit_f, is_scheduled=true
 
@@ -178,7 +179,7 @@ class Recorded(targets.Gpu):
 class RecordedTpu(targets.Tpu):
     """A TPU, for which all is compiled to the same text."""
 
-    def compile(self, lowered):
+    def compile(self, lowered, options):
         return cycles.read(ON_TPU)
 
     def lower(self, f, *arguments):
@@ -243,10 +244,7 @@ def test_the_figure_has_a_line_for_every_case(tmp_path):
 
 
 def test_programs_are_compiled_for_the_target_where_jax_can():
-    try:
-        found = targets.target("H200")
-    except targets.Unavailable:
-        pytest.skip("no plugin for CUDA")
+    found = target_or_skip("H200")
     (case,) = [case for case in cases() if case.labels["direction"] == "backward"]
     rows = {row["program"]: row for row in kernels.rows(case, found)}
     assert rows["blocks"]["waits"] == 0

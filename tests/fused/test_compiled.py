@@ -7,7 +7,6 @@ import pytest
 
 from deeppcr.fused.backends import mosaic
 from deeppcr.fused.kernel import run_kernel
-from experiments.kernels.targets import Unavailable, target
 from tests.fused.test_kernel import (  # noqa: F401
     MLP,
     L,
@@ -17,14 +16,12 @@ from tests.fused.test_kernel import (  # noqa: F401
     layer,
     numbers,
 )
+from tests.targets import target_or_skip
 
 
 @pytest.fixture(scope="module")
 def gpu():
-    try:
-        return target("H200")
-    except Unavailable as error:
-        pytest.skip(str(error))
+    return target_or_skip("H200")
 
 
 CASES = {

@@ -14,18 +14,15 @@ from deeppcr.axis import ChainSharding
 from deeppcr.loops import ITERATION
 from experiments.bench.costs import in_scope
 from experiments.kernels import cycles
-from experiments.kernels.targets import Unavailable, target
 from tests.fused.test_kernel import gru
+from tests.targets import target_or_skip
 
 LENGTH = 1 << 14
 
 
 @pytest.fixture(scope="module")
 def tpu():
-    try:
-        return target("TPU v5e")
-    except Unavailable as error:
-        pytest.skip(str(error))
+    return target_or_skip("TPU v5e")
 
 
 def iteration(tpu, count):
