@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import depth
 from deeppcr._instance import Instance, instances_of
 from deeppcr._plan.candidates import JACOBI, Candidate, Candidates
-from deeppcr._plan.choose import best_gradient, best_method, keep_choices
+from deeppcr._plan.choose import best_gradient, best_method, keep_choices, left_to_jax
 from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Auto, Fixed, Method, find_method
 from deeppcr._plan.report import GIVEN, OF_AFFINE, ChainPlan, Plan
@@ -168,7 +168,7 @@ def _plan_chain(
         choice=choice,
         nbytes=choice.window * choice.linearization.bytes_per_step(chain.step, chain.layout),
         sharding=sharding,
-        left_to_jax=_left_to_jax(chain),
+        left_to_jax=left_to_jax(chain),
         device=device,
         iterations=candidates.expected,
         expectation=_expectation(asked, chain.step.is_affine, forward, samples),
@@ -264,18 +264,3 @@ def _linearized(newton: Newton, chain: TracedChain, shards: int) -> Choice:
     # Shards that need no window are solved together.
     is_windowed = choice.window < length
     return choice if is_windowed else dataclasses.replace(choice, window=chain.length)
-
-
-def _left_to_jax(chain: TracedChain) -> str:
-    """Why the chain, or its derivative, is left to `jax.lax.scan`; empty if neither is."""
-    step = chain.step
-    if chain.obstacle:
-        return f"runs as jax.lax.scan, since {chain.obstacle.reason}"
-    if step.nonlinear_rule:
-        return (
-            "derivatives are jax's: a rule is not proven to be linear in its cotangents, "
-            + step.nonlinear_rule
-        )
-    if step.forwards_only:
-        return f"derivatives have forward mode only: {step.forwards_only}"
-    return ""

@@ -82,6 +82,29 @@ def why_forwards_only(jaxpr: Any) -> str:
     return ""
 
 
+def why_not_differentiable(jaxpr: Any, states: int) -> str:
+    """The error of jax for the derivative with respect to the state; "" if it has one.
+
+    ``states``: the number of leading operands that are leaves of the state.
+    """
+    variables = [*jaxpr.invars, *jaxpr.constvars]
+    shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in variables]
+    differentiate = jax.vjp if has_custom_vjp(jaxpr) else jax.linearize
+
+    def derivative(state: list[Any], others: list[Any]) -> Any:
+        def f(state: list[Any]) -> list[Any]:
+            known = dict(zip(variables, [*state, *others], strict=True))
+            return interpret(jaxpr, known, jaxpr.outvars[:states], bind)
+
+        return differentiate(f, state)[0]
+
+    try:
+        jax.eval_shape(derivative, shapes[:states], shapes[states:])
+    except Exception as error:  # whatever a rule raises
+        return str(error).partition("\n")[0]
+    return ""
+
+
 def _may_be_forwards_only(equation: Any) -> bool:
     kind = primitive(equation).kind
     if kind == "derivative rule":

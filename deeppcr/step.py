@@ -15,7 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from deeppcr.checks import describe, leaves_as_arrays
-from deeppcr.effects import has_custom_vjp, has_users_rule, side_effects, why_forwards_only
+from deeppcr.effects import (
+    has_custom_vjp,
+    has_users_rule,
+    side_effects,
+    why_forwards_only,
+    why_not_differentiable,
+)
 from deeppcr.linearity import is_affine, nonlinear_rule
 from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.rewrites.patches import as_products, own_filters
@@ -107,6 +113,11 @@ class Step:
     def forwards_only(self) -> str:
         """Why it has no reverse mode, in the words of jax; usually empty."""
         return why_forwards_only(self.jaxpr)
+
+    @cached_property
+    def not_differentiable(self) -> str:
+        """Why it has no derivative in the state, in the words of jax; usually empty."""
+        return why_not_differentiable(self.evaluated, self.states)
 
     @property
     def dtypes(self) -> list[Any]:

@@ -231,6 +231,8 @@ class Candidates:
             return
         if self._least_busy >= time_limit or self.least_seconds >= time_limit:
             return
+        if self.costs.chain.step.not_differentiable:
+            return
         exact = self._choice("auto")
         for choice in [exact, *([self._choice(Diagonal())] if self._is_wide(exact) else [])]:
             for solver in self._solvers(choice, time_limit):

@@ -16,6 +16,7 @@ from deeppcr._plan.candidates import AUTODIFF, Candidate, Candidates, speedup
 from deeppcr._plan.costs import ChainCosts, is_hashable
 from deeppcr._plan.names import Fixed, Wanted, find_adjoint
 from deeppcr.adjoint import Adjoint, Autodiff
+from deeppcr.chain import TracedChain
 from deeppcr.newton import Newton
 from deeppcr.platforms import platforms
 from deeppcr.ran import Why
@@ -67,9 +68,10 @@ def _explained(found: list[Candidate], candidates: Candidates) -> tuple[Why, flo
 
 def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wanted:
     """The adjoint of a chain whose states ``method`` computes; ``method`` is None for "auto"."""
-    if costs.chain.step.nonlinear_rule:
+    step = costs.chain.step
+    if step.nonlinear_rule or step.not_differentiable:
         return Autodiff()
-    if costs.chain.step.forwards_only:
+    if step.forwards_only:
         return Adjoint() if isinstance(method, Newton) else Autodiff()
     of_method = _hashable(method)
     key = of_method and ("adjoint", costs.signature, of_method)
@@ -109,8 +111,7 @@ def best_gradient(
     candidates: Candidates, method: Fixed | None, everything: bool = False
 ) -> list[Candidate]:
     """The candidates for a gradient, the best first."""
-    chain = candidates.costs.chain
-    if chain.step.nonlinear_rule or chain.step.forwards_only or chain.obstacle:
+    if left_to_jax(candidates.costs.chain):
         return [candidates.autodiff()]
     forwards = best_method(candidates, everything) if method is None else [candidates.given(method)]
     found: list[Candidate] = []
@@ -129,6 +130,23 @@ def best_gradient(
         _sorted(found, candidates),
         key=lambda candidate: not candidate.is_sequential and candidate.method != chosen,
     )
+
+
+def left_to_jax(chain: TracedChain) -> str:
+    """Why the chain, or its derivative, is left to `jax.lax.scan`; empty if neither is."""
+    step = chain.step
+    if chain.obstacle:
+        return f"runs as jax.lax.scan, since {chain.obstacle.reason}"
+    if step.nonlinear_rule:
+        return (
+            "derivatives are jax's: a rule is not proven to be linear in its cotangents, "
+            + step.nonlinear_rule
+        )
+    if step.not_differentiable:
+        return f"jax has no derivative with respect to the state: {step.not_differentiable}"
+    if step.forwards_only:
+        return f"derivatives have forward mode only: {step.forwards_only}"
+    return ""
 
 
 def _time_limit(sequential: Candidate, candidates: Candidates) -> float:

@@ -170,7 +170,7 @@ class ChainCosts:
         """The sequential program and its gradient by jax, and the bytes stored in between.
 
         ``rewritten``: whether small products are written out. For a step with forward mode only:
-        the program and its tangents.
+        the program and its tangents. For one without a derivative in the state: the program alone.
         """
         found: tuple[Cost, int] = self._once(
             ("autodiff", rewritten), lambda: self._autodiff(rewritten)
@@ -191,6 +191,8 @@ class ChainCosts:
             return pull(g)
 
         arguments = chain.initial, chain.inputs, chain.captured
+        if chain.step.not_differentiable:  # only outputs can have gradients
+            return self.sequential, 0
         if chain.step.forwards_only:
             cost = self._read(lambda *moving: jax.jvp(program, moving, moving), *arguments)
             return self._shard_after_shard(cost), 0

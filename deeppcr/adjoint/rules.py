@@ -44,6 +44,8 @@ from deeppcr.rewrites.small_products import write_out_differentiated
 from deeppcr.sequential import run_sequentially
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import Leaves, add
+from deeppcr.step import Step
+from depth.jaxprs import is_literal, moved_by
 
 
 @jax.tree_util.register_static
@@ -164,6 +166,16 @@ class _Moved:
         """``(dz_0, dx, dc)``."""
         return self.initial.tangents, self.inputs.tangents, self.captured.tangents
 
+    def reach_states(self, step: Step) -> bool:
+        """Whether any state of a chain of this step depends on these leaves."""
+        program = step.evaluated
+        variables = [*program.invars[step.states :], *program.constvars]
+        masks = (*self.inputs.mask, *self.captured.mask)
+        moving = [x for x, moves in zip(variables, masks, strict=True) if moves]
+        moved = moved_by(program, moving)
+        next_state = [z for z in program.outvars[: step.states] if not is_literal(z)]
+        return any(self.initial.mask) or not moved.isdisjoint(next_state)
+
     def with_tangents(self, tangents: _Tangents) -> "_Moved":
         """The same leaves with other tangents."""
         parts = zip((self.initial, self.inputs, self.captured), tangents, strict=True)
@@ -202,7 +214,10 @@ def _push(
     run = solve(dataclasses.replace(chain, step=solved))
     chain = dataclasses.replace(chain, step=step)
     states = chain.before(chain.initial, run.trajectory)
-    t = _tangents(chain, states, moved, way)
+    if moved.reach_states(step):
+        t = _tangents(chain, states, moved, way)
+    else:  # only outputs depend on them, as on the weights of a readout
+        t = list(map(jnp.zeros_like, run.trajectory))
 
     def outputs(z: Leaves, x: Leaves, c: Leaves, after: Leaves) -> Leaves:
         return moved.put(chain, x, c).outputs(z, after)

@@ -1,0 +1,78 @@
+"""Steps that jax cannot differentiate in their state, and gradients that states do not depend on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from depth.jaxprs import equations
+from tests.problems import assert_agree, normal
+
+LONG = 30_000  # steps of a chain for which "auto" costs other methods
+Z0 = jnp.zeros(2)
+
+
+def half(z):
+    """Half of it, by the host: jax has no derivative of it."""
+    like = jax.ShapeDtypeStruct(z.shape, z.dtype)
+    return jax.pure_callback(lambda z: 0.5 * np.asarray(z), like, z, vmap_method="broadcast_all")
+
+
+def read(weight, halve):
+    """A step whose output alone depends on ``weight``."""
+
+    def step(z, x):
+        z = jnp.tanh(halve(z)) + x
+        return z, weight @ z
+
+    return step
+
+
+def of_weight(scan, xs, halve=half):
+    def loss(weight):
+        return (scan(read(weight, halve), Z0, xs)[1] ** 2).sum()
+
+    return jax.value_and_grad(loss)(jnp.array([2.0, -3.0]))
+
+
+def primitives(f):
+    return {each.primitive.name for each in equations(jax.make_jaxpr(f)())}
+
+
+@pytest.mark.parametrize("length", [7, LONG])
+def test_auto_runs_them_and_differentiates_what_jax_does(length):
+    xs = normal(0, length, 2)
+    assert_agree(of_weight(deeppcr.scan, xs), of_weight(jax.lax.scan, xs))
+
+
+def test_their_plan_has_the_sequential_program_and_says_why():
+    plan = deeppcr.plan(read(Z0, half), Z0, normal(0, LONG, 2))
+    assert all(isinstance(one.method, deeppcr.Sequential) for one in plan.main.forward)
+    assert plan.adjoint == "autodiff"
+    assert "no derivative with respect to the state: Pure callbacks" in str(plan)
+
+
+def test_their_gradients_through_the_state_are_refused_by_jax():
+    with pytest.raises(ValueError, match="Pure callbacks do not support JVP"):
+        jax.grad(lambda z0: deeppcr.scan(read(Z0, half), z0, normal(0, 7, 2))[1].sum())(Z0)
+
+
+@pytest.mark.parametrize("adjoint", ["backprop", "pcr", "autodiff"])
+@pytest.mark.parametrize("halve", [half, lambda z: 0.5 * z])
+def test_gradients_of_a_readout_need_no_adjoint_states(adjoint, halve):
+    xs = normal(1, 7, 2)
+
+    def scan(*arguments):
+        return deeppcr.scan(*arguments, method="sequential", adjoint=adjoint)
+
+    assert_agree(of_weight(scan, xs, halve), of_weight(jax.lax.scan, xs, halve))
+    assert "custom_linear_solve" not in primitives(lambda: of_weight(scan, xs, halve))
+
+
+def test_other_gradients_need_them():
+    def loss(z0):
+        step = read(jnp.ones(2), jnp.sin)
+        return deeppcr.scan(step, z0, normal(1, 7, 2), adjoint="backprop")[1].sum()
+
+    assert "custom_linear_solve" in primitives(lambda: jax.grad(loss)(Z0))
