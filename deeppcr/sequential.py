@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.axis import ChainSharding
+from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_flag, suggests_keywords
+from deeppcr.chunks import even_chunk, scan_in_chunks, steps_in_cache
 from deeppcr.fused import CannotFuse, FusedStep, fused_scan
-from deeppcr.platforms import platforms
+from deeppcr.platforms import platform, platforms
 from deeppcr.progress import Progress, check_progress
 from deeppcr.ran import Ran
 from deeppcr.solution import Result, Run, Stats
@@ -68,9 +69,7 @@ class Sequential:
 
     def solve(self, chain: TracedChain) -> Run:
         """All states, one after another."""
-        return _as_run(
-            chain, *run_sequentially(chain, chain.initial, chain.step.in_loop, self.unroll)
-        )
+        return _as_run(chain, *run_loop(chain, chain.initial, self.unroll))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +126,32 @@ def _as_run(chain: TracedChain, trajectory: Leaves, outputs: Leaves) -> Run:
     stats = Stats.of_sequential(chain.total, chain.layout.dtype, chain.mapped)
     converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
     return Run(trajectory, outputs, stats, converged, Ran.sequential(chain.mapped))
+
+
+def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leaves, Leaves]:
+    """The states and the outputs of all steps, for values alone; derivatives are not the step's.
+
+    On a CPU, what depends on the inputs alone is computed before the loop, a chunk at a time.
+    """
+    split = chain.step.inputs_first if platform() == "cpu" and chain.axis == LOCAL else None
+    if split is None:
+        return run_sequentially(chain, initial, chain.step.in_loop, unroll)
+    first, step = split
+    captured = [*first.constants, *chain.captured]
+
+    def chunk(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
+        own = first(inputs, chain.captured)
+        rest = dataclasses.replace(
+            chain, step=step, length=len(own[0]), inputs=own, captured=captured
+        )
+        trajectory, outputs = run_sequentially(rest, state, step.in_loop, unroll)
+        return [z[-1] for z in trajectory], (trajectory, outputs)
+
+    size = even_chunk(chain.length, steps_in_cache(first.nbytes))
+    found: tuple[Leaves, Leaves] = scan_in_chunks(
+        chunk, initial, chain.inputs, length=chain.length, size=size
+    )[1]
+    return found
 
 
 def run_sequentially(

@@ -24,6 +24,7 @@ from deeppcr.effects import (
 )
 from deeppcr.linearity import is_affine, nonlinear_rule
 from deeppcr.rewrites.cut_first import Order, evaluate
+from deeppcr.rewrites.inputs_first import InputsFirst
 from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.state import Leaves
@@ -145,6 +146,19 @@ class Step:
         moved = moved_by(program, program.invars)
         values = [*program.constvars, *(x for each in program.eqns for x in each.outvars)]
         return partial(write_out, shared=frozenset(x for x in values if x not in moved))
+
+    @cached_property
+    def inputs_first(self) -> "tuple[InputsFirst, Step] | None":
+        """What can be computed from the inputs for all steps at once, and the step that reads it.
+
+        None if there is nothing. The step has the values of this one, but not its derivatives.
+        """
+        found = InputsFirst.of(self.evaluated, self.states)
+        if found is None:
+            return None
+        known: dict[str, Any] = {"jaxpr": found.rest, "inputs": len(found.first.outvars)}
+        others: dict[str, Any] = {"program": None, "derivative": None, "example": None}
+        return found, dataclasses.replace(self, **known, **others)
 
     def __call__(
         self,

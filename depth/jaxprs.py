@@ -278,6 +278,8 @@ def location(equation: Any, caller: Location = NOWHERE) -> Location:
 @lru_cache(maxsize=1024)  # equations of one line have equal tracebacks
 def _innermost(traceback: Any) -> Location | None:
     for frame in traceback.frames:
+        if frame.file_name == __file__:  # `bind`: jax has traced a function of its own in there
+            return None
         if not frame.file_name.startswith((_JAX, *_OURS, "<frozen")):
             return Location(frame.file_name, frame.line_num, frame.function_name)
     return None

@@ -32,12 +32,11 @@ from deeppcr.rewrites.small_products import (
     has_small_products,
     write_out_differentiated,
 )
-from deeppcr.sequential import fused_step, run_sequentially
+from deeppcr.sequential import fused_step, run_loop, run_sequentially
 from deeppcr.signature import signature
 from deeppcr.state import Leaves
 from depth import Cost
 from depth.analysis import analyze_jaxpr
-from depth.jaxprs import Replacement
 
 BACKPROPAGATION = Backpropagation()
 ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of a function; one of the same name may be equal
@@ -132,7 +131,7 @@ class ChainCosts:
         chain = self.chain
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
-            return run_sequentially(self._with(x, c), z, self._replace, unroll)
+            return run_loop(self._with(x, c), z, unroll)
 
         cost = self._read(program, chain.initial, chain.inputs, chain.captured)
         return self._shard_after_shard(cost)
@@ -156,10 +155,6 @@ class ChainCosts:
 
     def _shard_after_shard(self, cost: Cost) -> Cost:
         return cost if self.shards == 1 else cost.repeat(self.shards)
-
-    @property
-    def _replace(self) -> Replacement | None:
-        return self.chain.step.in_loop if self.on_cpu else None
 
     @property
     def has_small_products(self) -> bool:

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from deeppcr.adjoint.linearised import TransposedSteps
-from deeppcr.adjoint.solver import even_chunk, steps_in_cache
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
+from deeppcr.chunks import even_chunk, steps_in_cache
 from deeppcr.platforms import platform
 from deeppcr.state import Leaves, add
 from depth.counts import nbytes
@@ -33,7 +33,8 @@ class Backpropagation:
         """See `AdjointSolver`: on a CPU the steps whose values fit into the cache, else all."""
         if platform() != "cpu":
             return chain.length
-        return even_chunk(chain.length, steps_in_cache(chain, _bytes_of_results(chain.step.jaxpr)))
+        each = _bytes_of_results(chain.step.jaxpr)
+        return even_chunk(chain.length, steps_in_cache(each, chain.captured))
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""

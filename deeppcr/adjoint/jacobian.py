@@ -14,10 +14,10 @@ from jax import Array, lax
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.refine import refine
-from deeppcr.adjoint.solver import even_chunk, steps_in_cache
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, suggests_keywords
+from deeppcr.chunks import even_chunk, steps_in_cache
 from deeppcr.linear import Along, Blocks, LinearSolver, Recurrence, find_solver, solver_on
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
 from deeppcr.loops import unless_finite
@@ -138,7 +138,7 @@ class JacobianAdjoint:
 
         if platform() == "cpu" and isinstance(self.solver.chosen(shapes), Recurrence):
             size = self.linearization.bytes_per_step(chain.step, layout)
-            most = min(most, steps_in_cache(chain, size))
+            most = min(most, steps_in_cache(size, chain.captured))
         return even_chunk(length, most)
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:

@@ -38,6 +38,7 @@ from deeppcr.adjoint.solver import AdjointSolver
 from deeppcr.adjoint.transposed import nothing_of, one_of, scaled, zeros_of
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
+from deeppcr.chunks import scan_in_chunks
 from deeppcr.ran import Ran
 from deeppcr.rewrites.plain_sums import with_plain_sums
 from deeppcr.rewrites.small_products import write_out_differentiated
@@ -233,7 +234,7 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
     """The tangents ``t_1 .. t_L`` of the trajectory, as the solution of the linear system above."""
     initial = [jnp.zeros(z.shape[1:], z.dtype) for z in states]
     index = jnp.arange(chain.length, dtype=jnp.int32)
-    chunks = partial(_in_chunks, length=chain.length, size=adjoint.chunk(chain))
+    chunks = partial(scan_in_chunks, length=chain.length, size=adjoint.chunk(chain))
 
     def steps(index: Array, inputs: Leaves) -> tuple[TracedChain, Callable[..., Leaves], Any]:
         """Consecutive steps, as a chain, and as a function with its differentiated leaves."""
@@ -311,33 +312,3 @@ def _as_transposable_as_the_step(
     before, starts, dx = ([leaf[:0] for leaf in leaves] for leaves in (states, t, dx))
     nothing = nothing_of(jax.jvp(f, (before, x, c), (starts, dx, dc))[1])
     return [leaf + zeros_of(nothing, leaf) for leaf in t]
-
-
-def _in_chunks(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    parts: Any,
-    *,
-    length: int,
-    size: int,
-    reverse: bool = False,
-) -> tuple[Any, Any]:
-    """`jax.lax.scan` over chunks of ``size`` steps; ``f`` takes a whole chunk.
-
-    The last chunk is shorter if ``size`` does not divide ``length``.
-    """
-    if size >= length:
-        return f(carry, parts)
-    count, rest = divmod(length, size)
-    whole = jax.tree.map(lambda x: x[: count * size].reshape((count, size, *x.shape[1:])), parts)
-    tail = jax.tree.map(lambda x: x[count * size :], parts)
-    results = []
-    if rest and reverse:
-        carry, result = f(carry, tail)
-        results.append(result)
-    carry, result = lax.scan(f, carry, whole, reverse=reverse)
-    results.insert(0, jax.tree.map(lambda y: y.reshape((count * size, *y.shape[2:])), result))
-    if rest and not reverse:
-        carry, result = f(carry, tail)
-        results.append(result)
-    return carry, jax.tree.map(lambda *ys: jnp.concatenate(ys), *results)

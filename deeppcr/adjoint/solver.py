@@ -1,13 +1,10 @@
-"""`AdjointSolver`: propagates tangents along the chain, and cotangents back; and its chunks."""
+"""`AdjointSolver`: propagates tangents along the chain, and cotangents back."""
 
-import math
 from typing import Protocol
 
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.state import Leaves
-
-CHUNK = 1 << 21  # bytes of a chunk, so that they stay in the cache of a CPU
 
 
 class AdjointSolver(Protocol):
@@ -29,19 +26,3 @@ class AdjointSolver(Protocol):
 
     def on_shard(self, axis: ChainAxis) -> "AdjointSolver":
         """The same on one device of many, inside `jax.shard_map`."""
-
-
-def steps_in_cache(chain: TracedChain, each: int) -> int:
-    """The steps of a chunk that takes ``each`` bytes a step.
-
-    Every chunk adds to the gradients of the captured arrays, so it takes as many bytes as they do.
-    """
-    captured = sum(math.prod(c.shape) * c.dtype.itemsize for c in chain.captured)
-    return max(1, max(CHUNK, captured) // max(each, 1))
-
-
-def even_chunk(length: int, most: int) -> int:
-    """The steps of a chunk, up to ``most``, of chunks that are about equal."""
-    count = -(-length // most)
-    even = [n for n in range(count, 2 * count) if length % n == 0]  # else the last is shorter
-    return -(-length // (even[0] if even else count))

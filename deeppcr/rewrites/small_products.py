@@ -77,10 +77,11 @@ def is_small_product(equation: Any, most: int = MOST) -> bool:
     row = shape[-1] if shape else 1
     is_scalar = VECTOR // 2 < row < ROW and row % VECTOR
     most = min(most, MOST_SCALAR) if is_scalar else most
-    return real and 0 < _terms(equation) * math.prod(shape) <= most
+    return real and 0 < terms_of(equation) * math.prod(shape) <= most
 
 
-def _terms(equation: Any) -> int:
+def terms_of(equation: Any) -> int:
+    """The terms of each sum in a product."""
     contracted = equation.params["dimension_numbers"][0][0]
     return int(np.prod([equation.invars[0].aval.shape[axis] for axis in contracted], dtype=int))
 
@@ -90,7 +91,7 @@ def _written_out(equation: Any, left: Array, right: Array, *, piece: int | None)
     left_free = [axis for axis in range(left.ndim) if axis not in (*left_in, *left_batch)]
     right_free = [axis for axis in range(right.ndim) if axis not in (*right_in, *right_batch)]
     out = equation.outvars[0].aval
-    terms, batch = _terms(equation), [left.shape[axis] for axis in left_batch]
+    terms, batch = terms_of(equation), [left.shape[axis] for axis in left_batch]
     working = np.result_type(np.float32, left.dtype, right.dtype)
     rows = [left.shape[axis] for axis in left_free]
     columns = [right.shape[axis] for axis in right_free]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.adjoint.solver import CHUNK
+from deeppcr.chunks import CHUNK
 from tests.problems import assert_agree, normal
 
 COMBINATIONS = {
@@ -233,7 +233,7 @@ def test_numbers_as_tangents():
 @pytest.mark.parametrize("adjoint", ["sequential", "backprop"])
 def test_a_sequential_adjoint_in_several_chunks(monkeypatch, adjoint):
     """The last one is shorter."""
-    monkeypatch.setattr("deeppcr.adjoint.solver.CHUNK", 3 * 8 * 9)
+    monkeypatch.setattr("deeppcr.chunks.CHUNK", 3 * 8 * 9)
     scan = partial(deeppcr.scan, adjoint=adjoint)
 
     def both(scan, *arguments):

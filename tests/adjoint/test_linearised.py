@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.adjoint.solver import CHUNK
+from deeppcr.chunks import CHUNK
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
 

@@ -1,0 +1,161 @@
+"""What depends on the inputs alone is computed before the loop; the answer is the loop's."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr.sequential import run_sequentially
+from deeppcr.step import trace
+from depth.jaxprs import equations
+from tests.problems import assert_agree, normal
+
+N, D, L = 3, 17, 11  # products with inputs have more terms than those that stay in the loop
+W, U = normal(0, D, 3 * N, scale=0.3), normal(1, N, 3 * N, scale=0.5)
+Z, XS = normal(2, 2, N), normal(3, L, 2, D)
+TABLE = normal(4, 7, N)
+KEY, RBG = (jax.random.key(0, impl=impl) for impl in ("threefry2x32", "rbg"))
+
+cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="only in loops on a CPU")
+
+
+def gated(z, of_input):
+    r, u, n = jnp.split(of_input, 3, axis=-1)
+    s, v, m = jnp.split(z @ U, 3, axis=-1)
+    z = jax.nn.sigmoid(r + s) * jnp.tanh(n + m) + jax.nn.sigmoid(u + v) * z
+    return z, z
+
+
+def gru(z, x):
+    return gated(z, x @ W)
+
+
+def cut_from_the_sum(z, x):
+    gates = x @ W + z @ U
+    z = jnp.tanh(gates[:, :N]) * jax.nn.sigmoid(gates[:, N : 2 * N]) + gates[:, 2 * N :]
+    return z, gates.sum()
+
+
+def counted(carry, x):
+    z, count, key = carry
+    key, now = jax.random.split(key)
+    z = jnp.tanh(z + jax.nn.relu(x @ W)[:, :N] + jax.random.normal(now, z.shape, z.dtype))
+    return (z, count + 1, key), (z, count)
+
+
+def with_an_inner_loop(z, x):
+    return jax.lax.scan(lambda z, y: (jnp.sin(z + y), None), z, (x @ W).reshape((3, 2, N)))[0], x
+
+
+def noisy(z, key):
+    z = jnp.tanh(z) + jax.random.normal(key, z.shape, z.dtype)
+    return z, z
+
+
+STEPS = {
+    "a product": (gru, Z, XS),
+    "slices of an input": (gated, Z, normal(5, L, 2, 3 * N)),
+    "slices of a sum": (cut_from_the_sum, Z, XS),
+    "in a call": (jax.jit(gru), Z, XS),
+    "in jax.checkpoint": (jax.checkpoint(gru), Z, XS),
+    "of one term": (lambda z, x: gated(z, x @ W[:1]), Z, XS[..., :1]),
+    "a table": (lambda z, x: (jnp.tanh(z + TABLE[x][None]), x), Z, np.arange(L) % 7),
+    "a counter and a key": (counted, (Z, 0, KEY), XS),
+    "random numbers": (noisy, Z, jax.random.split(KEY, L)),
+    "an inner loop": (with_an_inner_loop, Z, XS),
+}
+NOTHING = {
+    "few terms": (lambda z, x: (jnp.tanh(z @ U[:, :N] + x @ U[:, :N]), None), Z, XS[..., :N]),
+    "copies": (lambda z, x: (z + x, None), Z, np.arange(1.0, L)),
+    "weights of its own": (lambda z, w: (jnp.tanh(z @ w), None), Z, normal(6, L, N, N)),
+    "outputs alone": (lambda z, x: (jnp.sin(z), jnp.exp(x)), Z, XS),
+    "keys whose bits differ side by side": (noisy, Z, jax.random.split(RBG, L)),
+}
+
+
+def split(step, z, xs):
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
+    return trace(step, jax.tree.map(jnp.asarray, z), first)[0].inputs_first
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_answer_is_that_of_the_loop(name):
+    step, z, xs = STEPS[name]
+    assert split(step, z, xs) is not None
+    scans = partial(deeppcr.scan, method="sequential"), jax.lax.scan
+    (last, *ours), (expected, *theirs) = (jax.tree.leaves(scan(step, z, xs)) for scan in scans)
+    assert_agree((last, ours[-1]), (expected, theirs[-1]))
+
+
+@pytest.mark.parametrize("name", ["a product", "slices of a sum", "in a call"])
+def test_products_with_inputs_are_not_in_the_loop(name):
+    found, step = split(*STEPS[name])
+    products = [
+        sum(each.primitive.name == "dot_general" for each in equations(program))
+        for program in (found.first, step.jaxpr)
+    ]
+    assert products == [1, 1]
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_nothing_is_first_that_is_as_fast_in_the_loop(name):
+    assert split(*NOTHING[name]) is None
+
+
+@cpu_only
+def test_chunks_follow_one_another(monkeypatch):
+    """The last one is shorter."""
+    monkeypatch.setattr("deeppcr.chunks.CHUNK", 4 * 8 * (2 * 3 * N) * 2)
+    runs = []
+    monkeypatch.setattr(
+        "deeppcr.sequential.run_sequentially",
+        lambda chain, *rest, run=run_sequentially: runs.append(chain.length) or run(chain, *rest),
+    )
+    ours = jax.jit(partial(deeppcr.scan, gru, method="sequential"))(Z, XS)
+    assert_agree(ours, jax.lax.scan(gru, Z, XS))
+    assert sorted(runs) == [3, 4]
+
+
+def test_all_derivatives_are_those_of_the_loop():
+    def loss(scan, w, z, xs):
+        last, ys = scan(lambda z, x: gated(z, x @ w), z, xs)
+        return (last**2).sum() + jnp.sin(ys).sum()
+
+    def both(scan):
+        slope = jax.grad(partial(loss, scan), (0, 1, 2))
+        _, pushed = jax.jvp(partial(loss, scan), (W, Z, XS), (W, Z, XS))
+        mapped = jax.vmap(slope, (None, 0, None))(W, jnp.stack([Z, 2 * Z]), XS)
+        curved = jax.grad(lambda w: (slope(w, Z, XS)[0] ** 2).sum())(W)
+        return pushed, mapped, curved
+
+    scan = partial(deeppcr.scan, method="sequential", adjoint="backprop", batch_ndim=1)
+    assert_agree(*jax.jit(lambda: (both(scan), both(jax.lax.scan)))())
+
+
+def test_effects_stay_in_the_loop_and_in_order(capfd):
+    def step(z, x):
+        jax.debug.print("{}", (x @ W).sum() > 0, ordered=True)
+        return gru(z, x)
+
+    printed = []
+    for scan in (deeppcr.scan, jax.lax.scan):
+        jax.block_until_ready(scan(step, Z, XS))
+        jax.effects_barrier()
+        printed.append(capfd.readouterr().out)
+    assert printed[0] == printed[1] != ""
+
+
+def test_bfloat16():
+    def cast(x):
+        return x.astype(jnp.bfloat16)
+
+    def step(z, x):
+        gates = x @ cast(W) + z @ cast(U)
+        z = jnp.tanh(gates[:, :N]) * jax.nn.sigmoid(gates[:, N : 2 * N])
+        return z, gates
+
+    ours = deeppcr.scan(step, cast(Z), cast(XS), method="sequential")
+    assert_agree(ours, jax.lax.scan(step, cast(Z), cast(XS)), 2e-2)
