@@ -11,6 +11,7 @@ from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import even_chunk, steps_in_cache
 from deeppcr.platforms import platform
+from deeppcr.rewrites.alike import joined, parted
 from deeppcr.state import Leaves, add
 from depth.counts import nbytes
 from depth.jaxprs import inside
@@ -63,13 +64,13 @@ class Backpropagation:
             own, g_l = step
             lam = add(g_l, mu)
             if at_once:
-                return steps(own, lam), lam
+                return steps(own, lam), joined(lam)
             state, inputs = own
             _, pull = jax.vjp(partial(chain.step, inputs=inputs, captured=chain.captured), state)
             return pull(lam)[0], lam
 
         mu, lam = chain.axis.reversed.scan(body, enter, (own, g))
-        return lam, mu
+        return parted(lam, enter) if at_once else lam, mu
 
     def on_shard(self, axis: ChainAxis) -> "Backpropagation":
         """See `AdjointSolver`."""

@@ -12,6 +12,7 @@ import jax
 
 from deeppcr.chain import TracedChain
 from deeppcr.rewrites.cut_first import evaluate
+from deeppcr.rewrites.factors_first import factors_first
 from deeppcr.rewrites.materialised import materialised, unknown_one
 from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.rewrites.small_products import is_small_product, write_out
@@ -89,8 +90,11 @@ def _program_of(chain: TracedChain, states: Leaves) -> tuple[Program, dict[Any, 
         return pulled
 
     z, x = [z[0] for z in states], [x[0] for x in chain.inputs]
-    closed = jax.make_jaxpr(pull)(z, x, chain.captured, z)
-    return entered(closed, [*z, *x, *chain.captured, *z])
+    operands = [*z, *x, *chain.captured, *z]
+    pulled = jax.make_jaxpr(pull)(z, x, chain.captured, z)
+    lam = range(len(operands) - len(z), len(operands))
+    closed = jax.make_jaxpr(lambda *operands: factors_first(pulled, operands, lam))(*operands)
+    return entered(closed, operands)
 
 
 def _written_out(

@@ -21,12 +21,13 @@ from depth.primitives import primitive
 CUTS = frozenset({"slice", "split"})
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Uncut:
-    """A result that is not computed as a whole: its slices will be."""
+    """A result that is not computed as a whole: its slices are, each once."""
 
     equation: Any
     operands: list[Any]
+    slices: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
 
 
 class Order(NamedTuple):
@@ -64,18 +65,12 @@ def evaluate(
         if equation.outvars and only_cut.issuperset(equation.outvars):
             results: list[Any] = [Uncut(equation, operands)]
         elif operands and isinstance(operands[0], Uncut):
-            results = _in_pieces(equation, operands[0], replace)
+            results = _cut(equation, operands[0], replace)
         else:
             results = bind(equation, operands, replace)
         for variable, value in zip(equation.outvars, results, strict=True):
             values.setdefault(variable, value)
     return [atom.val if is_literal(atom) else values[atom] for atom in wanted]
-
-
-def _in_pieces(knife: Any, uncut: Uncut, replace: Replacement | None) -> list[Any]:
-    """The slices of a result by ``knife``, from the slices of its operands."""
-    pieces = zip(*(_cut(knife, operand) for operand in uncut.operands), strict=True)
-    return [bind(uncut.equation, piece, replace)[0] for piece in pieces]
 
 
 def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
@@ -85,20 +80,28 @@ def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = No
 
 
 def _only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
-    """The elementwise results of which only slices are used."""
+    """The elementwise results of which only slices are used, or of what follows elementwise."""
     whole = {atom for atom in wanted if not is_literal(atom)}
-    for equation in equations:
-        if equation.primitive.name not in CUTS:
-            whole |= {atom for atom in equation.invars if not is_literal(atom)}
-    return {
-        equation.outvars[0]
-        for equation in equations
-        if primitive(equation).in_place and equation.outvars[0] not in whole
-    }
+    found = set()
+    for equation in reversed(equations):
+        (result, *_) = equation.outvars or [None]
+        is_cut = primitive(equation).in_place and result not in whole
+        if is_cut:
+            found.add(result)
+        for atom in equation.invars if equation.primitive.name not in CUTS else ():
+            if not is_literal(atom) and not (is_cut and atom.aval.shape == result.aval.shape):
+                whole.add(atom)
+    return found
 
 
-def _cut(knife: Any, value: Any) -> list[Any]:
+def _cut(knife: Any, value: Any, replace: Replacement | None) -> list[Any]:
     """The slices of ``value``, a scalar or an array with broadcast axes of size 1."""
+    if isinstance(value, Uncut):
+        key = knife.primitive, str(knife.params)
+        if key not in value.slices:
+            pieces = zip(*(_cut(knife, x, replace) for x in value.operands), strict=True)
+            value.slices[key] = [bind(value.equation, piece, replace)[0] for piece in pieces]
+        return value.slices[key]
     shape = knife.invars[0].aval.shape
     if jnp.ndim(value) != len(shape):
         return [value] * len(knife.outvars)

@@ -1,0 +1,49 @@
+"""Slices of what is computed elementwise are computed from slices."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from deeppcr.rewrites.cut_first import apply
+from depth.jaxprs import equations
+from tests.problems import assert_agree, normal
+
+X, Y = normal(0, 2, 6), normal(1, 2, 6)
+
+
+def cuts(z):
+    return jnp.split(z, 3, axis=1)
+
+
+def a_sum_of_sums(x, y):
+    return cuts((x + y) + jnp.sin(x))
+
+
+def often_used(x, y):
+    for _ in range(40):
+        x = x * y + x  # each twice: a program of 2^40 operations if every slice was of its own
+    return [*cuts(jnp.tanh(x)), x[:, 1:3]]
+
+
+def whole_as_well(x, y):
+    z = x * y
+    return [*cuts(jnp.exp(z)), z]
+
+
+def scaled(x, y):
+    return cuts(jnp.where(x > 0, 2.0 * x, jnp.clip(y, -1.0, 1.0)))
+
+
+@pytest.mark.parametrize("f", [a_sum_of_sums, often_used, whole_as_well, scaled])
+def test_results_are_the_same(f):
+    closed = jax.make_jaxpr(f)(X, Y)
+    assert_agree(jax.jit(lambda *operands: apply(closed, operands))(X, Y), f(X, Y))
+
+
+@pytest.mark.parametrize(("f", "wide"), [(a_sum_of_sums, 0), (often_used, 0), (whole_as_well, 1)])
+def test_only_slices_are_computed(f, wide):
+    closed = jax.make_jaxpr(f)(X, Y)
+    found = jax.make_jaxpr(lambda *operands: apply(closed, operands))(X, Y)
+    computed = [e for e in equations(found.jaxpr) if e.primitive.name not in ("slice", "split")]
+    assert sum(e.outvars[0].aval.shape == X.shape for e in computed) == wide
+    assert len(computed) < 400
