@@ -9,7 +9,8 @@ sum are scalar code, and those for the sum of slices are vector code.
 # gates are cut from a sum, 1.5 for Jacobians where they are cut after the sigmoid, 1 in loops.
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import filterfalse
 from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ from depth.jaxprs import Replacement, bind, entered, is_literal, needed
 from depth.primitives import primitive
 
 CUTS = frozenset({"slice", "split"})
+
+Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,10 +40,19 @@ class Order(NamedTuple):
     only_cut: set[Any]
 
     @classmethod
-    def of(cls, jaxpr: Any, known: Collection[Any], wanted: Sequence[Any]) -> Self:
-        """Computed once for a program that is evaluated often."""
+    def of(
+        cls,
+        jaxpr: Any,
+        known: Collection[Any],
+        wanted: Sequence[Any],
+        divides: Callable[[Any, Shape], bool] = lambda product, piece: False,
+    ) -> Self:
+        """Computed once for a program that is evaluated often.
+
+        ``divides``: whether a product is computed in pieces, if they have this shape.
+        """
         equations = needed(jaxpr, known, wanted)
-        return cls(equations, _only_cut(equations, wanted).difference(known))
+        return cls(equations, _only_cut(equations, wanted, divides).difference(known))
 
 
 def evaluate(
@@ -79,17 +91,33 @@ def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = No
     return evaluate(program, known, program.outvars, replace)
 
 
-def _only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
-    """The elementwise results of which only slices are used, or of what follows elementwise."""
+def _only_cut(
+    equations: Sequence[Any], wanted: Sequence[Any], divides: Callable[[Any, Shape], bool]
+) -> set[Any]:
+    """The elementwise results of which only slices are used, or of what follows elementwise.
+
+    And the products that this is true of, if all their slices are pieces to divide them into.
+    """
     whole = {atom for atom in wanted if not is_literal(atom)}
-    found = set()
+    found: set[Any] = set()
+    pieces: dict[Any, set[Shape]] = {}  # of what is only sliced
     for equation in reversed(equations):
+        if equation.primitive.name in CUTS:
+            shapes = {out.aval.shape for out in equation.outvars}
+            pieces.setdefault(equation.invars[0], set()).update(shapes)
+            continue
         (result, *_) = equation.outvars or [None]
-        is_cut = primitive(equation).in_place and result not in whole
-        if is_cut:
+        in_place = result not in whole and primitive(equation).in_place
+        if in_place or (
+            result not in whole
+            and equation.primitive.name == "dot_general"
+            and all(divides(equation, shape) for shape in pieces[result])
+        ):
             found.add(result)
-        for atom in equation.invars if equation.primitive.name not in CUTS else ():
-            if not is_literal(atom) and not (is_cut and atom.aval.shape == result.aval.shape):
+        for atom in filterfalse(is_literal, equation.invars):
+            if in_place and atom.aval.shape == result.aval.shape:
+                pieces.setdefault(atom, set()).update(pieces[result])
+            else:
                 whole.add(atom)
     return found
 
@@ -99,8 +127,7 @@ def _cut(knife: Any, value: Any, replace: Replacement | None) -> list[Any]:
     if isinstance(value, Uncut):
         key = knife.primitive, str(knife.params)
         if key not in value.slices:
-            pieces = zip(*(_cut(knife, x, replace) for x in value.operands), strict=True)
-            value.slices[key] = [bind(value.equation, piece, replace)[0] for piece in pieces]
+            value.slices[key] = _computed(knife, value, replace)
         return value.slices[key]
     shape = knife.invars[0].aval.shape
     if jnp.ndim(value) != len(shape):
@@ -110,14 +137,54 @@ def _cut(knife: Any, value: Any, replace: Replacement | None) -> list[Any]:
     if knife.primitive.name == "split":
         sizes, axis = params["sizes"], params["axis"]
         return [value] * len(sizes) if wide[axis] else list(lax.split(value, sizes, axis))
-    strides = params["strides"] or [1] * len(shape)
-    cuts = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
-    slices = [slice(None) if one else slice(*cut) for one, cut in zip(wide, cuts, strict=True)]
+    ((starts, ends, strides),) = _bounds(knife)
     return [
         lax.slice(
             value,
-            [s.start or 0 for s in slices],
-            [1 if s.stop is None else s.stop for s in slices],
-            [s.step or 1 for s in slices],
+            [0 if one else start for one, start in zip(wide, starts, strict=True)],
+            [1 if one else end for one, end in zip(wide, ends, strict=True)],
+            [1 if one else stride for one, stride in zip(wide, strides, strict=True)],
         )
     ]
+
+
+def _computed(knife: Any, value: Uncut, replace: Replacement | None) -> list[Any]:
+    """The slices of a result that is not computed as a whole."""
+    equation, operands = value.equation, value.operands
+    if equation.primitive.name == "dot_general":
+        parts = [_parts(equation, operands, *bounds) for bounds in _bounds(knife)]
+    else:
+        parts = list(map(list, zip(*(_cut(knife, x, replace) for x in operands), strict=True)))
+    return [bind(equation, part, replace)[0] for part in parts]
+
+
+def _bounds(knife: Any) -> list[tuple[list[int], list[int], list[int]]]:
+    """The start, the end and the stride of each slice, by axis."""
+    shape, params = knife.invars[0].aval.shape, knife.params
+    ones = [1] * len(shape)
+    if knife.primitive.name == "slice":
+        starts, ends = params["start_indices"], params["limit_indices"]
+        return [(list(starts), list(ends), list(params["strides"] or ones))]
+    found, start = [], 0
+    for size in params["sizes"]:
+        starts, ends = [0] * len(shape), list(shape)
+        starts[params["axis"]], ends[params["axis"]] = start, start + size
+        found.append((starts, ends, ones))
+        start += size
+    return found
+
+
+def _parts(
+    product: Any, operands: list[Any], starts: list[int], ends: list[int], strides: list[int]
+) -> list[Any]:
+    """The slices of the operands of which a slice of the product is made."""
+    (left_in, right_in), (left_batch, right_batch) = product.params["dimension_numbers"]
+    left, right = operands
+    axes = [[(0, i), (1, j)] for i, j in zip(left_batch, right_batch, strict=True)]
+    axes += [[(0, i)] for i in range(left.ndim) if i not in (*left_in, *left_batch)]
+    axes += [[(1, i)] for i in range(right.ndim) if i not in (*right_in, *right_batch)]
+    found = [left, right]
+    for start, end, stride, places in zip(starts, ends, strides, axes, strict=True):
+        for which, axis in places:
+            found[which] = lax.slice_in_dim(found[which], start, end, stride, axis)
+    return found

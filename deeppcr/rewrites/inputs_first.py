@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from deeppcr.rewrites.cut_first import CUTS, apply, evaluate
+from deeppcr.rewrites.cut_first import CUTS, Order, apply, evaluate
 from deeppcr.rewrites.small_products import is_small_product, terms_of
 from deeppcr.state import Leaves
 from depth.counts import nbytes, size
@@ -44,8 +44,8 @@ class InputsFirst(NamedTuple):
 
     @classmethod
     def of(cls, program: Program, states: int) -> "InputsFirst | None":
-        """From the program of a step, with ``states`` leaves; None if nothing can be first."""
-        opened, values = _opened_up(program)
+        """From the program of a step, with ``states`` leaves; None if it would be the same."""
+        opened, values, is_divided = _opened_up(program)
         constants = [*opened.constvars, *opened.invars[: len(program.constvars)]]
         given = opened.invars[len(program.constvars) :]
         inputs = given[states:]
@@ -53,7 +53,7 @@ class InputsFirst(NamedTuple):
         of_state = [each for each in opened.eqns if not of_inputs.issuperset(each.outvars)]
         atoms = [x for each in of_state for x in each.invars if not is_literal(x)]
         between = [x for x in dict.fromkeys(atoms) if x in of_inputs]
-        if all(x in inputs for x in between):
+        if all(x in inputs for x in between) and not is_divided:
             return None
         # What only outputs read stays in the loop, which writes the outputs anyway.
         later = needed(opened, between, opened.outvars)
@@ -78,20 +78,29 @@ class InputsFirst(NamedTuple):
         return found
 
 
-def _opened_up(program: Program) -> tuple[Program, Leaves]:
+def _opened_up(program: Program) -> tuple[Program, Leaves, bool]:
     """The program with calls opened and slices moved first, and the values of its constants.
 
-    Those of ``program`` are operands. It has the same values, but not the same derivatives.
+    Those of ``program`` are operands. It has the same values, but not the same derivatives. And
+    whether products are divided.
     """
     variables = [*program.constvars, *program.invars]
+    order = Order.of(program, variables, program.outvars, _divides)
+    products = (each for each in order.equations if each.primitive.name == "dot_general")
     shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in variables]
 
     def opened(*operands: Any) -> Leaves:
         known = dict(zip(variables, operands, strict=True))
-        return evaluate(program, known, program.outvars, _opened)
+        return evaluate(program, known, program.outvars, _opened, order)
 
     closed = jax.make_jaxpr(opened)(*shapes)
-    return Program.of(closed), list(closed.consts)
+    is_divided = any(order.only_cut.intersection(each.outvars) for each in products)
+    return Program.of(closed), list(closed.consts), is_divided
+
+
+def _divides(product: Any, piece: tuple[int, ...]) -> bool:
+    """Whether it is too large to be written out, but not its pieces."""
+    return not is_small_product(product) and is_small_product(product, shape=piece)
 
 
 def _opened(equation: Any, operands: list[Any]) -> list[Any] | None:

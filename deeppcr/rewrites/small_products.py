@@ -67,13 +67,16 @@ def has_small_products(jaxpr: Any, most: int = MOST) -> bool:
     return any(is_small_product(equation, most) for equation in equations(jaxpr))
 
 
-def is_small_product(equation: Any, most: int = MOST) -> bool:
-    """Whether an equation is a product that `write_out` writes out."""
+def is_small_product(equation: Any, most: int = MOST, shape: tuple[int, ...] | None = None) -> bool:
+    """Whether an equation is a product that `write_out` writes out.
+
+    ``shape``: of the part of its result that is computed; None for all of it.
+    """
     if equation.primitive.name != "dot_general" or any(map(is_literal, equation.invars)):
         return False
     dtypes = [atom.aval.dtype for atom in (*equation.invars, *equation.outvars)]
     real = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
-    shape = equation.outvars[0].aval.shape
+    shape = equation.outvars[0].aval.shape if shape is None else shape
     row = shape[-1] if shape else 1
     is_scalar = VECTOR // 2 < row < ROW and row % VECTOR
     most = min(most, MOST_SCALAR) if is_scalar else most

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from deeppcr.rewrites.cut_first import apply
-from depth.jaxprs import equations
+from deeppcr.rewrites.cut_first import Order, apply, evaluate
+from depth.jaxprs import entered, equations
 from tests.problems import assert_agree, normal
 
 X, Y = normal(0, 2, 6), normal(1, 2, 6)
@@ -32,6 +32,26 @@ def whole_as_well(x, y):
 
 def scaled(x, y):
     return cuts(jnp.where(x > 0, 2.0 * x, jnp.clip(y, -1.0, 1.0)))
+
+
+def products(x, y):
+    batched = jnp.einsum("bik,bkj->bij", jnp.stack([x, y]), jnp.stack([y.T, x.T]))
+    outer = jnp.tensordot(x, y, 0)
+    return batched[1:, :, :1], outer[:, 3:5, 1:, ::2], *jnp.split(x @ y.T, 2, axis=1)
+
+
+def test_products_in_pieces():
+    closed = jax.make_jaxpr(products)(X, Y)
+    program, known = entered(closed, [X, Y])
+    order = Order.of(program, known, program.outvars, lambda product, piece: True)
+
+    def divided():
+        return evaluate(program, known, program.outvars, None, order)
+
+    found = jax.make_jaxpr(divided)()
+    sizes = [e.outvars[0].aval.size for e in equations(found.jaxpr) if "dot" in e.primitive.name]
+    assert sorted(sizes) == [2, 2, 2, 12]
+    assert_agree(jax.jit(divided)(), list(products(X, Y)))
 
 
 @pytest.mark.parametrize("f", [a_sum_of_sums, often_used, whole_as_well, scaled])
