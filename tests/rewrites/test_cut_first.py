@@ -60,6 +60,33 @@ def test_results_are_the_same(f):
     assert_agree(jax.jit(lambda *operands: apply(closed, operands))(X, Y), f(X, Y))
 
 
+def whole(x, y):
+    return x[:, 4:] * y[:, :2], x[:, :2] + x[:, :2], x[:, 2:4]
+
+
+def with_a_gap(x, y):
+    return x[:, 4:] * y[:, :2], x[:, :2]
+
+
+def with_an_overlap(x, y):
+    return x[:, :3] * y[:, 3:], x[:, 2:]
+
+
+@pytest.mark.parametrize(("f", "joined"), [(whole, 1), (with_a_gap, 0), (with_an_overlap, 0)])
+def test_slices_that_make_up_an_array_are_concatenated_backwards(f, joined):
+    closed = jax.make_jaxpr(f)(X, Y)
+
+    def slope(g, x):
+        return jax.grad(lambda x: sum((y**2).sum() for y in jax.tree.leaves(g(x, Y))))(x)
+
+    def ours(*operands):
+        return apply(closed, operands)
+
+    assert_agree(*jax.jit(lambda x: (slope(ours, x), slope(f, x)))(X))
+    found = equations(jax.make_jaxpr(lambda x: slope(ours, x))(X).jaxpr)
+    assert sum(each.primitive.name == "concatenate" for each in found) == joined
+
+
 @pytest.mark.parametrize(("f", "wide"), [(a_sum_of_sums, 0), (often_used, 0), (whole_as_well, 1)])
 def test_only_slices_are_computed(f, wide):
     closed = jax.make_jaxpr(f)(X, Y)
