@@ -26,6 +26,9 @@ from depth.jaxprs import Replacement
 class Sequential:
     """The sequential program: a loop over the steps, as in `jax.lax.scan`.
 
+    On a CPU, what depends on the inputs alone (products of weights with inputs, random numbers of
+    given keys) is computed before the loop, for many steps at once.
+
     Attributes:
         unroll: integer >= 1, the number of steps per trip of the loop, and of that of its
             derivative by "autodiff".

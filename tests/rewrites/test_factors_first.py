@@ -1,5 +1,7 @@
 """Linear programs with their factors multiplied first have the same results."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -95,3 +97,21 @@ def test_a_step_of_an_lstm_reads_six_arrays_backwards():
 
     ours = jax.grad(lambda init: loss(lambda *a: deeppcr.scan(*a, adjoint="backprop"), init))
     assert_agree(ours((A, B)), jax.grad(lambda init: loss(jax.lax.scan, init))((A, B)))
+
+
+def test_a_branch_that_is_not_taken_may_overflow():
+    """Its cotangents are 0; the product of its factors is infinite."""
+
+    def step(z, x):
+        large = jnp.exp(z + x)
+        return jnp.where(x > 1, z, jnp.sin(z)) + jnp.where(x > 1, 0.0, large * large), z
+
+    def loss(scan, z):
+        return scan(step, z, jnp.array([0.1, 400.0, 0.2]))[0].sum()
+
+    def ours(*arguments):
+        return deeppcr.scan(*arguments, method="sequential", adjoint="backprop")
+
+    found, expected = (jax.grad(partial(loss, scan))(A[0] / 9) for scan in (ours, jax.lax.scan))
+    assert jnp.isfinite(expected).all()
+    assert_agree(found, expected)
