@@ -122,6 +122,8 @@ def plan(
     model = depth.at_hand() if device is None else find_device(device)
     memory = None if device is None else int(model.memory) // 2
     layers, found = instances_of(program, init, xs, length, reverse, batch_ndim)
+    if layers is not None and not layers.segments:
+        raise ValueError("program is an empty list, expected two layers or more.")
     if not found:
         raise ValueError(f"no chain to plan: no two neighbouring layers are alike.\n{layers}")
     chains = (_plan_chain(each, only, model, memory, trials, iterations) for each in found)
@@ -143,6 +145,8 @@ def _plan_chain(
             f"{given.name} has leaves {leaves}, expected a floating one: nothing is solved for, "
             "and the chain runs as jax.lax.scan."
         )
+    if not chain.length:
+        raise ValueError("the chain has 0 steps, expected 1 or more: there is nothing to plan.")
     asked = iterations if isinstance(iterations, int) else None
     candidates = Candidates(ChainCosts.of(chain), device, asked, memory, only)
     samples: dict[str, Sample] = {}

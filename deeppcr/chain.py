@@ -101,8 +101,9 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
     for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
         shape = np.shape(leaf)
         if not shape:
+            what = "a scalar" if np.isscalar(leaf) or hasattr(leaf, "shape") else describe(leaf)
             raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} is a scalar, "
+                f"{name}{jax.tree_util.keystr(path)} is {what}, "
                 "expected an array with one entry per step on axis 0."
             )
         lengths[name + jax.tree_util.keystr(path)] = shape[0]

@@ -159,3 +159,16 @@ def test_bad_input():
         deeppcr.plan(DENSE, Z0, batch_ndim=2)
     with pytest.raises(TypeError, match=r"state.*\[8\].*\[4\].*expected"):
         deeppcr.plan(Chain(lambda z, x: z[:4], XS), Z0)
+
+
+@pytest.mark.parametrize(
+    ("program", "more", "message"),
+    [
+        (lambda z, x: (jnp.tanh(z + x), None), (jnp.zeros((0, 3)),), "the chain has 0 steps"),
+        (lambda z, x: (z, None), (object(),), "xs is object, expected an array"),
+        ([], (), "program is an empty list, expected two layers or more"),
+    ],
+)
+def test_there_is_nothing_to_plan(program, more, message):
+    with pytest.raises(ValueError, match=message):
+        deeppcr.plan(program, jnp.zeros(3), *more)
