@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
+
+from deeppcr.state import Leaves
 
 CHUNK = 1 << 21  # bytes of a chunk, so that they stay in the cache of a CPU
 
@@ -55,3 +57,40 @@ def scan_in_chunks(
         carry, result = f(carry, tail)
         results.append(result)
     return carry, jax.tree.map(lambda *ys: jnp.concatenate(ys), *results)
+
+
+def run_in_chunks(
+    f: Callable[[Leaves, Leaves], tuple[Leaves, Leaves]],
+    state: Leaves,
+    inputs: Leaves,
+    *,
+    length: int,
+    size: int,
+) -> tuple[Leaves, Leaves]:
+    """The states and the outputs of a recurrence, by ``f(state, inputs)``, which takes a chunk.
+
+    A chunk is compiled once: the last one begins early enough to be as long as the others, and
+    computes a few steps again. ``f`` must have no side effects.
+    """
+    if size >= length:
+        return f(state, inputs)
+    count = -(-length // size)
+    again = count * size - length
+
+    def chunk(carry: Any, index: Array) -> tuple[Any, tuple[Leaves, Leaves]]:
+        end, early = carry
+        is_last, start = index == count - 1, jnp.minimum(index * size, length - size)
+        state = [jnp.where(is_last, one, other) for one, other in zip(early, end, strict=True)]
+        here = [lax.dynamic_slice_in_dim(x, start, size) for x in inputs]
+        states, outputs = f(state, here)
+        return ([z[-1] for z in states], [z[-1 - again] for z in states]), (states, outputs)
+
+    def joined(y: Array) -> Array:
+        whole = y.reshape((count * size, *y.shape[2:]))
+        if not again:
+            return whole
+        return jnp.concatenate([whole[: (count - 1) * size], whole[(count - 1) * size + again :]])
+
+    found = lax.scan(chunk, (state, state), jnp.arange(count, dtype=jnp.int32))[1]
+    joined_up: tuple[Leaves, Leaves] = jax.tree.map(joined, found)
+    return joined_up

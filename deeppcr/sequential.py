@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_flag, suggests_keywords
-from deeppcr.chunks import even_chunk, scan_in_chunks, steps_in_cache
+from deeppcr.chunks import even_chunk, run_in_chunks, steps_in_cache
 from deeppcr.fused import CannotFuse, FusedStep, fused_scan
 from deeppcr.platforms import platform, platforms
 from deeppcr.progress import Progress, check_progress
@@ -136,25 +136,20 @@ def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leav
 
     On a CPU, what depends on the inputs alone is computed before the loop, a chunk at a time.
     """
-    split = chain.step.inputs_first if platform() == "cpu" and chain.axis == LOCAL else None
+    is_alone = platform() == "cpu" and chain.axis == LOCAL and not chain.step.effects
+    split = chain.step.inputs_first if is_alone else None
     if split is None:
         return run_sequentially(chain, initial, chain.step.in_loop, unroll)
     first, step = split
     captured = [*first.constants, *chain.captured]
-
-    def chunk(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-        own = first(inputs, chain.captured)
-        rest = dataclasses.replace(
-            chain, step=step, length=len(own[0]), inputs=own, captured=captured
-        )
-        trajectory, outputs = run_sequentially(rest, state, step.in_loop, unroll)
-        return [z[-1] for z in trajectory], (trajectory, outputs)
-
     size = even_chunk(chain.length, steps_in_cache(first.nbytes))
-    found: tuple[Leaves, Leaves] = scan_in_chunks(
-        chunk, initial, chain.inputs, length=chain.length, size=size
-    )[1]
-    return found
+
+    def chunk(state: Leaves, inputs: Leaves) -> tuple[Leaves, Leaves]:
+        own = first(inputs, chain.captured)
+        rest = dataclasses.replace(chain, step=step, length=size, inputs=own, captured=captured)
+        return run_sequentially(rest, state, step.in_loop, unroll)
+
+    return run_in_chunks(chunk, initial, chain.inputs, length=chain.length, size=size)
 
 
 def run_sequentially(

@@ -74,7 +74,7 @@ class InputsFirst(NamedTuple):
             known = constants | dict(zip(self.first.invars, inputs, strict=True))
             return evaluate(self.first, known, self.first.outvars)
 
-        found: Leaves = jax.vmap(one)(inputs)
+        found: Leaves = jax.vmap(one)(inputs) if inputs else []
         return found
 
 

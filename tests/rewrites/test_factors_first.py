@@ -60,9 +60,9 @@ def test_results_are_the_same(f, dtype):
     assert_agree(found, jax.tree.leaves(f(*wide)), 1e-12 if dtype == "float64" else 2e-2)
 
 
-def multiplied(f):
+def multiplied(f, limit):
     """The number of products with what the program is linear in."""
-    closed = jax.make_jaxpr(f)(G, A, B, C)
+    closed = jax.make_jaxpr(lambda g, *factors: f(g, *map(limit, factors)))(G, A, B, C)
     found = jax.make_jaxpr(lambda *operands: factors_first(closed, operands, [0]))(G, A, B, C)
     moved, count = set(found.jaxpr.invars[:1]), 0
     for each in equations(found.jaxpr):
@@ -72,9 +72,15 @@ def multiplied(f):
     return count
 
 
-@pytest.mark.parametrize(("f", "count"), [(chained, 1), (negated, 1), (plus_itself, 1)])
-def test_a_value_is_multiplied_once(f, count):
-    assert multiplied(f) == count
+@pytest.mark.parametrize(("f", "count"), [(chained, 2), (negated, 1), (plus_itself, 1)])
+@pytest.mark.parametrize("limit", [jax.nn.sigmoid, jnp.tanh, lambda x: 1 - jnp.cos(x) ** 2])
+def test_bounded_factors_are_multiplied_first(f, count, limit):
+    assert multiplied(f, limit) == count
+
+
+@pytest.mark.parametrize("limit", [jnp.exp, lambda x: 1 / jnp.tanh(x)])
+def test_others_are_not(limit):
+    assert multiplied(negated, limit) == 4
 
 
 def lstm(carry, x):
