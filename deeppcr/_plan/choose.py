@@ -69,7 +69,7 @@ def _explained(found: list[Candidate], candidates: Candidates) -> tuple[Why, flo
 def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wanted:
     """The adjoint of a chain whose states ``method`` computes; ``method`` is None for "auto"."""
     step = costs.chain.step
-    if step.nonlinear_rule or step.not_differentiable:
+    if step.nonlinear_rule:
         return Autodiff()
     if step.forwards_only:
         return Adjoint() if isinstance(method, Newton) else Autodiff()

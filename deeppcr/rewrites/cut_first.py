@@ -125,7 +125,8 @@ def evaluate(
             if equation.outvars[0] not in values:
                 pieces = _cut(knife, operands[0], replace)
                 for piece, same in zip(pieces, variables, strict=True):
-                    values = dict.fromkeys(same, piece) | values
+                    for variable in same:
+                        values.setdefault(variable, piece)
             continue
         elif operands and isinstance(operands[0], Uncut):
             results = _cut(Knife.of(equation), operands[0], replace)
