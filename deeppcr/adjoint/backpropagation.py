@@ -31,10 +31,15 @@ class Backpropagation:
     at_once: bool = True
 
     def chunk(self, chain: TracedChain) -> int:
-        """See `AdjointSolver`: on a CPU the steps whose values fit into the cache, else all."""
-        if platform() != "cpu":
-            return chain.length
+        """See `AdjointSolver`: on a CPU the steps whose values fit into the cache, else all.
+
+        All, too, if the inputs of a step are larger than its values, as weights of its own are: a
+        chunk is a copy of its inputs.
+        """
         each = _bytes_of_results(chain.step.jaxpr)
+        own = sum(map(nbytes, chain.step.jaxpr.invars[chain.step.states :]))
+        if platform() != "cpu" or own >= each:
+            return chain.length
         return even_chunk(chain.length, steps_in_cache(each, chain.captured))
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:

@@ -40,7 +40,7 @@ from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import scan_in_chunks
 from deeppcr.ran import Ran
-from deeppcr.rewrites.plain_sums import with_plain_sums
+from deeppcr.rewrites.gradients import plain_gradients
 from deeppcr.rewrites.small_products import write_out_differentiated
 from deeppcr.sequential import run_sequentially
 from deeppcr.solution import Result, Run, Stats
@@ -271,7 +271,7 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
             here, f, primals = steps(index, inputs)
             lam, leave = adjoint.backward(here, z, g, enter)
             _, pull = jax.vjp(partial(f, z), *primals)
-            from_x, from_c = with_plain_sums(pull)(lam)
+            from_x, from_c = plain_gradients(pull)(lam)
             return (leave, add(totals, from_c)), (lam, from_x)
 
         begin = [jnp.zeros_like(z) for z in initial], by_captured

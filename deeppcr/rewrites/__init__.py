@@ -6,9 +6,9 @@ rounding.
 
 from deeppcr.rewrites.columns import columns
 from deeppcr.rewrites.cut_first import evaluate
+from deeppcr.rewrites.gradients import plain_gradients
 from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.rewrites.pieces import join, split, stack
-from deeppcr.rewrites.plain_sums import with_plain_sums
 from deeppcr.rewrites.small_products import write_out
 
 __all__ = [
@@ -17,8 +17,8 @@ __all__ = [
     "evaluate",
     "join",
     "own_filters",
+    "plain_gradients",
     "split",
     "stack",
-    "with_plain_sums",
     "write_out",
 ]

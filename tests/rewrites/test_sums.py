@@ -11,7 +11,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 import deeppcr
-from deeppcr.rewrites import with_plain_sums
+from deeppcr.rewrites import plain_gradients
 from depth.jaxprs import without_constants
 from tests.problems import assert_agree
 
@@ -47,7 +47,7 @@ def test_the_sums_are_the_same(dtype, tolerance):
     x = jnp.arange(12.0).reshape(4, 1, 3).astype(dtype)
     found, expected = (
         jax.jit(lambda x, of=of: {name: of(f)(x) for name, f in FUNCTIONS.items()})(x)
-        for of in (with_plain_sums, lambda f: f)
+        for of in (plain_gradients, lambda f: f)
     )
     assert_agree(found, expected, tolerance)
 
@@ -57,7 +57,7 @@ def test_none_of_them_is_left():
         if name not in ("none left over", "over the axis of size 1"):
             x = jnp.ones((4, 1, 3))
             assert odd_sums(without_constants(jax.make_jaxpr(f)(x))), name
-            assert not odd_sums(without_constants(jax.make_jaxpr(with_plain_sums(f))(x))), name
+            assert not odd_sums(without_constants(jax.make_jaxpr(plain_gradients(f))(x))), name
 
 
 def test_gradients_of_a_batch_of_one_have_none():
