@@ -36,8 +36,8 @@ JACOBI = "zero"
 # predicted: the median of 45 chains (jax 0.10.2, 2 cores).
 REWRITTEN = 1.5
 # Seconds of an adjoint on a CPU besides those predicted: its kernels over many steps are handed to
-# threads. Of 0 to 6e-5, this has nearly the least regret on 160 chains (jax 0.10.2, 2 cores).
-TO_THREADS = 2e-5
+# threads. Of 0 to 6e-5, this has the least regret on 180 chains (jax 0.10.2, 2 cores).
+TO_THREADS = 1e-5
 # Steps in a trip that are tried besides one: on a GPU a trip of 16 steps is one CUDA graph, which
 # the host launches at once.
 UNROLL, UNROLL_ON_GPU = 4, 16
@@ -134,6 +134,18 @@ def loops_of(program: Program) -> Iterator[Loop]:
             yield part
         elif isinstance(part, Program):
             yield from loops_of(part)
+
+
+def is_whole(candidate: Candidate, device: Device) -> bool:
+    """Whether a CPU runs each of its loops as one function, without a call for each kernel.
+
+    No other gradient is much faster than that of such a loop: it would pass more than once through
+    the arrays of all steps. It took 0.8 to 3 times as long on 16 chains (jax 0.10.2).
+    """
+    if not device.small_loop:
+        return False
+    loops = list(loops_of(candidate.cost.program))
+    return bool(loops) and all(map(Seconds(device).is_one_function, loops))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 import depth
-from deeppcr._plan.candidates import AUTODIFF, Candidate, Candidates, speedup
+from deeppcr._plan.candidates import AUTODIFF, Candidate, Candidates, is_whole, speedup
 from deeppcr._plan.costs import ChainCosts, is_hashable
 from deeppcr._plan.names import Fixed, Wanted, find_adjoint
 from deeppcr.adjoint import Adjoint, Autodiff
@@ -26,7 +26,7 @@ T = TypeVar("T")
 KEPT = 512  # choices
 # The share of the sequential program's time that another candidate may take: predictions are off by
 # a factor of 1.5 as often as not, and a small gain is not worth the compile time. Gradients on a
-# CPU need no margin: of 0.6 to 1.4, 1 has the least regret on 160 chains (jax 0.10.2).
+# CPU need no margin: of 0.6 to 1.4, 1 has the least regret on 180 chains (jax 0.10.2).
 MARGIN = 0.8
 # Of candidates that take at most so many times the least time, the one of least memory is chosen.
 NEAR = 1.1
@@ -209,7 +209,7 @@ def _handicapped(candidate: Candidate, candidates: Candidates) -> float:
     if candidate.adjoint is None:
         return MARGIN * candidate.time
     if candidates.costs.on_cpu:
-        return candidate.time
+        return 0.0 if is_whole(candidate, candidates.device) else candidate.time
     forward = candidates.sequential().seconds
     return forward + MARGIN * max(candidate.time - forward, 0.0)
 

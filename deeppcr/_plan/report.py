@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from deeppcr._plan.candidates import AUTODIFF, Candidate, busy_seconds, speedup
+from deeppcr._plan.candidates import AUTODIFF, Candidate, busy_seconds, is_whole, speedup
 from deeppcr._plan.choose import MARGIN, NEAR
 from deeppcr._plan.names import Fixed
 from deeppcr.adjoint import Adjoint
@@ -219,6 +219,8 @@ class ChainPlan:
             return f"chosen: {reason(best, best, sequential, self.device)}{why}"
         if len(found) == 1:
             return "chosen: the only one"
+        if best.adjoint and is_whole(best, self.device):
+            return "chosen: each of its loops is one function"
         if any(each.method == self.forward[0].method for each in faster if each.adjoint):
             return f"chosen: others gain less than {1 / MARGIN:.2g}x, which is not reliable"
         return "chosen: the least time"
@@ -359,6 +361,8 @@ def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device:
     if candidate.time < best.time and candidate.method != best.method:
         return "its forward pass alone does not pay"
     if speedup(candidate, sequential) > 1:
+        if best is sequential and best.adjoint and is_whole(best, device):
+            return "a loop that is one function is not beaten"
         if best is sequential:
             return f"predicted speedups below {1 / MARGIN:.2g}x are not reliable"
         return "pays off, but less"
