@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.axis import LOCAL, ChainAxis, ChainSharding
 from deeppcr.carry import Carry
 from deeppcr.checks import describe, leaves_as_arrays
+from deeppcr.effects import without_vmap
 from deeppcr.keys import drawn_alone
 from deeppcr.layers import repeated
 from deeppcr.state import Leaves, StateLayout, check_batch
@@ -330,6 +331,11 @@ def _obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:
         return Obstacle(
             "it has symbolic dimensions (jax.export.symbolic_shape)",
             "numbers, which Jacobian blocks need",
+        )
+    if name := without_vmap(step.evaluated):
+        return Obstacle(
+            f"jax.vmap refuses it, since it contains a {name} with vmap_method=None",
+            'another one, as vmap_method="sequential"',
         )
     if keys := drawn_alone(step.evaluated):
         return Obstacle(
