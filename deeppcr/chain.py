@@ -19,6 +19,8 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.axis import LOCAL, ChainAxis, ChainSharding
 from deeppcr.carry import Carry
 from deeppcr.checks import describe, leaves_as_arrays
+from deeppcr.effects import without_vmap
+from deeppcr.keys import drawn_alone
 from deeppcr.layers import repeated
 from deeppcr.state import Leaves, StateLayout, check_batch
 from deeppcr.step import Step, trace
@@ -329,6 +331,16 @@ def _obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:
         return Obstacle(
             "it has symbolic dimensions (jax.export.symbolic_shape)",
             "numbers, which Jacobian blocks need",
+        )
+    if name := without_vmap(step.evaluated):
+        return Obstacle(
+            f"jax.vmap refuses it, since it contains a {name} with vmap_method=None",
+            'another one, as vmap_method="sequential"',
+        )
+    if keys := drawn_alone(step.evaluated):
+        return Obstacle(
+            f"it draws random bits with keys of dtype {keys}, and all steps at once draw others",
+            'keys of jax.random.key(seed, impl="threefry2x32"), or numbers drawn before',
         )
     if carry.coupled:
         return Obstacle(

@@ -105,6 +105,15 @@ def why_not_differentiable(jaxpr: Any, states: int) -> str:
     return ""
 
 
+def without_vmap(jaxpr: Any) -> str:
+    """The name of a primitive that `jax.vmap` refuses; "" if there is none.
+
+    Callbacks say how they are mapped, or that they are not (``vmap_method=None``).
+    """
+    refuse = (each for each in equations(jaxpr) if each.params.get("vmap_method", "") is None)
+    return next((each.primitive.name for each in refuse), "")
+
+
 def _may_be_forwards_only(equation: Any) -> bool:
     kind = primitive(equation).kind
     if kind == "derivative rule":

@@ -1,5 +1,7 @@
 """Steps that jax cannot differentiate in their state, and gradients that states do not depend on."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +15,10 @@ LONG = 30_000  # steps of a chain for which "auto" costs other methods
 Z0 = jnp.zeros(2)
 
 
-def half(z):
+def half(z, vmap_method="broadcast_all"):
     """Half of it, by the host: jax has no derivative of it."""
     like = jax.ShapeDtypeStruct(z.shape, z.dtype)
-    return jax.pure_callback(lambda z: 0.5 * np.asarray(z), like, z, vmap_method="broadcast_all")
+    return jax.pure_callback(lambda z: 0.5 * np.asarray(z), like, z, vmap_method=vmap_method)
 
 
 def read(weight, halve):
@@ -68,6 +70,31 @@ def test_gradients_of_a_readout_need_no_adjoint_states(adjoint, halve):
 
     assert_agree(of_weight(scan, xs, halve), of_weight(jax.lax.scan, xs, halve))
     assert "custom_linear_solve" not in primitives(lambda: of_weight(scan, xs, halve))
+
+
+def test_outputs_may_have_no_derivative_with_respect_to_the_states():
+    def loss(scan, weight):
+        def step(z, x):
+            return jnp.tanh(z) + x, weight @ half(z)
+
+        return (scan(step, Z0, normal(1, 7, 2))[1] ** 2).sum()
+
+    ours = partial(deeppcr.scan, method="sequential", adjoint="backprop")
+    assert_agree(*(jax.grad(partial(loss, scan))(Z0 + 2) for scan in (ours, jax.lax.scan)))
+
+
+@pytest.mark.parametrize("length", [7, LONG])
+def test_what_jax_cannot_map_runs_step_by_step(length):
+    def step(z, x):
+        return jnp.tanh(z) + half(x, None), jnp.sin(z)
+
+    def loss(scan, z0):
+        return (scan(step, z0, normal(1, length, 2))[1] ** 2).sum()
+
+    ours = partial(deeppcr.scan, adjoint="backprop") if length == 7 else deeppcr.scan
+    assert_agree(*(jax.grad(partial(loss, scan))(Z0) for scan in (ours, jax.lax.scan)))
+    with pytest.raises(ValueError, match="a pure_callback with vmap_method=None"):
+        loss(partial(deeppcr.scan, method="newton"), Z0)
 
 
 def test_other_gradients_need_them():

@@ -215,18 +215,18 @@ def _push(
     run = solve(dataclasses.replace(chain, step=solved))
     chain = dataclasses.replace(chain, step=step)
     states = chain.before(chain.initial, run.trajectory)
-    if moved.reach_states(step):
-        t = _tangents(chain, states, moved, way)
-    else:  # only outputs depend on them, as on the weights of a readout
-        t = list(map(jnp.zeros_like, run.trajectory))
 
-    def outputs(z: Leaves, x: Leaves, c: Leaves, after: Leaves) -> Leaves:
+    def outputs(x: Leaves, c: Leaves, z: Leaves, after: Leaves) -> Leaves:
         return moved.put(chain, x, c).outputs(z, after)
 
     dz, dx, dc = moved.tangents
     _, x, c = moved.of(chain)
+    if not moved.reach_states(step):  # but outputs, as the weights of a readout do
+        f = partial(outputs, z=states, after=run.trajectory)
+        return run, list(map(jnp.zeros_like, run.trajectory)), jax.jvp(f, (x, c), (dx, dc))[1]
+    t = _tangents(chain, states, moved, way)
     starts = chain.before(moved.enter(chain.initial, dz), t)
-    by_outputs = jax.jvp(outputs, (states, x, c, run.trajectory), (starts, dx, dc, t))[1]
+    by_outputs = jax.jvp(outputs, (x, c, states, run.trajectory), (dx, dc, starts, t))[1]
     return run, t, by_outputs
 
 

@@ -12,6 +12,7 @@ are one split, whose transpose is a concatenation, not a sum of arrays padded wi
 # Large products in small pieces, in loops: 0.6 to 1 of the time for 8 to 32 units.
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, filterfalse
 from typing import Any, NamedTuple, Self
@@ -19,12 +20,15 @@ from typing import Any, NamedTuple, Self
 import jax.numpy as jnp
 from jax import lax
 
+from depth.counts import size
 from depth.jaxprs import Replacement, bind, entered, is_literal, needed
 from depth.primitives import primitive
 
 CUTS = frozenset({"slice", "split"})
+OVERLAP = 2  # how often an entry is computed on average, for several slices, at most
 
 Shape = tuple[int, ...]
+Bounds = tuple[Shape, Shape, Shape]  # the starts, the ends and the strides of a slice, by axis
 
 
 class Knife(NamedTuple):
@@ -32,12 +36,12 @@ class Knife(NamedTuple):
 
     Attributes:
         shape: of the whole.
-        bounds: the starts, the ends and the strides of each slice, by axis.
+        bounds: of each slice.
         split: the sizes and the axis of `jax.lax.split`, if the slices are those; else None.
     """
 
     shape: Shape
-    bounds: tuple[tuple[Shape, Shape, Shape], ...]
+    bounds: tuple[Bounds, ...]
     split: tuple[Shape, int] | None = None
 
     @classmethod
@@ -53,9 +57,9 @@ class Knife(NamedTuple):
     def parting(cls, shape: Shape, sizes: Sequence[int], axis: int) -> Self:
         """Those of `jax.lax.split`."""
         bounds = []
-        for end, size in zip(accumulate(sizes), sizes, strict=True):
+        for end, length in zip(accumulate(sizes), sizes, strict=True):
             starts, ends = [0] * len(shape), list(shape)
-            starts[axis], ends[axis] = end - size, end
+            starts[axis], ends[axis] = end - length, end
             bounds.append((tuple(starts), tuple(ends), (1,) * len(shape)))
         return cls(shape, tuple(bounds), (tuple(map(int, sizes)), axis))
 
@@ -149,29 +153,35 @@ def _only_cut(
     """The elementwise results of which only slices are used, or of what follows elementwise.
 
     And the products that this is true of, if all their slices are pieces to divide them into.
+    Neither if slices overlap so much that they are more work than the whole.
     """
     whole = {atom for atom in wanted if not is_literal(atom)}
     found: set[Any] = set()
-    pieces: dict[Any, set[Shape]] = {}  # of what is only sliced
+    pieces: dict[Any, set[Bounds]] = {}  # of what is only sliced
     for equation in reversed(equations):
         if equation.primitive.name in CUTS:
-            shapes = {out.aval.shape for out in equation.outvars}
-            pieces.setdefault(equation.invars[0], set()).update(shapes)
+            pieces.setdefault(equation.invars[0], set()).update(Knife.of(equation).bounds)
             continue
         (result, *_) = equation.outvars or [None]
-        in_place = result not in whole and primitive(equation).in_place
-        if in_place or (
-            result not in whole
-            and equation.primitive.name == "dot_general"
-            and all(divides(equation, shape) for shape in pieces[result])
-        ):
+        is_cut = result not in whole and _is_cut(equation, pieces.get(result, set()), divides)
+        if is_cut:
             found.add(result)
         for atom in filterfalse(is_literal, equation.invars):
-            if in_place and atom.aval.shape == result.aval.shape:
+            if is_cut and primitive(equation).in_place and atom.aval.shape == result.aval.shape:
                 pieces.setdefault(atom, set()).update(pieces[result])
             else:
                 whole.add(atom)
     return found
+
+
+def _is_cut(equation: Any, pieces: set[Bounds], divides: Callable[[Any, Shape], bool]) -> bool:
+    """Whether the slices of a result are computed, not the result as a whole."""
+    shapes = [tuple(len(range(*axis)) for axis in zip(*bounds, strict=True)) for bounds in pieces]
+    entries, of_whole = sum(map(math.prod, shapes)), sum(map(size, equation.outvars))
+    if primitive(equation).in_place:
+        return entries <= OVERLAP * of_whole
+    is_product = equation.primitive.name == "dot_general" and entries <= of_whole
+    return is_product and all(divides(equation, shape) for shape in shapes)
 
 
 def _splits(equations: Sequence[Any]) -> dict[Any, tuple[Knife, list[list[Any]]]]:

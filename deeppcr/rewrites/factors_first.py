@@ -6,12 +6,14 @@ cotangent: it is computed for all steps at once, and a step reads fewer arrays. 
 that reads less than a kilobyte in a trip to one function.
 
 Values are equal up to rounding. But ``a * b`` may overflow where ``(lam * a) * b`` does not: in a
-branch that is not taken ``lam`` is 0. So one of the two has to be bounded, as gates are.
+branch that is not taken ``lam`` is 0. So one of the two has to be bounded, as gates are. Bounds are
+known as exponents, ``|a| <= 2**exponent``, and what is not known to be bounded has `UNKNOWN`.
 """
 
 # jax 0.10.2, 2 cores, the loop of an adjoint: a GRU of 4 to 16 units takes 0.5 to 0.7 of the time,
 # an LSTM of 4 units 0.1.
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -24,11 +26,10 @@ from jax import Array
 from depth.jaxprs import bind, called, entered, interpret, is_literal
 from depth.primitives import primitive
 
-# Functions with bounded results, and those whose results are bounded if their operands are.
-LIMITED = frozenset({"cos", "erf", "erfc", "logistic", "sign", "sin", "tanh"})
-KEEPING = frozenset({"abs", "add", "add_any", "convert_element_type", "integer_pow"})
-KEEPING |= {"max", "min", "mul", "neg", "select_n", "square", "sub"}
-LARGEST = 16.0  # of numbers in a program that are taken to be bounded
+# Exponents of functions of real numbers whose results are bounded.
+LIMITED = dict.fromkeys(("cos", "erf", "logistic", "sign", "sin", "tanh"), 0.0) | {"erfc": 1.0}
+LARGEST = 127.0  # exponent of a product that is computed first: that of float32
+UNKNOWN = 100.0  # more than half of it, so that one of two factors is bounded
 
 
 class Term(NamedTuple):
@@ -37,12 +38,12 @@ class Term(NamedTuple):
     Attributes:
         value: of one equation, or an operand of the program.
         factor: None for 1.
-        is_bounded: whether the factor is.
+        exponent: of the factor.
     """
 
     value: Array
     factor: Any = None
-    is_bounded: bool = True
+    exponent: float = 0.0
 
     @property
     def product(self) -> Array:
@@ -77,68 +78,85 @@ class Sum:
 def factors_first(closed: Any, operands: Sequence[Any], moving: Collection[int]) -> list[Any]:
     """The results of a closed program that is linear in the operands at the indices ``moving``."""
     given = [Sum(Term(x)) if i in moving else x for i, x in enumerate(operands)]
-    return list(map(_value, _run(closed, given, [False] * len(given))))
+    return list(map(_value, _run(closed, given, [UNKNOWN] * len(given))))
 
 
-def _run(closed: Any, operands: Sequence[Any], bounded: Sequence[bool]) -> list[Any]:
+def _run(closed: Any, operands: Sequence[Any], exponents: Sequence[float]) -> list[Any]:
     program, known = entered(closed, operands)
     atoms = [*(x for each in program.eqns for x in each.invars), *program.outvars]
     uses = Counter(x for x in atoms if not is_literal(x))
-    limited = {x for x, is_so in zip(program.invars, bounded, strict=True) if is_so}
-    return interpret(program, known, program.outvars, partial(_results, uses, limited))
+    limits = dict(zip(program.invars, exponents, strict=True))
+    return interpret(program, known, program.outvars, partial(_results, uses, limits))
 
 
 def _results(
-    uses: Counter[Any], limited: set[Any], equation: Any, operands: list[Any]
+    uses: Counter[Any], limits: dict[Any, float], equation: Any, operands: list[Any]
 ) -> Sequence[Any]:
-    """The results of an equation; those that are bounded become ``limited``."""
-    bounded = [_is_small(x) if is_literal(x) else x in limited for x in equation.invars]
+    """The results of an equation; ``limits``: the exponents of variables, to which it adds."""
+    exponents = [
+        _of_literal(x) if is_literal(x) else limits.get(x, UNKNOWN) for x in equation.invars
+    ]
     if not any(isinstance(x, Sum) for x in operands):
-        if _is_bounded(equation, bounded):
-            limited.update(equation.outvars)
+        limits |= dict.fromkeys(equation.outvars, _exponent(equation, exponents))
         return bind(equation, operands)
     inner = called(equation) if primitive(equation).inlines else None
     if inner is not None and "prevent_cse" not in equation.params:  # of `jax.checkpoint` alone
-        return _run(inner, operands, bounded)
+        return _run(inner, operands, exponents)
     again = [not is_literal(x) and uses[x] > 1 for x in equation.invars]
-    found = _sum(equation.primitive.name, operands, again, bounded)
+    found = _sum(equation.primitive.name, operands, again, exponents)
     if found is not None:
         return [found]
     return [Sum(Term(y)) for y in bind(equation, list(map(_value, operands)))]
 
 
-def _is_small(literal: Any) -> bool:
-    return bool(np.all(np.abs(literal.val) <= LARGEST))
+def _of_literal(literal: Any) -> float:
+    largest = float(np.max(np.abs(literal.val)))
+    return math.log2(max(1.0, largest)) if math.isfinite(largest) else UNKNOWN
 
 
-def _is_bounded(equation: Any, bounded: list[bool]) -> bool:
-    """Whether the results are bounded, given whether the operands are."""
+def _exponent(equation: Any, exponents: list[float]) -> float:
+    """The exponent of the results, given those of the operands."""
     name = equation.primitive.name
-    if name == "integer_pow" and equation.params["y"] < 0:
-        return False
-    keeps = name in KEEPING or primitive(equation).kind == "move"
-    return name in LIMITED or (keeps and all(bounded[1:] if name == "select_n" else bounded))
+    largest = max(exponents, default=UNKNOWN)
+    match name:
+        case "mul":
+            return sum(exponents)
+        case "add" | "add_any" | "sub":
+            return largest + 1
+        case "square":
+            return 2 * largest
+        case "integer_pow" if equation.params["y"] > 0:
+            return equation.params["y"] * largest
+        case "select_n":
+            return max(exponents[1:])
+        case "abs" | "convert_element_type" | "max" | "min" | "neg":
+            return largest
+        case "bitcast_convert_type":
+            return UNKNOWN
+    if name in LIMITED and jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):
+        return LIMITED[name]
+    return largest if primitive(equation).kind == "move" else UNKNOWN
 
 
-def _sum(name: str, operands: list[Any], again: list[bool], bounded: list[bool]) -> Sum | None:
+def _sum(name: str, operands: list[Any], again: list[bool], exponents: list[float]) -> Sum | None:
     """The result with its factors; None if it is to be computed as it is.
 
     ``again``: whether operands have other uses, too. Then factors that differ in sign or scale
-    alone would be two arrays, not one. ``bounded``: whether operands are.
+    alone would be two arrays, not one. ``exponents``: of the operands.
     """
     match name, operands:
         case "mul", [Sum() as x, fixed] | [fixed, Sum() as x]:
-            limited = any(bounded)  # what the program is linear in is not
+            exponent = min(exponents)  # what the program is linear in has `UNKNOWN`
             if (
                 x.scaled is None
                 or (any(again) and jnp.ndim(fixed) == 0)
-                or not (limited or x.scaled.is_bounded)
+                or exponent + x.scaled.exponent > LARGEST
             ):
-                return Sum(Term(x.value, fixed, limited))
-            value, factor, was_limited = x.scaled
-            return Sum(Term(value, _wide(factor) * _wide(fixed), limited and was_limited))
-        case "neg", [Sum(scaled=(value, factor, limited))] if not again[0]:
-            return Sum(Term(value, -factor, limited))
+                return Sum(Term(x.value, fixed, exponent))
+            value, factor, other = x.scaled
+            return Sum(Term(value, _wide(factor) * _wide(fixed), exponent + other))
+        case "neg", [Sum(scaled=(value, factor, exponent))] if not again[0]:
+            return Sum(Term(value, -factor, exponent))
         case "add" | "add_any", [Sum() as x, Sum() as y] if not all(again):
             both = zip((x, y), again, strict=True)
             parts = [[Term(z.value)] if used and not z.scaled else z.terms for z, used in both]
@@ -156,8 +174,8 @@ def _added(left: Sequence[Term], right: Sequence[Term]) -> Sum:
             unit = np.ones((), term.value.dtype)
             both = (unit if each.factor is None else each.factor for each in (terms[i], term))
             one, other = map(_wide, both)
-            limited = terms[i].is_bounded and term.is_bounded
-            terms[i] = Term(term.value, one + other, limited)
+            exponent = max(terms[i].exponent, term.exponent) + 1
+            terms[i] = Term(term.value, one + other, exponent)
         else:
             terms.append(term)
     return Sum(*terms)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from deeppcr.keys import is_of_threefry
 from deeppcr.rewrites.cut_first import CUTS, Order, apply, evaluate
 from deeppcr.rewrites.small_products import is_small_product, terms_of
 from deeppcr.state import Leaves
@@ -22,8 +23,6 @@ from depth.primitives import primitive
 
 # Kinds of primitives that take no longer for many steps at once than for one after another.
 AT_ONCE = frozenset({"elementwise", "move", "product", "reduction"})
-# Keys whose random bits are the same, drawn for many steps at once or for each alone.
-KEYS = "key<fry>"  # of threefry, jax's default
 FEW = 8  # terms of a product
 
 
@@ -131,7 +130,7 @@ def _gains(equation: Any, atoms: list[Any], cut: Collection[Any]) -> bool:
     """
     kind, result = primitive(equation).kind, equation.outvars[0]
     if kind == "random":
-        return str(atoms[0].aval.dtype) == KEYS
+        return is_of_threefry(equation)
     if kind == "product" and is_small_product(equation):
         terms = terms_of(equation)
         return terms > FEW or (terms == 1 and result in cut)

@@ -49,7 +49,7 @@ METHODS = [
 ]
 ADJOINTS = [
     '"auto"',
-    '"auto"',
+    '"backprop"',
     '"sequential"',
     '"autodiff"',
     '"pcr"',

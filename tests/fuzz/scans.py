@@ -33,6 +33,7 @@ KINDS = {
 CLOCKS = "clock", "slow clock"
 
 PLAIN = '"auto"', '"sequential"'
+STEP_BY_STEP = '"auto"', '"backprop"', '"autodiff"'  # adjoints: "sequential" solves a recurrence
 FORWARD, REVERSE = (
     "jvp",
     ("gradient", "vmapped gradient", "remat", "gradient of gradient", "jvp of gradient"),
@@ -171,7 +172,7 @@ class Scan:
 
     def refuses(self, words: str) -> bool:
         """Whether an error in words is an answer: Newton keeps no order of effects."""
-        explicit = self.method not in PLAIN or self.adjoint not in PLAIN
+        explicit = self.method not in PLAIN or self.adjoint not in STEP_BY_STEP
         return self.has_effects and explicit and "effect" in words
 
     def noisy(self, sample: Any, eps: float) -> Any:

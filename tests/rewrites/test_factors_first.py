@@ -105,12 +105,27 @@ def test_a_step_of_an_lstm_reads_six_arrays_backwards():
     assert_agree(ours((A, B)), jax.grad(lambda init: loss(jax.lax.scan, init))((A, B)))
 
 
-def test_a_branch_that_is_not_taken_may_overflow():
+def exponential(z, x):
+    return jnp.exp(z + x) ** 2
+
+
+def of_a_complex_number(z, x):
+    return jnp.real(jnp.sin(jax.lax.complex(z, 1.2 * x + 0 * z)) ** 2)
+
+
+def of_large_numbers(z, x):
+    scale = (8 + 8 * jax.lax.sign(jnp.full(z.shape, x) - 1)) ** 100
+    for _ in range(3):
+        z = scale * jnp.sin(z)
+    return z
+
+
+@pytest.mark.parametrize("f", [exponential, of_a_complex_number, of_large_numbers])
+def test_a_branch_that_is_not_taken_may_overflow(f):
     """Its cotangents are 0; the product of its factors is infinite."""
 
     def step(z, x):
-        large = jnp.exp(z + x)
-        return jnp.where(x > 1, z, jnp.sin(z)) + jnp.where(x > 1, 0.0, large * large), z
+        return jnp.where(x > 1, z, jnp.sin(z)) + jnp.where(x > 1, 0.0, f(z, x)), z
 
     def loss(scan, z):
         return scan(step, z, jnp.array([0.1, 400.0, 0.2]))[0].sum()
