@@ -8,8 +8,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from deeppcr._checkpoint import solve_in_segments
 from deeppcr._plan.names import Auto, Method, Wanted
@@ -21,11 +19,16 @@ from deeppcr.primitive import posed
 from deeppcr.problem import Problem
 from deeppcr.progress import report_end
 from deeppcr.sharding import lengthened, shardings_of, shortened, without_shardings
-from deeppcr.solution import NotConverged, Result, Run
+from deeppcr.solution import NotConverged, Result, Run, last_of
 
 
-def solve_chain(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
-    """Solve a chain of one or more steps, differentiably; the adjoint None stands for "auto"."""
+def solve_chain(
+    chain: TracedChain, method: Method, adjoint: Wanted, keeps_states: bool = True
+) -> Run:
+    """Solve a chain of one or more steps, differentiably; the adjoint None stands for "auto".
+
+    ``keeps_states``: whether the trajectory is read. Under `jax.jit`, XLA sees that itself.
+    """
     is_spread = isinstance(method, Newton | Auto) and method.sharding is not None
     arrays = chain.initial, chain.inputs, chain.captured if is_spread else ()
     if mesh := explicit_mesh(*arrays, shared=is_spread or chain.axis.size > 1):
@@ -37,11 +40,11 @@ def solve_chain(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
     if isinstance(adjoint, Adjoint) and (adjoint.checkpoint or asked.length) < asked.length:
         return _ended(solve_in_segments(asked, method, adjoint, solve_chain), method, asked.length)
     chain = lengthened(asked)
-    bind, tree = posed(Problem.of(chain, asked, method, adjoint))
+    bind, tree = posed(Problem.of(chain, asked, method, adjoint), keeps_states)
     run: Run = jax.tree.unflatten(tree, bind())
     if chain.length > asked.length:
         run = shortened(run, asked.length)
-    last = [_last(z, axis) for z in run.trajectory]
+    last = run.last or [_last(z, axis) for z in run.trajectory]
     return _ended(dataclasses.replace(run, last=last), method, asked.length)
 
 
@@ -86,9 +89,7 @@ def _last(states: jax.Array, axis: Any) -> jax.Array:
     if is_sharded:
         last: jax.Array = axis.last(states)
         return last
-    # At an index that is no constant to XLA yet. The transpose of a slice is a pad, which XLA fuses
-    # with the gradient of the loss: a kernel that can take 0.15 s to compile (jax 0.10.2, CPU).
-    return lax.dynamic_index_in_dim(states, lax.optimization_barrier(jnp.int32(-1)), keepdims=False)
+    return last_of(states)
 
 
 def _raise_unless_converged(run: Run, length: int) -> None:

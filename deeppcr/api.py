@@ -115,7 +115,7 @@ def scan(
     chosen = _with_arrays(chosen, carry, xs, length, reverse)
     axis = find_sharding(xs, None, chosen, wanted) or LOCAL
     axis = axis.reversed if reverse else axis
-    run = solve_chain(dataclasses.replace(chain, axis=axis), chosen, wanted)
+    run = solve_chain(dataclasses.replace(chain, axis=axis), chosen, wanted, keeps_states=False)
     return carry.value(run.last), chain.step.typed_outputs(run.outputs)
 
 

@@ -60,14 +60,14 @@ def scan_in_chunks(
 
 
 def run_in_chunks(
-    f: Callable[[Leaves, Leaves], tuple[Leaves, Leaves]],
+    f: Callable[[Leaves, Leaves], tuple[Leaves, Leaves, Leaves]],
     state: Leaves,
     inputs: Leaves,
     *,
     length: int,
     size: int,
-) -> tuple[Leaves, Leaves]:
-    """The states and the outputs of a recurrence, by ``f(state, inputs)``, which takes a chunk.
+) -> tuple[Leaves, Leaves, Leaves]:
+    """The last state, all states and all outputs, by ``f(state, inputs)``, which takes a chunk.
 
     A chunk is compiled once: the last one begins early enough to be as long as the others, and
     computes a few steps again. ``f`` must have no side effects.
@@ -82,8 +82,10 @@ def run_in_chunks(
         is_last, start = index == count - 1, jnp.minimum(index * size, length - size)
         state = [jnp.where(is_last, one, other) for one, other in zip(early, end, strict=True)]
         here = [lax.dynamic_slice_in_dim(x, start, size) for x in inputs]
-        states, outputs = f(state, here)
-        return ([z[-1] for z in states], [z[-1 - again] for z in states]), (states, outputs)
+        last, states, outputs = f(state, here)
+        # The state after which the last chunk begins, if it begins early.
+        before = [z[-1 - again] for z in states] if again else last
+        return (last, before), (states, outputs)
 
     def joined(y: Array) -> Array:
         whole = y.reshape((count * size, *y.shape[2:]))
@@ -91,6 +93,6 @@ def run_in_chunks(
             return whole
         return jnp.concatenate([whole[: (count - 1) * size], whole[(count - 1) * size + again :]])
 
-    found = lax.scan(chunk, (state, state), jnp.arange(count, dtype=jnp.int32))[1]
-    joined_up: tuple[Leaves, Leaves] = jax.tree.map(joined, found)
-    return joined_up
+    (last, _), found = lax.scan(chunk, (state, state), jnp.arange(count, dtype=jnp.int32))
+    states, outputs = jax.tree.map(joined, found)
+    return last, states, outputs

@@ -21,7 +21,7 @@ from depth.jaxprs import Program
 Axes = Sequence[int | None]
 """The index of the axis of the examples in each leaf; None where they share it."""
 
-OF_RUN: Any = Run(1, 1, 0, 0, 0)  # type: ignore[arg-type]
+OF_RUN: Any = Run(1, 1, 0, 0, 0, 0)  # type: ignore[arg-type]
 """The batch axes of a run: after the chain axis, and first in statistics."""
 
 

@@ -21,7 +21,7 @@ from deeppcr.adjoint import pushes
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import by_platform, is_eager
 from deeppcr.problem import Problem
-from deeppcr.solution import Run
+from deeppcr.solution import Run, last_of
 
 
 @jax.custom_jvp
@@ -78,11 +78,14 @@ class _Structures:
         return f"{self.problem.num_leaves} -> {self.run.num_leaves} leaves"
 
 
-def posed(problem: Problem) -> tuple[Callable[[], Sequence[Any]], Any]:
-    """A function that returns the leaves of the solution, and the structure of the solution."""
+def posed(problem: Problem, keeps_states: bool = True) -> tuple[Callable[[], Sequence[Any]], Any]:
+    """A function that returns the leaves of the solution, and the structure of the solution.
+
+    ``keeps_states``: whether an eager solution has a trajectory, if it has a last state.
+    """
     leaves, tree = jax.tree.flatten(problem)
     if is_eager(leaves):
-        leaves, tree = jax.tree.flatten(_eagerly(problem))
+        leaves, tree = jax.tree.flatten(_eagerly(problem, keeps_states))
         return partial(list, leaves), tree
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         # A new object each time, so that jax caches nothing for it.
@@ -96,20 +99,23 @@ def posed(problem: Problem) -> tuple[Callable[[], Sequence[Any]], Any]:
     return partial(list, leaves), tree
 
 
-def _eagerly(problem: Problem) -> Run:
+def _eagerly(problem: Problem, keeps_states: bool) -> Run:
     """The solution, compiled once for all problems that differ only in their arrays."""
     known = problem.kept
-    run: Run = _compiled(known) if known else jax.jit(lambda problem: _solution(problem))(problem)
-    return run
+    if known:
+        found: Run = _compiled(known, keeps_states)
+        return found
+    once: Run = jax.jit(lambda problem: _solution(problem, keeps_states))(problem)
+    return once
 
 
-def _solution(problem: Problem) -> Run:
+def _solution(problem: Problem, keeps_states: bool) -> Run:
     bind, tree = posed(problem)
     run: Run = jax.tree.unflatten(tree, bind())
-    return run
+    return run if keeps_states or not run.last else dataclasses.replace(run, trajectory=[])
 
 
-_compiled = jax.jit(_solution)
+_compiled = jax.jit(_solution, static_argnums=1)
 
 
 def _run(*operands: Any, call_jaxpr: Any, structures: _Structures) -> list[Any]:
@@ -147,13 +153,16 @@ def _push(
 
     found, moved = pushes(problem.adjoints(), again, problem.chain, moves.chain)
     run, t, by_outputs = by_platform(found)(moved)
-    results = jax.tree.leaves(problem.explained(run))
-    rest = [None] * (len(results) - len(t) - len(by_outputs))  # of statistics
+    results, last = (
+        jax.tree.leaves(problem.explained(run)),
+        list(map(last_of, t if run.last else ())),
+    )
+    rest = [None] * (len(results) - len(t) - len(by_outputs) - len(last))  # of statistics
     return results, [
         ad.Zero(jax.typeof(y).to_tangent_aval())
         if dy is None or dy.dtype == jax.dtypes.float0
         else dy
-        for y, dy in zip(results, [*t, *by_outputs, *rest], strict=True)
+        for y, dy in zip(results, [*t, *by_outputs, *rest, *last], strict=True)
     ]
 
 

@@ -108,7 +108,7 @@ class FusedLoop:
             outputs = [trajectory[leaf] for leaf in same if leaf is not None]
         else:
             outputs = chain.outputs(chain.before(chain.initial, trajectory), trajectory)
-        return _as_run(chain, trajectory, outputs)
+        return _as_run(chain, [z[-1] for z in trajectory], trajectory, outputs)
 
 
 def fused_step(chain: TracedChain) -> FusedStep:
@@ -125,14 +125,15 @@ def fused_step(chain: TracedChain) -> FusedStep:
     return FusedStep.of(step.evaluated, step.states, step.inputs, chain.layout.batch_shape)
 
 
-def _as_run(chain: TracedChain, trajectory: Leaves, outputs: Leaves) -> Run:
+def _as_run(chain: TracedChain, last: Leaves, trajectory: Leaves, outputs: Leaves) -> Run:
     stats = Stats.of_sequential(chain.total, chain.layout.dtype, chain.mapped)
     converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
-    return Run(trajectory, outputs, stats, converged, Ran.sequential(chain.mapped))
+    ran = Ran.sequential(chain.mapped)
+    return Run(trajectory, outputs, stats, converged, ran, last if chain.axis == LOCAL else [])
 
 
-def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leaves, Leaves]:
-    """The states and the outputs of all steps, for values alone; derivatives are not the step's.
+def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leaves, Leaves, Leaves]:
+    """The last state, all states and all outputs; their derivatives are not those of the step.
 
     On a CPU, what depends on the inputs alone is computed before the loop, a chunk at a time.
     """
@@ -144,7 +145,7 @@ def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leav
     captured = [*first.constants, *chain.captured]
     size = even_chunk(chain.length, steps_in_cache(first.nbytes))
 
-    def chunk(state: Leaves, inputs: Leaves) -> tuple[Leaves, Leaves]:
+    def chunk(state: Leaves, inputs: Leaves) -> tuple[Leaves, Leaves, Leaves]:
         own = first(inputs, chain.captured)
         rest = dataclasses.replace(chain, step=step, length=size, inputs=own, captured=captured)
         return run_sequentially(rest, state, step.in_loop, unroll)
@@ -154,8 +155,13 @@ def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leav
 
 def run_sequentially(
     chain: TracedChain, initial: Leaves, replace: Replacement | None, unroll: int = 1
-) -> tuple[Leaves, Leaves]:
-    """The states and the outputs of all steps; ``replace`` as in `deeppcr.rewrites.evaluate`."""
+) -> tuple[Leaves, Leaves, Leaves]:
+    """The last state, all states and all outputs.
+
+    The last state is that of the loop, so that XLA keeps no others where nothing reads them.
+
+    ``replace``: as in `deeppcr.rewrites.evaluate`.
+    """
     # Most often the state itself is the output: written once, it costs half.
     same = chain.step.outputs_in_state
 
@@ -163,6 +169,6 @@ def run_sequentially(
         state, outputs = chain.step.with_outputs(state, inputs, chain.captured, replace)
         return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
 
-    _, (trajectory, own) = chain.axis.scan(body, initial, chain.inputs, chain.length, unroll)
+    last, (trajectory, own) = chain.axis.scan(body, initial, chain.inputs, chain.length, unroll)
     rest = iter(own)
-    return trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]
+    return last, trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]

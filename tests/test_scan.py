@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import deeppcr
+from deeppcr._solve import solve_chain
 from tests.problems import PROBLEMS, Problem, assert_agree, backpropagate, normal, oracle
 
 METHODS = {
@@ -315,3 +316,27 @@ def test_the_program_of_parallel_solvers_grows_with_the_logarithm():
     options = {"method": deeppcr.Newton(linear="pcr"), "adjoint": "cyclic_reduction"}
     sizes = [size_of_gradient(length, **options)[0] for length in (8, 16, 32)]
     assert sizes[2] - sizes[1] <= 1.2 * (sizes[1] - sizes[0]) + 10
+
+
+WIDE = jnp.zeros(1024), jnp.linspace(0.0, 1.0, 64)
+
+
+def decaying(z, x):
+    return jnp.tanh(0.5 * z + x), None
+
+
+def test_states_that_nobody_reads_are_not_kept():
+    last = jax.jit(lambda z0, xs: deeppcr.scan(decaying, z0, xs)[0])
+    memory = last.lower(*WIDE).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 64 * WIDE[0].nbytes / 4
+    assert_agree(last(*WIDE), jax.lax.scan(decaying, *WIDE)[0])
+
+
+def test_nor_by_eager_calls(monkeypatch):
+    runs = []
+    monkeypatch.setattr(
+        "deeppcr.api.solve_chain", lambda *a, **k: runs.append(solve_chain(*a, **k)) or runs[-1]
+    )
+    value, _ = deeppcr.scan(decaying, *WIDE)
+    assert not runs[0].trajectory
+    assert_agree(value, jax.lax.scan(decaying, *WIDE)[0])

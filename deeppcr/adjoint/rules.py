@@ -77,20 +77,22 @@ class Autodiff:
     ) -> tuple[Run, Leaves, Leaves]:
         """The run, and the tangents of its states and of its outputs."""
 
-        def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves]:
+        def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves, Leaves]:
             initial = moved.initial.put(chain.initial, z)
             replace = write_out_differentiated if self.rewritten else None
             return run_sequentially(moved.put(chain, x, c), initial, replace, self.unroll)
 
-        (states, outputs), (t, by_outputs) = jax.jvp(program, moved.of(chain), moved.tangents)
+        found, tangents = jax.jvp(program, moved.of(chain), moved.tangents)
+        (last, states, outputs), (_, t, by_outputs) = found, tangents
+        last = last if chain.axis == LOCAL else []
         if not self.with_states:
             return solve(), t, by_outputs
         if self.with_stats:
-            run = dataclasses.replace(solve(), trajectory=states, outputs=outputs)
+            run = dataclasses.replace(solve(), trajectory=states, outputs=outputs, last=last)
         else:
             stats = Stats.of_sequential(chain.length, chain.layout.dtype, chain.mapped)
             converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
-            run = Run(states, outputs, stats, converged, Ran.sequential(chain.mapped))
+            run = Run(states, outputs, stats, converged, Ran.sequential(chain.mapped), last)
         return run, t, by_outputs
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.axis import ChainAxis, ReplicatedAxis
+from deeppcr.axis import LOCAL, ChainAxis, ReplicatedAxis
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Blocks, LinearSolver, ShardSolver, name_of
 from deeppcr.linearize import (
@@ -463,7 +463,8 @@ class NewtonSolver:
             stats = dataclasses.replace(stats, residuals=end.residuals, growth_rate=rate)
         result = jnp.where(ok, jnp.int32(Result.CONVERGED), jnp.int32(failure))
         outputs = chain.outputs(origin, trajectory)
-        return Run(trajectory, outputs, stats, result, self._ran(wide))
+        last = [z[-1] for z in trajectory] if chain.axis == LOCAL else []
+        return Run(trajectory, outputs, stats, result, self._ran(wide), last)
 
     def _ran(self, wide: TracedChain) -> Ran:
         """The description of this method."""
