@@ -13,11 +13,14 @@ from deeppcr.checks import describe, did_you_mean
 from deeppcr.platforms import platform as default_platform
 
 Option = bool | int | str
-# Those of XLA by default, and loops and branches; also where fewer than five kernels follow.
+# Those of XLA by default, and loops and branches; also where fewer than five kernels follow. And
+# without the pass by which the host computes the addresses of copies at the index of a loop, as
+# where a loop returns its states: XLA captures no loop that has such a copy (jax 0.10.2).
 GRAPHS: dict[str, Option] = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
     "DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
     "xla_gpu_graph_min_graph_size": 1,
+    "xla_disable_hlo_passes": "fusion-dynamic-memcpy-rewriter",
 }
 OPTIONS: dict[str, dict[str, Option]] = {
     "cpu": {},

@@ -22,6 +22,9 @@ from deeppcr.checks import describe, leaves_as_arrays
 from deeppcr.effects import without_vmap
 from deeppcr.keys import drawn_alone
 from deeppcr.layers import repeated
+from deeppcr.platforms import is_gpu
+from deeppcr.rewrites.cut_first import apply
+from deeppcr.rewrites.small_products import write_out_at_once
 from deeppcr.state import Leaves, StateLayout, check_batch
 from deeppcr.step import Step, trace
 
@@ -175,6 +178,13 @@ class TracedChain:
     def evaluate(self, vectors: Array) -> Array:
         """`__call__` for states as vectors ``[L, *batch, w]``."""
         return self.layout.flatten(self(self.layout.unflatten(vectors)))
+
+    def evaluate_only(self, vectors: Array) -> Array:
+        """`evaluate`, not to be differentiated: with fewer kernels on a GPU."""
+        if not is_gpu():
+            return self.evaluate(vectors)
+        (after,) = apply(jax.make_jaxpr(self.evaluate)(vectors), [vectors], write_out_at_once)
+        return after
 
     def outputs(self, states: Leaves, after: Leaves) -> Leaves:
         """The outputs of all steps, from ``z_0 .. z_{L-1}`` and ``z_1 .. z_L``."""

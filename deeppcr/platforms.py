@@ -12,9 +12,17 @@ from typing import Any, TypeVar
 import jax
 from jax import lax
 
-from depth.platforms import compiled_for, platform, platforms
+from depth.platforms import GPUS, compiled_for, platform, platforms
 
-__all__ = ["by_platform", "compiled_for", "differing", "is_eager", "platform", "platforms"]
+__all__ = [
+    "by_platform",
+    "compiled_for",
+    "differing",
+    "is_eager",
+    "is_gpu",
+    "platform",
+    "platforms",
+]
 
 T = TypeVar("T")
 DEFAULT = "default"
@@ -45,6 +53,11 @@ def _compiled_for(platform: str, variant: Callable[..., T]) -> Callable[..., T]:
             return variant(*arguments)
 
     return traced
+
+
+def is_gpu() -> bool:
+    """Whether programs are traced for a GPU."""
+    return platform() in GPUS
 
 
 def is_eager(leaves: Iterable[Any]) -> bool:

@@ -139,6 +139,14 @@ def test_a_solver_is_chosen_for_the_platform():
     )  # the recurrence; the first iterations
 
 
+def test_products_that_are_not_differentiated_are_sums_over_columns():
+    y = normal(4, 64, WIDTH)
+    for blocks in (Matrices(normal(5, 64, WIDTH, WIDTH)), Diagonals(normal(5, 64, WIDTH))):
+        with compiled_for("cuda"):
+            assert "dot_general" not in str(jax.make_jaxpr(type(blocks).apply_only)(blocks, y))
+            assert_agree(blocks.apply_only(y), blocks.apply(y))
+
+
 def test_rounds_have_one_shape_up_to_a_width():
     b = normal(4, 64, WIDTH)
     for blocks in (Matrices(normal(5, 64, WIDTH, WIDTH)), Diagonals(normal(5, 64, WIDTH))):

@@ -48,6 +48,18 @@ def test_a_gradient_by_newton_is_one_graph_without_waits():
     assert waits["cpu"] > 1
 
 
+def test_a_loop_that_returns_its_states_is_one_graph():
+    target = target_or_skip("H200")
+
+    def states(z0, xs):
+        return jax.lax.scan(lambda z, x: (z @ x, z @ x), z0, xs)[1]
+
+    shapes = jnp.zeros((16, 3), "float32"), jnp.ones((64, 3, 3), "float32")
+    options = deeppcr.compiler_options("gpu")
+    found = read(target.compile(target.lower(states, *shapes), options)).total(lambda _: 1)
+    assert (found.waits, found.launches) == (0, 1)
+
+
 def test_experiments_capture_their_programs_on_a_gpu_only():
     programs = {"lax.scan": jnp.sin, "newton": jnp.cos}
     assert captured(programs) == {}

@@ -10,7 +10,7 @@ the operations around it. Its sums are those of the product, in another order.
 # with a batch of 8; 0.9, 1.7, 1.0 alone. Beyond a few thousand multiplications the product wins.
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,8 @@ PIECE = 16
 # Up to which a product is written out in a loop that jax differentiates: XLA computes the factors
 # of the sums in its derivative again for each of their terms.
 MOST_DIFFERENTIATED = 512
+# Terms up to which a sum is written term by term where many steps are evaluated at once on a GPU.
+LONGEST = 16
 
 
 def write_out(
@@ -62,6 +64,34 @@ def write_out(
 write_out_differentiated = partial(write_out, most=MOST_DIFFERENTIATED)
 
 
+def write_out_at_once(equation: Any, operands: list[Any]) -> list[Any] | None:
+    """The results of an equation that is or contains a product of short vectors; else None.
+
+    For `evaluate`, of programs that evaluate many steps at once on a GPU. XLA makes sums of these
+    products, too, but it transposes the vectors by a kernel of its own. Written out, the product is
+    part of the kernel that follows (jax 0.10.2, compiled for an H200).
+    """
+    if _is_of_vectors(equation):
+        return [_term_by_term(equation, *operands)]
+    run = partial(apply, replace=write_out_at_once)
+    return rewritten(equation, operands, run, _is_of_vectors)
+
+
+def _is_of_vectors(equation: Any) -> bool:
+    """Whether an equation is a product of vectors, or of vectors and matrices of their own."""
+    if equation.primitive.name != "dot_general" or any(map(is_literal, equation.invars)):
+        return False
+    contracted, batch = equation.params["dimension_numbers"]
+    types = [atom.aval for atom in equation.invars]
+    real = all(jnp.issubdtype(x.dtype, jnp.floating) for x in (*types, equation.outvars[0].aval))
+    sizes = [
+        math.prod(size for axis, size in enumerate(x.shape) if axis not in (*inner, *own))
+        for x, inner, own in zip(types, contracted, batch, strict=True)
+    ]
+    is_one_axis = len(contracted[0]) == 1 and 0 < terms_of(equation) <= LONGEST
+    return real and is_one_axis and bool(batch[0]) and min(sizes) == 1
+
+
 def has_small_products(jaxpr: Any, most: int = MOST) -> bool:
     """Whether `write_out` changes a program on a CPU."""
     return any(is_small_product(equation, most) for equation in equations(jaxpr))
@@ -87,6 +117,33 @@ def terms_of(equation: Any) -> int:
     """The terms of each sum in a product."""
     contracted = equation.params["dimension_numbers"][0][0]
     return int(np.prod([equation.invars[0].aval.shape[axis] for axis in contracted], dtype=int))
+
+
+def _term_by_term(equation: Any, left: Array, right: Array) -> Array:
+    """A product with one contracted axis, each term of slices of the operands as they are."""
+    # If the operands were transposed before they are sliced, XLA for GPUs would not merge their
+    # kernel with others (jax 0.10.2).
+    contracted, (left_batch, right_batch) = equation.params["dimension_numbers"]
+    (left_in,), (right_in,) = contracted
+    working = np.result_type(np.float32, left.dtype, right.dtype)
+    out, batch = equation.outvars[0].aval, len(left_batch)
+    rows = left.ndim - 1 - batch
+
+    def term(k: int) -> Array:
+        a = _batch_first(lax.index_in_dim(left, k, left_in), left_in, left_batch)
+        b = _batch_first(lax.index_in_dim(right, k, right_in), right_in, right_batch)
+        a = a.reshape((*a.shape, *(1,) * (b.ndim - batch)))
+        b = b.reshape((*b.shape[:batch], *(1,) * rows, *b.shape[batch:]))
+        return a.astype(working) * b.astype(working)
+
+    return sum(map(term, range(1, terms_of(equation))), term(0)).astype(out.dtype)
+
+
+def _batch_first(x: Array, dropped: int, batch: Sequence[int]) -> Array:
+    """``x`` without the axis ``dropped``, of size 1, and with the ``batch`` axes in front."""
+    free = [axis for axis in range(x.ndim) if axis not in (dropped, *batch)]
+    order = [axis - (axis > dropped) for axis in (*batch, *free)]
+    return x.squeeze(dropped).transpose(order)
 
 
 def _written_out(equation: Any, left: Array, right: Array, *, piece: int | None) -> Array:

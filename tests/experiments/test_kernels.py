@@ -1,16 +1,20 @@
 """Nodes, launches, waits and cycles are counted as compiled programs have them."""
 
 import dataclasses
+from functools import partial
 
+import jax
 import pytest
 
 from deeppcr.loops import FALLBACK
 from experiments.bench import plots
 from experiments.bench.costs import is_fallback
+from experiments.gradients import network
 from experiments.kernels import cycles, targets
 from experiments.kernels import figure as kernels_figure
 from experiments.kernels import run as kernels
 from experiments.kernels.launches import Dump, Total, read
+from experiments.mlp import run as mlp
 from tests.targets import target_or_skip
 
 TEXT = """HloModule jit_f, is_scheduled=true
@@ -247,6 +251,25 @@ def test_programs_are_compiled_for_the_target_where_jax_can():
     found = target_or_skip("H200")
     (case,) = [case for case in cases() if case.labels["direction"] == "backward"]
     rows = {row["program"]: row for row in kernels.rows(case, found)}
-    assert rows["blocks"]["waits"] == 0
-    assert rows["blocks"]["launches"] == rows["lax.scan, captured"]["launches"] == 1
+    assert rows["blocks, captured"]["waits"] == rows["lax.scan, captured"]["waits"] == 0
+    assert rows["blocks, captured"]["launches"] == rows["lax.scan, captured"]["launches"] == 1
     assert rows["blocks"]["nodes"] < rows["lax.scan"]["nodes"] / 100
+
+
+@pytest.mark.parametrize(
+    ("make", "most"),
+    [
+        (partial(mlp.case, mlp.Size("tanh", 1024, 8, 1)), 16),
+        (network.Size(network.Network("gru", 1), 100_000).case, 16),
+        (network.Size(network.Network("gru", 16), 10_000).case, 24),
+    ],
+    ids=["layers of 8", "gru of 1", "gru of 16"],
+)
+def test_an_iteration_takes_few_kernels(make, most):
+    found = target_or_skip("H200")
+    with jax.enable_x64(False):  # else the counter of the first iterations takes one more
+        with found.chosen():
+            case = make("forward")
+        lowered, _ = kernels.program(case.variants["newton"], case.arguments[0], 4, found)
+        program = read(found.compile(lowered, {}))
+    assert 0 < program.trip(lambda name: not is_fallback(name)) <= most

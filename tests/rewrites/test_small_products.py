@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from deeppcr.rewrites import evaluate
-from deeppcr.rewrites.small_products import MOST, has_small_products, write_out
+from deeppcr.rewrites.cut_first import apply
+from deeppcr.rewrites.small_products import (
+    MOST,
+    has_small_products,
+    write_out,
+    write_out_at_once,
+)
 from tests.problems import assert_agree, normal
 
 SIZES = {"a": 2, "b": 3, "i": 4, "j": 1, "k": 5, "l": 8}
@@ -107,3 +113,40 @@ def test_long_sums_and_short_rows():
     assert_agree(list(written), plain)
     wide = [jax.make_jaxpr(jnp.matmul)(normal(0, 16, 12), normal(1, 12, n)) for n in (12, 16)]
     assert [has_small_products(getattr(each, "jaxpr", each)) for each in wide] == [False, True]
+
+
+def at_once(spec):
+    """A product as it is where many steps are evaluated at once."""
+
+    def program(*given):
+        closed = jax.make_jaxpr(jax.jit(partial(jnp.einsum, spec)))(*given)
+        return apply(closed, given, write_out_at_once)[0]
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("spec", "writes"),
+    [
+        *((spec, True) for spec in ("bik,bk->bi", "ib,bil->bl", "bai,bail->bal", "bk,bk->b")),
+        *((spec, True) for spec in ("kbj,bki->bji", "bji,kbi->bjk", "bli,bi->bl")),
+        *((spec, False) for spec in ("bi,ik->bk", "bik,bkl->bil", "ik,k->i", "bik,bik->b")),
+    ],
+)
+def test_products_of_vectors_at_once(spec, writes):
+    operands = arrays(spec, jnp.float64)
+    text = str(jax.make_jaxpr(at_once(spec))(*operands))
+    assert ("dot_general" in text) != writes
+    assert_agree(at_once(spec)(*operands), np.einsum(spec, *operands))
+
+
+def test_products_of_long_vectors_and_of_integers_stay():
+    for left, right in [(normal(1, 2, 17), normal(2, 2, 17)), (jnp.ones((2, 3), int),) * 2]:
+        assert "dot_general" in str(jax.make_jaxpr(at_once("bi,bi->b"))(left, right))
+
+
+def test_products_at_once_keep_their_dtype():
+    operands = [x.astype(jnp.bfloat16) for x in arrays("bik,bk->bi", jnp.float32)]
+    found, expected = at_once("bik,bk->bi")(*operands), jnp.einsum("bik,bk->bi", *operands)
+    assert found.dtype == expected.dtype == jnp.bfloat16
+    assert_agree(found.astype(jnp.float32), expected.astype(jnp.float32), 1e-2)

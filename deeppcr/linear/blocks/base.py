@@ -71,6 +71,10 @@ class Blocks(ABC):
 
         return jax.tree.map(scaled, self)
 
+    def apply_only(self, y: Array) -> Array:
+        """`apply`, not to be differentiated: with fewer kernels on a GPU."""
+        return self.apply(y)
+
     def apply_step(self, y: Array) -> Array:
         """``A_l y_l`` for one l, in a loop; not to be differentiated.
 

@@ -5,10 +5,13 @@ A product of matrices and vectors can be written in three ways. The size decides
     up to 4095 numbers in all         multiply and reduce
     more, in matrices up to 7x7       a sum over the columns, in loops
     more, in wider matrices           `jnp.einsum`
+
+On a GPU a sum over the columns is part of the kernel of what follows. A product transposes its
+vectors by a kernel of its own (jax 0.10.2).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, Self
 
@@ -17,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.linear.blocks.base import HIGHEST, Blocks
-from deeppcr.platforms import platform
+from deeppcr.platforms import is_gpu, platform
 
 # Up to this width w unrolled elementwise sums beat a batched matrix product: they take 0.5 to 0.8
 # of the time in a loop, 0.7 to 1.2 for 2x2 (jax 0.10.2, 2 cores).
@@ -66,15 +69,17 @@ class Matrices(Blocks):
             return (self.matrix * y[..., None, :]).sum(-1)
         return jnp.einsum("...ij,...j->...i", self.matrix, y, precision=HIGHEST)
 
+    def apply_only(self, y: Array) -> Array:
+        if not is_gpu() or self.width > SMALL_ON_ACCELERATORS:
+            return self.apply(y)
+        return _combination(jnp.moveaxis(self.matrix, -1, 0), y)
+
     def apply_step(self, y: Array) -> Array:
         if self.matrix.size <= FEW or self.width > SMALL:
             return self.apply(y)
         # The sum over columns is for loops alone: its derivative takes twice as long as that of the
         # einsum (jax 0.10.2, 2 cores), because it rebuilds the blocks column by column.
-        product = self.matrix[..., 0] * y[..., 0, None]
-        for k in range(1, self.width):
-            product = product + self.matrix[..., k] * y[..., k, None]
-        return product
+        return _combination([self.matrix[..., k] for k in range(self.width)], y)
 
     def compose(self, earlier: Self) -> Self:
         return dataclasses.replace(
@@ -135,3 +140,11 @@ class StructOfArrays(Blocks):
 
     def transpose(self) -> Self:
         return dataclasses.replace(self, matrix=jnp.swapaxes(self.matrix, 0, 1))
+
+
+def _combination(columns: Sequence[Array] | Array, y: Array) -> Array:
+    """The sum of the ``columns``, each multiplied with its entry of ``y: [.., w]``."""
+    product = columns[0] * y[..., 0, None]
+    for k in range(1, y.shape[-1]):
+        product = product + columns[k] * y[..., k, None]
+    return product
