@@ -154,19 +154,23 @@ def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leav
 
 
 def run_sequentially(
-    chain: TracedChain, initial: Leaves, replace: Replacement | None, unroll: int = 1
+    chain: TracedChain,
+    initial: Leaves,
+    replace: Replacement | None,
+    unroll: int = 1,
+    cuts: bool = True,
 ) -> tuple[Leaves, Leaves, Leaves]:
     """The last state, all states and all outputs.
 
     The last state is that of the loop, so that XLA keeps no others where nothing reads them.
 
-    ``replace``: as in `deeppcr.rewrites.evaluate`.
+    ``replace``: as in `deeppcr.rewrites.evaluate`. ``cuts``: whether slices come first.
     """
     # Most often the state itself is the output: written once, it costs half.
     same = chain.step.outputs_in_state
 
     def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-        state, outputs = chain.step.with_outputs(state, inputs, chain.captured, replace)
+        state, outputs = chain.step.with_outputs(state, inputs, chain.captured, replace, cuts)
         return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
 
     last, (trajectory, own) = chain.axis.scan(body, initial, chain.inputs, chain.length, unroll)

@@ -173,11 +173,17 @@ class Step:
         return evaluate(self.evaluated, known, wanted, replace, self._order)
 
     def with_outputs(
-        self, state: Leaves, inputs: Leaves, captured: Leaves, replace: Replacement | None = None
+        self,
+        state: Leaves,
+        inputs: Leaves,
+        captured: Leaves,
+        replace: Replacement | None = None,
+        cuts: bool = True,
     ) -> tuple[Leaves, Leaves]:
-        """The next state and the outputs; ``replace`` as in `evaluate`."""
-        known = self._known(state, inputs, captured)
-        values = evaluate(self.evaluated, known, self.evaluated.outvars, replace)
+        """The next state and the outputs; ``replace`` as in `evaluate`, ``cuts`` as in `Order`."""
+        known, program = self._known(state, inputs, captured), self.evaluated
+        order = Order.of(program, known, program.outvars, cuts=cuts)
+        values = evaluate(program, known, program.outvars, replace, order)
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, captured: Leaves, after: Leaves) -> Leaves:

@@ -177,7 +177,7 @@ class ChainCosts:
         replace = write_out_differentiated if rewritten and self.on_cpu else None
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
-            return run_sequentially(self._with(x, c), z, replace)[1:]
+            return run_sequentially(self._with(x, c), z, replace, cuts=rewritten)[1:]
 
         def gradient(z: Leaves, x: Leaves, c: Leaves, g: Any) -> Any:
             nonlocal kept

@@ -64,7 +64,8 @@ class Autodiff:
             must be added in one run, to be clipped as one sum.
         with_stats: whether the method runs, too, for its statistics.
         unroll: the number of steps per trip of the loops, an integer >= 1.
-        rewritten: whether small products are written out, as in the sequential program of a CPU.
+        rewritten: whether small products are written out, and slices come first, as in the
+            sequential program of a CPU.
     """
 
     with_states: bool = False
@@ -80,7 +81,8 @@ class Autodiff:
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves, Leaves]:
             initial = moved.initial.put(chain.initial, z)
             replace = write_out_differentiated if self.rewritten else None
-            return run_sequentially(moved.put(chain, x, c), initial, replace, self.unroll)
+            here, is_cut = moved.put(chain, x, c), self.rewritten
+            return run_sequentially(here, initial, replace, self.unroll, is_cut)
 
         found, tangents = jax.jvp(program, moved.of(chain), moved.tangents)
         (last, states, outputs), (_, t, by_outputs) = found, tangents

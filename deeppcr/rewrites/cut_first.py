@@ -93,12 +93,16 @@ class Order(NamedTuple):
         known: Collection[Any],
         wanted: Sequence[Any],
         divides: Callable[[Any, Shape], bool] = lambda product, piece: False,
+        cuts: bool = True,
     ) -> Self:
         """Computed once for a program that is evaluated often.
 
+        ``cuts``: whether slices come first; else the program is evaluated as it is.
         ``divides``: whether a product is computed in pieces, if they have this shape.
         """
         equations = needed(jaxpr, known, wanted)
+        if not cuts:
+            return cls(equations, set(), {})
         only_cut = _only_cut(equations, wanted, divides).difference(known)
         return cls(equations, only_cut, _splits(equations))
 
