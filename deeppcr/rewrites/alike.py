@@ -28,8 +28,8 @@ def parted(arrays: Sequence[Array], like: Sequence[Array]) -> list[Array]:
     """What `joined` joined, of many steps: ``[L, ...]``. ``like``: the arrays of a step."""
     found = {}
     for array, group in zip(arrays, _groups(like), strict=True):
-        for place, i in enumerate(group):
-            found[i] = array if len(group) == 1 else array[:, place]
+        for k, i in enumerate(group):
+            found[i] = array if len(group) == 1 else array[:, k]
     return [found[i] for i in range(len(like))]
 
 

@@ -252,7 +252,7 @@ def _parts(
     axes += [[(0, i)] for i in range(left.ndim) if i not in (*left_in, *left_batch)]
     axes += [[(1, i)] for i in range(right.ndim) if i not in (*right_in, *right_batch)]
     found = [left, right]
-    for start, end, stride, places in zip(starts, ends, strides, axes, strict=True):
-        for which, axis in places:
+    for start, end, stride, owners in zip(starts, ends, strides, axes, strict=True):
+        for which, axis in owners:
             found[which] = lax.slice_in_dim(found[which], start, end, stride, axis)
     return found
