@@ -21,7 +21,7 @@ from deeppcr.adjoint import pushes
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import by_platform, is_eager
 from deeppcr.problem import Problem
-from deeppcr.solution import Run, last_of
+from deeppcr.solution import Run
 
 
 @jax.custom_jvp
@@ -43,9 +43,9 @@ def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
         return run
 
     found, moved = pushes(problem.adjoints(), again, problem.chain, moves.chain)
-    run, t, by_outputs = by_platform(found)(moved)
+    run, *pushed = by_platform(found)(moved)
     run = problem.explained(run)
-    return run, run.with_tangents(t, by_outputs)
+    return run, run.with_tangents(*pushed)
 
 
 class _Primitive(Primitive):
@@ -152,11 +152,8 @@ def _push(
         return run
 
     found, moved = pushes(problem.adjoints(), again, problem.chain, moves.chain)
-    run, t, by_outputs = by_platform(found)(moved)
-    results, last = (
-        jax.tree.leaves(problem.explained(run)),
-        list(map(last_of, t if run.last else ())),
-    )
+    run, t, by_outputs, last = by_platform(found)(moved)
+    results = jax.tree.leaves(problem.explained(run))
     rest = [None] * (len(results) - len(t) - len(by_outputs) - len(last))  # of statistics
     return results, [
         ad.Zero(jax.typeof(y).to_tangent_aval())

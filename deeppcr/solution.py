@@ -206,9 +206,8 @@ class Run:
     ran: Ran
     last: list[Any] = dataclasses.field(default_factory=list)
 
-    def with_tangents(self, states: list[Any], outputs: list[Any]) -> "Run":
+    def with_tangents(self, states: list[Any], outputs: list[Any], last: list[Any]) -> "Run":
         """The tangents of a run: statistics have none."""
-        last = list(map(last_of, states)) if self.last else []
         none = jax.tree.map(_no_tangent, (self.stats, self.result, self.ran))
         return dataclasses.replace(Run(states, outputs, *none), last=last)
 

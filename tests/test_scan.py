@@ -9,6 +9,7 @@ import pytest
 
 import deeppcr
 from deeppcr._solve import solve_chain
+from deeppcr.adjoint import Autodiff
 from tests.problems import PROBLEMS, Problem, assert_agree, backpropagate, normal, oracle
 
 METHODS = {
@@ -340,3 +341,16 @@ def test_nor_by_eager_calls(monkeypatch):
     value, _ = deeppcr.scan(decaying, *WIDE)
     assert not runs[0].trajectory
     assert_agree(value, jax.lax.scan(decaying, *WIDE)[0])
+
+
+def test_jaxs_gradient_of_the_last_state_takes_no_more_memory():
+    def memory(scan, **options):
+        def loss(z0, xs):
+            return jnp.sum(scan(decaying, z0, xs, **options)[0] ** 2)
+
+        compiled = jax.jit(jax.grad(loss, (0, 1))).lower(*WIDE).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    autodiff = Autodiff(with_states=True, rewritten=False)
+    ours = memory(deeppcr.scan, method="sequential", adjoint=autodiff)
+    assert ours <= 1.05 * memory(jax.lax.scan)

@@ -43,10 +43,12 @@ from deeppcr.ran import Ran
 from deeppcr.rewrites.gradients import plain_gradients
 from deeppcr.rewrites.small_products import write_out_differentiated
 from deeppcr.sequential import run_sequentially
-from deeppcr.solution import Result, Run, Stats
+from deeppcr.solution import Result, Run, Stats, last_of
 from deeppcr.state import Leaves, add
 from deeppcr.step import Step
 from depth.jaxprs import is_literal, moved_by
+
+_Pushed = tuple[Run, Leaves, Leaves, Leaves]
 
 
 @jax.tree_util.register_static
@@ -73,10 +75,8 @@ class Autodiff:
     unroll: int = 1
     rewritten: bool = True
 
-    def push(
-        self, solve: Callable[[], Run], chain: TracedChain, moved: "_Moved"
-    ) -> tuple[Run, Leaves, Leaves]:
-        """The run, and the tangents of its states and of its outputs."""
+    def push(self, solve: Callable[[], Run], chain: TracedChain, moved: "_Moved") -> _Pushed:
+        """See `pushes`."""
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves, Leaves]:
             initial = moved.initial.put(chain.initial, z)
@@ -85,17 +85,18 @@ class Autodiff:
             return run_sequentially(here, initial, replace, self.unroll, is_cut)
 
         found, tangents = jax.jvp(program, moved.of(chain), moved.tangents)
-        (last, states, outputs), (_, t, by_outputs) = found, tangents
-        last = last if chain.axis == LOCAL else []
+        (last, states, outputs), (of_last, t, by_outputs) = found, tangents
+        if chain.axis != LOCAL:
+            last = of_last = []
         if not self.with_states:
-            return solve(), t, by_outputs
+            return solve(), t, by_outputs, of_last
         if self.with_stats:
             run = dataclasses.replace(solve(), trajectory=states, outputs=outputs, last=last)
         else:
             stats = Stats.of_sequential(chain.length, chain.layout.dtype, chain.mapped)
             converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
             run = Run(states, outputs, stats, converged, Ran.sequential(chain.mapped), last)
-        return run, t, by_outputs
+        return run, t, by_outputs, of_last
 
 
 Way = AdjointSolver | Autodiff
@@ -107,11 +108,12 @@ def pushes(
     solve: Callable[[TracedChain], Run],
     chain: TracedChain,
     tangents: TracedChain,
-) -> tuple[Mapping[str, Callable[["_Tangents"], tuple[Run, Leaves, Leaves]]], "_Tangents"]:
+) -> tuple[Mapping[str, Callable[["_Tangents"], _Pushed]], "_Tangents"]:
     """A function per platform that runs a chain with its tangents, and the tangents to pass to it.
 
-    It returns the run, and the tangents of its states and of its outputs. ``solve`` runs the chain,
-    unless ``Autodiff`` does, with its step or with one of the same values.
+    It returns the run, and the tangents of its states, of its outputs, and of its last state, if
+    the run has that. ``solve`` runs the chain, unless ``Autodiff`` does, with its step or with one
+    of the same values.
     """
     moved = _Moved.split(chain, tangents)
     found = {name: partial(_push, way, solve, chain, moved) for name, way in ways.items()}
@@ -210,8 +212,8 @@ def _push(
     chain: TracedChain,
     moved: _Moved,
     tangents: _Tangents,
-) -> tuple[Run, Leaves, Leaves]:
-    """The run, and the tangents of its states and of its outputs."""
+) -> _Pushed:
+    """See `pushes`."""
     moved = moved.with_tangents(tangents)
     if isinstance(way, Autodiff):
         return way.push(partial(solve, chain), chain, moved)
@@ -227,11 +229,12 @@ def _push(
     _, x, c = moved.of(chain)
     if not moved.reach_states(step):  # but outputs, as the weights of a readout do
         f = partial(outputs, z=states, after=run.trajectory)
-        return run, list(map(jnp.zeros_like, run.trajectory)), jax.jvp(f, (x, c), (dx, dc))[1]
+        none = [list(map(jnp.zeros_like, leaves)) for leaves in (run.trajectory, run.last)]
+        return run, none[0], jax.jvp(f, (x, c), (dx, dc))[1], none[1]
     t = _tangents(chain, states, moved, way)
     starts = chain.before(moved.enter(chain.initial, dz), t)
     by_outputs = jax.jvp(outputs, (x, c, states, run.trajectory), (dx, dc, starts, t))[1]
-    return run, t, by_outputs
+    return run, t, by_outputs, list(map(last_of, t)) if run.last else []
 
 
 def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: AdjointSolver) -> Leaves:
