@@ -208,8 +208,8 @@ class Run:
 
     def with_tangents(self, states: list[Any], outputs: list[Any], last: list[Any]) -> "Run":
         """The tangents of a run: statistics have none."""
-        none = jax.tree.map(_no_tangent, (self.stats, self.result, self.ran))
-        return dataclasses.replace(Run(states, outputs, *none), last=last)
+        stats, result, ran = jax.tree.map(_no_tangent, (self.stats, self.result, self.ran))
+        return Run(states, outputs, stats, result, ran, last)
 
 
 def last_of(states: Array) -> Array:

@@ -27,12 +27,8 @@ from deeppcr.linearize import Linearization
 from deeppcr.loops import ITERATION
 from deeppcr.newton import Newton
 from deeppcr.platforms import compiled_for
-from deeppcr.rewrites.small_products import (
-    MOST_DIFFERENTIATED,
-    has_small_products,
-    write_out_differentiated,
-)
-from deeppcr.sequential import fused_step, run_loop, run_sequentially
+from deeppcr.rewrites.small_products import MOST_DIFFERENTIATED, has_small_products
+from deeppcr.sequential import fused_step, run_differentiated, run_loop
 from deeppcr.signature import signature
 from deeppcr.state import Leaves
 from depth import Cost
@@ -174,10 +170,9 @@ class ChainCosts:
 
     def _autodiff(self, rewritten: bool) -> tuple[Cost, int]:
         kept, chain = 0, self.chain
-        replace = write_out_differentiated if rewritten and self.on_cpu else None
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
-            return run_sequentially(self._with(x, c), z, replace, cuts=rewritten)[1:]
+            return run_differentiated(self._with(x, c), z, rewritten)[1:]
 
         def gradient(z: Leaves, x: Leaves, c: Leaves, g: Any) -> Any:
             nonlocal kept

@@ -361,9 +361,9 @@ def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device:
     if candidate.time < best.time and candidate.method != best.method:
         return "its forward pass alone does not pay"
     if speedup(candidate, sequential) > 1:
-        if best is sequential and best.adjoint and is_whole(best, device):
-            return "a loop that is one function is not beaten"
         if best is sequential:
+            if best.adjoint and is_whole(best, device):
+                return "a loop that is one function is not beaten"
             return f"predicted speedups below {1 / MARGIN:.2g}x are not reliable"
         return "pays off, but less"
     busy = busy_seconds(candidate.cost, device)

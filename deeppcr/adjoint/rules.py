@@ -41,8 +41,7 @@ from deeppcr.chain import TracedChain
 from deeppcr.chunks import scan_in_chunks
 from deeppcr.ran import Ran
 from deeppcr.rewrites.gradients import plain_gradients
-from deeppcr.rewrites.small_products import write_out_differentiated
-from deeppcr.sequential import run_sequentially
+from deeppcr.sequential import run_differentiated
 from deeppcr.solution import Result, Run, Stats, last_of
 from deeppcr.state import Leaves, add
 from deeppcr.step import Step
@@ -79,10 +78,8 @@ class Autodiff:
         """See `pushes`."""
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves, Leaves]:
-            initial = moved.initial.put(chain.initial, z)
-            replace = write_out_differentiated if self.rewritten else None
-            here, is_cut = moved.put(chain, x, c), self.rewritten
-            return run_sequentially(here, initial, replace, self.unroll, is_cut)
+            here, initial = moved.put(chain, x, c), moved.initial.put(chain.initial, z)
+            return run_differentiated(here, initial, self.rewritten, self.unroll)
 
         found, tangents = jax.jvp(program, moved.of(chain), moved.tangents)
         (last, states, outputs), (of_last, t, by_outputs) = found, tangents
