@@ -35,6 +35,8 @@ JACOBI = "zero"
 # The times of jax's own derivative of a loop whose small products are written out, measured over
 # predicted: the median of 45 chains (jax 0.10.2, 2 cores).
 REWRITTEN = 1.5
+# Of the bytes up to which XLA compiles a loop to one function.
+SURE = 0.8
 # Seconds of an adjoint on a CPU besides those predicted: its kernels over many steps are handed to
 # threads. Of 0 to 6e-5, this has the least regret on 180 chains (jax 0.10.2, 2 cores).
 TO_THREADS = 1e-5
@@ -136,6 +138,15 @@ def loops_of(program: Program) -> Iterator[Loop]:
             yield from loops_of(part)
 
 
+def surely(device: Device) -> Device:
+    """The device for a loop of jax's derivative whose small products are written out.
+
+    The bytes of its trips are known to a fifth, and on a CPU it takes up to 8 times as long if it
+    is not compiled to one function.
+    """
+    return device.replace(small_loop=SURE * device.small_loop)
+
+
 def is_whole(candidate: Candidate, device: Device) -> bool:
     """Whether a CPU runs each of its loops as one function, without a call for each kernel.
 
@@ -144,6 +155,7 @@ def is_whole(candidate: Candidate, device: Device) -> bool:
     """
     if not device.small_loop:
         return False
+    device = surely(device) if candidate.rewritten else device
     loops = list(loops_of(candidate.cost.program))
     return bool(loops) and all(map(Seconds(device).is_one_function, loops))
 
@@ -306,7 +318,9 @@ class Candidates:
     def _autodiff(self, rewritten: bool) -> Candidate:
         cost, kept = self.costs.autodiff(rewritten)
         seconds = self._seconds(cost)
-        seconds *= REWRITTEN if rewritten else 1.0
+        if rewritten:
+            device = surely(self.device)
+            seconds = REWRITTEN * (device.call_latency + cost.seconds(device))
         return Candidate(Sequential(), AUTODIFF, cost, kept, seconds, rewritten=rewritten)
 
     def adjoints(

@@ -1,13 +1,17 @@
-"""Gradients of the arrays of a chain: with plain sums, and without transposes of products."""
+"""Gradients of the arrays of a chain: plain sums, no transposes of products, no tiny products."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
+from deeppcr.platforms import platform
 from deeppcr.rewrites.cut_first import evaluate
+from deeppcr.rewrites.in_pieces import InPieces
+from deeppcr.rewrites.outer_products import is_few_outer_products
 from deeppcr.rewrites.plain_sums import is_odd_sum, plain_sum
 from deeppcr.rewrites.swapped import is_transpose, swapped
+from deeppcr.rewrites.terms import term_by_term
 from depth.jaxprs import entered, rewritten
 
 
@@ -24,11 +28,24 @@ def plain_gradients(pull: Callable[..., Any]) -> Callable[..., Any]:
 
 def _run(closed: Any, operands: Sequence[Any]) -> list[Any]:
     program, known = entered(closed, operands)
-    return evaluate(swapped(program), known, program.outvars, _replaced)
+    in_pieces = InPieces() if platform() == "cpu" else None
+
+    def replace(equation: Any, operands: list[Any]) -> list[Any] | None:
+        """The results of what is rewritten, or of a call of a function that contains it."""
+        if is_odd_sum(equation):
+            return [plain_sum(equation, *operands)]
+        if is_few_outer_products(equation):
+            return [term_by_term(equation, *operands)]
+        results = in_pieces and in_pieces(equation, operands)
+        return results or rewritten(equation, operands, _run, _is_rewritten)
+
+    return evaluate(swapped(program), known, program.outvars, replace)
 
 
-def _replaced(equation: Any, operands: list[Any]) -> list[Any] | None:
-    """The results of a sum, or of a call of a function with what is rewritten; else None."""
-    if is_odd_sum(equation):
-        return [plain_sum(equation, *operands)]
-    return rewritten(equation, operands, _run, lambda each: is_odd_sum(each) or is_transpose(each))
+def _is_rewritten(equation: Any) -> bool:
+    return (
+        is_odd_sum(equation)
+        or is_few_outer_products(equation)
+        or is_transpose(equation)
+        or equation.primitive.name == "concatenate"
+    )

@@ -15,7 +15,8 @@ import jax
 
 from deeppcr.keys import is_of_threefry
 from deeppcr.rewrites.cut_first import CUTS, Order, apply, evaluate
-from deeppcr.rewrites.small_products import is_small_product, terms_of
+from deeppcr.rewrites.small_products import is_small_product
+from deeppcr.rewrites.terms import terms_of
 from deeppcr.state import Leaves
 from depth.counts import nbytes, size
 from depth.jaxprs import Program, called, has_side_effects, is_literal, needed

@@ -10,7 +10,7 @@ the operations around it. Its sums are those of the product, in another order.
 # with a batch of 8; 0.9, 1.7, 1.0 alone. Beyond a few thousand multiplications the product wins.
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from jax import Array, lax
 
 from deeppcr.platforms import platform
 from deeppcr.rewrites.cut_first import apply
+from deeppcr.rewrites.terms import term_by_term, terms_of
 from depth.jaxprs import equations, is_literal, rewritten
 
 # Multiplications up to which a product is written out: from 4096 on XLA cuts the sum into tasks for
@@ -72,7 +73,7 @@ def write_out_at_once(equation: Any, operands: list[Any]) -> list[Any] | None:
     part of the kernel that follows (jax 0.10.2, compiled for an H200).
     """
     if _is_of_vectors(equation):
-        return [_term_by_term(equation, *operands)]
+        return [term_by_term(equation, *operands)]
     run = partial(apply, replace=write_out_at_once)
     return rewritten(equation, operands, run, _is_of_vectors)
 
@@ -111,39 +112,6 @@ def is_small_product(equation: Any, most: int = MOST, shape: tuple[int, ...] | N
     is_scalar = VECTOR // 2 < row < ROW and row % VECTOR
     most = min(most, MOST_SCALAR) if is_scalar else most
     return real and 0 < terms_of(equation) * math.prod(shape) <= most
-
-
-def terms_of(equation: Any) -> int:
-    """The terms of each sum in a product."""
-    contracted = equation.params["dimension_numbers"][0][0]
-    return int(np.prod([equation.invars[0].aval.shape[axis] for axis in contracted], dtype=int))
-
-
-def _term_by_term(equation: Any, left: Array, right: Array) -> Array:
-    """A product with one contracted axis, each term of slices of the operands as they are."""
-    # If the operands were transposed before they are sliced, XLA for GPUs would not merge their
-    # kernel with others (jax 0.10.2).
-    contracted, (left_batch, right_batch) = equation.params["dimension_numbers"]
-    (left_in,), (right_in,) = contracted
-    working = np.result_type(np.float32, left.dtype, right.dtype)
-    out, batch = equation.outvars[0].aval, len(left_batch)
-    rows = left.ndim - 1 - batch
-
-    def term(k: int) -> Array:
-        a = _batch_first(lax.index_in_dim(left, k, left_in), left_in, left_batch)
-        b = _batch_first(lax.index_in_dim(right, k, right_in), right_in, right_batch)
-        a = a.reshape((*a.shape, *(1,) * (b.ndim - batch)))
-        b = b.reshape((*b.shape[:batch], *(1,) * rows, *b.shape[batch:]))
-        return a.astype(working) * b.astype(working)
-
-    return sum(map(term, range(1, terms_of(equation))), term(0)).astype(out.dtype)
-
-
-def _batch_first(x: Array, dropped: int, batch: Sequence[int]) -> Array:
-    """``x`` without the axis ``dropped``, of size 1, and with the ``batch`` axes in front."""
-    free = [axis for axis in range(x.ndim) if axis not in (dropped, *batch)]
-    order = [axis - (axis > dropped) for axis in (*batch, *free)]
-    return x.squeeze(dropped).transpose(order)
 
 
 def _written_out(equation: Any, left: Array, right: Array, *, piece: int | None) -> Array:

@@ -1,0 +1,78 @@
+"""Products and sums of a concatenation, piece by piece.
+
+The derivative of a gate that is a slice of an array is a piece of a concatenation. On a CPU, XLA
+computes a concatenation entry by entry by scalar code, for each product or sum that reads it.
+Products and sums of the pieces are vector code, and only their small results are concatenated.
+"""
+
+# jax 0.10.2, 2 cores, gradients of the weights of a GRU, batch 8: 0.55 of the time for 8 units, 0.9
+# for 4, 16 and 32.
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import Array, lax
+
+from depth.jaxprs import bind, is_literal
+
+MOST = 8  # pieces
+
+
+class InPieces:
+    """Computes such equations of one program, in order: a `depth.jaxprs.Replacement`."""
+
+    def __init__(self) -> None:
+        # Of the variables that are concatenations: the axis and the pieces.
+        self._pieces: dict[Any, tuple[int, list[Array]]] = {}
+
+    def __call__(self, equation: Any, operands: list[Any]) -> list[Any] | None:
+        """The result of a product or a sum of a concatenation; None for another equation."""
+        name = equation.primitive.name
+        if name == "concatenate":
+            self._keep(equation, operands)
+        elif equation.params.get("out_sharding") is not None:
+            return None
+        elif name == "reduce_sum":
+            return self._sum(equation)
+        elif name == "dot_general":
+            return self._product(equation, operands)
+        return None
+
+    def _keep(self, equation: Any, operands: Sequence[Any]) -> None:
+        axis: int = equation.params["dimension"]
+        pieces: list[Array] = []
+        for atom, value in zip(equation.invars, operands, strict=True):
+            inner, parts = self._of(atom)
+            pieces += parts if inner == axis else [value]
+        if len(pieces) <= MOST:
+            self._pieces[equation.outvars[0]] = axis, pieces
+
+    def _of(self, atom: Any) -> tuple[int | None, list[Array]]:
+        return (None, []) if is_literal(atom) else self._pieces.get(atom, (None, []))
+
+    def _sum(self, equation: Any) -> list[Any] | None:
+        axes = equation.params["axes"]
+        axis, pieces = self._of(equation.invars[0])
+        if axis is None or axis in axes:
+            return None
+        left = axis - sum(other < axis for other in axes)
+        return self._joined(equation, left, [[piece] for piece in pieces])
+
+    def _product(self, equation: Any, operands: list[Any]) -> list[Any] | None:
+        contracted, batch = equation.params["dimension_numbers"]
+        start = len(batch[0])
+        for k in (0, 1):
+            bound = (*contracted[k], *batch[k])
+            axis, pieces = self._of(equation.invars[k])
+            free = [i for i in range(operands[k].ndim) if i not in bound]
+            if axis in free:
+                parts = [[p, operands[1]] if k == 0 else [operands[0], p] for p in pieces]
+                return self._joined(equation, start + free.index(axis), parts)
+            start += len(free)
+        return None
+
+    def _joined(self, equation: Any, axis: int, operands: list[list[Any]]) -> list[Any]:
+        """The results of an equation for each of ``operands``, as one result."""
+        pieces = [bind(equation, each)[0] for each in operands]
+        self._pieces[equation.outvars[0]] = axis, pieces
+        return [lax.concatenate(pieces, axis)]
