@@ -7,6 +7,7 @@ else a generic model of its platform.
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,10 @@ from depth.platforms import chosen_device, compiled_for
 
 _IN_PLACE: ContextVar[Device | None] = ContextVar("in_place", default=None)
 _SAME = {"cuda": "gpu", "rocm": "gpu"}  # names of jax for one platform
+_SMALL_LOOP = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
+# The last model with a limit of its own, by the id of the model that it was made of, with that one.
+# It is the same object each time, so that choices for it can be cached by identity.
+_FLAGGED: dict[tuple[int, float], tuple[Device, Device]] = {}
 
 
 def at_hand(platform: str | None = None) -> Device:
@@ -36,7 +41,8 @@ def at_hand(platform: str | None = None) -> Device:
       a TPU (figures of TPU v5e).
 
     It is cheap enough to call while jax traces: the file is read only if it has changed. A file
-    that is unreadable, truncated or not a calibration is ignored.
+    that is unreadable, truncated or not a calibration is ignored. On a CPU, ``small_loop`` is what
+    the environment variable ``XLA_FLAGS`` says of ``xla_cpu_small_while_loop_byte_threshold``.
 
     Args:
         platform: "cpu", "gpu" (or "cuda", "rocm") or "tpu": the first device of that platform in
@@ -87,7 +93,19 @@ def in_place(device: Device) -> Iterator[None]:
 
 def model_of(device: jax.Device) -> Device:
     """The most specific model of one of jax's devices."""
-    return kept(device) or _published(device) or _generic(device.platform)
+    return _as_flagged(kept(device) or _published(device) or _generic(device.platform))
+
+
+def _as_flagged(device: Device) -> Device:
+    """The model with the limit of small loops that this process compiles with."""
+    found = _SMALL_LOOP.findall(os.environ.get("XLA_FLAGS", ""))
+    if not (device.small_loop and found):
+        return device
+    key = id(device), float(found[-1])
+    if key not in _FLAGGED:
+        _FLAGGED.clear()
+        _FLAGGED[key] = device, device.replace(small_loop=key[1])
+    return _FLAGGED[key][1]
 
 
 def first_device(platform: str | None) -> jax.Device | None:

@@ -35,7 +35,8 @@ JACOBI = "zero"
 # The times of jax's own derivative of a loop whose small products are written out, measured over
 # predicted: the median of 45 chains (jax 0.10.2, 2 cores).
 REWRITTEN = 1.5
-# Of the bytes up to which XLA compiles a loop to one function.
+# The share of the bytes up to which XLA compiles a loop to one function, within which it surely
+# does: they are known to a fifth.
 SURE = 0.8
 # Seconds of an adjoint on a CPU besides those predicted: its kernels over many steps are handed to
 # threads. Of 0 to 6e-5, this has the least regret on 180 chains (jax 0.10.2, 2 cores).
@@ -138,15 +139,6 @@ def loops_of(program: Program) -> Iterator[Loop]:
             yield from loops_of(part)
 
 
-def surely(device: Device) -> Device:
-    """The device for a loop of jax's derivative whose small products are written out.
-
-    The bytes of its trips are known to a fifth, and on a CPU it takes up to 8 times as long if it
-    is not compiled to one function.
-    """
-    return device.replace(small_loop=SURE * device.small_loop)
-
-
 def is_whole(candidate: Candidate, device: Device) -> bool:
     """Whether a CPU runs each of its loops as one function, without a call for each kernel.
 
@@ -155,7 +147,6 @@ def is_whole(candidate: Candidate, device: Device) -> bool:
     """
     if not device.small_loop:
         return False
-    device = surely(device) if candidate.rewritten else device
     loops = list(loops_of(candidate.cost.program))
     return bool(loops) and all(map(Seconds(device).is_one_function, loops))
 
@@ -313,14 +304,15 @@ class Candidates:
         if not self.costs.has_small_products:
             return plain
         found = self._autodiff(rewritten=True)
-        return plain if plain.seconds < found.seconds else found
+        # Products that are written out may also be what makes a loop too large for one function.
+        surely = self.device.replace(small_loop=SURE * self.device.small_loop)
+        is_risky = is_whole(plain, self.device) and not is_whole(found, surely)
+        return plain if is_risky or plain.seconds < found.seconds else found
 
     def _autodiff(self, rewritten: bool) -> Candidate:
         cost, kept = self.costs.autodiff(rewritten)
         seconds = self._seconds(cost)
-        if rewritten:
-            device = surely(self.device)
-            seconds = REWRITTEN * (device.call_latency + cost.seconds(device))
+        seconds *= REWRITTEN if rewritten else 1.0
         return Candidate(Sequential(), AUTODIFF, cost, kept, seconds, rewritten=rewritten)
 
     def adjoints(

@@ -77,6 +77,21 @@ def test_what_is_measured_is_taken_and_else_the_generic_model(monkeypatch, gener
     assert depth.at_hand(platform) == generic
 
 
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_the_limit_of_small_loops_is_that_of_the_flag(monkeypatch, generic, is_measured):
+    expected = keep(monkeypatch, small_loop=1024.0) if is_measured else generic
+    flag = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold="
+    monkeypatch.setenv(
+        "XLA_FLAGS", f"{flag}1 --xla_backend_optimization_level=3 {flag}65536,other=2"
+    )
+    found = depth.at_hand("cpu")
+    assert found == expected.replace(small_loop=65536.0)
+    assert depth.at_hand("cpu") is found  # choices are cached by identity
+    assert depth.at_hand("tpu").small_loop == 0
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert depth.at_hand("cpu") == expected
+
+
 def test_a_new_measurement_is_noticed_at_once(monkeypatch):
     for latency in (1.0, 2.0, 3.0, 4.0):
         keep(monkeypatch, call_latency=latency)

@@ -27,6 +27,20 @@ def test_that_of_a_wider_loop_is_not():
     assert "one function" not in str(plan)
 
 
+@pytest.mark.parametrize(("limit", "is_rewritten"), [(1200, False), (2000, True)])
+def test_a_loop_that_is_one_function_stays_as_it_is_near_the_limit(limit, is_rewritten):
+    w = jnp.ones((300, 3, 3), jnp.float32)
+
+    def step(z, x):
+        return jnp.tanh(z @ x["a"]) * (z @ x["b"]) + z @ x["c"]
+
+    chain, z0 = deeppcr.Chain(step, dict.fromkeys("abc", w)), jnp.ones((1, 3), jnp.float32)
+    device = generic_cpu(2).replace(small_loop=float(limit))
+    best = deeppcr.plan(chain, z0, batch_ndim=1, device=device).main.autodiff
+    assert is_whole(best, device)
+    assert best.rewritten == is_rewritten
+
+
 @pytest.mark.parametrize("device", ["H100", "TPU v5e"])
 def test_other_devices_have_no_such_loops(device):
     assert not is_whole(plan_of(1, device).main.autodiff, devices[device])
