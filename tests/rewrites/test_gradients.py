@@ -10,7 +10,7 @@ from deeppcr.rewrites import plain_gradients
 from depth.jaxprs import live_equations, without_constants
 from tests.problems import assert_agree, normal
 
-L, BATCH, WIDTH = 8, 3, 4
+L, BATCH, WIDTH = 32, 3, 4
 
 
 def live(f, name, *arguments):
@@ -38,14 +38,14 @@ PRODUCTS = {
     "in a call": (lambda a, b: jax.jit(each)(a, b), False),
     "two axes of a batch": (
         lambda a, b: product(((2,), (2,)), ((0, 1), (0, 1)))(
-            *(x.reshape(2, 4, BATCH, WIDTH) for x in (a, b))
+            *(x.reshape(2, L // 2, BATCH, WIDTH) for x in (a, b))
         ),
         False,
     ),
     "one sum over all steps": (total, True),
     "a sum of vectors": (product(((2,), (2,)), ((0, 1), (0, 1))), True),
     "two terms": (lambda a, b: each(a[:, :2], b[:, :2]), True),
-    "few steps": (lambda a, b: each(a[:7], b[:7]), True),
+    "few steps": (lambda a, b: each(a[:31], b[:31]), True),
     "integers": (lambda a, b: each((9 * a).astype(int), (9 * b).astype(int)), True),
 }
 
@@ -71,7 +71,7 @@ CONCATENATIONS = {
     "product on the left": (lambda a, b: total(together(a, b), a), 0),
     "product on the right": (lambda a, b: total(a, together(a, b)), 0),
     "product of two": (lambda a, b: total(together(a, b), together(b, a)), 1),
-    "product of each step": (lambda a, b: each(a[:7], together(a, b)[:7]), 1),
+    "product of each step": (lambda a, b: each(a[:31], together(a, b)[:31]), 1),
     "nested": (lambda a, b: total(a, together(together(a, b), b)), 0),
     "nested on another axis": (
         lambda a, b: total(*2 * [together(together(a, b, axis=1), together(b, a, axis=1))]),
