@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr._plan.candidates import Candidate
+from deeppcr._plan.candidate import Candidate
 from deeppcr.api import solve, vector_batch
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
 from deeppcr.checks import describe

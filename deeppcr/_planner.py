@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 import depth
 from deeppcr._instance import Instance, instances_of
-from deeppcr._plan.candidates import JACOBI, Candidate, Candidates
+from deeppcr._plan.candidate import Candidate
+from deeppcr._plan.candidates import JACOBI, Candidates
 from deeppcr._plan.choose import best_gradient, best_method, keep_choices, left_to_jax
 from deeppcr._plan.costs import ChainCosts
 from deeppcr._plan.names import Auto, Fixed, Method, find_method

@@ -6,6 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from deeppcr._plan.candidate import (
+    AUTODIFF,
+    Candidate,
+    busy_seconds,
+    is_whole,
+    iteration_seconds,
+    least_seconds,
+    loops_of,
+)
 from deeppcr._plan.costs import BACKPROPAGATION, ChainCosts
 from deeppcr._plan.names import Fixed
 from deeppcr.adjoint import Adjoint
@@ -16,7 +25,6 @@ from deeppcr.linear import (
     choose_parallel_solver,
     choose_solver,
     find_solver,
-    name_of,
 )
 from deeppcr.linearize import Choice, Diagonal, choose_linearization, find_linearization
 from deeppcr.loops import ahead
@@ -26,10 +34,9 @@ from deeppcr.sequential import Sequential
 from deeppcr.structure import find_structure
 from depth import Cost, Device
 from depth.jaxprs import equations
-from depth.kernels import Loop, Program
+from depth.kernels import Loop
 from depth.prediction import Seconds
 
-AUTODIFF = "autodiff"
 BACKPROP = "backprop"
 JACOBI = "zero"
 # The times of jax's own derivative of a loop whose small products are written out, measured over
@@ -44,111 +51,10 @@ TO_THREADS = 1e-5
 # Steps in a trip that are tried besides one: on a GPU a trip of 16 steps is one CUDA graph, which
 # the host launches at once.
 UNROLL, UNROLL_ON_GPU = 4, 16
+# The same of jax's own derivative, if a CPU then still runs each loop as one function: loops of one
+# number take 0.7 to 0.85 of the time (jax 0.10.2).
+UNROLL_DIFFERENTIATED = (4, 2)
 MOST_UNROLLED = 64  # equations of a step that is unrolled: XLA compiles each several times
-LATENCIES: dict[str, Any] = dict.fromkeys(
-    ("kernel_latency", "loop_latency", "trip_latency", "piece_latency"), 0.0
-) | {"step_latencies": {}}
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """One combination of a method and an adjoint for a chain.
-
-    Attributes:
-        method: the method.
-        adjoint: the adjoint; None for a forward pass.
-        cost: its depth, work and traffic.
-        memory: approximate bytes of intermediate arrays.
-        seconds: the predicted time on the device.
-        iterations: of Newton's method; 0 for others.
-        iteration_seconds: the predicted time of one iteration.
-        measured: the measured seconds of a trial; None without one.
-        rewritten: of jax's own derivative: whether it is that of the loop with small products
-            written out, or of the loop as it is.
-        untried: whether no program of its kind has been measured on a device: never chosen.
-    """
-
-    method: Fixed
-    adjoint: Adjoint | str | None
-    cost: Cost
-    memory: int
-    seconds: float
-    iterations: int = 0
-    iteration_seconds: float = 0.0
-    measured: float | None = None
-    rewritten: bool = True
-    untried: bool = False
-
-    @property
-    def time(self) -> float:
-        """Seconds, measured if available, else predicted."""
-        return self.seconds if self.measured is None else self.measured
-
-    @property
-    def name(self) -> str:
-        """A short name."""
-        if isinstance(self.method, Newton):
-            method = f"Newton, {self.method.linearize}, {name_of(self.method.linear)}"
-        else:
-            unroll = self.method.unroll
-            method = "sequential" + (f", unroll {unroll}" if unroll > 1 else "")
-            method += ", fused" if self.method.fused else ""
-        if self.adjoint is None:
-            return method
-        if isinstance(self.adjoint, Adjoint):
-            return f"{method} / blocks, {name_of(self.adjoint.linear)}"
-        return f"{method} / {self.adjoint}"
-
-    @property
-    def is_sequential(self) -> bool:
-        """Whether it is the sequential program, and jax's own derivative of it."""
-        return self.method == Sequential() and self.adjoint in (None, AUTODIFF)
-
-
-def speedup(candidate: Candidate, sequential: Candidate) -> float:
-    """The speedup, by measured times if both are available."""
-    if candidate.measured is not None and sequential.measured is not None:
-        return sequential.measured / candidate.measured
-    return sequential.seconds / candidate.seconds
-
-
-def busy_seconds(cost: Cost, device: Device) -> float:
-    """The time of the arithmetic: no latencies, small products at the rate of large ones."""
-    rates = {**device.vector_rates, "contraction": max(device.rates.values())}
-    return cost.seconds(device.replace(**LATENCIES, vector_rates=rates))
-
-
-def least_seconds(cost: Cost, device: Device) -> float:
-    """The time of the arithmetic at the highest rate: a lower bound."""
-    return cost.work / max(*device.rates.values(), *device.vector_rates.values())
-
-
-def iteration_seconds(cost: Cost, device: Device) -> float:
-    """The time of one trip of the loop whose end depends on data."""
-    parts = [part for part, _ in cost.program.parts if isinstance(part, Loop) and not part.counted]
-    trips = (Program((), ((dataclasses.replace(part, trips=1), 1),)) for part in parts)
-    return max(Cost(graph=trip).seconds(device) for trip in trips)
-
-
-def loops_of(program: Program) -> Iterator[Loop]:
-    """The outermost loops of a program."""
-    for part, _ in program.parts:
-        if isinstance(part, Loop):
-            yield part
-        elif isinstance(part, Program):
-            yield from loops_of(part)
-
-
-def is_whole(candidate: Candidate, device: Device) -> bool:
-    """Whether a CPU runs each of its loops as one function, without a call for each kernel.
-
-    No other gradient is much faster than that of such a loop: it would pass more than once through
-    the arrays of all steps. It took 0.8 to 3 times as long on 16 chains (jax 0.10.2).
-    """
-    if not device.small_loop:
-        return False
-    loops = list(loops_of(candidate.cost.program))
-    return bool(loops) and all(map(Seconds(device).is_one_function, loops))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,16 +106,20 @@ class Candidates:
 
     def unrolled(self) -> Iterator[Candidate]:
         """The sequential program with several steps in a trip, where that may pay off."""
-        costs, chain = self.costs, self.costs.chain
+        costs = self.costs
         has_graphs = self.device.node_latency is not None
         if not (costs.on_cpu or has_graphs):
             return
-        size = sum(1 for _ in equations(chain.step.jaxpr))
         unroll = UNROLL if costs.on_cpu else UNROLL_ON_GPU
-        if size <= MOST_UNROLLED and chain.length > unroll:
+        if self._can_be_unrolled(unroll):
             method, cost = Sequential(unroll=unroll), costs.unrolled(unroll)
             if has_graphs or all(map(self._stays_apart, loops_of(cost.program))):
                 yield Candidate(method, None, cost, 0, self._seconds(cost))
+
+    def _can_be_unrolled(self, unroll: int) -> bool:
+        chain = self.costs.chain
+        size = sum(1 for _ in equations(chain.step.jaxpr))
+        return size <= MOST_UNROLLED and chain.length > unroll
 
     def fused(self) -> Iterator[Candidate]:
         """The sequential program as one kernel, on a GPU, if it has one: not yet to be chosen."""
@@ -300,20 +210,34 @@ class Candidates:
         derivative of what is sliced first computes it again (1.1 times as long for an LSTM of 16
         units and a batch of 32; jax 0.10.2).
         """
+        found = self._autodiff_once()
+        if is_whole(found, self.device) and self._can_be_unrolled(max(UNROLL_DIFFERENTIATED)):
+            for unroll in UNROLL_DIFFERENTIATED:
+                other = self._autodiff(found.rewritten, unroll)
+                if self._is_surely_whole(other) and other.seconds < found.seconds:
+                    return other
+        return found
+
+    def _autodiff_once(self) -> Candidate:
+        """`autodiff` with one step in a trip."""
         plain = self._autodiff(rewritten=False)
         if not self.costs.has_small_products:
             return plain
         found = self._autodiff(rewritten=True)
         # Products that are written out may also be what makes a loop too large for one function.
-        surely = self.device.replace(small_loop=SURE * self.device.small_loop)
-        is_risky = is_whole(plain, self.device) and not is_whole(found, surely)
+        is_risky = is_whole(plain, self.device) and not self._is_surely_whole(found)
         return plain if is_risky or plain.seconds < found.seconds else found
 
-    def _autodiff(self, rewritten: bool) -> Candidate:
-        cost, kept = self.costs.autodiff(rewritten)
+    def _is_surely_whole(self, candidate: Candidate) -> bool:
+        return is_whole(candidate, self.device.replace(small_loop=SURE * self.device.small_loop))
+
+    def _autodiff(self, rewritten: bool, unroll: int = 1) -> Candidate:
+        cost, kept = self.costs.autodiff(rewritten, unroll)
         seconds = self._seconds(cost)
         seconds *= REWRITTEN if rewritten else 1.0
-        return Candidate(Sequential(), AUTODIFF, cost, kept, seconds, rewritten=rewritten)
+        return Candidate(
+            Sequential(), AUTODIFF, cost, kept, seconds, rewritten=rewritten, unroll=unroll
+        )
 
     def adjoints(
         self, forward: Candidate, time_limit: float = math.inf, linearize: Any = "auto"

@@ -12,7 +12,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 import depth
-from deeppcr._plan.candidates import AUTODIFF, Candidate, Candidates, is_whole, speedup
+from deeppcr._plan.candidate import AUTODIFF, Candidate, is_whole, speedup
+from deeppcr._plan.candidates import Candidates
 from deeppcr._plan.costs import ChainCosts, is_hashable
 from deeppcr._plan.names import Fixed, Wanted, find_adjoint
 from deeppcr.adjoint import Adjoint, Autodiff
@@ -78,7 +79,7 @@ def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wa
     def choose(candidates: Candidates) -> Wanted:
         best = best_gradient(candidates, method)[0]
         if best.adjoint == AUTODIFF:
-            return Autodiff(rewritten=best.rewritten)
+            return Autodiff(rewritten=best.rewritten, unroll=best.unroll)
         return find_adjoint(best.adjoint)
 
     return _kept(key, platform, choose, costs)

@@ -157,22 +157,23 @@ class ChainCosts:
         """Whether products are written out in the derivative of the sequential program."""
         return self.on_cpu and has_small_products(self.chain.step.jaxpr, MOST_DIFFERENTIATED)
 
-    def autodiff(self, rewritten: bool = True) -> tuple[Cost, int]:
+    def autodiff(self, rewritten: bool = True, unroll: int = 1) -> tuple[Cost, int]:
         """The sequential program and its gradient by jax, and the bytes stored in between.
 
-        ``rewritten``: whether small products are written out. For a step with forward mode only:
-        the program and its tangents. For one without a derivative in the state: the program alone.
+        ``rewritten``: whether small products are written out. ``unroll``: steps in a trip. For a
+        step with forward mode only: the program and its tangents. For one without a derivative in
+        the state: the program alone.
         """
         found: tuple[Cost, int] = self._once(
-            ("autodiff", rewritten), lambda: self._autodiff(rewritten)
+            ("autodiff", rewritten, unroll), lambda: self._autodiff(rewritten, unroll)
         )
         return found
 
-    def _autodiff(self, rewritten: bool) -> tuple[Cost, int]:
+    def _autodiff(self, rewritten: bool, unroll: int) -> tuple[Cost, int]:
         kept, chain = 0, self.chain
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> Any:
-            return run_differentiated(self._with(x, c), z, rewritten)[1:]
+            return run_differentiated(self._with(x, c), z, rewritten, unroll)[1:]
 
         def gradient(z: Leaves, x: Leaves, c: Leaves, g: Any) -> Any:
             nonlocal kept

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from deeppcr._plan.candidates import AUTODIFF, Candidate, busy_seconds, is_whole, speedup
+from deeppcr._plan.candidate import AUTODIFF, Candidate, busy_seconds, is_whole, speedup
 from deeppcr._plan.choose import MARGIN, NEAR
 from deeppcr._plan.names import Fixed
 from deeppcr.adjoint import Adjoint

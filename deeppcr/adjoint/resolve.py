@@ -27,7 +27,7 @@ def resolve_adjoint(
     if adjoint is None or isinstance(adjoint, Autodiff) or has_rule:
         is_newton = isinstance(method, Newton)
         way = adjoint if isinstance(adjoint, Autodiff) else Autodiff()
-        unroll = method.unroll if isinstance(method, Sequential) else way.unroll
+        unroll = max(way.unroll, method.unroll if isinstance(method, Sequential) else 1)
         # Second derivatives differentiate what a rule computes, the values included, and not the
         # function: the states have to be those of the run that is differentiated.
         with_states = has_rule or not is_newton or chain.step.has_users_rule

@@ -53,7 +53,9 @@ class Choice:
         if isinstance(method, Newton):
             method = dataclasses.replace(method, max_iterations=None)
         if adjoint == AUTODIFF:
-            adjoint = dataclasses.replace(LOOP, rewritten=candidate.rewritten)
+            adjoint = dataclasses.replace(
+                LOOP, rewritten=candidate.rewritten, unroll=candidate.unroll
+            )
         return cls(candidate.name, method, adjoint)
 
     def run(self, f: Any, init: Any, xs: Any) -> Any:

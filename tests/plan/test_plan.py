@@ -265,7 +265,7 @@ def test_auto_takes_what_is_planned(monkeypatch, memo, device):
         best = found.main.gradient[0]  # whose forward pass is the one that is chosen, or jax's own
         adjoint = find_adjoint(found.adjoint)
         if isinstance(adjoint, Autodiff):  # the name does not say of which loop
-            adjoint = Autodiff(rewritten=best.rewritten)
+            adjoint = Autodiff(rewritten=best.rewritten, unroll=best.unroll)
         assert (size, choose_adjoint(costs, None, "cpu")) == (size, adjoint)
         assert best.method == found.method or best.is_sequential, size
 
