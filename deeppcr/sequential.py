@@ -101,7 +101,7 @@ class FusedLoop:
         """All states; on a GPU by one kernel."""
         if "cuda" not in platforms():
             return self.method.solve(chain)
-        trajectory = fused_scan(
+        last, trajectory = fused_scan(
             self.step, chain.initial, chain.inputs, chain.captured, False, chain.length
         )
         same = chain.step.outputs_in_state
@@ -109,7 +109,7 @@ class FusedLoop:
             outputs = [trajectory[leaf] for leaf in same if leaf is not None]
         else:
             outputs = chain.outputs(chain.before(chain.initial, trajectory), trajectory)
-        return _as_run(chain, [z[-1] for z in trajectory], trajectory, outputs)
+        return _as_run(chain, last, trajectory, outputs)
 
 
 def fused_step(chain: TracedChain) -> FusedStep:
@@ -122,8 +122,10 @@ def fused_step(chain: TracedChain) -> FusedStep:
         raise CannotFuse("the chain is sharded over a mesh")
     if chain.obstacle:
         raise CannotFuse(chain.obstacle.reason)
-    step = chain.step
-    return FusedStep.of(step.evaluated, step.states, step.inputs, chain.layout.batch_shape)
+    step, program = chain.step, chain.step.evaluated
+    # The outputs are the states.
+    program = program._replace(outvars=program.outvars[: step.states] * 2)
+    return FusedStep.of(program, step.states, step.inputs, chain.layout.batch_shape)
 
 
 def _as_run(chain: TracedChain, last: Leaves, trajectory: Leaves, outputs: Leaves) -> Run:

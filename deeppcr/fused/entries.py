@@ -19,13 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from deeppcr.fused.operations import CannotFuse, Operation, convert, multiplied, operation
+from deeppcr.fused.operations import Apply, CannotFuse, Operation, convert, multiplied, operation
 from depth.jaxprs import Program, called, interpret
 from depth.primitives import primitive
 
 CHAINS = 4  # sums that a sum of products is split into, so that each step waits for fewer others
-Apply = Callable[[Operation, Sequence[Any]], Any]
-"""``(operation, entries) -> entry``."""
 
 
 class Entries(NamedTuple):
@@ -40,8 +38,8 @@ class Entries(NamedTuple):
     examples: tuple[int | None, ...]
 
 
-def evaluate(program: Program, operands: Sequence[Entries], wanted: int, apply: Apply) -> Any:
-    """The first ``wanted`` results of a program: `Entries`.
+def evaluate(program: Program, operands: Sequence[Entries], apply: Apply) -> list[Entries]:
+    """The results of a program.
 
     Args:
         operands: of ``program.invars``, then of ``program.constvars``.
@@ -52,7 +50,7 @@ def evaluate(program: Program, operands: Sequence[Entries], wanted: int, apply: 
     """
     known = dict(zip([*program.invars, *program.constvars], operands, strict=True))
     batches = len(operands[0].examples)
-    return _run(program, known, program.outvars[:wanted], apply, batches)
+    return _run(program, known, program.outvars, apply, batches)
 
 
 def _run(program: Any, known: Any, wanted: Any, apply: Apply, batches: int) -> list[Entries]:
@@ -122,7 +120,7 @@ def _together(operands: Sequence[Entries], rank: int) -> tuple[list[np.ndarray],
     tables = []
     for each in operands:
         table = each.table.reshape((1,) * rank) if each.table.ndim < rank else each.table
-        table = narrow(table)
+        table = narrow(table, found)
         if any(axis is not None and table.shape[axis] > 1 for axis in found):
             raise CannotFuse("an array with an entry for each example is shared by all of them")
         tables.append(table)
@@ -142,11 +140,14 @@ def _merged(all_examples: Sequence[tuple[int | None, ...]]) -> tuple[int | None,
     return tuple(merged)
 
 
-def narrow(table: np.ndarray) -> np.ndarray:
-    """The table with size 1 on axes along which all its entries are one."""
-    broadcast = zip(table.shape, table.strides, strict=True)
-    cuts: list[Any] = [slice(0, 1) if not step and n > 1 else slice(None) for n, step in broadcast]
-    return table[(*cuts, ...)]
+def narrow(table: np.ndarray, axes: Sequence[int | None]) -> np.ndarray:
+    """The table with size 1 on those of the axes along which all its entries are the same."""
+    for axis in axes:
+        if axis is not None and table.shape[axis] > 1:
+            first = table.take([0], axis)
+            pairs = zip(np.broadcast_to(first, table.shape).flat, table.flat, strict=True)
+            table = first if all(one is other for one, other in pairs) else table
+    return table
 
 
 def _shape(variable: Any, examples: tuple[int | None, ...]) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 A thread computes one example; if examples are few, all threads of a block compute the same one. The
 state stays in registers. The inputs of a step are read some steps ahead, because memory answers
-later than a step takes. States are written as they come.
+later than a step takes. Outputs are written as they come, and the last state in the end.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ from jax import lax
 
 from deeppcr.fused.backends import Launch
 from deeppcr.fused.entries import table_of
-from deeppcr.fused.memory import Layout, arranged
+from deeppcr.fused.memory import Layout, arranged, restored
 from deeppcr.fused.operations import repeated
-from deeppcr.fused.step import LANES, FusedStep
+from deeppcr.fused.step import LANES, FusedStep, own_shape
 from deeppcr.state import Leaves
 
 AHEAD, READ = 8, 64  # steps, and entries, that are read ahead at most
@@ -32,8 +32,8 @@ def run_kernel(
     length: int,
     reverse: bool,
     launch: Launch,
-) -> Leaves:
-    """The states of all steps, ``[length, *batch, ...]``.
+) -> tuple[Leaves, Leaves]:
+    """The last state, and the outputs of all steps, ``[length, ...]``.
 
     Args:
         step: the step.
@@ -45,27 +45,40 @@ def run_kernel(
     states, inputs, captured = operands
     arrays: Leaves = []
     layouts: list[Layout | None] = []
+    places: dict[int, int] = {}
     all_of_them = [
         *((z, 0) for z in states),
         *((x, 1) for x in inputs),
         *((x, 0) for x in captured),
     ]
-    for (x, steps), axes in zip(all_of_them, step.examples, strict=True):
+    for k, ((x, steps), axes) in enumerate(zip(all_of_them, step.examples, strict=True)):
         layouts.append(None)
         if axes is not None:
+            # Threads that compute the same example may not write what others have yet to read.
+            if step.lanes and step.states <= k < step.states + step.in_place:
+                places[len(arrays)] = k  # as many states come first among the results
             array, layouts[-1] = arranged(x, axes, step, steps)
             arrays.append(array)
     blocks = step.threads // LANES
     kernel = _Kernel(step, tuple(layouts), length, reverse)
+    front, back = ((), (length,)) if step.steps_last else ((length,), ())
+    ends = [((), ())] * step.states + [(front, back)] * len(step.outputs)
+    written, results = [*kernel.last, *kernel.written], step.program.outvars
     out = [
-        jax.ShapeDtypeStruct((length, *layout.memory(step)), z.dtype)
-        for layout, z in zip(kernel.written, states, strict=True)
+        jax.ShapeDtypeStruct((*first, *layout.memory(step)), result.aval.dtype)
+        for (first, _), layout, result in zip(ends, written, results, strict=True)
     ]
-    trajectory = []
-    for y, z in zip(launch(kernel, blocks, out)(*arrays), states, strict=True):
-        y = jnp.swapaxes(y[..., : step.count], -1, -2) if step.lanes else y
-        trajectory.append(y.reshape((length, *z.shape)))
-    return trajectory
+    found = [
+        restored(y, own or (), step, (*result.aval.shape, *end))
+        for y, (_, end), own, result in zip(
+            launch(kernel, blocks, out, places)(*arrays),
+            ends,
+            (*step.examples[: step.states], *step.outputs),
+            results,
+            strict=True,
+        )
+    ]
+    return found[: step.states], found[step.states :]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,20 +91,35 @@ class _Kernel:
     reverse: bool
 
     @property
-    def written(self) -> list[Layout]:
-        """How the states lie in memory: as the initial one."""
+    def last(self) -> list[Layout]:
+        """How the last state lies in memory: as the initial one."""
         return [layout for layout in self.layouts[: self.step.states] if layout]
+
+    @property
+    def written(self) -> list[Layout]:
+        """How the outputs lie in memory."""
+        variables = self.step.program.outvars[self.step.states :]
+        return [
+            Layout(
+                own_shape(variable.aval.shape, axes),
+                bool(axes),
+                self.step.lanes,
+                strides=self.length if self.step.steps_last else 0,
+            )
+            for variable, axes in zip(variables, self.step.outputs, strict=True)
+        ]
 
     def __call__(self, block: Any, *references: Any) -> None:
         """All steps of the examples of a block."""
-        count = len(references) - self.step.states
+        count = len(references) - len(self.step.program.outvars)
         results, given = references[count:], iter(references[:count])
         operands = [layout and (layout, next(given)) for layout in self.layouts]
         ends = self.step.states, self.step.states + self.step.inputs
         states, inputs = operands[: ends[0]], operands[ends[0] : ends[1]]
         captured = operands[ends[1] :]
-        written = list(zip(self.written, results, strict=True))
-        threads = self.written[0].threads
+        last = list(zip(self.last, results[: ends[0]], strict=True))
+        written = list(zip(self.written, results[ends[0] :], strict=True))
+        threads = self.last[0].threads
 
         def read(operands: Sequence[Any], *at: Any) -> Leaves:
             return [
@@ -107,18 +135,21 @@ class _Kernel:
 
         def trip(count: Any, carry: Any) -> Any:
             state, queue = carry
-            last = jnp.int32(self.length - 1)
-            following = read(inputs, index(lax.min(count + jnp.int32(ahead), last)))
+            end = jnp.int32(self.length - 1)
+            following = read(inputs, index(lax.min(count + jnp.int32(ahead), end)))
             shared = read(captured) if constants is None else constants
-            after = self.step(_tables(state, states), _tables(queue[0], inputs), shared)
-            for (layout, reference), table in zip(written, after, strict=True):
-                layout.write(reference, block, index(count), table)
+            tables = _tables(state, states), _tables(queue[0], inputs)
+            after, outputs = self.step(*tables, shared)
+            for (layout, reference), table in zip(written, outputs, strict=True):
+                layout.write(reference, block, table, index(count))
             state = [repeated(entry, threads) for entry in _entries(after)]
             return state, [*queue[1:], _entries(following)]
 
         state = [repeated(entry, threads) for entry in _entries(read(states))]
         queue = [_entries(read(inputs, index(jnp.int32(k)))) for k in range(ahead)]
-        lax.fori_loop(jnp.int32(0), jnp.int32(self.length), trip, (state, queue))
+        state, _ = lax.fori_loop(jnp.int32(0), jnp.int32(self.length), trip, (state, queue))
+        for (layout, reference), table in zip(last, _tables(state, states), strict=True):
+            layout.write(reference, block, table)
 
 
 def _size(operands: Sequence[Any]) -> int:

@@ -6,6 +6,7 @@ example: ``[steps, examples, entries]``.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,25 +26,26 @@ class Layout:
         has_examples: whether each example has entries of its own.
         lanes: whether the examples are side by side.
         is_bool: it is passed as int32.
+        strides: for steps on the last axis, their number; else 0.
     """
 
     shape: tuple[int, ...]
     has_examples: bool
     lanes: bool
     is_bool: bool = False
+    strides: int = 0
 
     def read(self, ref: Any, block: Any, *step: Any) -> np.ndarray:
         """The table of a step, of one example or of a block of them."""
-        indices = [(*step, *self._index(block, k)) for k in range(math.prod(self.shape))]
-        entries = [ref[index] for index in indices]
+        entries = [ref[self._index(block, k, *step)] for k in range(math.prod(self.shape))]
         if self.is_bool:
             entries = [entry != np.int32(0) for entry in entries]
         return table_of(entries, self.shape)
 
-    def write(self, ref: Any, block: Any, step: Any, table: np.ndarray) -> None:
+    def write(self, ref: Any, block: Any, table: np.ndarray, *step: Any) -> None:
         """Write the table of a step."""
         for k, entry in enumerate(table.ravel()):
-            ref[(step, *self._index(block, k))] = repeated(entry, self.threads)
+            ref[self._index(block, k, *step)] = repeated(entry, self.threads)
 
     @property
     def threads(self) -> tuple[int, ...]:
@@ -52,35 +54,57 @@ class Layout:
 
     def memory(self, step: FusedStep) -> tuple[int, ...]:
         """The shape of the array, without steps."""
-        size = math.prod(self.shape)
+        size = math.prod(self.shape) * (self.strides or 1)
         if not self.has_examples:
             return (size,)
         return (size, step.threads) if self.lanes else (step.count, size)
 
-    def _index(self, block: Any, k: int) -> tuple[Any, ...]:
+    def _index(self, block: Any, k: Any, *step: Any) -> tuple[Any, ...]:
         from jax.experimental import pallas as pl
 
+        if self.strides and step:
+            return self._index(block, np.int32(k * self.strides) + step[0])
         if not self.has_examples:
-            return (k,)
-        return (k, pl.ds(block * LANES, LANES)) if self.lanes else (block, k)
+            return (*step, k)
+        return (*step, k, pl.ds(block * LANES, LANES)) if self.lanes else (*step, block, k)
 
 
 def arranged(x: Any, axes: Axes, step: FusedStep, steps: int) -> tuple[Any, Layout]:
-    """An operand as it lies in memory; ``steps`` is 1 if its first axis is the chain, else 0."""
+    """An operand as it lies in memory; ``steps`` is 1 if it has the axis of the chain, else 0."""
     is_bool = x.dtype == bool
     x = x.astype(jnp.int32) if is_bool else x
+    strides = x.shape[-1] * steps if step.steps_last else 0
+    steps = 0 if strides else steps
     front, shape = x.shape[:steps], own_shape(x.shape[steps:], axes)
-    own = [axis for axis in axes if axis is not None]
-    layout = Layout(shape, bool(own), step.lanes, is_bool)
-    if not own:
+    of_step = shape[:-1] if strides else shape
+    layout = Layout(of_step, any(axis is not None for axis in axes), step.lanes, is_bool, strides)
+    if not layout.has_examples:
         return x.reshape((*front, math.prod(shape))), layout
-    x = jnp.moveaxis(x, [steps + axis for axis in own], range(steps, steps + len(own)))
     missing = tuple(steps + k for k, axis in enumerate(axes) if axis is None)
-    x = jnp.expand_dims(x, missing)
     batch = [size for size in step.batch_shape if size > 1]
-    x = jnp.broadcast_to(x, (*front, *batch, *x.shape[steps + len(batch) :]))
-    x = x.reshape((*front, step.count, -1))
+    # One transpose, which is none at all where the examples are last already.
+    x = x.transpose(_order(axes, x.ndim, steps, step.lanes))
+    shape = tuple(n for k, n in enumerate(shape) if k not in axes)
     if step.lanes:
-        x = jnp.swapaxes(x, -1, -2)
-        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -step.count % LANES)])
-    return x, layout
+        at = tuple(len(shape) + k for k in missing)
+        x = jnp.broadcast_to(jnp.expand_dims(x, at), (*front, *shape, *batch))
+        x = x.reshape((*front, -1, step.count))
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -step.count % LANES)]), layout
+    x = jnp.broadcast_to(jnp.expand_dims(x, missing), (*front, *batch, *shape))
+    return x.reshape((*front, step.count, -1)), layout
+
+
+def restored(y: Any, axes: Axes, step: FusedStep, shape: tuple[int, ...]) -> Any:
+    """A result ``[.., *shape]`` with examples on ``axes``, from how it lies in memory."""
+    steps = y.ndim - (2 if axes else 1)
+    y = y[..., : step.count] if axes and step.lanes else y
+    order = _order(axes, steps + len(shape), steps, step.lanes)
+    full = (*y.shape[:steps], *shape)
+    return y.reshape([full[k] for k in order]).transpose(np.argsort(order))
+
+
+def _order(axes: Sequence[int | None], rank: int, steps: int, lanes: bool) -> list[int]:
+    """The axes of an array in the order of memory; the first ``steps`` are not of an example."""
+    batch = [steps + axis for axis in axes if axis is not None]
+    own = [axis for axis in range(steps, rank) if axis not in batch]
+    return [*range(steps), *(own + batch if lanes else batch + own)]

@@ -6,6 +6,7 @@ numbers are computed in float32, and rounded after each operation, as XLA does.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -32,6 +33,9 @@ class Operation(NamedTuple):
     latency: int = 1
     instructions: int = 1
 
+
+Apply = Callable[[Operation, Sequence[Any]], Any]
+"""``(operation, entries) -> entry``."""
 
 NATIVE = {
     *("abs", "add", "and", "atan2", "cos", "div", "eq", "exp", "exp2", "ge", "gt", "integer_pow"),
@@ -88,15 +92,23 @@ def operation(equation: Any) -> Operation | None:
         return _in_float32(COMPOSED[name], dtype, *cost)
     if name not in NATIVE:
         return None
-    bound, params = equation.primitive, equation.primitive.get_bind_params(equation.params)
-    return _in_float32(lambda *entries: bound.bind(*entries, **params), dtype, *cost)
+    params = equation.primitive.get_bind_params(equation.params)
+    return _in_float32(_bound(equation.primitive, tuple(sorted(params.items()))), dtype, *cost)
 
 
+@cache
+def _bound(bound: Any, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """A primitive with its parameters: one function, so that `once` knows it again."""
+    return lambda *entries: bound.bind(*entries, **dict(params))
+
+
+@cache
 def convert(dtype: Any) -> Operation:
     """A cast."""
     return Operation(lambda x: lax.convert_element_type(x, dtype), 0, 0)
 
 
+@cache
 def multiplied(dtype: Any) -> Operation:
     """The product of two entries, in the precision of a sum of this dtype."""
     wide = jnp.float32 if _is_half(dtype) else dtype
@@ -111,6 +123,7 @@ def _is_half(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
+@cache
 def _in_float32(
     function: Callable[..., Any], dtype: Any, latency: int, instructions: int
 ) -> Operation:
@@ -131,6 +144,19 @@ def compute(operation: Operation, entries: Sequence[Any]) -> Any:
     """The result of an operation; entries that all examples share are repeated for each."""
     shape = jnp.broadcast_shapes(*(x.shape for x in entries))
     return operation.function(*(repeated(x, shape) for x in entries))
+
+
+def once(apply: Apply) -> Apply:
+    """The same operation on the same entries has one result: see `deeppcr.fused.entries.narrow`."""
+    known: dict[Any, tuple[Sequence[Any], Any]] = {}
+
+    def evaluated(operation: Operation, entries: Sequence[Any]) -> Any:
+        key = operation, *map(id, entries)
+        if key not in known:
+            known[key] = entries, apply(operation, entries)  # which keeps their ids from others
+        return known[key][1]
+
+    return evaluated
 
 
 def repeated(entry: Any, shape: tuple[int, ...]) -> Any:

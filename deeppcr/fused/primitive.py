@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
@@ -25,8 +26,8 @@ fused_scan_p.multiple_results = True
 
 def fused_scan(
     step: FusedStep, states: Leaves, inputs: Leaves, captured: Leaves, reverse: bool, length: int
-) -> Leaves:
-    """The states of all steps, ``[length, *batch, ...]``, from the initial ones.
+) -> tuple[Leaves, Leaves]:
+    """The last state, and the outputs of all steps, ``[length, ...]``, from the initial state.
 
     ``reverse``: whether the first step takes the last entry of the inputs.
     """
@@ -41,7 +42,7 @@ def fused_scan(
         reverse=reverse,
         interpret=platforms() == ("cuda",),
     )
-    return found
+    return found[: step.states], found[step.states :]
 
 
 def _scan(
@@ -52,11 +53,15 @@ def _scan(
 
     def body(state: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
         known = shared | dict(zip(program.invars, [*state, *x], strict=True))
-        after = evaluate(program, known, program.outvars[: step.states])
-        return after, after
+        results = evaluate(program, known, program.outvars)
+        return results[: step.states], results[step.states :]
 
-    trajectory: Leaves = lax.scan(body, states, inputs, length, reverse)[1]
-    return trajectory
+    if step.steps_last:
+        inputs = [jnp.moveaxis(x, -1, 0) for x in inputs]
+    last, outputs = lax.scan(body, states, inputs, length, reverse)
+    if step.steps_last:
+        outputs = [jnp.moveaxis(x, 0, -1) for x in outputs]
+    return [*last, *outputs]
 
 
 def _run(*operands: Any, call_jaxpr: Any, **_: Any) -> list[Any]:
@@ -77,7 +82,8 @@ def _kernel(
     ends = step.states, step.states + step.inputs
     states, inputs = operands[: ends[0]], operands[ends[0] : ends[1]]
     parts = list(states), list(inputs), list(operands[ends[1] :])
-    return run_kernel(step, parts, length, reverse, native() if is_gpu else interpreted)
+    last, outputs = run_kernel(step, parts, length, reverse, native() if is_gpu else interpreted)
+    return [*last, *outputs]
 
 
 def _abstract(*operands: Any, call_jaxpr: Any, **_: Any) -> list[Any]:

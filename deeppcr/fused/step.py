@@ -8,14 +8,15 @@ one under which the program treats all examples alike is the right one, as every
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice, product
 from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.fused.entries import Apply, Entries, evaluate, narrow, table_of
-from deeppcr.fused.operations import CannotFuse, Counter, Latency, compute
+from deeppcr.fused.entries import Entries, evaluate, narrow, table_of
+from deeppcr.fused.operations import Apply, CannotFuse, Counter, Latency, compute, once
 from deeppcr.state import Leaves
 from depth.jaxprs import Program, is_literal, needed
 
@@ -33,13 +34,16 @@ class FusedStep:
     """A step that a kernel can repeat.
 
     Attributes:
-        program: of ``(*state, *input)``, with captured arrays as constants; its first results are
-            the next state.
+        program: ``(*state, *input) -> (*state, *outputs)``, with captured arrays as constants.
         states: the number of leaves of a state.
         inputs: the number of leaves of an input.
-        batch_shape: the batch axes of a state.
+        batch_shape: the batch axes of a state, and the one of its chunks.
         examples: for each operand, states and inputs and captured arrays, where it has those batch
             axes that are longer than 1; None for an operand that is not used.
+        outputs: the same for each output, which has all of them.
+        in_place: the number of outputs that replace inputs, the first one the first input and so
+            on: an input is read before it is written.
+        steps_last: whether the steps are on the last axis of inputs and outputs, not on the first.
         instructions: of a step: its operations, with those that an exponential function takes.
         latency: operations of a step that wait for each other, from state to state.
     """
@@ -49,22 +53,41 @@ class FusedStep:
     inputs: int
     batch_shape: tuple[int, ...]
     examples: tuple[Axes | None, ...]
+    outputs: tuple[Axes, ...]
     instructions: int
     latency: int
+    in_place: int = 0
+    steps_last: bool = False
 
     @classmethod
-    def of(cls, program: Program, states: int, inputs: int, batch_shape: tuple[int, ...]) -> Self:
+    def of(
+        cls,
+        program: Program,
+        states: int,
+        inputs: int,
+        batch_shape: tuple[int, ...],
+        chunks: int | None = None,
+    ) -> Self:
         """The step of a program, for one of its examples.
+
+        Args:
+            program: ``(*state, *input) -> (*state, *outputs)``.
+            states: the number of leaves of a state.
+            inputs: the number of leaves of an input.
+            batch_shape: the batch axes of a state, which are its first.
+            chunks: the length of one more batch axis, which is the last of every array that has
+                it; None for none.
 
         Raises:
             CannotFuse: it has no kernel; the message says why.
         """
-        _check(program, states, math.prod(batch_shape))
+        many = batch_shape if chunks is None else (*batch_shape, chunks)
+        _check(program, states, math.prod(many))
         variables = [*program.invars, *program.constvars]
-        used = _used(program, variables, states)
+        used = _used(program, variables)
         choices: list[Sequence[Axes | None]] = []
         for k, variable in enumerate(variables):
-            found = _possible(variable.aval.shape, batch_shape)
+            found = _possible(variable.aval.shape, batch_shape, chunks)
             if k < states:
                 choices.append(found[:1])
             elif variable not in used:
@@ -73,9 +96,13 @@ class FusedStep:
                 raise CannotFuse("an array that a step reads has no entries")
             else:
                 choices.append(found if k < states + inputs else found[::-1])
+        outputs = tuple(
+            _possible(variable.aval.shape, batch_shape, chunks)[0]
+            for variable in program.outvars[states:]
+        )
         reasons = []
         for examples in islice(product(*choices), TRIED):
-            step = cls(program, states, inputs, batch_shape, examples, 0, 0)
+            step = cls(program, states, inputs, many, examples, outputs, 0, 0)
             try:
                 instructions, latency = step._measured()
             except CannotFuse as error:
@@ -86,18 +113,21 @@ class FusedStep:
 
     def __call__(
         self, state: Leaves, inputs: Leaves, captured: Leaves, apply: Apply = compute
-    ) -> Leaves:
-        """The next state of an example: tables of entries."""
+    ) -> tuple[Leaves, Leaves]:
+        """The next state of an example, and its outputs: tables of entries."""
         nowhere = (None,) * len(self.examples[0] or ())
         operands = [
             Entries(table, axes or nowhere)
             for table, axes in zip([*state, *inputs, *captured], self.examples, strict=True)
         ]
-        found = evaluate(self.program, operands, self.states, apply)
-        return [
-            _state(each, operand)
-            for each, operand in zip(found, operands[: self.states], strict=True)
+        found = evaluate(self.program, operands, once(apply))
+        axes = [*(each.examples for each in operands[: self.states]), *self.outputs]
+        variables = self.program.outvars
+        tables = [
+            _result(each, own_shape(variable.aval.shape, own), own)
+            for each, variable, own in zip(found, variables, axes, strict=True)
         ]
+        return tables[: self.states], tables[self.states :]
 
     def _measured(self) -> tuple[int, int]:
         """The instructions of a step, and its latency, without computing anything."""
@@ -107,11 +137,11 @@ class FusedStep:
             shape = (0,) if axes is None else own_shape(variable.aval.shape, axes)
             if math.prod(shape) > MOST:
                 raise CannotFuse(f"a step reads an array of more than {MOST} entries")
-            entry = Latency(0) if len(tables) < self.states else None
-            tables.append(table_of([entry] * math.prod(shape), shape))
+            entry = partial(Latency, 0) if len(tables) < self.states else object
+            tables.append(table_of([entry() for _ in range(math.prod(shape))], shape))
         counter = Counter(MOST)
         ends = self.states, self.states + self.inputs
-        found = self(tables[: ends[0]], tables[ends[0] : ends[1]], tables[ends[1] :], counter)
+        found, _ = self(tables[: ends[0]], tables[ends[0] : ends[1]], tables[ends[1] :], counter)
         entries = [entry for table in found for entry in table.ravel()]
         waits = [entry.latency for entry in entries if isinstance(entry, Latency)]
         return counter.instructions, max(waits, default=0)
@@ -151,16 +181,28 @@ def _check(program: Program, states: int, count: int) -> None:
             raise CannotFuse(f"a state is {variable.aval.dtype}, of float32 or shorter in a kernel")
 
 
-def _used(program: Program, variables: Sequence[Any], states: int) -> set[Any]:
-    """The operands that the next state depends on."""
-    wanted = program.outvars[:states]
+def _used(program: Program, variables: Sequence[Any]) -> set[Any]:
+    """The operands that the results depend on."""
+    wanted = program.outvars
     equations = needed(program, set(variables), wanted)
     atoms = [*wanted, *(atom for equation in equations for atom in equation.invars)]
     return {atom for atom in atoms if not is_literal(atom)}
 
 
-def _possible(shape: tuple[int, ...], batch_shape: tuple[int, ...]) -> list[Axes]:
-    """Where the batch axes of an array may be, by its shape: first, the last of them, nowhere."""
+def _possible(
+    shape: tuple[int, ...], batch_shape: tuple[int, ...], chunks: int | None
+) -> list[Axes]:
+    """Where the batch axes of an array may be, by its shape: first, the last of them, nowhere.
+
+    The axis of the chunks is the last, or nowhere.
+    """
+    if chunks not in (None, 1):
+        without: Axes = (None,)
+        rest = [(*axes, *without) for axes in _possible(shape, batch_shape, None)]
+        if shape[-1:] != (chunks,):
+            return rest
+        own = _possible(shape[:-1], batch_shape, None)
+        return [*((*axes, len(shape) - 1) for axes in own), *rest]
     several = [k for k, size in enumerate(batch_shape) if size > 1]
     found: list[Axes] = []
     for missing in range(len(batch_shape) + 1):
@@ -169,14 +211,14 @@ def _possible(shape: tuple[int, ...], batch_shape: tuple[int, ...]) -> list[Axes
     return list(dict.fromkeys(found))
 
 
-def _state(found: Entries, before: Entries) -> np.ndarray:
-    """The next state, as the state before."""
-    if found.examples not in (before.examples, (None,) * len(before.examples)):
+def _result(found: Entries, shape: tuple[int, ...], axes: Axes) -> np.ndarray:
+    """A result as it is written: with these axes of examples, and of this shape without them."""
+    if found.examples not in (axes, (None,) * len(axes)):
         raise CannotFuse("an example takes the state of another")
-    table = narrow(found.table)
-    if any(n not in (1, size) for n, size in zip(table.shape, before.table.shape, strict=True)):
+    table = narrow(found.table, axes)
+    if any(n not in (1, size) for n, size in zip(table.shape, shape, strict=True)):
         raise CannotFuse("an example has another state than the others")
-    return np.broadcast_to(table, before.table.shape)
+    return np.broadcast_to(table, shape)
 
 
 def own_shape(shape: tuple[int, ...], axes: Axes | None) -> tuple[int, ...]:

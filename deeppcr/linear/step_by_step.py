@@ -73,9 +73,10 @@ def solve_in_one_kernel(
     steps, along = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, axis, 0), (blocks, b))
     leaves, tree = jax.tree.flatten(steps)
 
-    def step(y: Array, *inputs: Array) -> Array:
+    def step(y: Array, *inputs: Array) -> tuple[Array, Array]:
         *block, is_first, b_l = inputs
-        return b_l + jnp.where(is_first, 0, jax.tree.unflatten(tree, block).apply_step(y))
+        y = b_l + jnp.where(is_first, 0, jax.tree.unflatten(tree, block).apply_step(y))
+        return y, y
 
     start = len(along) - 1 if reverse else 0
     arrays = [*leaves, jnp.arange(len(along)) == start, along]
@@ -90,7 +91,7 @@ def solve_in_one_kernel(
         ) from None
     if "cuda" not in platforms():
         return solve_step_by_step(blocks, b, reverse, unroll)
-    (y,) = fused_scan(fused, [jnp.zeros_like(along[0])], arrays, [], reverse, len(along))
+    _, (y,) = fused_scan(fused, [jnp.zeros_like(along[0])], arrays, [], reverse, len(along))
     return jnp.moveaxis(y, 0, axis)
 
 
