@@ -16,6 +16,11 @@ class ChainAxis:
     backwards: bool = False
 
     @property
+    def entries(self) -> int:
+        """The axis of the entries of a state."""
+        return -1
+
+    @property
     def size(self) -> int:
         """The number of shards."""
         return 1
@@ -48,17 +53,17 @@ class ChainAxis:
 
     def before(self, entry: Array, states: Array) -> Array:
         """The state before each step; ``entry`` before the first step of the chain."""
-        # Not a concatenation, which a GPU's compiler does not fuse with what follows.
-        edges = (-1, 1, 0) if self.backwards else (1, -1, 0)
-        moved = lax.pad(states, jnp.zeros((), states.dtype), [edges, *[(0, 0, 0)] * entry.ndim])
-        index = lax.broadcasted_iota(jnp.int32, states.shape, 0)
-        first = len(states) - 1 if self.backwards else 0
-        return jnp.where(index == first, entry[None], moved)
+        entry = jnp.broadcast_to(entry, states.shape)
+        return moved(entry, states, 0, self.backwards)
 
     def index(self, length: int) -> Array:
         """The index of each of ``length`` steps in the whole chain, from 0: int32."""
         index = lax.iota(jnp.int32, length)
         return length - 1 - index if self.backwards else index
+
+    def indices(self, shape: tuple[int, ...]) -> Array:
+        """The index of the step of each entry of an array of this shape: int32."""
+        return lax.broadcast_in_dim(self.index(shape[0]), shape, (0,))
 
     def survey(self, values: Sequence[Array], true: Sequence[Array]) -> tuple[Any, Any]:
         """The largest of all entries of each of ``values``, and how far each of ``true`` holds.
@@ -73,7 +78,7 @@ class ChainAxis:
             the maxima, and the numbers of steps from the start with all entries true: int32.
         """
         shape, end = (*values, *true)[0].shape, self.total(len((*values, *true)[0]))
-        index = lax.broadcast_in_dim(self.index(shape[0]), shape, (0,))
+        index = self.indices(shape)
         first_false = [jnp.where(each, jnp.int32(end), index) for each in true]
         least = [jnp.zeros((), x.dtype) for x in values], [jnp.int32(end) for _ in true]
         found: tuple[Any, Any] = lax.reduce(
@@ -155,6 +160,16 @@ class ChainAxis:
         """The entry of the shard's last step."""
         end = 0 if self.backwards else -1
         return jax.tree.map(lambda leaf: leaf[end], tree)
+
+
+def moved(entry: Array, states: Array, axis: int, backwards: bool = False) -> Array:
+    """``states`` moved by one along an axis, with those of ``entry``, of the same shape, before."""
+    # Not a concatenation, which a GPU's compiler does not fuse with what follows.
+    edges = [(0, 0, 0)] * states.ndim
+    edges[axis] = (-1, 1, 0) if backwards else (1, -1, 0)
+    others = lax.pad(states, jnp.zeros((), states.dtype), edges)
+    index = lax.broadcasted_iota(jnp.int32, states.shape, axis % states.ndim)
+    return jnp.where(index == (states.shape[axis] - 1 if backwards else 0), entry, others)
 
 
 def _larger_and_smaller(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -152,7 +152,7 @@ class Criterion:
             axis: the chain axis, in the direction of the recurrence.
             solved: bool, whether the residual alone tells; None for False. Newton's method only.
         """
-        eps, coarsest = self._units(value), max(eps for _, eps in self.eps)
+        eps, coarsest = self._units(value, axis), max(eps for _, eps in self.eps)
         defined = jnp.isfinite(value)
         finite = defined & jnp.isfinite(iterate)
         own, common = sizes(value, origin, axis)
@@ -175,7 +175,7 @@ class Criterion:
             of_entry = jnp.minimum(so_far[..., 1], norm / share.min(axis=-1, initial=1))
             converges = at_rest = self._is_small(of_entry, now)[..., None]
         if self.is_given:  # a state is right if its residual is, and so are the states before it
-            right = jnp.ones_like(converges[0])
+            right = jnp.ones((), bool)
             converges, at_rest = (axis.before(right, each) for each in (converges, at_rest))
         rtol = ROUNDING * eps if self.rtol is None else self.rtol
         small = residual <= self.atol + rtol * own
@@ -241,12 +241,14 @@ class Criterion:
         """Whether the user has given a tolerance."""
         return self.rtol is not None or not isinstance(self.atol, float) or self.atol > 0
 
-    def _units(self, like: Array) -> np.ndarray:
+    def _units(self, like: Array, axis: ChainAxis) -> np.ndarray:
         """``eps``: a number, or one for each entry, ``[1, .., 1, w]``."""
         entries, eps = zip(*self.eps, strict=True)
         if len(set(eps)) == 1:
             return np.asarray(eps[0], like.dtype)
-        return np.repeat(eps, entries).astype(like.dtype).reshape((*(1,) * (like.ndim - 1), -1))
+        shape = [1] * like.ndim
+        shape[axis.entries] = -1
+        return np.repeat(eps, entries).astype(like.dtype).reshape(shape)
 
     def _denoised(
         self, norm: Array, last: Convergence, axis: ChainAxis
@@ -306,6 +308,6 @@ def sizes(value: Array, origin: Array, axis: ChainAxis = LOCAL) -> tuple[Array, 
     """
     local = jnp.maximum(jnp.abs(value), jnp.abs(origin))
     local = jnp.where(jnp.isfinite(local), local, 0)
-    common = local.max(axis=-1, keepdims=True, initial=0)
+    common = local.max(axis=axis.entries, keepdims=True, initial=0)
     usual = axis.largest(local.max(axis=0, initial=0))[None]
     return jnp.maximum(local, jnp.minimum(usual, common)), common

@@ -233,14 +233,12 @@ class NewtonSolver:
 
     def _loop(self, chain: TracedChain, begun: Reached) -> tuple[Any, ...]:
         """The loop over iterations for ``chain``, as arguments of `iterate`."""
-        total = chain.total
+        goes_on, trip = partial(self._goes_on, chain), partial(self._iteration, chain)
+        return ITERATION, goes_on, trip, self._begin(chain, begun), self.budget, self.expected
 
-        def goes_on(now: Iterate) -> Array:
-            reached = self._progress(chain, now)
-            return (self._counted(now) < self.budget) & (reached.prefix < total) & ~reached.stuck
-
-        trip, start = partial(self._iteration, chain), self._begin(chain, begun)
-        return ITERATION, goes_on, trip, start, self.budget, self.expected
+    def _goes_on(self, chain: TracedChain, now: Iterate) -> Array:
+        reached = self._progress(chain, now)
+        return (self._counted(now) < self.budget) & (reached.prefix < chain.total) & ~reached.stuck
 
     def _reached(self, chain: TracedChain, begun: Reached, end: Iterate) -> tuple[Reached, Array]:
         """The progress after the last iteration, and all states."""
@@ -366,9 +364,8 @@ class NewtonSolver:
 
     def _keeps_size(self, blocks: Blocks, axis: ChainAxis) -> Array:
         """Whether no block amplifies differences, by a bound on its norm: bool."""
-        shape = self.window, *self.layout.batch_shape, self.layout.width
         ones, limit = (
-            jnp.ones(shape, self.layout.dtype),
+            jnp.ones(blocks.vector_shape, self.layout.dtype),
             1 + ROUNDING * jnp.finfo(self.layout.dtype).eps,
         )
 
@@ -429,16 +426,29 @@ class NewtonSolver:
 
         ``solved``: whether the size of the last update says nothing: bool, None for False.
         """
-        axis = window.axis
-        origin = axis.before(now.entry, now.states)
+        origin = window.axis.before(now.entry, now.states)
         value = window.evaluate_only(origin)
-        criterion = self._criterion(now.start)
-        last, count = now.convergence, now.iterations
-        found = criterion(value, now.states, origin, update, count, last, axis, solved)
         derivative: Any = ()
         if self.options.jacobian_every == 1:
             derivative = keep_derivative(self.linearization, window, origin, value)
-        now = now._replace(value=value, convergence=found, derivative=derivative)
+        now = now._replace(value=value, derivative=derivative)
+        return self._tested(window, now, value, now.states, origin, update, solved)
+
+    def _tested(
+        self,
+        window: TracedChain,
+        now: Iterate,
+        value: Array,
+        states: Array,
+        origin: Array,
+        update: Array,
+        solved: Array | None,
+    ) -> Iterate:
+        """The iterate, and how far its ``states`` have converged; arrays as of `Criterion`."""
+        axis, criterion = window.axis, self._criterion(now.start)
+        last, count = now.convergence, now.iterations
+        found = criterion(value, states, origin, update, count, last, axis, solved)
+        now = now._replace(convergence=found)
         residuals, reported = now.residuals, now.reported
         reached = self._progress(window, now)
         if self.options.record:
