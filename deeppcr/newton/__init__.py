@@ -9,6 +9,8 @@ damping.py       `TrustRegion`, for chains that amplify differences
 acceleration.py  `Anderson`, for iterations that converge slowly
 lyapunov.py      the growth rate of differences, and the number of iterations that it implies
 precision.py     float32 or better inside
+passes.py        the two kernels of an iteration, for ``fused=True``
+fused.py         the loop of these kernels
 fallback.py      the sequential fallback
 """
 
