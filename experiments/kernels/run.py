@@ -20,6 +20,7 @@ takes as long as all of its steps.
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,11 +28,12 @@ import jax
 
 import deeppcr
 import depth
+from deeppcr.platforms import platform
 from experiments.bench import command
 from experiments.bench.columns import LABELS
 from experiments.bench.costs import analyze, further, is_fallback
 from experiments.bench.engine import Case, Variant
-from experiments.bench.programs import baselines
+from experiments.bench.programs import Setting, baselines, captured
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.gradients import network as recurrent
@@ -72,9 +74,21 @@ def makers(quick: bool) -> Iterator[Callable[[], Case]]:
             yield partial(mlp.case, mlp.Size("tanh", LENGTH, width, 1), direction)
     if not quick:
         for direction in ("forward", "gradient"):
-            yield partial(recurrent.Size(recurrent.Network("gru", 1), STEPS).case, direction)
+            yield partial(recurrence, direction)
         yield residual
         yield sampler
+
+
+def recurrence(direction: str) -> Case:
+    """A long GRU; its forward pass also with an iteration of Newton's method in two kernels."""
+    network = recurrent.Network("gru", 1)
+    case = recurrent.Size(network, STEPS).case(direction)
+    if platform() == "cuda" and direction == "forward":
+        setting = Setting(deeppcr.Newton(fused=True))
+        newton = Variant(network.states(setting.scan), solve=network.solve(setting.method))
+        fused = {"newton, fused": newton}
+        case = replace(case, variants={**case.variants, **fused, **captured(fused)})
+    return case
 
 
 def residual() -> Case:
