@@ -17,6 +17,7 @@ from deeppcr.platforms import platform
 from depth.loops import named_loop
 
 ITERATION = "newton iteration"
+DECISION = "newton decision"
 REFINEMENT = "adjoint refinement"
 FALLBACK = "sequential fallback"
 OVERFLOW = "overflow fallback"
@@ -32,12 +33,15 @@ def iterate(
     start: T,
     budget: int,
     expected: int,
+    is_due: Callable[[T], Array] | None = None,
+    decide: Callable[[T], T] | None = None,
 ) -> T:
     """Repeat ``trip`` while ``goes_on``, which is false after ``budget`` trips.
 
     On an accelerator the first 3 run in a counted loop, without a host sync; extra trips do no
     harm. ``name``: the scope of the loop. ``start``: a named tuple; a trip counts itself in its
-    ``iterations``, int32. ``expected``: the number of trips to expect.
+    ``iterations``, int32. ``expected``: the number of trips to expect. ``decide`` runs between
+    trips where it ``is_due``, outside of their loop, in which it costs nothing.
     """
     count, begun = ahead(budget), cast(Any, start).iterations
 
@@ -48,7 +52,17 @@ def iterate(
         if count:
             first = lax.fori_loop(0, count, lambda trips, state: trip(after(trips, state)), start)
             start = after(count, first)
-        end: T = lax.while_loop(goes_on, trip, start)
+        if not (is_due and decide):
+            return lax.while_loop(goes_on, trip, start)
+
+    def until_due(state: T) -> T:
+        with _named(name, min(expected, budget), count):
+            state = lax.while_loop(lambda now: goes_on(now) & ~is_due(now), trip, state)
+        decided: T = lax.cond(goes_on(state), decide, lambda now: now, state)
+        return decided
+
+    with _named(DECISION, 1):
+        end: T = lax.while_loop(goes_on, until_due, start)
     return end
 
 

@@ -2,10 +2,12 @@
 
 method.py        the method: its options, and their resolution for one chain
 iteration.py     linearise, solve, check, repeat, over a window that slides along the chain
+iterate.py       the state of that loop, and how far it has come
 convergence.py   the convergence test, also used by the adjoint
 tolerance.py     an absolute tolerance for each step
 guess.py         the initial trajectory
 damping.py       `TrustRegion`, for chains that amplify differences
+auto_damping.py  damping="auto": plain iterations, and a trust region where these get nowhere
 acceleration.py  `Anderson`, for iterations that converge slowly
 lyapunov.py      the growth rate of differences, and the number of iterations that it implies
 precision.py     float32 or better inside

@@ -17,7 +17,8 @@ from deeppcr.linearize import Dense
 from deeppcr.loops import ITERATION
 from deeppcr.newton.convergence import Convergence, Criterion
 from deeppcr.newton.guess import first_trajectory
-from deeppcr.newton.iteration import Iterate, NewtonSolver
+from deeppcr.newton.iterate import Iterate
+from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.passes import (
     Summary,
     cut,
@@ -158,7 +159,7 @@ class FusedNewton(NewtonSolver):
             whole=guess[:0],
             blocks=Passed(jacobian, starts, guess[-1], summary),
             derivative=(),
-            sizes=(),
+            damping=(),
             history=(),
             residuals=begun.residuals,
             reported=jnp.int32(0),

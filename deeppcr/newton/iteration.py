@@ -8,7 +8,7 @@ several devices see `deeppcr.newton.sequence`.
 
 import dataclasses
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +30,11 @@ from deeppcr.linearize import (
     kept_blocks,
 )
 from deeppcr.loops import ITERATION, iterate
-from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion, both
-from deeppcr.newton.damping import AutoDamping
+from deeppcr.newton.auto_damping import Trial
+from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
 from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
+from deeppcr.newton.iterate import Iterate, Progress
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
 from deeppcr.newton.sequence import Reached, solve_shard_after_shard
@@ -56,83 +57,6 @@ KINDS: dict[type, str] = {
 
 
 SMALL = 4  # entries of a block, up to which a product of two is cheap
-
-
-class Iterate(NamedTuple):
-    """The state of the loop.
-
-    Attributes:
-        iterations: int32.
-        begun: int32, the number of iterations for earlier shards, before this loop.
-        start: int32, the index of the first step of the window.
-        entry: the state before it.
-        states: ``[W, *batch, w]``, the window.
-        value: ``f`` applied to every state of the iterate: one step closer to the answer, and
-            rounded as the user's own program rounds.
-        convergence: of the states.
-        known: int32, the number of states from the start of the chain that equal the sequential
-            program's to the last bit, when the window moved last.
-        whole: ``[L, *batch, w]``, all states; empty if the window is the chain.
-        blocks: kept for further iterations; () if each iteration has its own.
-        derivative: what the blocks of the next iteration take from the states; () if nothing is
-            kept of it.
-        sizes: the state of the damping.
-        history: the state of the acceleration.
-        residuals: by iteration, that of the guess first; empty unless recorded.
-        reported: int32, the number of converged states reported to the user last: an estimate of
-            what has converged may be taken back, a report may not.
-    """
-
-    iterations: Array
-    begun: Array
-    start: Array
-    entry: Array
-    states: Array
-    value: Array
-    convergence: Convergence
-    known: Array
-    whole: Array
-    blocks: Any
-    derivative: Any
-    sizes: Any
-    history: Any
-    residuals: Array
-    reported: Array
-
-
-class Progress(NamedTuple):
-    """How far an iterate has come. Computed where it is needed: the loop carries less.
-
-    Attributes:
-        prefix: int32, the number of converged states from the start of the chain.
-        exact: int32, the number of them that equal the sequential program's to the last bit.
-        stuck: bool, the state after them is not finite, and no iteration changes that.
-        worst: the largest residual of what would be returned, relative to the size of the entry.
-    """
-
-    prefix: Array
-    exact: Array
-    stuck: Array
-    worst: Array
-
-    @classmethod
-    def of(cls, now: Iterate, total: int) -> Self:
-        """The progress of an iterate; ``total``: the number of steps that are solved at once."""
-        found, follows = now.convergence, now.start <= now.known
-        # Exact to the last bit: the states that ``f`` reproduces, and the one after them.
-        reached = jnp.minimum(found.same + jnp.int32(1), jnp.int32(total))
-        right = jnp.where(follows, jnp.minimum(reached, found.finite), 0)
-        # The step makes it of a state that is right, and so does every later iteration.
-        known_to_be = (found.finite <= found.converged) | (follows & (found.finite <= found.same))
-        exact = jnp.where(follows, now.start + reached, now.known)
-        # ``value`` is returned: if all states but the last are right, so is all of it.
-        is_exact = (exact - now.start >= total) & (found.finite >= total)
-        return cls(
-            prefix=now.start + jnp.maximum(found.converged, right),
-            exact=exact,
-            stuck=(found.finite < total) & known_to_be,
-            worst=jnp.where(is_exact, 0, found.worst),
-        )
 
 
 @partial(
@@ -227,24 +151,42 @@ class NewtonSolver:
     def _is_auto(self) -> bool:
         return bool(self.options.damping == "auto")
 
-    def _counted(self, now: Iterate) -> Array:
-        """The number of iterations that count in the budget."""
-        return now.iterations - now.sizes.spent if self._is_auto else now.iterations
-
     def _loop(self, chain: TracedChain, begun: Reached) -> tuple[Any, ...]:
         """The loop over iterations for ``chain``, as arguments of `iterate`."""
         goes_on, trip = partial(self._goes_on, chain), partial(self._iteration, chain)
-        return ITERATION, goes_on, trip, self._begin(chain, begun), self.budget, self.expected
+        start = self._begin(chain, begun)
+        loop = ITERATION, goes_on, trip, start, self.budget, self.expected
+        if not self._is_auto:
+            return loop
+        return *loop, lambda now: now.is_due(self.budget), partial(self._decide, chain)
 
     def _goes_on(self, chain: TracedChain, now: Iterate) -> Array:
         reached = self._progress(chain, now)
-        return (self._counted(now) < self.budget) & (reached.prefix < chain.total) & ~reached.stuck
+        return (now.charged < self.budget) & (reached.prefix < chain.total) & ~reached.stuck
+
+    def _decide(self, chain: TracedChain, now: Iterate) -> Iterate:
+        """The iterate with what the damping decides for the next trip."""
+        reached, start = self._progress(chain, now), now.entry
+        # A Jacobi iteration follows, which makes it the default, "apply".
+        guess = first_trajectory("constant", self.guess, chain, start, self.window)
+        value, trial = now.damping.decide(
+            now.states,
+            now.value,
+            guess,
+            chain.axis.index(self.window) < reached.exact - now.start,
+            now.iterations,
+            reached.prefix,
+            chain.total - reached.prefix,
+            self.budget - now.charged,
+            chain.axis,
+        )
+        return now._replace(value=value, damping=trial)
 
     def _reached(self, chain: TracedChain, begun: Reached, end: Iterate) -> tuple[Reached, Array]:
         """The progress after the last iteration, and all states."""
         found = self._progress(chain, end)
         reached = begun._replace(
-            iterations=end.iterations,
+            iterations=end.counted,
             prefix=found.prefix,
             exact=found.exact,
             worst=found.worst,
@@ -268,7 +210,7 @@ class NewtonSolver:
             shapes = jax.eval_shape(partial(self.linearization.blocks, window), states)
             blocks = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         acceleration = self.options.acceleration
-        damping = AutoDamping() if self._is_auto else self.options.damping
+        damping = self.options.damping
         now = Iterate(
             iterations=begun.iterations,
             begun=begun.iterations,
@@ -281,14 +223,14 @@ class NewtonSolver:
             whole=whole,
             blocks=blocks,
             derivative=(),
-            sizes=(),
+            damping=Trial.begin(states) if self._is_auto else (),
             history=acceleration.begin(states) if acceleration else (),
             residuals=begun.residuals,
             reported=jnp.int32(0),
         )
         now = self._checked(window, now, jnp.full_like(states, jnp.inf))
-        if damping:
-            now = now._replace(sizes=damping.begin(states, now.value, chain.axis))
+        if damping and not self._is_auto:
+            now = now._replace(damping=damping.begin(states, now.value, chain.axis))
         return now
 
     def _iteration(self, chain: TracedChain, now: Iterate) -> Iterate:
@@ -301,20 +243,20 @@ class NewtonSolver:
         )
         if now.derivative:
             linearize = partial(kept_blocks, window, origin, now.value, now.derivative)
-        is_new = (now.iterations - now.begun) % every == 0
+        is_new = (now.counted - now.begun) % every == 0
         blocks: Blocks = (
             linearize() if every == 1 else lax.cond(is_new, linearize, lambda: now.blocks)
         )
-        sizes, history, reached = now.sizes, now.history, self._progress(chain, now)
+        damping, history, reached = now.damping, now.history, self._progress(chain, now)
         if options.damping and not self._is_auto:
             converged = axis.index(self.window) < reached.prefix - now.start
-            states, sizes = options.damping.update(
+            states, damping = options.damping.update(
                 self.solver,
                 blocks,
                 now.states,
                 now.value,
                 converged,
-                sizes,
+                damping,
                 lambda states: window.evaluate(axis.before(now.entry, states)),
                 axis,
             )
@@ -324,36 +266,23 @@ class NewtonSolver:
             is_first = _index(window, now.value) == 0
             b = jnp.where(is_first, now.value, now.value - blocks.apply_only(origin))
             states = self.solver.solve_unguarded(blocks, b)
-        if self._is_auto:
-            states, sizes = AutoDamping().update(
-                self.solver,
-                blocks,
-                now.states,
-                now.value,
-                states,
-                axis.index(self.window) < reached.exact - now.start,
-                now.iterations - both(now.convergence.fell)[0],
-                reached.prefix,
-                chain.total - reached.prefix,
-                self.budget - self._counted(now),
-                sizes,
-                lambda states: window.evaluate(axis.before(now.entry, states)),
-                axis,
-            )
         # Discard overflows, which would spread to all later steps for good.
         states = jnp.where(jnp.isfinite(states), states, now.states)
         # Keep states that are exact to the last bit: the recurrence reproduces them to rounding.
-        states = jnp.where(_index(window, states) < reached.exact - now.start, now.value, states)
+        is_known = _index(window, states) < reached.exact - now.start
+        states = jnp.where(is_known | now.takes_value, now.value, states)
         if options.acceleration:
             states, history = options.acceleration(history, now.states, states, axis)
         update = jnp.abs(states - now.states)
+        if self._is_auto:  # of a trip that is not Newton's the update says nothing
+            update = jnp.where(now.takes_value, jnp.inf, update)
         if platform() != "cpu":  # then they take the place of the last ones, without a copy
             states, update = lax.optimization_barrier((states, update))
         following = now._replace(
             iterations=now.iterations + jnp.int32(1),
             states=states,
             blocks=blocks if options.jacobian_every > 1 else (),
-            sizes=sizes,
+            damping=damping,
             history=history,
         )
         solved = self._keeps_size(blocks, axis) if self.is_affine else None
@@ -446,18 +375,26 @@ class NewtonSolver:
     ) -> Iterate:
         """The iterate, and how far its ``states`` have converged; arrays as of `Criterion`."""
         axis, criterion = window.axis, self._criterion(now.start)
-        last, count = now.convergence, now.iterations
+        last, count = now.convergence, now.counted
         found = criterion(value, states, origin, update, count, last, axis, solved)
         now = now._replace(convergence=found)
         residuals, reported = now.residuals, now.reported
         reached = self._progress(window, now)
         if self.options.record:
-            residuals = residuals.at[now.iterations].set(reached.worst)
+            residuals = residuals.at[count].set(reached.worst)
         if self.options.progress:
             before = 0 if axis.size > 1 or window.offset is None else window.offset - now.start
             reported = jnp.maximum(reported, before + reached.prefix)
-            jax.debug.callback(self.options.progress, now.iterations, reported, reached.worst)
+            self._report(now, count, reported, reached.worst)
         return now._replace(residuals=residuals, reported=reported)
+
+    def _report(self, now: Iterate, *numbers: Array) -> None:
+        """Tell the user of an iteration, once."""
+        report = partial(jax.debug.callback, self.options.progress)
+        if not self._is_auto:
+            report(*numbers)
+        else:
+            lax.cond(now.has_moved, lambda *_: None, report, *numbers)
 
     def _criterion(self, start: Array) -> Criterion:
         """The convergence criterion of the window that begins at ``start``."""

@@ -92,9 +92,12 @@ class Newton:
             the chain, for chains that amplify differences. An iteration then takes two solves and
             one more evaluation, and some chains converge only without it. "auto": plain iterations;
             if the residual has not fallen for 8 of them, a trust region is tried, from the initial
-            trajectory, and kept as long as states converge. Otherwise the iteration goes back to
-            where it was and stays plain, and iterations in vain are not counted in
-            ``max_iterations``: up to twice as many may run. Where a window slides, "auto" is None.
+            trajectory. Each of its iterations counts as one and takes as long as three plain ones.
+            If converged states do not advance fast enough, the iteration goes back to where it was
+            and stays plain, and iterations in vain are not counted in ``max_iterations``: up to
+            twice as many may run, which take up to four times as long. Chains that plain iterations
+            solve slowly may take longer. Where a window slides, or with ``acceleration``, "auto" is
+            None.
         acceleration: `Anderson` or None. It combines the last few iterates, for "identity", "zero"
             and other blocks whose iterations are cheap and converge slowly.
         jacobian_every: integer >= 1, the number of iterations that share their blocks (the chord
@@ -226,6 +229,7 @@ class Newton:
         own = windows // shards if is_windowed else 1  # of one loop
         usual = (BUDGET if is_newton else QUASI_BUDGET) * windows
         most = 2 * chain.length if windows > 1 else chain.length + 1
+        is_plain = is_windowed or self.acceleration is not None
         guess = self.initial_guess if isinstance(self.initial_guess, str) else "constant"
         atol: Any = self.atol if is_number(self.atol) else 0.0  # an array is that of the solver
         solver = NewtonSolver(
@@ -238,7 +242,7 @@ class Newton:
                 linearize="auto",
                 linear="auto",
                 atol=0.0,
-                damping=None if is_windowed and self.damping == "auto" else self.damping,
+                damping=None if is_plain and self.damping == "auto" else self.damping,
                 initial_guess=guess,
                 progress=Reporter(self.progress, asked.length) if self.progress else None,
             ),

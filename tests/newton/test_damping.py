@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr import Chain, Newton, Result, TrustRegion
+from deeppcr import Chain, Clipped, Newton, Result, TrustRegion
 from deeppcr.linear import BlockDiagonals, Diagonals, Matrices, Scalars, Zeros
-from deeppcr.newton.damping import _limit
+from deeppcr.newton.damping import shrinkage
 from tests.problems import (
     L,
     assert_agree,
@@ -68,6 +68,48 @@ def test_auto_is_plain_where_plain_iterations_do_well():
     assert_agree(auto.trajectory, plain.trajectory, 0)
 
 
+def test_auto_tells_of_its_iterations():
+    """Of the three trips of a damped iteration one is counted, recorded and reported."""
+    told: list[int] = []
+    method = Newton(damping="auto", record=True, progress=lambda k, *_: told.append(k))
+    solution = solve(BISTABLE, np.array(0.1), method=method)
+    jax.effects_barrier()
+    count = int(solution.stats.iterations)
+    assert solution.result == Result.CONVERGED
+    assert sorted(told) == list(range(count + 1))
+    assert solution.stats.residuals.shape == (2 * 64 + 1,)
+    is_recorded = ~jnp.isnan(solution.stats.residuals)
+    assert_agree(is_recorded, jnp.arange(2 * 64 + 1) <= count)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"jacobian_every": 2, "max_iterations": 200},
+        {"linearize": Clipped("dense", 1.0), "max_iterations": 200},
+        {"initial_guess": np.zeros(1000)},
+        {"window": 300},
+        {"acceleration": deeppcr.Anderson()},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_auto_with_other_options(options):
+    """Whether a trust region is tried or not, the answer is the sequential program's."""
+    z0 = np.array(0.1)
+    solution = solve(BISTABLE, z0, method=Newton(damping="auto", **options))
+    assert_agree(solution.trajectory, trajectory(BISTABLE, z0))
+
+
+def test_gradients_with_auto():
+    def loss(run, z0):
+        return jnp.sin(run(z0)).sum()
+
+    z0 = jnp.array(0.1)
+    by_newton = partial(deeppcr.solve, BISTABLE, method=Newton(damping="auto"))
+    found = jax.grad(partial(loss, lambda z: by_newton(z).trajectory))(z0)
+    assert_agree(found, jax.grad(partial(loss, partial(trajectory, BISTABLE)))(z0))
+
+
 def test_auto_loses_nothing_that_plain_iterations_solve():
     """Chaos: a trust region is tried in vain, and each plain iteration makes a state right."""
     chaos, z0 = Chain(lambda z, _: 3.9 * z * (1 - z), length=50), jnp.array(0.4)
@@ -93,9 +135,9 @@ def test_states_that_overflow_along_the_way():
     assert_agree(solution.trajectory, trajectory(chain, jnp.zeros(2)))
 
 
-def test_the_limit():
+def test_the_shrinkage_of_updates():
     update = np.array([[0.0, 0.0], [3.0, -4.0], [np.inf, 0.0], [np.nan, 1.0], [1e300, 0.0]])
-    assert_agree(jax.jit(_limit)(update), np.array([1.0, 1 / np.sqrt(17.0), 0.0, 0.0, 0.0]))
+    assert_agree(jax.jit(shrinkage)(update), np.array([1.0, 1 / np.sqrt(17.0), 0.0, 0.0, 0.0]))
 
 
 def test_blocks_times_a_factor_for_every_example():
