@@ -12,28 +12,28 @@ import jax.numpy as jnp
 from jax import lax
 
 HOPPER = 9.0  # the first compute capability that Mosaic GPU compiles for
-Places = Mapping[int, int]
-Launch = Callable[[Callable[..., None], int, Sequence[Any], Places], Callable[..., Any]]
-"""``(kernel, blocks, results, places) -> function of arrays``.
+Aliases = Mapping[int, int]
+Launch = Callable[[Callable[..., None], int, Sequence[Any], Aliases], Callable[..., Any]]
+"""``(kernel, blocks, results, aliases) -> function of arrays``.
 
-``kernel(block, *references)``, of arrays and results. ``places`` has the array whose memory a
+``kernel(block, *references)``, of arrays and results. ``aliases`` has the array whose memory a
 result may take, by their numbers: ``{array: result}``.
 """
 
 
 def mosaic(
-    kernel: Callable[..., None], blocks: int, out: Sequence[Any], places: Places
+    kernel: Callable[..., None], blocks: int, out: Sequence[Any], aliases: Aliases
 ) -> Callable[..., Any]:
     """The kernel, compiled by Mosaic GPU."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    own = [k for k in range(len(out)) if k not in places.values()]
+    own = [k for k in range(len(out)) if k not in aliases.values()]
 
     def whole(*refs: Any) -> None:
         arrays, results = refs[: len(refs) - len(own)], refs[len(refs) - len(own) :]
         found = dict(zip(own, results, strict=True))
-        found |= {result: arrays[array] for array, result in places.items()}
+        found |= {result: arrays[array] for array, result in aliases.items()}
         kernel(lax.axis_index("block"), *arrays, *(found[k] for k in range(len(out))))
 
     run = pl.kernel(
@@ -54,44 +54,43 @@ def mosaic(
                 ref[...] = result
 
         # The memory of a reference that a kernel takes is what it writes to.
-        taken = {array: arrays[array] for array in places}
+        taken = {array: arrays[array] for array in aliases}
         unwritten = [jnp.zeros(out[k].shape, out[k].dtype) for k in own]
         taken, results = pl.run_state(inside)((taken, unwritten))
         found = dict(zip(own, results, strict=True))
-        found |= {result: taken[array] for array, result in places.items()}
+        found |= {result: taken[array] for array, result in aliases.items()}
         return [found[k] for k in range(len(out))]
 
     return call
 
 
 def triton(
-    kernel: Callable[..., None], blocks: int, out: Sequence[Any], places: Places
+    kernel: Callable[..., None], blocks: int, out: Sequence[Any], aliases: Aliases
 ) -> Callable[..., Any]:
     """The kernel, compiled by Triton."""
     from jax.experimental.pallas import triton as pltriton
 
     params = pltriton.CompilerParams(num_warps=4, num_stages=1)
-    return _called(kernel, blocks, out, places, compiler_params=params)
+    return _called(kernel, blocks, out, aliases, compiler_params=params)
 
 
 def interpreted(
-    kernel: Callable[..., None], blocks: int, out: Sequence[Any], places: Places
+    kernel: Callable[..., None], blocks: int, out: Sequence[Any], aliases: Aliases
 ) -> Callable[..., Any]:
     """The kernel, interpreted by XLA on any platform: slow, with the same arithmetic."""
-    return _called(kernel, blocks, out, places, interpret=True)
+    return _called(kernel, blocks, out, aliases, interpret=True)
 
 
 def _called(
-    kernel: Callable[..., None], blocks: int, out: Sequence[Any], places: Places, **options: Any
+    kernel: Callable[..., None], blocks: int, out: Sequence[Any], aliases: Aliases, **options: Any
 ) -> Callable[..., Any]:
     from jax.experimental import pallas as pl
 
     def whole(*refs: Any) -> None:
         kernel(pl.program_id(0), *refs)
 
-    aliases = dict(places)
     return pl.pallas_call(
-        whole, out_shape=list(out), grid=(blocks,), input_output_aliases=aliases, **options
+        whole, out_shape=list(out), grid=(blocks,), input_output_aliases=dict(aliases), **options
     )
 
 

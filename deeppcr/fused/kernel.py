@@ -45,7 +45,7 @@ def run_kernel(
     states, inputs, captured = operands
     arrays: Leaves = []
     layouts: list[Layout | None] = []
-    places: dict[int, int] = {}
+    aliases: dict[int, int] = {}
     all_of_them = [
         *((z, 0) for z in states),
         *((x, 1) for x in inputs),
@@ -56,7 +56,7 @@ def run_kernel(
         if axes is not None:
             # Threads that compute the same example may not write what others have yet to read.
             if step.lanes and step.states <= k < step.states + step.in_place:
-                places[len(arrays)] = k  # as many states come first among the results
+                aliases[len(arrays)] = k  # as many states come first among the results
             array, layouts[-1] = arranged(x, axes, step, steps)
             arrays.append(array)
     blocks = step.threads // LANES
@@ -71,7 +71,7 @@ def run_kernel(
     found = [
         restored(y, own or (), step, (*result.aval.shape, *end))
         for y, (_, end), own, result in zip(
-            launch(kernel, blocks, out, places)(*arrays),
+            launch(kernel, blocks, out, aliases)(*arrays),
             ends,
             (*step.examples[: step.states], *step.outputs),
             results,
