@@ -28,7 +28,8 @@ def plain_gradients(pull: Callable[..., Any]) -> Callable[..., Any]:
 
 def _run(closed: Any, operands: Sequence[Any]) -> list[Any]:
     program, known = entered(closed, operands)
-    in_pieces = InPieces() if platform() == "cpu" else None
+    program = swapped(program)
+    in_pieces = InPieces(program) if platform() == "cpu" else None
 
     def replace(equation: Any, operands: list[Any]) -> list[Any] | None:
         """The results of what is rewritten, or of a call of a function that contains it."""
@@ -39,7 +40,7 @@ def _run(closed: Any, operands: Sequence[Any]) -> list[Any]:
         results = in_pieces and in_pieces(equation, operands)
         return results or rewritten(equation, operands, _run, _is_rewritten)
 
-    return evaluate(swapped(program), known, program.outvars, replace)
+    return evaluate(program, known, program.outvars, replace)
 
 
 def _is_rewritten(equation: Any) -> bool:

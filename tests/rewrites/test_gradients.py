@@ -97,6 +97,20 @@ def test_concatenations(name):
     assert_agree(plain_gradients(f)(a, b), f(a, b))
 
 
+def test_what_is_a_result_is_read_as_it_is():
+    a, b = normal(0, L, BATCH, WIDTH), normal(1, L, BATCH, WIDTH)
+
+    def products(result):
+        def f(a, b):
+            return total(a, together(together(a, b), b)), result(a, b)
+
+        return len(live(plain_gradients(f), "dot_general", a, b))
+
+    assert products(lambda a, b: together(a, together(b, b))) == 1  # the same pieces
+    assert products(lambda a, b: together(b, together(a, b))) == 3
+    assert products(lambda a, b: together(a, b)) == 2  # a piece of the other
+
+
 def test_on_an_accelerator_both_stay(monkeypatch):
     for module in ("gradients", "outer_products"):
         monkeypatch.setattr(f"deeppcr.rewrites.{module}.platform", lambda: "cuda")
