@@ -12,11 +12,8 @@ kernel.
 import math
 from typing import Any
 
-import jax.numpy as jnp
-
 from deeppcr.platforms import platform
-from deeppcr.rewrites.terms import terms_of
-from depth.jaxprs import is_literal
+from deeppcr.rewrites.terms import is_real_product, terms_of
 
 LEAST, MOST_TERMS, MOST = 3, 32, 32768
 PIECES = 32  # of fewer products the sums are not faster
@@ -24,9 +21,7 @@ PIECES = 32  # of fewer products the sums are not faster
 
 def is_few_outer_products(equation: Any) -> bool:
     """Whether an equation is a batch of sums of a few outer products, on a CPU."""
-    if platform() != "cpu" or equation.primitive.name != "dot_general":
-        return False
-    if any(map(is_literal, equation.invars)):
+    if platform() != "cpu" or not is_real_product(equation):
         return False
     (contracted, _), batch = equation.params["dimension_numbers"]
     types = [atom.aval for atom in (*equation.invars, *equation.outvars)]
@@ -35,9 +30,4 @@ def is_few_outer_products(equation: Any) -> bool:
         return False
     terms, size = terms_of(equation), math.prod(types[-1].shape)
     entries = [math.prod(x.shape) // (pieces * terms or 1) for x in types[:-1]]
-    return (
-        all(jnp.issubdtype(x.dtype, jnp.floating) for x in types)
-        and LEAST <= terms <= MOST_TERMS
-        and min(entries) > 1
-        and terms * size <= MOST * pieces
-    )
+    return LEAST <= terms <= MOST_TERMS and min(entries) > 1 and terms * size <= MOST * pieces

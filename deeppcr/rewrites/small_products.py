@@ -14,13 +14,12 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from deeppcr.platforms import platform
 from deeppcr.rewrites.cut_first import apply
-from deeppcr.rewrites.terms import term_by_term, terms_of
+from deeppcr.rewrites.terms import is_real_product, term_by_term, terms_of
 from depth.jaxprs import equations, is_literal, rewritten
 
 # Multiplications up to which a product is written out: from 4096 on XLA cuts the sum into tasks for
@@ -80,17 +79,16 @@ def write_out_at_once(equation: Any, operands: list[Any]) -> list[Any] | None:
 
 def _is_of_vectors(equation: Any) -> bool:
     """Whether an equation is a product of vectors, or of vectors and matrices of their own."""
-    if equation.primitive.name != "dot_general" or any(map(is_literal, equation.invars)):
+    if not is_real_product(equation):
         return False
     contracted, batch = equation.params["dimension_numbers"]
     types = [atom.aval for atom in equation.invars]
-    real = all(jnp.issubdtype(x.dtype, jnp.floating) for x in (*types, equation.outvars[0].aval))
     sizes = [
         math.prod(size for axis, size in enumerate(x.shape) if axis not in (*inner, *own))
         for x, inner, own in zip(types, contracted, batch, strict=True)
     ]
     is_one_axis = len(contracted[0]) == 1 and 0 < terms_of(equation) <= LONGEST
-    return real and is_one_axis and bool(batch[0]) and min(sizes) == 1
+    return is_one_axis and bool(batch[0]) and min(sizes) == 1
 
 
 def has_small_products(jaxpr: Any, most: int = MOST) -> bool:
@@ -103,15 +101,13 @@ def is_small_product(equation: Any, most: int = MOST, shape: tuple[int, ...] | N
 
     ``shape``: of the part of its result that is computed; None for all of it.
     """
-    if equation.primitive.name != "dot_general" or any(map(is_literal, equation.invars)):
+    if not is_real_product(equation):
         return False
-    dtypes = [atom.aval.dtype for atom in (*equation.invars, *equation.outvars)]
-    real = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
     shape = equation.outvars[0].aval.shape if shape is None else shape
     row = shape[-1] if shape else 1
     is_scalar = VECTOR // 2 < row < ROW and row % VECTOR
     most = min(most, MOST_SCALAR) if is_scalar else most
-    return real and 0 < terms_of(equation) * math.prod(shape) <= most
+    return 0 < terms_of(equation) * math.prod(shape) <= most
 
 
 def _written_out(equation: Any, left: Array, right: Array, *, piece: int | None) -> Array:

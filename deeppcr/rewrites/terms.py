@@ -3,8 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+
+from depth.jaxprs import is_literal
+
+
+def is_real_product(equation: Any) -> bool:
+    """Whether an equation is a product of arrays of real floating numbers."""
+    if equation.primitive.name != "dot_general" or any(map(is_literal, equation.invars)):
+        return False
+    atoms = (*equation.invars, *equation.outvars)
+    return all(jnp.issubdtype(atom.aval.dtype, jnp.floating) for atom in atoms)
 
 
 def terms_of(equation: Any) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Adjoint, Chain, Recurrence, Sequential
-from deeppcr.platforms import compiled_for
+from tests.fused.gpu import assert_scans, kernels_of, on_a_gpu
 from tests.fused.test_kernel import L, as_users_write_it, gru, numbers  # noqa: F401
 from tests.problems import assert_agree
 
@@ -29,26 +29,13 @@ def with_weights(w, h, x):
     return h, h
 
 
-def on_a_gpu(f, *arguments):
-    """As compiled for a GPU; kernels are interpreted."""
-    with compiled_for("cuda"):
-        return jax.jit(lambda *arguments: f(*arguments))(*arguments)
-
-
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan(reverse):
-    expected = jax.jit(partial(jax.lax.scan, step, reverse=reverse))(H, X)
-    ours = partial(deeppcr.scan, step, method=FUSED, reverse=reverse)
-    assert_agree(on_a_gpu(ours, H, X), expected, 1e-6)
-    if not reverse:
-        assert_agree(ours(H, X), expected, 1e-6)  # eager, on a CPU
+    assert_scans(step, FUSED, H, X, reverse)
 
 
 def test_the_program_for_a_gpu_has_one_kernel():
-    with compiled_for("cuda"):
-        text = str(jax.make_jaxpr(partial(deeppcr.scan, step, method=FUSED))(H, X))
-    assert text.count("fused_scan[") == 1
-    assert "fused_scan" not in str(jax.make_jaxpr(partial(deeppcr.scan, step, method=FUSED))(H, X))
+    assert kernels_of(step, FUSED, H, X) == 1
 
 
 def loss(scan, w, h, x):

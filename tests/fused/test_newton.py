@@ -9,9 +9,8 @@ import pytest
 
 import deeppcr
 from deeppcr import Chain, Newton, Result
-from deeppcr.platforms import compiled_for
+from tests.fused.gpu import assert_scans, kernels_of, on_a_gpu
 from tests.fused.test_kernel import as_users_write_it, gru, numbers  # noqa: F401
-from tests.fused.test_methods import on_a_gpu
 from tests.problems import assert_agree
 
 FUSED = Newton(fused=True)
@@ -44,19 +43,12 @@ def compared(chain, start, batch_ndim=0, **options):
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan(reverse):
-    expected = jax.jit(partial(jax.lax.scan, step, reverse=reverse))(H, X)
-    ours = partial(deeppcr.scan, step, method=FUSED, reverse=reverse)
-    assert_agree(on_a_gpu(ours, H, X), expected, 1e-6)
-    if not reverse:
-        assert_agree(ours(H, X), expected, 1e-6)  # eager, on a CPU
+    assert_scans(step, FUSED, H, X, reverse)
 
 
 def test_an_iteration_has_two_kernels():
-    with compiled_for("cuda"):
-        text = str(jax.make_jaxpr(partial(deeppcr.scan, step, method=FUSED))(H, X))
     # The first iterate takes a pass; then there is a counted loop, and one until convergence.
-    assert text.count("fused_scan[") == 1 + 2 + 2
-    assert "fused_scan" not in str(jax.make_jaxpr(partial(deeppcr.scan, step, method=FUSED))(H, X))
+    assert kernels_of(step, FUSED, H, X) == 1 + 2 + 2
 
 
 @pytest.mark.parametrize("length", [1, 129])
