@@ -33,7 +33,8 @@ from depth.platforms import default_device, platform
 from depth.prediction import BESIDE, SHORT
 
 SECONDS = 15.0  # after this time the remaining figures are measured by fewer calls
-VERSION = 11  # of the measurement and its file; files of other versions are not read
+SHARE = 0.03  # seconds of the calls of one program, so that a short disturbance does not count
+VERSION = 12  # of the measurement and its file; files of other versions are not read
 LARGEST = 1 << 16  # bytes of a file that is read; calibrations take some thousand
 GROUPS = 64  # of a convolution
 FLOAT = "float32"  # dtype of all measurements but those of products
@@ -144,7 +145,7 @@ def measure() -> Device:
     batch = jnp.broadcast_to(weights, (64, 16, 16))
     pieces = [clock.trip(_batched(batch[:n]), batch[:n], 6400 // n) for n in (1, 64)]
     stack = jnp.broadcast_to(weights, (48, 16, 16))
-    layers = clock.seconds(_layers, matrix, stack) - clock.seconds(_layers, matrix, stack[:16])
+    layers = clock.apart((_layers, matrix, stack), (_layers, matrix, stack[:16]))
     waiting = clock.seconds(_waiting, one) - call
 
     rates = {}
@@ -217,7 +218,7 @@ def _crowded(clock: "_Clock", device: Device) -> float:
         model = device.replace(step_latencies={**device.step_latencies, "crowded": crowded})
         return predict(costs[0], model) - predict(costs[1], model)
 
-    taken, bare = clock.seconds(_gradient, *long) - clock.seconds(_gradient, *short), predicted(0.0)
+    taken, bare = clock.apart((_gradient, *long), (_gradient, *short)), predicted(0.0)
     kernels = predicted(1.0) - bare
     return max(
         (taken - bare) / kernels if kernels else 0.0, device.step_latencies["beside product"]
@@ -248,7 +249,7 @@ def _sliced(clock: "_Clock") -> float:
     def total(array: Array) -> Array:
         return lax.scan(lambda x, y: (x + y, None), jnp.zeros(width, FLOAT), array)[0]
 
-    seconds = clock.seconds(total, array) - clock.seconds(total, array[: rows // 4])
+    seconds = clock.apart((total, array), (total, array[: rows // 4]))
     return 4 * width * (rows - rows // 4) / max(seconds, 1e-9)
 
 
@@ -260,24 +261,34 @@ class _Clock:
 
     def seconds(self, function: Callable[..., Any], *args: Any) -> float:
         """Seconds of one call."""
-        call = jax.jit(function).lower(*args).compile()
-        jax.block_until_ready(call(*args))
-        least, spent = float("inf"), 0.0
-        late = time.perf_counter() - self.start > SECONDS
-        for _ in range(3 if late else 100):
-            start = time.perf_counter()
+        return self._least((function, *args))[0]
+
+    def apart(self, longer: tuple[Any, ...], shorter: tuple[Any, ...]) -> float:
+        """Seconds that one call takes longer than another, called in turn."""
+        more, less = self._least(longer, shorter)
+        return max(more - less, 0.0)
+
+    def _least(self, *programs: tuple[Any, ...]) -> list[float]:
+        """The least seconds of a call of each program, given as a function with its arguments."""
+        calls = []
+        for function, *args in programs:
+            call = jax.jit(function).lower(*args).compile()
             jax.block_until_ready(call(*args))
-            once = time.perf_counter() - start
-            least, spent = min(least, once), spent + once
-            if spent > 0.2:
-                break
+            calls.append((call, args))
+        least, spent, done = [math.inf] * len(calls), 0.0, 0
+        late = time.perf_counter() - self.start > SECONDS
+        while done < 3 or (spent < SHARE * len(calls) and not late):
+            for number, (call, args) in enumerate(calls):
+                start = time.perf_counter()
+                jax.block_until_ready(call(*args))
+                once = time.perf_counter() - start
+                least[number], spent = min(least[number], once), spent + once
+            done += 1
         return least
 
     def difference(self, program: Callable[[int], Step], x: Any, few: int, many: int) -> float:
         """Seconds of one more repetition in ``program``."""
-        return max(self.seconds(program(many), x) - self.seconds(program(few), x), 0.0) / (
-            many - few
-        )
+        return self.apart((program(many), x), (program(few), x)) / (many - few)
 
     def trip(self, step: Step, x: Any, trips: int) -> float:
         """Seconds of one trip of a counted loop."""
@@ -290,10 +301,8 @@ class _Clock:
     def stacked(self, count: int, trips: int) -> float:
         """Seconds of one trip of a loop that writes ``count`` arrays."""
         x, ys = jnp.ones(64, FLOAT), jnp.ones((trips, 64), FLOAT)
-        difference = self.seconds(_stacked(count), x, ys) - self.seconds(
-            _stacked(count), x, ys[: trips // 4]
-        )
-        return max(difference, 0.0) / (trips - trips // 4)
+        few, program = trips // 4, _stacked(count)
+        return self.apart((program, x, ys), (program, x, ys[:few])) / (trips - few)
 
 
 def _stacked(count: int) -> Callable[[Array, Array], Any]:

@@ -49,6 +49,7 @@ CLASS_OF_KIND = {
 }
 # Programs of at most this many operations are inlined where they are called.
 SMALL = 300
+VECTOR = 8  # entries of float32 that a CPU sums up at once
 
 
 @dataclass(frozen=True)
@@ -407,7 +408,7 @@ def _kernel(
         equation, name = node.equation, node.equation.primitive.name
         known, own = primitive(equation), _kind(node)
         operations.update(_operations(equation, own))
-        if name == "reduce_sum" and by.get(node.operands[0]) == "mul":  # a product, written out
+        if _is_contraction(equation) and by.get(node.operands[0]) == "mul":
             operations["contraction"] += operations.pop("reduction", 0)
         if own not in FUSED or not kind:
             kind, dtype = (
@@ -482,6 +483,14 @@ def _operations(equation: Any, kind: str) -> dict[str, int]:
         groups = max(equation.params["feature_group_count"], equation.params["batch_group_count"])
         return {"convolution": work, "expanded": work * (groups - 1)}
     return {CLASS_OF_KIND.get(kind, "reduction"): work} if work else {}
+
+
+def _is_contraction(equation: Any) -> bool:
+    """Whether a sum of products is one over vectors: not along the last axis, entry by entry."""
+    if equation.primitive.name != "reduce_sum":
+        return False
+    rank = len(shape(equation.invars[0]))
+    return rank - 1 not in equation.params["axes"] or shape(equation.invars[0])[-1] <= VECTOR
 
 
 def _is_straight(equation: Any) -> bool:

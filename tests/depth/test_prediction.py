@@ -542,6 +542,9 @@ def test_rates_are_those_of_float32_whatever_the_default(monkeypatch, x64):
             jax.eval_shape(function, *args)
             return 1e-6 + sum(x.nbytes for x in args) / 1e9
 
+        def apart(self, longer, shorter):
+            return self.seconds(*longer) - self.seconds(*shorter)
+
         def trip(self, step, x, trips):
             assert jax.eval_shape(step, x) == jax.eval_shape(lambda x: x, x)
             return 2 * x.nbytes / 1e9
@@ -570,3 +573,16 @@ def test_an_unrolled_loop_may_be_too_large_to_be_compiled_as_one_piece():
     assert seconds(unrolled(6), X, device=device) == pytest.approx(
         8 * 9 + 8 / 6 * 3 * 9
     )  # nine kernels in a trip are many
+
+
+@pytest.mark.parametrize(
+    ("axis", "terms", "kind"),
+    [(1, 32, "contraction"), (2, 32, "reduction"), (2, 8, "contraction")],
+)
+def test_a_sum_along_vectors_is_slower_than_one_of_vectors(axis, terms, kind):
+    shape = [4, 16, 16]
+    shape[axis] = terms
+    cost = depth.analyze(lambda a, b: jnp.sum(a * b, axis), f(*shape), f(*shape))
+    ((kernel, count),) = cost.program.kernels
+    assert count == 1
+    assert {"contraction", "reduction"} & set(dict(kernel.operations)) == {kind}
