@@ -59,14 +59,14 @@ def positive(text: str) -> int:
 
 
 def model(options: argparse.Namespace) -> depth.Device:
-    """The model of this device that predicts times.
+    """The model of this device that predicts times, and by which "auto" chooses.
 
-    Measured, unless a quick run finds no measurement.
+    It is what users have: `depth.at_hand`, which nobody has measured unless ``--calibrate`` asks.
     """
-    PROGRESS.say("measuring this device")
-    if options.quick and not options.calibrate:
-        return depth.at_hand()
-    return depth.calibrate(refresh=options.calibrate)
+    if options.calibrate:
+        PROGRESS.say("measuring this device")
+        depth.calibrate(refresh=True)
+    return depth.at_hand()
 
 
 def record(options: argparse.Namespace) -> Record:

@@ -16,6 +16,8 @@ import jax
 import jaxlib
 import numpy as np
 
+import depth
+
 FOLDER = Path(__file__).parent.parent / "results"
 
 
@@ -31,6 +33,7 @@ def environment() -> dict[str, Any]:
         "devices": jax.device_count(),
         "processor": _processor(),
         "cores": _cores(),
+        "model": depth.at_hand().name,
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "numpy": np.__version__,

@@ -8,7 +8,7 @@ are no candidates.
 import statistics
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from jax import lax
 
@@ -26,13 +26,22 @@ HOPELESS = 25  # nor are those predicted to take that many times the least predi
 AGAIN = "lax.scan, again"  # compiled a second time, for the noise
 
 
-def regret(chain: Chain, model: depth.Device, effort: Effort) -> Row:
-    """What "auto" takes for a chain, what is the fastest, and the time to plan."""
+def regret(
+    chain: Chain,
+    model: depth.Device,
+    effort: Effort,
+    calibrated: Callable[[], depth.Device] | None = None,
+) -> Row:
+    """What "auto" takes for a chain, what is the fastest, and the time to plan.
+
+    ``calibrated`` returns another model, of which the choice is compared, too.
+    """
     PROGRESS.say(f"planning {chain.specimen.name}, {chain.direction}")
     start = time.perf_counter()
     chosen = chain.candidates(model, everything=False)[0]
     planning = time.perf_counter() - start
     every = chain.running(model)
+    other = chain.candidates(calibrated(), everything=False)[0] if calibrated else None
     predicted = {candidate.name: candidate.seconds for candidate in every}
     hopeless = HOPELESS * min(predicted.values())
     programs, skipped = {AGAIN: chain.program(lax.scan)}, []
@@ -56,6 +65,7 @@ def regret(chain: Chain, model: depth.Device, effort: Effort) -> Row:
         "direction": chain.direction,
         "chosen": chosen.name,
         **judged,
+        **_otherwise(measured, other, judged),
         **chain.depths(chosen),
         "predicted speedup": sequential.seconds / chosen.seconds,
         "seconds": {name: seconds[name] for name in seconds if name in within},
@@ -97,6 +107,17 @@ def _judged(
     }
 
 
+def _otherwise(measured: Measured, other: Candidate | None, judged: Row) -> Row:
+    """The choice of another model, and its regret if it ran."""
+    if other is None or not judged:
+        return {}
+    row: Row = {"calibrated": other.name}
+    if other.name in measured.seconds:
+        fastest = measured.seconds[judged["fastest"]]
+        row["calibrated regret %"] = 100 * (measured.seconds[other.name] / fastest - 1)
+    return row
+
+
 def _has_blocks(name: str) -> bool:
     return "Newton" in name or "blocks" in name
 
@@ -129,6 +150,8 @@ SUMMARY = {
     "90th %": "90th percentile of the regret",
     "worst %": "largest regret",
     "worst at": "the chain that has it",
+    "calibrated, median %": "median of the regret if `depth.calibrate` has measured this machine",
+    "calibrated, 90th %": "its 90th percentile",
     "loops too, median %": "median of the regret against further loops, too",
     "noise, median %": "difference between two measurements of jax.lax.scan, in percent",
     "speedup over lax.scan": "geometric mean of the chosen program's speedup over jax.lax.scan",
@@ -162,6 +185,7 @@ def confusion(rows: Sequence[Row]) -> Iterator[str]:
 
 def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
     regrets = sorted(row["regret %"] for row in found)
+    others = sorted(row["calibrated regret %"] for row in found if "calibrated regret %" in row)
     worst = max(found, key=lambda row: float(row["regret %"]))
     speedups = [row["speedup"] for row in found]
     return {
@@ -169,9 +193,17 @@ def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
         "kind": kind,
         "chains": len(found),
         "median %": statistics.median(regrets),
-        "90th %": regrets[int(0.9 * (len(regrets) - 1) + 0.5)],
+        "90th %": _ninetieth(regrets),
         "worst %": regrets[-1],
         "worst at": f"w={worst['w']} L={worst['L']} batch={worst['batch']}",
+        **(
+            {
+                "calibrated, median %": statistics.median(others),
+                "calibrated, 90th %": _ninetieth(others),
+            }
+            if others
+            else {}
+        ),
         "loops too, median %": statistics.median(row["regret, loops %"] for row in found),
         "noise, median %": statistics.median(row["noise %"] for row in found),
         "noise, worst %": max(row["noise %"] for row in found),
@@ -185,6 +217,11 @@ def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
         "planning %": statistics.median(row["planning %"] for row in found),
         "most": max(row["planning %"] for row in found),
     }
+
+
+def _ninetieth(ordered: Sequence[float]) -> float:
+    """The 90th percentile of numbers in order."""
+    return ordered[int(0.9 * (len(ordered) - 1) + 0.5)]
 
 
 def _memory(row: Row) -> float:

@@ -13,11 +13,11 @@ are called only twice; those of the last part are medians.
 
 import argparse
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
-import depth
+from depth.calibration import measure
 from experiments.bench import command
 from experiments.bench.columns import LABELS
 from experiments.bench.command import positive
@@ -56,6 +56,7 @@ TABLES = {
         "chosen": 'what "auto" takes',
         "fastest": "the fastest program",
         "regret %": "how much longer the chosen program takes than the fastest, in percent",
+        "calibrated regret %": "the same for what the calibrated model chooses",
         **LAST,
     },
     "map": {
@@ -86,13 +87,12 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
     rounds, seconds = options.repeats, 0.03 if options.quick else 0.3
     effort = Effort(rounds, seconds / rounds, **LEAST)
 
-    def both(
-        measure: Callable[[Chain, depth.Device, Effort], Row], specimen: zoo.Specimen
-    ) -> Iterator[Row]:
-        return (measure(chain, device, effort) for chain in Chain.both(specimen))
+    def both(of: Callable[..., Row], specimen: zoo.Specimen) -> Iterator[Row]:
+        return (of(chain, device, effort) for chain in Chain.both(specimen))
 
     drawn = zoo.small() if options.quick else zoo.specimens(options.chains, options.seed)
-    chains: list[command.Job] = [partial(both, regret, specimen) for specimen in drawn]
+    judge = partial(regret, calibrated=None if options.quick else cache(measure))
+    chains: list[command.Job] = [partial(both, judge, specimen) for specimen in drawn]
     widths, lengths = ((4,), (64,)) if options.quick else (breakeven.WIDTHS, breakeven.LENGTHS)
     hard = [partial(giving_up.logistic, 256)] if options.quick else giving_up.CHAINS
     found = chains[:FIRST] if "regret" in options.parts else []

@@ -89,7 +89,10 @@ def check_regret(rows: list[Row]) -> None:
 def test_some_chains_of_all_kinds_come_before_the_other_parts() -> None:
     asked = {"quick": False, "calibrate": False, "repeats": 1, "seed": 0}
     jobs = decide.jobs(Namespace(parts=decide.PARTS, chains=24, **asked))
-    found = [job.args[0] if hasattr(job, "args") else "giving up" for job in jobs]
+    found = [
+        getattr(job.args[0], "func", job.args[0]) if hasattr(job, "args") else "giving up"
+        for job in jobs
+    ]
     assert found[: decide.FIRST] == [regret.regret] * decide.FIRST
     assert found[decide.FIRST : decide.FIRST + 2] == ["giving up"] * 2
     assert found[-6:] == [regret.regret] * 6
