@@ -27,7 +27,7 @@ from deeppcr.newton import Newton
 from deeppcr.newton.sample import MOST, Sample, affordable
 from deeppcr.sharding import find_sharding
 from deeppcr.structure import find_jumps, find_structure
-from depth.device import find_device
+from depth.models import find_device
 
 TRIED = 3  # candidates of each kind that trials time, at most
 FEWEST_ITERATIONS = 2  # a method that would not even pay with so few needs no sample

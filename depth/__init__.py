@@ -9,8 +9,9 @@ from depth.at_hand import at_hand
 from depth.calibration import calibrate
 from depth.comparison import Comparison, compare
 from depth.cost import Cost, EstimateWarning, LowerBoundWarning, predict
-from depth.device import Device, devices
+from depth.device import Device
 from depth.loops import Expected
+from depth.models import devices
 from depth.paths import Operations
 from depth.reader import Unknown
 

@@ -20,8 +20,9 @@ import jax
 from depth.analysis import analyze
 from depth.calibration import cache_file, calibrate, kept
 from depth.cost import predict
-from depth.device import Device, devices
+from depth.device import Device
 from depth.examples import EXAMPLES
+from depth.models import devices
 from depth.platforms import default_device
 from depth.report import device_table, seconds, table
 

@@ -18,7 +18,8 @@ import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from depth.calibration import cores, kept
-from depth.device import Device, devices, generic_accelerator, generic_cpu
+from depth.device import Device
+from depth.models import devices, generic_accelerator, generic_cpu
 from depth.platforms import chosen_device, compiled_for
 
 _IN_PLACE: ContextVar[Device | None] = ContextVar("in_place", default=None)

@@ -28,7 +28,8 @@ from jax import Array, lax
 
 from depth.analysis import analyze
 from depth.cost import predict
-from depth.device import SMALL_LOOP, Device
+from depth.device import Device
+from depth.models import SMALL_LOOP
 from depth.platforms import default_device, platform
 from depth.prediction import BESIDE, SHORT
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Self
 from depth.analysis import analyze_all
 from depth.at_hand import in_place
 from depth.cost import Cost, bounded, call_seconds, reasons
-from depth.device import Device, find_device
+from depth.device import Device
+from depth.models import find_device
 from depth.reader import TripCounts
 from depth.report import count, seconds, table
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import jax
 
-from depth.device import Device, find_device
+from depth.device import Device
 from depth.graph import Block
 from depth.kernels import Kernels, Loop, Program
 from depth.loops import Expected
+from depth.models import find_device
 from depth.paths import Operations, Paths, deepest_first
 from depth.prediction import Seconds
 from depth.reader import Unknown

@@ -16,7 +16,7 @@ import pytest
 
 import depth
 from depth import calibration
-from depth.device import generic_accelerator, generic_cpu
+from depth.models import generic_accelerator, generic_cpu
 
 DEVICE = depth.Device(
     "the measured one",

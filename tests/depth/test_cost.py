@@ -13,7 +13,7 @@ from depth.report import table
 from tests.depth.cases import f, sines
 
 X = f(8)
-DEVICES = ["H200", "TPU v5e", depth.device.generic_cpu(2)]
+DEVICES = ["H200", "TPU v5e", depth.models.generic_cpu(2)]
 
 
 def until(x):

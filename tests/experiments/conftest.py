@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import pytest
 
-from depth.device import generic_cpu
+from depth.models import generic_cpu
 from experiments.bench import command, programs, results
 from experiments.bench.table import WIDTH
 

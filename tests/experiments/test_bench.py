@@ -15,7 +15,7 @@ from jax import Array
 
 import deeppcr
 from deeppcr import loops
-from depth.device import generic_cpu
+from depth.models import generic_cpu
 from experiments.bench import command, costs, engine, plots, results, timing
 from experiments.bench.columns import BENCH
 from experiments.bench.command import parser

@@ -254,7 +254,7 @@ SIZES = {
 
 @pytest.mark.parametrize("device", SIZES)
 def test_auto_takes_what_is_planned(monkeypatch, memo, device):
-    model = depth.devices.get(device) or depth.device.generic_cpu(2)
+    model = depth.devices.get(device) or depth.models.generic_cpu(2)
     monkeypatch.setattr(depth, "at_hand", lambda platform=None: model)
     for width, length, *step in SIZES[device]:
         chain, state = like(width, length, "float32", *step)

@@ -13,7 +13,7 @@ from tests.problems import PROBLEMS
 
 PLANS = {
     "Newton": plan_like,
-    "sequential": lambda: deeppcr.plan(*like(), device=depth.device.generic_cpu(2)),
+    "sequential": lambda: deeppcr.plan(*like(), device=depth.models.generic_cpu(2)),
     "TPU": lambda: deeppcr.plan(*CHAINS["gru"], device="TPU v5e"),
     "many iterations": lambda: plan_like(1, 64, device="V100", iterations=1000),
     "one step": lambda: deeppcr.plan(*like(length=1), device="H200"),

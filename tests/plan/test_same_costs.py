@@ -12,7 +12,7 @@ import deeppcr
 import depth
 from deeppcr import Newton
 
-DEVICES = {"GPU": depth.devices["H100"], "CPU": depth.device.generic_cpu(2)}
+DEVICES = {"GPU": depth.devices["H100"], "CPU": depth.models.generic_cpu(2)}
 
 
 def f(*shape):

@@ -13,8 +13,8 @@ from deeppcr._plan.costs import ChainCosts
 from deeppcr.adjoint import Autodiff
 from deeppcr.adjoint.resolve import resolve_adjoint
 from deeppcr.chain import trace_chain
-from depth.device import generic_cpu
 from depth.jaxprs import equations, without_constants
+from depth.models import generic_cpu
 
 CPU = generic_cpu(2)
 

@@ -8,8 +8,8 @@ import deeppcr
 from deeppcr._plan.candidate import is_whole
 from deeppcr.adjoint import Autodiff
 from depth import devices
-from depth.device import generic_cpu
 from depth.jaxprs import equations
+from depth.models import generic_cpu
 from tests.plan.chains import like
 from tests.problems import assert_agree, normal
 

@@ -1,0 +1,273 @@
+"""Models of devices: published ones by name, and generic ones.
+
+Rates, bandwidths and sizes in `devices` are published figures for dense arithmetic.  Latencies are
+rarely published for a specific device: those of GPUs are compiled from published latencies of
+kernels in a stream, of a scan in JAX, and of a host synchronisation; those of TPUs from XLA's own
+cycle estimates.  They are good to a factor of two.  Those of nodes of CUDA graphs are models: the
+smallest latency of a kernel that depends on the one before it, without its launch.  For the device
+at hand, `calibrate` measures latencies, but none of graphs.  Devices of which only the platform is
+known have generic models.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from depth.device import Device
+
+_T, _G, _US = 1e12, 2**30, 1e-6
+_GPU = (
+    "latencies: kernels in a CUDA stream take 3 to 5 us, a lax.scan of a scalar 8 us a step "
+    "(QuantEcon, JAX 0.8.1); a wait of the host 15 us, a node of a CUDA graph 0.4 of a launch, a "
+    "trip of a loop in a graph three nodes (its condition, the kernel that sets what follows, the "
+    "start of its body): models, not measured; see module"
+)
+# Of the latency of a launch: 0.6 to 1.5 us a node where a launch takes 2.5 us.
+_NODE, _CONDITION = 0.4, 3
+# Clock cycles until the result of an addition or multiplication can be used: measured from Volta on
+# by Z. Jia et al., *Dissecting the NVIDIA Volta GPU architecture via microbenchmarking*, 2018, and
+# by W. Luo et al., *Benchmarking and dissecting the Nvidia Hopper GPU architecture*, 2024.
+_CYCLES = 4
+_TPU = (
+    "latencies: XLA's estimates of some 600 cycles for a small fusion; "
+    "float32 products of full precision take 6 passes"
+)
+
+
+def _gpu(
+    name: str,
+    rates: dict[str, float],
+    vector: float,
+    bandwidth: float,
+    memory: float,
+    source: str,
+    us: float,
+    ghz: float,
+) -> Device:
+    """A GPU.
+
+    The host launches kernels and graphs of them, and reads the condition of a loop that depends on
+    data.
+    """
+    return Device(
+        name,
+        kernel_latency=us * _US,
+        loop_latency=1 * _US,
+        trip_latency=15 * _US,
+        rates=rates,
+        bandwidth=bandwidth,
+        memory=memory,
+        source=f"{source}; {_GPU}",
+        call_latency=20 * _US,
+        vector_rates={"arithmetic": vector},
+        node_latency=_NODE * us * _US,
+        condition_latency=_CONDITION * _NODE * us * _US,
+        operation_latency=_CYCLES / (ghz * 1e9),
+    )
+
+
+def _tpu(
+    name: str,
+    bf16: float,
+    vector: float,
+    bandwidth: float,
+    memory: float,
+    clock: float,
+    source: str,
+) -> Device:
+    """A TPU: programs run on the chip with their loops, and products on units for bfloat16."""
+    kernel = 600 / clock
+    return Device(
+        name,
+        kernel_latency=kernel,
+        loop_latency=0.1 * _US,
+        trip_latency=0.2 * _US,
+        rates={"bfloat16": bf16, "float32": bf16 / 6},
+        bandwidth=bandwidth,
+        memory=memory,
+        source=f"{source}; {_TPU}",
+        call_latency=30 * _US,
+        vector_rates={"arithmetic": vector},
+        platform="tpu",
+    )
+
+
+class Devices(Mapping[str, Device]):
+    """Device models by name, in upper or lower case.
+
+    Example:
+        >>> depth.devices["h200"].name, "TPU v4" in depth.devices
+        ('H200', True)
+    """
+
+    def __init__(self, *models: Device):
+        self._models = {model.name: model for model in models}
+        self._names = {name.lower(): name for name in self._models}
+
+    def __getitem__(self, name: str) -> Device:
+        return self._models[self._names[name.lower()]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+
+# GPU rates of float32 are those of ordinary cores; float16 and bfloat16 run on tensor cores.
+devices = Devices(
+    _gpu(
+        "V100",
+        {"float64": 7.8 * _T, "float32": 15.7 * _T, "float16": 125 * _T},
+        15.7 * _T,
+        0.9 * _T,
+        32 * _G,
+        "NVIDIA V100 SXM2 32 GB: cvw.cac.cornell.edu/gpu-architecture/gpu-example-tesla-v100; "
+        "openxla/xla specs/v100",
+        4.0,
+        1.53,
+    ),
+    _gpu(
+        "A100",
+        {"float64": 19.5 * _T, "float32": 19.5 * _T, "float16": 312 * _T, "bfloat16": 312 * _T},
+        19.5 * _T,
+        2.039 * _T,
+        80 * _G,
+        "NVIDIA A100 SXM4 80 GB: developer.nvidia.com/blog/nvidia-ampere-architecture-in-depth; "
+        "openxla/xla specs/a100_sxm_80",
+        3.0,
+        1.41,
+    ),
+    _gpu(
+        "H100",
+        {"float64": 66.9 * _T, "float32": 66.9 * _T, "float16": 989.4 * _T, "bfloat16": 989.4 * _T},
+        66.9 * _T,
+        3.352 * _T,
+        80 * _G,
+        "NVIDIA H100 SXM5 80 GB: www.nvidia.com/en-us/data-center/h100 (whitepaper); "
+        "openxla/xla specs/h100_sxm",
+        2.5,
+        1.98,
+    ),
+    _gpu(
+        "H200",
+        {"float64": 66.9 * _T, "float32": 66.9 * _T, "float16": 989.4 * _T, "bfloat16": 989.4 * _T},
+        66.9 * _T,
+        4.8 * _T,
+        141e9,
+        "NVIDIA H200 SXM 141 GB: www.nvidia.com/en-us/data-center/h200; openxla/xla specs/h200",
+        2.5,
+        1.98,
+    ),
+    _tpu("TPU v4", 275 * _T, 4.3 * _T, 1.2 * _T, 32 * _G, 1.05e9, "cloud.google.com/tpu/docs/v4"),
+    _tpu("TPU v5e", 197 * _T, 6.2 * _T, 0.819 * _T, 16e9, 1.5e9, "cloud.google.com/tpu/docs/v5e"),
+    _tpu(
+        "TPU v5p",
+        459 * _T,
+        14.3 * _T,
+        2.765 * _T,
+        95 * _G,
+        1.75e9,
+        "cloud.google.com/tpu/docs/v5p; jax-ml.github.io/scaling-book",
+    ),
+    _tpu("TPU v6e", 918 * _T, 7.2 * _T, 1.638 * _T, 32e9, 1.75e9, "cloud.google.com/tpu/docs/v6e"),
+)
+"""Published models of accelerators by name, in upper or lower case.
+
+Example:
+    >>> sorted(depth.devices)
+    ['A100', 'H100', 'H200', 'TPU v4', 'TPU v5e', 'TPU v5p', 'TPU v6e', 'V100']
+"""
+
+
+SMALL_LOOP = 1024.0  # bytes; XLA's flag is called xla_cpu_small_while_loop_byte_threshold
+
+
+def generic_cpu(cores: int) -> Device:
+    """A generic CPU: rounded figures of two cores of AMD EPYCs, scaled.
+
+    They lie between those of two machines. On the slower one, figures were fitted to the times of
+    900 forward passes and gradients of 100 chains, and to which of the gradients of a chain is the
+    fastest; on the faster one, they are from `calibrate`. Few were moved to choose well on both.
+
+    Latencies do not depend on the number of cores, and one core has the rates of two: the figures
+    measured on one core were the same, except for products on an idle machine. Above two cores it
+    is assumed, not measured, that rates grow up to eight cores, because XLA seldom splits a kernel
+    of a small program further, and that bandwidth grows up to four cores, which saturate memory.
+
+    Args:
+        cores: The number of processor cores that the process may use, an integer >= 1.
+
+    Returns:
+        A `Device` named "generic CPU, ``cores`` cores", with 4 GiB of memory per core.
+
+    Raises:
+        ValueError: If ``cores`` is not an integer >= 1.
+
+    Example:
+        >>> few, many = depth.models.generic_cpu(2), depth.models.generic_cpu(8)
+        >>> many.rates["float32"] / few.rates["float32"]
+        4.0
+    """
+    if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
+        raise ValueError(f"cores must be a whole number >= 1, but it is {cores!r}")
+    scale = min(max(cores, 2), 8) / 2
+    rates = {"float32": 130e9, "float64": 65e9, "bfloat16": 115e9, "float16": 115e9}
+    vector_rates = {"arithmetic": 90e9, "transcendental": 2.5e9, "reduction": 3e9}
+    vector_rates |= {"contraction": 35e9, "cumulative": 3e9, "move": 12e9}
+    vector_rates |= {"convolution": 4e9, "expanded": 4e9}
+    return Device(
+        f"generic CPU, {cores} cores",
+        kernel_latency=0.35 * _US,
+        loop_latency=0.002 * _US,
+        trip_latency=0.003 * _US,
+        rates={dtype: rate * scale for dtype, rate in rates.items()},
+        bandwidth=14e9 * min(scale, 2),
+        memory=4 * _G * cores,
+        source="fitted to loops and gradients on two cores of AMD EPYCs, jax 0.10.2; "
+        "above two cores by assumption",
+        call_latency=5 * _US,
+        step_latencies={
+            "elementwise": 0.003 * _US,
+            "reduction": 0.02 * _US,
+            "vector product": 0.03 * _US,
+            "short vector product": 0.017 * _US,
+            "product": 0.4 * _US,
+            "transposed product": 0.9 * _US,
+            "convolution": 0.1 * _US,
+            "transcendental": 0.012 * _US,
+            "beside product": 0.012 * _US,
+            "crowded": 0.055 * _US,
+        },
+        piece_latency=0.09 * _US,
+        vector_rates={kind: rate * scale for kind, rate in vector_rates.items()},
+        cache_bandwidth=170e9 * scale,
+        cache=16 * 2**20,
+        small_loop=SMALL_LOOP,
+    )
+
+
+def generic_accelerator(platform: str) -> Device:
+    """An accelerator of which only the platform is known.
+
+    "tpu" has the figures of TPU v5e, every other platform those of A100.
+    """
+    name, like = (
+        ("generic TPU", devices["TPU v5e"])
+        if platform == "tpu"
+        else ("generic GPU", devices["A100"])
+    )
+    return like.replace(
+        name=name,
+        source=f"the figures of {like.name}, since this device has none; {like.source}",
+    )
+
+
+def find_device(device: "Device | str") -> Device:
+    """The `Device` itself, or the one in `devices` of that name."""
+    if isinstance(device, Device):
+        return device
+    if isinstance(device, str) and device in devices:
+        return devices[device]
+    raise ValueError(
+        f"device must be a depth.Device or one of {', '.join(map(repr, devices))}, "
+        f"but it is {device!r}"
+    )
