@@ -20,8 +20,6 @@ from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from deeppcr.rewrites.materialised import materialised, unknown_one
-
 join_p, split_p = Primitive("join"), Primitive("split_alike")
 
 Sizes = tuple[tuple[int, ...], ...]  # of the pieces of each array
@@ -71,10 +69,9 @@ def _split_alike(*arrays: Any, sizes: Sizes) -> list[Array]:
         return {each: [np.int32(n) for n in accumulate(each[:-1], initial=0)] for each in sizes}
 
     starts = lax.cond(lax.optimization_barrier(False), offsets, offsets)
-    one = unknown_one()
     return [
         lax.dynamic_slice_in_dim(array, start, size, allow_negative_indices=False)
-        for array, each in zip([materialised(x, one) for x in arrays], sizes, strict=True)
+        for array, each in zip(arrays, sizes, strict=True)
         for start, size in zip(starts[each], each, strict=True)
     ]
 
