@@ -120,7 +120,7 @@ def measure() -> Device:
     """Measure the model of jax's default device."""
     clock = _Clock()
     one = jnp.ones(8, FLOAT)
-    call = clock.seconds(lambda x: x * 0.5 + 1, one)
+    call = clock.seconds(_thin, one)
 
     # A loop with one kernel, then with two more of a kind: a reduction ends a kernel, a product is
     # one.
@@ -147,7 +147,7 @@ def measure() -> Device:
     pieces = [clock.trip(_batched(batch[:n]), batch[:n], 6400 // n) for n in (1, 64)]
     stack = jnp.broadcast_to(weights, (48, 16, 16))
     layers = clock.apart((_layers, matrix, stack), (_layers, matrix, stack[:16]))
-    waiting = clock.seconds(_waiting, one) - call
+    waiting = clock.apart((_waiting, one), (_thin, one))
 
     rates = {}
     for dtype in ("float32", "float64", "bfloat16", "float16"):
@@ -240,7 +240,7 @@ def _convolution(clock: "_Clock") -> tuple[float, float]:
     work = 2 * 3 * 4  # operations for an element
     short, long = clock.trip(step, few, 2000), clock.trip(step, many, 64)
     rate = work * (many.size - few.size) / max(long - short, 1e-10)
-    return max(short - work * few.size / rate, 0.0), rate
+    return short - work * few.size / rate, rate
 
 
 def _sliced(clock: "_Clock") -> float:
@@ -266,7 +266,7 @@ class _Clock:
         return self._least((function, *args))[0]
 
     def apart(self, longer: tuple[Any, ...], shorter: tuple[Any, ...]) -> float:
-        """Seconds that one call takes longer than another, called in turn."""
+        """Seconds that one call takes longer than another; calls alternate."""
         more, less = self._least(longer, shorter)
         return max(more - less, 0.0)
 

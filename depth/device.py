@@ -17,7 +17,7 @@ OPTIONAL = (
     "node_latency",
     "condition_latency",
     "operation_latency",
-)  # figures that may be None
+)
 
 
 @dataclass(frozen=True)

@@ -408,7 +408,7 @@ def _kernel(
         equation, name = node.equation, node.equation.primitive.name
         known, own = primitive(equation), _kind(node)
         operations.update(_operations(equation, own))
-        if _is_contraction(equation) and by.get(node.operands[0]) == "mul":
+        if _adds_vectors(equation) and by.get(node.operands[0]) == "mul":  # a product, written out
             operations["contraction"] += operations.pop("reduction", 0)
         if own not in FUSED or not kind:
             kind, dtype = (
@@ -485,12 +485,12 @@ def _operations(equation: Any, kind: str) -> dict[str, int]:
     return {CLASS_OF_KIND.get(kind, "reduction"): work} if work else {}
 
 
-def _is_contraction(equation: Any) -> bool:
-    """Whether a sum of products is one over vectors: not along the last axis, entry by entry."""
+def _adds_vectors(equation: Any) -> bool:
+    """Whether an equation is a sum of vectors, and not one along the last axis, entry by entry."""
     if equation.primitive.name != "reduce_sum":
         return False
-    rank = len(shape(equation.invars[0]))
-    return rank - 1 not in equation.params["axes"] or shape(equation.invars[0])[-1] <= VECTOR
+    sizes = shape(equation.invars[0])
+    return len(sizes) - 1 not in equation.params["axes"] or sizes[-1] <= VECTOR
 
 
 def _is_straight(equation: Any) -> bool:
