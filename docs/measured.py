@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import report
-from experiments.bench.summary import best, cases, errors
+from experiments.bench.summary import best, cases, errors, percentile
 from experiments.bench.table import Row, markdown
 
 ROOT = Path(__file__).parent.parent
@@ -158,11 +158,6 @@ def parallel(rows: Iterable[Row]) -> list[Row]:
 def mean(values: Sequence[float]) -> float:
     """Their geometric mean."""
     return math.exp(statistics.fmean(map(math.log, values)))
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed."""
-    return sorted(values)[int(share * (len(values) - 1) + 0.5)]
 
 
 # -- the tables

@@ -3,11 +3,13 @@
 import argparse
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import jax
 
 import depth
+from depth.calibration import measure
 from experiments.bench.plots import Figures, can_draw, save
 from experiments.bench.progress import INTERRUPTED, PROGRESS, interrupts
 from experiments.bench.results import Record, path_of
@@ -67,6 +69,13 @@ def model(options: argparse.Namespace) -> depth.Device:
         PROGRESS.say("measuring this device")
         depth.calibrate(refresh=True)
     return depth.at_hand()
+
+
+@cache
+def calibrated() -> depth.Device:
+    """What `depth.calibrate` would measure; nothing is kept, and nothing chooses by it."""
+    PROGRESS.say("measuring this device")
+    return measure()
 
 
 def record(options: argparse.Namespace) -> Record:

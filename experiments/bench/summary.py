@@ -65,6 +65,10 @@ def errors(rows: Iterable[Row]) -> Row | None:
     found = sorted(abs(float(logarithm)) for logarithm in logarithms)
     if not found:
         return None
-    percentile = found[int(0.9 * (len(found) - 1) + 0.5)]
     median = statistics.median(found)
-    return {"programs": len(found), "median": median, "90th percentile": percentile}
+    return {"programs": len(found), "median": median, "90th percentile": percentile(found, 0.9)}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that this share of them does not exceed."""
+    return sorted(values)[int(share * (len(values) - 1) + 0.5)]

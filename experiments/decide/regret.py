@@ -16,6 +16,7 @@ import depth
 from experiments.bench.columns import LABELS
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
+from experiments.bench.summary import percentile
 from experiments.bench.table import Row, show
 from experiments.bench.timing import Effort
 from experiments.decide.programs import DIRECTIONS, Candidate, Chain, Measured
@@ -95,9 +96,9 @@ def _judged(
     fastest = measured.best(within)
     return {
         "fastest": fastest,
-        "regret %": 100 * (seconds[name] / seconds[fastest] - 1),
-        "regret, loops %": 100 * (seconds[name] / min(seconds.values()) - 1),
-        "noise %": 100 * (max(again, seconds[SCAN]) / min(again, seconds[SCAN]) - 1),
+        "regret %": _more(seconds[name], seconds[fastest]),
+        "regret, loops %": _more(seconds[name], min(seconds.values())),
+        "noise %": _more(max(again, seconds[SCAN]), min(again, seconds[SCAN])),
         "lax.scan us": 1e6 * seconds[SCAN],
         "speedup": seconds[SCAN] / seconds[name],
         **chain.realised(measured, name),
@@ -113,9 +114,14 @@ def _otherwise(measured: Measured, other: Candidate | None, judged: Row) -> Row:
         return {}
     row: Row = {"calibrated": other.name}
     if other.name in measured.seconds:
-        fastest = measured.seconds[judged["fastest"]]
-        row["calibrated regret %"] = 100 * (measured.seconds[other.name] / fastest - 1)
+        seconds = measured.seconds
+        row["calibrated regret %"] = _more(seconds[other.name], seconds[judged["fastest"]])
     return row
+
+
+def _more(seconds: float, least: float) -> float:
+    """How much more the one is than the other, in percent."""
+    return 100 * (seconds / least - 1)
 
 
 def _has_blocks(name: str) -> bool:
@@ -184,8 +190,12 @@ def confusion(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
-    regrets = sorted(row["regret %"] for row in found)
-    others = sorted(row["calibrated regret %"] for row in found if "calibrated regret %" in row)
+    regrets = [row["regret %"] for row in found]
+    others = [row["calibrated regret %"] for row in found if "calibrated regret %" in row]
+    calibrated: Row = {}
+    if others:
+        calibrated["calibrated, median %"] = statistics.median(others)
+        calibrated["calibrated, 90th %"] = percentile(others, 0.9)
     worst = max(found, key=lambda row: float(row["regret %"]))
     speedups = [row["speedup"] for row in found]
     return {
@@ -193,17 +203,10 @@ def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
         "kind": kind,
         "chains": len(found),
         "median %": statistics.median(regrets),
-        "90th %": _ninetieth(regrets),
-        "worst %": regrets[-1],
+        "90th %": percentile(regrets, 0.9),
+        "worst %": max(regrets),
         "worst at": f"w={worst['w']} L={worst['L']} batch={worst['batch']}",
-        **(
-            {
-                "calibrated, median %": statistics.median(others),
-                "calibrated, 90th %": _ninetieth(others),
-            }
-            if others
-            else {}
-        ),
+        **calibrated,
         "loops too, median %": statistics.median(row["regret, loops %"] for row in found),
         "noise, median %": statistics.median(row["noise %"] for row in found),
         "noise, worst %": max(row["noise %"] for row in found),
@@ -217,11 +220,6 @@ def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
         "planning %": statistics.median(row["planning %"] for row in found),
         "most": max(row["planning %"] for row in found),
     }
-
-
-def _ninetieth(ordered: Sequence[float]) -> float:
-    """The 90th percentile of numbers in order."""
-    return ordered[int(0.9 * (len(ordered) - 1) + 0.5)]
 
 
 def _memory(row: Row) -> float:

@@ -13,11 +13,10 @@ are called only twice; those of the last part are medians.
 
 import argparse
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from typing import Any
 
-from depth.calibration import measure
 from experiments.bench import command
 from experiments.bench.columns import LABELS
 from experiments.bench.command import positive
@@ -91,7 +90,7 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
         return (of(chain, device, effort) for chain in Chain.both(specimen))
 
     drawn = zoo.small() if options.quick else zoo.specimens(options.chains, options.seed)
-    judge = partial(regret, calibrated=None if options.quick else cache(measure))
+    judge = partial(regret, calibrated=None if options.quick else command.calibrated)
     chains: list[command.Job] = [partial(both, judge, specimen) for specimen in drawn]
     widths, lengths = ((4,), (64,)) if options.quick else (breakeven.WIDTHS, breakeven.LENGTHS)
     hard = [partial(giving_up.logistic, 256)] if options.quick else giving_up.CHAINS

@@ -15,11 +15,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 import deeppcr
-from depth.calibration import measure
 from experiments.bench import command
 from experiments.bench.engine import Case, Variant, bench
 from experiments.bench.programs import Setting
-from experiments.bench.progress import PROGRESS
 from experiments.bench.summary import errors
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
@@ -33,6 +31,7 @@ PARTS = ("times", "analysis")
 SHARE = 0.015  # seconds of calls in a round
 TAKES = "1 min"
 CALIBRATED = "calibrated"
+LOG2_CALIBRATED = f"log2, {CALIBRATED}"
 TIMES = {
     "chain": "kind and size of the chain",
     "program": "what runs, or is analysed",
@@ -40,7 +39,7 @@ TIMES = {
     "ms": "time of a call, in milliseconds (median)",
     "min ms": "its minimum, which the model of the device is made for",
     "log2": "log2(predicted ms / ms): 0 is right, 1 is twice as long as measured",
-    f"log2, {CALIBRATED}": "the same for the model that `depth.calibrate` measures",
+    LOG2_CALIBRATED: "the same for the model that `depth.calibrate` measures",
     "predicted speedup": "speedup over the first program of the chain, predicted",
     "speedup": "the same, measured",
     "depth speedup": "ratio of the depths: the limit on unlimited processors",
@@ -196,9 +195,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     others = [row for row in rows if not row["baseline"] and "speedup" in row]
     found = {
         "median times": rows,
-        "median times, calibrated": [
-            {"log2": row[key]} for key in [f"log2, {CALIBRATED}"] for row in rows if key in row
-        ],
+        f"median times, {CALIBRATED}": [{"log2": row.get(LOG2_CALIBRATED)} for row in rows],
         "minima": [{"log2": log2(row["predicted ms"] / row["min ms"])} for row in rows],
         "speedups": [{"log2": log2(row["predicted speedup"] / row["speedup"])} for row in others],
     }
@@ -220,8 +217,7 @@ def main(argv: list[str]) -> None:
     jobs: list[command.Job] = []
     if "times" in options.parts:
         device, effort = command.model(options), Effort(options.repeats, SHARE)
-        PROGRESS.say("measuring this device")
-        models = {} if options.quick else {CALIBRATED: measure()}
+        models = {} if options.quick else {CALIBRATED: command.calibrated()}
         jobs += [
             partial(bench, case, device, effort, models=models) for case in cases(options.quick)
         ]

@@ -146,9 +146,7 @@ def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -
 
 def test_nothing_is_calibrated_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(
-        command.depth, "calibrate", lambda refresh: asked.append(refresh), raising=True
-    )
+    monkeypatch.setattr(command.depth, "calibrate", lambda refresh: asked.append(refresh))
     options = Namespace(calibrate=False, quick=False)
     assert command.model(options) == command.depth.at_hand()
     assert not asked
