@@ -160,7 +160,7 @@ def _plan_chain(
         candidates = dataclasses.replace(candidates, trials=measured)
         forward = best_method(candidates, everything=True)
         gradient = best_gradient(candidates, None, everything=True)
-    newton = only if isinstance(only, Newton) else Newton(memory=memory)
+    newton = only if isinstance(only, Newton) else Newton(memory=memory, damping=None)
     sharding = find_sharding(given.chain.inputs, given.chain.sharding, newton)
     choice = _linearized(newton, chain, 1 if sharding is None else sharding.size)
     if only is None and memory is None and sharding is None:  # for the call that follows
@@ -244,7 +244,7 @@ def _contraction(samples: Mapping[str, Sample]) -> float:
 def _is_plain(newton: Newton) -> bool:
     """Whether a sample tells what this method does: it has none of the options that change it."""
     guess = isinstance(newton.initial_guess, str)
-    undamped = newton.damping is None and newton.acceleration is None
+    undamped = newton.damping in (None, "auto") and newton.acceleration is None
     return guess and undamped and newton.jacobian_every == 1
 
 

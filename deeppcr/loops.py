@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.axis import LOCAL, ChainAxis
-from deeppcr.platforms import platform
+from deeppcr.platforms import is_gpu, platform
 from depth.loops import named_loop
 
 ITERATION = "newton iteration"
 DECISION = "newton decision"
+DAMPING = "newton damping"
 REFINEMENT = "adjoint refinement"
 FALLBACK = "sequential fallback"
 OVERFLOW = "overflow fallback"
@@ -55,15 +56,18 @@ def iterate(
         if not (is_due and decide):
             return lax.while_loop(goes_on, trip, start)
 
-    def until_due(state: T) -> T:
+    def decided(state: T, first: bool = False) -> T:
+        """After a decision, unless it is the ``first``: trips until the next is due, or the end."""
+        if not first:  # a branch would copy the state, where most loops make no trip (jax 0.10.2)
+            with _named(DECISION, 0):
+                state = lax.while_loop(lambda now: goes_on(now) & is_due(now), decide, state)
         with _named(name, min(expected, budget), count):
-            state = lax.while_loop(lambda now: goes_on(now) & ~is_due(now), trip, state)
-        decided: T = lax.cond(goes_on(state), decide, lambda now: now, state)
-        return decided
+            return lax.while_loop(lambda now: goes_on(now) & ~is_due(now), trip, state)
 
-    with _named(DECISION, 1):
-        end: T = lax.while_loop(goes_on, until_due, start)
-    return end
+    if is_gpu():  # the host waits for every condition: one more, and the trip is compiled twice
+        start = decided(start, first=True)
+    with _named(DAMPING, 0 if is_gpu() else 1):
+        return lax.while_loop(goes_on, decided, start)
 
 
 def fallback(name: str, expected: bool = False) -> AbstractContextManager[None]:

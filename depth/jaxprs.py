@@ -10,6 +10,7 @@ equation by a function, mostly a table by kind of primitive (`depth.primitives`)
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import filterfalse
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -119,15 +120,18 @@ def needed(
     acts: Callable[[Any], Any] = has_side_effects,
 ) -> list[Any]:
     """The equations from ``known`` variables to ``wanted`` ones, and those that ``act``."""
-    missing = {atom for atom in wanted if not is_literal(atom) and atom not in known}
+    missing = set(_unknown(wanted, known))
     kept = []
     for equation in reversed(jaxpr.eqns):
         if any(out in missing for out in equation.outvars) or acts(equation):
             kept.append(equation)
-            missing |= {
-                atom for atom in equation.invars if not is_literal(atom) and atom not in known
-            }
+            missing.update(_unknown(equation.invars, known))
     return kept[::-1]
+
+
+def _unknown(atoms: Sequence[Any], known: Collection[Any]) -> Iterator[Any]:
+    """The variables among ``atoms`` that are not ``known``."""
+    return filterfalse(known.__contains__, filterfalse(is_literal, atoms))
 
 
 def live_equations(jaxpr: Any) -> list[Any]:
@@ -171,10 +175,10 @@ def interpret(
         return literal(atom) if is_literal(atom) else values[atom]
 
     for equation in needed(jaxpr, known, wanted):
-        results = rule(equation, [read(atom) for atom in equation.invars])
+        results = rule(equation, list(map(read, equation.invars)))
         for variable, value in zip(equation.outvars, results, strict=True):
             values.setdefault(variable, value)
-    return [read(atom) for atom in wanted]
+    return list(map(read, wanted))
 
 
 def entered(closed: Any, operands: Sequence[Any]) -> tuple[Program, dict[Any, Any]]:

@@ -187,8 +187,8 @@ class Candidates:
         self, choice: Choice, solver: LinearSolver, options: Newton | None = None
     ) -> Candidate:
         """Newton's method, or a quasi-Newton method, with the expected number of iterations."""
-        method = Newton(linearize=choice.linearization, linear=solver)
-        options = options or Newton(memory=self.memory)
+        method = Newton(linearize=choice.linearization, linear=solver, damping=None)
+        options = options or Newton(memory=self.memory, damping=None)
         given: dict[str, Any] = {
             "linearize": choice.linearization,
             "linear": solver,

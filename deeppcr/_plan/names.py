@@ -25,7 +25,8 @@ class Auto:
 
     Attributes:
         initial_guess: as in `Newton`.
-        damping: as in `Newton`.
+        damping: as in `Newton`; None by default: "auto" takes Newton's method if plain iterations
+            are expected to converge.
         window: as in `Newton`.
         sharding: as in `Newton`.
         progress: as in `Newton` and `Sequential`: also what "auto" runs step by step is reported.

@@ -1,8 +1,8 @@
 """Plain iterations of Newton's method, and a trust region where these get nowhere: damping="auto".
 
-The trust region here has no solve of its own to compile. It clips an update D of
-Newton's method step by step, and applies f once more to all states (a Jacobi iteration), which maps
-them back to the range of the step:
+The trust region here has no solve of its own to compile. It clips an update D of Newton's method
+step by step, and applies f once more to all states (a Jacobi iteration), which maps them back to
+the range of the step:
 
     Z_l <- f(Z_{l-1} + t_{l-1} D_{l-1}),    t_l = 1 / sqrt(1 + (|D_l| / (radius s))^2),
 
@@ -11,82 +11,109 @@ that moves to the clipped states, and Jacobi's. All three linearise, solve and e
 the body of the loop is the one of plain iterations, and what a trip does is told by data: the last
 two discard the solution for ``value``, states that are known already. So a damped iteration takes
 as long as three plain ones, although it counts as one. In L + 1 trips, not iterations, every chain
-converges. What comes next is decided between trips, outside of the loop of plain iterations.
+converges. What comes next is decided between trips, outside of the loop of plain iterations. In
+that loop the damping costs a comparison of numbers and selections by one of them.
 """
 
-# Not the default: programs compile 1.4 to 1.5 times as long (CPU, jax 0.10.2), a third of it for
-# the nested loops, the rest for some ten small kernels of `Trial.decide`. Plain iterations take
-# 1.00 to 1.06 times as long. Clipped updates take about as many iterations as those of
-# `TrustRegion`, if the region is half as large; without the Jacobi iteration up to 4 times as many.
+# Clipped updates take about as many iterations as those of `TrustRegion`, if the region is half as
+# large; without the Jacobi iteration up to 4 times as many.
 
 from typing import NamedTuple, Self
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.newton.damping import TrustRegion, largest, shrinkage
 
-PATIENCE = 8  # plain iterations without progress, after which a trust region is tried
+PATIENCE = 8  # plain iterations in which the residual has not fallen: then a decision is due
 TRIAL = 16  # damped iterations after which so many states must have converged from the start ...
 SPEED = 4  # ... that all do within the budget, at this many times their speed
 NEVER = 2**30
 
 REGION = TrustRegion(0.5)
 
+# The kinds of trips: plain ones before and after the trial, Newton's in it, and, from MOVE on,
+# those that take the states in `value`. BEHIND: what follows each, if nothing else is decided.
+PLAIN, DONE, NEWTON, MOVE, JACOBI, BACK = range(6)
+BEHIND = PLAIN, DONE, MOVE, JACOBI, NEWTON, DONE
+WAITS = PATIENCE, NEVER, 1, 1, 1, 1  # trips until the next decision
+
 
 class Trial(NamedTuple):
-    """The state of the damping, between two trips of the loop.
+    """The state of the damping. It changes between two trips of the loop.
 
     Attributes:
-        begun: int32, the number of trips before the trial of a trust region. The kinds of its trips
-            alternate: to the states in ``value``, Jacobi's, Newton's.
-        ended: int32, the number of trips when it had been in vain. The next one goes back.
-        decided: int32, the number of trips before the last decision.
+        numbers: int32 ``[5]``, as the properties.
         sizes: of the entries, ``[*batch, w]``.
         kept: ``[2, L, *batch, w]``: the states before Newton's trip, and the plain iterate before
             the trial, to go back to.
     """
 
-    begun: Array
-    ended: Array
-    decided: Array
+    numbers: Array
     sizes: Array
     kept: Array
 
     @classmethod
-    def begin(cls, states: Array) -> Self:
-        """Before the first iteration, from ``states: [L, *batch, w]``."""
-        never = jnp.int32(NEVER)
-        kept = jnp.zeros((2, *states.shape), states.dtype)
-        return cls(never, never, never, jnp.zeros_like(states[0]), kept)
+    def begin(cls, value: Array, same: Array) -> Self:
+        """Before the first iteration.
 
-    def takes_value(self, trips: Array) -> Array:
+        Args:
+            value: f of every state, ``[L, *batch, w]``.
+            same: int32, the number of states that are exact.
+        """
+        # Of what a program can set at its start XLA's CPU client leaves half to another thread, if
+        # it is more than eight arrays: a short solve then takes 1.1 to 1.3 times as long (jax
+        # 0.10.2). So the numbers are one array, and all arrays are made of others.
+        patience = jnp.where(same < len(value), jnp.int32(PATIENCE), NEVER)
+        zero = jnp.int32(0)
+        numbers = jnp.stack([jnp.int32(PLAIN), patience, zero, zero, zero])
+        return cls(numbers, largest(value[:1]), jnp.stack([value, value]))
+
+    @property
+    def kind(self) -> Array:
+        """What the next trip is; after it, what it was."""
+        return self.numbers[0]
+
+    @property
+    def patience(self) -> Array:
+        """The least number of trips between two decisions."""
+        return self.numbers[1]
+
+    @property
+    def decided(self) -> Array:
+        """The number of trips before the last decision."""
+        return self.numbers[2]
+
+    @property
+    def moves(self) -> Array:
+        """The number of trips that are no iterations of Newton's method, or were in vain."""
+        return self.numbers[3]
+
+    @property
+    def begun(self) -> Array:
+        """The number of iterations before the trial of a trust region."""
+        return self.numbers[4]
+
+    @property
+    def takes_value(self) -> Array:
         """Whether the next states are those in ``value``, and not Newton's: bool."""
-        is_newton = lax.rem(trips - self.begun, jnp.int32(3)) == 2
-        return self._is_tried(trips) & ~is_newton | (trips == self.ended)
+        return self.kind >= MOVE
 
-    def iterations(self, trips: Array) -> Array:
-        """The number of iterations in so many trips: of three in the trial, one is Newton's."""
-        tried = jnp.maximum(jnp.minimum(trips, self.ended) - self.begun, 0)
-        back = (trips > self.ended).astype(jnp.int32)
-        return trips - (tried - lax.div(tried, jnp.int32(3))) - back
+    @property
+    def goes_back(self) -> Array:
+        """Whether the next trip goes back to the iterate before the trial: bool."""
+        return self.kind == BACK
 
-    def spent(self, trips: Array) -> Array:
-        """The number of iterations in vain, which are not counted in the budget."""
-        tried = lax.div(self.ended - self.begun, jnp.int32(3))
-        return jnp.where(trips > self.ended, tried, 0)
-
-    def is_due(self, trips: Array, stalled: Array, left: Array) -> Array:
+    def is_due(self, trips: Array, stalled: Array) -> Array:
         """Whether to decide before the next trip: bool.
 
         Args:
             trips: int32, of the loop.
             stalled: int32, the number of iterations since the largest residual fell.
-            left: int32, the number of iterations that are left in the budget.
         """
-        enters = (self.begun == NEVER) & (stalled >= PATIENCE) & (left > PATIENCE)
-        return (enters | self._is_tried(trips)) & (trips != self.decided)
+        is_tried = self.kind != PLAIN
+        return (is_tried | (stalled >= PATIENCE)) & (trips - self.decided >= self.patience)
 
     def decide(
         self,
@@ -99,7 +126,7 @@ class Trial(NamedTuple):
         remaining: Array,
         left: Array,
         axis: ChainAxis = LOCAL,
-    ) -> tuple[Array, Self]:
+    ) -> tuple[Array, "Trial"]:
         """What the next trip does.
 
         Args:
@@ -116,30 +143,35 @@ class Trial(NamedTuple):
         Returns:
             the value for the next trip, and the state of the damping.
         """
-        begins, made = self.begun == NEVER, trips - self.begun
-        kind = lax.rem(made, jnp.int32(3))
-        newton = ~begins & (kind == 0)
-        is_slow = (made == 3 * TRIAL) & (SPEED * prefix * left < TRIAL * remaining)
-        fails = newton & (is_slow | (left <= 1))
+        count = trips - self.moves
+        is_plain, made = self.kind == PLAIN, count - self.begun
+        # In float32, as products of integers overflow for long chains.
+        done, needed = _product(prefix, left), _product(remaining, made)
+        begins = is_plain & (done < needed) & (left > PATIENCE)
+        is_slow = (SPEED * done < needed) & (made == TRIAL)
+        fails = (self.kind == NEWTON) & (is_slow | (left <= 1))
+        kind = jnp.where(fails, BACK, jnp.array(BEHIND, jnp.int32)[self.kind])
+        kind = jnp.where(begins, MOVE, kind)
+        patience = jnp.array(WAITS, jnp.int32)[kind]
         known = exact.reshape((-1, *(1,) * (states.ndim - 1)))
         # The guess and f of it tell the sizes of entries, and so do states that are known.
-        seen = jnp.where((made == 1) | known, jnp.maximum(jnp.abs(states), jnp.abs(value)), 0)
+        is_guess = (self.kind == MOVE) & (made == 0)
+        seen = jnp.where(is_guess | known, jnp.maximum(jnp.abs(states), jnp.abs(value)), 0)
         sizes = jnp.maximum(self.sizes, axis.largest(largest(seen)))
         # An update that is not finite has been discarded, and is 0.
         origin, saved = self.kept
         update = states - origin
         clipped = origin + shrinkage(update / REGION.unit(sizes))[..., None] * update
-        following = jnp.where(newton, clipped, jnp.where(jnp.isfinite(value), value, states))
+        following = jnp.where(jnp.isfinite(value) | (kind < NEWTON), value, states)
+        following = jnp.where(self.kind == NEWTON, clipped, following)
         following = jnp.where(begins, guess, jnp.where(fails, saved, following))
-        keeps = jnp.stack([kind == 2, begins]).reshape(2, *(1,) * states.ndim)
-        return jnp.where(known, value, following), self._replace(
-            begun=jnp.where(begins, trips, self.begun),
-            ended=jnp.where(fails, trips, self.ended),
-            decided=trips,
-            sizes=sizes,
-            kept=jnp.where(keeps, states, self.kept),
-        )
+        keeps = jnp.stack([self.kind == JACOBI, begins]).reshape(2, *(1,) * states.ndim)
+        moves = self.moves + (kind >= MOVE).astype(jnp.int32) + jnp.where(fails, made, 0)
+        begun = jnp.where(begins, count, self.begun)
+        numbers = jnp.stack([kind, patience, trips, moves, begun])
+        kept = jnp.where(keeps, states, self.kept)
+        return jnp.where(known, value, following), Trial(numbers, sizes, kept)
 
-    def _is_tried(self, trips: Array) -> Array:
-        """Whether a trust region is being tried: bool."""
-        return (self.begun <= trips) & (trips < self.ended)
+
+def _product(one: Array, other: Array) -> Array:
+    return one.astype(jnp.float32) * other.astype(jnp.float32)

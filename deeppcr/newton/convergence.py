@@ -30,6 +30,7 @@ converged do not stand still there.
 """
 
 import dataclasses
+from functools import partial
 from typing import NamedTuple, Self
 
 import jax
@@ -53,9 +54,11 @@ class Convergence(NamedTuple):
 
     Attributes:
         worst: the largest residual, relative to the size of the entry.
-        least: a `pair`: the smallest of these so far, in units in the last place; and of the
-            largest updates, relative to the size of the entry.
-        fell: a `pair`, int32: the iterations in which they last fell much below that.
+        history: a `group` of four numbers: the smallest of these so far, in units in the last
+            place; the same of the largest updates, relative to the size of the entry; and the
+            iterations in which either last fell much below that. The smallest are below 0 before
+            the first test. That of the initial trajectory does not count: good iterates may stray
+            above it.
         update_norm: ``[L, *batch]``, the largest update up to this step, relative to the size of
             the state; inf before the first. Only quasi-Newton methods use it, and the next.
         contraction: ``[L, *batch]``, estimated contraction factor of each step's update; inf while
@@ -66,8 +69,7 @@ class Convergence(NamedTuple):
     """
 
     worst: Array
-    least: tuple[Array, ...]
-    fell: tuple[Array, ...]
+    history: tuple[Array, ...]
     update_norm: Array
     contraction: Array
     converged: Array
@@ -85,9 +87,14 @@ class Convergence(NamedTuple):
         infinite, unknown = (
             jnp.full(shape, jnp.inf, states.dtype) for shape in ((), states.shape[:-1])
         )
-        none, before = jnp.int32(0), iterations - jnp.int32(1)
-        least, fell = pair(infinite, infinite), pair(before, before)
-        return cls(infinite, least, fell, unknown, unknown, none, none, none)
+        none, before = jnp.int32(0), (iterations - jnp.int32(1)).astype(states.dtype)
+        history = group(-infinite, -infinite, before, before)
+        return cls(infinite, history, unknown, unknown, none, none, none)
+
+    @property
+    def residual_fell(self) -> Array:
+        """The iteration in which the largest residual last fell much."""
+        return members(self.history, 4)[2]
 
     def shifted(self, distance: Array, entered: Array, iterations: Array) -> Self:
         """The state of a window that has moved on by ``distance`` steps, not yet tested there.
@@ -95,17 +102,20 @@ class Convergence(NamedTuple):
         The steps that have ``entered``, bool ``[L, *batch]``, have no history, and may raise the
         residual. ``iterations``, int32, have made the states.
         """
-        moves, before = distance > 0, iterations - jnp.int32(1)
         norm, contraction = (
             jnp.where(entered, jnp.inf, jnp.roll(x, -distance, axis=0))
             for x in (self.update_norm, self.contraction)
         )
-        return self._replace(
-            least=jax.tree.map(lambda least: jnp.where(moves, jnp.inf, least), self.least),
-            fell=jax.tree.map(lambda fell: jnp.where(moves, before, fell), self.fell),
-            update_norm=norm,
-            contraction=contraction,
-        )
+        moved = self.restarted(distance > 0, iterations)
+        return moved._replace(update_norm=norm, contraction=contraction)
+
+    def restarted(self, anew: Array, iterations: Array) -> Self:
+        """The state without history if ``anew``; ``iterations``, int32, have made the states."""
+        infinite = jnp.full((), jnp.inf, self.worst.dtype)
+        before = (iterations - jnp.int32(1)).astype(infinite.dtype)
+        fresh = group(infinite, infinite, before, before)
+        history = jax.tree.map(partial(jnp.where, anew), fresh, self.history)
+        return self._replace(history=history)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,24 +198,27 @@ class Criterion:
         worst, moved, plateau = largest[0], largest[1], largest[2 if self.quadratic else 0]
         falling, patience = (0.5, 1) if self.quadratic else (0.9, 4)
 
+        count = iterations.astype(worst.dtype)
+
         def follow(level: Array, least: Array, fell: Array) -> tuple[Array, Array]:
             """The smallest level so far, and the iteration in which it last fell much."""
-            smallest = jnp.minimum(level, least)
-            falls = jnp.isfinite(level) & (level <= smallest) & (smallest <= falling * least)
-            return smallest, jnp.where(falls, iterations, fell)
+            smallest = jnp.where(least < 0, jnp.inf, jnp.minimum(level, least))
+            falls = jnp.isfinite(smallest) & (level <= smallest) & (smallest <= falling * least)
+            return smallest, jnp.where(falls, count, fell)
 
-        levels = pair(largest[-1] if eps.ndim else worst / eps, moved)
-        least, fell = zip(*map(follow, levels, last.least, last.fell), strict=True)
-        residuals_fell, updates_fell = both(fell)
-        stagnates = (plateau <= STAGNATION * coarsest) & (iterations - residuals_fell >= patience)
+        levels = largest[-1] if eps.ndim else worst / eps, moved
+        before = members(last.history, 4)
+        least, fell = zip(*map(follow, levels, before[:2], before[2:]), strict=True)
+        history = group(*least, *fell)
+        residuals_fell, updates_fell = members(history, 4)[2:]
+        stagnates = (plateau <= STAGNATION * coarsest) & (count - residuals_fell >= patience)
         if self.quadratic:
             rests = moved <= max(coarsest**0.5, asked)
             last_fell = jnp.maximum(residuals_fell, updates_fell)
-            stagnates |= rests & (iterations - last_fell >= PLATEAU)
+            stagnates |= rests & (count - last_fell >= PLATEAU)
         return Convergence(
             worst=worst,
-            least=least,
-            fell=fell,
+            history=history,
             update_norm=norm,
             contraction=contraction,
             converged=jnp.where(stagnates, any_close, close),
@@ -278,19 +291,19 @@ class Criterion:
         return (norm <= at_once) | (shrinks & (to_come <= limit))
 
 
-def pair(one: Array, other: Array) -> tuple[Array, ...]:
-    """Two numbers for which the same is computed.
+def group(*numbers: Array) -> tuple[Array, ...]:
+    """Numbers of one dtype.
 
-    On a CPU they are one array: half as many operations, each of which costs. A GPU's compiler
-    makes one kernel of operations on single numbers, if each is made of the last; of arrays not.
+    On a CPU they are one array, which one kernel writes: each costs time, and more to compile. A
+    GPU's compiler makes one kernel of operations on single numbers, if each is made of the last; of
+    arrays not.
     """
-    return (jnp.stack([one, other]),) if platform() == "cpu" else (one, other)
+    return (jnp.stack(numbers),) if platform() == "cpu" else numbers
 
 
-def both(numbers: tuple[Array, ...]) -> tuple[Array, Array]:
-    """The two numbers of a `pair`."""
-    one, other = numbers if len(numbers) == 2 else numbers[0]
-    return one, other
+def members(numbers: tuple[Array, ...], count: int) -> tuple[Array, ...]:
+    """The ``count`` numbers of a `group`."""
+    return numbers if len(numbers) == count else tuple(numbers[0])
 
 
 def _over(values: Array, size: Array) -> Array:

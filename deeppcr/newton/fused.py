@@ -34,14 +34,14 @@ from deeppcr.state import Leaves
 from deeppcr.structure import find_structure
 
 WIDEST = 4  # entries of a state: the work of an iteration grows with their cube
-# The options that an iteration of kernels does not have, as they have to be.
-PLAIN: dict[str, Any] = {
-    "linear": "auto",
-    "damping": None,
-    "acceleration": None,
-    "jacobian_every": 1,
-    "window": None,
-    "sharding": None,
+# The options that an iteration of kernels does not have, as they may be.
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "linear": ("auto",),
+    "damping": ("auto", None),
+    "acceleration": (None,),
+    "jacobian_every": (1,),
+    "window": (None,),
+    "sharding": (None,),
 }
 ARRAYS = ["linearization", "guess", "atol", "captured"]
 
@@ -231,11 +231,12 @@ def check_fused(newton: Any) -> None:
             f'linearize is {describe(newton.linearize)}, expected "auto" or "dense" with '
             "fused=True; use fused=False for other blocks."
         )
-    for name, only in PLAIN.items():
+    for name, plain in PLAIN.items():
         given = getattr(newton, name)
-        if given != only:
+        if given not in plain:
+            expected = " or ".join(map(repr, plain))
             raise ValueError(
-                f"{name} is {describe(given)}, expected {only!r} with fused=True; "
+                f"{name} is {describe(given)}, expected {expected} with fused=True; "
                 f"use fused=False for another {name}."
             )
 

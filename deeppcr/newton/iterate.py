@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.newton.auto_damping import Trial
-from deeppcr.newton.convergence import Convergence, both
+from deeppcr.newton.convergence import Convergence
 
 
 class Iterate(NamedTuple):
@@ -52,35 +52,22 @@ class Iterate(NamedTuple):
 
     @property
     def counted(self) -> Array:
-        """The number of iterations of Newton's method: int32."""
-        if not isinstance(self.damping, Trial):
-            return self.iterations
-        return self.damping.iterations(self.iterations)
+        """The number of iterations of Newton's method, without those in vain: int32."""
+        is_auto = isinstance(self.damping, Trial)
+        return self.iterations - self.damping.moves if is_auto else self.iterations
 
     @property
     def takes_value(self) -> Array | bool:
         """Whether the next states are those in ``value``, and not Newton's: bool."""
-        is_auto = isinstance(self.damping, Trial)
-        return self.damping.takes_value(self.iterations) if is_auto else False
+        return isinstance(self.damping, Trial) and self.damping.takes_value
 
     @property
-    def has_moved(self) -> Array:
-        """Whether the last trip of a loop with `Trial` was no iteration of Newton's method."""
-        trial: Trial = self.damping
-        return trial.takes_value(self.iterations - 1)
-
-    @property
-    def charged(self) -> Array:
-        """The number of iterations that count in the budget: int32."""
-        if not isinstance(self.damping, Trial):
-            return self.iterations
-        return self.counted - self.damping.spent(self.iterations)
-
-    def is_due(self, budget: int) -> Array:
-        """Whether the damping decides before the next trip: bool."""
-        trial: Trial = self.damping
-        stalled = self.counted - both(self.convergence.fell)[0]
-        return trial.is_due(self.iterations, stalled, budget - self.charged)
+    def is_due(self) -> Array:
+        """Whether the damping, a `Trial`, decides before the next trip: bool."""
+        fell = self.convergence.residual_fell
+        stalled = self.counted - fell.astype(jnp.int32)
+        due: Array = self.damping.is_due(self.iterations, stalled)
+        return due
 
 
 class Progress(NamedTuple):

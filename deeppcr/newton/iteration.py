@@ -32,6 +32,7 @@ from deeppcr.linearize import (
 from deeppcr.loops import ITERATION, iterate
 from deeppcr.newton.auto_damping import Trial
 from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
+from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.iterate import Iterate, Progress
@@ -133,8 +134,7 @@ class NewtonSolver:
             inputs=cast(chain.inputs, self.dtypes),
             captured=self.captured,
         )
-        most = 2 * self.budget if self._is_auto else self.budget
-        start, recorded = wide.layout.flatten(wide.initial), most + 1
+        start, recorded = wide.layout.flatten(wide.initial), self.budget + 1
         residuals = jnp.full((recorded if self.options.record else 0,), unrecorded(), start.dtype)
         begun = Reached.nothing(start, residuals)
         if chain.axis.size > 1 and self.window < chain.length:
@@ -158,11 +158,11 @@ class NewtonSolver:
         loop = ITERATION, goes_on, trip, start, self.budget, self.expected
         if not self._is_auto:
             return loop
-        return *loop, lambda now: now.is_due(self.budget), partial(self._decide, chain)
+        return *loop, lambda now: now.is_due, partial(self._decide, chain)
 
     def _goes_on(self, chain: TracedChain, now: Iterate) -> Array:
         reached = self._progress(chain, now)
-        return (now.charged < self.budget) & (reached.prefix < chain.total) & ~reached.stuck
+        return (now.counted < self.budget) & (reached.prefix < chain.total) & ~reached.stuck
 
     def _decide(self, chain: TracedChain, now: Iterate) -> Iterate:
         """The iterate with what the damping decides for the next trip."""
@@ -177,10 +177,12 @@ class NewtonSolver:
             now.iterations,
             reached.prefix,
             chain.total - reached.prefix,
-            self.budget - now.charged,
+            self.budget - now.counted,
             chain.axis,
         )
-        return now._replace(value=value, damping=trial)
+        # After iterations in vain, residuals are those of the iterate before them.
+        convergence = now.convergence.restarted(trial.goes_back, now.counted)
+        return now._replace(value=value, damping=trial, convergence=convergence)
 
     def _reached(self, chain: TracedChain, begun: Reached, end: Iterate) -> tuple[Reached, Array]:
         """The progress after the last iteration, and all states."""
@@ -223,13 +225,15 @@ class NewtonSolver:
             whole=whole,
             blocks=blocks,
             derivative=(),
-            damping=Trial.begin(states) if self._is_auto else (),
+            damping=(),
             history=acceleration.begin(states) if acceleration else (),
             residuals=begun.residuals,
             reported=jnp.int32(0),
         )
         now = self._checked(window, now, jnp.full_like(states, jnp.inf))
-        if damping and not self._is_auto:
+        if self._is_auto:
+            now = now._replace(damping=Trial.begin(now.value, now.convergence.same))
+        elif damping:
             now = now._replace(damping=damping.begin(states, now.value, chain.axis))
         return now
 
@@ -394,7 +398,7 @@ class NewtonSolver:
         if not self._is_auto:
             report(*numbers)
         else:
-            lax.cond(now.has_moved, lambda *_: None, report, *numbers)
+            lax.cond(now.takes_value, lambda *_: None, report, *numbers)
 
     def _criterion(self, start: Array) -> Criterion:
         """The convergence criterion of the window that begins at ``start``."""
@@ -432,7 +436,7 @@ class NewtonSolver:
         solver = self.solver.inside if isinstance(self.solver, ShardSolver) else self.solver
         shapes = partial(self._shapes, wide)
         name = "none" if kind == "zero" else name_of(solver.chosen(shapes))
-        is_damped = self.options.damping is not None
+        is_damped = isinstance(self.options.damping, TrustRegion)
         return Ran.newton(kind, name, is_damped, self.jumps)
 
     def _shapes(self, chain: TracedChain) -> Blocks:

@@ -36,6 +36,8 @@ from deeppcr.linear import LinearSolver, find_solver, solver_on
 from deeppcr.linearize import (
     Choice,
     Linearization,
+    Scalar,
+    Zero,
     choose_linearization,
     constant,
     find_linearization,
@@ -88,16 +90,17 @@ class Newton:
             trajectory: a pytree like the state, with leaves ``[L, ...]``, for example the
             ``trajectory`` of the last solution. Or a function
             ``(initial state, inputs) -> trajectory``. No derivatives pass through it.
-        damping: `TrustRegion`, "auto" or None. A trust region limits the growth of updates along
-            the chain, for chains that amplify differences. An iteration then takes two solves and
-            one more evaluation, and some chains converge only without it. "auto": plain iterations;
-            if the residual has not fallen for 8 of them, a trust region is tried, from the initial
-            trajectory. Each of its iterations counts as one and takes as long as three plain ones.
-            If converged states do not advance fast enough, the iteration goes back to where it was
-            and stays plain, and iterations in vain are not counted in ``max_iterations``: up to
-            twice as many may run, which take up to four times as long. Chains that plain iterations
-            solve slowly may take longer. Where a window slides, or with ``acceleration``, "auto" is
-            None.
+        damping: "auto", `TrustRegion` or None. "auto": plain iterations; if the residual has not
+            fallen for 8 of them, and states converge too slowly, a trust region is tried, from the
+            initial trajectory. Each of its iterations counts as one and takes as long as three
+            plain ones. If converged states do not advance fast enough, the iteration goes back to
+            where it was and stays plain, and iterations in vain are not counted: up to twice as
+            many as ``max_iterations`` may run, which take up to four times as long.
+            Chains that plain iterations solve slowly may take longer. "auto" is None where a window
+            slides, with ``acceleration``, and with blocks that do not depend on the states. None:
+            plain iterations. `TrustRegion`: every update is limited in its growth along the chain,
+            for chains that amplify differences. An iteration then takes two solves and one more
+            evaluation, and some chains converge only without it.
         acceleration: `Anderson` or None. It combines the last few iterates, for "identity", "zero"
             and other blocks whose iterations are cheap and converge slowly.
         jacobian_every: integer >= 1, the number of iterations that share their blocks (the chord
@@ -129,10 +132,11 @@ class Newton:
             it is many otherwise. For long chains of small steps: states of at most 4 entries in
             float32 or shorter, and steps as of ``Sequential(fused=True)``. Each thread runs through
             a chunk of the chain. For exact Jacobians ("auto" or "dense") and plain iterations:
-            ``linear``, ``damping``, ``acceleration``, ``jacobian_every``, ``window`` and
-            ``sharding`` stay as they are by default. A batch is declared by ``batch_ndim``; under
-            `jax.vmap` there are loops instead of kernels. On other platforms the iteration is that
-            of ``fused=False``. It has not run on a device yet, and "auto" never takes it.
+            ``linear``, ``acceleration``, ``jacobian_every``, ``window`` and ``sharding`` stay as
+            they are by default, and ``damping`` "auto" is None. A batch is declared by
+            ``batch_ndim``; under `jax.vmap` there are loops instead of kernels. On other platforms
+            the iteration is that of ``fused=False``. It has not run on a device yet, and "auto"
+            never takes it.
 
     Raises:
         TypeError: an option has a wrong type.
@@ -158,7 +162,7 @@ class Newton:
     atol: Tolerance = 0.0
     max_iterations: int | None = None
     initial_guess: Guess = "apply"
-    damping: TrustRegion | Literal["auto"] | None = None
+    damping: TrustRegion | Literal["auto"] | None = "auto"
     acceleration: Anderson | None = None
     jacobian_every: int = 1
     window: int | None = None
@@ -229,7 +233,12 @@ class Newton:
         own = windows // shards if is_windowed else 1  # of one loop
         usual = (BUDGET if is_newton else QUASI_BUDGET) * windows
         most = 2 * chain.length if windows > 1 else chain.length + 1
-        is_plain = is_windowed or self.acceleration is not None
+        is_plain = (
+            is_windowed
+            or self.fused
+            or self.acceleration is not None
+            or isinstance(choice.linearization, Scalar | Zero)
+        )
         guess = self.initial_guess if isinstance(self.initial_guess, str) else "constant"
         atol: Any = self.atol if is_number(self.atol) else 0.0  # an array is that of the solver
         solver = NewtonSolver(

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from depth.jaxprs import bind, called, run
+from depth.jaxprs import bind, called, entered, interpret, run
 from depth.primitives import primitive
 
 
@@ -30,7 +30,8 @@ def columns(linear: Callable[[Array], Array], like: Array) -> Array:
     """
     closed = jax.make_jaxpr(linear)(like)
     units = Units(like.shape, like.dtype, like.ndim - 1, 0, like.shape[-1])
-    (result,) = run(closed, [units], _results)
+    program, known = entered(closed, [units])
+    (result,) = interpret(program, known, program.outvars, _results)
     return jnp.broadcast_to(
         _array(result, like.shape[-1]), (like.shape[-1], *closed.out_avals[0].shape)
     )

@@ -123,9 +123,9 @@ def evaluate(
     """
     equations, only_cut, splits = order or Order.of(jaxpr, known, wanted)
     values = dict(known)
-    # Like `interpret`, with two functions fewer between a solve and the user's own step.
+    # Like `interpret`, with three functions fewer between a solve and the user's own step.
     for equation in equations:
-        operands = [atom.val if is_literal(atom) else values[atom] for atom in equation.invars]
+        operands = [x.val if hasattr(x, "val") else values[x] for x in equation.invars]
         if equation.outvars and only_cut.issuperset(equation.outvars):
             results: list[Any] = [Uncut(equation, operands)]
         elif equation.primitive.name == "slice" and equation.invars[0] in splits:
@@ -142,7 +142,7 @@ def evaluate(
             results = bind(equation, operands, replace)
         for variable, value in zip(equation.outvars, results, strict=True):
             values.setdefault(variable, value)
-    return [atom.val if is_literal(atom) else values[atom] for atom in wanted]
+    return [x.val if hasattr(x, "val") else values[x] for x in wanted]
 
 
 def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:

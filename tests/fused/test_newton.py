@@ -180,7 +180,7 @@ def test_memory_is_for_all_steps():
         ({"fused": 1}, "fused is 1, expected True or False"),
         ({"linearize": "diagonal"}, 'linearize is "?\'?diagonal.*expected "auto" or "dense"'),
         ({"linear": "pcr"}, "linear is 'pcr', expected 'auto' with fused=True; use fused=False"),
-        ({"damping": "auto"}, "damping is 'auto', expected None"),
+        ({"damping": deeppcr.TrustRegion()}, "damping is TrustRegion.*expected 'auto' or None"),
         ({"jacobian_every": 2}, "jacobian_every is 2, expected 1"),
         ({"window": 5}, "window is 5, expected None"),
         ({"acceleration": deeppcr.Anderson()}, "acceleration is .*Anderson.*expected None"),

@@ -52,8 +52,8 @@ BISTABLE = Chain(lambda z, x: z + 0.2 * (z - z**3) + 0.3 * x, normal(4, 1000))
 def test_auto_solves_what_plain_iterations_lose():
     """Two attractors: plain iterates overflow. Each example under `jax.vmap` for itself."""
     starts = np.array([0.1, -2.0])
-    plain = solve(BISTABLE, starts[0], method=Newton())
-    many = jax.vmap(partial(deeppcr.solve, BISTABLE, method=Newton(damping="auto")))
+    plain = solve(BISTABLE, starts[0], method=Newton(damping=None))
+    many = jax.vmap(partial(deeppcr.solve, BISTABLE, method=Newton()))
     auto = jax.jit(many)(starts)
     assert plain.result == Result.FINISHED_SEQUENTIALLY
     assert (auto.result == Result.CONVERGED).all()
@@ -77,9 +77,9 @@ def test_auto_tells_of_its_iterations():
     count = int(solution.stats.iterations)
     assert solution.result == Result.CONVERGED
     assert sorted(told) == list(range(count + 1))
-    assert solution.stats.residuals.shape == (2 * 64 + 1,)
+    assert solution.stats.residuals.shape == (64 + 1,)
     is_recorded = ~jnp.isnan(solution.stats.residuals)
-    assert_agree(is_recorded, jnp.arange(2 * 64 + 1) <= count)
+    assert_agree(is_recorded, jnp.arange(64 + 1) <= count)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_auto_loses_nothing_that_plain_iterations_solve():
     chaos, z0 = Chain(lambda z, _: 3.9 * z * (1 - z), length=50), jnp.array(0.4)
     auto = solve(chaos, z0, method=Newton(damping="auto", max_iterations=50, record=True))
     assert auto.result == Result.CONVERGED
-    assert auto.stats.iterations <= 2 * 50
+    assert auto.stats.iterations <= 50
     assert jnp.isfinite(auto.stats.residuals[auto.stats.iterations])
     assert_agree(auto.trajectory, trajectory(chaos, z0), 1e-8)
 

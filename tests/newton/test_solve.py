@@ -56,7 +56,7 @@ def test_stats_of_a_sequential_solve():
 
 def test_chaos_is_finished_sequentially_and_gives_the_sequential_answer():
     z0 = jnp.array(0.4)
-    solution = solve(CHAOS, z0, method="newton")
+    solution = solve(CHAOS, z0, method=Newton(damping=None))
     assert solution.result == Result.FINISHED_SEQUENTIALLY
     assert solution.converged
     assert 10 < solution.stats.prefix < 200
@@ -130,7 +130,7 @@ def test_raise_is_refused_where_jax_traces():
 def test_one_unruly_example_does_not_harm_the_others():
     chain = deeppcr.Chain(lambda z, _: jnp.array([3.9, 2.0])[:, None] * z * (1 - z), length=100)
     z0 = jnp.array([[0.4], [0.4]])
-    solution = solve(chain, z0, method="newton", batch_ndim=1)
+    solution = solve(chain, z0, method=Newton(damping=None), batch_ndim=1)
     assert solution.result == Result.FINISHED_SEQUENTIALLY
     assert_agree(solution.trajectory[:, 1], trajectory(chain, z0)[:, 1])
     assert_agree(solution.trajectory[:20], trajectory(chain, z0)[:20])
