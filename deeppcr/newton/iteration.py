@@ -180,9 +180,14 @@ class NewtonSolver:
             self.budget - now.counted,
             chain.axis,
         )
+        following = now._replace(value=value, damping=trial)
         # After iterations in vain, residuals are those of the iterate before them.
-        convergence = now.convergence.restarted(trial.goes_back, now.counted)
-        return now._replace(value=value, damping=trial, convergence=convergence)
+        is_later = lax.iota(jnp.int32, len(now.residuals)) > following.counted
+        forgotten = trial.goes_back & is_later
+        return following._replace(
+            convergence=now.convergence.restarted(trial.goes_back, following.counted),
+            residuals=jnp.where(forgotten, unrecorded(), now.residuals),
+        )
 
     def _reached(self, chain: TracedChain, begun: Reached, end: Iterate) -> tuple[Reached, Array]:
         """The progress after the last iteration, and all states."""
