@@ -147,7 +147,7 @@ class Bench:
         labels = Problem(name, model).labels("damping") | {"growth rate": rate}
         labels |= {"forecast": forecast_iterations(rate, model.length)}
         methods = {
-            "plain": Newton(max_iterations=DAMPED),
+            "plain": Newton(max_iterations=DAMPED, damping=None),
             "trust region": Newton(max_iterations=DAMPED, damping=TrustRegion()),
         }
         return self.rows(labels, model, methods)
