@@ -26,10 +26,9 @@ from jax import Array
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.newton.damping import TrustRegion, largest, shrinkage
 
-PATIENCE = 8  # plain iterations in which the residual has not fallen: then a decision is due
+PATIENCE = 8  # plain iterations in which the residual has not fallen, and between two decisions
 TRIAL = 16  # damped iterations after which so many states must have converged from the start ...
 SPEED = 4  # ... that all do within the budget, at this many times their speed
-NEVER = 2**30
 
 REGION = TrustRegion(0.5)
 
@@ -37,14 +36,13 @@ REGION = TrustRegion(0.5)
 # those that take the states in `value`. BEHIND: what follows each, if nothing else is decided.
 PLAIN, DONE, NEWTON, MOVE, JACOBI, BACK = range(6)
 BEHIND = PLAIN, DONE, MOVE, JACOBI, NEWTON, DONE
-WAITS = PATIENCE, NEVER, 1, 1, 1, 1  # trips until the next decision
 
 
 class Trial(NamedTuple):
     """The state of the damping. It changes between two trips of the loop.
 
     Attributes:
-        numbers: int32 ``[5]``, as the properties.
+        numbers: int32 ``[4]``, as the properties.
         sizes: of the entries, ``[*batch, w]``.
         kept: ``[2, L, *batch, w]``: the states before Newton's trip, and the plain iterate before
             the trial, to go back to.
@@ -65,9 +63,8 @@ class Trial(NamedTuple):
         # Of what a program can set at its start XLA's CPU client leaves half to another thread, if
         # it is more than eight arrays: a short solve then takes 1.1 to 1.3 times as long (jax
         # 0.10.2). So the numbers are one array, and all arrays are made of others.
-        patience = jnp.where(same < len(value), jnp.int32(PATIENCE), NEVER)
-        zero = jnp.int32(0)
-        numbers = jnp.stack([jnp.int32(PLAIN), patience, zero, zero, zero])
+        kind, zero = jnp.where(same < len(value), jnp.int32(PLAIN), DONE), jnp.int32(0)
+        numbers = jnp.stack([kind, zero, zero, zero])
         return cls(numbers, largest(value[:1]), jnp.stack([value, value]))
 
     @property
@@ -76,24 +73,19 @@ class Trial(NamedTuple):
         return self.numbers[0]
 
     @property
-    def patience(self) -> Array:
-        """The least number of trips between two decisions."""
-        return self.numbers[1]
-
-    @property
     def decided(self) -> Array:
         """The number of trips before the last decision."""
-        return self.numbers[2]
+        return self.numbers[1]
 
     @property
     def moves(self) -> Array:
         """The number of trips that are no iterations of Newton's method, or were in vain."""
-        return self.numbers[3]
+        return self.numbers[2]
 
     @property
     def begun(self) -> Array:
         """The number of iterations before the trial of a trust region."""
-        return self.numbers[4]
+        return self.numbers[3]
 
     @property
     def takes_value(self) -> Array:
@@ -112,8 +104,9 @@ class Trial(NamedTuple):
             trips: int32, of the loop.
             stalled: int32, the number of iterations since the largest residual fell.
         """
-        is_tried = self.kind != PLAIN
-        return (is_tried | (stalled >= PATIENCE)) & (trips - self.decided >= self.patience)
+        since = trips - self.decided
+        stalls = (self.kind == PLAIN) & (stalled >= PATIENCE) & (since >= PATIENCE)
+        return stalls | (self.kind >= NEWTON) & (since > 0)
 
     def decide(
         self,
@@ -152,7 +145,6 @@ class Trial(NamedTuple):
         fails = (self.kind == NEWTON) & (is_slow | (left <= 1))
         kind = jnp.where(fails, BACK, jnp.array(BEHIND, jnp.int32)[self.kind])
         kind = jnp.where(begins, MOVE, kind)
-        patience = jnp.array(WAITS, jnp.int32)[kind]
         known = exact.reshape((-1, *(1,) * (states.ndim - 1)))
         # The guess and f of it tell the sizes of entries, and so do states that are known.
         is_guess = (self.kind == MOVE) & (made == 0)
@@ -168,7 +160,7 @@ class Trial(NamedTuple):
         keeps = jnp.stack([self.kind == JACOBI, begins]).reshape(2, *(1,) * states.ndim)
         moves = self.moves + (kind >= MOVE).astype(jnp.int32) + jnp.where(fails, made, 0)
         begun = jnp.where(begins, count, self.begun)
-        numbers = jnp.stack([kind, patience, trips, moves, begun])
+        numbers = jnp.stack([kind, trips, moves, begun])
         kept = jnp.where(keeps, states, self.kept)
         return jnp.where(known, value, following), Trial(numbers, sizes, kept)
 
