@@ -89,14 +89,16 @@ def why_not_differentiable(jaxpr: Any, states: int) -> str:
     """
     variables = [*jaxpr.invars, *jaxpr.constvars]
     shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in variables]
-    differentiate = jax.vjp if has_custom_vjp(jaxpr) else jax.linearize
 
     def derivative(state: list[Any], others: list[Any]) -> Any:
         def f(state: list[Any]) -> list[Any]:
             known = dict(zip(variables, [*state, *others], strict=True))
             return interpret(jaxpr, known, jaxpr.outvars[:states], bind)
 
-        return differentiate(f, state)[0]
+        if not has_custom_vjp(jaxpr):
+            return jax.linearize(f, state)[0]
+        results, pull = jax.vjp(f, state)
+        return pull(results)
 
     try:
         jax.eval_shape(derivative, shapes[:states], shapes[states:])

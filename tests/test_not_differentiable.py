@@ -55,6 +55,25 @@ def test_their_plan_has_the_sequential_program_and_says_why():
     assert "no derivative with respect to the state: Pure callbacks" in str(plan)
 
 
+def test_newton_says_what_to_do():
+    @jax.custom_vjp
+    def double(z):
+        return 2 * z
+
+    def halve_in_loop(z):  # a custom_vjp has no forward mode, the loop has no reverse mode
+        return jax.lax.while_loop(lambda z: z @ z > 1, lambda z: 0.5 * z, double(z))
+
+    double.defvjp(lambda z: (2 * z, None), lambda _, g: (2 * g,))
+    for halve, reason in (half, "Pure callbacks"), (halve_in_loop, "Reverse-mode"):
+        for linearize in "dense", "diagonal":
+            newton = deeppcr.Newton(linearize=linearize)
+            with pytest.raises(ValueError, match=f"no derivative .* needs: {reason}.* Expected"):
+                deeppcr.scan(read(Z0, halve), Z0, normal(0, 7, 2), method=newton)
+        xs = normal(0, 7, 2)
+        found = deeppcr.scan(read(Z0, halve), Z0, xs)
+        assert_agree(found, jax.lax.scan(read(Z0, halve), Z0, xs))
+
+
 def test_their_gradients_through_the_state_are_refused_by_jax():
     with pytest.raises(ValueError, match="Pure callbacks do not support JVP"):
         jax.grad(lambda z0: deeppcr.scan(read(Z0, half), z0, normal(0, 7, 2))[1].sum())(Z0)

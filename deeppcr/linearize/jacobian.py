@@ -6,7 +6,8 @@ with a `jax.custom_vjp` has reverse mode only. For it the rows of the Jacobian a
 of the columns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from deeppcr.chain import TracedChain
 from deeppcr.platforms import platform
 from deeppcr.rewrites.columns import columns
 from deeppcr.state import Leaves
+from deeppcr.step import Step
 
 # Bytes of derivatives held at once, if only some of their entries are kept.
 AT_ONCE = 1 << 26
@@ -33,7 +35,8 @@ def matrices(chain: TracedChain, states: Array) -> Array:
     def one(state: Array, inputs: Leaves) -> Array:
         return jnp.moveaxis(columns(_pushed(chain, state, inputs), state), 0, -1)
 
-    derivatives = jax.vmap(one)(states, chain.inputs)
+    with _differentiable(chain.step):
+        derivatives = jax.vmap(one)(states, chain.inputs)
     return jnp.swapaxes(derivatives, -1, -2) if chain.step.has_custom_vjp else derivatives
 
 
@@ -165,7 +168,24 @@ def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Arr
     def one(state: Array, inputs: Leaves) -> Array:
         return jax.vmap(_pushed(chain, state, inputs), out_axes=-1)(basis)
 
-    return jax.vmap(one)(states, chain.inputs)
+    with _differentiable(chain.step):
+        return jax.vmap(one)(states, chain.inputs)
+
+
+@contextmanager
+def _differentiable(step: Step) -> Iterator[None]:
+    """Raise an error that says what to do if jax cannot differentiate the step."""
+    try:
+        yield
+    except Exception as error:
+        if not step.not_differentiable:
+            raise
+        raise ValueError(
+            "the step has no derivative with respect to the state, which Newton's method needs: "
+            f'{step.not_differentiable} Expected method="sequential", blocks that are no '
+            'derivatives of the step (linearize="identity", "zero" or deeppcr.Surrogate), or a '
+            "step with a jax.custom_jvp."
+        ) from error
 
 
 def _pushed(chain: TracedChain, state: Array, inputs: Leaves) -> Callable[[Array], Array]:
