@@ -24,7 +24,7 @@ def kept(step: Step) -> Step | None:
 
     The first such case is logged.
     """
-    program, reason = lasting_signature(step.jaxpr)
+    program, reason = lasting_signature((step.jaxpr, step.program))
     if reason:
         if reason not in _SAID:
             _SAID.add(reason)
@@ -34,5 +34,9 @@ def kept(step: Step) -> Step | None:
                 reason,
             )
         return None
+    others = [each and kept(each) for each in (step.derivative, step.example)]
+    if others.count(None) > [step.derivative, step.example].count(None):
+        return None
     trees = step.state_tree, step.input_tree, step.output_tree
-    return _STEPS.setdefault((program, step.states, step.inputs, trees, step.weak), step)
+    known = (program, *others, step.states, step.inputs, trees, step.weak)
+    return _STEPS.setdefault(known, step)

@@ -18,9 +18,11 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from deeppcr.adjoint import pushes
+from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import by_platform, is_eager
-from deeppcr.problem import Problem
+from deeppcr.problem import Problem, kept_structure
+from deeppcr.signature import Signed
 from deeppcr.solution import Run
 
 
@@ -68,7 +70,7 @@ solve_chain_p = _Primitive("solve_chain")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Structures:
+class _Structures(Signed):
     """The tree structures of the problem and its solution; too long to print."""
 
     problem: Any
@@ -76,6 +78,18 @@ class _Structures:
 
     def __repr__(self) -> str:
         return f"{self.problem.num_leaves} -> {self.run.num_leaves} leaves"
+
+    def by_forward_rules(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """The solution, of the step that `differentiated` returns for second derivatives."""
+        problem: Problem = jax.tree.unflatten(self.problem, operands)
+        step = differentiated(problem.chain.step)[1]
+        chain = dataclasses.replace(problem.chain, step=step)
+        return posed(dataclasses.replace(problem, chain=chain))[0]()
+
+    @property
+    def signature(self) -> Any | None:
+        """See `Signed`: with it, the structure of the problem determines the solution."""
+        return kept_structure(self.problem)
 
 
 def posed(problem: Problem, keeps_states: bool = True) -> tuple[Callable[[], Sequence[Any]], Any]:

@@ -52,6 +52,12 @@ class Examples(NamedTuple):
     size: int
     captured: int
 
+    @property
+    def kept(self) -> "Examples | None":
+        """See `kept_structure`."""
+        problem = kept_structure(self.problem)
+        return problem and self._replace(problem=problem)
+
 
 @partial(
     jax.tree_util.register_dataclass,
@@ -128,7 +134,10 @@ class Problem:
         if any(each and not found for each, found in zip(own, known, strict=True)):
             return None
         linearize, of_adjoint = known
-        steps = dataclasses.replace(self, chain=chain, wide=wide)
+        examples = self.examples and self.examples.kept
+        if self.examples is not None and examples is None:
+            return None
+        steps = dataclasses.replace(self, chain=chain, wide=wide, examples=examples)
         problem = dataclasses.replace(steps, linearize=linearize, linearize_adjoint=of_adjoint)
         return problem if is_hashable(jax.tree.structure(problem)) else None
 
@@ -246,6 +255,16 @@ class Problem:
     def _seen(self, costs: ChainCosts, platform: str) -> ChainCosts:
         """The costs of a shard; simulated devices of a CPU share the cores of one machine."""
         return costs if platform == "cpu" else costs.shared_by(self.chain.axis.size)
+
+
+def kept_structure(structure: Any) -> Any:
+    """The structure of a problem, with cached steps; None if there is none.
+
+    Equal structures are those of problems that differ only in their arrays.
+    """
+    problem: Problem = jax.tree.unflatten(structure, [object()] * structure.num_leaves)
+    known = problem.kept
+    return None if known is None else jax.tree.structure(known)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["inner"], meta_fields=["sharding"])

@@ -132,6 +132,28 @@ def test_second_derivatives(rule, way):
     assert_as_by_lax(gradient_of_squares, way, rule, in_function)
 
 
+def test_second_derivatives_of_a_chain_in_a_chain():
+    """Jax takes those of the forward rule, here and there."""
+
+    def loss(scan, way, weight, z):
+        def inner(z, x):
+            return jnp.tanh(halved(weight, z) + x), None
+
+        def step(z, x):
+            return scan(inner, z, normal(2, 4, 3), **way)[0] + x, None
+
+        return scan(step, z, normal(1, 5, 3), **way)[0].sum()
+
+    def squares(weight, z, scan, way):
+        return jnp.sum(jax.grad(partial(loss, scan, way), argnums=1)(weight, z) ** 2)
+
+    derivative = jax.grad(squares, argnums=(0, 1))
+    found, expected = jax.jit(
+        lambda *at: [derivative(*at, deeppcr.scan, NEWTON), derivative(*at, jax.lax.scan, {})]
+    )(normal(0, 3, 3), np.ones(3))
+    assert_agree(found, expected)
+
+
 def test_newton_says_how_it_went_while_a_rule_is_differentiated():
     chain = deeppcr.Chain(lambda z, x: jnp.tanh(clipped(normal(0, 3, 3), z) + x), normal(1, 5, 3))
 

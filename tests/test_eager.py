@@ -70,6 +70,15 @@ def with_rules():
     return deeppcr.scan(step, INIT, XS, method="newton")[0]
 
 
+def nested(weight=WEIGHT):
+    def inner(z, x):
+        return jnp.tanh(weight @ z + x), None
+
+    return deeppcr.scan(
+        lambda z, _: (deeppcr.scan(inner, z, XS)[0], z), INIT, length=3, method="newton"
+    )[1].sum()
+
+
 def looks():
     schedule = Schedule.from_config({"_class_name": "DDIMScheduler"})
     trajectory = jnp.stack([INIT] * 3)
@@ -94,6 +103,8 @@ CALLS = {
     "a random key made by the step": keyed,
     "rules of derivatives": with_rules,
     "predicted samples": looks,
+    "a scan of a scan": nested,
+    "the gradient of a scan of a scan": lambda: jax.grad(nested)(WEIGHT),
 }
 
 
