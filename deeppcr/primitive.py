@@ -21,9 +21,10 @@ from deeppcr.adjoint import pushes
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import by_platform, is_eager
-from deeppcr.problem import Problem, kept_structure
+from deeppcr.problem import Problem, kept_structure, step_of
 from deeppcr.signature import Signed
 from deeppcr.solution import Run
+from depth.jaxprs import HoldsProgram, Program
 
 
 @jax.custom_jvp
@@ -70,7 +71,7 @@ solve_chain_p = _Primitive("solve_chain")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Structures(Signed):
+class _Structures(Signed, HoldsProgram):
     """The tree structures of the problem and its solution; too long to print."""
 
     problem: Any
@@ -78,6 +79,11 @@ class _Structures(Signed):
 
     def __repr__(self) -> str:
         return f"{self.problem.num_leaves} -> {self.run.num_leaves} leaves"
+
+    @property
+    def program(self) -> Program:
+        """See `HoldsProgram`: the user's step."""
+        return step_of(self.problem).jaxpr
 
     def by_forward_rules(self, operands: Sequence[Any]) -> Sequence[Any]:
         """The solution, of the step that `differentiated` returns for second derivatives."""

@@ -39,6 +39,7 @@ from deeppcr.platforms import DEFAULT, by_platform, differing, platforms
 from deeppcr.ran import Ran
 from deeppcr.solution import Run
 from deeppcr.state import Leaves
+from deeppcr.step import Step
 
 
 class Examples(NamedTuple):
@@ -262,9 +263,19 @@ def kept_structure(structure: Any) -> Any:
 
     Equal structures are those of problems that differ only in their arrays.
     """
-    problem: Problem = jax.tree.unflatten(structure, [object()] * structure.num_leaves)
-    known = problem.kept
+    known = _of_structure(structure).kept
     return None if known is None else jax.tree.structure(known)
+
+
+def step_of(structure: Any) -> Step:
+    """The step of a problem of this structure, as its user wrote it."""
+    step = _of_structure(structure).chain.step
+    return step if step.example is None else step.example
+
+
+def _of_structure(structure: Any) -> Problem:
+    problem: Problem = jax.tree.unflatten(structure, [object()] * structure.num_leaves)
+    return problem
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["inner"], meta_fields=["sharding"])

@@ -54,9 +54,22 @@ class Program(NamedTuple):
         return cls(list(jaxpr.constvars), list(jaxpr.invars), list(jaxpr.eqns), list(jaxpr.outvars))
 
 
+class HoldsProgram:
+    """A parameter with a ``program`` that the equation stands for, besides the one that it runs.
+
+    That one may be rewritten, and then has no derivative rules.
+    """
+
+    @property
+    def program(self) -> Program:
+        raise NotImplementedError
+
+
 def inside(equation: Any) -> list[Any]:
     """All jaxprs in the parameters of an equation."""
-    return list(map(without_constants, jaxprs_in_params(equation.params)))
+    holders = (each for each in equation.params.values() if isinstance(each, HoldsProgram))
+    programs = map(without_constants, jaxprs_in_params(equation.params))
+    return [*programs, *(each.program for each in holders)]
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:

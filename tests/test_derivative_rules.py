@@ -132,24 +132,47 @@ def test_second_derivatives(rule, way):
     assert_as_by_lax(gradient_of_squares, way, rule, in_function)
 
 
+def chains_in_a_chain(scan, rule, weight, z, inner=AUTO, outer=AUTO, mapped=False):
+    """The loss of a chain whose step is a chain."""
+
+    def inside(z, x):
+        return jnp.tanh(rule(weight, z) + x), None
+
+    def step(z, x):
+        return scan(inside, z, normal(2, 4, 3), **inner)[0] + x, None
+
+    step = jax.vmap(step, (0, None)) if mapped else step
+    return scan(step, z, normal(1, 5, 3), **outer)[0].sum()
+
+
+@pytest.mark.parametrize("inner", [AUTO, NEWTON])
+def test_a_rule_in_chains_of_a_mapped_step(inner):
+    arguments = normal(0, 3, 3), normal(4, 2, 3)
+    ways = {"inner": inner, "outer": NEWTON | {"batch_ndim": 1}}
+    mapped = partial(chains_in_a_chain, mapped=True)
+    found, expected = jax.jit(
+        lambda *at: [
+            jax.value_and_grad(partial(mapped, deeppcr.scan, clipped, **ways), (0, 1))(*at),
+            jax.value_and_grad(partial(mapped, jax.lax.scan, clipped), (0, 1))(*at),
+        ]
+    )(*arguments)
+    assert_agree(found, expected)
+
+
 def test_second_derivatives_of_a_chain_in_a_chain():
     """Jax takes those of the forward rule, here and there."""
 
-    def loss(scan, way, weight, z):
-        def inner(z, x):
-            return jnp.tanh(halved(weight, z) + x), None
+    def squares(weight, z, *arguments):
+        loss = partial(chains_in_a_chain, *arguments[:2], **arguments[2])
+        return jnp.sum(jax.grad(loss, 1)(weight, z) ** 2)
 
-        def step(z, x):
-            return scan(inner, z, normal(2, 4, 3), **way)[0] + x, None
-
-        return scan(step, z, normal(1, 5, 3), **way)[0].sum()
-
-    def squares(weight, z, scan, way):
-        return jnp.sum(jax.grad(partial(loss, scan, way), argnums=1)(weight, z) ** 2)
-
-    derivative = jax.grad(squares, argnums=(0, 1))
+    derivative = jax.grad(squares, (0, 1))
+    ways = {"inner": NEWTON, "outer": NEWTON}
     found, expected = jax.jit(
-        lambda *at: [derivative(*at, deeppcr.scan, NEWTON), derivative(*at, jax.lax.scan, {})]
+        lambda *at: [
+            derivative(*at, deeppcr.scan, halved, ways),
+            derivative(*at, jax.lax.scan, halved, {}),
+        ]
     )(normal(0, 3, 3), np.ones(3))
     assert_agree(found, expected)
 

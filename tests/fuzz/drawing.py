@@ -3,7 +3,7 @@
 import dataclasses
 import random
 
-from tests.fuzz.operations import EFFECTS, QUIET, RULED
+from tests.fuzz.operations import CHAINS, EFFECTS, QUIET, RULED
 from tests.fuzz.scans import FORWARD, KINDS, PLAIN, REVERSE, Leaf, Node, Scan, valid
 
 SHAPES = (), (1,), (2,), (3,), (2, 2)
@@ -110,6 +110,7 @@ THEMES = [
         adjoints=tuple(ADJOINTS[:5]),
         checks=DERIVATIVES,
     ),
+    Theme(certain=tuple(CHAINS), lengths=(1, 2, 5, 13)),
     Theme(certain=tuple(EFFECTS), lengths=(1, 2, 5, 13), methods=PLAIN),
 ]
 

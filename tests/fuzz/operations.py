@@ -139,6 +139,30 @@ OPERATIONS = {
         "lax.while_loop(lambda v: v @ v > 0.713, lambda v: 0.5 * v, {a})", reverse=False
     ),
     "inner scan": Operation("lax.scan(lambda v, k: (jnp.tanh(v * k), v.sum()), {a}, {c})[0]"),
+    # chains in the chain
+    "chain": Operation(
+        "inner(scan)(lambda v, k: (jnp.tanh(v * k + {a}), v.sum()), {b}, {c}, {n})[0]"
+    ),
+    "chain by newton": Operation(
+        'inner(scan, "newton")(lambda v, k: (jnp.sin(v @ {w} + k), k), {a}, {b}, {n})[0]'
+    ),
+    "mapped chains": Operation(
+        "jax.vmap(lambda s: inner(scan)(lambda v, k: (jnp.tanh(v * k + s), v), s, {c}, {n})[0])({a})"
+    ),
+    "gradient of a chain": Operation(
+        "jax.grad(lambda a: inner(scan)"
+        "(lambda v, k: (jnp.sin(v * k), v[0]), a, {c}, {n})[0].sum())({a})"
+    ),
+    "gradient halved in a chain": Operation(
+        'inner(scan, "newton")(lambda v, k: (jnp.sin(halved({w}, v) + k), v[0]), {a}, {b}, {n})[0]',
+        rule="halved",
+        forward=False,
+    ),
+    "gradient clipped in a chain": Operation(
+        "inner(scan)(lambda v, k: (jnp.sin(clipped(v) + k), v[0]), {a}, {b}, {n})[0]",
+        rule="clipped",
+        forward=False,
+    ),
     # functions in functions
     "jitted": Operation("jax.jit(lambda a: jnp.sin(a @ {w}))({a})"),
     "checkpoint": Operation("jax.checkpoint(lambda a: jnp.tanh(a @ {w}))({a})"),
@@ -167,4 +191,5 @@ OPERATIONS = {
 
 EFFECTS = [name for name, operation in OPERATIONS.items() if operation.has_effect]
 RULED = [name for name, operation in OPERATIONS.items() if operation.rule]
+CHAINS = [name for name, operation in OPERATIONS.items() if "inner(" in operation.text]
 QUIET = [name for name, operation in OPERATIONS.items() if not operation.has_effect]

@@ -171,9 +171,13 @@ class Scan:
         return any(node.operation == "checkify" for node in self.used)
 
     def refuses(self, words: str) -> bool:
-        """Whether an error in words is an answer: Newton keeps no order of effects."""
+        """Whether an error in words is an answer: it keeps no order of effects, or has no blocks."""
+        does = [node.does for node in self.used]
+        neither = not all(each.reverse for each in does) and not all(each.forward for each in does)
         explicit = self.method not in PLAIN or self.adjoint not in STEP_BY_STEP
-        return self.has_effects and explicit and "effect" in words
+        return explicit and (
+            (self.has_effects and "effect" in words) or (neither and "no derivative" in words)
+        )
 
     def noisy(self, sample: Any, eps: float) -> Any:
         return agree.noisy(sample, eps)

@@ -100,6 +100,11 @@ TRIED = {  # by kind of check
     return named(jax.grad(slope, WRT)(w, init, u))
 """,
 }
+INNER = """
+def inner(scan, method="auto"):
+    return partial(deeppcr.scan, method=method) if scan is ours else scan
+
+"""
 TRIED["value, eager"] = TRIED["value"]
 
 
@@ -196,7 +201,8 @@ def _output(output: str) -> str:
 
 
 def _ours(program: Scan) -> str:
-    return "\noracle = lax.scan\n" + _deeppcr(program)
+    inner = INNER if any("inner(" in node.does.text for node in program.used) else ""
+    return "\noracle = lax.scan\n" + _deeppcr(program) + inner
 
 
 def _deeppcr(program: Scan) -> str:
