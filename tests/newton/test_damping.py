@@ -11,6 +11,7 @@ import deeppcr
 from deeppcr import Chain, Clipped, Newton, Result, TrustRegion
 from deeppcr.linear import BlockDiagonals, Diagonals, Matrices, Scalars, Zeros
 from deeppcr.newton.damping import shrinkage
+from experiments.models.published import mala_chain
 from tests.problems import (
     L,
     assert_agree,
@@ -61,6 +62,23 @@ def test_auto_solves_what_plain_iterations_lose():
     assert_agree(auto.trajectory, np.stack([trajectory(BISTABLE, z) for z in starts]))
 
 
+WAVE = np.sin(np.arange(300.0))
+METROPOLIS = mala_chain(2000, seed=2)
+LOST = {
+    "overflow": (Chain(lambda z, x: z + 0.5 * (z - z**3) + 0.05 * x, WAVE), np.array(0.1)),
+    "chaos": (Chain(lambda z, _: 3.9 * z * (1 - z), length=256), np.array(0.3)),
+    "jumps": (Chain(METROPOLIS.step, METROPOLIS.inputs), METROPOLIS.z0),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_auto_solves_within_the_budget(name):
+    chain, z0 = LOST[name]
+    auto = solve(chain, z0, method=Newton())
+    assert auto.result == Result.CONVERGED
+    assert_agree(auto.trajectory, trajectory(chain, z0), 1e-4 if name == "jumps" else 1e-9)
+
+
 def test_auto_is_plain_where_plain_iterations_do_well():
     z0 = normal(2, 3)
     plain, auto = (solve(CONTRACTING, z0, method=Newton(damping=d)) for d in (None, "auto"))
@@ -69,7 +87,7 @@ def test_auto_is_plain_where_plain_iterations_do_well():
 
 
 def test_auto_tells_of_its_iterations():
-    """Of the three trips of a damped iteration one is counted, recorded and reported."""
+    """Of the four trips of a damped iteration one is counted, recorded and reported."""
     told: list[int] = []
     method = Newton(damping="auto", record=True, progress=lambda k, *_: told.append(k))
     solution = solve(BISTABLE, np.array(0.1), method=method)
