@@ -34,8 +34,9 @@ def kept(step: Step) -> Step | None:
                 reason,
             )
         return None
-    others = [each and kept(each) for each in (step.derivative, step.example)]
-    if others.count(None) > [step.derivative, step.example].count(None):
+    steps = step.derivative, step.example
+    others = [each and kept(each) for each in steps]
+    if any(each and not found for each, found in zip(steps, others, strict=True)):
         return None
     trees = step.state_tree, step.input_tree, step.output_tree
     known = (program, *others, step.states, step.inputs, trees, step.weak)

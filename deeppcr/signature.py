@@ -1,6 +1,7 @@
 """Signatures of parameters, constants and programs: equal only if the values certainly are."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from types import FunctionType
@@ -35,13 +36,13 @@ def lasting_signature(value: Any) -> tuple[Any, str]:
     return reader.of(value), reader.reason
 
 
-class Signed:
+class Signed(ABC):
     """A parameter that determines what its equation computes: no other parameter is read."""
 
     @property
+    @abstractmethod
     def signature(self) -> Any | None:
         """A hashable value that contains no array of the user; None if there is none."""
-        raise NotImplementedError
 
 
 class _Signature:

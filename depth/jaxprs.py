@@ -8,6 +8,7 @@ equation by a function, mostly a table by kind of primitive (`depth.primitives`)
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import filterfalse
@@ -54,15 +55,16 @@ class Program(NamedTuple):
         return cls(list(jaxpr.constvars), list(jaxpr.invars), list(jaxpr.eqns), list(jaxpr.outvars))
 
 
-class HoldsProgram:
+class HoldsProgram(ABC):
     """A parameter with a ``program`` that the equation stands for, besides the one that it runs.
 
     That one may be rewritten, and then has no derivative rules.
     """
 
     @property
+    @abstractmethod
     def program(self) -> Program:
-        raise NotImplementedError
+        """The program that tells of derivative rules."""
 
 
 def inside(equation: Any) -> list[Any]:

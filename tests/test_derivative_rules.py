@@ -147,32 +147,27 @@ def chains_in_a_chain(scan, rule, weight, z, inner=AUTO, outer=AUTO, mapped=Fals
 
 @pytest.mark.parametrize("inner", [AUTO, NEWTON])
 def test_a_rule_in_chains_of_a_mapped_step(inner):
-    arguments = normal(0, 3, 3), normal(4, 2, 3)
     ways = {"inner": inner, "outer": NEWTON | {"batch_ndim": 1}}
     mapped = partial(chains_in_a_chain, mapped=True)
+    losses = partial(mapped, deeppcr.scan, clipped, **ways), partial(mapped, jax.lax.scan, clipped)
     found, expected = jax.jit(
-        lambda *at: [
-            jax.value_and_grad(partial(mapped, deeppcr.scan, clipped, **ways), (0, 1))(*at),
-            jax.value_and_grad(partial(mapped, jax.lax.scan, clipped), (0, 1))(*at),
-        ]
-    )(*arguments)
+        lambda *at: [jax.value_and_grad(loss, (0, 1))(*at) for loss in losses]
+    )(normal(0, 3, 3), normal(4, 2, 3))
     assert_agree(found, expected)
 
 
 def test_second_derivatives_of_a_chain_in_a_chain():
     """Jax takes those of the forward rule, here and there."""
 
-    def squares(weight, z, *arguments):
-        loss = partial(chains_in_a_chain, *arguments[:2], **arguments[2])
+    def squares(loss, weight, z):
         return jnp.sum(jax.grad(loss, 1)(weight, z) ** 2)
 
-    derivative = jax.grad(squares, (0, 1))
-    ways = {"inner": NEWTON, "outer": NEWTON}
+    losses = (
+        partial(chains_in_a_chain, deeppcr.scan, halved, inner=NEWTON, outer=NEWTON),
+        partial(chains_in_a_chain, jax.lax.scan, halved),
+    )
     found, expected = jax.jit(
-        lambda *at: [
-            derivative(*at, deeppcr.scan, halved, ways),
-            derivative(*at, jax.lax.scan, halved, {}),
-        ]
+        lambda *at: [jax.grad(partial(squares, loss), (0, 1))(*at) for loss in losses]
     )(normal(0, 3, 3), np.ones(3))
     assert_agree(found, expected)
 

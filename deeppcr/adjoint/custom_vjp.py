@@ -86,9 +86,9 @@ def _replacement(replace: Replace) -> Callable[[Any, list[Any]], list[Any] | Non
     def replacement(equation: Any, operands: list[Any]) -> list[Any] | None:
         if _is_rule(equation):
             return replace(equation, operands)
-        chain = equation.params.get("structures")  # of a chain that the step solves
-        if replace is _forward_rule and chain is not None and _holds_rule(equation):
-            return list(chain.by_forward_rules(operands))
+        is_chain = equation.primitive.name == "solve_chain"  # which the step solves
+        if is_chain and replace is _forward_rule and _holds_rule(equation):
+            return list(equation.params["structures"].by_forward_rules(operands))
         if primitive(equation).kind == "derivative rule" or not _holds_rule(equation):
             return None
 

@@ -34,8 +34,7 @@ from deeppcr.newton.damping import TrustRegion, largest, shrinkage
 PATIENCE = 6  # plain iterations in which the residual has not fallen, and between two decisions
 TRIAL = 16  # damped iterations after which so many states must have converged from the start ...
 SPEED = 4  # ... that all do within the budget, at this many times their speed
-
-CLOSE = 1e-3  # relative to the size of an entry
+CLOSE = 1e-3  # and otherwise half of the residuals be as small, relative to the trust region
 
 REGION = TrustRegion(0.5)
 

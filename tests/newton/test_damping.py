@@ -63,17 +63,23 @@ def test_auto_solves_what_plain_iterations_lose():
 
 
 WAVE = np.sin(np.arange(300.0))
-METROPOLIS = mala_chain(2000, seed=2)
+
+
+def metropolis():
+    model = mala_chain(2000, seed=2)
+    return Chain(model.step, model.inputs), model.z0
+
+
 LOST = {
-    "overflow": (Chain(lambda z, x: z + 0.5 * (z - z**3) + 0.05 * x, WAVE), np.array(0.1)),
-    "chaos": (Chain(lambda z, _: 3.9 * z * (1 - z), length=256), np.array(0.3)),
-    "jumps": (Chain(METROPOLIS.step, METROPOLIS.inputs), METROPOLIS.z0),
+    "overflow": lambda: (Chain(lambda z, x: z + 0.5 * (z - z**3) + 0.05 * x, WAVE), np.array(0.1)),
+    "chaos": lambda: (Chain(lambda z, _: 3.9 * z * (1 - z), length=256), np.array(0.3)),
+    "jumps": metropolis,
 }
 
 
 @pytest.mark.parametrize("name", LOST)
 def test_auto_solves_within_the_budget(name):
-    chain, z0 = LOST[name]
+    chain, z0 = LOST[name]()
     auto = solve(chain, z0, method=Newton())
     assert auto.result == Result.CONVERGED
     assert_agree(auto.trajectory, trajectory(chain, z0), 1e-4 if name == "jumps" else 1e-9)
