@@ -15,13 +15,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive, jaxpr_as_fun
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
+from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint import pushes
 from deeppcr.adjoint.custom_vjp import differentiated
+from deeppcr.calls import Call, without_unused
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import by_platform, is_eager
 from deeppcr.problem import Problem, kept_structure, step_of
+from deeppcr.rewrites.one_function import has_one_function
 from deeppcr.signature import Signed
 from deeppcr.solution import Run
 from depth.jaxprs import HoldsProgram, Program
@@ -51,23 +54,27 @@ def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
     return run, run.with_tangents(*pushed)
 
 
-class _Primitive(Primitive):
-    """A primitive; if jax replaces its program, as `jax.experimental.checkify` does, that runs."""
+class _SolveChain(Call):
+    """See `Call`; ``runs``: what is left of the program, if not all of its results are used."""
 
-    multiple_results = True
-
-    def bind(self, *operands: Any, subfuns: Sequence[Any] = (), **params: Any) -> Any:
-        if subfuns:
-            (program,) = subfuns
-            return program.call_wrapped(*operands)
-        return super().bind(*operands, **params)
-
-    def to_lojax(self, *operands: Any, **params: Any) -> Any:
-        """Since jax 0.12, before compiling, if the program contains `jax.lax.custom_root`."""
-        return _run(*operands, **params)
+    def run(self, *operands: Any, call_jaxpr: Any, **others: Any) -> list[Any]:
+        runs: _Runs | None = others.get("runs")
+        return super().run(*operands, call_jaxpr=runs.program if runs else call_jaxpr)
 
 
-solve_chain_p = _Primitive("solve_chain")
+solve_chain_p = _SolveChain("solve_chain")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Runs:
+    """The program of the results that are ``used``, in order."""
+
+    used: tuple[bool, ...]
+    program: Any
+
+    def of(self, results: Sequence[Any]) -> list[Any]:
+        """The results that are used."""
+        return list(compress(results, self.used))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,12 +145,28 @@ def _solution(problem: Problem, keeps_states: bool) -> Run:
 _compiled = jax.jit(_solution, static_argnums=1)
 
 
-def _run(*operands: Any, call_jaxpr: Any, structures: _Structures) -> list[Any]:
-    return list(jaxpr_as_fun(call_jaxpr)(*operands))
+def _abstract(
+    *operands: Any, call_jaxpr: Any, structures: _Structures, runs: _Runs | None = None
+) -> tuple[list[Any], Any]:
+    found = list(call_jaxpr.out_avals)
+    return runs.of(found) if runs else found, call_jaxpr.effects
 
 
-def _abstract(*operands: Any, call_jaxpr: Any, structures: _Structures) -> tuple[list[Any], Any]:
-    return list(call_jaxpr.out_avals), call_jaxpr.effects
+def _without_unused(used: Sequence[bool], *given: Any) -> tuple[list[bool], Any]:
+    """The equation without results that nobody reads: XLA removes none of those of a function.
+
+    ``given``: the equation, since jax 0.12 after other values.
+    """
+    equation, params = given[-1], given[-1].params
+    all_operands = [True] * len(equation.invars)
+    if not any(used) and not equation.effects:
+        return [False] * len(equation.invars), None
+    if all(used) or "runs" in params or not has_one_function(params["call_jaxpr"]):
+        return all_operands, equation
+    program = without_unused(params["call_jaxpr"], used, instantiate=True)[0]
+    runs = _Runs(tuple(used), program)
+    outvars = runs.of(equation.outvars)
+    return all_operands, equation.replace(outvars=outvars, params={**params, "runs": runs})
 
 
 def _arrays(operands: Sequence[Any]) -> list[Any]:
@@ -155,7 +178,12 @@ def _arrays(operands: Sequence[Any]) -> list[Any]:
 
 
 def _push(
-    primals: Sequence[Any], tangents: Sequence[Any], *, call_jaxpr: Any, structures: _Structures
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    call_jaxpr: Any,
+    structures: _Structures,
+    runs: _Runs | None = None,
 ) -> tuple[list[Any], list[Any]]:
     primals = _arrays(primals)
     both = primals, tangents
@@ -175,16 +203,21 @@ def _push(
     run, t, by_outputs, last = by_platform(found)(moved)
     results = jax.tree.leaves(problem.explained(run))
     rest = [None] * (len(results) - len(t) - len(by_outputs) - len(last))  # of statistics
-    return results, [
+    moved = [
         ad.Zero(jax.typeof(y).to_tangent_aval())
         if dy is None or dy.dtype == jax.dtypes.float0
         else dy
         for y, dy in zip(results, [*t, *by_outputs, *rest, *last], strict=True)
     ]
+    return (runs.of(results), runs.of(moved)) if runs else (results, moved)
 
 
 def _transpose(
-    cotangents: Sequence[Any], *operands: Any, call_jaxpr: Any, structures: _Structures
+    cotangents: Sequence[Any],
+    *operands: Any,
+    call_jaxpr: Any,
+    structures: _Structures,
+    runs: _Runs | None = None,
 ) -> list[Any]:
     is_linear = list(map(ad.is_undefined_primal, operands))
     given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
@@ -192,7 +225,8 @@ def _transpose(
     def program(*linear: Any) -> list[Any]:
         rest, pairs = iter(linear), zip(operands, is_linear, strict=True)
         leaves = [next(rest) if moves else leaf for leaf, moves in pairs]
-        return list(compress(jaxpr_as_fun(call_jaxpr)(*leaves), given))
+        results = jaxpr_as_fun(call_jaxpr)(*leaves)
+        return list(compress(runs.of(results) if runs else results, given))
 
     # A linear program is its own derivative at zero. jax cannot transpose a loop until converged.
     zeros = [jnp.zeros(each.aval.shape, each.aval.dtype) for each in compress(operands, is_linear)]
@@ -207,7 +241,11 @@ def _map(
     *,
     call_jaxpr: Any,
     structures: _Structures,
+    runs: _Runs | None = None,
 ) -> tuple[list[Any], list[int | None]]:
+    if runs:
+        found = _map(axis, operands, axes, call_jaxpr=call_jaxpr, structures=structures)
+        return runs.of(found[0]), runs.of(found[1])
     problem: Problem = jax.tree.unflatten(structures.problem, operands)
     params = {"call_jaxpr": call_jaxpr, "structures": structures}
     is_on_mesh = axis.spmd_name is not None or axis.explicit_mesh_axis is not None
@@ -229,9 +267,8 @@ def _map(
     return results, [1 if i < along else 0 for i in range(len(results))]
 
 
-solve_chain_p.def_impl(_run)
 solve_chain_p.def_effectful_abstract_eval(_abstract)
-mlir.register_lowering(solve_chain_p, mlir.lower_fun(_run, multiple_results=True))
 ad.primitive_jvps[solve_chain_p] = _push
 ad.primitive_transposes[solve_chain_p] = _transpose
 batching.fancy_primitive_batchers[solve_chain_p] = _map
+pe.dce_rules[solve_chain_p] = _without_unused

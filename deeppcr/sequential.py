@@ -143,7 +143,7 @@ def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leav
     is_alone = platform() == "cpu" and chain.axis == LOCAL and not chain.step.effects
     split = chain.step.inputs_first if is_alone else None
     if split is None:
-        return run_sequentially(chain, initial, chain.step.in_loop, unroll)
+        return _run_loop(chain, initial, unroll)
     first, step = split
     captured = [*first.constants, *chain.captured]
     size = even_chunk(chain.length, steps_in_cache(first.nbytes))
@@ -151,9 +151,15 @@ def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leav
     def chunk(state: Leaves, inputs: Leaves) -> tuple[Leaves, Leaves, Leaves]:
         own = first(inputs, chain.captured)
         rest = dataclasses.replace(chain, step=step, length=size, inputs=own, captured=captured)
-        return run_sequentially(rest, state, step.in_loop, unroll)
+        return _run_loop(rest, state, unroll)
 
     return run_in_chunks(chunk, initial, chain.inputs, length=chain.length, size=size)
+
+
+def _run_loop(chain: TracedChain, initial: Leaves, unroll: int) -> tuple[Leaves, Leaves, Leaves]:
+    whole = chain.axis == LOCAL and chain.step.fits_one_function
+    replace = None if whole else chain.step.in_loop
+    return run_sequentially(chain, initial, replace, unroll, cuts=not whole, whole=whole)
 
 
 def run_sequentially(
@@ -162,12 +168,14 @@ def run_sequentially(
     replace: Replacement | None,
     unroll: int = 1,
     cuts: bool = True,
+    whole: bool = False,
 ) -> tuple[Leaves, Leaves, Leaves]:
     """The last state, all states and all outputs.
 
     The last state is that of the loop, so that XLA keeps no others where nothing reads them.
 
-    ``replace``: as in `deeppcr.rewrites.evaluate`. ``cuts``: whether slices come first.
+    ``replace``: as in `deeppcr.rewrites.evaluate`. ``cuts``: whether slices come first. ``whole``:
+    as in `ChainAxis.scan`.
     """
     # Most often the state itself is the output: written once, it costs half.
     same = chain.step.outputs_in_state
@@ -176,7 +184,9 @@ def run_sequentially(
         state, outputs = chain.step.with_outputs(state, inputs, chain.captured, replace, cuts)
         return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
 
-    last, (trajectory, own) = chain.axis.scan(body, initial, chain.inputs, chain.length, unroll)
+    last, (trajectory, own) = chain.axis.scan(
+        body, initial, chain.inputs, chain.length, unroll, whole
+    )
     rest = iter(own)
     return last, trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]
 

@@ -23,6 +23,7 @@ from deeppcr.effects import (
     why_not_differentiable,
 )
 from deeppcr.linearity import is_affine, nonlinear_rule
+from deeppcr.rewrites import one_function
 from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.rewrites.inputs_first import InputsFirst
 from deeppcr.rewrites.patches import as_products, own_filters
@@ -146,6 +147,11 @@ class Step:
         moved = moved_by(program, program.invars)
         values = [*program.constvars, *(x for each in program.eqns for x in each.outvars)]
         return partial(write_out, shared=frozenset(x for x in values if x not in moved))
+
+    @cached_property
+    def fits_one_function(self) -> bool:
+        """Whether a CPU can run a loop of it as one function: see `one_function`."""
+        return not self.effects and one_function.fits(self.evaluated)
 
     @cached_property
     def inputs_first(self) -> "tuple[InputsFirst, Step] | None":

@@ -12,7 +12,7 @@ differently, is written to memory first: a tree of such levels is not one kernel
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ HOLDERS = frozenset(
 FUSED = frozenset({"elementwise", "move", "random"})
 CONVOLUTION = "conv_general_dilated"
 ONE_KERNEL = "fused_scan"  # a recurrence, of `deeppcr.fused`
+ONE_FUNCTION = "one_function"  # a loop, of `deeppcr.rewrites`
 # The cost of an operation depends on its class more than on its primitive.
 CLASSES = (
     "arithmetic",
@@ -83,7 +84,8 @@ class Loop:
     """``trips`` times ``condition`` and ``body``.
 
     ``counted``: whether the number of trips is known before the loop starts. ``unroll``: the number
-    of trips that are merged into one.
+    of trips that are merged into one. ``whole``: whether a CPU is told to compile it to one
+    function, whatever it contains.
     """
 
     trips: int
@@ -91,6 +93,7 @@ class Loop:
     condition: "Program | None" = None
     counted: bool = True
     unroll: int = 1
+    whole: bool = False
 
     @property
     def traffic(self) -> int:
@@ -208,6 +211,8 @@ class Kernels:
         for node in nodes:
             if isinstance(node.transfer, Call) and node.equation.primitive.name == ONE_KERNEL:
                 parts[self._recurrence(node)] += 1
+            elif isinstance(node.transfer, Call) and node.equation.primitive.name == ONE_FUNCTION:
+                parts[self._whole(node.transfer)] += 1
             elif node.transfer:
                 parts[self._part(node.transfer)] += getattr(node.transfer, "times", 1)
         kernels.update(fuse(nodes, outputs))
@@ -222,6 +227,15 @@ class Kernels:
         kernel = Kernel("own", str(equation.outvars[0].aval.dtype), work, moved)
         block = cast(Call, node.transfer).block
         return Recurrence(length * step.waits, kernel, self.program(block))
+
+    def _whole(self, call: Call) -> Program:
+        """A program whose loops are told to be one function each."""
+        program = self.program(call.block)
+        parts = tuple(
+            (replace(part, whole=True) if isinstance(part, Loop) else part, count)
+            for part, count in program.parts
+        )
+        return replace(program, parts=parts)
 
     def _part(self, transfer: Any) -> "Loop | Choice | Program":
         match transfer:
@@ -278,7 +292,7 @@ class Kernels:
                     isinstance(call, Call)
                     and call.times == 1
                     and self._size(call.block) <= most
-                    and node.equation.primitive.name != ONE_KERNEL
+                    and node.equation.primitive.name not in (ONE_KERNEL, ONE_FUNCTION)
                 ):
                     inner = {START: START}
                     inner |= {

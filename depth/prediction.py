@@ -60,10 +60,10 @@ class Seconds:
     def part(self, part: Loop | Choice | Recurrence | Program, place: str) -> float:
         """Seconds of a program inside another."""
         match part:
-            case Loop(trips, body, condition, counted, unroll):
+            case Loop(trips, body, condition, counted, unroll, whole):
                 if unroll > 1 and unroll >= trips:
                     return trips * self.program(body, place, trips)  # no loop is left
-                inside = self._place(body, unroll)
+                inside = self._place(body, unroll, whole)
                 around = self.device.loop_latency if counted else self.device.trip_latency
                 step = self.program(body, inside, unroll if inside == UNROLLED else 1)
                 if self.device.small_loop and trips * body.slices > self.device.cache:
@@ -87,11 +87,13 @@ class Seconds:
 
     def is_one_function(self, loop: Loop) -> bool:
         """Whether a loop is compiled to one function, without a call for each kernel."""
-        return self._place(loop.body, loop.unroll) == "loop"
+        return self._place(loop.body, loop.unroll, loop.whole) == "loop"
 
-    def _place(self, body: Program, unroll: int) -> str:
+    def _place(self, body: Program, unroll: int, whole: bool) -> str:
         """How a loop runs: unrolled, as one function, kernel by kernel, or on a thread pool."""
         small = self.device.small_loop
+        if whole and small:
+            return "loop"
         if unroll > 1 and not small:
             return UNROLLED
         counted = (COUNTED if unroll == 1 else unroll * COUNTED_UNROLLED) * body.apart + COUNTER

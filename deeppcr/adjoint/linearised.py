@@ -40,8 +40,11 @@ class TransposedSteps:
     program: Program
 
     @classmethod
-    def of(cls, chain: TracedChain, states: Leaves) -> "TransposedSteps":
-        """Those of a chain at ``z_0 .. z_{L-1}``."""
+    def of(cls, chain: TracedChain, states: Leaves, whole: bool = False) -> "TransposedSteps":
+        """Those of a chain at ``z_0 .. z_{L-1}``.
+
+        ``whole``: whether their loop is to be one function, which has its own form of products.
+        """
         program, known = _program_of(chain, states)
         cut = len(states) + len(chain.inputs)
         each, lam = program.invars[:cut], program.invars[len(program.invars) - len(states) :]
@@ -65,7 +68,7 @@ class TransposedSteps:
 
         # The linear part, and what it makes of values that are the same in all steps alone.
         one_step = [*fixed, *(y[0] for y in own)], [z[0] for z in states]
-        closed = jax.make_jaxpr(_written_out(program, same, differ, lam))(*one_step)
+        closed = jax.make_jaxpr(_written_out(program, same, differ, lam, whole))(*one_step)
         linear, known = entered(closed, [x for part in one_step for x in part])
         given = linear.invars[len(fixed) :]
         shared = {x: value for x, value in known.items() if x not in given}
@@ -98,9 +101,9 @@ def _program_of(chain: TracedChain, states: Leaves) -> tuple[Program, dict[Any, 
 
 
 def _written_out(
-    program: Program, same: list[Any], own: list[Any], lam: list[Any]
+    program: Program, same: list[Any], own: list[Any], lam: list[Any], whole: bool
 ) -> Callable[[Leaves, Leaves], Leaves]:
-    """The results of a program from variables on, with small products as sums.
+    """The results of a program from variables on, with small products as sums unless ``whole``.
 
     ``same``: variables that are the same in all steps; ``own``: those of a step.
     """
@@ -114,7 +117,7 @@ def _written_out(
 
     def evaluated(values: Leaves, vector: Leaves) -> Leaves:
         known = dict(zip([*same, *own, *lam], [*values, *vector], strict=True))
-        return evaluate(program, known, program.outvars, replace)
+        return evaluate(program, known, program.outvars, None if whole else replace)
 
     return evaluated
 

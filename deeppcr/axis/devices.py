@@ -140,6 +140,7 @@ class DeviceAxis(ChainAxis):
         xs: Any,
         length: int | None = None,
         unroll: int = 1,
+        whole: bool = False,
     ) -> tuple[Any, Any]:
         """See `ChainAxis`."""
 

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.rewrites import one_function
+
 
 @dataclasses.dataclass(frozen=True)
 class ChainAxis:
@@ -137,9 +139,14 @@ class ChainAxis:
         xs: Any,
         length: int | None = None,
         unroll: int = 1,
+        whole: bool = False,
     ) -> tuple[Any, Any]:
-        """`jax.lax.scan` along the chain, in the direction of the recurrence."""
-        left: tuple[Any, Any] = lax.scan(body, carry, xs, length, self.backwards, unroll)
+        """`jax.lax.scan` along the chain, in the direction of the recurrence.
+
+        ``whole``: whether a CPU may run the loop as one function; it then has no derivatives.
+        """
+        along = one_function.scan if whole else lax.scan
+        left: tuple[Any, Any] = along(body, carry, xs, length, self.backwards, unroll)
         return left
 
     def each(self, f: Callable[..., Any], *parts: Any, shared: Any) -> Any:

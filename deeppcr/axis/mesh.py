@@ -138,6 +138,7 @@ class ChainSharding(ChainAxis):
         xs: Any,
         length: int | None = None,
         unroll: int = 1,
+        whole: bool = False,
     ) -> tuple[Any, Any]:
         """See `ChainAxis`; all devices run all steps."""
         if not self.descending:

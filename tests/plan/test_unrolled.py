@@ -38,11 +38,12 @@ def product(width):
     [
         (costs(lambda z, x: jnp.tanh(z * 0.5 + x), 1), True),  # one function of few bytes
         (costs(lambda z, x: jnp.tanh(z * 0.5 + x), 1000), False),  # its steps would be fused
-        (costs(product(64), 64), True),  # a call for the product ends each step
+        (costs(product(1024), 1024), True),  # a call for the product ends each step
+        (costs(product(64), 64), False),  # is told to be one function
         (costs(product(8), 8, batch=8), False),  # a sum is fused with the next step
         (costs(lambda z, x: jnp.tanh(z * 0.5 + x), 1, length=UNROLL), False),
     ],
-    ids=["few bytes", "many bytes", "vector product", "written out", "short"],
+    ids=["few bytes", "many bytes", "vector product", "told", "written out", "short"],
 )
 def test_where_steps_stay_as_they_are(chain, unrolls):
     names = [one.name for one in Candidates(chain, CPU).unrolled()]

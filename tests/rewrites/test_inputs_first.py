@@ -139,7 +139,9 @@ def test_chunks_follow_one_another(monkeypatch):
     runs = []
     monkeypatch.setattr(
         "deeppcr.sequential.run_sequentially",
-        lambda chain, *rest, run=run_sequentially: runs.append(chain.length) or run(chain, *rest),
+        lambda chain, *rest, run=run_sequentially, **options: (
+            runs.append(chain.length) or run(chain, *rest, **options)
+        ),
     )
     ours = jax.jit(partial(deeppcr.scan, gru, method="sequential"))(Z, XS)
     assert_agree(ours, jax.lax.scan(gru, Z, XS))

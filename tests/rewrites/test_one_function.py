@@ -1,0 +1,188 @@
+"""Loops that a CPU runs as one function: what they may contain, and that they are the loop."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from deeppcr.rewrites import one_function
+from depth.jaxprs import Program, equations
+from tests.problems import assert_agree, normal
+
+L, B, N = 6, 3, 12
+MARK = 'xla_cpu_small_call = "true"'
+scan = partial(deeppcr.scan, method="sequential", adjoint="backprop", batch_ndim=1)
+W = normal(0, N, N, scale=0.3)
+XS, Z = normal(1, L, B, N), normal(2, B, N)
+
+
+def dense(z, x):
+    z = jnp.tanh(z @ W + x)
+    return z, z
+
+
+def is_marked(f, *operands):
+    return MARK in jax.jit(f).lower(*operands).as_text()
+
+
+STEPS = {
+    "a product of matrices": lambda z, x: jnp.tanh(z @ W + x),
+    "a transposed one": lambda z, x: jnp.tanh(z @ W.T + x),
+    "a short one": lambda z, x: jnp.tanh(z[:, :3] @ W[:3] + x),
+    "one of each example": lambda z, x: jnp.tanh(jnp.einsum("bi,bij->bj", z, x[:, :, None] * W[None])),
+    "two contracted axes": lambda z, x: z * 0.5 - jnp.einsum("bi,bi->", z, x) * 0.1 + x,
+    "columns": lambda z, x: jnp.tanh((W @ z.T).T + x),
+    "the state is ignored": lambda z, x: jnp.tanh(x @ W) + 0 * z,
+    "inputs are ignored": lambda z, x: jnp.tanh(z @ W),
+    "a choice that is known": lambda z, x: jnp.where(True, 0.5 * z, x) + 1,
+    "constants": lambda z, x: jnp.tanh(z @ (0.5 * jnp.eye(N)) + jnp.arange(N, dtype=x.dtype)[None] * 0.1 + x),
+    "reductions": lambda z, x: z / (1 + jnp.abs(z).max(1, keepdims=True)) + x.min() + z.mean(),
+    "moves": lambda z, x: jnp.roll(jnp.concatenate([z[:, 1:], x[:, :1]], 1)[:, ::-1], 1, 0) * 0.5,
+    "functions with a rule": lambda z, x: jax.nn.relu(z) * 0.5 + jax.nn.gelu(x) + jax.nn.silu(z),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_it_is_the_loop(name):
+    def step(z, x):
+        z = STEPS[name](z, x)
+        return z, z
+
+    def loss(scan, z, xs):
+        last, zs = scan(step, z, xs)
+        return jnp.sum(last * zs[0]) + jnp.sum(zs**2), (last, zs)
+
+    ours = jax.jit(jax.value_and_grad(partial(loss, scan), (0, 1), has_aux=True))
+    theirs = jax.jit(jax.value_and_grad(partial(loss, jax.lax.scan), (0, 1), has_aux=True))
+    assert is_marked(partial(loss, scan), Z, XS)
+    assert_agree(ours(Z, XS), theirs(Z, XS))
+
+
+def operation(name):
+    """Of a state ``[n]`` in 0.1 to 0.9; None where it is part of others."""
+    unary = getattr(jax.lax, name, None)
+    if name in {"integer_pow", "pow", "max", "min", "rem", "atan2", "div", "mul", "sub", "add"}:
+        return (lambda z: z**3) if name == "integer_pow" else lambda z: unary(z, z + 0.5)
+    if name in {"eq", "ne", "lt", "le", "gt", "ge"}:
+        return lambda z: jnp.where(unary(z, 0.5 * z + 0.2), z, 0.5 * z)
+    if name in {"and", "or", "xor"}:
+        f = {"and": jnp.logical_and, "or": jnp.logical_or, "xor": jnp.logical_xor}[name]
+        return lambda z: jnp.where(f(z < 0.5, z > 0.2), z, 0.5 * z)
+    if name in {"reduce_and", "reduce_or", "reduce_max", "reduce_min", "reduce_sum"}:
+        f = getattr(jnp, {"and": "all", "or": "any"}.get(name[7:], name[7:]))
+        return lambda z: z * jnp.asarray(f(z > 0.3 if name[7:] in ("and", "or") else z), z.dtype)
+    return {
+        "acosh": lambda z: jax.lax.acosh(1 + z),
+        "clamp": lambda z: jax.lax.clamp(z * 0 + 0.2, z, z * 0 + 0.8),
+        "is_finite": lambda z: jnp.where(jnp.isfinite(z), z, 0.0),
+        "not": lambda z: jnp.where(~(z < 0.5), z, 0.0),
+        "dynamic_slice": lambda z: z + jax.lax.dynamic_slice(z, (jnp.int32(z[0] > 0.5),), (1,)),
+        "dynamic_update_slice": lambda z: jax.lax.dynamic_update_slice(
+            z, z[:1] * 0.5, (jnp.int32(z[0] > 0.5),)
+        ),
+        "split": lambda z: jnp.concatenate(jax.lax.split(z, (5, 7))[::-1]),
+        "rev": lambda z: z[::-1],
+        "pad": lambda z: jax.lax.pad(z[1:], jnp.zeros((), z.dtype), [(1, 0, 0)]),
+        "stack": lambda z: jnp.stack([z[:6], z[6:]], 1).reshape(12),
+        "transpose": lambda z: z.reshape(3, 4).T.reshape(12),
+    }.get(name, unary if name in UNARY else None)
+
+
+UNARY = frozenset(
+    """
+    abs acos asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor log log1p
+    logistic neg round rsqrt sign sin sinh sqrt square tan tanh
+    """.split()
+)
+OPERATIONS = {name: f for name in sorted(one_function.CONTAINED) if (f := operation(name))}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_all_operations_compile(dtype):
+    """XLA cannot compile such a function if it calls a library: one loop of each operation."""
+
+    def all_of_them(scan, z):
+        def runs(f):
+            return scan(lambda z, x: ((y := 0.1 + 0.8 * jnp.abs(jnp.sin(f(z)))), y), z, None, 3)[1]
+
+        return {name: runs(f) for name, f in OPERATIONS.items()}
+
+    z = jnp.linspace(0.1, 0.9, 12, dtype=dtype)
+    ours = jax.jit(partial(all_of_them, partial(deeppcr.scan, method="sequential")))
+    assert ours.lower(z).as_text().count(MARK) >= len(OPERATIONS) > 50
+    assert_agree(ours(z), jax.jit(partial(all_of_them, jax.lax.scan))(z))
+
+
+@pytest.mark.parametrize(
+    ("step", "carry"),
+    [
+        (lambda z, x: (jnp.sort(z) * 0.5 + x, z), Z),
+        (lambda z, x: (jnp.tanh(z @ jnp.ones((N, 4000))) @ jnp.ones((4000, N)) + x, z), Z),
+        (lambda z, x: (0.5 * z + jax.lax.cond(z[0, 0] > 0, jnp.sin, jnp.cos, x), z), Z),
+        (lambda z, x: (z * 0.5 + x.astype(z.dtype), z), Z.astype(jnp.bfloat16)),
+        (lambda z, x: (z.at[jnp.array([0, 2])].add(x[:2]) * 0.5, z), Z),
+    ],
+    ids=["sort", "large product", "branch", "bfloat16", "scatter"],
+)
+def test_others_run_as_they_are(step, carry):
+    xs = jnp.asarray(XS, carry.dtype)
+    assert not is_marked(partial(scan, step), carry, xs)
+    assert_agree(jax.jit(partial(scan, step))(carry, xs), jax.lax.scan(step, carry, xs))
+
+
+def test_arrays_that_are_constants_of_the_program():
+    ours = jax.jit(lambda z: scan(dense, z, XS)[1])
+    assert_agree(ours(Z), jax.lax.scan(dense, Z, XS)[1])
+
+
+def test_derivatives_and_maps_are_those_of_the_loop():
+    loop = partial(one_function.scan, dense)
+    pushed = [
+        jax.jvp(lambda z, scan=scan: scan(dense, z, XS)[1], (Z,), (Z,))
+        for scan in (one_function.scan, jax.lax.scan)
+    ]
+    assert_agree(*pushed)
+    gradient = jax.grad(lambda z, scan: jnp.sum(scan(dense, z, XS)[1] ** 2))
+    assert_agree(gradient(Z, one_function.scan), gradient(Z, jax.lax.scan))
+    zs = jnp.stack([Z, 2 * Z])
+    mapped = jax.jit(jax.vmap(loop, (0, None)))
+    assert MARK not in mapped.lower(zs, XS).as_text()
+    assert_agree(mapped(zs, XS), jax.vmap(partial(jax.lax.scan, dense), (0, None))(zs, XS))
+
+
+def test_results_that_nobody_reads_are_not_computed():
+    program = jax.make_jaxpr(lambda z, xs: scan(dense, z, xs)[0])(Z, XS)
+    assert [e.primitive.name for e in equations(Program.of(program))].count("one_function") == 1
+    lowered = jax.jit(lambda z, xs: scan(dense, z, xs)[0]).lower(Z, XS).as_text()
+    assert MARK in lowered
+    assert f"tensor<{L}x{B}x{N}xf64> {{" not in lowered.split("func.func private")[-1]
+
+
+PARTITIONED = f"""
+import jax, jax.numpy as jnp, deeppcr
+from jax.sharding import NamedSharding, PartitionSpec as P, Mesh
+mesh = Mesh(jax.devices(), "b")
+z = jax.device_put(jnp.ones((4, {N})), NamedSharding(mesh, P("b")))
+xs = jnp.ones(({L}, 4, {N})); w = 0.1 * jnp.eye({N})
+def step(z, x):
+    z = jnp.tanh(z @ w + x)
+    return z, z
+run = jax.jit(lambda z: deeppcr.scan(step, z, xs, method="sequential", batch_ndim=1)[1])
+assert {MARK!r} not in run.lower(z).as_text()
+assert jnp.allclose(run(z), jax.lax.scan(step, z, xs)[1], atol=1e-6)
+"""
+
+
+def test_several_devices_run_it_as_it_is():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", PARTITIONED], env=os.environ | flags, check=True)
+
+
+def test_later_versions_of_jax_run_it_as_it_is(monkeypatch):
+    monkeypatch.setattr(one_function, "BEFORE", (0, 10))
+    assert not is_marked(partial(scan, dense), Z, XS)
