@@ -203,13 +203,13 @@ def _push(
     run, t, by_outputs, last = by_platform(found)(moved)
     results = jax.tree.leaves(problem.explained(run))
     rest = [None] * (len(results) - len(t) - len(by_outputs) - len(last))  # of statistics
-    moved = [
+    tangents_out = [
         ad.Zero(jax.typeof(y).to_tangent_aval())
         if dy is None or dy.dtype == jax.dtypes.float0
         else dy
         for y, dy in zip(results, [*t, *by_outputs, *rest, *last], strict=True)
     ]
-    return (runs.of(results), runs.of(moved)) if runs else (results, moved)
+    return (runs.of(results), runs.of(tangents_out)) if runs else (results, tangents_out)
 
 
 def _transpose(

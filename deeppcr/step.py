@@ -159,7 +159,7 @@ class Step:
 
         None if there is nothing. The step has the values of this one, but not its derivatives.
         """
-        found = InputsFirst.of(self.evaluated, self.states)
+        found = InputsFirst.of(self.evaluated, self.states, self.fits_one_function)
         if found is None:
             return None
         known: dict[str, Any] = {"jaxpr": found.rest, "inputs": len(found.first.outvars)}

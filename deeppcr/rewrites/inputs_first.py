@@ -8,7 +8,7 @@ step, and XLA's CPU kernels for the slices of an input are scalar code.
 # jax 0.10.2, 2 cores, 16 units and a batch of 8: flax's LSTM cell takes 0.2 of the time, a GRU and
 # an LSTM with gates of inputs 0.35 and 0.6, random numbers for a state of 8 entries 0.1.
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -43,9 +43,12 @@ class InputsFirst(NamedTuple):
     nbytes: int
 
     @classmethod
-    def of(cls, program: Program, states: int) -> "InputsFirst | None":
-        """From the program of a step, with ``states`` leaves; None if it would be the same."""
-        opened, values, is_divided = _opened_up(program)
+    def of(cls, program: Program, states: int, whole: bool = False) -> "InputsFirst | None":
+        """From the program of a step, with ``states`` leaves; None if it would be the same.
+
+        ``whole``: whether its loop is one function, which divides no products.
+        """
+        opened, values, is_divided = _opened_up(program, _never if whole else _divides)
         constants = [*opened.constvars, *opened.invars[: len(program.constvars)]]
         given = opened.invars[len(program.constvars) :]
         inputs = given[states:]
@@ -78,14 +81,16 @@ class InputsFirst(NamedTuple):
         return found
 
 
-def _opened_up(program: Program) -> tuple[Program, Leaves, bool]:
+def _opened_up(
+    program: Program, divides: Callable[[Any, tuple[int, ...]], bool]
+) -> tuple[Program, Leaves, bool]:
     """The program with calls opened and slices moved first, and the values of its constants.
 
     Those of ``program`` are operands. It has the same values, but not the same derivatives. And
     whether products are divided.
     """
     variables = [*program.constvars, *program.invars]
-    order = Order.of(program, variables, program.outvars, _divides)
+    order = Order.of(program, variables, program.outvars, divides)
     products = (each for each in order.equations if each.primitive.name == "dot_general")
     shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in variables]
 
@@ -96,6 +101,10 @@ def _opened_up(program: Program) -> tuple[Program, Leaves, bool]:
     closed = jax.make_jaxpr(opened)(*shapes)
     is_divided = any(order.only_cut.intersection(each.outvars) for each in products)
     return Program.of(closed), list(closed.consts), is_divided
+
+
+def _never(product: Any, piece: tuple[int, ...]) -> bool:
+    return False
 
 
 def _divides(product: Any, piece: tuple[int, ...]) -> bool:

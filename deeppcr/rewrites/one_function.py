@@ -27,6 +27,7 @@ from deeppcr.platforms import platform
 from deeppcr.rewrites.terms import is_real_product, term_by_term, terms_of
 from depth.counts import size
 from depth.jaxprs import Program, bind, called, equations, interpret, run, without_constants
+from depth.primitives import primitive
 
 # What XLA reads from a call. Only versions of jax whose programs have been compiled with it here
 # use it: a loop that contains what such a function cannot contain would not compile.
@@ -34,20 +35,22 @@ MARK = {"xla_cpu_small_call": "true", "inlineable": "false"}
 UNMARK = {"xla_cpu_small_call": "false", "inlineable": "true"}
 BEFORE = (0, 13)
 # The operations that such a function may contain, in any number.
-CONTAINED = frozenset(
-    """
+_NAMES = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh broadcast_in_dim cbrt ceil clamp
     concatenate convert_element_type copy copy_p cos cosh div dot_general dynamic_slice
     dynamic_update_slice eq erf erfc exp exp2 expand_dims expm1 floor ge gt integer_pow iota
     is_finite le log log1p logistic lt max min mul ne neg not or pad pow reduce_and reduce_max
     reduce_min reduce_or reduce_sum rem reshape rev round rsqrt select_n sign sin sinh slice
     split sqrt square squeeze stack sub tan tanh transpose xor
-    """.split()
-)
+"""
+CONTAINED = frozenset(_NAMES.split())
 DTYPES = frozenset(("float32", "float64", "int32", "int64", "uint32", "bool"))
-# The entries of one array, the multiplications of one product, and the vectors of one product: up
-# to these sizes the loop gains. The entries of a sum: from 4096 on, XLA calls a library.
-LARGEST, MULTIPLICATIONS, VECTORS, SUMMED = 1 << 14, 1 << 19, 32, 2048
+# The entries of one array, the multiplications of one product, and the vectors of one product, up
+# to which the loop may gain. The entries of a sum: from 4096 on, XLA calls a library.
+LARGEST, MULTIPLICATIONS, VECTORS, SUMMED = 1 << 14, (1 << 17) - 1, 32, 2048
+# The multiplications of matrices up to which the loop gains, for each elementwise operation of a
+# step: these are what takes less time; a product of matrices takes up to twice the time.
+FOR_EACH = 1 << 13
 # Terms up to which a product is a sum of vectors, and the multiplications up to which it is.
 SHORT, WRITTEN_OUT = 8, 4096
 
@@ -56,8 +59,19 @@ def fits(program: Any) -> bool:
     """Whether a loop over a program, with products of vectors, is one function on a CPU."""
     if platform() != "cpu" or not jax.__version_info__ < BEFORE:
         return False
-    ends = [*program.constvars, *program.invars, *program.outvars]
-    return all(map(_is_plain, ends)) and all(map(_is_contained, equations(program)))
+    ends, inside = [*program.constvars, *program.invars, *program.outvars], list(equations(program))
+    if not (all(map(_is_plain, ends)) and all(map(_is_contained, inside))):
+        return False
+    elementwise = sum(primitive(each).kind == "elementwise" for each in inside)
+    return sum(map(_multiplications, inside)) <= FOR_EACH * elementwise
+
+
+def _multiplications(equation: Any) -> int:
+    """Of a product of matrices; 0 for others."""
+    if equation.primitive.name != "dot_general":
+        return 0
+    batch, rows, columns = _sizes(equation)
+    return batch * rows * columns * terms_of(equation) if batch * min(rows, columns) > 1 else 0
 
 
 def _is_plain(atom: Any) -> bool:
@@ -185,7 +199,9 @@ def _is_contained(equation: Any) -> bool:
 
 
 def _is_small(equation: Any) -> bool:
-    """Whether a product is small enough for such a function, as products of vectors."""
+    """Whether a product is small enough for such a function, as products with vectors."""
+    if len(equation.params["dimension_numbers"][0][0]) != 1:
+        return False
     batch, rows, columns = _sizes(equation)
     multiplications = batch * rows * columns * terms_of(equation)
     if not 0 < multiplications <= MULTIPLICATIONS:
@@ -195,9 +211,8 @@ def _is_small(equation: Any) -> bool:
 
 def _is_short(equation: Any) -> bool:
     """Whether a product is written out term by term."""
-    is_one_axis = len(equation.params["dimension_numbers"][0][0]) == 1
     terms = terms_of(equation)
-    return is_one_axis and terms <= SHORT and terms * size(equation.outvars[0]) < WRITTEN_OUT
+    return terms <= SHORT and terms * size(equation.outvars[0]) < WRITTEN_OUT
 
 
 def _sizes(equation: Any) -> tuple[int, int, int]:
@@ -214,31 +229,38 @@ def _product(equation: Any, left: Array, right: Array) -> Array:
     if _is_short(equation):
         return term_by_term(equation, left, right)
     batch, rows, columns = _sizes(equation)
-    (left_in, right_in), (left_batch, right_batch) = equation.params["dimension_numbers"]
     if batch * min(rows, columns) == 1:
-        return bind(equation, [left, right])[0]
-    a, b = _flat(left, left_in, left_batch), _flat(right, right_in, right_batch)
+        product: Array = bind(equation, [left, right])[0]
+        return product
+    ((left_in,), (right_in,)), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    a, on_left = _matrix(left, left_in, left_batch)
+    b, on_right = _matrix(right, right_in, right_batch)
     options = {name: equation.params[name] for name in ("precision", "preferred_element_type")}
+
+    def dot(a: Array, b: Array, on_left: int, on_right: int) -> Array:
+        return lax.dot_general(a, b, (((on_left,), (on_right,)), ((), ())), **options)
 
     def times(a: Array, b: Array) -> Array:  # [rows, columns]
         if rows <= columns:
-            return jnp.stack([_dot(a[k], b, 0, 1, options) for k in range(rows)])
-        return jnp.stack([_dot(a, b[k], 1, 0, options) for k in range(columns)], 1)
+            vectors = [lax.index_in_dim(a, k, 1 - on_left, False) for k in range(rows)]
+            return jnp.stack([dot(x, b, 0, on_right) for x in vectors])
+        vectors = [lax.index_in_dim(b, k, 1 - on_right, False) for k in range(columns)]
+        return jnp.stack([dot(a, x, on_left, 0) for x in vectors], 1)
 
-    if left_batch:
-        products = jnp.stack([times(a[i], b[i]) for i in range(batch)])
-    else:
-        products = times(a, b)
+    products = jnp.stack(list(map(times, a, b))) if left_batch else times(a, b)
     return products.reshape(equation.outvars[0].aval.shape)
 
 
-def _flat(x: Array, contracted: Any, batch: Any) -> Array:
-    """``[free, terms]``, with the product of the batch axes in front if there are any."""
-    free = [axis for axis in range(x.ndim) if axis not in (*contracted, *batch)]
-    axes = [free, contracted] if not batch else [batch, free, contracted]
-    shape = [math.prod(x.shape[axis] for axis in each) for each in axes]
-    return x.transpose((*batch, *free, *contracted)).reshape(shape)
+def _matrix(x: Array, contracted: int, batch: Sequence[int]) -> tuple[Array, int]:
+    """A matrix of the free axes and the terms, and the axis of the terms.
 
-
-def _dot(a: Array, b: Array, left: int, right: int, options: dict[str, Any]) -> Array:
-    return lax.dot_general(a, b, (((left,), (right,)), ((), ())), **options)
+    The product of the batch axes is in front, if there are any. Where the terms come first, they
+    stay there: XLA would transpose the matrix in every trip.
+    """
+    free = [axis for axis in range(x.ndim) if axis not in (contracted, *batch)]
+    is_first = bool(free) and contracted < free[0]
+    axes = [[contracted], free] if is_first else [free, [contracted]]
+    groups = [list(batch), *axes] if batch else axes
+    shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
+    order = [axis for group in groups for axis in group]
+    return x.transpose(order).reshape(shape), 0 if is_first else 1
