@@ -28,7 +28,8 @@ class Sequential:
     """The sequential program: a loop over the steps, as in `jax.lax.scan`.
 
     On a CPU, what depends on the inputs alone (products of weights with inputs, random numbers of
-    given keys) is computed before the loop, for many steps at once.
+    given keys) is computed before the loop, for many steps at once; and the loop of a small step is
+    compiled to one function, where XLA would call one for every array.
 
     Attributes:
         unroll: integer >= 1, the number of steps per trip of the loop, and of that of its
