@@ -217,7 +217,7 @@ class Candidates:
         if is_whole(found, self.device) and self._can_be_unrolled(max(UNROLL_DIFFERENTIATED)):
             for unroll in UNROLL_DIFFERENTIATED:
                 other = self._autodiff(found.rewritten, unroll)
-                if self._is_surely_whole(other) and other.seconds < found.seconds:
+                if self.is_surely_whole(other) and other.seconds < found.seconds:
                     return other
         return found
 
@@ -228,10 +228,11 @@ class Candidates:
             return plain
         found = self._autodiff(rewritten=True)
         # Products that are written out may also be what makes a loop too large for one function.
-        is_risky = is_whole(plain, self.device) and not self._is_surely_whole(found)
+        is_risky = is_whole(plain, self.device) and not self.is_surely_whole(found)
         return plain if is_risky or plain.seconds < found.seconds else found
 
-    def _is_surely_whole(self, candidate: Candidate) -> bool:
+    def is_surely_whole(self, candidate: Candidate) -> bool:
+        """Whether each loop is one function on a CPU, though its bytes are an estimate."""
         return is_whole(candidate, self.device.replace(small_loop=SURE * self.device.small_loop))
 
     def _autodiff(self, rewritten: bool, unroll: int = 1) -> Candidate:

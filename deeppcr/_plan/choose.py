@@ -29,8 +29,8 @@ KEPT = 512  # choices
 # a factor of 1.5 as often as not, and a small gain is not worth the compile time. Gradients on a
 # CPU need no margin: of 0.6 to 1.4, 1 has the least regret on 180 chains (jax 0.10.2).
 MARGIN = 0.8
-# The share of the time of jax's own gradient, if a CPU runs each of its loops as one function, that
-# another gradient may take: that one passes more than once through the arrays of all steps.
+# The share of the time of jax's own gradient that another one may take, if a CPU perhaps runs each
+# loop of the former as one function: others pass more than once through the arrays of all steps.
 WHOLE = 0.6
 # Of candidates that take at most so many times the least time, the one of least memory is chosen.
 NEAR = 1.1
@@ -213,6 +213,8 @@ def _handicapped(candidate: Candidate, candidates: Candidates) -> float:
     if candidate.adjoint is None:
         return MARGIN * candidate.time
     if candidates.costs.on_cpu:
+        if candidates.is_surely_whole(candidate):
+            return 0.0
         return candidate.time * (WHOLE if is_whole(candidate, candidates.device) else 1)
     forward = candidates.sequential().seconds
     return forward + MARGIN * max(candidate.time - forward, 0.0)

@@ -363,7 +363,7 @@ def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device:
     if speedup(candidate, sequential) > 1:
         if best is sequential:
             if best.adjoint and is_whole(best, device):
-                return "a loop that is one function is seldom beaten"
+                return "a loop that is one function is not beaten"
             return f"predicted speedups below {1 / MARGIN:.2g}x are not reliable"
         return "pays off, but less"
     busy = busy_seconds(candidate.cost, device)
