@@ -45,14 +45,17 @@ _NAMES = """
 """
 CONTAINED = frozenset(_NAMES.split())
 DTYPES = frozenset(("float32", "float64", "int32", "int64", "uint32", "bool"))
-# The entries of one array, the multiplications of one product, and the vectors of one product, up
-# to which the loop may gain. The entries of a sum: from 4096 on, XLA calls a library.
-LARGEST, MULTIPLICATIONS, VECTORS, SUMMED = 1 << 14, (1 << 17) - 1, 32, 2048
+# The entries of one array, the multiplications and the vectors of one product, the entries of a row
+# of matrices and the rows of narrow ones, up to which the loop gains.
+LARGEST, MULTIPLICATIONS, VECTORS, LONGEST, TALLEST = 2048, (1 << 17) - 1, 32, 192, 48
+SUMMED = 2048  # the entries of a sum; from 4096 on, XLA calls a library
 # The multiplications of matrices up to which the loop gains, for each elementwise operation of a
 # step: these are what takes less time; a product of matrices takes up to twice the time.
 FOR_EACH = 1 << 13
+# The vectors and terms of all products of a step, and its equations: each is compiled by itself.
+PARTS, EQUATIONS = 64, 512
 # Terms up to which a product is a sum of vectors, and the multiplications up to which it is.
-SHORT, WRITTEN_OUT = 8, 4096
+SHORT, WRITTEN_OUT = 8, 2048
 
 
 def fits(program: Any) -> bool:
@@ -62,16 +65,24 @@ def fits(program: Any) -> bool:
     ends, inside = [*program.constvars, *program.invars, *program.outvars], list(equations(program))
     if not (all(map(_is_plain, ends)) and all(map(_is_contained, inside))):
         return False
+    products = [each for each in inside if each.primitive.name == "dot_general"]
+    if len(inside) > EQUATIONS or sum(map(_parts, products)) > PARTS:
+        return False
     elementwise = sum(primitive(each).kind == "elementwise" for each in inside)
-    return sum(map(_multiplications, inside)) <= FOR_EACH * elementwise
+    return sum(map(_multiplications, products)) <= FOR_EACH * elementwise
 
 
-def _multiplications(equation: Any) -> int:
-    """Of a product of matrices; 0 for others."""
-    if equation.primitive.name != "dot_general":
-        return 0
-    batch, rows, columns = _sizes(equation)
-    return batch * rows * columns * terms_of(equation) if batch * min(rows, columns) > 1 else 0
+def _parts(product: Any) -> int:
+    """The terms or the vectors of a product, as it is computed."""
+    batch, rows, columns = _sizes(product)
+    terms = terms_of(product)
+    return terms if _is_short(terms, size(product.outvars[0])) else batch * min(rows, columns)
+
+
+def _multiplications(product: Any) -> int:
+    """Of a product of matrices; 0 if one is a vector."""
+    batch, rows, columns = _sizes(product)
+    return batch * rows * columns * terms_of(product) if batch * min(rows, columns) > 1 else 0
 
 
 def _is_plain(atom: Any) -> bool:
@@ -199,20 +210,28 @@ def _is_contained(equation: Any) -> bool:
 
 
 def _is_small(equation: Any) -> bool:
-    """Whether a product is small enough for such a function, as products with vectors."""
+    """Whether a product, and that of its derivative, are small enough for such a function."""
     if len(equation.params["dimension_numbers"][0][0]) != 1:
         return False
-    batch, rows, columns = _sizes(equation)
-    multiplications = batch * rows * columns * terms_of(equation)
-    if not 0 < multiplications <= MULTIPLICATIONS:
+    (batch, rows, columns), terms = _sizes(equation), terms_of(equation)
+    if not 0 < batch * rows * columns * terms <= MULTIPLICATIONS:
         return False
-    return _is_short(equation) or batch * min(rows, columns) <= VECTORS
+    if batch * min(rows, columns) == 1:
+        return True
+    return _are_few(batch, rows, columns, terms) and _are_few(batch, rows, terms, columns)
 
 
-def _is_short(equation: Any) -> bool:
+def _are_few(batch: int, rows: int, columns: int, terms: int) -> bool:
+    """Whether a product of matrices is one of few terms or vectors."""
+    if _is_short(terms, batch * rows * columns):
+        return True
+    gains = rows <= columns <= LONGEST or (columns <= SHORT and rows <= TALLEST)
+    return gains and batch * min(rows, columns) <= VECTORS
+
+
+def _is_short(terms: int, entries: int) -> bool:
     """Whether a product is written out term by term."""
-    terms = terms_of(equation)
-    return terms <= SHORT and terms * size(equation.outvars[0]) < WRITTEN_OUT
+    return terms <= SHORT and terms * entries <= WRITTEN_OUT
 
 
 def _sizes(equation: Any) -> tuple[int, int, int]:
@@ -226,7 +245,7 @@ def _sizes(equation: Any) -> tuple[int, int, int]:
 
 def _product(equation: Any, left: Array, right: Array) -> Array:
     """A product, term by term or vector by vector."""
-    if _is_short(equation):
+    if _is_short(terms_of(equation), size(equation.outvars[0])):
         return term_by_term(equation, left, right)
     batch, rows, columns = _sizes(equation)
     if batch * min(rows, columns) == 1:
