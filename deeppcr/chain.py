@@ -245,6 +245,11 @@ class TracedChain:
         return self.axis.total(self.length)
 
     @property
+    def is_one_function(self) -> bool:
+        """Whether its loops are to be one function each: see `deeppcr.rewrites.one_function`."""
+        return self.axis == LOCAL and self.step.fits_one_function
+
+    @property
     def is_empty(self) -> bool:
         """Whether a state has no entries: a scan used as a map."""
         return self.layout.width * self.layout.batch_size == 0

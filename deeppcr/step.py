@@ -148,9 +148,13 @@ class Step:
         values = [*program.constvars, *(x for each in program.eqns for x in each.outvars)]
         return partial(write_out, shared=frozenset(x for x in values if x not in moved))
 
-    @cached_property
+    @property
     def fits_one_function(self) -> bool:
-        """Whether a CPU can run a loop of it as one function: see `one_function`."""
+        """Whether its loop is to be one function, as far as the platform allows it now."""
+        return one_function.is_possible() and self._fits
+
+    @cached_property
+    def _fits(self) -> bool:
         return not self.effects and one_function.fits(self.evaluated)
 
     @cached_property

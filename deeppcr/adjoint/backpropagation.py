@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from deeppcr.adjoint.linearised import TransposedSteps
-from deeppcr.axis import LOCAL, ChainAxis
+from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import even_chunk, steps_in_cache
 from deeppcr.platforms import platform
@@ -61,7 +61,8 @@ class Backpropagation:
         """See `AdjointSolver`."""
         own: Any = states, chain.inputs
         at_once = self.at_once and platform() == "cpu" and chain.axis.size == 1 and chain.length
-        whole = bool(at_once) and chain.axis == LOCAL and chain.step.fits_one_function
+        whole = bool(at_once) and chain.is_one_function
+        joins = at_once and not whole  # one function writes each array without a call
         if at_once:
             steps = TransposedSteps.of(chain, states, whole)
             own = steps.own
@@ -70,13 +71,13 @@ class Backpropagation:
             own, g_l = step
             lam = add(g_l, mu)
             if at_once:
-                return steps(own, lam), lam if whole else joined(lam)
+                return steps(own, lam), joined(lam) if joins else lam
             state, inputs = own
             _, pull = jax.vjp(partial(chain.step, inputs=inputs, captured=chain.captured), state)
             return pull(lam)[0], lam
 
         mu, lam = chain.axis.reversed.scan(body, enter, (own, g), whole=whole)
-        return parted(lam, enter) if at_once and not whole else lam, mu
+        return parted(lam, enter) if joins else lam, mu
 
     def on_shard(self, axis: ChainAxis) -> "Backpropagation":
         """See `AdjointSolver`."""

@@ -143,7 +143,7 @@ class ChainAxis:
     ) -> tuple[Any, Any]:
         """`jax.lax.scan` along the chain, in the direction of the recurrence.
 
-        ``whole``: whether a CPU may run the loop as one function; it then has no derivatives.
+        ``whole``: whether a CPU may run the loop as one function: see `one_function`.
         """
         along = one_function.scan if whole else lax.scan
         left: tuple[Any, Any] = along(body, carry, xs, length, self.backwards, unroll)

@@ -24,7 +24,7 @@ from jax.interpreters import partial_eval as pe
 
 from deeppcr.calls import Call, without_unused
 from deeppcr.platforms import platform
-from deeppcr.rewrites.terms import is_real_product, term_by_term, terms_of
+from deeppcr.rewrites.terms import is_real_product, sizes_of, term_by_term, terms_of
 from depth.counts import size
 from depth.jaxprs import Program, bind, called, equations, interpret, run, without_constants
 from depth.primitives import primitive
@@ -58,10 +58,13 @@ PARTS, EQUATIONS = 64, 512
 SHORT, WRITTEN_OUT = 8, 2048
 
 
+def is_possible() -> bool:
+    """Whether programs are traced for a CPU, by a version of jax that is known to do it."""
+    return platform() == "cpu" and jax.__version_info__ < BEFORE
+
+
 def fits(program: Any) -> bool:
-    """Whether a loop over a program, with products of vectors, is one function on a CPU."""
-    if platform() != "cpu" or not jax.__version_info__ < BEFORE:
-        return False
+    """Whether a loop over a program, with products of vectors, can be one function, and gains."""
     ends, inside = [*program.constvars, *program.invars, *program.outvars], list(equations(program))
     if not (all(map(_is_plain, ends)) and all(map(_is_contained, inside))):
         return False
@@ -74,15 +77,19 @@ def fits(program: Any) -> bool:
 
 def _parts(product: Any) -> int:
     """The terms or the vectors of a product, as it is computed."""
-    batch, rows, columns = _sizes(product)
     terms = terms_of(product)
-    return terms if _is_short(terms, size(product.outvars[0])) else batch * min(rows, columns)
+    return terms if _is_short(terms, size(product.outvars[0])) else _vectors(product)
+
+
+def _vectors(product: Any) -> int:
+    """The vectors of the matrix that is multiplied vector by vector; 1 if it is one."""
+    batch, rows, columns = sizes_of(product)
+    return batch * min(rows, columns)
 
 
 def _multiplications(product: Any) -> int:
     """Of a product of matrices; 0 if one is a vector."""
-    batch, rows, columns = _sizes(product)
-    return batch * rows * columns * terms_of(product) if batch * min(rows, columns) > 1 else 0
+    return size(product.outvars[0]) * terms_of(product) if _vectors(product) > 1 else 0
 
 
 def _is_plain(atom: Any) -> bool:
@@ -101,7 +108,7 @@ def scan(
     each = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
     closed, results = jax.make_jaxpr(body, return_shape=True)(carry, each)
     program, constants = Program.of(closed), list(getattr(closed, "consts", ()))
-    if length == 1 or not fits(program):
+    if length == 1 or not (is_possible() and fits(program)):
         return lax.scan(body, carry, xs, length, reverse, unroll)
     variables, states = [*program.constvars, *program.invars], len(jax.tree.leaves(carry))
 
@@ -213,10 +220,10 @@ def _is_small(equation: Any) -> bool:
     """Whether a product, and that of its derivative, are small enough for such a function."""
     if len(equation.params["dimension_numbers"][0][0]) != 1:
         return False
-    (batch, rows, columns), terms = _sizes(equation), terms_of(equation)
+    (batch, rows, columns), terms = sizes_of(equation), terms_of(equation)
     if not 0 < batch * rows * columns * terms <= MULTIPLICATIONS:
         return False
-    if batch * min(rows, columns) == 1:
+    if _vectors(equation) == 1:
         return True
     return _are_few(batch, rows, columns, terms) and _are_few(batch, rows, terms, columns)
 
@@ -234,24 +241,15 @@ def _is_short(terms: int, entries: int) -> bool:
     return terms <= SHORT and terms * entries <= WRITTEN_OUT
 
 
-def _sizes(equation: Any) -> tuple[int, int, int]:
-    """The number of products in the batch, and of rows and columns of each."""
-    left, right = (math.prod(atom.aval.shape) for atom in equation.invars)
-    _, (batch, _) = equation.params["dimension_numbers"]
-    pieces = math.prod(equation.invars[0].aval.shape[axis] for axis in batch)
-    inner = max(pieces * terms_of(equation), 1)
-    return pieces, left // inner, right // inner
-
-
 def _product(equation: Any, left: Array, right: Array) -> Array:
     """A product, term by term or vector by vector."""
     if _is_short(terms_of(equation), size(equation.outvars[0])):
         return term_by_term(equation, left, right)
-    batch, rows, columns = _sizes(equation)
-    if batch * min(rows, columns) == 1:
+    if _vectors(equation) == 1:
         product: Array = bind(equation, [left, right])[0]
         return product
     ((left_in,), (right_in,)), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    _, rows, columns = sizes_of(equation)
     a, on_left = _matrix(left, left_in, left_batch)
     b, on_right = _matrix(right, right_in, right_batch)
     options = {name: equation.params[name] for name in ("precision", "preferred_element_type")}

@@ -19,7 +19,7 @@ from jax import Array, lax
 
 from deeppcr.platforms import platform
 from deeppcr.rewrites.cut_first import apply
-from deeppcr.rewrites.terms import is_real_product, term_by_term, terms_of
+from deeppcr.rewrites.terms import is_real_product, sizes_of, term_by_term, terms_of
 from depth.jaxprs import equations, is_literal, rewritten
 
 # Multiplications up to which a product is written out: from 4096 on XLA cuts the sum into tasks for
@@ -82,13 +82,9 @@ def _is_of_vectors(equation: Any) -> bool:
     if not is_real_product(equation):
         return False
     contracted, batch = equation.params["dimension_numbers"]
-    types = [atom.aval for atom in equation.invars]
-    sizes = [
-        math.prod(size for axis, size in enumerate(x.shape) if axis not in (*inner, *own))
-        for x, inner, own in zip(types, contracted, batch, strict=True)
-    ]
+    _, rows, columns = sizes_of(equation)
     is_one_axis = len(contracted[0]) == 1 and 0 < terms_of(equation) <= LONGEST
-    return is_one_axis and bool(batch[0]) and min(sizes) == 1
+    return is_one_axis and bool(batch[0]) and min(rows, columns) == 1
 
 
 def has_small_products(jaxpr: Any, most: int = MOST) -> bool:

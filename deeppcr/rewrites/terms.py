@@ -1,5 +1,6 @@
 """Products as sums of terms, written one by one: ``sum_k a_k b_k``."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,15 @@ def terms_of(equation: Any) -> int:
     """The terms of each sum in a product."""
     contracted = equation.params["dimension_numbers"][0][0]
     return int(np.prod([equation.invars[0].aval.shape[axis] for axis in contracted], dtype=int))
+
+
+def sizes_of(equation: Any) -> tuple[int, int, int]:
+    """The number of products in the batch of a product, and of rows and columns of each."""
+    left, right = (math.prod(atom.aval.shape) for atom in equation.invars)
+    _, (batch, _) = equation.params["dimension_numbers"]
+    pieces = math.prod(equation.invars[0].aval.shape[axis] for axis in batch)
+    inner = max(pieces * terms_of(equation), 1)
+    return pieces, left // inner, right // inner
 
 
 def term_by_term(equation: Any, left: Array, right: Array) -> Array:

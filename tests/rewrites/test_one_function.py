@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
+from deeppcr.chain import trace_chain
 from deeppcr.rewrites import one_function
 from depth.jaxprs import Program, equations
+from depth.platforms import compiled_for
 from tests.problems import assert_agree, normal
 
 L, B, N = 6, 3, 12
@@ -191,3 +193,12 @@ def test_several_devices_run_it_as_it_is():
 def test_later_versions_of_jax_run_it_as_it_is(monkeypatch):
     monkeypatch.setattr(one_function, "BEFORE", (0, 10))
     assert not is_marked(partial(scan, dense), Z, XS)
+
+
+def test_a_step_is_asked_again_on_every_platform():
+    step = trace_chain(dense, Z, XS, L, 1, "init").step
+    found = []
+    for platform in ("cuda", "cpu", "cuda"):
+        with compiled_for(platform):
+            found.append(step.fits_one_function)
+    assert found == [False, True, False]
