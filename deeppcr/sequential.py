@@ -158,7 +158,7 @@ def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leav
 
 
 def _run_loop(chain: TracedChain, initial: Leaves, unroll: int) -> tuple[Leaves, Leaves, Leaves]:
-    whole = chain.is_one_function
+    whole = chain.is_one_function and chain.step.gains_as_one_function
     replace = None if whole else chain.step.in_loop
     return run_sequentially(chain, initial, replace, unroll, cuts=not whole, whole=whole)
 

@@ -24,6 +24,7 @@ from deeppcr.effects import (
 )
 from deeppcr.linearity import is_affine, nonlinear_rule
 from deeppcr.rewrites import one_function
+from deeppcr.rewrites.calls_saved import saves_calls
 from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.rewrites.inputs_first import InputsFirst
 from deeppcr.rewrites.patches import as_products, own_filters
@@ -150,12 +151,21 @@ class Step:
 
     @property
     def fits_one_function(self) -> bool:
-        """Whether its loop is to be one function, as far as the platform allows it now."""
+        """Whether its loop can be one function, as far as the platform allows it now."""
         return one_function.is_possible() and self._fits
+
+    @property
+    def gains_as_one_function(self) -> bool:
+        """Whether its own loop takes less time then. That of its derivative most often does."""
+        return self.fits_one_function and self._gains
 
     @cached_property
     def _fits(self) -> bool:
         return not self.effects and one_function.fits(self.evaluated)
+
+    @cached_property
+    def _gains(self) -> bool:
+        return saves_calls(self.evaluated, self.states)
 
     @cached_property
     def inputs_first(self) -> "tuple[InputsFirst, Step] | None":
@@ -163,7 +173,7 @@ class Step:
 
         None if there is nothing. The step has the values of this one, but not its derivatives.
         """
-        found = InputsFirst.of(self.evaluated, self.states, self.fits_one_function)
+        found = InputsFirst.of(self.evaluated, self.states, self.gains_as_one_function)
         if found is None:
             return None
         known: dict[str, Any] = {"jaxpr": found.rest, "inputs": len(found.first.outvars)}

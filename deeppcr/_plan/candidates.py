@@ -45,6 +45,9 @@ REWRITTEN = 1.5
 # The share of the bytes up to which XLA compiles a loop to one function, within which it surely
 # does: they are known to a fifth.
 SURE = 0.8
+# By how much it has to be predicted faster than the loop as it is, if that surely is one function:
+# of loops of up to 4 units it takes 0.75 to 1.3 times as long (jax 0.10.2).
+CERTAIN = 1.15
 # Seconds of an adjoint on a CPU besides those predicted: its kernels over many steps are handed to
 # threads. Of 0 to 6e-5, this has the least regret on 180 chains (jax 0.10.2, 2 cores).
 TO_THREADS = 1e-5
@@ -229,7 +232,8 @@ class Candidates:
         found = self._autodiff(rewritten=True)
         # Products that are written out may also be what makes a loop too large for one function.
         is_risky = is_whole(plain, self.device) and not self.is_surely_whole(found)
-        return plain if is_risky or plain.seconds < found.seconds else found
+        margin = CERTAIN if self.is_surely_whole(plain) else 1.0
+        return plain if is_risky or plain.seconds < margin * found.seconds else found
 
     def is_surely_whole(self, candidate: Candidate) -> bool:
         """Whether each loop is one function on a CPU, though its bytes are an estimate."""

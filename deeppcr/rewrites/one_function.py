@@ -9,14 +9,12 @@ the same, but for the order of the sums in products.
 # jax 0.10.2, 2 cores, a GRU step, batch 1: 0.3 of the time for 8 to 32 units, 0.5 for 128; batch 8:
 # 0.1 for 4 units, 0.2 for 8, 0.3 for 16 and 32, 0.75 for 128.
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.interpreters import ad, batching, mlir
@@ -24,7 +22,8 @@ from jax.interpreters import partial_eval as pe
 
 from deeppcr.calls import Call, without_unused
 from deeppcr.platforms import platform
-from deeppcr.rewrites.terms import is_real_product, sizes_of, term_by_term, terms_of
+from deeppcr.rewrites.calls_saved import convolved
+from deeppcr.rewrites.vector_products import is_small, multiplications, parts, product
 from depth.counts import size
 from depth.jaxprs import Program, bind, called, equations, interpret, run, without_constants
 from depth.primitives import primitive
@@ -45,17 +44,16 @@ _NAMES = """
 """
 CONTAINED = frozenset(_NAMES.split())
 DTYPES = frozenset(("float32", "float64", "int32", "int64", "uint32", "bool"))
-# The entries of one array, the multiplications and the vectors of one product, the entries of a row
-# of matrices and the rows of narrow ones, up to which the loop gains.
-LARGEST, MULTIPLICATIONS, VECTORS, LONGEST, TALLEST = 2048, (1 << 17) - 1, 32, 192, 48
+LARGEST = 2048  # entries of an array up to which the loop gains
+CONVOLVED = 4096  # multiplications of a convolution; XLA writes it as plain loops
+# Features of a convolution along more than one axis: XLA calls a library from 32 on.
+FEATURES = 8
 SUMMED = 2048  # the entries of a sum; from 4096 on, XLA calls a library
 # The multiplications of matrices up to which the loop gains, for each elementwise operation of a
 # step: these are what takes less time; a product of matrices takes up to twice the time.
 FOR_EACH = 1 << 13
 # The vectors and terms of all products of a step, and its equations: each is compiled by itself.
 PARTS, EQUATIONS = 64, 512
-# Terms up to which a product is a sum of vectors, and the multiplications up to which it is.
-SHORT, WRITTEN_OUT = 8, 2048
 
 
 def is_possible() -> bool:
@@ -69,27 +67,10 @@ def fits(program: Any) -> bool:
     if not (all(map(_is_plain, ends)) and all(map(_is_contained, inside))):
         return False
     products = [each for each in inside if each.primitive.name == "dot_general"]
-    if len(inside) > EQUATIONS or sum(map(_parts, products)) > PARTS:
+    if len(inside) > EQUATIONS or sum(map(parts, products)) > PARTS:
         return False
     elementwise = sum(primitive(each).kind == "elementwise" for each in inside)
-    return sum(map(_multiplications, products)) <= FOR_EACH * elementwise
-
-
-def _parts(product: Any) -> int:
-    """The terms or the vectors of a product, as it is computed."""
-    terms = terms_of(product)
-    return terms if _is_short(terms, size(product.outvars[0])) else _vectors(product)
-
-
-def _vectors(product: Any) -> int:
-    """The vectors of the matrix that is multiplied vector by vector; 1 if it is one."""
-    batch, rows, columns = sizes_of(product)
-    return batch * min(rows, columns)
-
-
-def _multiplications(product: Any) -> int:
-    """Of a product of matrices; 0 if one is a vector."""
-    return size(product.outvars[0]) * terms_of(product) if _vectors(product) > 1 else 0
+    return sum(map(multiplications, products)) <= FOR_EACH * elementwise
 
 
 def _is_plain(atom: Any) -> bool:
@@ -196,7 +177,7 @@ def _result(equation: Any, operands: list[Any]) -> Sequence[Any]:
     XLA calls a library for a product of two matrices, and for no product with a vector.
     """
     if equation.primitive.name == "dot_general":
-        return [_product(equation, *operands)]
+        return [product(equation, *operands)]
     inner = called(equation)
     if inner is not None:
         return run(inner, operands, _result)
@@ -207,77 +188,23 @@ def _is_contained(equation: Any) -> bool:
     name, atoms = equation.primitive.name, (*equation.invars, *equation.outvars)
     if called(equation) is not None:
         return True
-    if name not in CONTAINED or not all(map(_is_plain, atoms)):
+    if not all(map(_is_plain, atoms)):
+        return False
+    if name == "conv_general_dilated":
+        return _is_small_convolution(equation)
+    if name not in CONTAINED:
         return False
     if name.startswith("reduce_") and size(equation.invars[0]) > SUMMED:
         return False
     if name == "dot_general":
-        return is_real_product(equation) and _is_small(equation)
+        return is_small(equation)
     return max(map(size, equation.outvars)) <= LARGEST
 
 
-def _is_small(equation: Any) -> bool:
-    """Whether a product, and that of its derivative, are small enough for such a function."""
-    if len(equation.params["dimension_numbers"][0][0]) != 1:
-        return False
-    (batch, rows, columns), terms = sizes_of(equation), terms_of(equation)
-    if not 0 < batch * rows * columns * terms <= MULTIPLICATIONS:
-        return False
-    if _vectors(equation) == 1:
-        return True
-    return _are_few(batch, rows, columns, terms) and _are_few(batch, rows, terms, columns)
-
-
-def _are_few(batch: int, rows: int, columns: int, terms: int) -> bool:
-    """Whether a product of matrices is one of few terms or vectors."""
-    if _is_short(terms, batch * rows * columns):
-        return True
-    gains = rows <= columns <= LONGEST or (columns <= SHORT and rows <= TALLEST)
-    return gains and batch * min(rows, columns) <= VECTORS
-
-
-def _is_short(terms: int, entries: int) -> bool:
-    """Whether a product is written out term by term."""
-    return terms <= SHORT and terms * entries <= WRITTEN_OUT
-
-
-def _product(equation: Any, left: Array, right: Array) -> Array:
-    """A product, term by term or vector by vector."""
-    if _is_short(terms_of(equation), size(equation.outvars[0])):
-        return term_by_term(equation, left, right)
-    if _vectors(equation) == 1:
-        product: Array = bind(equation, [left, right])[0]
-        return product
-    ((left_in,), (right_in,)), (left_batch, right_batch) = equation.params["dimension_numbers"]
-    _, rows, columns = sizes_of(equation)
-    a, on_left = _matrix(left, left_in, left_batch)
-    b, on_right = _matrix(right, right_in, right_batch)
-    options = {name: equation.params[name] for name in ("precision", "preferred_element_type")}
-
-    def dot(a: Array, b: Array, on_left: int, on_right: int) -> Array:
-        return lax.dot_general(a, b, (((on_left,), (on_right,)), ((), ())), **options)
-
-    def times(a: Array, b: Array) -> Array:  # [rows, columns]
-        if rows <= columns:
-            vectors = [lax.index_in_dim(a, k, 1 - on_left, False) for k in range(rows)]
-            return jnp.stack([dot(x, b, 0, on_right) for x in vectors])
-        vectors = [lax.index_in_dim(b, k, 1 - on_right, False) for k in range(columns)]
-        return jnp.stack([dot(a, x, on_left, 0) for x in vectors], 1)
-
-    products = jnp.stack(list(map(times, a, b))) if left_batch else times(a, b)
-    return products.reshape(equation.outvars[0].aval.shape)
-
-
-def _matrix(x: Array, contracted: int, batch: Sequence[int]) -> tuple[Array, int]:
-    """A matrix of the free axes and the terms, and the axis of the terms.
-
-    The product of the batch axes is in front, if there are any. Where the terms come first, they
-    stay there: XLA would transpose the matrix in every trip.
-    """
-    free = [axis for axis in range(x.ndim) if axis not in (contracted, *batch)]
-    is_first = bool(free) and contracted < free[0]
-    axes = [[contracted], free] if is_first else [free, [contracted]]
-    groups = [list(batch), *axes] if batch else axes
-    shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
-    order = [axis for group in groups for axis in group]
-    return x.transpose(order).reshape(shape), 0 if is_first else 1
+def _is_small_convolution(equation: Any) -> bool:
+    """Whether XLA writes a convolution as loops, which gains as long as it is short."""
+    numbers, filters = equation.params["dimension_numbers"].rhs_spec, equation.invars[1].aval.shape
+    is_plain = equation.params["batch_group_count"] == 1 and len(numbers) > 2
+    features = max(filters[axis] for axis in numbers[:2])
+    has_no_library = len(numbers) == 3 or features <= FEATURES
+    return is_plain and has_no_library and convolved(equation) <= CONVOLVED

@@ -21,6 +21,7 @@ MARK = 'xla_cpu_small_call = "true"'
 scan = partial(deeppcr.scan, method="sequential", adjoint="backprop", batch_ndim=1)
 W = normal(0, N, N, scale=0.3)
 XS, Z = normal(1, L, B, N), normal(2, B, N)
+CHANNELS = normal(3, 3, 3, 32, 32, scale=0.1)
 
 
 def dense(z, x):
@@ -28,8 +29,25 @@ def dense(z, x):
     return z, z
 
 
+@pytest.fixture(autouse=True)
+def wherever_it_is_possible(monkeypatch):
+    """Also where it saves nothing."""
+    monkeypatch.setattr("deeppcr.step.saves_calls", lambda program, states: True)
+
+
 def is_marked(f, *operands):
     return MARK in jax.jit(f).lower(*operands).as_text()
+
+
+def convolve(z, filters, *sizes, **options):
+    """Of rows of ``z``, as images ``[*space, features]`` of these sizes."""
+    space = "WHD"[: len(sizes) - 1]
+    names = ("N" + space + "C", space + "IO", "N" + space + "C")
+    images, strides = z.reshape(-1, *sizes), (1,) * len(space)
+    moved = jax.lax.conv_general_dilated(
+        images, filters, strides, "SAME", dimension_numbers=names, **options
+    )
+    return moved.reshape(z.shape)
 
 
 STEPS = {
@@ -51,6 +69,21 @@ STEPS = {
     ),
     "reductions": lambda z, x: z / (1 + jnp.abs(z).max(1, keepdims=True)) + x.min() + z.mean(),
     "moves": lambda z, x: jnp.roll(jnp.concatenate([z[:, 1:], x[:, :1]], 1)[:, ::-1], 1, 0) * 0.5,
+    "a convolution": lambda z, x: (
+        jnp.tanh(convolve(z, W.reshape(-1)[:27].reshape(3, 3, 3), 4, 3)) + x
+    ),
+    "a convolution with filters of its own": lambda z, x: jnp.tanh(
+        convolve(z, x[:, :9].reshape(3, 3, 3), 4, 3, rhs_dilation=(2,))
+    ),
+    "one of groups": lambda z, x: (
+        jnp.tanh(convolve(z, W[:3, :2].reshape(3, 1, 2), 6, 2, feature_group_count=2)) + x
+    ),
+    "one along two axes": lambda z, x: (
+        jnp.tanh(convolve(z, W[:6, :6].reshape(2, 2, 3, 3), 2, 2, 3)) + x
+    ),
+    "one along three axes": lambda z, x: (
+        jnp.tanh(convolve(z, W[:3].reshape(2, 2, 1, 3, 3), 2, 2, 1, 3)) + x
+    ),
     "functions with a rule": lambda z, x: jax.nn.relu(z) * 0.5 + jax.nn.gelu(x) + jax.nn.silu(z),
 }
 
@@ -132,9 +165,18 @@ def test_all_operations_compile(dtype):
         (lambda z, x: (0.5 * z + jax.lax.cond(z[0, 0] > 0, jnp.sin, jnp.cos, x), z), Z),
         (lambda z, x: (z * 0.5 + x.astype(z.dtype), z), Z.astype(jnp.bfloat16)),
         (lambda z, x: (z * 0.5 - jnp.einsum("bi,bi->", z, x) * 0.1 + x, z), Z),
+        (lambda z, x: (z + convolve(jnp.repeat(z, 32, 1), CHANNELS, 3, 4, 32)[:, :N] + x, z), Z),
         (lambda z, x: (z.at[jnp.array([0, 2])].add(x[:2]) * 0.5, z), Z),
     ],
-    ids=["sort", "large product", "branch", "bfloat16", "two contracted axes", "scatter"],
+    ids=[
+        "sort",
+        "large product",
+        "branch",
+        "bfloat16",
+        "two contracted axes",
+        "convolution",
+        "scatter",
+    ],
 )
 def test_others_run_as_they_are(step, carry):
     xs = jnp.asarray(XS, carry.dtype)
