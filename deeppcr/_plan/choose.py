@@ -26,9 +26,11 @@ from deeppcr.sequential import Sequential
 T = TypeVar("T")
 KEPT = 512  # choices
 # The share of the sequential program's time that another candidate may take: predictions are off by
-# a factor of 1.5 as often as not, and a small gain is not worth the compile time. Gradients on a
-# CPU need no margin: of 0.6 to 1.4, 1 has the least regret on 180 chains (jax 0.10.2).
+# a factor of 1.5 as often as not, and a small gain is not worth the compile time.
 MARGIN = 0.8
+# The time of jax's own gradient on a CPU over its prediction, if others are predicted right: of 0.8
+# to 3, this has the least mean regret on 74 chains (jax 0.10.2).
+DIFFERENTIATED = 1.25
 # The share of the time of jax's own gradient that another one may take, if a CPU perhaps runs each
 # loop of the former as one function: others pass more than once through the arrays of all steps.
 WHOLE = 0.6
@@ -215,7 +217,8 @@ def _handicapped(candidate: Candidate, candidates: Candidates) -> float:
     if candidates.costs.on_cpu:
         if candidates.is_surely_whole(candidate):
             return 0.0
-        return candidate.time * (WHOLE if is_whole(candidate, candidates.device) else 1)
+        is_perhaps_whole = is_whole(candidate, candidates.device)
+        return candidate.time * (WHOLE if is_perhaps_whole else DIFFERENTIATED)
     forward = candidates.sequential().seconds
     return forward + MARGIN * max(candidate.time - forward, 0.0)
 
