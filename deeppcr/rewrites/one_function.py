@@ -15,6 +15,7 @@ from itertools import compress
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.interpreters import ad, batching, mlir
@@ -204,7 +205,8 @@ def _is_contained(equation: Any) -> bool:
 def _is_small_convolution(equation: Any) -> bool:
     """Whether XLA writes a convolution as loops, which gains as long as it is short."""
     numbers, filters = equation.params["dimension_numbers"].rhs_spec, equation.invars[1].aval.shape
-    is_plain = equation.params["batch_group_count"] == 1 and len(numbers) > 2
+    is_real = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating)
+    is_plain = is_real and equation.params["batch_group_count"] == 1 and len(numbers) > 2
     features = max(filters[axis] for axis in numbers[:2])
     has_no_library = len(numbers) == 3 or features <= FEATURES
     return is_plain and has_no_library and convolved(equation) <= CONVOLVED
