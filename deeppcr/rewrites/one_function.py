@@ -23,8 +23,8 @@ from jax.interpreters import partial_eval as pe
 
 from deeppcr.calls import Call, without_unused
 from deeppcr.platforms import platform
-from deeppcr.rewrites.calls_saved import convolved
 from deeppcr.rewrites.vector_products import is_small, multiplications, parts, product
+from depth import counts
 from depth.counts import size
 from depth.jaxprs import Program, bind, called, equations, interpret, run, without_constants
 from depth.primitives import primitive
@@ -47,7 +47,7 @@ CONTAINED = frozenset(_NAMES.split())
 DTYPES = frozenset(("float32", "float64", "int32", "int64", "uint32", "bool"))
 LARGEST = 2048  # entries of an array up to which the loop gains
 CONVOLVED = 4096  # multiplications of a convolution; XLA writes it as plain loops
-# Features of a convolution along more than one axis: XLA calls a library from 32 on.
+# Features of a convolution along more than one axis: XLA calls a library from 24 on.
 FEATURES = 8
 SUMMED = 2048  # the entries of a sum; from 4096 on, XLA calls a library
 # The multiplications of matrices up to which the loop gains, for each elementwise operation of a
@@ -204,9 +204,12 @@ def _is_contained(equation: Any) -> bool:
 
 def _is_small_convolution(equation: Any) -> bool:
     """Whether XLA writes a convolution as loops, which gains as long as it is short."""
-    numbers, filters = equation.params["dimension_numbers"].rhs_spec, equation.invars[1].aval.shape
-    is_real = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating)
-    is_plain = is_real and equation.params["batch_group_count"] == 1 and len(numbers) > 2
-    features = max(filters[axis] for axis in numbers[:2])
-    has_no_library = len(numbers) == 3 or features <= FEATURES
-    return is_plain and has_no_library and convolved(equation) <= CONVOLVED
+    out, numbers = equation.outvars[0], equation.params["dimension_numbers"]
+    is_real = jnp.issubdtype(out.aval.dtype, jnp.floating)
+    is_plain = is_real and equation.params["batch_group_count"] == 1 and out.aval.ndim > 2
+    # Of the image, not of the filter, which has those of one group.
+    features = max(
+        equation.invars[0].aval.shape[numbers.lhs_spec[1]], out.aval.shape[numbers.out_spec[1]]
+    )
+    has_no_library = out.aval.ndim == 3 or features <= FEATURES
+    return is_plain and has_no_library and size(out) * counts.convolved(equation) <= CONVOLVED

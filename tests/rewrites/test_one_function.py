@@ -184,6 +184,28 @@ def test_others_run_as_they_are(step, carry):
     assert_agree(jax.jit(partial(scan, step))(carry, xs), jax.lax.scan(step, carry, xs))
 
 
+@pytest.mark.parametrize(("features", "outputs", "groups"), [(12, 4, 1), (4, 12, 1), (32, 8, 8)])
+def test_short_convolutions_of_a_library_run_as_they_are(features, outputs, groups):
+    z, xs = jnp.ones((2, 2, features), "float32"), jnp.ones((L, 1, 1, 1), "float32")
+    filters = jnp.full((1, 1, features // groups, outputs), 0.01, "float32")
+
+    def step(z, x):
+        moved = jax.lax.conv_general_dilated(
+            z[None],
+            filters,
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NWHC", "WHIO", "NWHC"),
+            feature_group_count=groups,
+        )
+        z = 0.5 * z + jnp.tanh(moved[0]).sum(2, keepdims=True) * x
+        return z, z
+
+    ours = partial(deeppcr.scan, step, method="sequential")
+    assert not is_marked(ours, z, xs)
+    assert_agree(jax.jit(ours)(z, xs), jax.lax.scan(step, z, xs))
+
+
 def test_arrays_that_are_constants_of_the_program():
     ours = jax.jit(lambda z: scan(dense, z, XS)[1])
     assert_agree(ours(Z), jax.lax.scan(dense, Z, XS)[1])
