@@ -15,7 +15,7 @@ from typing import Any
 from deeppcr.rewrites.small_products import is_small_product
 from deeppcr.rewrites.terms import is_real_product, sizes_of, terms_of
 from deeppcr.rewrites.vector_products import is_short, multiplications
-from depth.counts import size
+from depth.counts import convolved, size
 from depth.jaxprs import called, equations, is_literal, moved_by
 
 KERNEL, LIBRARY, CONVOLUTION = 45, 400, 1000  # saved: calls of a kernel, of a library
@@ -32,7 +32,8 @@ def saves_calls(program: Any, states: int) -> bool:
 
     What does not depend on the state counts as computed before the loop.
     """
-    inside = list(_of_state(program, program.invars[:states]))
+    moved = moved_by(program, program.invars[:states])
+    inside = list(_within(program, moved))
     products = [each for each in inside if is_real_product(each)]
     convolutions = [each for each in inside if each.primitive.name == "conv_general_dilated"]
     reductions = sum(each.primitive.name.startswith("reduce_") for each in inside)
@@ -40,15 +41,16 @@ def saves_calls(program: Any, states: int) -> bool:
     saved = KERNEL * (reductions if products else 1 + reductions) + CONVOLUTION * len(in_library)
     saved += sum(KERNEL if is_small_product(each) else LIBRARY for each in products)
     lost = ENTRY * sum(map(size, program.invars[:states]))
-    lost += sum(map(_loss, products)) + COPIED * _copied(program, products, states)
+    inputs = set(program.invars[states:])
+    known = inputs.union(*(each.outvars for each in program.eqns)) - moved
+    lost += sum(map(_loss, products)) + COPIED * _copied(products, inputs, known)
     if not in_library:
-        lost += WRITTEN_OUT * sum(map(convolved, convolutions))
+        lost += WRITTEN_OUT * sum(size(x.outvars[0]) * convolved(x) for x in convolutions)
     return saved > lost
 
 
-def _of_state(program: Any, states: Collection[Any]) -> Iterator[Any]:
-    """The equations that depend on the state, and all those of calls that do."""
-    moved = moved_by(program, states)
+def _within(program: Any, moved: set[Any]) -> Iterator[Any]:
+    """The equations of ``moved`` variables, and all those of calls that are among them."""
     for equation in program.eqns:
         if moved.issuperset(equation.outvars):
             inner = called(equation)
@@ -65,26 +67,17 @@ def _loss(product: Any) -> float:
     return rate * multiplications(product)
 
 
-def _copied(program: Any, products: list[Any], states: int) -> int:
-    """The entries of slices that are factors, as one function copies them.
+def _copied(products: list[Any], inputs: Collection[Any], known: Collection[Any]) -> int:
+    """The entries of ``known`` factors, as one function copies them; of ``inputs`` once.
 
     A factor whose terms are its last axis is copied by XLA's kernels, too.
     """
-    moved, total = moved_by(program, program.invars[:states]), 0
-    inputs = set(program.invars[states:])
-    known = inputs.union(*(each.outvars for each in program.eqns)) - moved
+    total = 0
     for each in products:
         for atom, axes in zip(each.invars, each.params["dimension_numbers"][0], strict=True):
             if not is_literal(atom) and atom in known and atom.aval.ndim - 1 not in axes:
                 total += size(atom) * (1 if atom in inputs else 2)
     return total
-
-
-def convolved(equation: Any) -> int:
-    """The multiplications of a convolution."""
-    filters = equation.invars[1].aval
-    outputs = filters.shape[equation.params["dimension_numbers"].rhs_spec[0]]
-    return size(equation.outvars[0]) * (filters.size // max(outputs, 1))
 
 
 def _calls_library(convolution: Any) -> bool:

@@ -24,8 +24,7 @@ from jax.interpreters import partial_eval as pe
 from deeppcr.calls import Call, without_unused
 from deeppcr.platforms import platform
 from deeppcr.rewrites.vector_products import is_small, multiplications, parts, product
-from depth import counts
-from depth.counts import size
+from depth.counts import convolved, size
 from depth.jaxprs import Program, bind, called, equations, interpret, run, without_constants
 from depth.primitives import primitive
 
@@ -212,4 +211,4 @@ def _is_small_convolution(equation: Any) -> bool:
         equation.invars[0].aval.shape[numbers.lhs_spec[1]], out.aval.shape[numbers.out_spec[1]]
     )
     has_no_library = out.aval.ndim == 3 or features <= FEATURES
-    return is_plain and has_no_library and size(out) * counts.convolved(equation) <= CONVOLVED
+    return is_plain and has_no_library and size(out) * convolved(equation) <= CONVOLVED
