@@ -62,9 +62,7 @@ def pictures(rows: Sequence[Row]) -> Figures:
     axes.set_ylim(min(low, 0.45), high * 1.1)
     axes.axhspan(axes.get_ylim()[0], 1, color="0.94", zorder=0)
     said = f"below: slower than the fastest of {loops(gradients)}"
-    axes.text(
-        0.012, 0.95, said, transform=axes.get_yaxis_transform(), va="top", fontsize=SMALL + 0.5
-    )
+    axes.text(0.012, 0.03, said, transform=axes.transAxes, fontsize=SMALL + 0.5)
     axes.set_xlim(-0.6, len(columns) - 0.4)
     axes.set_xticks(range(len(columns)), [f"{steps:,}" for _, steps in columns])
     axes.set(
