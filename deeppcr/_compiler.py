@@ -2,7 +2,7 @@
 
 By default the host of a GPU decides whether a loop goes on: it waits for the condition before each
 trip, so that a Newton solve waits once an iteration. CUDA graphs have conditional nodes, by which
-the device decides. XLA makes them of loops and branches only if it is told to.
+the device decides. XLA makes them of loops and branches only with an option.
 
 References:
     NVIDIA, *CUDA C++ Programming Guide*, section "Conditional Graph Nodes". XLA,

@@ -84,8 +84,8 @@ class Loop:
     """``trips`` times ``condition`` and ``body``.
 
     ``counted``: whether the number of trips is known before the loop starts. ``unroll``: the number
-    of trips that are merged into one. ``whole``: whether a CPU is told to compile it to one
-    function, whatever it contains.
+    of trips that are merged into one. ``whole``: whether it is marked as one function of a
+    CPU, whatever it contains.
     """
 
     trips: int
@@ -229,7 +229,7 @@ class Kernels:
         return Recurrence(length * step.waits, kernel, self.program(block))
 
     def _whole(self, call: Call) -> Program:
-        """A program whose loops are told to be one function each."""
+        """A program whose loops are marked as one function each."""
         program = self.program(call.block)
         parts = tuple(
             (replace(part, whole=True) if isinstance(part, Loop) else part, count)

@@ -143,7 +143,7 @@ class Candidates:
         kernels = [kernel for kernel, _ in loop.body.kernels]
         ends = any(kernel.kind == "vector product" and kernel.pieces == 1 for kernel in kernels)
         is_sum = any(kernel.is_sum for kernel in kernels)
-        # A larger loop that is told to be one function gains some per cent, and is compiled longer.
+        # A larger loop that is marked as one function gains some per cent, and is compiled longer.
         by_itself = Seconds(self.device).is_one_function(dataclasses.replace(loop, whole=False))
         return by_itself or (ends and not is_sum and not loop.whole)
 

@@ -25,7 +25,7 @@ class Backpropagation:
     Attributes:
         at_once: whether a CPU linearises all steps of a chunk at once, so that only products with
             a vector are left to be done one after another: see `TransposedSteps`. Otherwise every
-            step is linearised when its turn comes, and nothing is stored.
+            step is linearised in the backward loop, and nothing is stored.
     """
 
     at_once: bool = True

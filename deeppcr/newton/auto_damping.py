@@ -8,7 +8,7 @@ step by step,
 with the size ``s`` of the states, and applies f twice to all states (Jacobi iterations), which maps
 them back to the range of the step. So a damped iteration is four trips of the loop: Newton's, one
 that moves to the clipped states, and two of Jacobi. All four linearise, solve and evaluate, because
-the body of the loop is the one of plain iterations, and what a trip does is told by data: the last
+the body of the loop is the one of plain iterations, and data decide what a trip does: the last
 three discard the solution for ``value``, states that are known already. So a damped iteration takes
 as long as four plain ones, although it counts as one. In L + 1 trips, not iterations, every chain
 converges. What comes next is decided between trips, outside of the loop of plain iterations. In

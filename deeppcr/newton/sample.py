@@ -3,7 +3,7 @@
 No bound from shapes or from the growth rate predicts the number of iterations: a chain that forgets
 may hold iterates in the wrong basin for hundreds of iterations (a bistable step, a jump), and a
 linear chain takes one, however it amplifies differences. So the iteration itself is run, on the
-whole chain if that is cheap, else on a shorter chain: some stretches of its inputs, joined.
+whole chain if that is cheap, else on a shorter chain: a few segments of its inputs, joined.
 
 The sequential program runs first. The iterates are compared with its states, so no convergence test
 is needed, and a tangent beside it measures the growth rate. An exact linearisation needs no blocks:
@@ -36,7 +36,7 @@ SECONDS = 0.15  # that they may take, if none converges; mostly it is a tenth of
 FEWEST = 32  # steps of a sample that says anything
 # Units in the last place by which a parallel solver may miss a state: `STAGNATION`, and a margin.
 ROUNDING = STAGNATION / 2
-SEGMENTS = 4  # stretches of inputs that a shorter chain is made of
+SEGMENTS = 4  # of the inputs, joined to a shorter chain
 # Compiling takes longer than running: without optimisation it takes half as long.
 UNOPTIMISED: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 
@@ -126,7 +126,7 @@ def affordable(work: float, length: int, most: int) -> int:
 
 
 def indices(length: int, steps: int) -> np.ndarray | None:
-    """The steps of a sample: some stretches, from the start to the end; None for all steps."""
+    """The steps of a sample: a few segments, from the start to the end; None for all steps."""
     if steps >= length:
         return None
     size = steps // SEGMENTS
