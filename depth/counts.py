@@ -114,6 +114,15 @@ def contracted_ragged(equation: Any) -> int:
     return prod(shape(equation.invars[0])[axis] for axis in axes)
 
 
+def matrices(equation: Any) -> tuple[int, int, int]:
+    """The number of products in the batch of a product, and of rows and columns of each."""
+    left, right = map(size, equation.invars)
+    _, (batch, _) = equation.params["dimension_numbers"]
+    pieces = prod(shape(equation.invars[0])[axis] for axis in batch)
+    inner = max(pieces * contracted(equation), 1)
+    return pieces, left // inner, right // inner
+
+
 def convolved(equation: Any) -> int:
     """The elements of the kernel that make one element of the result."""
     kernel = shape(equation.invars[1])

@@ -13,11 +13,11 @@ differently, is written to memory first: a tree of such levels is not one kernel
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import inf
 from typing import Any, cast
 
 from depth.control import Branches, Call, Scan, While
-from depth.counts import nbytes, shape, size
+from depth.counts import contracted, matrices, nbytes, shape, size
 from depth.graph import START, Block, Node
 from depth.primitives import primitive
 
@@ -522,12 +522,9 @@ def _is_index(variable: Any) -> bool:
 
 def _product(equation: Any) -> tuple[str, int]:
     """The kind of a product, and the number of products in its batch."""
-    left, right = (shape(atom) for atom in equation.invars)
-    (contracted, on_right), (batch, _) = equation.params["dimension_numbers"]
-    pieces = prod(left[axis] for axis in batch)
-    inner = prod(left[axis] for axis in contracted)
-    rows, columns = (prod(sizes) // max(pieces * inner, 1) for sizes in (left, right))
-    if min(rows, columns, inner) <= 1:
+    (on_left, on_right), (batch, _) = equation.params["dimension_numbers"]
+    pieces, rows, columns = matrices(equation)
+    if min(rows, columns, contracted(equation)) <= 1:
         return "vector product", pieces
-    straight = max(contracted) == len(left) - 1 and min(on_right) == len(batch)
+    straight = max(on_left) == len(shape(equation.invars[0])) - 1 and min(on_right) == len(batch)
     return "product" if straight else "transposed product", pieces

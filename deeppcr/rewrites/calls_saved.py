@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from deeppcr.rewrites.small_products import is_small_product
-from deeppcr.rewrites.terms import is_real_product, sizes_of, terms_of
+from deeppcr.rewrites.terms import is_real_product
 from deeppcr.rewrites.vector_products import is_short, multiplications
-from depth.counts import convolved, size
+from depth.counts import contracted, convolved, matrices, size
 from depth.jaxprs import called, equations, is_literal, moved_by
 
 KERNEL, LIBRARY, CONVOLUTION = 45, 400, 1000  # saved: calls of a kernel, of a library
@@ -59,9 +59,9 @@ def _within(program: Any, moved: set[Any]) -> Iterator[Any]:
 
 def _loss(product: Any) -> float:
     """Of a product of matrices that is computed vector by vector."""
-    if is_short(terms_of(product), size(product.outvars[0])):
+    if is_short(contracted(product), size(product.outvars[0])):
         return 0.0
-    _, rows, columns = sizes_of(product)
+    _, rows, columns = matrices(product)
     row = max(rows, columns)
     rate = next((rate for most, rate in ROWS if row < most), LONG_ROW)
     return rate * multiplications(product)

@@ -16,9 +16,8 @@ import jax
 from deeppcr.keys import is_of_threefry
 from deeppcr.rewrites.cut_first import CUTS, Order, apply, evaluate
 from deeppcr.rewrites.small_products import is_small_product
-from deeppcr.rewrites.terms import terms_of
 from deeppcr.state import Leaves
-from depth.counts import nbytes, size
+from depth.counts import contracted, nbytes, size
 from depth.jaxprs import Program, called, has_side_effects, is_literal, needed
 from depth.primitives import primitive
 
@@ -142,7 +141,7 @@ def _gains(equation: Any, atoms: list[Any], cut: Collection[Any]) -> bool:
     if kind == "random":
         return is_of_threefry(equation)
     if kind == "product" and is_small_product(equation):
-        terms = terms_of(equation)
+        terms = contracted(equation)
         return terms > FEW or (terms == 1 and result in cut)
     grows = sum(map(size, equation.outvars)) > sum(map(size, atoms))
     return kind in AT_ONCE and not (kind == "move" and grows)

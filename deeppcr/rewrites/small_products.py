@@ -19,7 +19,8 @@ from jax import Array, lax
 
 from deeppcr.platforms import platform
 from deeppcr.rewrites.cut_first import apply
-from deeppcr.rewrites.terms import is_real_product, sizes_of, term_by_term, terms_of
+from deeppcr.rewrites.terms import is_real_product, term_by_term
+from depth.counts import contracted, matrices
 from depth.jaxprs import equations, is_literal, rewritten
 
 # Multiplications up to which a product is written out: from 4096 on XLA cuts the sum into tasks for
@@ -81,9 +82,9 @@ def _is_of_vectors(equation: Any) -> bool:
     """Whether an equation is a product of vectors, or of vectors and matrices of their own."""
     if not is_real_product(equation):
         return False
-    contracted, batch = equation.params["dimension_numbers"]
-    _, rows, columns = sizes_of(equation)
-    is_one_axis = len(contracted[0]) == 1 and 0 < terms_of(equation) <= LONGEST
+    axes, batch = equation.params["dimension_numbers"]
+    _, rows, columns = matrices(equation)
+    is_one_axis = len(axes[0]) == 1 and 0 < contracted(equation) <= LONGEST
     return is_one_axis and bool(batch[0]) and min(rows, columns) == 1
 
 
@@ -103,7 +104,7 @@ def is_small_product(equation: Any, most: int = MOST, shape: tuple[int, ...] | N
     row = shape[-1] if shape else 1
     is_scalar = VECTOR // 2 < row < ROW and row % VECTOR
     most = min(most, MOST_SCALAR) if is_scalar else most
-    return 0 < terms_of(equation) * math.prod(shape) <= most
+    return 0 < contracted(equation) * math.prod(shape) <= most
 
 
 def _written_out(equation: Any, left: Array, right: Array, *, piece: int | None) -> Array:
@@ -111,7 +112,7 @@ def _written_out(equation: Any, left: Array, right: Array, *, piece: int | None)
     left_free = [axis for axis in range(left.ndim) if axis not in (*left_in, *left_batch)]
     right_free = [axis for axis in range(right.ndim) if axis not in (*right_in, *right_batch)]
     out = equation.outvars[0].aval
-    terms, batch = terms_of(equation), [left.shape[axis] for axis in left_batch]
+    terms, batch = contracted(equation), [left.shape[axis] for axis in left_batch]
     working = np.result_type(np.float32, left.dtype, right.dtype)
     rows = [left.shape[axis] for axis in left_free]
     columns = [right.shape[axis] for axis in right_free]

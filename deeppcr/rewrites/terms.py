@@ -1,6 +1,5 @@
 """Products as sums of terms, written one by one: ``sum_k a_k b_k``."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from depth.counts import contracted
 from depth.jaxprs import is_literal
 
 
@@ -19,27 +19,11 @@ def is_real_product(equation: Any) -> bool:
     return all(jnp.issubdtype(atom.aval.dtype, jnp.floating) for atom in atoms)
 
 
-def terms_of(equation: Any) -> int:
-    """The terms of each sum in a product."""
-    contracted = equation.params["dimension_numbers"][0][0]
-    return int(np.prod([equation.invars[0].aval.shape[axis] for axis in contracted], dtype=int))
-
-
-def sizes_of(equation: Any) -> tuple[int, int, int]:
-    """The number of products in the batch of a product, and of rows and columns of each."""
-    left, right = (math.prod(atom.aval.shape) for atom in equation.invars)
-    _, (batch, _) = equation.params["dimension_numbers"]
-    pieces = math.prod(equation.invars[0].aval.shape[axis] for axis in batch)
-    inner = max(pieces * terms_of(equation), 1)
-    return pieces, left // inner, right // inner
-
-
 def term_by_term(equation: Any, left: Array, right: Array) -> Array:
     """A product with one contracted axis, each term of slices of the operands as they are."""
     # If the operands were transposed before they are sliced, XLA for GPUs would not merge their
     # kernel with others (jax 0.10.2).
-    contracted, (left_batch, right_batch) = equation.params["dimension_numbers"]
-    (left_in,), (right_in,) = contracted
+    ((left_in,), (right_in,)), (left_batch, right_batch) = equation.params["dimension_numbers"]
     working = np.result_type(np.float32, left.dtype, right.dtype)
     out, batch = equation.outvars[0].aval, len(left_batch)
     rows = left.ndim - 1 - batch
@@ -51,7 +35,7 @@ def term_by_term(equation: Any, left: Array, right: Array) -> Array:
         b = b.reshape((*b.shape[:batch], *(1,) * rows, *b.shape[batch:]))
         return a.astype(working) * b.astype(working)
 
-    return sum(map(term, range(1, terms_of(equation))), term(0)).astype(out.dtype)
+    return sum(map(term, range(1, contracted(equation))), term(0)).astype(out.dtype)
 
 
 def _batch_first(x: Array, dropped: int, batch: Sequence[int]) -> Array:

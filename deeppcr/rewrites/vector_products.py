@@ -12,8 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.rewrites.terms import is_real_product, sizes_of, term_by_term, terms_of
-from depth.counts import size
+from deeppcr.rewrites.terms import is_real_product, term_by_term
+from depth.counts import contracted, matrices, size
 from depth.jaxprs import bind
 
 # The multiplications and the vectors of one product, the entries of a row of matrices and the rows
@@ -25,13 +25,13 @@ SHORT, WRITTEN_OUT = 8, 2048
 
 def product(equation: Any, left: Array, right: Array) -> Array:
     """A product, term by term or vector by vector."""
-    if is_short(terms_of(equation), size(equation.outvars[0])):
+    if is_short(contracted(equation), size(equation.outvars[0])):
         return term_by_term(equation, left, right)
     if _vectors(equation) == 1:
         as_it_is: Array = bind(equation, [left, right])[0]
         return as_it_is
     ((left_in,), (right_in,)), (left_batch, right_batch) = equation.params["dimension_numbers"]
-    _, rows, columns = sizes_of(equation)
+    _, rows, columns = matrices(equation)
     a, on_left = _matrix(left, left_in, left_batch)
     b, on_right = _matrix(right, right_in, right_batch)
     options = {name: equation.params[name] for name in ("precision", "preferred_element_type")}
@@ -50,15 +50,15 @@ def product(equation: Any, left: Array, right: Array) -> Array:
     return products.reshape(equation.outvars[0].aval.shape)
 
 
-def _matrix(x: Array, contracted: int, batch: Sequence[int]) -> tuple[Array, int]:
+def _matrix(x: Array, inner: int, batch: Sequence[int]) -> tuple[Array, int]:
     """A matrix of the free axes and the terms, and the axis of the terms.
 
     The product of the batch axes is in front, if there are any. Where the terms come first, they
     stay there: XLA would transpose the matrix in every trip.
     """
-    free = [axis for axis in range(x.ndim) if axis not in (contracted, *batch)]
-    is_first = bool(free) and contracted < free[0]
-    axes = [[contracted], free] if is_first else [free, [contracted]]
+    free = [axis for axis in range(x.ndim) if axis not in (inner, *batch)]
+    is_first = bool(free) and inner < free[0]
+    axes = [[inner], free] if is_first else [free, [inner]]
     groups = [list(batch), *axes] if batch else axes
     shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
     order = [axis for group in groups for axis in group]
@@ -67,26 +67,26 @@ def _matrix(x: Array, contracted: int, batch: Sequence[int]) -> tuple[Array, int
 
 def parts(equation: Any) -> int:
     """The terms or the vectors of a product, as it is computed."""
-    terms = terms_of(equation)
+    terms = contracted(equation)
     return terms if is_short(terms, size(equation.outvars[0])) else _vectors(equation)
 
 
 def _vectors(equation: Any) -> int:
     """The vectors of the matrix that is multiplied vector by vector; 1 if it is one."""
-    batch, rows, columns = sizes_of(equation)
+    batch, rows, columns = matrices(equation)
     return batch * min(rows, columns)
 
 
 def multiplications(equation: Any) -> int:
     """Of a product of matrices; 0 if one is a vector."""
-    return size(equation.outvars[0]) * terms_of(equation) if _vectors(equation) > 1 else 0
+    return size(equation.outvars[0]) * contracted(equation) if _vectors(equation) > 1 else 0
 
 
 def is_small(equation: Any) -> bool:
     """Whether a product, and that of its derivative, are small enough for such a function."""
     if not is_real_product(equation) or len(equation.params["dimension_numbers"][0][0]) != 1:
         return False
-    (batch, rows, columns), terms = sizes_of(equation), terms_of(equation)
+    (batch, rows, columns), terms = matrices(equation), contracted(equation)
     if not 0 < batch * rows * columns * terms <= MULTIPLICATIONS:
         return False
     if _vectors(equation) == 1:
