@@ -14,7 +14,7 @@ from deeppcr._plan.candidate import Candidate
 from deeppcr.api import solve, vector_batch
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
 from deeppcr.checks import describe
-from deeppcr.layers import Repeated, stack_layers
+from deeppcr.layers import Repeated
 from deeppcr.layers.reading import is_sequential
 from deeppcr.layers.segments import Description
 from deeppcr.layers.segments import describe as describe_layers
@@ -38,6 +38,7 @@ class Instance:
         batch_ndim: the number of leading batch axes of the state.
         name: of the state, in messages.
         f: the step with outputs, as `scan` takes it; None if it has none.
+        is_listed: whether its steps are layers of a list.
     """
 
     chain: Chain
@@ -45,6 +46,7 @@ class Instance:
     batch_ndim: int
     name: str
     f: Callable[[Any, Any], tuple[Any, Any]] | None = None
+    is_listed: bool = False
 
     def traced(self) -> TracedChain:
         """The chain, traced with shapes alone."""
@@ -166,15 +168,16 @@ def instances_of(
         chain = Chain(lambda z, x: step(z, x)[0], xs, length)
         return None, [Instance(chain, init, batch_ndim or 0, "init", program)]
     _no_inputs(has_inputs, "a list of layers, which hold their own arrays: plan(layers, x)")
-    layers, found = describe_layers(program, init), []
+    layers, found, is_stacked = describe_layers(program, init), [], isinstance(program, Repeated)
     for index, segment in enumerate(layers.segments):
         if not segment.reason:
-            run = stack_layers(segment.layers, segment.period)
+            run = segment.stacked()
             tree, *types = segment.layers[0].takes
             shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in types]
             state = jax.tree.unflatten(tree, shapes) if index else init
             batch = vector_batch(state) if batch_ndim is None else batch_ndim
-            found.append(Instance(Chain(run.step, run.inputs, run.length), state, batch, "x"))
+            chain, is_listed = Chain(run.step, run.inputs, run.length), not is_stacked
+            found.append(Instance(chain, state, batch, "x", is_listed=is_listed))
     return layers, found
 
 

@@ -180,6 +180,7 @@ def _plan_chain(
         samples=samples,
         forward=tuple(forward),
         gradient=tuple(gradient),
+        is_listed=given.is_listed and candidates.costs.on_cpu,
     )
 
 

@@ -18,11 +18,12 @@ from deeppcr.axis import LOCAL
 from deeppcr.carry import Carry
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_carry, with_outputs
 from deeppcr.checks import describe, describe_type, leaves_as_arrays, unknown_keyword
-from deeppcr.layers import Repeated, apply_layers
+from deeppcr.layers import Repeated, Segment, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.newton.guess import guess_of_state
 from deeppcr.newton.tolerance import is_number, tolerances
+from deeppcr.platforms import is_eager, platforms
 from deeppcr.progress import report_end
 from deeppcr.ran import Ran, Why
 from deeppcr.sequential import Sequential
@@ -206,6 +207,11 @@ def forward(
     Later layers are inspected after that call, so they see the same state as in the loop.
     `deeppcr.layers.describe` shows which layers form a chain.
 
+    On a CPU, a list without further arguments is compiled as quickly as possible, because arrays
+    that are passed and returned one by one take more time than any method saves: short chains are
+    called one by one, and if `jax.jit` traces their arrays, others run as `jax.lax.scan`. For the
+    fastest steps, stack the layers once, before training: ``deeppcr.stack(layers)``.
+
     Args:
         layers: a list of layers: callables ``layer(x) -> x`` (functions, methods, partials, jitted
             functions, flax nnx, bound flax linen and equinox modules, other pytrees), or pairs
@@ -235,19 +241,32 @@ def forward(
         raise unknown_keyword(forward, unknown)
     find_method(method)  # check names even if no layers form a chain
     find_adjoint(adjoint)
+    is_quick = (method, adjoint) == ("auto", "auto") and platforms() == ("cpu",)
 
     def chain(chain: Chain, x: Any) -> Any:
         axes = vector_batch(x) if batch_ndim is None else batch_ndim
         _check_input(x, axes)
         return solve(chain, x, method=method, adjoint=adjoint, batch_ndim=axes).value
 
-    if isinstance(layers, Chain):
-        return chain(layers, x)
-
-    def solve_run(run: Repeated, x: Any) -> Any:
+    def stacked(run: Repeated, x: Any) -> Any:
         return chain(Chain(run.step, run.inputs, run.length), x)
 
-    return apply_layers(layers, x, solve_run)
+    def listed(segment: Segment, x: Any) -> Any:
+        if batch_ndim is not None:
+            _check_input(x, batch_ndim)
+        if is_quick and segment.is_short:
+            return segment.one_by_one(x)
+        run = segment.stacked()
+        if is_quick and not is_eager(run.inputs):
+            return run.scan(x)
+        return stacked(run, x)
+
+    if isinstance(layers, Chain):
+        return chain(layers, x)
+    if isinstance(layers, Repeated):
+        layers.check(x)
+        return stacked(layers, x)
+    return apply_layers(layers, x, listed)
 
 
 def vector_batch(x: Any) -> int:

@@ -23,6 +23,7 @@ from depth.report import count, nbytes, seconds, table
 SHOWN = 3  # rows of a printed table
 GIVEN = "as given"  # the source of a number of iterations that the caller knows
 OF_AFFINE = "the step is affine in its state"  # which shapes alone show
+OF_LIST = "for deeppcr.stack(layers); a list compiles faster, and is slower: see deeppcr.forward"
 HEAD = ("forward", "depth", "work", "traffic", "memory", "predicted", "measured", "speedup")
 MEASURED = HEAD.index("measured")
 
@@ -47,6 +48,7 @@ class ChainPlan:
         samples: what Newton's method did on a sample of the chain, by linearisation.
         forward: the candidates for a forward pass, the best first.
         gradient: the candidates for a forward and a backward pass, the best first.
+        is_listed: whether it is a chain of listed layers on a CPU, where "auto" compiles quickly.
     """
 
     length: int
@@ -63,6 +65,7 @@ class ChainPlan:
     samples: Mapping[str, Sample]
     forward: tuple[Candidate, ...]
     gradient: tuple[Candidate, ...]
+    is_listed: bool = False
 
     @property
     def width(self) -> int:
@@ -173,6 +176,8 @@ class ChainPlan:
             rows["iterations"] = f"{self.newton.iterations} ({self.expectation})"
         if self.left_to_jax:
             rows["note"] = self.left_to_jax
+        elif self.is_listed:
+            rows["note"] = OF_LIST
         if self.sharding:
             each = -(-self.length // self.sharding.size)
             along = f"{self.sharding.size} along {self.sharding.mesh_axis!r}"

@@ -1,6 +1,14 @@
 """From a list of layers to chains of equal layers."""
 
 from deeppcr.layers.repeated import Repeated, repeated, stack_layers
-from deeppcr.layers.segments import Description, apply_layers, describe
+from deeppcr.layers.segments import Description, Segment, apply_layers, describe
 
-__all__ = ["Description", "Repeated", "apply_layers", "describe", "repeated", "stack_layers"]
+__all__ = [
+    "Description",
+    "Repeated",
+    "Segment",
+    "apply_layers",
+    "describe",
+    "repeated",
+    "stack_layers",
+]

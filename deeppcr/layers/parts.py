@@ -75,9 +75,11 @@ class Node:
 
 def _equal(static: Any, other: Any) -> bool:
     """Whether their keys are equal, read only for items that are not the same object."""
+    if static is other:
+        return True
     if type(static) is type(other) is tuple and len(static) == len(other):
         return all(map(_equal, static, other))
-    return static is other or key_of(static) == key_of(other)
+    return key_of(static) == key_of(other)
 
 
 class Fixed(Node):
@@ -98,7 +100,7 @@ def _value(value: Any, _: list[Any]) -> Any:
 def _array(value: Any, split: Split) -> Code | None:
     """An array. Integers of numpy, which may be indices, are part of the code."""
     floating = isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.inexact)
-    return Slot() if floating or isinstance(value, jax.Array) else None
+    return _SLOT if floating or isinstance(value, jax.Array) else None
 
 
 _PLAIN_JIT: Any = jax.jit(lambda x: x)
@@ -143,7 +145,7 @@ def _is_named(value: Any) -> bool:
         return False
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
     name = getattr(value, "__qualname__", name)
-    if not isinstance(module, str) or not isinstance(name, str):
+    if not isinstance(module, str) or not isinstance(name, str) or "<" in name:  # <lambda>
         return False
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -263,15 +265,16 @@ def _are_same(before: dict[str, Any], after: dict[str, Any]) -> bool:
     )
 
 
-_KINDS = [_array, _jitted, _fixed, _linen, _method, _partial, _function, _mapping, _tree]
+_KINDS = [_array, _partial, _jitted, _fixed, _linen, _method, _function, _mapping, _tree]
+_SLOT = Slot()
 
 
-def take_apart(layer: Any, fixed: dict[int, Fixed] | None = None) -> tuple[Code, list[Any]]:
+def take_apart(layer: Any, fixed: dict[int, Node] | None = None) -> tuple[Code, list[Any]]:
     """The code of a layer, and its arrays.
 
     Args:
-        fixed: the values found in layers before, by id; they hold the values, and nothing has
-            changed these since.
+        fixed: the values found in layers before, and functions that close over nothing, by id; they
+            hold the values, and nothing has changed these since.
 
     Raises:
         Opaque: a part of it has an unknown kind.
@@ -281,8 +284,8 @@ def take_apart(layer: Any, fixed: dict[int, Fixed] | None = None) -> tuple[Code,
     fixed = {} if fixed is None else fixed
 
     def split(value: Any, level: int) -> Code:
-        if id(value) in fixed:
-            return fixed[id(value)]
+        if (known := fixed.get(id(value))) is not None:
+            return known
         if level > DEEPEST:
             raise Opaque("functions that close over each other")
         inside = partial(split, level=level + 1)
@@ -291,7 +294,7 @@ def take_apart(layer: Any, fixed: dict[int, Fixed] | None = None) -> tuple[Code,
             if code is not None:
                 if isinstance(code, Slot):
                     arrays.append(value)
-                elif isinstance(code, Fixed):
+                elif isinstance(code, Fixed) or (kind is _function and not code.parts):
                     fixed[id(value)] = code
                 return code
         raise Opaque(f"a {type(value).__name__}")

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from deeppcr.checks import describe, describe_type
-from deeppcr.layers.parts import Fixed, Opaque, is_pair, take_apart
+from deeppcr.layers.parts import Node, Opaque, is_pair, take_apart
 from deeppcr.layers.reach import Reach, Unseen
 from deeppcr.layers.trial import (
     Trial,
@@ -121,7 +121,7 @@ class Reader:
         self._last: tuple[Any, int] = None, 0  # the last kind
         self._known: dict[tuple[int, Any], Layer] = {}  # keeps the layers, and so their ids
         self._trials: dict[tuple[int, Any], Trial | None] = {}
-        self._fixed: dict[int, Fixed] = {}
+        self._fixed: dict[int, Node] = {}
 
     def read(self, layers: Sequence[Any], x: Any, past_changes: bool = False) -> list[Layer]:
         """Read layers, the first of which takes ``x``: arrays or their shapes.

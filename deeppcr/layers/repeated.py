@@ -71,6 +71,14 @@ class Repeated:
             x = layer(x)
         return x
 
+    def scan(self, x: Any) -> Any:
+        """All steps by `jax.lax.scan`."""
+
+        def body(x: Any, own: Sequence[Any]) -> tuple[Any, None]:
+            return self.step(x, own), None
+
+        return jax.lax.scan(body, x, self.inputs, self.length)[0]
+
     def check(self, x: Any) -> None:
         """Raise if calling a layer changes it, which a stack of copies would lose.
 

@@ -14,6 +14,9 @@ from deeppcr.layers.repeated import Repeated, stack_layers
 from deeppcr.layers.trial import types_of
 
 LONGEST_PERIOD = 64
+# The equations up to which a CPU program of single layers compiles faster than a chain of them: 180
+# to 420 with gradients, by the kind of layer (jax 0.10.2, 2 cores).
+SHORT = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +40,21 @@ class Segment:
         """The number of steps."""
         return len(self.layers) // self.period
 
+    @property
+    def is_short(self) -> bool:
+        """Whether its layers compile faster one by one."""
+        return sum(layer.trial.size for layer in self.layers) <= SHORT
+
+    def stacked(self) -> Repeated:
+        """The chain."""
+        return stack_layers(self.layers, self.period)
+
+    def one_by_one(self, x: Any) -> Any:
+        """Call the layers; an error names the index of its layer."""
+        for number, layer in enumerate(self.layers, self.start):
+            x = _call(layer.given, x, number)
+        return x
+
 
 @dataclasses.dataclass(frozen=True)
 class Description:
@@ -53,6 +71,9 @@ class Description:
 
 def describe(layers: Any, x: Any) -> Description:
     """Show how `deeppcr.forward` runs ``layers``: as chains, or one by one and why.
+
+    A chain is solved as the arguments of `deeppcr.forward` say. Without any, a CPU may call its
+    layers one by one, too, because that compiles faster: see there.
 
     Args:
         layers: as in `deeppcr.forward`.
@@ -85,27 +106,20 @@ def describe(layers: Any, x: Any) -> Description:
     return Description(tuple(segments(layers_read)))
 
 
-def apply_layers(layers: Any, x: Any, solve: Callable[[Repeated, Any], Any]) -> Any:
-    """Apply ``layers`` to ``x``: chains by ``solve(run, x)``, all other layers one by one.
+def apply_layers(layers: Any, x: Any, solve: Callable[[Segment, Any], Any]) -> Any:
+    """Apply a list of layers to ``x``: chains by ``solve(segment, x)``, all others one by one.
 
     Layers are inspected in order, up to one that changes something when it is called, or that
     cannot be inspected. That one is called, and later layers are inspected after the call: they may
     read what it changed.
     """
-    if isinstance(layers, Repeated):
-        layers.check(x)
-        return solve(layers, x)
     given, reader, start = listed(layers), Reader(), 0
     while start < len(given):
         # The first layer may distinguish a numpy array from a traced one: it is called directly.
         is_of_jax = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))
         found = reader.read(given[start:], x) if is_of_jax else []
-        for segment in segments(found):
-            if segment.reason:
-                for number, layer in enumerate(segment.layers, start + segment.start):
-                    x = _call(layer.given, x, number)
-            else:
-                x = solve(stack_layers(segment.layers, segment.period), x)
+        for segment in segments(found, start):
+            x = segment.one_by_one(x) if segment.reason else solve(segment, x)
         start += len(found)
         if start < len(given) and not (found and found[-1].trial.acts):
             x, start = _call(given[start], x, start), start + 1
@@ -122,8 +136,11 @@ def _call(layer: Any, x: Any, number: int) -> Any:
         raise
 
 
-def segments(layers: Sequence[Layer]) -> list[Segment]:
-    """Divide ``layers`` into chains, with the shortest periods, and single layers."""
+def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:
+    """Divide ``layers`` into chains, with the shortest periods, and single layers.
+
+    ``offset``: the index of the first in the list.
+    """
     found: list[Segment] = []
     start = 0
     while start < len(layers):
@@ -132,7 +149,8 @@ def segments(layers: Sequence[Layer]) -> list[Segment]:
         if length == 1 and not reason:
             keeps_type = layers[start].takes == layers[start].trial.types
             reason = "no equal neighbour" if keeps_type else "it changes shape or dtype"
-        found.append(Segment(layers[start : start + period * length], start, period, reason))
+        own = layers[start : start + period * length]
+        found.append(Segment(own, offset + start, period, reason))
         start += period * length
     return found
 

@@ -38,12 +38,14 @@ class Trial:
             list; it has side effects. "" if nothing.
         needs_weak: whether the dtypes that it returns depend on weakly typed arrays.
         asks: whether its code may distinguish numpy arrays from jax arrays.
+        size: the number of equations of its program.
     """
 
     returns: Any
     acts: str = ""
     needs_weak: bool = False
     asks: bool = False
+    size: int = 0
 
     @functools.cached_property
     def types(self) -> tuple[Any, ...]:
@@ -100,7 +102,7 @@ def try_copy(code: Any, arrays: Sequence[Any], x: Any, layer: Any = None) -> Tri
         asks = bool(_ASKING & reach.names) or any(name.startswith("is_") for name in reach.names)
         if not asks and not is_same_on_jax(code, arrays, layer, x):
             return None
-    return Trial(returns, acts or effects_of(closed), needs_weak, asks)
+    return Trial(returns, acts or effects_of(closed), needs_weak, asks, _size(closed))
 
 
 def trace(layer: Any, x: Any) -> tuple[Traced, list[Any], Trial]:
@@ -116,7 +118,8 @@ def trace(layer: Any, x: Any) -> tuple[Traced, list[Any], Trial]:
     kept = [*_beside_the_text(jaxpr), *([object()] if acts else [])]
     tree = Structure(jax.tree.structure(returns))
     code = Traced(str(jaxpr), tree, tuple(map(id, kept)), jaxpr, kept)
-    return code, captured, Trial(returns, acts or effects_of(closed), any(map(is_weak, captured)))
+    acts, needs_weak = acts or effects_of(closed), any(map(is_weak, captured))
+    return code, captured, Trial(returns, acts, needs_weak, size=_size(closed))
 
 
 def is_same_on_jax(code: Any, arrays: Sequence[Any], layer: Any, x: Any) -> bool:
@@ -155,6 +158,10 @@ def _run(
     closed, returns = jax.make_jaxpr(call, return_shape=True)(shapes, x)
     acts = f"calling it changes {', '.join(changes)}" if changes else ""
     return closed, returns, acts, reaches[0]
+
+
+def _size(closed: Any) -> int:
+    return sum(1 for _ in equations(without_constants(closed)))
 
 
 def effects_of(closed: Any) -> str:
@@ -214,7 +221,12 @@ def is_weak(leaf: Any) -> bool:
 
 def array_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
     """The shapes and dtypes of arrays, and whether they are weakly typed."""
-    return tuple((np.shape(leaf), _dtype(leaf), is_weak(leaf)) for leaf in arrays)
+    return tuple(
+        (leaf.shape, leaf.dtype, is_weak(leaf))
+        if isinstance(leaf, jax.Array)
+        else (np.shape(leaf), _dtype(leaf), is_weak(leaf))
+        for leaf in arrays
+    )
 
 
 def types_of(tree: Any) -> tuple[Any, ...]:

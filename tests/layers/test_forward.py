@@ -236,6 +236,44 @@ def test_layers_alike_become_one_chain():
     assert tanhs(3) == tanhs(12) == 1
 
 
+def test_a_list_that_jit_traces_compiles_quickly():
+    """A short one as its loop, a long one as a scan; with options, or stacked, as a chain."""
+
+    def loops(count, layers=None, **options):
+        layers = layers or [dense(i) for i in range(count)]
+        run = lambda layers, x: deeppcr.forward(layers, x, **options)  # noqa: E731
+        found = [str(equation.primitive) for equation in jax.make_jaxpr(run)(layers, X).eqns]
+        return {name: found.count(name) for name in ("tanh", "scan", "solve_chain")}
+
+    chain = {"tanh": 0, "scan": 0, "solve_chain": 1}
+    assert loops(4) == {"tanh": 4, "scan": 0, "solve_chain": 0}
+    assert loops(100) == {"tanh": 0, "scan": 1, "solve_chain": 0}
+    assert loops(4, method="sequential") == loops(100, adjoint="backprop") == chain
+    assert loops(4, deeppcr.stack([dense(i) for i in range(4)])) == chain
+
+
+@pytest.mark.parametrize("count", [4, 100])
+def test_lists_that_compile_quickly(count):
+    layers = [dense(i) for i in range(count)]
+
+    def loss(run, layers, x):
+        return jnp.sum(jnp.sin(run(layers, x)))
+
+    actual, expected = (
+        jax.jit(jax.value_and_grad(partial(loss, run), (0, 1)))(layers, BATCH)
+        for run in (deeppcr.forward, loop)
+    )
+    assert_agree(actual, expected)
+
+
+def test_a_list_without_options_names_what_is_wrong():
+    layers = [dense(i) for i in range(4)]
+    with pytest.raises(ValueError, match="at least batch_ndim = 3 axes"):
+        deeppcr.forward(layers, X, batch_ndim=3)
+    with pytest.raises(TypeError, match=r"layers\[2\] \(Dense\) was given float64\[3\]"):
+        deeppcr.forward([*layers[:2], dense(2, 5), layers[3]], X)
+
+
 def test_random_layers_and_layers_that_interact_within_a_batch():
     def dropout(key, x):
         return jnp.where(jax.random.bernoulli(key, 0.8, x.shape), 1.1 * jnp.tanh(x), 0.0)

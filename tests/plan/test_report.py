@@ -3,6 +3,7 @@
 import json
 import math
 
+import jax.numpy as jnp
 import pytest
 
 import deeppcr
@@ -169,3 +170,16 @@ def test_no_word_contradicts_the_choice(plan):
 def test_the_depth_speedup_is_that_of_the_shallowest(plan):
     depths = {candidate.name: candidate.cost.depth for candidate in plan.main.forward}
     assert plan.depth_speedup == depths["sequential"] / min(depths.values()) > 10
+
+
+def test_a_list_on_a_cpu_compiles_as_quickly_as_possible():
+    layers = [lambda x, w=w: jnp.tanh(w * x) for w in jnp.linspace(0.1, 0.9, 16)]
+    x, cpu = jnp.ones(3), depth.models.generic_cpu(2)
+    listed, stacked = (
+        deeppcr.plan(each, x, device=cpu) for each in (layers, deeppcr.stack(layers))
+    )
+    assert "note" in str(listed)
+    assert "deeppcr.stack(layers)" in str(listed)
+    assert "note" not in str(stacked)
+    assert "note" not in str(deeppcr.plan(layers, x, device="H200"))
+    assert (listed.method, listed.adjoint) == (stacked.method, stacked.adjoint)
