@@ -22,21 +22,12 @@ from deeppcr.newton import Newton
 from deeppcr.platforms import platforms
 from deeppcr.ran import Why
 from deeppcr.sequential import Sequential
-from depth.counts import matrices
-from depth.jaxprs import equations
 
 T = TypeVar("T")
 KEPT = 512  # choices
 # The share of the sequential program's time that another candidate may take: predictions are off by
 # a factor of 1.5 as often as not, and a small gain is not worth the compile time.
 MARGIN = 0.8
-# The time of jax's own gradient on a CPU over its prediction, if others are predicted right: of 0.8
-# to 3, this has the least mean regret on 74 chains (jax 0.10.2).
-DIFFERENTIATED = 1.25
-# Unless a step has a product of matrices with so many rows and columns: then it is predicted right.
-# It multiplies step by step for the gradients of the weights, where others do so once, which is
-# slow for vectors (1.3 times in the median of 25 chains) and not for matrices (1.0 of 30).
-MATRIX = 16
 # The share of the time of jax's own gradient that another one may take, if a CPU perhaps runs each
 # loop of the former as one function: others pass more than once through the arrays of all steps.
 WHOLE = 0.6
@@ -225,16 +216,9 @@ def _handicapped(candidate: Candidate, candidates: Candidates) -> float:
         if candidates.is_surely_whole(candidate):
             return 0.0
         is_perhaps_whole = is_whole(candidate, candidates.device)
-        of_matrices = any(map(_is_of_matrices, equations(candidates.costs.chain.step.jaxpr)))
-        otherwise = 1.0 if of_matrices else DIFFERENTIATED
-        return candidate.time * (WHOLE if is_perhaps_whole else otherwise)
+        return candidate.time * (WHOLE if is_perhaps_whole else 1.0)
     forward = candidates.sequential().seconds
     return forward + MARGIN * max(candidate.time - forward, 0.0)
-
-
-def _is_of_matrices(equation: Any) -> bool:
-    """Whether an equation is a product of matrices."""
-    return equation.primitive.name == "dot_general" and min(matrices(equation)[1:]) >= MATRIX
 
 
 _CHOICES: OrderedDict[Hashable, Any] = OrderedDict()
