@@ -168,7 +168,8 @@ def instances_of(
         chain = Chain(lambda z, x: step(z, x)[0], xs, length)
         return None, [Instance(chain, init, batch_ndim or 0, "init", program)]
     _no_inputs(has_inputs, "a list of layers, which hold their own arrays: plan(layers, x)")
-    layers, found, is_stacked = describe_layers(program, init), [], isinstance(program, Repeated)
+    layers, found = describe_layers(program, init), []
+    is_listed = not isinstance(program, Repeated)
     for index, segment in enumerate(layers.segments):
         if not segment.reason:
             run = segment.stacked()
@@ -176,7 +177,7 @@ def instances_of(
             shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in types]
             state = jax.tree.unflatten(tree, shapes) if index else init
             batch = vector_batch(state) if batch_ndim is None else batch_ndim
-            chain, is_listed = Chain(run.step, run.inputs, run.length), not is_stacked
+            chain = Chain(run.step, run.inputs, run.length)
             found.append(Instance(chain, state, batch, "x", is_listed=is_listed))
     return layers, found
 

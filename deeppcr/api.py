@@ -243,21 +243,25 @@ def forward(
     find_adjoint(adjoint)
     is_quick = (method, adjoint) == ("auto", "auto") and platforms() == ("cpu",)
 
-    def chain(chain: Chain, x: Any) -> Any:
+    def checked(x: Any) -> int:
+        """The batch axes of the input of a chain."""
         axes = vector_batch(x) if batch_ndim is None else batch_ndim
         _check_input(x, axes)
-        return solve(chain, x, method=method, adjoint=adjoint, batch_ndim=axes).value
+        return axes
+
+    def chain(chain: Chain, x: Any) -> Any:
+        return solve(chain, x, method=method, adjoint=adjoint, batch_ndim=checked(x)).value
 
     def stacked(run: Repeated, x: Any) -> Any:
         return chain(Chain(run.step, run.inputs, run.length), x)
 
     def listed(segment: Segment, x: Any) -> Any:
-        if batch_ndim is not None:
-            _check_input(x, batch_ndim)
         if is_quick and segment.is_short:
+            checked(x)
             return segment.one_by_one(x)
         run = segment.stacked()
         if is_quick and not is_eager(run.inputs):
+            checked(x)
             return run.scan(x)
         return stacked(run, x)
 

@@ -33,7 +33,6 @@ from deeppcr.newton.expected import expected_iterations
 from deeppcr.sequential import Sequential
 from deeppcr.structure import find_structure
 from depth import Cost, Device
-from depth.counts import matrices
 from depth.jaxprs import equations
 from depth.kernels import Loop
 from depth.prediction import Seconds
@@ -43,11 +42,11 @@ JACOBI = "zero"
 # The times of jax's own derivative of a loop whose small products are written out, measured over
 # predicted: the median of 45 chains (jax 0.10.2, 2 cores).
 REWRITTEN = 1.5
-# The same if its loops are not each one function, with others predicted right, unless a step has a
-# product of matrices with so many rows and columns. It multiplies step by step for the gradients of
+# The same if its loops are not each one function, with others predicted right, unless a step has
+# products of matrices. It multiplies step by step for the gradients of
 # weights, where others do so once: that is slow for vectors (1.3 times in the median of 25 chains),
 # and not for matrices (1.0 of 30; jax 0.10.2).
-DIFFERENTIATED, MATRIX = 1.25, 16
+DIFFERENTIATED = 1.25
 # The share of the bytes up to which XLA compiles a loop to one function, within which it surely
 # does: they are known to a fifth.
 SURE = 0.8
@@ -258,11 +257,10 @@ class Candidates:
         more = REWRITTEN if rewritten else 1.0
         if not self.costs.on_cpu or is_whole(found, self.device):
             return dataclasses.replace(found, seconds=more * self._seconds(cost))
-        of_matrices = any(map(_is_of_matrices, equations(self.costs.chain.step.jaxpr)))
-        more *= 1.0 if of_matrices else DIFFERENTIATED
+        more *= 1.0 if self.costs.has_products_of_matrices else DIFFERENTIATED
         # Where it is not sure that one of its loops is one function: the mean of both predictions.
-        other = self._cautious.call_latency + cost.seconds(self._cautious)
-        return dataclasses.replace(found, seconds=more * math.sqrt(self._seconds(cost) * other))
+        both = self._seconds(cost) * self._seconds(cost, self._cautious)
+        return dataclasses.replace(found, seconds=more * math.sqrt(both))
 
     def adjoints(
         self, forward: Candidate, time_limit: float = math.inf, linearize: Any = "auto"
@@ -326,8 +324,9 @@ class Candidates:
             forward, adjoint=adjoint, cost=cost, memory=memory, seconds=seconds
         )
 
-    def _seconds(self, cost: Cost) -> float:
-        return self.device.call_latency + cost.seconds(self.device)
+    def _seconds(self, cost: Cost, device: Device | None = None) -> float:
+        device = device or self.device
+        return device.call_latency + cost.seconds(device)
 
     # -- choices ----------------------------------------------------------------------------------
 
@@ -376,8 +375,3 @@ class Candidates:
         chain = self.costs.chain
         each = choice.linearization.bytes_per_step(chain.step, chain.layout)
         return (1 if solver == find_solver("sequential") else 4) * window * each
-
-
-def _is_of_matrices(equation: Any) -> bool:
-    """Whether an equation is a product of matrices."""
-    return equation.primitive.name == "dot_general" and min(matrices(equation)[1:]) >= MATRIX

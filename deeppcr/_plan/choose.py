@@ -216,7 +216,7 @@ def _handicapped(candidate: Candidate, candidates: Candidates) -> float:
         if candidates.is_surely_whole(candidate):
             return 0.0
         is_perhaps_whole = is_whole(candidate, candidates.device)
-        return candidate.time * (WHOLE if is_perhaps_whole else 1.0)
+        return WHOLE * candidate.time if is_perhaps_whole else candidate.time
     forward = candidates.sequential().seconds
     return forward + MARGIN * max(candidate.time - forward, 0.0)
 

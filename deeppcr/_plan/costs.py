@@ -33,8 +33,11 @@ from deeppcr.signature import signature
 from deeppcr.state import Leaves
 from depth import Cost
 from depth.analysis import analyze_jaxpr
+from depth.counts import matrices
+from depth.jaxprs import equations
 
 BACKPROPAGATION = Backpropagation()
+MATRIX = 16  # the rows and columns from which on a product is as fast as predicted
 ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of a function; one of the same name may be equal
 
 
@@ -156,6 +159,14 @@ class ChainCosts:
     def has_small_products(self) -> bool:
         """Whether products are written out in the derivative of the sequential program."""
         return self.on_cpu and has_small_products(self.chain.step.jaxpr, MOST_DIFFERENTIATED)
+
+    @property
+    def has_products_of_matrices(self) -> bool:
+        """Whether a step has a product of matrices of `MATRIX` rows and columns or more."""
+        return any(
+            equation.primitive.name == "dot_general" and min(matrices(equation)[1:]) >= MATRIX
+            for equation in equations(self.chain.step.jaxpr)
+        )
 
     def autodiff(self, rewritten: bool = True, unroll: int = 1) -> tuple[Cost, int]:
         """The sequential program and its gradient by jax, and the bytes stored in between.

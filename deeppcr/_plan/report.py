@@ -23,7 +23,7 @@ from depth.report import count, nbytes, seconds, table
 SHOWN = 3  # rows of a printed table
 GIVEN = "as given"  # the source of a number of iterations that the caller knows
 OF_AFFINE = "the step is affine in its state"  # which shapes alone show
-OF_LIST = "for deeppcr.stack(layers); a list compiles faster, and is slower: see deeppcr.forward"
+OF_LIST = "of deeppcr.stack(layers); a list compiles faster and runs slower: see deeppcr.forward"
 HEAD = ("forward", "depth", "work", "traffic", "memory", "predicted", "measured", "speedup")
 MEASURED = HEAD.index("measured")
 

@@ -221,12 +221,7 @@ def is_weak(leaf: Any) -> bool:
 
 def array_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
     """The shapes and dtypes of arrays, and whether they are weakly typed."""
-    return tuple(
-        (leaf.shape, leaf.dtype, is_weak(leaf))
-        if isinstance(leaf, jax.Array)
-        else (np.shape(leaf), _dtype(leaf), is_weak(leaf))
-        for leaf in arrays
-    )
+    return tuple((np.shape(leaf), _dtype(leaf), is_weak(leaf)) for leaf in arrays)
 
 
 def types_of(tree: Any) -> tuple[Any, ...]:

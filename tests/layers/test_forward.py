@@ -241,7 +241,7 @@ def test_a_list_that_jit_traces_compiles_quickly():
 
     def loops(count, layers=None, **options):
         layers = layers or [dense(i) for i in range(count)]
-        run = lambda layers, x: deeppcr.forward(layers, x, **options)  # noqa: E731
+        run = partial(deeppcr.forward, **options)
         found = [str(equation.primitive) for equation in jax.make_jaxpr(run)(layers, X).eqns]
         return {name: found.count(name) for name in ("tanh", "scan", "solve_chain")}
 
