@@ -101,7 +101,7 @@ def _raise_unless_converged(run: Run, length: int) -> None:
             'on_failure is "raise", which is not possible while jax traces the call '
             '(jit, vmap, scan): use on_failure="return" and check Solution.result.'
         ) from None
-    if result != Result.CONVERGED:
+    if result not in (Result.CONVERGED, Result.PLATEAU):
         raise NotConverged(
             f"Newton did not converge: {prefix} of {length} states after {iterations} iterations, "
             f"largest relative residual {residual:.1e}."

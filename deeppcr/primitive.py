@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.calls import Call, without_unused
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import by_platform, is_eager
-from deeppcr.problem import Problem, kept_structure, step_of
+from deeppcr.problem import Problem, converted_structure, kept_structure, step_of
 from deeppcr.rewrites.one_function import has_one_function
 from deeppcr.signature import Signed
 from deeppcr.solution import Run
@@ -91,6 +91,10 @@ class _Structures(Signed, HoldsProgram):
     def program(self) -> Program:
         """See `HoldsProgram`: the user's step."""
         return step_of(self.problem).jaxpr
+
+    def converted(self, convert: Callable[[Program], Program]) -> Self:
+        """See `HoldsProgram`."""
+        return dataclasses.replace(self, problem=converted_structure(self.problem, convert))
 
     def by_forward_rules(self, operands: Sequence[Any]) -> Sequence[Any]:
         """The solution, of the step that `differentiated` returns for second derivatives."""

@@ -5,6 +5,7 @@ It contains all arrays, so that `jax.vmap` can map it: "auto" is resolved for al
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ from deeppcr.ran import Ran
 from deeppcr.solution import Run
 from deeppcr.state import Leaves
 from deeppcr.step import Step
+from depth.jaxprs import Program
 
 
 class Examples(NamedTuple):
@@ -265,6 +267,21 @@ def kept_structure(structure: Any) -> Any:
     """
     known = _of_structure(structure).kept
     return None if known is None else jax.tree.structure(known)
+
+
+def converted_structure(structure: Any, convert: Callable[[Program], Program]) -> Any:
+    """The structure of a problem whose steps have converted programs."""
+    problem = _of_structure(structure)
+
+    def converted(chain: TracedChain) -> TracedChain:
+        return dataclasses.replace(chain, step=chain.step.converted(convert))
+
+    chain, wide = converted(problem.chain), problem.wide and converted(problem.wide)
+    examples = problem.examples
+    if examples is not None:
+        examples = examples._replace(problem=converted_structure(examples.problem, convert))
+    new = dataclasses.replace(problem, chain=chain, wide=wide, examples=examples)
+    return jax.tree.structure(new)
 
 
 def step_of(structure: Any) -> Step:

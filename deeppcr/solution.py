@@ -34,6 +34,15 @@ class Result(enum.IntEnum):
     ``stats.prefix`` are not accurate."""
     NOT_FINITE = 3
     """The sequential program's own states are not finite, from the first ``stats.finite`` on."""
+    PLATEAU = 4
+    """Converged as far as its products allow, for which the user asked less than full precision
+    (an argument, `jax.default_matmul_precision`): residuals stopped falling at their rounding."""
+
+
+def is_right(result: Array) -> Array:
+    """Bool: whether the states of a `Result` are those of the sequential program."""
+    failed = (result == Result.NOT_CONVERGED) | (result == Result.NOT_FINITE)
+    return ~failed
 
 
 class NotConverged(RuntimeError):
@@ -138,7 +147,7 @@ class Solution:
     @property
     def converged(self) -> Array:
         """Bool scalar: whether ``value`` and ``trajectory`` are accurate to the tolerance."""
-        return (self.result == Result.CONVERGED) | (self.result == Result.FINISHED_SEQUENTIALLY)
+        return is_right(self.result)
 
     @classmethod
     def of(cls, value: Any, trajectory: Any, stats: Stats, result: Array, ran: Ran) -> "Solution":
@@ -170,8 +179,7 @@ def _looked_through(states: list[Any], stats: Stats, result: Array) -> tuple[Sta
     residual = jnp.where(not_finite, jnp.inf, stats.residual).astype(stats.residual.dtype)
     rate = stats.growth_rate
     if rate is not None:  # of other states it would say nothing about the chain
-        is_right = (found == Result.CONVERGED) | (found == Result.FINISHED_SEQUENTIALLY)
-        rate = jnp.where(is_right, rate, unrecorded()).astype(rate.dtype)
+        rate = jnp.where(is_right(found), rate, unrecorded()).astype(rate.dtype)
     return dataclasses.replace(stats, residual=residual, finite=finite, growth_rate=rate), found
 
 
@@ -275,6 +283,11 @@ def _advice(stats: Stats, ran: Ran, result: Result) -> str:
         return f"step {step} is the first whose state is not finite: look at its input"
     if not bool(ran.is_newton) or result == Result.CONVERGED:
         return ""
+    if result == Result.PLATEAU:
+        return (
+            f"residuals fall no further than {float(stats.residual):.1e}, the rounding of the "
+            'step\'s products at the precision asked for; "highest" has none'
+        )
     ways = "method='sequential'" if ran.is_damped else "TrustRegion() or method='sequential'"
     if ran.lines:
         return f"{ran.lines}, and Newton's method sees no derivative of a jump: {ways}"

@@ -28,6 +28,7 @@ from deeppcr.rewrites.calls_saved import saves_calls
 from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.rewrites.inputs_first import InputsFirst
 from deeppcr.rewrites.patches import as_products, own_filters
+from deeppcr.rewrites.precision import in_full_precision
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.state import Leaves
 from depth.jaxprs import Program, Replacement, is_literal, is_reference, moved_by
@@ -83,12 +84,34 @@ class Step:
         object.__setattr__(self, "has_custom_vjp", has_custom_vjp(self.jaxpr))
 
     @property
-    def evaluated(self) -> Program:
-        """The program that is evaluated."""
+    def looped(self) -> Program:
+        """The program of the sequential loop."""
         return self.jaxpr if self.program is None else self.program
 
+    @cached_property
+    def evaluated(self) -> Program:
+        """The same with products in full precision, for everything else: see `in_full_precision`.
+
+        It has the same variables.
+        """
+        return in_full_precision(self.looped)
+
+    def converted(self, convert: Callable[[Program], Program]) -> "Step":
+        """The step of converted programs, which have the same variables."""
+        program = None if self.program is None else convert(self.program)
+        derivative, example = (
+            each and each.converted(convert) for each in (self.derivative, self.example)
+        )
+        return dataclasses.replace(
+            self,
+            jaxpr=convert(self.jaxpr),
+            program=program,
+            derivative=derivative,
+            example=example,
+        )
+
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
-        variables = [*self.evaluated.invars, *self.evaluated.constvars]
+        variables = [*self.looped.invars, *self.looped.constvars]
         return dict(zip(variables, [*state, *inputs, *captured], strict=True))
 
     @cached_property
@@ -144,7 +167,7 @@ class Step:
     @cached_property
     def in_loop(self) -> Replacement:
         """The ``replace`` for programs that evaluate one step after another."""
-        program = self.evaluated
+        program = self.looped
         moved = moved_by(program, program.invars)
         values = [*program.constvars, *(x for each in program.eqns for x in each.outvars)]
         return partial(write_out, shared=frozenset(x for x in values if x not in moved))
@@ -173,7 +196,7 @@ class Step:
 
         None if there is nothing. The step has the values of this one, but not its derivatives.
         """
-        found = InputsFirst.of(self.evaluated, self.states, self.gains_as_one_function)
+        found = InputsFirst.of(self.looped, self.states, self.gains_as_one_function)
         if found is None:
             return None
         known: dict[str, Any] = {"jaxpr": found.rest, "inputs": len(found.first.outvars)}
@@ -200,8 +223,11 @@ class Step:
         replace: Replacement | None = None,
         cuts: bool = True,
     ) -> tuple[Leaves, Leaves]:
-        """The next state and the outputs; ``replace`` as in `evaluate`, ``cuts`` as in `Order`."""
-        known, program = self._known(state, inputs, captured), self.evaluated
+        """The next state and the outputs, by the user's own program: for the sequential loop.
+
+        ``replace`` as in `evaluate`, ``cuts`` as in `Order`.
+        """
+        known, program = self._known(state, inputs, captured), self.looped
         order = Order.of(program, known, program.outvars, cuts=cuts)
         values = evaluate(program, known, program.outvars, replace, order)
         return values[: self.states], values[self.states :]

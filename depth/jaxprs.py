@@ -66,6 +66,10 @@ class HoldsProgram(ABC):
     def program(self) -> Program:
         """The program that tells of derivative rules."""
 
+    @abstractmethod
+    def converted(self, convert: Callable[[Program], Program]) -> Self:
+        """The same of converted programs, which have the same variables."""
+
 
 def inside(equation: Any) -> list[Any]:
     """All jaxprs in the parameters of an equation."""

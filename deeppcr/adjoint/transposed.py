@@ -61,7 +61,10 @@ def _push_by_units(rule: Callable[[Leaves], Leaves], t: Leaves, shapes: Leaves) 
         def entry(unit: Array, index: int = index, shape: Any = shape) -> Array:
             units = [jnp.zeros(other.shape, other.dtype) for other in shapes]
             units[index] = unit.reshape(shape.shape)
-            products = [jnp.vdot(a.conj(), b) for a, b in zip(rule(units), t, strict=True)]
+            products = [
+                jnp.vdot(a.conj(), b, precision="highest")
+                for a, b in zip(rule(units), t, strict=True)
+            ]
             return sum(products[1:], products[0]).astype(shape.dtype)
 
         size = int(np.prod(shape.shape))

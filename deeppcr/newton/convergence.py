@@ -23,10 +23,11 @@ reduces residuals by a large factor in every iteration, so there a stagnating re
 small relative to the whole state. A quasi-Newton method may converge slowly, so there it must be
 small relative to the entry, and stagnate for some iterations.
 
-A step may have a larger rounding error of its own, for example if it solves equations. Then neither
-residuals nor updates of Newton's method fall any more, at whatever level. That ends the iteration
-once every update is below the square root of rounding level: updates of an iteration that has not
-converged do not stand still there.
+A step may have a larger rounding error of its own, for example if it solves equations, or if the
+user asked for products in TF32. Then neither residuals nor updates of Newton's method fall any
+more, at whatever level. That ends the iteration, as a plateau, once every update is below the
+square root of rounding level, or at the level of such products: updates of an iteration that has
+not converged do not stand still there.
 """
 
 import dataclasses
@@ -130,6 +131,7 @@ class Criterion:
         working: the same for the dtype of the iterates.
         quadratic: whether the iteration is Newton's method.
         rounding: the number of units in the last place that count as rounding.
+        own_rounding: the unit roundoff of products in the step, if that is larger; else 0.
     """
 
     rtol: float | None
@@ -138,6 +140,7 @@ class Criterion:
     working: float
     quadratic: bool
     rounding: float = ROUNDING
+    own_rounding: float = 0.0
 
     def __call__(
         self,
@@ -174,7 +177,7 @@ class Criterion:
         if self.quadratic:
             converges = changed <= np.maximum(np.sqrt(eps), asked)
             converges = converges if solved is None else converges | solved
-            at_rest = changed <= max(coarsest**0.5, asked)
+            at_rest = changed <= self._rest
         else:
             norms = [_over(update, size).max(axis=-1, initial=0) for size in (common, own)]
             so_far = axis.cummax(jnp.stack(norms, axis=-1))
@@ -213,7 +216,7 @@ class Criterion:
         residuals_fell, updates_fell = members(history, 4)[2:]
         stagnates = (plateau <= STAGNATION * coarsest) & (count - residuals_fell >= patience)
         if self.quadratic:
-            rests = moved <= max(coarsest**0.5, asked)
+            rests = moved <= self._rest
             last_fell = jnp.maximum(residuals_fell, updates_fell)
             stagnates |= rests & (count - last_fell >= PLATEAU)
         return Convergence(
@@ -248,6 +251,18 @@ class Criterion:
         small = update <= self.atol + (self.rtol or 0.0) * own
         count: Array = axis.survey([], [small & jnp.isfinite(states)])[1][0]
         return jnp.minimum(count + jnp.int32(1), jnp.int32(axis.total(len(states))))
+
+    def is_plateau(self, worst: Array) -> Array:
+        """Whether an iteration that has ended at this residual was stopped by such products."""
+        if self.is_given or not self.own_rounding:
+            return jnp.zeros((), bool)
+        return worst > STAGNATION * max(eps for _, eps in self.eps)
+
+    @property
+    def _rest(self) -> float:
+        """The update of Newton's method below which it may stand still."""
+        coarsest = max(eps for _, eps in self.eps)
+        return max(coarsest**0.5, ROUNDING * self.own_rounding, self.rtol or 0.0)
 
     @property
     def is_given(self) -> bool:

@@ -430,7 +430,9 @@ class NewtonSolver:
         if self.options.record:
             rate = growth_rate(wide, wide.layout.flatten(cast(origin, wide.layout.dtypes)))
             stats = dataclasses.replace(stats, residuals=end.residuals, growth_rate=rate)
-        result = jnp.where(ok, jnp.int32(Result.CONVERGED), jnp.int32(failure))
+        plateau = self.criterion.is_plateau(end.worst)
+        success = jnp.where(plateau, jnp.int32(Result.PLATEAU), jnp.int32(Result.CONVERGED))
+        result = jnp.where(ok, success, jnp.int32(failure))
         outputs = chain.outputs(origin, trajectory)
         last = [z[-1] for z in trajectory] if chain.axis == LOCAL else []
         return Run(trajectory, outputs, stats, result, self._ran(wide), last)

@@ -52,6 +52,7 @@ from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import Tolerance, check_atol, is_number
 from deeppcr.progress import Progress, Reporter, check_progress
+from deeppcr.rewrites.precision import own_rounding
 from deeppcr.state import Leaves
 from deeppcr.structure import find_jumps
 
@@ -256,7 +257,10 @@ class Newton:
                 progress=Reporter(self.progress, asked.length) if self.progress else None,
             ),
             solver=solver_on(LOCAL if is_windowed else chain.axis, find_solver(self.linear)),
-            criterion=Criterion(self.rtol, float(atol), eps, working, quadratic, rounding),
+            criterion=Criterion(
+                *(self.rtol, float(atol), eps, working, quadratic, rounding),
+                own_rounding=own_rounding(wide.step.looped),
+            ),
             budget=min(self.max_iterations or usual, most),
             expected=expected_iterations(
                 choice.window if is_windowed else asked.length,

@@ -15,6 +15,7 @@ import jax
 
 from deeppcr.keys import is_of_threefry
 from deeppcr.rewrites.cut_first import CUTS, Order, apply, evaluate
+from deeppcr.rewrites.precision import in_full_precision
 from deeppcr.rewrites.small_products import is_small_product
 from deeppcr.state import Leaves
 from depth.counts import contracted, nbytes, size
@@ -63,7 +64,7 @@ class InputsFirst(NamedTuple):
         read = {x for x in atoms if not is_literal(x)}.difference(between)
         between += [x for x in inputs if x in read]
         equations = needed(opened, (), between)
-        first = Program(constants, inputs, equations, between)
+        first = in_full_precision(Program(constants, inputs, equations, between))
         rest = Program(constants, [*given[:states], *between], later, opened.outvars)
         total = sum(nbytes(x) for each in equations for x in each.outvars)
         return cls(first, rest, values, total)

@@ -24,6 +24,7 @@ ENDS = {
     Result.CONVERGED: "converged",
     Result.FINISHED_SEQUENTIALLY: "sequential",
     Result.NOT_CONVERGED: "not yet",
+    Result.PLATEAU: "plateau",
 }
 
 

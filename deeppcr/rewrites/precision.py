@@ -1,0 +1,113 @@
+"""Products in full precision, where many steps are evaluated at once.
+
+By default a GPU rounds the operands of large float32 products to TF32, a TPU those of all products
+to bfloat16. The small products of a loop are exact on a GPU. All its steps at once are one large
+product, so their states would be wrong by 1e-3, with a residual that is as wrong. Programs of all
+steps, Jacobians and adjoints therefore compute every product of float32 or wider operands at
+`jax.lax.Precision.HIGHEST`, unless the user asked for a precision, by an argument or by
+`jax.default_matmul_precision`. The sequential loop keeps the program of the user.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import linear_util
+
+from depth.jaxprs import HoldsProgram, Program, equations
+
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+OWN_KERNELS = frozenset({"pallas_call"})  # written for a device, precision included
+TF32 = lax.Precision.HIGH
+HIGHEST = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+ROUNDOFF = {lax.Precision.DEFAULT: 2.0**-8, TF32: 2.0**-11, lax.Precision.HIGHEST: 0.0}
+
+
+def in_full_precision(program: Program) -> Program:
+    """The same program, its variables included, with such products, also in derivative rules."""
+    return program._replace(eqns=_Conversion().equations(program.eqns))
+
+
+def own_rounding(program: Program) -> float:
+    """The unit roundoff of the products for which a user asked less than full precision; else 0."""
+    found = [
+        each.params["precision"]
+        for each in equations(program)
+        if each.primitive.name in PRODUCTS and all(map(_is_wide, each.invars[:2]))
+    ]
+    return max(map(_roundoff, found), default=0.0)
+
+
+def _roundoff(precision: Any) -> float:
+    """That of one product, as a device may compute it: in bfloat16, or in TF32."""
+    if precision is None:  # it is computed in full precision here
+        return 0.0
+    if isinstance(precision, tuple):
+        return max(ROUNDOFF[each] for each in precision)
+    return ROUNDOFF[lax.Precision.DEFAULT if str(precision).startswith("BF16") else TF32]
+
+
+class _Conversion:
+    """The conversion of one program: each program inside it is converted once."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Any, Any]] = {}
+
+    def equations(self, equations: list[Any]) -> list[Any]:
+        return [self._equation(each) for each in equations]
+
+    def _equation(self, equation: Any) -> Any:
+        name, params = equation.primitive.name, equation.params
+        if name in OWN_KERNELS:
+            return equation
+        if name in PRODUCTS:
+            if params["precision"] is not None or not all(map(_is_wide, equation.invars[:2])):
+                return equation
+            return equation.replace(params={**params, "precision": HIGHEST})
+        new = {key: self._parameter(value) for key, value in params.items()}
+        is_same = all(new[key] is value for key, value in params.items())
+        return equation if is_same else equation.replace(params=new)
+
+    def _parameter(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            new = [self._parameter(each) for each in value]
+            if all(a is b for a, b in zip(new, value, strict=True)):
+                return value
+            return type(value)(*new) if hasattr(value, "_fields") else tuple(new)
+        if isinstance(value, HoldsProgram):
+            return value.converted(in_full_precision)
+        if hasattr(value, "call_wrapped"):
+            return self._rule(value)
+        return self.program(value) if hasattr(value, "eqns") else value
+
+    def program(self, value: Any) -> Any:
+        """A jaxpr, closed or not; the same object if nothing changes."""
+        if id(value) not in self._found:
+            inner = getattr(value, "jaxpr", value)
+            new = self.equations(inner.eqns)
+            changed = value
+            if any(a is not b for a, b in zip(new, inner.eqns, strict=True)):
+                changed = inner.replace(eqns=new)
+                changed = changed if inner is value else value.replace(jaxpr=changed)
+            self._found[id(value)] = value, changed  # with the key's own object, which has to live
+        return self._found[id(value)][1]
+
+    def _rule(self, rule: Any) -> Any:
+        """A derivative rule: a function of tracers, or one that returns a program first."""
+
+        def call(*arguments: Any) -> Any:
+            asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+            with jax.default_matmul_precision(asked or "highest"):
+                result = rule.call_wrapped(*arguments)
+            if isinstance(result, tuple) and result and hasattr(result[0], "eqns"):
+                return self.program(result[0]), *result[1:]
+            return result
+
+        return linear_util.wrap_init(call, debug_info=rule.debug_info)
+
+
+def _is_wide(atom: Any) -> bool:
+    """Whether an operand is of float32 or a wider dtype, complex ones included."""
+    dtype = atom.aval.dtype
+    return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 32
