@@ -57,6 +57,37 @@ def chain_of_examples(
     return many, (*(0 for _ in states), *of_inputs, *of_captured)
 
 
+def differing(step: Step, size: int, axes: Axes, name: Any = None) -> list[bool]:
+    """Whether ``size`` examples differ in each leaf of the state, and in each output of a step.
+
+    They do not in a learning rate, say, that nothing of an example reaches, nor in a mean over the
+    mapped axis, which has this ``name``. ``axes``: those of the examples in the initial state, the
+    inputs, the captured arrays, and more.
+    """
+    variables = [*step.looped.invars, *step.looped.constvars]
+    reached = [axis is not None for axis in axes[: len(variables)]]
+    results: list[bool] = []
+
+    def one(*leaves: Any) -> Leaves:
+        state, rest = list(leaves[: step.states]), list(leaves[step.states :])
+        after, outputs = step.with_outputs(state, rest[: step.inputs], rest[step.inputs :])
+        results[:] = [getattr(y, "batch_dim", None) is not None for y in (*after, *outputs)]
+        return [*after, *outputs]
+
+    while True:  # what differs may reach further leaves in each step
+        shapes = [
+            jax.ShapeDtypeStruct((size, *x.aval.shape) if differs else x.aval.shape, x.aval.dtype)
+            for x, differs in zip(variables, reached, strict=True)
+        ]
+        in_axes = [0 if differs else None for differs in reached]
+        with on_no_mesh():
+            jax.make_jaxpr(jax.vmap(one, in_axes, axis_size=size, axis_name=name))(*shapes)
+        states = [a or b for a, b in zip(reached, results[: step.states], strict=False)]
+        if states == reached[: step.states]:
+            return [*states, *results[step.states :]]
+        reached[: step.states] = states
+
+
 def _step_of_examples(
     step: Step,
     size: int,

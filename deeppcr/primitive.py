@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching
 from jax.interpreters import partial_eval as pe
@@ -22,6 +23,7 @@ from deeppcr.adjoint import pushes
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.calls import Call, without_unused
 from deeppcr.chain import TracedChain
+from deeppcr.examples import differing
 from deeppcr.platforms import by_platform, is_eager
 from deeppcr.problem import Problem, converted_structure, kept_structure, step_of
 from deeppcr.rewrites.one_function import has_one_function
@@ -259,16 +261,23 @@ def _map(
         return results, [None] * len(results)
     if is_on_mesh or meets or not problem.can_be_mapped(axis.size, axes):
         # Examples interact, or a mesh divides them: map the program for one.
-        program = jaxpr_as_fun(call_jaxpr)
+        program, tree = jaxpr_as_fun(call_jaxpr), structures.run
         names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
         mapped = jax.vmap(program, in_axes=tuple(axes), axis_size=axis.size, **names)
-        results = mapped(*operands)
-        return results, [0 for _ in results]
-    bind, tree = posed(problem.of_examples(axis.size, axes))
-    results = list(bind())
-    run = jax.tree.unflatten(tree, results)
-    along = len(run.trajectory) + len(run.outputs)
-    return results, [1 if i < along else 0 for i in range(len(results))]
+        leaves, along = mapped(*operands), 0
+    else:
+        bind, tree = posed(problem.of_examples(axis.size, axes))
+        leaves, along = list(bind()), 1
+    on_axes: list[int | None] = [0] * len(leaves)
+    on: Run = jax.tree.unflatten(tree, range(len(leaves)))
+    of_steps = [*on.trajectory, *on.outputs]
+    differ = differing(problem.chain.step, axis.size, axes, axis.name)
+    for index, differs in zip((*of_steps, *on.last), (*differ, *differ), strict=False):
+        at = along if index in of_steps else 0
+        if not differs:  # all examples have the same
+            leaves[index] = lax.index_in_dim(leaves[index], 0, at, keepdims=False)
+        on_axes[index] = at if differs else None
+    return leaves, on_axes
 
 
 solve_chain_p.def_effectful_abstract_eval(_abstract)

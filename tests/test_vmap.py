@@ -311,3 +311,37 @@ def test_transposed(method, adjoint):
     ours = partial(linear, partial(deeppcr.scan, method=method, adjoint=adjoint))
     both = ours, partial(linear, lax.scan)
     assert_agree(*jax.jit(lambda: [jax.linear_transpose(each, XSS)(XSS) for each in both])())
+
+
+def shared(scan, z, rate, name):
+    """Beside a state that differs: a learning rate, and a mean over the examples."""
+
+    def step(carry, x):
+        z, rate, mean = carry
+        z = jnp.tanh(WEIGHTS["w"] @ z + rate * x)
+        mean = 0.9 * mean + 0.1 * (lax.pmean(z, name) if name else x)
+        return (z, 0.9 * rate, mean), (z.sum(), rate, mean)
+
+    return scan(step, (z, rate, jnp.zeros(W)), XS)
+
+
+@pytest.mark.parametrize("name", [None, "examples"])
+@pytest.mark.parametrize("combination", ["newton, pcr", "sequential", "of a window"])
+def test_results_in_which_examples_do_not_differ(name, combination):
+    scan = partial(deeppcr.scan, **COMBINATIONS[combination])
+
+    def value(scan, zs, rate):
+        mapped = jax.vmap(
+            partial(shared, scan, name=name),
+            in_axes=(0, None),
+            out_axes=((0, None, None), (0, None, None)),
+            axis_name=name or "other",
+        )
+        last, ys = mapped(zs, rate)
+        return sum(jnp.sum(x**2) for x in jax.tree.leaves((last, ys))), (last, ys)
+
+    def both(scan):
+        return jax.value_and_grad(partial(value, scan), argnums=(0, 1), has_aux=True)
+
+    arguments = Z0S, jnp.float64(0.5)
+    assert_agree(jax.jit(both(scan))(*arguments), jax.jit(both(lax.scan))(*arguments))
