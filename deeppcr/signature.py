@@ -2,17 +2,15 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core.primitives import reduce_p
 
-from depth.jaxprs import bind, called, is_literal, without_constants
+from depth.jaxprs import is_literal, without_constants
 from depth.primitives import primitive
 
 SMALL = 64  # elements of a constant that may be part of a program that is kept
@@ -50,7 +48,6 @@ class _Signature:
 
     def __init__(self) -> None:
         self.reason = ""
-        self._rules: list[Any] = []  # those whose derivatives are being read
 
     def of(self, value: Any) -> Any:
         if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
@@ -115,23 +112,47 @@ class _Signature:
                 found = value.signature
                 self.reason = self.reason if found is not None else "a chain of such a step"
                 return id(value) if found is None else found
-        if primitive(equation).kind != "derivative rule" or (inner := called(equation)) is None:
-            named = dict(equation.params)
-            if equation.primitive is reduce_p:
-                named.pop("computation")  # a function, whose program is another parameter
+        named = dict(equation.params)
+        if equation.primitive is reduce_p:
+            named.pop("computation")  # a function, whose program is another parameter
+        if primitive(equation).kind != "derivative rule":
             return self.of(named)
-        # Its functions are new at every trace. The programs that jax derives from them are not.
-        plain = {key: p for key, p in equation.params.items() if isinstance(p, bool | int | str)}
-        rule = (self.of(plain), self.of(inner))
-        if rule in self._rules:  # a rule that calls its function
-            return ("again", self._rules.index(rule))
-        self._rules.append(rule)
         try:
-            derivative = self.of(_derivative(equation))
-        except Exception:  # jax cannot differentiate it like this, nor can it be compared
-            self.reason, derivative = "a rule of derivatives", id(equation)
-        self._rules.pop()
-        return (*rule, derivative)
+            return tuple((key, self._rule(named[key])) for key in sorted(named))
+        except (ValueError, RecursionError):  # a function of jax holds nothing yet, or itself
+            self.reason = "a derivative rule"
+            return id(equation)
+
+    def _rule(self, value: Any) -> Any:
+        """A parameter of a function with a derivative rule, which is never traced.
+
+        jax wraps the user's functions anew at every trace: in functions of its own, with memories
+        of what they have traced. The user's are the same if they are the same objects.
+        """
+        if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+            return self._program(value)
+        if isinstance(value, FunctionType):
+            cells = value.__closure__ or ()
+            if _module(value) == "jax":
+                return (value.__code__, *(self._rule(cell.cell_contents) for cell in cells))
+            if cells:
+                self.reason = f"the derivative rule {value.__qualname__}, which closes over values"
+            return value
+        if hasattr(value, "transforms"):
+            return self._rule((value.f, value.transforms))
+        if isinstance(value, tuple | list):
+            return tuple(map(self._rule, value))
+        if callable(value):
+            inner = getattr(value, "__wrapped__", None)
+            if inner is None or _module(type(value)) not in ("jax", "jaxlib"):
+                self.reason = f"the derivative rule {value}"
+            return (self.of(value), self._rule(inner))  # of `jax.jit` or `jax.custom_jvp`
+        kind = type(value)
+        is_memory = getattr(kind, "__eq__", None) is object.__eq__ and _module(kind) == "jax"
+        if is_memory or kind in (dict, object) or hasattr(value, "func_src_info"):
+            return None
+        # Of ``nondiff_argnums``, or an option.
+        return self.of(value.val if hasattr(value, "val") else value)
 
 
 def _is_of_jax(function: Any) -> bool:
@@ -139,36 +160,8 @@ def _is_of_jax(function: Any) -> bool:
 
     A function made at a call, also by jax, closes over its arguments.
     """
-    module = getattr(function, "__module__", None) or ""
-    return module.split(".")[0] == "jax" and getattr(function, "__closure__", ()) is None
+    return _module(function) == "jax" and getattr(function, "__closure__", ()) is None
 
 
-def _derivative(equation: Any) -> Any:
-    """The program of the derivative of an equation: forwards, or else backwards."""
-    arguments = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
-    moves = [jnp.issubdtype(each.dtype, jnp.inexact) for each in arguments]
-    is_vjp = equation.primitive.name.startswith("custom_vjp")
-    if is_vjp:  # its captured arrays may not be differentiable
-        constants = equation.params.get("num_consts", 0)
-        moves = [i >= constants and is_moving for i, is_moving in enumerate(moves)]
-
-    def split(values: Sequence[Any]) -> tuple[list[Any], Any]:
-        moving = [x for x, is_moving in zip(values, moves, strict=True) if is_moving]
-
-        def f(*moving: Any) -> list[Any]:
-            rest = iter(moving)
-            pairs = zip(values, moves, strict=True)
-            return bind(equation, [next(rest) if is_moving else x for x, is_moving in pairs])
-
-        return moving, f
-
-    def forwards(*values: Any) -> Any:
-        moving, f = split(values)
-        return jax.jvp(f, moving, moving)
-
-    def backwards(*values: Any) -> Any:
-        moving, f = split(values)
-        results, pull = jax.vjp(f, *moving)
-        return results, pull(results)
-
-    return jax.make_jaxpr(backwards if is_vjp else forwards)(*arguments)
+def _module(value: Any) -> str:
+    return (getattr(value, "__module__", None) or "").partition(".")[0]

@@ -1,13 +1,14 @@
 """Signatures: equal for the same parameter or program written anew, unequal for any other."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deeppcr.signature import signature
+from deeppcr.signature import lasting_signature, signature
 
 OTHERS = {
     "integer": lambda: 1,
@@ -81,6 +82,66 @@ def test_what_is_the_same_is_equal_and_all_else_is_not(values):
     }
     for one, other in itertools.combinations(first, 2):
         assert first[one] != first[other], (one, other)
+
+
+@jax.custom_jvp
+def one(x):
+    return jnp.sin(x)
+
+
+@jax.custom_jvp
+def other(x):
+    return jnp.sin(x)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def scaled(factor, x):
+    return jnp.sin(x)
+
+
+def never(*_):
+    raise AssertionError("a signature traces no rule")
+
+
+def never_either(*_):
+    raise AssertionError("a signature traces no rule")
+
+
+one.defjvp(never)
+other.defjvps(never_either)
+scaled.defvjp(never, never)
+# The values of all of these are the same.
+RULES = {
+    "one": one,
+    "other": other,
+    "jitted": jax.jit(one),
+    "mapped": jax.vmap(one),
+    "argument": partial(scaled, 1.0),
+    "other argument": partial(scaled, 2.0),
+    "of jax": lambda x: jax.nn.relu(jax.scipy.special.logit(x)),
+    "of jax by jax": lambda x: jax.scipy.special.expi(x),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_are_compared_without_tracing_them(name):
+    first, second = (
+        {key: lasting_signature(program(f, (3,))()) for key, f in RULES.items()} for _ in range(2)
+    )
+    assert first[name] == second[name]
+    assert first[name][1] == ""
+    assert not any(first[name] == found for key, found in first.items() if key != name)
+
+
+def test_a_rule_made_anew_counts_as_another():
+    def made(factor):
+        found = jax.custom_jvp(jnp.sin)
+        found.defjvp(lambda x, t: (found(*x), factor * t[0]))
+        return found
+
+    found = [lasting_signature(program(made(1.0), (3,))()) for _ in range(2)]
+    assert found[0] != found[1]
+    assert "closes over values" in found[0][1]
 
 
 def test_names_of_variables_do_not_count():
