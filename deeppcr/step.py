@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from deeppcr.affine import is_affine
 from deeppcr.checks import describe, leaves_as_arrays
 from deeppcr.effects import (
     has_custom_vjp,
@@ -22,7 +23,6 @@ from deeppcr.effects import (
     why_forwards_only,
     why_not_differentiable,
 )
-from deeppcr.linearity import is_affine, nonlinear_rule
 from deeppcr.rewrites import one_function
 from deeppcr.rewrites.calls_saved import saves_calls
 from deeppcr.rewrites.cut_first import Order, evaluate
@@ -55,8 +55,8 @@ class Step:
         program: a program that is evaluated instead of ``jaxpr``, for its values and its
             derivatives; None for ``jaxpr``.
         derivative: the step whose derivatives are those of this one; None for itself.
-        has_custom_vjp: whether it calls a `jax.custom_vjp`, which has reverse mode only. Its
-            derivative need not even be linear (clipped gradients): see `nonlinear_rule`.
+        has_custom_vjp: whether it calls a `jax.custom_vjp`, which has reverse mode only. Its rule
+            need not even be linear in its cotangents (clipped gradients).
         example: the step of one example, if this one is its `jax.vmap`; see `deeppcr.examples`.
     """
 
@@ -113,14 +113,6 @@ class Step:
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
         variables = [*self.looped.invars, *self.looped.constvars]
         return dict(zip(variables, [*state, *inputs, *captured], strict=True))
-
-    @cached_property
-    def nonlinear_rule(self) -> str:
-        """Which `jax.custom_vjp` in it is not proven to be linear in its cotangents, and why.
-
-        Empty if all are.
-        """
-        return nonlinear_rule(self.jaxpr)
 
     @cached_property
     def is_affine(self) -> bool:

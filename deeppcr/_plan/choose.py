@@ -72,7 +72,7 @@ def _explained(found: list[Candidate], candidates: Candidates) -> tuple[Why, flo
 def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wanted:
     """The adjoint of a chain whose states ``method`` computes; ``method`` is None for "auto"."""
     step = costs.chain.step
-    if step.nonlinear_rule:
+    if step.has_custom_vjp:
         return Autodiff()
     if step.forwards_only:
         return Adjoint() if isinstance(method, Newton) else Autodiff()
@@ -140,10 +140,10 @@ def left_to_jax(chain: TracedChain) -> str:
     step = chain.step
     if chain.obstacle:
         return f"runs as jax.lax.scan, since {chain.obstacle.reason}"
-    if step.nonlinear_rule:
+    if step.has_custom_vjp:
         return (
-            "derivatives are jax's: a rule is not proven to be linear in its cotangents, "
-            + step.nonlinear_rule
+            "derivatives are jax's: the step calls a jax.custom_vjp, whose rule need not be linear "
+            "in its cotangents; Adjoint(linear_vjp=True) says that it is"
         )
     if step.not_differentiable:
         return f"jax has no derivative with respect to the state: {step.not_differentiable}"

@@ -1,9 +1,10 @@
 """Steps that call a `jax.custom_vjp` with a linear rule, with derivatives in both modes.
 
-A rule that is linear in its cotangents, ``ct -> R ct``, is the transpose of ``t -> R^T t``, which
-defines a forward mode, too. Here every call of such a function becomes one of a `jax.custom_jvp`
-with these tangents. Its transpose is the rule itself, applied as in the sequential program. Then
-the step is differentiated like any other.
+The user asserts that it is linear (``linear_vjp=True``): clipped gradients are not. A rule that is
+linear in its cotangents, ``ct -> R ct``, is the transpose of ``t -> R^T t``, which defines a
+forward mode, too. Here every call of such a function becomes one of a `jax.custom_jvp` with these
+tangents. Its transpose is the rule itself, applied as in the sequential program. Then the step is
+differentiated like any other.
 
 In second derivatives jax differentiates the rule, and the output of the forward rule instead of the
 function: `forward_rules` is the step that does so.
@@ -21,7 +22,6 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Literal
 
 from deeppcr.adjoint.transposed import transposed_by, zero_tangent
-from deeppcr.linearity import RULES, floating, moving, pull
 from deeppcr.rewrites.cut_first import apply, evaluate
 from deeppcr.state import Leaves
 from deeppcr.step import Step
@@ -36,6 +36,7 @@ from depth.jaxprs import (
 )
 from depth.primitives import primitive
 
+RULES = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 Replace = Callable[[Any, Sequence[Any]], list[Any]]
 _FOUND: WeakKeyDictionary[Step, tuple[Step, Step]] = WeakKeyDictionary()
 
@@ -139,7 +140,33 @@ def _shape(aval: Any) -> Any:
 
 def _forward_rule(equation: Any, operands: Sequence[Any]) -> list[Any]:
     """The output of the forward rule, which replaces that of the function."""
-    return pull(equation, operands, moving(equation))[0]
+    constants = equation.params.get("num_consts", 0)  # which it closes over
+    mask = [i >= constants and moves for i, moves in enumerate(_floating(equation.invars))]
+    return _pull(equation, operands, mask)[0]
+
+
+def _floating(atoms: Sequence[Any]) -> list[bool]:
+    """Which of the values are floating, and so differentiable."""
+    return [jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in atoms]
+
+
+def _pull(equation: Any, operands: Sequence[Any], mask: Sequence[bool]) -> tuple[list[Any], Any]:
+    """The results of an equation, and its rule as a function of cotangents of floating results.
+
+    The results are those that jax takes while it differentiates. The rule gives cotangents of the
+    operands in ``mask``.
+    """
+
+    def f(differentiated: list[Any]) -> tuple[list[Any], list[Any]]:
+        rest = iter(differentiated)
+        values = [next(rest) if moves else x for x, moves in zip(operands, mask, strict=True)]
+        results = bind(equation, values)
+        given = zip(results, _floating(equation.outvars), strict=True)
+        return [y for y, moves in given if moves], results
+
+    chosen = [x for x, moves in zip(operands, mask, strict=True) if moves]
+    _, back, results = jax.vjp(f, chosen, has_aux=True)
+    return results, lambda cotangents: back(cotangents)[0]
 
 
 def _both_modes(equation: Any, operands: Sequence[Any]) -> list[Any]:
@@ -154,11 +181,11 @@ def _both_modes(equation: Any, operands: Sequence[Any]) -> list[Any]:
             not isinstance(t, SymbolicZero) and getattr(t, "dtype", None) != jax.dtypes.float0
             for t in tangents
         ]
-        results, rule = pull(equation, primals, mask)
+        results, rule = _pull(equation, primals, mask)
         known = [x for x, moves in zip(primals, mask, strict=True) if moves]
         moved = [t for t, moves in zip(tangents, mask, strict=True) if moves]
         moved = [jnp.asarray(t, x.dtype) for t, x in zip(moved, known, strict=True)]
-        given = floating(equation.outvars)
+        given = _floating(equation.outvars)
         like = [y for y, moves in zip(results, given, strict=True) if moves]
         pushed = map(_batched_in_front, transposed_by(rule, moved, like, known))
         return list(map(_batched_in_front, results)), [

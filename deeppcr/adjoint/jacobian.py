@@ -60,8 +60,7 @@ class Adjoint:
             one after another, by any method. None: all states are kept. Not for chains on several
             devices.
         linear_vjp: True asserts that the rule of every `jax.custom_vjp` in the step is linear in
-            its cotangents. Needed only where deeppcr cannot prove it, as for rules that call
-            kernels; without it such a step takes "autodiff".
+            its cotangents (clipped gradients are not). Without it such a step takes "autodiff".
 
     Raises:
         TypeError: an option has a wrong type.

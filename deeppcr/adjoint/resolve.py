@@ -16,7 +16,7 @@ def resolve_adjoint(
     adjoint: Adjoint | Backpropagation | Autodiff | None, method: object, chain: TracedChain
 ) -> Way:
     """The adjoint of a chain that ``method`` solves; ``method`` is None for "auto"."""
-    sharding, has_rule = chain.axis, bool(chain.step.nonlinear_rule)
+    sharding, has_rule = chain.axis, chain.step.has_custom_vjp
     if isinstance(adjoint, Adjoint) and adjoint.linear_vjp:
         has_rule = False
     if isinstance(sharding, ChainSharding):

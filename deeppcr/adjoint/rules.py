@@ -55,9 +55,9 @@ _Pushed = tuple[Run, Leaves, Leaves, Leaves]
 class Autodiff:
     """Derivatives by jax through the sequential program, which runs again for them.
 
-    Required for steps with a `jax.custom_vjp` whose rule is not proven linear (gradient clipping is
-    the example in jax's documentation), because such a rule must be applied as in the sequential
-    program.
+    Required for steps with a `jax.custom_vjp`, unless the user asserts that its rule is linear
+    (gradient clipping, the example in jax's documentation, is not), because such a rule must be
+    applied as in the sequential program.
 
     Attributes:
         with_states: whether the states are those of this run, so that there is no other. Nonlinear
