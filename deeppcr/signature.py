@@ -117,6 +117,9 @@ class _Signature:
             named.pop("computation")  # a function, whose program is another parameter
         if primitive(equation).kind != "derivative rule":
             return self.of(named)
+        if named.get("symbolic_zeros") and "out_trees" in named:
+            # A `jax.custom_vjp`: jax remembers what the last derivative was taken in.
+            self.reason = "a jax.custom_vjp with symbolic_zeros=True"
         try:
             return tuple((key, self._rule(named[key])) for key in sorted(named))
         except (ValueError, RecursionError):  # a function of jax holds nothing yet, or itself

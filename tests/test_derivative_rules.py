@@ -217,6 +217,37 @@ def test_checkpoints_stay_where_jax_differentiates(way):
     assert kept(partial(deeppcr.scan, **way)) <= kept(jax.lax.scan) + 5 * 3
 
 
+def _looking(weight, x):
+    """Residuals of what is differentiated."""
+    cosine = jnp.cos(weight.value * x.value)
+    by_weight = cosine * x.value if weight.perturbed else None
+    by_x = cosine * weight.value if x.perturbed else None
+    return jnp.sin(weight.value * x.value), (by_weight, by_x)
+
+
+looking = jax.custom_vjp(lambda weight, x: jnp.sin(weight * x))
+looking.defvjp(
+    _looking,
+    lambda kept, g: tuple(None if x is None else x * g for x in kept),
+    symbolic_zeros=True,
+)
+
+
+@pytest.mark.parametrize("way", [AUTO, NEWTON], ids=str)
+def test_a_rule_that_looks_at_zeros_sees_those_of_each_derivative(way):
+    def loss(scan, *at):
+        weight, z, xs = at
+        return scan(lambda z, x: (looking(weight, z) + x, None), z, xs)[0].sum()
+
+    at = normal(0, 3), normal(1, 3), normal(2, 5, 3)
+    for by in 1, (0, 1), 2, 0:  # one after another, of steps alike
+        found, expected = (
+            jax.grad(partial(loss, scan), by)(*at)
+            for scan in (partial(deeppcr.scan, **way), jax.lax.scan)
+        )
+        assert_agree(found, expected)
+
+
 def nested(depth, calls):
     """A function whose rule calls one with a rule, and so on; ``calls`` has a call of each."""
     if not depth:
