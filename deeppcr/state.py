@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Self
 
 import jax
@@ -13,6 +13,14 @@ from jax import Array
 from deeppcr.checks import describe
 
 Leaves = list[Any]
+
+
+def float32_or_better(*dtypes: Any) -> Any:
+    """The least dtype from float32 on that is wide enough for all of these.
+
+    One after another: numpy does not promote bfloat16 and float16 to a common dtype.
+    """
+    return reduce(np.promote_types, dtypes, np.dtype(np.float32))
 
 
 def check_batch(state: Leaves, names: Sequence[str], batch_ndim: int, name: str) -> None:
@@ -76,7 +84,7 @@ class StateLayout:
     @property
     def dtype(self) -> Any:
         """The dtype of the vector: wide enough for every leaf, and float32 or better."""
-        return np.result_type(np.float32, *self.dtypes)
+        return float32_or_better(*self.dtypes)
 
     @property
     def eps(self) -> tuple[tuple[int, float], ...]:

@@ -90,6 +90,27 @@ def test_leaves_of_two_dtypes():
     assert_agree(solution.trajectory, trajectory(chain, z0), 1e-6)
 
 
+@pytest.mark.parametrize(
+    "way", [{"method": "newton"}, {"adjoint": "pcr"}, {"adjoint": "backprop"}, {}], ids=str
+)
+def test_narrow_types_that_only_float32_contains(way):
+    def loss(scan, z, xs):
+        def step(z, x):
+            a, b = (leaf.astype(jnp.float32) for leaf in z)
+            a, b = 0.5 * jnp.sin(a) + 0.3 * b + x, 0.4 * jnp.cos(b) - 0.2 * a
+            new = a.astype(jnp.bfloat16), b.astype(jnp.float16)
+            return new, new
+
+        return sum(y.astype(jnp.float32).sum() for y in jax.tree.leaves(scan(step, z, xs)))
+
+    z = jnp.ones(3, jnp.bfloat16), jnp.ones(3, jnp.float16)
+    found, expected = (
+        jax.jit(jax.value_and_grad(partial(loss, scan), (0, 1)))(z, XS.astype(jnp.float32))
+        for scan in (partial(deeppcr.scan, **way), jax.lax.scan)
+    )
+    assert_agree(found, expected, 16 * float(jnp.finfo(jnp.bfloat16).eps))
+
+
 # Not a number, infinity
 
 STEPS = {

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from deeppcr.state import float32_or_better
 from depth.jaxprs import bind, called, entered, interpret, is_literal
 from depth.primitives import primitive
 
@@ -183,7 +184,7 @@ def _added(left: Sequence[Term], right: Sequence[Term]) -> Sum:
 
 def _wide(x: Any) -> Array:
     """In float32 or better: factors are rounded once."""
-    return jnp.asarray(x, np.result_type(np.float32, x.dtype))
+    return jnp.asarray(x, float32_or_better(x.dtype))
 
 
 def _value(x: Any) -> Any:

@@ -14,12 +14,12 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any
 
-import numpy as np
 from jax import Array, lax
 
 from deeppcr.platforms import platform
 from deeppcr.rewrites.cut_first import apply
 from deeppcr.rewrites.terms import is_real_product, term_by_term
+from deeppcr.state import float32_or_better
 from depth.counts import contracted, matrices
 from depth.jaxprs import equations, is_literal, rewritten
 
@@ -113,7 +113,7 @@ def _written_out(equation: Any, left: Array, right: Array, *, piece: int | None)
     right_free = [axis for axis in range(right.ndim) if axis not in (*right_in, *right_batch)]
     out = equation.outvars[0].aval
     terms, batch = contracted(equation), [left.shape[axis] for axis in left_batch]
-    working = np.result_type(np.float32, left.dtype, right.dtype)
+    working = float32_or_better(left.dtype, right.dtype)
     rows = [left.shape[axis] for axis in left_free]
     columns = [right.shape[axis] for axis in right_free]
     # [*batch, *rows, terms, *columns]

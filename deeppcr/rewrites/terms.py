@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
+from deeppcr.state import float32_or_better
 from depth.counts import contracted
 from depth.jaxprs import is_literal
 
@@ -24,7 +24,7 @@ def term_by_term(equation: Any, left: Array, right: Array) -> Array:
     # If the operands were transposed before they are sliced, XLA for GPUs would not merge their
     # kernel with others (jax 0.10.2).
     ((left_in,), (right_in,)), (left_batch, right_batch) = equation.params["dimension_numbers"]
-    working = np.result_type(np.float32, left.dtype, right.dtype)
+    working = float32_or_better(left.dtype, right.dtype)
     out, batch = equation.outvars[0].aval, len(left_batch)
     rows = left.ndim - 1 - batch
 
