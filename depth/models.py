@@ -18,7 +18,7 @@ _GPU = (
     "latencies: kernels in a CUDA stream take 3 to 5 us, a lax.scan of a scalar 8 us a step "
     "(QuantEcon, JAX 0.8.1); a wait of the host 15 us, a node of a CUDA graph 0.4 of a launch, a "
     "trip of a loop in a graph three nodes (its condition, the kernel that sets what follows, the "
-    "start of its body): models, not measured; see module"
+    "start of its body): models; see module"
 )
 # Of the latency of a launch: 0.6 to 1.5 us a node where a launch takes 2.5 us.
 _NODE, _CONDITION = 0.4, 3

@@ -21,7 +21,7 @@ from typing import Any
 
 from experiments.bench import results
 from experiments.bench.plots import can_draw
-from experiments.bench.summary import best, errors, is_benchmark
+from experiments.bench.summary import CAPTURED, best, errors, is_benchmark
 from experiments.bench.table import Row, markdown
 
 ORDER = ("mlp", "resnet", "diffusion", "gradients", "decide", "iterations", "kernels", "sharding")
@@ -38,16 +38,17 @@ FIGURES = {
 }
 NOTE = (
     "Speedups over the fastest of `jax.lax.scan`, the same with `unroll=4` or `16`, and, for short "
-    "chains, a Python loop; below 1 is slower.\n"
+    "chains, a Python loop, and on a GPU `Sequential(fused=True)`; below 1 is slower.\n"
     "Published figures come from other machines and other sequential programs. "
     "A / B: forward pass by A, backward pass by B. On a CPU every method here solves its linear "
     "recurrence sequentially."
 )
 RANGE = re.compile(r"(<!-- measured: (\w+) -->).*?(<!-- end -->)")
-# Programs that compute step by step: they are never taken for parallel ones.
+# Programs that may compute step by step: where they do, they are never taken for parallel ones.
 SEQUENTIAL = ("auto", "adjoint, backprop")
+REWRITTEN = "the loop, rewritten"
 PROGRAMS = {
-    "auto": "the loop, rewritten",
+    "auto": '"auto"',
     "newton": "Newton's method",
     "picard": "Picard iteration",
     "picard, coarse guess": "Picard iteration, coarse guess",
@@ -150,42 +151,49 @@ def headlines(devices: Sequence[Device]) -> str:
     """The table of the README: published, measured and predicted speedups."""
     rows: list[Row] = []
     for line in HEADLINES:
-        row: Row = {"speedup": line.title, "published, parallel": line.published}
-        for device in devices:
-            before = f"{device.name}: " if len(devices) > 1 else ""
-            found = _headline(line, device.rows.get(line.experiment, []))
-            row |= {f"{before}{key}": value for key, value in found.items()}
-        rows.append(row)
+        found = {
+            device.name: _headline(line, device.rows.get(line.experiment, [])) for device in devices
+        }
+        shown = {name: row for name, row in found.items() if row["measured"]}
+        for name, row in (shown or dict([*found.items()][:1])).items():
+            title: Row = {"speedup": line.title, "published, parallel": line.published}
+            if name in list(shown)[1:]:  # said once
+                title = dict.fromkeys(title, "")
+            on = {"on": name if name in shown else ""} if len(devices) > 1 else {}
+            rows.append(title | on | row)
     return markdown(rows)
 
 
 def _headline(line: Headline, rows: Sequence[Row]) -> Row:
-    """The cells of one device: of the fastest program of the kind that the line is about."""
+    """The cells of a device: of the fastest program of the kind that the line is about."""
     mine = [row for row in rows if _has(row, line.labels)]
     if line.is_sequential:
         loops = [row for row in mine if row.get("program") == "auto" and is_loop(row)]
-        found = [row | {"parallel": row["program"]} for row in loops]
+        found = [row | {"parallel": REWRITTEN} for row in loops]
     else:
         found = list(best(mine, without=SEQUENTIAL))
     top = max(found, key=lambda row: float(row["speedup"]), default={})
     program = top.get("parallel", "")
+    plain = program.removesuffix(CAPTURED)
     return {
         "measured": top.get("speedup", ""),
         "predicted": top.get("predicted speedup", ""),
-        "by": PROGRAMS.get(program, program),
+        "by": PROGRAMS.get(plain, plain) + program.removeprefix(plain),
     }
 
 
 def readme(devices: Sequence[Device]) -> str:
     """What the README says of results: the table, and where and with what it was measured."""
-    return "\n\n".join([headlines(devices), NOTE, "\n".join(map(measured, devices))])
+    return "\n\n".join([headlines(devices), NOTE, " ".join(map(measured, devices))])
 
 
 def measured(device: Device, *experiments: str) -> str:
     """A line on where, with what and when some experiments were run, or all of them."""
     (row,) = _devices([device], *experiments)
     cores = f"{row['cores']} core" + "s" * (row["cores"] != "1")
-    return f"{device.name}: {row['processor']}, {cores}, jax {row['jax']}, {row['measured']}."
+    stopped = " Stopped early." if row["stopped early"] else ""
+    text = f"{device.name}: {row['processor']}, {cores}, jax {row['jax']}, {row['measured']}."
+    return text + stopped
 
 
 def measured_ranges(devices: Sequence[Device]) -> dict[str, str]:

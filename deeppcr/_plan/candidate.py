@@ -35,7 +35,7 @@ class Candidate:
         rewritten: of jax's own derivative: whether it is that of the loop with small products
             written out, or of the loop as it is.
         unroll: of jax's own derivative: the steps in a trip of its loops.
-        untried: whether no program of its kind has been measured on a device: never chosen.
+        on_request: whether it is taken on request only: never chosen.
     """
 
     method: Fixed
@@ -48,7 +48,7 @@ class Candidate:
     measured: float | None = None
     rewritten: bool = True
     unroll: int = 1
-    untried: bool = False
+    on_request: bool = False
 
     @property
     def time(self) -> float:

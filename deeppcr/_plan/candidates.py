@@ -135,7 +135,7 @@ class Candidates:
             with suppress(CannotFuse):
                 cost = self.costs.fused
                 yield Candidate(
-                    Sequential(fused=True), None, cost, 0, self._seconds(cost), untried=True
+                    Sequential(fused=True), None, cost, 0, self._seconds(cost), on_request=True
                 )
 
     def _stays_apart(self, loop: Loop) -> bool:

@@ -124,7 +124,7 @@ def best_gradient(
     else:
         found = [candidates.autodiff()]
         limit = math.inf if everything else _time_limit(found[0], candidates)
-    for forward in [one for one in forwards if not one.untried] if everything else forwards[:1]:
+    for forward in [one for one in forwards if not one.on_request] if everything else forwards[:1]:
         found += candidates.adjoints(forward, limit, linearize)
     # A forward pass is chosen before it is known whether a gradient is requested, so a gradient
     # with another forward pass is not available.
@@ -186,7 +186,7 @@ def _sorted(found: list[Candidate], candidates: Candidates) -> list[Candidate]:
     def rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
         too_large = not candidate.is_sequential and candidate.memory > candidates.device.memory > 0
         return (
-            candidate.untried,
+            candidate.on_request,
             too_large,
             candidate.measured is None,
             _handicapped(candidate, candidates),

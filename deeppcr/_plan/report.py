@@ -215,7 +215,7 @@ class ChainPlan:
         self, candidate: Candidate, found: tuple[Candidate, ...], sequential: Candidate
     ) -> str:
         best = found[0]
-        known = [each for each in found if self._fits(each) and not each.untried]
+        known = [each for each in found if self._fits(each) and not each.on_request]
         faster = [each for each in known if each.time < best.time]
         if candidate is not best:
             return reason(candidate, best, sequential, self.device)
@@ -357,8 +357,8 @@ def reason(candidate: Candidate, best: Candidate, sequential: Candidate, device:
     less = sequential.cost.depth / max(candidate.cost.depth, 1)
     if candidate.memory > device.memory > 0:
         return f"{nbytes(candidate.memory)} do not fit into {nbytes(device.memory)}"
-    if candidate.untried:
-        return "has not run on any device yet: not taken"
+    if candidate.on_request:
+        return "taken on request only"
     if candidate is best:
         if less > 1:
             return f"{less:.3g}x less depth pays for {more:.3g}x the arithmetic"

@@ -136,8 +136,7 @@ class Newton:
             ``linear``, ``acceleration``, ``jacobian_every``, ``window`` and ``sharding`` stay as
             they are by default, and ``damping`` "auto" is None. A batch is declared by
             ``batch_ndim``; under `jax.vmap` there are loops instead of kernels. On other platforms
-            the iteration is that of ``fused=False``. It has not run on a device yet, and "auto"
-            never takes it.
+            the iteration is that of ``fused=False``. "auto" does not take it by itself.
 
     Raises:
         TypeError: an option has a wrong type.

@@ -6,6 +6,7 @@ from typing import Any
 
 from experiments.bench.table import Row
 
+CAPTURED = ", captured"  # what the name of a program ends with that a GPU runs as one graph
 SPEEDUPS = ("depth speedup", "predicted speedup", "speedup", "over lax.scan")
 
 
@@ -33,15 +34,16 @@ def best(rows: Iterable[Row], without: Sequence[str] = ("auto",)) -> Iterator[Ro
 
     Args:
         rows: of the engine; others are left out.
-        without: programs that do not count as parallel, since they may run sequentially. The
-            speedup of "auto" has a column of its own.
+        without: programs that do not count as parallel, since they may run sequentially; captured
+            ones are the same programs. "auto" counts where `is_parallel`, and its speedup has a
+            column of its own.
     """
     for case, group in cases(rows):
         right = [row for row in group if "speedup" in row and row.get("ended") != "not converged"]
         right.sort(key=lambda row: float(row["ms"]))
         sequential = next((row for row in right if row["baseline"]), None)
         others = [row for row in right if not row["baseline"]]
-        parallel = next((row for row in others if row["program"] not in without), None)
+        parallel = next((row for row in others if is_parallel(row, without)), None)
         auto = next((row for row in others if row["program"] == "auto"), None)
         if sequential and parallel:
             found = {
@@ -54,6 +56,16 @@ def best(rows: Iterable[Row], without: Sequence[str] = ("auto",)) -> Iterator[Ro
                 found[key] = parallel.get(key)
             found["auto, speedup"] = auto and auto["speedup"]
             yield case | {key: value for key, value in found.items() if value is not None}
+
+
+def is_parallel(row: Row, without: Sequence[str] = ("auto",)) -> bool:
+    """Whether the program of a row is parallel: none of ``without``, or an "auto" that is.
+
+    A program that runs step by step, and takes its gradient so, has more than half of the depth of
+    the loop that it is compared with.
+    """
+    program = row["program"].removesuffix(CAPTURED)
+    return program not in without or (program == "auto" and row.get("depth speedup", 1.0) > 2)
 
 
 def errors(rows: Iterable[Row]) -> Row | None:

@@ -116,6 +116,7 @@ def test_a_sequential_program_never_stands_beside_a_published_speedup(
     write(folders[0], "mlp", [row("lax.scan", 8.0), row("auto", 1.0) | {"depth speedup": 9.0}])
     text = filled(folders[:1], tmp_path / "README.md")
     assert line(text, "MLP forward, no parallel")[2:] == ["", "", ""]  # "auto" was parallel there
+    assert line(text, "the same, forward")[2:] == ["8", "5", '"auto"']
 
 
 def test_sentences_of_the_readme_say_what_the_files_say(
@@ -139,12 +140,23 @@ def test_sentences_of_the_readme_say_what_the_files_say(
         report.rewrite(readme, "", report.measured_ranges(devices))
 
 
-def test_devices_have_columns_of_their_own(folders: list[Path], tmp_path: Path) -> None:
+def test_devices_have_lines_of_their_own(folders: list[Path], tmp_path: Path) -> None:
     text = filled(folders, tmp_path / "README.md")
-    assert line(text, "speedup")[2:4] == ["cpu: measured", "cpu: predicted"]
-    assert line(text, "the same, forward")[2:4] == ["0.5", "5"]
-    assert line(text, "the same, forward")[5:] == ["40", "5", "Newton's method"]
-    assert "\ngpu: Toy, 2 cores, jax 0.11.2, 2026-01-02.\n" in text
+    assert line(text, "speedup")[2:] == ["on", "measured", "predicted", "by"]
+    assert line(text, "the same, forward")[2:] == ["cpu", "0.5", "5", "Newton's method"]
+    assert line(text, " |  | gpu") == ["", "", "gpu", "40", "5", "Newton's method"]  # titles once
+    assert line(text, "the same, backward")[2:] == ["", "", "", ""]  # measured nowhere
+    assert " gpu: Toy, 2 cores, jax 0.11.2, 2026-01-02. Stopped early.\n" in text
+
+
+@pytest.mark.parametrize("name", ["auto", "auto, captured"])
+def test_auto_is_parallel_where_it_has_much_less_depth(folders: list[Path], name: str) -> None:
+    loop, newton = row("lax.scan", 8.0), row("newton", 2.0)
+    for depth, speedup in ((1.0, "4"), (1.3, "4"), (9.0, "8")):  # 1.3: jax's gradient, rewritten
+        write(folders[0], "mlp", [loop, newton, row(name, 1.0) | {"depth speedup": depth}])
+        found = line(report.headlines(report.read(folders[:1])), "the same, forward")
+        assert found[2] == speedup
+        assert ("auto" in found[4]) == (speedup == "8")
 
 
 def test_the_figure_of_the_readme_is_drawn(
@@ -187,8 +199,9 @@ def test_devices_of_one_name_are_told_apart(folders: list[Path], tmp_path: Path)
     write(tmp_path / "other" / "cpu", "mlp", [row("lax.scan", 8.0), row("newton", 2.0)])
     devices = report.read([folders[0], tmp_path / "other" / "cpu"])
     assert len({device.name for device in devices}) == 2
-    found = line(report.headlines(devices), "the same, forward")
-    assert found[2:] == ["0.5", "5", "Newton's method", "4", "5", "Newton's method"]
+    found = report.headlines(devices)
+    assert line(found, "the same, forward")[3:] == ["0.5", "5", "Newton's method"]
+    assert line(found, f" |  | {tmp_path / 'other' / 'cpu'}")[3:] == ["4", "5", "Newton's method"]
 
 
 def test_iterations_that_did_not_converge_are_no_result(tmp_path: Path) -> None:

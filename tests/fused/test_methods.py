@@ -119,7 +119,7 @@ def test_plans_show_it_and_do_not_choose_it():
     plan = deeppcr.plan(Chain(CELL, shape), H, device="H200")
     rows = [row for row in plan.table().splitlines() if "sequential, fused" in row]
     assert len(rows) == 1
-    assert "has not run on any device yet: not taken" in rows[0]
+    assert "taken on request only" in rows[0]
     assert not getattr(plan.method, "fused", False)
     unknown = Chain(lambda h, x: jnp.sort(CELL(h, x)), shape)
     assert "fused" not in deeppcr.plan(unknown, H, device="H200").table()

@@ -129,7 +129,7 @@ def test_what_is_chosen_ranks_first(plan):
         (sequential,) = (candidate for candidate in candidates if candidate.is_sequential)
         # Among those that "auto" can take: the forward pass is chosen before it is known whether
         # a gradient is wanted.
-        known = [candidate for candidate in candidates if not candidate.untried]
+        known = [candidate for candidate in candidates if not candidate.on_request]
         assert list(candidates[: len(known)]) == known
         rest = [candidate for candidate in known if candidate is not sequential]
         reachable = [
