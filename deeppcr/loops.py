@@ -10,10 +10,12 @@ from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.platforms import is_gpu, platform
+from deeppcr.state import Leaves
 from depth.loops import named_loop
 
 ITERATION = "newton iteration"
@@ -22,6 +24,8 @@ DAMPING = "newton damping"
 REFINEMENT = "adjoint refinement"
 FALLBACK = "sequential fallback"
 OVERFLOW = "overflow fallback"
+MOST_AT_ONCE = 128  # steps that a GPU takes between two waits of the host: what a wait is worth
+FEWEST_WAITS = 8  # so that no more than a part of the chain runs after its end
 AHEAD = 3  # trips that all iterations take which do not start from their solution
 
 T = TypeVar("T")
@@ -77,6 +81,54 @@ def fallback(name: str, expected: bool = False) -> AbstractContextManager[None]:
     number of trips.
     """
     return _named(name, None if expected else 0)
+
+
+def steps_from(
+    begin: Array, step: Callable[[Array, Leaves], Leaves], entry: Leaves, states: Leaves
+) -> Leaves:
+    """``states`` with those from ``begin`` on by ``step``, one after another.
+
+    In each trip of a loop whose end depends on data, the host of a GPU waits for the condition,
+    longer than a small step takes. So there each trip is a loop of known length. If its last steps
+    are after the end, they run and change nothing.
+
+    Args:
+        begin: int32, from 0 to L. If it is L, nothing runs.
+        step: ``(index, state before) -> state``.
+        entry: the state before the first step.
+        states: ``[L, ...]``, of which the one before ``begin`` is known.
+    """
+    length = len(states[0])
+    size = max(1, min(MOST_AT_ONCE, length // FEWEST_WAITS)) if is_gpu() else 1
+
+    def one(index: Array, now: tuple[Leaves, Leaves]) -> tuple[Leaves, Leaves]:
+        before, states = now  # indices after the end are those of the last step
+        found = step(index, before)
+        if size > 1:
+            pairs = zip(found, before, strict=True)
+            found = [jnp.where(index < length, new, old) for new, old in pairs]
+        return found, [
+            lax.dynamic_update_index_in_dim(rest, z, index, 0)
+            for rest, z in zip(states, found, strict=True)
+        ]
+
+    def trip(now: tuple[Array, Leaves, Leaves]) -> tuple[Array, Leaves, Leaves]:
+        first, *state = now
+        start: tuple[Leaves, Leaves] = state[0], state[1]
+        if size == 1:
+            return first + 1, *one(first, start)
+        after = lax.fori_loop(
+            np.int32(0), np.int32(size), lambda index, now: one(first + index, now), start
+        )
+        return first + size, *after
+
+    known = [
+        jnp.where(begin == 0, z, lax.dynamic_index_in_dim(rest, begin - 1, keepdims=False))
+        for z, rest in zip(entry, states, strict=True)
+    ]
+    start = begin, known, states
+    found: tuple[Array, Leaves, Leaves] = lax.while_loop(lambda now: now[0] < length, trip, start)
+    return found[2]
 
 
 def _named(name: str, trips: int | None, before: int = 0) -> AbstractContextManager[None]:

@@ -89,6 +89,16 @@ def oracle(problem):
     return backpropagate(problem, jax.lax.scan)
 
 
+def rounding(dtype, operations):
+    """How far two programs may be apart, of their largest value, by rounding alone.
+
+    Each of ``operations`` that depend on each other rounds by half a unit in the last place, in
+    either program: sums in another order, products that are added at once, functions of another
+    library. What a step amplifies comes on top, as a factor of ``operations``.
+    """
+    return operations * float(jnp.finfo(dtype).eps)
+
+
 def assert_agree(actual, expected, tolerance=1e-10):
     """Same structure, shapes, dtypes; values to ``tolerance`` of each array's largest entry."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)

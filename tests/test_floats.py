@@ -10,7 +10,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Newton, Result
-from tests.problems import L, affine, assert_agree, normal, solve, trajectory
+from tests.problems import L, affine, assert_agree, normal, rounding, solve, trajectory
 
 WEIGHT = normal(0, 3, 3, scale=0.5)
 XS = normal(1, L, 3)
@@ -87,7 +87,7 @@ def test_leaves_of_two_dtypes():
     z0 = {"wide": jnp.array(0.1), "narrow": jnp.array(0.2, jnp.float32)}
     solution = solve(chain, z0, method="newton")
     assert solution.converged
-    assert_agree(solution.trajectory, trajectory(chain, z0), 1e-6)
+    assert_agree(solution.trajectory, trajectory(chain, z0), rounding(jnp.float32, 16))
 
 
 @pytest.mark.parametrize(

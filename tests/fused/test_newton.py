@@ -11,7 +11,7 @@ import deeppcr
 from deeppcr import Chain, Newton, Result
 from tests.fused.gpu import assert_scans, kernels_of, on_a_gpu
 from tests.fused.test_kernel import as_users_write_it, gru, numbers  # noqa: F401
-from tests.problems import assert_agree
+from tests.problems import assert_agree, rounding
 
 FUSED = Newton(fused=True)
 CELL = gru(2)
@@ -74,7 +74,7 @@ def test_half_precision():
     start = numbers(2).astype(jnp.bfloat16)
     expected = jax.jit(lambda z: solved("sequential", chain, z).trajectory)(start)
     found = on_a_gpu(partial(solved, FUSED, chain), start)
-    assert_agree(found.trajectory, expected, 1e-2)
+    assert_agree(found.trajectory, expected, rounding(jnp.bfloat16, 2))
 
 
 def loss(scan, w, h, x):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import deeppcr
-from tests.problems import assert_agree, normal
+from tests.problems import assert_agree, normal, rounding
 
 N = 4
 X = normal(9, 3)
@@ -19,6 +19,7 @@ WEIGHTS = list(normal(0, N, 3, 3, scale=0.5))
 
 METHODS = list(product(["auto", "sequential", "newton"], ["backprop", "pcr"]))
 NAMES = [f"{method}-{adjoint}" for method, adjoint in METHODS]
+FLOAT32 = rounding(jnp.float32, 16)  # some short layers
 
 
 def options(number):
@@ -134,7 +135,7 @@ def left_behind(run, make, x=X):
     return result, jax.tree.map(np.asarray, look())
 
 
-def check_what_is_left(make, tolerance=1e-6, **chosen):
+def check_what_is_left(make, tolerance=FLOAT32, **chosen):
     """Results and what is left behind as from the loop; and nothing from looking at the layers."""
     run = partial(deeppcr.forward, **chosen)
     assert_agree(left_behind(run, make), left_behind(loop, make), tolerance)

@@ -22,7 +22,7 @@ from tests.layers.kinds import (
     loop,
     square,
 )
-from tests.problems import assert_agree, normal
+from tests.problems import assert_agree, normal, rounding
 
 N = 5
 BATCH = normal(9, 4, 3)
@@ -278,7 +278,7 @@ def test_weak_types():
     layers = [lambda x, c=c: jnp.sin(c * x) for c in map(jnp.asarray, (0.5, 0.25))]
     with pytest.raises(ValueError, match="weakly typed"):
         deeppcr.stack(layers, x)
-    assert_agree(deeppcr.forward(layers, x), loop(layers, x), 1e-6)
+    assert_agree(deeppcr.forward(layers, x), loop(layers, x), rounding(jnp.float32, 16))
 
 
 @pytest.mark.parametrize(

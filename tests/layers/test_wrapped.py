@@ -11,7 +11,7 @@ from flax import nnx
 
 import deeppcr
 from tests.layers.kinds import X, loop
-from tests.problems import assert_agree
+from tests.problems import assert_agree, rounding
 
 PURE = {}
 
@@ -146,4 +146,4 @@ def test_states_that_are_not_of_jax(x):
     ):
         actual, expected = deeppcr.forward(layers, x), loop(layers, x)
         assert type(actual) is type(expected) or isinstance(expected, jax.Array)
-        assert_agree(actual, expected, 1e-2 if getattr(x, "dtype", None) == jnp.bfloat16 else 1e-6)
+        assert_agree(actual, expected, rounding(getattr(x, "dtype", jnp.float32), 16))

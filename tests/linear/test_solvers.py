@@ -21,7 +21,7 @@ from deeppcr.linear import (
 from deeppcr.linear.chunked import default_chunks
 from deeppcr.linear.solver import working_dtype
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem
-from tests.problems import pairs
+from tests.problems import pairs, rounding
 
 SOLVERS = [
     Recurrence(),
@@ -137,9 +137,13 @@ def test_blocks_on_the_diagonal_of_any_width(solver, groups):
 @pytest.mark.parametrize(
     ("solver", "kind", "dtype", "tolerance"),
     [
-        (Chunked(), "matrices", jnp.float32, 1e-5),
+        (Chunked(), "matrices", jnp.float32, rounding(jnp.float32, 16)),
         *((solver, "matrices", jnp.complex128, 1e-10) for solver in SOLVERS[1:6:4]),
-        *((solver, kind, jnp.bfloat16, 1e-2) for solver, kind in pairs(SOLVERS, list(KINDS))),
+        # In float32, and rounded once.
+        *(
+            (solver, kind, jnp.bfloat16, rounding(jnp.bfloat16, 1))
+            for solver, kind in pairs(SOLVERS, list(KINDS))
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

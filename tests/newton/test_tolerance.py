@@ -10,7 +10,7 @@ import pytest
 import deeppcr
 from deeppcr import Newton
 from tests.newton.chain import CHAIN, WEIGHT, XS, Z0
-from tests.problems import L, assert_agree, solve, trajectory
+from tests.problems import L, assert_agree, rounding, solve, trajectory
 
 HALF = L // 2
 ATOL = np.where(np.arange(L) < HALF, 1e-12, 1e-1)
@@ -57,12 +57,14 @@ def test_a_function_of_the_inputs_in_either_direction_and_for_every_example():
     assert_agree(by_function, expected, 0)
     backwards = jax.tree.map(lambda x: np.asarray(x)[::-1], BY_INPUT)
     last, sums = scanned(ATOL[::-1], backwards, reverse=True)
-    assert_agree((last, sums[::-1]), expected, 1e-15)
+    assert_agree((last, sums[::-1]), expected, rounding(jnp.float64, L))
     each = np.stack([ATOL, np.full(L, 1e-12)])
     both = jax.tree.map(np.asarray, jax.vmap(scanned, (0, None))(each, BY_INPUT))
     for k, atol in enumerate(each):
         alone = jax.tree.map(np.asarray, scanned(atol, BY_INPUT))
-        assert_agree(jax.tree.map(lambda leaf, k=k: leaf[k], both), alone, 1e-14)
+        assert_agree(
+            jax.tree.map(lambda leaf, k=k: leaf[k], both), alone, rounding(jnp.float64, 8 * L)
+        )
 
 
 def test_on_several_devices():
@@ -71,7 +73,7 @@ def test_on_several_devices():
     chain = deeppcr.sharding.shard(CHAIN, along)
     there, here = (solve(of, Z0, method=jacobi(atol=ATOL)) for of in (chain, CHAIN))
     assert there.stats.iterations == here.stats.iterations
-    assert_agree(there.trajectory, here.trajectory, 1e-14)
+    assert_agree(there.trajectory, here.trajectory, rounding(jnp.float64, 8 * L))
 
 
 BAD = {

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from deeppcr.rewrites import columns
-from tests.problems import assert_agree, normal
+from tests.problems import assert_agree, normal, rounding
 
 WIDTH, OUT, BATCH = 4, 3, 2
 M, N, SQUARE = normal(1, WIDTH, OUT), normal(2, OUT, WIDTH), normal(3, WIDTH, WIDTH)
@@ -75,7 +75,10 @@ def test_columns_are_those_of_the_matrix():
     def found(linear, shape):
         return columns(linear, jnp.zeros(shape))
 
-    assert_agree(*(jax.jit(partial(every, of))() for of in (found, by_units)), 1e-15)
+    assert_agree(
+        *(jax.jit(partial(every, of))() for of in (found, by_units)),
+        rounding(jnp.float64, 2 * BATCH * WIDTH),
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,4 +108,7 @@ def test_inside_of_vmap_and_of_a_derivative():
     def expected(weights):
         return jnp.square(jnp.sin(weights[:, :1]) * weights).sum()
 
-    assert_agree(*(jax.jit(jax.grad(f))(weights) for f in (total, expected)), 1e-14)
+    assert_agree(
+        *(jax.jit(jax.grad(f))(weights) for f in (total, expected)),
+        rounding(jnp.float64, 2 * WIDTH**2),
+    )
