@@ -126,6 +126,19 @@ def test_the_host_of_a_gpu_does_not_wait_for_each_step_of_a_fallback():
         assert (f"{FALLBACK}/while/body/while" in text) is inside
 
 
+@pytest.mark.parametrize("adjoint", ["autodiff", "pcr"])
+def test_the_steps_of_an_unrolled_loop_are_written_apart(adjoint):
+    """On a GPU, whose compiler would compute each again for each entry that reads it."""
+    barriers = []
+    for unroll in (1, 4):
+        gradient = jax.grad(loss(deeppcr.Sequential(unroll=unroll), adjoint), (0, 1))
+        with compiled_for("cuda"):
+            program = jax.jit(gradient).lower(START, INPUTS)
+        barriers.append(program.as_text().count("optimization_barrier"))
+        assert_agree(program.compile()(START, INPUTS), expected_gradients(), 1e-12)
+    assert barriers[0] < barriers[1]
+
+
 def test_a_chain_that_is_solved_at_once_stays_solved():
     given = Newton(initial_guess=expected())
     with compiled_for("cuda"):

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.platforms import is_gpu
 from deeppcr.rewrites import one_function
+from deeppcr.rewrites.written_apart import written_apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +148,7 @@ class ChainAxis:
         ``whole``: whether a CPU may run the loop as one function: see `one_function`.
         """
         along = one_function.scan if whole else lax.scan
+        body = written_apart(body) if unroll > 1 and is_gpu() else body
         left: tuple[Any, Any] = along(body, carry, xs, length, self.backwards, unroll)
         return left
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.axis.devices import DeviceAxis
@@ -149,7 +149,7 @@ class ChainSharding(ChainAxis):
             return jax.tree.unflatten(structure, self.flipped(leaves))
 
         backwards = not self.backwards
-        carry, ys = lax.scan(body, carry, flipped(xs), length, backwards, unroll)
+        carry, ys = ChainAxis(backwards).scan(body, carry, flipped(xs), length, unroll)
         return carry, flipped(ys)
 
     def each(self, f: Callable[..., Any], *parts: Any, shared: Any) -> Any:

@@ -68,3 +68,16 @@ def test_an_iteration_of_newton_is_two_kernels_and_a_test(n, gpu, tmp_path, monk
     assert fused < plain
     said = "".join(file.read_text() for file in tmp_path.glob("*.ptxas"))
     assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"}
+
+
+def test_a_kernel_of_an_unrolled_loop_computes_few_steps(gpu):
+    """Else it computes steps again for each entry that reads them, exponentially in their number."""
+    step, start, inputs = layer, numbers(4), {"w": numbers(64, 4, 4), "b": numbers(64, 4)}
+
+    def states(z, x):
+        method = deeppcr.Sequential(unroll=16)
+        return deeppcr.solve(deeppcr.Chain(step, x), z, method=method).trajectory
+
+    text = gpu.lower(states, start, inputs).compile().as_text()
+    kernels = [part.partition("\n}")[0] for part in text.split("\n%fused_")[1:]]
+    assert 1 <= max(kernel.count(" tanh(") for kernel in kernels) <= 2
