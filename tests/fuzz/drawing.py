@@ -3,8 +3,8 @@
 import dataclasses
 import random
 
-from tests.fuzz.operations import CHAINS, EFFECTS, QUIET, RULED
-from tests.fuzz.scans import FORWARD, KINDS, PLAIN, REVERSE, Leaf, Node, Scan, valid
+from tests.fuzz.operations import CHAINS, EFFECTS, MEETING, QUIET, RULED
+from tests.fuzz.scans import FORWARD, KINDS, NAMED, PLAIN, REVERSE, Leaf, Node, Scan, valid
 
 SHAPES = (), (1,), (2,), (3,), (2, 2)
 SCALES = 1.0, 1.0, 1.0, 1e-6, 1e-3, 1e3, 1e4, 1e6
@@ -68,6 +68,7 @@ CHECKS = [
     "value",
     "value, eager",
     "vmapped",
+    "on a mesh",
     "nested",
     "jvp",
     "gradient",
@@ -112,6 +113,14 @@ THEMES = [
     ),
     Theme(certain=tuple(CHAINS), lengths=(1, 2, 5, 13)),
     Theme(certain=tuple(EFFECTS), lengths=(1, 2, 5, 13), methods=PLAIN),
+    Theme(certain=tuple(MEETING), lengths=(1, 2, 5, 13), checks=NAMED),
+    Theme(
+        certain=("nonnormal",),
+        kinds=("forgetting", "contracting", "slow"),
+        lengths=(13, 40, 64),
+        adjoints=tuple(ADJOINTS[4:]),
+        checks=DERIVATIVES,
+    ),
 ]
 
 
@@ -182,6 +191,8 @@ def draw(seed: int) -> Scan:
 
 def possible(check: str, nodes: list[Node]) -> bool:
     """Whether jax can do that to such a step."""
+    if any(node.does.meets for node in nodes) and check not in NAMED:
+        return False
     if check.startswith("value"):
         return True
     if not all(node.does.smooth for node in nodes):

@@ -35,6 +35,11 @@ class Operation:
         return bool(self.statement)
 
     @property
+    def meets(self) -> bool:
+        """Whether it reads other examples, over the axis that `jax.vmap` or a mesh maps."""
+        return '"examples"' in self.text
+
+    @property
     def inputs(self) -> frozenset[str]:
         """What it reads of the step's input."""
         return frozenset(re.findall(r'x\["(\w+)"\]', self.text + self.statement))
@@ -114,6 +119,20 @@ OPERATIONS = {
     "precise": Operation('jnp.matmul({a}, {w}, precision="highest")'),
     "einsum": Operation('jnp.einsum("i,ij,j->j", {a}, {w}, {b})'),
     "solved": Operation("jnp.linalg.solve({w} + 2.0 * jnp.eye({n}, dtype=F), {a})"),
+    "nonnormal": Operation(
+        "(lambda p: p @ jnp.tanh(jnp.linalg.inv(p) @ {a}))"
+        "(1 + jnp.diag(0.03 * jnp.arange({n}, dtype=F)))"
+    ),
+    # over examples
+    "mean over examples": Operation('{a} - lax.pmean({a}, "examples")'),
+    "sum over examples": Operation('jnp.tanh(lax.psum({a}, "examples"))'),
+    "gathered": Operation('lax.all_gather({a}, "examples").sum(0) * {b}'),
+    "permuted": Operation('lax.ppermute({a}, "examples", [(0, 1), (1, 0)])'),
+    "exchanged": Operation('lax.all_to_all(jnp.stack([{a}, {b}]), "examples", 0, 0).sum(0)'),
+    "scattered": Operation(
+        'lax.psum_scatter(jnp.stack([{a}, {b}]), "examples", scatter_dimension=0)'
+    ),
+    "numbered": Operation('{a} + 0.1 * lax.axis_index("examples").astype(F)'),
     # to other places
     "reversed": Operation("{a}[::-1]"),
     "rolled": Operation("jnp.roll({a}, 1)"),
@@ -192,4 +211,9 @@ OPERATIONS = {
 EFFECTS = [name for name, operation in OPERATIONS.items() if operation.has_effect]
 RULED = [name for name, operation in OPERATIONS.items() if operation.rule]
 CHAINS = [name for name, operation in OPERATIONS.items() if "inner(" in operation.text]
-QUIET = [name for name, operation in OPERATIONS.items() if not operation.has_effect]
+MEETING = [name for name, operation in OPERATIONS.items() if operation.meets]
+QUIET = [
+    name
+    for name, operation in OPERATIONS.items()
+    if not operation.has_effect and not operation.meets
+]

@@ -36,8 +36,12 @@ PLAIN = '"auto"', '"sequential"'
 STEP_BY_STEP = '"auto"', '"backprop"', '"autodiff"'  # adjoints: "sequential" solves a recurrence
 FORWARD, REVERSE = (
     "jvp",
-    ("gradient", "vmapped gradient", "remat", "gradient of gradient", "jvp of gradient"),
+    (
+        *("gradient", "vmapped gradient", "remat", "gradient of gradient", "jvp of gradient"),
+        *("pullback", "gradient on a mesh"),
+    ),
 )
+NAMED = "vmapped", "on a mesh", "vmapped gradient", "gradient on a mesh"  # with an axis of examples
 SIMPLEST_METHODS, SIMPLEST_CHECKS = ('"auto"', '"newton"'), ("value", "gradient")
 
 
@@ -164,6 +168,10 @@ class Scan:
     @property
     def has_effects(self) -> bool:
         return any(node.does.has_effect for node in self.used)
+
+    @property
+    def meets(self) -> bool:
+        return any(node.does.meets for node in self.used)
 
     @property
     def is_checked(self) -> bool:

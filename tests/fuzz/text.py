@@ -7,7 +7,7 @@ It defines ``arguments`` (the weights, the initial state, the floating input), `
 import random
 
 from tests.fuzz.operations import RULES
-from tests.fuzz.scans import REVERSE, Scan, nested
+from tests.fuzz.scans import NAMED, REVERSE, Scan, nested
 
 HEAD = """\
 from functools import partial
@@ -16,10 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import checkify, io_callback
+from jax.sharding import PartitionSpec as P
 
 import deeppcr
 
 jax.config.update("jax_enable_x64", True)
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 2)
 
 F = jnp.{dtype}
 L = {length}
@@ -53,7 +56,14 @@ TRIED = {  # by kind of check
         last, ys = run(scan, w, init, u)
         return {"last": last, "ys": ys}
 
-    return jax.vmap(one, MAPPED, -1)(*many(w, init, u))
+    return jax.vmap(one, MAPPED, -1, axis_name="examples")(*many(w, init, u))
+""",
+    "on a mesh": """
+    def one(w, init, u):
+        last, ys = run(scan, w, init, u)
+        return {"last": last, "ys": ys}
+
+    return on_a_mesh(one, *many(w, init, u))
 """,
     "nested": """
     def again(init, _):
@@ -79,7 +89,22 @@ TRIED = {  # by kind of check
     def one(*args):
         return named(jax.grad(partial(loss, scan), WRT)(*args))
 
-    return jax.vmap(one, MAPPED, -1)(*many(w, init, u))
+    return jax.vmap(one, MAPPED, -1, axis_name="examples")(*many(w, init, u))
+""",
+    "gradient on a mesh": """
+    def one(*args):
+        return named(jax.grad(partial(loss, scan), WRT)(*args))
+
+    return on_a_mesh(one, *many(w, init, u))
+""",
+    "pullback": """
+    def one(*moved):
+        last, ys = run(scan, *put(moved, w, init, u))
+        return {"last": last, "ys": [ys[i] for i in FLOATING]}
+
+    values, pull = jax.vjp(one, *taken(w, init, u))
+    gradients, push = jax.vjp(pull, along(values))
+    return push(along(gradients))[0]
 """,
     "remat": """
     return named(jax.grad(jax.checkpoint(partial(loss, scan)), WRT)(w, init, u))
@@ -100,6 +125,25 @@ TRIED = {  # by kind of check
     return named(jax.grad(slope, WRT)(w, init, u))
 """,
 }
+MESH = """
+
+def on_a_mesh(one, *arguments):
+    mesh = jax.make_mesh((2,), ("examples",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def spec(a, moves):
+        return P(*[None] * (a.ndim - 1), "examples") if moves else P()
+
+    def shard(*arguments):
+        pairs = zip(arguments, MAPPED, strict=True)
+        own = [jax.tree.map(lambda a: a[..., 0], x) if m is not None else x for x, m in pairs]
+        return jax.tree.map(lambda a: jnp.asarray(a)[..., None], one(*own))
+
+    pairs = zip(arguments, MAPPED, strict=True)
+    specs = tuple(jax.tree.map(lambda a: spec(a, m is not None), x) for x, m in pairs)
+    shapes = jax.eval_shape(jax.vmap(one, MAPPED, -1, axis_name="examples"), *arguments)
+    out = jax.tree.map(lambda a: spec(a, True), shapes)
+    return jax.jit(jax.shard_map(shard, mesh=mesh, in_specs=specs, out_specs=out))(*arguments)
+"""
 INNER = """
 def inner(scan, method="auto"):
     return partial(deeppcr.scan, method=method) if scan is ours else scan
@@ -245,7 +289,7 @@ def loss(scan, w, init, u):
 """)
         keys = ", ".join(f'"by_{name}": by[{i}]' for i, name in enumerate(program.wrt))
         parts.append(f"\ndef named(by):\n    return {{{keys}}}\n")
-    if check in ("jvp", "jvp of gradient", "gradient of gradient"):
+    if check in ("jvp", "jvp of gradient", "gradient of gradient", "pullback"):
         parts.append("""
 def along(tree):
     def one(a):
@@ -254,7 +298,7 @@ def along(tree):
 
     return jax.tree.map(one, tree)
 """)
-    if check in ("jvp", "jvp of gradient"):
+    if check in ("jvp", "jvp of gradient", "pullback"):
         taken = ", ".join(program.wrt)
         order = ", ".join(
             f"moved[{program.wrt.index(name)}]" if name in program.wrt else name for name in names
@@ -262,11 +306,11 @@ def along(tree):
         parts.append(f"\ndef taken(w, init, u):\n    return ({taken},)\n")
         parts.append(f"\ndef put(moved, w, init, u):\n    return {order}\n")
     lines = "\n".join(parts)
-    if check == "jvp":
+    if check in ("jvp", "pullback"):
         lines += f"\n\nFLOATING = {program.floating}\n"
     if check in REVERSE or check == "gradient":
         lines += f"\n\nWRT = {indices}\n"
-    if check.startswith("vmapped"):
+    if check in NAMED:
         mapped = tuple(-1 if name in program.wrt else None for name in names)
         several = ", ".join(
             f"jax.tree.map(lambda a: jnp.stack([a, 0.9 * a], -1).astype(F), {name})"
@@ -275,4 +319,5 @@ def along(tree):
             for name in names
         )
         lines += f"\n\ndef many(w, init, u):\n    return {several}\n\n\nMAPPED = {mapped}\n"
+        lines += MESH if check.endswith("on a mesh") else ""
     return lines + "\n"
