@@ -29,13 +29,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.solver import AdjointSolver
-from deeppcr.adjoint.transposed import nothing_of, one_of, scaled, zeros_of
+from deeppcr.adjoint.transposed import linear_solve, nothing_of, zeros_of
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import scan_in_chunks
@@ -250,8 +250,7 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
         _, f, primals = steps(index, chain.inputs)
         starts = chain.before(moved.enter(initial, dz), t)
         pushed = jax.jvp(f, (states, *primals), (starts, dx, dc))[1]
-        left = [a - b for a, b in zip(t, pushed, strict=True)], (dz, dx, dc)
-        return scaled(left, one_of((states, *primals)))
+        return [a - b for a, b in zip(t, pushed, strict=True)], (dz, dx, dc)
 
     def solve(_: Any, right: Any) -> Any:
         b, (dz, dx, dc) = right
@@ -283,19 +282,15 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
         (leave, by_captured), (lam, from_x) = chunks(chunk, begin, parts, reverse=True)
         return lam, (add(by_initial, moved.initial.of(leave)), add(by_inputs, from_x), by_captured)
 
-    nothing = nothing_of(moved.tangents)
-    zeros = [zeros_of(nothing, z) for z in states]
-    v = jax.tree.map(lambda leaf: leaf + zeros_of(nothing, leaf), moved.tangents)
-    t: Leaves
+    zeros = [jnp.zeros_like(z) for z in states]
+    known = states, *moved.of(chain)[1:]
+    solved = partial(linear_solve, system, (zeros, moved.tangents), known, solve)
     if not chain.step.forwards_only:
-        t, _ = lax.custom_linear_solve(system, (zeros, v), solve, transpose_solve)
-        return t
+        return solved(transpose_solve)
     try:  # the differentiated part may be transposable
-        t, _ = lax.custom_linear_solve(system, (zeros, v), solve, transpose_solve)
-        return t
+        return solved(transpose_solve)
     except Exception:
-        t, _ = lax.custom_linear_solve(system, (zeros, v), solve)
-        return _as_transposable_as_the_step(chain, states, moved, t)
+        return _as_transposable_as_the_step(chain, states, moved, solved())
 
 
 def _as_transposable_as_the_step(

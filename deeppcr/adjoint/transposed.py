@@ -35,8 +35,7 @@ def transposed_by(
     # [ 0    I  ] [ v ] = [ t ], whose transpose has R in the place of R^T.
     def system(unknown: Any) -> Any:
         y, v = unknown
-        left = [a - b for a, b in zip(y, push(v), strict=True)], v
-        return scaled(left, one_of(known))
+        return [a - b for a, b in zip(y, push(v), strict=True)], v
 
     def solve(_: Any, right: Any) -> Any:
         b, v = right
@@ -46,11 +45,8 @@ def transposed_by(
         g, by_t = right
         return g, add(by_t, rule(g))
 
-    nothing = nothing_of(t)
-    zeros = [zeros_of(nothing, y) for y in shapes]
-    t = [leaf + zeros_of(nothing, leaf) for leaf in t]
-    pushed: Leaves = lax.custom_linear_solve(system, (zeros, t), solve, transpose_solve)[0]
-    return pushed
+    zeros = [jnp.zeros(y.shape, y.dtype) for y in shapes]
+    return linear_solve(system, (zeros, t), known, solve, transpose_solve)
 
 
 def _push_by_units(rule: Callable[[Leaves], Leaves], t: Leaves, shapes: Leaves) -> Leaves:
@@ -72,6 +68,34 @@ def _push_by_units(rule: Callable[[Leaves], Leaves], t: Leaves, shapes: Leaves) 
     return results
 
 
+def linear_solve(
+    system: Callable[[Any], Any],
+    right: tuple[Leaves, Any],
+    known: Any,
+    solve: Callable[[Any, Any], Any],
+    transpose_solve: Callable[[Any, Any], Any] | None = None,
+) -> Leaves:
+    """The first part of the solution by `jax.lax.custom_linear_solve`, to be transposed repeatedly.
+
+    jax transposes a solve only if every right-hand side is linear in the tangents. The right-hand
+    sides of its transpose are the cotangents of its solution. So both are `joined`. And it has
+    second derivatives only if the system depends on everything that its solution depends on.
+
+    Args:
+        system: the linear function, of unknowns in two parts.
+        right: the right-hand sides.
+        known: the arrays that the system depends on.
+        solve: ``(system, right) -> unknowns``.
+        transpose_solve: the same for the transpose; None if there is none.
+    """
+
+    def whole(unknown: Any) -> Any:
+        return scaled(system(unknown), one_of(known))
+
+    found = lax.custom_linear_solve(whole, joined(right, right), solve, transpose_solve)
+    return joined(found[0], found)
+
+
 def zero_tangent(x: Array) -> Any:
     """The tangent of a result that is not differentiated."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
@@ -79,22 +103,20 @@ def zero_tangent(x: Array) -> Any:
     return np.zeros(x.shape, jax.dtypes.float0)
 
 
-def nothing_of(tree: Any) -> Array:
-    """An array without entries that depends on every floating leaf.
+def joined(tree: Any, others: Any) -> Any:
+    """The same leaves, each a linear function of all ``others``, too, at no cost."""
+    nothing = nothing_of(others)
+    return jax.tree.map(lambda leaf: leaf + zeros_of(nothing, leaf), tree)
 
-    `jax.lax.custom_linear_solve` transposes only if every right-hand side is linear in the
-    tangents. Adding an array without entries makes one so, at no cost.
-    """
+
+def nothing_of(tree: Any) -> Array:
+    """An array without entries that depends on every floating leaf."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.concatenate([leaf.reshape(-1)[:0].real.astype(np.float32) for leaf in leaves])
 
 
 def one_of(tree: Any) -> Array:
-    """The number 1, as a function of every floating leaf.
-
-    `jax.lax.custom_linear_solve` has second derivatives only if its system depends on everything
-    that its solution depends on.
-    """
+    """The number 1, as a function of every floating leaf."""
     return 1 + lax.pad(nothing_of(tree), np.float32(0), [(0, 1, 0)])[0]
 
 

@@ -1,7 +1,4 @@
-"""Derivatives of derivatives of an affine step.
-
-Parts of its linear system do not depend on what is moved.
-"""
+"""Derivatives of derivatives, also where parts of the linear systems do not move."""
 
 from functools import partial
 
@@ -11,7 +8,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from tests.problems import assert_agree
+from tests.problems import assert_agree, normal
 
 STEPS = {
     "z -> az + b": lambda z, x: (0.5 * z + 0.3, None),
@@ -43,3 +40,84 @@ def derivatives(step, scan):
 def test_gradient_of_a_gradient(step):
     scans = partial(deeppcr.scan, adjoint="pcr"), jax.lax.scan
     assert_agree(*jax.jit(lambda: [derivatives(step, scan) for scan in scans])())
+
+
+# -- derivatives are linear maps, of which there are derivatives and transposes ----------------------
+
+START, WEIGHT = (normal(0, 3), normal(1, 2)), normal(2, 3, 3, scale=0.5)
+
+
+@jax.custom_vjp
+def halved(z):
+    """A sine, with half of its gradient: a linear rule."""
+    return jnp.sin(z)
+
+
+halved.defvjp(lambda z: (jnp.sin(z), jnp.cos(z)), lambda cosine, g: (cosine * g / 2,))
+
+
+def run(scan, sine, weight, start, xs):
+    """A loss can read parts of this: of the last carry, and of all steps."""
+
+    def step(z, x):
+        long, short = z
+        new = jnp.tanh(weight @ long + x), sine(short + long[:2])
+        return new, long * new[0]
+
+    last, ys = scan(step, start, xs)
+    return last[0], ys
+
+
+def of_the_pullback(scan, sine):
+    """A pullback's derivatives, its transposes, and derivatives by its cotangents alone."""
+    primals = WEIGHT, START, normal(3, 4, 3)
+    f = partial(run, scan, sine)
+    out, pull = jax.vjp(f, *primals)
+    moved = jax.tree.map(jnp.cos, out)
+    gradients, push = jax.vjp(pull, moved)
+    again = jax.linear_transpose(jax.linear_transpose(pull, moved), gradients)
+
+    def penalty(readout):
+        """The size of the gradient by the start."""
+        of = jax.grad(lambda start: f(primals[0], start, primals[2])[0] @ readout)(START)
+        return sum((leaf**2).sum() for leaf in of)
+
+    by_readout = jax.grad(penalty)
+    return {
+        "pullback": [push(gradients), jax.jvp(pull, (moved,), (out,))],
+        "transposed twice": again((moved,))[0],
+        "penalty": by_readout(START[0]),
+        "penalties": jax.vmap(by_readout)(primals[2]),
+        "derivative of that": jax.grad(lambda r: (by_readout(r) ** 2).sum())(START[0]),
+    }
+
+
+@pytest.mark.parametrize("sine", [jnp.sin, halved], ids=["plain", "with a rule"])
+def test_a_gradient_is_a_linear_map_of_its_cotangents(sine):
+    right = jax.jit(partial(of_the_pullback, jax.lax.scan, sine))()
+    for adjoint in ["backprop", "pcr"][: 2 if sine is jnp.sin else 1]:
+        scan = partial(deeppcr.scan, adjoint=adjoint)
+        assert_agree(jax.jit(partial(of_the_pullback, scan, sine))(), right)
+
+
+def test_around_a_scan():
+    """A linear system whose function is a chain."""
+
+    def derivatives(scan):
+        def solution(weight, b):
+            def system(y):
+                return y - scan(lambda z, x: (weight @ z + x, z), y, jnp.zeros((4, 3)))[0]
+
+            def solve(system, b):
+                return jnp.linalg.solve(jax.jacobian(system)(b), b)
+
+            return jax.lax.custom_linear_solve(system, b, solve, transpose_solve=solve)
+
+        def penalty(readout):
+            of = jax.grad(lambda b: jnp.sin(solution(WEIGHT, b)) @ readout)
+            return (of(START[0]) ** 2).sum()
+
+        return jax.grad(penalty)(START[0]), jax.jacobian(solution, (0, 1))(WEIGHT, START[0])
+
+    scans = partial(deeppcr.scan, adjoint="pcr"), jax.lax.scan
+    assert_agree(*(jax.jit(partial(derivatives, scan))() for scan in scans))
