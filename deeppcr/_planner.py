@@ -26,7 +26,7 @@ from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.newton import Newton
 from deeppcr.newton.sample import MOST, Sample, affordable
 from deeppcr.sharding import find_sharding
-from deeppcr.structure import find_jumps, find_structure
+from deeppcr.structure import find_structure
 from depth.models import find_device
 
 TRIED = 3  # candidates of each kind that trials time, at most
@@ -169,7 +169,6 @@ def _plan_chain(
         length=chain.length,
         layout=chain.layout,
         structure=find_structure(chain.step, chain.layout),
-        jumps=find_jumps(chain.step),
         choice=choice,
         nbytes=choice.window * choice.linearization.bytes_per_step(chain.step, chain.layout),
         sharding=sharding,

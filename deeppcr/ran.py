@@ -6,15 +6,10 @@ arrays would tell of another run as soon as `jax.lax.cond` takes the other branc
 with different descriptions would not even have the same structure. So a `Ran` holds numbers: in
 the program of one method on one platform they are constants, and jax carries them wherever it
 carries the states. They become words when they are printed.
-
-Source lines are no numbers. A solution has a checksum of them, and this process remembers the text
-of the last few hundred. In another process (a pickled solution) the lines are missing, not wrong.
 """
 
 import dataclasses
 import enum
-import zlib
-from collections import OrderedDict
 from functools import partial
 
 import jax
@@ -29,9 +24,6 @@ BLOCKS = (
     *("surrogate", "clipped"),
 )
 SOLVERS = ("other", "none", "sequential", "pcr", "cyclic_reduction", "prefix_scan", "chunked")
-KEPT = 512  # texts
-
-_TEXTS: OrderedDict[int, str] = OrderedDict()
 
 
 class Why(enum.IntEnum):
@@ -52,7 +44,7 @@ class Why(enum.IntEnum):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["method", "why", "speedup", "jumps"],
+    data_fields=["method", "why", "speedup"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +62,6 @@ class Ran:
             as long as an empty call; 4 if the chain runs as `jax.lax.scan`.
         speedup: float32 scalar, the predicted speedup of Newton's method over the sequential
             program, by which "auto" chose; 0 where nothing was predicted.
-        jumps: int32 scalar, a checksum of the lines at which the step may jump; 0 if there are
-            none, or the method is sequential.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.linspace(0.0, 1.0, 100))
@@ -86,31 +76,24 @@ class Ran:
     method: Array
     why: Array
     speedup: Array
-    jumps: Array
 
     @classmethod
     def sequential(cls, shape: tuple[int, ...] = (), why: Why = Why.ASKED) -> "Ran":
         """The sequential program, for a solution of ``shape`` mapped axes."""
-        return cls.of(SEQUENTIAL, why, 0.0, 0, shape)
+        return cls.of(SEQUENTIAL, why, shape)
 
     @classmethod
-    def newton(cls, blocks: str, solver: str, is_damped: bool, jumps: str) -> "Ran":
-        """Newton's method, by names in `BLOCKS` and `SOLVERS`.
-
-        Names that are not among them are "other". ``jumps``: where the step may jump, in words.
-        """
+    def newton(cls, blocks: str, solver: str, is_damped: bool) -> "Ran":
+        """Newton's method, by names in `BLOCKS` and `SOLVERS`; others are "other"."""
         kind = BLOCKS.index(blocks if blocks in BLOCKS else "other")
         code = SOLVERS.index(solver if solver in SOLVERS else "other") + len(SOLVERS) * kind
-        return cls.of(1 + 2 * code + is_damped, Why.ASKED, 0.0, remembered(jumps))
+        return cls.of(1 + 2 * code + is_damped, Why.ASKED)
 
     @classmethod
-    def of(
-        cls, method: int, why: Why, speedup: float, jumps: int, shape: tuple[int, ...] = ()
-    ) -> "Ran":
-        """From numbers that are known while jax traces."""
-        integers = (jnp.full(shape, each, jnp.int32) for each in (method, int(why), jumps))
-        code, reason, lines = integers
-        return cls(code, reason, jnp.full(shape, speedup, jnp.float32), lines)
+    def of(cls, method: int, why: Why, shape: tuple[int, ...] = ()) -> "Ran":
+        """From numbers that are known while jax traces, without a predicted speedup."""
+        code, reason = (jnp.full(shape, each, jnp.int32) for each in (method, int(why)))
+        return cls(code, reason, jnp.zeros(shape, jnp.float32))
 
     def because(self, why: Why, speedup: float) -> "Ran":
         """The same run, for this reason."""
@@ -137,11 +120,6 @@ class Ran:
         words = [BLOCKS[kind], SOLVERS[solver], "damped" if is_damped else "none"]
         return f"newton ({', '.join(word for word in words if word != 'none')})"
 
-    @property
-    def lines(self) -> str:
-        """Where the step may jump, in words; "" if nowhere, or not known in this process."""
-        return _TEXTS.get(int(self.jumps), "")
-
     def __str__(self) -> str:
         if np.ndim(self.method) or isinstance(self.method, jax.core.Tracer):
             return repr(self)
@@ -159,15 +137,3 @@ class Ran:
                 Why.AS_SCAN: "it runs as jax.lax.scan",
             }[why]
         )
-
-
-def remembered(text: str) -> int:
-    """A checksum of ``text``, by which this process finds it again; 0 for no text."""
-    if not text:
-        return 0
-    key = int(np.int32(np.uint32(zlib.crc32(text.encode()) or 1)))
-    _TEXTS[key] = text
-    _TEXTS.move_to_end(key)
-    while len(_TEXTS) > KEPT:
-        _TEXTS.popitem(last=False)
-    return key

@@ -84,7 +84,7 @@ class Stats:
             exponent of the chain per step. Small differences grow as ``exp(growth_rate * l)``; they
             decay if it is negative. NaN (inf under `jax.debug_nans`) unless the states are right:
             those that have not converged, or are not finite, have no growth rate; printed, the
-            solution says why. A jump in the step is not part of it: see ``Solution.ran``.
+            solution says why. A jump in the step is not part of it: no derivative sees it.
         finite: int32 scalar, the number of states from the start of the chain that are finite; L if
             all.
 
@@ -253,7 +253,7 @@ def _lines(solution: Solution) -> list[str]:
     if result == Result.NOT_FINITE and stats.finite is not None:
         rows["finite"] = f"{int(stats.finite)} of {length} states"
     if stats.growth_rate is not None:
-        rows["growth rate"] = _growth(float(stats.growth_rate), result, ran)
+        rows["growth rate"] = _growth(float(stats.growth_rate), result)
     if advice := _advice(stats, ran, result):
         rows["advice"] = advice
     lines = [str(ran), table((), list(rows.items()), "<<")]
@@ -264,11 +264,10 @@ def _lines(solution: Solution) -> list[str]:
     return lines
 
 
-def _growth(rate: float, result: Result, ran: Ran) -> str:
+def _growth(rate: float, result: Result) -> str:
     """The growth rate, or why there is none."""
     if np.isfinite(rate):
-        # A derivative does not see what a jump does to differences.
-        return f"{rate:+.3g} a step" + (", between jumps" if int(ran.jumps) else "")
+        return f"{rate:+.3g} a step"
     reason = {
         Result.NOT_CONVERGED: "the states have not converged",
         Result.NOT_FINITE: "the states are not finite",
@@ -289,8 +288,6 @@ def _advice(stats: Stats, ran: Ran, result: Result) -> str:
             'step\'s products at the precision asked for; "highest" has none'
         )
     ways = "method='sequential'" if ran.is_damped else "TrustRegion() or method='sequential'"
-    if ran.lines:
-        return f"{ran.lines}, and Newton's method sees no derivative of a jump: {ways}"
     rate = float("nan") if stats.growth_rate is None else float(stats.growth_rate)
     if np.isfinite(rate) and rate > 0:
         return f"differences grow by {rate:+.3g} a step: {ways}"

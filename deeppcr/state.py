@@ -81,7 +81,7 @@ class StateLayout:
         """The number of batch elements; 1 without batch axes."""
         return int(np.prod(self.batch_shape, dtype=int))
 
-    @property
+    @cached_property
     def dtype(self) -> Any:
         """The dtype of the vector: wide enough for every leaf, and float32 or better."""
         return float32_or_better(*self.dtypes)

@@ -16,7 +16,7 @@ from deeppcr.linearize import Choice
 from deeppcr.newton import Newton
 from deeppcr.newton.sample import Sample
 from deeppcr.state import StateLayout
-from deeppcr.structure import Jump, Structure
+from deeppcr.structure import Structure
 from depth import Device
 from depth.report import count, nbytes, seconds, table
 
@@ -36,7 +36,6 @@ class ChainPlan:
         length: L.
         layout: of its state.
         structure: which entries of the state influence each other, as its program proves.
-        jumps: where the step may jump, line by line.
         choice: the linearisation of Newton's method, its window, and the reason.
         nbytes: bytes of all Jacobian blocks in a window.
         sharding: the devices that share the chain; None for one device.
@@ -54,7 +53,6 @@ class ChainPlan:
     length: int
     layout: StateLayout
     structure: Structure
-    jumps: tuple[Jump, ...]
     choice: Choice
     nbytes: int
     sharding: ChainSharding | None
@@ -150,12 +148,6 @@ class ChainPlan:
             "chain": f"{self.length} steps, a state of {self.width} entries{batch}",
             "structure": str(self.structure),
         }
-        if self.jumps:
-            lines = ", ".join(map(str, self.jumps))
-            rows["jumps"] = (
-                f"{lines}, where Newton's method sees no derivative: TrustRegion() or "
-                "method='sequential'"
-            )
         if self.newton and isinstance(self.newton.method, Newton):
             choice = self.choice
             every = self.newton.method.jacobian_every

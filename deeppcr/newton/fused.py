@@ -214,7 +214,7 @@ class FusedNewton(NewtonSolver):
         return dataclasses.replace(self.criterion, atol=atol.reshape(shape))
 
     def _ran(self, wide: TracedChain) -> Ran:
-        return Ran.newton("dense", "chunked", False, self.jumps)
+        return Ran.newton("dense", "chunked", False)
 
     def _whole(self, now: Iterate) -> Array:
         return self.axis.joined(now.value)

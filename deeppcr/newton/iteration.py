@@ -74,7 +74,6 @@ SMALL = 4  # entries of a block, up to which a product of two is cheap
         "step",
         "layout",
         "dtypes",
-        "jumps",
     ],
 )
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +96,6 @@ class NewtonSolver:
         step: the user's step, traced in float32 or better.
         layout: of its state.
         dtypes: of its inputs.
-        jumps: where the step may jump, in words.
     """
 
     linearization: Any
@@ -114,7 +112,6 @@ class NewtonSolver:
     step: Step
     layout: StateLayout
     dtypes: tuple[Any, ...]
-    jumps: str
 
     def sharded(self, along: P, replicated: P) -> "NewtonSolver":
         """How its arrays are sharded: a prefix of this pytree."""
@@ -444,7 +441,7 @@ class NewtonSolver:
         shapes = partial(self._shapes, wide)
         name = "none" if kind == "zero" else name_of(solver.chosen(shapes))
         is_damped = isinstance(self.options.damping, TrustRegion)
-        return Ran.newton(kind, name, is_damped, self.jumps)
+        return Ran.newton(kind, name, is_damped)
 
     def _shapes(self, chain: TracedChain) -> Blocks:
         """The shapes of the blocks of a window."""

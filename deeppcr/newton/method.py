@@ -54,7 +54,6 @@ from deeppcr.newton.tolerance import Tolerance, check_atol, is_number
 from deeppcr.progress import Progress, Reporter, check_progress
 from deeppcr.rewrites.precision import own_rounding
 from deeppcr.state import Leaves
-from deeppcr.structure import find_jumps
 
 OnFailure = Literal["sequential", "raise", "return"]
 
@@ -272,7 +271,6 @@ class Newton:
             step=wide.step,
             layout=wide.layout,
             dtypes=tuple(x.dtype for x in wide.inputs),
-            jumps=", ".join(map(str, find_jumps(asked.step))),
         )
         return FusedNewton.of(solver, wide) if self.fused else solver
 

@@ -10,7 +10,6 @@ import deeppcr
 import depth
 from deeppcr._plan.choose import NEAR
 from tests.plan.chains import CHAINS, like, plan_like
-from tests.problems import PROBLEMS
 
 PLANS = {
     "Newton": plan_like,
@@ -19,14 +18,6 @@ PLANS = {
     "many iterations": lambda: plan_like(1, 64, device="V100", iterations=1000),
     "one step": lambda: deeppcr.plan(*like(length=1), device="H200"),
     "too large": lambda: deeppcr.plan(*like(), device=depth.devices["H200"].replace(memory=1e5)),
-    "own rule": lambda: deeppcr.plan(
-        deeppcr.Chain(
-            lambda z, x: PROBLEMS["custom vjp"].step(PROBLEMS["custom vjp"].params, z, x)[0],
-            PROBLEMS["custom vjp"].xs,
-        ),
-        PROBLEMS["custom vjp"].init,
-        device="H200",
-    ),
 }
 
 
@@ -41,11 +32,6 @@ def plan(request, plans):
     if request.param not in plans:
         plans[request.param] = PLANS[request.param]()
     return plans[request.param]
-
-
-@pytest.mark.parametrize("plan", ["own rule"], indirect=True)
-def test_a_step_with_a_linear_rule_is_planned_as_any_other(plan):
-    assert isinstance(plan.adjoint, deeppcr.Adjoint)
 
 
 def finite(value):
