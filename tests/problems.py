@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import deeppcr
+from deeppcr.loops import ahead
 
 L = 13  # a prime: no solver can halve it evenly
 
@@ -87,6 +88,16 @@ def pairs(*options):
 def oracle(problem):
     """`backpropagate` by `jax.lax.scan`."""
     return backpropagate(problem, jax.lax.scan)
+
+
+def on_a_cpu():
+    """A context for what is said of CPUs alone: programs are planned for one, and run on it."""
+    return jax.default_device(jax.devices("cpu")[0])
+
+
+def trips(least, budget=L):
+    """The iterations of a solve that needs ``least``; those ahead of the first test are free."""
+    return max(least, ahead(budget))
 
 
 def rounding(dtype, operations):

@@ -13,15 +13,15 @@ from deeppcr.fused import CannotFuse, FusedStep
 from deeppcr.fused.backends import interpreted
 from deeppcr.fused.kernel import run_kernel
 from depth.jaxprs import Program
-from tests.problems import rounding
+from tests.problems import on_a_cpu, rounding
 
 L = 13
 
 
 @pytest.fixture(autouse=True)
 def as_users_write_it():
-    """Ranks are promoted, as in most programs."""
-    with jax.numpy_rank_promotion("allow"):
+    """Ranks are promoted, as in most programs; and what is interpreted runs on a CPU."""
+    with jax.numpy_rank_promotion("allow"), on_a_cpu():
         yield
 
 

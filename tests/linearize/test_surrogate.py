@@ -84,7 +84,8 @@ def iterate(chain, z0, linearize, **options):
 @pytest.mark.parametrize("name", CASES)
 def test_the_solution_is_that_of_the_step(name):
     chain, z0, linearize = CASES[name]
-    solution = iterate(chain, z0, linearize)
+    method = Newton(linearize=linearize, linear="sequential")
+    solution = deeppcr.solve(chain, z0, method=method)
     assert solution.result == deeppcr.Result.CONVERGED
     assert_agree(solution.trajectory, trajectory(chain, z0))
     kind = "clipped" if isinstance(linearize, Clipped) else "surrogate"
@@ -210,7 +211,7 @@ def test_eager_calls_see_what_the_surrogate_closes_over(compiled):
 
 
 def test_over_devices():
-    mesh = jax.make_mesh((4,), ("chain",), devices=jax.devices()[:4])
+    mesh = jax.make_mesh((4,), ("chain",), devices=jax.devices("cpu")[:4])
     chain, z0 = Chain(rnn, XS[:-1]), Z0  # of a length that the devices do not divide
     solution = iterate(deeppcr.sharding.shard(chain, mesh, "chain"), z0, Surrogate(near))
     assert solution.result == deeppcr.Result.CONVERGED

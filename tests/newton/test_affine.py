@@ -8,7 +8,7 @@ import pytest
 import deeppcr
 from deeppcr import Chain, Newton
 from deeppcr.chain import trace_chain
-from tests.problems import assert_agree, normal, solve, trajectory
+from tests.problems import assert_agree, normal, solve, trajectory, trips
 
 LENGTH, WIDTH = 40, 4
 SHARE = jax.device_put(np.random.default_rng(0).uniform(size=(LENGTH, WIDTH)))
@@ -68,7 +68,7 @@ def test_one_iteration():
     chain = Chain(rotated, XS)
     solution = solve(chain, Z0, method=Newton())
     assert solution.converged
-    assert solution.stats.iterations == 1
+    assert solution.stats.iterations == trips(1)
     assert_agree(solution.trajectory, trajectory(chain, Z0), 1e-12)
 
 
@@ -81,7 +81,8 @@ def test_amplified_rounding_errors_are_those_of_the_program():
     """Every solution of ``z = 3 z + x`` but one grows, and its rounding errors do in any case."""
     states = np.sin(np.arange(LENGTH + 1.0))
     chain = Chain(lambda z, x: 3 * z + x, jax.device_put(states[1:] - 3 * states[:-1]))
-    solution = solve(chain, jax.device_put(states[0]), method=Newton())
+    # Another solver would sum, and round, in another order.
+    solution = solve(chain, jax.device_put(states[0]), method=Newton(linear="sequential"))
     expected = trajectory(chain, jax.device_put(states[0]))
     assert abs(expected[-1] - states[-1]) > 1  # they have grown that much
     assert_agree(solution.trajectory, expected, 1e-12)
