@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from deeppcr.avals import abstract
 from deeppcr.eager import kept
 from deeppcr.platforms import is_eager
 from deeppcr.rewrites.cut_first import evaluate
@@ -109,7 +110,7 @@ class Carry:
         """
         of_kinds = ("driven", "coupled")
         last = [z for z, kind in zip(self.initial, self.kinds, strict=True) if kind in of_kinds]
-        before = [jax.ShapeDtypeStruct((length, *z.shape), z.dtype) for z in last]
+        before = [abstract(z, (length, *z.shape)) for z in last]
         return dataclasses.replace(self, before=before, last=last)
 
     # -- between the carry and the state ----------------------------------------------------------

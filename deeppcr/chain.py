@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
+from deeppcr.avals import abstract, of_step
 from deeppcr.axis import LOCAL, ChainAxis, ChainSharding
 from deeppcr.carry import Carry
 from deeppcr.checks import describe, leaves_as_arrays
@@ -225,10 +226,8 @@ class TracedChain:
     @property
     def abstract(self) -> "TracedChain":
         """The same with shapes for arrays, and without the user's function: safe to keep."""
-        shapes: TracedChain = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-            dataclasses.replace(self, function=None, adapt=None),
-        )
+        kept = dataclasses.replace(self, function=None, adapt=None)
+        shapes: TracedChain = jax.tree.map(abstract, kept)
         return shapes
 
     @property
@@ -310,7 +309,7 @@ def trace_carry(
     f = adapt(f)
     initial = jax.tree.unflatten(jax.tree.structure(initial), leaves_as_arrays(name, initial))
     inputs = jax.tree.map(jnp.asarray, inputs)
-    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
+    first = jax.tree.map(of_step, inputs)
     step, captured = trace(f, initial, first)
     leaves, tree = jax.tree.flatten(initial)
     cast = [z if z.dtype == d else z.astype(d) for z, d in zip(leaves, step.dtypes, strict=True)]
@@ -326,7 +325,7 @@ def trace_carry(
             state = jax.eval_shape(lambda: carry.state)
         f, xs = carry.step(f), [*xs, *carry.before]
         adapt = _after(carry.step, adapt)
-        now = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in carry.before]
+        now = list(map(of_step, carry.before))
         step, captured = trace(f, state, (first, now))
     check_batch(state, carry.state_names, batch_ndim, name)
     layout = StateLayout.of(state, batch_ndim)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from deeppcr.avals import abstract
 from depth.jaxprs import (
     bind,
     called,
@@ -54,10 +55,7 @@ def why_forwards_only(jaxpr: Any) -> str:
     """
     if not any(map(_may_be_forwards_only, equations(jaxpr))):
         return ""
-    arguments = [
-        jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
-        for variable in (*jaxpr.constvars, *jaxpr.invars)
-    ]
+    arguments = [abstract(variable.aval) for variable in (*jaxpr.constvars, *jaxpr.invars)]
     floating = [jnp.issubdtype(argument.dtype, jnp.inexact) for argument in arguments]
 
     def gradient(arguments: list[Any]) -> Any:
@@ -88,7 +86,7 @@ def why_not_differentiable(jaxpr: Any, states: int) -> str:
     ``states``: the number of leading operands that are leaves of the state.
     """
     variables = [*jaxpr.invars, *jaxpr.constvars]
-    shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in variables]
+    shapes = [abstract(x.aval) for x in variables]
 
     def derivative(state: list[Any], others: list[Any]) -> Any:
         def f(state: list[Any]) -> list[Any]:

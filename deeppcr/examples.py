@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from deeppcr.avals import of_step
 from deeppcr.chain import TracedChain
 from deeppcr.solution import Run
 from deeppcr.state import Leaves
@@ -47,7 +48,7 @@ def chain_of_examples(
     ]
     xs, of_inputs = at_front(chain.inputs, inputs, 1)
     shared, of_captured = at_front(chain.captured, captured)
-    first = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
+    first = list(map(of_step, xs))
     each = tuple(None if axis is None else 0 for axis in of_inputs)
     step, constants = _step_of_examples(chain.step, size, states, (first, each), shared, captured)
     layout = dataclasses.replace(chain.layout, batch_shape=(size, *chain.layout.batch_shape))

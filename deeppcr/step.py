@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from deeppcr.affine import is_affine
+from deeppcr.avals import abstract
 from deeppcr.checks import describe, leaves_as_arrays
 from deeppcr.effects import (
     has_custom_vjp,
@@ -369,7 +370,7 @@ def check_same_state(before: Any, after: Any) -> Leaves:
 def _promoted(before: Any, after: Any) -> Any:
     """A leaf of the state, promoted if it is weakly typed and the step returns a wider dtype."""
     if is_weak(before) and before.dtype != after.dtype and _rank(before) <= _rank(after):
-        return jax.ShapeDtypeStruct(before.shape, after.dtype)
+        return abstract(before, dtype=after.dtype)
     return before
 
 

@@ -19,6 +19,7 @@ from jax import Array, lax
 
 from deeppcr._plan.iterations import program_of
 from deeppcr.adjoint.backpropagation import Backpropagation
+from deeppcr.avals import abstract
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
 from deeppcr.fused import CannotFuse, fused_scan
@@ -44,7 +45,7 @@ ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of a function; one of the same name m
 def shapes_of(chain: TracedChain, length: int) -> TracedChain:
     """The shapes of ``length`` steps of a chain, on one device."""
     shapes = chain.abstract
-    inputs = [jax.ShapeDtypeStruct((length, *x.shape[1:]), x.dtype) for x in shapes.inputs]
+    inputs = [abstract(x, (length, *x.shape[1:])) for x in shapes.inputs]
     return dataclasses.replace(shapes, length=length, inputs=inputs, axis=LOCAL, offset=None)
 
 
@@ -91,7 +92,7 @@ class ChainCosts:
             return copied
 
         arrays = [chunk.states, chunk.states, *chunk.chain.inputs]
-        whole = [jax.ShapeDtypeStruct((count, *x.shape), x.dtype) for x in arrays]
+        whole = [abstract(x, (count, *x.shape)) for x in arrays]
         moved: Cost = self._once(("moved", size), lambda: self._read(copy, whole))
         return parts(chunk).repeat(count) + moved
 
@@ -199,7 +200,7 @@ class ChainCosts:
             cost = self._read(lambda *moving: jax.jvp(program, moving, moving), *arguments)
             return self._shard_after_shard(cost), 0
         results = [
-            jax.ShapeDtypeStruct((chain.length, *atom.aval.shape), atom.aval.dtype)
+            abstract(atom.aval, (chain.length, *atom.aval.shape))
             for atom in chain.step.jaxpr.outvars
         ]
         states = chain.step.states
@@ -222,7 +223,7 @@ class ChainCosts:
     def _leaves(self) -> Leaves:
         """The shapes of all states, as leaves."""
         length = self.chain.length
-        return [jax.ShapeDtypeStruct((length, *z.shape), z.dtype) for z in self.chain.initial]
+        return [abstract(z, (length, *z.shape)) for z in self.chain.initial]
 
     # -- all steps at once ------------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ class ChainCosts:
         """The shape of all states, ``[L, *batch, w]``."""
         layout = self.chain.layout
         shape = (self.chain.length, *layout.batch_shape, layout.width)
-        return jax.ShapeDtypeStruct(shape, layout.dtype)
+        return abstract(self.chain.initial[0], shape, layout.dtype)
 
     @property
     def trajectory_bytes(self) -> int:

@@ -22,6 +22,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Literal
 
 from deeppcr.adjoint.transposed import transposed_by, zero_tangent
+from deeppcr.avals import abstract
 from deeppcr.rewrites.cut_first import apply, evaluate
 from deeppcr.state import Leaves
 from deeppcr.step import Step
@@ -65,7 +66,7 @@ def _replaced(jaxpr: Program, replace: Replace) -> Program:
         known = dict(zip(variables, values, strict=True))
         return evaluate(jaxpr, known, jaxpr.outvars, _replacement(replace))
 
-    closed = jax.make_jaxpr(f)(*[_shape(atom.aval) for atom in variables])
+    closed = jax.make_jaxpr(f)(*[abstract(atom.aval) for atom in variables])
     new, count = _with_literals(closed), len(jaxpr.constvars)
     return new._replace(constvars=new.invars[:count], invars=new.invars[count:])
 
@@ -119,7 +120,7 @@ def _with_programs(equation: Any, run: Callable[[Any, Sequence[Any]], list[Any]]
 
     def traced(closed: Any) -> Any:
         inner = without_constants(closed)
-        shapes = [_shape(atom.aval) for atom in inner.invars]
+        shapes = [abstract(atom.aval) for atom in inner.invars]
         found = jax.make_jaxpr(lambda *operands: run(closed, operands))(*shapes)
         return without_constants(found) if closed is inner else found
 
@@ -132,10 +133,6 @@ def _with_programs(equation: Any, run: Callable[[Any, Sequence[Any]], list[Any]]
     return equation.replace(
         params={name: changed(value) for name, value in equation.params.items()}
     )
-
-
-def _shape(aval: Any) -> Any:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _forward_rule(equation: Any, operands: Sequence[Any]) -> list[Any]:

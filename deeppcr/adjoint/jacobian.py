@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.refine import refine
+from deeppcr.avals import abstract
 from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, suggests_keywords
@@ -131,7 +132,8 @@ class JacobianAdjoint:
         length, most, layout = chain.length, self.window, chain.layout
 
         def shapes() -> Blocks:
-            states = jax.ShapeDtypeStruct((length, *layout.batch_shape, layout.width), layout.dtype)
+            shape = (length, *layout.batch_shape, layout.width)
+            states = abstract(chain.initial[0], shape, layout.dtype)
             found: Blocks = jax.eval_shape(partial(self.linearization.blocks, chain), states)
             return found
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from deeppcr.avals import abstract
 from deeppcr.state import Leaves, add
 
 
@@ -22,7 +23,7 @@ def transposed_by(
         like: the shapes and dtypes of the results.
         known: the arrays that the rule depends on, besides its argument.
     """
-    shapes = [jax.ShapeDtypeStruct(y.shape, y.dtype) for y in like]
+    shapes = list(map(abstract, like))
 
     def push(t: Leaves) -> Leaves:
         try:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from deeppcr.avals import of_step
 from deeppcr.chain import with_outputs
 from deeppcr.checks import check_count, describe
 from deeppcr.diffusion.sampler import Model, bind
@@ -76,10 +77,7 @@ def pred_original_sample(
     # A sampler whose next sample is the predicted one.
     table = dataclasses.replace(table, update={"x": {"x0": np.ones(table.steps)}})
     before, inputs = jnp.concatenate([x_T[None], trajectory[:-1]]), table.inputs(x_T.dtype)
-    first = [
-        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), leaves)
-        for leaves in (before, inputs)
-    ]
+    first = [jax.tree.map(of_step, leaves) for leaves in (before, inputs)]
     step, captured = trace(with_outputs(table.step(bind(model, args))), *first)
     at_once = min(window or table.steps, table.steps)
     if (known := kept(step)) is None:

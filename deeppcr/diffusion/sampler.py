@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding
 from deeppcr._plan import Method, find_method
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
+from deeppcr.avals import of_step
 from deeppcr.chain import Chain
 from deeppcr.checks import check_count, describe, describe_type
 from deeppcr.diffusion.gaussian import GAIN, Gaussian
@@ -211,7 +212,7 @@ def _check_output(
     model: Model, table: Table, start: Any, inputs: Any, x: Array, batch_ndim: int
 ) -> None:
     """Raise unless the model returns an array like ``x``, before anything is compiled."""
-    at = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
+    at = jax.tree.map(of_step, inputs)
     found = jax.eval_shape(lambda state, at: table.evaluate(model, state, at), start, at)
     if isinstance(found, jax.ShapeDtypeStruct) and jnp.issubdtype(found.dtype, jnp.floating):
         axis = doubled_axis(found, x)

@@ -10,11 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from deeppcr.avals import abstract
 from deeppcr.fused.backends import Launch
 from deeppcr.fused.entries import table_of
 from deeppcr.fused.memory import Layout, arranged, restored
@@ -65,7 +65,7 @@ def run_kernel(
     ends = [((), ())] * step.states + [(front, back)] * len(step.outputs)
     written, results = [*kernel.last, *kernel.written], step.program.outvars
     out = [
-        jax.ShapeDtypeStruct((*first, *layout.memory(step)), result.aval.dtype)
+        abstract(result.aval, (*first, *layout.memory(step)))
         for (first, _), layout, result in zip(ends, written, results, strict=True)
     ]
     found = [

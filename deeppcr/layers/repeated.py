@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from deeppcr.avals import of_step
 from deeppcr.layers.reach import Unseen
 from deeppcr.layers.reading import Layer, Reader, listed, locate, name_of_layer
 from deeppcr.layers.trial import Trial, array_types, shape_of, try_copy, types_of
@@ -86,7 +87,7 @@ class Repeated:
             ValueError: names what is changed.
         """
         x = jax.tree.map(shape_of, x)
-        shapes = [jax.ShapeDtypeStruct(own.shape[1:], own.dtype) for own in self.inputs]
+        shapes = list(map(of_step, self.inputs))
         arrays = iter(self._merged(shapes))
         for number, (code, count) in enumerate(zip(self.plan.codes, self.plan.counts, strict=True)):
             try:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.avals import of_step
 from deeppcr.fused import CannotFuse, FusedStep, fused_scan
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks
@@ -80,7 +81,7 @@ def solve_in_one_kernel(
 
     start = len(along) - 1 if reverse else 0
     arrays = [*leaves, jnp.arange(len(along)) == start, along]
-    each = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
+    each = list(map(of_step, arrays))
     program = Program.of(jax.make_jaxpr(step)(each[-1], *each))
     try:
         fused = FusedStep.of(program, 1, len(arrays), along.shape[1:-1])

@@ -79,9 +79,7 @@ class Scalar(Linearization):
             )
         if self.of_input is not None:
             avals = [variable.aval for variable in step.jaxpr.invars[step.states :]]
-            inputs = jax.tree.unflatten(
-                step.input_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-            )
+            inputs = jax.tree.unflatten(step.input_tree, avals)
             shapes = [
                 list(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(self.of_input, inputs))
             ]

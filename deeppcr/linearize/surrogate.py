@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax import Array
 
+from deeppcr.avals import abstract
 from deeppcr.chain import TracedChain
 from deeppcr.checks import describe
 from deeppcr.eager import kept
@@ -164,4 +165,4 @@ class TracedSurrogate(Linearization):
 
 
 def _shapes(leaves: Any, axes: int) -> list[Any]:
-    return [jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype) for leaf in leaves]
+    return [abstract(leaf, leaf.shape[axes:]) for leaf in leaves]

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.avals import abstract
 from deeppcr.carry import Carry
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count, describe, did_you_mean
@@ -66,7 +67,7 @@ class Coarse:
             return [z + every * (a - z) for z, a in zip(state, after, strict=True)]
 
         # Check the result of the user's step before computing anything.
-        shapes = [jax.ShapeDtypeStruct((every, *x.shape[1:]), x.dtype) for x in chain.inputs]
+        shapes = [abstract(x, (every, *x.shape[1:])) for x in chain.inputs]
         jax.eval_shape(body, chain.initial, shapes)
         inputs = [x[: count * every].reshape((count, every, *x.shape[1:])) for x in chain.inputs]
         _, ends = lax.scan(body, chain.initial, inputs, count)

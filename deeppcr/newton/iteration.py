@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
+from deeppcr.avals import abstract
 from deeppcr.axis import LOCAL, ChainAxis, ReplicatedAxis
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Blocks, LinearSolver, ShardSolver, name_of
@@ -447,7 +448,7 @@ class NewtonSolver:
         """The shapes of the blocks of a window."""
         window, layout = chain.window(jnp.int32(0), self.window), chain.layout
         shape = self.window, *layout.batch_shape, layout.width
-        states = jax.ShapeDtypeStruct(shape, layout.dtype)
+        states = abstract(chain.initial[0], shape, layout.dtype)
         blocks: Blocks = jax.eval_shape(partial(self.linearization.blocks, window), states)
         return blocks
 

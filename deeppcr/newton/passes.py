@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from deeppcr.avals import abstract
 from deeppcr.axis import ChunkedAxis
 from deeppcr.chain import TracedChain
 from deeppcr.fused import FusedStep
@@ -99,8 +100,8 @@ def step_of_pass(chain: TracedChain, axis: ChunkedAxis) -> FusedStep:
         return [to_back(x) for x in (after, product, offset, *outputs)]
 
     vector, matrix = shapes(chain, axis)
-    flag = jax.ShapeDtypeStruct((axis.chunks,), jnp.int32)
-    own = [jax.ShapeDtypeStruct((*x.shape[1:], axis.chunks), x.dtype) for x in chain.inputs]
+    flag = abstract(vector, (axis.chunks,), jnp.int32)
+    own = [abstract(x, (*x.shape[1:], axis.chunks)) for x in chain.inputs]
     inputs = [vector, vector, matrix, flag, *own]
     closed = jax.make_jaxpr(step)([vector, matrix, vector], inputs, list(chain.captured))
     program, given = Program.of(closed), 3 + len(inputs)
@@ -125,7 +126,7 @@ def step_of_chunks(chain: TracedChain, axis: ChunkedAxis) -> FusedStep:
         after = reached + (offset + Matrices(product).apply(state - old))
         return finite_or(after, reached), state
 
-    vector, matrix = (jax.ShapeDtypeStruct(x.shape[:-1], x.dtype) for x in shapes(chain, axis))
+    vector, matrix = (abstract(x, x.shape[:-1]) for x in shapes(chain, axis))
     program = Program.of(jax.make_jaxpr(step)(vector, vector, vector, matrix, vector))
     found = FusedStep.of(program, 1, 4, chain.layout.batch_shape)
     return dataclasses.replace(found, steps_last=True)
@@ -133,10 +134,10 @@ def step_of_chunks(chain: TracedChain, axis: ChunkedAxis) -> FusedStep:
 
 def shapes(chain: TracedChain, axis: ChunkedAxis) -> tuple[Any, Any]:
     """The shapes of a vector and of a matrix for each chunk."""
-    layout = chain.layout
+    layout, state = chain.layout, chain.initial[0]
     vector = *layout.batch_shape, layout.width, axis.chunks
     matrix = *layout.batch_shape, layout.width, layout.width, axis.chunks
-    return jax.ShapeDtypeStruct(vector, layout.dtype), jax.ShapeDtypeStruct(matrix, layout.dtype)
+    return abstract(state, vector, layout.dtype), abstract(state, matrix, layout.dtype)
 
 
 def finite_or(states: Array, others: Array) -> Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from deeppcr.avals import of_step
 from deeppcr.chain import TracedChain
 from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import trace
@@ -24,7 +25,7 @@ def in_float32(chain: TracedChain) -> TracedChain:
     if chain.function is None or [z.dtype for z in initial] == list(chain.layout.dtypes):
         return chain
     state = jax.tree.unflatten(chain.step.state_tree, initial)
-    first = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in inputs]
+    first = list(map(of_step, inputs))
     try:
         step, captured = trace(
             chain.function, state, jax.tree.unflatten(chain.step.input_tree, first)

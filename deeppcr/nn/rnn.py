@@ -8,6 +8,7 @@ from flax import linen, nnx
 
 from deeppcr._plan import Method, find_adjoint, find_method
 from deeppcr.adjoint import Adjoint
+from deeppcr.avals import of_step
 from deeppcr.linear import LinearSolver
 from deeppcr.nn.over_time import Sequences, batch_axes, recur
 
@@ -192,7 +193,7 @@ def _moves(step: Any, state: Any, carry: Any, xs: Any) -> bool:
         found = any(a is not b and jnp.issubdtype(a.dtype, jnp.inexact) for a, b in leaves)
 
     if any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(_unusual(state))):
-        jax.eval_shape(probe, state, carry, jax.ShapeDtypeStruct(xs.shape[1:], xs.dtype))
+        jax.eval_shape(probe, state, carry, of_step(xs))
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from deeppcr.avals import abstract
 from deeppcr.keys import is_of_threefry
 from deeppcr.rewrites.cut_first import CUTS, Order, apply, evaluate
 from deeppcr.rewrites.precision import in_full_precision
@@ -92,7 +93,7 @@ def _opened_up(
     variables = [*program.constvars, *program.invars]
     order = Order.of(program, variables, program.outvars, divides)
     products = (each for each in order.equations if each.primitive.name == "dot_general")
-    shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in variables]
+    shapes = [abstract(x.aval) for x in variables]
 
     def opened(*operands: Any) -> Leaves:
         known = dict(zip(variables, operands, strict=True))

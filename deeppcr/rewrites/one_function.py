@@ -21,6 +21,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
+from deeppcr.avals import of_step
 from deeppcr.calls import Call, without_unused
 from deeppcr.platforms import platform
 from deeppcr.rewrites.vector_products import is_small, multiplications, parts, product
@@ -86,7 +87,7 @@ def scan(
     unroll: int = 1,
 ) -> tuple[Any, Any]:
     """`jax.lax.scan`, as one function if that is possible."""
-    each = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
+    each = jax.tree.map(of_step, xs)
     closed, results = jax.make_jaxpr(body, return_shape=True)(carry, each)
     program, constants = Program.of(closed), list(getattr(closed, "consts", ()))
     if length == 1 or not (is_possible() and fits(program)):

@@ -1,0 +1,66 @@
+"""Abstract values: the types of arrays that do not exist, for tracing programs.
+
+The type of an array is more than its shape and its dtype: whether it is weakly typed, its sharding
+over a mesh with `Explicit` axes, the axes of `jax.shard_map` over which it varies, its memory.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+def abstract(x: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Any:
+    """The type of an array, or of one like it of another ``shape`` or ``dtype``.
+
+    Axes are counted from the last one: to add or to remove axes in front keeps the sharding of the
+    others.
+
+    Args:
+        x: an array, a `jax.ShapeDtypeStruct`, or such a type.
+    """
+    found = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
+    found = getattr(found, "inner_aval", found)  # of a mutable reference
+    if dtype is not None and dtype != found.dtype:
+        found = found.update(dtype=dtype, weak_type=False)
+    sharding = getattr(found, "sharding", None)
+    if sharding is None:
+        return found
+    spec, mesh = sharding.spec, sharding.mesh
+    if not (mesh.manual_axes or any(spec)):  # a program of its type runs on any mesh
+        return found.update(shape=found.shape if shape is None else shape, sharding=None)
+    if shape is None or tuple(shape) == found.shape:
+        return found
+    sizes = zip(reversed(shape), reversed(found.shape), strict=False)
+    kept = [old if n == m else None for (n, m), old in zip(sizes, reversed(spec), strict=False)]
+    kept += [None] * (len(shape) - len(kept))
+    spec = P(*reversed(kept), unreduced=spec.unreduced, reduced=spec.reduced)
+    return found.update(shape=tuple(shape), sharding=NamedSharding(mesh, spec))
+
+
+def of_step(x: Any) -> Any:
+    """The type of what one step reads of an array ``[L, ...]``."""
+    return abstract(x, np.shape(x)[1:])
+
+
+def varying_axes(*trees: Any) -> frozenset[str]:
+    """The axes of `jax.shard_map` over which any of these arrays varies, or type of an array."""
+    found = (abstract(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(trees))
+    return frozenset().union(*found)
+
+
+def like(tree: Any, *others: Any) -> Any:
+    """New arrays, as zeros for a loop to start from, that vary as these ``others`` do, too.
+
+    jax converts operands itself, but not what a loop carries, or a branch returns.
+    """
+    axes = varying_axes(others)
+
+    def cast(x: Any) -> Any:
+        missing = tuple(sorted(axes - varying_axes(x)))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree) if axes else tree
