@@ -20,6 +20,7 @@ from jax import Array, lax
 from deeppcr._plan.costs import is_hashable
 from deeppcr._plan.names import Method
 from deeppcr.adjoint import Adjoint
+from deeppcr.avals import like
 from deeppcr.chain import TracedChain
 from deeppcr.checks import describe
 from deeppcr.eager import kept
@@ -135,7 +136,7 @@ class Summary:
         """Nothing has run."""
         stats = Stats.of_sequential(0, chain.layout.dtype, chain.mapped)
         zero = jnp.zeros(chain.mapped, jnp.int32)
-        return cls(stats, zero, Ran.sequential(chain.mapped), zero)
+        return like(cls(stats, zero, Ran.sequential(chain.mapped), zero), chain.initial)
 
     def after(self, run: Run, length: int) -> "Summary":
         """With one more segment of ``length`` steps."""

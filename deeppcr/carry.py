@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.avals import abstract
+from deeppcr.avals import abstract, like
 from deeppcr.eager import kept
 from deeppcr.platforms import is_eager
 from deeppcr.rewrites.cut_first import evaluate
@@ -235,7 +235,7 @@ def _run_ahead(
     known = dict(zip(step.jaxpr.constvars, captured, strict=True))
     # The results are proven not to depend on the rest.
     known |= dict(zip(variables[:count], initial, strict=True))
-    known |= {v: jnp.zeros(v.aval.shape, v.aval.dtype) for v in variables[count:]}
+    known |= {v: like(jnp.zeros(v.aval.shape, v.aval.dtype), v.aval) for v in variables[count:]}
 
     def body(state: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
         now = dict(zip(driven, state, strict=True))

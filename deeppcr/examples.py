@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.avals import of_step
+from deeppcr.avals import abstract, of_step
 from deeppcr.chain import TracedChain
 from deeppcr.solution import Run
 from deeppcr.state import Leaves
@@ -77,7 +77,7 @@ def differing(step: Step, size: int, axes: Axes, name: Any = None) -> list[bool]
 
     while True:  # what differs may reach further leaves in each step
         shapes = [
-            jax.ShapeDtypeStruct((size, *x.aval.shape) if differs else x.aval.shape, x.aval.dtype)
+            abstract(x.aval, (size, *x.aval.shape) if differs else x.aval.shape)
             for x, differs in zip(variables, reached, strict=True)
         ]
         in_axes = [0 if differs else None for differs in reached]

@@ -21,6 +21,7 @@ from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint import pushes
 from deeppcr.adjoint.custom_vjp import differentiated
+from deeppcr.avals import like
 from deeppcr.calls import Call, without_unused
 from deeppcr.chain import TracedChain
 from deeppcr.examples import differing
@@ -235,7 +236,8 @@ def _transpose(
         return list(compress(runs.of(results) if runs else results, given))
 
     # A linear program is its own derivative at zero. jax cannot transpose a loop until converged.
-    zeros = [jnp.zeros(each.aval.shape, each.aval.dtype) for each in compress(operands, is_linear)]
+    avals = [each.aval for each in compress(operands, is_linear)]
+    zeros = [like(jnp.zeros(each.shape, each.dtype), each) for each in avals]
     found = iter(jax.vjp(program, *zeros)[1](list(compress(cotangents, given))))
     return [next(found) if moves else None for moves in is_linear]
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from deeppcr.avals import like
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_flag, suggests_keywords
@@ -132,6 +133,8 @@ def fused_step(chain: TracedChain) -> FusedStep:
 def _as_run(chain: TracedChain, last: Leaves, trajectory: Leaves, outputs: Leaves) -> Run:
     stats = Stats.of_sequential(chain.total, chain.layout.dtype, chain.mapped)
     converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
+    # As those of other methods, for branches of one program.
+    stats, converged = like((stats, converged), chain.initial)
     ran = Ran.sequential(chain.mapped)
     return Run(trajectory, outputs, stats, converged, ran, last if chain.axis == LOCAL else [])
 

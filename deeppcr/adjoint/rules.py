@@ -236,7 +236,7 @@ def _push(
 
 def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: AdjointSolver) -> Leaves:
     """The tangents ``t_1 .. t_L`` of the trajectory, as the solution of the linear system above."""
-    initial = [jnp.zeros(z.shape[1:], z.dtype) for z in states]
+    initial = [jnp.zeros_like(z, shape=z.shape[1:]) for z in states]
     index = jnp.arange(chain.length, dtype=jnp.int32)
     chunks = partial(scan_in_chunks, length=chain.length, size=adjoint.chunk(chain))
 

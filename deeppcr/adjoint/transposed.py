@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.avals import abstract
+from deeppcr.avals import abstract, like
 from deeppcr.state import Leaves, add
 
 
@@ -56,8 +56,8 @@ def _push_by_units(rule: Callable[[Leaves], Leaves], t: Leaves, shapes: Leaves) 
     for index, shape in enumerate(shapes):
 
         def entry(unit: Array, index: int = index, shape: Any = shape) -> Array:
-            units = [jnp.zeros(other.shape, other.dtype) for other in shapes]
-            units[index] = unit.reshape(shape.shape)
+            units = [like(jnp.zeros(other.shape, other.dtype), other) for other in shapes]
+            units[index] = like(unit.reshape(shape.shape), shape)
             products = [
                 jnp.vdot(a.conj(), b, precision="highest")
                 for a, b in zip(rule(units), t, strict=True)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.avals import like
 from deeppcr.axis.local import ChainAxis
 
 
@@ -116,7 +117,7 @@ class DeviceAxis(ChainAxis):
         """See `ChainAxis`."""
         if own is None:  # a device holds zeros until its trip comes
             shapes = jax.eval_shape(work, entry, None)[1]
-            own = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            own = jax.tree.map(lambda x: like(jnp.zeros(x.shape, x.dtype), x), shapes)
 
         def trip(number: Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
             carried, own = state

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from deeppcr.avals import like
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import platform
 from deeppcr.rewrites.columns import columns
@@ -163,7 +164,7 @@ def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Arr
     shape = states.shape[1:]
     vectors = jnp.asarray(directions, states.dtype)
     wide = vectors.reshape((len(vectors), *(1,) * (len(shape) - 1), -1))
-    basis = jnp.broadcast_to(wide, (len(vectors), *shape))
+    basis = like(jnp.broadcast_to(wide, (len(vectors), *shape)), states)
 
     def one(state: Array, inputs: Leaves) -> Array:
         return jax.vmap(_pushed(chain, state, inputs), out_axes=-1)(basis)

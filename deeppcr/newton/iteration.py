@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.avals import abstract
+from deeppcr.avals import abstract, like
 from deeppcr.axis import LOCAL, ChainAxis, ReplicatedAxis
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Blocks, LinearSolver, ShardSolver, name_of
@@ -252,7 +252,9 @@ class NewtonSolver:
             linearize = partial(kept_blocks, window, origin, now.value, now.derivative)
         is_new = (now.counted - now.begun) % every == 0
         blocks: Blocks = (
-            linearize() if every == 1 else lax.cond(is_new, linearize, lambda: now.blocks)
+            linearize()
+            if every == 1
+            else lax.cond(is_new, lambda: like(linearize(), now.blocks), lambda: now.blocks)
         )
         damping, history, reached = now.damping, now.history, self._progress(chain, now)
         if options.damping and not self._is_auto:

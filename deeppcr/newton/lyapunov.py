@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from deeppcr.avals import like
 from deeppcr.chain import TracedChain
 from deeppcr.state import Leaves
 
@@ -62,6 +63,7 @@ def growth_rate(chain: TracedChain, states: Array) -> Array:
     parts = (cut(states), [cut(x) for x in chain.inputs])
     random = np.random.default_rng(0).normal(size=(pieces, *shape))
     begin = jnp.asarray(random / np.linalg.norm(random, axis=-1, keepdims=True), states.dtype)
+    begin = like(begin, states)
     ends, _ = lax.scan(body, begin, parts, reverse=backwards)
     begin = (
         jnp.concatenate([ends[1:], begin[-1:]])
