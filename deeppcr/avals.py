@@ -13,7 +13,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 
-def abstract(x: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Any:
+def abstract(
+    x: Any,
+    shape: tuple[int, ...] | None = None,
+    dtype: Any = None,
+    axes: frozenset[str] = frozenset(),
+) -> Any:
     """The type of an array, or of one like it of another ``shape`` or ``dtype``.
 
     Axes are counted from the last one: to add or to remove axes in front keeps the sharding of the
@@ -21,11 +26,15 @@ def abstract(x: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) ->
 
     Args:
         x: an array, a `jax.ShapeDtypeStruct`, or such a type.
+        axes: of `jax.shard_map`, over which it varies, too.
     """
     found = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
     found = getattr(found, "inner_aval", found)  # of a mutable reference
     if dtype is not None and dtype != found.dtype:
         found = found.update(dtype=dtype, weak_type=False)
+    if axes:
+        manual = found.manual_axis_type
+        found = found.update(manual_axis_type=manual.update(varying=manual.varying | axes))
     sharding = getattr(found, "sharding", None)
     if sharding is None:
         return found
@@ -49,7 +58,13 @@ def of_step(x: Any) -> Any:
 def varying_axes(*trees: Any) -> frozenset[str]:
     """The axes of `jax.shard_map` over which any of these arrays varies, or type of an array."""
     found = (abstract(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(trees))
-    return frozenset().union(*found)
+    return frozenset[str]().union(*found)
+
+
+def vary(x: Any, axes: frozenset[str]) -> Any:
+    """An array that varies over these axes of `jax.shard_map`, too."""
+    missing = tuple(sorted(axes - varying_axes(x))) if axes else ()
+    return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def like(tree: Any, *others: Any) -> Any:
@@ -58,9 +73,4 @@ def like(tree: Any, *others: Any) -> Any:
     jax converts operands itself, but not what a loop carries, or a branch returns.
     """
     axes = varying_axes(others)
-
-    def cast(x: Any) -> Any:
-        missing = tuple(sorted(axes - varying_axes(x)))
-        return lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(cast, tree) if axes else tree
+    return jax.tree.map(lambda x: vary(x, axes), tree) if axes else tree

@@ -16,11 +16,11 @@ import numpy as np
 from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.avals import abstract, of_step
+from deeppcr.avals import abstract, of_step, vary, varying_axes
 from deeppcr.axis import LOCAL, ChainAxis, ChainSharding
 from deeppcr.carry import Carry
 from deeppcr.checks import describe, leaves_as_arrays
-from deeppcr.effects import without_vmap
+from deeppcr.effects import couples_devices, without_vmap
 from deeppcr.keys import drawn_alone
 from deeppcr.layers import repeated
 from deeppcr.platforms import is_gpu
@@ -327,6 +327,8 @@ def trace_carry(
         adapt = _after(carry.step, adapt)
         now = list(map(of_step, carry.before))
         step, captured = trace(f, state, (first, now))
+    taken = step.jaxpr.invars[step.states :]
+    xs = [vary(x, varying_axes(known.aval)) for x, known in zip(xs, taken, strict=True)]
     check_batch(state, carry.state_names, batch_ndim, name)
     layout = StateLayout.of(state, batch_ndim)
     chain = TracedChain(step, layout, length, state, xs, captured)
@@ -345,6 +347,20 @@ def _obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:
         return Obstacle(
             "it has symbolic dimensions (jax.export.symbolic_shape)",
             "numbers, which Jacobian blocks need",
+        )
+    varied = [varying_axes(z) for z in carry.state]
+    if len(set(varied)) > 1:
+        found = zip(carry.state_names, varied, strict=True)
+        each = ", ".join(f"{name} over {sorted(axes) or 'none'}" for name, axes in found)
+        return Obstacle(
+            f"the leaves of its state vary over different axes of jax.shard_map ({each})",
+            "leaves that vary over the same, by jax.lax.pcast",
+        )
+    if coupled := couples_devices(step.evaluated, frozenset[str]().union(*varied)):
+        return Obstacle(
+            f"it communicates over axes of jax.shard_map over which its state varies ({coupled}), "
+            "so that the chains of all devices are one",
+            "a state that is the same on all devices, with check_vma=True",
         )
     if name := without_vmap(step.evaluated):
         return Obstacle(

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.avals import abstract
+from deeppcr.avals import abstract, varying_axes
+from depth.counts import named_axes
 from depth.jaxprs import (
     bind,
     called,
@@ -103,6 +104,22 @@ def why_not_differentiable(jaxpr: Any, states: int) -> str:
     except Exception as error:  # whatever a rule raises
         return str(error).partition("\n")[0]
     return ""
+
+
+def couples_devices(jaxpr: Any, varied: frozenset[str]) -> str:
+    """The collectives between devices whose states differ, in words; "" if there is none.
+
+    ``varied``: the axes of `jax.shard_map` over which the state is known to vary. If nothing in it
+    is known to vary, as with ``check_vma=False``, any may.
+    """
+    manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+    if not manual:
+        return ""
+    every = list(equations(jaxpr))
+    is_known = any(varying_axes([x.aval for x in each.invars]) for each in every)
+    axes = varied if is_known else manual
+    found = (f"{x.primitive.name} over {axis!r}" for x in every for axis in named_axes(x) & axes)
+    return ", ".join(dict.fromkeys(found))
 
 
 def without_vmap(jaxpr: Any) -> str:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from deeppcr.affine import is_affine
-from deeppcr.avals import abstract
+from deeppcr.avals import abstract, vary, varying_axes
 from deeppcr.checks import describe, leaves_as_arrays
 from deeppcr.effects import (
     has_custom_vjp,
@@ -30,6 +30,7 @@ from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.rewrites.inputs_first import InputsFirst
 from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.rewrites.precision import in_full_precision
+from deeppcr.rewrites.retype import varying_alike
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.state import Leaves
 from depth.jaxprs import Program, Replacement, is_literal, is_reference, moved_by
@@ -137,6 +138,20 @@ class Step:
     def not_differentiable(self) -> str:
         """Why it has no derivative in the state, in the words of jax; usually empty."""
         return why_not_differentiable(self.evaluated, self.states)
+
+    @cached_property
+    def varies(self) -> frozenset[str]:
+        """The axes of `jax.shard_map` over which anything that it takes varies."""
+        return varying_axes([x.aval for x in (*self.jaxpr.invars, *self.jaxpr.constvars)])
+
+    @property
+    def varies_like_state(self) -> bool:
+        """Whether each leaf of the state, and each output, varies over all of these axes.
+
+        Then all arrays of a solve vary alike. Others would not be what `jax.lax.scan` returns.
+        """
+        ends = *self.jaxpr.invars[: self.states], *self.jaxpr.outvars
+        return all(varying_axes(x.aval) >= self.varies for x in ends)
 
     @property
     def dtypes(self) -> list[Any]:
@@ -313,7 +328,12 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     step = Step(Program.of(closed), *sizes, *trees, effects, weak)
     constants = zip(step.jaxpr.constvars, closed.consts, strict=True)
     # Constants may be numbers and numpy arrays.
-    return step, [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]
+    captured = [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]
+    if effects or not step.varies_like_state:
+        return step, captured
+    program, more = varying_alike(step.jaxpr, step.varies)
+    step = dataclasses.replace(step, jaxpr=program)
+    return step, [*(vary(x, step.varies) for x in captured), *map(jnp.asarray, more)]
 
 
 def check_same_structure(before: Any, after: Any) -> None:

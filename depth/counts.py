@@ -172,6 +172,13 @@ def _axes(equation: Any) -> Iterator[Any]:
     yield from names if isinstance(names, (tuple, list)) else (names,)
 
 
+def named_axes(equation: Any) -> frozenset[str]:
+    """The axes over which a collective communicates, by name."""
+    if equation.primitive.name in ("axis_index", "pvary", "reduced_vary_cast"):
+        return frozenset()
+    return frozenset(axis for axis in _axes(equation) if isinstance(axis, str))
+
+
 class Unbound(Exception):
     """A collective over an axis whose size is not known."""
 

@@ -72,7 +72,7 @@ def _explained(found: list[Candidate], candidates: Candidates) -> tuple[Why, flo
 def choose_adjoint(costs: ChainCosts, method: Fixed | None, platform: str) -> Wanted:
     """The adjoint of a chain whose states ``method`` computes; ``method`` is None for "auto"."""
     step = costs.chain.step
-    if step.has_custom_vjp:
+    if step.has_custom_vjp or not step.varies_like_state:
         return Autodiff()
     if step.forwards_only:
         return Adjoint() if isinstance(method, Newton) else Autodiff()
@@ -145,6 +145,8 @@ def left_to_jax(chain: TracedChain) -> str:
             "derivatives are jax's: the step calls a jax.custom_vjp, whose rule need not be linear "
             "in its cotangents; Adjoint(linear_vjp=True) says that it is"
         )
+    if not step.varies_like_state:
+        return "derivatives are jax's: what a step reads varies over more devices than the state"
     if step.not_differentiable:
         return f"jax has no derivative with respect to the state: {step.not_differentiable}"
     if step.forwards_only:

@@ -24,7 +24,8 @@ def resolve_adjoint(
             adjoint = Backpropagation()  # the same, shard after shard
         way = resolve_adjoint(adjoint, method, dataclasses.replace(chain, axis=sharding.shard))
         return way if isinstance(way, Autodiff) else AdjointPerShard(way, sharding)
-    if adjoint is None or isinstance(adjoint, Autodiff) or has_rule:
+    is_uneven = not chain.step.varies_like_state
+    if adjoint is None or isinstance(adjoint, Autodiff) or has_rule or is_uneven:
         is_newton = isinstance(method, Newton)
         way = adjoint if isinstance(adjoint, Autodiff) else Autodiff()
         unroll = max(way.unroll, method.unroll if isinstance(method, Sequential) else 1)

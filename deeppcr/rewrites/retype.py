@@ -1,17 +1,21 @@
-"""Retrace a step for arrays on a mesh of another type.
+"""Retrace a step for arrays of another type: on another mesh, or varying over more of its axes.
 
 If the axes of a mesh are of the type `Explicit`, the type of every variable of a jaxpr contains its
 sharding, and jax rejects combinations with arrays on `Auto` axes, whose sharding the compiler
-chooses. This includes the arrays that a user's function closes over, which cannot be replaced. So
-the traced function is retraced, equation by equation, on arrays of which jax knows the shapes and
-nothing else, including the functions that it calls and their derivative rules (`jax.custom_jvp`).
+chooses. Inside `jax.shard_map` the type contains the axes over which an array varies: solvers have
+loops and linear solves, whose arrays have to vary alike. The types include the arrays that a user's
+function closes over, which cannot be replaced. So the traced function is retraced, equation by
+equation, including the functions that it calls and their derivative rules (`jax.custom_jvp`).
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 
+from deeppcr.avals import abstract, vary
 from depth.jaxprs import Program, bind, interpret, without_constants
 
 SHARDINGS = ("sharding", "out_sharding")
@@ -19,57 +23,132 @@ NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 def retyped(program: Program) -> tuple[Program, list[Any]]:
-    """The same program, and its additional constants.
+    """The same program for arrays of which jax knows the shapes and nothing else.
 
-    Its ``constvars`` are those of ``program`` and then the constants.
+    Its ``constvars`` are those of ``program`` and then the constants, which are returned, too.
     """
-    closed, count = _trace(program, [*program.constvars, *program.invars]), len(program.constvars)
-    new, constants = Program.of(closed), list(getattr(closed, "consts", ()))
-    return new._replace(
-        constvars=[*new.invars[:count], *new.constvars], invars=new.invars[count:]
-    ), constants
+    return _Meshless().program(program)
 
 
-def _trace(program: Program, variables: Sequence[Any], constants: Sequence[Any] = ()) -> Any:
-    """The program as a jaxpr of ``variables``, which come after given ``constants``."""
+def varying_alike(program: Program, axes: frozenset[str]) -> tuple[Program, list[Any]]:
+    """The same program for arrays that all vary over these axes of `jax.shard_map`.
 
-    def run(*arrays: Any) -> list[Any]:
-        known = dict(zip([*program.constvars, *program.invars], [*constants, *arrays], strict=True))
-        return interpret(program, known, program.outvars, _rule)
-
-    with jax.sharding.use_abstract_mesh(NO_MESH):
-        return jax.make_jaxpr(run)(*map(_shape, variables))
-
-
-def _rule(equation: Any, operands: list[Any]) -> list[Any]:
-    return bind(equation, operands, _anew)
-
-
-def _anew(equation: Any, operands: list[Any]) -> list[Any] | None:
-    """The results of an equation whose parameters contain programs or shardings.
-
-    None for any other.
+    See `retyped` for what is returned.
     """
-    params = {key: _convert(value) for key, value in equation.params.items()}
-    params |= {key: None for key in SHARDINGS if params.get(key) is not None}
-    if all(params[key] is value for key, value in equation.params.items()):
+    return _Varying(axes).program(program)
+
+
+class _Retype:
+    """Retracing with other types."""
+
+    def type(self, aval: Any) -> Any:
+        """The type of a variable."""
+        raise NotImplementedError
+
+    def cast(self, values: Sequence[Any]) -> list[Any]:
+        """Values as programs inside of the program take and return them."""
+        return list(values)
+
+    def results(self, equation: Any, operands: list[Any]) -> list[Any] | None:
+        """Those of an equation that needs more than its programs retraced; None for any other."""
         return None
-    results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
-    return list(results) if equation.primitive.multiple_results else [results]
+
+    def changed(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The parameters that change besides programs."""
+        return {}
+
+    def mesh(self) -> AbstractContextManager[Any]:
+        """The mesh to trace on."""
+        return nullcontext()
+
+    def program(self, program: Program) -> tuple[Program, list[Any]]:
+        """See `retyped`."""
+        closed = self._trace(program, [*program.constvars, *program.invars])
+        new, count = Program.of(closed), len(program.constvars)
+        return new._replace(
+            constvars=[*new.invars[:count], *new.constvars], invars=new.invars[count:]
+        ), list(getattr(closed, "consts", ()))
+
+    def _trace(
+        self, program: Program, variables: Sequence[Any], constants: Sequence[Any] = ()
+    ) -> Any:
+        """The program as a jaxpr of ``variables``, which come after given ``constants``."""
+        inputs = [*program.constvars, *program.invars]
+
+        def run(*arrays: Any) -> list[Any]:
+            known = dict(zip(inputs, [*self.cast(constants), *arrays], strict=True))
+            return self.cast(interpret(program, known, program.outvars, self._rule))
+
+        with self.mesh():
+            return jax.make_jaxpr(run)(*(self.type(x.aval) for x in variables))
+
+    def _rule(self, equation: Any, operands: list[Any]) -> list[Any]:
+        return bind(equation, operands, self._anew)
+
+    def _anew(self, equation: Any, operands: list[Any]) -> list[Any] | None:
+        """The results of an equation that changes; None for any other."""
+        if (found := self.results(equation, operands)) is not None:
+            return found
+        params = {key: self._convert(value) for key, value in equation.params.items()}
+        has_programs = any(params[key] is not value for key, value in equation.params.items())
+        operands = self.cast(operands) if has_programs else operands
+        params |= self.changed(params)
+        if all(params[key] is value for key, value in equation.params.items()):
+            return None
+        results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
+        return list(results) if equation.primitive.multiple_results else [results]
+
+    def _convert(self, value: Any) -> Any:
+        """A parameter with its programs retraced."""
+        if isinstance(value, tuple | list) and any(map(_is_jaxpr, value)):
+            return type(value)(map(self._convert, value))
+        if hasattr(value, "call_wrapped"):
+            return _Derivative(self, value)
+        if not _is_jaxpr(value):
+            return value
+        program, constants = Program.of(value), list(getattr(value, "consts", ()))
+        closed = self._trace(program, program.invars, constants)
+        if hasattr(value, "jaxpr") or getattr(closed, "consts", ()):
+            return closed
+        return without_constants(closed)
 
 
-def _convert(value: Any) -> Any:
-    """A parameter with its programs retraced."""
-    if isinstance(value, tuple | list) and any(map(_is_jaxpr, value)):
-        return type(value)(map(_convert, value))
-    if hasattr(value, "call_wrapped"):
-        return _Derivative(value)
-    if not _is_jaxpr(value):
-        return value
-    program, constants = Program.of(value), list(getattr(value, "consts", ()))
-    closed = _trace(program, program.invars, constants)
-    is_open = not hasattr(value, "jaxpr")
-    return without_constants(closed) if is_open and not getattr(closed, "consts", ()) else closed
+class _Meshless(_Retype):
+    """See `retyped`."""
+
+    def type(self, aval: Any) -> Any:
+        """See `_Retype`."""
+        weak = getattr(aval, "weak_type", False)
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+
+    def changed(self, params: dict[str, Any]) -> dict[str, Any]:
+        """See `_Retype`: there are no shardings."""
+        return {key: None for key in SHARDINGS if params.get(key) is not None}
+
+    def mesh(self) -> AbstractContextManager[Any]:
+        """See `_Retype`."""
+        return jax.sharding.use_abstract_mesh(NO_MESH)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Varying(_Retype):
+    """See `varying_alike`."""
+
+    axes: frozenset[str]
+
+    def type(self, aval: Any) -> Any:
+        """See `_Retype`."""
+        return abstract(aval, axes=self.axes)
+
+    def cast(self, values: Sequence[Any]) -> list[Any]:
+        """See `_Retype`."""
+        return [vary(x, self.axes) for x in values]
+
+    def results(self, equation: Any, operands: list[Any]) -> list[Any] | None:
+        """See `_Retype`: what is to vary may do so already."""
+        if equation.primitive.name != "pvary":
+            return None
+        return [vary(x, frozenset(equation.params["axes"])) for x in operands]
 
 
 class _Derivative:
@@ -78,7 +157,8 @@ class _Derivative:
     The jaxpr is retraced.
     """
 
-    def __init__(self, rule: Any) -> None:
+    def __init__(self, retype: _Retype, rule: Any) -> None:
+        self._retype = retype
         self._rule = rule
         self.debug_info = rule.debug_info
 
@@ -87,9 +167,9 @@ class _Derivative:
         """As jax calls it."""
 
         def call(*zeros: bool) -> tuple[Any, list[Any], list[bool]]:
-            with jax.sharding.use_abstract_mesh(NO_MESH):
+            with self._retype.mesh():
                 jaxpr, constants, without_tangent = self._rule.call_wrapped(*zeros)
-            closed = _trace(Program.of(jaxpr), jaxpr.invars, constants)
+            closed = self._retype._trace(Program.of(jaxpr), jaxpr.invars, constants)
             return without_constants(closed), list(getattr(closed, "consts", ())), without_tangent
 
         return call
@@ -98,8 +178,3 @@ class _Derivative:
 def _is_jaxpr(value: Any) -> bool:
     jaxpr = getattr(value, "jaxpr", value)
     return hasattr(jaxpr, "eqns") and hasattr(jaxpr, "invars")
-
-
-def _shape(variable: Any) -> Any:
-    aval = variable.aval
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
