@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from depth import jaxprs
+from depth.jaxprs import vary
 
 
 def abstract(
@@ -34,7 +36,9 @@ def abstract(
         found = found.update(dtype=dtype, weak_type=False)
     if axes:
         manual = found.manual_axis_type
-        found = found.update(manual_axis_type=manual.update(varying=manual.varying | axes))
+        here = NamedSharding(jax.sharding.get_abstract_mesh(), found.sharding.spec)
+        varying = manual.update(varying=manual.varying | axes)
+        found = found.update(manual_axis_type=varying, sharding=here)
     sharding = getattr(found, "sharding", None)
     if sharding is None:
         return found
@@ -57,14 +61,7 @@ def of_step(x: Any) -> Any:
 
 def varying_axes(*trees: Any) -> frozenset[str]:
     """The axes of `jax.shard_map` over which any of these arrays varies, or type of an array."""
-    found = (abstract(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(trees))
-    return frozenset[str]().union(*found)
-
-
-def vary(x: Any, axes: frozenset[str]) -> Any:
-    """An array that varies over these axes of `jax.shard_map`, too."""
-    missing = tuple(sorted(axes - varying_axes(x))) if axes else ()
-    return lax.pcast(x, missing, to="varying") if missing else x
+    return frozenset[str]().union(*map(jaxprs.varying_axes, jax.tree.leaves(trees)))
 
 
 def like(tree: Any, *others: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.avals import abstract, of_step, vary, varying_axes
+from deeppcr.avals import abstract, of_step, varying_axes
 from deeppcr.axis import LOCAL, ChainAxis, ChainSharding
 from deeppcr.carry import Carry
 from deeppcr.checks import describe, leaves_as_arrays
@@ -28,6 +28,7 @@ from deeppcr.rewrites.cut_first import apply
 from deeppcr.rewrites.small_products import write_out_at_once
 from deeppcr.state import Leaves, StateLayout, check_batch
 from deeppcr.step import Step, trace
+from depth.jaxprs import vary
 
 Adapt = Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], tuple[Any, Any]]]
 

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from deeppcr.affine import is_affine
-from deeppcr.avals import abstract, vary, varying_axes
+from deeppcr.avals import abstract, varying_axes
 from deeppcr.checks import describe, leaves_as_arrays
 from deeppcr.effects import (
+    couples_devices,
     has_custom_vjp,
     has_users_rule,
     side_effects,
@@ -33,7 +34,7 @@ from deeppcr.rewrites.precision import in_full_precision
 from deeppcr.rewrites.retype import varying_alike
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.state import Leaves
-from depth.jaxprs import Program, Replacement, is_literal, is_reference, moved_by
+from depth.jaxprs import Program, Replacement, is_literal, is_reference, moved_by, vary
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -329,7 +330,7 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     constants = zip(step.jaxpr.constvars, closed.consts, strict=True)
     # Constants may be numbers and numpy arrays.
     captured = [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]
-    if effects or not step.varies_like_state:
+    if effects or not step.varies_like_state or couples_devices(step.jaxpr, step.varies):
         return step, captured
     program, more = varying_alike(step.jaxpr, step.varies)
     step = dataclasses.replace(step, jaxpr=program)

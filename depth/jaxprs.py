@@ -223,7 +223,12 @@ def bind(equation: Any, operands: Sequence[Any], replace: Replacement | None = N
     """The results of an equation, of arrays."""
     # On the current mesh: the program may have been traced on another one, or outside of
     # `jax.shard_map`.
-    with equation.ctx.manager, jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
+    mesh = jax.sharding.get_abstract_mesh()
+    with equation.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
+        if mesh.manual_axes:
+            operands = _varying(equation, operands)
+            if equation.primitive.name == "pvary":  # jax refuses what varies already
+                return [vary(x, frozenset(equation.params["axes"])) for x in operands]
         results = replace(equation, list(operands)) if replace else None
         if results is None:
             results = equation.primitive.bind(
@@ -231,6 +236,30 @@ def bind(equation: Any, operands: Sequence[Any], replace: Replacement | None = N
             )
             results = results if equation.primitive.multiple_results else [results]
     return list(results)
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The axes of `jax.shard_map` over which an array varies, or the type of one."""
+    aval = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
+    aval = getattr(aval, "inner_aval", aval)  # of a mutable reference
+    return frozenset(aval.manual_axis_type.varying)
+
+
+def vary(x: Any, axes: frozenset[str]) -> Any:
+    """An array that varies over these axes of `jax.shard_map`, too."""
+    missing = tuple(sorted(axes - varying_axes(x))) if axes else ()
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def _varying(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """The operands, varying over the same axes, as functions of jax make them before they bind.
+
+    Those of inner programs vary as they did in the trace.
+    """
+    each = [varying_axes(atom.aval) for atom in equation.invars]
+    if not inside(equation):
+        each = [frozenset[str]().union(*each, *map(varying_axes, operands))] * len(each)
+    return [vary(x, axes) if axes else x for x, axes in zip(operands, each, strict=True)]
 
 
 def rewritten(

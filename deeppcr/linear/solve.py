@@ -16,15 +16,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
+from deeppcr.avals import like
 from deeppcr.axis import explicit_mesh, with_auto_axes, with_auto_types
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices
 from deeppcr.linear.choose import find_solver
 from deeppcr.linear.sharded import Sharded
 from deeppcr.linear.solver import LinearSolver, is_decoupled
+from deeppcr.linear_system import solve_linear_system
 from deeppcr.platforms import is_eager
 
 
@@ -133,6 +135,7 @@ def solve_recurrence(
     blocks: Blocks, b: Array, solver: LinearSolver, reverse: bool = False
 ) -> Array:
     """``y_l = A_l y_{l-1} + b_l`` with ``y_0 = 0``, unchecked; differentiable to every order."""
+    blocks, b = like((blocks, b), blocks, b)
     if is_decoupled(blocks, b):
         return b
 
@@ -147,7 +150,7 @@ def solve_recurrence(
     def solve_transposed(_: Any, right: Array) -> Array:
         return solver.solve_transposed(blocks, right, reverse)
 
-    y: Array = lax.custom_linear_solve(system, b, solve, solve_transposed)
+    y: Array = solve_linear_system(system, b, solve, solve_transposed)
     return y
 
 

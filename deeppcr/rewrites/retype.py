@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
-from deeppcr.avals import abstract, vary
-from depth.jaxprs import Program, bind, interpret, without_constants
+from deeppcr.avals import abstract
+from depth.jaxprs import Program, bind, interpret, vary, without_constants
 
 SHARDINGS = ("sharding", "out_sharding")
 NO_MESH = jax.sharding.AbstractMesh((), ())
@@ -48,10 +48,6 @@ class _Retype:
     def cast(self, values: Sequence[Any]) -> list[Any]:
         """Values as programs inside of the program take and return them."""
         return list(values)
-
-    def results(self, equation: Any, operands: list[Any]) -> list[Any] | None:
-        """Those of an equation that needs more than its programs retraced; None for any other."""
-        return None
 
     def changed(self, params: dict[str, Any]) -> dict[str, Any]:
         """The parameters that change besides programs."""
@@ -85,23 +81,23 @@ class _Retype:
     def _rule(self, equation: Any, operands: list[Any]) -> list[Any]:
         return bind(equation, operands, self._anew)
 
-    def _anew(self, equation: Any, operands: list[Any]) -> list[Any] | None:
-        """The results of an equation that changes; None for any other."""
-        if (found := self.results(equation, operands)) is not None:
-            return found
-        params = {key: self._convert(value) for key, value in equation.params.items()}
+    def _anew(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """The results of an equation."""
+        params = {
+            key: value if key == "bwd" else self._convert(value)  # which runs on other types
+            for key, value in equation.params.items()
+        }
         has_programs = any(params[key] is not value for key, value in equation.params.items())
         operands = self.cast(operands) if has_programs else operands
         params |= self.changed(params)
-        if all(params[key] is value for key, value in equation.params.items()):
-            return None
         results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
         return list(results) if equation.primitive.multiple_results else [results]
 
     def _convert(self, value: Any) -> Any:
         """A parameter with its programs retraced."""
         if isinstance(value, tuple | list) and any(map(_is_jaxpr, value)):
-            return type(value)(map(self._convert, value))
+            parts = map(self._convert, value)
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if hasattr(value, "call_wrapped"):
             return _Derivative(self, value)
         if not _is_jaxpr(value):
@@ -144,17 +140,11 @@ class _Varying(_Retype):
         """See `_Retype`."""
         return [vary(x, self.axes) for x in values]
 
-    def results(self, equation: Any, operands: list[Any]) -> list[Any] | None:
-        """See `_Retype`: what is to vary may do so already."""
-        if equation.primitive.name != "pvary":
-            return None
-        return [vary(x, frozenset(equation.params["axes"])) for x in operands]
-
 
 class _Derivative:
-    """A function that returns the jaxpr of a `jax.custom_jvp` rule, given which tangents are zero.
+    """A function that returns the jaxpr of a derivative rule, given which tangents are zero.
 
-    The jaxpr is retraced.
+    Of a `jax.custom_jvp`, or forwards of a `jax.custom_vjp`. The jaxpr is retraced.
     """
 
     def __init__(self, retype: _Retype, rule: Any) -> None:
@@ -163,14 +153,14 @@ class _Derivative:
         self.debug_info = rule.debug_info
 
     @property
-    def call_wrapped(self) -> Callable[..., tuple[Any, list[Any], list[bool]]]:
+    def call_wrapped(self) -> Callable[..., tuple[Any, ...]]:
         """As jax calls it."""
 
-        def call(*zeros: bool) -> tuple[Any, list[Any], list[bool]]:
+        def call(*zeros: bool) -> tuple[Any, ...]:
             with self._retype.mesh():
-                jaxpr, constants, without_tangent = self._rule.call_wrapped(*zeros)
+                jaxpr, constants, *without_tangent = self._rule.call_wrapped(*zeros)
             closed = self._retype._trace(Program.of(jaxpr), jaxpr.invars, constants)
-            return without_constants(closed), list(getattr(closed, "consts", ())), without_tangent
+            return without_constants(closed), list(getattr(closed, "consts", ())), *without_tangent
 
         return call
 

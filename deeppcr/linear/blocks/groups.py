@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from deeppcr.linear_system import solve_linear_system
+
 PADDING = -1  # in a row of a group that is shorter
 
 
@@ -115,16 +117,14 @@ def _permute(y: Array, order: np.ndarray) -> Array:
         return y
     # A scatter takes 5 to 20 times as long as this gather on CPU (jax 0.10.2).
     inverse = np.argsort(order)
-    permuted: Array = lax.custom_linear_solve(
+    permuted: Array = solve_linear_system(
         lambda y: _take(y, inverse), y, lambda _, y: _take(y, order), lambda _, y: _take(y, inverse)
     )
     return permuted
 
 
 def _take(y: Array, order: np.ndarray) -> Array:
-    # No index is out of bounds. But y[..., order] would test for negative indices, which fails in
-    # `jax.lax.custom_linear_solve` in `jax.shard_map` (jax 0.10 to 0.12).
-    return jnp.take(y, order, axis=-1, mode="clip")
+    return jnp.take(y, order, axis=-1, mode="clip")  # no index is out of bounds
 
 
 def _shown(entries: np.ndarray) -> str:
