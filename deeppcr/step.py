@@ -330,7 +330,8 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     constants = zip(step.jaxpr.constvars, closed.consts, strict=True)
     # Constants may be numbers and numpy arrays.
     captured = [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]
-    if effects or not step.varies_like_state or couples_devices(step.jaxpr, step.varies):
+    varies = step.varies and step.varies_like_state and not effects
+    if not varies or couples_devices(step.jaxpr, step.varies):
         return step, captured
     program, more = varying_alike(step.jaxpr, step.varies)
     step = dataclasses.replace(step, jaxpr=program)

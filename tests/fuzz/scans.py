@@ -179,12 +179,14 @@ class Scan:
         return any(node.operation == "checkify" for node in self.used)
 
     def refuses(self, words: str) -> bool:
-        """Whether an error in words is an answer: it keeps no order of effects, or has no blocks."""
+        """Whether an error in words is an answer: of effects, of no blocks, of meeting others."""
         does = [node.does for node in self.used]
         neither = not all(each.reverse for each in does) and not all(each.forward for each in does)
         explicit = self.method not in PLAIN or self.adjoint not in STEP_BY_STEP
         return explicit and (
-            (self.has_effects and "effect" in words) or (neither and "no derivative" in words)
+            (self.has_effects and "effect" in words)
+            or (neither and "no derivative" in words)
+            or (self.meets and "communicates" in words)
         )
 
     def noisy(self, sample: Any, eps: float) -> Any:
