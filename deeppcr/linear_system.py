@@ -1,4 +1,4 @@
-"""`jax.lax.custom_linear_solve`, also inside `jax.shard_map`."""
+"""Linear systems for `jax.lax.custom_linear_solve`, also inside `jax.shard_map`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from deeppcr.avals import like, varying_axes
 from deeppcr.rewrites.retype import varying_alike
@@ -15,17 +14,17 @@ from depth.jaxprs import Program, bind, interpret, vary
 Solve = Callable[[Any, Any], Any]
 
 
-def solve_linear_system(
+def linear_system(
     system: Callable[[Any], Any], b: Any, solve: Solve, transpose_solve: Solve | None = None
-) -> Any:
-    """`jax.lax.custom_linear_solve`; the solvers ignore their first argument.
+) -> tuple[Any, ...]:
+    """The arguments for `jax.lax.custom_linear_solve`; the solvers ignore their first one.
 
     jax makes all of its operands vary over the same axes of `jax.shard_map`, but not what the
     functions make of them (jax 0.10 to 0.12). So these have to vary alike before.
     """
     axes = varying_axes(b)
     if not axes:
-        return lax.custom_linear_solve(system, b, solve, transpose_solve)
+        return system, b, solve, transpose_solve
     b = like(b, b)
 
     def solver(f: Solve) -> Solve:
@@ -33,7 +32,7 @@ def solve_linear_system(
         return lambda _, right: run(right)
 
     transposed = transpose_solve and solver(transpose_solve)
-    return lax.custom_linear_solve(_varying(system, b, axes), b, solver(solve), transposed)
+    return _varying(system, b, axes), b, solver(solve), transposed
 
 
 def _varying(f: Callable[[Any], Any], b: Any, axes: frozenset[str]) -> Callable[[Any], Any]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.avals import like
+from deeppcr.avals import like, varying_axes
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.platforms import is_gpu, platform
 from deeppcr.state import Leaves
@@ -49,38 +49,38 @@ def iterate(
     ``iterations``, int32. ``expected``: the number of trips to expect. ``decide`` runs between
     trips where it ``is_due``, outside of their loop, in which it costs nothing.
     """
-    start = like(start, start)  # the number of trips varies over devices if anything does
-    count, begun = ahead(budget), cast(Any, start).iterations
-
-    def on(state: T) -> T:
-        return like(trip(state), start)
+    count = ahead(budget)
+    if varying_axes(start):  # inside `jax.shard_map`; then the number of trips varies, too
+        start = like(start, start)
+        trip, decide = (f and _varying_like(start, f) for f in (trip, decide))
+    begun = cast(Any, start).iterations
 
     def after(trips: Any, state: Any) -> Any:  # the counter of the loop is the only one
         return state._replace(iterations=begun + jnp.asarray(trips, jnp.int32))
 
     with _named(name, min(expected, budget), count):
         if count:
-            first = lax.fori_loop(0, count, lambda trips, state: on(after(trips, state)), start)
+            first = lax.fori_loop(0, count, lambda trips, state: trip(after(trips, state)), start)
             start = after(count, first)
         if not (is_due and decide):
-            return lax.while_loop(goes_on, on, start)
+            return lax.while_loop(goes_on, trip, start)
 
     def decided(state: T, first: bool = False) -> T:
         """After a decision, unless it is the ``first``: trips until the next is due, or the end."""
         if not first:  # a branch would copy the state, where most loops make no trip (jax 0.10.2)
             with _named(DECISION, 0):
-                state = lax.while_loop(
-                    lambda now: goes_on(now) & is_due(now),
-                    lambda now: like(decide(now), start),
-                    state,
-                )
+                state = lax.while_loop(lambda now: goes_on(now) & is_due(now), decide, state)
         with _named(name, min(expected, budget), count):
-            return lax.while_loop(lambda now: goes_on(now) & ~is_due(now), on, state)
+            return lax.while_loop(lambda now: goes_on(now) & ~is_due(now), trip, state)
 
     if is_gpu():  # the host waits for every condition: one more, and the trip is compiled twice
         start = decided(start, first=True)
     with _named(DAMPING, 0 if is_gpu() else 1):
         return lax.while_loop(goes_on, decided, start)
+
+
+def _varying_like(start: T, f: Callable[[T], T]) -> Callable[[T], T]:
+    return lambda state: like(f(state), start)
 
 
 def fallback(name: str, expected: bool = False) -> AbstractContextManager[None]:

@@ -75,6 +75,7 @@ class Step:
     derivative: "Step | None" = None
     example: "Step | None" = None
     has_custom_vjp: bool = dataclasses.field(init=False)
+    _variables: list[Any] = dataclasses.field(init=False, repr=False)
     _order: Order = dataclasses.field(init=False, repr=False)
     _own_filters: frozenset[Any] = dataclasses.field(init=False, repr=False)
 
@@ -82,6 +83,7 @@ class Step:
         program = self.evaluated
         known = {*program.invars, *program.constvars}
         order = Order.of(program, known, program.outvars[: self.states])
+        object.__setattr__(self, "_variables", [*program.invars, *program.constvars])
         object.__setattr__(self, "_order", order)
         object.__setattr__(self, "_own_filters", own_filters(program, program.constvars))
         object.__setattr__(self, "has_custom_vjp", has_custom_vjp(self.jaxpr))
@@ -114,8 +116,7 @@ class Step:
         )
 
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
-        variables = [*self.looped.invars, *self.looped.constvars]
-        return dict(zip(variables, [*state, *inputs, *captured], strict=True))
+        return dict(zip(self._variables, [*state, *inputs, *captured], strict=True))
 
     @cached_property
     def is_affine(self) -> bool:

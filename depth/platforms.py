@@ -21,7 +21,7 @@ def chosen_device() -> jax.Device | str | None:
 
 def default_device() -> jax.Device:
     """The device that jax computes on by default: the chosen one, or the first of this process."""
-    chosen = chosen_device()
+    chosen: jax.Device | str | None = jax.config.jax_default_device  # type: ignore[attr-defined]
     return (
         jax.local_devices(backend=chosen)[0]
         if chosen is None or isinstance(chosen, str)

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 from deeppcr.avals import like
@@ -26,7 +26,7 @@ from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices
 from deeppcr.linear.choose import find_solver
 from deeppcr.linear.sharded import Sharded
 from deeppcr.linear.solver import LinearSolver, is_decoupled
-from deeppcr.linear_system import solve_linear_system
+from deeppcr.linear_system import linear_system
 from deeppcr.platforms import is_eager
 
 
@@ -150,7 +150,7 @@ def solve_recurrence(
     def solve_transposed(_: Any, right: Array) -> Array:
         return solver.solve_transposed(blocks, right, reverse)
 
-    y: Array = solve_linear_system(system, b, solve, solve_transposed)
+    y: Array = lax.custom_linear_solve(*linear_system(system, b, solve, solve_transposed))
     return y
 
 
