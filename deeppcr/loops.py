@@ -52,7 +52,7 @@ def iterate(
     count = ahead(budget)
     if varying_axes(start):  # inside `jax.shard_map`; then the number of trips varies, too
         start = like(start, start)
-        trip, decide = (f and _varying_like(start, f) for f in (trip, decide))
+        trip, decide = _varying_like(start, trip), decide and _varying_like(start, decide)
     begun = cast(Any, start).iterations
 
     def after(trips: Any, state: Any) -> Any:  # the counter of the loop is the only one

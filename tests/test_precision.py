@@ -38,6 +38,12 @@ def products(f, *arguments):
     return Counter(each[1] if each else DEFAULT for each in found)
 
 
+@pytest.fixture(autouse=True)
+def _as_jax_starts():
+    with jax.default_matmul_precision(None):
+        yield
+
+
 @jax.custom_jvp
 def doubled_rule(h, w):
     return h @ w
