@@ -25,7 +25,7 @@ from deeppcr.avals import like
 from deeppcr.calls import Call, without_unused
 from deeppcr.chain import TracedChain
 from deeppcr.examples import differing
-from deeppcr.platforms import by_platform, is_eager
+from deeppcr.platforms import by_platform, is_eager, platforms
 from deeppcr.problem import Problem, converted_structure, kept_structure, step_of
 from deeppcr.rewrites.one_function import has_one_function
 from deeppcr.signature import Signed
@@ -82,10 +82,14 @@ class _Runs:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Structures(Signed, HoldsProgram):
-    """The tree structures of the problem and its solution; too long to print."""
+    """The tree structures of the problem and its solution; too long to print.
+
+    ``mapped``: the programs of `jax.vmap` of this equation.
+    """
 
     problem: Any
     run: Any
+    mapped: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
 
     def __repr__(self) -> str:
         return f"{self.problem.num_leaves} -> {self.run.num_leaves} leaves"
@@ -124,13 +128,17 @@ def posed(problem: Problem, keeps_states: bool = True) -> tuple[Callable[[], Seq
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         # A new object each time, so that jax caches nothing for it.
         program, run = jax.make_jaxpr(partial(solve), return_shape=True)(problem)
-        if not any(isinstance(x, jax.core.Tracer) for x in getattr(program, "consts", ())):
+        if not _closes_over_tracers(program):
             structures = _Structures(tree, jax.tree.structure(run))
             params = {"call_jaxpr": program, "structures": structures}
             return partial(Primitive.bind, solve_chain_p, *leaves, **params), structures.run
     # Nothing is mapped; or a function of the user's closes over arrays that jax traces.
     leaves, tree = jax.tree.flatten(solve(problem))
     return partial(list, leaves), tree
+
+
+def _closes_over_tracers(program: Any) -> bool:
+    return any(isinstance(x, jax.core.Tracer) for x in getattr(program, "consts", ()))
 
 
 def _eagerly(problem: Problem, keeps_states: bool) -> Run:
@@ -263,15 +271,15 @@ def _map(
         return results, [None] * len(results)
     if is_on_mesh or meets or not problem.can_be_mapped(axis.size, axes):
         # Examples interact, or a mesh divides them: map the program for one.
-        program, tree = jaxpr_as_fun(call_jaxpr), structures.run
+        program = jaxpr_as_fun(call_jaxpr)
         names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
         mapped = jax.vmap(program, in_axes=tuple(axes), axis_size=axis.size, **names)
         leaves, along = mapped(*operands), 0
     else:
-        bind, tree = posed(problem.of_examples(axis.size, axes))
-        leaves, along = list(bind()), 1
+        along = 1
+        leaves = _of_examples(axis.size, operands, axes, structures)
     on_axes: list[int | None] = [0] * len(leaves)
-    on: Run = jax.tree.unflatten(tree, range(len(leaves)))
+    on: Run = jax.tree.unflatten(structures.run, range(len(leaves)))
     of_steps = [*on.trajectory, *on.outputs]
     differ = differing(problem.chain.step, axis.size, axes, axis.name)
     for index, differs in zip((*of_steps, *on.last), (*differ, *differ), strict=False):
@@ -280,6 +288,25 @@ def _map(
             leaves[index] = lax.index_in_dim(leaves[index], 0, at, keepdims=False)
         on_axes[index] = at if differs else None
     return leaves, on_axes
+
+
+def _of_examples(
+    size: int, operands: Sequence[Any], axes: Sequence[Any], structures: _Structures
+) -> list[Any]:
+    """The leaves of the solution of the chain of all examples."""
+
+    def run(*operands: Any) -> list[Any]:
+        problem: Problem = jax.tree.unflatten(structures.problem, operands)
+        return list(posed(problem.of_examples(size, axes))[0]())
+
+    if is_eager(operands):
+        return run(*operands)
+    # Traced once: a step that solves a chain is mapped wherever it is applied.
+    key = size, tuple(axes), platforms(), tuple(map(jax.typeof, operands))
+    program = structures.mapped.get(key) or jax.make_jaxpr(run)(*operands)
+    if not _closes_over_tracers(program):
+        structures.mapped[key] = program
+    return list(jaxpr_as_fun(program)(*operands))
 
 
 solve_chain_p.def_effectful_abstract_eval(_abstract)

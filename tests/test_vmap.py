@@ -11,6 +11,7 @@ from jax import lax
 
 import deeppcr
 from deeppcr import Newton
+from deeppcr.problem import Problem
 from tests.problems import assert_agree, normal, pairs
 
 B, L, W = 5, 6, 3
@@ -345,3 +346,21 @@ def test_results_in_which_examples_do_not_differ(name, combination):
 
     arguments = Z0S, jnp.float64(0.5)
     assert_agree(jax.jit(both(scan))(*arguments), jax.jit(both(lax.scan))(*arguments))
+
+
+def test_a_chain_in_a_step_is_mapped_once_for_the_same_shapes(monkeypatch):
+    """However often the program of the outer chain evaluates its step."""
+    sizes = []
+
+    def of_examples(problem, size, axes, original=Problem.of_examples):
+        sizes.append((size, axes))
+        return original(problem, size, axes)
+
+    monkeypatch.setattr(Problem, "of_examples", of_examples)
+    inner = partial(deeppcr.scan, lambda z, x: (jnp.sin(z) + x, None), method="newton")
+
+    def outer(z, xs):
+        return deeppcr.scan(lambda z, x: (0.5 * inner(z, x)[0], None), z, xs, method="newton")[0]
+
+    jax.make_jaxpr(jax.grad(lambda *at: outer(*at).sum(), (0, 1)))(jnp.ones(2), normal(0, 5, 3, 2))
+    assert len(sizes) == len(set(sizes)) > 0

@@ -22,6 +22,7 @@ from deeppcr.newton import Newton
 from deeppcr.platforms import platforms
 from deeppcr.ran import Why
 from deeppcr.sequential import Sequential
+from depth import Cost
 
 T = TypeVar("T")
 KEPT = 512  # choices
@@ -116,12 +117,14 @@ def best_gradient(
     """The candidates for a gradient, the best first."""
     if left_to_jax(candidates.costs.chain):
         return [candidates.autodiff()]
-    forwards = best_method(candidates, everything) if method is None else [candidates.given(method)]
     found: list[Candidate] = []
     limit, linearize = math.inf, cast(Any, "auto")
     if isinstance(method, Newton):
-        linearize = method.linearize
+        # The same with every adjoint. Its price is that of reading all of its program.
+        forwards, linearize = [Candidate(method, None, Cost(), 0, 0.0)], method.linearize
     else:
+        given = None if method is None else [candidates.given(method)]
+        forwards = given or best_method(candidates, everything)
         found = [candidates.autodiff()]
         limit = math.inf if everything else _time_limit(found[0], candidates)
     for forward in [one for one in forwards if not one.on_request] if everything else forwards[:1]:
