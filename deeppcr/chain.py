@@ -20,7 +20,7 @@ from deeppcr.avals import abstract, of_step, varying_axes
 from deeppcr.axis import LOCAL, ChainAxis, ChainSharding
 from deeppcr.carry import Carry
 from deeppcr.checks import describe, leaves_as_arrays
-from deeppcr.effects import couples_devices, without_vmap
+from deeppcr.effects import couples_devices, without_steps, without_vmap
 from deeppcr.keys import drawn_alone
 from deeppcr.layers import repeated
 from deeppcr.platforms import is_gpu
@@ -367,6 +367,11 @@ def _obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:
         return Obstacle(
             f"jax.vmap refuses it, since it contains a {name} with vmap_method=None",
             'another one, as vmap_method="sequential"',
+        )
+    if names := without_steps(step.evaluated):
+        return Obstacle(
+            f"jax.vmap of all steps does not map what it communicates ({names})",
+            "psum, pmean, all_gather or ppermute",
         )
     if keys := drawn_alone(step.evaluated):
         return Obstacle(

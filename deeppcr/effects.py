@@ -1,6 +1,7 @@
 """Side effects of programs, and derivative rules that are not jax's own."""
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -24,6 +25,9 @@ LIBRARY = tuple(
     os.path.join(os.path.dirname(jax.__file__), "_src", folder) + os.sep
     for folder in ("lax", "nn", "numpy", "scipy")
 )
+
+LOCAL = ("axis_index", "pvary", "reduced_vary_cast")  # they name axes, and do not communicate
+MAPPED = ("all_gather", "pmax", "pmin", "ppermute", "psum")  # what `jax.vmap` maps, named or not
 
 
 def has_custom_vjp(jaxpr: Any) -> bool:
@@ -118,8 +122,24 @@ def couples_devices(jaxpr: Any, varied: frozenset[str]) -> str:
     every = list(equations(jaxpr))
     is_known = any(varying_axes([x.aval for x in each.invars]) for each in every)
     axes = varied if is_known else manual
-    found = (f"{x.primitive.name} over {axis!r}" for x in every for axis in named_axes(x) & axes)
-    return ", ".join(dict.fromkeys(found))
+    return _collectives(x for x in every if x.primitive.name not in LOCAL and named_axes(x) & axes)
+
+
+def without_steps(jaxpr: Any) -> str:
+    """The collectives over an axis of a `jax.vmap` that another one does not map, in words.
+
+    "" if there is none. That of the steps is another one. jax 0.10 to 0.12 raise errors, or mix up
+    axes.
+    """
+    manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+    every = (x for x in equations(jaxpr) if named_axes(x) - manual)
+    return _collectives(x for x in every if x.primitive.name not in (*LOCAL, *MAPPED))
+
+
+def _collectives(found: Iterable[Any]) -> str:
+    """Equations in words, each once."""
+    each = (f"{x.primitive.name} over {', '.join(map(repr, named_axes(x)))}" for x in found)
+    return ", ".join(dict.fromkeys(each))
 
 
 def without_vmap(jaxpr: Any) -> str:

@@ -30,7 +30,8 @@ from deeppcr.problem import Problem, converted_structure, kept_structure, step_o
 from deeppcr.rewrites.one_function import has_one_function
 from deeppcr.signature import Signed
 from deeppcr.solution import Run
-from depth.jaxprs import HoldsProgram, Program
+from depth.counts import named_axes
+from depth.jaxprs import HoldsProgram, Program, equations, without_constants
 
 
 @jax.custom_jvp
@@ -265,7 +266,7 @@ def _map(
     problem: Problem = jax.tree.unflatten(structures.problem, operands)
     params = {"call_jaxpr": call_jaxpr, "structures": structures}
     is_on_mesh = axis.spmd_name is not None or axis.explicit_mesh_axis is not None
-    meets = any(getattr(effect, "name", None) == axis.name for effect in call_jaxpr.effects)
+    meets = any(axis.name in named_axes(each) for each in equations(without_constants(call_jaxpr)))
     if not meets and all(each is None for each in axes):
         results = solve_chain_p.bind(*operands, **params)
         return results, [None] * len(results)

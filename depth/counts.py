@@ -172,11 +172,9 @@ def _axes(equation: Any) -> Iterator[Any]:
     yield from names if isinstance(names, (tuple, list)) else (names,)
 
 
-def named_axes(equation: Any) -> frozenset[str]:
-    """The axes over which a collective communicates, by name."""
-    if equation.primitive.name in ("axis_index", "pvary", "reduced_vary_cast"):
-        return frozenset()
-    return frozenset(axis for axis in _axes(equation) if isinstance(axis, str))
+def named_axes(equation: Any) -> frozenset[Any]:
+    """The axes of devices or of a `jax.vmap` that an equation names."""
+    return frozenset(axis for axis in _axes(equation) if not isinstance(axis, int))
 
 
 class Unbound(Exception):
