@@ -295,6 +295,7 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     input_leaves, input_tree = jax.tree.flatten(inputs)
     output_tree: Any = None
     promoted: Leaves = state_leaves
+    is_first = True
     weak: tuple[bool, ...] = ()
 
     def flat(*leaves: Any) -> Leaves:
@@ -308,7 +309,8 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         after, outputs = result
         check_same_structure(state, after)
         new = leaves_as_arrays("the next state", after)
-        promoted = [_promoted(z, a) for z, a in zip(state_leaves, new, strict=True)]
+        if is_first:  # as jax, which promotes once
+            promoted = [_promoted(z, a) for z, a in zip(state_leaves, new, strict=True)]
         if any(a is not b for a, b in zip(promoted, state_leaves, strict=True)):
             return []  # to be traced again
         output_tree = jax.tree.structure(outputs)
@@ -322,7 +324,7 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     with on_no_mesh():
         closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
         if any(a is not b for a, b in zip(promoted, state_leaves, strict=True)):
-            state_leaves = promoted
+            state_leaves, is_first = promoted, False
             state = jax.tree.unflatten(state_tree, promoted)
             closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
     effects, sizes = side_effects(closed), (len(state_leaves), len(input_leaves))
@@ -382,12 +384,30 @@ def check_same_state(before: Any, after: Any) -> Leaves:
         b = jnp.asarray(b)
         fits = a.dtype == b.dtype or (is_weak(b) and _rank(b) <= _rank(a))
         if a.shape != b.shape or not fits:
+            remedy = f" Give the initial state dtype {b.dtype}, or cast what the step returns."
             raise TypeError(
                 f"the step changes state{path} from {describe(a)} "
                 f"to {describe(b)}; expected the same shape and dtype at every step."
+                + (remedy if a.shape == b.shape else "")
             )
+        _check_varies(f"state{path}", a, b)
         result.append(b.astype(a.dtype))
     return result
+
+
+def _check_varies(name: str, before: Any, after: Any) -> None:
+    """Raise unless two arrays vary over the same axes of `jax.shard_map`."""
+    old, new = varying_axes(before), varying_axes(after)
+    if old == new:
+        return
+    shown = [", ".join(map(repr, sorted(axes))) or "none" for axes in (old, new)]
+    cast = f"jax.lax.pcast(..., {tuple(sorted(old ^ new))}, to='varying')"
+    target = "what the step returns" if old - new else "the initial state"
+    raise TypeError(
+        f"the step changes over which axes of jax.shard_map {name} varies, "
+        f"{describe(before)}: over {shown[0]} before, over {shown[1]} after it; expected the same "
+        f"axes at every step. Apply {cast} to this part of {target}."
+    )
 
 
 def _promoted(before: Any, after: Any) -> Any:
