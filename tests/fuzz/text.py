@@ -294,7 +294,7 @@ def loss(scan, w, init, u):
 def along(tree):
     def one(a):
         wave = jnp.cos(jnp.arange(1, a.size + 1)).reshape(a.shape).astype(F)
-        return wave * (1 + jnp.abs(a))
+        return (wave * (1 + jnp.abs(a))).astype(a.dtype)
 
     return jax.tree.map(one, tree)
 """)
