@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
+import numpy as np
+
 Count = Callable[[Any], int]
 
 
@@ -174,7 +176,7 @@ def _axes(equation: Any) -> Iterator[Any]:
 
 def named_axes(equation: Any) -> frozenset[Any]:
     """The axes of devices or of a `jax.vmap` that an equation names."""
-    return frozenset(axis for axis in _axes(equation) if not isinstance(axis, int))
+    return frozenset(axis for axis in _axes(equation) if not isinstance(axis, int | np.integer))
 
 
 class Unbound(Exception):

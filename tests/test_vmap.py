@@ -364,3 +364,13 @@ def test_a_chain_in_a_step_is_mapped_once_for_the_same_shapes(monkeypatch):
 
     jax.make_jaxpr(jax.grad(lambda *at: outer(*at).sum(), (0, 1)))(jnp.ones(2), normal(0, 5, 3, 2))
     assert len(sizes) == len(set(sizes)) > 0
+
+
+def test_a_sum_over_an_axis_of_numpys_integers_is_no_collective():
+    """As `jax.vmap` moves the axes of a sum."""
+
+    def step(z, _):
+        return jax.vmap(lambda z: 0.5 * z + jnp.mean(z))(z), None
+
+    last, _ = deeppcr.scan(step, Z0S, None, 3, method="newton", batch_ndim=1)
+    assert_agree(last, lax.scan(step, Z0S, None, 3)[0])
