@@ -20,7 +20,7 @@ from deeppcr.avals import abstract, of_step, varying_axes
 from deeppcr.axis import LOCAL, ChainAxis, ChainSharding
 from deeppcr.carry import Carry
 from deeppcr.checks import describe, leaves_as_arrays
-from deeppcr.effects import couples_devices, without_steps, without_vmap
+from deeppcr.effects import couples_devices, named_shardings, without_steps, without_vmap
 from deeppcr.keys import drawn_alone
 from deeppcr.layers import repeated
 from deeppcr.platforms import is_gpu
@@ -367,6 +367,11 @@ def _obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:
         return Obstacle(
             f"jax.vmap refuses it, since it contains a {name} with vmap_method=None",
             'another one, as vmap_method="sequential"',
+        )
+    if names := named_shardings(step.evaluated):
+        return Obstacle(
+            f"it names shardings over a mesh ({names}), and all steps at once have another axis",
+            "none, or jax.lax.with_sharding_constraint over axes of the type Auto",
         )
     if names := without_steps(step.evaluated):
         return Obstacle(

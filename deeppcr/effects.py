@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
 
 from deeppcr.avals import abstract, varying_axes
 from depth.counts import named_axes
@@ -134,6 +135,24 @@ def without_steps(jaxpr: Any) -> str:
     manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
     every = (x for x in equations(jaxpr) if named_axes(x) - manual)
     return _collectives(x for x in every if x.primitive.name not in (*LOCAL, *MAPPED))
+
+
+def named_shardings(jaxpr: Any) -> str:
+    """The operations that name the sharding of an array of one step; "" if there is none.
+
+    `jax.lax.with_sharding_constraint` over axes of the type `Auto` may: any program has those.
+    """
+    return ", ".join(dict.fromkeys(x.primitive.name for x in equations(jaxpr) if _names_one(x)))
+
+
+def _names_one(equation: Any) -> bool:
+    params, is_constraint = equation.params, equation.primitive.name == "sharding_constraint"
+    # The "sharding" of other equations is that of new arrays, which jax takes from the others.
+    named = params["sharding"] if is_constraint else params.get("dst_sharding")
+    named = params.get("out_sharding") if named is None else named
+    if not isinstance(named, NamedSharding) or named.mesh.empty:
+        return False
+    return not is_constraint or AxisType.Explicit in named.mesh.axis_types
 
 
 def _collectives(found: Iterable[Any]) -> str:

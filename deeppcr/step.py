@@ -321,12 +321,22 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         weak = tuple(map(is_weak, [*new, *found]))
         return [*new_leaves, *found]
 
-    with on_no_mesh():
+    def traced() -> Any:
+        nonlocal state, state_leaves, is_first
         closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
         if any(a is not b for a, b in zip(promoted, state_leaves, strict=True)):
             state_leaves, is_first = promoted, False
             state = jax.tree.unflatten(state_tree, promoted)
             closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
+        return closed
+
+    try:
+        with on_no_mesh():
+            closed = traced()
+    except Exception:
+        if jax.sharding.get_abstract_mesh().empty:
+            raise
+        closed = traced()  # it may name shardings of the current mesh
     effects, sizes = side_effects(closed), (len(state_leaves), len(input_leaves))
     trees = state_tree, input_tree, output_tree
     step = Step(Program.of(closed), *sizes, *trees, effects, weak)
