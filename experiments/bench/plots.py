@@ -27,6 +27,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from experiments.bench.summary import CAPTURED
+
 Draw = TypeVar("Draw", bound=Callable[..., Any])
 Figures = dict[str, Any]  # by topic; matplotlib is imported by who draws
 
@@ -152,8 +154,12 @@ def legend(drawing: Any, columns: int = 4, **options: Any) -> None:
 
 
 def loops(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The baselines of rows in words: "lax.scan with unroll 1, 4, 16, and a Python loop"."""
-    names = list(dict.fromkeys(row["program"] for row in rows if row["baseline"]))
+    """The baselines of rows in words: "lax.scan with unroll 1, 4, 16, and a Python loop".
+
+    A loop that a GPU runs as one graph has the name of the loop.
+    """
+    baselines = (row["program"].removesuffix(CAPTURED) for row in rows if row["baseline"])
+    names = list(dict.fromkeys(baselines))
     unrolls = [
         found[1] for name in names if (found := re.fullmatch(r"lax\.scan, unroll (\d+)", name))
     ]

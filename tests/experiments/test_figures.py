@@ -251,6 +251,7 @@ def test_loops_are_named() -> None:
     names = ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16", "unrolled"]
     found = [{"program": name, "baseline": True} for name in names]
     found.append({"program": "newton", "baseline": False})
+    found.append({"program": "lax.scan, unroll 16, captured", "baseline": True})
     assert plots.loops(found) == "lax.scan with unroll 1, 4, 16 and a Python loop"
     assert plots.loops(found[:1]) == "lax.scan with unroll 1"
     assert plots.loops([]) == ""
