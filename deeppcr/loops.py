@@ -8,13 +8,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from deeppcr.avals import like, varying_axes
-from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.platforms import is_gpu, platform
 from deeppcr.state import Leaves
 from depth.loops import named_loop
@@ -24,7 +22,7 @@ DECISION = "newton decision"
 DAMPING = "newton damping"
 REFINEMENT = "adjoint refinement"
 FALLBACK = "sequential fallback"
-OVERFLOW = "overflow fallback"
+REPAIR = "linear fallback"
 MOST_AT_ONCE = 128  # steps that a GPU takes between two waits of the host: what a wait is worth
 FEWEST_WAITS = 8  # so that no more than a part of the chain runs after its end
 AHEAD = 3  # trips that all iterations take which do not start from their solution
@@ -153,18 +151,17 @@ def ahead(budget: int) -> int:
     return 0 if platform() == "cpu" else min(AHEAD, budget)
 
 
-def unless_finite(found: T, again: Callable[[], T], axis: ChainAxis = LOCAL) -> T:
-    """``found`` if all of it is finite on all shards, else ``again()``, of the same structure.
+def unless(right: Array, found: T, again: Callable[[], T], expected: bool = False) -> T:
+    """``found`` if it is ``right``, on all shards alike, else ``again()``, of the same structure.
 
     Implemented as a loop of at most one trip. Under `jax.vmap` a branch would compute both sides
-    and select.
+    and select. ``expected``: see `fallback`.
     """
-    spoilt = jnp.stack([~jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found)]).any()
-    is_finite = axis.largest(spoilt.astype(jnp.int32)) == 0
-    with fallback(OVERFLOW):
+    start = like((right, found), right, found)
+    with fallback(REPAIR, expected):
         result: tuple[Array, T] = lax.while_loop(
             lambda state: ~state[0],
-            lambda state: (jnp.ones_like(state[0]), like(again(), found)),
-            (is_finite, like(found, found)),
+            lambda state: like((jnp.ones_like(state[0]), again()), start),
+            start,
         )
     return result[1]

@@ -59,7 +59,8 @@ def test_a_solve_is_at_most_16_functions_deep():
     assert len(path) <= 16, "\n".join(path)
 
 
-@pytest.mark.parametrize("adjoint", ["sequential", "pcr"])
-def test_its_gradient_is_at_most_18_functions_deep(adjoint):
+@pytest.mark.parametrize(("adjoint", "most"), [("sequential", 18), ("pcr", 21)])
+def test_its_gradient_is_at_most_so_many_functions_deep(adjoint, most):
+    """A parallel solution is judged, and corrected."""
     path = deepest(lambda: jax.jit(jax.grad(partial(loss, adjoint=adjoint))).lower(XS))
-    assert len(path) <= 18, "\n".join(path)
+    assert len(path) <= most, "\n".join(path)

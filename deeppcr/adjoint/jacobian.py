@@ -1,8 +1,9 @@
 """Tangents and adjoints by Jacobian blocks of all steps at once and one linear recurrence.
 
-Exact blocks take one solve. With approximate blocks (quasi-Newton, or a batch whose examples
-interact, as in batch normalisation) the solution is corrected against the true derivative until the
-residual is at rounding level: see `refine`. So the derivative is exact with any blocks.
+Exact blocks take one solve, if its residual is at rounding level: see `deeppcr.linear.judged`. With
+approximate blocks (quasi-Newton, or a batch whose examples interact, as in batch normalisation) the
+solution is corrected against the true derivative until its residual is: see `refine`. So the
+derivative is exact with any blocks.
 """
 
 import dataclasses
@@ -19,18 +20,29 @@ from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, suggests_keywords
 from deeppcr.chunks import even_chunk, steps_in_cache
-from deeppcr.linear import Along, Blocks, LinearSolver, Recurrence, find_solver, solver_on
+from deeppcr.linear import (
+    Along,
+    Blocks,
+    Leaving,
+    LinearSolver,
+    Recurrence,
+    System,
+    find_solver,
+    solve_judged,
+    solver_on,
+    working_dtype,
+)
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
-from deeppcr.loops import unless_finite
+from deeppcr.loops import unless
 from deeppcr.newton.convergence import ROUNDING, Criterion
 from deeppcr.platforms import platform
 from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step
 
 BUDGET = 64  # solves
-# The fallback of exact blocks, for two cases. A product of blocks may overflow. And where one entry
-# does not depend on another, a block multiplies by zero, while the step's own derivative has no
-# product: one infinite entry of a cotangent would make all others NaN.
+# The fallback of exact blocks, for two cases. A product of blocks may overflow, or lose its digits.
+# And where one entry does not depend on another, a block multiplies by zero, while the step's own
+# derivative has no product: one infinite entry of a cotangent would make all others NaN.
 BACKPROPAGATION = Backpropagation(at_once=False)
 
 
@@ -144,61 +156,68 @@ class JacobianAdjoint:
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""
-        layout, linearize = chain.layout, self.linearization.blocks
-        blocks = linearize(chain, layout.flatten(states))
+        layout, axis, right = chain.layout, chain.axis, chain.layout.flatten(b)
         first = _push(layout, _one(chain, states, 0), layout.flatten(enter))
-        axis, right = chain.axis, layout.flatten(b)
-        right = axis.set_first(right, right[0] + first)
-
-        def solve(right: Array) -> Array:
-            return self.solver.solve(blocks, right)
-
+        system = System(axis.set_first(right, right[0] + first), axis)
+        blocks = self.linearization.blocks(chain, layout.flatten(states))
         if self.is_exact:
-            t = layout.unflatten(self.solver.solve_unguarded(blocks, right))
-            return unless_finite(t, partial(BACKPROPAGATION.forward, chain, states, b, enter), axis)
+            is_right, (_, t) = self._by_exact(system, blocks)
+            again = partial(BACKPROPAGATION.forward, chain, states, b, enter)
+            return unless(is_right, layout.unflatten(t), again)
 
-        def couple(t: Array) -> Array:
-            before = axis.before(jnp.zeros_like(t[0]), t)
-            return layout.flatten(jax.jvp(chain, (states,), (layout.unflatten(before),))[1])
+        def products(t: Array) -> Array:
+            return layout.flatten(jax.jvp(chain, (states,), (layout.unflatten(t),))[1])
 
-        def push(index: Array, t: Array) -> Array:
+        def product(index: Array, t: Array) -> Array:
             return _push(layout, _one(chain, states, index), t)
 
-        return layout.unflatten(
-            refine(couple, solve, push, right, self.criterion, self.budget, axis)
-        )
+        solve = partial(self.solver.solve_unguarded, blocks)
+        t = refine(system, products, product, solve, self.criterion, self.budget)[1]
+        return layout.unflatten(t)
 
     def backward(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
-        layout, linearize = chain.layout, self.linearization.blocks
-        blocks = linearize(chain, layout.flatten(states))
-        axis, right = chain.axis.reversed, layout.flatten(g)
+        layout, axis, right = chain.layout, chain.axis.reversed, chain.layout.flatten(g)
         right = axis.set_first(right, right[-1] + layout.flatten(enter))
+        system = System(right, axis, transposed=True, is_left=True)
+        blocks = self.linearization.blocks(chain, layout.flatten(states))
 
-        def solve(right: Array) -> Array:
-            return self.solver.solve_transposed(blocks, right)
+        def unflattened(mu: Array, lam: Array) -> tuple[Leaves, Leaves]:
+            return layout.unflatten(lam), layout.unflatten(chain.axis.of_first(mu))
 
         if self.is_exact:
-            lam = self.solver.solve_transposed_unguarded(blocks, right)
-            mu = Along().first(blocks, 1).transpose().apply(lam[:1])[0]
-            found = layout.unflatten(lam), layout.unflatten(chain.axis.of_first(mu))
+            is_right, left = self._by_exact(system, blocks)
             again = partial(BACKPROPAGATION.backward, chain, states, g, enter)
-            return unless_finite(found, again, axis)
+            return unless(is_right, unflattened(*left), again)
 
         _, pull = jax.vjp(chain, states)
 
-        def couple(lam: Array) -> Array:
-            pulled = layout.flatten(pull(layout.unflatten(lam))[0])
-            return axis.before(jnp.zeros_like(pulled[0]), pulled)
+        def products(lam: Array) -> Array:
+            return layout.flatten(pull(layout.unflatten(lam))[0])
 
-        def pull_one(index: Array, lam: Array) -> Array:
+        def product(index: Array, lam: Array) -> Array:
             return _pull(layout, _one(chain, states, index), lam)
 
-        lam = refine(couple, solve, pull_one, right, self.criterion, self.budget, axis)
-        mu = _pull(layout, _one(chain, states, 0), lam[0])
-        return layout.unflatten(lam), layout.unflatten(chain.axis.of_first(mu))
+        solve = partial(self.solver.solve_transposed_unguarded, blocks)
+        return unflattened(*refine(system, products, product, solve, self.criterion, self.budget))
+
+    def _by_exact(self, system: System, blocks: Blocks) -> tuple[Array, Leaving]:
+        """Whether the solution by exact blocks is as good as backpropagation's, and it."""
+        solver, dtype = self.solver, system.b.dtype
+        solve = solver.solve_transposed_unguarded if system.transposed else solver.solve_unguarded
+        if solver.multiplies(blocks):
+            working = working_dtype(dtype)
+            system = dataclasses.replace(system, b=system.b.astype(working))
+            found = solve_judged(system, blocks.astype(working), solve, self.criterion.rtol)
+            left = found.leaving.astype(dtype), found.y.astype(dtype)
+            return found.prefix == system.total, left
+        y = leaving = solve(blocks, system.b)
+        if system.transposed:
+            leaving = Along().first(blocks, 1).transpose().apply(y[:1])
+        spoilt = ~(jnp.isfinite(y).all() & jnp.isfinite(leaving).all())
+        return system.axis.largest(spoilt.astype(jnp.int32)) == 0, (system.last(leaving), y)
 
     def on_shard(self, axis: ChainAxis) -> "JacobianAdjoint":
         """See `AdjointSolver`."""

@@ -29,16 +29,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.solver import AdjointSolver
-from deeppcr.adjoint.transposed import linear_solve, nothing_of, zeros_of
+from deeppcr.adjoint.transposed import joined, nothing_of, one_of, scaled, zeros_of
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import scan_in_chunks
+from deeppcr.linear_system import linear_system
 from deeppcr.ran import Ran
 from deeppcr.rewrites.gradients import plain_gradients
 from deeppcr.sequential import run_differentiated
@@ -250,7 +251,8 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
         _, f, primals = steps(index, chain.inputs)
         starts = chain.before(moved.enter(initial, dz), t)
         pushed = jax.jvp(f, (states, *primals), (starts, dx, dc))[1]
-        return [a - b for a, b in zip(t, pushed, strict=True)], (dz, dx, dc)
+        left = [a - b for a, b in zip(t, pushed, strict=True)], (dz, dx, dc)
+        return scaled(left, one_of((states, *primals)))
 
     def solve(_: Any, right: Any) -> Any:
         b, (dz, dx, dc) = right
@@ -282,15 +284,17 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
         (leave, by_captured), (lam, from_x) = chunks(chunk, begin, parts, reverse=True)
         return lam, (add(by_initial, moved.initial.of(leave)), add(by_inputs, from_x), by_captured)
 
-    zeros = [jnp.zeros_like(z) for z in states]
-    known = states, *moved.of(chain)[1:]
-    solved = partial(linear_solve, system, (zeros, moved.tangents), known, solve)
-    if not chain.step.forwards_only:
-        return solved(transpose_solve)
-    try:  # the differentiated part may be transposable
-        return solved(transpose_solve)
+    right = [jnp.zeros_like(z) for z in states], moved.tangents
+    arguments = linear_system(system, joined(right, right), solve, transpose_solve)
+    try:
+        found = lax.custom_linear_solve(*arguments)
     except Exception:
-        return _as_transposable_as_the_step(chain, states, moved, solved())
+        if not chain.step.forwards_only:  # or the differentiated part is transposable
+            raise
+        found = lax.custom_linear_solve(*arguments[:3])
+        return _as_transposable_as_the_step(chain, states, moved, found[0])
+    t: Leaves = joined(found[0], found)
+    return t
 
 
 def _as_transposable_as_the_step(

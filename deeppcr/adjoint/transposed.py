@@ -37,7 +37,8 @@ def transposed_by(
     # [ 0    I  ] [ v ] = [ t ], whose transpose has R in the place of R^T.
     def system(unknown: Any) -> Any:
         y, v = unknown
-        return [a - b for a, b in zip(y, push(v), strict=True)], v
+        left = [a - b for a, b in zip(y, push(v), strict=True)], v
+        return scaled(left, one_of(known))
 
     def solve(_: Any, right: Any) -> Any:
         b, v = right
@@ -47,8 +48,11 @@ def transposed_by(
         g, by_t = right
         return g, add(by_t, rule(g))
 
-    zeros = [jnp.zeros(y.shape, y.dtype) for y in shapes]
-    return linear_solve(system, (zeros, t), known, solve, transpose_solve)
+    right = [jnp.zeros(y.shape, y.dtype) for y in shapes], t
+    parts = linear_system(system, joined(right, right), solve, transpose_solve)
+    found = lax.custom_linear_solve(*parts)
+    pushed: Leaves = joined(found[0], found)
+    return pushed
 
 
 def _push_by_units(rule: Callable[[Leaves], Leaves], t: Leaves, shapes: Leaves) -> Leaves:
@@ -70,35 +74,6 @@ def _push_by_units(rule: Callable[[Leaves], Leaves], t: Leaves, shapes: Leaves) 
     return results
 
 
-def linear_solve(
-    system: Callable[[Any], Any],
-    right: tuple[Leaves, Any],
-    known: Any,
-    solve: Callable[[Any, Any], Any],
-    transpose_solve: Callable[[Any, Any], Any] | None = None,
-) -> Leaves:
-    """The first part of the solution by `jax.lax.custom_linear_solve`, to be transposed repeatedly.
-
-    jax transposes a solve only if every right-hand side is linear in the tangents. The right-hand
-    sides of its transpose are the cotangents of its solution. So both are `joined`. And it has
-    second derivatives only if the system depends on everything that its solution depends on.
-
-    Args:
-        system: the linear function, of unknowns in two parts.
-        right: the right-hand sides.
-        known: the arrays that the system depends on.
-        solve: ``(system, right) -> unknowns``.
-        transpose_solve: the same for the transpose; None if there is none.
-    """
-
-    def whole(unknown: Any) -> Any:
-        return scaled(system(unknown), one_of(known))
-
-    parts = linear_system(whole, joined(right, right), solve, transpose_solve)
-    found = lax.custom_linear_solve(*parts)
-    return joined(found[0], found)
-
-
 def zero_tangent(x: Array) -> Any:
     """The tangent of a result that is not differentiated."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
@@ -107,7 +82,12 @@ def zero_tangent(x: Array) -> Any:
 
 
 def joined(tree: Any, others: Any) -> Any:
-    """The same leaves, each a linear function of all ``others``, too, at no cost."""
+    """The same leaves, each a linear function of all ``others``, too, at no cost.
+
+    `jax.lax.custom_linear_solve` transposes only if every right-hand side is linear in the
+    tangents. The right-hand sides of its transpose are the cotangents of its solution. So both are
+    joined, and it can be transposed again and again.
+    """
     nothing = nothing_of(others)
     return jax.tree.map(lambda leaf: leaf + zeros_of(nothing, leaf), tree)
 
@@ -119,7 +99,11 @@ def nothing_of(tree: Any) -> Array:
 
 
 def one_of(tree: Any) -> Array:
-    """The number 1, as a function of every floating leaf."""
+    """The number 1, as a function of every floating leaf.
+
+    `jax.lax.custom_linear_solve` has second derivatives only if its system depends on everything
+    that its solution depends on.
+    """
     return 1 + lax.pad(nothing_of(tree), np.float32(0), [(0, 1, 0)])[0]
 
 

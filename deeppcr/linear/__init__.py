@@ -14,7 +14,7 @@ For the rest of deeppcr, unchecked; ``blocks: Blocks`` (see below), vectors ``[L
     solver.solve_transposed(blocks, g, reverse=False) -> lam
         lam_l = g_l + A_{l+1}^T lam_{l+1}, lam_{L+1} = 0: the transpose of `solve`, for the adjoint
     solver.solve_unguarded(blocks, b, reverse=False) -> y
-        `solve` without the sequential fallback: not finite where a product of blocks overflows
+        `solve`, not judged by its residual: see `judged`
 
 To start a recurrence at y_0, add ``A_1 y_0`` to ``b_1``. The block of the first step is otherwise
 ignored.
@@ -50,11 +50,12 @@ from deeppcr.linear.choose import (
 )
 from deeppcr.linear.chunked import Chunked
 from deeppcr.linear.cyclic_reduction import CyclicReduction
+from deeppcr.linear.judged import Leaving, System, solve_judged, usual_sizes
 from deeppcr.linear.pcr import ParallelCyclicReduction
 from deeppcr.linear.prefix_scan import PrefixScan
 from deeppcr.linear.sharded import Sharded, ShardSolver, solver_on
 from deeppcr.linear.solve import solve_bidiagonal, solve_recurrence
-from deeppcr.linear.solver import LinearSolver, Recurrence
+from deeppcr.linear.solver import LinearSolver, Recurrence, working_dtype
 
 __all__ = [
     "SOLVERS",
@@ -65,6 +66,7 @@ __all__ = [
     "Chunked",
     "CyclicReduction",
     "Diagonals",
+    "Leaving",
     "LinearSolver",
     "Matrices",
     "ParallelCyclicReduction",
@@ -73,12 +75,16 @@ __all__ = [
     "Scalars",
     "ShardSolver",
     "Sharded",
+    "System",
     "Zeros",
     "choose_parallel_solver",
     "choose_solver",
     "find_solver",
     "name_of",
     "solve_bidiagonal",
+    "solve_judged",
     "solve_recurrence",
     "solver_on",
+    "usual_sizes",
+    "working_dtype",
 ]

@@ -34,8 +34,8 @@ class Auto(LinearSolver):
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         return choose_solver(blocks, platform())._solve_transposed(blocks, g, reverse)
 
-    def _multiplies_blocks(self, blocks: Blocks) -> bool:
-        return choose_solver(blocks, platform())._multiplies_blocks(blocks)
+    def multiplies(self, blocks: Blocks) -> bool:
+        return choose_solver(blocks, platform()).multiplies(blocks)
 
 
 FEW_STEPS = 4  # chains up to this length are solved step by step

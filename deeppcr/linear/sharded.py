@@ -18,9 +18,7 @@ from deeppcr.checks import describe
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.choose import find_solver
-from deeppcr.linear.shards import starting_from
-from deeppcr.linear.solver import LinearSolver, Solve
-from deeppcr.linear.step_by_step import solve_step_by_step
+from deeppcr.linear.solver import LinearSolver
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +67,8 @@ class Sharded(LinearSolver):
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         return self._per_shard(LinearSolver.solve_transposed, blocks, g, reverse)
 
-    def _multiplies_blocks(self, blocks: Blocks) -> bool:
-        return False  # the solver of each shard does, with its own fallback
+    def multiplies(self, blocks: Blocks) -> bool:
+        return False  # the solver of each shard does, and is judged itself
 
     def _per_shard(
         self,
@@ -122,31 +120,13 @@ class ShardSolver(LinearSolver):
         return self.inside._solve_shard(blocks, b, reverse, self._towards(reverse))
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
-        return self._transposed(self._solve, blocks, g, reverse)
-
-    def _sequential(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        def run(initial: Array, b: Array) -> tuple[Array, Array]:
-            b = starting_from(initial, blocks, b, self._towards(reverse), reverse)
-            y = solve_step_by_step(blocks, b, reverse)
-            return Along(reverse=reverse).last(y, 1), y
-
-        return self._towards(reverse).sequentially(run, jnp.zeros_like(b[:1]), b)[1]
-
-    def _sequential_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
-        return self._transposed(self._sequential, blocks, g, reverse)
-
-    @property
-    def _axis(self) -> ChainAxis:
-        return self.chain_axis
+        transposed = blocks.transpose()
+        mu = self._solve(transposed, transposed.apply(g), not reverse)
+        return g + self._towards(not reverse).before(jnp.zeros_like(mu[0]), mu)
 
     def _is_decoupled(self, blocks: Blocks, b: Array) -> bool:
         """Even a shard of one step depends on the shard before it."""
         return b.size == 0 or isinstance(blocks, Zeros)
-
-    def _transposed(self, solve: Solve, blocks: Blocks, g: Array, reverse: bool) -> Array:
-        transposed = blocks.transpose()
-        mu = solve(transposed, transposed.apply(g), not reverse)
-        return g + self._towards(not reverse).before(jnp.zeros_like(mu[0]), mu)
 
     def _towards(self, reverse: bool) -> DeviceAxis:
         return self.chain_axis.reversed if reverse else self.chain_axis

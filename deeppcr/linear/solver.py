@@ -9,10 +9,8 @@ be shifted by one step, which copies all of them. With ``mu_l = A_l^T lam_l`` it
 
 the same recurrence backwards, in which only vectors are shifted.
 
-A parallel solver multiplies blocks. A product of blocks may overflow although every state is
-finite, as for ``A_l = 30`` and states that stay 0. An overflow always reaches the solution, as inf
-or NaN. So a finite parallel solution is right, and any other is computed again step by step: the
-sequential fallback.
+A parallel solver multiplies blocks, and a product of blocks may overflow or lose digits where no
+state does. So its solution is judged, corrected and completed: see `deeppcr.linear.judged`.
 """
 
 import dataclasses
@@ -28,13 +26,14 @@ from deeppcr.axis import LOCAL, ChainAxis, DeviceAxis
 from deeppcr.checks import check_flag
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
+from deeppcr.linear.judged import System, solve_judged
 from deeppcr.linear.shards import compose, starting_from, state_before
 from deeppcr.linear.step_by_step import (
     solve_in_one_kernel,
     solve_step_by_step,
     solve_transposed_step_by_step,
 )
-from deeppcr.loops import unless_finite
+from deeppcr.loops import unless
 
 Solve = Callable[[Blocks, Array, bool], Array]
 
@@ -51,23 +50,19 @@ class LinearSolver(ABC):
 
     def solve(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
         """``y_l = A_l y_{l-1} + b_l``, ``y_0 = 0``; ``reverse``: ``y_l = A_l y_{l+1} + b_l``."""
-        return self._prepared(self._guarded(self._solve, self._sequential), blocks, b, reverse)
+        return self._prepared(partial(self._judged, self._solve), blocks, b, reverse)
 
     def solve_transposed(self, blocks: Blocks, g: Array, reverse: bool = False) -> Array:
         """``lam_l = g_l + A_{l+1}^T lam_{l+1}``, ``lam_{L+1} = 0``: `solve` transposed."""
-        return self._prepared(
-            self._guarded(self._solve_transposed, self._sequential_transposed), blocks, g, reverse
-        )
+        judged = partial(self._judged, self._solve_transposed, transposed=True)
+        return self._prepared(judged, blocks, g, reverse)
 
     def solve_unguarded(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
-        """`solve` without the sequential fallback: not finite where a product of blocks overflows.
-
-        For iterations that check their result themselves.
-        """
+        """`solve`, not judged by its residual: for what checks its result itself."""
         return self._prepared(self._solve, blocks, b, reverse)
 
     def solve_transposed_unguarded(self, blocks: Blocks, g: Array, reverse: bool = False) -> Array:
-        """`solve_transposed` without the sequential fallback."""
+        """`solve_transposed`, not judged by its residual."""
         return self._prepared(self._solve_transposed, blocks, g, reverse)
 
     def chosen(self, blocks: Callable[[], Blocks]) -> "LinearSolver":
@@ -92,22 +87,13 @@ class LinearSolver(ABC):
         mu = self._solve(transposed, transposed.apply(g), not reverse)
         return g + Along(reverse=not reverse).before(mu)
 
-    def _sequential(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        """`_solve` step by step."""
-        return solve_step_by_step(blocks, b, reverse)
-
-    def _sequential_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
-        """`_solve_transposed` step by step."""
-        return solve_transposed_step_by_step(blocks, g, reverse)
-
-    def _multiplies_blocks(self, blocks: Blocks) -> bool:
-        """Whether it multiplies these blocks with each other, so that a product may overflow."""
+    def multiplies(self, blocks: Blocks) -> bool:
+        """Whether it multiplies these blocks with each other: then its solution is judged."""
         return True
 
-    @property
-    def _axis(self) -> ChainAxis:
-        """The chain axis of its arguments."""
-        return LOCAL
+    def _towards(self, reverse: bool) -> ChainAxis:
+        """The chain axis of its arguments, in the direction of the recurrence."""
+        return LOCAL.reversed if reverse else LOCAL
 
     def _is_decoupled(self, blocks: Blocks, b: Array) -> bool:
         """Whether no step depends on another, so that ``b`` is the solution."""
@@ -120,16 +106,26 @@ class LinearSolver(ABC):
         working = working_dtype(b.dtype)
         return solve(blocks.astype(working), b.astype(working), reverse).astype(b.dtype)
 
-    def _guarded(self, solve: Solve, sequential: Solve) -> Solve:
-        """``solve``, with ``sequential`` as its fallback where the result is not finite."""
+    def _judged(
+        self, solve: Solve, blocks: Blocks, b: Array, reverse: bool, transposed: bool = False
+    ) -> Array:
+        """``solve(blocks, b, reverse)``, judged by its residual if it multiplies blocks."""
+        if not self.multiplies(blocks):
+            return solve(blocks, b, reverse)
 
-        def guarded(blocks: Blocks, b: Array, reverse: bool) -> Array:
-            y = solve(blocks, b, reverse)
-            if not self._multiplies_blocks(blocks):
-                return y
-            return unless_finite(y, partial(sequential, blocks, b, reverse), self._axis)
+        system = System(b, self._towards(reverse != transposed), transposed)
 
-        return guarded
+        def solved(blocks: Blocks, b: Array) -> Array:
+            return solve(blocks, b, reverse)
+
+        def product(index: Array, y: Array) -> Array:
+            block = Along().step(blocks, index)
+            return (block.transpose() if transposed else block).apply_step(y)
+
+        found = solve_judged(system, blocks, solved, by_blocks=True)
+        left = found.leaving, found.y
+        again = partial(system.complete, product, found.prefix, found.y)
+        return unless(found.prefix == system.total, left, again)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +164,7 @@ class Recurrence(LinearSolver):
             return super()._solve_transposed(blocks, g, reverse)
         return solve_transposed_step_by_step(blocks, g, reverse, self.unroll)
 
-    def _multiplies_blocks(self, blocks: Blocks) -> bool:
+    def multiplies(self, blocks: Blocks) -> bool:
         return False
 
 

@@ -40,6 +40,7 @@ import numpy as np
 from jax import Array
 
 from deeppcr.axis import LOCAL, ChainAxis
+from deeppcr.linear import usual_sizes
 from deeppcr.platforms import platform
 
 ROUNDING = 16  # units in the last place up to which a residual is rounding
@@ -327,15 +328,5 @@ def _over(values: Array, size: Array) -> Array:
 
 
 def sizes(value: Array, origin: Array, axis: ChainAxis = LOCAL) -> tuple[Array, Array]:
-    """The size of each entry, ``[L, *batch, w]``, and of each state, ``[L, *batch, 1]``.
-
-    The size of a state is that of its largest entry. The size of an entry is its magnitude before
-    and after the step. An entry that happens to be near zero is still computed from terms of its
-    usual size: it has the largest size that it reaches on the chain, but at most that of its state
-    at this step. So an entry is small if the whole state has decayed.
-    """
-    local = jnp.maximum(jnp.abs(value), jnp.abs(origin))
-    local = jnp.where(jnp.isfinite(local), local, 0)
-    common = local.max(axis=axis.entries, keepdims=True, initial=0)
-    usual = axis.largest(local.max(axis=0, initial=0))[None]
-    return jnp.maximum(local, jnp.minimum(usual, common)), common
+    """`usual_sizes`: the size of an entry is its magnitude before and after the step."""
+    return usual_sizes(jnp.maximum(jnp.abs(value), jnp.abs(origin)), axis)

@@ -14,7 +14,7 @@ from depth.kernels import Program, Recurrence
 
 def is_fallback(name: str) -> bool:
     """Whether a loop is a sequential fallback, by its name."""
-    return in_scope(name, loops.FALLBACK) or in_scope(name, loops.OVERFLOW)
+    return in_scope(name, loops.FALLBACK) or in_scope(name, loops.REPAIR)
 
 
 def in_scope(name: str, scope: str) -> bool:
@@ -47,7 +47,7 @@ def analyze(
     found, unproven = analyze_loops(jaxpr)
     known: dict[str, int | None] = dict.fromkeys((loop.key for loop in unproven), trips)
     known |= {} if rest is None else dict.fromkeys(known.keys() & {loops.FALLBACK}, rest)
-    known |= dict.fromkeys(known.keys() & {loops.OVERFLOW}, 0)
+    known |= dict.fromkeys(known.keys() & {loops.REPAIR}, 0)
     given = {key: count for key, count in known.items() if count is not None}
     return analyze_jaxpr(jaxpr, trip_counts=given) if given else found
 

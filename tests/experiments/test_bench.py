@@ -250,7 +250,7 @@ def test_loops_are_found_by_their_scope() -> None:
     def program(x: Array) -> Array:
         with jax.named_scope(loops.FALLBACK):
             x = jax.lax.while_loop(lambda x: x[0] < 1, lambda x: x + x, x)
-        with jax.named_scope(loops.OVERFLOW):
+        with jax.named_scope(loops.REPAIR):
             _, x = jax.lax.while_loop(
                 lambda s: ~s[0], lambda s: (~s[0], jnp.sin(s[1])), (x[0] > 0, x)
             )

@@ -202,9 +202,14 @@ def test_differentiation_does_not_go_through_the_solver():
 @pytest.mark.parametrize("name", ["cyclic_reduction", "prefix_scan", "chunked"])
 def test_the_adjoint_needs_little_memory(name):
     A, b = matrices(64, (), 16)
+
+    @jax.jit
+    def program(A, b):  # a gradient's blocks are not given, so they count
+        return find_solver(name).solve_transposed(Matrices(jnp.tanh(A)), b)
+
     with on_a_cpu():  # other compilers keep other copies
-        compiled = jax.jit(find_solver(name).solve_transposed).lower(Matrices(A), b).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes <= 3 * A.nbytes
+        compiled = program.lower(A, b).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes <= 4 * (A.nbytes + b.nbytes)
 
 
 @st.composite

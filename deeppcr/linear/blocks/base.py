@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 
 # On GPUs the default float32 product is TF32, of about three digits.
@@ -70,6 +71,14 @@ class Blocks(ABC):
             return leaf * factor.reshape((*factor.shape, *(1,) * (leaf.ndim - factor.ndim)))
 
         return jax.tree.map(scaled, self)
+
+    def apply_once(self, y: Array) -> Array:
+        """`apply`, not to be differentiated: without a copy of the blocks."""
+        return self.apply(y)
+
+    def apply_sizes(self, y: Array) -> Array:
+        """``|A_l| y_l`` with the magnitudes of all entries, as `apply_once`."""
+        return jax.tree.map(jnp.abs, self).apply(y)
 
     def apply_only(self, y: Array) -> Array:
         """`apply`, not to be differentiated: with fewer kernels on a GPU."""

@@ -69,6 +69,12 @@ class Matrices(Blocks):
             return (self.matrix * y[..., None, :]).sum(-1)
         return jnp.einsum("...ij,...j->...i", self.matrix, y, precision=HIGHEST)
 
+    def apply_once(self, y: Array) -> Array:
+        return (self.matrix * y[..., None, :]).sum(-1)
+
+    def apply_sizes(self, y: Array) -> Array:
+        return (jnp.abs(self.matrix) * y[..., None, :]).sum(-1)
+
     def apply_only(self, y: Array) -> Array:
         if not is_gpu() or self.width > SMALL_ON_ACCELERATORS:
             return self.apply(y)

@@ -1,0 +1,139 @@
+"""Products of blocks that lose all digits where no state does: every solver agrees with the loop.
+
+The chains are similar to stable ones, by a transform of a large condition. What is lost grows with
+the condition and with the length. All is in float32, beside the sequential program in float64. The
+error of a solution is compared to that of the sequential program in float32.
+"""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import deeppcr
+from deeppcr import Adjoint, solve_bidiagonal
+from tests.linear.loop import compiled
+
+SOLVERS = ["pcr", "cyclic_reduction", "prefix_scan", "chunked"]
+WIDTH = 3
+FACTOR = 16
+chains = pytest.mark.parametrize(("length", "condition"), [(20, 1e4), (150, 1e3)])
+
+
+@cache
+def transform(condition):
+    """A matrix, and its inverse."""
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.normal(size=(WIDTH, WIDTH)))[0] for _ in range(2))
+    p = left * np.logspace(0, -np.log10(condition), WIDTH) @ right
+    return p, np.linalg.inv(p)
+
+
+def chain(length, condition):
+    """The arrays of a chain, in float32: the transform, its inverse, start and inputs."""
+    rng, (p, q) = np.random.default_rng(1), transform(condition)
+    start, inputs = p @ rng.normal(size=WIDTH), rng.normal(size=(length, WIDTH))
+    return [np.float32(x) for x in (p, q, start / 10, inputs / 3)]
+
+
+def recurrence(length, condition):
+    """The same for a recurrence: its blocks, and b."""
+    p, q, _, inputs = chain(length, condition)
+    return [np.float32(np.float64(p) @ (np.tanh(inputs)[:, :, None] * q)), inputs]
+
+
+def derivatives(scan, arrays):
+    """Gradients of all states and of the last one, and tangents."""
+    p, q, *moving = arrays
+
+    def run(start, inputs):
+        return scan(lambda h, x: (p @ jnp.tanh(q @ h + x),) * 2, start, inputs)
+
+    (last, states), pull = jax.vjp(run, *moving)
+    by_all = pull((jnp.zeros_like(last), jnp.ones_like(states)))
+    by_last = pull((jnp.ones_like(last), jnp.zeros_like(states)))
+    return [*by_all, by_last[1], jax.jvp(run, moving, moving)[1][1]]
+
+
+def solutions(solve, arrays):
+    """Of recurrences in both directions, and gradients."""
+    A, inputs = arrays
+
+    def forwards(b):
+        return solve(A, b)
+
+    def backwards(b):
+        return solve(A, b, reverse=True)
+
+    found = [jax.vjp(of, inputs) for of in (forwards, backwards)]
+    return [x for y, pull in found for x in (y, *pull(inputs))]
+
+
+def step_by_step(A, b, reverse=False):
+    def step(y, x):
+        return (x[0] @ y + x[1],) * 2
+
+    return lax.scan(step, jnp.zeros_like(b[0]), (A, b), reverse=reverse)[1]
+
+
+def assert_as_accurate(run, sequential, arrays):
+    """As the ``sequential`` program, up to a factor."""
+    exact = oracle(sequential, [np.float64(x) for x in arrays])
+    usual, found = oracle(sequential, arrays), oracle(run, arrays)
+    for one, other, right in zip(found, usual, exact, strict=True):
+        error, expected = (np.abs(x - right).max() for x in (one, other))
+        least = np.finfo(np.float32).eps * np.abs(right).max()
+        assert error <= FACTOR * max(expected, least)
+
+
+def oracle(run, arrays):
+    return [np.asarray(x, np.float64) for x in compiled(run)(arrays)]
+
+
+def scan_with(adjoint):
+    return partial(deeppcr.scan, method="sequential", adjoint=adjoint)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@chains
+def test_derivatives_of_a_chain(length, condition, solver):
+    run, sequential = (partial(derivatives, scan) for scan in (scan_with(solver), lax.scan))
+    assert_as_accurate(run, sequential, chain(length, condition))
+
+
+def test_in_chunks():
+    run = partial(derivatives, scan_with(Adjoint(linear="pcr", memory=4000)))
+    assert_as_accurate(run, partial(derivatives, lax.scan), chain(150, 1e3))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@chains
+def test_solve_bidiagonal(length, condition, solver):
+    run = partial(solutions, partial(solve_bidiagonal, solver=solver))
+    assert_as_accurate(run, partial(solutions, step_by_step), recurrence(length, condition))
+
+
+def test_on_several_devices():
+    mesh = jax.make_mesh((2,), ("chain",), devices=jax.devices()[:2])
+    solver = deeppcr.Sharded(mesh, "chain", "pcr")
+    run = partial(solutions, partial(solve_bidiagonal, solver=solver))
+    assert_as_accurate(run, partial(solutions, step_by_step), recurrence(20, 1e4))
+    run = partial(derivatives, scan_with(solver))
+    assert_as_accurate(run, partial(derivatives, lax.scan), chain(20, 1e4))
+
+
+def test_examples():
+    """Of a batch, one that loses digits and one that does not."""
+    both = [np.stack(pair) for pair in zip(chain(20, 2.0), chain(20, 1e4), strict=True)]
+    run, sequential = (
+        jax.vmap(partial(derivatives, scan)) for scan in (scan_with("pcr"), lax.scan)
+    )
+    for example in range(2):
+        assert_as_accurate(
+            lambda arrays, n=example: [x[n] for x in run(arrays)],
+            lambda arrays, n=example: [x[n] for x in sequential(arrays)],
+            both,
+        )
