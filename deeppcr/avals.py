@@ -30,7 +30,7 @@ def abstract(
         x: an array, a `jax.ShapeDtypeStruct`, or such a type.
         axes: of `jax.shard_map`, over which it varies, too.
     """
-    found = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
+    found: Any = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
     found = getattr(found, "inner_aval", found)  # of a mutable reference
     if dtype is not None and dtype != found.dtype:
         found = found.update(dtype=dtype, weak_type=False)

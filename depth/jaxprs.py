@@ -240,7 +240,7 @@ def bind(equation: Any, operands: Sequence[Any], replace: Replacement | None = N
 
 def varying_axes(x: Any) -> frozenset[str]:
     """The axes of `jax.shard_map` over which an array varies, or the type of one."""
-    aval = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
+    aval: Any = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
     aval = getattr(aval, "inner_aval", aval)  # of a mutable reference
     return frozenset(aval.manual_axis_type.varying)
 

@@ -55,9 +55,10 @@ class Adjoint:
     $A_l = df/dz(z_{l-1}, x_l)$. All other gradients are one batched vector-Jacobian product.
 
     Attributes:
-        linearize: the blocks, as in `Newton`. Exact blocks take one solve. With approximate blocks
-            solves are repeated until the residual against the true derivative is at rounding level,
-            so gradients are exact, too. "auto": the blocks of the method, if that is `Newton`
+        linearize: the blocks, as in `Newton`. Exact blocks take one solve, and more if products of
+            blocks lose digits; backpropagation takes over if that does not help. With approximate
+            blocks solves are repeated until the residual against the true derivative is at rounding
+            level, so gradients are exact, too. "auto": the blocks of the method, if that is `Newton`
             (without `Clipped`, and not of a `Surrogate`); else the exact Jacobian in its narrowest
             form.
         linear: the solver of the linear recurrence: see `deeppcr.solve_bidiagonal`.

@@ -43,9 +43,10 @@ def solve_bidiagonal(
     Differentiable to every order in ``A``, ``b`` and ``initial``. Derivatives are solutions of a
     linear recurrence by the same solver.
 
-    With every solver the solution is finite wherever the sequential one is. If a product of blocks
-    overflows and no state does, a parallel solver falls back to the sequential one. An inf or NaN
-    never reaches an earlier step.
+    With every solver the solution is as accurate as the sequential one, up to a small factor, and
+    finite wherever that is. A parallel solver multiplies blocks with each other. A product may
+    overflow, or lose its digits, where no state does. So every solution is judged by its residual,
+    corrected, and if need be completed step by step. An inf or NaN never reaches an earlier step.
 
     Args:
         A: the blocks, floating or complex: ``[L, *batch, w, w]`` for full matrices,

@@ -103,7 +103,7 @@ class _Retype:
         if not _is_jaxpr(value):
             return value
         program, constants = Program.of(value), list(getattr(value, "consts", ()))
-        closed = self._trace(program, program.invars, constants)
+        closed: Any = self._trace(program, program.invars, constants)
         if hasattr(value, "jaxpr") or getattr(closed, "consts", ()):
             return closed
         return without_constants(closed)
