@@ -58,9 +58,9 @@ class Adjoint:
         linearize: the blocks, as in `Newton`. Exact blocks take one solve, and more if products of
             blocks lose digits; backpropagation takes over if that does not help. With approximate
             blocks solves are repeated until the residual against the true derivative is at rounding
-            level, so gradients are exact, too. "auto": the blocks of the method, if that is `Newton`
-            (without `Clipped`, and not of a `Surrogate`); else the exact Jacobian in its narrowest
-            form.
+            level, so gradients are exact, too. "auto": the blocks of the method, if that is
+            `Newton` (without `Clipped`, and not of a `Surrogate`); else the exact Jacobian in its
+            narrowest form.
         linear: the solver of the linear recurrence: see `deeppcr.solve_bidiagonal`.
         rtol: float > 0, the tolerance on the residual relative to the adjoint state
             (dimensionless); None for 16 units in the last place of the dtype.

@@ -103,8 +103,9 @@ class _Retype:
         if not _is_jaxpr(value):
             return value
         program, constants = Program.of(value), list(getattr(value, "consts", ()))
-        closed: Any = self._trace(program, program.invars, constants)
-        if hasattr(value, "jaxpr") or getattr(closed, "consts", ()):
+        closed = self._trace(program, program.invars, constants)
+        own: Any = getattr(closed, "consts", ())
+        if hasattr(value, "jaxpr") or own:
             return closed
         return without_constants(closed)
 
