@@ -30,7 +30,7 @@ def solve_chain(
     ``keeps_states``: whether the trajectory is read. Under `jax.jit`, XLA sees that itself.
     """
     is_spread = isinstance(method, Newton | Auto) and method.sharding is not None
-    arrays = chain.initial, chain.inputs, chain.captured if is_spread else ()
+    arrays = chain.initial, chain.inputs, chain.captured
     if mesh := explicit_mesh(*arrays, shared=is_spread or chain.axis.size > 1):
         return _solve_on_explicit_mesh(chain, method, adjoint, mesh)
     axis = chain.axis.on_auto_axes if isinstance(chain.axis, ChainSharding) else chain.axis

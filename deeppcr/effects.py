@@ -150,9 +150,12 @@ def _names_one(equation: Any) -> bool:
     # The "sharding" of other equations is that of new arrays, which jax takes from the others.
     named = params["sharding"] if is_constraint else params.get("dst_sharding")
     named = params.get("out_sharding") if named is None else named
-    if not isinstance(named, NamedSharding) or named.mesh.empty:
+    if not isinstance(named, NamedSharding):
         return False
-    return not is_constraint or AxisType.Explicit in named.mesh.axis_types
+    kinds = set(named.mesh.axis_types)
+    if is_constraint:
+        return AxisType.Explicit in kinds
+    return any(named.spec) or kinds == {AxisType.Auto}  # derivatives name those that are replicated
 
 
 def _collectives(found: Iterable[Any]) -> str:

@@ -1,0 +1,350 @@
+"""Calls inside `jax.shard_map`, collectives in a step, meshes with `Explicit` axes: as `jax.lax.scan`."""
+
+import re
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+
+import deeppcr
+from deeppcr import Newton
+from tests.problems import normal
+from tests.sharding.meshes import P, mesh, put, run
+
+LENGTH, WIDTH = 12, 3
+STATES, INPUTS = normal(0, 2, WIDTH), normal(1, 2, LENGTH, WIDTH)  # of two devices
+WEIGHT = normal(2, WIDTH, WIDTH, scale=0.4)
+
+METHODS = {
+    "auto": "auto",
+    "sequential": "sequential",
+    "newton": "newton",
+    "picard": "picard",
+    "window": Newton(window=5),
+    "no damping": Newton(damping=None),
+    "trust region": Newton(damping=deeppcr.TrustRegion()),
+    "anderson": Newton(acceleration=deeppcr.Anderson()),
+    "diagonal": Newton(linearize="diagonal"),
+    "kept blocks": Newton(jacobian_every=2),
+    "recorded": Newton(record=True),
+    "finished sequentially": Newton(max_iterations=1),
+}
+ADJOINTS = ("backprop", "pcr", "autodiff", "sequential")
+
+
+def loss(step, scan, z, xs, weight, **options):
+    """Of a chain whose step closes over the weights, and its results."""
+    last, ys = scan(step(weight), z, xs, **options)
+    return jnp.sin(last).sum() + sum((y**2).sum() for y in jax.tree.leaves(ys)), (last, ys)
+
+
+def transformed(how, f, z, xs, weight):
+    """What a transformation of ``f(z, xs, weight)`` returns."""
+    if how == "grad":
+        return jax.grad(f, (0, 1, 2), has_aux=True)(z, xs, weight)
+    if how == "jvp":
+        return jax.jvp(f, (z, xs, weight), (z, xs, weight))
+    if how == "vmap":
+        return jax.vmap(lambda z: f(z, xs, weight))(jnp.stack([z, 2 * z]))
+    if how == "second":
+        return jax.jvp(jax.grad(lambda z: f(z, xs, weight)[0]), (z,), (z,))
+    return f(z, xs, weight)
+
+
+def varies(x, axis="x"):
+    return (
+        lax.pcast(x, (axis,), to="varying")
+        if axis not in jax.typeof(x).manual_axis_type.varying
+        else x
+    )
+
+
+def inside(scan, step, how, replicated=False, check=True, **options):
+    """The results on two devices, whose weights are the same; or on which all is the same."""
+
+    def on_device(z, xs, weight):
+        z, xs = (z, xs) if replicated else (z[0], xs[0])
+        found = transformed(how, partial(loss, step, scan, **options), z, xs, weight)
+        if replicated:
+            return found  # `jax.shard_map` checks that it is the same on all devices
+        return jax.tree.map(lambda x: (varies(x) if check else x)[None], found)
+
+    along, arrays = (P(), (STATES[0], INPUTS[0])) if replicated else (P("x"), (STATES, INPUTS))
+    specs = (along, along, P())
+    mapped = jax.shard_map(
+        on_device, mesh=mesh(x=2), in_specs=specs, out_specs=along, check_vma=check
+    )
+    return run(mapped, *arrays, WEIGHT)
+
+
+def assert_same(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert jnp.allclose(a, b, rtol=1e-8, atol=1e-10)
+
+
+def plain(weight):
+    def step(z, x):
+        z = jnp.tanh(z @ weight + x)
+        return z, z.sum()
+
+    return step
+
+
+@cache
+def expected(how, replicated=False, check=True):
+    return inside(lax.scan, plain, how, replicated, check)
+
+
+@pytest.mark.parametrize(
+    ("method", "adjoint", "how"),
+    [
+        *((method, "auto", "forward") for method in METHODS),
+        *(("newton", adjoint, how) for adjoint in ADJOINTS for how in ("grad", "jvp")),
+        *((method, "auto", how) for method in ("auto", "newton") for how in ("grad", "vmap")),
+        ("newton", "pcr", "second"),
+    ],
+)
+def test_every_method_and_transformation(method, adjoint, how):
+    options = {"method": METHODS[method], "adjoint": adjoint}
+    assert_same(inside(deeppcr.scan, plain, how, **options), expected(how))
+
+
+@pytest.mark.parametrize("how", ["forward", "grad"])
+@pytest.mark.parametrize(("replicated", "check"), [(True, True), (False, False)])
+def test_arrays_that_do_not_vary_and_without_checks(replicated, check, how):
+    found = inside(deeppcr.scan, plain, how, replicated, check, method="newton", adjoint="pcr")
+    assert_same(found, expected(how, replicated, check))
+
+
+@jax.custom_vjp
+def rule(x):
+    return jnp.tanh(x)
+
+
+rule.defvjp(lambda x: (rule(x), x), lambda x, g: (g * (1 - jnp.tanh(x) ** 2),))
+
+
+def looped(weight):
+    """What does not vary, in a loop of the step."""
+    row = lax.fori_loop(0, 3, lambda _, row: 0.5 * row + weight[1], jnp.zeros(WIDTH))
+    return jnp.where(weight[0, 0] > 0, row, lax.cond(row[0] > 0, lambda: row, lambda: weight[0]))
+
+
+STEPS = {
+    "custom_vjp": lambda w: lambda z, x: (rule(z @ w + x), z),
+    "relu": lambda w: lambda z, x: (jax.nn.relu(z @ w + x), z),
+    "loop and branch": lambda w: lambda z, x: (jnp.tanh(0.3 * z + x + looped(w)), z),
+    "checkpoint": lambda w: lambda z, x: (jax.checkpoint(lambda z: jnp.tanh(z @ w + x))(z), z),
+    "constant output": lambda w: lambda z, x: (jnp.tanh(z @ w + x), 2.0),
+    "axis_index": lambda w: lambda z, x: (jnp.tanh(z @ w + x + 0.1 * lax.axis_index("x").astype(float)), z),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_steps(step):
+    found = inside(deeppcr.scan, STEPS[step], "grad", method="newton", adjoint="pcr")
+    assert_same(found, inside(lax.scan, STEPS[step], "grad"))
+
+
+# -- collectives ----------------------------------------------------------------------------------
+
+AS_SCAN = "cannot be solved in parallel"
+COLLECTIVES = {  # and whether examples of a `jax.vmap` are solved in parallel
+    "psum": (lambda z, axis: lax.psum(z, axis), True),
+    "pmean": (lambda z, axis: lax.pmean(z, axis), True),
+    "all_gather": (lambda z, axis: lax.all_gather(z, axis).sum(0), True),
+    "ppermute": (lambda z, axis: lax.ppermute(z, axis, [(0, 1), (1, 0)]), True),
+    "axis_index": (lambda z, axis: z * (1 + lax.axis_index(axis)).astype(z.dtype), True),
+    "psum_scatter": (lambda z, axis: lax.psum_scatter(jnp.stack([z, 2 * z]), axis), False),
+    "all_to_all": (lambda z, axis: lax.all_to_all(jnp.stack([z, 2 * z]), axis, 0, 0).sum(0), False),
+}  # fmt: skip
+
+
+def meeting(collective):
+    return lambda w: lambda z, x: (jnp.tanh(0.5 * z @ w + x + 0.2 * collective(z, "x")), z)
+
+
+def mapped(scan, collective, how, **options):
+    """The same with the devices as examples of a `jax.vmap`."""
+
+    def f(z, xs, weight):
+        one = partial(loss, meeting(collective), scan, **options)
+        values, found = jax.vmap(one, (0, 0, None), axis_name="x")(z, xs, weight)
+        return values.sum(), found
+
+    return run(partial(transformed, how, f), STATES, INPUTS, WEIGHT)
+
+
+@pytest.mark.parametrize("how", ["forward", "grad", "vmap"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_under_vmap(name, how):
+    collective, is_parallel = COLLECTIVES[name]
+    want = mapped(lax.scan, collective, how)
+    assert_same(mapped(deeppcr.scan, collective, how), want)
+    if is_parallel:
+        assert_same(mapped(deeppcr.scan, collective, how, method="newton"), want)
+    elif how == "forward":
+        with pytest.raises(ValueError, match=AS_SCAN):
+            mapped(deeppcr.scan, collective, how, method="newton")
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "axis_index"])
+def test_collectives_between_chains_of_devices(name, check):
+    step = meeting(COLLECTIVES[name][0])
+    want = inside(lax.scan, step, "grad", check=check)
+    assert_same(inside(deeppcr.scan, step, "grad", check=check), want)
+    with pytest.raises(ValueError, match=f"{AS_SCAN}: it communicates over axes of jax.shard_map"):
+        inside(deeppcr.scan, step, "grad", check=check, method="newton")
+
+
+def descend(scan, how, **options):
+    """Gradient descent on data of two devices: the state is the same on both."""
+
+    def on_device(data, weights):
+        def step(weights, rate):
+            error = lambda w: jnp.square(jnp.tanh(data[0] @ w) - 1.0).mean()  # noqa: E731
+            slope = lax.pmean(jax.grad(error)(varies(weights)), "x")
+            return weights - rate * slope, weights.sum()
+
+        def f(weights):
+            last, ys = scan(step, weights, jnp.full(6, 0.1), **options)
+            return (last**2).sum() + ys.sum(), (last, ys)
+
+        return jax.grad(f, has_aux=True)(weights) if how == "grad" else f(weights)
+
+    run_on = jax.shard_map(on_device, mesh=mesh(x=2), in_specs=(P("x"), P()), out_specs=P())
+    return run(run_on, INPUTS, STATES[0])
+
+
+@pytest.mark.parametrize("how", ["forward", "grad"])
+@pytest.mark.parametrize("method", ["auto", "newton"])
+def test_a_state_that_all_devices_share(method, how):
+    assert_same(descend(deeppcr.scan, how, method=method), descend(lax.scan, how))
+
+
+def test_leaves_that_vary_differently():
+    def step(z, x):
+        one, other = z
+        one = jnp.tanh(0.5 * one + 1.0)
+        return (one, jnp.tanh(0.3 * other + one + x)), one
+
+    def solved(scan, **options):
+        def on_device(z, xs):
+            (one, other), ys = scan(step, (z[0, 0], varies(z[0])), xs[0], **options)
+            return lax.pmean(ys, "x") if "x" in jax.typeof(ys).manual_axis_type.varying else ys, one
+
+        specs = (P(), P("x"))
+        return run(jax.shard_map(on_device, mesh=mesh(x=2), in_specs=specs, out_specs=P()), STATES, INPUTS)  # fmt: skip
+
+    assert_same(solved(deeppcr.scan), solved(lax.scan))
+    with pytest.raises(ValueError, match=r"vary over different axes .*init\[0\] over none, init\[1\]"):  # fmt: skip
+        solved(deeppcr.scan, method="newton")
+
+
+@pytest.mark.parametrize("along", [(P("x"), P("x")), (P(), P("x")), (P(), P())])
+@pytest.mark.parametrize("solver", ["sequential", "pcr", "chunked"])
+def test_solve_bidiagonal(solver, along):
+    blocks, b = normal(3, 2 * LENGTH, WIDTH, WIDTH, scale=0.3), INPUTS.reshape(-1, WIDTH)
+
+    def on_device(blocks, b):
+        def f(blocks, b):
+            found = (deeppcr.solve_bidiagonal(blocks, b, solver=solver) ** 2).sum()
+            return lax.psum(found, "x") if along[1] != P() else found
+
+        return jax.value_and_grad(f, (0, 1))(blocks, b)
+
+    def serial(blocks, b):
+        step = lambda y, row: (row[0] @ y + row[1],) * 2  # noqa: E731
+        return (lax.scan(step, jnp.zeros(WIDTH), (blocks, b))[1] ** 2).sum()
+
+    def whole(blocks, b):
+        parts = [[x[:LENGTH], x[LENGTH:]] if spec != P() else [x[:LENGTH]] * 2
+                 for x, spec in zip((blocks, b), along, strict=True)]  # fmt: skip
+        return sum(map(serial, *parts)) if along[1] != P() else serial(parts[0][0], parts[1][0])
+
+    given = [x if spec != P() else x[:LENGTH] for x, spec in zip((blocks, b), along, strict=True)]
+    mapped = jax.shard_map(on_device, mesh=mesh(x=2), in_specs=along, out_specs=(P(), along))
+    assert_same(run(mapped, *given), run(jax.value_and_grad(whole, (0, 1)), *given))
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+XS = jnp.zeros(LENGTH, jnp.float32)
+WRONG = {
+    "promoted twice": (
+        lambda scan: scan(lambda c, x: ((c[1], c[2], c[2] + x), None), (0, 0, 0), XS),
+        [r"state\[1\]", r"int64\[\]", r"float32\[\]", "initial state"],
+    ),
+    "does not vary": (
+        lambda scan: jax.shard_map(
+            lambda xs: scan(lambda c, x: ({"h": c["h"] + x}, None), {"h": jnp.float32(0)}, xs)[0]["h"],
+            mesh=mesh(x=2), in_specs=P("x"), out_specs=P("x"),
+        )(XS),
+        [r"state\['h'\]", "none before", "'x' after", r"jax\.lax\.pcast\(.*'x'.*to='varying'\)"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_messages_name_the_leaf_and_what_to_do(wrong):
+    call, parts = WRONG[wrong]
+    with pytest.raises(TypeError):
+        call(lax.scan)
+    with pytest.raises(TypeError) as caught:
+        call(deeppcr.scan)
+    ours = str(caught.value).split("jax.lax.scan says")[0]
+    assert all(re.search(part, ours) for part in parts), ours
+    assert not re.search(r"zip\(|open an issue", str(caught.value))
+
+
+# -- meshes with `Explicit` axes ------------------------------------------------------------------
+
+WIDE = normal(4, 4), normal(5, 8, 4), normal(6, 4, 4, scale=0.4)
+
+
+def naming(name, on, weight):
+    """A step that names shardings by `PartitionSpec`, or over the mesh ``on``."""
+
+    def spec(*axes):
+        return NamedSharding(on, P(*axes)) if on else P(*axes)
+
+    steps = {
+        "none": lambda z, x: jnp.tanh(z @ weight + x),
+        "reshard": lambda z, x: jax.sharding.reshard(jnp.tanh(jax.sharding.reshard(z, spec("y"))), spec(None)) + x,
+        "dot": lambda z, x: jnp.tanh(jnp.dot(z, weight, out_sharding=spec(None)) + x),
+        "constraint": lambda z, x: jnp.tanh(lax.with_sharding_constraint(z @ weight + x, spec(None))),
+    }  # fmt: skip
+    return lambda z, x: (steps[name](z, x), z)
+
+
+@pytest.mark.parametrize("kind", ["explicit", "auto"])
+@pytest.mark.parametrize("by_mesh", [False, True])
+@pytest.mark.parametrize("name", ["none", "reshard", "dot", "constraint"])
+def test_steps_that_name_shardings(kind, by_mesh, name):
+    if (kind, name) == ("auto", "reshard"):
+        return  # jax refuses it
+    on = mesh(kind, x=2, y=2)
+
+    def solved(scan, **options):
+        def step(weight):
+            return naming(name, on if by_mesh else None, weight)
+
+        f = partial(loss, step, scan, **options)
+        return run(partial(transformed, "grad", f), *put(WIDE, on=on))
+
+    with jax.set_mesh(on):
+        want = solved(lax.scan)
+        assert_same(solved(deeppcr.scan), want)
+        is_named = name == "reshard" or (kind, name) == ("auto", "dot")
+        # Of a PartitionSpec over Explicit axes jax checks the type, and constrains nothing.
+        if not (is_named or (kind, name, by_mesh) == ("explicit", "constraint", True)):
+            assert_same(solved(deeppcr.scan, method="newton"), want)
+            return
+        with pytest.raises(ValueError, match=f"{AS_SCAN}: it names shardings over a mesh"):
+            solved(deeppcr.scan, method="newton")
