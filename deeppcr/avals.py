@@ -54,6 +54,14 @@ def abstract(
     return found.update(shape=tuple(shape), sharding=NamedSharding(mesh, spec))
 
 
+def on_one_device(x: Any) -> Any:
+    """The type of an array, but for how a mesh with `Explicit` axes shards it."""
+    found = abstract(x)
+    if getattr(found, "sharding", None) is None or found.sharding.mesh.manual_axes:
+        return found
+    return found.update(sharding=None)
+
+
 def of_step(x: Any) -> Any:
     """The type of what one step reads of an array ``[L, ...]``."""
     return abstract(x, np.shape(x)[1:])

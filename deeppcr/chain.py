@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.avals import abstract, of_step, varying_axes
+from deeppcr.avals import of_step, on_one_device, varying_axes
 from deeppcr.axis import LOCAL, ChainAxis, ChainSharding
 from deeppcr.carry import Carry
 from deeppcr.checks import describe, leaves_as_arrays
@@ -228,7 +228,7 @@ class TracedChain:
     def abstract(self) -> "TracedChain":
         """The same with shapes for arrays, and without the user's function: safe to keep."""
         kept = dataclasses.replace(self, function=None, adapt=None)
-        shapes: TracedChain = jax.tree.map(abstract, kept)
+        shapes: TracedChain = jax.tree.map(on_one_device, kept)
         return shapes
 
     @property

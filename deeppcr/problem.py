@@ -176,6 +176,11 @@ class Problem:
     def _beside(self) -> tuple[Any, ...]:
         return self.wide, self.guess, self.atol, self.linearize, self.linearize_adjoint
 
+    @property
+    def of_method(self) -> int:
+        """The number of leaves of the method and the adjoint: the last ones."""
+        return len(jax.tree.leaves(self._beside[1:]))
+
     def of_examples(self, size: int, axes: Axes) -> "Problem":
         """The problem of ``size`` examples, which are on these axes of its leaves."""
         chain, each = self.chain, []
