@@ -186,12 +186,17 @@ def while_loop(reading: Any, equation: Any) -> None:
     in_condition, in_body = params["cond_nconsts"], params["body_nconsts"]
     blank = [None] * (len(known) - in_condition - in_body)
     condition = reading.inner(equation, params["cond_jaxpr"], [*known[:in_condition], *blank])
+    before = dict(reading.reader.expected)
     body = reading.inner(
         equation, params["body_jaxpr"], [*known[in_condition : in_condition + in_body], *blank]
     )
     lose(reading, equation, condition, 0)
     lose(reading, equation, body, in_condition)
+    within = reading.reader.expected.keys() - before.keys()
     trips, proven = reading.count_trips(equation, known)
+    if trips == 0:  # nor are there trips of the loops inside
+        for each in within:
+            reading.reader.expected.pop(each, None)
     if trips is None:
         one = While(condition, body, in_condition, in_body, 1)
         algebra = Algebra.up_to(one.longest)

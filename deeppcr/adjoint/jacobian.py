@@ -61,7 +61,9 @@ class Adjoint:
             level, so gradients are exact, too. "auto": the blocks of the method, if that is
             `Newton` (without `Clipped`, and not of a `Surrogate`); else the exact Jacobian in its
             narrowest form.
-        linear: the solver of the linear recurrence: see `deeppcr.solve_bidiagonal`.
+        linear: the solver of the linear recurrence: see `deeppcr.solve_bidiagonal`. Solutions of
+            parallel solvers are judged, those of "sequential" are not: where a Jacobian is far
+            from normal, it has fewer digits than the step itself, and "backprop" keeps them.
         rtol: float > 0, the tolerance on the residual relative to the adjoint state
             (dimensionless); None for 16 units in the last place of the dtype.
         max_iterations: integer >= 1, the number of solves after which backpropagation step by step
