@@ -22,6 +22,7 @@ DECISION = "newton decision"
 DAMPING = "newton damping"
 REFINEMENT = "adjoint refinement"
 FALLBACK = "sequential fallback"
+CORRECTION = "linear correction"
 REPAIR = "linear fallback"
 MOST_AT_ONCE = 128  # steps that a GPU takes between two waits of the host: what a wait is worth
 FEWEST_WAITS = 8  # so that no more than a part of the chain runs after its end

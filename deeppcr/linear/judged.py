@@ -27,7 +27,7 @@ from jax import Array, lax
 
 from deeppcr.axis import ChainAxis
 from deeppcr.linear.blocks import Blocks
-from deeppcr.loops import FALLBACK, REFINEMENT, fallback
+from deeppcr.loops import CORRECTION, FALLBACK, fallback
 
 UNITS = 16  # in the last place, up to which a residual is rounding
 FALLS = 4  # the factor by which a correction has to reduce the largest residual
@@ -184,7 +184,7 @@ def solve_judged(
         return now.falls & (now.prefix < system.total)
 
     first = judged(blocks, solve(blocks, b))
-    with fallback(REFINEMENT):
+    with fallback(CORRECTION):
         end: Judged = lax.while_loop(goes_on, corrected, first)
     return end
 

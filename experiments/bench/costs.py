@@ -47,7 +47,7 @@ def analyze(
     found, unproven = analyze_loops(jaxpr)
     known: dict[str, int | None] = dict.fromkeys((loop.key for loop in unproven), trips)
     known |= {} if rest is None else dict.fromkeys(known.keys() & {loops.FALLBACK}, rest)
-    known |= dict.fromkeys(known.keys() & {loops.REPAIR}, 0)
+    known |= dict.fromkeys(known.keys() & {loops.CORRECTION, loops.REPAIR}, 0)
     given = {key: count for key, count in known.items() if count is not None}
     return analyze_jaxpr(jaxpr, trip_counts=given) if given else found
 

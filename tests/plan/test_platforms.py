@@ -84,7 +84,7 @@ def test_each_platform_has_its_own_adjoint(both):
         lowered(gradient_after_sequential, "cuda"),
     )
     assert cpu.count(LOOP) == 2  # forwards, backwards
-    # Backwards, all at once; and a loop of one trip or none, around corrections and the steps.
+    # Backwards, all at once; corrections, and a loop of one trip or none, around the steps.
     assert cuda.count(LOOP) == 4
 
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 import deeppcr
 from deeppcr import Chain, Newton, Sharded
 from deeppcr.linear import Matrices
-from deeppcr.loops import FALLBACK, REFINEMENT, REPAIR
+from deeppcr.loops import CORRECTION, FALLBACK, REFINEMENT, REPAIR
 from deeppcr.sharding import shard
 from tests.linear.loop import compiled
 from tests.sharding.meshes import DEVICES, P, mesh
@@ -33,7 +33,9 @@ def messages(program, fallback=True):
         line
         for line in program.as_text().splitlines()
         if fallback
-        or not any(f"/{name}, 0 trips" in line for name in (FALLBACK, REFINEMENT, REPAIR))
+        or not any(
+            f"/{name}, 0 trips" in line for name in (CORRECTION, FALLBACK, REFINEMENT, REPAIR)
+        )
     ]
     for shapes, kind in MESSAGE.findall("\n".join(lines)):
         arrays = [
