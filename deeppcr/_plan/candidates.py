@@ -203,7 +203,6 @@ class Candidates:
             "linearize": choice.linearization,
             "linear": solver,
             "window": choice.window,
-            "fused": False,  # its kernels have no cost yet
         }
         cost, iterations = self.costs.newton(
             dataclasses.replace(options, **given), self._iterations(choice, options)

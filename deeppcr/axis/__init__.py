@@ -7,12 +7,10 @@ work.
     local.py     `ChainAxis`: all steps are on one device, as axis 0 of its arrays
     devices.py   `DeviceAxis`: one shard of the chain, inside `jax.shard_map`
     mesh.py      `ChainSharding`: global arrays that are sharded over a mesh
-    chunked.py   `ChunkedAxis`: all steps are on one device, in chunks that are side by side
     replicated.py  `ReplicatedAxis`: all steps on every device, which share their evaluation
     explicit.py  meshes whose axes are of the type `Explicit`
 """
 
-from deeppcr.axis.chunked import ChunkedAxis
 from deeppcr.axis.devices import DeviceAxis
 from deeppcr.axis.explicit import explicit_mesh, with_auto_axes, with_auto_types
 from deeppcr.axis.local import LOCAL, ChainAxis
@@ -23,7 +21,6 @@ __all__ = [
     "LOCAL",
     "ChainAxis",
     "ChainSharding",
-    "ChunkedAxis",
     "DeviceAxis",
     "MeshAxis",
     "ReplicatedAxis",

@@ -20,11 +20,6 @@ class ChainAxis:
     backwards: bool = False
 
     @property
-    def entries(self) -> int:
-        """The axis of the entries of a state."""
-        return -1
-
-    @property
     def size(self) -> int:
         """The number of shards."""
         return 1

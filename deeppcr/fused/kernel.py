@@ -45,34 +45,27 @@ def run_kernel(
     states, inputs, captured = operands
     arrays: Leaves = []
     layouts: list[Layout | None] = []
-    aliases: dict[int, int] = {}
     all_of_them = [
         *((z, 0) for z in states),
         *((x, 1) for x in inputs),
         *((x, 0) for x in captured),
     ]
-    for k, ((x, steps), axes) in enumerate(zip(all_of_them, step.examples, strict=True)):
+    for (x, steps), axes in zip(all_of_them, step.examples, strict=True):
         layouts.append(None)
         if axes is not None:
-            # Threads that compute the same example may not write what others have yet to read.
-            if step.lanes and step.states <= k < step.states + step.in_place:
-                aliases[len(arrays)] = k  # as many states come first among the results
             array, layouts[-1] = arranged(x, axes, step, steps)
             arrays.append(array)
-    blocks = step.threads // LANES
     kernel = _Kernel(step, tuple(layouts), length, reverse)
-    front, back = ((), (length,)) if step.steps_last else ((length,), ())
-    ends = [((), ())] * step.states + [(front, back)] * len(step.outputs)
+    fronts = [()] * step.states + [(length,)] * len(step.outputs)
     written, results = [*kernel.last, *kernel.written], step.program.outvars
     out = [
-        abstract(result.aval, (*first, *layout.memory(step)))
-        for (first, _), layout, result in zip(ends, written, results, strict=True)
+        abstract(result.aval, (*front, *layout.memory(step)))
+        for front, layout, result in zip(fronts, written, results, strict=True)
     ]
     found = [
-        restored(y, own or (), step, (*result.aval.shape, *end))
-        for y, (_, end), own, result in zip(
-            launch(kernel, blocks, out, aliases)(*arrays),
-            ends,
+        restored(y, own or (), step, result.aval.shape)
+        for y, own, result in zip(
+            launch(kernel, step.threads // LANES, out)(*arrays),
             (*step.examples[: step.states], *step.outputs),
             results,
             strict=True,
@@ -100,12 +93,7 @@ class _Kernel:
         """How the outputs lie in memory."""
         variables = self.step.program.outvars[self.step.states :]
         return [
-            Layout(
-                own_shape(variable.aval.shape, axes),
-                bool(axes),
-                self.step.lanes,
-                strides=self.length if self.step.steps_last else 0,
-            )
+            Layout(own_shape(variable.aval.shape, axes), bool(axes), self.step.lanes)
             for variable, axes in zip(variables, self.step.outputs, strict=True)
         ]
 

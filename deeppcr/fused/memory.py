@@ -26,14 +26,12 @@ class Layout:
         has_examples: whether each example has entries of its own.
         lanes: whether the examples are side by side.
         is_bool: it is passed as int32.
-        strides: for steps on the last axis, their number; else 0.
     """
 
     shape: tuple[int, ...]
     has_examples: bool
     lanes: bool
     is_bool: bool = False
-    strides: int = 0
 
     def read(self, ref: Any, block: Any, *step: Any) -> np.ndarray:
         """The table of a step, of one example or of a block of them."""
@@ -54,7 +52,7 @@ class Layout:
 
     def memory(self, step: FusedStep) -> tuple[int, ...]:
         """The shape of the array, without steps."""
-        size = math.prod(self.shape) * (self.strides or 1)
+        size = math.prod(self.shape)
         if not self.has_examples:
             return (size,)
         return (size, step.threads) if self.lanes else (step.count, size)
@@ -62,8 +60,6 @@ class Layout:
     def _index(self, block: Any, k: Any, *step: Any) -> tuple[Any, ...]:
         from jax.experimental import pallas as pl
 
-        if self.strides and step:
-            return self._index(block, np.int32(k * self.strides) + step[0])
         if not self.has_examples:
             return (*step, k)
         return (*step, k, pl.ds(block * LANES, LANES)) if self.lanes else (*step, block, k)
@@ -73,11 +69,8 @@ def arranged(x: Any, axes: Axes, step: FusedStep, steps: int) -> tuple[Any, Layo
     """An operand as it lies in memory; ``steps`` is 1 if it has the axis of the chain, else 0."""
     is_bool = x.dtype == bool
     x = x.astype(jnp.int32) if is_bool else x
-    strides = x.shape[-1] * steps if step.steps_last else 0
-    steps = 0 if strides else steps
     front, shape = x.shape[:steps], own_shape(x.shape[steps:], axes)
-    of_step = shape[:-1] if strides else shape
-    layout = Layout(of_step, any(axis is not None for axis in axes), step.lanes, is_bool, strides)
+    layout = Layout(shape, any(axis is not None for axis in axes), step.lanes, is_bool)
     if not layout.has_examples:
         return x.reshape((*front, math.prod(shape))), layout
     missing = tuple(steps + k for k, axis in enumerate(axes) if axis is None)

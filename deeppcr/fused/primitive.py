@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
@@ -56,11 +55,7 @@ def _scan(
         results = evaluate(program, known, program.outvars)
         return results[: step.states], results[step.states :]
 
-    if step.steps_last:
-        inputs = [jnp.moveaxis(x, -1, 0) for x in inputs]
     last, outputs = lax.scan(body, states, inputs, length, reverse)
-    if step.steps_last:
-        outputs = [jnp.moveaxis(x, 0, -1) for x in outputs]
     return [*last, *outputs]
 
 

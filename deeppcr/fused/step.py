@@ -37,13 +37,10 @@ class FusedStep:
         program: ``(*state, *input) -> (*state, *outputs)``, with captured arrays as constants.
         states: the number of leaves of a state.
         inputs: the number of leaves of an input.
-        batch_shape: the batch axes of a state, and the one of its chunks.
+        batch_shape: the batch axes of a state.
         examples: for each operand, states and inputs and captured arrays, where it has those batch
             axes that are longer than 1; None for an operand that is not used.
         outputs: the same for each output, which has all of them.
-        in_place: the number of outputs that replace inputs, the first one the first input and so
-            on: an input is read before it is written.
-        steps_last: whether the steps are on the last axis of inputs and outputs, not on the first.
         instructions: of a step: its operations, with those that an exponential function takes.
         latency: operations of a step that wait for each other, from state to state.
     """
@@ -56,8 +53,6 @@ class FusedStep:
     outputs: tuple[Axes, ...]
     instructions: int
     latency: int
-    in_place: int = 0
-    steps_last: bool = False
 
     @classmethod
     def of(
@@ -66,7 +61,6 @@ class FusedStep:
         states: int,
         inputs: int,
         batch_shape: tuple[int, ...],
-        chunks: int | None = None,
     ) -> Self:
         """The step of a program, for one of its examples.
 
@@ -75,19 +69,16 @@ class FusedStep:
             states: the number of leaves of a state.
             inputs: the number of leaves of an input.
             batch_shape: the batch axes of a state, which are its first.
-            chunks: the length of one more batch axis, which is the last of every array that has
-                it; None for none.
 
         Raises:
             CannotFuse: it has no kernel; the message says why.
         """
-        many = batch_shape if chunks is None else (*batch_shape, chunks)
-        _check(program, states, math.prod(many))
+        _check(program, states, math.prod(batch_shape))
         variables = [*program.invars, *program.constvars]
         used = _used(program, variables)
         choices: list[Sequence[Axes | None]] = []
         for k, variable in enumerate(variables):
-            found = _possible(variable.aval.shape, batch_shape, chunks)
+            found = _possible(variable.aval.shape, batch_shape)
             if k < states:
                 choices.append(found[:1])
             elif variable not in used:
@@ -97,12 +88,11 @@ class FusedStep:
             else:
                 choices.append(found if k < states + inputs else found[::-1])
         outputs = tuple(
-            _possible(variable.aval.shape, batch_shape, chunks)[0]
-            for variable in program.outvars[states:]
+            _possible(variable.aval.shape, batch_shape)[0] for variable in program.outvars[states:]
         )
         reasons = []
         for examples in islice(product(*choices), TRIED):
-            step = cls(program, states, inputs, many, examples, outputs, 0, 0)
+            step = cls(program, states, inputs, batch_shape, examples, outputs, 0, 0)
             try:
                 instructions, latency = step._measured()
             except CannotFuse as error:
@@ -189,20 +179,8 @@ def _used(program: Program, variables: Sequence[Any]) -> set[Any]:
     return {atom for atom in atoms if not is_literal(atom)}
 
 
-def _possible(
-    shape: tuple[int, ...], batch_shape: tuple[int, ...], chunks: int | None
-) -> list[Axes]:
-    """Where the batch axes of an array may be, by its shape: first, the last of them, nowhere.
-
-    The axis of the chunks is the last, or nowhere.
-    """
-    if chunks not in (None, 1):
-        without: Axes = (None,)
-        rest = [(*axes, *without) for axes in _possible(shape, batch_shape, None)]
-        if shape[-1:] != (chunks,):
-            return rest
-        own = _possible(shape[:-1], batch_shape, None)
-        return [*((*axes, len(shape) - 1) for axes in own), *rest]
+def _possible(shape: tuple[int, ...], batch_shape: tuple[int, ...]) -> list[Axes]:
+    """Where the batch axes of an array may be, by its shape: first, the last of them, nowhere."""
     several = [k for k, size in enumerate(batch_shape) if size > 1]
     found: list[Axes] = []
     for missing in range(len(batch_shape) + 1):

@@ -201,6 +201,6 @@ def usual_sizes(local: Array, axis: ChainAxis) -> tuple[Array, Array]:
         axis: the chain axis.
     """
     local = jnp.where(jnp.isfinite(local), local, 0)
-    common = local.max(axis=axis.entries, keepdims=True, initial=0)
+    common = local.max(axis=-1, keepdims=True, initial=0)
     usual = axis.largest(local.max(axis=0, initial=0))[None]
     return jnp.maximum(local, jnp.minimum(usual, common)), common

@@ -11,8 +11,6 @@ auto_damping.py  damping="auto": plain iterations, and a trust region where thes
 acceleration.py  `Anderson`, for iterations that converge slowly
 lyapunov.py      the growth rate of differences, and the number of iterations that it implies
 precision.py     float32 or better inside
-passes.py        the two kernels of an iteration, for ``fused=True``
-fused.py         the loop of these kernels
 fallback.py      the sequential fallback
 """
 

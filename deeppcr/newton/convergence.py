@@ -166,7 +166,7 @@ class Criterion:
             axis: the chain axis, in the direction of the recurrence.
             solved: bool, whether the residual alone tells; None for False. Newton's method only.
         """
-        eps, coarsest = self._units(value, axis), max(eps for _, eps in self.eps)
+        eps, coarsest = self._units(value), max(eps for _, eps in self.eps)
         defined = jnp.isfinite(value)
         finite = defined & jnp.isfinite(iterate)
         own, common = sizes(value, origin, axis)
@@ -270,14 +270,12 @@ class Criterion:
         """Whether the user has given a tolerance."""
         return self.rtol is not None or not isinstance(self.atol, float) or self.atol > 0
 
-    def _units(self, like: Array, axis: ChainAxis) -> np.ndarray:
+    def _units(self, like: Array) -> np.ndarray:
         """``eps``: a number, or one for each entry, ``[1, .., 1, w]``."""
         entries, eps = zip(*self.eps, strict=True)
         if len(set(eps)) == 1:
             return np.asarray(eps[0], like.dtype)
-        shape = [1] * like.ndim
-        shape[axis.entries] = -1
-        return np.repeat(eps, entries).astype(like.dtype).reshape(shape)
+        return np.repeat(eps, entries).astype(like.dtype).reshape((*(1,) * (like.ndim - 1), -1))
 
     def _denoised(
         self, norm: Array, last: Convergence, axis: ChainAxis

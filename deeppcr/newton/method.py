@@ -26,7 +26,6 @@ from deeppcr.axis import LOCAL, check_step_sharding
 from deeppcr.chain import TracedChain
 from deeppcr.checks import (
     check_count,
-    check_flag,
     check_tolerance,
     describe,
     did_you_mean,
@@ -46,7 +45,6 @@ from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.convergence import ROUNDING, Criterion
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.expected import expected_iterations
-from deeppcr.newton.fused import FusedNewton, check_fused
 from deeppcr.newton.guess import Guess, check_guess, users_guess
 from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.precision import in_float32
@@ -128,20 +126,10 @@ class Newton:
         on_failure: what to do with a chain that has not converged within its budget. "sequential":
             compute the rest step by step. "raise": raise `NotConverged`; not possible under jit.
             "return": return the last iterate, with ``Result.NOT_CONVERGED``.
-        fused: whether an iteration is two kernels and the convergence test on an NVIDIA GPU, where
-            it is many otherwise. For long chains of small steps: states of at most 4 entries in
-            float32 or shorter, and steps as of ``Sequential(fused=True)``. Each thread runs through
-            a chunk of the chain. For exact Jacobians ("auto" or "dense") and plain iterations:
-            ``linear``, ``acceleration``, ``jacobian_every``, ``window`` and ``sharding`` stay as
-            they are by default, and ``damping`` "auto" is None. A batch is declared by
-            ``batch_ndim``; under `jax.vmap` there are loops instead of kernels. On other platforms
-            the iteration is that of ``fused=False``. "auto" does not take it by itself.
 
     Raises:
         TypeError: an option has a wrong type.
-        ValueError: a name is unknown, or a number is out of range; ``fused`` is no bool, or true
-            beside an option that it does not have; or, in a call, an iteration has no such kernels.
-            The message says why.
+        ValueError: a name is unknown, or a number is out of range.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(0.5 * z + x), jnp.ones((100, 8)))
@@ -170,7 +158,6 @@ class Newton:
     record: bool = False
     progress: Progress = None
     on_failure: OnFailure = "sequential"
-    fused: bool = False
 
     def __post_init__(self) -> None:
         find_linearization(self.linearize)
@@ -199,9 +186,6 @@ class Newton:
                 f"on_failure is {describe(self.on_failure)}, expected one of "
                 f"{get_args(OnFailure)}{did_you_mean(self.on_failure, get_args(OnFailure))}"
             )
-        check_flag("fused", self.fused)
-        if self.fused:
-            check_fused(self)
 
     def bind(self, chain: TracedChain, asked: TracedChain) -> NewtonSolver:
         """The solver of ``chain``, with every option resolved.
@@ -234,13 +218,12 @@ class Newton:
         most = 2 * chain.length if windows > 1 else chain.length + 1
         is_plain = (
             is_windowed
-            or self.fused
             or self.acceleration is not None
             or isinstance(choice.linearization, Scalar | Zero)
         )
         guess = self.initial_guess if isinstance(self.initial_guess, str) else "constant"
         atol: Any = self.atol if is_number(self.atol) else 0.0  # an array is that of the solver
-        solver = NewtonSolver(
+        return NewtonSolver(
             linearization=constant(choice.linearization),
             guess=self._guess(chain, asked),
             atol=None if is_number(self.atol) else self._along(chain, asked, [self.atol])[0],
@@ -272,7 +255,6 @@ class Newton:
             layout=wide.layout,
             dtypes=tuple(x.dtype for x in wide.inputs),
         )
-        return FusedNewton.of(solver, wide) if self.fused else solver
 
     def _choose(self, chain: TracedChain, asked: int) -> Choice:
         """How the steps on each device are linearised."""

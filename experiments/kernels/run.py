@@ -20,7 +20,6 @@ takes as long as all of its steps.
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,12 +27,11 @@ import jax
 
 import deeppcr
 import depth
-from deeppcr.platforms import platform
 from experiments.bench import command
 from experiments.bench.columns import LABELS
 from experiments.bench.costs import analyze, further, is_fallback
 from experiments.bench.engine import Case, Variant
-from experiments.bench.programs import Setting, baselines, captured
+from experiments.bench.programs import baselines
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.gradients import network as recurrent
@@ -80,15 +78,8 @@ def makers(quick: bool) -> Iterator[Callable[[], Case]]:
 
 
 def recurrence(direction: str) -> Case:
-    """A long GRU; its forward pass also with an iteration of Newton's method in two kernels."""
-    network = recurrent.Network("gru", 1)
-    case = recurrent.Size(network, STEPS).case(direction)
-    if platform() == "cuda" and direction == "forward":
-        setting = Setting(deeppcr.Newton(fused=True))
-        newton = Variant(network.states(setting.scan), solve=network.solve(setting.method))
-        fused = {"newton, fused": newton}
-        case = replace(case, variants={**case.variants, **fused, **captured(fused)})
-    return case
+    """A long GRU."""
+    return recurrent.Size(recurrent.Network("gru", 1), STEPS).case(direction)
 
 
 def residual() -> Case:

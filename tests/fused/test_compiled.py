@@ -8,8 +8,6 @@ import pytest
 import deeppcr
 from deeppcr.fused.backends import mosaic
 from deeppcr.fused.kernel import run_kernel
-from experiments.bench.costs import is_fallback
-from experiments.kernels import launches
 from tests.fused.test_kernel import (  # noqa: F401
     MLP,
     L,
@@ -49,25 +47,6 @@ def test_the_loop_is_one_kernel_in_registers(name, gpu, tmp_path, monkeypatch):
     assert gpu.compile(lowered, {}).thunks.count("kCustomCall") >= 1
     (said,) = [file.read_text() for file in tmp_path.glob("*.ptxas")]
     assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"]
-
-
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_an_iteration_of_newton_is_two_kernels_and_a_test(n, gpu, tmp_path, monkeypatch):
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
-    cell = gru(n)
-
-    def nodes(method):
-        def states(h, x):
-            chain = deeppcr.Chain(cell, x)
-            return deeppcr.solve(chain, h, method=method, batch_ndim=1).trajectory
-
-        lowered = gpu.lower(states, numbers(1, n), numbers(2000, 1, 2))
-        return launches.read(gpu.compile(lowered, {})).trip(lambda loop: not is_fallback(loop))
-
-    plain, fused = nodes(deeppcr.Newton()), nodes(deeppcr.Newton(fused=True))
-    assert fused < plain
-    said = "".join(file.read_text() for file in tmp_path.glob("*.ptxas"))
-    assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"}
 
 
 def test_a_kernel_of_an_unrolled_loop_computes_few_steps(gpu):
