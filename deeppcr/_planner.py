@@ -245,7 +245,7 @@ def _is_plain(newton: Newton) -> bool:
     """Whether a sample tells what this method does: it has none of the options that change it."""
     guess = isinstance(newton.initial_guess, str)
     undamped = newton.damping in (None, "auto") and newton.acceleration is None
-    return guess and undamped and newton.jacobian_every == 1
+    return guess and undamped
 
 
 def _expectation(

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from deeppcr._checkpoint import solve_in_segments
-from deeppcr._plan.names import Auto, Method, Wanted
+from deeppcr._plan.names import Method, Wanted
 from deeppcr.adjoint import Adjoint
 from deeppcr.axis import ChainSharding, explicit_mesh, with_auto_axes
 from deeppcr.chain import TracedChain
@@ -29,9 +29,8 @@ def solve_chain(
 
     ``keeps_states``: whether the trajectory is read. Under `jax.jit`, XLA sees that itself.
     """
-    is_spread = isinstance(method, Newton | Auto) and method.sharding is not None
     arrays = chain.initial, chain.inputs, chain.captured
-    if mesh := explicit_mesh(*arrays, shared=is_spread or chain.axis.size > 1):
+    if mesh := explicit_mesh(*arrays, shared=chain.axis.size > 1):
         return _solve_on_explicit_mesh(chain, method, adjoint, mesh)
     axis = chain.axis.on_auto_axes if isinstance(chain.axis, ChainSharding) else chain.axis
     asked = dataclasses.replace(chain, axis=axis)

@@ -361,7 +361,6 @@ def iterations_forms(rows: Rows) -> list[Row]:
     """Iterations until converged, and how many times the best loop's time that takes."""
     shown = {
         "dense": "dense",
-        "frozen 3": "dense, kept for 3",
         "blocks 4": "blocks of 4",
         "diagonal": "diagonal",
         "4 probes": "4 probes",

@@ -98,25 +98,11 @@ OPTIONS = {
     "size of another type": (lambda: BlockDiagonal(2.0), (), TypeError, "size is 2.0.*expected"),
     "probes": (lambda: Diagonal(-1), (), ValueError, "probes is -1.*expected"),
     "probes of another type": (lambda: Diagonal(2.5), (), TypeError, "probes is 2.5.*expected"),
-    "jacobian_every": (
-        lambda: Newton(jacobian_every=0),
-        (),
-        ValueError,
-        "jacobian_every is 0.*expected",
-    ),
     "coefficients": (
         lambda z: solve(Chain(same, XS), z, method=Newton(linearize=Scalar(np.ones(4)))),
         (X,),
         ValueError,
         r"coefficient.*\[4\].*expected.*5 steps",
-    ),
-    "coefficients that are kept": (
-        lambda z: solve(
-            Chain(same, XS), z, method=Newton(linearize=Scalar(np.ones((5, 3))), jacobian_every=2)
-        ),
-        (X,),
-        ValueError,
-        r"coefficient.*\[5, 3\].*expected.*5 steps",
     ),
     "a coefficient of another type": (
         lambda z: solve(Chain(same, XS), z, method=Newton(linearize=Scalar("1.0"))),

@@ -14,7 +14,7 @@ CHAIN = Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), normal(1, L, 3))
 Z0 = normal(2, 3)
 METHODS = {
     "damped, in a window": Newton(damping=TrustRegion(), window=4, record=True),
-    "kept, from coarse steps": Newton(jacobian_every=3, initial_guess=Coarse(every=3), record=True),
+    "from coarse steps": Newton(initial_guess=Coarse(every=3), record=True),
     "identity, accelerated, in a window": Newton(
         linearize="identity", acceleration=Anderson(), window=4, record=True
     ),

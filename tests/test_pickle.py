@@ -35,7 +35,6 @@ METHODS = [
         linearize=deeppcr.BlockDiagonal(3), linear=deeppcr.Chunked(4), damping=deeppcr.TrustRegion()
     ),
     Newton(
-        jacobian_every=3,
         acceleration=deeppcr.Anderson(),
         initial_guess=deeppcr.Coarse(3, step=step),
     ),

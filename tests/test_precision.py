@@ -122,7 +122,7 @@ OPTIONS = {
     "estimated": {"method": Newton(linearize=deeppcr.Diagonal(2)), "adjoint": "backprop"},
     "windows": {"method": Newton(window=8, damping=TrustRegion(), record=True)},
     "accelerated": {"method": Newton(linearize="identity", acceleration=Anderson())},
-    "kept": {"method": Newton(jacobian_every=2, linear="chunked")},
+    "in chunks": {"method": Newton(linear="chunked")},
     "coarse": {"method": Newton(initial_guess=Coarse(every=4))},
     "segments": {"method": "newton", "adjoint": Adjoint(checkpoint=6)},
     "reverse": {"method": "newton", "adjoint": "cyclic_reduction", "reverse": True},

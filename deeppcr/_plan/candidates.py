@@ -205,7 +205,7 @@ class Candidates:
             "window": choice.window,
         }
         cost, iterations = self.costs.newton(
-            dataclasses.replace(options, **given), self._iterations(choice, options)
+            dataclasses.replace(options, **given), self._iterations(choice)
         )
         memory = self._bytes(choice, solver, choice.window) + 5 * self.costs.trajectory_bytes
         each = iteration_seconds(cost, self.device)
@@ -340,15 +340,14 @@ class Candidates:
             chain.length, is_exact, newton=self.iterations, is_affine=chain.step.is_affine
         )
 
-    def _iterations(self, choice: Choice, options: Newton) -> int | None:
+    def _iterations(self, choice: Choice) -> int | None:
         """The number that the caller knows, or that a sample has shown; None for the default."""
         sampled = self.sampled.get(str(choice.linearization))
-        if sampled is not None and options.jacobian_every == 1:
+        if sampled is not None:
             return min(sampled, self.costs.chain.length + 1)
         if self.iterations is None:
             return None
-        is_exact = choice.is_exact and options.jacobian_every == 1
-        return self._expected(is_exact)
+        return self._expected(choice.is_exact)
 
     def _choice(self, linearize: Any, window: int | None = None) -> Choice:
         chain = self.costs.chain

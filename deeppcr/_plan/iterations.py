@@ -7,8 +7,8 @@ import jax
 
 from deeppcr.chain import TracedChain
 from deeppcr.newton import Newton
+from deeppcr.newton.iterate import Iterate
 from deeppcr.newton.iteration import NewtonSolver
-from deeppcr.newton.sequence import Reached
 from deeppcr.state import Leaves
 
 
@@ -39,6 +39,6 @@ def program_of(method: Newton, chain: TracedChain) -> tuple[Any, int]:
 class _TracedOnce(NewtonSolver):
     """A solver whose iteration is traced once, where accelerators have two loops of it."""
 
-    def _loop(self, chain: TracedChain, begun: Reached) -> tuple[Any, ...]:
-        name, goes_on, trip, *rest = super()._loop(chain, begun)
+    def _loop(self, chain: TracedChain, start: Iterate) -> tuple[Any, ...]:
+        name, goes_on, trip, *rest = super()._loop(chain, start)
         return name, goes_on, jax.jit(trip), *rest

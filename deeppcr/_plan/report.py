@@ -150,15 +150,13 @@ class ChainPlan:
         }
         if self.newton and isinstance(self.newton.method, Newton):
             choice = self.choice
-            every = self.newton.method.jacobian_every
-            kept = f", kept for {every} iterations" if every > 1 else ""
             kind = "exact: Newton's method"
-            if not choice.is_exact or kept:
+            if not choice.is_exact:
                 kind = "not exact: a quasi-Newton method"
             full = self.length * self.width**2 * self.batch * self.layout.dtype.itemsize
             at_once = "all" if choice.window == self.length else str(choice.window)
             rows |= {
-                "linearize": f"{choice.linearization}{kept} ({kind})",
+                "linearize": f"{choice.linearization} ({kind})",
                 "blocks": f"{self.nbytes:,} bytes; full Jacobians of all steps: {full:,}",
                 "window": f"{at_once} steps at once",
             }

@@ -65,7 +65,7 @@ def refine(
         return checked(following, y, jnp.abs(correction))
 
     first, none = solve(b), jnp.int32(0)
-    start = _Iterate(none, first, first, first[0], Convergence.unknown(b, none))
+    start = _Iterate(none, first, first, first[0], Convergence.unknown(b))
     end = iterate(
         REFINEMENT,
         lambda now: (now.iterations < budget) & (now.convergence.converged < total),

@@ -7,7 +7,6 @@ work.
     local.py     `ChainAxis`: all steps are on one device, as axis 0 of its arrays
     devices.py   `DeviceAxis`: one shard of the chain, inside `jax.shard_map`
     mesh.py      `ChainSharding`: global arrays that are sharded over a mesh
-    replicated.py  `ReplicatedAxis`: all steps on every device, which share their evaluation
     explicit.py  meshes whose axes are of the type `Explicit`
 """
 
@@ -15,7 +14,6 @@ from deeppcr.axis.devices import DeviceAxis
 from deeppcr.axis.explicit import explicit_mesh, with_auto_axes, with_auto_types
 from deeppcr.axis.local import LOCAL, ChainAxis
 from deeppcr.axis.mesh import ChainSharding, MeshAxis, check_mesh_axis, count_devices
-from deeppcr.axis.replicated import ReplicatedAxis, check_step_sharding
 
 __all__ = [
     "LOCAL",
@@ -23,9 +21,7 @@ __all__ = [
     "ChainSharding",
     "DeviceAxis",
     "MeshAxis",
-    "ReplicatedAxis",
     "check_mesh_axis",
-    "check_step_sharding",
     "count_devices",
     "explicit_mesh",
     "with_auto_axes",

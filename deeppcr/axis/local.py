@@ -151,11 +151,6 @@ class ChainAxis:
         """``f(*parts, shared)``; ``parts`` and the result carry the chain, ``shared`` does not."""
         return f(*parts, shared)
 
-    def linearizer(self, linearization: Any) -> Callable[[Any, Array], Any]:
-        """The function of a chain and of the states before its steps that returns their blocks."""
-        blocks: Callable[[Any, Array], Any] = linearization.blocks
-        return blocks
-
     @property
     def _start(self) -> int:
         """The index of the first step in the arrays."""

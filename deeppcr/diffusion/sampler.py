@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import NamedSharding
 
 from deeppcr._plan import Method, find_method
 from deeppcr.adjoint import Adjoint
@@ -51,7 +50,6 @@ def sample(
     method: str | Method = "auto",
     coarse: int | None = None,
     window: int | None = None,
-    sharding: NamedSharding | None = None,
     progress: Progress = False,
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 1,
@@ -85,9 +83,6 @@ def sample(
         window: integer >= 1, the number of steps that Newton's method solves at once. None: use the
             window of the method. ``coarse`` and ``window`` are not available for the sequential
             method.
-        sharding: a `jax.sharding.NamedSharding` such as ``NamedSharding(mesh, P("devices"))``: the
-            model calls of an iteration are spread over the devices of the mesh, as many of a
-            window's states on each. None: all on one device. Not for the sequential method.
         progress: True, to print a line to stderr after each iteration; or a function
             ``(iteration, prefix, residual)``: see `deeppcr.Newton`. A sequential sampler is
             reported once, at its end.
@@ -141,7 +136,7 @@ def sample(
     if not jnp.issubdtype(x_T.dtype, jnp.floating):
         raise TypeError(f"x_T has dtype {x_T.dtype}, expected a floating one.")
     chosen = find_method(method)
-    _check_is_parallel(chosen, coarse=coarse, window=window, sharding=sharding)
+    _check_is_parallel(chosen, coarse=coarse, window=window)
 
     table = inpainted(schedule.table(steps, start), inpaint, x_T)
     inputs = table.inputs(x_T.dtype)
@@ -159,8 +154,6 @@ def sample(
         options["initial_guess"] = coarse_guess(table, conditioned, coarse)
     if window is not None:
         options["window"] = min(window, table.steps)
-    if sharding is not None:
-        options["sharding"] = sharding
     if progress is not False:
         options["progress"] = progress
     chosen = dataclasses.replace(chosen, **options)

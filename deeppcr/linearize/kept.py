@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.axis import ReplicatedAxis
 from deeppcr.chain import TracedChain
 from deeppcr.linear.blocks import Matrices
 from deeppcr.linear.blocks.matrices import SMALL_ON_ACCELERATORS
@@ -42,7 +41,7 @@ def keep_derivative(linearization: Any, chain: TracedChain, states: Array, value
     is_narrow = chain.layout.width <= SMALL_ON_ACCELERATORS
     if not is_gpu() or not is_narrow or chain.step.has_custom_vjp:
         return ()
-    if type(linearization) is not Dense or isinstance(chain.axis, ReplicatedAxis):
+    if type(linearization) is not Dense:
         return ()
     found = Derivative.of(chain, states, value)
     if sum(math.prod(x.aval.shape) for x in found.wanted) > MOST * states.size:

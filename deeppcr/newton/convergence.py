@@ -79,17 +79,12 @@ class Convergence(NamedTuple):
     finite: Array
 
     @classmethod
-    def unknown(cls, states: Array, iterations: Array) -> Self:
-        """The convergence state before the first test, of ``states`` after ``iterations``.
-
-        Args:
-            states: ``[L, *batch, w]``.
-            iterations: int32.
-        """
+    def unknown(cls, states: Array) -> Self:
+        """The convergence state before the first test, of ``states: [L, *batch, w]``."""
         infinite, unknown = (
             jnp.full(shape, jnp.inf, states.dtype) for shape in ((), states.shape[:-1])
         )
-        none, before = jnp.int32(0), (iterations - jnp.int32(1)).astype(states.dtype)
+        none, before = jnp.int32(0), jnp.full((), -1, states.dtype)
         history = group(-infinite, -infinite, before, before)
         return cls(infinite, history, unknown, unknown, none, none, none)
 

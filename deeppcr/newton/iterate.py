@@ -14,7 +14,6 @@ class Iterate(NamedTuple):
 
     Attributes:
         iterations: int32, the number of trips of the loop.
-        begun: int32, the number of iterations for earlier shards, before this loop.
         start: int32, the index of the first step of the window.
         entry: the state before it.
         states: ``[W, *batch, w]``, the window.
@@ -24,7 +23,6 @@ class Iterate(NamedTuple):
         known: int32, the number of states from the start of the chain that equal the sequential
             program's to the last bit, when the window moved last.
         whole: ``[L, *batch, w]``, all states; empty if the window is the chain.
-        blocks: kept for further iterations; () if each iteration has its own.
         derivative: what the blocks of the next iteration take from the states; () if nothing is
             kept of it.
         damping: its state; a `Trial` if it is "auto".
@@ -35,7 +33,6 @@ class Iterate(NamedTuple):
     """
 
     iterations: Array
-    begun: Array
     start: Array
     entry: Array
     states: Array
@@ -43,7 +40,6 @@ class Iterate(NamedTuple):
     convergence: Convergence
     known: Array
     whole: Array
-    blocks: Any
     derivative: Any
     damping: Any
     history: Any

@@ -2,8 +2,7 @@
 
 The loop works on the whole chain, or on a window that slides along it: the next W states that have
 not converged. After each iteration the window moves past those that have. So the solve holds W
-blocks, and the trajectory is its only array of L steps. A window of L steps never moves. For
-several devices see `deeppcr.newton.sequence`.
+blocks, and the trajectory is its only array of L steps. A window of L steps never moves.
 """
 
 import dataclasses
@@ -15,8 +14,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.avals import abstract, like
-from deeppcr.axis import LOCAL, ChainAxis, ReplicatedAxis
+from deeppcr.avals import abstract
+from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Blocks, LinearSolver, ShardSolver, name_of
 from deeppcr.linearize import (
@@ -39,7 +38,6 @@ from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.iterate import Iterate, Progress
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
-from deeppcr.newton.sequence import Reached, solve_shard_after_shard
 from deeppcr.platforms import platform
 from deeppcr.ran import Ran
 from deeppcr.solution import Result, Run, Stats, unrecorded
@@ -122,8 +120,6 @@ class NewtonSolver:
 
     def solve(self, chain: TracedChain) -> Run:
         """Iterate from the initial trajectory until convergence, or until the budget is spent."""
-        if self.options.sharding is not None:
-            chain = dataclasses.replace(chain, axis=ReplicatedAxis(sharding=self.options.sharding))
         wide = dataclasses.replace(
             chain,
             step=self.step,
@@ -134,25 +130,16 @@ class NewtonSolver:
         )
         start, recorded = wide.layout.flatten(wide.initial), self.budget + 1
         residuals = jnp.full((recorded if self.options.record else 0,), unrecorded(), start.dtype)
-        begun = Reached.nothing(start, residuals)
-        if chain.axis.size > 1 and self.window < chain.length:
-
-            def shard(chain: TracedChain, begun: Reached) -> tuple[Reached, Array]:
-                return self._reached(chain, begun, iterate(*self._loop(chain, begun)))
-
-            reached, states = solve_shard_after_shard(shard, wide, begun, self.budget)
-        else:
-            reached, states = self._reached(wide, begun, iterate(*self._loop(wide, begun)))
-        return self._finished(chain, wide, reached, states)
+        end = iterate(*self._loop(wide, self._begin(wide, start, residuals)))
+        return self._finished(chain, wide, end)
 
     @property
     def _is_auto(self) -> bool:
         return bool(self.options.damping == "auto")
 
-    def _loop(self, chain: TracedChain, begun: Reached) -> tuple[Any, ...]:
+    def _loop(self, chain: TracedChain, start: Iterate) -> tuple[Any, ...]:
         """The loop over iterations for ``chain``, as arguments of `iterate`."""
         goes_on, trip = partial(self._goes_on, chain), partial(self._iteration, chain)
-        start = self._begin(chain, begun)
         loop = ITERATION, goes_on, trip, start, self.budget, self.expected
         if not self._is_auto:
             return loop
@@ -187,50 +174,31 @@ class NewtonSolver:
             residuals=jnp.where(forgotten, unrecorded(), now.residuals),
         )
 
-    def _reached(self, chain: TracedChain, begun: Reached, end: Iterate) -> tuple[Reached, Array]:
-        """The progress after the last iteration, and all states."""
-        found = self._progress(chain, end)
-        reached = begun._replace(
-            iterations=end.counted,
-            prefix=found.prefix,
-            exact=found.exact,
-            worst=found.worst,
-            residuals=end.residuals,
-        )
-        return reached, self._whole(end)
-
     def _progress(self, chain: TracedChain, now: Iterate) -> Progress:
         return Progress.of(now, chain.axis.total(self.window))
 
-    def _begin(self, chain: TracedChain, begun: Reached) -> Iterate:
-        start = begun.last
+    def _begin(self, chain: TracedChain, start: Array, residuals: Array) -> Iterate:
         first = first_trajectory(self.options.initial_guess, self.guess, chain, start, self.window)
         states, window = first[: self.window], chain.window(jnp.int32(0), self.window)
         whole = jnp.zeros_like(first[:0])
         if self.window < chain.length:
             unknown = jnp.zeros((chain.length - len(first), *first.shape[1:]), first.dtype)
             whole = jnp.concatenate([first, unknown])
-        blocks: Any = ()
-        if self.options.jacobian_every > 1:
-            shapes = jax.eval_shape(partial(self.linearization.blocks, window), states)
-            blocks = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         acceleration = self.options.acceleration
         damping = self.options.damping
         now = Iterate(
-            iterations=begun.iterations,
-            begun=begun.iterations,
+            iterations=jnp.int32(0),
             start=jnp.int32(0),
             entry=start,
             states=states,
             value=states,
-            convergence=Convergence.unknown(states, begun.iterations),
+            convergence=Convergence.unknown(states),
             known=jnp.int32(0),
             whole=whole,
-            blocks=blocks,
             derivative=(),
             damping=(),
             history=acceleration.begin(states) if acceleration else (),
-            residuals=begun.residuals,
+            residuals=residuals,
             reported=jnp.int32(0),
         )
         now = self._checked(window, now, jnp.full_like(states, jnp.inf))
@@ -244,17 +212,10 @@ class NewtonSolver:
         """The next iterate: blocks, the linear recurrence, its residual."""
         window, axis, options = chain.window(now.start, self.window), chain.axis, self.options
         origin = axis.before(now.entry, now.states)
-        every, linearize = (
-            options.jacobian_every,
-            partial(axis.linearizer(self.linearization), window, origin),
-        )
-        if now.derivative:
-            linearize = partial(kept_blocks, window, origin, now.value, now.derivative)
-        is_new = (now.counted - now.begun) % every == 0
         blocks: Blocks = (
-            linearize()
-            if every == 1
-            else lax.cond(is_new, lambda: like(linearize(), now.blocks), lambda: now.blocks)
+            kept_blocks(window, origin, now.value, now.derivative)
+            if now.derivative
+            else self.linearization.blocks(window, origin)
         )
         damping, history, reached = now.damping, now.history, self._progress(chain, now)
         if options.damping and not self._is_auto:
@@ -290,7 +251,6 @@ class NewtonSolver:
         following = now._replace(
             iterations=now.iterations + jnp.int32(1),
             states=states,
-            blocks=blocks if options.jacobian_every > 1 else (),
             damping=damping,
             history=history,
         )
@@ -352,7 +312,6 @@ class NewtonSolver:
             whole=whole,
             convergence=now.convergence.shifted(distance, enters.all(axis=-1), now.iterations),
             known=reached.exact,
-            blocks=forward(now.blocks),
             history=acceleration.shift(now.history, distance) if acceleration else now.history,
         )
         return following, update
@@ -366,9 +325,7 @@ class NewtonSolver:
         """
         origin = window.axis.before(now.entry, now.states)
         value = window.evaluate_only(origin)
-        derivative: Any = ()
-        if self.options.jacobian_every == 1:
-            derivative = keep_derivative(self.linearization, window, origin, value)
+        derivative = keep_derivative(self.linearization, window, origin, value)
         now = now._replace(value=value, derivative=derivative)
         return self._tested(window, now, value, now.states, origin, update, solved)
 
@@ -392,8 +349,7 @@ class NewtonSolver:
         if self.options.record:
             residuals = residuals.at[count].set(reached.worst)
         if self.options.progress:
-            before = 0 if axis.size > 1 or window.offset is None else window.offset - now.start
-            reported = jnp.maximum(reported, before + reached.prefix)
+            reported = jnp.maximum(reported, reached.prefix)
             self._report(now, count, reported, reached.worst)
         return now._replace(residuals=residuals, reported=reported)
 
@@ -415,10 +371,11 @@ class NewtonSolver:
             self.criterion, atol=atol.astype(self.layout.dtype).reshape(shape)
         )
 
-    def _finished(self, chain: TracedChain, wide: TracedChain, end: Reached, states: Array) -> Run:
+    def _finished(self, chain: TracedChain, wide: TracedChain, last: Iterate) -> Run:
         """The run, after the sequential fallback if it is needed and requested."""
+        end = self._progress(wide, last)
         ok = end.prefix >= chain.total
-        trajectory = cast(wide.layout.unflatten(states), chain.layout.dtypes)
+        trajectory = cast(wide.layout.unflatten(self._whole(last)), chain.layout.dtypes)
         failure, worst = Result.NOT_CONVERGED, end.worst
         if self.options.on_failure == "sequential":
             failure, worst = Result.FINISHED_SEQUENTIALLY, jnp.where(ok, worst, 0)
@@ -426,16 +383,16 @@ class NewtonSolver:
             fails = self.expected > self.budget
             trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact), fails)
         origin = chain.before(chain.initial, trajectory)
-        stats = Stats(end.iterations, worst, end.prefix)
+        stats = Stats(last.counted, worst, end.prefix)
         if self.options.record:
             rate = growth_rate(wide, wide.layout.flatten(cast(origin, wide.layout.dtypes)))
-            stats = dataclasses.replace(stats, residuals=end.residuals, growth_rate=rate)
+            stats = dataclasses.replace(stats, residuals=last.residuals, growth_rate=rate)
         plateau = self.criterion.is_plateau(end.worst)
         success = jnp.where(plateau, jnp.int32(Result.PLATEAU), jnp.int32(Result.CONVERGED))
         result = jnp.where(ok, success, jnp.int32(failure))
         outputs = chain.outputs(origin, trajectory)
-        last = [z[-1] for z in trajectory] if chain.axis == LOCAL else []
-        return Run(trajectory, outputs, stats, result, self._ran(wide), last)
+        ends = [z[-1] for z in trajectory] if chain.axis == LOCAL else []
+        return Run(trajectory, outputs, stats, result, self._ran(wide), ends)
 
     def _ran(self, wide: TracedChain) -> Ran:
         """The description of this method."""

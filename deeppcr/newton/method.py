@@ -20,9 +20,7 @@ import dataclasses
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
-from deeppcr.axis import LOCAL, check_step_sharding
 from deeppcr.chain import TracedChain
 from deeppcr.checks import (
     check_count,
@@ -101,17 +99,9 @@ class Newton:
             evaluation, and some chains converge only without it.
         acceleration: `Anderson` or None. It combines the last few iterates, for "identity", "zero"
             and other blocks whose iterations are cheap and converge slowly.
-        jacobian_every: integer >= 1, the number of iterations that share their blocks (the chord
-            method). More than 1 pays where Jacobians cost more than the recurrence.
         window: integer >= 1, the number of steps that are solved at once. The window slides along
             the chain as its first states converge. None: all steps, or as many as ``memory`` holds.
-            For a chain sharded over devices it is the number on each device: if it is less than a
-            shard, the shards are solved one after another, and only one device works at a time.
-        sharding: a `jax.sharding.NamedSharding` of axis 0, such as
-            ``NamedSharding(mesh, P("devices"))``: each device of the mesh evaluates and linearises
-            an equal share of the steps of a window. Everything else, such as the chain and the
-            linear recurrence, is on every device. None: one device does all of it. For a chain that
-            is itself sharded (`deeppcr.sharding.shard`) it is None.
+            A chain that is sharded over devices has no window: all shards are solved at once.
         memory: integer >= 1, bytes for the Jacobian blocks and the solver's copies on each device.
             None: half of the accelerator's memory, or a quarter of the machine's.
         record: whether `Stats` contains the residual after each iteration and the growth rate.
@@ -129,7 +119,8 @@ class Newton:
 
     Raises:
         TypeError: an option has a wrong type.
-        ValueError: a name is unknown, or a number is out of range.
+        ValueError: a name is unknown, a number is out of range, or, in a call, the chain is sharded
+            and a shard is longer than ``window``.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(0.5 * z + x), jnp.ones((100, 8)))
@@ -139,8 +130,7 @@ class Newton:
 
     References:
         F. Danieli et al., *DeepPCR*, NeurIPS 2023, section 3. Y. H. Lim et al., *Parallelizing
-        Non-linear Sequential Models over the Sequence Length*, ICLR 2024. The chord method: C. T.
-        Kelley, *Iterative Methods for Linear and Nonlinear Equations*, section 5.4.1.
+        Non-linear Sequential Models over the Sequence Length*, ICLR 2024.
     """
 
     linearize: str | Linearization = "auto"
@@ -151,9 +141,7 @@ class Newton:
     initial_guess: Guess = "apply"
     damping: TrustRegion | Literal["auto"] | None = "auto"
     acceleration: Anderson | None = None
-    jacobian_every: int = 1
     window: int | None = None
-    sharding: NamedSharding | None = None
     memory: int | None = None
     record: bool = False
     progress: Progress = None
@@ -166,11 +154,8 @@ class Newton:
         check_tolerance("rtol", self.rtol, optional=True)
         check_atol(self.atol)
         check_count("max_iterations", self.max_iterations, "how many iterations", optional=True)
-        check_count("jacobian_every", self.jacobian_every, "how many iterations share their blocks")
         check_count("window", self.window, "how many steps", optional=True)
         check_count("memory", self.memory, "how many bytes", optional=True)
-        if self.sharding is not None:
-            check_step_sharding(self.sharding)
         is_known = self.damping is None or isinstance(self.damping, TrustRegion)
         if not is_known and self.damping != "auto":
             raise TypeError(
@@ -192,28 +177,20 @@ class Newton:
 
         ``asked``: the chain as the user has it, without steps that were added for even shards.
         """
-        if self.sharding is not None and chain.axis.size > 1:
-            raise ValueError(
-                f"sharding is {describe(self.sharding)}, but the chain itself is sharded over "
-                f"{chain.axis.size} devices; expected None, or a chain that is not sharded."
-            )
         wide = in_float32(chain)
         choice = self._choose(wide, asked.length)
-        is_newton = choice.is_exact and self.jacobian_every == 1
+        is_newton = choice.is_exact
         # Slowly converging iterations must reach the rounding of the working dtype; Newton's
         # method, which converges quadratically, that of the chain's dtype.
         eps = (chain.layout if is_newton else wide.layout).eps
         working = float(jnp.finfo(wide.layout.dtype).eps)
         quadratic = is_newton and not self.acceleration and not wide.step.has_users_rule
         is_affine = quadratic and wide.step.is_affine
-        # On several devices all shards form one window, or each shard has its own windows.
-        shards, each = chain.axis.size, chain.length // chain.axis.size
-        is_windowed = choice.window < each
-        windows = shards * -(-each // choice.window) if is_windowed else 1
+        is_windowed = choice.window < chain.length // chain.axis.size
+        windows = -(-chain.length // choice.window) if is_windowed else 1
         # States that leave a window are final: remaining changes add up over the windows.
         share = choice.window / chain.length if is_windowed else 1.0
         rounding = ROUNDING if quadratic else max(1.0, ROUNDING * share)
-        own = windows // shards if is_windowed else 1  # of one loop
         usual = (BUDGET if is_newton else QUASI_BUDGET) * windows
         most = 2 * chain.length if windows > 1 else chain.length + 1
         is_plain = (
@@ -237,7 +214,7 @@ class Newton:
                 initial_guess=guess,
                 progress=Reporter(self.progress, asked.length) if self.progress else None,
             ),
-            solver=solver_on(LOCAL if is_windowed else chain.axis, find_solver(self.linear)),
+            solver=solver_on(chain.axis, find_solver(self.linear)),
             criterion=Criterion(
                 *(self.rtol, float(atol), eps, working, quadratic, rounding),
                 own_rounding=own_rounding(wide.step.looped),
@@ -246,7 +223,7 @@ class Newton:
             expected=expected_iterations(
                 choice.window if is_windowed else asked.length,
                 is_newton,
-                own,
+                windows,
                 is_affine=is_affine,
             ),
             is_affine=is_affine,
@@ -258,14 +235,19 @@ class Newton:
 
     def _choose(self, chain: TracedChain, asked: int) -> Choice:
         """How the steps on each device are linearised."""
+        shards, window = chain.axis.size, self.window
+        each = chain.length // shards
+        if shards > 1:
+            if window is not None and window < each:
+                raise ValueError(
+                    f"window is {window}, but the chain is sharded over {shards} devices, and its "
+                    f"shards of {each} steps are solved at once; expected None, or {each} or more. "
+                    "If the blocks do not fit into memory, take narrower ones, such as "
+                    'linearize="diagonal", or more devices.'
+                )
+            window = each
         return choose_linearization(
-            self.linearize,
-            chain.step,
-            chain.layout,
-            chain.length // chain.axis.size,
-            self.window,
-            self.memory,
-            asked,
+            self.linearize, chain.step, chain.layout, each, window, self.memory, asked
         )
 
     def _guess(self, chain: TracedChain, asked: TracedChain) -> Leaves | None:

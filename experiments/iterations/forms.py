@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr import BlockDiagonal, Coarse, Diagonal, Newton, Scalar
-from deeppcr.linearize import Dense
 from deeppcr.newton.acceleration import Anderson
 from experiments.bench.table import Row
 from experiments.models import chains as models
@@ -18,7 +17,6 @@ from experiments.models import chains as models
 MOST = 300e6  # bytes of the Jacobians of all steps; larger problems are skipped
 WINDOW = 256
 COARSE = 10  # steps in one of the coarse guess
-KEPT = Newton(linearize=Dense(), jacobian_every=3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +80,6 @@ def forms(problem: Problem) -> Iterator[tuple[str, Newton | str]]:
         yield "dense", reason
     else:
         yield "dense", dense
-        yield "frozen 3", KEPT
         if problem.kind in ("diffusion", "residual") and problem.length >= 2 * COARSE:
             coarse = Coarse(COARSE, longer(problem.model) if problem.kind == "diffusion" else None)
             yield f"coarse guess {COARSE}", dataclasses.replace(dense, initial_guess=coarse)

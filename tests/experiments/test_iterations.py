@@ -136,7 +136,7 @@ def test_forms_fit_the_chain() -> None:
         dict(forms(problem(*chain)))
         for chain in [("gru", 8, 300), ("chaotic", 1, 300), ("lstm", 2, 12)]
     )
-    assert list(gru)[:6] == ["dense", "frozen 3", "window 256", "blocks 4", "diagonal", "4 probes"]
+    assert list(gru)[:5] == ["dense", "window 256", "blocks 4", "diagonal", "4 probes"]
     assert not {"blocks 4", "diagonal", "4 probes"} & set(chaotic)
     assert {"blocks 2", "diagonal"} <= set(lstm)
     assert "window 256" not in lstm
@@ -154,7 +154,6 @@ def test_what_is_too_large_is_skipped_with_a_reason() -> None:
     )
     found = dict(forms(large))
     assert found["dense"] == "skipped: Jacobians of 655 MB, more than 300"
-    assert "frozen 3" not in found
     assert isinstance(found["window 256"], Newton)
 
 

@@ -28,8 +28,6 @@ METHODS = [
             'linearize="zero"',
             'linearize="identity"',
             "linearize=deeppcr.Scalar(0.5)",
-            "jacobian_every=3",
-            "jacobian_every=2, linearize=deeppcr.Diagonal()",
             "window=4",
             'window=3, linearize="diagonal"',
             "window=5, linear='pcr'",

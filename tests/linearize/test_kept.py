@@ -122,7 +122,7 @@ def test_nothing_is_kept_on_a_cpu_and_of_wide_states():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 5}, {"jacobian_every": 2}, {"damping": "auto"}],
+    [{}, {"window": 5}, {"damping": "auto"}],
     ids=lambda options: next(iter(options), "plain"),
 )
 def test_a_solve_takes_the_same_iterations(options):

@@ -41,9 +41,7 @@ LINEARIZATIONS = {
     "of input": Scalar(of_input=half),
     "zero": "zero",
 }
-METHODS = {name: Newton(linearize=one) for name, one in LINEARIZATIONS.items()} | {
-    "kept for 3": Newton(jacobian_every=3),
-}
+METHODS = {name: Newton(linearize=one) for name, one in LINEARIZATIONS.items()}
 WEIGHT = normal(0, 3, 3, scale=0.5)
 XS = normal(1, L, 3)
 Z0 = normal(2, 3)
@@ -277,7 +275,7 @@ class Damped(Linearization):
 def test_a_linearization_of_ones_own():
     by_own = partial(
         deeppcr.scan,
-        method=Newton(linearize=Damped(0.9), jacobian_every=2, window=5),
+        method=Newton(linearize=Damped(0.9), window=5),
         adjoint=Adjoint(linearize=Damped(0.8)),
     )
 

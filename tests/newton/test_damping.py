@@ -109,7 +109,6 @@ def test_auto_tells_of_its_iterations():
 @pytest.mark.parametrize(
     "options",
     [
-        {"jacobian_every": 2, "max_iterations": 200},
         {"linearize": Clipped("dense", 1.0), "max_iterations": 200},
         {"initial_guess": np.zeros(1000)},
         {"window": 300},

@@ -27,11 +27,7 @@ def nans(z0, xs):
 
 OPTIONS = {
     "chunks, guess of nan": {"linear": deeppcr.Chunked(3), "initial_guess": nans},
-    "kept long, coarse guess": {
-        "linearize": Diagonal(),
-        "jacobian_every": 50,
-        "initial_guess": Coarse(every=3),
-    },
+    "coarse guess": {"linearize": Diagonal(), "initial_guess": Coarse(every=3)},
     "diagonal": {"linearize": "diagonal", "record": True},
     "anderson and scalars": {
         "linearize": Scalar(jnp.linspace(0.0, 1.0, L)),

@@ -28,7 +28,6 @@ METHODS = {
     "trust region": Newton(damping=deeppcr.TrustRegion()),
     "anderson": Newton(acceleration=deeppcr.Anderson()),
     "diagonal": Newton(linearize="diagonal"),
-    "kept blocks": Newton(jacobian_every=2),
     "recorded": Newton(record=True),
     "finished sequentially": Newton(max_iterations=1),
 }

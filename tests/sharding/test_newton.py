@@ -47,10 +47,9 @@ OPTIONS = {
         atol=1e-3,
         linear="chunked",
     ),
-    "blocks, kept, coarse": Newton(
+    "blocks, coarse": Newton(
         linearize=BlockDiagonal(2),
         linear="cyclic_reduction",
-        jacobian_every=2,
         initial_guess=Coarse(every=3),
     ),
     "scalar, damped, recorded": Newton(
@@ -149,6 +148,13 @@ def test_raise_says_what_happened():
         deeppcr.solve(placed(chain), jnp.array(0.4), method=newton)
     with pytest.raises(ValueError, match=r'on_failure is "raise".*"return"'):
         solve(placed(chain), jnp.array(0.4), newton)
+
+
+def test_a_window_shorter_than_a_shard_is_an_error():
+    with pytest.raises(ValueError, match=r"window is 1,.*over 4 devices.*expected None, or 2 or"):
+        deeppcr.solve(placed(CHAIN), Z0, method=Newton(window=1))
+    found = solve(placed(CHAIN), Z0, Newton(window=2, linearize="diagonal"))
+    assert_agree(found.trajectory, run(states, CHAIN, Z0)[1])
 
 
 def test_what_is_not_a_number_comes_out_as_from_the_sequential_program():

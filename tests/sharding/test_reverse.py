@@ -63,7 +63,6 @@ VARIANTS = {
         ),
         Adjoint(linearize="diagonal"),
     ),
-    "newton, in windows": (Newton(linear=BY, window=1), "auto"),
 }
 
 
