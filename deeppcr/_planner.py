@@ -74,7 +74,7 @@ def plan(
         method: the methods to compare with the sequential program. "auto": all that may pay off;
             otherwise one method, by object or by name.
         device: a `depth.Device`, or the name of one in `depth.devices`. None: jax's default device,
-            as measured by `depth.calibrate`, else with its published figures.
+            by the figures of `depth.at_hand`.
         trials: time the three best candidates of each kind on the device at hand, and rank them by
             the measured times. Requires arrays for ``init`` and the chain.
         iterations: integer >= 1, the number of Newton iterations with exact Jacobians. None: from a

@@ -5,13 +5,11 @@ unrelated; its folder has the same name where file systems ignore case, so do no
 """
 
 from depth.analysis import analyze, by_output, compute_depth, serial_depth
-from depth.at_hand import at_hand
-from depth.calibration import calibrate
 from depth.comparison import Comparison, compare
 from depth.cost import Cost, EstimateWarning, LowerBoundWarning, predict
 from depth.device import Device
 from depth.loops import Expected
-from depth.models import devices
+from depth.models import at_hand, devices
 from depth.paths import Operations
 from depth.reader import Unknown
 
@@ -27,7 +25,6 @@ __all__ = [
     "analyze",
     "at_hand",
     "by_output",
-    "calibrate",
     "compare",
     "compute_depth",
     "devices",

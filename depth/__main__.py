@@ -1,9 +1,8 @@
-"""The command line: the score of a function, of an example, or of this machine.
+"""The command line: the score of a function or of an example.
 
 python -m depth --example mlp                             an example program of the package
 python -m depth model.py:step "f32[64]" "f32[64,64]"      your function and its argument types
 python -m depth package.model:step "f32[64]" --device H100
-python -m depth --calibrate                               measure this machine
 """
 
 import argparse
@@ -18,13 +17,11 @@ from typing import Any
 import jax
 
 from depth.analysis import analyze
-from depth.calibration import cache_file, calibrate, kept
 from depth.cost import predict
 from depth.device import Device
 from depth.examples import EXAMPLES
-from depth.models import devices
-from depth.platforms import default_device
-from depth.report import device_table, seconds, table
+from depth.models import at_hand, devices
+from depth.report import seconds, table
 
 DTYPES = {
     **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
@@ -99,7 +96,7 @@ def _load(path: Path) -> Any:
 
 def model(name: str) -> Device:
     """A device by its name; "here" for the one at hand."""
-    return calibrate() if name == "here" else devices[name]
+    return at_hand() if name == "here" else devices[name]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -135,31 +132,21 @@ def _main(argv: Sequence[str] | None) -> None:
     parser.add_argument(
         "--device", choices=["here", *devices], metavar="NAME", help=f"here, {', '.join(devices)}"
     )
-    parser.add_argument(
-        "--calibrate", action="store_true", help="measure this machine, and store the result"
-    )
     options = parser.parse_intermixed_args(argv)
-    if not (options.function or options.example or options.calibrate):
-        parser.error("give a function, --example or --calibrate")
+    if not (options.function or options.example):
+        parser.error("give a function or --example")
     if options.function and options.example:
         parser.error("give a function or --example, not both")
-    if options.calibrate:
-        measured = calibrate(refresh=True)
-        print(device_table(measured))
-        if kept(default_device()) == measured:
-            print(f"kept in {cache_file()}")
     if options.example:
         program, args = EXAMPLES[options.example]()
         print(EXAMPLES[options.example].__doc__, end="\n\n")
-    elif options.function:
+    else:
         if any(
             given.dtype.name in ("float64", "int64", "uint64", "complex128")
             for given in options.arguments
         ):
             jax.config.update("jax_enable_x64", True)
         program, args = options.function, tuple(options.arguments)
-    else:
-        return
     cost = analyze(program, *args, trip_counts=options.trip_counts)
     print(cost)
     if options.device:

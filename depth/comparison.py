@@ -6,10 +6,9 @@ from math import inf
 from typing import Any, NamedTuple, Self
 
 from depth.analysis import analyze_all
-from depth.at_hand import in_place
 from depth.cost import Cost, bounded, call_seconds, reasons
 from depth.device import Device
-from depth.models import find_device
+from depth.models import find_device, in_place
 from depth.reader import TripCounts
 from depth.report import count, seconds, table
 
@@ -160,8 +159,7 @@ def compare(
         sequential_fn: A function that jax can trace.
         parallel_fn: Another function, which should compute the same. This is not checked.
         *args: The arguments of both: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
-        device: A `Device`, as `depth.calibrate` returns it, or the name of one in `depth.devices`;
-            None for no times.
+        device: A `Device`, or the name of one in `depth.devices`; None for no times.
         trip_counts: As in `analyze`; a loop may belong to either program.
 
     Returns:

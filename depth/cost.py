@@ -274,13 +274,13 @@ def predict(cost: Cost, device: Device | str) -> float:
     What it cannot see: which operations the compiler fuses (`depth.kernels` guesses, the same for
     every device), how well a library's product of a given shape uses the device, what stays in
     which cache, work that overlaps, and layouts. Expect a factor of 1.5 for half of all programs
-    and 2 to 3 for most others on a device that was calibrated; on one of `devices`, whose latencies
-    are estimates, expect less. Where ``cost`` is a lower bound, so is this, and where it counts an
-    expected number of trips, so does this.
+    and 2 to 3 for most others; on one of `devices`, whose latencies are estimates, expect less.
+    Where ``cost`` is a lower bound, so is this, and where it counts an expected number of trips, so
+    does this.
 
     Args:
         cost: A `Cost`, as `depth.analyze` returns it, or a sum of such.
-        device: A `Device`, as `depth.calibrate` returns it, or the name of one in `depth.devices`.
+        device: A `Device`, or the name of one in `depth.devices`.
 
     Returns:
         Seconds, including the latency of one call.

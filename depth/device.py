@@ -1,6 +1,6 @@
 """`Device`: the time of an operation, a kernel and a trip of a loop on a device.
 
-`depth.models` has those that are known; for the device at hand, `calibrate` measures one.
+`depth.models` has those that are known.
 """
 
 from collections.abc import Mapping

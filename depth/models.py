@@ -1,17 +1,26 @@
-"""Models of devices: published ones by name, and generic ones.
+"""Models of devices: published ones by name, generic ones, and that of the device at hand.
 
 Rates, bandwidths and sizes in `devices` are published figures for dense arithmetic.  Latencies are
 rarely published for a specific device: those of GPUs are compiled from published latencies of
 kernels in a stream, of a scan in JAX, and of a host synchronisation; those of TPUs from XLA's own
 cycle estimates.  They are good to a factor of two.  Those of nodes of CUDA graphs are models: the
-smallest latency of a kernel that depends on the one before it, without its launch.  For the device
-at hand, `calibrate` measures latencies, but none of graphs.  Devices of which only the platform is
-known have generic models.
+smallest latency of a kernel that depends on the one before it, without its launch.  Devices of
+which only the platform is known have generic models.
 """
 
+import hashlib
+import os
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+
+import jax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from depth.device import Device
+from depth.platforms import chosen_device, compiled_for, cores, first_device
 
 _T, _G, _US = 1e12, 2**30, 1e-6
 _GPU = (
@@ -186,7 +195,7 @@ def generic_cpu(cores: int) -> Device:
 
     They lie between those of two machines. On the slower one, figures were fitted to the times of
     900 forward passes and gradients of 100 chains, and to which of the gradients of a chain is the
-    fastest; on the faster one, they are from `calibrate`. Few were moved to choose well on both.
+    fastest; on the faster one, each was measured by programs that it dominates.
 
     Latencies do not depend on the number of cores, and one core has the rates of two: the figures
     measured on one core were the same, except for products on an idle machine. Above two cores it
@@ -271,3 +280,92 @@ def find_device(device: "Device | str") -> Device:
         f"device must be a depth.Device or one of {', '.join(map(repr, devices))}, "
         f"but it is {device!r}"
     )
+
+
+# -- the device at hand ----------------------------------------------------------------------------
+
+_IN_PLACE: ContextVar[Device | None] = ContextVar("in_place", default=None)
+_SMALL_LOOP = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
+
+
+def at_hand(platform: str | None = None) -> Device:
+    """The model of the device that jax computes on. Nothing is measured.
+
+    An accelerator that `devices` has is found by its kind. Every other device has a generic model:
+    a CPU with as many cores as this process may use, a GPU (figures of A100), or a TPU (figures of
+    TPU v5e). On a CPU, ``small_loop`` is what the environment variable ``XLA_FLAGS`` says of
+    ``xla_cpu_small_while_loop_byte_threshold``.
+
+    Args:
+        platform: "cpu", "gpu" (or "cuda", "rocm") or "tpu": the first device of that platform in
+            this process, or the generic model of the platform if there is none. None: jax's default
+            device.
+
+    Returns:
+        A `Device`, whose ``source`` names the origin of its figures.
+
+    Raises:
+        ValueError: If ``platform`` is neither a string nor None.
+
+    Example:
+        >>> depth.at_hand("cpu").rate("float32") > 1e9
+        True
+    """
+    if platform is not None and not isinstance(platform, str):
+        raise ValueError(
+            'platform must be a name such as "cpu", "gpu" or "tpu", or None, '
+            f"but it is {platform!r}"
+        )
+    if (device := _IN_PLACE.get()) is not None and platform in (None, device.platform):
+        return device
+    if found := first_device(platform):
+        return model_of(found)
+    return _generic(str(platform or chosen_device() or "cpu").lower(), cores(), "")
+
+
+def model_of(device: jax.Device) -> Device:
+    """The model of one of jax's devices, by its ``device_kind``.
+
+    For example "NVIDIA A100-SXM4-80GB" or "TPU v5 lite".
+    """
+    kind = device.device_kind
+    if device.platform == "cpu":
+        found = None
+    elif tpu := re.search(r"tpu ?v?(\d+) ?(lite|[a-z]*)", kind.lower()):
+        number, variant = tpu.groups()
+        plain = "p" if number == "5" else ""  # jax calls v5p "TPU v5", and v5e and v6e "lite"
+        found = devices.get(f"TPU v{number}{'e' if variant == 'lite' else variant or plain}")
+    else:
+        words = re.split(r"[^A-Z0-9]+", kind.upper())
+        found = next((model for name, model in devices.items() if name in words), None)
+    return found or _generic(device.platform, cores(), os.environ.get("XLA_FLAGS", ""))
+
+
+@lru_cache(maxsize=16)
+def _generic(platform: str, cores: int, flags: str) -> Device:
+    """The same object each time, so that choices for it can be cached by identity."""
+    if platform != "cpu":
+        return generic_accelerator(platform)
+    limits = [float(limit) for limit in _SMALL_LOOP.findall(flags)]
+    device = generic_cpu(cores)
+    return device.replace(small_loop=limits[-1]) if limits else device
+
+
+@contextmanager
+def in_place(device: Device) -> Iterator[None]:
+    """A context in which ``device`` is the one at hand, and programs are traced for its platform.
+
+    Programs choose by the platform, and by the model of the device, while jax traces them. So jax
+    must not take a trace for another device, and later calls must not take this one: metadata are
+    a part of the key of every trace.
+    """
+    if device == at_hand():
+        yield
+        return
+    key = hashlib.sha256(repr(device).encode()).hexdigest()[:16]
+    token = _IN_PLACE.set(device)
+    try:
+        with compiled_for(str(device.platform)), set_xla_metadata(traced_for=key):
+            yield
+    finally:
+        _IN_PLACE.reset(token)

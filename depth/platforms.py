@@ -1,5 +1,6 @@
-"""The default device of jax, and the platforms of this process."""
+"""The default device of jax, the platforms of this process, and its processor cores."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -8,7 +9,6 @@ import jax
 from jax.extend.backend import backends
 
 GPUS = ("cuda", "rocm")  # what a device calls "gpu"
-
 
 _COMPILED_FOR: ContextVar[str | None] = ContextVar("compiled_for", default=None)
 
@@ -19,14 +19,23 @@ def chosen_device() -> jax.Device | str | None:
     return chosen
 
 
-def default_device() -> jax.Device:
-    """The device that jax computes on by default: the chosen one, or the first of this process."""
-    chosen: jax.Device | str | None = jax.config.jax_default_device  # type: ignore[attr-defined]
-    return (
-        jax.local_devices(backend=chosen)[0]
-        if chosen is None or isinstance(chosen, str)
-        else chosen
-    )
+def first_device(platform: str | None) -> jax.Device | None:
+    """The first device of a platform in this process, or jax's default device.
+
+    None if there is none.
+    """
+    chosen = chosen_device() if platform is None else platform
+    if chosen is not None and not isinstance(chosen, str):
+        return chosen
+    try:
+        return next(iter(jax.local_devices(backend="gpu" if chosen in GPUS else chosen)), None)
+    except RuntimeError:  # there is no such backend, or it does not start
+        return None
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
@@ -49,7 +58,10 @@ def platforms() -> tuple[str, ...]:
     """
     if (asked := _COMPILED_FOR.get()) is not None:
         return (asked,)
-    first = default_device().platform
+    chosen = chosen_device()
+    if chosen is None or isinstance(chosen, str):
+        chosen = jax.local_devices(backend=chosen)[0]
+    first = chosen.platform
     known = dict.fromkeys(backends())
     first = next((name for name in known if name in GPUS), "cuda") if first == "gpu" else first
     return tuple(dict.fromkeys([first, *known]))

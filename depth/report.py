@@ -3,8 +3,6 @@
 import re
 from collections.abc import Sequence
 
-from depth.device import Device
-
 # With its sign and its unit.
 NUMBER = re.compile(r"((>=|~) )?[-+]?(\d[\d,.]*(e[-+]?\d+)?|nan|inf)( ?[a-zA-Z%/]+)?")
 
@@ -29,33 +27,6 @@ def nbytes(value: float) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"
-
-
-def device_table(device: Device) -> str:
-    """The figures of a device."""
-    rows = [("call", seconds(device.call_latency)), ("kernel", seconds(device.kernel_latency))]
-    rows += [
-        ("step of a loop", seconds(device.loop_latency)),
-        ("trip of a loop that depends on data", seconds(device.trip_latency)),
-    ]
-    of_graphs = {"kernel": device.node_latency, "trip of a loop": device.condition_latency}
-    rows += [
-        (f"{what} in a CUDA graph", seconds(latency))
-        for what, latency in of_graphs.items()
-        if latency is not None
-    ]
-    rows += [
-        (f"{kind} in a loop", seconds(latency)) for kind, latency in device.step_latencies.items()
-    ]
-    rows += [
-        (f"product, {dtype}", f"{rate / 1e9:.3g} GFLOP/s") for dtype, rate in device.rates.items()
-    ]
-    rows += [(kind, f"{rate / 1e9:.3g} G/s") for kind, rate in device.vector_rates.items()]
-    rows += [("memory bandwidth", f"{device.bandwidth / 1e9:.3g} GB/s")]
-    if device.cache_bandwidth:
-        rows.append(("cache bandwidth", f"{device.cache_bandwidth / 1e9:.3g} GB/s"))
-    rows.append(("memory", f"{device.memory / 2**30:.3g} GiB"))
-    return f"{device.name}\n{table((), rows, '<>', indent=2)}"
 
 
 def table(

@@ -294,7 +294,6 @@ def decide_regret(rows: Rows) -> list[Row]:
             continue
         regret = [row["regret %"] for row in mine]
         noise = [row["noise %"] for row in mine]
-        others = [row["calibrated regret %"] for row in mine if "calibrated regret %" in row]
         found.append(
             {
                 "direction": direction,
@@ -302,7 +301,6 @@ def decide_regret(rows: Rows) -> list[Row]:
                 "90th percentile": percentile(regret, 0.9),
                 "worst": max(regret),
                 "within 15 %": f"{sum(value <= 15 for value in regret)} of {len(regret)}",
-                "calibrated, 90th percentile": percentile(others, 0.9) if others else "",
                 "lax.scan against itself %, median": statistics.median(noise),
                 "its worst": max(noise),
                 "auto over lax.scan": mean([row["speedup"] for row in mine]),

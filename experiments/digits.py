@@ -288,8 +288,7 @@ def main(argv: list[str]) -> None:
     settings = Settings(**((QUICK if options.quick else {}) | given))
     split = data.digits()
     trainings = Trainings(settings, split)
-    # A demo does not measure the device unless it is asked to.
-    device = command.model(options) if options.calibrate else depth.at_hand()
+    device = depth.at_hand()
 
     def trained(name: str) -> Iterator[Row]:
         yield trainings.row(name)

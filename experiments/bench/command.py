@@ -3,13 +3,10 @@
 import argparse
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 
 import jax
 
-import depth
-from depth.calibration import measure
 from experiments.bench.plots import Figures, can_draw, save
 from experiments.bench.progress import INTERRUPTED, PROGRESS, interrupts
 from experiments.bench.results import Record, path_of
@@ -49,7 +46,6 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     what = "least number of timed calls (%(default)s)"
     add("--repeats", type=positive, default=rounds, metavar="N", help=what)
     add("--seconds", type=float, metavar="S", help="start no new case after S seconds")
-    add("--calibrate", action="store_true", help="measure this device again, for the predictions")
     return found
 
 
@@ -58,24 +54,6 @@ def positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {number}")
     return number
-
-
-def model(options: argparse.Namespace) -> depth.Device:
-    """The model of this device that predicts times, and by which "auto" chooses.
-
-    It is what users have: `depth.at_hand`, which nobody has measured unless ``--calibrate`` asks.
-    """
-    if options.calibrate:
-        PROGRESS.say("measuring this device")
-        depth.calibrate(refresh=True)
-    return depth.at_hand()
-
-
-@cache
-def calibrated() -> depth.Device:
-    """What `depth.calibrate` would measure; nothing is kept, and nothing chooses by it."""
-    PROGRESS.say("measuring this device")
-    return measure()
 
 
 def record(options: argparse.Namespace) -> Record:

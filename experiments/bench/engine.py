@@ -142,14 +142,12 @@ def bench(
     effort: Effort = EFFORT,
     longest: float = LONGEST,
     builds: int = 0,
-    models: Mapping[str, depth.Device] | None = None,
 ) -> Iterator[Row]:
     """Predict, compile, check and time all programs of a case.
 
     Args:
         case: the programs.
-        device: the model that predicts times: see `experiments.bench.command.model`.
-        models: further models, by name.
+        device: the model that predicts times.
         effort: how long they are timed.
         longest: seconds; a program that is predicted to take longer is not run.
         builds: number of times each is traced and compiled from scratch; the least times count.
@@ -159,10 +157,10 @@ def bench(
         A row for each program, baselines first: the case's labels, "program", "baseline" (whether
         it is one), "ms" (median), "min ms", "max ms", "CPU ms" (of all cores), "repeats", "trace
         s", "compile s", "temp MB", "depth", "work", "predicted ms", "log2" (of predicted over
-        measured time), for each of ``models`` "predicted ms, NAME" and "log2, NAME", "error" (the
-        largest difference from the first baseline, relative to the largest entry); "speedup", "over
-        lax.scan", "depth speedup", "predicted speedup"; with ``solve`` "iterations", "residual" and
-        "ended"; and "note" if it did not run or is wrong. Unknown cells are missing.
+        measured time), "error" (the largest difference from the first baseline, relative to the
+        largest entry); "speedup", "over lax.scan", "depth speedup", "predicted speedup"; with
+        ``solve`` "iterations", "residual" and "ended"; and "note" if it did not run or is wrong.
+        Unknown cells are missing.
     """
     outcomes = measure(case, effort, device, longest, builds)
     first, loops = outcomes[case.plain], [outcomes[name] for name in case.baselines]
@@ -174,11 +172,6 @@ def bench(
             row |= one.times()
             if one.predicted is not None:
                 row["log2"] = math.log2(one.predicted / one.timing.median)
-            if one.cost:
-                for other, model in (models or {}).items():
-                    seconds = call_seconds(one.cost, model)
-                    row[f"predicted ms, {other}"] = 1e3 * seconds
-                    row[f"log2, {other}"] = math.log2(seconds / one.timing.median)
             if one.is_right and right:
                 row["speedup"] = min(right) / one.timing.median
             if one.is_right and first.timing:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 import deeppcr
+import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH
 from experiments.bench.command import positive
@@ -183,7 +184,7 @@ def main(argv: list[str]) -> None:
         help="compilations of each program (3, training 5, quick: 1)",
     )
     options = arguments.parse_args(argv)
-    device, effort = command.model(options), Effort(options.repeats)
+    device, effort = depth.at_hand(), Effort(options.repeats)
     builds = {"layers": 3, "training": 5}
     if options.builds or options.quick:
         builds = dict.fromkeys(PARTS, options.builds or 1)

@@ -8,7 +8,7 @@ are no candidates.
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from jax import lax
 
@@ -31,18 +31,13 @@ def regret(
     chain: Chain,
     model: depth.Device,
     effort: Effort,
-    calibrated: Callable[[], depth.Device] | None = None,
 ) -> Row:
-    """What "auto" takes for a chain, what is the fastest, and the time to plan.
-
-    ``calibrated`` returns another model, of which the choice is compared, too.
-    """
+    """What "auto" takes for a chain, what is the fastest, and the time to plan."""
     PROGRESS.say(f"planning {chain.specimen.name}, {chain.direction}")
     start = time.perf_counter()
     chosen = chain.candidates(model, everything=False)[0]
     planning = time.perf_counter() - start
     every = chain.running(model)
-    other = chain.candidates(calibrated(), everything=False)[0] if calibrated else None
     predicted = {candidate.name: candidate.seconds for candidate in every}
     hopeless = HOPELESS * min(predicted.values())
     programs, skipped = {AGAIN: chain.program(lax.scan)}, []
@@ -66,7 +61,6 @@ def regret(
         "direction": chain.direction,
         "chosen": chosen.name,
         **judged,
-        **_otherwise(measured, other, judged),
         **chain.depths(chosen),
         "predicted speedup": sequential.seconds / chosen.seconds,
         "seconds": {name: seconds[name] for name in seconds if name in within},
@@ -108,17 +102,6 @@ def _judged(
     }
 
 
-def _otherwise(measured: Measured, other: Candidate | None, judged: Row) -> Row:
-    """The choice of another model, and its regret if it ran."""
-    if other is None or not judged:
-        return {}
-    row: Row = {"calibrated": other.name}
-    if other.name in measured.seconds:
-        seconds = measured.seconds
-        row["calibrated regret %"] = _more(seconds[other.name], seconds[judged["fastest"]])
-    return row
-
-
 def _more(seconds: float, least: float) -> float:
     """How much more the one is than the other, in percent."""
     return 100 * (seconds / least - 1)
@@ -156,8 +139,6 @@ SUMMARY = {
     "90th %": "90th percentile of the regret",
     "worst %": "largest regret",
     "worst at": "the chain that has it",
-    "calibrated, median %": "median of the regret if `depth.calibrate` has measured this machine",
-    "calibrated, 90th %": "its 90th percentile",
     "loops too, median %": "median of the regret against further loops, too",
     "noise, median %": "difference between two measurements of jax.lax.scan, in percent",
     "speedup over lax.scan": "geometric mean of the chosen program's speedup over jax.lax.scan",
@@ -191,11 +172,6 @@ def confusion(rows: Sequence[Row]) -> Iterator[str]:
 
 def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
     regrets = [row["regret %"] for row in found]
-    others = [row["calibrated regret %"] for row in found if "calibrated regret %" in row]
-    calibrated: Row = {}
-    if others:
-        calibrated["calibrated, median %"] = statistics.median(others)
-        calibrated["calibrated, 90th %"] = percentile(others, 0.9)
     worst = max(found, key=lambda row: float(row["regret %"]))
     speedups = [row["speedup"] for row in found]
     return {
@@ -206,7 +182,6 @@ def _summary(kind: str, direction: str, found: Sequence[Row]) -> Row:
         "90th %": percentile(regrets, 0.9),
         "worst %": max(regrets),
         "worst at": f"w={worst['w']} L={worst['L']} batch={worst['batch']}",
-        **calibrated,
         "loops too, median %": statistics.median(row["regret, loops %"] for row in found),
         "noise, median %": statistics.median(row["noise %"] for row in found),
         "noise, worst %": max(row["noise %"] for row in found),

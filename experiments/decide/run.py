@@ -17,6 +17,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import depth
 from experiments.bench import command
 from experiments.bench.columns import LABELS
 from experiments.bench.command import positive
@@ -55,7 +56,6 @@ TABLES = {
         "chosen": 'what "auto" takes',
         "fastest": "the fastest program",
         "regret %": "how much longer the chosen program takes than the fastest, in percent",
-        "calibrated regret %": "the same for what the calibrated model chooses",
         **LAST,
     },
     "map": {
@@ -82,7 +82,7 @@ TABLES = {
 
 def jobs(options: argparse.Namespace) -> list[command.Job]:
     """All cases that the command line asks for: some chains, the other parts, more chains."""
-    device = command.model(options)
+    device = depth.at_hand()
     rounds, seconds = options.repeats, 0.03 if options.quick else 0.3
     effort = Effort(rounds, seconds / rounds, **LEAST)
 
@@ -90,8 +90,7 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
         return (of(chain, device, effort) for chain in Chain.both(specimen))
 
     drawn = zoo.small() if options.quick else zoo.specimens(options.chains, options.seed)
-    judge = partial(regret, calibrated=None if options.quick else command.calibrated)
-    chains: list[command.Job] = [partial(both, judge, specimen) for specimen in drawn]
+    chains: list[command.Job] = [partial(both, regret, specimen) for specimen in drawn]
     widths, lengths = ((4,), (64,)) if options.quick else (breakeven.WIDTHS, breakeven.LENGTHS)
     hard = [partial(giving_up.logistic, 256)] if options.quick else giving_up.CHAINS
     found = chains[:FIRST] if "regret" in options.parts else []

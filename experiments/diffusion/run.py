@@ -336,7 +336,7 @@ def main(argv: list[str]) -> None:
     add("--all", action="store_true", help="every combination of sizes, steps and batches")
     options = arguments.parse_args(argv)
     scale = QUICK if options.quick else CPU if jax.default_backend() == "cpu" else ACCELERATOR
-    device, effort = command.model(options), Effort(options.repeats)
+    device, effort = depth.at_hand(), Effort(options.repeats)
     bench = Bench(scale, schedule_of(options.scheduler), device, effort)
     jobs: list[command.Job] = []
     if "speed" in options.parts:

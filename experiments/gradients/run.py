@@ -124,7 +124,7 @@ def grid(quick: bool, platform: str) -> list[Size]:
 def jobs(options: argparse.Namespace) -> list[command.Job]:
     """All cases that the command line asks for, the most important first."""
     on_cpu = jax.default_backend() == "cpu"
-    device, effort = command.model(options), Effort(options.repeats)
+    device, effort = depth.at_hand(), Effort(options.repeats)
     found: dict[str, list[command.Job]] = {part: [] for part in PARTS}
     directions = dict.fromkeys(PARTS, options.directions or DIRECTIONS)
     if options.quick and not options.directions:

@@ -186,7 +186,7 @@ def main(argv: list[str]) -> None:
     add("--all", action="store_true", help=all_of)
     options = arguments.parse_args(argv)
     few = QUICK_FORMS if options.quick else None
-    bench = Bench(command.model(options), Effort(options.repeats), few)
+    bench = Bench(depth.at_hand(), Effort(options.repeats), few)
     parts = jobs(bench, options.quick, options.all)
     # Cases of all parts alternate, the most important first.
     todo = join.from_iterable(zip_longest(*(parts[part] for part in options.parts)))

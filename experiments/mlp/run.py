@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array
 
 import deeppcr
+import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST
 from experiments.bench.command import positive
@@ -184,7 +185,7 @@ def main(argv: list[str]) -> None:
         help="which directions (all)",
     )
     options = arguments.parse_args(argv)
-    device, effort = command.model(options), Effort(options.repeats)
+    device, effort = depth.at_hand(), Effort(options.repeats)
     chosen = default_sizes(options.quick, jax.default_backend() == "cpu")
     if options.kinds or options.lengths or options.widths or options.batches:
         chosen = sizes(

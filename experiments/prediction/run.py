@@ -1,7 +1,7 @@
 """How good are predicted times, and how long does `depth` take to read a program?
 
 times     forward passes and gradients, sequential and parallel: the time that `depth.predict`
-          predicts for this device, as it is at hand and calibrated, and the time of a call
+          predicts for this device, and the time of a call
 analysis  seconds to trace a program and to analyse it; nothing is run
 """
 
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 import deeppcr
+import depth
 from experiments.bench import command
 from experiments.bench.engine import Case, Variant, bench
 from experiments.bench.programs import Setting
@@ -30,8 +31,6 @@ Program = tuple[Function, tuple[Any, ...]]
 PARTS = ("times", "analysis")
 SHARE = 0.015  # seconds of calls in a round
 TAKES = "1 min"
-CALIBRATED = "calibrated"
-LOG2_CALIBRATED = f"log2, {CALIBRATED}"
 TIMES = {
     "chain": "kind and size of the chain",
     "program": "what runs, or is analysed",
@@ -39,7 +38,6 @@ TIMES = {
     "ms": "time of a call, in milliseconds (median)",
     "min ms": "its minimum, which the model of the device is made for",
     "log2": "log2(predicted ms / ms): 0 is right, 1 is twice as long as measured",
-    LOG2_CALIBRATED: "the same for the model that `depth.calibrate` measures",
     "predicted speedup": "speedup over the first program of the chain, predicted",
     "speedup": "the same, measured",
     "depth speedup": "ratio of the depths: the limit on unlimited processors",
@@ -195,7 +193,6 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     others = [row for row in rows if not row["baseline"] and "speedup" in row]
     found = {
         "median times": rows,
-        f"median times, {CALIBRATED}": [{"log2": row.get(LOG2_CALIBRATED)} for row in rows],
         "minima": [{"log2": log2(row["predicted ms"] / row["min ms"])} for row in rows],
         "speedups": [{"log2": log2(row["predicted speedup"] / row["speedup"])} for row in others],
     }
@@ -216,11 +213,8 @@ def main(argv: list[str]) -> None:
     options = arguments.parse_args(argv)
     jobs: list[command.Job] = []
     if "times" in options.parts:
-        device, effort = command.model(options), Effort(options.repeats, SHARE)
-        models = {} if options.quick else {CALIBRATED: command.calibrated()}
-        jobs += [
-            partial(bench, case, device, effort, models=models) for case in cases(options.quick)
-        ]
+        device, effort = depth.at_hand(), Effort(options.repeats, SHARE)
+        jobs += [partial(bench, case, device, effort) for case in cases(options.quick)]
     if "analysis" in options.parts:
         repeats = min(options.repeats, 3) if options.quick else options.repeats
         jobs += [partial(analysis.rows, repeats)]

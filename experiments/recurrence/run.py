@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+import depth
 from deeppcr.linear import (
     BlockDiagonals,
     Blocks,
@@ -225,7 +226,7 @@ def main(argv: list[str]) -> None:
     if {"pairs", "neighbours"} & {*options.kinds} and any(w % 2 for w in options.widths or ()):
         given = " ".join(map(str, options.widths))
         arguments.error(f"--widths {given}: pairs and neighbours need even ones")
-    device, effort = command.model(options), Effort(options.repeats)
+    device, effort = depth.at_hand(), Effort(options.repeats)
 
     def measured(size: Size) -> Iterator[Row]:
         one = case(size, options.transposed, options.solvers)

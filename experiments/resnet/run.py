@@ -196,7 +196,7 @@ def main(argv: list[str]) -> None:
         shape = Shape(length, options.channels, options.side, options.activation)
         return Task(options.data or data.handwritten(), shape, options.batch, scale.steps)
 
-    device, effort = command.model(options), Effort(options.repeats)
+    device, effort = depth.at_hand(), Effort(options.repeats)
     trainings = Trainings(task(scale.length), scale.limit)
     jobs: list[tuple[str, command.Job]] = [
         ("times", partial(times, task(length), scale, device, effort)) for length in scale.lengths

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+import depth
 from depth.report import nbytes
 from experiments.bench import command
 from experiments.bench.progress import PROGRESS
@@ -104,10 +105,10 @@ def has_devices() -> bool:
     return jax.device_count() >= DEVICES
 
 
-def machine_at_hand(options: Namespace) -> Machine:
+def machine_at_hand() -> Machine:
     """This machine: the model of a device, and the time of a message."""
     shared = environment()["cores"] if jax.default_backend() == "cpu" else None
-    model = command.model(options)
+    model = depth.at_hand()
     PROGRESS.say("measuring the time of a message")
     return Machine(model, link_at_hand(DEVICES), shared)
 
@@ -217,7 +218,7 @@ def main(argv: list[str]) -> None:
         again = [sys.executable, "-m", "experiments", "sharding", *argv]
         os.execve(sys.executable, again, os.environ | {"JAX_PLATFORMS": "cpu"})
 
-    machine = machine_at_hand(options)
+    machine = machine_at_hand()
     shared = f"simulated on {machine.cores} cores, which they share"
     kind = shared if jax.default_backend() == "cpu" else device()
     said = f"{jax.device_count()} devices, {kind}\n{machine.said}\n{ASSUMED}"

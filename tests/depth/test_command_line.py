@@ -1,9 +1,8 @@
 """``python -m depth``.
 
-What it prints of examples, functions and this machine, and what it says of bad input.
+What it prints of examples and functions, and what it says of bad input.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -13,10 +12,8 @@ import jax
 import pytest
 
 import depth
-from depth import calibration
 from depth.__main__ import DTYPES, argument, main
 from depth.examples import EXAMPLES
-from depth.report import device_table
 
 ROOT = Path(__file__).parents[2]
 MODEL = '''
@@ -50,15 +47,6 @@ def nothing():
 
 weights = 3
 '''
-DEVICE = depth.Device(
-    "the one at hand",
-    kernel_latency=1.0,
-    loop_latency=1.0,
-    trip_latency=1.0,
-    rates={"float32": 1e9},
-    bandwidth=1e9,
-    memory=1e9,
-)
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +61,6 @@ def place(tmp_path, monkeypatch):
         path.write_text(MODEL)
         Path(path.parent, "helper_of_the_model.py").write_text("def scale(x):\n    return x * 2\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     known, path, x64 = set(sys.modules), list(sys.path), jax.config.read("jax_enable_x64")
     yield tmp_path
     for name in set(sys.modules) - known:
@@ -81,17 +68,6 @@ def place(tmp_path, monkeypatch):
             del sys.modules[name]
     sys.path[:] = path
     jax.config.update("jax_enable_x64", x64)
-
-
-@pytest.fixture
-def measured(monkeypatch):
-    calls = []
-    monkeypatch.setattr(
-        calibration,
-        "measure",
-        lambda: calls.append(1) or DEVICE.replace(call_latency=float(len(calls))),
-    )
-    return calls
 
 
 @pytest.fixture
@@ -219,10 +195,10 @@ def test_a_device_wherever_it_is_given_adds_a_time(run, argv):
 
 
 def test_every_device_can_be_chosen(run):
-    for name in depth.devices:
-        assert (
-            run("--example", "attention", "--device", name).splitlines()[-1].endswith(f" on {name}")
-        )
+    names = {name: name for name in depth.devices} | {"here": depth.at_hand().name}
+    for name, printed in names.items():
+        last = run("--example", "attention", "--device", name).splitlines()[-1]
+        assert last.endswith(f" on {printed}")
 
 
 def test_trip_counts(run):
@@ -282,43 +258,10 @@ def test_a_run_leaves_the_path_as_it_was(run, name):
     assert sys.path == before
 
 
-# -- this machine ---------------------------------------------------------------------------------
-
-
-def test_calibrate(run, measured, place):
-    for times in (1, 2):  # measured anew each time
-        text = run("--calibrate")
-        assert (
-            text
-            == f"{device_table(DEVICE.replace(call_latency=float(times)))}\nkept in {calibration.cache_file()}\n"
-        )
-        assert len(measured) == times
-    assert calibration.cache_file().is_relative_to(place / "cache")
-    assert depth.calibrate().call_latency == 2.0
-
-
-def test_calibrate_and_then_an_example_here(run, measured):
-    text = run("--calibrate", "--example", "mlp", "--device", "here")
-    assert text.startswith("the one at hand\n")
-    assert text.splitlines()[-1].endswith("on the one at hand")
-    assert len(measured) == 1
-    run("--example", "mlp", "--device", "here")
-    assert len(measured) == 1
-
-
-def test_what_is_not_kept_is_not_said_to_be(measured, monkeypatch, place, capsys):
-    Path(place, "taken").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "taken"))
-    main(["--calibrate"])
-    output = capsys.readouterr()
-    assert "not kept" in output.err
-    assert "kept in" not in output.out
-
-
 # -- bad input ------------------------------------------------------------------------------------
 
 BAD = {
-    "nothing": ([], "--calibrate"),
+    "nothing": ([], "--example"),
     "types only": (["f32[8]"], "f32[8]"),
     "an unknown dtype": (["model_file.py:step", "f99[8]"], "f99[8]"),
     "no brackets": (["model_file.py:step", "f32"], "f32"),
@@ -360,13 +303,4 @@ def test_help_lists_what_there_is(capsys):
         main(["--help"])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert all(
-        name in text
-        for name in (*EXAMPLES, "H100", "--calibrate", "--trip-counts", "file.py:function")
-    )
-
-
-def test_scores_need_no_cache_folder(run, monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", os.devnull)
-    assert depth_in(run("--example", "mlp", "--device", "V100")) == 11
+    assert all(name in text for name in (*EXAMPLES, "H100", "--trip-counts", "file.py:function"))

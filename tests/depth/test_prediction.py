@@ -9,7 +9,6 @@ import pytest
 from jax import lax
 
 import depth
-from depth import calibration
 from depth.examples import EXAMPLES
 from tests.depth.cases import b, f, i, sines
 
@@ -528,38 +527,6 @@ def test_what_is_no_device_is_refused(cost, device):
 
 
 # -- what is measured has the units of what is predicted ------------------------------------------
-
-
-@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
-def test_rates_are_those_of_float32_whatever_the_default(monkeypatch, x64):
-    """With a clock by which every trip moves 10^9 bytes a second.
-
-    What it reads and what it writes.
-    """
-
-    class Clock:
-        def seconds(self, function, *args):
-            jax.eval_shape(function, *args)
-            return 1e-6 + sum(x.nbytes for x in args) / 1e9
-
-        def apart(self, longer, shorter):
-            return self.seconds(*longer) - self.seconds(*shorter)
-
-        def trip(self, step, x, trips):
-            assert jax.eval_shape(step, x) == jax.eval_shape(lambda x: x, x)
-            return 2 * x.nbytes / 1e9
-
-        def stacked(self, count, trips):
-            return 1e-6
-
-    monkeypatch.setattr(calibration, "_Clock", Clock)
-    with jax.enable_x64(x64):
-        device = calibration.measure()
-    page = 1e9 / (2 * 4)  # elements of float32 a second
-    assert device.bandwidth == device.cache_bandwidth == pytest.approx(1e9)
-    assert device.vector_rates["arithmetic"] == pytest.approx(16 * page)
-    assert device.vector_rates["transcendental"] == pytest.approx(3 * page)
-    assert ("float64" in device.rates) is x64
 
 
 def test_an_unrolled_loop_may_be_too_large_to_be_compiled_as_one_piece():

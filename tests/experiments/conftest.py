@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import pytest
 
+import depth
 from depth.models import generic_cpu
 from experiments.bench import command, programs, results
 from experiments.bench.table import WIDTH
@@ -20,11 +21,10 @@ Run = Callable[..., tuple[list[dict[str, Any]], str]]
 
 
 @pytest.fixture(autouse=True)
-def uncalibrated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No measurement of this device, programs compiled once, and files out of the way."""
+def one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A generic device, programs compiled once, and files out of the way."""
     monkeypatch.setattr(command, "SCRATCH", tmp_path / "scratch")
-    monkeypatch.setattr(command.depth, "calibrate", lambda refresh: DEVICE)
-    monkeypatch.setattr(command.depth, "at_hand", lambda platform="cpu": DEVICE)
+    monkeypatch.setattr(depth, "at_hand", lambda platform="cpu": DEVICE)
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from experiments.bench import command, engine, programs
+from experiments.bench import engine, programs
 from experiments.bench.costs import analyze
 from experiments.bench.engine import Outcome, Variant
 from experiments.bench.table import Row
@@ -87,7 +87,7 @@ def check_regret(rows: list[Row]) -> None:
 
 
 def test_some_chains_of_all_kinds_come_before_the_other_parts() -> None:
-    asked = {"quick": False, "calibrate": False, "repeats": 1, "seed": 0}
+    asked = {"quick": False, "repeats": 1, "seed": 0}
     jobs = decide.jobs(Namespace(parts=decide.PARTS, chains=24, **asked))
     found = [
         getattr(job.args[0], "func", job.args[0]) if hasattr(job, "args") else "giving up"
@@ -144,17 +144,6 @@ def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -
     assert not list(regret.confusion([row]))
 
 
-def test_nothing_is_calibrated_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(command.depth, "calibrate", lambda refresh: asked.append(refresh))
-    options = Namespace(calibrate=False, quick=False)
-    assert command.model(options) == command.depth.at_hand()
-    assert not asked
-    options.calibrate = True
-    assert command.model(options) == command.depth.at_hand()
-    assert asked == [True]
-
-
 def test_a_choice_is_judged_by_the_least_times() -> None:
     times = {
         "lax.scan": 4.0,
@@ -176,13 +165,6 @@ def test_a_choice_is_judged_by_the_least_times() -> None:
     measured = Measured(outcomes, ["lax.scan", "lax.scan, unroll 4"])
     within = {"lax.scan", "sequential", "Newton"}
     row = regret._judged(forward, measured, chosen, within, planning=0.1)
-    assert regret._otherwise(measured, chosen, row) == {
-        "calibrated": "sequential",
-        "calibrated regret %": pytest.approx(50),
-    }
-    unmeasured = next(candidate for name, candidate in found.items() if name not in times)
-    assert regret._otherwise(measured, unmeasured, row) == {"calibrated": unmeasured.name}
-    assert not regret._otherwise(measured, None, row)
     assert (row["fastest"], row["best loop"]) == ("Newton", "lax.scan, unroll 4")
     assert row["regret %"] == pytest.approx(50)
     assert row["regret, loops %"] == pytest.approx(200)

@@ -99,17 +99,6 @@ def test_a_quick_run_takes_fewer_steps_unless_they_are_given(seen: list[digits.S
     assert seen == [digits.Settings(), quick, digits.Settings(steps=7)]
 
 
-def test_the_device_is_measured_only_if_asked_for(
-    seen: list[digits.Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[bool] = []
-    monkeypatch.setattr(digits.command, "model", lambda options: calls.append(options.calibrate))
-    digits.main(["--seconds", "-1"])
-    assert calls == []
-    digits.main(["--seconds", "-1", "--calibrate"])
-    assert calls == [True]
-
-
 def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         digits.main(["--depth", "0"])

@@ -1,17 +1,10 @@
-"""Every test has an empty cache folder, so that what its user keeps neither counts nor changes."""
+"""Choices that are forgotten, and a device on which Newton's method pays off."""
 
 import pytest
 
 import depth
 from deeppcr._plan.choose import _CHOICES
 from tests.plan.chains import SLOW_LOOPS
-
-
-@pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    """The cache folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture
