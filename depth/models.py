@@ -3,9 +3,8 @@
 Rates, bandwidths and sizes in `devices` are published figures for dense arithmetic.  Latencies are
 rarely published for a specific device: those of GPUs are compiled from published latencies of
 kernels in a stream, of a scan in JAX, and of a host synchronisation; those of TPUs from XLA's own
-cycle estimates.  They are good to a factor of two.  Those of nodes of CUDA graphs are models: the
-smallest latency of a kernel that depends on the one before it, without its launch.  Devices of
-which only the platform is known have generic models.
+cycle estimates.  They are good to a factor of two.  Those of nodes of CUDA graphs are models, but
+of H100 measured.  Devices of which only the platform is known have generic models.
 """
 
 import hashlib
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from typing import Any
 
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -23,18 +23,17 @@ from depth.device import Device
 from depth.platforms import chosen_device, compiled_for, cores, first_device
 
 _T, _G, _US = 1e12, 2**30, 1e-6
+_HALF = ("float16", "bfloat16")
 _GPU = (
     "latencies: kernels in a CUDA stream take 3 to 5 us, a lax.scan of a scalar 8 us a step "
     "(QuantEcon, JAX 0.8.1); a wait of the host 15 us, a node of a CUDA graph 0.4 of a launch, a "
     "trip of a loop in a graph three nodes (its condition, the kernel that sets what follows, the "
     "start of its body): models; see module"
 )
-# Of the latency of a launch: 0.6 to 1.5 us a node where a launch takes 2.5 us.
-_NODE, _CONDITION = 0.4, 3
-# Clock cycles until the result of an addition or multiplication can be used: measured from Volta on
-# by Z. Jia et al., *Dissecting the NVIDIA Volta GPU architecture via microbenchmarking*, 2018, and
-# by W. Luo et al., *Benchmarking and dissecting the Nvidia Hopper GPU architecture*, 2024.
-_CYCLES = 4
+_HOPPER = (
+    "measured on an H100 with jax 0.11.2: a call, a node of a CUDA graph, waits of the host of 9 "
+    "to 25 us, and 13 loops that are one kernel each"
+)
 _TPU = (
     "latencies: XLA's estimates of some 600 cycles for a small fusion; "
     "float32 products of full precision take 6 passes"
@@ -44,49 +43,55 @@ _TPU = (
 def _gpu(
     name: str,
     rates: dict[str, float],
-    vector: float,
     bandwidth: float,
     memory: float,
-    source: str,
-    us: float,
+    launch: float,
     ghz: float,
+    source: str,
+    cycles: float = 4,
+    **measured: Any,
 ) -> Device:
-    """A GPU.
+    """A GPU: operations per second in products by dtype, microseconds of a launch.
 
     The host launches kernels and graphs of them, and reads the condition of a loop that depends on
-    data.
+    data. ``cycles``: until the result of an addition or multiplication can be used, measured from
+    Volta on by Z. Jia et al., *Dissecting the NVIDIA Volta GPU architecture via microbenchmarking*,
+    2018, and by W. Luo et al., *Benchmarking and dissecting the Nvidia Hopper GPU architecture*,
+    2024.
     """
-    return Device(
-        name,
-        kernel_latency=us * _US,
-        loop_latency=1 * _US,
-        trip_latency=15 * _US,
-        rates=rates,
-        bandwidth=bandwidth,
-        memory=memory,
-        source=f"{source}; {_GPU}",
-        call_latency=20 * _US,
-        vector_rates={"arithmetic": vector},
-        node_latency=_NODE * us * _US,
-        condition_latency=_CONDITION * _NODE * us * _US,
-        operation_latency=_CYCLES / (ghz * 1e9),
+    figures: dict[str, Any] = {
+        "kernel_latency": launch * _US,
+        "loop_latency": 1 * _US,
+        "trip_latency": 15 * _US,
+        "rates": rates,
+        "bandwidth": bandwidth,
+        "memory": memory,
+        "source": f"{source}; {_GPU}",
+        "call_latency": 20 * _US,
+        "vector_rates": {"arithmetic": rates["float32"]},
+        "node_latency": 0.4 * launch * _US,
+        "operation_latency": cycles / (ghz * 1e9),
+    }
+    figures |= measured
+    return Device(name, condition_latency=3 * figures["node_latency"], **figures)
+
+
+def _hopper(name: str, bandwidth: float, memory: float, source: str) -> Device:
+    """H100 and H200 are one chip with two memories."""
+    rates = {"float64": 66.9 * _T, "float32": 66.9 * _T} | dict.fromkeys(_HALF, 989.4 * _T)
+    measured = {"call_latency": 72 * _US, "node_latency": 1.2 * _US}
+    return _gpu(
+        name, rates, bandwidth, memory, 2.5, 1.98, f"{source}; {_HOPPER}", cycles=5, **measured
     )
 
 
 def _tpu(
-    name: str,
-    bf16: float,
-    vector: float,
-    bandwidth: float,
-    memory: float,
-    clock: float,
-    source: str,
+    name: str, bf16: float, vector: float, bandwidth: float, memory: float, ghz: float, source: str
 ) -> Device:
     """A TPU: programs run on the chip with their loops, and products on units for bfloat16."""
-    kernel = 600 / clock
     return Device(
         name,
-        kernel_latency=kernel,
+        kernel_latency=600 / (ghz * 1e9),
         loop_latency=0.1 * _US,
         trip_latency=0.2 * _US,
         rates={"bfloat16": bf16, "float32": bf16 / 6},
@@ -122,62 +127,53 @@ class Devices(Mapping[str, Device]):
 
 
 # GPU rates of float32 are those of ordinary cores; float16 and bfloat16 run on tensor cores.
+_SITE = "cloud.google.com/tpu/docs"
 devices = Devices(
     _gpu(
         "V100",
         {"float64": 7.8 * _T, "float32": 15.7 * _T, "float16": 125 * _T},
-        15.7 * _T,
         0.9 * _T,
         32 * _G,
-        "NVIDIA V100 SXM2 32 GB: cvw.cac.cornell.edu/gpu-architecture/gpu-example-tesla-v100; "
-        "openxla/xla specs/v100",
         4.0,
         1.53,
+        "NVIDIA V100 SXM2 32 GB: cvw.cac.cornell.edu/gpu-architecture/gpu-example-tesla-v100; "
+        "openxla/xla specs/v100",
     ),
     _gpu(
         "A100",
-        {"float64": 19.5 * _T, "float32": 19.5 * _T, "float16": 312 * _T, "bfloat16": 312 * _T},
-        19.5 * _T,
+        {"float64": 19.5 * _T, "float32": 19.5 * _T} | dict.fromkeys(_HALF, 312 * _T),
         2.039 * _T,
         80 * _G,
-        "NVIDIA A100 SXM4 80 GB: developer.nvidia.com/blog/nvidia-ampere-architecture-in-depth; "
-        "openxla/xla specs/a100_sxm_80",
         3.0,
         1.41,
+        "NVIDIA A100 SXM4 80 GB: developer.nvidia.com/blog/nvidia-ampere-architecture-in-depth; "
+        "openxla/xla specs/a100_sxm_80",
     ),
-    _gpu(
+    _hopper(
         "H100",
-        {"float64": 66.9 * _T, "float32": 66.9 * _T, "float16": 989.4 * _T, "bfloat16": 989.4 * _T},
-        66.9 * _T,
         3.352 * _T,
         80 * _G,
         "NVIDIA H100 SXM5 80 GB: www.nvidia.com/en-us/data-center/h100 (whitepaper); "
         "openxla/xla specs/h100_sxm",
-        2.5,
-        1.98,
     ),
-    _gpu(
+    _hopper(
         "H200",
-        {"float64": 66.9 * _T, "float32": 66.9 * _T, "float16": 989.4 * _T, "bfloat16": 989.4 * _T},
-        66.9 * _T,
         4.8 * _T,
         141e9,
         "NVIDIA H200 SXM 141 GB: www.nvidia.com/en-us/data-center/h200; openxla/xla specs/h200",
-        2.5,
-        1.98,
     ),
-    _tpu("TPU v4", 275 * _T, 4.3 * _T, 1.2 * _T, 32 * _G, 1.05e9, "cloud.google.com/tpu/docs/v4"),
-    _tpu("TPU v5e", 197 * _T, 6.2 * _T, 0.819 * _T, 16e9, 1.5e9, "cloud.google.com/tpu/docs/v5e"),
+    _tpu("TPU v4", 275 * _T, 4.3 * _T, 1.2 * _T, 32 * _G, 1.05, f"{_SITE}/v4"),
+    _tpu("TPU v5e", 197 * _T, 6.2 * _T, 0.819 * _T, 16e9, 1.5, f"{_SITE}/v5e"),
     _tpu(
         "TPU v5p",
         459 * _T,
         14.3 * _T,
         2.765 * _T,
         95 * _G,
-        1.75e9,
-        "cloud.google.com/tpu/docs/v5p; jax-ml.github.io/scaling-book",
+        1.75,
+        f"{_SITE}/v5p; jax-ml.github.io/scaling-book",
     ),
-    _tpu("TPU v6e", 918 * _T, 7.2 * _T, 1.638 * _T, 32e9, 1.75e9, "cloud.google.com/tpu/docs/v6e"),
+    _tpu("TPU v6e", 918 * _T, 7.2 * _T, 1.638 * _T, 32e9, 1.75, f"{_SITE}/v6e"),
 )
 """Published models of accelerators by name, in upper or lower case.
 

@@ -199,7 +199,9 @@ def test_rows_say_what_is_launched_and_what_that_takes():
     assert newton["iterations"] >= 3
     # Its loop is a fallback in that text.
     assert (newton["nodes"], newton["launches"], newton["waits"]) == (35, 24, 2)
-    assert newton["latency ms"] == pytest.approx(1e3 * (20e-6 + 24 * 2.5e-6 + 22e-6 + 2 * 15e-6))
+    assert newton["latency ms"] == pytest.approx(
+        1e3 * (72e-6 + 24 * 2.5e-6 + 22 * 1.2e-6 + 2 * 15e-6)
+    )
     assert newton["fewer nodes"] == newton["latency speedup"] == 1
     captured = rows["newton, captured"]
     assert captured["fewer launches"] == 24
