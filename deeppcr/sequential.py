@@ -16,7 +16,7 @@ from deeppcr.fused import CannotFuse, FusedStep, fused_scan
 from deeppcr.platforms import platform, platforms
 from deeppcr.progress import Progress, check_progress
 from deeppcr.ran import Ran
-from deeppcr.rewrites.small_products import write_out_differentiated
+from deeppcr.rewrites.small_products import write_out, write_out_differentiated
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import Leaves
 from depth.jaxprs import Replacement
@@ -162,7 +162,7 @@ def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leav
 
 def _run_loop(chain: TracedChain, initial: Leaves, unroll: int) -> tuple[Leaves, Leaves, Leaves]:
     whole = chain.is_one_function and chain.step.gains_as_one_function
-    replace = None if whole else chain.step.in_loop
+    replace = None if whole else write_out
     return run_sequentially(chain, initial, replace, unroll, cuts=not whole, whole=whole)
 
 

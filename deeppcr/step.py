@@ -7,7 +7,7 @@ dependences are explicit and differentiable. `trace` converts the first into the
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -26,15 +26,13 @@ from deeppcr.effects import (
     why_not_differentiable,
 )
 from deeppcr.rewrites import one_function
-from deeppcr.rewrites.calls_saved import saves_calls
 from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.rewrites.inputs_first import InputsFirst
 from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.rewrites.precision import in_full_precision
 from deeppcr.rewrites.retype import varying_alike
-from deeppcr.rewrites.small_products import write_out
 from deeppcr.state import Leaves
-from depth.jaxprs import Program, Replacement, is_literal, is_reference, moved_by, vary
+from depth.jaxprs import Program, Replacement, is_literal, is_reference, vary
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -174,14 +172,6 @@ class Step:
         """The ``replace`` for programs that evaluate many steps at once, by `jax.vmap`."""
         return as_products(self._own_filters)
 
-    @cached_property
-    def in_loop(self) -> Replacement:
-        """The ``replace`` for programs that evaluate one step after another."""
-        program = self.looped
-        moved = moved_by(program, program.invars)
-        values = [*program.constvars, *(x for each in program.eqns for x in each.outvars)]
-        return partial(write_out, shared=frozenset(x for x in values if x not in moved))
-
     @property
     def fits_one_function(self) -> bool:
         """Whether its loop can be one function, as far as the platform allows it now."""
@@ -198,7 +188,7 @@ class Step:
 
     @cached_property
     def _gains(self) -> bool:
-        return saves_calls(self.evaluated, self.states)
+        return not one_function.copies_matrices(self.evaluated, self.states)
 
     @cached_property
     def inputs_first(self) -> "tuple[InputsFirst, Step] | None":
@@ -206,7 +196,7 @@ class Step:
 
         None if there is nothing. The step has the values of this one, but not its derivatives.
         """
-        found = InputsFirst.of(self.looped, self.states, self.gains_as_one_function)
+        found = InputsFirst.of(self.looped, self.states)
         if found is None:
             return None
         known: dict[str, Any] = {"jaxpr": found.rest, "inputs": len(found.first.outvars)}

@@ -5,9 +5,7 @@ from typing import Any
 
 import jax
 
-from deeppcr.platforms import platform
 from deeppcr.rewrites.cut_first import evaluate
-from deeppcr.rewrites.in_pieces import InPieces
 from deeppcr.rewrites.outer_products import is_few_outer_products
 from deeppcr.rewrites.plain_sums import is_odd_sum, plain_sum
 from deeppcr.rewrites.swapped import is_transpose, swapped
@@ -29,7 +27,6 @@ def plain_gradients(pull: Callable[..., Any]) -> Callable[..., Any]:
 def _run(closed: Any, operands: Sequence[Any]) -> list[Any]:
     program, known = entered(closed, operands)
     program = swapped(program)
-    in_pieces = InPieces(program) if platform() == "cpu" else None
 
     def replace(equation: Any, operands: list[Any]) -> list[Any] | None:
         """The results of what is rewritten, or of a call of a function that contains it."""
@@ -37,16 +34,10 @@ def _run(closed: Any, operands: Sequence[Any]) -> list[Any]:
             return [plain_sum(equation, *operands)]
         if is_few_outer_products(equation):
             return [term_by_term(equation, *operands)]
-        results = in_pieces and in_pieces(equation, operands)
-        return results or rewritten(equation, operands, _run, _is_rewritten)
+        return rewritten(equation, operands, _run, _is_rewritten)
 
     return evaluate(program, known, program.outvars, replace)
 
 
 def _is_rewritten(equation: Any) -> bool:
-    return (
-        is_odd_sum(equation)
-        or is_few_outer_products(equation)
-        or is_transpose(equation)
-        or equation.primitive.name == "concatenate"
-    )
+    return is_odd_sum(equation) or is_few_outer_products(equation) or is_transpose(equation)

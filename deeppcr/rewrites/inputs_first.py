@@ -8,14 +8,14 @@ step, and XLA's CPU kernels for the slices of an input are scalar code.
 # jax 0.10.2, 2 cores, 16 units and a batch of 8: flax's LSTM cell takes 0.2 of the time, a GRU and
 # an LSTM with gates of inputs 0.35 and 0.6, random numbers for a state of 8 entries 0.1.
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
 
 from deeppcr.avals import abstract
 from deeppcr.keys import is_of_threefry
-from deeppcr.rewrites.cut_first import CUTS, Order, apply, evaluate
+from deeppcr.rewrites.cut_first import CUTS, apply, evaluate
 from deeppcr.rewrites.precision import in_full_precision
 from deeppcr.rewrites.small_products import is_small_product
 from deeppcr.state import Leaves
@@ -44,12 +44,9 @@ class InputsFirst(NamedTuple):
     nbytes: int
 
     @classmethod
-    def of(cls, program: Program, states: int, whole: bool = False) -> "InputsFirst | None":
-        """From the program of a step, with ``states`` leaves; None if it would be the same.
-
-        ``whole``: whether its loop is one function, which divides no products.
-        """
-        opened, values, is_divided = _opened_up(program, _never if whole else _divides)
+    def of(cls, program: Program, states: int) -> "InputsFirst | None":
+        """From the program of a step, with ``states`` leaves; None if it would be the same."""
+        opened, values = _opened_up(program)
         constants = [*opened.constvars, *opened.invars[: len(program.constvars)]]
         given = opened.invars[len(program.constvars) :]
         inputs = given[states:]
@@ -57,7 +54,7 @@ class InputsFirst(NamedTuple):
         of_state = [each for each in opened.eqns if not of_inputs.issuperset(each.outvars)]
         atoms = [x for each in of_state for x in each.invars if not is_literal(x)]
         between = [x for x in dict.fromkeys(atoms) if x in of_inputs]
-        if all(x in inputs for x in between) and not is_divided:
+        if all(x in inputs for x in between):
             return None
         # What only outputs read stays in the loop, which writes the outputs anyway.
         later = needed(opened, between, opened.outvars)
@@ -82,35 +79,19 @@ class InputsFirst(NamedTuple):
         return found
 
 
-def _opened_up(
-    program: Program, divides: Callable[[Any, tuple[int, ...]], bool]
-) -> tuple[Program, Leaves, bool]:
+def _opened_up(program: Program) -> tuple[Program, Leaves]:
     """The program with calls opened and slices moved first, and the values of its constants.
 
-    Those of ``program`` are operands. It has the same values, but not the same derivatives. And
-    whether products are divided.
+    Those of ``program`` are operands. It has the same values, but not the same derivatives.
     """
     variables = [*program.constvars, *program.invars]
-    order = Order.of(program, variables, program.outvars, divides)
-    products = (each for each in order.equations if each.primitive.name == "dot_general")
-    shapes = [abstract(x.aval) for x in variables]
 
     def opened(*operands: Any) -> Leaves:
         known = dict(zip(variables, operands, strict=True))
-        return evaluate(program, known, program.outvars, _opened, order)
+        return evaluate(program, known, program.outvars, _opened)
 
-    closed = jax.make_jaxpr(opened)(*shapes)
-    is_divided = any(order.only_cut.intersection(each.outvars) for each in products)
-    return Program.of(closed), list(closed.consts), is_divided
-
-
-def _never(product: Any, piece: tuple[int, ...]) -> bool:
-    return False
-
-
-def _divides(product: Any, piece: tuple[int, ...]) -> bool:
-    """Whether it is too large to be written out, but not its pieces."""
-    return not is_small_product(product) and is_small_product(product, shape=piece)
+    closed = jax.make_jaxpr(opened)(*(abstract(x.aval) for x in variables))
+    return Program.of(closed), list(closed.consts)
 
 
 def _opened(equation: Any, operands: list[Any]) -> list[Any] | None:

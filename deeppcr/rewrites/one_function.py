@@ -24,6 +24,7 @@ from jax.interpreters import partial_eval as pe
 from deeppcr.avals import of_step
 from deeppcr.calls import Call, without_unused
 from deeppcr.platforms import platform
+from deeppcr.rewrites.terms import is_real_product
 from deeppcr.rewrites.vector_products import is_small, multiplications, parts, product
 from depth.counts import convolved, size
 from depth.jaxprs import Program, bind, called, equations, interpret, run, without_constants
@@ -72,6 +73,16 @@ def fits(program: Any) -> bool:
         return False
     elementwise = sum(primitive(each).kind == "elementwise" for each in inside)
     return sum(map(multiplications, products)) <= FOR_EACH * elementwise
+
+
+def copies_matrices(program: Any, states: int) -> bool:
+    """Whether a step, with ``states`` leaves, multiplies matrices by one that is an input.
+
+    One function copies such a matrix in every trip, where XLA's kernels read it where it is.
+    """
+    inputs = set(program.invars[states:])
+    products = [each for each in program.eqns if is_real_product(each) and multiplications(each)]
+    return any(x in inputs for each in products for x in each.invars)
 
 
 def _is_plain(atom: Any) -> bool:

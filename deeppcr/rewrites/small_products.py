@@ -10,7 +10,6 @@ the operations around it. Its sums are those of the product, in another order.
 # with a batch of 8; 0.9, 1.7, 1.0 alone. Beyond a few thousand multiplications the product wins.
 
 import math
-from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from deeppcr.rewrites.cut_first import apply
 from deeppcr.rewrites.terms import is_real_product, term_by_term
 from deeppcr.state import float32_or_better
 from depth.counts import contracted, matrices
-from depth.jaxprs import equations, is_literal, rewritten
+from depth.jaxprs import equations, rewritten
 
 # Multiplications up to which a product is written out: from 4096 on XLA cuts the sum into tasks for
 # its threads. Up to TINY of them, a sum of SHORT terms is written term by term, not as a reduction.
@@ -29,10 +28,6 @@ MOST, TINY, SHORT = 4095, 128, 4
 # LLVM vectorises short rows of results only if they fill vectors of 8, and takes 4 times as long
 # for others (jax 0.10.2): up to so many multiplications the product still takes longer.
 ROW, VECTOR, MOST_SCALAR = 16, 8, 640
-# A sum of PIECE terms and more is cut, if a factor is the same in all steps: LLVM unrolls the loop
-# over its terms too late to vectorise the rows. A GRU of 16 units takes 0.15 to 0.4 of the time;
-# with weights of their own, slices of slices, steps take 1.7 to 2.3 times (jax 0.10.2).
-PIECE = 16
 # Up to which a product is written out in a loop that jax differentiates: XLA computes the factors
 # of the sums in its derivative again for each of their terms.
 MOST_DIFFERENTIATED = 512
@@ -40,23 +35,16 @@ MOST_DIFFERENTIATED = 512
 LONGEST = 16
 
 
-def write_out(
-    equation: Any,
-    operands: list[Any],
-    most: int = MOST,
-    shared: Collection[Any] = frozenset(),
-) -> list[Any] | None:
+def write_out(equation: Any, operands: list[Any], most: int = MOST) -> list[Any] | None:
     """The results of an equation of a loop body that is or contains a small product; else None.
 
-    For `evaluate`. ``most``: the multiplications up to which a product is small. ``shared``:
-    variables that are the same in all steps.
+    For `evaluate`. ``most``: the multiplications up to which a product is small.
     """
     if platform() != "cpu":
         return None
     is_wanted = partial(is_small_product, most=most)
     if is_wanted(equation):
-        is_cut = any(not is_literal(atom) and atom in shared for atom in equation.invars)
-        return [_written_out(equation, *operands, piece=PIECE if is_cut else None)]
+        return [_written_out(equation, *operands)]
     run = partial(apply, replace=partial(write_out, most=most))
     return rewritten(equation, operands, run, is_wanted)
 
@@ -93,21 +81,18 @@ def has_small_products(jaxpr: Any, most: int = MOST) -> bool:
     return any(is_small_product(equation, most) for equation in equations(jaxpr))
 
 
-def is_small_product(equation: Any, most: int = MOST, shape: tuple[int, ...] | None = None) -> bool:
-    """Whether an equation is a product that `write_out` writes out.
-
-    ``shape``: of the part of its result that is computed; None for all of it.
-    """
+def is_small_product(equation: Any, most: int = MOST) -> bool:
+    """Whether an equation is a product that `write_out` writes out."""
     if not is_real_product(equation):
         return False
-    shape = equation.outvars[0].aval.shape if shape is None else shape
+    shape = equation.outvars[0].aval.shape
     row = shape[-1] if shape else 1
     is_scalar = VECTOR // 2 < row < ROW and row % VECTOR
     most = min(most, MOST_SCALAR) if is_scalar else most
     return 0 < contracted(equation) * math.prod(shape) <= most
 
 
-def _written_out(equation: Any, left: Array, right: Array, *, piece: int | None) -> Array:
+def _written_out(equation: Any, left: Array, right: Array) -> Array:
     (left_in, right_in), (left_batch, right_batch) = equation.params["dimension_numbers"]
     left_free = [axis for axis in range(left.ndim) if axis not in (*left_in, *left_batch)]
     right_free = [axis for axis in range(right.ndim) if axis not in (*right_in, *right_batch)]
@@ -125,16 +110,8 @@ def _written_out(equation: Any, left: Array, right: Array, *, piece: int | None)
     )
     a, b, axis = a.astype(working), b.astype(working), len(batch) + len(rows)
 
-    def part(start: int, stop: int) -> Array:
-        left, right = (lax.slice_in_dim(x, start, stop, axis=axis) for x in (a, b))
-        return left * right
-
-    if terms * out.size <= TINY and terms <= SHORT:
-        at = partial(lax.index_in_dim, axis=axis, keepdims=False)
-        pieces = [at(a, k) * at(b, k) for k in range(terms)]
-    else:
-        size = terms if piece is None or terms < piece else min(piece, -(-terms // 2))
-        cuts = [(k, min(k + size, terms)) for k in range(0, terms, size)]
-        pieces = [part(*cut).sum(axis=axis) for cut in cuts]
-    total = sum(pieces[1:], pieces[0])
-    return total.astype(out.dtype)
+    if terms * out.size > TINY or terms > SHORT:
+        return (a * b).sum(axis=axis).astype(out.dtype)
+    at = partial(lax.index_in_dim, axis=axis, keepdims=False)
+    first, *rest = (at(a, k) * at(b, k) for k in range(terms))
+    return sum(rest, first).astype(out.dtype)

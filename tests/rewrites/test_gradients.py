@@ -1,4 +1,4 @@
-"""Products and sums in gradients of arrays: a few outer products, and concatenations, in pieces."""
+"""Sums of a few outer products in gradients of arrays."""
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,6 @@ def product(contracted, along=((), ())):
 
 each = product(((1,), (1,)), ((0,), (0,)))  # [L, n, m]: of every step
 total = product(((0, 1), (0, 1)))  # [n, m]
-
-
-def together(*pieces, axis=2):
-    return lax.concatenate(pieces, axis)
 
 
 # name: (function of [L, BATCH, WIDTH] and [L, BATCH, WIDTH], whether products stay)
@@ -66,57 +62,10 @@ def test_the_terms_of_a_short_dtype_are_added_in_float32():
     assert (found == 288).all()  # 256 if 1 is added to 256 in bfloat16
 
 
-# name: (function of [L, BATCH, WIDTH] and [L, BATCH, WIDTH], large concatenations that stay)
-CONCATENATIONS = {
-    "product on the left": (lambda a, b: total(together(a, b), a), 0),
-    "product on the right": (lambda a, b: total(a, together(a, b)), 0),
-    "product of two": (lambda a, b: total(together(a, b), together(b, a)), 1),
-    "product of each step": (lambda a, b: each(a[:31], together(a, b)[:31]), 1),
-    "nested": (lambda a, b: total(a, together(together(a, b), b)), 0),
-    "nested on another axis": (
-        lambda a, b: total(*2 * [together(together(a, b, axis=1), together(b, a, axis=1))]),
-        3,
-    ),
-    "sum": (lambda a, b: together(a, b).sum((0, 1)), 0),
-    "sum, then sum": (lambda a, b: together(a, b).sum(0).sum(0), 0),
-    "sum of a middle axis": (lambda a, b: together(a, b, axis=2).sum(1), 0),
-    "contracted": (lambda a, b: total(*2 * [together(a, b, axis=1)]), 1),
-    "summed": (lambda a, b: together(a, b, axis=1).sum((0, 1)), 1),
-    "read as it is": (lambda a, b: (lambda c: (c, total(a, c)))(together(a, b)), 1),
-    "in a call": (lambda a, b: jax.jit(lambda a, b: together(a, b).sum(0))(a, b), 0),
-    "many pieces": (lambda a, b: together(*(a[..., :1],) * 9).sum(0), 1),
-}
-
-
-@pytest.mark.parametrize("name", CONCATENATIONS)
-def test_concatenations(name):
-    f, stay = CONCATENATIONS[name]
-    a, b = normal(0, L, BATCH, WIDTH), normal(1, L, BATCH, WIDTH)
-    found = live(plain_gradients(f), "concatenate", a, b)
-    assert sum(one.outvars[0].aval.size > L * BATCH * WIDTH for one in found) == stay
-    assert_agree(plain_gradients(f)(a, b), f(a, b))
-
-
-def test_what_is_a_result_is_read_as_it_is():
-    a, b = normal(0, L, BATCH, WIDTH), normal(1, L, BATCH, WIDTH)
-
-    def products(result):
-        def f(a, b):
-            return total(a, together(together(a, b), b)), result(a, b)
-
-        return len(live(plain_gradients(f), "dot_general", a, b))
-
-    assert products(lambda a, b: together(a, together(b, b))) == 1  # the same pieces
-    assert products(lambda a, b: together(b, together(a, b))) == 3
-    assert products(lambda a, b: together(a, b)) == 2  # a piece of the other
-
-
-def test_on_an_accelerator_both_stay(monkeypatch):
-    for module in ("gradients", "outer_products"):
-        monkeypatch.setattr(f"deeppcr.rewrites.{module}.platform", lambda: "cuda")
+def test_on_an_accelerator_they_stay(monkeypatch):
+    monkeypatch.setattr("deeppcr.rewrites.outer_products.platform", lambda: "cuda")
     a, b = normal(0, L, BATCH, WIDTH), normal(1, L, BATCH, WIDTH)
     assert live(plain_gradients(each), "dot_general", a, b)
-    assert live(plain_gradients(lambda a, b: total(a, together(a, b))), "concatenate", a, b)
 
 
 def test_gradients_of_weights_of_their_own_are_those_of_the_loop():

@@ -55,16 +55,7 @@ def noisy(z, key):
     return z, z
 
 
-def large(z, x):
-    """A product with too many multiplications to be written out, but for its slices."""
-    weight = jnp.tile(W[:16, :4], (1, 16)) / 4
-    i, f, o, g = jnp.split(z @ weight + x, 4, axis=-1)
-    z = jax.nn.sigmoid(f) * z + jax.nn.sigmoid(i) * jnp.tanh(g) + o
-    return z, z
-
-
 STEPS = {
-    "a product in pieces": (large, normal(7, 8, 16), normal(8, L, 8, 64)),
     "a product": (gru, Z, XS),
     "slices of an input": (gated, Z, normal(5, L, 2, 3 * N)),
     "slices of a sum": (cut_from_the_sum, Z, XS),
@@ -107,24 +98,6 @@ def test_products_with_inputs_are_not_in_the_loop(name):
         for program in (found.first, step.jaxpr)
     ]
     assert products == [1, 1]
-
-
-@pytest.mark.parametrize("length", [1, 3])
-def test_a_chain_without_inputs(length):
-    def step(z, _):
-        return large(z, jnp.ones((8, 64)))
-
-    ours, theirs = (
-        jax.jit(lambda z, scan=scan: scan(step, z, None, length))(normal(7, 8, 16))
-        for scan in (partial(deeppcr.scan, method="sequential"), jax.lax.scan)
-    )
-    assert_agree(ours, theirs)
-
-
-def test_large_products_are_divided():
-    _, step = split(*STEPS["a product in pieces"])
-    products = [each for each in equations(step.jaxpr) if each.primitive.name == "dot_general"]
-    assert [each.outvars[0].aval.shape for each in products] == [(8, 16)] * 4
 
 
 @pytest.mark.parametrize("name", NOTHING)

@@ -30,9 +30,9 @@ def dense(z, x):
 
 
 @pytest.fixture(autouse=True)
-def wherever_it_is_possible(monkeypatch):
-    """Also where it saves nothing."""
-    monkeypatch.setattr("deeppcr.step.saves_calls", lambda program, states: True)
+def _wherever_it_is_possible(monkeypatch):
+    """Also where it copies matrices."""
+    monkeypatch.setattr(one_function, "copies_matrices", lambda program, states: False)
 
 
 def is_marked(f, *operands):
@@ -257,6 +257,13 @@ def test_several_devices_run_it_as_it_is():
 def test_later_versions_of_jax_run_it_as_it_is(monkeypatch):
     monkeypatch.setattr(one_function, "BEFORE", (0, 10))
     assert not is_marked(partial(scan, dense), Z, XS)
+
+
+def test_a_step_that_reads_matrices_of_its_own_runs_as_it_is(monkeypatch):
+    monkeypatch.undo()
+    weights = normal(4, L, N, N)
+    assert not is_marked(partial(scan, lambda z, w: (jnp.tanh(z @ w), z)), Z, weights)
+    assert is_marked(partial(scan, lambda z, w: (jnp.tanh(z @ w), z)), Z[:1], weights)
 
 
 def test_a_step_is_asked_again_on_every_platform():
