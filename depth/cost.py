@@ -5,6 +5,7 @@ of a loop. So the cost of a program that is too large to trace is the sum of tho
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +18,7 @@ from depth.graph import Block
 from depth.kernels import Kernels, Loop, Program
 from depth.loops import Expected
 from depth.models import find_device
-from depth.paths import Operations, Paths, deepest_first
+from depth.paths import Operations, Paths, summed
 from depth.prediction import Seconds
 from depth.reader import Unknown
 from depth.report import count, table
@@ -179,13 +180,11 @@ class Cost:
     @cached_property
     def critical_path(self) -> tuple[Operations, ...]:
         """The operations on one longest path, those of the most depth first."""
-        found: dict[Any, Operations] = {}
+        counts = Counter[Operations]()
         for paths, often in self.paths:
             for row in paths.critical_path:
-                key = row.primitive, row.location
-                before = found.get(key, Operations(*key, 0, 0, 0, 0))
-                found[key] = before.plus(row, often)
-        return deepest_first([row for row in found.values() if row.depth])
+                counts[row] += often
+        return summed(counts)
 
     @cached_property
     def program(self) -> Program:

@@ -12,27 +12,39 @@ Minus infinity is an integer so low that no path of the program raises it to the
 if 64 bits do not suffice, arrays hold Python integers, which are unbounded.
 """
 
-from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 Array = Any
 
 
-class Algebra(NamedTuple):
-    """The numbers for programs in which no path is deeper than ``longest``."""
+class Algebra:
+    """The numbers for programs in which no path is deeper than ``longest``.
 
-    dtype: Any
-    never: int  # minus infinity: no path
-    threshold: int  # lower values are minus infinity plus a finite number
+    Attributes:
+        dtype: of arrays.
+        never: minus infinity: no path.
+        threshold: lower values are minus infinity plus a finite number.
+    """
 
-    @classmethod
-    def up_to(cls, longest: int) -> "Algebra":
-        """An algebra that is exact for all depths up to ``longest``."""
-        if longest < 1 << 60:
-            return cls(np.int64, -(1 << 62), -(1 << 61))
-        return cls(object, -4 * longest, -2 * longest)
+    def __init__(self, longest: int):
+        fits = longest < 1 << 60
+        self.dtype: Any = np.int64 if fits else object
+        self.never = -(1 << 62) if fits else -4 * longest
+        self.threshold = self.never // 2
+        self._known: dict[Any, Array] = {}
+
+    def of(self, part: Any) -> Array:
+        """The matrix of a part of a program, computed once."""
+        if part not in self._known:
+            self._known[part] = part.matrix(self)
+        return self._known[part]
+
+    def weight(self, node: Any) -> int:
+        """How much later the results of a node are than its operands."""
+        depth: int = node.depth
+        return depth
 
     def nothing(self, *shape: int) -> Array:
         """An array of no paths."""
@@ -52,16 +64,16 @@ class Algebra(NamedTuple):
         """``(a b)[i, j] = max_k(a[i, k] + b[k, j])``, for ``a: [l, m]`` and ``b: [m, n]``.
 
         Columns of ``a`` that differ by a number only are one column, of which the rows of ``b`` can
-            be merged beforehand: in
-        a training loop, where all weights act through the one loss, few are left.
+        be merged beforehand: in a training loop, where all weights act through the one loss, few
+        are left.
         """
         result = self.nothing(a.shape[0], b.shape[1])
-        alike: dict[bytes, list[tuple[int, Any]]] = {}
+        alike: dict[Any, list[tuple[int, Any]]] = {}
         paths_a, paths_b = a > self.threshold, (b > self.threshold).any(axis=1)
         for k in np.flatnonzero(paths_a.any(axis=0) & paths_b).tolist():
             top = a[:, k].max()
             shape = np.where(paths_a[:, k], a[:, k] - top, 1)
-            key = shape.tobytes() if shape.dtype != object else repr(shape.tolist()).encode()
+            key = shape.tobytes() if shape.dtype != object else tuple(shape.tolist())
             alike.setdefault(key, []).append((k, top))
         for columns in alike.values():
             first, top = columns[0]
@@ -74,59 +86,27 @@ class Algebra(NamedTuple):
             result[rows] = np.maximum(result[rows], a[rows, first, None] + merged)
         return self.tidy(result)
 
+    def power(self, matrix: Array, exponent: int) -> Array:
+        """``matrix`` to the power ``exponent``, by repeated squaring."""
+        result = None
+        while exponent > 0:
+            if exponent & 1:
+                result = matrix if result is None else self.product(matrix, result)
+            exponent >>= 1
+            if exponent:
+                matrix = self.product(matrix, matrix)
+        return self.identity(len(matrix)) if result is None else result
 
-def where(left: Array, right: Array, value: Any) -> int:
-    """The k at which ``left[k] + right[k]`` is ``value``, the depth of a path."""
-    return int(np.flatnonzero(left + right == value)[0])
+    def repeat(self, a: Array, b: Array, trips: int) -> tuple[tuple[Array, Array], ...]:
+        """``trips`` steps of ``state' = a state (+) b others``: the last state, and the latest.
 
-
-class Power:
-    """``matrix`` to the power ``exponent``, with the way back.
-
-    Which entries of ``matrix`` make up a path.
-
-    Squares are stored, so that a path of length 2^k is found from two of length 2^(k-1), and all
-    paths with a common segment are followed once.  There are at most n^2 log2(exponent) segments,
-    for paths of any length.
-    """
-
-    def __init__(self, algebra: Algebra, matrix: Array, exponent: int):
-        self.algebra = algebra
-        self.squares = [matrix]
-        for _ in range(1, exponent.bit_length()):
-            self.squares.append(algebra.product(self.squares[-1], self.squares[-1]))
-        # value = squares[bits[-1]] ... squares[bits[0]]: partial[k] holds the product of the first
-        # k + 1 from the right.
-        self.bits = [k for k in range(exponent.bit_length()) if exponent >> k & 1]
-        self.partial = [self.squares[k] for k in self.bits[:1]]
-        for k in self.bits[1:]:
-            self.partial.append(algebra.product(self.squares[k], self.partial[-1]))
-        self.value = self.partial[-1] if self.partial else algebra.identity(len(matrix))
-
-    def entries(self, wanted: Counter[tuple[int, int]]) -> Counter[tuple[int, int]]:
-        """How often each entry (to, from) of ``matrix`` lies on the longest paths ``wanted``."""
-        pieces = [Counter[tuple[int, int]]() for _ in self.squares]
-        for k in reversed(range(1, len(self.bits))):
-            wanted, upper = self._split(
-                wanted, self.squares[self.bits[k]], self.partial[k - 1], self.partial[k]
-            )
-            pieces[self.bits[k]] += upper
-        if self.bits:
-            pieces[self.bits[0]] += wanted
-        for k in reversed(range(1, len(self.squares))):
-            first, second = self._split(
-                pieces[k], self.squares[k - 1], self.squares[k - 1], self.squares[k]
-            )
-            pieces[k - 1] += first + second
-        return pieces[0]
-
-    def _split(
-        self, wanted: Counter[tuple[int, int]], left: Array, right: Array, product: Array
-    ) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]]]:
-        """The entries of both factors on the paths ``wanted`` of ``product = left right``."""
-        in_right, in_left = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
-        for (i, j), count in wanted.items():
-            middle = where(left[i], right[:, j], product[i, j])
-            in_right[middle, j] += count
-            in_left[i, middle] += count
-        return in_right, in_left
+        Each from the state in the beginning and from the others; the latest is that before any
+        step. With ``S_t = I (+) A (+) ... (+) A^(t-1) = (I (+) A)^(t-1)``, they are ``A^t state (+)
+        S_t B others`` and ``S_t state (+) S_(t-1) B others``.
+        """
+        either = np.maximum(a, self.identity(len(a)))
+        sums, fewer = (
+            self.power(either, t - 1) if t > 0 else self.nothing(*a.shape)
+            for t in (trips, trips - 1)
+        )
+        return (self.power(a, trips), self.product(sums, b)), (sums, self.product(fewer, b))

@@ -1,13 +1,14 @@
 """The depth of a program, by output, and the operations on its critical path."""
 
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from depth.counts import traffic
-from depth.graph import Block, Node, explain
-from depth.jaxprs import Location
+from depth.graph import Block, Node
+from depth.jaxprs import Location, location
 from depth.maxplus import Algebra
 from depth.primitives import primitive
 
@@ -38,13 +39,59 @@ class Operations:
     work: int
     bytes: int
 
-    def plus(self, other: "Operations", times: int) -> "Operations":
-        """The sum of these and ``times`` the others, of the same primitive and line."""
-        sums = (
-            getattr(self, name) + times * getattr(other, name)
-            for name in ("count", "depth", "work", "bytes")
-        )
-        return Operations(self.primitive, self.location, *sums)
+
+def summed(counts: Mapping[Operations, int]) -> tuple[Operations, ...]:
+    """Operations, each so often: a row for each primitive and line, those of the most depth first.
+
+    This is the order of the printed table.
+    """
+    sums: dict[tuple[str, Location], list[int]] = {}
+    for row, often in counts.items():
+        amounts = row.count, row.depth, row.work, row.bytes
+        before = sums.get((row.primitive, row.location), [0] * len(amounts))
+        sums[row.primitive, row.location] = [
+            total + often * amount for total, amount in zip(before, amounts, strict=True)
+        ]
+    rows = [Operations(*key, *entry) for key, entry in sums.items()]
+    rows.sort(key=lambda row: (-row.depth, row.primitive, row.location))
+    return tuple(row for row in rows if row.depth)
+
+
+class Itemised(Algebra):
+    """Depths with the number of operations of each kind, as the digits of one integer.
+
+    The depth is the leading digit, and every digit is wide enough for the longest path, so the
+    largest number is that of a longest path, and says what it consists of.
+    """
+
+    def __init__(self, top: Block):
+        self._items: dict[Operations, int] = {}
+        self._digit: dict[int, int] = {}  # by id of the node
+        for block in top.programs():
+            for node in block.nodes:
+                if node.depth:
+                    row = _row(node, block)
+                    self._digit[id(node)] = self._items.setdefault(row, len(self._items))
+        self._bits = top.longest.bit_length() + 1
+        super().__init__((top.longest + 1) << self._bits * len(self._items))
+
+    def weight(self, node: Node) -> int:
+        """The depth of a node, and one of its kind."""
+        leading = node.depth << self._bits * len(self._items)
+        return leading | 1 << self._bits * self._digit[id(node)]
+
+    def items(self, number: int) -> Counter[Operations]:
+        """The operations on the path of a number."""
+        mask = (1 << self._bits) - 1
+        counts = {row: number >> self._bits * k & mask for row, k in self._items.items()}
+        return Counter({row: count for row, count in counts.items() if count})
+
+
+def _row(node: Node, block: Block) -> Operations:
+    equation = node.equation
+    work = primitive(equation).work(equation)
+    where = location(equation, block.caller)
+    return Operations(equation.primitive.name, where, 1, node.depth, work, traffic(equation))
 
 
 class Paths:
@@ -59,15 +106,13 @@ class Paths:
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("by_output", "critical_path", "depth")}
 
-    @cached_property
-    def _algebra(self) -> Algebra:
-        return Algebra.up_to(self._block.longest)
+    def _ready(self, algebra: Algebra) -> tuple[int, ...]:
+        return tuple(self._block.ready(algebra)[: len(self._block.outputs)])
 
     @cached_property
     def _depths(self) -> tuple[int, ...]:
         """The depth of every output of the graph."""
-        ready = self._block.ready(self._algebra, [0] * (self._block.inputs + 1))
-        return tuple(max(ready[slot], 0) for slot in self._block.outputs)
+        return self._ready(Algebra(self._block.longest))
 
     @cached_property
     def depth(self) -> int:
@@ -82,25 +127,5 @@ class Paths:
     @cached_property
     def critical_path(self) -> tuple[Operations, ...]:
         """The operations on a longest path, those of the most depth first."""
-        if not self._depths:
-            return ()
-        latest = self._depths.index(self.depth)
-        return _operations(explain(self._algebra, self._block, latest))
-
-
-def deepest_first(rows: list[Operations]) -> tuple[Operations, ...]:
-    """Operations in the order of the printed table."""
-    return tuple(sorted(rows, key=lambda row: (-row.depth, row.primitive, row.location)))
-
-
-def _operations(nodes: list[tuple[Node, Location, int]]) -> tuple[Operations, ...]:
-    """The nodes with a depth, by primitive and source line."""
-    sums: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for node, where, count in nodes:
-        if node.depth:
-            equation = node.equation
-            work = primitive(equation).work(equation)
-            entry = sums[equation.primitive.name, where]
-            for i, amount in enumerate((1, node.depth, work, traffic(equation))):
-                entry[i] += count * amount
-    return deepest_first([Operations(*key, *entry) for key, entry in sums.items()])
+        algebra = Itemised(self._block)
+        return summed(algebra.items(max(self._ready(algebra), default=0)))

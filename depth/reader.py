@@ -111,10 +111,6 @@ class Reader:
             self._blocks[key] = _Read(self, jaxpr, caller, dict(axes or {}), values).block()
         return self._blocks[key]
 
-    def next_order(self) -> int:
-        """A number higher than those of all existing blocks."""
-        return len(self._blocks)
-
     def count_trips(
         self, equation: Any, operands: list[int | None], loop: Loop
     ) -> tuple[int | None, bool]:
@@ -178,18 +174,15 @@ class _Read:
         inputs = enumerate(self.jaxpr.invars)
         references = {i: self.slot[variable] for i, variable in inputs if is_reference(variable)}
         outputs = [self.at(atom) for atom in self.jaxpr.outvars]
-        totals = Totals(self.work, self.bytes)
-        order, inputs_ = self.reader.next_order(), len(self.jaxpr.invars)
         return Block(
             self.jaxpr,
             self.caller,
-            order,
-            inputs_,
+            len(self.jaxpr.invars),
             self.nodes,
             outputs,
             references,
             self.slots,
-            totals,
+            Totals(self.work, self.bytes),
         )
 
     def at(self, atom: Any) -> int:

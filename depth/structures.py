@@ -199,8 +199,7 @@ def while_loop(reading: Any, equation: Any) -> None:
             reading.reader.expected.pop(each, None)
     if trips is None:
         one = While(condition, body, in_condition, in_body, 1)
-        algebra = Algebra.up_to(one.longest)
-        deeper = int(one.matrix(algebra).max(initial=0))
+        deeper = int(one.matrix(Algebra(one.longest)).max(initial=0))
         reading.note(
             equation,
             f"the number of trips is not known, so none is counted (with one: depth {deeper}); "
@@ -218,9 +217,7 @@ def while_loop(reading: Any, equation: Any) -> None:
 def combining(reading: Any, equation: Any, parameter: str = "jaxpr") -> int:
     """The depth of the program that combines two elements in a reduction."""
     block = reading.inner(equation, equation.params[parameter])
-    algebra = Algebra.up_to(block.longest)
-    ready = block.ready(algebra, [0] * (block.inputs + 1))
-    return max((ready[slot] for slot in block.ends), default=0)
+    return max(block.ready(Algebra(block.longest)), default=0)
 
 
 @enters("reduce")
