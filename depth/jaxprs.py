@@ -111,12 +111,13 @@ def called(equation: Any) -> Any | None:
         return None
     for program in (equation.params[name] for name in _CALLED if name in equation.params):
         jaxpr = without_constants(program)
-        if hasattr(jaxpr, "eqns") and _fits(equation, jaxpr):
+        if hasattr(jaxpr, "eqns") and fits(equation, jaxpr):
             return program
     return None
 
 
-def _fits(equation: Any, jaxpr: Any) -> bool:
+def fits(equation: Any, jaxpr: Any) -> bool:
+    """Whether a program has the operands and results of the equation."""
     return len(jaxpr.invars) == len(equation.invars) and len(jaxpr.outvars) == len(equation.outvars)
 
 

@@ -1,24 +1,193 @@
-"""Equations with inner programs or references.
+"""Reading one jaxpr as a graph: every equation becomes a node.
 
-One function for each kind, which adds the nodes to the graph.
+An equation whose depth follows from its shapes has it from the table of primitives. One with inner
+programs or references has a function here, which adds its nodes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
 import jax
 
+from depth import counts
 from depth.control import Branches, Call, Scan, While
-from depth.counts import ceil_log2, elements, overlap, reduced, size, window
-from depth.graph import Block
-from depth.jaxprs import called, is_reference, scan_parts, without_constants
+from depth.counts import ceil_log2, elements, size, traffic
+from depth.graph import START, Block, Node, Totals, Transfer
+from depth.jaxprs import (
+    Location,
+    called,
+    fits,
+    is_literal,
+    is_reference,
+    live_equations,
+    location,
+    scan_parts,
+    without_constants,
+)
+from depth.known import Known
 from depth.maxplus import Algebra
 from depth.platforms import platform
+from depth.primitives import primitive
 
-# The reading of one jaxpr (`depth.reader`), and an equation in it.
-Enter = Callable[[Any, Any], None]
-ENTERED: dict[str, Enter] = {}
+
+class Reading:
+    """One jaxpr being read.
+
+    Its variables are numbered, and its equations turned into nodes one by one.
+
+    Args:
+        reader: the `depth.reader.Reader` of the whole program.
+        jaxpr: the jaxpr.
+        caller: the line of equations without their own.
+        axes: the sizes of named axes.
+        known: the values of inputs that are known integers.
+    """
+
+    def __init__(
+        self,
+        reader: Any,
+        jaxpr: Any,
+        caller: Location,
+        axes: dict[str, int],
+        known: Sequence[int | None],
+    ):
+        self.reader, self.jaxpr, self.caller, self.axes = reader, jaxpr, caller, axes
+        self.slot: dict[Any, int] = dict.fromkeys(jaxpr.constvars, START)
+        self.slot |= {variable: 1 + i for i, variable in enumerate(jaxpr.invars)}
+        given = zip(jaxpr.invars, known, strict=True)
+        self.known = Known(jaxpr, {atom: value for atom, value in given if value is not None})
+        self.slots = 1 + len(jaxpr.invars)
+        self.nodes: list[Node] = []
+        self.work = self.bytes = 0
+
+    def block(self) -> Block:
+        """The graph."""
+        for equation in live_equations(self.jaxpr):
+            kind = primitive(equation).kind
+            enter = ENTERED.get(equation.primitive.name) or ENTERED.get(kind) or _ruled
+            enter(self, equation)
+        inputs = enumerate(self.jaxpr.invars)
+        return Block(
+            self.jaxpr,
+            self.caller,
+            len(self.jaxpr.invars),
+            self.nodes,
+            [START if is_literal(atom) else self.slot[atom] for atom in self.jaxpr.outvars],
+            {i: self.slot[variable] for i, variable in inputs if is_reference(variable)},
+            self.slots,
+            Totals(self.work, self.bytes),
+        )
+
+    def inner(
+        self,
+        equation: Any,
+        jaxpr: Any,
+        known: Sequence[int | None] | None = None,
+        axes: Mapping[str, int] | None = None,
+    ) -> Block:
+        """The graph of an inner program of ``equation``."""
+        block: Block = self.reader.block(
+            jaxpr, location(equation, self.caller), {**self.axes, **(axes or {})}, known
+        )
+        return block
+
+    def integers(self, equation: Any) -> list[int | None]:
+        """The operands whose value is known."""
+        return [self.known.number(atom) for atom in equation.invars]
+
+    def note(self, equation: Any, reason: str) -> None:
+        """Record that a property of ``equation`` is unknown."""
+        self.reader.note(equation.primitive.name, location(equation, self.caller), reason)
+
+    def lose(self, atoms: Sequence[Any]) -> None:
+        """Treat references among ``atoms`` that could not be followed as known from START."""
+        self.slot.update({atom: START for atom in atoms if is_reference(atom)})
+
+    def lose_written(self, equation: Any, block: Block, first: int) -> None:
+        """Record if a branch or a loop writes to references among its operands from ``first`` on.
+
+        Only calls return the final contents of references. Their earlier contents may be later than
+        that, so they are not a bound.
+        """
+        written = [
+            equation.invars[first + i] for i, end in block.references.items() if end != 1 + i
+        ]
+        if written:
+            reason = "it writes to a mutable reference, and later reads of it are not made to wait"
+            self.note(equation, reason)
+            self.lose(written)
+
+    def node(
+        self,
+        equation: Any,
+        operands: Sequence[Any],
+        results: Sequence[Any],
+        depth: int = 0,
+        transfer: Transfer | None = None,
+    ) -> None:
+        """Add a node from the variables ``operands`` to the variables ``results``.
+
+        A reference gets a new slot.
+        """
+        read = tuple(START if is_literal(atom) else self.slot[atom] for atom in operands)
+        made = tuple(range(self.slots, self.slots + len(results)))
+        self.slots += len(results)
+        self.slot.update(zip(results, made, strict=True))
+        self.nodes.append(
+            Node(equation, read if transfer else read or (START,), made, depth, transfer)
+        )
+
+    def count(self, equation: Any, work: int) -> None:
+        """Count the work and the traffic of an equation."""
+        self.work += work
+        self.bytes += traffic(equation)
+
+    def leaf(self, equation: Any, depth: int, work: int) -> None:
+        """Add an equation whose results are ``depth`` later than its latest operand."""
+        self.node(equation, equation.invars, equation.outvars, depth)
+        self.count(equation, work)
+
+    def opaque(self, equation: Any, reason: str) -> None:
+        """Add an equation that could not be entered, as one operation."""
+        self.note(equation, f"{reason}; counted as one operation")
+        self.leaf(equation, 1, elements(equation))
+        self.lose(equation.invars)
+
+    def enter(self, equation: Any, transfer: Any, written: Sequence[Any] = ()) -> None:
+        """Add a node with inner programs, and references that they have ``written``."""
+        self.node(equation, equation.invars, [*equation.outvars, *written], 0, transfer)
+        self.work += transfer.totals.work
+        self.bytes += transfer.totals.bytes
+
+    def call(self, equation: Any, block: Block, first: int = 0, times: int = 1) -> None:
+        """Add a program that takes the operands from number ``first`` on.
+
+        Afterwards references hold the values that it has written.
+        """
+        operands = range(first, len(equation.invars))
+        written = [equation.invars[operands[i]] for i in block.references]
+        transfer = Call(block, len(equation.invars), operands, range(len(block.ends)), times)
+        self.enter(equation, transfer, written)
+
+
+def _ruled(reading: Reading, equation: Any) -> None:
+    """An equation whose depth follows from its shapes."""
+    rule = primitive(equation)
+    depth = rule.depth(equation)
+    if rule.kind == "collective":
+        try:
+            depth += ceil_log2(counts.devices(equation, reading.axes))
+        except counts.Unbound as unbound:
+            reading.note(equation, str(unbound))
+    reading.leaf(equation, depth, rule.work(equation))
+    if rule.bound:
+        reading.note(equation, rule.bound)
+        reading.lose(equation.invars)
+
+
+Enter = Callable[[Reading, Any], None]
+ENTERED: dict[str, Enter] = {}  # by name or kind of the primitive
 
 
 def enters(*names: str) -> Callable[[Enter], Enter]:
@@ -34,61 +203,30 @@ def enters(*names: str) -> Callable[[Enter], Enter]:
 # -- calls ----------------------------------------------------------------------------------------
 
 
-def run(reading: Any, equation: Any, jaxpr: Any) -> None:
-    """Add a program whose inputs are the operands and whose outputs are the results."""
-    enter_call(reading, equation, reading.inner(equation, jaxpr, reading.integers(equation)))
-
-
-def enter_call(reading: Any, equation: Any, block: Block, first: int = 0, times: int = 1) -> None:
-    """Add a program that takes the operands from number ``first`` on.
-
-    Afterwards references hold the values that it has written.
-    """
-    operands = range(first, len(equation.invars))
-    left = [equation.invars[operands[i]] for i in block.references]
-    transfer = Call(block, len(equation.invars), operands, range(len(block.ends)), times)
-    reading.enter(equation, transfer, [*equation.outvars, *left])
-
-
-def fits(equation: Any, jaxpr: Any) -> bool:
-    """Whether the program has the operands and results of the equation."""
-    return len(jaxpr.invars) == len(equation.invars) and len(jaxpr.outvars) == len(equation.outvars)
-
-
-def opaque(reading: Any, equation: Any, reason: str) -> None:
-    """Add an equation that could not be entered, as one operation."""
-    reading.note(equation, reason)
-    reading.leaf(equation, 1, elements(equation))
-    reading.lose(equation.invars)
-
-
 @enters("call", "derivative rule")
-def call(reading: Any, equation: Any) -> None:
+def call(reading: Reading, equation: Any) -> None:
     """A program called with the operands of the equation."""
     program = called(equation)
     if program is None:
-        reason = "the program that it calls is not visible; counted as one operation"
-        return opaque(reading, equation, reason)
-    run(reading, equation, program)
+        return reading.opaque(equation, "the program that it calls is not visible")
+    reading.call(equation, reading.inner(equation, program, reading.integers(equation)))
 
 
 @enters("shard_map")
-def shard_map(reading: Any, equation: Any) -> None:
+def shard_map(reading: Reading, equation: Any) -> None:
     """The program of one device, which knows the sizes of the mesh.
 
     Its work counts for every device.
     """
-    mesh = equation.params["mesh"]
+    params, mesh = equation.params, equation.params["mesh"]
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
-    block = reading.inner(equation, equation.params["jaxpr"], axes=sizes)
-    manual = equation.params.get(
-        "manual_axes", equation.params.get("newly_manual_axes", mesh.axis_names)
-    )
-    enter_call(reading, equation, block, times=prod(sizes[name] for name in manual))
+    manual = params.get("manual_axes", params.get("newly_manual_axes", mesh.axis_names))
+    block = reading.inner(equation, params["jaxpr"], axes=sizes)
+    reading.call(equation, block, times=prod(sizes[name] for name in manual))
 
 
 @enters("custom_linear_solve")
-def custom_linear_solve(reading: Any, equation: Any) -> None:
+def custom_linear_solve(reading: Reading, equation: Any) -> None:
     """Add ``solve``, with its constants and the right-hand sides."""
     lengths, jaxprs = equation.params["const_lengths"], equation.params["jaxprs"]
     first = lengths.matvec + lengths.vecmat
@@ -98,161 +236,129 @@ def custom_linear_solve(reading: Any, equation: Any) -> None:
 
 
 @enters("call_hi_primitive", "call_hi_primitive_linearized")
-def call_hi_primitive(reading: Any, equation: Any) -> None:
+def call_hi_primitive(reading: Reading, equation: Any) -> None:
     """A primitive that expands to a program."""
-    primitive = equation.params.get("_prim")
+    expanded = equation.params.get("_prim")
     try:
-        avals = [atom.aval for atom in equation.invars]
         jaxpr = jax.make_jaxpr(
-            lambda *flat: primitive.expand(*jax.tree.unflatten(primitive.in_tree, flat))
-        )(*avals)
+            lambda *flat: expanded.expand(*jax.tree.unflatten(expanded.in_tree, flat))
+        )(*(atom.aval for atom in equation.invars))
     except Exception as error:  # whatever a foreign `expand` raises, the answer is a lower bound
-        return opaque(
-            reading,
-            equation,
-            f"it could not be expanded ({type(error).__name__}); counted as one operation",
-        )
+        return reading.opaque(equation, f"it could not be expanded ({type(error).__name__})")
     inner = without_constants(jaxpr)
     if not fits(equation, inner):
-        return opaque(
-            reading, equation, "its expansion has other operands; counted as one operation"
-        )
-    run(reading, equation, inner)
+        return reading.opaque(equation, "its expansion has other operands")
+    reading.call(equation, reading.inner(equation, inner, reading.integers(equation)))
 
 
 # -- branches and loops ---------------------------------------------------------------------------
 
 
-def lose(reading: Any, equation: Any, block: Block, first: int) -> None:
-    """Record if a branch or a loop writes to references among its operands from ``first`` on.
-
-    Only calls return the final contents of references. Their earlier contents may be later than
-    that, so they are not a bound.
-    """
-    written = [equation.invars[first + i] for i, end in block.references.items() if end != 1 + i]
-    if written:
-        reading.note(
-            equation,
-            "it writes to a mutable reference, and later reads of it are not made to wait",
-        )
-        reading.lose(written)
-
-
 @enters("cond")
-def cond(reading: Any, equation: Any) -> None:
-    """One of several programs."""
+def cond(reading: Reading, equation: Any) -> None:
+    """One of several programs.
+
+    Of `jax.lax.platform_dependent` it is the one that is lowered for jax's default device.
+    """
+    branches, platforms = equation.params["branches"], equation.params.get("branches_platforms")
     known = reading.integers(equation)[1:]
-    if equation.params.get("branches_platforms"):
-        return lowered(reading, equation, known)
-    blocks = [reading.inner(equation, branch, known) for branch in equation.params["branches"]]
-    reading.enter(equation, Branches(blocks))
-    for block in blocks:
-        lose(reading, equation, block, 1)
-
-
-def lowered(reading: Any, equation: Any, known: list[Any]) -> None:
-    """The one program of `jax.lax.platform_dependent` that is lowered for jax's default device."""
-    branches = dict(
-        zip(equation.params["branches_platforms"], equation.params["branches"], strict=True)
-    )
+    if not platforms:
+        blocks = [reading.inner(equation, branch, known) for branch in branches]
+        reading.enter(equation, Branches(blocks))
+        for block in blocks:
+            reading.lose_written(equation, block, 1)
+        return
     here = platform()
-    chosen = next(
-        (branch for names, branch in branches.items() if names and here in names),
-        branches.get(None),
-    )
-    if chosen is None:
-        return opaque(reading, equation, f"it has no program for {here}; counted as one operation")
-    enter_call(reading, equation, reading.inner(equation, chosen, known), first=1)
+    for names, branch in sorted(zip(platforms, branches, strict=True), key=lambda x: x[0] is None):
+        if names is None or here in names:
+            return reading.call(equation, reading.inner(equation, branch, known), first=1)
+    reading.opaque(equation, f"it has no program for {here}")
 
 
 @enters("scan")
-def scan(reading: Any, equation: Any) -> None:
+def scan(reading: Reading, equation: Any) -> None:
     """A program repeated a known number of times."""
-    consts, carry, _ = scan_parts(equation)
+    params, (consts, carry, _) = equation.params, scan_parts(equation)
     known = [*reading.integers(equation)[:consts], *[None] * (len(equation.invars) - consts)]
-    block = reading.inner(equation, equation.params["jaxpr"], known)
-    lose(
-        reading, equation, block, 0
-    )  # before it is entered: the second trip reads what the first has left
-    reading.enter(
-        equation, Scan(block, consts, carry, equation.params["length"], _unroll(equation))
-    )
+    block = reading.inner(equation, params["jaxpr"], known)
+    reading.lose_written(equation, block, 0)  # first: the second trip reads what the first has left
+    length, unroll = params["length"], params.get("unroll", 1)
+    steps = max(1, length if unroll is True else min(int(unroll), length))
+    reading.enter(equation, Scan(block, consts, carry, length, steps))
 
 
 @enters("while")
-def while_loop(reading: Any, equation: Any) -> None:
+def while_loop(reading: Reading, equation: Any) -> None:
     """A program repeated while a condition holds."""
     params, known = equation.params, reading.integers(equation)
-    in_condition, in_body = params["cond_nconsts"], params["body_nconsts"]
-    blank = [None] * (len(known) - in_condition - in_body)
-    condition = reading.inner(equation, params["cond_jaxpr"], [*known[:in_condition], *blank])
-    before = dict(reading.reader.expected)
-    body = reading.inner(
-        equation, params["body_jaxpr"], [*known[in_condition : in_condition + in_body], *blank]
-    )
-    lose(reading, equation, condition, 0)
-    lose(reading, equation, body, in_condition)
-    within = reading.reader.expected.keys() - before.keys()
-    trips, proven = reading.count_trips(equation, known)
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    blank = [None] * (len(known) - second)
+    condition = reading.inner(equation, params["cond_jaxpr"], [*known[:first], *blank])
+    before = set(reading.reader.expected)
+    body = reading.inner(equation, params["body_jaxpr"], [*known[first:second], *blank])
+    within = reading.reader.expected.keys() - before
+    reading.lose_written(equation, condition, 0)
+    reading.lose_written(equation, body, first)
+    where = location(equation, reading.caller)
+    trips, proven, key = reading.reader.count_trips(equation, known, where)
     if trips == 0:  # nor are there trips of the loops inside
         for each in within:
             reading.reader.expected.pop(each, None)
+    sizes = condition, body, first, second - first
     if trips is None:
-        one = While(condition, body, in_condition, in_body, 1)
+        one = While(*sizes, 1)
         deeper = int(one.matrix(Algebra(one.longest)).max(initial=0))
         reading.note(
             equation,
             f"the number of trips is not known, so none is counted (with one: depth {deeper}); "
-            f"give trip_counts={{{reading.loop(equation).key!r}: ...}}",
+            f"give trip_counts={{{key!r}: ...}}",
         )
-    reading.enter(
-        equation,
-        While(condition, body, in_condition, in_body, trips or 0, proven, trips is not None),
-    )
+    reading.enter(equation, While(*sizes, trips or 0, proven, trips is not None))
 
 
 # -- operations given as programs -----------------------------------------------------------------
 
 
-def combining(reading: Any, equation: Any, parameter: str = "jaxpr") -> int:
-    """The depth of the program that combines two elements in a reduction."""
+def _tree(reading: Reading, equation: Any, leaves: int, parameter: str = "jaxpr") -> int:
+    """The depth of a tree of the program that combines two elements."""
     block = reading.inner(equation, equation.params[parameter])
-    return max(block.ready(Algebra(block.longest)), default=0)
+    return ceil_log2(leaves) * max(block.ready(Algebra(block.longest)), default=0)
 
 
 @enters("reduce")
-def reduce(reading: Any, equation: Any) -> None:
+def reduce(reading: Reading, equation: Any) -> None:
     """A tree of the given operation."""
-    depth = ceil_log2(reduced(equation)) * combining(reading, equation)
+    depth = _tree(reading, equation, counts.reduced(equation))
     reading.leaf(equation, depth, size(equation.invars[0]))
 
 
 @enters("reduce_window")
-def reduce_window(reading: Any, equation: Any) -> None:
+def reduce_window(reading: Reading, equation: Any) -> None:
     """A tree of the given operation over every window."""
-    depth = ceil_log2(window(equation)) * combining(reading, equation)
-    reading.leaf(equation, depth, window(equation) * size(equation.outvars[0]))
+    window = counts.window(equation)
+    reading.leaf(equation, _tree(reading, equation, window), window * size(equation.outvars[0]))
 
 
 @enters("select_and_scatter")
-def select_and_scatter(reading: Any, equation: Any) -> None:
+def select_and_scatter(reading: Reading, equation: Any) -> None:
     """A selection from every window, then a tree over the windows that contain an element."""
-    selecting = ceil_log2(window(equation)) * combining(reading, equation, "select_jaxpr")
-    adding = ceil_log2(overlap(equation)) * combining(reading, equation, "scatter_jaxpr")
-    reading.leaf(equation, selecting + adding, window(equation) * size(equation.invars[1]))
+    window = counts.window(equation)
+    depth = _tree(reading, equation, window, "select_jaxpr")
+    depth += _tree(reading, equation, counts.overlap(equation), "scatter_jaxpr")
+    reading.leaf(equation, depth, window * size(equation.invars[1]))
 
 
 # -- mutable references ---------------------------------------------------------------------------
 
 
 @enters("new_ref", "empty_ref", "get", "freeze")
-def move(reading: Any, equation: Any) -> None:
+def move(reading: Reading, equation: Any) -> None:
     """Read or write a reference."""
     reading.leaf(equation, 0, 0)
 
 
 @enters("swap", "masked_swap")
-def swap(reading: Any, equation: Any) -> None:
+def swap(reading: Reading, equation: Any) -> None:
     """Return the contents of a reference, and replace them.
 
     Afterwards it is as late as the written value, and as the part of it that is kept.
@@ -265,44 +371,35 @@ def swap(reading: Any, equation: Any) -> None:
 
 
 @enters("addupdate", "accum_grad_in_ref")
-def add_update(reading: Any, equation: Any) -> None:
+def add_update(reading: Reading, equation: Any) -> None:
     """Add to a reference."""
     reading.node(equation, equation.invars, [equation.invars[0]], 1)
     reading.count(equation, size(equation.invars[1]))
 
 
 @enters("run_state")
-def run_state(reading: Any, equation: Any) -> None:
+def run_state(reading: Reading, equation: Any) -> None:
     """A program on references that are initialised by the operands.
 
     Its results are their final contents.
     """
     block = reading.inner(equation, equation.params["jaxpr"])
     if block.inputs != len(equation.invars) or len(block.references) != len(equation.outvars):
-        return opaque(
-            reading, equation, "references without a first value; counted as one operation"
-        )
-    outputs = len(block.outputs)
-    transfer = Call(
-        block, block.inputs, range(block.inputs), range(outputs, outputs + len(block.references))
-    )
-    reading.enter(equation, transfer)
+        return reading.opaque(equation, "references without a first value")
+    ends = range(len(block.outputs), len(block.ends))
+    reading.enter(equation, Call(block, block.inputs, range(block.inputs), ends))
 
 
 @enters("pallas_call")
-def pallas_call(reading: Any, equation: Any) -> None:
+def pallas_call(reading: Reading, equation: Any) -> None:
     """A kernel, on references to blocks of its operands and results.
 
     One step of the grid counts.
     """
     kernel, grid = without_constants(equation.params["jaxpr"]), equation.params["grid_mapping"].grid
     operands, results = len(equation.invars), len(equation.outvars)
-    if len(kernel.invars) < operands + results or not all(
-        is_reference(atom) for atom in kernel.invars
-    ):
-        return opaque(
-            reading, equation, "a kernel with operands of an unknown kind; counted as one operation"
-        )
+    if len(kernel.invars) < operands + results or not all(map(is_reference, kernel.invars)):
+        return reading.opaque(equation, "a kernel with operands of an unknown kind")
     block = reading.inner(equation, kernel)
     steps = prod(extent for extent in grid if isinstance(extent, int))
     if steps != 1 or not all(isinstance(extent, int) for extent in grid):
@@ -313,12 +410,6 @@ def pallas_call(reading: Any, equation: Any) -> None:
 
 
 @enters("reference")
-def foreign(reading: Any, equation: Any) -> None:
+def foreign(reading: Reading, equation: Any) -> None:
     """A primitive with state that is not followed."""
-    opaque(reading, equation, "it keeps state that is not followed; counted as one operation")
-
-
-def _unroll(equation: Any) -> int:
-    """The number of steps of a scan in one trip of its loop."""
-    unroll, length = equation.params.get("unroll", 1), equation.params["length"]
-    return max(1, length if unroll is True else min(int(unroll), length))
+    reading.opaque(equation, "it keeps state that is not followed")
