@@ -9,6 +9,7 @@ import jax
 
 from depth.cost import Cost, EstimateWarning, first_of, warn_of_bound
 from depth.jaxprs import without_constants
+from depth.paths import Paths
 from depth.reader import Loop, Reader, TripCounts
 
 
@@ -61,7 +62,7 @@ def analyze_all(
         if not callable(fn):
             raise TypeError(f"fn must be a function, but it is {type(fn).__name__}: {fn!r}")
         jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-        cost, found = _analyze(without_constants(jaxpr), trip_counts, jax.tree.structure(shapes))
+        cost, found = analyze_loops(jaxpr, trip_counts, jax.tree.structure(shapes))
         costs.append(cost)
         loops |= found
     _check_loops(trip_counts, loops)
@@ -70,29 +71,29 @@ def analyze_all(
 
 def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
     """`analyze` for a Jaxpr or ClosedJaxpr; ``by_output`` is a tuple."""
-    proper = without_constants(jaxpr)
-    if not hasattr(proper, "eqns"):
+    if not hasattr(without_constants(jaxpr), "eqns"):
         raise TypeError(
             "jaxpr must be a Jaxpr or ClosedJaxpr, as jax.make_jaxpr returns, "
             f"but it is {type(jaxpr).__name__}"
         )
-    cost, loops = _analyze(proper, trip_counts)
+    cost, loops = analyze_loops(jaxpr, trip_counts)
     _check_loops(trip_counts, loops)
     return cost
 
 
-def analyze_loops(jaxpr: Any) -> tuple[Cost, set[Loop]]:
-    """`analyze_jaxpr`, and the while loops whose number of trips is not proven."""
-    return _analyze(without_constants(jaxpr), None)
-
-
-def _analyze(jaxpr: Any, trip_counts: TripCounts, structure: Any = None) -> tuple[Cost, set[Loop]]:
-    """The cost, and the while loops whose number of trips is not proven."""
+def analyze_loops(
+    jaxpr: Any, trip_counts: TripCounts = None, structure: Any = None
+) -> tuple[Cost, set[Loop]]:
+    """The cost of a jaxpr, and the while loops whose number of trips is not proven."""
     _check_trip_counts(trip_counts)
     reader = Reader(trip_counts)
     block = reader.block(jaxpr)
-    cost = Cost.of(block, tuple(reader.unknown), structure, expected=tuple(reader.expected))
-    return cost, set(reader.loops)
+    unknown, expected, paths = (
+        tuple(reader.unknown),
+        tuple(reader.expected),
+        Paths(block, structure),
+    )
+    return Cost(*block.totals, unknown, expected, ((paths, 1),), block), set(reader.loops)
 
 
 def compute_depth(jaxpr: Any) -> int:
@@ -196,20 +197,15 @@ def _exactly(cost: Cost) -> Cost:
 
 
 def _check_trip_counts(trip_counts: Any) -> None:
-    if trip_counts is not None and (
-        isinstance(trip_counts, bool) or not isinstance(trip_counts, int | Mapping)
-    ):
+    given = trip_counts if isinstance(trip_counts, Mapping) else {"trip_counts": trip_counts}
+    if isinstance(trip_counts, bool) or not isinstance(trip_counts, int | Mapping | None):
         raise TypeError(
             "trip_counts must be a number of trips, or a mapping from names or source lines, "
             f"but it is {trip_counts!r}"
         )
-    items = (
-        trip_counts.items() if isinstance(trip_counts, Mapping) else [("trip_counts", trip_counts)]
-    )
-    for key, trips in items:
-        if trips is not None and (
-            isinstance(trips, bool) or not isinstance(trips, int) or trips < 0
-        ):
+    for key, trips in given.items():
+        whole = isinstance(trips, int | None) and not isinstance(trips, bool)
+        if not whole or (trips is not None and trips < 0):
             raise ValueError(
                 f"a number of trips must be a whole number >= 0, but for {key!r} it is {trips!r}"
             )

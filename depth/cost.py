@@ -7,7 +7,7 @@ of a loop. So the cost of a program that is too large to trace is the sum of tho
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,11 +33,10 @@ class LowerBoundWarning(UserWarning):
     Example:
         >>> import depth, jax, warnings
         >>> halve = lambda x: jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
         ...     found = depth.serial_depth(halve, jax.ShapeDtypeStruct((), "float32"))
-        >>> [warning.category.__name__ for warning in caught]
-        ['LowerBoundWarning']
+        >>> caught[0].category.__name__
+        'LowerBoundWarning'
     """
 
 
@@ -49,11 +48,10 @@ class EstimateWarning(UserWarning):
         >>> def halve(x):
         ...     with depth.loops.named_loop("halving", 10, by="me"):
         ...         return jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
         ...     found = depth.serial_depth(halve, jax.ShapeDtypeStruct((), "float32"))
-        >>> [warning.category.__name__ for warning in caught]
-        ['EstimateWarning']
+        >>> caught[0].category.__name__
+        'EstimateWarning'
     """
 
 
@@ -94,28 +92,6 @@ class Cost:
     paths: tuple[tuple[Paths, int], ...] = ()
     graph: Block | Program = field(default=Program((), ()))
 
-    @classmethod
-    def of(
-        cls,
-        block: Block,
-        unknown: Sequence[Unknown] = (),
-        structure: Any = None,
-        program: Program | None = None,
-        expected: Sequence[Expected] = (),
-    ) -> "Cost":
-        """The cost of a graph.
-
-        Args:
-            block: The graph.
-            unknown: Its unknown parts.
-            structure: The structure of the program's result; None for a tuple.
-            program: Its kernels, if they are not those of the graph.
-            expected: Its loops with an expected number of trips.
-        """
-        paths = Paths(block, structure)
-        totals, loops = block.totals, tuple(expected)
-        return cls(*totals, tuple(unknown), loops, ((paths, 1),), program or block)
-
     def __add__(self, other: "Cost") -> "Cost":
         """The cost of both programs, one after the other."""
         if not isinstance(other, Cost):
@@ -146,13 +122,12 @@ class Cost:
             >>> sine.repeat(10).depth
             10
         """
-        return Cost(
-            times * self.work,
-            times * self.bytes,
-            self.unknown,
-            self.expected,
-            tuple((paths, times * often) for paths, often in self.paths),
-            Program((), ((Loop(times, self.program, None, counted), 1),)),
+        return replace(
+            self,
+            work=times * self.work,
+            bytes=times * self.bytes,
+            paths=tuple((paths, times * often) for paths, often in self.paths),
+            graph=Program((), ((Loop(times, self.program, None, counted), 1),)),
         )
 
     @cached_property

@@ -146,9 +146,10 @@ def matrix(equation: Any) -> int:
     return prod(shape(equation.invars[0])[-2:])
 
 
-def columns(equation: Any) -> int:
-    """The number of columns that are eliminated sequentially."""
-    return min(shape(equation.invars[0])[-2:])
+def columns(equation: Any) -> range:
+    """The rows that are left when each column is eliminated, one after another."""
+    rows, count = shape(equation.invars[0])[-2:]
+    return range(rows, rows - min(rows, count), -1)
 
 
 def matrix_work(factor: int) -> Count:

@@ -11,13 +11,8 @@ from typing import Any
 
 # Kinds of kernels that are not fused with the operations around them.
 CALLED = ("product", "transposed product", "convolution")
-# Figures that may be None.
-OPTIONAL = (
-    "cache_bandwidth",
-    "node_latency",
-    "condition_latency",
-    "operation_latency",
-)
+OPTIONAL = ("cache_bandwidth", "node_latency", "condition_latency", "operation_latency")
+TABLES = ("rates", "vector_rates", "step_latencies")
 
 
 @dataclass(frozen=True)
@@ -100,33 +95,33 @@ class Device:
     def __post_init__(self) -> None:
         if self.platform is None:
             object.__setattr__(self, "platform", "cpu" if self.small_loop else "cuda")
-        tables = ("rates", "vector_rates", "step_latencies")
-        for name in tables:
-            figures = getattr(self, name)
-            if not isinstance(figures, Mapping):
-                raise ValueError(
-                    f"{name} of {self.name} must map names to numbers, but it is {figures!r}"
-                )
-            object.__setattr__(self, name, dict(figures))
+        for entry in fields(self):
+            name, value = entry.name, getattr(self, entry.name)
+            if name in ("name", "source", "platform") or (name in OPTIONAL and value is None):
+                continue
+            figures = [value]
+            if name in TABLES:
+                if not isinstance(value, Mapping):
+                    raise ValueError(
+                        f"{name} of {self.name} must map names to numbers, but it is {value!r}"
+                    )
+                object.__setattr__(self, name, dict(value))
+                figures = list(value.values())
+            never_zero = name in ("rates", "vector_rates", "bandwidth", "cache_bandwidth")
+            for figure in figures:
+                real = isinstance(figure, Real) and not isinstance(figure, bool)
+                if not real or not figure >= 0 or (never_zero and not figure > 0):
+                    raise ValueError(f"{name} of {self.name} must be positive, but it is {value!r}")
         if not self.rates:
             raise ValueError(f"rates of {self.name} must name a dtype at least, but they are empty")
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.name in ("name", "source", "platform") or (
-                entry.name in OPTIONAL and value is None
-            ):
-                continue
-            never_zero = entry.name in ("rates", "vector_rates", "bandwidth", "cache_bandwidth")
-            for amount in value.values() if entry.name in tables else [value]:
-                real = isinstance(amount, Real) and not isinstance(amount, bool)
-                if not real or not amount >= 0 or (never_zero and not amount > 0):
-                    raise ValueError(
-                        f"{entry.name} of {self.name} must be positive, but it is {value!r}"
-                    )
 
     def rate(self, dtype: str) -> float:
         """Operations per second in products of ``dtype``; by default that of the nearest dtype."""
-        return _rate(self.rates, dtype)
+        nearest = "float64" if dtype in ("complex128", "int64", "uint64") else dtype
+        for name in (dtype, nearest, "float32"):
+            if name in self.rates:
+                return self.rates[name]
+        return max(self.rates.values())
 
     def vector_rate(self, kind: str, dtype: str) -> float:
         """Operations per second of a class other than products.
@@ -135,12 +130,10 @@ class Device:
         """
         if kind == "expanded":  # only where grouped convolutions are expanded
             return self.vector_rates.get(kind, inf)
-        if kind == "contraction" and kind not in self.vector_rates:
-            kind = "reduction"
         arithmetic = self.vector_rates.get("arithmetic", self.rate("float32"))
-        rate = self.vector_rates.get(
-            kind, arithmetic / 10 if kind == "transcendental" else arithmetic
-        )
+        others = {"transcendental": arithmetic / 10}
+        others["contraction"] = self.vector_rates.get("reduction", arithmetic)
+        rate = self.vector_rates.get(kind, others.get(kind, arithmetic))
         return rate / 2 if dtype.endswith(("64", "128")) else rate
 
     def latency(self, kind: str, place: str) -> float:
@@ -162,11 +155,8 @@ class Device:
 
     def memory_rate(self, amount: float) -> float:
         """Bytes per second for a kernel that moves ``amount`` bytes."""
-        return (
-            self.cache_bandwidth
-            if self.cache_bandwidth and amount <= self.cache
-            else self.bandwidth
-        )
+        cached = self.cache_bandwidth if amount <= self.cache else None
+        return cached or self.bandwidth
 
     def captured(self) -> "Device":
         """The device for programs that XLA compiles with loops and branches in CUDA graphs.
@@ -202,11 +192,3 @@ class Device:
             **changes: New values, by the names of the attributes.
         """
         return replace(self, **changes)
-
-
-def _rate(rates: Mapping[str, float], dtype: str) -> float:
-    if dtype in rates:
-        return rates[dtype]
-    if dtype in ("float64", "complex128", "int64", "uint64") and "float64" in rates:
-        return rates["float64"]
-    return rates.get("float32", max(rates.values()))

@@ -10,11 +10,11 @@ kernel of another kind lies between them.  A value that several operations slice
 differently, is written to memory first: a tree of such levels is not one kernel.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 from depth.control import Branches, Call, Scan, While
 from depth.counts import contracted, matrices, nbytes, shape, size
@@ -186,7 +186,7 @@ class Kernels:
     def program(self, block: Block) -> Program:
         """The program of a graph."""
         if block not in self._programs:
-            self._programs[block] = self._grouped(block)
+            self._programs[block] = self._grouped(*self._flat(block))
         return self._programs[block]
 
     def _size(self, block: Block) -> int:
@@ -197,82 +197,65 @@ class Kernels:
             self._sizes[block] = len(block.nodes) + sum(map(self._size, called))
         return self._sizes[block]
 
-    def _grouped(self, block: Block, fixed: range = range(0)) -> Program:
-        """The program of a graph; loop-invariant operations are hoisted."""
-        nodes, outputs = self._flat(block)
-        if fixed:
-            known = {START, *fixed}
-            for node in nodes:
-                if known.issuperset(node.operands):
-                    known.update(node.results)
-            nodes = [node for node in nodes if not known.issuperset(node.results)]
-        kernels: Counter[Kernel] = Counter()
+    def _grouped(self, nodes: list[Node], ends: list[int]) -> Program:
         parts: Counter[Any] = Counter()
         for node in nodes:
-            if isinstance(node.transfer, Call) and node.equation.primitive.name == ONE_KERNEL:
-                parts[self._recurrence(node)] += 1
-            elif isinstance(node.transfer, Call) and node.equation.primitive.name == ONE_FUNCTION:
-                parts[self._whole(node.transfer)] += 1
-            elif node.transfer:
-                parts[self._part(node.transfer)] += getattr(node.transfer, "times", 1)
-        kernels.update(fuse(nodes, outputs))
-        return Program(tuple(kernels.items()), tuple(parts.items()))
+            if node.transfer:
+                parts[self._part(node)] += getattr(node.transfer, "times", 1)
+        return Program(tuple(Counter(fuse(nodes, ends)).items()), tuple(parts.items()))
 
-    def _recurrence(self, node: Node) -> Recurrence:
-        """A recurrence that is one kernel, by what its equation says of a step."""
-        equation: Any = node.equation
-        step, length = equation.params["step"], equation.params["length"]
-        moved = sum(map(nbytes, [*equation.invars, *equation.outvars]))
-        work = (("arithmetic", length * step.instructions * step.threads),)
-        kernel = Kernel("own", str(equation.outvars[0].aval.dtype), work, moved)
-        block = cast(Call, node.transfer).block
-        return Recurrence(length * step.waits, kernel, self.program(block))
-
-    def _whole(self, call: Call) -> Program:
-        """A program whose loops are marked as one function each."""
-        program = self.program(call.block)
-        parts = tuple(
-            (replace(part, whole=True) if isinstance(part, Loop) else part, count)
-            for part, count in program.parts
-        )
-        return replace(program, parts=parts)
-
-    def _part(self, transfer: Any) -> "Loop | Choice | Program":
+    def _part(self, node: Node) -> Loop | Choice | Recurrence | Program:
+        transfer: Any = node.transfer
         match transfer:
+            case Call(block) if node.equation.primitive.name == ONE_KERNEL:
+                return _recurrence(node.equation, self.program(block))
+            case Call(block) if node.equation.primitive.name == ONE_FUNCTION:
+                program = self.program(block)
+                parts = tuple(
+                    (replace(part, whole=True) if isinstance(part, Loop) else part, count)
+                    for part, count in program.parts
+                )
+                return replace(program, parts=parts)
             case Call(block):
                 return self.program(block)
             case Branches(blocks):
                 return Choice(tuple(map(self.program, blocks)))
-            case Scan(block):
-                return Loop(transfer.trips, self._with_slices(transfer), unroll=transfer.unroll)
-            case While(condition, body):
-                return Loop(
-                    transfer.trips, self.program(body), self.program(condition), transfer.proven
-                )
+            case Scan(trips=trips, unroll=unroll):
+                return Loop(trips, self._step(transfer), unroll=unroll)
+            case While(condition, body, trips=trips, proven=proven):
+                return Loop(trips, self.program(body), self.program(condition), proven)
         raise TypeError(f"no such transfer: {type(transfer).__name__}")
 
-    def _with_slices(self, scan: Scan) -> Program:
-        """A step of a scan, with a copy of each slice that a separate kernel reads or writes."""
-        program, block = self._grouped(scan.block, range(1, 1 + scan.consts)), scan.block
-        nodes, ends = self._flat(block)
+    def _step(self, scan: Scan) -> Program:
+        """A step of a scan without what is the same in all of them.
+
+        It copies each slice that a separate kernel reads or writes.
+        """
+        nodes, ends = self._flat(scan.block)
+        known = {START, *range(1, 1 + scan.consts)}
+        moving = []
+        for node in nodes:
+            if known.issuperset(node.operands):
+                known.update(node.results)
+            if not known.issuperset(node.results):
+                moving.append(node)
+        program, jaxpr = self._grouped(moving, ends), scan.block.jaxpr
         alone = [node for node in nodes if _kind(node) not in FUSED and _kind(node) != "reduction"]
         read = {slot for node in alone for slot in node.operands}
         made = {slot for node in alone for slot in node.results}
-        first = 1 + scan.consts + scan.carry
-        copied = [
-            block.jaxpr.invars[slot - 1] for slot in range(first, block.inputs + 1) if slot in read
-        ]
-        stacked = zip(ends[scan.carry :], block.jaxpr.outvars[scan.carry :], strict=False)
-        copied += [variable for slot, variable in stacked if slot in made]
-        copies = Counter(_copy(variable) for variable in copied)
         used = {slot for node in nodes for slot in node.operands} | set(ends[: scan.carry])
-        kept = zip(ends[scan.carry :], block.jaxpr.outvars[scan.carry :], strict=False)
-        stacks = tuple(
-            nbytes(variable) for slot, variable in kept if slot in used and slot not in made
+        first = 1 + scan.consts + scan.carry
+        scanned = [(slot, jaxpr.invars[slot - 1]) for slot in range(first, scan.block.inputs + 1)]
+        stacked = list(zip(ends[scan.carry :], jaxpr.outvars[scan.carry :], strict=False))
+        copies = Counter(
+            _copy(variable)
+            for slots, part in ((scanned, read), (stacked, made))
+            for slot, variable in slots
+            if slot in part
         )
-        sliced = sum(map(nbytes, block.jaxpr.invars[first - 1 :]))
-        sliced += sum(map(nbytes, block.jaxpr.outvars[scan.carry :]))
-        return Program((*program.kernels, *copies.items()), program.parts, stacks, sliced)
+        stacks = tuple(nbytes(variable) for slot, variable in stacked if slot in used - made)
+        slices = sum(nbytes(variable) for _, variable in (*scanned, *stacked))
+        return Program((*program.kernels, *copies.items()), program.parts, stacks, slices)
 
     def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
         """The nodes of a graph, with small programs inlined, and the slots of the results.
@@ -286,38 +269,36 @@ class Kernels:
             nonlocal slots
             most = SMALL if len(block.nodes) > 1 else inf
             for node in block.nodes:
-                operands = tuple(place[slot] for slot in node.operands)
-                call = node.transfer
+                operands, call = tuple(place[slot] for slot in node.operands), node.transfer
+                own = node.equation.primitive.name in (ONE_KERNEL, ONE_FUNCTION)
                 if (
                     isinstance(call, Call)
+                    and not own
                     and call.times == 1
                     and self._size(call.block) <= most
-                    and node.equation.primitive.name not in (ONE_KERNEL, ONE_FUNCTION)
                 ):
-                    inner = {START: START}
-                    inner |= {
-                        1 + i: START if at is None else operands[at]
-                        for i, at in enumerate(call.sources)
-                    }
+                    sources = [START if at is None else operands[at] for at in call.sources]
+                    inner = dict(enumerate([START, *sources]))
                     add(call.block, inner)
-                    place.update(
-                        {
-                            slot: inner[call.block.ends[end]]
-                            for slot, end in zip(node.results, call.results, strict=True)
-                        }
-                    )
-                    continue
-                place.update({slot: slots + i for i, slot in enumerate(node.results)})
-                slots += len(node.results)
-                nodes.append(
-                    node._replace(
-                        operands=operands, results=tuple(place[slot] for slot in node.results)
-                    )
-                )
+                    results = tuple(inner[call.block.ends[end]] for end in call.results)
+                else:
+                    results = tuple(range(slots, slots + len(node.results)))
+                    slots += len(results)
+                    nodes.append(node._replace(operands=operands, results=results))
+                place.update(zip(node.results, results, strict=True))
 
         place = {slot: slot for slot in range(block.inputs + 1)}
         add(block, place)
         return nodes, [place[slot] for slot in block.ends]
+
+
+def _recurrence(equation: Any, loop: Program) -> Recurrence:
+    """A recurrence that is one kernel, by what its equation says of a step."""
+    step, length = equation.params["step"], equation.params["length"]
+    moved = sum(map(nbytes, [*equation.invars, *equation.outvars]))
+    work = (("arithmetic", length * step.instructions * step.threads),)
+    kernel = Kernel("own", str(equation.outvars[0].aval.dtype), work, moved)
+    return Recurrence(length * step.waits, kernel, loop)
 
 
 def _copy(variable: Any) -> Kernel:
@@ -327,19 +308,15 @@ def _copy(variable: Any) -> Kernel:
 
 def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     """The kernels of a straight line of nodes."""
-    cuts = Counter(
-        slot
-        for node in nodes
-        if primitive(node.equation).cuts or primitive(node.equation).reorders
-        for slot in set(node.operands)
-    )
     kinds = [_kind(node) for node in nodes]
     maker = {slot: k for k, node in enumerate(nodes) for slot in node.results}
-    readers: dict[int, set[int]] = {}
+    readers: dict[int, set[int]] = defaultdict(set)
+    cuts: Counter[int] = Counter()  # of a value: operations that slice or rearrange it
     for k, node in enumerate(nodes):
-        for slot in node.operands:
-            readers.setdefault(slot, set()).add(k)
-    returned = set(outputs)
+        known = primitive(node.equation)
+        for slot in set(node.operands):
+            readers[slot].add(k)
+            cuts[slot] += known.cuts or known.reorders
 
     # A node's stage: the number of separate kernels before it on the longest path; then as late
     # as its readers allow.
@@ -347,17 +324,14 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     after: dict[int, int] = {}
     for node, kind in zip(nodes, kinds, strict=True):
         stage.append(max((after.get(slot, 0) for slot in node.operands), default=0))
-        after.update(
-            {slot: stage[-1] + (kind not in FUSED or cuts[slot] > 1) for slot in node.results}
-        )
+        for slot in node.results:
+            after[slot] = stage[-1] + (kind not in FUSED or cuts[slot] > 1)
+    returned = set(outputs)
     for k in reversed(range(len(nodes))):
         results = nodes[k].results
-        waiting = set[int]().union(*(readers.get(slot, ()) for slot in results))
-        if (
-            kinds[k] in FUSED
-            and waiting
-            and not any(slot in returned or cuts[slot] > 1 for slot in results)
-        ):
+        waiting = {reader for slot in results for reader in readers[slot]}
+        written = any(slot in returned or cuts[slot] > 1 for slot in results)
+        if kinds[k] in FUSED and waiting and not written:
             stage[k] = max(stage[k], min(stage[reader] for reader in waiting))
 
     group = list(range(len(nodes)))
@@ -371,18 +345,15 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     for k, node in enumerate(nodes):
         for slot in node.operands if kinds[k] in FUSED or kinds[k] == "reduction" else ():
             made = maker.get(slot)
-            if (
-                made is not None
-                and kinds[made] in FUSED
-                and stage[made] == stage[k]
-                and cuts[slot] <= 1
-            ):
+            if made is None or kinds[made] not in FUSED or cuts[slot] > 1:
+                continue
+            if stage[made] == stage[k]:
                 group[root(made)] = root(k)
 
-    members: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = defaultdict(list)
     for k, node in enumerate(nodes):
         if node.transfer is None:
-            members.setdefault(root(k), []).append(k)
+            members[root(k)].append(k)
     read_by = {slot: {root(reader) for reader in found} for slot, found in readers.items()}
     for leader, inside in members.items():
         kernel = _kernel([nodes[k] for k in inside], leader, read_by, returned)

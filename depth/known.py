@@ -57,9 +57,11 @@ class Known:
         equation = self._made_by.get(atom)
         if equation is None or (function := primitive(equation).numpy) is None:
             return None
-        operands = [self.value(operand, depth + 1) for operand in equation.invars]
-        if any(operand is None for operand in operands):
-            return None
+        operands = []
+        for operand in equation.invars:
+            if (value := self.value(operand, depth + 1)) is None:
+                return None
+            operands.append(value)
         with np.errstate(all="ignore"):  # integers wrap around, as they do on the device
             results = function(equation, operands)
         result = np.asarray(results[equation.outvars.index(atom)])

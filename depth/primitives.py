@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from depth import counts, moves
-from depth.counts import Count, ceil_log2, constant, elements, results, shape, size
+from depth import counts
+from depth.counts import Count, ceil_log2, constant, elements, results, size
+from depth.moves import MOVES, Array, Move
 
-Array = Any
 NONE, ONE = constant(0), constant(1)
 
 
@@ -62,7 +62,7 @@ class Primitive(NamedTuple):
     depth: Count = NONE
     work: Count = NONE
     bound: str = ""
-    numpy: Callable[[Any, list[Array]], list[Array]] | None = None
+    numpy: Move | None = None
     in_place: bool = False
     inlines: bool = False
     transcendental: bool = False
@@ -104,25 +104,16 @@ def elementwise(names: str, depth: Count = ONE, **known: Any) -> None:
     enter(names, "elementwise", depth, results, in_place=True, **known)
 
 
-def arithmetic(**functions: Callable[..., Any]) -> None:
-    """Enter elementwise primitives with their numpy functions for integers."""
-    for name, function in functions.items():
-        elementwise(name.rstrip("_"), numpy=_elementwise(function))
+def move(names: str, **known: Any) -> None:
+    """Enter primitives that move entries, with their numpy functions."""
+    for name in names.split():
+        enter(name, "move", numpy=MOVES.get(name), **known)
 
 
-def _elementwise(function: Callable[..., Any]) -> Callable[[Any, list[Array]], list[Array]]:
-    return lambda equation, operands: [function(*operands)]
-
-
-def move(names: str, numpy: Any = None, **known: Any) -> None:
-    """Enter a primitive that moves entries."""
-    enter(names, "move", numpy=numpy, **known)
-
-
-def product(names: str, contracted: Count) -> None:
+def product(name: str, contracted: Count) -> None:
     """Enter a product, by the number of terms of each element of its result."""
     enter(
-        names,
+        name,
         "product",
         lambda equation: 1 + ceil_log2(contracted(equation)),
         lambda equation: 2 * results(equation) * contracted(equation),
@@ -144,26 +135,29 @@ def holder(names: str, kind: str, **known: Any) -> None:
 
 # -- element by element ---------------------------------------------------------------------------
 
-arithmetic(
-    abs=np.abs,
-    add=np.add,
-    and_=np.bitwise_and,
-    convert_element_type=lambda x: x,
-    eq=np.equal,
-    ge=np.greater_equal,
-    gt=np.greater,
-    le=np.less_equal,
-    lt=np.less,
-    max=np.maximum,
-    min=np.minimum,
-    mul=np.multiply,
-    ne=np.not_equal,
-    neg=np.negative,
-    not_=np.invert,
-    or_=np.bitwise_or,
-    sub=np.subtract,
-    xor=np.bitwise_xor,
-)
+# With their numpy functions for integers.
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "abs": np.abs,
+    "add": np.add,
+    "and": np.bitwise_and,
+    "convert_element_type": lambda x: x,
+    "eq": np.equal,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "lt": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "sub": np.subtract,
+    "xor": np.bitwise_xor,
+}
+for _name, _function in ARITHMETIC.items():
+    elementwise(_name, numpy=lambda equation, operands, of=_function: [of(*operands)])
 elementwise(
     """
     add_any ceil clamp clz complex conj div eq_to floor imag integer_pow is_finite le_to lt_to mulhi
@@ -207,31 +201,18 @@ enter(
 
 # -- to other places ------------------------------------------------------------------------------
 
-move("copy stop_gradient", moves.same, in_place=True, free=True)
-move("name optimization_barrier pvary", moves.same, free=True)
-move(
-    "device_put layout_constraint reshard sharding_constraint with_memory_space_constraint",
-    moves.same,
-)
-move("reshape", moves.reshape, free=True)
-move("squeeze", moves.squeeze, free=True)
-move("bitcast_convert_type", free=True)
-move("broadcast_in_dim", moves.broadcast)
-move("transpose", moves.transpose, reorders=True)
-move("rev", moves.reverse, reorders=True)
-move("slice", moves.cut, cuts=True)
-move("dynamic_slice", cuts=True)
-move("split", moves.split, reorders=True, cuts=True)
-move("concatenate", moves.concatenate, reorders=True)
-move("stack", moves.stack, reorders=True)
-move("unstack", moves.unstack, reorders=True, cuts=True)
-move("tile", moves.tile, reorders=True)
-move("pad", moves.pad, reorders=True)
+move("copy stop_gradient", in_place=True, free=True)
+move("name optimization_barrier pvary reshape squeeze bitcast_convert_type", free=True)
+move("slice dynamic_slice", cuts=True)
+move("transpose rev concatenate stack tile pad", reorders=True)
+move("split unstack", reorders=True, cuts=True)
 move("gather", reorders=True, cuts=True)
 move("scatter", reorders=True, updates=2)
 move("dynamic_update_slice", updates=1)
 move(
     """
+    broadcast_in_dim device_put layout_constraint reshard sharding_constraint
+    with_memory_space_constraint
     after_all all_gather all_gather_done all_gather_invariant all_gather_reduced
     all_gather_reduced_start all_gather_start all_to_all all_to_all_done all_to_all_start axis_index
     bcoo_extract bcoo_fromdense bcoo_todense bcoo_transpose bcsr_extract bcsr_fromdense bcsr_todense
@@ -318,47 +299,28 @@ enter(
 # for each column, of which the last needs the root only.  LU: the pivot's search, division, product
 # and subtraction.  A triangular solve: product, subtraction and division for each row.  Thomas'
 # algorithm: six operations for each row, forwards and back.
-enter(
-    "cholesky",
-    "factorization",
-    lambda equation: max(4 * counts.order(equation) - 3, 0),
-    counts.matrix_work(1),
-)
-enter(
-    "cholesky_update",
-    "factorization",
-    lambda equation: 6 * counts.order(equation),
-    lambda equation: 6 * elements(equation),
-)
-enter(
-    "lu",
-    "factorization",
-    lambda equation: sum(
-        ceil_log2(shape(equation.invars[0])[-2] - k) + 3 for k in range(counts.columns(equation))
+for _name, _depth, _work in (
+    ("cholesky", lambda x: max(4 * counts.order(x) - 3, 0), counts.matrix_work(1)),
+    ("cholesky_update", lambda x: 6 * counts.order(x), lambda x: 6 * elements(x)),
+    (
+        "lu",
+        lambda x: sum(ceil_log2(n) + 3 for n in counts.columns(x)),
+        counts.matrix_work(1),
     ),
-    counts.matrix_work(1),
-)
-enter(
-    "triangular_solve",
-    "factorization",
-    lambda equation: max(3 * counts.order(equation) - 2, 0),
-    lambda equation: size(equation.invars[1]) * counts.order(equation),
-)
-enter(
-    "tridiagonal_solve",
-    "factorization",
-    lambda equation: 6 * counts.order(equation),
-    lambda equation: 8 * elements(equation),
-)
+    (
+        "triangular_solve",
+        lambda x: max(3 * counts.order(x) - 2, 0),
+        lambda x: size(x.invars[1]) * counts.order(x),
+    ),
+    ("tridiagonal_solve", lambda x: 6 * counts.order(x), lambda x: 8 * elements(x)),
+):
+    enter(_name, "factorization", _depth, _work)
 # Householder reflections, one column after another: the norm (product, sum, root), the scale of the
 # reflector (two), and its application (product with the sum over the rows, product, subtraction).
 enter(
     "geqp3 geqrf hessenberg householder_product ormqr qr tridiagonal",
     "factorization",
-    lambda equation: sum(
-        2 * ceil_log2(shape(equation.invars[0])[-2] - k) + 7
-        for k in range(counts.columns(equation))
-    ),
+    lambda equation: sum(2 * ceil_log2(n) + 7 for n in counts.columns(equation)),
     counts.matrix_work(2),
 )
 

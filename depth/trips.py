@@ -12,7 +12,6 @@ import numpy as np
 from depth.jaxprs import called, interpret, is_literal, without_constants
 from depth.primitives import primitive
 
-COMPARISONS = frozenset({"lt", "le", "gt", "ge", "ne"})
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 
 
@@ -27,16 +26,9 @@ class Affine(NamedTuple):
     offset: int
     via: tuple[tuple[int, Any], ...] = ()
 
-    def same(self, other: "Value") -> bool:
-        """Whether both are the same input plus the same constant."""
-        return isinstance(other, Affine) and self[:2] == other[:2]
-
-    def fits(self, low: int, high: int) -> bool:
-        """Whether nothing wraps around while the input is between ``low`` and ``high``."""
-        return all(
-            in_range(low + offset, dtype) and in_range(high + offset, dtype)
-            for offset, dtype in self.via
-        )
+    def fits(self, *inputs: int) -> bool:
+        """Whether nothing wraps around while the input is one of these, or between them."""
+        return all(in_range(x + offset, dtype) for offset, dtype in self.via for x in inputs)
 
 
 class Comparison(NamedTuple):
@@ -50,29 +42,16 @@ class Comparison(NamedTuple):
 Value = Affine | Comparison | None
 
 
-def is_integer(atom: Any) -> bool:
-    """Whether an operand or a result holds integers."""
-    dtype = getattr(atom.aval, "dtype", None)  # of random keys, no dtype of numpy's
-    return isinstance(dtype, np.dtype) and np.issubdtype(dtype, np.integer)
-
-
 def in_range(value: int, dtype: Any) -> bool:
     """Whether an integer dtype holds ``value``."""
     limits = np.iinfo(dtype)
     return int(limits.min) <= value <= int(limits.max)
 
 
-def integer(atom: Any) -> int | None:
-    """The value of a literal that is one integer."""
-    if is_literal(atom) and np.ndim(atom.val) == 0 and isinstance(np.asarray(atom.val).item(), int):
-        return int(atom.val)
-    return None
-
-
 def copies(equation: Any) -> bool:
     """Whether the one element of the result is that of the operand, cast or not."""
-    moves = primitive(equation).kind == "move" and primitive(equation).numpy is not None
-    atoms = [*equation.invars, *equation.outvars]
+    known, atoms = primitive(equation), [*equation.invars, *equation.outvars]
+    moves = known.kind == "move" and known.numpy is not None
     return (moves or equation.primitive.name == "convert_element_type") and (
         len(atoms) == 2 and all(getattr(atom.aval, "size", None) == 1 for atom in atoms)
     )
@@ -80,19 +59,21 @@ def copies(equation: Any) -> bool:
 
 def follow(jaxpr: Any, inputs: list[Value]) -> list[Value]:
     """The known form of each result, given that of each input."""
+    jaxpr = without_constants(jaxpr)
     known = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, inputs, strict=True))
     return interpret(jaxpr, known, jaxpr.outvars, _results, _constant)
 
 
 def _constant(literal: Any) -> Value:
-    value = integer(literal)
-    return None if value is None else Affine(None, value)
+    single = is_literal(literal) and np.ndim(literal.val) == 0
+    value = np.asarray(literal.val).item() if single else None
+    return Affine(None, int(value)) if isinstance(value, int) else None
 
 
 def _results(equation: Any, operands: list[Value]) -> list[Value]:
     inner = called(equation)
     if inner is not None:
-        return follow(without_constants(inner), operands)
+        return follow(inner, operands)
     sizes = [getattr(variable.aval, "size", None) for variable in equation.outvars]
     return [_result(equation, operands)] if sizes == [1] else [None] * len(sizes)
 
@@ -100,28 +81,26 @@ def _results(equation: Any, operands: list[Value]) -> list[Value]:
 def _result(equation: Any, operands: list[Value]) -> Value:
     if copies(equation) and isinstance(operands[0], Comparison):
         return operands[0]
-    match equation.primitive.name, operands:
-        case _, [Affine() as only] if copies(equation):
-            return _made(only.source, only.offset, [only], equation)
-        case "add", [Affine(source, offset) as left, Affine(None, more) as right]:
-            return _made(source, offset + more, [left, right], equation)
-        case "add", [Affine(None, more) as left, Affine(source, offset) as right]:
-            return _made(source, offset + more, [left, right], equation)
-        case "sub", [Affine(source, offset) as left, Affine(None, less) as right]:
-            return _made(source, offset - less, [left, right], equation)
-        case name, [Affine() as left, Affine() as right] if name in COMPARISONS:
-            return Comparison(name, left, right)
-    return None
-
-
-def _made(source: int | None, offset: int, operands: list[Affine], equation: Any) -> Affine | None:
-    """A new integer; None if it is not an integer, or a constant that overflows."""
-    if not is_integer(equation.outvars[0]):
+    name = equation.primitive.name
+    match "copy" if copies(equation) else name, operands:
+        case "copy", [Affine(source, offset)]:
+            pass
+        case "add", [Affine(source, left), Affine(None, right)]:
+            offset = left + right
+        case "add", [Affine(None, left), Affine(source, right)]:
+            offset = left + right
+        case "sub", [Affine(source, left), Affine(None, right)]:
+            offset = left - right
+        case _, [Affine() as first, Affine() as second] if name in MIRRORED:
+            return Comparison(name, first, second)
+        case _:
+            return None
+    dtype = getattr(equation.outvars[0].aval, "dtype", None)  # of random keys, no dtype of numpy's
+    if not (isinstance(dtype, np.dtype) and np.issubdtype(dtype, np.integer)):
         return None
-    dtype = equation.outvars[0].aval.dtype
     if source is None:
         return Affine(None, offset) if in_range(offset, dtype) else None
-    via = tuple(entry for operand in operands for entry in operand.via)
+    via = (entry for operand in operands if isinstance(operand, Affine) for entry in operand.via)
     return Affine(source, offset, (*via, (offset, dtype)))
 
 
@@ -131,41 +110,34 @@ def trip_count(equation: Any, operands: list[int | None]) -> int | None:
     None if it is not provable.
     """
     params = equation.params
-    n_condition, n_body = params["cond_nconsts"], params["body_nconsts"]
-    condition, body = (
-        without_constants(params["cond_jaxpr"]),
-        without_constants(params["body_jaxpr"]),
-    )
-    init = operands[n_condition + n_body :]
-
-    def fixed(values: list[int | None]) -> list[Value]:
-        return [None if value is None else Affine(None, value) for value in values]
+    given: list[Value] = [None if value is None else Affine(None, value) for value in operands]
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    init = operands[second:]
 
     def trip(state: list[Value]) -> list[Value]:
-        return follow(body, fixed(operands[n_condition : n_condition + n_body]) + state)
+        return follow(params["body_jaxpr"], given[first:second] + state)
 
-    own = [Affine(i, 0) for i in range(len(init))]
-    same = [before.same(result) for result, before in zip(trip(list(own)), own, strict=True)]
-    state: list[Value] = [
-        Affine(None, value) if unchanged and value is not None else before
-        for unchanged, value, before in zip(same, init, own, strict=True)
+    own: list[Value] = [Affine(i, 0) for i in range(len(init))]
+    state = [
+        constant if constant and isinstance(after, Affine) and after[:2] == (i, 0) else own[i]
+        for i, (after, constant) in enumerate(zip(trip(own), given[second:], strict=True))
     ]
-    (test,) = follow(condition, fixed(operands[:n_condition]) + state)
+    (test,) = follow(params["cond_jaxpr"], given[:first] + state)
     if not isinstance(test, Comparison):
         return None
     if test.left.source is None:
         test = Comparison(MIRRORED[test.name], test.right, test.left)
-    if test.left.source is None or test.right.source is not None:
-        return None
     counter = test.left.source
+    if counter is None or test.right.source is not None:
+        return None
     step, start = trip(state)[counter], init[counter]
     if not isinstance(step, Affine) or step.source != counter or start is None:
         return None
     trips = _count(test.name, start, step.offset, test.right.offset - test.left.offset)
-    if trips is None or not test.left.fits(*sorted((start, start + trips * step.offset))):
+    if trips is None or not test.left.fits(start, start + trips * step.offset):
         return None
     last = start + max(trips - 1, 0) * step.offset  # that a trip starts from
-    return trips if trips == 0 or step.fits(*sorted((start, last))) else None
+    return trips if trips == 0 or step.fits(start, last) else None
 
 
 def _count(name: str, start: int, step: int, bound: int) -> int | None:
