@@ -9,8 +9,9 @@ import jax
 
 from depth.cost import Cost, EstimateWarning, first_of, warn_of_bound
 from depth.jaxprs import without_constants
+from depth.loops import WhileLoop
 from depth.paths import Paths
-from depth.reader import Loop, Reader, TripCounts
+from depth.reader import Reader, TripCounts
 
 
 def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Cost:
@@ -57,7 +58,7 @@ def analyze_all(
 
     Each loop in ``trip_counts`` must belong to one of them.
     """
-    costs, loops = [], set[Loop]()
+    costs, loops = [], set[WhileLoop]()
     for fn in fns:
         if not callable(fn):
             raise TypeError(f"fn must be a function, but it is {type(fn).__name__}: {fn!r}")
@@ -83,7 +84,7 @@ def analyze_jaxpr(jaxpr: Any, *, trip_counts: TripCounts = None) -> Cost:
 
 def analyze_loops(
     jaxpr: Any, trip_counts: TripCounts = None, structure: Any = None
-) -> tuple[Cost, set[Loop]]:
+) -> tuple[Cost, set[WhileLoop]]:
     """The cost of a jaxpr, and the while loops whose number of trips is not proven."""
     _check_trip_counts(trip_counts)
     reader = Reader(trip_counts)
@@ -211,10 +212,10 @@ def _check_trip_counts(trip_counts: Any) -> None:
             )
 
 
-def _check_loops(trip_counts: Any, loops: set[Loop]) -> None:
+def _check_loops(trip_counts: Any, loops: set[WhileLoop]) -> None:
     for key in trip_counts if isinstance(trip_counts, Mapping) else ():
         if not any(loop.has(key) for loop in loops):
-            names = {loop.name.name for loop in loops if loop.name.path}
+            names = {loop.name for loop in loops if loop.path}
             near = get_close_matches(key, names, n=1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
             those = ", ".join(sorted(map(str, loops))) or "none"

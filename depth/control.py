@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from depth.graph import START, Block, Totals
+from depth.graph import START, Block, Totals, Transfer
 from depth.maxplus import Algebra, Array
 
 
 @dataclass(eq=False)
-class Call:
+class Call(Transfer):
     """One program, run once.
 
     Input i of it is the operand ``sources[i]`` (None: START), result j its end ``results[j]``.
@@ -26,19 +26,9 @@ class Call:
     times: int = 1  # the work counts so often: programs side by side
 
     @property
-    def blocks(self) -> Sequence[Block]:
+    def runs(self) -> Sequence[tuple[Block, int]]:
         """The program."""
-        return (self.block,)
-
-    @property
-    def longest(self) -> int:
-        """The bound of the program."""
-        return self.block.longest
-
-    @property
-    def totals(self) -> Totals:
-        """The totals of the program."""
-        return self.block.totals.times(self.times)
+        return ((self.block, self.times),)
 
     def matrix(self, algebra: Algebra) -> Array:
         """The matrix of the program, with its inputs mapped to the operands."""
@@ -52,7 +42,7 @@ class Call:
 
 
 @dataclass(eq=False)
-class Branches:
+class Branches(Transfer):
     """One of several programs: operand 0 is the index, and the programs start after it.
 
     A result waits for the index, and for the operands that any branch uses for it; the deepest
@@ -62,9 +52,9 @@ class Branches:
     blocks: Sequence[Block]
 
     @property
-    def longest(self) -> int:
-        """The bound of the deepest branch."""
-        return max(block.longest for block in self.blocks)
+    def runs(self) -> Sequence[tuple[Block, int]]:
+        """The programs."""
+        return [(block, 1) for block in self.blocks]
 
     @property
     def totals(self) -> Totals:
@@ -93,7 +83,7 @@ def _joined(algebra: Algebra, parts: tuple[Array, Array], state: slice) -> Array
 
 
 @dataclass(eq=False)
-class Scan:
+class Scan(Transfer):
     """`jax.lax.scan` as its unrolled program, whatever its length.
 
     Operands: ``consts``, ``carry``, then ``xs``.
@@ -109,19 +99,9 @@ class Scan:
     unroll: int = 1  # steps in a trip of the loop that is compiled; depth and work are the same
 
     @property
-    def blocks(self) -> Sequence[Block]:
+    def runs(self) -> Sequence[tuple[Block, int]]:
         """The body."""
-        return (self.block,)
-
-    @property
-    def longest(self) -> int:
-        """The bound of the body times the number of trips."""
-        return self.block.longest * self.trips
-
-    @property
-    def totals(self) -> Totals:
-        """The totals of the body times the number of trips."""
-        return self.block.totals.times(self.trips)
+        return ((self.block, self.trips),)
 
     def matrix(self, algebra: Algebra) -> Array:
         """The matrix of the unrolled program."""
@@ -141,7 +121,7 @@ class Scan:
 
 
 @dataclass(eq=False)
-class While:
+class While(Transfer):
     """`jax.lax.while_loop`. Operands: the condition's constants, the body's, then the state.
 
     Each trip starts after the condition that allows it, and the results wait for the one that ends
@@ -163,19 +143,9 @@ class While:
     known: bool = True  # the number of trips
 
     @property
-    def blocks(self) -> Sequence[Block]:
-        """The condition and the body."""
-        return self.condition, self.body
-
-    @property
-    def longest(self) -> int:
-        """The bound of all trips and of the condition that ends the loop."""
-        return (self.condition.longest + self.body.longest) * self.trips + self.condition.longest
-
-    @property
-    def totals(self) -> Totals:
-        """The totals of all trips, and of the condition that ends the loop."""
-        return (self.condition.totals + self.body.totals).times(self.trips) + self.condition.totals
+    def runs(self) -> Sequence[tuple[Block, int]]:
+        """The condition, which also ends the loop, and the body."""
+        return (self.condition, self.trips + 1), (self.body, self.trips)
 
     def matrix(self, algebra: Algebra) -> Array:
         """The state after all trips, and after the condition that ends the loop."""

@@ -6,10 +6,11 @@ its operands, or, if it contains programs (a call, a loop, branches), is a `Tran
 contains the delay of each result after each operand.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,21 +34,25 @@ class Totals(NamedTuple):
         return Totals(self.work * count, self.bytes * count)
 
 
-class Transfer(Protocol):
+class Transfer(ABC):
     """A node with inner programs, as a max-plus map from its operands to its results."""
 
     @property
-    def blocks(self) -> "Sequence[Block]":
-        """The inner programs."""
+    @abstractmethod
+    def runs(self) -> "Sequence[tuple[Block, int]]":
+        """The inner programs, with the number of times that each runs."""
 
     @property
     def longest(self) -> int:
         """No path through it is deeper."""
+        return sum(block.longest * count for block, count in self.runs)
 
     @property
     def totals(self) -> Totals:
         """The totals of all that runs."""
+        return sum((block.totals.times(count) for block, count in self.runs), Totals())
 
+    @abstractmethod
     def matrix(self, algebra: Algebra) -> Array:
         """``[results, 1 + operands]``.
 
@@ -99,8 +104,8 @@ class Block:
         while waiting:
             block = waiting.pop()
             yield block
-            inner = (each for node in block.nodes if node.transfer for each in node.transfer.blocks)
-            new = set(inner) - found
+            held = (node.transfer.runs for node in block.nodes if node.transfer)
+            new = {inner for runs in held for inner, _ in runs} - found
             found |= new
             waiting += new
 

@@ -6,13 +6,16 @@ writes the expectation into the scope. Scopes are part of every equation, so the
 `jax.jit`, `jax.vmap`, derivatives and `jax.shard_map`, and this package need not know the library.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+
+from depth.jaxprs import Location, location
 
 _EXPECTED = re.compile(r"(.+), (\d+) trips? expected by ([^,]+?)(?:, (\d+) in front)?")
 _TRANSFORMATION = re.compile(r"\w*\(|\)")  # "jvp(vmap(name))" is "name"
@@ -41,16 +44,17 @@ class Expected:
         return f"{self.name}: {trips}, expected by {self.by}"
 
 
-@dataclass(frozen=True)
-class LoopName:
-    """The name of a loop, after those of the scopes around it.
+class WhileLoop(NamedTuple):
+    """A while loop, by its source line and the names of the scopes around it.
 
     Attributes:
+        location: The source line.
         path: The names, joined by "/"; "" if there are none.
         expected: The expected number of trips, if there is one.
         before: The number of these trips that a loop of known length has made in front of it.
     """
 
+    location: Location
     path: str
     expected: Expected | None = None
     before: int = 0
@@ -60,9 +64,26 @@ class LoopName:
         """Its own name."""
         return self.path.rpartition("/")[2]
 
-    def matches(self, key: str) -> bool:
-        """Whether ``key`` names it: its own name, or the last names of its path."""
+    @property
+    def key(self) -> str:
+        """Its key in ``trip_counts``: its name, or its source line."""
+        return self.name or self._line
+
+    @property
+    def _line(self) -> str:
+        return f"{os.path.basename(self.location.file)}:{self.location.line}"
+
+    def is_named(self, key: str) -> bool:
+        """Whether ``key`` is its own name, or the last names of its path."""
         return bool(self.path) and f"/{self.path}".endswith(f"/{_plain(key)}")
+
+    def has(self, key: str) -> bool:
+        """Whether ``key`` is its name, or its source line, as ``file.py:12``."""
+        line = f"/{self.location.file}:{self.location.line}"
+        return self.is_named(key) or line.endswith(f"/{key}")
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self._line})" if self.path else self._line
 
 
 @contextmanager
@@ -91,19 +112,15 @@ def named_loop(name: str, trips: int | None, by: str, before: int = 0) -> Iterat
         yield
 
 
-def name_of(equation: Any) -> LoopName:
-    """The name of the loop that an equation is."""
-    return parse(str(equation.source_info.name_stack))
-
-
-def parse(scopes: str) -> LoopName:
-    """The name of a loop from its scopes, as jax prints them: "jvp(model)/newton iteration"."""
-    *outer, own = _plain(scopes).split("/")
+def while_loop(equation: Any, caller: Location) -> WhileLoop:
+    """The loop that an equation is: jax prints its scopes as "jvp(model)/newton iteration"."""
+    where = location(equation, caller)
+    *outer, own = _plain(str(equation.source_info.name_stack)).split("/")
     if not (found := _EXPECTED.fullmatch(own)):
-        return LoopName("/".join([*outer, own]))
+        return WhileLoop(where, "/".join([*outer, own]))
     name, trips, by, before = found.groups()
-    path = "/".join([*outer, name])
-    return LoopName(path, Expected(name, int(trips), by), int(before or 0))
+    expected = Expected(name, int(trips), by)
+    return WhileLoop(where, "/".join([*outer, name]), expected, int(before or 0))
 
 
 def _plain(scopes: str) -> str:

@@ -1,13 +1,12 @@
 """Reading a program: the graphs of its jaxprs, each built once, and what is unknown of it."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from depth.graph import Block
 from depth.jaxprs import NOWHERE, Location, inside, without_constants
-from depth.loops import Expected, LoopName, name_of
+from depth.loops import Expected, WhileLoop
 from depth.structures import Reading
 from depth.trips import trip_count
 
@@ -40,32 +39,6 @@ class Unknown:
 TripCounts = int | Mapping[str, int] | None
 
 
-class Loop(NamedTuple):
-    """A while loop whose number of trips is not proven."""
-
-    location: Location
-    name: LoopName
-
-    def has_line(self, key: str) -> bool:
-        """Whether ``key``, as ``file.py:12``, is its source line."""
-        file, _, line = key.rpartition(":")
-        where = self.location
-        return str(where.line) == line and f"/{where.file}".endswith(f"/{file}")
-
-    def has(self, key: str) -> bool:
-        """Whether ``key`` is its name or its source line."""
-        return self.name.matches(key) or self.has_line(key)
-
-    @property
-    def key(self) -> str:
-        """Its key in ``trip_counts``: its name, or its source line."""
-        return self.name.name or f"{os.path.basename(self.location.file)}:{self.location.line}"
-
-    def __str__(self) -> str:
-        line = f"{os.path.basename(self.location.file)}:{self.location.line}"
-        return f"{self.name.name!r} ({line})" if self.name.path else line
-
-
 class Reader:
     """Reads the jaxprs of one program, with caches for that program only."""
 
@@ -73,7 +46,7 @@ class Reader:
         self.trip_counts = trip_counts
         self.unknown: dict[Unknown, None] = {}
         self.expected: dict[Expected, None] = {}
-        self.loops: dict[Loop, None] = {}  # while loops without a proven trip count
+        self.loops: dict[WhileLoop, None] = {}  # while loops without a proven trip count
         self._blocks: dict[Any, Block] = {}
         self._loops_inside: dict[int, bool] = {}
 
@@ -101,26 +74,24 @@ class Reader:
         self.unknown[Unknown(primitive, where, reason)] = None
 
     def count_trips(
-        self, equation: Any, operands: list[int | None], where: Location
-    ) -> tuple[int | None, bool, str]:
-        """The number of trips of a while loop, whether it is proven, and its key.
+        self, equation: Any, operands: list[int | None], loop: WhileLoop
+    ) -> tuple[int | None, bool]:
+        """The number of trips of a while loop, and whether it is proven.
 
         A number given for this loop comes before an expected one, and that before one given for all
         loops.
         """
-        loop = Loop(where, name_of(equation))
-        name, given = loop.name, self.trip_counts
-        proven = trip_count(equation, operands)
+        proven, given = trip_count(equation, operands), self.trip_counts
         if proven is not None:
-            return proven, True, loop.key
+            return proven, True
         self.loops[loop] = None
         for key, trips in given.items() if isinstance(given, Mapping) else ():
             if loop.has(key):
-                return max(0, trips - name.before * name.matches(key)), False, loop.key
-        if name.expected is None:
-            return None if isinstance(given, Mapping) else given, False, loop.key
-        self.expected[name.expected] = None
-        return max(0, name.expected.trips - name.before), False, loop.key
+                return max(0, trips - loop.before * loop.is_named(key)), False
+        if loop.expected is None:
+            return None if isinstance(given, Mapping) else given, False
+        self.expected[loop.expected] = None
+        return max(0, loop.expected.trips - loop.before), False
 
     def _has_loop(self, jaxpr: Any) -> bool:
         if id(jaxpr) not in self._loops_inside:

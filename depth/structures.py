@@ -26,6 +26,7 @@ from depth.jaxprs import (
     without_constants,
 )
 from depth.known import Known
+from depth.loops import while_loop
 from depth.maxplus import Algebra
 from depth.platforms import platform
 from depth.primitives import primitive
@@ -288,7 +289,7 @@ def scan(reading: Reading, equation: Any) -> None:
 
 
 @enters("while")
-def while_loop(reading: Reading, equation: Any) -> None:
+def repeat(reading: Reading, equation: Any) -> None:
     """A program repeated while a condition holds."""
     params, known = equation.params, reading.integers(equation)
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
@@ -299,8 +300,8 @@ def while_loop(reading: Reading, equation: Any) -> None:
     within = reading.reader.expected.keys() - before
     reading.lose_written(equation, condition, 0)
     reading.lose_written(equation, body, first)
-    where = location(equation, reading.caller)
-    trips, proven, key = reading.reader.count_trips(equation, known, where)
+    loop = while_loop(equation, reading.caller)
+    trips, proven = reading.reader.count_trips(equation, known, loop)
     if trips == 0:  # nor are there trips of the loops inside
         for each in within:
             reading.reader.expected.pop(each, None)
@@ -311,7 +312,7 @@ def while_loop(reading: Reading, equation: Any) -> None:
         reading.note(
             equation,
             f"the number of trips is not known, so none is counted (with one: depth {deeper}); "
-            f"give trip_counts={{{key!r}: ...}}",
+            f"give trip_counts={{{loop.key!r}: ...}}",
         )
     reading.enter(equation, While(*sizes, trips or 0, proven, trips is not None))
 

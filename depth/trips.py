@@ -31,7 +31,7 @@ class Affine(NamedTuple):
         return all(in_range(x + offset, dtype) for offset, dtype in self.via for x in inputs)
 
 
-class Comparison(NamedTuple):
+class Test(NamedTuple):
     """``left name right``."""
 
     name: str
@@ -39,7 +39,7 @@ class Comparison(NamedTuple):
     right: Affine
 
 
-Value = Affine | Comparison | None
+Value = Affine | Test | None
 
 
 def in_range(value: int, dtype: Any) -> bool:
@@ -79,7 +79,7 @@ def _results(equation: Any, operands: list[Value]) -> list[Value]:
 
 
 def _result(equation: Any, operands: list[Value]) -> Value:
-    if copies(equation) and isinstance(operands[0], Comparison):
+    if copies(equation) and isinstance(operands[0], Test):
         return operands[0]
     name = equation.primitive.name
     match "copy" if copies(equation) else name, operands:
@@ -92,7 +92,7 @@ def _result(equation: Any, operands: list[Value]) -> Value:
         case "sub", [Affine(source, left), Affine(None, right)]:
             offset = left - right
         case _, [Affine() as first, Affine() as second] if name in MIRRORED:
-            return Comparison(name, first, second)
+            return Test(name, first, second)
         case _:
             return None
     dtype = getattr(equation.outvars[0].aval, "dtype", None)  # of random keys, no dtype of numpy's
@@ -123,10 +123,10 @@ def trip_count(equation: Any, operands: list[int | None]) -> int | None:
         for i, (after, constant) in enumerate(zip(trip(own), given[second:], strict=True))
     ]
     (test,) = follow(params["cond_jaxpr"], given[:first] + state)
-    if not isinstance(test, Comparison):
+    if not isinstance(test, Test):
         return None
     if test.left.source is None:
-        test = Comparison(MIRRORED[test.name], test.right, test.left)
+        test = Test(MIRRORED[test.name], test.right, test.left)
     counter = test.left.source
     if counter is None or test.right.source is not None:
         return None
