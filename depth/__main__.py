@@ -1,6 +1,5 @@
-"""The command line: the score of a function or of an example.
+"""The command line: the score of a function.
 
-python -m depth --example mlp                             an example program of the package
 python -m depth model.py:step "f32[64]" "f32[64,64]"      your function and its argument types
 python -m depth package.model:step "f32[64]" --device H100
 """
@@ -18,8 +17,6 @@ import jax
 
 from depth.analysis import analyze
 from depth.cost import predict
-from depth.device import Device
-from depth.examples import EXAMPLES
 from depth.models import at_hand, devices
 from depth.report import seconds, table
 
@@ -36,6 +33,8 @@ DTYPES = {
     "bool": "bool",
     "pred": "bool",
 }
+
+WIDE = ("float64", "int64", "uint64", "complex128")
 
 
 def argument(text: str) -> jax.ShapeDtypeStruct:
@@ -94,11 +93,6 @@ def _load(path: Path) -> Any:
     return module
 
 
-def model(name: str) -> Device:
-    """A device by its name; "here" for the one at hand."""
-    return at_hand() if name == "here" else devices[name]
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     path, x64 = list(sys.path), jax.config.read("jax_enable_x64")
@@ -116,41 +110,20 @@ def _main(argv: Sequence[str] | None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "function", nargs="?", type=function, help="file.py:function or package.module:function"
-    )
-    parser.add_argument(
-        "arguments", nargs="*", type=argument, help="types of its arguments, as f32[8,16]"
-    )
-    parser.add_argument("--example", choices=EXAMPLES, help="a program that comes with the package")
-    parser.add_argument(
-        "--trip-counts",
-        type=trips,
-        metavar="N",
-        help="the number of trips of while loops that do not say it",
-    )
-    parser.add_argument(
-        "--device", choices=["here", *devices], metavar="NAME", help=f"here, {', '.join(devices)}"
-    )
+    add = parser.add_argument
+    add("function", type=function, help="file.py:function or package.module:function")
+    add("arguments", nargs="*", type=argument, help="types of its arguments, as f32[8,16]")
+    much = "the number of trips of while loops that do not say it"
+    add("--trip-counts", type=trips, metavar="N", help=much)
+    names = ["here", *devices]
+    add("--device", choices=names, metavar="NAME", help=", ".join(names))
     options = parser.parse_intermixed_args(argv)
-    if not (options.function or options.example):
-        parser.error("give a function or --example")
-    if options.function and options.example:
-        parser.error("give a function or --example, not both")
-    if options.example:
-        program, args = EXAMPLES[options.example]()
-        print(EXAMPLES[options.example].__doc__, end="\n\n")
-    else:
-        if any(
-            given.dtype.name in ("float64", "int64", "uint64", "complex128")
-            for given in options.arguments
-        ):
-            jax.config.update("jax_enable_x64", True)
-        program, args = options.function, tuple(options.arguments)
-    cost = analyze(program, *args, trip_counts=options.trip_counts)
+    if any(given.dtype.name in WIDE for given in options.arguments):
+        jax.config.update("jax_enable_x64", True)
+    cost = analyze(options.function, *options.arguments, trip_counts=options.trip_counts)
     print(cost)
     if options.device:
-        device = model(options.device)
+        device = at_hand() if options.device == "here" else devices[options.device]
         said = f"{seconds(predict(cost, device))} on {device.name}"
         print(table((), [(), ("predicted", said)]))
 

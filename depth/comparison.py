@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from depth.analysis import analyze_all
 from depth.cost import Cost, bounded, call_seconds, reasons
@@ -19,23 +19,18 @@ class Ratio(NamedTuple):
     least: float
     most: float
 
-    @classmethod
-    def of(cls, above: float, below: float, open_above: bool, open_below: bool) -> Self:
-        """``above / below``; 1 if both are zero. An open number may be larger."""
-        ratio = above / below if below else (inf if above else 1.0)
-        return cls(0.0 if open_below else ratio, inf if open_above else ratio)
-
     @property
     def value(self) -> float | None:
         """The ratio; None if it is only bounded."""
         return self.least if self.least == self.most else None
 
-    def __str__(self) -> str:
+    def said(self, what: str) -> str:
+        """The ratio in words; two lower bounds have none."""
         if self.value is not None:
-            return f"{self.value:.3g}x"
+            return f"{self.value:.3g}x {what}"
         if self.most < inf:
-            return f"at most {self.most:.3g}x"
-        return f"at least {self.least:.3g}x" if self.least else "unknown"
+            return f"at most {self.most:.3g}x {what}"
+        return f"at least {self.least:.3g}x {what}" if self.least else "unknown: lower bounds"
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class Comparison:
     def depth_bounds(self) -> Ratio:
         """The least and the largest speedup on unlimited processors."""
         above, below = self.sequential.depth, self.parallel.depth
-        return self._ratio(above, max(below, 1) if above else below)
+        return _ratio(above, max(below, 1) if above else below, self.sequential, self.parallel)
 
     @property
     def depth_speedup(self) -> float | None:
@@ -98,7 +93,8 @@ class Comparison:
         """
         if self.sequential_seconds is None or self.parallel_seconds is None:
             return None
-        return self._ratio(self.sequential_seconds, self.parallel_seconds)
+        times = self.sequential_seconds, self.parallel_seconds
+        return _ratio(*times, self.sequential, self.parallel)
 
     @property
     def predicted_speedup(self) -> float | None:
@@ -113,34 +109,32 @@ class Comparison:
         """Whether both depths are exact: neither lower bounds nor estimates."""
         return self.sequential.exact and self.parallel.exact
 
-    def _ratio(self, above: float, below: float) -> Ratio:
-        return Ratio.of(above, below, bool(self.sequential.unknown), bool(self.parallel.unknown))
-
     @property
     def _work(self) -> Ratio:
         above, below = self.parallel.work, self.sequential.work
-        unknown = bool(self.parallel.unknown), bool(self.sequential.unknown)
-        return Ratio.of(above, max(below, 1) if above else below, *unknown)
+        return _ratio(above, max(below, 1) if above else below, self.parallel, self.sequential)
 
     def __str__(self) -> str:
         a, b = self.sequential, self.parallel
         rows = [
-            ("depth", bounded(a), bounded(b), _said(self.depth_bounds, "less")),
-            ("work", count(a.work), count(b.work), _said(self._work, "as much")),
+            ("depth", bounded(a), bounded(b), self.depth_bounds.said("less")),
+            ("work", count(a.work), count(b.work), self._work.said("as much")),
             ("bytes", count(a.bytes), count(b.bytes)),
             ("traffic", count(a.traffic), count(b.traffic)),
         ]
         if self.device and self.time_bounds:
             times = map(seconds, (self.sequential_seconds or 0.0, self.parallel_seconds or 0.0))
-            said = _said(self.time_bounds, "as fast")
-            rows.append(("time", *times, f"{said}, predicted for {self.device.name}"))
+            said = f"{self.time_bounds.said('as fast')}, predicted for {self.device.name}"
+            rows.append(("time", *times, said))
         text = table(("", "sequential", "parallel"), rows, "<>><")
         return "\n".join([text, *reasons(a, b)])
 
 
-def _said(ratio: Ratio, what: str) -> str:
-    """A ratio in words; two lower bounds have none."""
-    return "unknown: lower bounds" if str(ratio) == "unknown" else f"{ratio} {what}"
+def _ratio(above: float, below: float, *costs: Cost) -> Ratio:
+    """``above / below``, 1 if both are zero. A number of a cost with unknown parts may grow."""
+    ratio = above / below if below else (inf if above else 1.0)
+    over, under = (bool(cost.unknown) for cost in costs)
+    return Ratio(0.0 if under else ratio, inf if over else ratio)
 
 
 def compare(

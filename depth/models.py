@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any
 
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -23,7 +22,6 @@ from depth.device import Device
 from depth.platforms import chosen_device, compiled_for, cores, first_device
 
 _T, _G, _US = 1e12, 2**30, 1e-6
-_HALF = ("float16", "bfloat16")
 _GPU = (
     "latencies: kernels in a CUDA stream take 3 to 5 us, a lax.scan of a scalar 8 us a step "
     "(QuantEcon, JAX 0.8.1); a wait of the host 15 us, a node of a CUDA graph 0.4 of a launch, a "
@@ -38,68 +36,78 @@ _TPU = (
     "latencies: XLA's estimates of some 600 cycles for a small fusion; "
     "float32 products of full precision take 6 passes"
 )
+_SOURCES = {
+    "V100": "NVIDIA V100 SXM2 32 GB: cvw.cac.cornell.edu/gpu-architecture/gpu-example-tesla-v100; "
+    "openxla/xla specs/v100",
+    "A100": "NVIDIA A100 SXM4 80 GB: developer.nvidia.com/blog/"
+    "nvidia-ampere-architecture-in-depth; openxla/xla specs/a100_sxm_80",
+    "H100": "NVIDIA H100 SXM5 80 GB: www.nvidia.com/en-us/data-center/h100 (whitepaper); "
+    f"openxla/xla specs/h100_sxm; {_HOPPER}",
+    "H200": "NVIDIA H200 SXM 141 GB: www.nvidia.com/en-us/data-center/h200; "
+    f"openxla/xla specs/h200; {_HOPPER}",
+}
+# TFLOP/s in float64, float32 and half precision, TB/s, bytes, us of a launch, of a node of a graph
+# and of a call, GHz, and clock cycles until the result of an addition or multiplication can be
+# used. These are measured from Volta on by Z. Jia et al., *Dissecting the NVIDIA Volta GPU
+# architecture via microbenchmarking*, 2018, and by W. Luo et al., *Benchmarking and dissecting the
+# Nvidia Hopper GPU architecture*, 2024. Rates of float32 are those of ordinary cores; half
+# precision runs on tensor cores.
+_GPUS = {
+    "V100": (7.8, 15.7, 125, 0.9, 32 * _G, 4.0, 1.6, 20, 1.53, 4),
+    "A100": (19.5, 19.5, 312, 2.039, 80 * _G, 3.0, 1.2, 20, 1.41, 4),
+    "H100": (66.9, 66.9, 989.4, 3.352, 80 * _G, 2.5, 1.2, 72, 1.98, 5),
+    "H200": (66.9, 66.9, 989.4, 4.8, 141e9, 2.5, 1.2, 72, 1.98, 5),
+}
+# TFLOP/s in bfloat16 and of the vector unit, TB/s, bytes, GHz.
+_TPUS = {
+    "TPU v4": (275, 4.3, 1.2, 32 * _G, 1.05),
+    "TPU v5e": (197, 6.2, 0.819, 16e9, 1.5),
+    "TPU v5p": (459, 14.3, 2.765, 95 * _G, 1.75),
+    "TPU v6e": (918, 7.2, 1.638, 32e9, 1.75),
+}
 
 
-def _gpu(
-    name: str,
-    rates: dict[str, float],
-    bandwidth: float,
-    memory: float,
-    launch: float,
-    ghz: float,
-    source: str,
-    cycles: float = 4,
-    **measured: Any,
-) -> Device:
-    """A GPU: operations per second in products by dtype, microseconds of a launch.
+def _gpu(name: str) -> Device:
+    """The host launches kernels and graphs of them.
 
-    The host launches kernels and graphs of them, and reads the condition of a loop that depends on
-    data. ``cycles``: until the result of an addition or multiplication can be used, measured from
-    Volta on by Z. Jia et al., *Dissecting the NVIDIA Volta GPU architecture via microbenchmarking*,
-    2018, and by W. Luo et al., *Benchmarking and dissecting the Nvidia Hopper GPU architecture*,
-    2024.
+    It reads the condition of a loop that depends on data.
     """
-    figures: dict[str, Any] = {
-        "kernel_latency": launch * _US,
-        "loop_latency": 1 * _US,
-        "trip_latency": 15 * _US,
-        "rates": rates,
-        "bandwidth": bandwidth,
-        "memory": memory,
-        "source": f"{source}; {_GPU}",
-        "call_latency": 20 * _US,
-        "vector_rates": {"arithmetic": rates["float32"]},
-        "node_latency": 0.4 * launch * _US,
-        "operation_latency": cycles / (ghz * 1e9),
-    }
-    figures |= measured
-    return Device(name, condition_latency=3 * figures["node_latency"], **figures)
-
-
-def _hopper(name: str, bandwidth: float, memory: float, source: str) -> Device:
-    """H100 and H200 are one chip with two memories."""
-    rates = {"float64": 66.9 * _T, "float32": 66.9 * _T} | dict.fromkeys(_HALF, 989.4 * _T)
-    measured = {"call_latency": 72 * _US, "node_latency": 1.2 * _US}
-    return _gpu(
-        name, rates, bandwidth, memory, 2.5, 1.98, f"{source}; {_HOPPER}", cycles=5, **measured
+    double, single, half, bandwidth, memory, launch, node, call, ghz, cycles = _GPUS[name]
+    rates = {"float64": double, "float32": single, "float16": half}
+    if name != "V100":
+        rates["bfloat16"] = half
+    return Device(
+        name,
+        kernel_latency=launch * _US,
+        loop_latency=1 * _US,
+        trip_latency=15 * _US,
+        rates={dtype: rate * _T for dtype, rate in rates.items()},
+        bandwidth=bandwidth * _T,
+        memory=memory,
+        source=f"{_SOURCES[name]}; {_GPU}",
+        call_latency=call * _US,
+        vector_rates={"arithmetic": single * _T},
+        node_latency=node * _US,
+        condition_latency=3 * node * _US,
+        operation_latency=cycles / (ghz * 1e9),
     )
 
 
-def _tpu(
-    name: str, bf16: float, vector: float, bandwidth: float, memory: float, ghz: float, source: str
-) -> Device:
-    """A TPU: programs run on the chip with their loops, and products on units for bfloat16."""
+def _tpu(name: str) -> Device:
+    """Programs run on the chip with their loops, and products on units for bfloat16."""
+    half, vector, bandwidth, memory, ghz = _TPUS[name]
+    site = f"cloud.google.com/tpu/docs/{name.split()[1]}; jax-ml.github.io/scaling-book"
     return Device(
         name,
         kernel_latency=600 / (ghz * 1e9),
         loop_latency=0.1 * _US,
         trip_latency=0.2 * _US,
-        rates={"bfloat16": bf16, "float32": bf16 / 6},
-        bandwidth=bandwidth,
+        rates={"bfloat16": half * _T, "float32": half * _T / 6},
+        bandwidth=bandwidth * _T,
         memory=memory,
-        source=f"{source}; {_TPU}",
+        source=f"{site}; {_TPU}",
         call_latency=30 * _US,
-        vector_rates={"arithmetic": vector},
+        vector_rates={"arithmetic": vector * _T},
         platform="tpu",
     )
 
@@ -126,55 +134,7 @@ class Devices(Mapping[str, Device]):
         return len(self._models)
 
 
-# GPU rates of float32 are those of ordinary cores; float16 and bfloat16 run on tensor cores.
-_SITE = "cloud.google.com/tpu/docs"
-devices = Devices(
-    _gpu(
-        "V100",
-        {"float64": 7.8 * _T, "float32": 15.7 * _T, "float16": 125 * _T},
-        0.9 * _T,
-        32 * _G,
-        4.0,
-        1.53,
-        "NVIDIA V100 SXM2 32 GB: cvw.cac.cornell.edu/gpu-architecture/gpu-example-tesla-v100; "
-        "openxla/xla specs/v100",
-    ),
-    _gpu(
-        "A100",
-        {"float64": 19.5 * _T, "float32": 19.5 * _T} | dict.fromkeys(_HALF, 312 * _T),
-        2.039 * _T,
-        80 * _G,
-        3.0,
-        1.41,
-        "NVIDIA A100 SXM4 80 GB: developer.nvidia.com/blog/nvidia-ampere-architecture-in-depth; "
-        "openxla/xla specs/a100_sxm_80",
-    ),
-    _hopper(
-        "H100",
-        3.352 * _T,
-        80 * _G,
-        "NVIDIA H100 SXM5 80 GB: www.nvidia.com/en-us/data-center/h100 (whitepaper); "
-        "openxla/xla specs/h100_sxm",
-    ),
-    _hopper(
-        "H200",
-        4.8 * _T,
-        141e9,
-        "NVIDIA H200 SXM 141 GB: www.nvidia.com/en-us/data-center/h200; openxla/xla specs/h200",
-    ),
-    _tpu("TPU v4", 275 * _T, 4.3 * _T, 1.2 * _T, 32 * _G, 1.05, f"{_SITE}/v4"),
-    _tpu("TPU v5e", 197 * _T, 6.2 * _T, 0.819 * _T, 16e9, 1.5, f"{_SITE}/v5e"),
-    _tpu(
-        "TPU v5p",
-        459 * _T,
-        14.3 * _T,
-        2.765 * _T,
-        95 * _G,
-        1.75,
-        f"{_SITE}/v5p; jax-ml.github.io/scaling-book",
-    ),
-    _tpu("TPU v6e", 918 * _T, 7.2 * _T, 1.638 * _T, 32e9, 1.75, f"{_SITE}/v6e"),
-)
+devices = Devices(*map(_gpu, _GPUS), *map(_tpu, _TPUS))
 """Published models of accelerators by name, in upper or lower case.
 
 Example:

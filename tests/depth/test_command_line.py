@@ -1,8 +1,9 @@
 """``python -m depth``.
 
-What it prints of examples and functions, and what it says of bad input.
+What it prints of functions, and what it says of bad input.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,6 @@ import pytest
 
 import depth
 from depth.__main__ import DTYPES, argument, main
-from depth.examples import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
 MODEL = '''
@@ -105,41 +105,6 @@ def depth_in(text):
     return int(found.replace(",", ""))
 
 
-# -- examples -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_examples(run, name):
-    fn, args = EXAMPLES[name]()
-    cost = depth.analyze(fn, *args)
-    text = run("--example", name)
-    assert cost.exact
-    assert depth_in(text) == cost.depth
-    assert text.endswith(f"\n\n{cost}\n")
-    assert text.startswith(EXAMPLES[name].__doc__)
-    assert "predicted" not in text
-
-
-def test_the_depth_of_the_small_examples(run):
-    assert list(EXAMPLES) == ["mlp", "attention", "resnet", "rnn"]
-    assert depth_in(run("--example", "mlp")) == 11  # 1 + log2(1), max; 1 + 3, max; 1 + 3
-    # A block: convolution over 3 * 3 * 32 = 288 elements 1 + 9, relu 1, the same, and an addition:
-    # 23. The mean: 10, division 1.
-    assert depth_in(run("--example", "resnet")) == 8 * 23 + 11
-
-
-def test_from_the_shell():
-    done = subprocess.run(
-        [sys.executable, "-m", "depth", "--example", "mlp"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert depth_in(done.stdout) == 11
-    assert done.stderr == ""
-
-
 # -- functions ------------------------------------------------------------------------------------
 
 
@@ -197,8 +162,16 @@ def test_a_device_wherever_it_is_given_adds_a_time(run, argv):
 def test_every_device_can_be_chosen(run):
     names = {name: name for name in depth.devices} | {"here": depth.at_hand().name}
     for name, printed in names.items():
-        last = run("--example", "attention", "--device", name).splitlines()[-1]
+        last = run("model_file.py:sines", "f32[8]", "--device", name).splitlines()[-1]
         assert last.endswith(f" on {printed}")
+
+
+def test_from_the_shell():
+    command = [sys.executable, "-m", "depth", "model_file.py:step", "f32[8,8]", "f32[8]"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert depth_in(done.stdout) == 5
+    assert done.stderr == ""
 
 
 def test_trip_counts(run):
@@ -261,7 +234,7 @@ def test_a_run_leaves_the_path_as_it_was(run, name):
 # -- bad input ------------------------------------------------------------------------------------
 
 BAD = {
-    "nothing": ([], "--example"),
+    "nothing": ([], "function"),
     "types only": (["f32[8]"], "f32[8]"),
     "an unknown dtype": (["model_file.py:step", "f99[8]"], "f99[8]"),
     "no brackets": (["model_file.py:step", "f32"], "f32"),
@@ -280,11 +253,9 @@ BAD = {
     "no module": ([":step"], ":step"),
     "a relative module": ([".model_module:step"], ".model_module"),
     "a missing function of a module": (["model_module:stop"], "stop"),
-    "an unknown example": (["--example", "vgg"], "vgg"),
-    "an example and a function": (["--example", "mlp", "model_file.py:step"], "not both"),
-    "an unknown device": (["--example", "mlp", "--device", "H300"], "H300"),
-    "trips in words": (["--example", "mlp", "--trip-counts", "many"], "many"),
-    "negative trips": (["--example", "mlp", "--trip-counts", "-1"], "-1"),
+    "an unknown device": (["model_file.py:sines", "--device", "H300"], "H300"),
+    "trips in words": (["model_file.py:sines", "--trip-counts", "many"], "many"),
+    "negative trips": (["model_file.py:sines", "--trip-counts", "-1"], "-1"),
 }
 
 
@@ -303,4 +274,4 @@ def test_help_lists_what_there_is(capsys):
         main(["--help"])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert all(name in text for name in (*EXAMPLES, "H100", "--trip-counts", "file.py:function"))
+    assert all(name in text for name in ("H100", "--trip-counts", "file.py:function"))

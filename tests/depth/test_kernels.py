@@ -12,9 +12,8 @@ import pytest
 from jax import lax
 
 import depth
-from depth.examples import EXAMPLES
 from depth.kernels import CLASSES, Choice, Loop, Program
-from tests.depth.cases import b, f, i, sines
+from tests.depth.cases import EXAMPLES, b, f, i, sines
 
 
 def program(fn, *args, **options):
@@ -343,7 +342,7 @@ def test_operations_by_class():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_operation_has_a_class(name):
-    fn, args = EXAMPLES[name]()
+    fn, args = EXAMPLES[name]
     for one in everything(program(fn, *args)):
         for kernel, count in one.kernels:
             assert {kind for kind, _ in kernel.operations} <= set(CLASSES)

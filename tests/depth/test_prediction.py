@@ -9,8 +9,7 @@ import pytest
 from jax import lax
 
 import depth
-from depth.examples import EXAMPLES
-from tests.depth.cases import b, f, i, sines
+from tests.depth.cases import EXAMPLES, b, f, i, sines
 
 # A device on which all takes no time; each case slows down what it is about.
 FREE = depth.Device(
@@ -474,7 +473,7 @@ def test_a_name_is_the_device_of_the_table(cost):
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("device", depth.devices)
 def test_examples_take_a_plausible_time_on_every_device(name, device):
-    fn, args = EXAMPLES[name]()
+    fn, args = EXAMPLES[name]
     time = seconds(fn, *args, device=depth.devices[device])
     assert depth.devices[device].call_latency < time < 0.1
 
