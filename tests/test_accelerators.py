@@ -10,15 +10,10 @@ from jax import lax
 
 import deeppcr
 from deeppcr import Adjoint, Chain, Newton, Result
-from deeppcr._plan import ChainCosts, choose_method
 from deeppcr.linear import (
-    CyclicReduction,
     Diagonals,
     Matrices,
-    ParallelCyclicReduction,
-    choose_solver,
 )
-from deeppcr.linearize import find_linearization
 from deeppcr.loops import FALLBACK, ahead, steps_from
 from deeppcr.platforms import compiled_for, platform, platforms
 from tests.problems import L, assert_agree, normal, rounding, trajectory
@@ -139,15 +134,6 @@ def test_the_steps_of_an_unrolled_loop_are_written_apart(adjoint):
     assert barriers[0] < barriers[1]
 
 
-def test_a_chain_that_is_solved_at_once_stays_solved():
-    given = Newton(initial_guess=expected())
-    with compiled_for("cuda"):
-        solution = jax.jit(states(given))(START, INPUTS)
-    assert int(solution.result) == Result.CONVERGED
-    assert int(solution.stats.iterations) == 3
-    assert_agree(solution.trajectory, expected(), rounding(jnp.float64, L * WIDTH))
-
-
 def test_a_chain_that_overflows_ends_as_the_sequential_program_does():
     start = jnp.full((WIDTH,), 1e200)
 
@@ -194,28 +180,3 @@ def test_products_that_are_not_differentiated_are_sums_over_columns():
         with compiled_for("cuda"):
             assert "dot_general" not in str(jax.make_jaxpr(type(blocks).apply_only)(blocks, y))
             assert_agree(blocks.apply_only(y), blocks.apply(y))
-
-
-def test_rounds_have_one_shape_up_to_a_width():
-    b = normal(4, 64, WIDTH)
-    for blocks in (Matrices(normal(5, 64, WIDTH, WIDTH)), Diagonals(normal(5, 64, WIDTH))):
-        with compiled_for("cuda"):
-            jaxpr = str(jax.make_jaxpr(ParallelCyclicReduction().solve_unguarded)(blocks, b))
-        assert "dot_general" not in jaxpr
-        assert (
-            jaxpr.count("optimization_barrier") == 1
-        )  # a round is a kernel, or less, as XLA thinks best
-
-
-def test_the_planner_sees_what_runs_there():
-    chain = deeppcr.chain.trace_chain(lambda z, x: (step(z, x), None), START, INPUTS, L, 0, "z0")
-    costs = ChainCosts.of(chain)
-    blocks = costs.blocks(find_linearization("dense"))[1]
-    here, there = (
-        costs.on(cpu=cpu).solve(ParallelCyclicReduction(), blocks) for cpu in (True, False)
-    )
-    assert sum(times for _, times in there.program.kernels) < sum(
-        times for _, times in here.program.kernels
-    )
-    assert choose_solver(blocks, "cuda") == ParallelCyclicReduction() != CyclicReduction()
-    assert choose_method(costs, "cpu") == deeppcr.Sequential()

@@ -9,11 +9,23 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr import Chain, Newton, forward, scan, solve, solve_bidiagonal
-from tests.bad_options import OPTIONS
+from deeppcr import (
+    Adjoint,
+    BlockDiagonal,
+    Chain,
+    Clipped,
+    Coarse,
+    Diagonal,
+    Newton,
+    Scalar,
+    Surrogate,
+    forward,
+    scan,
+    solve,
+    solve_bidiagonal,
+)
 
-X = jnp.ones(3)
-XS = jnp.ones((5, 3))
+X, XS = jnp.ones(3), jnp.ones((5, 3))
 NONE = XS[:0]  # cut here: a cut that compiles is not the call's fault
 
 
@@ -30,355 +42,232 @@ def counted(z, x):
     return (x, jnp.where(x > 3, n + 1, n)), None
 
 
+def drawn(z, x):
+    return (z[0] * 2, jax.random.fold_in(z[1], z[0].sum().astype(jnp.int32))), None
+
+
 def double(x):
     return 2 * x
 
 
-def identity(x):
-    return x
+def solved(step=same, **options):
+    """A call that solves a chain of five steps by Newton's method with these options."""
+    return lambda z: solve(Chain(step, XS), z, method=Newton(**options))
 
 
-# What is called, with which arguments (arrays first); the error; and what its message has to say.
-CASES = {
+def scanned(step=keep, xs=XS, length=None, **options):
+    return lambda z: scan(step, z, xs, length, **options)
+
+
+# Wrong options: a call without arguments, the error, and what its message has to say.
+OPTIONS = [
+    (lambda: Newton(linear="PCR"), ValueError, "^linear is 'PCR'.*did you mean 'pcr'"),
+    (lambda: Newton(linear=1), TypeError, "(linear|solver) is 1.*expected"),
+    (lambda: Newton(initial_gues="apply"), TypeError, "'initial_gues'.*did you mean 'initial_gue"),
+    (lambda: Newton(initial_guess="zero"), ValueError, "initial_guess is 'zero'.*expected.*apply"),
+    (lambda: Newton(rtol=-1e-3), ValueError, "rtol is -0.001.*expected"),
+    (lambda: Newton(rtol=float("nan")), ValueError, "rtol is nan.*expected"),
+    (lambda: Newton(atol=-1.0), ValueError, "atol is -1.0.*expected"),
+    (lambda: Newton(max_iterations=0), ValueError, "max_iterations is 0.*expected"),
+    (lambda: Newton(max_iterations=2.5), TypeError, "max_iterations is 2.5.*expected"),
+    (lambda: Newton(on_failure="panic"), ValueError, "on_failure is 'panic'.*expected.*raise"),
+    (lambda: Newton(linearize="densee"), ValueError, "linearize is 'densee'.*expected.*'dense'"),
+    (lambda: Newton(linearize=3), TypeError, "linearize is 3.*expected.*'dense'"),
+    (lambda: Newton(linearize=Diagonal), TypeError, "linearize is .*Diagonal.*expected"),
+    (lambda: Newton(jacobian_every=0), ValueError, "jacobian_every is 0.*expected"),
+    (lambda: Newton(window=0), ValueError, "window is 0.*expected"),
+    (lambda: Newton(window=2.5), TypeError, "window is 2.5.*expected"),
+    (lambda: Newton(window=True), (TypeError, ValueError), "window is True.*expected"),
+    (lambda: Newton(memory="1 GB"), TypeError, "memory is '1 GB'.*expected how many bytes"),
+    (lambda: Newton(acceleration="anderson"), TypeError, "acceleration is 'and.*expected.*Anderso"),
+    (lambda: Surrogate(3), TypeError, "step is 3.*expected a function"),
+    (lambda: Surrogate(same, "densee"), ValueError, "linearize is 'densee'.*expected.*'dense'"),
+    (lambda: Clipped("diagonal", 0.0), ValueError, "limit is 0.0.*expected"),
+    (lambda: Clipped(limit="1"), TypeError, "limit is '1'.*expected"),
+    (lambda: BlockDiagonal(0), ValueError, "size is 0.*expected"),
+    (lambda: BlockDiagonal(2.0), TypeError, "size is 2.0.*expected"),
+    (lambda: Diagonal(-1), ValueError, "probes is -1.*expected"),
+    (lambda: Diagonal(2.5), TypeError, "probes is 2.5.*expected"),
+    (lambda: Coarse(every=0), ValueError, "every is 0.*expected"),
+    (lambda: Coarse(every=2, step=3), (TypeError, ValueError), "step is 3.*expected"),
+    (lambda: Adjoint(linearize="?"), ValueError, "linearize is '.'.*expected.*'dense'"),
+    (lambda: Adjoint(linear="?"), ValueError, "(linear|solver) is '.'.*pcr"),
+    (lambda: Adjoint(rtol=-1.0), ValueError, "rtol is -1.0.*expected"),
+    (lambda: Adjoint(max_iterations=None), TypeError, "max_iterations is None.*expected"),
+    (lambda: Adjoint(memory=0), ValueError, "memory is 0.*expected"),
+    (lambda: Adjoint(checkpoint=0), ValueError, "checkpoint is 0.*expected how many steps"),
+    (lambda: Adjoint(checkpoint=1.5), TypeError, "checkpoint is 1.5.*expected how many steps"),
+    (lambda: deeppcr.unstack([double]), TypeError, r"stacked is list.*deeppcr.stack\(layers\)"),
+]
+# Wrong calls, on X or on the arrays that come last.
+WRONG = (TypeError, ValueError)
+CALLS = [
     # A state that changes from step to step.
-    "shape": (
-        lambda z: scan(lambda z, x: (z[:2], None), z, XS),
-        (X,),
-        TypeError,
-        r"state.*float64\[3\].*float64\[2\].*expected",
-    ),
-    "structure in solve": (
-        lambda z: solve(Chain(lambda z, x: [z], XS), z),
-        (X,),
-        TypeError,
-        "structure.*state.*expected",
-    ),
-    "shape in solve": (
-        lambda z: solve(Chain(lambda z, x: z[None], XS), z, method="newton"),
-        (X,),
-        TypeError,
-        r"state.*\[3\].*\[1, 3\].*expected",
-    ),
-    "dtype with autodiff": (
-        lambda z: scan(lambda z, x: (z.astype(jnp.float32), None), z, XS, adjoint="autodiff"),
-        (X,),
-        TypeError,
-        "carry",  # jax.lax.scan's own message
-    ),
+    (scanned(lambda z, x: (z[:2], None)), TypeError, r"state.*float64\[3\].*float64\[2\].*expect"),
+    (lambda z: solve(Chain(lambda z, x: [z], XS), z), TypeError, "structure.*state.*expected"),
+    (solved(lambda z, x: z[None]), TypeError, r"state.*\[3\].*\[1, 3\].*expected"),
+    (scanned(lambda z, x: (z.astype("float32"), None), adjoint="autodiff"), TypeError, "carry"),
     # Lengths.
-    "lengths in a chain": (
-        lambda a, b: Chain(same, (a, b)),
-        (np.ones(5), np.ones((4, 2))),
+    (
+        lambda x: Chain(same, (x, np.ones((4, 2)))),
         ValueError,
-        r"inputs\[0\]: 5.*inputs\[1\]: 4.*expected",
+        r"s\[0\]: 5.*s\[1\]: 4.*expected",
+        XS,
     ),
-    "length and inputs": (lambda x: Chain(same, x, 4), (XS,), ValueError, "length is 4.*inputs.*5"),
-    "length and no steps": (
-        lambda x: scan(keep, X, x, 4),
-        (NONE,),
-        ValueError,
-        "length is 4.*xs.*0",
-    ),
-    "no length in a chain": (lambda z: solve(Chain(same), z), (X,), ValueError, "inputs.*length"),
-    "negative length": (
-        lambda z: scan(keep, z, length=-1),
-        (X,),
-        ValueError,
-        "length is -1.*expected",
-    ),
+    (lambda x: Chain(same, x, 4), ValueError, "length is 4.*inputs.*5", XS),
+    (scanned(xs=NONE, length=4), ValueError, "length is 4.*xs.*0"),
+    (lambda z: solve(Chain(same), z), ValueError, "inputs.*length"),
+    (scanned(xs=None, length=-1), ValueError, "length is -1.*expected"),
     # What depends on the state, and has no derivatives.
-    "integers": (
-        lambda z: scan(counted, (X, z), XS, method="newton"),
-        (np.arange(3),),
+    (
+        lambda n: scan(counted, (X, n), XS, method="newton"),
         TypeError,
         r"method.*init\[1\] \(int64\).*depends.*expected.*auto",
+        np.arange(3),
     ),
-    "booleans": (
+    (
         lambda z: scan(lambda z, x: ((z[0] * 2, z[0] > 1), None), (X, z), XS, adjoint="pcr"),
-        (X > 0,),
         TypeError,
         r"adjoint.*init\[1\] \(bool\).*depends.*expected.*autodiff",
+        X > 0,
     ),
-    "an integer leaf": (
-        lambda n: solve(
-            Chain(lambda z, x: dict(zip("xn", counted((z["x"], z["n"]), x)[0], strict=True)), XS),
-            {"x": X, "n": n},
-            method="newton",
-        ),
-        (np.arange(3),),
+    (
+        lambda n: solve(Chain(lambda z, x: counted(z, x)[0], XS), (X, n), method="newton"),
         TypeError,
-        r"z0\['n'\] \(int64\).*depends.*expected",
+        r"z0\[1\] \(int64\).*depends.*expected",
+        np.arange(3),
     ),
-    "a key": (
-        lambda z: scan(
-            lambda z, x: (
-                (z[0] * 2, jax.random.fold_in(z[1], z[0].sum().astype(jnp.int32))),
-                None,
-            ),
-            (X, z),
-            XS,
-            method="newton",
-        ),
-        (jax.random.key(0),),
+    (
+        lambda k: scan(drawn, (X, k), XS, method="newton"),
         TypeError,
         r"init\[1\] \(key.*depends.*expected",
+        jax.random.key(0),
     ),
-    # What was meant.
-    "a method misspelt": (
-        lambda: scan(keep, X, XS, method="newtn"),
-        (),
-        ValueError,
-        "method is 'newtn'.*did you mean 'newton'",
-    ),
-    "a solver in capitals": (
-        lambda: Newton(linear="PCR"),
-        (),
-        ValueError,
-        "^linear is 'PCR'.*did you mean 'pcr'",
-    ),
-    "an argument misspelt": (
-        lambda z: forward([identity], z, batchndim=1),
-        (X,),
+    # Methods and adjoints.
+    (scanned(method="newtn"), ValueError, "method is 'newtn'.*did you mean 'newton'"),
+    (scanned(method=3), TypeError, "method is 3.*expected.*'newton'"),
+    (scanned(method=Newton), TypeError, "method.*Newton.*expected"),
+    (scanned(method=Adjoint()), TypeError, "method is Adjoint.*expected"),
+    (scanned(method=Diagonal()), TypeError, "method is .*expected"),
+    (lambda z: solve(Chain(same, XS), z, method="?"), ValueError, "method.*'?'.*expected.*sequent"),
+    (lambda z: forward([double], z, method="?"), ValueError, "method.*'?'.*expected.*sequential"),
+    (scanned(adjoint="crp"), ValueError, "adjoint.*'crp'.*expected.*'pcr'"),
+    (scanned(xs=NONE, adjoint="crp"), ValueError, "adjoint.*'crp'"),
+    (lambda z: forward([double], z, adjoint="crp"), ValueError, "adjoint.*'crp'.*expected.*'pcr'"),
+    (scanned(adjoint=0), TypeError, "adjoint is 0.*expected"),
+    (scanned(adjoint=Adjoint), TypeError, "adjoint is .*Adjoint.*expected"),
+    (scanned(adjoint=Newton()), TypeError, "adjoint is Newton.*expected"),
+    # Blocks of the chain.
+    (
+        solved(linearize=Surrogate(lambda z, x: z[:2])),
         TypeError,
-        r"forward\(\).*'batchndim', expected one of.*did you mean 'batch_ndim'",
+        r"linearize is Surrogate.*\[3\].*\[2\].*expected",
     ),
-    "an option misspelt": (
-        lambda: Newton(initial_gues="apply"),
-        (),
+    (
+        scanned(method=Newton(linearize=Clipped(Surrogate(same)))),
         TypeError,
-        r"Newton\(\).*'initial_gues'.*did you mean 'initial_guess'",
+        "linearize is Surrogate.*same.*expected a pair",
     ),
-    "axes that x of forward lacks": (
-        lambda x: forward([jnp.sin, jnp.sin], x, batch_ndim=2),
-        (X,),
+    (solved(linearize=Scalar(np.ones(4))), ValueError, r"coefficient.*\[4\].*expected.*5 steps"),
+    (
+        solved(linearize=Scalar(np.ones((5, 3))), jacobian_every=2),
         ValueError,
-        r"^x has shape \[3\], expected.*batch_ndim = 2",
+        r"coefficient.*\[5, 3\].*expected.*5 steps",
     ),
-    "layers for a stack": (
-        lambda: deeppcr.unstack([identity]),
-        (),
-        TypeError,
-        r"stacked is list, expected.*deeppcr.stack\(layers\)",
-    ),
-    "a step for a chain": (
-        lambda z, x: solve(same, z, x),
-        (X, XS),
-        TypeError,
-        r"chain is .*solve\(Chain\(step, xs\), z0\)",
-    ),
-    "a third argument": (
-        lambda z, x: solve(Chain(same, x), z, x),
-        (X, XS),
-        TypeError,
-        r"float64\[5, 3\].*solve\(Chain\(step, xs\), z0\)",
-    ),
-    "a layer of another width": (
-        lambda x: forward([partial(jnp.matmul, np.ones((2, 4))), double], x),
-        (X,),
-        TypeError,
-        r"layers\[0\].*was given float64\[3\].*contracting",
-    ),
-    # Names.
-    "method": (
-        lambda z: scan(keep, z, XS, method="newtown"),
-        (X,),
+    (
+        scanned(adjoint=Adjoint(linearize=Scalar(np.ones(4)))),
         ValueError,
-        "method.*'newtown'.*expected.*'newton'",
+        r"coefficient.*\[4\].*expected.*5 steps",
     ),
-    "method in solve": (
-        lambda z: solve(Chain(same, XS), z, method="?"),
-        (X,),
-        ValueError,
-        "method.*'?'.*expected.*sequential",
-    ),
-    "method in forward": (
-        lambda z: forward([identity], z, method="?"),
-        (X,),
-        ValueError,
-        "method.*'?'.*expected.*sequential",
-    ),
-    "method of another type": (
-        lambda z: scan(keep, z, XS, method=3),
-        (X,),
-        TypeError,
-        "method is 3.*expected.*'newton'",
-    ),
-    "a class as method": (
-        lambda z: scan(keep, z, XS, method=Newton),
-        (X,),
-        TypeError,
-        "method.*Newton.*expected",
-    ),
-    "adjoint": (
-        lambda z: scan(keep, z, XS, adjoint="crp"),
-        (X,),
-        ValueError,
-        "adjoint.*'crp'.*expected.*'pcr'",
-    ),
-    "adjoint without steps": (
-        lambda z: scan(keep, z, NONE, adjoint="crp"),
-        (X,),
-        ValueError,
-        "adjoint.*'crp'",
-    ),
-    "adjoint in forward": (
-        lambda z: forward([identity], z, adjoint="crp"),
-        (X,),
-        ValueError,
-        "adjoint.*'crp'.*expected.*'pcr'",
-    ),
-    "adjoint of another type": (
-        lambda z: scan(keep, z, XS, adjoint=0),
-        (X,),
-        TypeError,
-        "adjoint is 0.*expected",
-    ),
-    "linear solver": (lambda: Newton(linear="?"), (), ValueError, "(linear|solver) is '.'.*pcr"),
-    "linear solver of another type": (
-        lambda: Newton(linear=1),
-        (),
-        TypeError,
-        "(linear|solver) is 1.*expected",
-    ),
-    # Options of Newton.
-    "rtol": (lambda: Newton(rtol=-1e-3), (), ValueError, "rtol is -0.001.*expected"),
-    "rtol is nan": (lambda: Newton(rtol=float("nan")), (), ValueError, "rtol is nan.*expected"),
-    "atol": (lambda: Newton(atol=-1.0), (), ValueError, "atol is -1.0.*expected"),
-    "max_iterations": (
-        lambda: Newton(max_iterations=0),
-        (),
-        ValueError,
-        "max_iterations is 0.*expected",
-    ),
-    "on_failure": (
-        lambda: Newton(on_failure="panic"),
-        (),
-        ValueError,
-        "on_failure is 'panic'.*expected.*raise",
-    ),
-    "initial_guess": (
-        lambda: Newton(initial_guess="zero"),
-        (),
-        ValueError,
-        "initial_guess is 'zero'.*expected.*apply",
-    ),
-    "shape of the guess": (
-        lambda z: solve(Chain(same, XS), z, method=Newton(initial_guess=lambda z, xs: z)),
-        (X,),
+    (lambda z: solved(linearize=Scalar("1.0"))(z), WRONG, "coefficient.*'1.0'.*expected"),
+    (lambda z: solved(linearize=Scalar(of_input=3))(z), WRONG, "of_input.*3.*expected"),
+    (solved(linearize=Scalar(of_input=double)), ValueError, r"of_input.*\[3\].*expected a number"),
+    # Guesses.
+    (
+        solved(initial_guess=lambda z, xs: z),
         ValueError,
         r"initial_guess.*\(3,\).*expected.*\(5, 3\)",
     ),
-    "structure of the guess": (
-        lambda z: solve(Chain(same, XS), z, method=Newton(initial_guess=lambda z, xs: [xs])),
-        (X,),
-        ValueError,
-        "initial_guess.*expected",
-    ),
+    (solved(initial_guess=lambda z, xs: [xs]), ValueError, "initial_guess.*expected"),
+    (lambda z: solved(initial_guess=0.0)(z), ValueError, r"initial_guess.*expected.*\(5, 3\)"),
+    (lambda z: solved(initial_guess=None)(z), ValueError, r"initial_guess.*expected.*\(5, 3\)"),
+    (solved(initial_guess=Coarse(2, lambda z, x: z[:1])), WRONG, r"Coarse.*1.*expected.*3"),
+    (solved(initial_guess=Coarse(2, lambda z, x: (z,))), WRONG, "Coarse.*expected"),
     # Batch axes.
-    "batch_ndim": (
-        lambda z: scan(keep, z, XS, batch_ndim=2),
-        (X,),
-        ValueError,
-        r"init.*\[3\].*batch_ndim = 2",
-    ),
-    "negative batch_ndim": (
-        lambda z: scan(keep, z, XS, batch_ndim=-1),
-        (X,),
-        ValueError,
-        "batch_ndim is -1.*expected",
-    ),
-    "batch_ndim of another type": (
-        lambda z: scan(keep, z, XS, batch_ndim=None),
-        (X,),
-        ValueError,
-        "batch_ndim is None.*expected",
-    ),
-    "batches differ": (
+    (scanned(batch_ndim=2), ValueError, r"init.*\[3\].*batch_ndim = 2"),
+    (scanned(batch_ndim=-1), ValueError, "batch_ndim is -1.*expected"),
+    (scanned(batch_ndim=None), ValueError, "batch_ndim is None.*expected"),
+    (
         lambda a, b: scan(keep, {"a": a, "b": b}, XS, batch_ndim=1),
-        (np.ones((2, 3)), np.ones((4, 3))),
         ValueError,
-        r"init.*init\['a'\]: \[2\].*init\['b'\]: \[4\]",
+        r"init.*init\['a'\]: \[5\].*init\['b'\]: \[4\]",
+        XS,
+        np.ones((4, 3)),
+    ),
+    (lambda x: forward([jnp.sin] * 2, x, batch_ndim=2), ValueError, r"x has shape \[3\], expected"),
+    (
+        lambda z: forward([double], z, batchndim=1),
+        TypeError,
+        r"forward\(\).*did you mean 'batch_nd",
     ),
     # Layers and chains.
-    "no chain": (lambda z: solve([identity], z), (X,), TypeError, "chain is list.*expected.*Chain"),
-    "no layer": (
-        lambda z: forward([identity, 3], z),
-        (X,),
+    (lambda z: solve([double], z), TypeError, "chain is list.*expected.*Chain"),
+    (lambda z: solve(same, z, XS), TypeError, r"chain is .*solve\(Chain\(step, xs\), z0\)"),
+    (
+        lambda z: solve(Chain(same, XS), z, XS),
         TypeError,
-        r"layers\[1\] is 3.*expected a callable",
+        r"float64\[5, 3\].*solve\(Chain\(step, xs\), z0\)",
     ),
-    "from no layers": (
-        lambda z: Chain.from_layers([], z),
-        (X,),
-        ValueError,
-        "layers is empty.*expected",
+    (lambda z: forward([double, 3], z), TypeError, r"layers\[1\] is 3.*expected a callable"),
+    (
+        lambda x: forward([partial(jnp.matmul, np.ones((2, 4))), double], x),
+        TypeError,
+        r"layers\[0\].*was given float64\[3\].*contracting",
     ),
-    "from layers unlike": (
-        lambda z: Chain.from_layers([identity, identity, double], z),
-        (X,),
+    (lambda z: Chain.from_layers([], z), ValueError, "layers is empty.*expected"),
+    (
+        lambda z: Chain.from_layers([jnp.sin, jnp.sin, double], z),
         ValueError,
         r"layers\[2\].*layers\[1\].*expected.*forward",
     ),
-    "from layers that change the shape": (
+    (
         lambda z: Chain.from_layers([lambda x: x[:1], lambda x: x[:1]], z),
-        (X,),
         ValueError,
         r"layers\[1\].*layers\[0\].*shape",
     ),
     # Linear recurrences.
-    "A and b": (
-        solve_bidiagonal,
-        (np.ones((5, 2, 2)), XS),
-        ValueError,
-        r"A.*\[5, 2\].*b.*\[5, 3\]",
-    ),
-    "lengths of A and b": (
-        solve_bidiagonal,
-        (np.ones((4, 3, 3)), XS),
-        ValueError,
-        r"A.*\[4, 3.*b.*\[5, 3\]",
-    ),
-    "batches of A and b": (
-        solve_bidiagonal,
-        (np.ones((5, 2, 3, 3)), np.ones((5, 1, 3))),
-        ValueError,
-        r"A.*b.*\[5, 1, 3\]",
-    ),
-    "dtypes of A and b": (
-        solve_bidiagonal,
-        (XS, XS.astype(np.float32)),
-        TypeError,
-        "b.*float32.*A.*float64",
-    ),
-    "integers in A": (
-        solve_bidiagonal,
-        (np.ones((5, 3), int), np.ones((5, 3), int)),
-        TypeError,
-        "A.*int64.*expected",
-    ),
-    "the initial state": (
-        lambda A, b, y: solve_bidiagonal(A, b, initial=y),
-        (XS, XS, np.ones(2)),
+    (solve_bidiagonal, ValueError, r"A.*\[5, 2\].*b.*\[5, 3\]", np.ones((5, 2, 2)), XS),
+    (solve_bidiagonal, ValueError, r"A.*\[4, 3.*b.*\[5, 3\]", np.ones((4, 3, 3)), XS),
+    (solve_bidiagonal, TypeError, "b.*float32.*A.*float64", XS, np.ones((5, 3), "float32")),
+    (solve_bidiagonal, TypeError, "A.*int64.*expected", *[np.ones((5, 3), int)] * 2),
+    (
+        lambda b, y: solve_bidiagonal(b, b, initial=y),
         ValueError,
         r"initial.*\[2\].*expected.*\[3\]",
+        XS,
+        np.ones(2),
     ),
-    "solver": (partial(solve_bidiagonal, solver="?"), (XS, XS), ValueError, "solver is '.'.*pcr"),
-    **OPTIONS,
-}
+    (lambda b: solve_bidiagonal(b, b, solver="?"), ValueError, "solver is '.'.*pcr", XS),
+]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_bad_input(name, compiled):
-    call, arrays, error, message = CASES[name]
-    arrays = [jnp.asarray(array) for array in arrays]
+@pytest.mark.parametrize(("call", "error", "message"), OPTIONS, ids=[row[2] for row in OPTIONS])
+def test_bad_options(call, error, message):
+    with pytest.raises(error, match="(?s)" + message):
+        call()
+
+
+@pytest.mark.parametrize("row", CALLS, ids=[row[2] for row in CALLS])
+def test_bad_calls(row, compiled):
+    call, error, message, *arrays = row
+    arrays = list(map(jnp.asarray, arrays or [X]))
+    with pytest.raises(error, match="(?s)" + message):  # under jit, before anything is compiled
+        jax.eval_shape(call, *arrays)
     compiled.clear()
     with pytest.raises(error) as raised:
         call(*arrays)
     assert re.search(message, str(raised.value), re.DOTALL), str(raised.value)
     assert not compiled
-    if arrays:
-        with pytest.raises(error, match="(?s)" + message):
-            jax.eval_shape(call, *arrays)
 
 
 def test_errors_of_the_step_come_through_as_they_are():

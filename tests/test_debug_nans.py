@@ -38,22 +38,6 @@ def test_a_healthy_chain(name):
         assert f"{iterations}  " in str(solution)
 
 
-ACCELERATED = Newton(linearize="identity", acceleration=Anderson())
-
-
-@pytest.mark.parametrize(
-    ("chain", "methods"),
-    [
-        (Chain(lambda z, x: 0.5 * z, CHAIN.inputs), [ACCELERATED, Newton(damping=TrustRegion())]),
-        (Chain(lambda z, x: x, CHAIN.inputs), [Newton(record=True)]),
-    ],
-)
-def test_states_and_updates_that_are_zero(chain, methods):
-    for method in methods:
-        solution = deeppcr.solve(chain, jnp.zeros(3), method=method)
-        assert_agree(solution.trajectory, trajectory(chain, jnp.zeros(3)))
-
-
 @pytest.mark.parametrize(
     ("method", "adjoint", "compiled"),
     [

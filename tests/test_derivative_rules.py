@@ -172,51 +172,6 @@ def test_second_derivatives_of_a_chain_in_a_chain():
     assert_agree(found, expected)
 
 
-def test_newton_says_how_it_went_while_a_rule_is_differentiated():
-    chain = deeppcr.Chain(lambda z, x: jnp.tanh(clipped(normal(0, 3, 3), z) + x), normal(1, 5, 3))
-
-    def value(z):
-        solution = deeppcr.solve(chain, z, method="newton")
-        return solution.value.sum(), solution
-
-    _, solution = jax.jit(jax.grad(value, has_aux=True))(jnp.ones(3))
-    assert solution.stats.iterations > 0
-    assert solution.result == deeppcr.Result.CONVERGED
-
-
-def test_forward_keeps_rules():
-    weights = [0.1 * normal(i, 3, 3) for i in range(4)]
-
-    def gradient(forward):
-        def value(weights):
-            return jnp.sum(
-                forward([jax.tree_util.Partial(rounded, w) for w in weights], 9 * jnp.ones(3)) ** 2
-            )
-
-        return jax.grad(value)(weights)
-
-    def loop(layers, x):
-        for layer in layers:
-            x = layer(x)
-        return x
-
-    assert_agree(*jax.jit(lambda: (gradient(deeppcr.forward), gradient(loop)))())
-
-
-@pytest.mark.parametrize("way", [{}, {"adjoint": "autodiff"}])
-def test_checkpoints_stay_where_jax_differentiates(way):
-    def value(scan, weight):
-        step = jax.checkpoint(lambda z, x: (jnp.tanh(z @ weight + x),) * 2)
-        return scan(step, jnp.ones(3), normal(1, 5, 3))[1].sum()
-
-    def kept(scan):
-        return sum(
-            leaf.size for leaf in jax.tree.leaves(jax.vjp(partial(value, scan), normal(0, 3, 3))[1])
-        )
-
-    assert kept(partial(deeppcr.scan, **way)) <= kept(jax.lax.scan) + 5 * 3
-
-
 def _looking(weight, x):
     """Residuals of what is differentiated."""
     cosine = jnp.cos(weight.value * x.value)

@@ -4,9 +4,8 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.experimental import checkify, io_callback
+from jax.experimental import io_callback
 
 import deeppcr
 from tests.problems import assert_agree, normal
@@ -82,25 +81,6 @@ def test_effects_happen_once_in_order(options, tell):
     assert len(logged) == LENGTH * (2 if tell is in_inner_scan else 1)
 
 
-def test_effects_under_transformations():
-    log = Log()
-
-    def value(scan, z):
-        def step(z, x):
-            z = jnp.tanh(0.5 * z + x)
-            jax.debug.callback(log.note, z)
-            return z, z
-
-        return scan(step, z, normal(0, LENGTH))[1].sum()
-
-    for transform in (jax.grad, lambda f: jax.jit(jax.value_and_grad(f))):
-        expected = transform(partial(value, jax.lax.scan))(jnp.float64(0.3))
-        logged = log.read()
-        assert_agree(transform(partial(value, deeppcr.scan))(jnp.float64(0.3)), expected)
-        assert sorted(log.read()) == sorted(logged)
-        assert len(logged) == LENGTH
-
-
 def test_solve_and_forward():
     log = Log()
 
@@ -128,32 +108,3 @@ def test_newton_refuses(options):
     with pytest.raises(ValueError, match="side effects"):
         deeppcr.solve(chain, jnp.float64(0.3), **options)
     assert log.read() == []
-
-
-@pytest.mark.parametrize("limit", [0.2, 2.0])
-def test_checks_are_made(limit):
-    def checked(scan):
-        def step(z, x):
-            z = jnp.tanh(0.5 * z + x)
-            checkify.check(z < limit, "a large state")
-            return z, z
-
-        error, result = checkify.checkify(lambda z: scan(step, z, normal(0, LENGTH)))(
-            jnp.float64(0.3)
-        )
-        return error.get(), result
-
-    error, result = checked(deeppcr.scan)
-    expected, right = checked(jax.lax.scan)
-    assert error == expected
-    assert (error is None) == (limit > 1)
-    assert_agree(result, right)
-
-
-def test_plan_of_a_step_with_effects():
-    chain = deeppcr.Chain(
-        lambda z, x: (jax.debug.print("{}", z), jnp.tanh(z + x))[1], np.zeros(LENGTH)
-    )
-    (found,) = deeppcr.plan(chain, jnp.float64(0.3)).chains
-    assert [type(candidate.method) for candidate in found.forward] == [deeppcr.Sequential]
-    assert len(found.gradient) == 1

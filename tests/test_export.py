@@ -71,14 +71,6 @@ def test_scan(options):
     check(both(deeppcr.scan, **options), gradients_of_lax_scan(), *SHAPES["both"])
 
 
-def test_backwards():
-    check(
-        both(partial(deeppcr.scan, reverse=True)),
-        gradients_of_lax_scan(reverse=True),
-        *SHAPES["both"],
-    )
-
-
 @pytest.mark.parametrize("name", ["batch", "length"])
 def test_solve(name):
     def ours(z, xs):
@@ -107,21 +99,6 @@ def test_forward():
         return jax.value_and_grad(lambda z: ((y := forward(z)).sum(), y), has_aux=True)
 
     check(both(partial(deeppcr.forward, layers)), both(theirs), (BATCH, 3))
-
-
-def test_symbols_in_what_the_step_closes_over():
-    """And in what it computes in between, of a state whose own shape is known."""
-
-    def both(scan, z, table):
-        def closed_over(z, _):
-            return jnp.tanh(z + table.mean(axis=0)), None
-
-        def computed(z, _):
-            return jnp.sin(z + jnp.ones(table.shape).sum(axis=0)), None
-
-        return [scan(step, z, length=5)[0] for step in (closed_over, computed)]
-
-    check(partial(both, deeppcr.scan), partial(both, jax.lax.scan), (3,), (BATCH, 3))
 
 
 @pytest.mark.parametrize(

@@ -33,33 +33,6 @@ def narrow_chain(dtype):
     return deeppcr.Chain(step, normal(1, 100, 4).astype(dtype)), normal(2, 4).astype(dtype)
 
 
-def test_narrow_types_converge():
-    """In float16, and under strict promotion: the next test."""
-    dtype = jnp.bfloat16
-    with jax.numpy_dtype_promotion("standard"):
-        chain, z0 = narrow_chain(dtype)
-        solution = solve(chain, z0, method="newton")
-        expected = trajectory(chain, z0)
-    assert solution.trajectory.dtype == dtype
-    assert solution.result == Result.CONVERGED
-    assert solution.stats.iterations <= 12
-    assert_agree(solution.trajectory, expected, 16 * float(jnp.finfo(dtype).eps))
-
-
-def test_a_step_that_insists_on_its_narrow_type():
-    dtype = jnp.float16
-    weight = normal(0, 4, 4, scale=0.4).astype(dtype)
-
-    def step(z, x):
-        return jnp.tanh(weight @ z.astype(dtype) + x.astype(dtype))
-
-    chain = deeppcr.Chain(step, normal(1, 40, 4).astype(dtype))
-    z0 = normal(2, 4).astype(dtype)
-    solution = solve(chain, z0, method="newton")
-    assert solution.converged
-    assert_agree(solution.trajectory, trajectory(chain, z0), 16 * float(jnp.finfo(dtype).eps))
-
-
 def test_gradients_of_narrow_types():
     dtype = jnp.bfloat16
     with jax.numpy_dtype_promotion("standard"):
@@ -119,7 +92,6 @@ STEPS = {
     "infinite for one step": lambda z, x: jnp.where(
         jnp.isfinite(z), jnp.tanh(z) + 1e200 * x * 1e200, 0.5
     ),
-    "one of three entries": lambda z, x: 0.5 * z + jnp.log(1.0 - x * jnp.array([0.0, 1.0, 0.0])),
 }
 
 
@@ -131,7 +103,7 @@ def inputs(at_7):
 
 @pytest.mark.parametrize(
     ("name", "linear"),
-    list(zip(STEPS, ["pcr", "chunked", "sequential", "sequential"], strict=True)),
+    list(zip(STEPS, ["pcr", "chunked", "sequential"], strict=True)),
 )
 def test_non_finite_states_are_those_of_the_sequential_program(name, linear):
     chain, z0 = deeppcr.Chain(STEPS[name], inputs([5.0, 6.0, 7.0])), np.array([0.5, 0.6, 0.7])

@@ -15,8 +15,7 @@ from jax.interpreters import ad, batching, mlir
 
 import deeppcr
 import depth
-from deeppcr.rewrites import columns, evaluate, plain_gradients, write_out
-from deeppcr.rewrites.retype import retyped
+from deeppcr.rewrites import columns, evaluate, write_out
 from depth import primitives
 from depth.jaxprs import Program, equations, without_constants
 from tests.problems import assert_agree, normal
@@ -76,20 +75,6 @@ def test_depth(entered):
     assert cost.seconds(depth.at_hand("cpu")) > 0
 
 
-def test_numbers_of_trips(entered):
-    def count(x):
-        return lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, thrice(s[1])), (0, x))[1]
-
-    def grow(x):
-        return lax.while_loop(lambda s: s[0] < 5, lambda s: (thrice(s[0]), s[1] + 1), (1, x))[1]
-
-    assert depth.analyze(count, 1.0).depth >= 5
-    assert any(
-        "turns" in each.reason or "trips" in each.reason
-        for each in depth.analyze(grow, 1.0).unknown
-    )
-
-
 def test_structure(entered):
     found = structure_of(lambda z: jnp.sin(thrice(z)) * z, jnp.zeros(WIDTH))
     assert found.kind == ("elementwise" if entered else "dense")
@@ -116,26 +101,11 @@ def test_small_products(entered):
     assert_agree(written(x), inner(x))
 
 
-def test_sums(entered):
-    x = normal(1, 5, 1, 3)
-    f = jax.jit(lambda x: thrice(thrice(x).sum(0)))
-    assert shapes(plain_gradients(f), x) == shapes(f, x)
-    assert_agree(plain_gradients(f)(x), f(x))
-
-
 def test_columns(entered):
     def linear(v):
         return thrice(v) + thrice(v @ SQUARE)
 
     assert_agree(columns(linear, jnp.zeros(WIDTH)), jax.vmap(linear)(jnp.eye(WIDTH)))
-
-
-def test_retyping(entered):
-    closed = jax.make_jaxpr(jax.jit(lambda x: thrice(x) + 1))(jnp.ones(WIDTH))
-    program, constants = retyped(Program.of(closed))
-    known = dict(zip([*program.constvars, *program.invars], [*constants, SQUARE[0]], strict=True))
-    (found,) = evaluate(program, known, program.outvars)
-    assert_agree(found, 3 * SQUARE[0] + 1)
 
 
 def test_the_answer_is_right(entered):
@@ -150,19 +120,6 @@ def test_the_answer_is_right(entered):
     scans = partial(deeppcr.scan, method="newton", adjoint="pcr"), lax.scan
     both = [jax.value_and_grad(partial(value, scan), argnums=(0, 1)) for scan in scans]
     assert_agree(*jax.jit(lambda *arguments: [each(*arguments) for each in both])(*arguments))
-
-
-def test_layers(entered):
-    layers = [jax.tree_util.Partial(lambda w, x: jnp.tanh(thrice(x) @ w), SQUARE / 9)] * 4
-
-    def loop(layers, x):
-        for layer in layers:
-            x = layer(x)
-        return x
-
-    x = normal(1, WIDTH)
-    forward = partial(deeppcr.forward, method="newton")
-    assert_agree(*jax.jit(lambda: [each(layers, x) for each in (forward, loop)])())
 
 
 def test_a_call_that_is_not_entered_stays_as_it_is(monkeypatch):

@@ -91,17 +91,6 @@ def test_gradients_of_a_readout_need_no_adjoint_states(adjoint, halve):
     assert "custom_linear_solve" not in primitives(lambda: of_weight(scan, xs, halve))
 
 
-def test_outputs_may_have_no_derivative_with_respect_to_the_states():
-    def loss(scan, weight):
-        def step(z, x):
-            return jnp.tanh(z) + x, weight @ half(z)
-
-        return (scan(step, Z0, normal(1, 7, 2))[1] ** 2).sum()
-
-    ours = partial(deeppcr.scan, method="sequential", adjoint="backprop")
-    assert_agree(*(jax.grad(partial(loss, scan))(Z0 + 2) for scan in (ours, jax.lax.scan)))
-
-
 @pytest.mark.parametrize("length", [7, LONG])
 def test_what_jax_cannot_map_runs_step_by_step(length):
     def step(z, x):
@@ -114,11 +103,3 @@ def test_what_jax_cannot_map_runs_step_by_step(length):
     assert_agree(*(jax.grad(partial(loss, scan))(Z0) for scan in (ours, jax.lax.scan)))
     with pytest.raises(ValueError, match="a pure_callback with vmap_method=None"):
         loss(partial(deeppcr.scan, method="newton"), Z0)
-
-
-def test_other_gradients_need_them():
-    def loss(z0):
-        step = read(jnp.ones(2), jnp.sin)
-        return deeppcr.scan(step, z0, normal(1, 7, 2), adjoint="backprop")[1].sum()
-
-    assert "custom_linear_solve" in primitives(lambda: jax.grad(loss)(Z0))

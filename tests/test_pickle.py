@@ -69,17 +69,6 @@ def test_what_is_data_can_be_pickled_and_copied(name, how):
     assert repr(again) == repr(made)
 
 
-def test_a_plan_that_was_pickled_says_all_that_it_said():
-    plan = make("plan for another device")
-    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(plan))))
-    assert again.to_json() == plan.to_json()
-    assert (again.method, again.adjoint) == (plan.method, plan.adjoint)
-    costs = [(a.cost, b.cost) for a, b in zip(again.main.gradient, plan.main.gradient, strict=True)]
-    device = plan.main.device
-    assert all((a + a).depth == (b + b).depth for a, b in costs)
-    assert all(a.repeat(3).seconds(device) == b.repeat(3).seconds(device) for a, b in costs)
-
-
 def test_layers_that_were_stacked_and_pickled():
     stack = pickle.loads(pickle.dumps(deeppcr.stack(LAYERS)))
     assert jnp.array_equal(stack(jnp.ones(3)), deeppcr.forward(LAYERS, jnp.ones(3)))

@@ -135,12 +135,6 @@ def test_products_of_methods(options):
     only_highest(gradient, START, W, XS, traced_for="cuda")
 
 
-def test_products_of_narrow_states_are_those_of_float32():
-    f = jax.grad(partial(loss, method="newton", adjoint="pcr"), argnums=(0, 1))
-    narrow = (x.astype(jnp.bfloat16) for x in (START, W, XS))
-    assert products(f, *narrow)[HIGHEST] > 0  # iterates, in float32
-
-
 def test_the_loop_is_the_users():
     def plain(start, w, xs):
         def step(h, x):
@@ -158,15 +152,6 @@ def test_the_loop_is_the_users():
         found = products(gradient, START, W, XS)
     assert found[DEFAULT] == 2, found  # of the forward loop
     assert found[HIGHEST] > 1
-
-
-def test_layers():
-    layers = [jax.tree_util.Partial(lambda w, x: jnp.tanh(x @ w), w) for w in (W, 2 * W, 3 * W)]
-
-    def f(layers, x):
-        return deeppcr.forward(layers, x, method="newton", adjoint="pcr").sum()
-
-    only_highest(jax.grad(f, argnums=(0, 1)), layers, START, traced_for="cuda")
 
 
 @pytest.mark.parametrize("argument", [True, False])

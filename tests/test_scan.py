@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr._solve import solve_chain
 from deeppcr.adjoint import Autodiff
 from tests.problems import PROBLEMS, Problem, assert_agree, backpropagate, normal, oracle
 
@@ -110,18 +109,8 @@ CORNERS = {
         (INIT, 2 * INIT),
         XS,
     ),
-    "leaves that never meet": (
-        lambda w, z, x: ({"a": w @ z["a"], "b": jnp.sin(z["b"]) * x}, z["b"]),
-        {"a": INIT, "b": INIT},
-        XS,
-    ),
     "nothing carried": (lambda w, z, x: (None, w @ x), None, XS),
     "a carry without entries": (lambda w, z, x: (z, w @ x), jnp.zeros((0,)), XS),
-    "a carry partly without entries": (
-        lambda w, z, x: ((z[0], w @ z[1] + x), z[1]),
-        (jnp.zeros((0, 2)), INIT),
-        XS,
-    ),
     "a matrix, and None among the inputs": (
         lambda w, z, x: (jnp.tanh(w @ z + x[0][:, None] * z), x[2]["b"] * z[0]),
         normal(3, 3, 3),
@@ -147,13 +136,10 @@ WITH = [
     ("the carry is constant", "blocks"),
     ("the same leaf twice", "newton"),
     ("leaves are exchanged, no ys", "blocks"),
-    ("leaves that never meet", "newton, pcr"),
     ("nothing carried", "newton, pcr"),
     ("nothing carried", "step by step"),
     ("a carry without entries", "newton, pcr"),
     ("a carry without entries", "blocks"),
-    ("a carry partly without entries", "newton, pcr"),
-    ("a carry partly without entries", "step by step"),
     ("a matrix, and None among the inputs", "blocks"),
     ("control flow", "newton"),
 ]
@@ -231,32 +217,6 @@ def test_a_captured_python_number():
     assert_agree(found, [of_python, of_numpy, of_python])
 
 
-@pytest.mark.parametrize("scan", ["step by step", "newton, pcr"])
-def test_numpy_arrays_and_lists_of_them_and_lengths(scan):
-    weight, init, xs = map(np.asarray, (WEIGHT, INIT, XS))
-
-    def f(z, x):
-        return ([jnp.tanh(weight @ z[0] + x["a"])], z[0])
-
-    def linear(z, _):
-        return (WEIGHT @ z, z)
-
-    def run(scan):
-        beside_xs = scan(f, [init], {"a": xs}, np.int64(LENGTH))
-        return beside_xs, scan(linear, INIT, length=np.int32(3))
-
-    assert_agree(*jax.jit(lambda: (run(SCANS[scan]), run(jax.lax.scan)))())
-
-
-def test_an_integer_carry_goes_with_autodiff():
-    def f(n, x):
-        return (n + 1, n * x)
-
-    assert_agree(
-        deeppcr.scan(f, 0, jnp.arange(5), adjoint="autodiff"), jax.lax.scan(f, 0, jnp.arange(5))
-    )
-
-
 def test_a_long_chain():
     problem = Problem(
         PROBLEMS["gru"].step,
@@ -313,12 +273,6 @@ def test_the_program_and_the_traces_of_the_step_do_not_grow_with_the_length():
     assert traces == as_many <= 2
 
 
-def test_the_program_of_parallel_solvers_grows_with_the_logarithm():
-    options = {"method": deeppcr.Newton(linear="pcr"), "adjoint": "cyclic_reduction"}
-    sizes = [size_of_gradient(length, **options)[0] for length in (8, 16, 32)]
-    assert sizes[2] - sizes[1] <= 1.2 * (sizes[1] - sizes[0]) + 10
-
-
 WIDE = jnp.zeros(1024), jnp.linspace(0.0, 1.0, 64)
 
 
@@ -331,16 +285,6 @@ def test_states_that_nobody_reads_are_not_kept():
     memory = last.lower(*WIDE).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 64 * WIDE[0].nbytes / 4
     assert_agree(last(*WIDE), jax.lax.scan(decaying, *WIDE)[0])
-
-
-def test_nor_by_eager_calls(monkeypatch):
-    runs = []
-    monkeypatch.setattr(
-        "deeppcr.api.solve_chain", lambda *a, **k: runs.append(solve_chain(*a, **k)) or runs[-1]
-    )
-    value, _ = deeppcr.scan(decaying, *WIDE)
-    assert not runs[0].trajectory
-    assert_agree(value, jax.lax.scan(decaying, *WIDE)[0])
 
 
 def test_jaxs_gradient_of_the_last_state_takes_no_more_memory():

@@ -18,15 +18,11 @@ OTHERS = {
     "none": lambda: None,
     "tuple": lambda: (1, 2),
     "list": lambda: [1, 2],
-    "reversed": lambda: (2, 1),
-    "nested": lambda: ((1,), 2),
     "dict": lambda: {"a": 1, "b": 2},
-    "dict of others": lambda: {"a": 2, "b": 1},
     "float32": lambda: np.ones(2, np.float32),
     "float64": lambda: np.ones(2),
     "shape": lambda: np.ones((2, 1)),
     "value": lambda: np.array([1.0, 2.0]),
-    "negative zero": lambda: np.array([-0.0, 0.0]),
     "zero": lambda: np.array([0.0, 0.0]),
     "nan": lambda: np.array([np.nan, 0.0]),
     "bfloat16": lambda: jnp.ones(2, jnp.bfloat16),
@@ -47,7 +43,6 @@ def reduction(factor):
 
 PROGRAMS = {
     "sum": program(lambda x, y: x + y, (3,), (3,)),
-    "turned": program(lambda x, y: y + x, (3,), (3,)),
     "difference": program(lambda x, y: x - y, (3,), (3,)),
     "literal": program(lambda x, y: x * 2.0 + y, (3,), (3,)),
     "another literal": program(lambda x, y: x * 3.0 + y, (3,), (3,)),
@@ -55,8 +50,6 @@ PROGRAMS = {
     "another constant": program(lambda x, y: x * np.arange(1.0, 4.0) + y, (3,), (3,)),
     "shape": program(lambda x, y: x + y, (4,), (4,)),
     "dtype": program(lambda x, y: x + y, (3,), (3,), dtype="float32"),
-    "outputs": program(lambda x, y: (x + y, x), (3,), (3,)),
-    "other outputs": program(lambda x, y: (x + y, y), (3,), (3,)),
     "parameter": program(lambda x, y: jnp.sum(jnp.outer(x, y), 0), (3,), (3,)),
     "other parameter": program(lambda x, y: jnp.sum(jnp.outer(x, y), 1), (3,), (3,)),
     "loop": program(
@@ -67,9 +60,6 @@ PROGRAMS = {
     ),
     "reduction": reduction(1.0),
     "other reduction": reduction(2.0),
-    "other body": program(
-        lambda x, y: jax.lax.scan(lambda c, _: (jnp.cos(c) + y, None), x, length=3)[0], (3,), (3,)
-    ),
 }
 
 
@@ -142,23 +132,6 @@ def test_a_rule_made_anew_counts_as_another():
     found = [lasting_signature(program(made(1.0), (3,))()) for _ in range(2)]
     assert found[0] != found[1]
     assert "closes over values" in found[0][1]
-
-
-def test_names_of_variables_do_not_count():
-    def f(x):
-        return jnp.sin(x) * x
-
-    def g(x):
-        _ = jnp.cos(x)  # which moves all names on
-        return jnp.sin(x) * x
-
-    alone, beside = (jax.make_jaxpr(h)(jnp.ones(2)) for h in (f, f))
-    assert signature(alone) == signature(beside)
-    assert signature(alone) != signature(jax.make_jaxpr(g)(jnp.ones(2)))
-
-
-def test_a_dict_has_no_order():
-    assert signature({"a": 1, "b": 2}) == signature({"b": 2, "a": 1})
 
 
 def test_a_tracer_is_the_same_as_itself():

@@ -166,28 +166,6 @@ def test_transformations(name, combination):
     assert_agree(actual, expected(name))
 
 
-def test_integers_booleans_and_keys_are_data():
-    """Beside leaves that are differentiated, captured, and among the inputs."""
-    weight, init, xs = ARGUMENTS
-    data = {"float": normal(5, L), "int": jnp.arange(L), "bool": jnp.arange(L) % 3 == 0}
-    table, key = jnp.arange(4), jax.random.key(3)
-
-    def value(scan, weight, moving):
-        def body(z, x):
-            moving, data = x
-            z = z * jax.random.uniform(key, (3,), z.dtype) + table[1:].astype(z.dtype)
-            z = jnp.where(data["bool"], jnp.tanh(weight @ z + data["float"]), z * moving)
-            return z, z[data["int"] % 3]
-
-        return scan(body, init, (moving, data))[1].sum()
-
-    both = (
-        jax.grad(partial(value, scan), argnums=(0, 1))
-        for scan in (COMBINATIONS["pcr"], jax.lax.scan)
-    )
-    assert_agree(*jax.jit(lambda *arguments: [grad(*arguments) for grad in both])(weight, xs))
-
-
 def test_grad_of_integer_xs_is_float0_as_in_lax_scan():
     def value(scan, init, number):
         return scan(lambda z, n: (jnp.sin(z) * n.astype(z.dtype), z), init, number)[0]

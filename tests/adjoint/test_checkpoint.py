@@ -117,9 +117,3 @@ def test_what_is_for_the_chain_as_a_whole(method, message):
     chain = deeppcr.Chain(lambda z, x: jnp.tanh(W @ z + x), XS)
     with pytest.raises(ValueError, match=message):
         deeppcr.solve(chain, START, method=method, adjoint=SEGMENTS)
-
-
-@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (True, TypeError), (1.5, TypeError)])
-def test_a_bad_number_of_steps(value, error):
-    with pytest.raises(error, match=r"checkpoint is .* expected how many steps"):
-        deeppcr.Adjoint(checkpoint=value)

@@ -93,15 +93,6 @@ def forwards(scan, function):
     return out, push(*arguments)
 
 
-def forwards_of_forwards(scan, function):
-    """Tangents of tangents of two examples."""
-
-    def push(z):
-        return jax.jvp(lambda z: run(scan, function, WEIGHT, z, XS), (z,), (Z0,))
-
-    return jax.vmap(lambda z: jax.jvp(push, (z,), (Z0,)))(jnp.stack([Z0, 2 * Z0]))
-
-
 def gradient(scan, function):
     return jax.grad(lambda *a: run(scan, function, *a)[1].sum(), (0, 1, 2))(WEIGHT, Z0, XS)
 
@@ -129,12 +120,6 @@ def test_forward_mode(name, options):
     scan = partial(deeppcr.scan, **options)
     actual = jax.jit(partial(forwards, scan, FORWARDS_ONLY[name]))()
     assert_agree(actual, expected(forwards, name))
-
-
-def test_forward_mode_of_forward_mode():
-    scan = partial(deeppcr.scan, adjoint="pcr")
-    actual = jax.jit(partial(forwards_of_forwards, scan, repeated))()
-    assert_agree(actual, expected(forwards_of_forwards, "in the step"))
 
 
 @pytest.mark.parametrize(
@@ -168,17 +153,3 @@ def test_what_does_not_pass_the_loop_has_reverse_mode():
     assert_agree(*jax.jit(lambda: list(map(by_state, scans)))())
     with pytest.raises(ValueError, match="Reverse-mode"):
         jax.eval_shape(partial(gradient, partial(deeppcr.scan, adjoint="pcr"), function))
-
-
-def test_forward_and_plan():
-    layers = [jax.tree_util.Partial(repeated, factor * WEIGHT) for factor in (0.5, 1.0, 1.5)]
-
-    def loop(z):
-        for layer in layers:
-            z = layer(z)
-        return z
-
-    forward = partial(deeppcr.forward, layers, adjoint="backprop")
-    assert_agree(*jax.jit(lambda: [jax.jvp(f, (Z0,), (Z0,)) for f in (forward, loop)])())
-    chain = deeppcr.Chain(lambda z, x: repeated(WEIGHT, z) + x, XS)
-    assert "forward mode only: Reverse-mode differentiation" in str(deeppcr.plan(chain, Z0))

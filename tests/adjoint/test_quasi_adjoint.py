@@ -189,11 +189,6 @@ def test_slow_corrections_are_not_taken_for_converged():
     assert_agree(*_both(grad, Adjoint("identity", "sequential"), init), 0.05)
 
 
-def test_a_chain_of_one_step():
-    weight, init, xs = ARGUMENTS
-    assert_agree(*_both(gradient, Adjoint("diagonal"), weight, init, np.asarray(xs)[:1]))
-
-
 def _both(of, adjoint, *arguments):
     """What ``of`` is by this adjoint, and by `jax.lax.scan`."""
     ours = partial(deeppcr.scan, adjoint=adjoint)

@@ -4,43 +4,10 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import deeppcr
 from tests.problems import assert_agree, normal
-
-STEPS = {
-    "z -> az + b": lambda z, x: (0.5 * z + 0.3, None),
-    "z -> xz": lambda z, x: (x * z, z),
-    "z -> x": lambda z, x: (jnp.sin(x) + 0 * z, z),
-}
-
-
-def derivatives(step, scan):
-    """The gradient of the size of a gradient."""
-
-    def value(z, xs):
-        last, ys = scan(STEPS[step], z, xs)
-        return last**2 + sum(jnp.sum(y**3) for y in jax.tree.leaves(ys))
-
-    def penalty(z, xs):
-        by_state, by_inputs = jax.grad(value, argnums=(0, 1))(z, xs)
-        return by_state**2 + jnp.sum(by_inputs**2)
-
-    def linear(z):
-        return jax.grad(lambda z: scan(STEPS[step], z, xs)[0])(z) ** 2
-
-    z, xs = np.float64(1.3), np.arange(3.0)
-    by_state = jax.grad(linear)(z) if step == "z -> az + b" else None
-    return jax.grad(penalty, argnums=(0, 1))(z, xs), by_state
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_gradient_of_a_gradient(step):
-    scans = partial(deeppcr.scan, adjoint="pcr"), jax.lax.scan
-    assert_agree(*jax.jit(lambda: [derivatives(step, scan) for scan in scans])())
-
 
 # -- derivatives are linear maps, of which there are derivatives and transposes ----------------------
 
@@ -98,26 +65,3 @@ def test_a_gradient_is_a_linear_map_of_its_cotangents(sine):
     for adjoint in ["backprop", "pcr"][: 2 if sine is jnp.sin else 1]:
         scan = partial(deeppcr.scan, adjoint=adjoint)
         assert_agree(jax.jit(partial(of_the_pullback, scan, sine))(), right)
-
-
-def test_around_a_scan():
-    """A linear system whose function is a chain."""
-
-    def derivatives(scan):
-        def solution(weight, b):
-            def system(y):
-                return y - scan(lambda z, x: (weight @ z + x, z), y, jnp.zeros((4, 3)))[0]
-
-            def solve(system, b):
-                return jnp.linalg.solve(jax.jacobian(system)(b), b)
-
-            return jax.lax.custom_linear_solve(system, b, solve, transpose_solve=solve)
-
-        def penalty(readout):
-            of = jax.grad(lambda b: jnp.sin(solution(WEIGHT, b)) @ readout)
-            return (of(START[0]) ** 2).sum()
-
-        return jax.grad(penalty)(START[0]), jax.jacobian(solution, (0, 1))(WEIGHT, START[0])
-
-    scans = partial(deeppcr.scan, adjoint="pcr"), jax.lax.scan
-    assert_agree(*(jax.jit(partial(derivatives, scan))() for scan in scans))

@@ -41,19 +41,6 @@ def total(scan, *args):
     return last.sum() + (ys**2).sum()
 
 
-ARGS = WEIGHT, INIT, XS
-TANGENTS = tuple(normal(10 + i, *x.shape) for i, x in enumerate(ARGS))
-
-
-def forwards(scan):
-    out, tangents = jax.linearize(partial(value, scan), *ARGS)
-    return out, tangents(*TANGENTS)
-
-
-def hessian(scan):
-    return jax.hessian(lambda z: total(scan, WEIGHT, z, XS))(INIT)
-
-
 def vmap_of_gradient(scan):
     gradient = jax.grad(partial(total, scan), (0, 1, 2))
     return jax.vmap(gradient, (None, 0, None))(WEIGHT, normal(5, 3, 2), XS)
@@ -68,8 +55,6 @@ def gradient_of_vmap_of_checkpoint_of_jit(scan):
 @pytest.mark.parametrize(
     ("transform", "mode"),
     [
-        (forwards, "newton, pcr"),
-        (hessian, "auto"),
         (vmap_of_gradient, "newton, pcr"),
         (gradient_of_vmap_of_checkpoint_of_jit, "auto"),
     ],
@@ -86,39 +71,6 @@ def test_without_jit():
 
 
 # vmap: over any of the arguments
-
-
-BATCHES = normal(20, 3, 2, 2, scale=0.5), normal(21, 3, 2), normal(22, 3, LENGTH, 2)
-
-
-def mapped(scan, *each_axes):
-    """Over every one of these axes; what no batched leaf changes stays unbatched in the last."""
-
-    def run(w, z, xs):
-        def rnn(c, x):
-            z, fixed, count = c
-            return (jnp.tanh(w @ z + x + fixed), fixed, count + 1), z
-
-        return scan(rnn, (z, INIT, 0), xs)
-
-    out_axes = (0, None, None), 0
-    results = []
-    for axes in each_axes:
-        pairs = zip(axes, ARGS, BATCHES, strict=True)
-        arguments = [one if axis is None else many for axis, one, many in pairs]
-        results.append(jax.vmap(run, axes, out_axes)(*arguments))
-    return results
-
-
-@pytest.mark.parametrize(
-    ("mode", "axes"),
-    [
-        ("newton", [(0, None, None), (None, None, 0)]),
-        ("auto", [(0, 0, 0), (None, 0, None)]),
-    ],
-)
-def test_vmap_over_any_argument(mode, axes):
-    assert_same(*(together(mapped, scan, *axes) for scan in (SCANS[mode], jax.lax.scan)))
 
 
 @over("sequential, backprop", "newton, pcr")
@@ -193,28 +145,6 @@ def test_a_scan_in_a_scan():
     assert_same(by_newton, right[0])
 
 
-def rooted(scan, z):
-    """Its number of trips is known to nobody before."""
-
-    def step(z, x):
-        z = jax.lax.while_loop(lambda z: jnp.sum(z**2) > 0.5, lambda z: 0.7 * z, z + x)
-        return z, z[0]
-
-    return scan(step, z, XS)
-
-
-def tangents(scan):
-    out, linear = jax.linearize(partial(rooted, scan), INIT)
-    return out, linear(XS[1]), jax.jacfwd(partial(rooted, scan))(INIT)
-
-
-@over("auto", "newton, pcr")
-def test_forward_mode_through_a_while_loop(scan):
-    assert_same(together(tangents, scan), by_lax(tangents))
-    with pytest.raises(ValueError, match=r"Reverse-mode.*while_loop"):
-        jax.eval_shape(jax.grad(lambda z: rooted(scan, z)[0].sum()), INIT)
-
-
 # Options
 
 
@@ -240,20 +170,3 @@ def test_unroll_is_heeded():
             assert "while" not in jax.jit(run).lower(init, XS).as_text()
             run = partial(deeppcr.scan, f, unroll=2, **options)
             assert "while" in jax.jit(run).lower(init, XS).as_text()
-
-
-@pytest.mark.parametrize("scan", [SCANS["auto"], SCANS["newton"]], ids=["auto", "newton"])
-@pytest.mark.parametrize("init", [0, 0.5], ids=str)
-def test_bad_unroll(scan, init):
-    with pytest.raises(ValueError, match=r"unroll.*must be"):
-        scan(lambda z, x: (z, x), init, XS, unroll=-1)
-    with pytest.raises(TypeError, match=r"unroll"):
-        jax.jit(lambda n: scan(lambda z, x: (z, x), init, XS, unroll=n))(3)
-
-
-def test_arguments_by_position():
-    def f(z, x):
-        return jnp.sin(z) + x, z
-
-    assert_same(deeppcr.scan(f, INIT, XS, LENGTH, True), jax.lax.scan(f, INIT, XS, LENGTH, True))
-    assert_same(deeppcr.scan(f, INIT, XS, None, True, 2), jax.lax.scan(f, INIT, XS, None, True, 2))

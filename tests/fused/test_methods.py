@@ -56,20 +56,6 @@ def test_examples_and_their_gradients(count):
     assert_agree(on_a_gpu(partial(gradient, ours), *arrays), expected, 1e-5)
 
 
-def test_a_declared_batch_and_a_state_of_leaves():
-    def cell(z, x):
-        return {"a": jnp.tanh(z["a"] + x), "b": jnp.float32(0.5) * z["b"] + z["a"].sum(-1)}
-
-    start = {"a": numbers(4, 3), "b": numbers(4)}
-    chain = Chain(cell, numbers(L, 4, 3))
-
-    def states(method, start):
-        return deeppcr.solve(chain, start, method=method, batch_ndim=1).trajectory
-
-    expected = jax.jit(partial(states, "sequential"))(start)
-    assert_agree(on_a_gpu(partial(states, FUSED), start), expected, rounding(jnp.float32, 3 * L))
-
-
 def test_second_derivatives():
     def slope(scan, h):
         return jax.grad(lambda h: jax.grad(lambda h: loss(scan, W, h, X))(h).sum())(h)

@@ -10,12 +10,11 @@ from deeppcr import Chain, Newton
 from deeppcr.linear import Matrices
 from deeppcr.linearize import Dense, Diagonal, keep_derivative, kept_blocks
 from deeppcr.platforms import compiled_for
-from tests.linearize.steps import MIX, W, by_rows, dense, elementwise, in_pairs
+from tests.linearize.steps import MIX, W, by_rows, dense, elementwise
 from tests.linearize.test_jacobian import jacobians, side_by_side
 from tests.problems import L, assert_agree, normal
 
 PAIR = {"a": normal(1, L, W), "b": normal(2, L, W)}
-EXAMPLES = {"a": normal(3, L, 3, W), "b": normal(4, L, 3, W)}
 INPUTS = normal(5, L, W)
 
 
@@ -36,18 +35,11 @@ def own_forwards(z, x):
     return {"a": rounded(z["b"]) * x, "b": jnp.sin(z["a"])}
 
 
-def repeated(z, x):
-    after = jax.lax.fori_loop(0, 3, lambda _, a: jnp.sin(a) * x, z["a"])
-    return {"a": after * z["b"], "b": z["a"]}
-
-
 STEPS = {
     "elementwise": (elementwise, INPUTS),
-    "pairs": (in_pairs, INPUTS),
     "shared weights": (dense, INPUTS),
     "own weights": (own_weights, normal(6, L, 2 * W, 2 * W)),
     "own derivative": (own_forwards, INPUTS),
-    "a loop": (repeated, INPUTS),
 }
 
 
@@ -70,18 +62,6 @@ def test_blocks_are_the_jacobians(step, inputs):
     chain, vectors, kept, blocks = found(step, PAIR, inputs)
     assert kept
     assert isinstance(blocks, Matrices)
-    assert_agree(blocks.matrix, jacobians(chain, vectors))
-
-
-def of_examples(z, x):
-    both = jnp.tanh(jnp.concatenate([z["a"], z["b"]], axis=-1) @ MIX)
-    return {"a": both[:, :W] * x[None], "b": both[:, W:]}
-
-
-def test_blocks_of_examples():
-    chain, vectors, kept, blocks = found(of_examples, EXAMPLES, INPUTS, batch_ndim=1)
-    assert kept
-    assert blocks.matrix.shape == (L, 3, 2 * W, 2 * W)
     assert_agree(blocks.matrix, jacobians(chain, vectors))
 
 

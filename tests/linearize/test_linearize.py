@@ -19,7 +19,6 @@ from tests.problems import (
     L,
     assert_agree,
     normal,
-    rounding,
     solve,
     trajectory,
 )
@@ -81,33 +80,6 @@ def test_converges(name):
     assert not np.isnan(residuals[: int(solution.stats.iterations) + 1]).any()
 
 
-@partial(jax.jit, static_argnums=0)
-def twice(method, many):
-    def last(z0):
-        def body(z, shift):
-            z = deeppcr.solve(Chain(CHAIN.step, XS + shift), z, method=method).value
-            return z, z
-
-        return jax.lax.scan(body, z0, jnp.arange(2.0))
-
-    return jax.vmap(last)(many)
-
-
-def test_under_vmap_and_inside_lax_scan():
-    """Of blocks that are kept: each example decides for itself when it takes new ones."""
-    many = np.stack([Z0, 3 * Z0])
-    assert_agree(twice(METHODS["kept for 3"], many), twice("sequential", many))
-
-
-def test_narrow_dtypes():
-    chain = Chain(CHAIN.step, XS.astype(jnp.bfloat16))
-    solution = solve(chain, Z0.astype(jnp.bfloat16), method=METHODS["2 x 2"])
-    assert solution.result == Result.CONVERGED
-    assert_agree(
-        solution.trajectory, trajectory(chain, Z0.astype(jnp.bfloat16)), rounding(jnp.bfloat16, 4)
-    )
-
-
 @pytest.mark.parametrize(
     ("linearize", "dtype", "length", "h", "tolerance"),
     [("zero", jnp.bfloat16, 60, 0.05, 0.05), ("identity", jnp.float32, 1000, 1.5e-6, 1e-4)],
@@ -122,20 +94,6 @@ def test_slow_iterations_are_not_taken_for_converged(linearize, dtype, length, h
         chain, Z0.astype(dtype), method=Newton(linearize=linearize, initial_guess="constant")
     )
     assert_agree(solution.trajectory, trajectory(chain, Z0.astype(dtype)), tolerance)
-
-
-def test_a_short_chain_of_a_batch_of_one():
-    chain = Chain(CHAIN.step, XS[:1])
-    solution = solve(chain, Z0[None], method=METHODS["2 x 2"], batch_ndim=1)
-    assert_agree(solution.trajectory, trajectory(chain, Z0[None]))
-
-
-@pytest.mark.parametrize("name", ["2 x 2", "4 probes"])
-def test_a_state_of_one_entry(name):
-    chain = Chain(lambda z, x: jnp.sin(z + x), XS[:, :1])
-    solution = solve(chain, Z0[:1], method=Newton(linearize=LINEARIZATIONS[name]))
-    assert_agree(solution.trajectory, trajectory(chain, Z0[:1]))
-    assert solution.stats.iterations <= 7  # all of these are exact
 
 
 def test_vmap_over_the_coefficients_and_no_derivative_through_them():
@@ -180,20 +138,6 @@ def test_auto_takes_the_narrowest_form_that_is_exact(step, expected):
     )
 
 
-def test_an_lstm_with_a_diagonal_recurrence_is_made_of_pairs():
-    weights, bias = normal(0, 4, W), normal(1, 4, W)
-
-    def step(carry, x):
-        h, c = carry
-        i, f, g, o = (w * h + b + x for w, b in zip(weights, bias, strict=True))
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        return jax.nn.sigmoid(o) * jnp.tanh(c), c
-
-    assert choose(
-        step, (Z0[:1].repeat(W), Z0[:1].repeat(W)), normal(2, L, W)
-    ).linearization == BlockDiagonal(2)
-
-
 def test_what_is_exact():
     def exact(step, linearize):
         return choose(step, FIRST, normal(8, L, W), linearize).is_exact
@@ -205,18 +149,6 @@ def test_what_is_exact():
     assert all(exact(in_pairs, x) for x in ("dense", BlockDiagonal(2)))
     assert not exact(in_pairs, "diagonal")
     assert exact(elementwise, "diagonal")
-
-
-def test_examples_that_interact_have_no_exact_blocks():
-    problem = PROBLEMS["batch norm"]
-    choice = choose(
-        lambda z, x: problem.step(problem.params, z, x)[0],
-        problem.init,
-        problem.xs,
-        "dense",
-        batch_ndim=1,
-    )
-    assert not choice.is_exact
 
 
 def test_memory_makes_windows_and_then_diagonals():

@@ -1,6 +1,6 @@
 """Blocks of another function, and clipped ones: the solution is that of the step itself."""
 
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr import Adjoint, BlockDiagonal, Chain, Clipped, Diagonal, Newton, Surrogate
+from deeppcr import Adjoint, Chain, Clipped, Diagonal, Newton, Surrogate
 from deeppcr.chain import trace_carry, with_outputs
 from deeppcr.linear import Diagonals, Matrices
-from tests.problems import assert_agree, normal, rounding, trajectory
+from tests.problems import assert_agree, normal, trajectory
 
 L, W = 40, 3
 WEIGHT = normal(0, W, W, scale=0.4)
@@ -70,7 +70,6 @@ CASES = {  # a chain, its initial state, and what is linearised instead of its s
         jnp.zeros(2),
         Surrogate(metropolis(jax.nn.sigmoid)),
     ),
-    "blocks of a network nearby": (Chain(rnn, XS), Z0, Surrogate(near, BlockDiagonal(2))),
     "a smooth norm": (Chain(norms, SPARSE), jnp.zeros(W), Surrogate(smooth_norms)),
     "a model of a callback": (Chain(called, XS), Z0, Surrogate(rnn)),
     "clipped surrogate": (Chain(rnn, XS), Z0, Clipped(Surrogate(near), 0.1)),
@@ -125,43 +124,6 @@ def test_blocks_are_those_of_the_surrogate():
     # The structure is the surrogate's, which is narrower than that of the step.
     assert isinstance(narrow, Diagonals)
     assert_agree(identity.scalar, np.full(L, 0.5))
-
-
-def counting(f):
-    """As `scan` takes it: a carry with a counter, and with arrays that stay."""
-
-    def step(carry, x):
-        z, n, table = carry
-        z = f(z, x + table[n % 2])
-        return (z, n + 1, table), (z.sum(), n)
-
-    return step
-
-
-def test_carries_of_all_kinds():
-    init = Z0, jnp.int32(0), normal(7, 2, W)
-    by_newton = partial(deeppcr.scan, method=Newton(linearize=Surrogate(counting(near))))
-
-    @jax.jit
-    def both(init):
-        return [scan(counting(rnn), init, XS, reverse=True) for scan in (by_newton, jax.lax.scan)]
-
-    assert_agree(*both(init))
-
-
-def test_narrow_dtypes():
-    narrow = [np.asarray(x).astype(jnp.bfloat16) for x in (Z0, XS)]
-
-    def of(weight):
-        return lambda z, x: jnp.tanh(weight.astype(z.dtype) @ z + x)
-
-    solution = iterate(Chain(of(WEIGHT), narrow[1]), narrow[0], Surrogate(of(NEAR)))
-    assert solution.result == deeppcr.Result.CONVERGED
-    assert_agree(
-        solution.trajectory,
-        trajectory(Chain(of(WEIGHT), narrow[1]), narrow[0]),
-        rounding(jnp.bfloat16, 4),
-    )
 
 
 def loss(weight, shift, method, **options):

@@ -52,17 +52,11 @@ def convolve(z, filters, *sizes, **options):
 
 STEPS = {
     "a product of matrices": lambda z, x: jnp.tanh(z @ W + x),
-    "a transposed one": lambda z, x: jnp.tanh(z @ W.T + x),
     "a short one": lambda z, x: jnp.tanh(z[:, :3] @ W[:3] + x),
     "one of each example": lambda z, x: jnp.tanh(
         jnp.einsum("bi,bij->bj", z, x[:, :, None] * W[None])
     ),
-    "more axes": lambda z, x: (
-        jnp.tanh(jnp.einsum("bij,jk->bik", z.reshape(B, 2, 6), W[:6, :6])).reshape(B, N) + x
-    ),
-    "columns": lambda z, x: jnp.tanh((W @ z.T).T + x),
     "the state is ignored": lambda z, x: jnp.tanh(x @ W) + 0 * z,
-    "inputs are ignored": lambda z, x: jnp.tanh(z @ W),
     "a choice that is known": lambda z, x: jnp.where(True, 0.5 * z, x) + 1,
     "constants": lambda z, x: jnp.tanh(
         z @ (0.5 * jnp.eye(N)) + jnp.arange(N, dtype=x.dtype)[None] * 0.1 + x
@@ -75,14 +69,8 @@ STEPS = {
     "a convolution with filters of its own": lambda z, x: jnp.tanh(
         convolve(z, x[:, :9].reshape(3, 3, 3), 4, 3, rhs_dilation=(2,))
     ),
-    "one of groups": lambda z, x: (
-        jnp.tanh(convolve(z, W[:3, :2].reshape(3, 1, 2), 6, 2, feature_group_count=2)) + x
-    ),
     "one along two axes": lambda z, x: (
         jnp.tanh(convolve(z, W[:6, :6].reshape(2, 2, 3, 3), 2, 2, 3)) + x
-    ),
-    "one along three axes": lambda z, x: (
-        jnp.tanh(convolve(z, W[:3].reshape(2, 2, 1, 3, 3), 2, 2, 1, 3)) + x
     ),
     "functions with a rule": lambda z, x: jax.nn.relu(z) * 0.5 + jax.nn.gelu(x) + jax.nn.silu(z),
 }

@@ -26,9 +26,7 @@ FUNCTIONS = {
         False,
     ),
     "in a call": (lambda a, b: 2 * jax.jit(lambda a, b: (a @ b).T)(a[0], b[0]), False),
-    "in jax.checkpoint": (jax.checkpoint(lambda a, b: (a[0] @ b[0]).T), False),
     "two precisions": (lambda a, b: jnp.dot(a[0], b[0], precision=("default", "highest")).T, False),
-    "two contracted axes": (lambda a, b: jnp.einsum("lij,ljk->ik", a, b).T, False),
     "read twice": (lambda a, b: (lambda y: (y.T, y))(a[0] @ b[0]), True),
     "moves the axis of a batch": (
         lambda a, b: lax.transpose(jnp.einsum("lij,ljk->lik", a, b), (2, 1, 0)),
@@ -49,16 +47,6 @@ def test_the_results_are_the_same(name):
     a, b = normal(0, 4, 2, 3), normal(1, 4, 3, 3)
     assert transposes(f, a, b)
     assert bool(transposes(plain_gradients(f), a, b)) == stays
-    assert_agree(plain_gradients(f)(a, b), f(a, b))
-
-
-def test_a_wider_result_stays_wide():
-    a, b = (normal(seed, 3, 3).astype(jnp.bfloat16) for seed in (0, 1))
-
-    def f(a, b):
-        return jnp.dot(a, b, preferred_element_type=jnp.float32).T
-
-    assert not transposes(plain_gradients(f), a, b)
     assert_agree(plain_gradients(f)(a, b), f(a, b))
 
 
