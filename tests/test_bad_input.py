@@ -74,7 +74,6 @@ OPTIONS = [
     (lambda: Newton(linearize="densee"), ValueError, "linearize is 'densee'.*expected.*'dense'"),
     (lambda: Newton(linearize=3), TypeError, "linearize is 3.*expected.*'dense'"),
     (lambda: Newton(linearize=Diagonal), TypeError, "linearize is .*Diagonal.*expected"),
-    (lambda: Newton(jacobian_every=0), ValueError, "jacobian_every is 0.*expected"),
     (lambda: Newton(window=0), ValueError, "window is 0.*expected"),
     (lambda: Newton(window=2.5), TypeError, "window is 2.5.*expected"),
     (lambda: Newton(window=True), (TypeError, ValueError), "window is True.*expected"),
@@ -169,11 +168,6 @@ CALLS = [
         "linearize is Surrogate.*same.*expected a pair",
     ),
     (solved(linearize=Scalar(np.ones(4))), ValueError, r"coefficient.*\[4\].*expected.*5 steps"),
-    (
-        solved(linearize=Scalar(np.ones((5, 3))), jacobian_every=2),
-        ValueError,
-        r"coefficient.*\[5, 3\].*expected.*5 steps",
-    ),
     (
         scanned(adjoint=Adjoint(linearize=Scalar(np.ones(4)))),
         ValueError,
