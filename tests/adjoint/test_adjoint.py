@@ -1,6 +1,6 @@
 """Derivatives under every transformation of jax, against those of `jax.lax.scan`."""
 
-from functools import cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -35,135 +35,8 @@ def loss(scan, weight, init, xs):
     return jnp.sum(last**3) + jnp.sum(jnp.sin(ys))
 
 
-def moved(seed):
-    return tuple(normal(seed + i, *a.shape) for i, a in enumerate(ARGUMENTS))
-
-
-def batch(argument, seed):
-    return jnp.stack([argument, normal(seed, *argument.shape, scale=0.5)])
-
-
-def many(which):
-    """The arguments, those in ``which`` twice; and the axes for `jax.vmap`."""
-    arguments = [batch(a, 5) if i in which else a for i, a in enumerate(ARGUMENTS)]
-    return arguments, [0 if i in which else None for i in range(3)]
-
-
 def gradient(scan, *arguments):
     return jax.value_and_grad(partial(loss, scan), argnums=(0, 1, 2))(*arguments)
-
-
-def mapped(which):
-    def apply(scan):
-        arguments, axes = many(which)
-        return jax.vmap(partial(gradient, scan), in_axes=axes)(*arguments)
-
-    return apply
-
-
-def linearized(scan):
-    out, push = jax.linearize(partial(run, scan), *ARGUMENTS)
-    return out, push(*moved(3)), push(*moved(4))
-
-
-def gradient_of_gradient(scan):
-    def norm(*arguments):
-        return sum(jnp.sum(g**2) for g in gradient(scan, *arguments)[1])
-
-    return jax.grad(norm, argnums=(0, 1, 2))(*ARGUMENTS)
-
-
-def vector_times_hessian(scan):
-    def along(*arguments):
-        return jax.jvp(partial(loss, scan), arguments, moved(3))[1]
-
-    return jax.grad(along, argnums=(0, 1, 2))(*ARGUMENTS)
-
-
-def third_order(scan):
-    def along(t):
-        return loss(scan, ARGUMENTS[0], ARGUMENTS[1] + t, ARGUMENTS[2])
-
-    return jax.jvp(lambda t: jax.jvp(jax.grad(along), (t,), (1.0,)), (0.0,), (1.0,))
-
-
-def jacobian_backwards(scan):
-    return jax.jacrev(partial(run, scan), argnums=(0, 1))(*ARGUMENTS)
-
-
-def inside_scan_and_cond(scan):
-    def value(weight, init, xs):
-        def body(carry, shift):
-            last, ys = jax.lax.cond(
-                shift < 1.5,
-                partial(run, scan),
-                lambda w, z, x: (w @ z, jnp.sin(x)),
-                *(weight, carry, xs + shift),
-            )
-            return last, ys.sum()
-
-        last, sums = jax.lax.scan(body, init, jnp.arange(3.0))
-        return last.sum() + jnp.sum(sums**2)
-
-    return jax.value_and_grad(value, argnums=(0, 1, 2))(*ARGUMENTS)
-
-
-def inside_while_loop(scan):
-    weight, init, xs = ARGUMENTS
-
-    def call(state):
-        count, z = state
-        return count + 1, run(scan, weight, z, xs)[0]
-
-    return jax.jvp(
-        lambda z: jax.lax.while_loop(lambda s: s[0] < 3, call, (0, z))[1], (init,), (init,)
-    )
-
-
-def alone(scan):
-    """Of one output alone, by one argument alone."""
-
-    def value(argument, x):
-        arguments = [*ARGUMENTS[:argument], x, *ARGUMENTS[argument + 1 :]]
-        return jnp.sum(jnp.sin(run(scan, *arguments)[argument % 2]))
-
-    return [jax.grad(partial(value, i))(x) for i, x in enumerate(ARGUMENTS)]
-
-
-TRANSFORMATIONS = {
-    "linearize": linearized,
-    "grad of grad": gradient_of_gradient,
-    "grad of jvp": vector_times_hessian,
-    "third order": third_order,
-    "jacrev": jacobian_backwards,
-    "vmap over all": mapped((0, 1, 2)),
-    "inside lax.scan and lax.cond": inside_scan_and_cond,
-    "inside lax.while_loop": inside_while_loop,
-    "grad of one output by one argument": alone,
-}
-CASES = [
-    ("linearize", "newton, pcr"),
-    ("linearize", "step by step"),
-    ("grad of grad", "pcr"),
-    ("grad of jvp", "pcr"),
-    ("third order", "step by step"),
-    ("jacrev", "pcr"),
-    ("vmap over all", "pcr"),
-    ("inside lax.scan and lax.cond", "newton, pcr"),
-    ("inside lax.while_loop", "pcr"),
-    ("grad of one output by one argument", "pcr"),
-]
-
-
-@cache
-def expected(name):
-    return jax.jit(partial(TRANSFORMATIONS[name], jax.lax.scan))()
-
-
-@pytest.mark.parametrize(("name", "combination"), CASES)
-def test_transformations(name, combination):
-    actual = jax.jit(partial(TRANSFORMATIONS[name], COMBINATIONS[combination]))()
-    assert_agree(actual, expected(name))
 
 
 def test_grad_of_integer_xs_is_float0_as_in_lax_scan():

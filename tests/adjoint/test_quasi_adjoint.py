@@ -43,10 +43,7 @@ def test_agrees_with_lax_scan(adjoint, problem):
     assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
-# Every transformation, on one small chain that closes over a matrix.
-
 ARGUMENTS = normal(0, 3, 3, scale=0.5), normal(1, 3), normal(2, L, 3)
-MOVES = tuple(normal(3 + i, *a.shape) for i, a in enumerate(ARGUMENTS))
 
 
 def loss(scan, weight, init, xs):
@@ -60,48 +57,6 @@ def loss(scan, weight, init, xs):
 
 def gradient(scan, *arguments):
     return jax.grad(partial(loss, scan), argnums=(0, 1, 2))(*arguments)
-
-
-def tangent(scan):
-    return jax.jvp(partial(loss, scan), ARGUMENTS, MOVES)
-
-
-def gradient_of_gradient(scan):
-    return jax.grad(lambda *a: sum(jnp.sum(g**2) for g in gradient(scan, *a)), argnums=(0, 1, 2))(
-        *ARGUMENTS
-    )
-
-
-def gradients_of_many(scan):
-    weight, init, xs = ARGUMENTS
-    return jax.vmap(partial(gradient, scan), in_axes=(0, 0, None))(
-        jnp.stack([weight, 2 * weight]), jnp.stack([init, -init]), xs
-    )
-
-
-TRANSFORMATIONS = {
-    "jvp": tangent,
-    "grad of grad": gradient_of_gradient,
-    "vmap of grad": gradients_of_many,
-}
-
-
-@cache
-def expected(name):
-    return jax.jit(partial(TRANSFORMATIONS[name], jax.lax.scan))()
-
-
-TRANSFORMED = [
-    ("jvp", "zero"),
-    ("grad of grad", "diagonal"),
-    ("vmap of grad", "finished at once"),
-]
-
-
-@pytest.mark.parametrize(("name", "adjoint"), TRANSFORMED)
-def test_transformations(name, adjoint):
-    scan = partial(deeppcr.scan, method="sequential", adjoint=ADJOINTS[adjoint])
-    assert_agree(jax.jit(partial(TRANSFORMATIONS[name], scan))(), expected(name))
 
 
 # Cotangents of every kind

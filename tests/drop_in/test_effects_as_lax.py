@@ -116,10 +116,6 @@ def division(z, count):
     return z / (3.0 - count.astype(float))
 
 
-def index(z, count):
-    return z + jnp.arange(3.0)[count]
-
-
 CHECKS = {
     "a check of the user's": (user_check, checkify.user_checks),
     "a division": (division, checkify.float_checks),
