@@ -4,57 +4,42 @@ import ast
 import importlib
 import os
 import pkgutil
+import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import experiments
-from experiments.bench.progress import INTERRUPTED, PROGRESS, interrupts
+from experiments.bench.progress import INTERRUPTED, PROGRESS
 
 USAGE = """usage: python -m experiments NAME [--quick] [options]
 
 Each experiment measures on this machine, prints tables and draws a picture. --quick takes under a
 minute on two cores, NAME --help lists all options, Ctrl-C prints what there is so far."""
 OURS = ("deeppcr", "depth", "experiments")
-SHARED = ("bench", "models")  # packages that experiments use
+SHARED = ("bench", "models", "networks", "results")  # packages that experiments use
 
 
 def registry() -> dict[str, str]:
-    """The experiments, name -> module.
-
-    Each module of this package, and the module `run` of each package in it that is not shared.
-    """
-    found = pkgutil.iter_modules(experiments.__path__)
+    """The experiments, name -> module: a module of this package, or ``run`` of a package in it."""
     return {
         entry.name: f"experiments.{entry.name}" + ".run" * entry.ispkg
-        for entry in found
+        for entry in pkgutil.iter_modules(experiments.__path__)
         if not entry.name.startswith("_") and entry.name not in SHARED
     }
 
 
-def summary(module: str) -> tuple[str, str]:
-    """The question that an experiment answers, and how long it takes.
+def listing() -> str:
+    """Every experiment with its question, and how long it takes.
 
-    The first line of its docstring and its constant ``TAKES``, read without importing it: packages
-    that it needs may not be installed.
+    Modules are read without importing them: packages that they need may not be installed.
     """
-    path = Path(experiments.__path__[0], *module.split(".")[1:]).with_suffix(".py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    takes: Any = ""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TAKES":
-            takes = ast.literal_eval(node.value)
-    return (ast.get_docstring(tree) or "").partition("\n")[0], takes
-
-
-def listing(names: Mapping[str, str]) -> str:
-    """Every experiment with its question, and how long it takes."""
-    width = max(map(len, names), default=0)
-    lines = [USAGE, "", f"  {'':<{width}}  {'takes':<7} answers"]
-    for name in sorted(names):
-        question, takes = summary(names[name])
-        lines.append(f"  {name:<{width}}  {takes:<7} {question}")
+    lines = [USAGE, "", f"  {'':<12}  {'takes':<7} answers"]
+    for name, module in registry().items():
+        path = Path(experiments.__path__[0], *module.split(".")[1:]).with_suffix(".py")
+        text = path.read_text(encoding="utf-8")
+        takes = re.search(r'^TAKES = "(.*)"', text, re.MULTILINE)
+        question = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+        lines.append(f"  {name:<12}  {takes[1] if takes else '':<7} {question}")
     return "\n".join([*lines, "", "Times are those of two CPU cores, without --quick."])
 
 
@@ -62,17 +47,17 @@ def main(argv: list[str]) -> None:
     """Run the experiment that ``argv`` names, or list them all."""
     names = registry()
     if not argv or argv[0] in ("-h", "--help"):
-        print(listing(names))
+        print(listing())
         return
     name, *options = argv
     if name not in names:
-        sys.exit(f"no experiment is called {name!r}; there are: {', '.join(sorted(names))}")
+        sys.exit(f"no experiment is called {name!r}; there are: {', '.join(names)}")
     # On GPUs a product of float32 is one of TF32 by default: no two programs then agree to float32,
     # and Newton's residual stalls.
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # read when jax is imported
     try:
         with PROGRESS.shown():
-            with interrupts():
+            with PROGRESS.interrupts():
                 module = importlib.import_module(names[name])
             module.main(options)
     except KeyboardInterrupt:

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from jax import Array
 
 import deeppcr
-from experiments.bench import command, pictures
+from experiments.bench import command
 from experiments.bench.command import positive
+from experiments.bench.plots import Figures, bars, styled
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
@@ -145,16 +146,23 @@ def megabytes() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Times of eager calls, of the second and of later ones."""
+    grey = [row | {"baseline": not row["program"].startswith("deeppcr")} for row in rows]
+    keys = {"second ms": "the second call [ms]", "later ms": "later calls [ms]"}
+    name = lambda row: f"{row['entry']}: {row['program']}"  # noqa: E731
+    title = "Eager calls (less is better; grey: jax)"
+    return {"calls": bars(title, grey, keys, name)} if rows else {}
+
+
 def main(argv: list[str]) -> None:
     """Call every entry point."""
     arguments = command.parser("calls", __doc__)
-    add = arguments.add_argument
-    add("--length", type=positive, metavar="L", help="length of the scans (1000, quick: 100)")
-    add("--layers", type=positive, metavar="N", help="layers of forward (128, quick: 16)")
-    add("--calls", type=positive, metavar="N", help="calls after the second (40, quick: 10)")
+    what = "calls after the second (40, quick: 10)"
+    arguments.add_argument("--calls", type=positive, metavar="N", help=what)
     options = arguments.parse_args(argv)
-    length = options.length or (100 if options.quick else 1000)
-    layers = options.layers or (16 if options.quick else 128)
+    length, layers = (100, 16) if options.quick else (1000, 128)
     count = options.calls or (10 if options.quick else 40)
     cases = [partial(measure, *entry, count) for entry in entries(length, layers).items()]
-    command.run(options, cases, {"": COLUMNS}, pictures=pictures.calls, together=[""])
+    command.run(options, cases, {"": COLUMNS}, pictures=pictures, together=[""])

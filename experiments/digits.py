@@ -5,10 +5,9 @@ same weights on the same batches by `jax.lax.scan` over the layers, by `deeppcr`
 and by Newton's method with a parallel adjoint. The losses have to agree.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,14 +18,16 @@ import optax
 
 import deeppcr
 import depth
-from experiments.bench import command, pictures
+from experiments.bench import command
 from experiments.bench.columns import BENCH
 from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench, distance
+from experiments.bench.plots import Figures, bars, curves, styled
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.models import data
+from experiments.models.training import affine
 
 TAKES = "1 min"
 CLASSES = 10
@@ -59,23 +60,7 @@ class Settings:
     seed: int = 0
 
 
-QUICK = {"steps": 300}
-
-
-class Affine(NamedTuple):
-    """x W + b.
-
-    Attributes:
-        weight: (in, out), or (layers, in, out).
-        bias: (out,), or (layers, out).
-    """
-
-    weight: Any
-    bias: Any
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y = x @ self.weight
-        return y + jnp.broadcast_to(self.bias, y.shape)
+Affine = tuple[jax.Array, jax.Array]  # weight (in, out) and bias (out,); of layers: stacked
 
 
 class Network(NamedTuple):
@@ -92,7 +77,7 @@ Stack = Callable[[Affine, jax.Array], tuple[jax.Array, jax.Array]]
 
 def layer_by_layer(hidden: Affine, state: jax.Array) -> tuple[jax.Array, jax.Array]:
     """One layer after another, by `jax.lax.scan`."""
-    step = residual_layer(len(hidden.bias))
+    step = residual_layer(len(hidden[1]))
     state, _ = jax.lax.scan(lambda h, layer: (step(h, layer), None), state, hidden)
     return state, jnp.int32(0)
 
@@ -101,7 +86,7 @@ def with_deeppcr(method: str, adjoint: str) -> Stack:
     """All layers as one root problem."""
 
     def run(hidden: Affine, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        chain = deeppcr.Chain(residual_layer(len(hidden.bias)), hidden)
+        chain = deeppcr.Chain(residual_layer(len(hidden[1])), hidden)
         solution = deeppcr.solve(chain, state, method=method, adjoint=adjoint, batch_ndim=1)
         return solution.value, solution.stats.iterations
 
@@ -118,7 +103,7 @@ RUNS: dict[str, Stack] = {
 
 def residual_layer(depth: int) -> Callable[[jax.Array, Affine], jax.Array]:
     """A layer, scaled so that ``depth`` layers change the state by order one."""
-    return lambda state, layer: state + jnp.tanh(layer(state)) / math.sqrt(depth)
+    return lambda state, layer: state + jnp.tanh(affine(state, *layer)) / math.sqrt(depth)
 
 
 def initial(settings: Settings, features: int) -> Network:
@@ -128,7 +113,7 @@ def initial(settings: Settings, features: int) -> Network:
     def affine(inputs: int, outputs: int, *layers: int) -> Affine:
         weight = random.standard_normal((*layers, inputs, outputs)) / math.sqrt(inputs)
         bias = np.zeros((*layers, outputs))
-        return Affine(jnp.asarray(weight, jnp.float32), jnp.asarray(bias, jnp.float32))
+        return jnp.asarray(weight, jnp.float32), jnp.asarray(bias, jnp.float32)
 
     width = settings.width
     return Network(
@@ -143,8 +128,8 @@ def batches(settings: Settings, count: int) -> np.ndarray:
 
 def logits(stack: Stack, network: Network, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(batch, classes) scores for (batch, features) images, and the Newton iterations they took."""
-    state, iterations = stack(network.hidden, network.first(x))
-    return network.last(state), iterations
+    state, iterations = stack(network.hidden, affine(x, *network.first))
+    return affine(state, *network.last), iterations
 
 
 def loss(stack: Stack, network: Network, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -245,6 +230,19 @@ def case(settings: Settings, split: data.Split) -> Case:
     return Case({"part": "step"}, given, {BASELINE: programs.pop(BASELINE)}, programs)
 
 
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Losses on each other, and the time of a training step."""
+    found: Figures = {}
+    if trained := [row for row in rows if "losses" in row]:
+        found["losses"] = curves("Digits: the same training by every program", {"": trained})
+    if timed := [row for row in rows if "ms" in row]:
+        named = [row | {"baseline": row["program"] == BASELINE} for row in timed]
+        title = "Digits: a training step (less is better)"
+        found["step"] = bars(title, named, {"ms": "time [ms]"}, lambda row: str(row["program"]))
+    return found
+
+
 def summary(settings: Settings, rows: list[Row]) -> Iterator[str]:
     """The rows in sentences, once all have been measured."""
     trained = {row["program"]: row for row in rows if row["part"] == "training"}
@@ -275,32 +273,28 @@ def main(argv: list[str]) -> None:
     """Train, compare, draw."""
     arguments = command.parser("digits", __doc__)
     arguments.set_defaults(repeats=REPEATS)
-    for field in dataclasses.fields(Settings):
-        number: Any = positive if field.type is int and field.name != "seed" else field.type
-        name, usual = (
-            f"--{field.name.replace('_', '-')}",
-            f"{field.name.replace('_', ' ')} ({field.default})",
-        )
-        arguments.add_argument(name, type=number, metavar="N", help=usual)
+    usual = Settings()
+    for name in ("depth", "width", "batch", "steps"):
+        said = f"{name} ({getattr(usual, name)})"
+        arguments.add_argument(f"--{name}", type=positive, metavar="N", help=said)
     options = arguments.parse_args(argv)
-    names = [field.name for field in dataclasses.fields(Settings)]
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    settings = Settings(**((QUICK if options.quick else {}) | given))
-    split = data.digits()
+    given = {name: getattr(options, name) for name in ("depth", "width", "batch", "steps")}
+    given = ({"steps": 300} if options.quick else {}) | {k: n for k, n in given.items() if n}
+    settings, split = replace(usual, **given), data.digits()
     trainings = Trainings(settings, split)
-    device = depth.at_hand()
 
     def trained(name: str) -> Iterator[Row]:
         yield trainings.row(name)
 
     def timed() -> Iterator[Row]:
-        return bench(case(settings, split), device, Effort(options.repeats, most=1))
+        effort = Effort(options.repeats, most=1)
+        return bench(case(settings, split), depth.at_hand(), effort)
 
     command.run(
         options,
         [*(partial(trained, name) for name in RUNS), timed],
         TABLES,
         summary=partial(summary, settings),
-        pictures=pictures.digits,
+        pictures=pictures,
         together=["training"],
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jax
 
+from experiments.bench import results
 from experiments.bench.plots import Figures, can_draw, save
-from experiments.bench.progress import INTERRUPTED, PROGRESS, interrupts
-from experiments.bench.results import Record, path_of
+from experiments.bench.progress import INTERRUPTED, PROGRESS
 from experiments.bench.table import Columns, Row, layout, legend, wrapped
 from experiments.bench.timing import Effort
 
@@ -56,12 +56,11 @@ def positive(text: str) -> int:
     return number
 
 
-def record(options: argparse.Namespace) -> Record:
+def path(options: argparse.Namespace) -> Path:
     """Where rows go: to `SCRATCH` unless ``--keep`` or ``--out`` is given."""
     name = options.keep or options.name
     kept = options.keep or options.out
-    path = path_of(name, options.out) if kept else SCRATCH / f"{name}.jsonl"
-    return Record(path, quick=options.quick)
+    return results.path_of(name, options.out) if kept else SCRATCH / f"{name}.jsonl"
 
 
 def run(
@@ -91,9 +90,9 @@ def run(
     Raises:
         SystemExit: code 130, after Ctrl-C.
     """
-    kept = record(options)
+    kept, every = path(options), list[Row]()
     used: dict[str, str] = {}  # columns that have been printed
-    start, number, ending = time.monotonic(), 0, ""
+    start, number, ending, code = time.monotonic(), 0, "", 0
 
     def show(rows: Sequence[Row]) -> None:
         for part in dict.fromkeys(row.get("part", "") for row in rows):
@@ -103,55 +102,51 @@ def run(
                 used.update({name: columns[name] for name in names})
                 PROGRESS.print(text + "\n")
 
+    def write(complete: bool) -> None:
+        results.write(kept, every, quick=options.quick, complete=complete)
+
     if options.quick:
         PROGRESS.print(f"{options.name}, quick version: few and small cases.\n")
     PROGRESS.reset("preparing", len(cases), seconds=options.seconds)
     try:
-        with interrupts():
+        with PROGRESS.interrupts():
             for number, case in enumerate(cases):
                 if options.seconds is not None and time.monotonic() - start > options.seconds:
                     ending = f"Stopped after {options.seconds:g} s, as --seconds says"
                     break
                 PROGRESS.case(number)
-                rows: list[Row] = []
+                first = len(every)
                 try:
                     for row in case():
-                        rows.append(row)
-                        kept.add(row)
+                        every.append(dict(row))
+                        write(complete=False)
                 finally:
-                    show([row for row in rows if row.get("part", "") not in together])
+                    show([row for row in every[first:] if row.get("part", "") not in together])
                 jax.clear_caches()  # compiled programs of cases that are done would fill the memory
-        kept.write(complete=not ending)
+        write(complete=not ending)
     except KeyboardInterrupt:
         ending, code = "Stopped by Ctrl-C", INTERRUPTED
-        kept.write(complete=False)
-    else:
-        code = 0
-    show([row for row in kept.rows if row.get("part", "") in together])
-    for item in summary(kept.rows) if summary else ():
+        write(complete=False)
+    show([row for row in every if row.get("part", "") in together])
+    for item in summary(every) if summary else ():
         PROGRESS.print(wrapped(item) + "\n") if isinstance(item, str) else show(item)
     if used:
         PROGRESS.print(f"Columns\n{legend(used)}\n")
     if ending:
-        PROGRESS.print(f"{ending}: {number} of {len(cases)} cases done, rows so far in {kept.path}")
+        PROGRESS.print(f"{ending}: {number} of {len(cases)} cases done, rows so far in {kept}")
     if code:
         raise SystemExit(code)
-    conclude(options, kept, pictures)
+    PROGRESS.print(f"rows     {kept}")
+    if not every:
+        PROGRESS.print("no picture: there are no rows to draw")
+    elif can_draw():
+        target = options.plot or kept.with_suffix(".png")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        PROGRESS.say("drawing")
+        for picture in save(target, pictures(every)):
+            PROGRESS.print(f"picture  {picture}")
 
 
 def part(name: str, rows: Iterable[Row]) -> list[Row]:
     """Rows as those of a part."""
     return [row | {"part": name} for row in rows]
-
-
-def conclude(options: argparse.Namespace, kept: Record, pictures: Pictures) -> None:
-    """Draw the pictures, and say where they are and where the rows are."""
-    PROGRESS.print(f"rows     {kept.path}")
-    if not kept.rows:
-        PROGRESS.print("no picture: there are no rows to draw")
-    elif can_draw():
-        path = options.plot or kept.path.with_suffix(".png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        PROGRESS.say("drawing")
-        for picture in save(path, pictures(kept.rows)):
-            PROGRESS.print(f"picture  {picture}")

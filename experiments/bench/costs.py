@@ -1,7 +1,7 @@
 """The cost of a program before it runs; loops of unknown length are found by their scope."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +9,6 @@ import jax
 import depth
 from deeppcr import loops
 from depth.analysis import analyze_jaxpr, analyze_loops
-from depth.kernels import Program, Recurrence
 
 
 def is_fallback(name: str) -> bool:
@@ -50,14 +49,3 @@ def analyze(
     known |= dict.fromkeys(known.keys() & {loops.CORRECTION, loops.REPAIR}, 0)
     given = {key: count for key, count in known.items() if count is not None}
     return analyze_jaxpr(jaxpr, trip_counts=given) if given else found
-
-
-def recurrences(cost: depth.Cost) -> Iterator[Recurrence]:
-    """The loops of a program that are one kernel each."""
-    waiting: list[Any] = [cost.program]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Recurrence):
-            yield part
-        elif isinstance(part, Program):
-            waiting += [inner for inner, count in part.parts for _ in range(count)]

@@ -125,15 +125,15 @@ class Outcome:
         """Whether it was timed and has the right result."""
         return self.timing is not None and not self.note
 
-    def times(self, scale: float = 1e3) -> Row:
+    def times(self) -> Row:
         """Median, least, greatest and processor time of a call in milliseconds; number of calls."""
         if self.timing is None:
             return {}
-        times = {"ms": self.timing.median, "min ms": self.timing.minimum}
-        times |= {"max ms": self.timing.maximum}
+        seconds = self.timing.seconds
+        times = {"ms": self.timing.median, "min ms": min(seconds), "max ms": max(seconds)}
         if self.timing.processor:
             times["CPU ms"] = statistics.median(self.timing.processor)
-        return {name: scale * t for name, t in times.items()} | {"repeats": self.timing.count}
+        return {name: 1e3 * t for name, t in times.items()} | {"repeats": len(seconds)}
 
 
 def bench(

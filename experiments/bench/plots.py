@@ -1,15 +1,14 @@
 """Pictures in one style, drawn without a screen.
 
-The pictures of an experiment are drawn by one function of its file `figure.py`:
+The module of an experiment draws its pictures by one function:
 
     pictures(rows) -> {topic: Figure}    what can be drawn of the rows, the most important first
 
-`rows` are those of the result file. `run.py` hands the function to `experiments.bench.command`,
-which saves what it returns: the first picture to a path, the others beside it. With ``mlp.png``,
-the topic "forward" is ``mlp_forward.png``. Topics without rows are left out.
-
-A picture is as wide as a page, 700 pixels, and has one or two panels. Its title says what is drawn
-and of what, a speedup names its baseline, an axis its unit, and legends are below the panels.
+``rows`` are those of the result file. The first picture is saved to a path, the others beside it:
+with ``mlp.png``, the topic "forward" is ``mlp_forward.png``. Topics without rows are left out. A
+picture is as wide as a page, 700 pixels. Its title says what is drawn, a speedup names its
+baseline, an axis its unit, and legends are below the panels. There are four kinds: `lines` along
+an axis, `dots` for every case, `bars`, and `speedup_maps` over two axes.
 
 All pictures of stored results are drawn anew, and nothing is measured, by
 
@@ -21,31 +20,28 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from experiments.bench.summary import CAPTURED
+from experiments.bench.table import Row
 
 Draw = TypeVar("Draw", bound=Callable[..., Any])
 Figures = dict[str, Any]  # by topic; matplotlib is imported by who draws
+Look = dict[str, Any]  # colour, marker and line
 
 WIDTH = 7.0  # inches, which are 700 pixels on a page
 DENSITY = 200  # pixels an inch: sharp where a screen has two pixels for one of a page
 SMALL = 8.5  # points, of the smallest text
-BLUE, RED, GREEN, PINK, YELLOW, SKY, BROWN = (  # told apart by colour-blind eyes, too
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#7f5539",
-)
-COLORS = (BLUE, RED, GREEN, PINK, YELLOW, SKY, BROWN)
+# Told apart by colour-blind eyes, too.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5539")
+BLUE, RED, GREEN, PINK, YELLOW, SKY, BROWN = COLORS
 GREYS = ("black", "0.4", "0.6", "0.75", "0.85")  # of sequential programs
+MARKERS = "osD^vP*"
 STYLE: Any = {  # its keys are typed one by one in matplotlib
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -88,12 +84,12 @@ def styled(draw: Draw) -> Draw:
 
 @styled
 def save(path: Path, pictures: Figures) -> list[Path]:
-    """Write the first picture to `path`, the others beside it; return their paths.
-
-    Without any picture, `path` says that there is nothing to draw.
-    """
+    """Write the first picture to ``path``, the others beside it; return their paths."""
     if not pictures:
-        pictures = {"": _nothing()}
+        drawing, (axes,) = sheet("", height=0.6)
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, "There are no rows to draw.", ha="center", va="center")
+        pictures = {"": drawing}
     paths: list[Path] = []
     for topic, drawing in pictures.items():
         paths.append(path.with_stem(f"{path.stem}_{topic}") if paths else path)
@@ -110,13 +106,6 @@ def _shrink(path: Path) -> None:
     with Image.open(path) as image:
         few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
-
-
-def _nothing() -> Any:
-    drawing, (axes,) = sheet("", height=0.6)
-    axes.set_axis_off()
-    axes.text(0.5, 0.5, "There are no rows to draw.", ha="center", va="center")
-    return drawing
 
 
 def sheet(
@@ -149,110 +138,243 @@ def legend(drawing: Any, columns: int = 4, **options: Any) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     if found:
-        place = {"loc": "outside lower center", "ncols": min(columns, len(found))}
+        widest = max(1, 90 // (6 + max(map(len, found))))  # letters in a line of the page
+        place = {"loc": "outside lower center", "ncols": min(columns, len(found), widest)}
         drawing.legend(found.values(), found.keys(), **place, **options)
 
 
-def loops(rows: Sequence[Mapping[str, Any]]) -> str:
+def loops(rows: Sequence[Row]) -> str:
     """The baselines of rows in words: "lax.scan with unroll 1, 4, 16, and a Python loop".
 
     A loop that a GPU runs as one graph has the name of the loop.
     """
     baselines = (row["program"].removesuffix(CAPTURED) for row in rows if row["baseline"])
     names = list(dict.fromkeys(baselines))
-    unrolls = [
-        found[1] for name in names if (found := re.fullmatch(r"lax\.scan, unroll (\d+)", name))
-    ]
+    unrolled = [re.fullmatch(r"lax\.scan, unroll (\d+)", name) for name in names]
+    unrolls = [found[1] for found in unrolled if found]
     others = [name for name in names if not re.fullmatch(r"lax\.scan(, unroll \d+)?", name)]
     said = [f"lax.scan with unroll {', '.join(['1', *unrolls])}"] if "lax.scan" in names else []
     said += ["a Python loop" if name == "unrolled" else name for name in others]
     return " and ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said)
 
 
+def looks(rows: Iterable[Row], key: str = "program") -> dict[str, Look]:
+    """A look for each value of ``key``: black and grey for sequential programs, colours else."""
+    found, colored, grey = dict[str, Look](), zip(cycle(COLORS), cycle(MARKERS)), cycle(GREYS)
+    for row in rows:
+        if row[key] in found:
+            continue
+        if row.get("baseline"):
+            found[row[key]] = {"color": next(grey), "marker": "x", "ls": "--"}
+        else:
+            found[row[key]] = dict(zip(("color", "marker"), next(colored), strict=True))
+    return found
+
+
+def series(axes: Any, rows: Sequence[Row], x: str, y: str, style: str, **options: Any) -> None:
+    """A line through the rows that have both cells, from left to right; none if there are none."""
+    points = sorted((row[x], row[y]) for row in rows if x in row and y in row)
+    if points:
+        axes.plot(*zip(*points, strict=True), *([style] if style else []), **options)
+
+
+def lines(
+    title: str,
+    panels: Mapping[str, tuple[Sequence[Row], str, str]],
+    x: str,
+    xlabel: str,
+    *,
+    key: str = "program",
+    at: float | None = None,
+    dashed: str | None = None,
+    height: float = 3.8,
+    xscale: str = "log",
+    yscale: str = "log",
+    share: bool = False,
+) -> Any:
+    """Panels of lines, one for each program.
+
+    Args:
+        title: of the picture.
+        panels: rows, the cell that is drawn and the label of its axis, by title.
+        x: the cell along the axis.
+        xlabel: what it is.
+        key: the cell that tells lines apart.
+        at: a level to draw.
+        dashed: a cell to draw as an open dashed line, too: a prediction.
+        height: in inches.
+        xscale: of the axis.
+        yscale: of the axis upwards.
+        share: whether all panels have one axis upwards.
+    """
+    drawing, axes = sheet(title, len(panels), height=height, sharey=share)
+    every = [row for rows, *_ in panels.values() for row in rows]
+    known = looks(every, key)
+    for panel, (name, (rows, y, ylabel)) in zip(axes, panels.items(), strict=True):
+        for label, look in known.items():
+            mine = [row for row in rows if row[key] == label]
+            series(panel, mine, x, y, "", **{"label": label, "ls": "-", "lw": 1.3} | look)
+            if dashed:
+                series(panel, mine, x, dashed, "", **look | {"ls": ":", "lw": 1, "mfc": "white"})
+        if at is not None:
+            panel.axhline(at, color="black", linewidth=1)
+        if dashed:
+            panel.plot([], [], "o:", color="0.4", mfc="white", label="predicted")
+        panel.set(yscale=yscale, xlabel=xlabel, title=name)
+        if not share or panel is axes[0]:
+            panel.set_ylabel(ylabel)
+        if xscale == "log":
+            panel.set_xscale("log")
+            values_as_ticks(panel.xaxis, sorted({row[x] for row in rows if x in row}))
+        if yscale == "log":
+            plain_numbers(panel.yaxis)
+    legend(drawing, 3, fontsize=SMALL)
+    return drawing
+
+
+def dots(
+    title: str,
+    rows: Sequence[Row],
+    key: str,
+    xlabel: str,
+    case: Callable[[Row], str],
+    *,
+    program: Callable[[Row], str] = lambda row: str(row["program"]),
+    predicted: str | None = None,
+    is_open: Callable[[Row], bool] | None = None,
+    at: float | None = 1.0,
+) -> Any:
+    """A line for every case with a dot for every program, open where predicted or ``is_open``."""
+    rows = [row | {"case": case(row), "named": program(row)} for row in rows if key in row]
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    known = looks(rows, "named")
+    drawing, (axes,) = sheet(title, height=1.5 + 0.36 * len(cases))
+    axes.set_xscale("log")
+    for k, (name, look) in enumerate(known.items()):
+        aside = 0.5 / len(known) * (k - (len(known) - 1) / 2)  # equal numbers hide nothing
+        style = look | {"ls": ""}
+        for row in rows:
+            if row["named"] == name:
+                y = cases.index(row["case"]) + aside
+                if predicted in row:
+                    axes.plot(row[predicted], y, **style, mfc="none", alpha=0.6)
+                fill = "none" if is_open and is_open(row) else look["color"]
+                axes.plot(row[key], y, **style, mfc=fill)
+        axes.plot([], [], label=name, **style)
+    if at is not None:
+        axes.axvline(at, color="black", linewidth=1)
+    for y in range(1, len(cases)):
+        axes.axhline(y - 0.5, color="0.85", lw=0.8)
+    axes.grid(visible=False, axis="y")
+    axes.set(xlabel=xlabel, ylim=(len(cases) - 0.5, -0.5))
+    plain_numbers(axes.xaxis)
+    axes.set_yticks(range(len(cases)), cases)
+    legend(drawing, 4)
+    return drawing
+
+
+def bars(
+    title: str, rows: Sequence[Row], keys: Mapping[str, str], name: Callable[[Row], str]
+) -> Any:
+    """Panels of horizontal bars: ``keys`` maps what is drawn to its label.
+
+    Bars of sequential programs are grey.
+    """
+    drawing, panels = sheet(title, len(keys), height=1.1 + 0.26 * len(rows))
+    for axes, (key, xlabel) in zip(panels, keys.items(), strict=True):
+        mine = [(row, row[key]) for row in rows if key in row]
+        colors = ["0.6" if row.get("baseline") else BLUE for row, _ in mine]
+        drawn = axes.barh(range(len(mine)), [n for _, n in mine], color=colors, height=0.7)
+        axes.bar_label(drawn, [number(n) for _, n in mine], padding=3, fontsize=SMALL)
+        axes.set_yticks(
+            range(len(mine)), [name(row) if axes is panels[0] else "" for row, _ in mine]
+        )
+        least, most = min(n for _, n in mine), max(n for _, n in mine)
+        is_wide = most > 30 * least > 0
+        axes.set_xscale("log" if is_wide else "linear")
+        axes.set_xlim(right=(6 if is_wide else 1.25) * most)  # room for the numbers
+        axes.invert_yaxis()
+        axes.tick_params("y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(xlabel)
+        if is_wide:
+            plain_numbers(axes.xaxis)
+    return drawing
+
+
+def curves(
+    title: str,
+    panels: Mapping[str, Sequence[Row]],
+    key: str = "losses",
+    xlabel: str = "training step",
+    ylabel: str = "loss [nats]",
+    log: bool = True,
+) -> Any:
+    """Panels of curves that lie on each other, the first wide and below: losses of trainings."""
+    drawing, axes = sheet(title, len(panels), height=3.6)
+    known = looks([row for rows in panels.values() for row in rows])
+    for panel, (name, rows) in zip(axes, panels.items(), strict=True):
+        for width, row in zip(np.linspace(6, 1, len(rows)), rows, strict=True):
+            look = {"lw": width, "color": known[row["program"]]["color"]}
+            panel.plot(row[key], label=row["program"], **look)
+        panel.set(yscale="log" if log else "linear", xlabel=xlabel, title=name)
+    axes[0].set_ylabel(ylabel)
+    legend(drawing, 4)
+    return drawing
+
+
 def speedup_maps(
     title: str,
-    maps: Mapping[str, Any],
-    ticks: tuple[Sequence[Any], Sequence[Any]],
-    names: tuple[str, str],
+    maps: Mapping[str, tuple[Sequence[Row], str]],
+    x: tuple[str, str],
+    y: tuple[str, str],
     said: str,
 ) -> Any:
     """Maps of speedups side by side: blue where deeppcr is faster, red where slower, white at 1.
 
     Args:
         title: of the picture.
-        maps: speedups ``[y, x]`` by title of the panel; NaN where there are none.
-        ticks: the values along x, and along y.
-        names: of x, and of y.
+        maps: rows and the cell with the speedup, by title of the panel.
+        x: the cell along the axis, and what it is.
+        y: the same upwards.
         said: what the speedup is, for the colour bar.
     """
     from matplotlib.colors import LogNorm
 
-    drawing, panels = sheet(title, len(maps), height=1.95 + 0.34 * len(ticks[1]), sharey=True)
-    powers = {name: np.log2(values) for name, values in maps.items()}
+    every = [row for rows, _ in maps.values() for row in rows]
+    along, up = (sorted({row[name] for row in every}) for name, _ in (x, y))
+    drawing, panels = sheet(title, len(maps), height=1.95 + 0.34 * len(up), sharey=True)
+    powers = {name: np.full((len(up), len(along)), np.nan) for name in maps}
+    for name, (rows, key) in maps.items():
+        for row in rows:
+            if isinstance(row.get(key), float | int):
+                powers[name][up.index(row[y[0]]), along.index(row[x[0]])] = np.log2(row[key])
     known = np.concatenate([np.abs(found[np.isfinite(found)]) for found in powers.values()])
     most = float(np.clip(np.ceil(known.max(initial=2)), 2, 9))
+    look: Any = {"origin": "lower", "cmap": "RdBu", "aspect": "auto"}
     for axes, (name, found) in zip(panels, powers.items(), strict=True):
-        look = {
-            "origin": "lower",
-            "cmap": "RdBu",
-            "aspect": "auto",
-            "norm": LogNorm(2**-most, 2**most),
-        }
-        image = axes.imshow(2.0**found, **look)
-        number_cells(axes, 2.0**found, abs(found) > 0.6 * most)
-        break_even(axes, found)
+        image = axes.imshow(2.0**found, norm=LogNorm(2**-most, 2**most), **look)
+        for (i, j), power in np.ndenumerate(found):
+            if np.isfinite(power):
+                color = "white" if abs(power) > 0.6 * most else "black"
+                text = two_digits(2.0**power)
+                axes.text(j, i, text, ha="center", va="center", fontsize=9, color=color)
         axes.set_facecolor("0.9")  # of cells where nothing was measured
         axes.grid(visible=False)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        axes.set_xticks(range(len(ticks[0])), [f"{tick:,}" for tick in ticks[0]])
-        axes.set_yticks(range(len(ticks[1])), [f"{tick:,}" for tick in ticks[1]])
-        axes.set(xlabel=names[0], title=name)
-    panels[0].set_ylabel(names[1])
+        axes.set_xticks(range(len(along)), [f"{tick:,}" for tick in along])
+        axes.set_yticks(range(len(up)), [f"{tick:,}" for tick in up])
+        axes.set(xlabel=x[1], title=name)
+    panels[0].set_ylabel(y[1])
     bar = drawing.colorbar(image, ax=panels, location="bottom", aspect=45, shrink=0.75, pad=0.03)
     step = 1 if most <= 3 else 2 if most <= 6 else 3
-    marks = np.arange(-(most // step) * step, most + 1, step)
-    bar.set_ticks(
-        2.0**marks, labels=[f"1/{2**-mark:.0f}" if mark < 0 else f"{2**mark:.0f}" for mark in marks]
-    )
+    marks = [int(mark) for mark in np.arange(-(most // step) * step, most + 1, step)]
+    labels = [f"1/{2**-mark}" if mark < 0 else f"{2**mark}" for mark in marks]
+    bar.set_ticks([2.0**mark for mark in marks], labels=labels)
     bar.ax.minorticks_off()
     bar.set_label(f"{said} [times]\nred: deeppcr is slower; blue: deeppcr is faster")
     return drawing
-
-
-def grid(
-    rows: Sequence[Mapping[str, Any]], key: str, x: str, y: str
-) -> tuple[Any, list[Any], list[Any]]:
-    """Numbers of rows as a map ``[y, x]``, NaN where there is none; the values of x, and of y."""
-    along, up = (sorted({row[name] for row in rows}) for name in (x, y))
-    found = np.full((len(up), len(along)), np.nan)
-    for row in rows:
-        if isinstance(row.get(key), float | int):
-            found[up.index(row[y]), along.index(row[x])] = row[key]
-    return found, along, up
-
-
-def break_even(axes: Any, powers: Any) -> None:
-    """A line along the edges between cells that are faster and cells that are slower.
-
-    Logarithms of speedups, NaN for unknown.
-    """
-    line = {"color": "black", "linewidth": 2, "solid_capstyle": "projecting"}
-    for (i, j), power in np.ndenumerate(powers):
-        for di, dj in ((0, 1), (1, 0)):
-            if i + di < powers.shape[0] and j + dj < powers.shape[1]:
-                other = powers[i + di, j + dj]
-                if np.isfinite(power + other) and (power >= 0) != (other >= 0):
-                    x, y = j + dj / 2, i + di / 2  # the middle of the edge
-                    axes.plot([x - di / 2, x + di / 2], [y - dj / 2, y + dj / 2], **line)
-
-
-def number_cells(axes: Any, values: Any, dark: Any) -> None:
-    """The values of a map in its cells, white on dark ones; nothing where they are NaN."""
-    for (i, j), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            color = "white" if dark[i, j] else "black"
-            axes.text(j, i, two_digits(value), ha="center", va="center", fontsize=9, color=color)
 
 
 def two_digits(value: float) -> str:
@@ -265,31 +387,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def bars(
-    axes: Any,
-    names: Sequence[str],
-    values: Sequence[float],
-    colors: Sequence[str],
-) -> None:
-    """Horizontal bars from the top down, with a name on the left and a number at the end."""
-    drawn = axes.barh(range(len(names)), values, color=colors, height=0.7)
-    axes.bar_label(drawn, [number(value) for value in values], padding=3, fontsize=SMALL)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.margins(x=0.18)
-    axes.tick_params("y", length=0)
-    axes.grid(visible=False, axis="y")
-
-
 def level(axes: Any, text: str, at: float = 1.0, side: str = "left") -> None:
     """A horizontal line, and what it is, above its left or right end."""
     axes.axhline(at, color="black", linewidth=1)
-    place = {
-        "xy": (0.01 if side == "left" else 0.99, at),
-        "ha": side,
-        "xycoords": axes.get_yaxis_transform(),
-        "textcoords": "offset points",
-    }
+    place = {"xy": (0.01 if side == "left" else 0.99, at), "ha": side}
+    place |= {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
     axes.annotate(text, xytext=(0, 3), fontsize=SMALL, color="0.25", **place)
 
 
@@ -307,48 +409,26 @@ def plain_numbers(axis: Any) -> None:
 
 def values_as_ticks(axis: Any, values: Sequence[float]) -> None:
     """A tick for each of a few values, and no others."""
-    axis.set_ticks(values, [f"{value:,}" for value in values])
+    some = list(values)[:: 1 + len(values) // 10]
+    axis.set_ticks(some, [f"{value:,}" for value in some])
     axis.set_ticks([], minor=True)
 
 
-def series(
-    axes: Any, rows: Sequence[Mapping[str, Any]], x: str, y: str, style: str, **options: Any
-) -> None:
-    """A line through the rows that have both cells, from left to right; none if there are none."""
-    points = sorted((row[x], row[y]) for row in rows if x in row and y in row)
-    if points:
-        axes.plot(*zip(*points, strict=True), style, **options)
-
-
-def drawer(name: str) -> Callable[..., Figures] | None:
-    """The function `pictures` of an experiment; None if it has no pictures."""
-    from experiments.bench.pictures import SINGLE
-
-    if name in SINGLE:
-        return SINGLE[name]
-    module = f"experiments.{name}.figure"
-    try:
-        return importlib.import_module(module).pictures
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise  # something else is missing
-        return None
-
-
-def redraw(path: Path) -> list[Path]:
-    """All pictures of a result file, beside it; none if its experiment has none."""
-    from experiments.bench.results import read
-
-    pictures = drawer(path.stem)
-    return save(path.with_suffix(".png"), pictures(read(path)[1])) if pictures else []
+def drawer(name: str) -> Callable[..., Figures]:
+    """The function ``pictures`` of an experiment."""
+    spec = importlib.util.find_spec(f"experiments.{name}")
+    assert spec is not None, name
+    package = f"{spec.name}.run" if spec.submodule_search_locations else spec.name
+    drawn: Callable[..., Figures] = importlib.import_module(package).pictures
+    return drawn
 
 
 def main(argv: list[str]) -> None:
     """Draw the pictures of result files anew: of those named, or of all that are stored."""
-    from experiments.bench.results import FOLDER
+    from experiments.bench.results import FOLDER, read
 
     for path in map(Path, argv or sorted(map(str, FOLDER.glob("*/*.jsonl")))):
-        for picture in redraw(path):
+        for picture in save(path.with_suffix(".png"), drawer(path.stem)(read(path)[1])):
             print(picture)
 
 

@@ -17,7 +17,6 @@ from typing import Any, TextIO
 PATIENCE = 3.0  # seconds before the first line
 TERMINAL, LOG = 0.5, 30.0  # seconds between lines
 ERASE = "\r\x1b[K"
-AGAIN = 2.0  # seconds from a Ctrl-C to its repetition; processes that a case has started end sooner
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell
 
 
@@ -31,6 +30,7 @@ class Progress:
         self._lock = threading.RLock()
         self._stream: TextIO | None = None  # while it is shown
         self._is_written = False  # whether the terminal's last line is ours
+        self._is_interrupted = False
         self.reset("importing jax")
 
     def reset(
@@ -44,21 +44,25 @@ class Progress:
             unit: what a case is called.
             seconds: time limit of all cases; they may end sooner.
         """
-        with self._lock:
-            self._doing, self._total, self._unit, self._seconds = doing, total, unit, seconds
-            self._number, self._done, self._start = 0, 0.0, time.monotonic()
+        self._doing, self._total, self._unit, self._seconds = doing, total, unit, seconds
+        self._number, self._done, self._start = 0, 0.0, time.monotonic()
 
     def case(self, number: int, doing: str = "preparing") -> None:
         """Case ``number``, counted from 0, begins."""
-        with self._lock:
-            self._number, self._done = number, 0.0
-        self.say(doing)
+        self._number = number
+        self.say(doing, 0.0)
 
     def say(self, doing: str, done: float | None = None) -> None:
-        """What happens now, and which fraction of the case is done, if that has changed."""
+        """What happens now, and which fraction of the case is done, if that has changed.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed, and Python or jax has swallowed its exception.
+        """
         self._doing = doing
         if done is not None:
             self._done = done
+        if self._is_interrupted:
+            raise KeyboardInterrupt
 
     def steps(self, doing: str, items: Any, total: int) -> Iterator[Any]:
         """The items of a loop that is all of a case, counted in its line."""
@@ -68,12 +72,9 @@ class Progress:
 
     def line(self) -> str:
         """What is shown."""
-        with self._lock:
-            parts = [self._doing]
-            if self._total:
-                parts = [f"{self._unit} {self._number + 1} of {self._total}", self._doing]
-            left = self._left()
-            return ", ".join(parts if left is None else [*parts, f"{clock(left)} left"])
+        case = [f"{self._unit} {self._number + 1} of {self._total}"] if self._total else []
+        left = self._left()
+        return ", ".join([*case, self._doing, *([] if left is None else [f"{clock(left)} left"])])
 
     def print(self, text: str) -> None:
         """Print to stdout, out of the way of the line on the terminal."""
@@ -84,9 +85,8 @@ class Progress:
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Show it on stderr while the block runs."""
-        ended = threading.Event()
+        ended, self._stream = threading.Event(), sys.stderr
         thread = threading.Thread(target=self._repeat, args=(ended,), daemon=True)
-        self._stream = sys.stderr
         thread.start()
         try:
             yield
@@ -95,6 +95,30 @@ class Progress:
             thread.join()
             self._erase()
             self._stream = None
+
+    @contextlib.contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """Let no Ctrl-C get lost in the block.
+
+        Python swallows it in callbacks and destructors, and so do modules written in C++ while they
+        are imported: one in ten while jax compiles its first program. `say` then raises it again.
+        """
+
+        def interrupt(number: int, frame: Any) -> None:
+            self._is_interrupted = True
+            raise KeyboardInterrupt
+
+        def silent(unraisable: Any) -> None:
+            if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+                hook(unraisable)
+
+        before, hook = signal.signal(signal.SIGINT, interrupt), sys.unraisablehook
+        sys.unraisablehook = silent
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            sys.unraisablehook, self._is_interrupted = hook, False
 
     def _repeat(self, ended: threading.Event) -> None:
         pause = PATIENCE
@@ -105,20 +129,15 @@ class Progress:
 
     @property
     def _is_terminal(self) -> bool:
-        return (
-            self._stream is not None and self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        )
+        stream = self._stream
+        return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
     def _write(self) -> None:
         if self._stream is None:
             return
-        line = self.line()
-        if self._is_terminal:
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write(ERASE + line[:width])
-            self._is_written = True
-        else:
-            self._stream.write(line + "\n")
+        self._is_written, line = self._is_terminal, self.line()
+        width = shutil.get_terminal_size().columns - 1
+        self._stream.write(ERASE + line[:width] if self._is_written else line + "\n")
         self._stream.flush()
 
     def _erase(self) -> None:
@@ -136,37 +155,6 @@ class Progress:
             return left
         limit = max(self._seconds - elapsed, 0.0)
         return limit if left is None else min(left, limit)
-
-
-@contextlib.contextmanager
-def interrupts() -> Iterator[None]:
-    """Raise a KeyboardInterrupt again until the block ends.
-
-    Python swallows it in callbacks and destructors, and so do modules written in C++ while they are
-    imported. jax does both: one Ctrl-C in ten is lost while it compiles its first program (0.10).
-    """
-    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
-    again: list[threading.Timer] = []
-
-    def interrupt(number: int, frame: Any) -> None:
-        main = threading.main_thread().ident
-        again.append(threading.Timer(AGAIN, signal.pthread_kill, (main, signal.SIGINT)))
-        again[-1].start()
-        raise KeyboardInterrupt
-
-    def silent(unraisable: Any) -> None:
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            hook(unraisable)
-
-    signal.signal(signal.SIGINT, interrupt)
-    sys.unraisablehook = silent
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        sys.unraisablehook = hook
-        for timer in again:
-            timer.cancel()
 
 
 def clock(seconds: float) -> str:

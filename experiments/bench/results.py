@@ -43,46 +43,12 @@ def environment() -> dict[str, Any]:
     }
 
 
-class Record:
-    """Rows of a run, written as they come.
-
-    A run that stops early leaves all its rows, in a file that says it is incomplete.
-
-    Attributes:
-        rows: all that have been added.
-        path: of the file.
-        about: what else its first line says.
-    """
-
-    def __init__(self, path: Path, **about: Any):
-        self.rows: list[dict[str, Any]] = []
-        self.path, self.about = path, about
-
-    def add(self, *rows: Mapping[str, Any]) -> None:
-        """Add rows, and write all of them."""
-        self.rows += map(dict, rows)
-        self.write(complete=False)
-
-    def write(self, complete: bool) -> None:
-        """Write the file, and say whether these are all rows."""
-        write_to(self.path, self.rows, complete=complete, **self.about)
-
-
 def path_of(name: str, folder: Path | None = None) -> Path:
     """The path of a result file of this device: `folder/<device>/<name>.jsonl`."""
     return (folder or FOLDER) / device() / f"{name}.jsonl"
 
 
-def write(
-    name: str, rows: Iterable[Mapping[str, Any]], folder: Path | None = None, complete: bool = True
-) -> Path:
-    """Write ``rows`` to `folder/<device>/<name>.jsonl`."""
-    path = path_of(name, folder)
-    write_to(path, rows, complete=complete)
-    return path
-
-
-def write_to(path: Path, rows: Iterable[Mapping[str, Any]], **about: Any) -> None:
+def write(path: Path, rows: Iterable[Mapping[str, Any]], **about: Any) -> None:
     """Write ``rows`` below a line on where and when they were measured, and ``about`` them.
 
     The file is whole or not there: lines go to a temporary file that replaces the old one once it
@@ -123,18 +89,16 @@ def _plain(value: Any) -> Any:
 @cache
 def _commit() -> str | None:
     """The commit checked out, with "+" where tracked files differ from it; None away from git."""
+
+    def git(*args: str) -> str:
+        given: Any = {"cwd": Path(__file__).parent, "capture_output": True, "text": True}
+        return subprocess.run(["git", *args], check=True, **given).stdout.strip()
+
     try:
-        commit = _git("rev-parse", "HEAD")
-        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        dirty = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _git(*args: str) -> str:
-    done = subprocess.run(
-        ["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
 
 
 def _cores() -> int | None:
@@ -144,9 +108,8 @@ def _cores() -> int | None:
 
 def _processor() -> str:
     try:
-        found = re.search(
-            r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
-        )
+        text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        found = None
+        return platform.processor()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return found[1] if found else platform.processor()

@@ -35,16 +35,6 @@ class Timing:
         """The least time: of a call that nothing disturbs."""
         return min(self.seconds)
 
-    @property
-    def maximum(self) -> float:
-        """The greatest time."""
-        return max(self.seconds)
-
-    @property
-    def count(self) -> int:
-        """Number of timed calls."""
-        return len(self.seconds)
-
 
 @dataclass(frozen=True)
 class Effort:

@@ -11,22 +11,27 @@ that a chain of that kind takes no more iterations, not that the published run w
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
+import jax
 from jax import lax
 
-import deeppcr
+from deeppcr import Newton
 from experiments.bench import command
 from experiments.bench.columns import BENCH
 from experiments.bench.engine import Case, Variant, measure, solve_statistics
-from experiments.bench.programs import SCAN, by_loop
+from experiments.bench.plots import Figures, lines, styled
+from experiments.bench.programs import SCAN, by_loop, solver
+from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
-from experiments.field import predictability
 from experiments.field.claims import Claim, claims, window_claims
-from experiments.field.figure import pictures
+from experiments.models import published
 from experiments.models.chains import Model
 
+GAINS = (0.4, 0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.8, 2.2)
+LENGTHS = (64, 128, 256, 512)
+QUICK_GAINS, QUICK_LENGTHS = (0.6, 1.0, 1.8), (32, 64)
+CLEAR = 0.02  # per step: rates nearer to 0 show only on longer chains
 TAKES = "5 min"
 COLUMNS = {
     "problem": "the chain",
@@ -57,12 +62,8 @@ TABLES = {"published": COLUMNS, "predictability": PREDICTABILITY}
 def measured(claim: Claim, effort: Effort) -> Iterator[Row]:
     """A row with the published figure and ours."""
     model = claim.make()
-
-    def solve(z0: Any, inputs: Any) -> deeppcr.Solution:
-        return deeppcr.solve(deeppcr.Chain(model.step, inputs), z0, method=claim.method)
-
     ours = Variant(
-        solve,
+        solver(model.step, claim.method),
         comparable=lambda solution: solution.trajectory,
         statistics=lambda solution: solve_statistics([solution]),
     )
@@ -102,10 +103,83 @@ def windows(quick: bool, effort: Effort) -> Iterator[Row]:
         yield from measured(claim, effort)
 
 
+def predictability(gains: Sequence[float], lengths: Sequence[int]) -> Iterator[Row]:
+    """Iterations of plain Newton against length and growth rate: where a chain is predictable.
+
+    X. Gonzalez, L. Kozachkov, D. M. Zoltowski, K. L. Clarkson, S. W. Linderman, *Predictability
+    Enables Parallelization of Nonlinear State Space Models* (NeurIPS 2025): the number of
+    iterations hardly depends on T where the largest Lyapunov exponent is negative, and is about T
+    where it is positive.
+
+    Yields:
+        A row for each gain and length, and the verdict at the end.
+    """
+    found: list[Row] = []
+    for length in lengths:
+        # As many iterations as always suffice.
+        method = Newton(linearize="dense", damping=None, max_iterations=length + 1, record=True)
+        solve = jax.jit(solver(published.mean_field_rnn(1.0, length).step, method))
+        for gain in gains:
+            done = len(found) / len(gains) / len(lengths)
+            PROGRESS.say(f"solving gain {gain}, L = {length}", done)
+            model = published.mean_field_rnn(gain, length)
+            solution = solve(model.z0, model.inputs)
+            row = {"part": "predictability", "problem": "mean-field RNN", "gain": gain, "L": length}
+            row |= {"growth rate": float(solution.stats.growth_rate)}
+            found.append(row | solve_statistics([solution]))
+            yield found[-1]
+    yield verdict(found)
+
+
+def verdict(found: Sequence[Row]) -> Row:
+    """Whether iterations are flat where differences decay, and about T where they grow.
+
+    The exponent p of ``iterations ~ T^p`` between the shortest and the longest chain tells; the
+    rate is that of the longest.
+    """
+    slopes = [(rate, slope) for rate, slope in exponents(found) if abs(rate) > CLEAR]
+    flat = [slope for rate, slope in slopes if rate < 0]
+    steep = [slope for rate, slope in slopes if rate > 0]
+    holds = bool(flat and steep) and max(flat) < 0.5 < min(steep)
+    return {
+        "part": "published",
+        "problem": "mean-field RNN",
+        "L": max(row["L"] for row in found),
+        "source": "LLE",
+        "options": "dense",
+        "published": "T^0, T^1",
+        "ours": ", ".join(f"T^{p:.1f}" for p in (max(flat, default=0), min(steep, default=0))),
+        "pass": "yes" if holds else "no",
+    }
+
+
+def exponents(found: Sequence[Row]) -> Iterator[tuple[float, float]]:
+    """``(growth rate, p)`` of each gain."""
+    for gain in dict.fromkeys(row["gain"] for row in found):
+        mine = sorted((row for row in found if row["gain"] == gain), key=lambda row: int(row["L"]))
+        first, last = mine[0], mine[-1]
+        more, longer = (math.log(last[key] / first[key]) for key in ("iterations", "L"))
+        yield last["growth rate"], more / longer
+
+
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     """How many rows pass."""
     verdicts = [row["pass"] for row in rows if "pass" in row]
     yield f"{verdicts.count('yes')} of {len(verdicts)} rows pass."
+
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Iterations of plain Newton on predictable chains and on chaotic ones."""
+    mine = [row for row in rows if row.get("part") == "predictability"]
+    if not mine:
+        return {}
+    named = [row | {"T": f"T = {row['L']:,}"} for row in mine]
+    title = "Newton's method on a mean-field RNN (fewer is better)"
+    rate = "growth rate"
+    said = "largest Lyapunov exponent [nats per step]; chaotic right of 0"
+    panels = {"": (named, "iterations", "iterations")}
+    return {"predictability": lines(title, panels, rate, said, key="T", xscale="linear")}
 
 
 def main(argv: list[str]) -> None:
@@ -115,13 +189,9 @@ def main(argv: list[str]) -> None:
     options = arguments.parse_args(argv)
     effort = Effort(options.repeats, share=0.0)
     jobs: list[command.Job] = [partial(measured, claim, effort) for claim in claims(options.quick)]
-    gains, lengths = (
-        (predictability.QUICK_GAINS, predictability.QUICK_LENGTHS)
-        if options.quick
-        else (predictability.GAINS, predictability.LENGTHS)
-    )
+    gains, lengths = (QUICK_GAINS, QUICK_LENGTHS) if options.quick else (GAINS, LENGTHS)
     jobs.append(partial(windows, options.quick, effort))
-    jobs.append(partial(predictability.rows, gains, lengths))
+    jobs.append(partial(predictability, gains, lengths))
     command.run(
         options,
         jobs,

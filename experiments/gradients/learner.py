@@ -14,17 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from experiments.bench.engine import Case, Variant
-from experiments.bench.programs import SCAN, Scan, baselines
+from experiments.bench.programs import SCAN, Scan
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
-from experiments.gradients.network import NEWTON, Network
+from experiments.gradients.network import PARTS, Network
 from experiments.gradients.tasks import Task
 from experiments.models import cells
 from experiments.models.data import batches
 from experiments.models.training import adam
 
-TRAINED = (SCAN, "auto", "newton")
+TRAINED = PARTS["grid"]["forward"]  # beside jax.lax.scan
 NUDGED = "lax.scan, nudged"
 NUDGE = 2.0**-22  # relative change of the first weights: two units in the last place
 ALIKE = 1e-3  # losses that differ by less agree
@@ -113,38 +112,12 @@ class Learner:
         scores = jax.jit(lambda *given: self.scores(jax.lax.scan, *given)[:, -1])(weights, inputs)
         return float(np.mean(np.asarray(scores).argmax(axis=1) == self.task.test_y[:, -1]))
 
-    def labels(self, part: str) -> Row:
-        """The first cells of its rows."""
-        return {"part": part, "kind": self.task.name, "L": self.task.length, "w": self.task.units}
-
-    def case(self) -> Case:
-        """One training step."""
-
-        def solve(method: Any) -> Callable[..., Any]:
-            inner = self.network.solve(method)
-            assert inner is not None
-            return lambda training, inputs, *_: inner(
-                training[0]["cell"], self.network.start(inputs[0].shape[1]), *inputs
-            )
-
-        first = self.first()
-        return Case(
-            self.labels("learning") | {"batch": self.batch, "direction": "step"},
-            arguments=[(first, *each) for _, each in zip(range(2), self.batches(), strict=False)],
-            baselines=baselines(self.update, self.task.length),
-            variants={
-                name: Variant(self.update(NEWTON[name].scan), solve=solve(NEWTON[name].method))
-                for name in TRAINED
-                if name in NEWTON
-            },
-        )
-
     def train(self) -> Iterator[Row]:
         """A row for each variant: all losses, how far they are from lax.scan's, the accuracy."""
         plain, steps = jax.jit(self.update(jax.lax.scan)), self.steps
         expected: np.ndarray | None = None
-        for name in (*TRAINED, NUDGED):
-            update = jax.jit(self.update(NEWTON[name].scan)) if name in NEWTON else plain
+        for name in (SCAN, *TRAINED, NUDGED):
+            update = jax.jit(self.update(TRAINED[name].scan)) if name in TRAINED else plain
             training, losses = self.first(NUDGE if name == NUDGED else 0.0), []
             says = f"training on {self.task.name} by {name}"
             for batch in PROGRESS.steps(says, self.batches(), steps):
@@ -153,7 +126,11 @@ class Learner:
             found = np.array(losses)
             expected = found if expected is None else expected
             apart = np.abs(found - expected)
-            yield self.labels("training") | {
+            yield {
+                "part": "training",
+                "kind": self.task.name,
+                "L": self.task.length,
+                "w": self.task.units,
                 "program": name,
                 "steps": steps,
                 "first loss": float(found[0]),

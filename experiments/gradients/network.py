@@ -35,38 +35,30 @@ DIRECTIONS = ("gradient", "forward")
 INPUTS = 2  # tuples of arguments
 
 
-def _dense(linear: Any = "auto") -> Setting:
+def _dense() -> Setting:
     """Newton's method and the adjoint with dense Jacobians."""
-    return Setting(
-        Newton(linearize="dense", linear=linear), Adjoint(linearize="dense", linear=linear)
-    )
+    return Setting(Newton(linearize="dense"), Adjoint(linearize="dense"))
 
 
-ADJOINTS: Mapping[str, Mapping[str, Setting]] = {
-    "forward": {
-        "auto": Setting(),
-        "newton, recurrence": Setting(Newton(linearize="dense", linear=Recurrence())),
+PARTS: Mapping[str, Mapping[str, Mapping[str, Setting]]] = {
+    "adjoints": {
+        "forward": {
+            "auto": Setting(),
+            "newton, recurrence": Setting(Newton(linearize="dense", linear=Recurrence())),
+        },
+        "gradient": {
+            "auto": Setting(),
+            "adjoint, backprop": Setting("sequential", BACKPROP),
+            "adjoint, recurrence": Setting("sequential", Recurrence()),
+            "adjoint, pcr": Setting("sequential", "pcr"),
+        },
     },
-    "gradient": {
-        "auto": Setting(),
-        "adjoint, backprop": Setting("sequential", BACKPROP),
-        "adjoint, recurrence": Setting("sequential", Recurrence()),
-        "adjoint, pcr": Setting("sequential", "pcr"),
+    "grid": {
+        "forward": (FORWARD := {"auto": Setting(), "newton": _dense()}),
+        "gradient": FORWARD
+        | {"scan, parallel adjoint": Setting("sequential", Adjoint(linearize="dense"))},
     },
 }
-NEWTON: dict[str, Setting] = {
-    "auto": Setting(),
-    "newton": _dense(),
-    "newton, cyclic reduction": _dense("cyclic_reduction"),
-    "newton, diagonal": Setting(Newton(linearize="diagonal"), "auto"),
-}
-GRID: Mapping[str, Mapping[str, Setting]] = {
-    "forward": NEWTON,
-    "gradient": NEWTON
-    | {"scan, parallel adjoint": Setting("sequential", Adjoint(linearize="dense"))},
-}
-PARTS = {"adjoints": ADJOINTS, "grid": GRID}
-FEW = ("auto", "newton", "scan, parallel adjoint")
 
 
 @dataclass(frozen=True)
@@ -148,28 +140,12 @@ class Size:
         length: T.
         batch: number of sequences.
         part: the part of `PARTS` whose variants run it.
-        names: of these variants; None for all.
     """
 
     network: Network
     length: int
     batch: int = 1
     part: str = "grid"
-    names: tuple[str, ...] | None = None
-
-    @property
-    def settings(self) -> dict[str, Mapping[str, Setting]]:
-        """The variants of each direction."""
-        # The Jacobian of a state of one number is its diagonal.
-        left_out = {"newton, diagonal"} if self.network == Network("gru", 1) else set()
-        return {
-            direction: {
-                name: setting
-                for name, setting in settings.items()
-                if name not in left_out and (self.names is None or name in self.names)
-            }
-            for direction, settings in PARTS[self.part].items()
-        }
 
     def case(self, direction: str) -> Case:
         """The forward pass, or the gradient, which includes it."""
@@ -179,7 +155,7 @@ class Size:
         loops: dict[str, Any] = baselines(make, self.length)
         variants: dict[str, Any] = {
             name: Variant(make(setting.scan), solve=network.solve(setting.method))
-            for name, setting in self.settings[direction].items()
+            for name, setting in PARTS[self.part][direction].items()
         }
         arguments = [network.arguments(self.length, self.batch, k) for k in range(INPUTS)]
         return Case(

@@ -6,7 +6,7 @@ adjoints  a GRU with random weights over T steps with n units, alone or eight se
 grid      GRU and LSTM over long sequences; the first case, a GRU of one unit over 100,000 steps, is
           the one in which DEER (Lim et al., ICLR 2024) reports its largest speedup
 layers    `deeppcr.nn.RNN` beside `flax.nnx.RNN`: gradients of cells of both in several sizes
-learning  a GRU learns to read handwritten digits row by row and pixel by pixel, to know nine men by
+training  a GRU learns to read handwritten digits row by row and pixel by pixel, to know nine men by
           recordings of several lengths (of aeon, if it is installed), and the parity of many bits,
           by `jax.lax.scan` and by deeppcr from the same weights; "nudged": from weights that differ
           in the last digit
@@ -32,16 +32,16 @@ from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST, LABELS
 from experiments.bench.command import positive
 from experiments.bench.engine import bench
+from experiments.bench.plots import Figures, curves, dots, lines, loops, styled
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
-from experiments.bench.summary import best
+from experiments.bench.summary import best, is_benchmark
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.gradients import silero
-from experiments.gradients.figure import pictures
 from experiments.gradients.layers import layers
 from experiments.gradients.learner import Learner
-from experiments.gradients.network import DIRECTIONS, FEW, Network, Size
+from experiments.gradients.network import DIRECTIONS, Network, Size
 from experiments.gradients.speech import Detector
 from experiments.gradients.tasks import tasks
 
@@ -63,33 +63,25 @@ HEARD = {
     "share of speech": "share of the frames with speech",
     "probabilities differ": "largest difference from the probabilities of lax.scan",
 }
-TABLES = dict.fromkeys(("adjoints", "grid", "layers", "learning", "speech"), BENCH)
+PARTS = ("adjoints", "grid", "layers", "training", "speech")
+TABLES = dict.fromkeys(PARTS, BENCH)
 TABLES |= {"training": TRAINING, "heard": HEARD, "fastest programs": BEST}
-PARTS = ("adjoints", "grid", "layers", "learning", "speech")
 BATCHES = (1, 8)
 SIZES = ((10_000, 4), (10_000, 2), (10_000, 8), (2_000, 16))  # T and n of the adjoints
 QUICK = ((1_000, 4),)
 LEARNT_QUICKLY = ("rows",)
 HEADLINE = Size(Network("gru", 1), 100_000)
-UNITS = (1, 4, 16, 64)
 ON_CPU = [
     *(("gru", n, length) for n in (1, 4) for length in (1000, 10_000)),
     ("lstm", 4, 10_000),
     ("gru", 16, 1000),
 ]
-EVERYTHING: list[tuple[str, int, tuple[int, ...], tuple[int, ...]]]
-EVERYTHING = [  # kind, batch, units, lengths
-    ("gru", 1, UNITS, (10_000, 1000, 100_000)),
-    ("gru", 16, UNITS, (10_000, 100_000)),
-    ("lstm", 1, UNITS, (10_000, 1000, 100_000)),
-    ("gru", 1, UNITS, (1_000_000,)),
-    ("lstm", 1, UNITS, (1_000_000,)),
-    ("gru", 8, UNITS, (10_000, 100_000)),
-    ("lstm", 16, UNITS, (10_000,)),
-    ("gru", 1, (2, 8, 32), (1000, 10_000, 100_000)),
-    ("lstm", 1, (2, 8, 32), (1000, 10_000, 100_000)),
+ON_ACCELERATOR = [
+    (kind, n, length)
+    for length in (10_000, 1000, 100_000)
+    for kind in ("gru", "lstm")
+    for n in (1, 4, 16, 64)
 ]
-MOST_ENTRIES = 7e7  # of the inputs of a case: 280 MB
 
 
 def adjoints(options: argparse.Namespace) -> list[Size]:
@@ -107,73 +99,46 @@ def adjoints(options: argparse.Namespace) -> list[Size]:
     ]
 
 
-def grid(quick: bool, platform: str) -> list[Size]:
-    """The sizes of the grid, the most important first; all of them on an accelerator."""
+def grid(quick: bool) -> list[Size]:
+    """The sizes of the grid, the most important first."""
     if quick:
-        return [Size(Network("gru", 4), 1000, names=FEW)]
-    if platform == "cpu":
-        rest = [Size(Network(kind, n), length, names=FEW) for kind, n, length in ON_CPU]
-        return [HEADLINE, *rest]
-    found = [HEADLINE]
-    for kind, batch, units, lengths in EVERYTHING:
-        found += [Size(Network(kind, n), length, batch) for length in lengths for n in units]
-    entries = {size: size.length * size.batch * size.network.n for size in found}
-    return [size for size in entries if entries[size] <= MOST_ENTRIES]
+        return [Size(Network("gru", 4), 1000)]
+    rest = ON_CPU if jax.default_backend() == "cpu" else ON_ACCELERATOR
+    return [HEADLINE, *(Size(Network(kind, n), length) for kind, n, length in rest)]
 
 
 def jobs(options: argparse.Namespace) -> list[command.Job]:
     """All cases that the command line asks for, the most important first."""
-    on_cpu = jax.default_backend() == "cpu"
-    device, effort = depth.at_hand(), Effort(options.repeats)
+    quick, device, effort = options.quick, depth.at_hand(), Effort(options.repeats)
     found: dict[str, list[command.Job]] = {part: [] for part in PARTS}
-    directions = dict.fromkeys(PARTS, options.directions or DIRECTIONS)
-    if options.quick and not options.directions:
-        directions |= {"adjoints": ["gradient"], "grid": ["forward"]}
-    for part, sizes in (
-        ("grid", grid(options.quick, jax.default_backend())),
-        ("adjoints", adjoints(options)),
+    for part, sizes, few in (
+        ("adjoints", adjoints(options), ["gradient"]),
+        ("grid", grid(quick), ["forward"]),
     ):
-        each = product(sizes, directions[part])
+        directions = options.directions or (few if quick else DIRECTIONS)
+        each = product(sizes, directions)
         found[part] = [partial(size.rows, direction, device, effort) for size, direction in each]
     if "layers" in options.parts:
-        found["layers"] = [partial(one.rows, device, effort) for one in layers(options.quick)]
-    if "learning" in options.parts:
+        found["layers"] = [partial(one.rows, device, effort) for one in layers(quick)]
+    if "training" in options.parts:
         every = tasks(options.aeon)
-        if "vowels" not in every and not options.quick:
+        if "vowels" not in every and not quick:
             where = f"in {options.aeon}" if options.aeon else "installed"
             PROGRESS.print(f"no vowels: aeon is not {where} (pip install --no-deps aeon)\n")
-        for name in LEARNT_QUICKLY if options.quick else every:
-            steps = options.steps or every[name].steps
-            learner = Learner(every[name], steps)
-            found["learning"].append(learner.train)
-            if not options.quick:
-                found["learning"].append(partial(_bench_learner, learner, device, effort))
-    if "speech" in options.parts:
-        arrays = silero.read_weights(options.silero)
-        if arrays is None:
-            where = f"in {options.silero}" if options.silero else "installed"
-            PROGRESS.print(f"no speech: silero-vad is not {where}\n")
-        else:
-            detector = Detector(arrays, seconds=10 if options.quick else 60 if on_cpu else 240)
-            found["speech"] = [
-                lambda: bench(detector.case(), device, effort),
-                detector.listen,
-            ]
+        for name in LEARNT_QUICKLY if quick else every:
+            learner = Learner(every[name], options.steps or every[name].steps)
+            found["training"].append(learner.train)
+    arrays = silero.read_weights(options.silero) if "speech" in options.parts else None
+    if arrays is not None:
+        detector = Detector(arrays, seconds=10 if quick else 60)
+        found["speech"] = [lambda: bench(detector.case(), device, effort), detector.listen]
+    elif "speech" in options.parts:
+        where = f"in {options.silero}" if options.silero else "installed"
+        PROGRESS.print(f"no speech: silero-vad is not {where}\n")
     chosen = {part: found[part] if part in options.parts else [] for part in PARTS}
-    first = chosen["grid"][: len(directions["grid"])]
-    rest = chosen["grid"][len(first) :]
-    return [
-        *chosen["adjoints"],
-        *first,
-        *chosen["layers"],
-        *chosen["learning"],
-        *chosen["speech"],
-        *rest,
-    ]
-
-
-def _bench_learner(learner: Learner, device: depth.Device, effort: Effort) -> Iterator[Row]:
-    return bench(learner.case(), device, effort)
+    first, rest = chosen["grid"][:2], chosen["grid"][2:]
+    others = [job for part in ("layers", "training", "speech") for job in chosen[part]]
+    return [*chosen["adjoints"], *first, *others, *rest]
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str | list[Row]]:
@@ -194,17 +159,69 @@ def summary(rows: Sequence[Row]) -> Iterator[str | list[Row]]:
             )
 
 
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Speedups of gradients, forward passes and layers; learning; speech."""
+    parts: dict[str, list[Row]] = {}
+    for row in rows:
+        parts.setdefault(row["part"], []).append(row)
+    found: Figures = {}
+    better = "right of 1: deeppcr is faster"
+    for direction, topic in (("gradient", "adjoints"), ("forward", "forward")):
+        mine = [row for row in parts.get("adjoints", []) if row["direction"] == direction]
+        ours = [row for row in mine if not row["baseline"] and "speedup" in row]
+        if ours:
+            ours.sort(key=lambda row: tuple(row[key] for key in ("L", "w", "batch")))
+            found[topic] = dots(
+                f"{direction.capitalize()} of a GRU: speedup over the best loop",
+                ours,
+                "speedup",
+                f"speedup over the fastest of {loops(mine)} [times]\nopen: predicted; {better}",
+                lambda row: f"T = {row['L']:,}, {row['w']} units, batch {row['batch']}",
+                predicted="predicted speedup",
+            )
+    mine = [row for row in parts.get("grid", []) if row["batch"] == 1 and is_benchmark(row)]
+    panels = {}
+    for direction in DIRECTIONS:
+        each = list(best([row for row in mine if row["direction"] == direction]))
+        named = [row | {"net": f"{row['kind'].upper()}, {row['w']} units"} for row in each]
+        if named:
+            panels[direction] = (named, "speedup", f"speedup over the fastest of\n{loops(mine)}")
+    if panels:
+        title, dashed = "GRU and LSTM, batch 1: the best parallel program", "predicted speedup"
+        found["length"] = lines(
+            title, panels, "L", "steps T", key="net", at=1, dashed=dashed, share=True
+        )
+    if ours := [row for row in parts.get("layers", []) if row["program"] == "auto"]:
+        found["layers"] = dots(
+            "Recurrent layers: gradient by deeppcr.nn.RNN",
+            ours,
+            "speedup",
+            f"speedup over flax.nnx.RNN by {loops(parts['layers'])} [times]\n{better}",
+            lambda row: str(row["kind"]),
+            program=lambda row: f"T = {row['L']:,}, {row['w']} units, batch {row['batch']}",
+        )
+    if training := parts.get("training"):
+        longest = sorted({(-row["L"], row["kind"], row["w"]) for row in training})[:3]
+        tasks = {
+            f"{kind}: T = {-length}, {n} units": [row for row in training if row["kind"] == kind]
+            for length, kind, n in longest
+        }
+        found["training"] = curves("A GRU learns: the same curve by every program", tasks)
+    if heard := parts.get("heard"):
+        title = "Pretrained LSTM (silero-vad): every program hears the same"
+        said = "frame of 32 ms", "probability of speech"
+        found["speech"] = curves(title, {"": heard}, "probabilities", *said, log=False)
+    return found
+
+
 def main(argv: list[str]) -> None:
     """Measure what the command line asks for."""
     arguments = command.parser("gradients", __doc__)
     add = arguments.add_argument
     add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
-    add(
-        "--directions",
-        nargs="+",
-        choices=DIRECTIONS,
-        help="which directions (both; quick: one a part)",
-    )
+    what = "which directions (both; quick: one a part)"
+    add("--directions", nargs="+", choices=DIRECTIONS, help=what)
     add("--lengths", nargs="+", type=positive, metavar="T", help="numbers of steps (adjoints)")
     add("--widths", nargs="+", type=positive, metavar="N", help="numbers of units (adjoints)")
     add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes (adjoints)")

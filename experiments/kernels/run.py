@@ -17,9 +17,8 @@ waits; how long each of these takes is not counted here. A loop that is one kern
 takes as long as all of its steps.
 """
 
-import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,17 +26,17 @@ import jax
 
 import deeppcr
 import depth
+from experiments import mlp
 from experiments.bench import command
 from experiments.bench.columns import LABELS
 from experiments.bench.costs import analyze, further, is_fallback
 from experiments.bench.engine import Case, Variant
+from experiments.bench.plots import Figures, dots, styled
 from experiments.bench.programs import baselines
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.gradients import network as recurrent
-from experiments.kernels.figure import pictures
 from experiments.kernels.targets import NAMES, Target, Unavailable, target
-from experiments.mlp import run as mlp
 
 TAKES = "3 min"
 COLUMNS = {
@@ -55,14 +54,10 @@ COLUMNS = {
     "cycles": "of a call on a TPU, as the compiler estimates them",
     "fewer cycles": "cycles of lax.scan / cycles of this program",
     "cycles a trip": "cycles of a trip of the longest loop",
-    "latency ms": "launches, nodes of graphs, waits, and steps of a fused loop, as modelled, in ms",
-    "latency speedup": "the same of lax.scan / of this program",
     "predicted ms": "time of a call as depth predicts it without compiling, in milliseconds",
-    "log2 of it": "log2(predicted ms / latency ms)",
 }
 WIDTHS, QUICK_WIDTHS = (2, 4, 8, 16), (8,)
 LENGTH, STEPS = 1024, 100_000
-BATCH = 16  # of a training step
 
 
 def makers(quick: bool) -> Iterator[Callable[[], Case]]:
@@ -72,14 +67,10 @@ def makers(quick: bool) -> Iterator[Callable[[], Case]]:
             yield partial(mlp.case, mlp.Size("tanh", LENGTH, width, 1), direction)
     if not quick:
         for direction in ("forward", "gradient"):
-            yield partial(recurrence, direction)
+            network = recurrent.Network("gru", 1)
+            yield partial(recurrent.Size(network, STEPS).case, direction)
         yield residual
         yield sampler
-
-
-def recurrence(direction: str) -> Case:
-    """A long GRU."""
-    return recurrent.Size(recurrent.Network("gru", 1), STEPS).case(direction)
 
 
 def residual() -> Case:
@@ -87,7 +78,7 @@ def residual() -> Case:
     from experiments.resnet import run as resnet
 
     scale = resnet.ON_ACCELERATOR
-    task = resnet.Task(resnet.data.handwritten(), resnet.Shape(LENGTH), BATCH, scale.steps)
+    task = resnet.Task(resnet.data.handwritten(), resnet.Shape(LENGTH), resnet.BATCH, scale.steps)
     return resnet.case(task, ("identity / identity", "dense / dense"))
 
 
@@ -121,14 +112,11 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
             row = {**case.labels, "program": name + said, "sequential": name in case.baselines}
             row |= {"captured": bool(options)}
             row |= {} if iterations is None else {"iterations": iterations}
-            row |= target.count(lowered, options, cost, partial(_trips, iterations))
+            row |= target.count(lowered, options, partial(_trips, iterations))
             first = first or row
             row |= {f"fewer {key}": first[key] / row[key] for key in target.ratios}
             predicted = 1e3 * depth.predict(cost, device.captured() if options else device)
             row |= {"depth": cost.depth, "predicted ms": predicted}
-            if "latency ms" in row:
-                row["latency speedup"] = first["latency ms"] / row["latency ms"]
-                row["log2 of it"] = math.log2(predicted / row["latency ms"])
             yield row
 
 
@@ -163,6 +151,29 @@ def _trips(iterations: int | None, name: str) -> int:
     if iterations is None:
         raise ValueError(f"expected a loop of known length or a solve, got the loop {name}.")
     return further(iterations)
+
+
+def named(row: Row) -> str:
+    """A case in a few words: "tanh, L = 1024, w = 8, forward"."""
+    kind = row.get("kind") or row.get("data") or ""
+    return f"{kind}, L = {row['L']:,}, w = {row['w']}, {row['direction']}"
+
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """A line for each case: nodes on a GPU, cycles on a TPU, by every program."""
+    said = {
+        "nodes": "Nodes on the device: kernels, library calls and copies",
+        "cycles": "Cycles of a call as the compiler estimates them",
+    }
+    found: Figures = {}
+    for key, title in said.items():
+        rest = [row for row in rows if key in row and not row.get("captured")]
+        mine = [row | {"baseline": row["sequential"]} for row in rest]
+        if mine:
+            what = f"{title} ({mine[0].get('target', 'H200')})"
+            found[key] = dots(what, mine, key, f"{key}; left is better", named, at=None)
+    return found
 
 
 def main(argv: list[str]) -> None:

@@ -17,9 +17,8 @@ import numpy as np
 from jax.experimental import topologies
 
 import deeppcr
-import depth
 from deeppcr.platforms import compiled_for
-from experiments.bench.costs import is_fallback, recurrences
+from experiments.bench.costs import is_fallback
 from experiments.bench.table import Row
 from experiments.kernels import cycles, launches
 from experiments.kernels.launches import Dump
@@ -92,30 +91,25 @@ class Target(ABC):
         return compiled_for(self.platform)
 
     def count(
-        self,
-        lowered: jax.stages.Lowered,
-        options: Mapping[str, Any],
-        cost: depth.Cost,
-        trips: Callable[[str], int],
+        self, lowered: jax.stages.Lowered, options: Mapping[str, Any], trips: Callable[[str], int]
     ) -> Row:
         """The columns of a program that hold what is counted in it once it is compiled.
 
         Args:
             lowered: the program, from `lower`.
             options: of the compiler.
-            cost: of the program.
             trips: maps the name of a loop whose end depends on data to its number of trips.
         """
         compiled = self.compile(lowered, options)
         with self.chosen():
-            return self.columns(compiled, cost, trips)
+            return self.columns(compiled, trips)
 
     @abstractmethod
     def compile(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> Any:
         """The compiled program, with these options of the compiler."""
 
     @abstractmethod
-    def columns(self, compiled: Any, cost: depth.Cost, trips: Callable[[str], int]) -> Row:
+    def columns(self, compiled: Any, trips: Callable[[str], int]) -> Row:
         """See `count`."""
 
     def lower(self, f: Callable[..., Any], *arguments: Any) -> jax.stages.Lowered:
@@ -156,18 +150,13 @@ class Gpu(Target):
                 compiled = lowered.compile(compiler_options=given)
             return Dump(compiled.as_text() or "", *(_dumped(folder, *names) for names in DUMPED))
 
-    def columns(self, compiled: Dump, cost: depth.Cost, trips: Callable[[str], int]) -> Row:
-        """See `Target`; and the time of what is counted, as modelled."""
-        device, found = depth.devices[self.name], launches.read(compiled)
+    def columns(self, compiled: Dump, trips: Callable[[str], int]) -> Row:
+        """See `Target`."""
+        found = launches.read(compiled)
         total = found.total(trips)
-        latency = device.call_latency + total.launches * device.kernel_latency
-        latency += total.captured * (device.node_latency or 0.0)
-        latency += total.waits * device.trip_latency
-        latency += sum(loop.waits for loop in recurrences(cost)) * (device.operation_latency or 0)
         row: Row = {"nodes": total.nodes, "captured nodes": total.captured}
         row |= {"launches": total.launches, "waits": total.waits}
-        row |= {"a trip": found.trip(_is_wanted)}
-        return row | {"latency ms": 1e3 * latency}
+        return row | {"a trip": found.trip(_is_wanted)}
 
 
 @dataclass(frozen=True)
@@ -181,9 +170,7 @@ class Tpu(Target):
         """The compiled program, with these options of the compiler."""
         return cycles.read(lowered.compile(compiler_options=dict(options)).as_text() or "")
 
-    def columns(
-        self, compiled: cycles.Program, cost: depth.Cost, trips: Callable[[str], int]
-    ) -> Row:
+    def columns(self, compiled: cycles.Program, trips: Callable[[str], int]) -> Row:
         """See `Target`."""
         total = compiled.total(trips, is_fallback)
         return {"cycles": total, "cycles a trip": compiled.trip(_is_wanted)}

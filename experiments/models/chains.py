@@ -47,23 +47,8 @@ def states(model: Model) -> Any:
     return jax.lax.scan(body, model.z0, model.inputs)[1]
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "tanh": jnp.tanh,
-    "relu": jax.nn.relu,
-    "gelu": jax.nn.gelu,
-}
-
-
 def diffusion_params(width: int = 512, steps: int = 2000, seed: int = 0) -> Params:
-    """Weights of `denoiser.noise`, trained to predict the noise in noisy digits.
-
-    Cached: trained once, in seconds.
-
-    Args:
-        width: of the two hidden layers.
-        steps: training steps, of 128 digits each.
-        seed: of the initial weights and of the batches.
-    """
+    """Weights of `denoiser.noise`, trained to predict the noise in noisy digits; cached."""
     key = jax.random.key(seed)
     first = denoiser.first_weights(PIXELS, width, key)
 
@@ -80,7 +65,7 @@ def diffusion_params(width: int = 512, steps: int = 2000, seed: int = 0) -> Para
     return cached(f"diffusion-width{width}-steps{steps}-seed{seed}", first, make)
 
 
-def ddim_chain(params: Params, steps: int, key: Array, batch: tuple[int, ...] = ()) -> Model:
+def ddim_chain(params: Params, steps: int, key: Array) -> Model:
     """A deterministic sampler (DDIM, eta = 0), from noise drawn by ``key`` to digits.
 
     ``x_{t'} = A x + B noise(x, t)`` with ``A = sqrt(s'/s)``, ``B = sqrt(1 - s') - A sqrt(1 - s)``;
@@ -103,15 +88,11 @@ def ddim_chain(params: Params, steps: int, key: Array, batch: tuple[int, ...] = 
     def step(x: Array, at: dict[str, Array]) -> Array:
         return at["a"] * x + at["b"] * denoiser.noise(params, x, at["t"])
 
-    return Model(step, inputs, jax.random.normal(key, (*batch, PIXELS), jnp.float32))
+    return Model(step, inputs, jax.random.normal(key, (PIXELS,), jnp.float32))
 
 
-def residual_params(
-    blocks: int = 100, width: int = 32, activation: str = "tanh", steps: int = 300, seed: int = 0
-) -> Params:
-    """Weights of a residual network, trained a little to classify digits.
-
-    Cached: trained once, in seconds.
+def residual_params(blocks: int = 100, width: int = 32, steps: int = 300, seed: int = 0) -> Params:
+    """Weights of a residual network, trained a little to classify digits; cached.
 
     The blocks' own weights, ``in``, ``bias`` and ``out``, carry the blocks on axis 0.
     """
@@ -127,7 +108,7 @@ def residual_params(
     def make() -> Params:
         split = data.digits()
         images, labels = jnp.asarray(split.train_x), jnp.asarray(split.train_y)
-        step = _residual_block(blocks, activation)
+        step = _residual_block(blocks)
 
         def loss(params: Params, key: Array) -> Array:
             chosen = jax.random.randint(key, (64,), 0, len(images))
@@ -140,103 +121,61 @@ def residual_params(
 
         return train(loss, first, steps, 2e-3, keys[4])
 
-    return cached(
-        f"residual-{activation}-blocks{blocks}-width{width}-steps{steps}-seed{seed}", first, make
-    )
+    name = f"residual-tanh-blocks{blocks}-width{width}-steps{steps}-seed{seed}"
+    return cached(name, first, make)
 
 
-def residual_chain(
-    blocks: int = 100,
-    width: int = 32,
-    activation: str = "tanh",
-    steps: int = 300,
-    seed: int = 0,
-    batch: tuple[int, ...] = (),
-) -> Model:
-    """The trained ``z + act(z W + b) V / sqrt(blocks)`` of `residual_params`, on held-out digits.
-
-    "gelu" normalises what goes into a block, as transformers do.
-    """
-    params = residual_params(blocks, width, activation, steps, seed)
+def residual_chain(blocks: int = 100, batch: tuple[int, ...] = ()) -> Model:
+    """The trained ``z + tanh(z W + b) V / sqrt(blocks)``, on held-out digits."""
+    params = residual_params(blocks)
     images = data.digits().test_x[: math.prod(batch)].reshape(*batch, PIXELS)
     layers = {name: params[name] for name in ("in", "bias", "out")}
-    return Model(
-        _residual_block(blocks, activation), layers, jnp.asarray(images) @ params["encode"]
-    )
+    return Model(_residual_block(blocks), layers, jnp.asarray(images) @ params["encode"])
 
 
-def _residual_block(blocks: int, activation: str) -> Callable[[Array, Params], Array]:
-    act = ACTIVATIONS[activation]
-    prepare = _layer_norm if activation == "gelu" else lambda z: z
-
+def _residual_block(blocks: int) -> Callable[[Array, Params], Array]:
     def step(z: Array, layer: Params) -> Array:
-        return z + act(affine(prepare(z), layer["in"], layer["bias"])) @ layer["out"] / math.sqrt(
-            blocks
-        )
+        moved = jnp.tanh(affine(z, layer["in"], layer["bias"])) @ layer["out"]
+        return z + moved / math.sqrt(blocks)
 
     return step
 
 
-def gru_chain(
-    n: int, length: int, key: Array, batch: tuple[int, ...] = (), gain: float = 1.0
-) -> Model:
-    """A gated recurrent unit with ``n`` states and random weights, which reads random inputs.
-
-    ``gain`` scales its own loop.
-    """
+def gru_chain(n: int, length: int, key: Array) -> Model:
+    """A gated recurrent unit with ``n`` states and random weights, which reads random inputs."""
     of_h, of_x, of_inputs = jax.random.split(key, 3)
     zeros = jnp.zeros(3 * n, jnp.float32)
-    weights = {
-        "W": normal(of_x, n, 3 * n),
-        "U": gain * normal(of_h, n, 3 * n),
-        "b": zeros,
-        "c": zeros,
-    }
-    step = partial(cells.gru, weights)
-    return Model(
-        step,
-        jax.random.normal(of_inputs, (length, *batch, n), jnp.float32),
-        jnp.zeros((*batch, n), jnp.float32),
-    )
+    weights = {"W": normal(of_x, n, 3 * n), "U": normal(of_h, n, 3 * n), "b": zeros, "c": zeros}
+    inputs = jax.random.normal(of_inputs, (length, n), jnp.float32)
+    return Model(partial(cells.gru, weights), inputs, jnp.zeros(n, jnp.float32))
 
 
-def lstm_chain(
-    n: int, length: int, key: Array, batch: tuple[int, ...] = (), gain: float = 1.0
-) -> Model:
+def lstm_chain(n: int, length: int, key: Array) -> Model:
     """A long short-term memory with random weights.
 
-    Its state is ``(h, c)``, of ``n`` entries each.
+    Its state is ``(h, c)``, of ``n`` entries each. The forget gate is open at first, as in trained
+    ones.
     """
     of_h, of_x, of_inputs = jax.random.split(key, 3)
-    bias = (
-        jnp.zeros(4 * n, jnp.float32).at[n : 2 * n].set(1.0)
-    )  # the forget gate is open at first, as in trained ones
-    weights = {"W": normal(of_x, n, 4 * n), "U": gain * normal(of_h, n, 4 * n), "b": bias}
-    inputs = jax.random.normal(of_inputs, (length, *batch, n), jnp.float32)
-    zeros = jnp.zeros((*batch, n), jnp.float32)
+    bias = jnp.zeros(4 * n, jnp.float32).at[n : 2 * n].set(1.0)
+    weights = {"W": normal(of_x, n, 4 * n), "U": normal(of_h, n, 4 * n), "b": bias}
+    inputs = jax.random.normal(of_inputs, (length, n), jnp.float32)
+    zeros = jnp.zeros(n, jnp.float32)
     return Model(partial(cells.lstm, weights), inputs, (zeros, zeros))
 
 
-def mlp_chain(
-    width: int,
-    length: int,
-    activation: str,
-    key: Array,
-    batch: tuple[int, ...] = (),
-    gain: float = 1.0,
-) -> Model:
+def mlp_chain(width: int, length: int, activation: str, key: Array) -> Model:
     """A stack of layers ``act(z W_l + b_l)``, each with random weights of its own.
 
     Relu's are larger by sqrt(2).
     """
     of_weights, of_bias, of_state = jax.random.split(key, 3)
-    act = ACTIVATIONS[activation]
-    scale = gain * (math.sqrt(2) if activation == "relu" else 1.0)
+    act, scale = (jax.nn.relu, math.sqrt(2)) if activation == "relu" else (jnp.tanh, 1.0)
     layers = {
         "weight": scale * normal(of_weights, length, width, width),
         "bias": 0.1 * jax.random.normal(of_bias, (length, width), jnp.float32),
     }
-    z0 = jax.random.normal(of_state, (*batch, width), jnp.float32)
+    z0 = jax.random.normal(of_state, (width,), jnp.float32)
     return Model(lambda z, layer: act(affine(z, layer["weight"], layer["bias"])), layers, z0)
 
 
@@ -247,8 +186,3 @@ def logistic_chain(length: int, rate: float = 3.9) -> Model:
     """
     rates = jnp.full((length, 1), rate, jnp.float32)
     return Model(lambda z, r: r * z * (1 - z), rates, jnp.full(1, 0.3, jnp.float32))
-
-
-def _layer_norm(z: Array) -> Array:
-    centred = z - z.mean(axis=-1, keepdims=True)
-    return centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + 1e-5)

@@ -52,6 +52,12 @@ class Specimen:
         weights = self.width**2 if self.kind in ("tanh", "relu") else 0
         return 4.0 * self.length * (weights + self.width * self.batch)
 
+    @property
+    def jacobian_bytes(self) -> float:
+        """Bytes of the Jacobians of all steps."""
+        entries = self.width if self.kind == "elementwise" else self.width**2
+        return 4.0 * self.length * self.batch * entries
+
 
 def specimens(number: int, seed: int = 0) -> Iterator[Specimen]:
     """At least ``number`` specimens, alternating between kinds."""

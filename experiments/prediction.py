@@ -1,8 +1,7 @@
-"""How good are predicted times, and how long does `depth` take to read a program?
+"""How good are predicted times?
 
-times     forward passes and gradients, sequential and parallel: the time that `depth.predict`
-          predicts for this device, and the time of a call
-analysis  seconds to trace a program and to analyse it; nothing is run
+Forward passes and gradients, sequential and parallel: the time that `depth.predict` predicts for
+this device, and the time of a call.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,22 +17,21 @@ import deeppcr
 import depth
 from experiments.bench import command
 from experiments.bench.engine import Case, Variant, bench
+from experiments.bench.plots import Figures, legend, looks, plain_numbers, sheet, styled
 from experiments.bench.programs import Setting
 from experiments.bench.summary import errors
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
-from experiments.prediction import analysis
-from experiments.prediction.figure import pictures
+from experiments.models import cells
 
 Function = Callable[..., Any]
 Program = tuple[Function, tuple[Any, ...]]
 
-PARTS = ("times", "analysis")
 SHARE = 0.015  # seconds of calls in a round
 TAKES = "1 min"
 TIMES = {
     "chain": "kind and size of the chain",
-    "program": "what runs, or is analysed",
+    "program": "what runs",
     "predicted ms": "predicted time of a call, in milliseconds",
     "ms": "time of a call, in milliseconds (median)",
     "min ms": "its minimum, which the model of the device is made for",
@@ -42,15 +40,6 @@ TIMES = {
     "speedup": "the same, measured",
     "depth speedup": "ratio of the depths: the limit on unlimited processors",
 }
-ANALYSIS = {
-    "program": "what runs, or is analysed",
-    "equations": "number of equations of its jaxpr",
-    "depth": "its depth",
-    "trace s": "seconds to trace it",
-    "first s": "seconds of the first analysis",
-    "analyse s": "seconds of the fastest later one",
-    "repeats": "number of later ones",
-}
 
 
 def normal(*shape: int, scale: float = 1.0) -> Array:
@@ -58,43 +47,29 @@ def normal(*shape: int, scale: float = 1.0) -> Array:
     return scale * jax.random.normal(jax.random.key(sum(shape)), shape)
 
 
-def gru(weights: dict[str, Array], h: Array, x: Array) -> Array:
-    """A gated recurrent unit; ``h: [batch, n]``."""
-    reset, update = jnp.split(jax.nn.sigmoid(x @ weights["x"] + h @ weights["h"]), 2, axis=-1)
-    return update * h + (1 - update) * jnp.tanh(x @ weights["xn"] + (reset * h) @ weights["hn"])
-
-
 def recurrent(n: int, length: int, batch: int, scan: Function = lax.scan) -> Program:
     """A GRU over a sequence."""
-    shapes = {"x": (n, 2 * n), "h": (n, 2 * n), "xn": (n, n), "hn": (n, n)}
-    weights = {name: normal(*shape, scale=n**-0.5) for name, shape in shapes.items()}
 
     def run(weights: dict[str, Array], x: Array) -> Any:
         def step(h: Array, x: Array) -> tuple[Array, Array]:
-            h = gru(weights, h, x)
+            h = cells.gru(weights, h, x)
             return h, h
 
         return scan(step, jnp.zeros_like(x[0]), x)[1]
 
-    return run, (weights, normal(length, batch, n))
+    return run, (cells.gru_weights(n), normal(length, batch, n))
 
 
-def unrolled(n: int, layers: int, batch: int) -> Program:
-    """A stack of layers as a Python loop writes it."""
+def stack(n: int, layers: int, batch: int, scan: Function | None = lax.scan) -> Program:
+    """A stack of layers as a scan, or as a Python loop writes it."""
 
     def run(weights: Array, x: Array) -> Array:
+        if scan:
+            found: Array = scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, weights)[0]
+            return found
         for layer in range(layers):
             x = x + jnp.tanh(x @ weights[layer])
         return x
-
-    return run, (normal(layers, n, n, scale=n**-0.5), normal(batch, n))
-
-
-def stacked(n: int, layers: int, batch: int) -> Program:
-    """A stack of layers as a scan."""
-
-    def run(weights: Array, x: Array) -> Array:
-        return lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, weights)[0]
 
     return run, (normal(layers, n, n, scale=n**-0.5), normal(batch, n))
 
@@ -132,7 +107,7 @@ def newton(n: int, length: int, batch: int) -> Variant:
     method = deeppcr.Newton(on_failure="return")
 
     def solve(weights: Any, x: Array) -> deeppcr.Solution:
-        chain = deeppcr.Chain(partial(gru, weights), x)
+        chain = deeppcr.Chain(partial(cells.gru, weights), x)
         return deeppcr.solve(chain, jnp.zeros_like(x[0]), method=method, batch_ndim=1)
 
     return Variant(recurrent(n, length, batch, Setting(method).scan)[0], solve=solve)
@@ -170,10 +145,10 @@ def cases(quick: bool = False) -> Iterator[Case]:
             yield from both(chain, "scan", program)
     for n, layers, batch in some((16, 32, 8), (64, 32, 32), (256, 16, 64), (512, 8, 128)):
         chain = f"mlp n={n} layers={layers} batch={batch}"
-        yield from both(chain, "unrolled", unrolled(n, layers, batch))
+        yield from both(chain, "unrolled", stack(n, layers, batch, None))
     for n, layers, batch in some((16, 512, 8), (64, 256, 32), (256, 64, 64)):
         chain = f"mlp n={n} layers={layers} batch={batch}"
-        yield from both(chain, "scan", stacked(n, layers, batch))
+        yield from both(chain, "scan", stack(n, layers, batch))
     for n, length in some((4, 2048), (16, 2048), (32, 1024)):
         blocks = (normal(length, n, n, scale=n**-0.5 / 2), normal(length, n))
         others = {name: recurrence(name) for name in ("pcr", "cyclic_reduction", "chunked")}
@@ -189,7 +164,7 @@ def cases(quick: bool = False) -> Iterator[Case]:
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     """The errors of predictions: of median times, of minima, and of speedups."""
-    rows = [row for row in rows if row["part"] == "times" and "log2" in row]
+    rows = [row for row in rows if "log2" in row]
     others = [row for row in rows if not row["baseline"] and "speedup" in row]
     found = {
         "median times": rows,
@@ -204,19 +179,40 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             )
 
 
-def main(argv: list[str]) -> None:
-    """Predict, measure and analyse."""
-    arguments = command.parser("prediction", __doc__)
-    arguments.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)"
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Predicted against measured times, a look for each kind of chain."""
+    keys = ("ms", "predicted ms")
+    rows = [row for row in rows if row["part"] == "times" and {*keys} <= row.keys()]
+    if not rows:
+        return {}
+    drawing, (axes,) = sheet(
+        "Time of a call, predicted and measured (on the line is best)", height=4.6
     )
-    options = arguments.parse_args(argv)
-    jobs: list[command.Job] = []
-    if "times" in options.parts:
-        device, effort = depth.at_hand(), Effort(options.repeats, SHARE)
-        jobs += [partial(bench, case, device, effort) for case in cases(options.quick)]
-    if "analysis" in options.parts:
-        repeats = min(options.repeats, 3) if options.quick else options.repeats
-        jobs += [partial(analysis.rows, repeats)]
-    tables = {"times": TIMES, "analysis": ANALYSIS}
-    command.run(options, jobs, tables, summary=summary, pictures=pictures, together=PARTS)
+    rows = [row | {"kind": row["chain"].partition(" ")[0]} for row in rows]
+    for kind, look in looks([row | {"baseline": False} for row in rows], "kind").items():
+        x, y = ([row[key] for row in rows if row["kind"] == kind] for key in keys)
+        axes.plot(x, y, **look, ls="", label=kind, alpha=0.8)
+    values = [row[key] for row in rows for key in keys]
+    ends = [min(values) / 1.3, max(values) * 1.3]
+    axes.plot(ends, ends, color="black", linewidth=1, zorder=0, label="equal")
+    dashes = {"color": "0.6", "linewidth": 1, "ls": "--", "zorder": 0}
+    axes.plot(ends, [2 * end for end in ends], **dashes, label="twice and half of it")
+    axes.plot(ends, [end / 2 for end in ends], **dashes)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.set(xlabel="measured [ms]", ylabel="predicted [ms]")
+    plain_numbers(axes.xaxis)
+    plain_numbers(axes.yaxis)
+    legend(drawing, 6)
+    return {"times": drawing}
+
+
+def main(argv: list[str]) -> None:
+    """Predict and measure."""
+    options = command.parser("prediction", __doc__).parse_args(argv)
+    device, effort = depth.at_hand(), Effort(options.repeats, SHARE)
+    jobs: list[command.Job] = [
+        partial(bench, case, device, effort) for case in cases(options.quick)
+    ]
+    tables = {"times": TIMES}
+    command.run(options, jobs, tables, summary=summary, pictures=pictures, together=tables)

@@ -8,7 +8,8 @@ biases and the input, "backward" the rest of the gradient after the forward pass
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -25,11 +26,11 @@ from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST
 from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench
+from experiments.bench.plots import Figures, lines, loops, speedup_maps, styled
 from experiments.bench.programs import BEST_LOOP, Scan, baselines, captured, fused
-from experiments.bench.summary import best
+from experiments.bench.summary import best, is_benchmark
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
-from experiments.mlp.figure import pictures
 
 TAKES = "5 min"
 KINDS = ("tanh", "relu")
@@ -74,14 +75,9 @@ class Size:
         return near + math.log2(self.batch) + 3 * KINDS.index(self.kind)
 
 
-def sizes(
-    kinds: list[str], lengths: list[int], widths: list[int], batches: list[int]
-) -> list[Size]:
-    """All combinations, the most important ones first."""
-    return sorted(
-        (Size(*size) for size in product(kinds, lengths, widths, batches)),
-        key=lambda size: size.importance,
-    )
+def sizes(*each: Sequence[Any]) -> list[Size]:
+    """All combinations of kinds, lengths, widths and batches, the most important ones first."""
+    return sorted((Size(*size) for size in product(*each)), key=lambda size: size.importance)
 
 
 def default_sizes(quick: bool, on_cpu: bool) -> list[Size]:
@@ -169,6 +165,52 @@ def case(size: Size, direction: str) -> Case:
     )
 
 
+NAMES = {"gradient": "Gradient", "forward": "Forward pass", "backward": "Backward pass"}
+
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """A map of speedups for each direction; times of the best loop and the best parallel program.
+
+    Of several activations and batches those that have most cells are drawn.
+    """
+    baseline = loops([row for row in rows if is_benchmark(row)])
+    found = list(best(rows))
+    if not found:
+        return {}
+    kind, batch = Counter((row["kind"], row["batch"]) for row in found).most_common(1)[0][0]
+    found = [row for row in found if (row["kind"], row["batch"]) == (kind, batch)]
+    drawn: Figures = {}
+    parts = {name: [row for row in found if row["direction"] == name] for name in NAMES}
+    for name, mine in parts.items():
+        if mine:
+            drawn[name] = speedup_maps(
+                f"{NAMES[name]} of an MLP ({kind}, batch {batch}): speedup over the best loop",
+                {"measured": (mine, "speedup"), "predicted": (mine, "predicted speedup")},
+                ("L", "layers"),
+                ("w", "units of a layer"),
+                f"best parallel program over the fastest of {baseline}",
+            )
+    keys = {"best loop": "sequential ms", "best parallel program": "parallel ms"}
+    timed = {
+        NAMES[name]: (
+            [
+                {"L": row["L"], "ms": row[key], "baseline": key == "sequential ms"}
+                | {"program": f"{said}, {row['w']} units"}
+                for said, key in keys.items()
+                for row in mine
+            ],
+            *("ms", "time of a call [ms]"),
+        )
+        for name, mine in parts.items()
+        if mine and name != "backward"
+    }
+    if timed:
+        title = f"MLP ({kind}, batch {batch}): time of a call (down is better)"
+        drawn["times"] = lines(title, timed, "L", "layers", share=True)
+    return drawn
+
+
 def main(argv: list[str]) -> None:
     """Measure the sizes that the command line asks for."""
     arguments = command.parser("mlp", __doc__)
@@ -177,13 +219,8 @@ def main(argv: list[str]) -> None:
     add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
     add("--widths", nargs="+", type=positive, metavar="W", help="numbers of units of a layer")
     add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes (1)")
-    add(
-        "--directions",
-        nargs="+",
-        choices=DIRECTIONS,
-        default=DIRECTIONS,
-        help="which directions (all)",
-    )
+    what = "which directions (all)"
+    add("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS, help=what)
     options = arguments.parse_args(argv)
     device, effort = depth.at_hand(), Effort(options.repeats)
     chosen = default_sizes(options.quick, jax.default_backend() == "cpu")

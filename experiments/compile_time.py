@@ -1,0 +1,271 @@
+"""How long do tracing and compiling take, as a stack of layers gets deeper?
+
+layers    the gradient of a loss through L equal flax modules, in a list or stacked: a Python loop
+          (up to 256 layers: from there on it takes minutes), a scan, deeppcr
+training  a jitted `jax.lax.scan` of 200 Adam steps on 16 equal residual modules of 12 small arrays:
+          a list of modules, stacked modules, packed ones. Parameters and losses are compared
+
+Each program is traced and compiled from scratch several times, and the least times count. The
+sequential programs are the Python loop and `jax.lax.scan`, for layers with unroll 1, 4 and 16; of
+the training loops, the two with plain Adam.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+import deeppcr
+import depth
+from experiments.bench import command
+from experiments.bench.columns import BENCH
+from experiments.bench.command import positive
+from experiments.bench.engine import Case, Variant, bench
+from experiments.bench.plots import Figures, bars, lines, styled
+from experiments.bench.programs import SCAN, UNROLLS
+from experiments.bench.progress import PROGRESS
+from experiments.bench.table import Row
+from experiments.bench.timing import Effort
+from experiments.models.data import find_package
+
+Network = Callable[[Any, Array], Array]
+
+PARTS = ("layers", "training")
+WIDTH, BATCH, TRAINED_BATCH = 16, 8, 32
+LENGTHS = (16, 64, 256, 1024)
+LONGEST_LOOP = 256  # layers
+LOOP, PLAIN = "Python loop", f"{SCAN}, stacked"
+LIST = "list, adam"
+TAKES = "8 min"
+COMMON = ("ms", "speedup", "over lax.scan", "predicted speedup", "depth speedup", "error", "note")
+BOTH = {key: BENCH[key] for key in COMMON} | {"temp MB": BENCH["temp MB"]}
+PROGRAM = {
+    "program": "what runs; sequential programs first",
+    "seconds": "seconds to trace and compile together",
+}
+LAYERS = {
+    "L": "number of layers",
+    **PROGRAM,
+    "against shortest": "the same / seconds of this program for the fewest layers",
+    "trace s": "seconds to trace",
+    "compile s": "seconds to compile",
+    **BOTH,
+}
+TRAINING = {
+    "modules": "number of modules",
+    "steps": "training steps",
+    **PROGRAM,
+    "against list": "seconds of the list of modules / seconds of this program",
+    "us a step": "time of a training step, in microseconds",
+    "last loss": "loss of the last step",
+    **BOTH,
+}
+
+
+def stacked(layers: Any) -> Any:
+    """Equal pytrees as one of stacked arrays."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+
+
+def by_hand(layers: Any, x: Array) -> Array:
+    """The Python loop."""
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def by_scan(layers: Any, x: Array, unroll: int = 1) -> Array:
+    """`jax.lax.scan` over stacked layers."""
+    return lax.scan(lambda x, layer: (layer(x), None), x, layers, unroll=unroll)[0]
+
+
+def modules(length: int) -> Any:
+    """Equal flax modules, with 2 arrays each."""
+    from flax import nnx
+
+    scale = length**-0.5  # or else rounding errors grow a millionfold over a thousand layers
+
+    class Block(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+        def __call__(self, x: Array) -> Array:
+            return x + scale * jnp.tanh(self.linear(x))
+
+    rngs = nnx.Rngs(0)
+    return nnx.List([Block(rngs) for _ in range(length)])
+
+
+def flax_scan(layers: Any, x: Array) -> Array:
+    """`flax.nnx.scan` over modules stacked beforehand."""
+    from flax import nnx
+
+    step = nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    result: Array = step(x, layers)
+    return result
+
+
+def layers(length: int) -> Case:
+    """The gradient with respect to so many layers, by all programs."""
+    listed = modules(length)
+    arguments = {"list": listed, "arrays": stacked(listed), "stack": deeppcr.stack(listed)}
+    x = jnp.ones((BATCH, WIDTH))
+
+    def gradient(form: str, run: Network) -> Variant:
+        def comparable(found: Any) -> Any:
+            found = deeppcr.unstack(found) if form == "stack" else found
+            return jax.tree.leaves(found if form == "arrays" else stacked(found))
+
+        def loss(layers: Any, x: Array) -> Array:
+            return jnp.mean(run(layers, x) ** 2)
+
+        return Variant(jax.grad(loss), [(arguments[form], x)], comparable=comparable)
+
+    unrolls = [unroll for unroll in UNROLLS if unroll < length]
+    loops = {PLAIN: gradient("arrays", by_scan)}
+    for unroll in unrolls:
+        loops[f"{PLAIN}, unroll {unroll}"] = gradient("arrays", partial(by_scan, unroll=unroll))
+    if length <= LONGEST_LOOP:
+        loops[LOOP] = gradient("list", by_hand)
+    others = {
+        "nnx.scan, stacked": gradient("arrays", flax_scan),
+        "deeppcr, list": gradient("list", deeppcr.forward),
+        "deeppcr, stack": gradient("stack", deeppcr.forward),
+    }
+    return Case({"part": "layers", "L": length}, [], loops, others)
+
+
+def module(weights: dict[str, Array], x: Array) -> Array:
+    """Six layers with their biases, added to what came in."""
+    y = x
+    for layer in range(6):
+        y = jnp.tanh(y @ weights[f"w{layer}"] + weights[f"b{layer}"])
+    return x + y
+
+
+def parameters(count: int) -> list[Any]:
+    """So many modules with random weights, as functions."""
+    keys = jax.random.split(jax.random.key(0), (count, 6))
+
+    def one(keys: Array) -> Any:
+        draw = {f"w{i}": jax.random.normal(keys[i], (WIDTH, WIDTH)) for i in range(6)}
+        weights = {name: WIDTH**-0.5 * w for name, w in draw.items()}
+        weights |= {f"b{i}": jnp.zeros(WIDTH) for i in range(6)}
+        return jax.tree_util.Partial(module, weights)
+
+    return [one(own) for own in keys]
+
+
+def training_loop(network: Network, optimizer: Any) -> Callable[[Any, Array], Any]:
+    """The parameters after all steps and the losses, on batches ``xs: [steps, batch, width]``."""
+    import optax
+
+    def train(params: Any, xs: Array) -> Any:
+        def step(carry: Any, x: Array) -> tuple[Any, Array]:
+            params, state = carry
+            loss, gradients = jax.value_and_grad(lambda p: jnp.mean(network(p, x) ** 2))(params)
+            updates, state = optimizer.update(gradients, state, params)
+            return (optax.apply_updates(params, updates), state), loss
+
+        (params, _), losses = lax.scan(step, (params, optimizer.init(params)), xs)
+        return params, losses
+
+    return train
+
+
+def training(count: int, steps: int) -> Case:
+    """A whole training loop of listed and of stacked modules, with plain and with packed Adam."""
+    import optax
+
+    adam = optax.adam(1e-3)
+    listed = parameters(count)
+    arguments = {"list": listed, "arrays": stacked(listed), "stack": deeppcr.stack(listed)}
+    xs = jax.random.normal(jax.random.key(1), (steps, TRAINED_BATCH, WIDTH))
+
+    def loop(form: str, network: Network, optimizer: Any) -> Variant:
+        def comparable(result: tuple[Any, Array]) -> Any:
+            params = deeppcr.unstack(result[0]) if form == "stack" else result[0]
+            return jax.tree.leaves(params if form == "arrays" else stacked(params)), result[1]
+
+        return Variant(
+            training_loop(network, optimizer),
+            [(arguments[form], xs)],
+            comparable=comparable,
+            statistics=lambda result: {"last loss": float(result[1][-1])},
+        )
+
+    loops = {f"{SCAN}, adam": loop("arrays", by_scan, adam), LIST: loop("list", by_hand, adam)}
+    packed = deeppcr.pack(adam)
+    others = {
+        "list, packed adam": loop("list", by_hand, packed),
+        "stack, adam": loop("stack", deeppcr.forward, adam),
+        "stack, packed adam": loop("stack", deeppcr.forward, packed),
+    }
+    return Case({"part": "training", "modules": count, "steps": steps}, [], loops, others)
+
+
+def in_seconds(rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows with the seconds to trace and to compile in front."""
+    for row in rows:
+        seconds = {"seconds": row["trace s"] + row["compile s"]} if "compile s" in row else {}
+        keys = list(row)
+        labels = {key: row[key] for key in keys[: keys.index("baseline") + 1]}
+        yield labels | seconds | row
+
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Seconds to compile and times of a call by the number of layers; training loops."""
+    found: Figures = {}
+    if mine := [row for row in rows if row["part"] == "layers"]:
+        title = "Gradient through equal layers (down is better)"
+        keys = {"trace and compile": ("seconds", "time [s]"), "a call": ("ms", "time [ms]")}
+        panels = {name: (mine, *key) for name, key in keys.items()}
+        found["layers"] = lines(title, panels, "L", "layers")
+    if mine := [row for row in rows if row["part"] == "training"]:
+        of = f"{mine[0]['modules']} modules for {mine[0]['steps']} steps"
+        title = f"Training {of} (less is better; grey: without deeppcr)"
+        said = {"seconds": "trace and compile [s]", "us a step": "a step [us]"}
+        found["training"] = bars(title, mine, said, lambda row: str(row["program"]))
+    return found
+
+
+def main(argv: list[str]) -> None:
+    """Trace, compile and run."""
+    arguments = command.parser("compile_time", __doc__)
+    add = arguments.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
+    add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
+    what = "compilations of each program (3, training 5, quick: 1)"
+    add("--builds", type=positive, metavar="N", help=what)
+    options = arguments.parse_args(argv)
+    quick, device, effort = options.quick, depth.at_hand(), Effort(options.repeats)
+    builds = {
+        part: options.builds or (1 if quick else n) for part, n in zip(PARTS, (3, 5), strict=True)
+    }
+    shortest: dict[str, float] = {}
+
+    def deeper(length: int) -> Iterator[Row]:
+        for row in in_seconds(bench(layers(length), device, effort, builds=builds["layers"])):
+            first = shortest.setdefault(row["program"], row["seconds"])
+            yield row | {"against shortest": row["seconds"] / first}
+
+    def loops() -> Iterator[Row]:
+        case = training(*((4, 20) if quick else (16, 200)))
+        rows = list(in_seconds(bench(case, device, effort, builds=builds["training"])))
+        listed = next(row["seconds"] for row in rows if row["program"] == LIST)
+        for row in rows:
+            more: Row = {"against list": listed / row["seconds"]}
+            yield row | more | {"us a step": 1e3 * row["ms"] / row["steps"]}
+
+    jobs: list[command.Job] = []
+    if "layers" in options.parts and not find_package("flax"):
+        PROGRESS.print("no layers: flax is not installed")
+    elif "layers" in options.parts:
+        lengths = options.lengths or ((4, 16) if quick else LENGTHS)
+        jobs += [partial(deeper, length) for length in sorted(set(lengths))]
+    jobs += [loops] if "training" in options.parts else []
+    command.run(options, jobs, {"layers": LAYERS, "training": TRAINING}, pictures=pictures)

@@ -1,1 +1,0 @@
-"""Time to trace and compile."""

@@ -1,0 +1,427 @@
+"""Does "auto" choose the fastest program, and where does parallel pay off?
+
+regret     chains of six kinds and random sizes, forward and gradient: what "auto" takes, beside the
+           fastest of `jax.lax.scan` and of all methods and adjoints that may be asked for by name
+map        a GRU over width and length: the best parallel program beside the best loop, measured,
+           and the speedup that `deeppcr.plan` predicts, here and for other devices
+giving-up  chains that amplify differences, on which Newton's method takes an iteration a step
+
+Times of the first two parts are minima, and programs that take five times as long as the fastest
+are called only twice; those of the last part are medians.
+"""
+
+import dataclasses
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+import deeppcr
+import depth
+from experiments.bench import command
+from experiments.bench.columns import LABELS
+from experiments.bench.command import positive
+from experiments.bench.engine import Case, Outcome, bench, measure
+from experiments.bench.plots import Figures, bars, legend, level, looks, sheet, speedup_maps, styled
+from experiments.bench.programs import SCAN, Setting, baselines, by_loop, by_method, fused
+from experiments.bench.progress import PROGRESS
+from experiments.bench.summary import percentile
+from experiments.bench.table import Row, show
+from experiments.bench.timing import Effort
+from experiments.models import zoo
+
+PARTS = ("regret", "map", "giving-up")
+DIRECTIONS = ("forward", "gradient")
+CHAINS = 60
+FIRST = 3 * len(zoo.KINDS)  # chains that come before the other parts
+FAR_DEVICES = ("H200", "A100", "TPU v5e")
+HERE = "here"
+WIDTHS, LENGTHS = (1, 4, 16, 64), (16, 128, 1024, 8192)  # of the map
+LONGEST_LOOP = 16  # steps of a Python loop among the loops
+LONGEST = 5.0  # seconds; what is predicted to take longer is not run
+MOST_BYTES = 5e8  # of the Jacobians of all steps; larger programs are not run
+AUTO, AGAIN = "auto", "lax.scan, again"  # the second is compiled once more, for the noise
+CANDIDATES: Mapping[str, Mapping[str, Setting]] = {
+    "forward": {
+        "sequential": Setting("sequential"),
+        "newton": Setting("newton"),
+    },
+    "gradient": {
+        **{
+            f"sequential / {adjoint}": Setting("sequential", adjoint)
+            for adjoint in ("autodiff", "backprop", "sequential", "pcr")
+        },
+        "newton / pcr": Setting("newton", "pcr"),
+    },
+}
+BLOCKS = ("newton", "sequential / sequential", "sequential / pcr", "newton / pcr")  # have Jacobians
+LEAST: Any = {"most": 100, "slow": 5.0}  # for minima: many calls of fast programs, two of slow ones
+TAKES = "15 min"
+LAST = {
+    "speedup": "jax.lax.scan / chosen program, measured",
+    "temp MB": "memory for temporaries of the chosen program, in MB",
+    "lax.scan MB": "the same of jax.lax.scan",
+    "over lax.scan": "jax.lax.scan / this program, measured",
+    "over best loop": "fastest loop without deeppcr / this program, measured",
+    "predicted speedup": "speedup, predicted",
+    "depth speedup": "depth of jax.lax.scan / depth of this program",
+    "log2": "log2(predicted time / measured time)",
+    "error": "largest difference from lax.scan, relative to the largest entry",
+    "note": "what is wrong",
+}
+SUMMARY = {
+    "direction": LABELS["direction"],
+    "kind": LABELS["kind"],
+    "chains": "number of chains",
+    "median %": "median of the regret, in percent",
+    "90th %": "90th percentile of the regret",
+    "worst %": "largest regret",
+    "worst at": "the chain that has it",
+    "noise, median %": "difference between two measurements of jax.lax.scan, in percent",
+    "speedup over lax.scan": "geometric mean of the chosen program's speedup over jax.lax.scan",
+    "least": "least speedup",
+    "over best loop": LAST["over best loop"],
+    "planning %": "time of deeppcr.plan / time to compile, in percent",
+}
+TABLES = {
+    "regret": {
+        **LABELS,
+        "chosen": 'what "auto" takes',
+        "fastest": "the fastest program",
+        "regret %": "how much longer the chosen program takes than the fastest, in percent",
+        **LAST,
+    },
+    "map": {
+        **LABELS,
+        "parallel": "the fastest parallel program",
+        "realised": "its speedup over deeppcr's sequential program, measured here",
+        **{
+            f"predicted, {name}": f"speedup by deeppcr.plan, {name}"
+            for name in (HERE, *FAR_DEVICES)
+        },
+        **LAST,
+    },
+    "giving-up": {
+        "chain": "a chain that amplifies differences",
+        "method": "how it is solved",
+        "iterations": "Newton iterations",
+        "ended": "how they ended",
+        "times sequential, here": "time / time of the sequential method, measured",
+        "error, lax.scan": "difference from lax.scan; two sequential programs differ as much",
+        **LAST,
+    },
+    "regret by kind": SUMMARY,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """A chain in one direction, forward or gradient."""
+
+    specimen: zoo.Specimen
+    task: zoo.Task
+    direction: str
+
+    @classmethod
+    def both(cls, specimen: zoo.Specimen) -> Iterator["Chain"]:
+        """A chain in both directions."""
+        task = zoo.task(specimen)
+        return (cls(specimen, task, direction) for direction in DIRECTIONS)
+
+    def program(self, scan: Callable[..., Any]) -> Callable[..., Any]:
+        """The program that runs its steps by a scan."""
+        is_gradient = self.direction == "gradient"
+        return self.task.gradient(scan) if is_gradient else self.task.forward(scan)
+
+    def plan(self, device: str | None = None) -> deeppcr.Plan:
+        """What `deeppcr.plan` says of it, from shapes, as "auto" decides."""
+        task = self.task
+        chain = deeppcr.Chain(partial(task.step, task.weights), task.inputs)
+        init = jax.eval_shape(lambda: task.init)
+        return deeppcr.plan(chain, init, device=device, batch_ndim=1)
+
+    def speedup(self, plan: deeppcr.Plan) -> float:
+        """The speedup that a plan predicts for this direction."""
+        forward = self.direction == "forward"
+        return plan.predicted_speedup if forward else plan.gradient_speedup
+
+    def chosen(self, plan: deeppcr.Plan) -> str:
+        """What a plan takes, in words as those of `CANDIDATES`."""
+        method = "newton" if isinstance(plan.method, deeppcr.Newton) else "sequential"
+        if self.direction == "forward":
+            return method
+        adjoint: Any = plan.adjoint
+        adjoint = getattr(adjoint, "linear", adjoint)
+        return f"{method} / {adjoint if isinstance(adjoint, str) else type(adjoint).__name__}"
+
+    def measure(self, device: depth.Device, effort: Effort) -> dict[str, Outcome]:
+        """All programs, timed beside each other: the loops, "auto" and the candidates."""
+        loops = baselines(self.program, self.specimen.length, LONGEST_LOOP)
+        programs = {AGAIN: self.program(lax.scan), AUTO: self.program(Setting().scan)}
+        for name, setting in CANDIDATES[self.direction].items():
+            if name not in BLOCKS or self.specimen.jacobian_bytes <= MOST_BYTES:
+                programs[name] = self.program(setting.scan)
+        programs |= fused(self.program, self.task.arguments, batch_ndim=1)
+        return measure(Case({}, [self.task.arguments], loops, programs), effort, device, LONGEST)
+
+
+def seconds_of(found: Mapping[str, Outcome]) -> dict[str, float]:
+    """The minimum time of each program that has the result of `jax.lax.scan`."""
+    return {name: one.timing.minimum for name, one in found.items() if one.is_right and one.timing}
+
+
+def cells(found: Mapping[str, Outcome], name: str) -> Row:
+    """The cells of a program: its times, measured and predicted, memory, depth and error."""
+    one, scan, seconds = found[name], found[SCAN], seconds_of(found)
+    assert one.timing is not None
+    loops = [loop for loop in seconds if loop.startswith(SCAN) or loop == "unrolled"]
+    best = min((loop for loop in loops if loop != AGAIN), key=seconds.__getitem__)
+    row: Row = {"best loop": best, "over best loop": seconds[best] / seconds[name]}
+    row |= {"us": 1e6 * seconds[name], "median us": 1e6 * one.timing.median, **one.row}
+    row |= {"max us": 1e6 * max(one.timing.seconds), "repeats": len(one.timing.seconds)}
+    if one.predicted:
+        row |= {"predicted us": 1e6 * one.predicted}
+        row |= {"log2": math.log2(one.predicted / seconds[name])}
+    if one.cost and scan.cost:
+        row |= {"sequential depth": scan.cost.depth}
+        row |= {"depth speedup": scan.cost.depth / max(one.cost.depth, 1)}
+    return row
+
+
+def noted(found: Mapping[str, Outcome]) -> Row:
+    """A note of all that went wrong."""
+    notes = [f"{name}: {one.note}" for name, one in found.items() if one.note]
+    return {"note": "; ".join(notes)} if notes else {}
+
+
+def regret(chain: Chain, device: depth.Device, effort: Effort) -> Row:
+    """What "auto" takes for a chain, and how much longer that needs than the fastest program.
+
+    "regret %" compares it with plain `jax.lax.scan` and all `CANDIDATES`, "regret, loops %" also
+    with `jax.lax.scan` with unroll 4 and 16 and a Python loop.
+    """
+    PROGRESS.say(f"planning {chain.specimen.name}, {chain.direction}")
+    start = time.perf_counter()
+    plan = chain.plan()
+    planning = time.perf_counter() - start
+    found = chain.measure(device, effort)
+    seconds, specimen = seconds_of(found), chain.specimen
+    row: Row = {"part": "regret", "kind": specimen.kind, "w": specimen.width}
+    row |= {"L": specimen.length, "batch": specimen.batch, "direction": chain.direction}
+    row["chosen"] = chain.chosen(plan)
+    if {SCAN, AGAIN, AUTO} <= seconds.keys():
+        again, scan, mine = seconds.pop(AGAIN), seconds[SCAN], seconds[AUTO]
+        within = {SCAN, AUTO, "fused", *CANDIDATES[chain.direction]} & seconds.keys()
+        fastest, built = min(within, key=seconds.__getitem__), found[AUTO].build
+        assert built is not None
+        row |= {
+            "fastest": row["chosen"] if fastest == AUTO else fastest,
+            "regret %": 100 * (mine / seconds[fastest] - 1),
+            "regret, loops %": 100 * (mine / min(seconds.values()) - 1),
+            "noise %": 100 * (max(again, scan) / min(again, scan) - 1),
+            "lax.scan us": 1e6 * scan,
+            "speedup": scan / mine,
+            **cells(found, AUTO),
+            "lax.scan MB": found[SCAN].row["temp MB"],
+            "planning %": 100 * planning / (built.lower + built.compile),
+        }
+    row |= {"predicted speedup": chain.speedup(plan), "seconds": seconds}
+    row["predicted"] = {name: one.predicted for name, one in found.items() if one.predicted}
+    row["errors"] = {name: one.error for name, one in found.items() if one.build}
+    return row | noted(found)
+
+
+def cell(chain: Chain, device: depth.Device, effort: Effort) -> Row:
+    """A row of the map: a speedup measured here, and predicted here and for others."""
+    found = chain.measure(device, effort)
+    seconds, specimen = seconds_of(found), chain.specimen
+    row: Row = {"part": "map", "w": specimen.width, "L": specimen.length}
+    row |= {"direction": chain.direction, f"predicted, {HERE}": chain.speedup(chain.plan())}
+    parallel, loops = [name for name in BLOCKS if name in seconds], {SCAN} & seconds.keys()
+    if parallel and loops:
+        best = row["parallel"] = min(parallel, key=seconds.__getitem__)
+        plain = [name for name in CANDIDATES[chain.direction] if name not in BLOCKS]
+        least = min(seconds[name] for name in plain if name in seconds)
+        row |= {"realised": least / seconds[best], "over lax.scan": seconds[SCAN] / seconds[best]}
+        row |= cells(found, best)
+    for name in FAR_DEVICES:
+        row[f"predicted, {name}"] = chain.speedup(chain.plan(name))
+    return row | noted(found)
+
+
+# -- chains on which Newton's method takes about one iteration a step
+
+
+def logistic(length: int = 1024) -> tuple[str, Any, Array, Array]:
+    """The logistic map, which is chaotic at r = 3.9: its name, step, initial state and inputs."""
+    start = jax.random.uniform(jax.random.key(0), (8, 1), minval=0.2, maxval=0.8)
+    step = lambda z, x: 3.9 * z * (1 - z) + 0 * x[None]  # noqa: E731
+    return "logistic map, r = 3.9", step, start, jnp.zeros((length, 1))
+
+
+def network(length: int = 1024) -> tuple[str, Any, Array, Array]:
+    """A recurrent network whose weights are too large."""
+    key = jax.random.key(0)
+    weights = jax.random.normal(key, (16, 16))
+    weights = 2 * weights / jnp.abs(jnp.linalg.eigvals(weights)).max()
+    inputs = 0.1 * jax.random.normal(key, (length, 16))
+    step = lambda z, x: jnp.tanh(z @ weights + x[None])  # noqa: E731
+    return "tanh RNN, spectral radius 2", step, jnp.zeros((8, 16)), inputs
+
+
+def giving_up(hard: Callable[[], Any], device: depth.Device, effort: Effort) -> Iterator[Row]:
+    """A row for each method."""
+    name, step, init, inputs = hard()
+    methods = ("sequential", "auto", "newton")
+    case = Case(
+        labels={},
+        arguments=[(init, inputs)],
+        baselines=baselines(partial(by_loop, step), len(inputs), longest=0),
+        variants={method: by_method(step, method, 1) for method in methods},
+        tolerance=math.inf,  # rounding is amplified, too: two sequential programs differ
+    )
+    rows = {row["program"]: row for row in bench(case, device, effort) if not row["baseline"]}
+    for method, row in rows.items():
+        found: Row = {"part": "giving-up", "chain": name, "method": method}
+        found |= {key: row[key] for key in ("iterations", "ended") if key in row}
+        if "ms" in row and "ms" in rows["sequential"]:
+            found["times sequential, here"] = row["ms"] / rows["sequential"]["ms"]
+        if "speedup" in row:
+            found |= {"over best loop": row.pop("speedup"), "error, lax.scan": row.pop("error")}
+        yield found | {key: row[key] for key in row if key not in ("program", "baseline")}
+
+
+# -- summaries
+
+
+def by_kind(rows: Sequence[Row]) -> Iterator[Row]:
+    """Regret by direction and kind of chain."""
+    for direction in DIRECTIONS:
+        there = [row for row in rows if row["direction"] == direction and "regret %" in row]
+        for kind in [*dict.fromkeys(row["kind"] for row in there), "all"] if there else ():
+            found = [row for row in there if kind in (row["kind"], "all")]
+            regrets, speedups = ([row[key] for row in found] for key in ("regret %", "speedup"))
+            worst = max(found, key=lambda row: float(row["regret %"]))
+            yield {
+                "direction": direction,
+                "kind": kind,
+                "chains": len(found),
+                "median %": statistics.median(regrets),
+                "90th %": percentile(regrets, 0.9),
+                "worst %": max(regrets),
+                "worst at": f"w={worst['w']} L={worst['L']} batch={worst['batch']}",
+                "noise, median %": statistics.median(row["noise %"] for row in found),
+                "speedup over lax.scan": statistics.geometric_mean(speedups),
+                "least": min(speedups),
+                "over best loop": statistics.geometric_mean(row["over best loop"] for row in found),
+                "planning %": statistics.median(row["planning %"] for row in found),
+            }
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str | list[Row]]:
+    """The regret by kind of chain, and what was chosen where something else was the fastest."""
+    regrets = [row for row in rows if row["part"] == "regret" and "regret %" in row]
+    yield command.part("regret by kind", by_kind(regrets))
+    for direction in DIRECTIONS:
+        there = [row for row in regrets if row["direction"] == direction]
+        pairs = Counter((row["chosen"], row["fastest"]) for row in there)
+        fastest = sorted({name for _, name in pairs})
+        table = [
+            {"chosen": name} | {other: pairs.get((name, other), 0) for other in fastest}
+            for name in sorted({name for name, _ in pairs})
+        ]
+        if table:
+            said = f"{direction}: number of chains by chosen (rows) and fastest (columns)"
+            yield f"{said}\n{show(table)}"
+
+
+# -- pictures
+
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Speedups over L and w, here and on other devices; the regret of "auto"; chaotic chains."""
+    found: Figures = {}
+    mapped = [row for row in rows if row["part"] == "map"]
+    parts = {name: [row for row in mapped if row["direction"] == name] for name in DIRECTIONS}
+    axes = ("L", "steps L"), ("w", "units of the GRU")
+    title = "GRU of batch 1, {}: when a parallel program pays off"
+    for name, mine in reversed(parts.items()):
+        maps = {"measured, over the best loop": "over best loop", "predicted": f"predicted, {HERE}"}
+        if mine:
+            panels = {said: (mine, key) for said, key in maps.items()}
+            said = "speedup of the best parallel program"
+            found[name] = speedup_maps(title.format(name), panels, *axes, said)
+    for device in FAR_DEVICES if mapped else ():
+        panels = {name: (mine, f"predicted, {device}") for name, mine in parts.items() if mine}
+        topic = device.lower().replace(" ", "_")
+        said = "speedup over the sequential program"
+        found[topic] = speedup_maps(title.format(f"predicted for {device}"), panels, *axes, said)
+    if judged := [row for row in rows if row["part"] == "regret" and "regret %" in row]:
+        found["regret"] = _regret(judged)
+    if hard := [
+        row for row in rows if row["part"] == "giving-up" and "times sequential, here" in row
+    ]:
+        title = "Chaotic chains: time by method, in that of the sequential program (1 is best)"
+        grey = [row | {"baseline": row["method"] == "sequential"} for row in hard]
+        keys = {"times sequential, here": "time [times the sequential program's]"}
+        found["giving_up"] = bars(title, grey, keys, lambda row: f"{row['chain']}: {row['method']}")
+    return found
+
+
+def _regret(rows: Sequence[Row]) -> Any:
+    """A point for every chain: how much longer "auto" took than the fastest candidate."""
+    title = "Regret of auto: time lost to the fastest candidate (0 is best)"
+    drawing, panels = sheet(title, len(DIRECTIONS), height=3.8, sharey=True)
+    for axes, direction in zip(panels, DIRECTIONS, strict=True):
+        for kind, look in looks(rows, "kind").items():
+            mine = [row for row in rows if (row["kind"], row["direction"]) == (kind, direction)]
+            x, y = ([row[key] for row in mine] for key in ("lax.scan us", "regret %"))
+            axes.plot([each / 1e3 for each in x], y, **look, ls="", label=kind, alpha=0.8, mew=0)
+        level(axes, "15 %", at=15)
+        axes.set(xscale="log", title=direction, xlabel="time of jax.lax.scan [ms]")
+        axes.set_yscale("symlog", linthresh=10)
+        axes.set_yticks([0, 5, 10, 20, 50, 100, 200], ["0", "5", "10", "20", "50", "100", "200"])
+        axes.set_yticks([], minor=True)
+        axes.set_ylim(bottom=-0.7)
+        axes.xaxis.set_major_formatter("{x:g}")
+    panels[0].set_ylabel("regret [% of the fastest]")
+    legend(drawing, 6)
+    return drawing
+
+
+def main(argv: list[str]) -> None:
+    """Measure what the command line asks for: some chains, the other parts, more chains."""
+    arguments = command.parser("decide", __doc__)
+    add = arguments.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
+    what = "number of random chains (%(default)s)"
+    add("--chains", type=positive, default=CHAINS, metavar="N", help=what)
+    add("--seed", type=int, default=0, help="of the random chains (%(default)s)", metavar="N")
+    options = arguments.parse_args(argv)
+    device, quick, rounds = depth.at_hand(), options.quick, options.repeats
+    effort = Effort(rounds, (0.03 if quick else 0.3) / rounds, **LEAST)
+
+    def both(of: Callable[..., Row], specimen: zoo.Specimen) -> Iterator[Row]:
+        return (of(chain, device, effort) for chain in Chain.both(specimen))
+
+    drawn = zoo.small() if quick else zoo.specimens(options.chains, options.seed)
+    chains: list[command.Job] = [partial(both, regret, specimen) for specimen in drawn]
+    hard = [partial(logistic, 256)] if quick else [logistic, network]
+    sizes = product(*(((4,), (64,)) if quick else (WIDTHS, LENGTHS)))
+    jobs: dict[str, list[command.Job]] = {
+        "regret": chains[:FIRST],
+        "giving-up": [partial(giving_up, make, device, Effort(rounds)) for make in hard],
+        "map": [partial(both, cell, zoo.Specimen("gru", *size, 1)) for size in sizes],
+    }
+    todo = [job for part, some in jobs.items() if part in options.parts for job in some]
+    todo += chains[FIRST:] if "regret" in options.parts else []
+    command.run(options, todo, TABLES, summary=summary, pictures=pictures, together=PARTS)

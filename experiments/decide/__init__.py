@@ -1,1 +1,0 @@
-"""The choices of "auto"."""

@@ -1,0 +1,351 @@
+"""How many Newton iterations does each linearisation take, and does a result after k suffice?
+
+forms       every linearisation on every chain: iterations, error, memory, time beside lax.scan
+accuracy    the error after k iterations, and the digits that a classifier gets right with them
+width       time and memory of a GRU against its width
+damping     Newton's method with and without damping on a trained GRU that samples waves from its
+            own output, and on chaos
+
+An error is the largest difference from the states of `jax.lax.scan`, relative to the largest state.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain as join
+from itertools import zip_longest
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import deeppcr
+import depth
+from deeppcr import BlockDiagonal, Diagonal, Newton, Result, Scalar, TrustRegion
+from experiments.bench import command
+from experiments.bench.columns import BENCH, BEST, LABELS
+from experiments.bench.engine import Case, bench
+from experiments.bench.plots import Figures, dots, lines, loops, styled
+from experiments.bench.programs import baselines, by_loop, by_method, solver
+from experiments.bench.progress import PROGRESS
+from experiments.bench.summary import best
+from experiments.bench.table import Row
+from experiments.bench.timing import Effort
+from experiments.models import autoregressive, chains, data
+from experiments.models.chains import Model
+
+TAKES = "8 min"
+CASE = {"chain": "kind of chain", "w": LABELS["w"], "L": LABELS["L"]}
+RATE = {"growth rate": "factor by which a step amplifies differences, in the mean"}
+ROWS = {**CASE, **RATE, **{key: text for key, text in BENCH.items() if key not in LABELS}}
+ACCURACY = {
+    **CASE,
+    "form": "linearisation",
+    "k": "Newton iterations",
+    "ended": BENCH["ended"],
+    "error": BENCH["error"],
+    "residual": BENCH["residual"],
+    "digits right": "share of the digits that are classified correctly",
+}
+TABLES = dict.fromkeys(("forms", "width", "damping"), ROWS)
+TABLES |= {"accuracy": ACCURACY, "fastest programs": CASE | BEST}
+PARTS = ("forms", "accuracy", "width", "damping")
+
+Chain = tuple[str, int, int]  # kind, size, length
+TRAINED: list[Chain] = [("residual", 32, 100), ("diffusion", 64, 200), ("diffusion", 64, 1000)]
+SHORT: list[Chain] = [(kind, 16, 1000) for kind in ("tanh", "relu", "gru", "lstm")]
+LONG: list[Chain] = [("gru", 4, 10_000), ("lstm", 4, 10_000)]
+CHAINS = [*SHORT, *LONG, *TRAINED, ("chaotic", 1, 1000)]
+CURVES: list[Chain] = [*SHORT[:3], *TRAINED[:2], ("chaotic", 1, 256)]
+COUNTS = {
+    "dense": (1, 2, 3, 4, 5, 6, 8, 16, 64),
+    "diagonal": (1, 2, 4, 8, 16, 64),
+    "scalar": (1, 2, 4, 8, 16, 64),
+}
+QUICK_COUNTS = {"dense": (1, 3), "diagonal": (4,), "scalar": (4,)}
+QUICK_FORMS = ("dense", "scalar", "plain", "trust region")
+WIDTHS, WIDE_LENGTH = (2, 4, 8, 16, 32, 64, 128), 1024
+WIDE = {  # which forms are compared over the width
+    "dense": Newton(linearize="dense"),
+    "diagonal": Newton(linearize=Diagonal(probes=0)),
+    "blocks 4": Newton(linearize=BlockDiagonal(4)),
+}
+SEEDS, SAMPLED = 6, 1000
+LOGISTIC, LOGISTIC_LENGTH = (3.2, 3.6, 3.9), 256
+DAMPED = {  # at most 300 iterations
+    "plain": Newton(max_iterations=300, damping=None),
+    "trust region": Newton(max_iterations=300, damping=TrustRegion()),
+}
+LOOP = 128  # the longest Python loop among the baselines
+LONGEST = 10.0  # seconds; what is predicted to take longer is not run
+MOST = 300e6  # bytes of the Jacobians of all steps; larger ones are skipped
+IMAGES = 128  # of the classifier
+ENDS = {
+    Result.CONVERGED: "converged",
+    Result.FINISHED_SEQUENTIALLY: "sequential",
+    Result.NOT_CONVERGED: "not yet",
+    Result.PLATEAU: "plateau",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A chain to solve: its kind, and its model without a batch."""
+
+    kind: str
+    model: Model
+
+    @property
+    def width(self) -> int:
+        """w, the numbers in a state."""
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.model.z0))
+
+    @property
+    def scalar(self) -> Any:
+        """The best multiple of the identity that is known beforehand."""
+        return Scalar(of_input=lambda x: x["a"]) if self.kind == "diffusion" else "identity"
+
+    def labels(self, part: str) -> Row:
+        """The first cells of its rows."""
+        return {"part": part, "chain": self.kind, "w": self.width, "L": self.model.length}
+
+
+def problem(kind: str, size: int, length: int) -> Problem:
+    """A chain of a kind; ``size`` is its width unless its weights are trained."""
+    key = jax.random.key(0)
+    make: dict[str, Callable[[], Model]] = {
+        "tanh": lambda: chains.mlp_chain(size, length, "tanh", key),
+        "relu": lambda: chains.mlp_chain(size, length, "relu", key),
+        "gru": lambda: chains.gru_chain(size, length, key),
+        "lstm": lambda: chains.lstm_chain(size, length, key),
+        "residual": lambda: chains.residual_chain(length),
+        "diffusion": lambda: chains.ddim_chain(chains.diffusion_params(), length, key),
+        "chaotic": lambda: chains.logistic_chain(length),
+    }
+    return Problem(kind, make[kind]())
+
+
+def forms(problem: Problem) -> Iterator[tuple[str, Newton | str]]:
+    """Name and method of every form for a chain; a text says why a method cannot run."""
+    blocks, width = 2 if problem.kind == "lstm" else 4, problem.width
+    needed = 4 * problem.model.length * width**2
+    if needed > MOST:
+        reason = f"skipped: Jacobians of {needed / 1e6:.0f} MB, more than {MOST / 1e6:.0f}"
+        yield "dense", reason
+    else:
+        yield "dense", Newton(linearize="dense")
+        yield "frozen 3", Newton(linearize="dense", jacobian_every=3)
+    if width > blocks:
+        yield f"blocks {blocks}", Newton(linearize=BlockDiagonal(blocks))
+    if width > 1:  # else the diagonal is all there is
+        yield "diagonal", Newton(linearize=Diagonal(probes=0))
+    if width > 4:
+        yield "4 probes", Newton(linearize=Diagonal(probes=4))
+    yield "scalar", Newton(linearize=problem.scalar)
+    yield "zero", Newton(linearize="zero")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """The cases of all parts.
+
+    Attributes:
+        device: the model that predicts times.
+        effort: how long programs are timed.
+        few: names of the forms to run; None for all.
+    """
+
+    device: depth.Device
+    effort: Effort
+    few: tuple[str, ...] | None = None
+
+    def rows(self, labels: Row, model: Model, methods: Mapping[str, Newton | str]) -> Iterator[Row]:
+        """A row for every loop and every method; a method that is a text says why it cannot run."""
+        names = [name for name in methods if self.few is None or name in self.few]
+        reasons = {name: why for name in names if isinstance(why := methods[name], str)}
+        case = Case(
+            labels,
+            arguments=[(model.z0, model.inputs)],
+            baselines=baselines(partial(by_loop, model.step), model.length, LOOP),
+            variants={
+                name: by_method(model.step, methods[name]) for name in names if name not in reasons
+            },
+        )
+        yield from bench(case, self.device, self.effort, LONGEST)
+        for name, why in reasons.items():
+            yield {**labels, "program": name, "baseline": False, "note": why}
+
+    def forms(self, chain: Chain) -> Iterator[Row]:
+        """Every form on one chain."""
+        found = problem(*chain)
+        return self.rows(found.labels("forms"), found.model, dict(forms(found)))
+
+    def width(self, width: int) -> Iterator[Row]:
+        """Forms whose blocks differ in width, on a GRU."""
+        found = problem("gru", width, WIDE_LENGTH)
+        return self.rows(found.labels("width"), found.model, WIDE)
+
+    def damping(self, name: str, make: Callable[[], Model]) -> Iterator[Row]:
+        """Plain and damped, with the growth rate of differences."""
+        model = make()
+        once = partial(deeppcr.solve, method=Newton(max_iterations=1, record=True))
+        solution = jax.jit(once)(deeppcr.Chain(model.step, model.inputs), model.z0)
+        labels = Problem(name, model).labels("damping")
+        rate = float(solution.stats.growth_rate)
+        return self.rows(labels | {"growth rate": rate}, model, DAMPED)
+
+
+def accuracy(chain: Chain, counts: Mapping[str, Sequence[int]]) -> Iterator[Row]:
+    """The error of several linearisations after k iterations, until they converge."""
+    found = problem(*chain)
+    is_trained = found.kind == "residual"
+    model = chains.residual_chain(chain[2], batch=(IMAGES,)) if is_trained else found.model
+    expected = jax.jit(by_loop(model.step, lax.scan))(model.z0, model.inputs)
+    scalar = found.scalar if found.kind == "diffusion" else Scalar()
+    methods = {"dense": Newton(linearize="dense"), "diagonal": Newton(linearize=Diagonal(probes=0))}
+    methods |= {"scalar": Newton(linearize=scalar)}
+    labels, batch_ndim = found.labels("accuracy"), jax.tree.leaves(model.z0)[0].ndim - 1
+
+    def judged(states: Any) -> Row:
+        row = finite("error", error(states, expected))
+        return row | ({"digits right": digits_right(states)} if is_trained else {})
+
+    for name, form in methods.items():
+        if name == "diagonal" and found.width == 1:  # it is dense
+            continue
+        yield {**labels, "form": name, "k": 0, "ended": "not yet"} | judged(guessed(model))
+        for count in counts[name]:
+            PROGRESS.say(f"solving by {name}, {count} iterations")
+            method = dataclasses.replace(form, max_iterations=count, on_failure="return")
+            solution = jax.jit(solver(model.step, method, batch_ndim))(model.z0, model.inputs)
+            ended = ENDS[Result(int(solution.result))]
+            row = {**labels, "form": name, "k": int(solution.stats.iterations), "ended": ended}
+            row |= judged(solution.trajectory)
+            yield row | finite("residual", float(solution.stats.residual))
+            if ended == "converged":
+                break
+
+
+def guessed(model: Model) -> Any:
+    """The states after no iteration: the steps applied to the initial guess."""
+    apply = jax.vmap(model.step)
+    shapes = jax.eval_shape(by_loop(model.step, lax.scan), model.z0, model.inputs)
+    constant = jax.tree.map(lambda z, x: jnp.broadcast_to(z, x.shape), model.z0, shapes)
+    guess = apply(constant, model.inputs)
+    moved = jax.tree.map(lambda z, after: jnp.concatenate([z[None], after[:-1]]), model.z0, guess)
+    return apply(moved, model.inputs)
+
+
+def digits_right(states: Any) -> float:
+    """The share of digits that the trained residual network classifies correctly."""
+    decode = np.asarray(chains.residual_params(len(states))["decode"])
+    with np.errstate(all="ignore"):
+        scores = np.asarray(states)[-1] @ decode
+    return float((scores.argmax(axis=-1) == data.digits().test_y[:IMAGES]).mean())
+
+
+def error(states: Any, expected: Any) -> float:
+    """The largest difference, relative to the largest state; infinite or NaN after an overflow."""
+    found, wanted = (
+        [np.asarray(leaf) for leaf in jax.tree.leaves(tree)] for tree in (states, expected)
+    )
+    largest = max(float(np.abs(b).max()) for b in wanted)
+    with np.errstate(all="ignore"):
+        apart = [float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True)]
+    return max(apart) / largest
+
+
+def finite(name: str, value: float) -> Row:
+    """The cell of a row; none after an overflow, for which JSON has no number."""
+    return {name: value} if np.isfinite(value) else {}
+
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Iterations and speed by chain, errors by iteration, time and memory by width, damping."""
+    parts: dict[str, list[Row]] = {part: [] for part in PARTS}
+    for row in rows:
+        parts[row["part"]].append(row)
+    shown = ("dense", "blocks 2", "blocks 4", "diagonal", "4 probes", "scalar", "zero")
+    solved = [row for row in parts["forms"] if row["program"] in shown]
+    damped = [row for row in parts["damping"] if row["program"] in DAMPED]
+    over = f"speedup over the fastest of {loops(parts['forms'])} [times]; right of 1 is faster"
+    few = "iterations (fewer is better); open: not converged"
+    drawn = {
+        "forms": ("Iterations by chain and linearisation", solved, "iterations", few, None),
+        "speed": (
+            "Newton's method forward: speedup over the best loop",
+            solved,
+            "speedup",
+            over,
+            1,
+        ),
+        "damping": ("Hard chains with and without damping", damped, "iterations", few, None),
+    }
+    found: Figures = {}
+    for topic, (title, mine, key, said, at) in drawn.items():
+        if any(key in row for row in mine):
+            ended = lambda row: row.get("ended") != "converged"  # noqa: E731
+            found[topic] = dots(title, mine, key, said, _chain, is_open=ended, at=at)
+    if mine := [row | {"case": _chain(row)} for row in parts["accuracy"] if "error" in row]:
+        kinds = dict.fromkeys(row["form"] for row in mine)
+        near = [row | {"error": min(max(row["error"], 1e-8), 1e2)} for row in mine]
+        panels = {
+            form: ([row for row in near if row["form"] == form], "error", "error [ratio]")
+            for form in kinds
+        }
+        title = "Error after each iteration, by linearisation (down is better)"
+        said = "iterations k"
+        found["error"] = lines(title, panels, "k", said, key="case", xscale="linear", share=True)
+    if mine := [row | {"%": 100 * row["digits right"]} for row in parts["accuracy"]
+                if "digits right" in row]:  # fmt: skip
+        title = "Digits right by a residual network, if stopped early"
+        panels = {"": (mine, "%", "digits right [%]")}
+        scales = {"xscale": "linear", "yscale": "linear"}
+        found["accuracy"] = lines(title, panels, "k", "iterations k", key="form", **scales)
+    if mine := [row for row in parts["width"] if "ms" in row]:
+        title = f"Forward pass of a GRU, L = {mine[0]['L']:,} (down is better)"
+        keys = {"time of a solve": ("ms", "time [ms]"), "memory": ("temp MB", "temporaries [MB]")}
+        panels = {name: (mine, *each) for name, each in keys.items()}
+        found["width"] = lines(title, panels, "w", "width of the state")
+    return found
+
+
+def _chain(row: Row) -> str:
+    return f"{row['chain']}, {row['w']} x {row['L']:,}"
+
+
+def main(argv: list[str]) -> None:
+    """Measure what the command line asks for."""
+    arguments = command.parser("iterations", __doc__)
+    what = "which parts (all)"
+    arguments.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help=what)
+    options = arguments.parse_args(argv)
+    quick = options.quick
+    bench = Bench(depth.at_hand(), Effort(options.repeats), QUICK_FORMS if quick else None)
+    damped: dict[str, Callable[[], Model]] = {
+        f"sampling gru, seed {seed}": partial(autoregressive.sampled, seed, SAMPLED)
+        for seed in range(0 if quick else SEEDS)
+    }
+    for rate in LOGISTIC[:1] if quick else LOGISTIC:
+        damped[f"logistic {rate}"] = partial(chains.logistic_chain, LOGISTIC_LENGTH, rate)
+    curves, counts = (TRAINED[:1], QUICK_COUNTS) if quick else (CURVES, COUNTS)
+    every = [("gru", 4, 256)] if quick else CHAINS
+    jobs: dict[str, list[command.Job]] = {
+        "forms": [partial(bench.forms, chain) for chain in every],
+        "accuracy": [partial(accuracy, chain, counts) for chain in curves],
+        "width": [partial(bench.width, width) for width in ((2, 8) if quick else WIDTHS)],
+        "damping": [partial(bench.damping, name, make) for name, make in damped.items()],
+    }
+    # Cases of all parts alternate, the most important first.
+    todo = join.from_iterable(zip_longest(*(jobs[part] for part in options.parts)))
+    command.run(
+        options,
+        [job for job in todo if job],
+        TABLES,
+        summary=lambda rows: iter([command.part("fastest programs", best(rows))]),
+        pictures=pictures,
+    )

@@ -1,1 +1,0 @@
-"""Newton's iterations by every form of the method."""

@@ -1,1 +1,0 @@
-"""Multilayer perceptrons over depth and width."""

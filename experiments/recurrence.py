@@ -1,0 +1,185 @@
+"""Which solver of a linear recurrence is the fastest, and does "auto" take it?
+
+y_l = A_l y_{l-1} + b_l for l = 1..L, with random blocks A_l of w rows and norm about 1/2. The
+sequential programs are `jax.lax.scan` with unroll 1, 4 and 16, a Python loop for short chains, and
+"sequential" (`deeppcr.Recurrence`). The parallel ones are all solvers of deeppcr and
+`jax.lax.associative_scan`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+import deeppcr
+import depth
+from deeppcr.linear import Diagonals, Matrices, choose_solver
+from deeppcr.linear.choose import SOLVERS, name_of
+from experiments.bench import command
+from experiments.bench.columns import BENCH, LABELS
+from experiments.bench.command import positive
+from experiments.bench.engine import Case, bench
+from experiments.bench.plots import Figures, lines, loops, speedup_maps, styled
+from experiments.bench.programs import Scan, baselines
+from experiments.bench.summary import best, is_benchmark
+from experiments.bench.table import Row
+from experiments.bench.timing import Effort
+
+KINDS = {"dense": Matrices, "diagonal": Diagonals}
+SEQUENTIAL, ASSOCIATIVE = "sequential", "associative_scan"
+PARALLEL = tuple(name for name in SOLVERS if name not in ("auto", SEQUENTIAL))
+TAKES = "3 min"
+SOLVER_COLUMNS = {
+    **LABELS,
+    "sequential": "fastest sequential program",
+    "sequential ms": "its time, in milliseconds",
+    "parallel": "fastest parallel solver of deeppcr",
+    "parallel ms": "its time, in milliseconds",
+    "associative ms": "time of jax.lax.associative_scan, in milliseconds",
+    "scan/best parallel": "time of jax.lax.associative_scan / time of the fastest parallel solver",
+    "auto": 'the solver that solver="auto" takes here',
+    "auto/best": "its time / time of the fastest of all programs",
+}
+LENGTHS, WIDTHS = (4096, 1024, 8192, 2048), (4, 8, 16, 32, 64)
+LONG = 65_536  # on accelerators, too
+LOOPS = 64  # the longest Python loop among the baselines
+MOST_ENTRIES = 7e7  # of the blocks of a case: 280 MB
+INPUTS = 3  # tuples of arguments that calls cycle through, so that caches hold none of them
+
+
+def associative_scan(A: Array, b: Array) -> Array:
+    """The parallel solver that a user of jax would write."""
+
+    def combine(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
+        (A, a), (B, b) = earlier, later
+        if A.ndim == a.ndim:
+            return B * A, B * a + b
+        return B @ A, jnp.einsum("lij,lj->li", B, a) + b
+
+    y: Array = lax.associative_scan(combine, (A, b))[1]
+    return y
+
+
+def by_steps(scan: Scan) -> Callable[[Array, Array], Array]:
+    """The sequential solver that a user of jax would write, by ``scan``."""
+
+    def step(y: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        A, b = inputs
+        y = (A @ y if A.ndim > b.ndim else A * y) + b
+        return y, y
+
+    return lambda A, b: scan(step, jnp.zeros_like(b[0]), (A, b))[1]
+
+
+def problem(kind: str, length: int, width: int, seed: int) -> tuple[Array, Array]:
+    """Blocks of norm about 1/2, and vectors."""
+    keys = jax.random.split(jax.random.key(seed))
+    shape = (length, width, width) if kind == "dense" else (length, width)
+    scale = 0.5 * width**-0.5 if kind == "dense" else 0.5
+    A = scale * jax.random.normal(keys[0], shape, jnp.float32)
+    return A, jax.random.normal(keys[1], (length, width), jnp.float32)
+
+
+def case(kind: str, length: int, width: int, names: Sequence[str] = PARALLEL) -> Case:
+    """The sequential programs of a size, and the parallel solvers ``names``."""
+
+    def solver(name: str) -> Callable[[Array, Array], Array]:
+        return lambda A, b: deeppcr.solve_bidiagonal(A, b, solver=name)
+
+    labels = {"kind": kind, "L": length, "w": width, "batch": 1, "direction": "forward"}
+    sequential: dict[str, Any] = {SEQUENTIAL: solver(SEQUENTIAL)}
+    return Case(
+        labels,
+        arguments=[problem(kind, length, width, seed) for seed in range(INPUTS)],
+        baselines=baselines(by_steps, length, LOOPS) | sequential,
+        variants={name: solver(name) for name in names} | {ASSOCIATIVE: associative_scan},
+    )
+
+
+def compared(rows: Sequence[Row], auto: str) -> Row:
+    """The fastest programs of a case, of those that are right, beside what "auto" takes."""
+    right = [row for row in rows if "speedup" in row]
+    ms = {row["program"]: float(row["ms"]) for row in right}
+    loops = [row["program"] for row in right if row["baseline"]]
+    solvers = [name for name in ms if name not in (*loops, ASSOCIATIVE)]
+    line: Row = {"part": "solvers"}
+    line |= {key: rows[0][key] for key in ("kind", "L", "w", "batch", "direction")}
+    for what, names in (("sequential", loops), ("parallel", solvers)):
+        if names:
+            fastest = min(names, key=ms.__getitem__)
+            line |= {what: fastest, f"{what} ms": ms[fastest]}
+    if ASSOCIATIVE in ms and solvers:
+        line["associative ms"] = ms[ASSOCIATIVE]
+        line["scan/best parallel"] = ms[ASSOCIATIVE] / line["parallel ms"]
+    line["auto"] = auto
+    return line | ({"auto/best": ms[auto] / min(ms.values())} if auto in ms else {})
+
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """Speedups over L and w; times along L, and along w; of dense blocks."""
+    rows = [row for row in rows if is_benchmark(row) and row["kind"] == "dense"]
+    if not rows:
+        return {}
+    what, names = "Linear recurrence, dense blocks", {"L": "steps L", "w": "rows w of a block"}
+    found: Figures = {}
+    if cells := list(best(rows)):
+        found["speedup"] = speedup_maps(
+            f"{what}: speedup over the best loop",
+            {"measured": (cells, "speedup"), "predicted": (cells, "predicted speedup")},
+            *(("L", names["L"]), ("w", names["w"])),
+            f"best parallel solver over the fastest of {loops(rows)}",
+        )
+    right = [row for row in rows if "speedup" in row]
+    for topic, along, other in (("length", "L", "w"), ("width", "w", "L")):
+        ends = sorted({row[other] for row in right})
+        panels = {
+            f"{names[other]} = {end:,}": (
+                [row for row in right if row[other] == end],
+                *("ms", "time [ms]"),
+            )
+            for end in dict.fromkeys([*ends[:1], *ends[-1:]])
+        }
+        if panels:
+            title = f"{what}: time of a solve (down is better)"
+            found[topic] = lines(title, panels, along, names[along], share=True, height=4.4)
+    return found
+
+
+def main(argv: list[str]) -> None:
+    """Time the solvers."""
+    arguments = command.parser("recurrence", __doc__)
+    add = arguments.add_argument
+    add("--kinds", nargs="+", choices=[*KINDS], default=["dense"], help="kinds of blocks (dense)")
+    add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of steps")
+    add("--widths", nargs="+", type=positive, metavar="W", help="numbers of rows of a block")
+    add("--solvers", nargs="+", choices=PARALLEL, default=PARALLEL, help="which of them (all)")
+    options = arguments.parse_args(argv)
+    on_cpu = jax.default_backend() == "cpu"
+    usual = [1024] if options.quick else [*LENGTHS] if on_cpu else [*LENGTHS, LONG]
+    widths = options.widths or ([4, 16] if options.quick else [*WIDTHS])
+    sizes = [
+        size
+        for size in product(options.kinds, options.lengths or usual, widths)
+        if size[1] * size[2] ** 2 <= MOST_ENTRIES
+    ]
+    device, effort = depth.at_hand(), Effort(options.repeats)
+
+    def measured(kind: str, length: int, width: int) -> Iterator[Row]:
+        one = case(kind, length, width, options.solvers)
+        rows = list(bench(one, device, effort))
+        yield from rows
+        blocks: Any = KINDS[kind](one.arguments[0][0])
+        yield compared(rows, name_of(choose_solver(blocks, jax.default_backend())))
+
+    command.run(
+        options,
+        [partial(measured, *size) for size in sizes],
+        {"": BENCH, "solvers": SOLVER_COLUMNS},
+        pictures=pictures,
+        together=["solvers"],
+    )

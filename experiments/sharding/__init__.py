@@ -1,1 +1,0 @@
-"""Chains over several devices."""
