@@ -19,7 +19,7 @@ help:
 	@echo "make demo      train a deep network on handwritten digits, layer by layer and with deeppcr"
 	@echo "make test      run the tests"
 	@echo "make fuzz      try random programs for SECONDS=60, and print the smallest that fail"
-	@echo "make parity    compare schedulers and models with diffusers and torch, which it installs first (1 GB)"
+	@echo "make parity    compare schedulers and networks with diffusers and torch, which it installs first (1 GB)"
 	@echo "make lint      ruff and mypy"
 	@echo "make docs      build the documentation into build/docs"
 	@echo "make bench     measure on this machine; writes experiments/results/"
@@ -53,7 +53,7 @@ $(PARITY): $(STAMP)
 	@touch $@
 
 parity: $(PARITY)
-	@$(PY) -m pytest --numprocesses $(WORKERS) --quiet tests/diffusion/test_*_live.py
+	@$(PY) -m pytest --numprocesses $(WORKERS) --quiet tests/*/test_*_live.py
 
 lint: $(STAMP)
 	@$(VENV)/bin/ruff check .

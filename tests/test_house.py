@@ -17,15 +17,6 @@ PACKAGES = {"experiments": {"deeppcr", "depth"}, "deeppcr": {"depth"}, "depth": 
 
 # Modules whose classes derive from those of an extra: they are imported inside functions only.
 WHEN_CALLED = {
-    f"deeppcr.diffusion.models.{name}": {"flax"}
-    for name in (
-        *("layers", "embeddings", "feed_forward", "stacked"),
-        *("unet.embeddings", "unet.blocks", "unet.trunk", "unet.model"),
-        *("dit.blocks", "dit.patches", "dit.model"),
-        *("text_unet.transformer", "text_unet.model"),
-    )
-}
-WHEN_CALLED |= {
     f"deeppcr.nn{name}": {"flax"}
     for name in ("", ".rnn", ".linen", ".over_time", ".cells", ".lru", ".slstm")
 }

@@ -1,9 +1,8 @@
-"""Diffusion and flow models sampled in parallel, with diffusers' schedulers and models."""
+"""Diffusion and flow models sampled in parallel, with diffusers' schedulers."""
 
 from deeppcr.diffusion.gaussian import Gaussian
 from deeppcr.diffusion.guidance import guided
 from deeppcr.diffusion.images import Inpaint
-from deeppcr.diffusion.load import load_model, load_unet
 from deeppcr.diffusion.predicted import pred_original_sample
 from deeppcr.diffusion.sampler import sample
 from deeppcr.diffusion.schedule import Schedule
@@ -13,8 +12,6 @@ __all__ = [
     "Inpaint",
     "Schedule",
     "guided",
-    "load_model",
-    "load_unet",
     "pred_original_sample",
     "sample",
 ]

@@ -5,7 +5,7 @@ import inspect
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,74 +39,60 @@ class Field:
         return self.aliases.get(value, value) if isinstance(value, str | None) else value
 
 
+def one_of(*values: Any, aliases: Mapping[Any, Any] | None = None) -> Field:
+    """One of some values; the first is the default, and ``aliases`` stand for others of them."""
+    kinds = [(type(value), value) for value in values]
+    return Field(
+        values[0],
+        f"one of {list(values)}",
+        lambda value: (type(value), value) in kinds,
+        aliases or {},
+    )
+
+
 def flag(default: bool) -> Field:
     """True or False; None is False, as in diffusers."""
-    return Field(
-        default, "True or False", lambda value: isinstance(value, bool), aliases={None: False}
-    )
+    return one_of(default, not default, aliases={None: False})
 
 
-def none(instead: str) -> Field:
-    """A feature of diffusers that is not supported here, and what to take instead."""
-    return Field(None, f"None: {instead}", lambda value: value is None)
-
-
-def one_of(default: str | None, *others: str, aliases: Mapping[str, str] | None = None) -> Field:
-    """One of several names; ``aliases`` stand for others of them."""
-    names = (default, *others)
-    return Field(
-        default,
-        f"one of {list(names)}",
-        lambda value: isinstance(value, str | None) and value in names,
-        aliases=aliases or {},
-    )
-
-
-def count(default: int, least: int = 1, most: float = float("inf")) -> Field:
-    """An integer within bounds."""
+def count(default: int | None, least: int = 1, most: float = float("inf")) -> Field:
+    """An integer within bounds; or None, if that is the default."""
     expected = f"an integer >= {least}" + (f" and <= {most}" if most < float("inf") else "")
     return Field(
         default,
         expected,
-        lambda value: isinstance(value, int) and _is_number(value) and least <= value <= most,
+        lambda value: (
+            (value is None and default is None)
+            or (isinstance(value, int) and _is_number(value) and least <= value <= most)
+        ),
     )
 
 
-def number(default: float | None, optional: bool = False) -> Field:
-    """A number, or None if that is allowed."""
-    expected = "a number, or None" if optional else "a number"
-    return Field(default, expected, lambda value: _is_number(value) or (optional and value is None))
-
-
-def share(default: float) -> Field:
-    """A number from 0 to 1."""
+def number(default: float | None, *, optional: bool = False, share: bool = False) -> Field:
+    """A number, from 0 to 1 for a share, or None if that is the default or ``optional``."""
+    optional = optional or default is None
+    expected = "a number" + " from 0 to 1" * share + ", or None" * optional
     return Field(
-        default, "a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1
+        default,
+        expected,
+        lambda value: (
+            (value is None and optional) or (_is_number(value) and (not share or 0 <= value <= 1))
+        ),
     )
 
 
-def numbers() -> Field:
-    """Several numbers, or None."""
+def numbers(default: tuple[float, ...] | None) -> Field:
+    """Several numbers, as a list, or None."""
     return Field(
-        None, "a list of numbers, or None", lambda value: value is None or _are_numbers(value)
+        default,
+        "a list of numbers, or None",
+        lambda value: value is None or (isinstance(value, tuple) and all(map(_is_number, value))),
+        aliases={None: default},
     )
-
-
-def indices() -> Field:
-    """Several integers >= 0, as a list."""
-
-    def are_indices(value: Any) -> bool:
-        return _are_numbers(value) and all(isinstance(i, int) and i >= 0 for i in value)
-
-    return Field((), "a list of integers >= 0", are_indices, aliases={None: ()})
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, tuple) and all(map(_is_number, value))
 
 
 def read_config(config: Any) -> dict[str, Any]:
@@ -137,11 +123,16 @@ def _file(path: Path) -> Path:
     return found
 
 
-def fill(config: Config, fields: Mapping[str, Field], scheduler: str) -> dict[str, Any]:
+def fill(
+    config: Config,
+    fields: Mapping[str, Field],
+    owner: str,
+    others: Collection[str] = FIELDS_OF_DIFFUSERS,
+) -> dict[str, Any]:
     """All fields of a scheduler: those of the configuration, checked, and defaults for the rest.
 
-    Fields of other schedulers are dropped with one warning: diffusers saves them, since they pass
-    from scheduler to scheduler, but does not read them.
+    Fields of ``others``, which are other schedulers, are dropped with one warning: diffusers saves
+    them, since they pass from scheduler to scheduler, but does not read them.
     """
     filled = {name: field.default for name, field in fields.items()}
     dropped = []
@@ -152,20 +143,19 @@ def fill(config: Config, fields: Mapping[str, Field], scheduler: str) -> dict[st
             filled[name] = fields[name].read(value)
             if not fields[name].supports(filled[name]):
                 raise ValueError(
-                    f"{name}={value!r} is not supported for {scheduler}, "
+                    f"{name}={value!r} is not supported for {owner}, "
                     f"expected {fields[name].expected}."
                 )
-        elif name in FIELDS_OF_DIFFUSERS:
+        elif name in others:
             dropped.append(f"{name}={describe(value)}")
         else:
             raise ValueError(
-                f"{name}={describe(value)} is not a field of {scheduler}, nor of another "
-                f"scheduler of diffusers, expected one of {sorted(fields)}"
-                f"{did_you_mean(name, fields)}"
+                f"{name}={describe(value)} is not a field of {owner}, expected one of "
+                f"{sorted(fields)}{did_you_mean(name, fields)}"
             )
     if dropped:
         warnings.warn(
-            f"{scheduler} does not read {', '.join(dropped)}: dropped, as in diffusers. "
+            f"{owner} does not read {', '.join(dropped)}: dropped, as in diffusers. "
             "These are fields of other schedulers.",
             stacklevel=3,
         )

@@ -42,7 +42,7 @@ def beta_fields(
         "beta_start": number(start),
         "beta_end": number(end),
         "beta_schedule": one_of(*names),
-        "trained_betas": numbers(),
+        "trained_betas": numbers(None),
     }
 
 

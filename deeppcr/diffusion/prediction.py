@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.diffusion.config import flag, number, one_of, share
+from deeppcr.diffusion.config import flag, number, one_of
 
 PREDICTIONS = ("epsilon", "sample", "v_prediction")
 PREDICTION_FIELD = {"prediction_type": one_of(*PREDICTIONS)}
 FLOW_PREDICTION_FIELD = {"prediction_type": one_of(*PREDICTIONS, "flow_prediction")}
 THRESHOLD_FIELDS = {
     "thresholding": flag(False),
-    "dynamic_thresholding_ratio": share(0.995),
+    "dynamic_thresholding_ratio": number(0.995, share=True),
     "sample_max_value": number(1.0),
 }
 CLIP_FIELDS = {"clip_sample": flag(True), "clip_sample_range": number(1.0)}

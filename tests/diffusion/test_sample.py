@@ -374,8 +374,6 @@ def test_the_public_names():
         "Inpaint",
         "Schedule",
         "guided",
-        "load_model",
-        "load_unet",
         "pred_original_sample",
         "sample",
     ]

@@ -63,8 +63,8 @@ EULER = Scheduler(
     | PREDICTION_FIELD
     | {
         "interpolation_type": one_of("linear", "log_linear"),
-        "sigma_min": number(None, optional=True),
-        "sigma_max": number(None, optional=True),
+        "sigma_min": number(None),
+        "sigma_max": number(None),
         "timestep_type": one_of("discrete", "continuous"),
         "final_sigmas_type": one_of("zero", "sigma_min"),
     },

@@ -63,7 +63,7 @@ FLOW_MATCH_EULER = Scheduler(
         "max_image_seq_len": count(4096),
         "time_shift_type": one_of("exponential", "linear"),
         "invert_sigmas": flag(False),
-        "shift_terminal": number(None, optional=True),
+        "shift_terminal": number(None),
         "stochastic_sampling": flag(False),
     },
     table,

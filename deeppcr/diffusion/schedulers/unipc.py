@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from deeppcr.diffusion.config import Config, count, flag, indices, none, number, one_of
+from deeppcr.diffusion.config import Config, count, flag, number, numbers, one_of
 from deeppcr.diffusion.grid import (
     FLOW_FIELDS,
     find_shift,
@@ -167,12 +167,12 @@ UNIPC = Scheduler(
             "bh2", "bh1", aliases=dict.fromkeys(("midpoint", "heun", "logrho"), "bh2")
         ),
         "lower_order_final": flag(True),
-        "disable_corrector": indices(),
-        "solver_p": none("the predictor is that of UniPC"),
+        "disable_corrector": numbers(()),
+        "solver_p": one_of(None),
         "final_sigmas_type": one_of("zero", "sigma_min"),
-        "sigma_min": number(None, optional=True),
-        "sigma_max": number(None, optional=True),
-        "shift_terminal": number(None, optional=True),
+        "sigma_min": number(None),
+        "sigma_max": number(None),
+        "shift_terminal": number(None),
     },
     table,
     options=("mu", "sigmas"),

@@ -1,1 +1,0 @@
-"""diffusers' `DiTTransformer2DModel` in flax: its `config` and its `model`."""

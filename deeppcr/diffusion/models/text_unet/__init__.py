@@ -1,1 +1,0 @@
-"""diffusers' `UNet2DConditionModel` in flax: its `config` and its `model`."""

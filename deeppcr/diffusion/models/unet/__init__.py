@@ -1,1 +1,0 @@
-"""diffusers' `UNet2DModel` in flax: its `config` and its `model`."""

@@ -1,0 +1,181 @@
+"""What the networks share: flax's layers as diffusers sets them up, and what calls are checked for.
+
+Attributes have the names of diffusers, since weights are stored under their paths. Weights are
+loaded, so their first values do not matter. Channels are the last axis.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array, lax
+
+from deeppcr.diffusion.table import precise
+
+STACKED = "transformer_blocks"  # lists of layers that modules have as one, see `stack_of`
+SLOWEST = 10_000  # the ratio of the first frequency to the one past the last
+M = TypeVar("M", bound=nnx.Module)
+
+zeros = nnx.initializers.zeros
+RNGS: Any = SimpleNamespace(params=lambda: None)  # which zeros do not use
+
+
+def _with_zeros(kind: Callable[..., M], **options: Any) -> Callable[..., M]:
+    return lambda *sizes, **more: kind(*sizes, **options, **more, rngs=RNGS)
+
+
+linear = _with_zeros(nnx.Linear, kernel_init=zeros)
+# Rows in the dtype that is loaded, and not that of the zeros.
+embed = _with_zeros(nnx.Embed, embedding_init=zeros, promote_dtype=lambda arrays, **_: arrays)
+# The difference of two means, which flax takes by default for a variance, cancels.
+group_norm = _with_zeros(nnx.GroupNorm, use_fast_variance=False)
+layer_norm = _with_zeros(nnx.LayerNorm, use_fast_variance=False)
+gelu = partial(jax.nn.gelu, approximate=False)
+
+
+def conv(inputs: int, outputs: int, size: int = 3, **options: Any) -> nnx.Conv:
+    """A convolution that keeps the resolution, unless the options say otherwise."""
+    options = {"padding": size // 2, "kernel_init": zeros, "rngs": RNGS} | options
+    return nnx.Conv(inputs, outputs, (size, size), **options)
+
+
+class Attention(nnx.Module):
+    """Attention (Vaswani et al., NeurIPS 2017) of tokens, [batch, tokens, channels].
+
+    To each other, or to those of a context.
+    """
+
+    def __init__(
+        self, channels: int, heads: int, head: int, context: int | None = None, bias: bool = True
+    ) -> None:
+        self.heads = heads
+        self.to_q = linear(channels, heads * head, use_bias=bias)
+        self.to_k = linear(context or channels, heads * head, use_bias=bias)
+        self.to_v = linear(context or channels, heads * head, use_bias=bias)
+        self.to_out = nnx.List([linear(heads * head, channels)])
+
+    def __call__(self, x: Array, context: Array | None = None) -> Array:
+        context = x if context is None else context
+        query, key, value = (
+            layer(tokens).reshape(*tokens.shape[:2], self.heads, -1)
+            for layer, tokens in ((self.to_q, x), (self.to_k, context), (self.to_v, context))
+        )
+        scores = jnp.einsum("bqhc,bkhc->bhqk", query * query.shape[-1] ** -0.5, key)
+        weights = jax.nn.softmax(scores.astype(precise(x.dtype))).astype(x.dtype)
+        found = jnp.einsum("bhqk,bkhc->bqhc", weights, value)
+        return self.to_out[0](found.reshape(*x.shape[:2], -1))
+
+
+class Activation(nnx.Module):
+    """A linear map and GELU; if gated, of half of the channels, as factors of the others."""
+
+    def __init__(self, channels: int, hidden: int, act: str) -> None:
+        self.proj = linear(channels, 2 * hidden if act == "geglu" else hidden)
+        self.act = act
+
+    def __call__(self, x: Array) -> Array:
+        if self.act != "geglu":
+            return jax.nn.gelu(self.proj(x), approximate=self.act == "gelu-approximate")
+        values, gates = jnp.split(self.proj(x), 2, axis=-1)
+        return values * gelu(gates)
+
+
+class FeedForward(nnx.Module):
+    """Linear, activation, linear, for each token: [..., channels] -> [..., channels]."""
+
+    def __init__(self, channels: int, act: str) -> None:
+        hidden = 4 * channels
+        # Between them is dropout, which is for training.
+        self.net = nnx.Dict({"0": Activation(channels, hidden, act), "2": linear(hidden, channels)})
+
+    def __call__(self, x: Array) -> Array:
+        return self.net["2"](self.net["0"](x))
+
+
+def waves(t: Array, size: int, *, shift: float = 0, flip: bool = True) -> Array:
+    """Features of times, float32: [batch] -> [batch, size] (Ho et al., NeurIPS 2020).
+
+    Sines and cosines with frequencies in a geometric sequence from 1 to 1/10000.
+
+    Args:
+        t: the times.
+        size: the number of features.
+        shift: subtracted from the number of frequencies in their exponents.
+        flip: whether cosines come before sines.
+    """
+    half = size // 2
+    exponents = np.arange(half, dtype=np.float32) * np.float32(-math.log(SLOWEST))
+    angles = t.astype(jnp.float32)[:, None] * np.exp(exponents / np.float32(half - shift))[None]
+    both = [jnp.sin(angles), jnp.cos(angles)]
+    return jnp.pad(jnp.concatenate(both[:: -1 if flip else 1], axis=1), [(0, 0), (0, size % 2)])
+
+
+class TwoLayers(nnx.Module):
+    """Linear, activation, linear, in the dtype of the parameters: [batch, inputs or outputs]."""
+
+    def __init__(
+        self, inputs: int, outputs: int, act: Callable[[Array], Array] = jax.nn.silu
+    ) -> None:
+        self.linear_1 = linear(inputs, outputs)
+        self.linear_2 = linear(outputs, outputs)
+        self.act = act
+
+    def __call__(self, x: Array) -> Array:
+        return self.linear_2(self.act(self.linear_1(x.astype(self.linear_1.kernel.dtype))))
+
+
+# Layers that are alike, as one module whose parameters have the layers as axis 0: a program has it
+# once, whatever the number of layers, and compiles as fast for all of them.
+
+
+def stack_of(layer: M, count: int) -> M:
+    """``count`` layers as one: [...] -> [count, ...] for all parameters."""
+    graph, parameters = nnx.split(layer)
+    return nnx.merge(graph, jax.tree.map(lambda leaf: jnp.stack([leaf] * count), parameters))
+
+
+def each(stack: M, call: Callable[..., Any], *xs: Any) -> Any:
+    """``call(layer, *xs)`` of all layers side by side; ``xs`` and results have them as axis 0."""
+    graph, parameters = nnx.split(stack)
+    return jax.vmap(lambda own, *x: call(nnx.merge(graph, own), *x))(parameters, *xs)
+
+
+def through(stack: M, x: Any, *shared: Any, own: Any = None) -> Any:
+    """``x = layer(x, *shared)``, layer by layer; or also its ``own``, which has them as axis 0."""
+    graph, parameters = nnx.split(stack)
+
+    def step(x: Any, at: Any) -> tuple[Any, None]:
+        parameters, *own = at
+        return nnx.merge(graph, parameters)(x, *shared, *own), None
+
+    return lax.scan(step, x, (parameters,) if own is None else (parameters, own))[0]
+
+
+def check_images(x: Array, channels: int, factor: int) -> None:
+    """Raise unless ``x`` is a batch of images whose sides are multiples of ``factor``."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"x has dtype {x.dtype}, expected a float.")
+    if x.ndim != 4 or x.shape[1] != channels or x.shape[2] % factor or x.shape[3] % factor:
+        raise ValueError(
+            f"x has shape {list(x.shape)}, expected [batch, {channels}, height, width], height and "
+            f"width multiples of {factor}."
+        )
+
+
+def as_batch(name: str, numbers: Any, x: Array) -> Array:
+    """One number, or one for each image, as [1] or [batch]."""
+    if numbers is None:
+        raise TypeError(f"{name} is None, expected a number for each image, which the model reads.")
+    numbers = jnp.asarray(numbers)
+    if numbers.shape not in ((), (1,), x.shape[:1]):
+        raise ValueError(
+            f"{name} has shape {list(numbers.shape)}, expected a scalar or [{x.shape[0]}], one for "
+            "each image."
+        )
+    return numbers.reshape(-1)

@@ -1,0 +1,356 @@
+"""diffusers' `UNet2DModel`, and what all UNets have (Ronneberger et al., MICCAI 2015)."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from deeppcr.diffusion.config import Field, count, flag, number, one_of
+from experiments.networks.layers import (
+    Attention,
+    TwoLayers,
+    as_batch,
+    check_images,
+    conv,
+    embed,
+    gelu,
+    group_norm,
+    linear,
+    waves,
+)
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "gelu": gelu,
+    "mish": jax.nn.mish,
+    "relu": jax.nn.relu,
+}
+# Kinds of blocks, down or up: whether an attention layer follows each residual layer, and what
+# changes the resolution, or the field that says it.
+BLOCKS = {
+    "DownBlock2D": (False, "conv"),
+    "AttnDownBlock2D": (True, "downsample_type"),
+    "CrossAttnDownBlock2D": (True, "conv"),
+    "ResnetDownsampleBlock2D": (False, "resnet"),
+    "UpBlock2D": (False, "conv"),
+    "AttnUpBlock2D": (True, "upsample_type"),
+    "CrossAttnUpBlock2D": (True, "conv"),
+    "ResnetUpsampleBlock2D": (False, "resnet"),
+}
+
+
+def names(*default: str, among: tuple[str, ...]) -> Field:
+    """Several names, as a list."""
+    return Field(default, f"names among {list(among)}", lambda value: {*value} <= {*among})
+
+
+def sizes(*default: int) -> Field:
+    """One integer >= 1 for each level."""
+    return Field(
+        default,
+        "a list of integers >= 1",
+        lambda value: isinstance(value, tuple) and all(map(count(1).supports, value)),
+    )
+
+
+anything = partial(Field, expected="any value", supports=lambda value: True)
+# Sizes of images and dropout change nothing here: they are of training.
+COMMON_FIELDS = {
+    "sample_size": anything(None),
+    "center_input_sample": flag(False),
+    "time_embedding_dim": count(None),
+    "freq_shift": number(0),
+    "flip_sin_to_cos": flag(True),
+    "layers_per_block": count(2),
+    "mid_block_scale_factor": number(1),
+    "downsample_padding": one_of(1, 0),
+    "dropout": number(0.0),
+    "act_fn": one_of(*ACTIVATIONS),
+    "norm_num_groups": count(32),
+    "norm_eps": number(1e-5),
+    "resnet_time_scale_shift": one_of("default", "scale_shift"),
+}
+FIELDS = COMMON_FIELDS | {
+    "in_channels": count(3),
+    "out_channels": count(3),
+    "down_block_types": names(
+        *("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
+        among=("DownBlock2D", "AttnDownBlock2D", "ResnetDownsampleBlock2D"),
+    ),
+    "mid_block_type": one_of("UNetMidBlock2D", None),
+    "up_block_types": names(
+        *("AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
+        among=("UpBlock2D", "AttnUpBlock2D", "ResnetUpsampleBlock2D"),
+    ),
+    "block_out_channels": sizes(224, 448, 672, 896),
+    "time_embedding_type": one_of("positional", "fourier"),
+    "downsample_type": one_of("conv", "resnet"),
+    "upsample_type": one_of("conv", "resnet"),
+    "attention_head_dim": Field(8, "an integer >= 1, or None", count(None).supports),
+    "attn_norm_num_groups": count(None),
+    "add_attention": flag(True),
+    "class_embed_type": one_of(None),
+    "num_class_embeds": count(None),
+    "num_train_timesteps": count(None),
+}
+
+
+class Resnet(nnx.Module):
+    """A residual layer that depends on the time: ``(shortcut(x) + g(x, time)) / scale``.
+
+    ``resample`` changes the resolution, of ``x`` and inside ``g``: `halve`, `double` or None.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: int,
+        outputs: int,
+        scale: float = 1,
+        resample: Callable[[Array], Array] | None = None,
+    ) -> None:
+        norm = partial(group_norm, num_groups=config.norm_num_groups, epsilon=config.norm_eps)
+        self.scales = config.resnet_time_scale_shift == "scale_shift"
+        self.act, self.scale, self.resample = ACTIVATIONS[config.act_fn], scale, resample
+        self.norm1, self.conv1 = norm(inputs), conv(inputs, outputs)
+        self.time_emb_proj = linear(time_channels(config), (2 if self.scales else 1) * outputs)
+        self.norm2, self.conv2 = norm(outputs), conv(outputs, outputs)
+        self.conv_shortcut = None if inputs == outputs else conv(inputs, outputs, 1)
+
+    def __call__(self, x: Array, time: Array) -> Array:
+        y = self.act(self.norm1(x))
+        if self.resample is not None:
+            x, y = self.resample(x), self.resample(y)
+        y = self.conv1(y)
+        embedded = self.time_emb_proj(self.act(time))[:, None, None]
+        if self.scales:
+            scale, shift = jnp.split(embedded, 2, axis=-1)
+            y = self.norm2(y) * (1 + scale) + shift
+        else:
+            y = self.norm2(y + embedded)
+        y = self.conv2(self.act(y))
+        return ((x if self.conv_shortcut is None else self.conv_shortcut(x)) + y) / self.scale
+
+
+def halve(x: Array) -> Array:
+    """The mean of each two by two pixels."""
+    batch, height, width, channels = x.shape
+    return x.reshape(batch, height // 2, 2, width // 2, 2, channels).mean((2, 4))
+
+
+def double(x: Array) -> Array:
+    """Each pixel as two by two."""
+    return jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
+
+
+class Sampler(nnx.Module):
+    """Half the resolution, by a convolution with stride 2; or twice, then a convolution."""
+
+    def __init__(self, channels: int, up: bool, padding: int) -> None:
+        self.up, once = up, partial(conv, channels, channels)
+        self.conv = once() if up else once(strides=2, padding=[(padding, 1)] * 2)
+
+    def __call__(self, x: Array, time: Array) -> Array:
+        return self.conv(double(x) if self.up else x)
+
+
+class Level(nnx.Module):
+    """A block: residual layers, each followed by attention if it attends, and a resampling.
+
+    On the way up, each residual layer also reads a state of the way down, the last one first.
+    """
+
+    def __init__(
+        self, config: Any, inputs: list[int], outputs: int, attend: Any, up: bool, sampler: Any
+    ) -> None:
+        self.resnets = nnx.List([Resnet(config, each, outputs) for each in inputs])
+        self.attentions = nnx.List([] if attend is None else [attend() for _ in inputs])
+        samplers: list[nnx.Module] = []
+        if sampler == "resnet":
+            samplers = [Resnet(config, outputs, outputs, resample=double if up else halve)]
+        elif sampler == "conv":
+            samplers = [Sampler(outputs, up, config.downsample_padding)]
+        self.downsamplers = nnx.List([] if up else samplers)
+        self.upsamplers = nnx.List(samplers if up else [])
+
+    def __call__(
+        self, x: Array, time: Array, below: list[Array] | None, *context: Array
+    ) -> tuple[Array, list[Array]]:
+        states = []
+        for i, resnet in enumerate(self.resnets):
+            x = resnet(x if below is None else jnp.concatenate([x, below.pop()], axis=-1), time)
+            if len(self.attentions):
+                x = self.attentions[i](x, *context)
+            states.append(x)
+        for sampler in [*self.downsamplers, *self.upsamplers]:
+            x = sampler(x, time)
+            states.append(x)
+        return x, states
+
+
+class Mid(nnx.Module):
+    """The block in the middle: a residual layer, attention, a residual layer."""
+
+    def __init__(self, config: Any, channels: int, attend: Any) -> None:
+        scale = config.mid_block_scale_factor
+        self.resnets = nnx.List([Resnet(config, channels, channels, scale) for _ in range(2)])
+        self.attentions = nnx.List([] if attend is None else [attend()])
+
+    def __call__(self, x: Array, time: Array, *context: Array) -> Array:
+        x = self.resnets[0](x, time)
+        for attention in self.attentions:
+            x = attention(x, *context)
+        return self.resnets[1](x, time)
+
+
+class Trunk(nnx.Module):
+    """A UNet without its embeddings.
+
+    Args:
+        config: of the network.
+        features: the number of features of a time.
+        attend: makes an attention layer for a level: 0 is that of the first block.
+        mid_attend: makes that of the block in the middle; None if there is none.
+        act: the activation outside of the residual layers.
+    """
+
+    def __init__(
+        self, config: Any, features: int, attend: Any, mid_attend: Any, act: str = "silu"
+    ) -> None:
+        channels, depth = config.block_out_channels, config.layers_per_block
+        last = len(channels) - 1
+        self.config, self.act = config, ACTIVATIONS[act]
+        self.conv_in = conv(config.in_channels, channels[0])
+        self.time_embedding = TwoLayers(features, time_channels(config), self.act)
+        before = [channels[0], *channels]  # input channels of each block on the way down
+
+        def level(i: int, name: str, inputs: list[int], *, up: bool, end: bool) -> Level:
+            attends, kind = BLOCKS[name]
+            sampler = None if end else getattr(config, kind, kind)
+            own = partial(attend, i) if attends else None
+            return Level(config, inputs, channels[i], own, up, sampler)
+
+        down, up, above = [], [], channels[-1]
+        for i, name in enumerate(config.down_block_types):
+            inputs = [before[i]] + [channels[i]] * (depth - 1)
+            down.append(level(i, name, inputs, up=False, end=i == last))
+        self.mid_block = (
+            None if config.mid_block_type is None else Mid(config, channels[-1], mid_attend)
+        )
+        for i, name in zip(reversed(range(last + 1)), config.up_block_types, strict=True):
+            inputs = [above + channels[i]] + [2 * channels[i]] * (depth - 1)
+            inputs += [channels[i] + before[i]]
+            up.append(level(i, name, inputs, up=True, end=i == 0))
+            above = channels[i]
+        self.down_blocks, self.up_blocks = nnx.List(down), nnx.List(up)
+        self.conv_norm_out = group_norm(
+            channels[0], num_groups=config.norm_num_groups, epsilon=config.norm_eps
+        )
+        self.conv_out = conv(channels[0], config.out_channels)
+
+    def predict(self, x: Array, time: Array, *context: Array) -> Array:
+        """The prediction for images, an embedding of the time, and what attention layers read."""
+        x = 2 * x - 1 if self.config.center_input_sample else x
+        y = self.conv_in(jnp.moveaxis(x.astype(time.dtype), 1, -1))
+        states = [y]
+        for down in self.down_blocks:
+            y, new = down(y, time, None, *context)
+            states += new
+        if self.mid_block is not None:
+            y = self.mid_block(y, time, *context)
+        for up in self.up_blocks:
+            y, _ = up(y, time, states, *context)
+        return jnp.moveaxis(self.conv_out(self.act(self.conv_norm_out(y))), -1, 1)
+
+
+def time_channels(config: Any) -> int:
+    """The number of channels of the embedding of a time."""
+    return config.time_embedding_dim or 4 * config.block_out_channels[0]
+
+
+class PixelAttention(Attention):
+    """Attention of the pixels of an image: ``(x + attention(norm(x))) / scale``.
+
+    ``head`` is the number of channels of a head; as many heads as fit into the channels.
+    """
+
+    def __init__(
+        self, channels: int, head: int | None, groups: int | None, eps: float, scale: float = 1
+    ) -> None:
+        super().__init__(channels, channels // (head or channels), head or channels)
+        self.group_norm = groups and group_norm(channels, num_groups=groups, epsilon=eps)
+        self.scale = scale
+
+    def __call__(self, x: Array, context: Array | None = None) -> Array:
+        normal = self.group_norm(x) if self.group_norm else x
+        found = super().__call__(normal.reshape(x.shape[0], -1, x.shape[-1]))
+        return (x + found.reshape(x.shape)) / self.scale
+
+
+class Fourier(nnx.Module):
+    """Random frequencies of the logarithm (Song et al., ICLR 2021): [batch] -> [batch, 2 size]."""
+
+    def __init__(self, size: int) -> None:
+        self.weight = nnx.Param(jnp.zeros(size))
+
+    def __call__(self, t: Array) -> Array:
+        frequencies = self.weight[...].astype(jnp.float32)
+        angles = jnp.log(t.astype(jnp.float32))[:, None] * frequencies[None] * (2 * math.pi)
+        return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
+
+
+class UNet(Trunk):
+    """A network that predicts the noise in an image at a time, or another training target.
+
+    Made by `load_model`. It has no state but its parameters, and no call changes it. `jax.vmap`
+    over images and times makes one larger batch.
+    """
+
+    def __init__(self, config: Any) -> None:
+        channels, head = config.block_out_channels, config.attention_head_dim
+        groups, mid_groups = config.norm_num_groups, config.attn_norm_num_groups
+        if mid_groups is None and config.resnet_time_scale_shift == "default":
+            mid_groups = groups
+        size, is_fourier = channels[0], config.time_embedding_type == "fourier"
+
+        def attend(level: int) -> PixelAttention:
+            return PixelAttention(channels[level], head, groups, config.norm_eps)
+
+        def mid_attend() -> PixelAttention:
+            scale = config.mid_block_scale_factor
+            return PixelAttention(channels[-1], head, mid_groups, config.norm_eps, scale)
+
+        features = 2 * size if is_fourier else size
+        super().__init__(config, features, attend, mid_attend if config.add_attention else None)
+        fixed = partial(waves, size=size, shift=config.freq_shift, flip=config.flip_sin_to_cos)
+        self.time_proj = Fourier(size) if is_fourier else fixed
+        self.class_embedding = config.num_class_embeds and embed(
+            config.num_class_embeds, time_channels(config)
+        )
+
+    def __call__(self, x: Array, t: Any, labels: Any = None) -> Array:
+        """The prediction for the images ``x`` at the times ``t``, in the dtype of ``x``.
+
+        Args:
+            x: images [batch, channels, height, width] of any float dtype; all is computed in the
+                dtype of the parameters.
+            t: the time of the scheduler: a number, or numbers [batch].
+            labels: for a model with class embeddings: an integer, or integers [batch].
+        """
+        check_images(x, self.config.in_channels, 2 ** (len(self.down_blocks) - 1))
+        t = as_batch("t", t, x)
+        time = self.time_embedding(self.time_proj(t))
+        if self.class_embedding:
+            time = time + self.class_embedding(as_batch("labels", labels, x))
+        elif labels is not None:
+            raise TypeError("labels are given, expected None: the model has no class embedding.")
+        y = self.predict(x, time)
+        if self.config.time_embedding_type == "fourier":
+            y = y.astype(jnp.float32) / t.astype(jnp.float32)[:, None, None, None]
+        return y.astype(x.dtype)
