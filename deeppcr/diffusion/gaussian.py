@@ -2,20 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from deeppcr.chain import TracedChain
 from deeppcr.checks import describe
-from deeppcr.diffusion.table import Table, precise
-from deeppcr.linear import Blocks
+from deeppcr.diffusion.output import precise
+from deeppcr.diffusion.table import Table
 from deeppcr.linearize import Linearization
-from deeppcr.state import StateLayout
-from deeppcr.step import Step
 
 GAIN = "gain"  # an input of the steps
 
@@ -75,7 +72,7 @@ class Gaussian(Linearization):
 
     def step(self, table: Table) -> Callable[[Any, Any], Any]:
         """The step whose inputs have the gain: its model is linear, its prediction uncorrected."""
-        plain = dataclasses.replace(table, correct=None, learned=None)
+        plain = dataclasses.replace(table, correct=None, learned=None, span=None)
 
         def step(state: Any, at: Any) -> Any:
             x = table.newest(state)
@@ -84,21 +81,10 @@ class Gaussian(Linearization):
 
         return step
 
-    def traced(self, chain: TracedChain) -> Linearization:
-        """See `Linearization`: only `sample` knows the coefficients."""
-        raise self._elsewhere
-
-    def blocks(self, chain: TracedChain, states: jax.Array) -> Blocks:
-        """See `Linearization`: only `sample` knows the coefficients."""
-        raise self._elsewhere
-
-    def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
-        """See `Linearization`: only `sample` knows the coefficients."""
-        raise self._elsewhere
-
-    @property
-    def _elsewhere(self) -> Exception:
-        return ValueError(
+    def _only_in_sample(self, *_: Any) -> Any:
+        raise ValueError(
             f"linearize is {describe(self)}, which needs the coefficients of a diffusion sampler: "
             f"expected Newton(linearize={describe(self)}) as a method of deeppcr.diffusion.sample."
         )
+
+    traced = blocks = bytes_per_step = cast(Any, _only_in_sample)

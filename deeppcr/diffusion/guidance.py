@@ -9,7 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from deeppcr.checks import describe, describe_type
-from deeppcr.diffusion.variance import doubled_axis, split
+from deeppcr.diffusion.output import doubled_axis, split
 
 
 def guided(

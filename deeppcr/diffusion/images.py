@@ -17,7 +17,8 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from deeppcr.checks import describe, describe_type
-from deeppcr.diffusion.table import LEVEL, Table, precise
+from deeppcr.diffusion.output import precise
+from deeppcr.diffusion.table import LEVEL, Table
 
 
 class Inpaint(NamedTuple):

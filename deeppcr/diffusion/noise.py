@@ -14,15 +14,8 @@ import numpy as np
 
 from deeppcr.diffusion.config import Config, Field, count, flag, number, numbers, one_of
 
-RAMP_FIELDS = {
-    "use_karras_sigmas": flag(False),
-    "use_exponential_sigmas": flag(False),
-    "use_beta_sigmas": flag(False),
-}
 ZERO_SNR_FIELD = {"rescale_betas_zero_snr": flag(False)}
 LEAST_ALPHA_CUMPROD = 2**-24  # of diffusers, in place of the zero of rescale_betas_zero_snr
-
-Ramp = Callable[[float, float, int], np.ndarray]
 
 
 def beta_fields(
@@ -52,7 +45,7 @@ def alphas_cumprod(config: Config) -> np.ndarray:
     return _products(_rescaled(betas) if config.get("rescale_betas_zero_snr") else betas)
 
 
-def alphas_cumprod_at(config: Config, times: np.ndarray, beyond: float) -> np.ndarray:
+def alphas_cumprod_at(config: Config, times: np.ndarray, beyond: float = 1.0) -> np.ndarray:
     """``[L]``, float64: ``alpha_t²`` at some times, and ``beyond`` where a time is negative."""
     return np.where(times < 0, beyond, alphas_cumprod(config).astype(np.float64)[times])
 
@@ -85,11 +78,6 @@ def _betas(config: Config) -> np.ndarray:
     return np.minimum(1 - alphas[1:] / alphas[:-1], 0.999).astype(np.float32)
 
 
-def _cosine(t: np.ndarray) -> np.ndarray:
-    """``alpha_t²`` of Nichol and Dhariwal, ICML 2021, section 3.2; ``t`` is in [0, 1]."""
-    return np.cos((t + 0.008) / 1.008 * np.pi / 2) ** 2
-
-
 def _laplace(t: np.ndarray) -> np.ndarray:
     """From a Laplace distribution of log(SNR) (Hang et al., 2024, arXiv 2407.03297).
 
@@ -101,7 +89,8 @@ def _laplace(t: np.ndarray) -> np.ndarray:
 
 
 SQUARED_ALPHAS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "squaredcos_cap_v2": _cosine,
+    # Nichol and Dhariwal, ICML 2021, section 3.2; the time is in [0, 1].
+    "squaredcos_cap_v2": lambda t: np.cos((t + 0.008) / 1.008 * np.pi / 2) ** 2,
     "laplace": _laplace,
     "exp": lambda t: np.exp(-12.0 * t),
 }
@@ -140,96 +129,7 @@ def training_sigmas(config: Config) -> np.ndarray:
     return ((1 - alphas) / alphas) ** 0.5
 
 
-def sigmas_at(trained: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Sigmas at some times, float64, linear between the training times."""
-    return np.interp(times, np.arange(len(trained)), trained)
-
-
-def times_of(trained: np.ndarray, sigmas: np.ndarray) -> np.ndarray:
-    """The times of some sigmas, float64, linear in the logarithm of sigma.
-
-    Rounded as in diffusers, in which the largest sigma may have a time just below that of training:
-    samplers with integer times cut it off.
-    """
-    logarithms, known = np.log(np.maximum(sigmas, 1e-10)), np.log(trained)
-    # The last that is not above: they need not rise up to LEAST_ALPHA_CUMPROD.
-    is_below = known <= logarithms[:, None]
-    below = np.where(is_below, np.arange(len(known)), 0).max(axis=1)
-    below = np.minimum(below, len(known) - 2)
-    width = known[below] - known[below + 1]  # float32
-    share = np.clip((known[below] - logarithms) / width, 0, 1)
-    return (1 - share) * below + share * (below + 1)
-
-
-def last_sigma(config: Config, trained: np.ndarray) -> float:
-    """The sigma after the last step."""
-    return float(trained[0]) if config.get("final_sigmas_type") == "sigma_min" else 0.0
-
-
 def alpha_sigma(sigmas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """``(alpha_t, sigma_t)`` for ``sigma_t / alpha_t``, with ``alpha_t² + sigma_t² = 1``."""
     alpha = 1 / np.sqrt(sigmas**2 + 1)
     return alpha, sigmas * alpha
-
-
-def init_noise_sigma(config: Config, sigmas: np.ndarray) -> float:
-    """The standard deviation of ``x_T`` for samplers of ``x_0 + sigma noise``.
-
-    As in diffusers, the variance of ``x_0`` is included for leading times only.
-    """
-    largest = float(sigmas.max())
-    return (largest**2 + 1) ** 0.5 if config["timestep_spacing"] == "leading" else largest
-
-
-def karras(first: float, last: float, steps: int) -> np.ndarray:
-    """Karras et al., NeurIPS 2022, equation 5, with rho = 7."""
-    return np.linspace(first ** (1 / 7), last ** (1 / 7), steps) ** 7
-
-
-def exponential(first: float, last: float, steps: int) -> np.ndarray:
-    """Equal ratios, which are equal steps in log(alpha_t / sigma_t) (Lu et al., NeurIPS 2022)."""
-    return np.exp(np.linspace(np.log(first), np.log(last), steps))
-
-
-def lu(first: float, last: float, steps: int) -> np.ndarray:
-    """The same, from logarithms in float32, as diffusers keeps them."""
-    logarithms = np.log(np.array([first, last], np.float32)).astype(np.float64)
-    return np.exp(np.linspace(logarithms[0], logarithms[1], steps))
-
-
-def beta(first: float, last: float, steps: int) -> np.ndarray:
-    """Quantiles of the distribution Beta(0.6, 0.6) (Lee et al., 2024, arXiv 2407.12173)."""
-    return last + (first - last) * _beta_quantiles(np.linspace(1, 0, steps))
-
-
-def _beta_quantiles(shares: np.ndarray, shape: float = 0.6) -> np.ndarray:
-    """Where Beta(shape, shape) has these shares below it, by bisection.
-
-    It is symmetric. Below 1/2, its integral is the series ``x^a sum_n (1-a)_n / n! x^n / (a + n)``.
-    """
-    n = np.arange(64.0)
-    factors = np.cumprod(np.append(1, (n[:-1] + 1 - shape) / n[1:])) / (shape + n)
-    half = 0.5**shape * (factors * 0.5**n).sum()
-    lower = np.minimum(shares, 1 - shares)
-    low, high = np.zeros_like(shares), np.full_like(shares, 0.5)
-    for _ in range(60):
-        middle = (low + high) / 2
-        below = middle**shape * (factors * middle[:, None] ** n).sum(1) / (2 * half) < lower
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return np.where(shares < 0.5, low, 1 - low)
-
-
-RAMPS: dict[str, Ramp] = {
-    "use_karras_sigmas": karras,
-    "use_exponential_sigmas": exponential,
-    "use_beta_sigmas": beta,
-    "use_lu_lambdas": lu,
-}
-
-
-def find_ramp(config: Config) -> Ramp | None:
-    """The curve from the first sigma to the last in a configuration, if any."""
-    wanted = [name for name in RAMPS if config.get(name)]
-    if len(wanted) > 1:
-        raise ValueError(f"{' and '.join(wanted)} are True, expected at most one of them.")
-    return RAMPS[wanted[0]] if wanted else None

@@ -6,16 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
-from deeppcr.avals import of_step
-from deeppcr.chain import with_outputs
 from deeppcr.checks import check_count, describe
 from deeppcr.diffusion.sampler import Model, bind
 from deeppcr.diffusion.schedule import Schedule
-from deeppcr.eager import kept
-from deeppcr.state import Leaves
-from deeppcr.step import Step, trace
 
 
 def pred_original_sample(
@@ -76,21 +71,10 @@ def pred_original_sample(
         )
     # A sampler whose next sample is the predicted one.
     table = dataclasses.replace(table, update={"x": {"x0": np.ones(table.steps)}})
-    before, inputs = jnp.concatenate([x_T[None], trajectory[:-1]]), table.inputs(x_T.dtype)
-    first = [jax.tree.map(of_step, leaves) for leaves in (before, inputs)]
-    step, captured = trace(with_outputs(table.step(bind(model, args))), *first)
-    at_once = min(window or table.steps, table.steps)
-    if (known := kept(step)) is None:
-        return _each(step, captured, before, inputs, at_once)
-    return _compiled(known, captured, before, inputs, at_once)
-
-
-def _each(step: Step, captured: Leaves, before: Array, inputs: Any, at_once: int) -> Array:
-    """The step from every state, so many at once."""
-    leaves = jax.tree.leaves(inputs)
-    return lax.map(
-        lambda at: step([at[0]], at[1], captured)[0], (before, leaves), batch_size=at_once
-    )
-
-
-_compiled = jax.jit(_each, static_argnames=("step", "at_once"))
+    step, before = table.step(bind(model, args)), jnp.concatenate([x_T[None], trajectory[:-1]])
+    pairs, at_once = (before, table.inputs(x_T.dtype)), window or table.steps
+    parts = [
+        jax.vmap(step)(*jax.tree.map(lambda leaf, i=i: leaf[i : i + at_once], pairs))
+        for i in range(0, table.steps, at_once)
+    ]
+    return jnp.concatenate(parts)

@@ -25,9 +25,9 @@ from deeppcr.chain import Chain
 from deeppcr.checks import check_count, describe, describe_type
 from deeppcr.diffusion.gaussian import GAIN, Gaussian
 from deeppcr.diffusion.images import Inpaint, inpainted
+from deeppcr.diffusion.output import doubled_axis
 from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table, coarse_guess
-from deeppcr.diffusion.variance import doubled_axis
 from deeppcr.linear import LinearSolver
 from deeppcr.linearize import Surrogate
 from deeppcr.progress import Progress

@@ -14,7 +14,6 @@ from deeppcr.diffusion.config import Config, fill, read_config
 from deeppcr.diffusion.images import as_image, noisy
 from deeppcr.diffusion.schedulers import INSTEAD, SCHEDULERS
 from deeppcr.diffusion.table import Table
-from deeppcr.diffusion.tolerance import posterior_deviations
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -223,8 +222,19 @@ class Schedule:
         """
         if not (isinstance(ratio, int | float) and math.isfinite(ratio) and ratio > 0):
             raise ValueError(f"ratio is {describe(ratio)}, expected a number > 0, such as 0.1.")
-        levels = self.table(steps, start).levels
-        deviations = posterior_deviations(levels["alpha"], levels["sigma"])
+        alpha, sigma = self.table(steps, start).levels.values()
+        with np.errstate(divide="ignore"):
+            level = sigma / alpha  # inf for pure noise
+        deviations: list[float] = []
+        for index, here in enumerate(level):
+            # Some samplers call the model twice at one level: the step leads to a lower one. No
+            # lower one is known for the last, which has the deviation of the state before.
+            lower = index + 1 + np.flatnonzero(level[index + 1 :] < here)
+            if len(lower):
+                there = lower[0]
+                deviations.append(sigma[there] * np.sqrt(1 - (level[there] / here) ** 2))
+            else:
+                deviations.append(deviations[-1] if index else 0.0)
         # The state after step l is that before step l + 1.
         return ratio * np.append(deviations[1:], deviations[-1])
 

@@ -28,8 +28,14 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from deeppcr.diffusion.config import Config, Field
-from deeppcr.diffusion.prediction import Correction
-from deeppcr.diffusion.variance import Learned, split
+from deeppcr.diffusion.output import (
+    Correction,
+    find_correction,
+    original_from,
+    precise,
+    scale_noise,
+    split,
+)
 
 Column = np.ndarray | float
 Terms = Mapping[str, Column]  # of a linear combination: coefficients by name
@@ -49,7 +55,9 @@ class Table:
         predict: ``[L]`` each: the coefficients ``p`` of ``x`` and ``q`` of ``m`` in ``x0``.
         update: ``[L]`` each: those of the next ``x``, and of the next memory.
         correct: the correction of the predicted original sample, or None.
-        learned: what a learned variance does to the noise, or None: it is left out.
+        span: ``[L]``, of a learned variance: the logarithm of the ratio of the two deviations, or 1
+            if there is one only, and 0 where there is no noise.
+        learned: the type of the learned variance; None: it is left out.
         init_noise_sigma: the standard deviation of ``x_T``.
     """
 
@@ -58,8 +66,9 @@ class Table:
     levels: Columns
     predict: Columns
     update: dict[str, Columns]
+    span: np.ndarray | None
     correct: Correction | None
-    learned: Learned | None
+    learned: str | None
     init_noise_sigma: float
 
     @property
@@ -80,26 +89,14 @@ class Table:
     @property
     def is_finite(self) -> bool:
         """Whether all numbers are finite."""
-        every = [self.scale, *self.predict.values()]
-        every += [column for row in self.update.values() for column in row.values()]
-        every += [self.learned.span] if self.learned else []
-        return bool(np.isfinite([self.init_noise_sigma, *np.concatenate(every)]).all())
+        columns = jax.tree.leaves((self.scale, self.predict, self.update, self.span))
+        return bool(np.isfinite([self.init_noise_sigma, *np.concatenate(columns)]).all())
 
     def tail(self, start: int) -> "Table":
         """The steps from the one with this index on."""
-
-        def cut(columns: Columns) -> Columns:
-            return {name: column[start:] for name, column in columns.items()}
-
-        return dataclasses.replace(
-            self,
-            time=self.time[start:],
-            scale=self.scale[start:],
-            levels=cut(self.levels),
-            predict=cut(self.predict),
-            update={name: cut(row) for name, row in self.update.items()},
-            learned=self.learned and Learned(self.learned.variance_type, self.learned.span[start:]),
-        )
+        names = ("time", "scale", "levels", "predict", "update", "span")
+        columns = {name: getattr(self, name) for name in names}
+        return dataclasses.replace(self, **jax.tree.map(lambda column: column[start:], columns))
 
     @property
     def linear_part(self) -> np.ndarray:
@@ -116,8 +113,8 @@ class Table:
         if any("x0" in row for row in self.update.values()):
             columns["x0"] = _needed(self.predict)
         columns |= _needed({"scale": self.scale})
-        if self.learned:
-            columns["span"] = self.learned.span
+        if self.span is not None:
+            columns["span"] = self.span
         used = {name: column for name, column in columns.items() if len(column)}
         return {"time": jnp.asarray(self.time)} | jax.tree.map(
             lambda column: jnp.asarray(column, precise(dtype)), used
@@ -149,7 +146,7 @@ class Table:
         if self.is_noisy:
             known["noise"] = at["noise"]
             if self.learned:
-                known["noise"] = self.learned.scale(at["noise"], values, at["span"])
+                known["noise"] = scale_noise(self.learned, at["noise"], values, at["span"])
         if "x0" in at:
             x_0 = _sum(self.predict, at["x0"], known)
             known["x0"] = self.correct(x_0) if self.correct else x_0
@@ -179,19 +176,20 @@ class Scheduler:
 
 
 def tabulate(
+    config: Config,
     time: np.ndarray,
     *,
-    levels: tuple[Column, Column],
-    predicts: tuple[Column, Column],
+    levels: tuple[np.ndarray, np.ndarray],
     update: Mapping[str, Terms],
     scale: Column = 1.0,
-    correct: Correction | None = None,
-    learned: Learned | None = None,
+    learned: str | None = None,
+    span: np.ndarray | None = None,
     init_noise_sigma: float = 1.0,
 ) -> Table:
-    """The table of these columns; ``levels`` is ``(alpha, sigma)``, and ``predicts`` is ``(p, q)``.
+    """The table of these columns; ``levels`` is ``(alpha, sigma)``.
 
-    Coefficients that are all zero are left out, and so is memory that nothing reads.
+    The prediction type and the correction are those of the configuration. Coefficients that are all
+    zero are left out, and so is memory that nothing reads.
     """
 
     def wide(terms: Terms) -> Columns:
@@ -200,7 +198,8 @@ def tabulate(
             for name, column in terms.items()
         }
 
-    predict = wide({"x": predicts[0], "m": predicts[1]})
+    p, q = original_from(config["prediction_type"], scale * levels[0], scale * levels[1])
+    predict, correct = wide({"x": scale * p, "m": q}), find_correction(config)
     rows = {}
     for name, terms in update.items():
         row = wide(terms)
@@ -213,12 +212,13 @@ def tabulate(
     return Table(
         time=time,
         scale=wide({"scale": scale})["scale"],
-        levels=wide(dict(zip(LEVEL, levels, strict=True))),
+        levels=dict(zip(LEVEL, levels, strict=True)),
         predict=predict,
         update={name: row for name, row in rows.items() if name in read},
         correct=correct,
         learned=learned,
-        init_noise_sigma=float(init_noise_sigma),
+        span=span,
+        init_noise_sigma=init_noise_sigma,
     )
 
 
@@ -266,11 +266,6 @@ def multistep(x: Terms, weights: np.ndarray, remembered: Terms) -> dict[str, Ter
     for i in range(1, count):
         update[f"y{i}"] = remembered if i == 1 else {f"y{i - 1}": 1.0}
     return update
-
-
-def precise(dtype: DTypeLike) -> Any:
-    """This dtype, or float32: in bfloat16 most coefficients of a long sampler are 1."""
-    return jnp.float32 if jnp.dtype(dtype).itemsize < 4 else jnp.dtype(dtype)
 
 
 def _needed(columns: Columns) -> Columns:

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from jax import Array, lax
 
-from deeppcr.diffusion.table import precise
+from deeppcr.diffusion.output import precise
 
 STACKED = "transformer_blocks"  # lists of layers that modules have as one, see `stack_of`
 SLOWEST = 10_000  # the ratio of the first frequency to the one past the last

@@ -3,6 +3,7 @@
 import json
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from deeppcr.diffusion import Schedule
-from deeppcr.diffusion.prediction import Threshold
+from deeppcr.diffusion.output import threshold
 from deeppcr.diffusion.schedulers import SCHEDULERS
 from tests.diffusion import ours
 from tests.diffusion.cases import CASES, FIRST, NOISE, PARALLEL, Case, kept
@@ -96,14 +97,14 @@ def test_steps_keep_a_low_precision(name, dtype):
 
 
 def test_thresholding_in_low_precision_and_its_derivative():
-    threshold = Threshold(ratio=0.5, largest=1.5)
+    correct = partial(threshold, ratio=0.5, largest=1.5)
     clean = jnp.array([[0.5, -1.25, 3.0], [0.1, 0.2, -0.4]])
     expected = np.array(
         [[0.4, -1.0, 1.0], [0.1, 0.2, -0.4]]
     )  # the medians of the sizes are 1.25 and 0.2, which counts as 1
-    np.testing.assert_allclose(threshold(clean), expected)
-    assert threshold(clean.astype(jnp.bfloat16)).dtype == jnp.bfloat16
-    slope = jax.jit(jax.grad(lambda clean: threshold(clean)[0, 0]))(clean)
+    np.testing.assert_allclose(correct(clean), expected)
+    assert correct(clean.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+    slope = jax.jit(jax.grad(lambda clean: correct(clean)[0, 0]))(clean)
     np.testing.assert_allclose(slope, [[1 / 1.25, 0.5 / 1.25**2, 0.0], [0.0, 0.0, 0.0]])
 
 

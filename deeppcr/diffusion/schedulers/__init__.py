@@ -1,18 +1,13 @@
 """The schedulers by the names of their classes in diffusers.
 
-A new scheduler is one small file and one line here.
+A new scheduler is a function that fills a table, and one line here.
 """
 
-from deeppcr.diffusion.schedulers.ddim import DDIM
-from deeppcr.diffusion.schedulers.ddpm import DDPM
+from deeppcr.diffusion.schedulers.ddpm import DDIM, DDPM, LCM
 from deeppcr.diffusion.schedulers.deis import DEIS
 from deeppcr.diffusion.schedulers.dpm_solver import DPM_SOLVER_MULTISTEP
-from deeppcr.diffusion.schedulers.euler import EULER
-from deeppcr.diffusion.schedulers.euler_ancestral import EULER_ANCESTRAL
-from deeppcr.diffusion.schedulers.flow_match_euler import FLOW_MATCH_EULER
-from deeppcr.diffusion.schedulers.heun import HEUN
-from deeppcr.diffusion.schedulers.lcm import LCM
-from deeppcr.diffusion.schedulers.lms import LMS
+from deeppcr.diffusion.schedulers.euler import EULER, EULER_ANCESTRAL, HEUN, LMS
+from deeppcr.diffusion.schedulers.flow_match import FLOW_MATCH_EULER
 from deeppcr.diffusion.schedulers.pndm import PNDM
 from deeppcr.diffusion.schedulers.unipc import UNIPC
 from deeppcr.diffusion.table import Scheduler

@@ -1,60 +1,62 @@
-"""DDPM (Ho et al., NeurIPS 2020, equation 7): ``x'`` from its posterior given ``x``, ``x0``.
+"""DDPM, DDIM and latent consistency models: ``x'`` from ``x``, the predicted ``x0``, and noise.
 
-With ``alpha`` at this time, ``alpha'`` at the next, and ``beta = 1 - alpha² / alpha'²``,
+With ``alpha`` and ``sigma`` at this time, ``alpha'`` and ``sigma'`` at the next, and
+``beta = 1 - alpha² / alpha'²``:
+
+DDPM (Ho et al., NeurIPS 2020, equation 7) takes the posterior given ``x`` and ``x0``,
 
     x' = alpha' beta / (1 - alpha²) x0 + alpha / alpha' (1 - alpha'²) / (1 - alpha²) x + s noise
 
 where ``s²`` is the variance of the posterior (fixed_small), ``beta`` (fixed_large), or learned:
 any, or between these two in the logarithm (learned_range).
+
+DDIM (Song et al., ICLR 2021, equation 12) combines ``x0`` and the noise that the model predicts,
+
+    x' = alpha' x0 + sqrt(1 - alpha'² - s²) (x - alpha x0) / sigma + s noise
+    s² = eta² (1 - alpha'²) / (1 - alpha²) beta
+
+where the second ``x0`` is that before any correction.
+
+Latent consistency models (Luo et al., 2023, arXiv 2310.04378) predict ``x0``, and add noise,
+
+    x' = alpha' z + sigma' noise,    z = c_out x0 + c_skip x
+
+with ``x' = z`` in the last step. A few steps suffice, usually four: a parallel method needs about
+as many iterations, so there is nothing to gain, and each step forgets all but ``x0``.
 """
 
 import numpy as np
 
-from deeppcr.diffusion.config import Config, one_of
-from deeppcr.diffusion.noise import (
-    ZERO_SNR_FIELD,
-    alphas_cumprod_at,
-    beta_between,
-    beta_fields,
-)
-from deeppcr.diffusion.prediction import (
-    CLIP_FIELDS,
-    PREDICTION_FIELD,
-    THRESHOLD_FIELDS,
-    find_correction,
-    original_from,
-)
+from deeppcr.diffusion.config import Config, count, flag, number, one_of
+from deeppcr.diffusion.grid import integer_times, time_fields
+from deeppcr.diffusion.noise import ZERO_SNR_FIELD, alphas_cumprod_at, beta_between, beta_fields
+from deeppcr.diffusion.output import PREDICTION_FIELD, THRESHOLD_FIELDS, clip_fields, original_from
 from deeppcr.diffusion.table import Scheduler, Table, tabulate
-from deeppcr.diffusion.timesteps import integer_times, time_fields
-from deeppcr.diffusion.variance import Learned
 
+FIELDS = ZERO_SNR_FIELD | time_fields("leading") | PREDICTION_FIELD | THRESHOLD_FIELDS
 LEAST_VARIANCE = 1e-20
+SIGMA_DATA = 0.5  # of latent consistency models
 
 
-def table(config: Config, steps: int) -> Table:
+def ddpm(config: Config, steps: int) -> Table:
     """The table of DDPM."""
     times = integer_times(config, steps)
-    here = alphas_cumprod_at(config, times, 1.0)
-    there = alphas_cumprod_at(config, np.append(times[1:], -1), 1.0)
+    here = alphas_cumprod_at(config, times)
+    there = alphas_cumprod_at(config, np.append(times[1:], -1))
     beta = beta_between(here, there)
     posterior = np.maximum((1 - there) / (1 - here) * beta, LEAST_VARIANCE)
-    variance, learned = posterior, None
-    alpha, sigma = np.sqrt(here), np.sqrt(1 - here)
-    match config["variance_type"]:
+    variance, span, kind = posterior, None, config["variance_type"]
+    if kind.startswith("fixed_large"):
         # For the logarithm diffusers returns NaN: it takes its square root. The two are one.
-        case "fixed_large" | "fixed_large_log":
-            variance = beta
-        case "learned":
-            variance = np.ones(steps)
-            learned = Learned("learned", np.where(times > 0, 1.0, 0.0))
-        case "learned_range":
-            learned = Learned(
-                "learned_range", np.where(times > 0, np.log(beta / posterior) / 2, 0.0)
-            )
+        variance = beta
+    elif kind == "learned":
+        variance, span = np.ones(steps), np.where(times > 0, 1.0, 0.0)
+    elif kind == "learned_range":
+        span = np.where(times > 0, np.log(beta / posterior) / 2, 0.0)
     return tabulate(
+        config,
         times,
-        levels=(alpha, sigma),
-        predicts=original_from(config["prediction_type"], alpha, sigma),
+        levels=(np.sqrt(here), np.sqrt(1 - here)),
         update={
             "x": {
                 "x": np.sqrt(here / there) * (1 - there) / (1 - here),
@@ -62,27 +64,72 @@ def table(config: Config, steps: int) -> Table:
                 "noise": np.where(times > 0, np.sqrt(variance), 0.0),
             }
         },
-        correct=find_correction(config),
-        learned=learned,
+        learned=None if span is None else kind,
+        span=span,
     )
 
 
+def ddim(config: Config, steps: int) -> Table:
+    """The table of DDIM."""
+    times = integer_times(config, steps)
+    last = 1.0 if config["set_alpha_to_one"] else alphas_cumprod_at(config, np.zeros(1, int))[0]
+    here = alphas_cumprod_at(config, times, last)
+    # As in diffusers, the next time is one stride of "leading" spacing away for every spacing.
+    there = alphas_cumprod_at(config, times - config["num_train_timesteps"] // steps, last)
+    alpha, sigma = np.sqrt(here), np.sqrt(1 - here)
+    p, q = original_from(config["prediction_type"], alpha, sigma)
+    s = config["eta"] * np.sqrt((1 - there) / (1 - here) * beta_between(here, there))
+    seen = np.sqrt(1 - there - s**2) / sigma
+    x = {"x": seen * (1 - alpha * p), "m": seen * -alpha * q, "x0": np.sqrt(there), "noise": s}
+    return tabulate(config, times, levels=(alpha, sigma), update={"x": x})
+
+
+def lcm(config: Config, steps: int) -> Table:
+    """The table of latent consistency models."""
+    total, original = config["num_train_timesteps"], config["original_inference_steps"]
+    if original > total:
+        raise ValueError(
+            f"original_inference_steps={original}, expected at most num_train_timesteps={total}."
+        )
+    if steps > original:
+        raise ValueError(f"steps is {steps}, expected at most original_inference_steps={original}.")
+    # Some of the times of the sampler from which the model was distilled.
+    distilled = np.arange(original, 0, -1) * (total // original) - 1
+    times = distilled[np.linspace(0, original, steps, endpoint=False).astype(int)].astype(np.int32)
+    here = alphas_cumprod_at(config, times)
+    alpha, sigma = np.sqrt(here), np.sqrt(1 - here)
+    scaled_times = times * config["timestep_scaling"]
+    size = scaled_times**2 + SIGMA_DATA**2
+    mean, deviation = np.append(alpha[1:], 1.0), np.append(sigma[1:], 0.0)
+    x = {
+        "x": mean * SIGMA_DATA**2 / size,
+        "x0": mean * scaled_times / np.sqrt(size),
+        "noise": deviation,
+    }
+    return tabulate(config, times, levels=(alpha, sigma), update={"x": x})
+
+
+VARIANCES = ("fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log")
 DDPM = Scheduler(
     beta_fields("sigmoid", "laplace")
-    | ZERO_SNR_FIELD
-    | time_fields("leading")
-    | PREDICTION_FIELD
-    | CLIP_FIELDS
-    | THRESHOLD_FIELDS
+    | FIELDS
+    | clip_fields(True)
+    | {"variance_type": one_of(*VARIANCES, "learned", "learned_range")},
+    ddpm,
+)
+DDIM = Scheduler(
+    beta_fields() | FIELDS | clip_fields(True) | {"set_alpha_to_one": flag(True)},
+    ddim,
+    options=("eta",),
+)
+LCM = Scheduler(
+    beta_fields(start=0.00085, end=0.012, schedule="scaled_linear")
+    | FIELDS
+    | clip_fields(False)
     | {
-        "variance_type": one_of(
-            "fixed_small",
-            "fixed_small_log",
-            "fixed_large",
-            "fixed_large_log",
-            "learned",
-            "learned_range",
-        )
+        "original_inference_steps": count(50),
+        "set_alpha_to_one": flag(True),
+        "timestep_scaling": number(10.0),
     },
-    table,
+    lcm,
 )

@@ -10,28 +10,23 @@ where ``l_j`` is the Lagrange polynomial in ``log(rho)`` over this step and thos
 import numpy as np
 from numpy.polynomial import Polynomial
 
-from deeppcr.diffusion.config import Config, count, flag, one_of
-from deeppcr.diffusion.grid import FLOW_FIELDS, flow_grid, solver_grid, split_sigmas
-from deeppcr.diffusion.noise import RAMP_FIELDS, beta_fields, find_ramp, training_sigmas
-from deeppcr.diffusion.prediction import (
-    FLOW_PREDICTION_FIELD,
-    THRESHOLD_FIELDS,
-    find_correction,
-    original_from,
-)
+from deeppcr.diffusion.config import Config, count, one_of
+from deeppcr.diffusion.grid import SOLVER_FIELDS, find_ramp, solver_grid, split_sigmas
+from deeppcr.diffusion.noise import training_sigmas
 from deeppcr.diffusion.schedulers.dpm_solver import FEW_STEPS
-from deeppcr.diffusion.schedulers.lms import lagrange
+from deeppcr.diffusion.schedulers.euler import lagrange
 from deeppcr.diffusion.table import Scheduler, Table, multistep, steps_known, tabulate
-from deeppcr.diffusion.timesteps import time_fields
 
 
 def table(config: Config, steps: int) -> Table:
     """The table of DEIS."""
-    times, sigmas = _grid(config, steps)
-    (alpha, sigma), (alpha_there, sigma_there) = (
-        split_sigmas(config, each) for each in (sigmas[:-1], sigmas[1:])
-    )
-    rho = np.append(sigma / alpha, sigma_there[-1] / alpha_there[-1])
+    times, sigmas = solver_grid(config, steps)
+    # As in diffusers, the last step goes nowhere for those.
+    goes_nowhere = config["use_flow_sigmas"] or find_ramp(config)
+    sigmas = np.append(sigmas, sigmas[-1] if goes_nowhere else training_sigmas(config)[0])
+    alpha, sigma = split_sigmas(config, sigmas)
+    rho = sigma / alpha
+    (alpha, alpha_there), sigma = (alpha[:-1], alpha[1:]), sigma[:-1]
     weights = np.zeros((steps, 3))
     for step, known in enumerate(steps_known(config, steps)):
         order = min(known, config["solver_order"])
@@ -40,17 +35,9 @@ def table(config: Config, steps: int) -> Table:
         nodes = np.log(rho[step - np.arange(order)] / rho[step])
         for j, polynomial in enumerate(lagrange(nodes)):
             weights[step, j] = rho[step] * _integral(polynomial, np.log(rho[step + 1] / rho[step]))
-    return tabulate(
-        times,
-        levels=(alpha, sigma),
-        predicts=original_from(config["prediction_type"], alpha, sigma),
-        update=multistep(
-            {"x": alpha_there / alpha},
-            alpha_there[:, None] * weights,
-            {"x": 1 / sigma, "x0": -alpha / sigma},
-        ),
-        correct=find_correction(config),
-    )
+    noise = {"x": 1 / sigma, "x0": -alpha / sigma}
+    update = multistep({"x": alpha_there / alpha}, alpha_there[:, None] * weights, noise)
+    return tabulate(config, times, levels=(alpha, sigma), update=update)
 
 
 def _integral(polynomial: Polynomial, end: float) -> float:
@@ -62,34 +49,13 @@ def _integral(polynomial: Polynomial, end: float) -> float:
     return total
 
 
-def _grid(config: Config, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """``[L]``: the times of the steps; ``[L + 1]``: the sigmas between which they go."""
-    if config["prediction_type"] == "flow_prediction" and not config["use_flow_sigmas"]:
-        raise ValueError("prediction_type='flow_prediction' needs use_flow_sigmas=True.")
-    ramp = find_ramp(config)
-    is_flow = config["use_flow_sigmas"] and not ramp
-    times, sigmas = (flow_grid if is_flow else solver_grid)(config, steps)
-    # As in diffusers, the last step goes nowhere for those.
-    last = sigmas[-1] if is_flow or ramp else training_sigmas(config)[0]
-    return times, np.append(sigmas, last)
-
-
+OTHER_KINDS, OTHER_SOLVERS = ("dpmsolver", "dpmsolver++"), ("midpoint", "heun", "bh1", "bh2")
 DEIS = Scheduler(
-    beta_fields()
-    | time_fields("linspace")
-    | RAMP_FIELDS
-    | FLOW_PREDICTION_FIELD
-    | THRESHOLD_FIELDS
-    | FLOW_FIELDS
+    SOLVER_FIELDS
     | {
         "solver_order": count(2, most=3),
-        "algorithm_type": one_of(
-            "deis", aliases=dict.fromkeys(("dpmsolver", "dpmsolver++"), "deis")
-        ),
-        "solver_type": one_of(
-            "logrho", aliases=dict.fromkeys(("midpoint", "heun", "bh1", "bh2"), "logrho")
-        ),
-        "lower_order_final": flag(True),
+        "algorithm_type": one_of("deis", aliases=dict.fromkeys(OTHER_KINDS, "deis")),
+        "solver_type": one_of("logrho", aliases=dict.fromkeys(OTHER_SOLVERS, "logrho")),
     },
     table,
     options=("mu",),

@@ -20,23 +20,9 @@ and for the second order, "midpoint" takes half of the factor of ``D0`` for that
 import numpy as np
 
 from deeppcr.diffusion.config import Config, count, flag, number, one_of
-from deeppcr.diffusion.grid import FLOW_FIELDS, flow_grid, solver_grid, split_sigmas
-from deeppcr.diffusion.noise import (
-    RAMP_FIELDS,
-    ZERO_SNR_FIELD,
-    beta_fields,
-    find_ramp,
-    last_sigma,
-    training_sigmas,
-)
-from deeppcr.diffusion.prediction import (
-    FLOW_PREDICTION_FIELD,
-    THRESHOLD_FIELDS,
-    find_correction,
-    original_from,
-)
+from deeppcr.diffusion.grid import SOLVER_FIELDS, last_sigma, solver_grid, split_sigmas
+from deeppcr.diffusion.noise import ZERO_SNR_FIELD
 from deeppcr.diffusion.table import Scheduler, Table, multistep, steps_known, tabulate
-from deeppcr.diffusion.timesteps import time_fields
 
 FEW_STEPS = 15  # lower_order_final counts below this
 LEAST_STEP = 1e-12  # in lambda: the last step may end where it begins, but for rounding
@@ -56,10 +42,10 @@ def table(config: Config, steps: int) -> Table:
             "algorithm_type='sde-dpmsolver' has no third order, expected solver_order=2, or "
             "algorithm_type='sde-dpmsolver++'."
         )
-    times, sigmas = _grid(config, steps)
-    (alpha, sigma), (alpha_there, sigma_there) = (
-        split_sigmas(config, each) for each in (sigmas[:-1], sigmas[1:])
-    )
+    cut = config["beta_schedule"] == "squaredcos_cap_v2"
+    times, sigmas = solver_grid(config, steps, cut)
+    alpha, sigma = split_sigmas(config, np.append(sigmas, last_sigma(config)))
+    (alpha, alpha_there), (sigma, sigma_there) = ((x[:-1], x[1:]) for x in (alpha, sigma))
     h = np.log(alpha_there / alpha * sigma / sigma_there)
     h[-1] = LEAST_STEP if abs(h[-1]) < LEAST_STEP else h[-1]
     k = 2 * h if is_sde else h
@@ -80,29 +66,9 @@ def table(config: Config, steps: int) -> Table:
         gain, noise = -(k / h) * sigma_there, np.sqrt(np.expm1(2 * h))
         remembered = {"x": 1 / sigma, "x0": -alpha / sigma}
     weights = _weights(_orders(config, steps), h, factors, config["solver_type"])
-    return tabulate(
-        times,
-        levels=(alpha, sigma),
-        predicts=original_from(config["prediction_type"], alpha, sigma),
-        update=multistep(
-            {"x": keep, "noise": sigma_there * noise if is_sde else 0.0},
-            gain[:, None] * weights,
-            remembered,
-        ),
-        correct=find_correction(config),
-    )
-
-
-def _grid(config: Config, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """``[L]``: the times of the steps; ``[L + 1]``: the sigmas between which they go."""
-    if config["prediction_type"] == "flow_prediction" and not config["use_flow_sigmas"]:
-        raise ValueError("prediction_type='flow_prediction' needs use_flow_sigmas=True.")
-    if config["use_flow_sigmas"] and not find_ramp(config):
-        times, sigmas = flow_grid(config, steps)
-    else:
-        is_cosine = config["beta_schedule"] == "squaredcos_cap_v2"
-        times, sigmas = solver_grid(config, steps, cut=is_cosine)
-    return times, np.append(sigmas, last_sigma(config, training_sigmas(config)))
+    x = {"x": keep, "noise": sigma_there * noise if is_sde else 0.0}
+    update = multistep(x, gain[:, None] * weights, remembered)
+    return tabulate(config, times, levels=(alpha, sigma), update=update)
 
 
 def _orders(config: Config, steps: int) -> np.ndarray:
@@ -138,29 +104,15 @@ def _weights(
     return weights
 
 
+KINDS = ("dpmsolver++", "dpmsolver", "sde-dpmsolver", "sde-dpmsolver++")
+OTHER_SOLVERS = ("logrho", "bh1", "bh2")
 DPM_SOLVER_MULTISTEP = Scheduler(
-    beta_fields()
+    SOLVER_FIELDS
     | ZERO_SNR_FIELD
-    | time_fields("linspace")
-    | RAMP_FIELDS
-    | FLOW_PREDICTION_FIELD
-    | THRESHOLD_FIELDS
-    | FLOW_FIELDS
     | {
         "solver_order": count(2, most=3),
-        "algorithm_type": one_of(
-            "dpmsolver++",
-            "dpmsolver",
-            "sde-dpmsolver",
-            "sde-dpmsolver++",
-            aliases={"deis": "dpmsolver++"},
-        ),
-        "solver_type": one_of(
-            "midpoint",
-            "heun",
-            aliases=dict.fromkeys(("logrho", "bh1", "bh2"), "midpoint"),
-        ),
-        "lower_order_final": flag(True),
+        "algorithm_type": one_of(*KINDS, aliases={"deis": "dpmsolver++"}),
+        "solver_type": one_of("midpoint", "heun", aliases=dict.fromkeys(OTHER_SOLVERS, "midpoint")),
         "euler_at_final": flag(False),
         "use_lu_lambdas": flag(False),
         "final_sigmas_type": one_of("zero", "sigma_min"),

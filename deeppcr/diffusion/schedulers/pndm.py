@@ -16,10 +16,9 @@ from itertools import pairwise
 import numpy as np
 
 from deeppcr.diffusion.config import Config, flag, one_of
+from deeppcr.diffusion.grid import integer_times, time_fields
 from deeppcr.diffusion.noise import alphas_cumprod_at, beta_fields
-from deeppcr.diffusion.prediction import original_from
 from deeppcr.diffusion.table import Scheduler, Table, by_step, scaled, tabulate, total
-from deeppcr.diffusion.timesteps import integer_times, time_fields
 
 Row = dict[str, float]
 
@@ -77,22 +76,15 @@ def table(config: Config, steps: int) -> Table:
             "skip_prk_steps=True in the configuration."
         )
     called = np.array([call.time for call in calls], np.int32)
-    squares = alphas_cumprod_at(config, called, 1.0)
-    alpha, sigma = np.sqrt(squares), np.sqrt(1 - squares)
-    return tabulate(
-        called,
-        levels=(alpha, sigma),
-        predicts=original_from(config["prediction_type"], alpha, sigma),
-        update={
-            "x": _next(config, calls),
-            "start": by_step([{call.start: 1.0} for call in calls]),
-            "stages": by_step([call.stages for call in calls]),
-        }
-        | {
-            new: by_step([{old if call.remember else new: 1.0} for call in calls])
-            for old, new in pairwise(OUTPUTS)
-        },
-    )
+    squares = alphas_cumprod_at(config, called)
+    update = {
+        "x": _next(config, calls),
+        "start": by_step([{call.start: 1.0} for call in calls]),
+        "stages": by_step([call.stages for call in calls]),
+    }
+    for old, new in pairwise(OUTPUTS):
+        update[new] = by_step([{old if call.remember else new: 1.0} for call in calls])
+    return tabulate(config, called, levels=(np.sqrt(squares), np.sqrt(1 - squares)), update=update)
 
 
 def _first_twice(times: np.ndarray, stride: int, start: int) -> list[Call]:
@@ -141,7 +133,7 @@ def _next(config: Config, calls: list[Call]) -> dict[str, np.ndarray]:
             f"a step begins at time {begins.max()}, expected one below {total_times}: take "
             "another timestep_spacing, or steps_offset=0."
         )
-    first = alphas_cumprod_at(config, np.zeros(1, int), 1.0)[0]
+    first = alphas_cumprod_at(config, np.zeros(1, int))[0]
     last = 1.0 if config["set_alpha_to_one"] else float(first)
     here = alphas_cumprod_at(config, begins, last)
     there = alphas_cumprod_at(config, np.array([call.end for call in calls]), last)

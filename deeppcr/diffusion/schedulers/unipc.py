@@ -18,31 +18,20 @@ import numpy as np
 
 from deeppcr.diffusion.config import Config, count, flag, number, numbers, one_of
 from deeppcr.diffusion.grid import (
-    FLOW_FIELDS,
+    SOLVER_FIELDS,
+    Pair,
+    find_ramp,
     find_shift,
+    flow_grid,
     given_sigmas,
-    rounded,
+    last_sigma,
     shifted,
     solver_grid,
     split_sigmas,
     stretched,
 )
-from deeppcr.diffusion.noise import (
-    RAMP_FIELDS,
-    ZERO_SNR_FIELD,
-    beta_fields,
-    find_ramp,
-    last_sigma,
-    training_sigmas,
-)
-from deeppcr.diffusion.prediction import (
-    FLOW_PREDICTION_FIELD,
-    THRESHOLD_FIELDS,
-    find_correction,
-    original_from,
-)
+from deeppcr.diffusion.noise import ZERO_SNR_FIELD
 from deeppcr.diffusion.table import Scheduler, Table, by_step, scaled, steps_known, tabulate, total
-from deeppcr.diffusion.timesteps import time_fields
 
 Row = dict[str, float]
 
@@ -103,13 +92,8 @@ def table(config: Config, steps: int) -> Table:
         starts.append(start)
     update = {"x": by_step(rows), "start": by_step(starts), "y1": by_step(outputs)}
     update |= {f"y{i}": {f"y{i - 1}": np.ones(steps)} for i in range(2, order + 1)}
-    return tabulate(
-        times,
-        levels=(alpha[:-1], sigma[:-1]),
-        predicts=original_from(config["prediction_type"], alpha[:-1], sigma[:-1]),
-        update=update,
-        correct=find_correction(config) if config["predict_x0"] else None,
-    )
+    corrected = config if config["predict_x0"] else {**config, "thresholding": False}
+    return tabulate(corrected, times, levels=(alpha[:-1], sigma[:-1]), update=update)
 
 
 def _weights(ratios: np.ndarray, k: float, solver_type: str) -> tuple[float, np.ndarray]:
@@ -127,46 +111,35 @@ def _weights(ratios: np.ndarray, k: float, solver_type: str) -> tuple[float, np.
     return size, np.linalg.solve(powers, np.array(moments))
 
 
-def _grid(config: Config, steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _grid(config: Config, steps: int) -> Pair:
     """``[L]``: the times of the steps; ``[L + 1]``: the sigmas between which they go."""
     is_flow, ramp = config["use_flow_sigmas"], find_ramp(config)
-    if not is_flow and config["prediction_type"] == "flow_prediction":
-        raise ValueError("prediction_type='flow_prediction' needs use_flow_sigmas=True.")
     if not is_flow and config["shift_terminal"] is not None:
         raise ValueError("shift_terminal needs use_flow_sigmas=True, expected None.")
-    total_times = config["num_train_timesteps"]
-    if ramp or not is_flow:
-        times, sigmas = solver_grid(config, steps)
-        if is_flow:
-            sigmas = sigmas / (sigmas + 1)
-            times, sigmas = (sigmas * total_times).astype(np.int32), rounded(sigmas)
-    else:
+    if is_flow and not ramp:
         even = given_sigmas(config, steps)
-        even = np.linspace(1, 1 / total_times, steps + 1)[:-1] if even is None else even
+        if even is None:
+            even = np.linspace(1, 1 / config["num_train_timesteps"], steps + 1)[:-1]
         sigmas = stretched(config, shifted(even, find_shift(config, "flow_shift")))
         if abs(sigmas[0] - 1) < BEFORE_NOISE:
             sigmas[0] -= BEFORE_NOISE
-        times, sigmas = (sigmas * total_times).astype(np.int32), rounded(sigmas)
-    if config["final_sigmas_type"] == "sigma_min" and (ramp or is_flow):
-        return times, np.append(sigmas, sigmas[-1])
-    return times, np.append(sigmas, last_sigma(config, training_sigmas(config)))
+        times, sigmas = flow_grid(config, sigmas)
+    else:
+        times, sigmas = solver_grid(config, steps)
+        if is_flow:
+            times, sigmas = flow_grid(config, sigmas / (sigmas + 1))
+    is_last = config["final_sigmas_type"] == "sigma_min" and (ramp or is_flow)
+    return times, np.append(sigmas, sigmas[-1] if is_last else last_sigma(config))
 
 
+OTHER_SOLVERS = ("midpoint", "heun", "logrho")
 UNIPC = Scheduler(
-    beta_fields()
+    SOLVER_FIELDS
     | ZERO_SNR_FIELD
-    | time_fields("linspace")
-    | RAMP_FIELDS
-    | FLOW_PREDICTION_FIELD
-    | THRESHOLD_FIELDS
-    | FLOW_FIELDS
     | {
         "solver_order": count(2),
         "predict_x0": flag(True),
-        "solver_type": one_of(
-            "bh2", "bh1", aliases=dict.fromkeys(("midpoint", "heun", "logrho"), "bh2")
-        ),
-        "lower_order_final": flag(True),
+        "solver_type": one_of("bh2", "bh1", aliases=dict.fromkeys(OTHER_SOLVERS, "bh2")),
         "disable_corrector": numbers(()),
         "solver_p": one_of(None),
         "final_sigmas_type": one_of("zero", "sigma_min"),

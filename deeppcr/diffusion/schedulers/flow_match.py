@@ -12,15 +12,20 @@ image.
 import numpy as np
 
 from deeppcr.diffusion.config import Config, count, flag, number, one_of
-from deeppcr.diffusion.grid import find_shift, given_sigmas, shifted, stretched
-from deeppcr.diffusion.noise import RAMP_FIELDS, find_ramp
+from deeppcr.diffusion.grid import (
+    RAMP_FIELDS,
+    find_ramp,
+    find_shift,
+    given_sigmas,
+    shifted,
+    stretched,
+)
 from deeppcr.diffusion.table import Scheduler, Table, tabulate
 
 
-def table(config: Config, steps: int) -> Table:
+def flow_match(config: Config, steps: int) -> Table:
     """The table of Euler's method for flow matching."""
-    sigmas = _sigmas(config, steps)
-    end = 0.0
+    sigmas, end = _sigmas(config, steps), 0.0
     if config["invert_sigmas"]:
         sigmas, end = 1 - sigmas, 1.0
     there = np.append(sigmas[1:], end)
@@ -29,9 +34,9 @@ def table(config: Config, steps: int) -> Table:
     else:
         x = {"x": np.ones(steps), "m": there - sigmas}
     return tabulate(
+        {"prediction_type": "flow_prediction"},
         (sigmas * config["num_train_timesteps"]).astype(np.float32),
         levels=(1 - sigmas, sigmas),
-        predicts=(1.0, -sigmas),
         update={"x": x},
     )
 
@@ -66,6 +71,6 @@ FLOW_MATCH_EULER = Scheduler(
         "shift_terminal": number(None),
         "stochastic_sampling": flag(False),
     },
-    table,
+    flow_match,
     options=("mu", "sigmas"),
 )
