@@ -6,12 +6,11 @@ from deeppcr import diffusion, layers, sharding
 from deeppcr._compiler import compiler_options
 from deeppcr._delay import delay
 from deeppcr._masking import masked, resetting
-from deeppcr._plan import Auto, Plan
-from deeppcr._planner import plan
 from deeppcr._stack import Stack, stack, unstack
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
 from deeppcr.chain import Chain
+from deeppcr.choose import Auto
 from deeppcr.linear import (
     BlockDiagonals,
     Blocks,
@@ -32,6 +31,7 @@ from deeppcr.newton import Coarse, Newton
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.optim import Packed, Packing, pack
+from deeppcr.planning import Plan, Tuned, plan, tune
 from deeppcr.ran import Ran
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, Stats
@@ -73,6 +73,7 @@ __all__ = [
     "Stats",
     "Surrogate",
     "TrustRegion",
+    "Tuned",
     "Zeros",
     "compiler_options",
     "delay",
@@ -88,6 +89,7 @@ __all__ = [
     "solve",
     "solve_bidiagonal",
     "stack",
+    "tune",
     "unstack",
 ]
 

@@ -17,13 +17,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr._plan.costs import is_hashable
-from deeppcr._plan.names import Method
 from deeppcr.adjoint import Adjoint
 from deeppcr.avals import like
 from deeppcr.chain import TracedChain
 from deeppcr.checks import describe
-from deeppcr.eager import kept
+from deeppcr.choose import MethodOption
+from deeppcr.eager import is_hashable, kept
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import is_number
@@ -32,10 +31,10 @@ from deeppcr.sequential import Sequential
 from deeppcr.solution import Run, Stats
 from deeppcr.state import Leaves
 
-Solve = Callable[[TracedChain, Method, Adjoint], Run]
+Solve = Callable[[TracedChain, MethodOption, Adjoint], Run]
 
 
-def solve_in_segments(chain: TracedChain, method: Method, adjoint: Adjoint, solve: Solve) -> Run:
+def solve_in_segments(chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solve) -> Run:
     """Solve the segments of a chain one after another; differentiated, each is solved again.
 
     Args:
@@ -78,7 +77,7 @@ def solve_in_segments(chain: TracedChain, method: Method, adjoint: Adjoint, solv
     return found
 
 
-def _run(chain: TracedChain, method: Method, adjoint: Adjoint, solve: Solve) -> Run:
+def _run(chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solve) -> Run:
     assert adjoint.checkpoint is not None
     inside = dataclasses.replace(adjoint, checkpoint=None)
 

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 
 from deeppcr._checkpoint import solve_in_segments
-from deeppcr._plan.names import Method, Wanted
 from deeppcr.adjoint import Adjoint
 from deeppcr.axis import ChainSharding, explicit_mesh, with_auto_axes
 from deeppcr.chain import TracedChain
+from deeppcr.choose import AdjointOption, MethodOption
 from deeppcr.newton import Newton
 from deeppcr.primitive import posed
 from deeppcr.problem import Problem
@@ -23,7 +23,7 @@ from deeppcr.solution import NotConverged, Result, Run, last_of
 
 
 def solve_chain(
-    chain: TracedChain, method: Method, adjoint: Wanted, keeps_states: bool = True
+    chain: TracedChain, method: MethodOption, adjoint: AdjointOption, keeps_states: bool = True
 ) -> Run:
     """Solve a chain of one or more steps, differentiably; the adjoint None stands for "auto".
 
@@ -47,7 +47,7 @@ def solve_chain(
     return _ended(dataclasses.replace(run, last=last), method, asked.length)
 
 
-def _ended(run: Run, method: Method, length: int) -> Run:
+def _ended(run: Run, method: MethodOption, length: int) -> Run:
     """The run, once its end has been reported to the user, or raised."""
     if isinstance(method, Newton) and method.on_failure == "raise":
         _raise_unless_converged(run, length)
@@ -56,7 +56,7 @@ def _ended(run: Run, method: Method, length: int) -> Run:
     return run
 
 
-def _solve_backwards(chain: TracedChain, method: Method, adjoint: Wanted) -> Run:
+def _solve_backwards(chain: TracedChain, method: MethodOption, adjoint: AdjointOption) -> Run:
     """`solve_chain` from the last entry of the inputs on; the outputs are in their order."""
     axis, forwards = chain.axis, chain.axis.forwards(chain.length)
     chain = dataclasses.replace(chain, inputs=axis.flipped(chain.inputs), axis=forwards)
@@ -64,7 +64,7 @@ def _solve_backwards(chain: TracedChain, method: Method, adjoint: Wanted) -> Run
     return dataclasses.replace(run, outputs=axis.flipped(run.outputs))
 
 
-def _solve_on_explicit_mesh(chain: TracedChain, method: Method, adjoint: Wanted, mesh: Any) -> Run:
+def _solve_on_explicit_mesh(chain: TracedChain, method: MethodOption, adjoint: AdjointOption, mesh: Any) -> Run:
     """`solve_chain` with the axes of the mesh as `Auto` ones."""
     sharding = chain.axis
     if not isinstance(sharding, ChainSharding):

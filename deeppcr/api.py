@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from deeppcr._plan import Auto, Method, Wanted, find_adjoint, find_method
 from deeppcr._solve import solve_chain
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.axis import LOCAL
 from deeppcr.carry import Carry
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_carry, with_outputs
 from deeppcr.checks import describe, describe_type, leaves_as_arrays, unknown_keyword
+from deeppcr.choose import AdjointOption, Auto, MethodOption, find_adjoint, find_method
 from deeppcr.layers import Repeated, Segment, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
@@ -41,7 +41,7 @@ def scan(
     unroll: int | bool = 1,
     _split_transpose: bool = False,
     *,
-    method: str | Method = "auto",
+    method: str | MethodOption = "auto",
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
     **unknown: Never,
@@ -124,7 +124,7 @@ def solve(
     chain: Chain,
     z0: Any,
     *others: Never,
-    method: str | Method = "auto",
+    method: str | MethodOption = "auto",
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
     **unknown: Never,
@@ -188,7 +188,7 @@ def forward(
     layers: Any,
     x: Any,
     *,
-    method: str | Method = "auto",
+    method: str | MethodOption = "auto",
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int | None = None,
     **unknown: Never,
@@ -300,7 +300,7 @@ def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:
     return TypeError(f"chain is {describe_type(chain)}, expected a deeppcr.Chain; {remedy}")
 
 
-def _plainly(results: tuple[Any, Any], method: Method, length: Any) -> tuple[tuple[Any, Any], Ran]:
+def _plainly(results: tuple[Any, Any], method: MethodOption, length: Any) -> tuple[tuple[Any, Any], Ran]:
     """The results of `jax.lax.scan`, and how to describe it; it is reported as any other run."""
     ran = Ran.sequential(why=Why.AS_SCAN if isinstance(method, Auto) else Why.ASKED)
     result, last = jnp.int32(Result.CONVERGED), list(map(jnp.asarray, jax.tree.leaves(results[0])))
@@ -308,12 +308,12 @@ def _plainly(results: tuple[Any, Any], method: Method, length: Any) -> tuple[tup
     return results, ran
 
 
-def _is_plain(method: Method, adjoint: Wanted) -> bool:
+def _is_plain(method: MethodOption, adjoint: AdjointOption) -> bool:
     """Whether the user asked for `jax.lax.scan` itself."""
     return adjoint == Autodiff() and (isinstance(method, Auto) or method == Sequential())
 
 
-def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
+def _runs_plainly(chain: TracedChain, method: MethodOption, adjoint: AdjointOption) -> bool:
     """Whether the chain has to run as `jax.lax.scan`, because it cannot be solved in parallel."""
     if chain.obstacle is None:
         return chain.is_empty
@@ -332,8 +332,8 @@ def _runs_plainly(chain: TracedChain, method: Method, adjoint: Wanted) -> bool:
 
 
 def _with_arrays(
-    method: Method, carry: Carry, inputs: Any, length: int, reverse: bool = False
-) -> Method:
+    method: MethodOption, carry: Carry, inputs: Any, length: int, reverse: bool = False
+) -> MethodOption:
     """The method, with a tolerance for each step, and with its guess for the state in the carry."""
     if isinstance(method, Newton) and not is_number(method.atol):
         atol = tolerances(method.atol, inputs, length)

@@ -41,3 +41,12 @@ def kept(step: Step) -> Step | None:
     trees = step.state_tree, step.input_tree, step.output_tree
     known = (program, *others, step.states, step.inputs, trees, step.weak)
     return _STEPS.setdefault(known, step)
+
+
+def is_hashable(x: Any) -> bool:
+    """Whether a value can be a key; values with arrays cannot."""
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True

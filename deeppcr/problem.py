@@ -12,14 +12,19 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr._plan.choose import choose_adjoint, choose_method, explain_method
-from deeppcr._plan.costs import ChainCosts, is_hashable
-from deeppcr._plan.names import Auto, Fixed, Method, Wanted
 from deeppcr.adjoint import Adjoint, Way
 from deeppcr.adjoint.resolve import resolve_adjoint
 from deeppcr.axis import ChainSharding
 from deeppcr.chain import TracedChain
-from deeppcr.eager import kept
+from deeppcr.choose import (
+    AdjointOption,
+    Auto,
+    Method,
+    MethodOption,
+    choose_adjoint,
+    choose_method,
+)
+from deeppcr.eager import is_hashable, kept
 from deeppcr.examples import Axes, SolverPerExample, at_front, chain_of_examples
 from deeppcr.linearize import (
     BlockDiagonal,
@@ -36,8 +41,8 @@ from deeppcr.newton import Newton
 from deeppcr.newton.guess import users_guess
 from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import is_number
-from deeppcr.platforms import DEFAULT, by_platform, differing, platforms
-from deeppcr.ran import Ran
+from deeppcr.platforms import DEFAULT, differing, platforms
+from deeppcr.ran import Why
 from deeppcr.solution import Run
 from deeppcr.state import Leaves
 from deeppcr.step import Step
@@ -90,14 +95,14 @@ class Problem:
     atol: Any
     linearize: Linearization | None
     linearize_adjoint: Linearization | None
-    method: Method
-    adjoint: Wanted
+    method: MethodOption
+    adjoint: AdjointOption
     length: int
     examples: Examples | None = None
 
     @classmethod
     def of(
-        cls, chain: TracedChain, asked: TracedChain, method: Method, adjoint: Wanted
+        cls, chain: TracedChain, asked: TracedChain, method: MethodOption, adjoint: AdjointOption
     ) -> "Problem":
         """The problem of ``chain``, which is ``asked`` padded to even shards."""
         wide, guess, atol, linearize, of_adjoint = None, None, None, None, None
@@ -144,7 +149,7 @@ class Problem:
         problem = dataclasses.replace(steps, linearize=linearize, linearize_adjoint=of_adjoint)
         return problem if is_hashable(jax.tree.structure(problem)) else None
 
-    def prepared(self, method: Fixed) -> Any:
+    def prepared(self, method: Method) -> Any:
         """``method`` with the arrays of this problem, to be bound to `chains`."""
         if self.examples is not None and isinstance(method, Newton):
             return SolverPerExample(self.rest, method, *self.examples)
@@ -217,52 +222,39 @@ class Problem:
 
     # -- resolving "auto" --------------------------------------------------------------------------
 
-    def methods(self) -> dict[str, Fixed]:
+    def methods(self) -> dict[str, Method]:
         """The method, by platform."""
-        asked, shape = self.method, self.chain.mapped
-        if not isinstance(asked, Auto):
-            return {DEFAULT: asked}
-        costs = ChainCosts.of(self.chain)
-        found = {name: choose_method(self._seen(costs, name), name) for name in platforms()}
+        option, shape = self.method, self.chain.mapped
+        if not isinstance(option, Auto):
+            return {DEFAULT: option}
+        found = {name: choose_method(self.chain, name).option for name in platforms()}
         if shape:  # the examples share the memory
             each = max(1, memory_budget() // math.prod(shape))
             for name, method in found.items():
                 if isinstance(method, Newton):
                     found[name] = dataclasses.replace(method, memory=each)
-        return differing({name: asked.with_options(method) for name, method in found.items()})
+        return differing({name: option.with_options(method) for name, method in found.items()})
 
     def explained(self, run: Run) -> Run:
-        """The run, with the reason for which "auto" chose its method."""
+        """The run, which tells whether "auto" chose its method."""
         if not isinstance(self.method, Auto):
             return run
-        costs = ChainCosts.of(self.chain)
-        reasons = {name: explain_method(self._seen(costs, name), name) for name in platforms()}
-        because = {
-            name: partial(Ran.because, why=why, speedup=speedup)
-            for name, (why, speedup) in differing(reasons).items()
-        }
-        return dataclasses.replace(run, ran=by_platform(because)(run.ran))
+        return dataclasses.replace(run, ran=run.ran.because(Why.CHOSEN))
 
     def adjoints(self) -> dict[str, Way]:
         """The adjoint, by platform."""
         shapes, adjoint = self.chain.abstract, self.adjoint
-        fixed = None if isinstance(self.method, Auto) else self.method
-        if isinstance(fixed, Newton) and self.linearize is not None:
-            fixed = dataclasses.replace(fixed, linearize=self.linearize.of_adjoint or "auto")
+        method = None if isinstance(self.method, Auto) else self.method
+        if isinstance(method, Newton) and self.linearize is not None:
+            method = dataclasses.replace(method, linearize=self.linearize.of_adjoint or "auto")
+        found: dict[str, AdjointOption] = {DEFAULT: adjoint}
         if adjoint is None:
-            costs = ChainCosts.of(self.chain)
-            found: dict[str, Wanted] = differing(
-                {name: choose_adjoint(self._seen(costs, name), fixed, name) for name in platforms()}
+            found = differing(
+                {name: choose_adjoint(shapes, method, name).option for name in platforms()}
             )
-        else:
-            if isinstance(adjoint, Adjoint) and self.linearize_adjoint is not None:
-                adjoint = dataclasses.replace(adjoint, linearize=self.linearize_adjoint)
-            found = {DEFAULT: adjoint}
-        return {name: resolve_adjoint(way, fixed, shapes) for name, way in found.items()}
-
-    def _seen(self, costs: ChainCosts, platform: str) -> ChainCosts:
-        """The costs of a shard; simulated devices of a CPU share the cores of one machine."""
-        return costs if platform == "cpu" else costs.shared_by(self.chain.axis.size)
+        elif isinstance(adjoint, Adjoint) and self.linearize_adjoint is not None:
+            found = {DEFAULT: dataclasses.replace(adjoint, linearize=self.linearize_adjoint)}
+        return {name: resolve_adjoint(way, method, shapes) for name, way in found.items()}
 
 
 def kept_structure(structure: Any) -> Any:

@@ -31,20 +31,16 @@ class Why(enum.IntEnum):
 
     ASKED = 0
     """It is the caller's ``method``."""
-    PREDICTED = 1
-    """ "auto" chose it, by the predicted speedup of Newton's method."""
-    AT_MOST = 2
-    """ "auto" chose it: Newton's method cannot be faster than ``speedup``."""
-    TOO_SHORT = 3
-    """ "auto" chose it: the sequential program takes about as long as an empty call."""
-    AS_SCAN = 4
+    CHOSEN = 1
+    """ "auto" chose it, by its rule: `deeppcr.plan` says why."""
+    AS_SCAN = 2
     """ "auto" left the chain to `jax.lax.scan`: it cannot be solved in parallel, or ``adjoint`` is
     "autodiff"."""
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["method", "why", "speedup"],
+    data_fields=["method", "why"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +53,8 @@ class Ran:
     Attributes:
         method: int32 scalar, 0 for the sequential program. Others stand for a linearisation and a
             solver of Newton's method: see ``name``.
-        why: int32 scalar, 0 for a method that the caller asked for; 1 if "auto" chose it by
-            ``speedup``; 2 if ``speedup`` is an upper bound; 3 if the sequential program takes about
-            as long as an empty call; 4 if the chain runs as `jax.lax.scan`.
-        speedup: float32 scalar, the predicted speedup of Newton's method over the sequential
-            program, by which "auto" chose; 0 where nothing was predicted.
+        why: int32 scalar, 0 for a method that the caller asked for; 1 if "auto" chose it; 2 if the
+            chain runs as `jax.lax.scan`.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.linspace(0.0, 1.0, 100))
@@ -75,7 +68,6 @@ class Ran:
 
     method: Array
     why: Array
-    speedup: Array
 
     @classmethod
     def sequential(cls, shape: tuple[int, ...] = (), why: Why = Why.ASKED) -> "Ran":
@@ -91,14 +83,12 @@ class Ran:
 
     @classmethod
     def of(cls, method: int, why: Why, shape: tuple[int, ...] = ()) -> "Ran":
-        """From numbers that are known while jax traces, without a predicted speedup."""
-        code, reason = (jnp.full(shape, each, jnp.int32) for each in (method, int(why)))
-        return cls(code, reason, jnp.zeros(shape, jnp.float32))
+        """From numbers that are known while jax traces."""
+        return cls(*(jnp.full(shape, each, jnp.int32) for each in (method, int(why))))
 
-    def because(self, why: Why, speedup: float) -> "Ran":
+    def because(self, why: Why) -> "Ran":
         """The same run, for this reason."""
-        reason = jnp.full_like(self.why, int(why))
-        return dataclasses.replace(self, why=reason, speedup=jnp.full_like(self.speedup, speedup))
+        return dataclasses.replace(self, why=jnp.full_like(self.why, int(why)))
 
     @property
     def is_newton(self) -> Array:
@@ -123,17 +113,9 @@ class Ran:
     def __str__(self) -> str:
         if np.ndim(self.method) or isinstance(self.method, jax.core.Tracer):
             return repr(self)
-        why, name = Why(int(self.why)), self.name
-        if why == Why.ASKED:
-            return name
-        subject = "" if int(self.method) else "newton "
-        speedup = f"{float(self.speedup):.2g}x"
-        return (
-            f"{name}, chosen by auto: "
-            + {
-                Why.PREDICTED: f"{subject}predicted {speedup}",
-                Why.AT_MOST: f"{subject}predicted at most {speedup}",
-                Why.TOO_SHORT: "it takes about as long as an empty call",
-                Why.AS_SCAN: "it runs as jax.lax.scan",
-            }[why]
-        )
+        reasons = {
+            Why.ASKED: "",
+            Why.CHOSEN: ", chosen by auto",
+            Why.AS_SCAN: ", chosen by auto: it runs as jax.lax.scan",
+        }
+        return self.name + reasons[Why(int(self.why))]

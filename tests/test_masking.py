@@ -69,7 +69,7 @@ def test_the_structure_of_the_step_stays():
         return jnp.tanh(h + x), h
 
     def structure(f, inputs):
-        chain = deeppcr.plan(f, XS[0], inputs, batch_ndim=1, device="H100", iterations=5).main
+        chain = deeppcr.plan(f, XS[0], inputs, batch_ndim=1, iterations=5).main
         return str(chain.structure)
 
     found = [

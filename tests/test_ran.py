@@ -1,6 +1,5 @@
 """What a solution says: which method ran and why, how it ended, and what to do."""
 
-import importlib
 import pickle
 from functools import cache
 
@@ -10,8 +9,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr import Chain, Newton, Sequential, TrustRegion
-from deeppcr.ran import Why
+from deeppcr import Chain, Newton, TrustRegion
 from tests.problems import assert_agree, normal, solve, trajectory
 
 L = 40
@@ -51,34 +49,8 @@ def test_nothing_is_measured_of_a_sequential_run():
     ]
 
 
-REASONS = {
-    (Sequential(), Why.PREDICTED, 0.2): "sequential, chosen by auto: newton predicted 0.2x",
-    (Sequential(), Why.AT_MOST, 0.5): "sequential, chosen by auto: newton predicted at most 0.5x",
-    (Newton(linear="pcr"), Why.PREDICTED, 3.14): (
-        "newton (dense, pcr), chosen by auto: predicted 3.1x"
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REASONS, ids=REASONS.get)
-def test_auto_says_why(monkeypatch, case):
-    """For the platform that runs it, of those that this process has."""
-    problem = importlib.import_module("deeppcr.problem")
-    method, *reason = case
-    other = Why.TOO_SHORT, 0.0
-    monkeypatch.setattr(problem, "platforms", lambda: ("cuda", "cpu"))
-    monkeypatch.setattr(problem, "choose_method", lambda *_: method)
-    monkeypatch.setattr(
-        problem, "explain_method", lambda _, name: tuple(reason) if name == "cpu" else other
-    )
-    solution = jax.jit(lambda z: deeppcr.solve(CHAIN, z))(Z0)
-    assert str(solution.ran) == REASONS[case]
-
-
-def test_what_auto_really_does():
-    """Predicted by a model of this machine: some number."""
-    first = str(deeppcr.solve(CHAIN, Z0).ran)
-    assert first.startswith("sequential, chosen by auto: ")
+def test_auto_says_so():
+    assert str(deeppcr.solve(CHAIN, Z0).ran) == "sequential, chosen by auto"
     by_flag = Chain(lambda z, x: (z[0] * 0.5, z[0] > 0), length=3)
     alone = deeppcr.solve(by_flag, (jnp.array(0.5), jnp.array(True)))
     assert str(alone.ran) == "sequential, chosen by auto: it runs as jax.lax.scan"
@@ -108,7 +80,7 @@ def test_it_stays_true_under_cond(takes_newton):
 def test_each_of_a_batch_has_its_own():
     many = jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method="newton"))
     found = jax.jit(many)(normal(2, 3, 2))
-    assert found.ran.method.shape == found.ran.speedup.shape == (3,)
+    assert found.ran.method.shape == found.ran.why.shape == (3,)
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[0], found)
     assert str(one).splitlines()[0].startswith("newton")
 

@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr._plan import Method, find_method
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
 from deeppcr.avals import of_step
 from deeppcr.chain import Chain
 from deeppcr.checks import check_count, describe, describe_type
+from deeppcr.choose import MethodOption, find_method
 from deeppcr.diffusion.gaussian import GAIN, Gaussian
 from deeppcr.diffusion.images import Inpaint, inpainted
 from deeppcr.diffusion.output import doubled_axis
@@ -47,7 +47,7 @@ def sample(
     args: tuple[Any, ...] = (),
     inpaint: Inpaint | None = None,
     key: Array | None = None,
-    method: str | Method = "auto",
+    method: str | MethodOption = "auto",
     coarse: int | None = None,
     window: int | None = None,
     progress: Progress = False,
@@ -181,7 +181,7 @@ def bind(model: Model, args: tuple[Any, ...]) -> Model:
     return (lambda x, t: model(x, t, *args)) if args else model
 
 
-def _check_is_parallel(method: Method, **options: Any) -> None:
+def _check_is_parallel(method: MethodOption, **options: Any) -> None:
     """Raise if an option of Newton's method is given, and the method is the sequential one."""
     given = [name for name, value in options.items() if value is not None]
     if given and isinstance(method, Sequential):

@@ -90,7 +90,10 @@ def choose_parallel_solver(blocks: Blocks) -> LinearSolver:
     work. Only narrow blocks and short chains can afford that. The block size decides: many narrow
     blocks on the diagonal are a batch.
     """
-    products = math.prod(blocks.vector_shape) * blocks.block_size**2
-    if blocks.block_size <= NARROW or products <= FEW_PRODUCTS:
-        return ParallelCyclicReduction()
-    return CyclicReduction()
+    suits = pcr_suits(blocks.block_size, math.prod(blocks.vector_shape))
+    return ParallelCyclicReduction() if suits else CyclicReduction()
+
+
+def pcr_suits(block_size: int, entries: int) -> bool:
+    """Whether PCR suits blocks of this size, for vectors of so many entries in all."""
+    return block_size <= NARROW or entries * block_size**2 <= FEW_PRODUCTS

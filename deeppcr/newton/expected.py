@@ -1,7 +1,8 @@
 """The number of iterations to expect, before anything runs."""
 
-from deeppcr.newton.lyapunov import forecast_iterations
-
+# Iterations of Newton's method on chains that forget: of gated cells 4 to 6, of tanh layers 8, at
+# any length (H100, jax 0.11.2, products in full precision).
+USUAL = 6
 # Iterations without exact Jacobians, in those with: a trained GRU takes 2.6 times as many, other
 # chains 2 to 10.
 QUASI = 3
@@ -26,6 +27,6 @@ def expected_iterations(
             default, which is typical of contracting chains.
         is_affine: whether the step is affine in its state.
     """
-    usual = AFFINE if is_affine and is_exact else forecast_iterations(0.0, length)
+    usual = AFFINE if is_affine and is_exact else USUAL
     each = newton or usual
     return windows * min(each if is_exact else QUASI * each, length + 1)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
-from deeppcr._plan import Method, find_adjoint, find_method
+from deeppcr.choose import MethodOption, find_adjoint, find_method
 from deeppcr.adjoint import Adjoint
 from deeppcr.avals import of_step
 from deeppcr.linear import LinearSolver
@@ -63,7 +63,7 @@ class RNN(nnx.RNN):
         state_axes: Any = None,
         broadcast_rngs: Any = None,
         rngs: Any = True,
-        method: str | Method = "auto",
+        method: str | MethodOption = "auto",
         adjoint: str | LinearSolver | Adjoint = "auto",
     ) -> None:
         if state_axes is not None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from tests.plan.chains import CHAINS, elementwise
+from tests.planning.chains import CHAINS, elementwise
 from tests.problems import assert_agree, normal
 
 auto = importlib.import_module("deeppcr.problem")
@@ -70,36 +70,8 @@ def test_every_transformation_by_newton(parallel):
     assert_transformed("grad of grad")  # which test_adjoint.py has, and which compiles for long
 
 
-def test_every_transformation_here(memo):
+def test_every_transformation_here():
     assert_transformed()
-
-
-def test_a_gradient_is_planned_only_if_one_is_wanted(monkeypatch, parallel):
-    class Asked(Exception):
-        pass
-
-    def fail(*_):
-        raise Asked
-
-    monkeypatch.setattr(auto, "choose_adjoint", fail)
-    chain, z0 = CHAINS["elementwise"]
-
-    def loss(z, adjoint="auto"):
-        return deeppcr.solve(chain, z, adjoint=adjoint).value.sum()
-
-    jax.make_jaxpr(loss)(z0)
-    jax.make_jaxpr(lambda z: deeppcr.scan(lambda z, x: (elementwise(z, x), z), z, chain.inputs))(z0)
-    jax.make_jaxpr(jax.grad(lambda z: loss(z, "pcr")))(z0)  # there is nothing to choose
-    for transformed in (jax.grad(loss), lambda z: jax.jvp(loss, (z,), (z,))):
-        with pytest.raises(Asked):
-            jax.make_jaxpr(transformed)(z0)
-
-
-def test_a_method_is_chosen_only_if_none_is_given(monkeypatch, parallel):
-    monkeypatch.setattr(auto, "choose_method", lambda *_: pytest.fail("nothing to choose"))
-    chain, z0 = CHAINS["elementwise"]
-    for method in ("sequential", "pcr", deeppcr.Newton(linear="chunked")):
-        jax.eval_shape(partial(deeppcr.solve, chain, method=method), z0)
 
 
 def test_an_adjoint_is_found_for_a_method_of_the_users(parallel):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import deeppcr
-import depth
 from deeppcr.platforms import by_platform, differing, platforms
-from tests.plan.chains import CHAINS, SLOW_LOOPS
+from deeppcr.choose import Choice, choose_adjoint
+from tests.planning.chains import CHAINS
 from tests.problems import assert_agree
 
 auto = importlib.import_module("deeppcr.problem")
@@ -18,12 +18,17 @@ LOOP = "stablehlo.while"
 
 
 @pytest.fixture
-def both(monkeypatch, memo):
+def both(monkeypatch):
     """A process with a GPU, jax's default device, on which Newton's method pays off."""
-    here = depth.at_hand("cpu")
+    newton = Choice(deeppcr.Newton(damping=None), {}), Choice(deeppcr.Adjoint(linear="pcr"), {})
+    loop = Choice(deeppcr.Sequential(), {})
+    on = {"cuda": newton, "cpu": (loop, choose_adjoint)}
     monkeypatch.setattr(auto, "platforms", lambda: ("cuda", "cpu"))
+    monkeypatch.setattr(auto, "choose_method", lambda chain, name: on[name][0])
     monkeypatch.setattr(
-        depth, "at_hand", lambda platform=None: SLOW_LOOPS if platform == "cuda" else here
+        auto,
+        "choose_adjoint",
+        lambda *given: on["cuda"][1] if given[-1] == "cuda" else choose_adjoint(*given),
     )
 
 

@@ -1,0 +1,259 @@
+"""The rule behind "auto": which method computes the states, and which adjoint the derivatives.
+
+- What cannot be solved in parallel is `jax.lax.scan`.
+- On a CPU: the loop, and backpropagation; of a step with wide products, jax's own derivative, which
+  does not evaluate them again. Nothing parallel has been faster there: on 120 chains of six kinds
+  this pair is within 6 % of the best candidate, in the mean (jax 0.10.2, 2 cores).
+- On an accelerator: the least of three times, in seconds. A loop launches some kernels in each
+  step. One kernel runs all steps, and takes as long as its instructions. Newton's method takes some
+  iterations, each a few launches for each of the log2 L rounds of its solver, and the traffic of
+  its Jacobian blocks. So it is for long chains, few of them, and small blocks.
+
+`deeppcr.plan` prints what the rule takes and why, and `deeppcr.tune` measures.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
+from deeppcr.chain import TracedChain
+from deeppcr.checks import check_name, suggests_keywords
+from deeppcr.fused import CannotFuse
+from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
+from deeppcr.linear.choose import FEW_STEPS, pcr_suits
+from deeppcr.linearize import exact_linearization
+from deeppcr.newton import Newton
+from deeppcr.newton.damping import TrustRegion
+from deeppcr.newton.expected import USUAL
+from deeppcr.newton.guess import Guess
+from deeppcr.progress import Progress
+from deeppcr.sequential import Sequential, fused_step
+from deeppcr.structure import find_structure
+from depth.counts import contracted, matrices
+from depth.jaxprs import equations
+
+# Operations of the products of a step, from which on a CPU leaves its derivative to jax: GRU, 64
+# units, a batch of 64: 3e6, 0.8 of the time; LSTM, 128 units: 0.3e6, 1.6 times (jax 0.10.2).
+WIDE = 5e5
+
+# Measured on an H100 (jax 0.11.2), in seconds.
+CALL = 72e-6  # of x + 1
+LAUNCH = 1.2e-6  # of a kernel, in a loop of which 16 steps are one CUDA graph: GRU, 16 units: 1.4
+STEP, INSTRUCTION = 50e-9, 0.57e-9  # of a loop in one kernel: Van der Pol 67 ns, GRU, 4 units: 303
+ROUND = 4e-6  # of a solver: GRU, 1 unit, L = 1e5: 4.2 for each of 4 * 17
+# Bytes a second of Jacobian blocks: GRU, 4 units, 64 chains of 16384 steps: 1.4; of 1 unit: 2.5.
+TRAFFIC, OF_NUMBERS = 1.5e12, 3e12
+# The share of a loop's time that Newton's method may take: its iterations are not known.
+MARGIN = 0.8
+UNROLL = 16  # steps of a loop in one CUDA graph
+# The most equations of a step that is unrolled, since XLA compiles each of them so many times.
+MOST_UNROLLED = 64
+# The most instructions of a step whose values stay in registers: tanh, 32 units, 2944: 64 us.
+MOST_IN_REGISTERS = 1024
+# The gradient of a loop by jax, over the loop: GRU and tanh layers, 1 to 128 units: 2 to 7.
+BACKWARD = 4
+
+
+@suggests_keywords
+@dataclasses.dataclass(frozen=True)
+class Auto:
+    """The method that a rule takes for the chain and the platform; "auto" is ``Auto()``.
+
+    The attributes are options of `Newton` and `Sequential`, which apply if that method is chosen.
+    They do not influence the choice.
+
+    Attributes:
+        initial_guess: as in `Newton`.
+        damping: as in `Newton`; None by default: "auto" takes Newton's method if plain iterations
+            are expected to converge.
+        window: as in `Newton`.
+        progress: as in `Newton` and `Sequential`: also what "auto" runs step by step is reported.
+        unroll: as in `Sequential`; None: what the rule takes.
+
+    Raises:
+        TypeError: an option has a wrong type.
+        ValueError: a name is unknown, or a number is out of range.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.linspace(0.0, 1.0, 100))
+        >>> method = deeppcr.Auto(damping=deeppcr.TrustRegion())
+        >>> bool(deeppcr.solve(chain, jnp.array(0.5), method=method).converged)
+        True
+    """
+
+    initial_guess: Guess = "apply"
+    damping: TrustRegion | Literal["auto"] | None = None
+    window: int | None = None
+    progress: Progress = None
+    unroll: int | None = None
+
+    def __post_init__(self) -> None:
+        self.with_options(Newton())  # which checks them
+
+    def with_options(self, method: "Method") -> "Method":
+        """The chosen method, with those options that it has."""
+        names = {field.name for field in dataclasses.fields(method)}
+        own = [field.name for field in dataclasses.fields(self) if field.name in names]
+        own = [name for name in own if name != "unroll" or self.unroll is not None]
+        return dataclasses.replace(method, **{name: getattr(self, name) for name in own})
+
+
+Method = Sequential | Newton
+MethodOption = Sequential | Newton | Auto
+
+METHODS: dict[str, MethodOption] = {
+    "auto": Auto(),
+    "sequential": Sequential(),
+    "newton": Newton(),
+    "picard": Newton(linearize="identity"),
+    "pcr": Newton(linear=ParallelCyclicReduction()),
+}
+
+AdjointOption = Adjoint | Backpropagation | Autodiff | None
+"""An adjoint as requested; None for "auto"."""
+
+ADJOINTS: dict[str, AdjointOption] = {
+    "auto": None,
+    "autodiff": Autodiff(),
+    "backprop": Backpropagation(),
+    **{name: Adjoint(linear=name) for name in SOLVERS if name != "auto"},
+}
+
+
+def find_method(method: Any) -> MethodOption:
+    """The method itself, or the one of that name."""
+    if isinstance(method, MethodOption):
+        return method
+    check_name("method", method, METHODS, "Sequential(), Newton(...), Auto(...)")
+    return METHODS[method]
+
+
+def find_adjoint(adjoint: Any) -> AdjointOption:
+    """The adjoint itself, or the one of that name; None for "auto"."""
+    if isinstance(adjoint, Adjoint | Backpropagation | Autodiff):
+        return adjoint
+    if isinstance(adjoint, LinearSolver):
+        return Adjoint(linear=adjoint)
+    check_name("adjoint", adjoint, ADJOINTS, "Adjoint(...), a linear solver such as Recurrence()")
+    return ADJOINTS[adjoint]
+
+
+class Choice(NamedTuple):
+    """What the rule takes. Printed, the reason.
+
+    Attributes:
+        option: the method, or the adjoint.
+        seconds: the times that it is the least of, by name; empty where nothing is compared.
+        reason: why, if nothing is compared.
+    """
+
+    option: Any
+    seconds: Mapping[str, float]
+    reason: str = ""
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{name} {1e3 * t:.3g} ms" for name, t in self.seconds.items())
+        return self.reason or f"by the rule for an H100: {times}"
+
+
+def choose_method(chain: TracedChain, platform: str, iterations: int = USUAL) -> Choice:
+    """The method that computes the states of ``chain``: see the rule above.
+
+    ``iterations``: of Newton's method.
+    """
+    if chain.obstacle:
+        return Choice(Sequential(), {}, f"runs as jax.lax.scan, since {chain.obstacle.reason}")
+    if platform == "cpu":
+        return Choice(Sequential(), {}, "on a CPU no parallel pass is faster than the loop")
+    step, length = chain.step, chain.length
+    unroll = UNROLL if sum(1 for _ in equations(step.jaxpr)) <= MOST_UNROLLED < length else 1
+    times = {"loop": loop_seconds(chain)}
+    methods: dict[str, Method] = {"loop": Sequential(unroll=min(unroll, length))}
+    if platform == "cuda" and (kernel := kernel_seconds(chain)):
+        times["kernel"], methods["kernel"] = kernel, Sequential(fused=True)
+    if length > FEW_STEPS and not step.not_differentiable:
+        each = solve_seconds(chain)
+        times["newton"] = iterations * each
+        most = max(1, int(min(times["loop"], times.get("kernel", math.inf)) / each))
+        methods["newton"] = Newton(damping=None, max_iterations=most)
+    best = min(times, key=lambda name: CALL + times[name])
+    least = min(CALL + time for name, time in times.items() if name != "newton")
+    if best == "newton" and CALL + times[best] > MARGIN * least:
+        best = min((name for name in times if name != "newton"), key=times.__getitem__)
+    if best == "kernel" and CALL + times[best] > MARGIN * (CALL + times["loop"]):
+        best = "loop"
+    return Choice(methods[best], times)
+
+
+def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> Choice:
+    """The adjoint of ``chain``, whose states ``method`` computes; ``method`` is None for "auto"."""
+    step = chain.step
+    if reason := left_to_jax(chain):
+        is_newton = step.forwards_only and isinstance(method, Newton)
+        return Choice(Adjoint() if is_newton else Autodiff(), {}, reason)
+    if platform == "cpu":
+        if products_of(chain) > WIDE and not isinstance(method, Newton):
+            return Choice(Autodiff(), {}, "on a CPU, for wide products")
+        return Choice(Backpropagation(), {}, "on a CPU no parallel adjoint is faster")
+    times = {"loop": BACKWARD * loop_seconds(chain), "blocks": solve_seconds(chain)}
+    if times["blocks"] <= times["loop"]:
+        return Choice(Adjoint(), times)
+    is_newton = isinstance(method, Newton)
+    return Choice(Backpropagation() if is_newton else Autodiff(unroll=UNROLL), times)
+
+
+def loop_seconds(chain: TracedChain) -> float:
+    """Of a loop of an accelerator, whose products of batches are kernels of their own."""
+    has_kernels = chain.layout.batch_size > 1 and products_of(chain) > 0
+    return chain.length * LAUNCH * (2 if has_kernels else 1)
+
+
+def products_of(chain: TracedChain) -> int:
+    """The operations of the products of one step."""
+    found = (each for each in equations(chain.step.jaxpr) if each.primitive.name == "dot_general")
+    return sum(2 * math.prod(matrices(each)) * contracted(each) for each in found)
+
+
+def kernel_seconds(chain: TracedChain) -> float | None:
+    """Of the loop in one kernel, each thread running one chain of the batch; None without one."""
+    try:
+        step = fused_step(chain)
+    except CannotFuse:
+        return None
+    if step.instructions > MOST_IN_REGISTERS:
+        return None
+    return chain.length * (STEP + INSTRUCTION * step.instructions)
+
+
+def solve_seconds(chain: TracedChain) -> float:
+    """Of the linear recurrence of one iteration, or of the adjoint, by a parallel solver."""
+    step, layout = chain.step, chain.layout
+    size = find_structure(step, layout).groups.shape[1]
+    entries = layout.batch_size * layout.width
+    blocks = chain.length * exact_linearization(step, layout).bytes_per_step(step, layout)
+    vectors = chain.length * entries * layout.dtype.itemsize
+    rounds = math.ceil(math.log2(max(2, chain.length)))
+    if pcr_suits(size, chain.length * entries):  # every round reads two of each, and writes one
+        rate = OF_NUMBERS if size == 1 else TRAFFIC
+        return rounds * (ROUND + 3 * (blocks + vectors) / rate / chain.axis.size)
+    # Cyclic reduction: there and back, on half as many blocks each time.
+    return 2 * rounds * ROUND + 10 * blocks / TRAFFIC / chain.axis.size
+
+
+def left_to_jax(chain: TracedChain) -> str:
+    """Why the chain, or its derivative, is left to `jax.lax.scan`; empty if neither is."""
+    step = chain.step
+    if chain.obstacle:
+        return f"runs as jax.lax.scan, since {chain.obstacle.reason}"
+    if step.has_custom_vjp:
+        return (
+            "derivatives are jax's: the step calls a jax.custom_vjp, whose rule need not be linear "
+            "in its cotangents; Adjoint(linear_vjp=True) says that it is"
+        )
+    if not step.varies_like_state:
+        return "derivatives are jax's: what a step reads varies over more devices than the state"
+    if step.forwards_only:
+        return f"derivatives have forward mode only: {step.forwards_only}"
+    return ""

@@ -1,0 +1,10 @@
+"""What pays off: `plan` predicts it before anything runs, and `tune` measures it.
+
+Both are tools beside a call: "auto" decides by the rule in `deeppcr.choose`.
+"""
+
+from deeppcr.planning.plan import plan
+from deeppcr.planning.report import ChainPlan, Plan
+from deeppcr.planning.tune import Tuned, tune
+
+__all__ = ["ChainPlan", "Plan", "Tuned", "plan", "tune"]

@@ -1,0 +1,198 @@
+"""The rule behind "auto", on what was measured: never worse than twice, and near the best."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import deeppcr
+from deeppcr import Newton, Sequential
+from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
+from deeppcr.chain import trace_chain
+from deeppcr.choose import choose_adjoint, choose_method
+from deeppcr.platforms import compiled_for
+from experiments.models import zoo
+from tests.planning.chains import elementwise
+from tests.problems import normal
+
+RESULTS = Path(__file__).parents[2] / "experiments/results"
+SHAPE = jax.ShapeDtypeStruct
+
+
+def traced(step, state, inputs, length, batch_ndim=0):
+    """The chain of a step with outputs, of shapes."""
+    found = []
+
+    def trace(state, inputs):
+        found.append(trace_chain(step, state, inputs, length, batch_ndim, "z0"))
+
+    jax.eval_shape(trace, state, inputs)
+    return found[0]
+
+
+def of_zoo(*specimen):
+    """The chain of a specimen of the experiments, of shapes."""
+    found = []
+
+    def trace():
+        task = zoo.task(zoo.Specimen(*specimen))
+
+        def step(state, x):
+            state = task.step(task.weights, state, x)
+            return state, jax.tree.leaves(state)[0]
+
+        found.append(trace_chain(step, task.init, task.inputs, specimen[2], 1, "init"))
+
+    jax.eval_shape(trace)
+    return found[0]
+
+
+def van_der_pol(batch):
+    def step(z, _):
+        p, v = z[..., 0], z[..., 1]
+        z = jnp.stack([p + 0.01 * v, v + 0.01 * (5 * (1 - p**2) * v - p)], -1)
+        return z, None
+
+    return traced(step, SHAPE((batch, 2), "float32"), None, 16384, 1)
+
+
+def gated_diagonal(z, x):
+    gate = jax.nn.sigmoid(0.5 * z + x)
+    z = (1 - gate) * z + gate * jnp.tanh(z + x)
+    return z, z
+
+
+# Milliseconds on an H100 (jax 0.11.2): the loop by `jax.lax.scan(unroll=16)`, the loop in one
+# kernel, Newton's method; None where there is no such kernel.
+MEASURED = {
+    ("gru", 4, 1024, 1): (1.440, 0.541, 0.456),
+    ("gru", 4, 1024, 64): (2.448, 0.582, 0.811),
+    ("gru", 4, 16384, 1): (18.617, 4.974, 0.550),
+    ("gru", 4, 16384, 64): (43.127, 8.591, 17.516),
+    ("gru", 4, 10000, 8): (18.471, 3.289, 0.827),
+    ("gru", 1, 64, 1): (0.211, 0.147, 0.264),
+    ("gru", 1, 1024, 1): (0.984, 0.264, 0.252),
+    ("gru", 1, 16384, 64): (12.636, 2.161, 0.740),
+    ("gru", 1, 100000, 1): (80.611, 10.501, 0.386),
+    ("gru", 16, 1024, 1): (1.487, None, 0.402),
+    ("gru", 16, 1024, 64): (2.361, None, 2.426),
+    ("gru", 16, 10000, 8): (22.334, None, 2.554),
+    ("gru", 32, 64, 1): (0.390, None, 0.483),
+    ("gru", 32, 64, 64): (0.374, None, 0.882),
+    ("gru", 32, 1024, 64): (2.934, None, 6.037),
+    ("tanh", 4, 64, 1): (0.154, 0.102, 0.279),
+    ("tanh", 4, 1024, 64): (1.951, 0.359, 1.269),
+    ("tanh", 8, 1024, 1): (1.280, 0.521, 0.501),
+    ("tanh", 32, 1024, 1): (1.963, 65.567, 1.498),
+    ("tanh", 128, 64, 1): (0.296, None, 0.758),
+    ("tanh", 128, 1024, 1): (3.044, None, 3.751),
+}
+NAMES = "loop", "kernel", "newton"
+
+
+def taken(chain):
+    """What the rule takes on a GPU."""
+    with compiled_for("cuda"):
+        method = choose_method(chain, "cuda").option
+    if isinstance(method, Newton):
+        return "newton"
+    return "kernel" if method.fused else "loop"
+
+
+def test_on_a_gpu_it_is_near_the_best_of_what_was_measured():
+    ratios = {}
+    for case, times in MEASURED.items():
+        known = {name: ms for name, ms in zip(NAMES, times, strict=True) if ms is not None}
+        ms = known[taken(of_zoo(*case))]
+        ratios[case] = ms / min(known.values())
+        assert ms <= 2 * min(known["loop"], known.get("kernel", math.inf)), case
+    assert math.prod(ratios.values()) ** (1 / len(ratios)) <= 1.15, ratios
+
+
+def test_on_a_gpu_the_products_of_large_batches_leave_the_gradient_to_the_loop():
+    for case, expected in {
+        ("gru", 32, 1024, 64): Adjoint(),
+        ("gru", 4, 1024, 1): Adjoint(),
+        ("gru", 128, 1024, 64): Autodiff(unroll=16),
+    }.items():
+        assert choose_adjoint(of_zoo(*case), None, "cuda").option == expected, case
+
+
+def test_newton_stops_when_it_has_taken_the_time_of_the_loop():
+    chain = of_zoo("gru", 4, 10000, 8)
+    method = choose_method(chain, "tpu")
+    each = method.seconds["newton"] / 6
+    assert method.option.max_iterations == int(method.seconds["loop"] / each)
+    assert choose_method(chain, "tpu", iterations=10**6).option == Sequential(unroll=16)
+
+
+def rows():
+    path = RESULTS / "cpu/decide.jsonl"
+    found = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [row for row in found if row.get("part") == "regret"]
+
+
+ON_CPU = {Backpropagation(): "sequential / backprop", Autodiff(): "sequential / autodiff"}
+
+
+@pytest.mark.parametrize("direction", ["forward", "gradient"])
+def test_on_a_cpu_it_is_near_the_best_of_what_was_measured(direction):
+    to_best, to_loops = [], []
+    for row in (row for row in rows() if row["direction"] == direction):
+        chain = of_zoo(row["kind"], row["w"], row["L"], row["batch"])
+        assert choose_method(chain, "cpu").option == Sequential()
+        name = "sequential"
+        if direction == "gradient":
+            name = ON_CPU[choose_adjoint(chain, None, "cpu").option]
+        seconds = row["seconds"] | row["loops"]
+        to_best.append(seconds[name] / min(seconds.values()))
+        to_loops.append(seconds[name] / min(row["loops"].values()))
+    assert math.prod(to_best) ** (1 / len(to_best)) <= 1.07
+    assert max(to_loops) <= 2
+
+
+def test_what_cannot_be_solved_in_parallel_is_left_to_jax():
+    def shows(z, x):
+        jax.debug.print("{}", x[0])
+        return z + x, None
+
+    clipped = jax.custom_vjp(lambda z: z)
+    clipped.defvjp(lambda z: (z, None), lambda _, g: (jnp.clip(g, -1, 1),))
+    for step, words in {
+        shows: "runs as jax.lax.scan, since the step has side effects",
+        (lambda z, x: (clipped(z) + x, None)): "the step calls a jax.custom_vjp",
+    }.items():
+        chain = traced(step, SHAPE((2,), "float32"), SHAPE((4096, 2), "float32"), 4096)
+        for platform in ("cpu", "cuda", "tpu"):
+            choice = choose_adjoint(chain, None, platform)
+            assert choice.option == Autodiff()
+            assert words in str(choice)
+            method = choose_method(chain, platform)
+            assert isinstance(method.option, Sequential) or words not in str(method)
+
+
+def test_a_method_of_the_users_keeps_its_adjoint_parallel_where_that_pays():
+    chain = of_zoo("gru", 64, 1024, 64)
+    assert choose_adjoint(chain, Newton(), "cpu").option == Backpropagation()
+    assert choose_adjoint(chain, None, "cpu").option == Autodiff()  # wide products
+    assert choose_adjoint(chain, Newton(), "cuda").option == Adjoint()
+
+
+@pytest.mark.parametrize("options", [{"window": 7}, {"initial_guess": "constant"}, {"unroll": 4}])
+def test_options_of_auto_go_to_what_is_chosen(options):
+    auto = deeppcr.Auto(**options)
+    for method in (Sequential(), Newton()):
+        found = auto.with_options(method)
+        own = {field.name for field in dataclasses.fields(method)} & options.keys()
+        assert {name: getattr(found, name) for name in own} == {n: options[n] for n in own}
+
+
+def test_the_reason_is_said():
+    found = choose_method(van_der_pol(1), "tpu")
+    assert str(found).startswith("by the rule for an H100: loop ")
+    chain = traced(lambda z, x: (elementwise(z, x), z), normal(0, 4), normal(1, 64, 4), 64)
+    assert str(choose_method(chain, "cpu")) == "on a CPU no parallel pass is faster than the loop"

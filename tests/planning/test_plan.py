@@ -1,0 +1,350 @@
+"""`deeppcr.plan`: the choice and why, what was found, what is predicted; it can be passed on."""
+
+import json
+import math
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+import depth
+from deeppcr import BlockDiagonal, Chain, Newton
+from deeppcr.planning.instance import instances_of
+from deeppcr.platforms import compiled_for
+from tests.planning.chains import CHAINS, L, elementwise, like
+from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle, solve, trajectory
+
+XS = jnp.zeros((100, 8), jnp.float32)
+Z0 = jnp.zeros(8, jnp.float32)
+SHAPE = jax.ShapeDtypeStruct((8,), jnp.float32)
+WEIGHT = normal(0, 8, 8).astype(jnp.float32)
+DENSE = Chain(lambda z, x: jnp.tanh(z @ WEIGHT + jnp.broadcast_to(x, z.shape)), XS)
+PAIRS = Chain(lambda z, x: (jnp.sin(z[0] * z[1]) + x, z[0] + z[1]), XS)
+# A device on which each trip of a loop takes long: the predictions say so, whatever is chosen.
+SLOW_LOOPS = depth.devices["H200"].replace(name="slow loops", loop_latency=1e-3)
+
+
+@cache
+def plan_like(*shape, device="H200", **options):
+    """The plan of a chain of shapes, made once."""
+    return deeppcr.plan(*like(*shape), device=device, **options)
+
+
+def rows(found):
+    """The lines above the table, by their names."""
+    lines = str(found).partition("\n\n")[0].splitlines()
+    return {name: text.strip() for name, text in (line.split("  ", 1) for line in lines)}
+
+
+@cache
+def dense(method="auto", iterations=None):
+    return rows(deeppcr.plan(DENSE, SHAPE, method=method, iterations=iterations))
+
+
+# -- what was found -------------------------------------------------------------------------------
+
+
+def test_structures():
+    found = rows(deeppcr.plan(Chain(lambda z, x: 0.5 * jnp.tanh(z) + x, XS), SHAPE))
+    assert found["chain"] == "100 steps, a state of 8 entries"
+    assert found["structure"].startswith("elementwise")
+    assert found["linearize"] == "diagonal (exact: Newton's method)"
+    assert (found["blocks"], found["window"]) == ("3,200 bytes", "all steps at once")
+    assert dense()["structure"].startswith("dense: dot_general")
+    assert "test_plan.py" in dense()["structure"]
+    assert dense()["linearize"] == "dense (exact: Newton's method)"
+    (pairs,) = deeppcr.plan(PAIRS, (SHAPE, SHAPE)).chains
+    assert pairs.choice.linearization == BlockDiagonal(2)
+    assert pairs.structure.groups.shape == (8, 2)
+    assert pairs.nbytes == 100 * 8 * 4 * 4
+
+
+def test_what_the_method_asks_for():
+    diagonal = dense(Newton(linearize="diagonal", window=10))
+    assert "not exact: a quasi-Newton method" in diagonal["linearize"]
+    assert diagonal["window"] == "10 steps at once"
+    assert diagonal["because"] == "the method that is asked for"
+    pcr = dense("pcr", iterations=7)
+    assert (pcr["solver"], pcr["iterations"]) == ("pcr", "7 (as given)")
+    one = 4 * 8 * 8 * 4  # bytes: four copies of a float32 block
+    assert dense(Newton(memory=70 * one))["window"].startswith("70 steps at once: all 100 steps")
+    assert "only the diagonal" in dense(Newton(memory=40 * one))["window"]
+
+
+def test_a_batch_whose_examples_mix():
+    batch = jnp.zeros((2, 8), jnp.float32)
+    mixed = Chain(lambda z, x: z - jnp.broadcast_to(z.mean(0) + x, z.shape), XS)
+    found = rows(deeppcr.plan(mixed, batch, batch_ndim=1))
+    assert found["chain"].endswith("of 8 entries, a batch of 2")
+    assert "examples of a batch may influence each other" in found["structure"]
+    assert "not exact" in found["linearize"]
+
+
+def test_what_is_left_to_jax():
+    def shows(z, x):
+        jax.debug.print("{}", x[0])
+        return z + x
+
+    clipped = jax.custom_vjp(lambda z: z)
+    clipped.defvjp(lambda z: (z, None), lambda _, g: (jnp.clip(g, -1, 1),))
+    said = rows(deeppcr.plan(Chain(shows, XS), Z0))
+    assert said["because"].startswith("runs as jax.lax.scan, since the step has side effects")
+    assert "linearize" not in said
+    found = deeppcr.plan(Chain(lambda z, x: clipped(z) + x, XS), SHAPE, device="H200")
+    assert "jax.custom_vjp" in rows(found)["note"]
+    assert {one.name.partition(" / ")[2] for one in found.main.gradient} == {"autodiff"}
+
+
+# -- what it takes --------------------------------------------------------------------------------
+
+
+def test_what_is_planned_gives_the_values_and_gradients_of_the_sequential_program():
+    problem = PROBLEMS["relu mlp"]
+    chain = Chain(lambda z, x: problem.step(problem.params, z, x)[0], problem.xs, problem.length)
+    for method in ("newton", "auto"):
+        found = deeppcr.plan(chain, problem.init, method=method, batch_ndim=problem.batch_ndim)
+
+        def scan(f, init, xs, length, reverse, found=found):
+            options = {"method": found.method, "adjoint": found.adjoint}
+            options["batch_ndim"] = problem.batch_ndim
+            return deeppcr.scan(f, init, xs, length, reverse=reverse, **options)
+
+        assert_agree(backpropagate(problem, scan), oracle(problem))
+
+
+def test_a_step_is_planned_as_scan_takes_it():
+    def counting(carry, x):
+        count, z = carry
+        return (count + 1, jnp.tanh(z + count.astype(z.dtype) + x)), z
+
+    xs = normal(0, 64, 4)
+    found = deeppcr.plan(counting, (jnp.int32(0), xs[0]), xs, method="newton")
+    assert (found.main.length, found.main.width) == (64, 4)
+    z, ys = deeppcr.scan(counting, (jnp.int32(0), xs[0]), xs, method=found.method, adjoint=found.adjoint)
+    assert_agree((z, ys), jax.lax.scan(counting, (jnp.int32(0), xs[0]), xs))
+    alone = deeppcr.plan(lambda z, _: (jnp.sin(z), None), 0.5, length=12)
+    assert alone.main.length == 12
+
+
+def test_the_last_input_comes_first():
+    xs = np.arange(6.0)
+    _, (found,) = instances_of(lambda z, x: (z, z), jnp.ones(()), {"x": xs}, None, True, None)
+    np.testing.assert_array_equal(found.chain.inputs["x"], xs[::-1])
+
+
+def layer(kind, weight):
+    return jax.tree_util.Partial(kind, weight)
+
+
+def narrow(weight, z):
+    return jnp.tanh(z * jnp.broadcast_to(weight, z.shape))
+
+
+def wide(weight, z):
+    return z + jnp.tanh(z @ weight)
+
+
+def test_layers_make_a_plan_for_every_chain():
+    layers = [layer(narrow, normal(i, 3)) for i in range(4)]
+    layers += [lambda z: jnp.concatenate([z, z], -1)]
+    layers += [layer(wide, normal(i, 6, 6, scale=0.1)) for i in range(7)]
+    x = normal(0, 2, 3)
+    found = deeppcr.plan(layers, x, device="H200")
+    sizes = [(chain.length, chain.width, chain.batch) for chain in found.chains]
+    assert sizes == [(4, 3, 2), (7, 6, 2)]
+    assert found.main is found.chains[1]
+    assert str(found) == "\n\n".join(map(str, [found.layers, *found.chains]))
+    expected = x
+    for each in layers:
+        expected = each(expected)
+    assert_agree(deeppcr.forward(layers, x, method=found.method, adjoint=found.adjoint), expected)
+    flat = deeppcr.plan(layers[:4], jnp.zeros((2, 3)), batch_ndim=0).main
+    assert (flat.batch, flat.width) == (1, 6)
+
+
+def test_the_initial_state_may_be_traced():
+    chain, z0 = CHAINS["elementwise"]
+    seen = []
+
+    def f(z, x):
+        seen.append(deeppcr.plan(Chain(elementwise, x), z, device="H200"))
+        return z
+
+    jax.make_jaxpr(f)(z0, chain.inputs)
+    assert seen[0].to_json() == deeppcr.plan(chain, z0, device="H200").to_json()
+
+
+@pytest.mark.parametrize(("dtype", "length"), [("bfloat16", 64), ("float32", 1)])
+def test_other_dtypes_and_short_chains(dtype, length):
+    chain, state = like(4, length, dtype)
+    found = deeppcr.plan(chain, state, device="H200")
+    z0 = jnp.ones(4, dtype)
+    solved = solve(chain, z0, method=found.method, adjoint=found.adjoint)
+    assert_agree(solved.trajectory, trajectory(chain, z0), 0.02 if dtype == "bfloat16" else 1e-5)
+    if length == 1:
+        assert isinstance(found.method, deeppcr.Sequential)
+
+
+# -- what it predicts -----------------------------------------------------------------------------
+
+
+def test_the_device_decides():
+    found = plan_like()
+    assert isinstance(found.method, Newton)
+    assert found.predicted_speedup > 2 < found.gradient_speedup
+    here = deeppcr.plan(*like())
+    assert here.method == deeppcr.Sequential()
+    assert here.predicted_speedup == 1
+    assert here.main.device == depth.at_hand()
+    assert deeppcr.plan(*like(1, 2), device="h200").main.device is depth.devices["H200"]
+    for device in ("H2000", "", "gpu", 3):
+        with pytest.raises(ValueError, match="device") as error:
+            deeppcr.plan(*like(), device=device)
+        assert repr(device) in str(error.value)
+
+
+@pytest.mark.parametrize("direction", ["forward", "gradient"])
+def test_the_costs_are_those_of_the_programs(direction):
+    """As `depth.compare` finds them."""
+    chain, z0 = CHAINS["gru"]
+    plan = deeppcr.plan(chain, jax.eval_shape(lambda: z0), device=SLOW_LOOPS, method="pcr")
+    found = getattr(plan.main, direction)
+
+    def run(xs, z, scan, **options):
+        def states(z, xs):
+            return scan(lambda z, x: 2 * (chain.step(z, x),), z, xs, **options)[1]
+
+        if direction == "forward":
+            return states(z, xs)
+        return jax.grad(lambda *moving: jnp.mean(states(*moving) ** 2), (0, 1))(z, xs)
+
+    def parallel(xs, z):
+        newton = Newton(linear="pcr", on_failure="return")
+        return run(xs, z, deeppcr.scan, method=newton, adjoint=deeppcr.Adjoint())
+
+    with compiled_for("cuda"):
+        cost = depth.analyze(parallel, chain.inputs, z0)
+    newton = next(one for one in found if isinstance(one.method, Newton))
+    assert newton.cost.depth == pytest.approx(cost.depth, rel=0.1)
+    (first,) = (one for one in found if one.is_sequential)
+    loop = depth.analyze(lambda xs, z: run(xs, z, jax.lax.scan), chain.inputs, z0)
+    assert first.cost.depth == pytest.approx(loop.depth, rel=0.1)
+
+
+def test_what_is_printed_and_what_is_in_json():
+    for found in (plan_like(), deeppcr.plan(*CHAINS["gru"], device="TPU v5e")):
+        text = str(found)
+        assert not any(line != line.rstrip() for line in text.splitlines())
+        assert text.count("chosen") == 3  # above the table, and a row of each kind
+        known = json.loads(found.to_json(), parse_constant=lambda name: pytest.fail(name))
+        (chain,) = known["chains"]
+        for kind in ("forward", "gradient"):
+            candidates = getattr(found.main, kind)
+            names = [each.name for each in candidates]
+            assert [each["name"] for each in chain[kind]] == names
+            assert len(set(names)) == len(names)
+            assert all(f"  {name}  " in text for name in names)
+            assert all(math.isfinite(each["predicted_seconds"]) for each in chain[kind])
+
+
+# -- how many iterations --------------------------------------------------------------------------
+
+
+def test_more_iterations_never_promise_more():
+    found = [plan_like(64, 1024, iterations=n) for n in (np.int64(1), 10**6)]
+    assert [plan.main.newton.iterations for plan in found] == [1, 10**6]
+    assert isinstance(found[0].method, Newton)
+    assert isinstance(found[1].method, deeppcr.Sequential)
+
+
+def test_a_chain_that_amplifies_differences_gets_no_promise():
+    z0, options = jnp.linspace(0.1, 0.8, 8), {"device": "TPU v5e", "batch_ndim": 1}
+    chain = Chain(lambda z, _: 3.9 * z * (1 - z), length=1024)
+    found = deeppcr.plan(chain, z0, **options)
+    assert isinstance(found.method, deeppcr.Sequential)
+    assert found.main.newton.iterations > 500
+    assert " of 1024 states converge in " in found.main.expectation
+    blind = deeppcr.plan(chain, jax.eval_shape(lambda: z0), **options)
+    assert isinstance(blind.method, Newton)
+    assert "x if the chain forgets its past" in str(blind).splitlines()[0]
+    solution = deeppcr.solve(chain, z0, method=blind.method, batch_ndim=1)
+    assert solution.result == deeppcr.Result.FINISHED_SEQUENTIALLY
+    assert_agree(solution.trajectory, trajectory(chain, z0))
+
+
+def test_a_long_chain_that_forgets_is_tried_on_a_part():
+    chain = Chain(elementwise, normal(0, 30_000, 4))
+    found = deeppcr.plan(chain, normal(1, 4), device="TPU v5e")
+    assert isinstance(found.method, Newton)
+    assert found.main.sample.steps < 10_000
+    iterations = solve(chain, normal(1, 4), method="newton").stats.iterations
+    assert abs(int(iterations) - found.main.newton.iterations) <= 2
+    assert "if the chain" not in str(found)
+
+
+def test_blocks_that_are_not_exact_are_tried_as_such():
+    weight = jnp.array([[0.1, 0.9], [-0.9, 0.1]])
+    chain, start = Chain(lambda z, x: jnp.tanh(weight @ z + x), normal(0, 1024, 2)), normal(1, 2)
+    exact, diagonal = (
+        deeppcr.plan(chain, start, method=Newton(linearize=name)).main.newton.iterations
+        for name in ("dense", "diagonal")
+    )
+    assert diagonal > 3 * exact
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((DENSE, Z0), {"method": "newtown"}, r"method is 'newtown', expected"),
+        (
+            (Chain(lambda z, x: z, XS), jnp.zeros(8, jnp.int32)),
+            {},
+            r"z0.*int32.*expected a floating",
+        ),
+        ((DENSE, Z0), {"batch_ndim": 2}, r"z0 has shape \[8\].*batch_ndim = 2"),
+        ((Chain(lambda z, x: z[:4], XS), Z0), {}, r"state.*\[8\].*\[4\].*expected"),
+        (
+            (lambda z, x: (jnp.tanh(z + x), None), Z0, XS[:0]),
+            {},
+            "the chain has 0 steps",
+        ),
+        (([], Z0), {}, "program is an empty list, expected two layers or more"),
+        (([jnp.sin, lambda x: x[:2]], Z0), {}, "no chain to plan"),
+        ((lambda z, x: (z, None), 0.5), {}, r"there is no xs and no length: .*plan\(layers, x\)"),
+        ((DENSE, Z0, jnp.ones(3)), {}, "program is a Chain"),
+        ((DENSE, Z0), {"reverse": True}, "reverse was given, but program is a Chain"),
+        (([jnp.sin, jnp.sin], 0.5, None, 2), {}, "program is a list of layers"),
+        (like(), {"iterations": "sample"}, r"z0 has shapes .* iterations='sample'"),
+        *((like(), {"iterations": n}, "iterations is") for n in (0, -1, 1.5, True, "samples", [3])),
+    ],
+)
+def test_bad_input(arguments, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        deeppcr.plan(*arguments, **options)
+
+
+# -- tune -----------------------------------------------------------------------------------------
+
+
+def test_tune_times_what_is_sensible_and_returns_a_pair(capsys):
+    chain, z0 = CHAINS["gru"]
+    method, adjoint = deeppcr.tune(chain, z0)
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0] == "forward"
+    assert "sequential / autodiff" in printed
+    assert "Newton, auto, auto / blocks, auto" in printed
+
+    def loss(z, **options):
+        return deeppcr.solve(chain, z, **options).trajectory.sum()
+
+    found = jax.grad(loss)(z0, method=method, adjoint=adjoint)
+    assert_agree(found, jax.grad(loss)(z0, method="sequential", adjoint="autodiff"))
+    with pytest.raises(ValueError, match="expected arrays"):
+        deeppcr.tune(chain, jax.ShapeDtypeStruct((3,), "float64"))
+    assert chain.length == L
