@@ -34,7 +34,9 @@ from deeppcr.state import Leaves
 Solve = Callable[[TracedChain, MethodOption, Adjoint], Run]
 
 
-def solve_in_segments(chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solve) -> Run:
+def solve_in_segments(
+    chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solve
+) -> Run:
     """Solve the segments of a chain one after another; differentiated, each is solved again.
 
     Args:

@@ -64,7 +64,9 @@ def _solve_backwards(chain: TracedChain, method: MethodOption, adjoint: AdjointO
     return dataclasses.replace(run, outputs=axis.flipped(run.outputs))
 
 
-def _solve_on_explicit_mesh(chain: TracedChain, method: MethodOption, adjoint: AdjointOption, mesh: Any) -> Run:
+def _solve_on_explicit_mesh(
+    chain: TracedChain, method: MethodOption, adjoint: AdjointOption, mesh: Any
+) -> Run:
     """`solve_chain` with the axes of the mesh as `Auto` ones."""
     sharding = chain.axis
     if not isinstance(sharding, ChainSharding):

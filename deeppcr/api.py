@@ -300,7 +300,9 @@ def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:
     return TypeError(f"chain is {describe_type(chain)}, expected a deeppcr.Chain; {remedy}")
 
 
-def _plainly(results: tuple[Any, Any], method: MethodOption, length: Any) -> tuple[tuple[Any, Any], Ran]:
+def _plainly(
+    results: tuple[Any, Any], method: MethodOption, length: Any
+) -> tuple[tuple[Any, Any], Ran]:
     """The results of `jax.lax.scan`, and how to describe it; it is reported as any other run."""
     ran = Ran.sequential(why=Why.AS_SCAN if isinstance(method, Auto) else Why.ASKED)
     result, last = jnp.int32(Result.CONVERGED), list(map(jnp.asarray, jax.tree.leaves(results[0])))

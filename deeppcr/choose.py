@@ -254,6 +254,8 @@ def left_to_jax(chain: TracedChain) -> str:
         )
     if not step.varies_like_state:
         return "derivatives are jax's: what a step reads varies over more devices than the state"
+    if step.not_differentiable:
+        return f"jax has no derivative with respect to the state: {step.not_differentiable}"
     if step.forwards_only:
         return f"derivatives have forward mode only: {step.forwards_only}"
     return ""

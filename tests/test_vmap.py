@@ -10,6 +10,7 @@ from jax import lax
 
 import deeppcr
 from deeppcr import Newton
+from deeppcr.choose import Choice
 from deeppcr.problem import Problem
 from tests.problems import assert_agree, normal
 

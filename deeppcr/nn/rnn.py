@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
-from deeppcr.choose import MethodOption, find_adjoint, find_method
 from deeppcr.adjoint import Adjoint
 from deeppcr.avals import of_step
+from deeppcr.choose import MethodOption, find_adjoint, find_method
 from deeppcr.linear import LinearSolver
 from deeppcr.nn.over_time import Sequences, batch_axes, recur
 

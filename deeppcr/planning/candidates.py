@@ -95,12 +95,18 @@ def candidate(
 def program_of(
     instance: Instance, method: Any, adjoint: AdjointOption, state: Any, inputs: Any
 ) -> Any:
-    """All states; or with an adjoint the gradient of their mean square."""
-    if adjoint is None:
+    """All states; or with an adjoint the gradient of their mean square.
+
+    Of a step with forward mode only, it is the derivative along the state and the inputs.
+    """
+    step = instance.traced().step
+    if adjoint is None or step.not_differentiable:
         return instance.solved(state, inputs, method=method)
 
     def loss(state: Any, inputs: Any) -> Any:
         states = instance.solved(state, inputs, method=method, adjoint=adjoint)
-        return sum(jnp.mean(jnp.square(z.astype(jnp.float32))) for z in jax.tree.leaves(states))
+        return sum(jnp.mean(jnp.abs(z).astype(jnp.float32) ** 2) for z in jax.tree.leaves(states))
 
+    if step.forwards_only:
+        return jax.jvp(lambda state: loss(state, inputs), (state,), (state,))
     return jax.grad(loss, argnums=(0, 1), allow_int=True)(state, inputs)

@@ -71,7 +71,7 @@ class Instance:
     @property
     def arrays(self) -> tuple[Any, Any]:
         """The state and the inputs, to run the chain."""
-        return jax.tree.map(jnp.asarray, (self.state, self.chain.inputs))  # type: ignore[no-any-return]
+        return jax.tree.map(jnp.asarray, (self.state, self.chain.inputs))
 
     def first(self, steps: int) -> "Instance":
         """The same with its first steps alone, on the default device."""

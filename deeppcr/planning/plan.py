@@ -147,12 +147,12 @@ def _plan_chain(
             )
     if source != USUAL:
         chosen = choose_method(chain, platform, count)
-    method: Method = chosen.option
-    if not isinstance(option, Auto):
-        method = option
+    method: Method = chosen.option if isinstance(option, Auto) else option
     adjoint = choose_adjoint(chain, method, platform)
     reason = left_to_jax(chain)
-    parallel = newton if isinstance(option, Newton | Auto) and not chain.obstacle else None
+    parallel: Newton | None = newton
+    if isinstance(option, Sequential) or chain.obstacle or step.not_differentiable:
+        parallel = None
     if isinstance(method, Newton):
         parallel = method
 
@@ -161,7 +161,7 @@ def _plan_chain(
         return tuple(candidate(instance, m, a, device, count) for m, a in different)
 
     forward = candidates([(method, None), (Sequential(), None), (parallel, None)])
-    others = [] if reason else [Backpropagation(), Adjoint()]
+    others: list[AdjointOption] = [] if reason else [Backpropagation(), Adjoint()]
     gradient = candidates(
         [
             (method, adjoint.option),

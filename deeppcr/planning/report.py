@@ -1,4 +1,4 @@
-"""`Plan`: what "auto" takes and why, the structure of a chain, predicted times. Printed, a table."""
+"""`Plan`: what "auto" takes and why, the structure of a chain, predicted times."""
 
 import dataclasses
 import json
@@ -141,9 +141,7 @@ class ChainPlan:
             rows["devices"] = f"{along}, up to {each} steps on each"
         return rows | {"device": self.device.name}
 
-    def _rows(
-        self, found: tuple[Candidate, ...], sequential: Candidate
-    ) -> list[tuple[str, ...]]:
+    def _rows(self, found: tuple[Candidate, ...], sequential: Candidate) -> list[tuple[str, ...]]:
         first, *others = found
         return [
             (
@@ -169,7 +167,9 @@ class ChainPlan:
             why = f"{less:.2g}x less depth" if less > 1.05 else "less to wait for in every step"
             why = f"faster: {why}"
         else:
-            why = f"slower: {more:.2g}x the arithmetic" if more > 1.2 else "slower: more to wait for"
+            why = (
+                f"slower: {more:.2g}x the arithmetic" if more > 1.2 else "slower: more to wait for"
+            )
         return f"{mark}; {why}" if mark else why
 
     def to_json(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from deeppcr.linear import Sharded
 from deeppcr.newton import Newton
 from deeppcr.planning.instance import Instance
 from deeppcr.step import on_no_mesh
@@ -85,7 +86,7 @@ def sample(instance: Instance, method: Newton, block: int) -> Sample | None:
     options: dict[str, Any] = {"max_iterations": MOST, "on_failure": "return", "record": True}
     tried = Newton(
         linearize=method.linearize,
-        linear=method.linear,
+        linear="auto" if isinstance(method.linear, Sharded) else method.linear,
         initial_guess=method.initial_guess,
         damping=method.damping,
         acceleration=method.acceleration,

@@ -137,10 +137,8 @@ def _rows(head: str, pairs: list[_Pair], found: Mapping[str, float]) -> list[tup
     """The fastest first; each beside the sequential program."""
     first = found[pairs[0].name]
     rows = sorted(found.items(), key=lambda each: each[1])
-    title = [(head, "", "")] if head else []
-    return title + [
-        (f"  {name}", seconds(taken), f"{first / taken:.2f}x") for name, taken in rows
-    ]
+    title: list[tuple[str, ...]] = [(head, "", "")] if head else []
+    return title + [(f"  {name}", seconds(taken), f"{first / taken:.2f}x") for name, taken in rows]
 
 
 def _seconds(instance: Instance, pairs: list[_Pair]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from experiments.decide import run as decide
 
 from experiments import calls, digits
 from experiments.bench import command, engine, progress, results
@@ -24,7 +25,6 @@ from experiments.bench.summary import cases as by_case
 from experiments.bench.table import WIDTH, Columns, Row, layout, legend, show
 from experiments.bench.timing import Effort
 from experiments.compile_time import run as compile_time
-from experiments.decide import run as decide
 from experiments.diffusion import run as diffusion
 from experiments.field import run as field
 from experiments.gradients import run as gradients

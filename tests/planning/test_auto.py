@@ -5,10 +5,9 @@ from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import deeppcr
-from tests.planning.chains import CHAINS, elementwise
+from tests.planning.chains import CHAINS
 from tests.problems import assert_agree, normal
 
 auto = importlib.import_module("deeppcr.problem")

@@ -123,7 +123,9 @@ def test_a_step_is_planned_as_scan_takes_it():
     xs = normal(0, 64, 4)
     found = deeppcr.plan(counting, (jnp.int32(0), xs[0]), xs, method="newton")
     assert (found.main.length, found.main.width) == (64, 4)
-    z, ys = deeppcr.scan(counting, (jnp.int32(0), xs[0]), xs, method=found.method, adjoint=found.adjoint)
+    z, ys = deeppcr.scan(
+        counting, (jnp.int32(0), xs[0]), xs, method=found.method, adjoint=found.adjoint
+    )
     assert_agree((z, ys), jax.lax.scan(counting, (jnp.int32(0), xs[0]), xs))
     alone = deeppcr.plan(lambda z, _: (jnp.sin(z), None), 0.5, length=12)
     assert alone.main.length == 12

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.platforms import by_platform, differing, platforms
 from deeppcr.choose import Choice, choose_adjoint
+from deeppcr.platforms import by_platform, differing, platforms
 from tests.planning.chains import CHAINS
 from tests.problems import assert_agree
 
