@@ -42,7 +42,7 @@ class Sequential:
             a step otherwise. Each thread runs one example, of as many as the batch axes and
             `jax.vmap` have. For small steps: states of at most 64 entries in float32 or shorter,
             elementwise operations, small products, and moves of entries. On other platforms it is
-            `jax.lax.scan`. "auto" does not take it by itself. The states of a gradient are computed
+            `jax.lax.scan`. The states of a gradient are computed
             by it if the adjoint is an `Adjoint`; with ``linear=Recurrence(fused=True)`` the
             recurrence of the adjoint is one kernel, too.
 
