@@ -89,12 +89,8 @@ def analyze_loops(
     _check_trip_counts(trip_counts)
     reader = Reader(trip_counts)
     block = reader.block(jaxpr)
-    unknown, expected, paths = (
-        tuple(reader.unknown),
-        tuple(reader.expected),
-        Paths(block, structure),
-    )
-    return Cost(*block.totals, unknown, expected, ((paths, 1),), block), set(reader.loops)
+    listed, paths = (tuple(reader.unknown), tuple(reader.expected)), Paths(block, structure)
+    return Cost(*block.totals, *listed, ((paths, 1),), block), set(reader.loops)
 
 
 def compute_depth(jaxpr: Any) -> int:

@@ -29,17 +29,6 @@ CONVOLUTION = "conv_general_dilated"
 ONE_KERNEL = "fused_scan"  # a recurrence, of `deeppcr.fused`
 ONE_FUNCTION = "one_function"  # a loop, of `deeppcr.rewrites`
 # The cost of an operation depends on its class more than on its primitive.
-CLASSES = (
-    "arithmetic",
-    "transcendental",
-    "reduction",
-    "contraction",
-    "cumulative",
-    "move",
-    "product",
-    "convolution",
-    "expanded",
-)
 CLASS_OF_KIND = {
     "elementwise": "arithmetic",
     "random": "transcendental",
@@ -55,7 +44,7 @@ VECTOR = 8  # entries of float32 that a CPU sums up at once
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch: its operations by class, of `CLASSES`, and its memory traffic in bytes.
+    """One launch: its operations by class, and its memory traffic in bytes.
 
     It writes ``results`` arrays; backends with one kernel per output launch that many, which then
     read and write ``apart`` bytes. A product has ``pieces`` in a batch. Its kind is "vector
@@ -370,9 +359,8 @@ def _kind(node: Node) -> str:
 
 def _is_reshape(equation: Any) -> bool:
     """Whether a reduction is over axes of size 1 only."""
-    return equation.primitive.name.startswith("reduce_") and size(equation.invars[0]) == size(
-        equation.outvars[0]
-    )
+    reduces = equation.primitive.name.startswith("reduce_")
+    return reduces and size(equation.invars[0]) == size(equation.outvars[0])
 
 
 def _kernel(
@@ -396,10 +384,8 @@ def _kernel(
         if _adds_vectors(equation) and by.get(node.operands[0]) == "mul":  # a product, written out
             operations["contraction"] += operations.pop("reduction", 0)
         if own not in FUSED or not kind:
-            kind, dtype = (
-                own,
-                str(getattr(equation.invars[0].aval, "dtype", "")) if equation.invars else "",
-            )
+            first = equation.invars[0].aval if equation.invars else None
+            kind, dtype = own, str(getattr(first, "dtype", ""))
         if name == "dot_general":
             kind, pieces = _product(equation)
         elif name == CONVOLUTION:
@@ -409,32 +395,21 @@ def _kernel(
             if key not in by:
                 read[key] = max(read.get(key, 0), amount)
         for slot, atom in zip(node.results, equation.outvars, strict=False):
-            amount = (
-                nbytes(atom)
-                if known.updates is None
-                else min(nbytes(atom), nbytes(equation.invars[known.updates]))
-            )  # in place
+            amount = nbytes(atom)
+            if known.updates is not None:  # in place
+                amount = min(amount, nbytes(equation.invars[known.updates]))
             leaves = slot in ends or bool(read_by.get(slot, set()) - {leader})
             reach[slot] = inputs
-            if leaves or (
-                known.transcendental and readers[slot] > 1
-            ):  # too dear to be computed twice
+            is_dear = known.transcendental and readers[slot] > 1  # to be computed twice
+            if leaves or is_dear:
                 written += amount * leaves
                 apart += sum(inputs.values()) + amount
                 results += 1
                 reach[slot] = {slot: amount}
     if operations["move"]:  # values that are read out of order are computed out of order, too
         operations["move"] += operations.pop("arithmetic", 0)
-    moved = sum(read.values()) + written
-    return Kernel(
-        kind,
-        dtype,
-        tuple(sorted(operations.items())),
-        moved,
-        pieces,
-        max(results, 1),
-        max(apart, moved),
-    )
+    moved, by_class = sum(read.values()) + written, tuple(sorted(operations.items()))
+    return Kernel(kind, dtype, by_class, moved, pieces, max(results, 1), max(apart, moved))
 
 
 def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:

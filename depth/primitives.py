@@ -16,7 +16,6 @@ each product and addition of a contraction, one for each combination of a reduct
 that contains programs counts as these do: `depth.structures`.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,9 +73,7 @@ class Primitive(NamedTuple):
 
 
 PRIMITIVES: dict[str, Primitive] = {}
-UNKNOWN = Primitive(
-    "unknown", ONE, elements, "no rule for this primitive; counted as one operation"
-)
+UNKNOWN = Primitive("unknown", ONE, elements, "no rule for it; counted as one operation")
 
 
 def primitive(equation: Any) -> Primitive:
@@ -135,28 +132,14 @@ def holder(names: str, kind: str, **known: Any) -> None:
 
 # -- element by element ---------------------------------------------------------------------------
 
-# With their numpy functions for integers.
-ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "abs": np.abs,
-    "add": np.add,
-    "and": np.bitwise_and,
-    "convert_element_type": lambda x: x,
-    "eq": np.equal,
-    "ge": np.greater_equal,
-    "gt": np.greater,
-    "le": np.less_equal,
-    "lt": np.less,
-    "max": np.maximum,
-    "min": np.minimum,
-    "mul": np.multiply,
-    "ne": np.not_equal,
-    "neg": np.negative,
-    "not": np.invert,
-    "or": np.bitwise_or,
-    "sub": np.subtract,
-    "xor": np.bitwise_xor,
-}
-for _name, _function in ARITHMETIC.items():
+# With numpy's functions for integers, by their names where these differ.
+ARITHMETIC = """
+abs add and:bitwise_and convert_element_type:array eq:equal ge:greater_equal gt:greater
+le:less_equal lt:less max:maximum min:minimum mul:multiply ne:not_equal neg:negative not:invert
+or:bitwise_or sub:subtract xor:bitwise_xor
+"""
+for _name, _, _numpy in (entry.partition(":") for entry in ARITHMETIC.split()):
+    _function = getattr(np, _numpy or _name)
     elementwise(_name, numpy=lambda equation, operands, of=_function: [of(*operands)])
 elementwise(
     """

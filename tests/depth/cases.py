@@ -69,6 +69,9 @@ def recurrent(weights: Any, x: Any) -> Any:
     return jnp.mean(lax.scan(step, jnp.zeros_like(x[0]), x)[1] ** 2)
 
 
+# Classes of operations that cost alike.
+CLASSES = {"arithmetic", "transcendental", "reduction", "contraction", "cumulative", "move"}
+CLASSES |= {"product", "convolution", "expanded"}
 EXAMPLES = {
     "network": (network, ([f(1, 8), f(8, 8), f(8, 1)], f(1))),
     "attention": (jax.nn.dot_product_attention, (f(1, 128, 4, 16),) * 3),

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import depth
-from depth.kernels import CLASSES
 from depth.models import find_device, generic_accelerator, generic_cpu
+from tests.depth.cases import CLASSES
 
 NAMES = ["V100", "A100", "H100", "H200", "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e"]
 FIGURES = [

@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 import depth
-from depth.kernels import CLASSES, Choice, Loop, Program
-from tests.depth.cases import EXAMPLES, b, f, i, sines
+from depth.kernels import Choice, Loop, Program
+from tests.depth.cases import CLASSES, EXAMPLES, b, f, i, sines
 
 
 def program(fn, *args, **options):
