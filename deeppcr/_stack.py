@@ -9,9 +9,10 @@ import jax
 from deeppcr.api import forward
 from deeppcr.checks import describe_type
 from deeppcr.layers import Repeated, repeated
+from deeppcr.layers.repeated import STATIC
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["plan", "length"])
+@partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=STATIC)
 @dataclasses.dataclass(frozen=True)
 class Stack(Repeated):
     """Equal layers, stacked: a callable pytree of arrays ``[L, ...]``. Made by `stack`.
@@ -22,7 +23,8 @@ class Stack(Repeated):
     Attributes:
         arrays: the arrays of one step of the chain, stacked on axis 0: ``[L, ...]``. An array that
             all layers share has no such axis.
-        plan: the code of a step (static).
+        code: that of a step (static).
+        shared: for each array, whether all layers share it.
         length: L, the number of steps; a step is one layer, or one period of layers.
     """
 
@@ -43,17 +45,18 @@ def stack(layers: Any, x: Any = None) -> Stack:
 
     Args:
         layers: equal layers, or layers that repeat with a period (`Linear`, `relu`, `Linear`,
-            `relu`, ...), of any kind that `deeppcr.forward` takes.
+            `relu`, ...), of any kind that `deeppcr.forward` makes a chain of. Their code runs once
+            for all: what it prints, or reads of a list, happens once.
         x: the input of the first layer, as arrays or `jax.ShapeDtypeStruct`. If given, `stack`
             checks that the layers return the shapes that they take, and do not change their own
-            state. Required for callables that cannot be taken apart into code and arrays.
+            state.
 
     Returns:
         a `Stack`.
 
     Raises:
         ValueError: the layers differ, or there are none, or calling one changes its state.
-        TypeError: one of them is not callable, or cannot be taken apart without ``x``.
+        TypeError: one of them is not callable, or cannot be taken apart into code and arrays.
 
     Example:
         >>> scales = [jnp.full(3, c) for c in (1.0, 2.0, 3.0)]
@@ -65,7 +68,7 @@ def stack(layers: Any, x: Any = None) -> Stack:
         [(3, 3)]
     """
     run = repeated(layers, x)
-    return Stack(run.arrays, run.plan, run.length)
+    return Stack(run.arrays, run.code, run.shared, run.length)
 
 
 def unstack(stacked: Stack) -> list[Any]:

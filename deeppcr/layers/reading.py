@@ -1,51 +1,165 @@
 """Reading a list of layers: which are equal, what each takes and returns, and its side effects."""
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from deeppcr.checks import describe, describe_type
-from deeppcr.layers.parts import Node, Opaque, is_pair, take_apart
-from deeppcr.layers.reach import Reach, Unseen
-from deeppcr.layers.trial import (
-    Trial,
-    array_types,
-    is_same_on_jax,
-    shape_of,
-    trace,
-    try_copy,
-    types_of,
-)
+from deeppcr.effects import side_effects
+from deeppcr.layers.parts import Code, as_callable, is_pair, take_apart
+from deeppcr.layers.pure import InTurn, check_pure
+from depth.jaxprs import equations, without_constants
 
 
-@dataclasses.dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """One layer of a list.
 
     Attributes:
         given: the layer, as it was given.
-        kind: a number, the same for equal layers and only for those.
-        code: the part that equal layers share, with ``build(arrays)``.
+        code: the part that equal layers share.
         arrays: its own arrays.
         takes: the types of its input.
-        trial: the result of calling it on trial.
+        kind: a number, the same for layers with equal code, types of arrays and types of input.
+        returns: its output, as `jax.ShapeDtypeStruct`; None if it is unknown.
+        acts: its other effects, as text; "" if it has none.
+        size: the number of equations of its program.
     """
 
     given: Any
-    kind: int
-    code: Any
+    code: Code
     arrays: list[Any]
-    takes: Any = None
-    trial: Trial = Trial(None)
+    takes: Any
+    kind: int
+    returns: Any
+    acts: str
+    size: int
 
-    @property
-    def returns(self) -> Any:
-        """What it returns, as `jax.ShapeDtypeStruct`."""
-        return self.trial.returns
+
+class Reader:
+    """The layers read so far.
+
+    Args:
+        trusts: whether it reads whatever no trial shows to have effects.
+
+    Attributes:
+        stopped: why the last reading stopped before a layer; None if it did not.
+    """
+
+    def __init__(self, trusts: bool = False) -> None:
+        self.stopped: Exception | None = None
+        self._trusts = trusts
+        self._kinds: dict[Any, int] = {}
+        self._trials: dict[int, Any] = {}
+
+    def read(self, layers: Sequence[Any], x: Any, past_changes: bool = False) -> list[Layer]:
+        """Read layers, the first of which takes ``x``: arrays or their shapes; None if unknown.
+
+        Equal layers are traced once. Reading stops before the first layer that has to be called in
+        its turn: later ones may read what it changes. With ``past_changes`` it stops only if it is
+        unknown what a layer returns.
+        """
+        self.stopped, found = None, list[Layer]()
+        x = jax.tree.map(shape_of, x)
+        for layer in layers:
+            try:
+                read = self._look(layer, x)
+            except Exception as reason:
+                self.stopped = reason
+                break
+            if read.acts and not past_changes:
+                self.stopped = InTurn(read.acts)
+                break
+            found.append(read)
+            x = read.returns
+        return found
+
+    def forget(self) -> None:
+        """Discard what a call in between may have changed; layers that have effects keep them."""
+        self._trials = {
+            kind: trial for kind, trial in self._trials.items() if type(trial) is tuple and trial[1]
+        }
+
+    def _look(self, layer: Any, x: Any) -> Layer:
+        (code, arrays), takes = take_apart(layer), types_of(x)
+        kind = self._kinds.setdefault((code, array_types(arrays), takes), len(self._kinds))
+        if kind not in self._trials:
+            try:
+                if not self._trusts:
+                    if any(isinstance(each, np.ndarray) or is_weak(each) for each in arrays):
+                        raise InTurn("it holds arrays that are numpy's or weakly typed")
+                    state, _ = take_apart(jax.tree.map(lambda _: None, x))
+                    check_pure([*code.reaches(), *state.reaches()])
+                self._trials[kind] = (None, "", 0) if x is None else try_code(code, arrays, x)
+            except Exception as error:
+                self._trials[kind] = error
+        trial = self._trials[kind]
+        if isinstance(trial, Exception):
+            raise trial
+        return Layer(layer, code, arrays, takes, kind, *trial)
+
+
+def try_code(code: Code, arrays: Sequence[Any], x: Any) -> tuple[Any, str, int]:
+    """Call a copy of a layer on ``x``: what it returns, its other effects, and its size."""
+    acts: list[str] = []
+
+    def call(arrays: list[Any], x: Any) -> Any:
+        layer = code.build(iter(arrays))
+        before = take_apart(layer), take_apart(x)
+        y = layer(x)
+        acts.append(_changes(before, layer, x))
+        return y
+
+    closed, returns = jax.make_jaxpr(call, return_shape=True)(list(map(shape_of, arrays)), x)
+    program = list(equations(without_constants(closed)))
+    acts += [f"it has side effects: {name}" for name in side_effects(closed)]
+    names = (each.primitive.name for each in program)
+    acts += [f"it calls Python when it runs, by {name}" for name in names if "callback" in name]
+    if any(any(each.params.get("donated_invars", ())) for each in program):
+        acts.append("it donates what it takes")
+    return returns, next(filter(None, acts), ""), len(program)
+
+
+def _changes(before: Sequence[tuple[Code, list[Any]]], layer: Any, x: Any) -> str:
+    """What a call changed in a layer and in its argument, taken apart ``before``; "" if nothing."""
+    try:
+        after = take_apart(layer), take_apart(x)
+        pairs = zip(before, after, strict=True)
+        if all(a == b and list(map(id, xs)) == list(map(id, ys)) for (a, xs), (b, ys) in pairs):
+            return ""
+    except InTurn:  # it has a part that it had not
+        pass
+    known = {id(array) for _, arrays in before for array in arrays}
+    leaves = jax.tree_util.tree_leaves_with_path(layer)
+    new = [path for path, leaf in leaves if isinstance(leaf, jax.Array) and id(leaf) not in known]
+    return f"calling it changes {', '.join(map(jax.tree_util.keystr, new)) or 'its state'}"
+
+
+def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an array or number."""
+    return jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf), weak_type=is_weak(leaf))
+
+
+def _dtype(leaf: Any) -> Any:
+    """The dtype as jax canonicalises it; jax's own arrays have it."""
+    return leaf.dtype if isinstance(leaf, jax.Array) else jax.dtypes.result_type(leaf)
+
+
+def is_weak(leaf: Any) -> bool:
+    """Whether an array or number is weakly typed."""
+    return bool(getattr(leaf, "weak_type", isinstance(leaf, int | float | complex)))
+
+
+def array_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """The shapes and dtypes of arrays, and whether they are weakly typed."""
+    return tuple((np.shape(leaf), _dtype(leaf), is_weak(leaf)) for leaf in arrays)
+
+
+def types_of(tree: Any) -> tuple[Any, ...]:
+    """The structure of a pytree, and the shapes and dtypes in it."""
+    return (jax.tree.structure(tree), *array_types(jax.tree.leaves(tree)))
 
 
 def listed(layers: Any) -> list[Any]:
@@ -58,9 +172,8 @@ def listed(layers: Any) -> list[Any]:
         layers = layers.layers
     elif is_pair(layers) and isinstance(layers[1], list | tuple) and not is_pair(layers[1]):
         layers = [(layers[0], parameters) for parameters in layers[1]]
-    if not isinstance(layers, Iterable) or isinstance(
-        layers, str | bytes | dict | jax.Array | np.ndarray
-    ):
+    no_lists = str | bytes | dict | jax.Array | np.ndarray
+    if not isinstance(layers, Iterable) or isinstance(layers, no_lists):
         raise TypeError(
             f"layers is {describe_type(layers)}, expected a list of callables layer(x) -> x or of "
             "(apply, params), a module with .layers (Sequential), or deeppcr.stack(layers)."
@@ -70,34 +183,9 @@ def listed(layers: Any) -> list[Any]:
         if not callable(layer) and not is_pair(layer):
             raise TypeError(
                 f"layers[{number}] is {describe(layer)}, expected a callable layer(x) -> x, or a "
-                f"pair (apply, params){_remedy(layer)}."
+                "pair (apply, params), in one flat list; for arrays write (apply, [params, ...])."
             )
     return found
-
-
-def name_of_layer(layer: Any) -> str:
-    """The name of a layer: of its function, or of its class."""
-    called = layer[0] if is_pair(layer) else layer
-    while isinstance(called, partial):  # of functools, or of jax.tree_util
-        called = called.func
-    return str(getattr(called, "__name__", type(called).__name__))
-
-
-def locate(error: Exception, layer: str, x: Any) -> None:
-    """Add the layer and its input to the message of an error; its type does not change."""
-    where = f"{layer} was given {describe(x)}"
-    if type(error) in (TypeError, ValueError):
-        error.args = (f"{where}: {error}",)
-    else:  # of a class of its own, whose arguments may mean anything
-        error.add_note(where)
-
-
-def _remedy(layer: Any) -> str:
-    """The remedy if a list of layers contains something else."""
-    if isinstance(layer, list | tuple) and any(map(callable, layer)):
-        return "; write one flat list of layers"
-    is_array = hasattr(layer, "dtype") and hasattr(layer, "shape")
-    return "; for arrays alone write (apply, [params, ...])" if is_array else ""
 
 
 def is_sequential(layers: Any) -> bool:
@@ -108,99 +196,23 @@ def is_sequential(layers: Any) -> bool:
     return False
 
 
-class Reader:
-    """The layers read so far.
+def call(layer: Any, x: Any, number: int) -> Any:
+    """``layer(x)``; an error names the ``number`` of the layer."""
+    try:
+        return as_callable(layer)(x)
+    except Exception as error:
+        locate(error, number, layer, x)
+        raise
 
-    Attributes:
-        stopped: why the last reading stopped before a layer that it could not read; else None.
-    """
 
-    def __init__(self) -> None:
-        self.stopped: Exception | None = None
-        self._kinds: dict[Any, int] = {}  # by code and types of the arrays
-        self._last: tuple[Any, int] = None, 0  # the last kind
-        self._known: dict[tuple[int, Any], Layer] = {}  # keeps the layers, and so their ids
-        self._trials: dict[tuple[int, Any], Trial | None] = {}
-        self._fixed: dict[int, Node] = {}
-
-    def read(self, layers: Sequence[Any], x: Any, past_changes: bool = False) -> list[Layer]:
-        """Read layers, the first of which takes ``x``: arrays or their shapes.
-
-        Equal layers are traced once. Reading stops before the first layer that cannot be read: one
-        that raises, that depends on values, or that holds objects that cannot be watched. It stops
-        after the first that changes something, because later layers may read what is changed; with
-        ``past_changes`` it continues as if nothing had changed.
-        """
-        self.stopped, found = None, []
-        x = jax.tree.map(shape_of, x)
-        takes = types_of(x)
-        for layer in layers:
-            key = id(layer), takes
-            try:
-                if key not in self._known:
-                    self._known[key] = self._look(layer, x, takes)
-            except Exception as reason:
-                self.stopped = reason
-                break
-            found.append(self._known[key])
-            if found[-1].trial.acts and not past_changes:
-                break
-            x, takes = found[-1].returns, found[-1].trial.types
-        return found
-
-    def take_apart(self, layers: Sequence[Any]) -> list[Layer]:
-        """Read layers without knowing what they take and return.
-
-        Raises:
-            TypeError: a layer cannot be taken apart.
-        """
-        found = []
-        for number, layer in enumerate(layers):
-            try:
-                code, arrays = take_apart(layer, self._fixed)
-                known = len(self._kinds)
-                found.append(Layer(layer, self._kind(code, arrays), code, arrays))
-                if found[-1].kind == known:
-                    Reach(layer)
-            except (Opaque, Unseen) as reason:
-                raise TypeError(
-                    f"layers[{number}] cannot be taken apart into code and arrays ({reason}), so "
-                    "its input must be given: deeppcr.stack(layers, x)."
-                ) from None
-        return found
-
-    def forget(self) -> None:
-        """Discard results that may be stale, after a call that may have changed something.
-
-        Layers with side effects are remembered: equal layers are called one by one from then on.
-        """
-        self._known.clear()
-        self._fixed.clear()
-        self._trials = {key: trial for key, trial in self._trials.items() if trial and trial.acts}
-
-    def _look(self, layer: Any, x: Any, takes: Any) -> Layer:
-        """Read one layer that takes ``x``."""
-        try:
-            code, arrays = take_apart(layer, self._fixed)
-            kind = self._kind(code, arrays)
-            if (kind, takes) not in self._trials:
-                self._trials[kind, takes] = None  # as it stays if the call raises
-                self._trials[kind, takes] = try_copy(code, arrays, x, layer)
-            trial = self._trials[kind, takes]
-            if trial and trial.asks and not is_same_on_jax(code, arrays, layer, x):
-                trial = None
-        except Unseen:
-            raise
-        except Exception:  # if the layer itself is at fault, the next line raises again
-            trial = None
-        if trial:
-            return Layer(layer, kind, code, arrays, takes, trial)
-        program, arrays, trial = trace(layer, x)
-        return Layer(layer, self._kind((program, takes), arrays), program, arrays, takes, trial)
-
-    def _kind(self, code: Any, arrays: list[Any]) -> int:
-        """The number of the kind of a layer."""
-        form = (code, array_types(arrays))
-        if form != self._last[0]:  # else it costs no hash
-            self._last = form, self._kinds.setdefault(form, len(self._kinds))
-        return self._last[1]
+def locate(error: Exception, number: int, layer: Any, x: Any) -> None:
+    """Add a layer and its input to the message of an error; its type does not change."""
+    called = layer[0] if is_pair(layer) else layer
+    while isinstance(called, partial):  # of functools, or of jax.tree_util
+        called = called.func
+    name = getattr(called, "__name__", type(called).__name__)
+    where = f"layers[{number}] ({name}) was given {describe(x)}"
+    if type(error) in (TypeError, ValueError):
+        error.args = (f"{where}: {error}",)
+    else:  # of a class of its own, whose arguments may mean anything
+        error.add_note(where)

@@ -6,14 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from deeppcr.layers.parts import as_callable
-from deeppcr.layers.reading import Layer, Reader, listed, locate, name_of_layer
-from deeppcr.layers.repeated import Repeated, stack_layers
-from deeppcr.layers.trial import types_of
+from deeppcr.layers.pure import InTurn
+from deeppcr.layers.reading import Layer, Reader, call, listed, locate, types_of
+from deeppcr.layers.repeated import Repeated, check_acts, stack_layers
 
 LONGEST_PERIOD = 64
+ALONE = "no equal neighbour"
 # The equations up to which a CPU program of single layers compiles faster than a chain of them: 180
 # to 420 with gradients, by the kind of layer (jax 0.10.2, 2 cores).
 SHORT = 256
@@ -43,7 +42,7 @@ class Segment:
     @property
     def is_short(self) -> bool:
         """Whether its layers compile faster one by one."""
-        return sum(layer.trial.size for layer in self.layers) <= SHORT
+        return sum(layer.size for layer in self.layers) <= SHORT
 
     def stacked(self) -> Repeated:
         """The chain."""
@@ -52,7 +51,7 @@ class Segment:
     def one_by_one(self, x: Any) -> Any:
         """Call the layers; an error names the index of its layer."""
         for number, layer in enumerate(self.layers, self.start):
-            x = _call(layer.given, x, number)
+            x = call(layer.given, x, number)
         return x
 
 
@@ -84,7 +83,7 @@ def describe(layers: Any, x: Any) -> Description:
         a step, type of the state, and the reason why layers run in order.
 
     Raises:
-        ValueError: a layer depends on values, not only on shapes.
+        ValueError: a layer has to be called to know what it returns.
         TypeError: ``layers`` is not a list of layers.
 
     Example:
@@ -97,21 +96,60 @@ def describe(layers: Any, x: Any) -> Description:
     """
     found = layers.layers() if isinstance(layers, Repeated) else listed(layers)
     reader = Reader()
-    layers_read = reader.read(found, x, past_changes=True)
+    known = reader.read(found, x, past_changes=True)
     if reader.stopped:
         raise ValueError(
-            f"layers[{len(layers_read)}] cannot be called on shapes alone: {reader.stopped}. "
+            f"layers[{len(known)}] cannot be called on shapes alone: {reader.stopped}. "
             "deeppcr.forward calls it directly, and inspects later layers after that."
         ) from reader.stopped
-    return Description(tuple(segments(layers_read)))
+    return Description(tuple(segments(known)))
+
+
+def repeated(layers: Any, x: Any = None) -> Repeated:
+    """The one chain that all ``layers`` form.
+
+    Args:
+        layers: as in `deeppcr.forward`. What no trial shows to have effects is stacked.
+        x: the input of the first layer. Without it, there is no trial.
+
+    Raises:
+        ValueError: there are no layers, or they do not form one chain; the message names the first
+            layer that differs.
+        TypeError: a layer cannot be taken apart.
+    """
+    if isinstance(layers, Repeated):
+        return layers
+    given, reader = listed(layers), Reader(trusts=True)
+    if not given:
+        raise ValueError("layers is empty, expected at least one layer.")
+    known = reader.read(given, x, past_changes=True)
+    count, error = len(known), reader.stopped
+    if isinstance(error, InTurn):
+        raise TypeError(
+            f"layers[{count}] cannot be taken apart into code and arrays: {error}; "
+            "deeppcr.forward(layers, x) takes any."
+        )
+    if error:
+        locate(error, count, given[count], known[-1].returns if known else x)
+        raise error
+    for number, layer in enumerate(known):
+        check_acts(f"layers[{number}]", layer.acts)
+    found = segments(known)
+    if len(found) > 1 or found[0].reason not in ("", ALONE):
+        odd = found[1].start if len(found) > 1 else 0
+        raise ValueError(
+            f"layers[{odd}] is not like the layers before it (other code, shapes or dtypes), or "
+            "changes the shape of the state; expected equal layers, or layers with a period, that "
+            "return what they take. deeppcr.forward(layers, x) takes any."
+        )
+    return found[0].stacked()
 
 
 def apply_layers(layers: Any, x: Any, solve: Callable[[Segment, Any], Any]) -> Any:
     """Apply a list of layers to ``x``: chains by ``solve(segment, x)``, all others one by one.
 
-    Layers are inspected in order, up to one that changes something when it is called, or that
-    cannot be inspected. That one is called, and later layers are inspected after the call: they may
-    read what it changed.
+    Layers are inspected in order, up to one that has to be called in its turn. Later ones are
+    inspected after the call: they may read what it changed.
     """
     given, reader, start = listed(layers), Reader(), 0
     while start < len(given):
@@ -121,19 +159,10 @@ def apply_layers(layers: Any, x: Any, solve: Callable[[Segment, Any], Any]) -> A
         for segment in segments(found, start):
             x = segment.one_by_one(x) if segment.reason else solve(segment, x)
         start += len(found)
-        if start < len(given) and not (found and found[-1].trial.acts):
-            x, start = _call(given[start], x, start), start + 1
+        if start < len(given):
+            x, start = call(given[start], x, start), start + 1
         reader.forget()
     return x
-
-
-def _call(layer: Any, x: Any, number: int) -> Any:
-    """``layer(x)``; an error names the ``number`` of the layer."""
-    try:
-        return as_callable(layer)(x)
-    except Exception as error:
-        locate(error, f"layers[{number}] ({name_of_layer(layer)})", x)
-        raise
 
 
 def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:
@@ -141,72 +170,50 @@ def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:
 
     ``offset``: the index of the first in the list.
     """
-    found: list[Segment] = []
-    start = 0
+    found, start, reasons = list[Segment](), 0, list(map(_why_alone, layers))
+    # Negative numbers equal no other.
+    kinds = [-i - 1 if reasons[i] else layer.kind for i, layer in enumerate(layers)]
     while start < len(layers):
-        reason = why_alone(layers[start])
-        period, length = (1, 1) if reason else longest_run(layers, start)
+        period, length = _longest_run(kinds[start:])
+        reason = reasons[start]
         if length == 1 and not reason:
-            keeps_type = layers[start].takes == layers[start].trial.types
-            reason = "no equal neighbour" if keeps_type else "it changes shape or dtype"
+            keeps_type = layers[start].takes == types_of(layers[start].returns)
+            reason = ALONE if keeps_type else "it changes shape or dtype"
         own = layers[start : start + period * length]
         found.append(Segment(own, offset + start, period, reason))
         start += period * length
     return found
 
 
-def why_alone(layer: Layer) -> str:
+def _why_alone(layer: Layer) -> str:
     """Why a layer cannot be part of a chain; "" if it can."""
-    if layer.trial.acts:
-        return layer.trial.acts
-    if layer.trial.needs_weak:
-        return "its arrays are weakly typed, which a stack of them cannot be"
-    if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(layer.returns)):
-        return "it returns non-floating arrays"
-    return ""
+    leaves = jax.tree.leaves(layer.returns)
+    floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+    return layer.acts or ("" if floating else "it returns non-floating arrays")
 
 
-def longest_run(layers: Sequence[Layer], start: int) -> tuple[int, int]:
-    """The period and number of steps of the longest chain from ``start`` on; (1, 1) for none."""
+def _longest_run(kinds: Sequence[int]) -> tuple[int, int]:
+    """The period and the steps of the longest chain from the first on; (1, 1) for none."""
     best = (1, 1)
-    for period in range(1, min(LONGEST_PERIOD, (len(layers) - start) // 2) + 1):
-        if layers[start].takes == layers[start + period].takes:  # so a step returns what it takes
-            length = _repeats(layers, start, period)
-            if length > 1 and period * length > best[0] * best[1]:
-                best = (period, length)
-        if best[0] * best[1] == len(layers) - start or why_alone(layers[start + period]):
-            break
+    for period in range(1, min(LONGEST_PERIOD, len(kinds) // 2) + 1):
+        pairs = enumerate(zip(kinds, kinds[period:], strict=False))
+        same = next((i for i, (kind, other) in pairs if kind != other), len(kinds) - period)
+        length = same // period + 1
+        if length > 1 and period * length > best[0] * best[1]:
+            best = (period, length)
     return best
-
-
-def _repeats(layers: Sequence[Layer], start: int, period: int) -> int:
-    """The number of consecutive repetitions of the ``period`` layers from ``start`` on."""
-    end = start + period
-    while (
-        end < len(layers)
-        and layers[end].kind == layers[end - period].kind
-        and layers[end].takes == layers[end - period].takes
-    ):
-        end += 1
-    return (end - start) // period
 
 
 def _row(segment: Segment) -> tuple[str, ...]:
     first, last = segment.start, segment.start + len(segment.layers) - 1
-    state = _shapes(segment.layers[0].takes)
-    returned = _shapes(types_of(segment.layers[-1].returns))
+    state, returned = (
+        ", ".join(f"{dtype}{list(shape)}" for shape, dtype, _ in types[1:])
+        for types in (segment.layers[0].takes, types_of(segment.layers[-1].returns))
+    )
     return (
         str(first) if first == last else f"{first}..{last}",
         str(segment.length),
         str(segment.period),
         state if state == returned else f"{state} -> {returned}",
         f"sequential: {segment.reason}" if segment.reason else "a chain",
-    )
-
-
-def _shapes(types: Sequence[Any]) -> str:
-    _, *arrays = types
-    return ", ".join(
-        f"{np.dtype(dtype).name if hasattr(dtype, 'str') else dtype}{list(shape)}"
-        for shape, dtype, _ in arrays
     )

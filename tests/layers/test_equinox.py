@@ -41,9 +41,6 @@ class Residual(eqx.Module):
     def __call__(self, x, *, key=None):
         return x + self.scale * self.act(self.linear(x))
 
-    def halved(self, x):
-        return 0.5 * self(x)
-
 
 LISTS = {
     "linear": linears,
@@ -53,8 +50,6 @@ LISTS = {
     ],
     "layer norm": norms,
     "residual": lambda: [Residual(m, jnp.tanh, 0.5) for m in linears()],
-    "methods": lambda: [Residual(m, jnp.tanh, 0.5).halved for m in linears()],
-    "filter_jit": lambda: [eqx.filter_jit(m) for m in linears()],
     "closures": lambda: [lambda x, m=m: m(x) for m in linears()],
 }
 
@@ -99,31 +94,3 @@ def test_sequential():
     assert_agree(
         gradient, eqx.filter_jit(eqx.filter_value_and_grad(lambda m: square(m(X))))(sequential)
     )
-
-
-def test_batches_by_vmap():
-    layers, batch = mlps(), jnp.stack([X, 2 * X])
-    assert_agree(
-        jax.vmap(partial(deeppcr.forward, layers))(batch), jax.vmap(partial(loop, layers))(batch)
-    )
-    each = [jax.vmap(m) for m in layers]
-    assert_agree(deeppcr.forward(each, batch), loop(each, batch))
-
-
-def test_stacks():
-    layers = mlps()
-    stack = deeppcr.stack(layers)
-    assert_agree(stack(X), loop(layers, X))
-    back = deeppcr.unstack(stack)
-    assert jax.tree.structure(back) == jax.tree.structure(layers)
-    assert_agree(eqx.filter(back, eqx.is_array), eqx.filter(layers, eqx.is_array))
-    gradient = eqx.filter_grad(lambda stack: square(stack(X)))(stack)
-    wanted = eqx.filter_grad(lambda layers: square(loop(layers, X)))(layers)
-    assert_agree(
-        eqx.filter(deeppcr.unstack(gradient), eqx.is_array), eqx.filter(wanted, eqx.is_array)
-    )
-
-
-def test_random_layers_without_a_key_raise_what_equinox_raises():
-    with pytest.raises(RuntimeError, match="Dropout"):
-        deeppcr.forward([eqx.nn.Dropout(0.5)] * 3, X)

@@ -5,12 +5,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen, nnx
 
 import deeppcr
-from tests.layers.kinds import Plain, chains, is_one_chain, loop, options, square
+from tests.layers.kinds import chains, loop, options, square
 from tests.problems import assert_agree, normal
 
 N = 4
@@ -115,18 +114,6 @@ def test_nnx_modules_and_what_holds_them(wrap, sort):
         assert all("changes" in reason for _, _, _, reason in found)
 
 
-@pytest.mark.parametrize("sort", ["linear", "dropout in training", "statistics in training"])
-def test_objects_that_hold_nnx_modules(sort):
-    make = partial(blocks, **SORTS[sort][0])
-    try:
-        actual = twice(deeppcr.forward, make, Plain)
-    except (TypeError, ValueError) as error:
-        if "layers[0]" not in str(error):
-            raise
-    else:
-        agree(actual, twice(loop, make, Plain))
-
-
 @pytest.mark.parametrize("changing", [{}, {"norm": True, "rate": 0.5}], ids=["linear", "changing"])
 def test_nnx_grad(changing):
     """Gradients in the module's own structure, under nnx.jit; statistics as from the loop."""
@@ -141,21 +128,6 @@ def test_nnx_grad(changing):
     copy = nnx.clone(made)
     agree(step(partial(deeppcr.forward, method="newton", adjoint="pcr"), made), step(loop, copy))
     agree(state([made]), state([copy]))
-
-
-def test_a_training_step():
-    def train(run, model):
-        optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
-
-        @nnx.jit
-        def step(model, optimizer):
-            value, gradient = nnx.value_and_grad(lambda model: square(model(BATCH, run)))(model)
-            optimizer.update(model, gradient)
-            return value
-
-        return [step(model, optimizer) for _ in range(2)], state([model])
-
-    agree(train(partial(deeppcr.forward, adjoint="pcr"), Model()), train(loop, Model()))
 
 
 def test_nnx_sequential_is_a_period():
@@ -173,27 +145,6 @@ def test_nnx_sequential_is_a_period():
         gradient(sequential),
         nnx.jit(nnx.value_and_grad(lambda model: square(model(BATCH))))(sequential),
     )
-
-
-def test_nnx_attributes_are_part_of_the_code():
-    def make():
-        acts = [
-            nnx.tanh,
-            nnx.tanh,
-            nnx.relu,
-            nnx.sigmoid,
-            lambda x: jnp.sin(x),
-            lambda x: jnp.cos(x),
-        ]
-        return [Block(0, act=act) for act in acts]
-
-    agree(twice(deeppcr.forward, make), twice(loop, make))
-    assert [start for start, *_ in chains(make(), BATCH)][:3] == [0, 2, 3]
-    rates = [
-        *blocks(2, "eval", rate=0.3),
-        *blocks(2, rate=0.0),
-    ]  # other values of static fields, the same result
-    agree(deeppcr.forward(rates, BATCH), loop(rates, BATCH))
 
 
 def test_a_shared_nnx_module_is_not_copied():
@@ -298,13 +249,6 @@ def test_linen(name):
     assert chains(LINEN[name](), BATCH) == [(0, N, 1, "")]
 
 
-def test_linen_gradients_are_lists_of_dicts():
-    def gradient(run):
-        return jax.jit(jax.grad(lambda v: square(run((Linen().apply, v), BATCH))))(variables())
-
-    agree(gradient(partial(deeppcr.forward, adjoint="pcr")), gradient(loop))
-
-
 @pytest.mark.parametrize("count", [1, N])
 def test_linen_bound_with_random_numbers(count):
     """The counter in a bound module advances with every call."""
@@ -326,18 +270,6 @@ def test_linen_bound_with_changing_statistics():
         )
 
     agree(run(deeppcr.forward), run(loop))
-
-
-def test_linen_sequential():
-    model = linen.Sequential([layer for _ in range(3) for layer in (linen.Dense(3), linen.tanh)])
-    params = model.init(jax.random.key(0), BATCH)
-    agree(deeppcr.forward(model.bind(params), BATCH), model.apply(params, BATCH))
-    assert is_one_chain([Linen().bind(v) for v in variables()], BATCH)
-
-
-def test_linen_modules_without_variables():
-    with pytest.raises(Exception, match="unbound"):
-        deeppcr.forward([Linen()] * 3, BATCH)
 
 
 def test_stacks_of_linen_and_of_nnx():

@@ -1,144 +1,17 @@
-"""`forward` against the loop ``for layer in layers: x = layer(x)``: callables and mixtures."""
+"""`forward` of lists, of chains already stacked, and of lists that compile quickly."""
 
-import dataclasses
-from functools import partial, reduce
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import deeppcr
 from deeppcr import Chain
-from tests.problems import affine, assert_agree, normal
+from tests.layers.kinds import BATCH, N, X, dense, denses, loop
+from tests.problems import assert_agree, normal
 
-N = 4  # layers
-X = normal(9, 3)
-BATCH = normal(9, 5, 3)
 WEIGHTS = normal(0, N, 3, 3, scale=0.5)
-
-
-def loop(layers, x):
-    """The oracle."""
-    return reduce(lambda x, layer: layer(x), layers, x)
-
-
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["weight", "bias"], meta_fields=["activation"]
-)
-@dataclasses.dataclass(frozen=True)
-class Dense:
-    weight: jax.Array
-    bias: jax.Array
-    activation: str = "tanh"
-
-    def __call__(self, x):
-        return getattr(jax.nn, self.activation)(affine(x, self.weight, self.bias))
-
-
-def dense(seed, width=3, out=3, activation="tanh"):
-    return Dense(normal(seed, width, out, scale=0.6), normal(seed, out), activation)
-
-
-class Plain:
-    """A callable that jax knows nothing of."""
-
-    def __init__(self, weight):
-        self.weight = weight
-
-    def __call__(self, x):
-        return jnp.tanh(x @ self.weight)
-
-
-def act(weight, x):
-    return jax.nn.relu(x @ weight)
-
-
-LAYERS = {
-    "pytrees": lambda: [dense(i) for i in range(N)],
-    "closures": lambda: [lambda x, w=w: jnp.sin(x @ w) for w in WEIGHTS],
-    "objects": lambda: [Plain(w) for w in WEIGHTS],
-    "numpy arrays": lambda: [jax.tree_util.Partial(act, np.asarray(w)) for w in WEIGHTS],
-    "closures over numbers": lambda: [lambda x, c=c: jnp.sin(c * x) for c in (0.1, 0.2, 0.2, 0.3)],
-    "closures over close numbers": lambda: [
-        lambda x, c=c: c * x for c in (1.0, 1.0 + 1e-9, 1.0 + 2e-9)
-    ],
-    "numbers in a pytree": lambda: [
-        jax.tree_util.Partial(lambda c, x: jnp.sin(c * x), c) for c in (0.1, 0.2)
-    ],
-    "shared weights": lambda: [jax.tree_util.Partial(act, WEIGHTS[0])] * 3,
-    "one weight shared by unlike closures": lambda: [
-        lambda x: jnp.sin(x @ WEIGHTS[0]) @ WEIGHTS[1],
-        lambda x: jnp.sin(x @ WEIGHTS[0]) @ WEIGHTS[0],
-        lambda x: jnp.sin(x @ WEIGHTS[1]) @ WEIGHTS[1],
-    ],
-    "two kinds of activation": lambda: [
-        dense(i, activation=a) for i, a in enumerate(["tanh", "relu"] * 2)
-    ],
-    "two runs": lambda: [dense(i, activation=a) for i, a in enumerate(["tanh"] * 3 + ["relu"] * 2)],
-    "widths change": lambda: [
-        dense(0, 3, 5),
-        dense(1, 5, 5),
-        dense(2, 5, 5),
-        dense(3, 5, 2),
-        dense(4, 2, 3),
-    ],
-    "functions between": lambda: [
-        dense(0),
-        jnp.tanh,
-        jnp.tanh,
-        dense(1),
-        lambda x: -x,
-        dense(2),
-        dense(3),
-    ],
-    "shape and type change": lambda: [
-        dense(0),
-        lambda x: x.sum(-1) > 0,
-        lambda x: x.astype(X.dtype),
-        jnp.sin,
-        jnp.sin,
-    ],
-    "one layer": lambda: [dense(0)],
-}
-
-
-# Their values are compared where their gradients are.
-WITH_GRADIENTS = ("widths change", "two runs", "shared weights")
-OF_CLOSURES = ("closures", "functions between")
-
-
-@pytest.mark.parametrize("name", sorted(LAYERS.keys() - {*WITH_GRADIENTS, *OF_CLOSURES}))
-def test_agrees_with_the_loop(name):
-    layers, method = LAYERS[name](), ["sequential", "newton"][list(LAYERS).index(name) % 2]
-    actual = jax.jit(lambda x: deeppcr.forward(layers, x, method=method))(X)
-    assert_agree(actual, jax.jit(partial(loop, layers))(X))
-
-
-@pytest.mark.parametrize("name", WITH_GRADIENTS)
-def test_gradients_agree_with_the_loop(name):
-    layers = LAYERS[name]()
-
-    def value(forward, layers, x):
-        return jnp.sum(forward(layers, x) ** 2)
-
-    grad = jax.value_and_grad(value, argnums=(1, 2))
-    method = "sequential" if name == "two runs" else "newton"
-    runs = partial(deeppcr.forward, method=method, adjoint="pcr"), loop
-    assert_agree(*jax.jit(lambda layers, x: [grad(run, layers, x) for run in runs])(layers, BATCH))
-
-
-@pytest.mark.parametrize("name", OF_CLOSURES)
-def test_gradients_of_closures(name):
-    """Gradients to the input, and to arrays that are traced when a layer closes over them."""
-
-    def value(forward, scale, x):
-        layers = [lambda x, layer=layer: scale * layer(x) for layer in LAYERS[name]()]
-        return jnp.sum(forward(layers, x) ** 2)
-
-    grad = jax.value_and_grad(value, argnums=(1, 2))
-    runs = partial(deeppcr.forward, adjoint="backprop"), loop
-    assert_agree(*jax.jit(lambda scale, x: [grad(run, scale, x) for run in runs])(0.9, X))
 
 
 def test_no_layers():
@@ -157,13 +30,13 @@ def test_pytree_states():
 def test_integer_states_run_in_order():
     """Tokens on their way to an embedding: layers alike, of a state without derivatives."""
     bump = [jax.tree_util.Partial(lambda n, x: (x + n) % 7, jnp.array(n)) for n in (1, 2, 3)]
-    layers = [*bump, lambda x: normal(0, 7, 3)[x], *LAYERS["pytrees"]()]
+    layers = [*bump, lambda x: normal(0, 7, 3)[x], *denses(N)]
     tokens = jnp.array([1, 5, 6])
     assert_agree(deeppcr.forward(layers, tokens), loop(layers, tokens))
 
 
 def test_a_chain_of_layers_already_stacked():
-    layers = LAYERS["pytrees"]()
+    layers = denses(N)
     chain = Chain.from_layers(layers, X)
     assert chain.length == N
     # The inputs of the chain are the stacked parameters of all layers, and so are their gradients.
@@ -198,15 +71,9 @@ def test_a_chain_written_by_hand_takes_batches():
     assert_agree(found(BATCH), [expected] * 3)
 
 
-def test_from_layers_takes_closures_and_shapes_alone():
-    layers = LAYERS["closures"]()
-    chain = Chain.from_layers(layers, jax.ShapeDtypeStruct(X.shape, X.dtype))
-    assert_agree(deeppcr.forward(chain, X), loop(layers, X))
-
-
 def test_batches_by_shape():
     """A Jacobian block is one example's: w x w, whatever the batch."""
-    layers = LAYERS["pytrees"]()
+    layers = denses(N)
     for x, width in ((X, 3), (BATCH, 3), (normal(1, 2, 5, 3), 15)):
         program = str(
             jax.make_jaxpr(
@@ -216,12 +83,6 @@ def test_batches_by_shape():
         batch = x.shape[:1] if x.ndim > 1 else ()
         shape = ",".join(map(str, (N, *batch, width, width)))
         assert f"f64[{shape}]" in program
-
-
-def test_a_scalar_and_a_python_number():
-    layers = [jax.tree_util.Partial(lambda c, x: jnp.sin(c * x), c) for c in normal(0, N)]
-    for x in (jnp.array(0.7), 0.7):
-        assert_agree(deeppcr.forward(layers, x, method="newton"), loop(layers, x))
 
 
 def test_layers_alike_become_one_chain():
@@ -297,10 +158,3 @@ def test_random_layers_and_layers_that_interact_within_a_batch():
         jax.jit(jax.value_and_grad(partial(value, each)))(BATCH) for each in (ours, loop)
     )
     assert_agree(actual, expected)
-
-
-def test_vmap_and_scan_over_forward():
-    layers = LAYERS["pytrees"]()
-    one = partial(deeppcr.forward, layers, method="newton")
-    found = jax.jit(lambda x: (jax.vmap(one)(x), jax.lax.map(one, x)))(BATCH)
-    assert_agree(found, (loop(layers, BATCH),) * 2)

@@ -14,7 +14,6 @@ import deeppcr
 from tests.layers.kinds import (
     WEIGHTS,
     Dense,
-    Plain,
     X,
     closure,
     dense,
@@ -22,7 +21,7 @@ from tests.layers.kinds import (
     loop,
     square,
 )
-from tests.problems import assert_agree, normal, rounding
+from tests.problems import assert_agree, normal
 
 N = 5
 BATCH = normal(9, 4, 3)
@@ -43,7 +42,6 @@ def multiply(params, x):
 KINDS = {
     "modules": lambda: denses(N),
     "closures": lambda: [closure(w) for w in WEIGHTS],
-    "jitted closures": lambda: [jax.jit(closure(w)) for w in WEIGHTS],
     "pairs": lambda: [(multiply, {"w": w, "c": w[0]}) for w in WEIGHTS],
     "apply and a list": lambda: (multiply, [{"w": w, "c": w[0]} for w in WEIGHTS]),
     "partials": lambda: [partial(multiply, {"w": w, "c": w[0]}) for w in WEIGHTS],
@@ -79,13 +77,6 @@ def test_agrees_with_the_loop(name):
     assert_agree(deeppcr.stack(stack), stack)
 
 
-def test_objects_need_an_example():
-    layers = [Plain(closure(w)) for w in WEIGHTS]
-    with pytest.raises(TypeError, match=r"layers\[0\].*Plain"):
-        deeppcr.stack(layers)
-    assert_agree(deeppcr.stack(layers, jax.ShapeDtypeStruct(X.shape, X.dtype))(X), loop(layers, X))
-
-
 @pytest.mark.parametrize(("method", "adjoint"), [("auto", "auto"), ("newton", "pcr")])
 def test_gradients_are_stacks(method, adjoint):
     layers = denses(N)
@@ -98,14 +89,6 @@ def test_gradients_are_stacks(method, adjoint):
     wanted = gradient_of_the_loop(layers)
     assert_agree(deeppcr.unstack(gradient), wanted)
     assert_agree(deeppcr.stack(wanted), gradient)
-
-
-def test_gradients_of_layers_stacked_while_traced():
-    """In the user's own structure."""
-    gradient = jax.jit(
-        jax.grad(lambda layers: square(deeppcr.stack(layers)(BATCH, adjoint="pcr")))
-    )(denses(N))
-    assert_agree(gradient, gradient_of_the_loop(denses(N)))
 
 
 def test_is_a_pytree():
@@ -127,14 +110,6 @@ def test_is_a_pytree():
     assert jax.tree.leaves(jax.tree.map(lambda leaf: None, stack)) == []
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(stack)]
     assert len(set(paths)) == 2
-
-
-def test_closures_made_alike_have_one_structure():
-    structures = [
-        jax.tree.structure(deeppcr.stack([closure(s * w) for w in WEIGHTS])) for s in (1.0, 2.0)
-    ]
-    assert structures[0] == structures[1]
-    assert hash(structures[0]) == hash(structures[1])
 
 
 def test_jit_traces_once():
@@ -188,17 +163,6 @@ def test_training_with_optax(optimizer):
     assert_agree(deeppcr.unstack(trained), train(denses(N), loop))
 
 
-def test_donation():
-    stack = deeppcr.stack(denses(N))
-    expected = stack(X)
-    given = jax.tree.map(jnp.copy, stack)
-    kept = jax.jit(lambda stack: jax.tree.map(lambda leaf: leaf + 0, stack), donate_argnums=0)(
-        given
-    )
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
-    assert_agree(kept(X), expected)
-
-
 def test_vmap_over_an_ensemble():
     stacks = [deeppcr.stack([dense(10 * k + i) for i in range(N)]) for k in range(3)]
     ensemble = stacked(stacks)
@@ -237,22 +201,6 @@ def test_shared_arrays_are_kept_once():
     assert_agree(loop(deeppcr.unstack(deeppcr.stack(mixed)), X), loop(mixed, X))
 
 
-def test_a_stack_among_layers():
-    """It is a layer as any other; the chain of a list may be made of stacks."""
-    layers = denses(6)
-    lists = (
-        [deeppcr.stack(layers[:3]), deeppcr.stack(layers[3:])],
-        [layers[0], deeppcr.stack(layers[1:5]), layers[5]],
-    )
-    actual = jax.jit(
-        lambda x: [
-            jax.grad(lambda x, mixed=mixed: square(deeppcr.forward(mixed, x)))(x) for mixed in lists
-        ]
-    )
-    expected = jax.jit(jax.grad(lambda x: square(loop(layers, x))))(X)
-    assert_agree(actual(X), [expected] * 2)
-
-
 def test_copies_and_pickles():
     stack = deeppcr.stack(denses(N))
     for other in (copy.copy(stack), copy.deepcopy(stack), pickle.loads(pickle.dumps(stack))):
@@ -271,14 +219,6 @@ def test_from_layers_and_solve():
         chain = deeppcr.Chain.from_layers(given, X)
         assert chain.length == N
         assert_agree(deeppcr.solve(chain, X, method="newton").value, loop(layers, X))
-
-
-def test_weak_types():
-    x = X.astype(jnp.float32)
-    layers = [lambda x, c=c: jnp.sin(c * x) for c in map(jnp.asarray, (0.5, 0.25))]
-    with pytest.raises(ValueError, match="weakly typed"):
-        deeppcr.stack(layers, x)
-    assert_agree(deeppcr.forward(layers, x), loop(layers, x), rounding(jnp.float32, 16))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,579 @@
+"""Layers with state and effects: results, and what is left behind, as from the loop."""
+
+import functools
+import itertools
+import random
+import types
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import deeppcr
+from tests.layers.kinds import WEIGHTS, Plain, X, check_what_is_left, loop, options, square
+from tests.problems import assert_agree
+
+ODD = {}
+SCALE = 1.0
+TABLE = {"scale": 1.0}
+SEEN = []
+
+
+def odd(make):
+    """``make()`` returns layers, and a function of what they leave behind."""
+    ODD[make.__name__] = make
+    return make
+
+
+def between(read, write, look):
+    """Layers that read what others write."""
+    return [read, read, write, read, read, write, write, read, read], look
+
+
+@odd
+def a_dict():
+    table = {"scale": 1.0}
+
+    def write(x):
+        table["scale"] = table["scale"] * 2.0
+        return x + 1.0
+
+    return between(lambda x: x * table["scale"], write, lambda: table)
+
+
+@odd
+def a_dict_in_another_order():
+    table = {"a": 1.0, "b": 2.0}
+
+    def write(x):
+        table["a"] = table.pop("a")
+        return x
+
+    def read(x):
+        for value in table.values():
+            x = jnp.sin(x * value)
+        return x
+
+    return between(read, write, lambda: list(table.values()))
+
+
+@odd
+def a_list():
+    seen = []
+    write = lambda x: (seen.append(2.0), x)[1]  # noqa: E731
+    return between(lambda x: x * (1.0 + sum(seen)), write, lambda: seen)
+
+
+@odd
+def a_list_that_is_shared():
+    shared = []
+
+    def layer(x, seen=shared, also=shared):
+        seen.append(1)
+        return x * len(also)
+
+    return [layer] * 3, lambda: shared
+
+
+@odd
+def a_global():
+    global SCALE
+    SCALE = 1.0
+
+    def write(x):
+        global SCALE
+        SCALE = 2.0 * SCALE
+        return x
+
+    return between(lambda x: x * SCALE, write, lambda: SCALE)
+
+
+def times_table(x):
+    return x * TABLE["scale"]
+
+
+@odd
+def a_global_dict_deep_in_functions():
+    TABLE["scale"] = 1.0
+
+    def write(x):
+        def inner(x):
+            TABLE["scale"] += 1.0
+            return x
+
+        return inner(x)
+
+    return between(lambda x: times_table(jnp.sin(x)), write, lambda: dict(TABLE))
+
+
+@odd
+def a_nonlocal():
+    scale = 1.0
+
+    def write(x):
+        nonlocal scale
+        scale = scale * 2.0
+        return x
+
+    return between(lambda x: x * scale, write, lambda: scale)
+
+
+@odd
+def a_name_of_a_module():
+    module = types.ModuleType("settings_of_layers")
+    module.scale = 1.0
+
+    def write(x):
+        module.scale = 2.0
+        return x
+
+    return between(lambda x: x * module.scale, write, lambda: module.scale)
+
+
+class Settings:
+    scale = 1.0
+
+
+@odd
+def an_attribute_of_a_class():
+    Settings.scale = 1.0
+
+    def write(x):
+        Settings.scale = 2.0
+        return x
+
+    return between(lambda x: x * Settings.scale, write, lambda: Settings.scale)
+
+
+@odd
+def an_attribute_by_setattr():
+    settings = types.SimpleNamespace(scale=1.0)
+    name = "scale"
+
+    def write(x):
+        setattr(settings, name, getattr(settings, name) + 1.0)
+        return x
+
+    return between(lambda x: x * settings.scale, write, lambda: settings.scale)
+
+
+@odd
+def an_attribute_of_a_function():
+    def layer(x):
+        layer.calls += 1
+        return x * layer.calls
+
+    layer.calls = 0
+    return [layer] * 4, lambda: layer.calls
+
+
+@odd
+def weights_changed_in_place():
+    weight = np.eye(3) + 0.1
+
+    def halve(x):
+        weight[0] *= 0.5
+        return x
+
+    return between(lambda x: jnp.tanh(x @ weight), halve, lambda: weight)
+
+
+class Counts:
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, x):
+        self.count += 1
+        self.last = x
+        return jnp.sin(x * self.count)
+
+
+@odd
+def objects_that_count():
+    layers = [Counts()] * 3 + [Counts()]
+    return layers, lambda: [layer.count for layer in layers]
+
+
+class Registered(Counts):
+    """A pytree whose count is part of its structure."""
+
+
+jax.tree_util.register_pytree_node(
+    Registered, lambda m: ((), m.count), lambda count, _: vars_of(Registered(), count)
+)
+
+
+def vars_of(layer, count):
+    layer.count = count
+    return layer
+
+
+@odd
+def pytrees_that_count():
+    layers = [Registered() for _ in range(4)]
+    return layers, lambda: [layer.count for layer in layers]
+
+
+class MadeUp:
+    def __init__(self):
+        self.count = 0
+
+    def __getattr__(self, name):
+        self.count += 1
+        return self.count
+
+    def __call__(self, x):
+        return jnp.sin(x * self.whatever)
+
+
+@odd
+def attributes_that_are_made_up():
+    layers = [MadeUp() for _ in range(3)]
+    return layers, lambda: [layer.count for layer in layers]
+
+
+@jax.tree_util.register_static
+class Prints:
+    """A pytree whose code has effects by a class attribute, a property, and a static method."""
+
+    seen = []  # noqa: RUF012
+
+    @property
+    def scale(self):
+        return self.note()
+
+    @staticmethod
+    def note():
+        SEEN.append(1)
+        return 2.0
+
+    def __hash__(self):
+        return 0
+
+    def __eq__(self, other):
+        return isinstance(other, Prints)
+
+    def __call__(self, x):
+        self.seen.append(1)
+        return x * self.scale
+
+
+@odd
+def methods_that_write():
+    SEEN.clear()
+    Prints.seen.clear()
+    return [Prints() for _ in range(3)], lambda: (len(SEEN), len(Prints.seen))
+
+
+@odd
+def objects_made_on_the_way():
+    class Makes:
+        def __init__(self):
+            SEEN.append(1)
+
+    SEEN.clear()
+    return [lambda x: (Makes(), x)[1]] * 3, lambda: len(SEEN)
+
+
+# Random numbers, iterators, caches, exceptions, code that asks or runs code.
+
+
+@odd
+def a_generator_of_numpy():
+    generator = np.random.default_rng(0)
+    return [lambda x: x + generator.normal()] * 4, generator.normal
+
+
+@odd
+def a_method_of_a_generator():
+    draw = np.random.default_rng(0).normal
+    return [lambda x: jax.vmap(lambda x: x + draw())(x)] * 4, draw
+
+
+@odd
+def the_generator_of_numpy():
+    np.random.seed(0)  # noqa: NPY002
+    return [lambda x: x + np.random.normal(size=3)] * 4, np.random.normal  # noqa: NPY002
+
+
+@odd
+def the_generator_of_python():
+    random.seed(0)
+    return [lambda x: x + random.random()] * 4, random.random
+
+
+@odd
+def a_local_import_of_a_generator():
+    random.seed(0)
+
+    def layer(x):
+        from random import random as draw
+
+        return x + draw()
+
+    return [layer] * 4, random.random
+
+
+@odd
+def iterators():
+    counter = itertools.count()
+    layers = [partial(lambda draw, x: x + draw(), partial(next, counter))] * 4
+    return layers, lambda: next(counter)
+
+
+@odd
+def a_python_generator():
+    iterator = (0.1 * i for i in range(9))
+    return [lambda x: x + next(iterator)] * 4, lambda: list(iterator)
+
+
+@odd
+def a_cache():
+    calls = []
+
+    @functools.lru_cache
+    def scale(n):
+        calls.append(n)
+        return 1.0 + len(calls)
+
+    return [lambda x, n=n: x * scale(n) for n in (1, 2, 1, 3)], lambda: calls
+
+
+@odd
+def exceptions_that_are_caught():
+    seen = []
+
+    def layer(x):
+        try:  # noqa: SIM105
+            seen.append(float(x.sum()))
+        except Exception:
+            pass
+        return x * (1 + len(seen))
+
+    return [layer] * 3, lambda: seen
+
+
+@odd
+def code_that_asks_for_tracers():
+    seen = []
+
+    def layer(x):
+        if not isinstance(x, jax.core.Tracer):
+            seen.append(1)
+        return jnp.sin(x)
+
+    return [layer] * 3, lambda: seen
+
+
+@odd
+def code_that_runs_code():
+    space = {"count": 0}
+    layer = lambda x: (exec("count += 1", space), x * space["count"])[1]  # noqa: E731
+    return [layer] * 3, lambda: space["count"]
+
+
+@odd
+def states_changed_in_place():
+    def layer(state):
+        state["a"] = jnp.sin(state["a"])
+        return state
+
+    given = {"a": X}
+    return [lambda x: given, layer, layer], lambda: given
+
+
+# Effects of programs, and variables of flax.
+
+
+@odd
+def references():
+    state = jax.new_ref(jnp.array(1.0))
+
+    def layer(x):
+        state[...] = state[...] + 1.0
+        return x * state[...]
+
+    return [layer] * 3, lambda: state[...]
+
+
+@odd
+def debug_callbacks():
+    return [tell] * 4, lambda: (jax.effects_barrier(), list(SEEN), SEEN.clear())[1]
+
+
+def tell(x):
+    jax.debug.callback(told, x.sum(), ordered=True)
+    return jnp.sin(x)
+
+
+def shows(x):
+    jax.debug.print("{}", x[0])
+    return jnp.sin(x)
+
+
+def told(value):
+    SEEN.append(float(value))
+
+
+@odd
+def impure_pure_callbacks():
+    shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    SEEN.clear()
+
+    def push(x):
+        SEEN.append(1.0)
+        return np.asarray(x)
+
+    return [lambda x: jnp.sin(jax.pure_callback(push, shape, x))] * 3, lambda: list(SEEN)
+
+
+class Writes(nnx.Module):
+    def __init__(self, shared):
+        self.shared = shared
+
+    def __call__(self, x):
+        self.shared[...] = self.shared[...] + jnp.mean(x)
+        return jnp.sin(x * self.shared[...])
+
+
+class Reads(Writes):
+    def __call__(self, x):
+        return jnp.sin(x * self.shared[...])
+
+
+@odd
+def a_variable_that_modules_share():
+    shared = nnx.Variable(jnp.ones((), X.dtype))
+    return between(Reads(shared), Writes(shared), lambda: shared[...])
+
+
+@odd
+def a_variable_in_closures():
+    shared = nnx.Variable(jnp.ones((), X.dtype))
+
+    def write(x):
+        shared[...] = shared[...] * 2.0
+        return x
+
+    return between(lambda x: x * shared[...], write, lambda: shared[...])
+
+
+class Noisy(nnx.Module):
+    """Plain Python state in a module."""
+
+    def __init__(self, seed, state):
+        rngs = nnx.Rngs(seed)
+        self.linear = nnx.Linear(3, 3, rngs=rngs, param_dtype=X.dtype)
+        self.state = nnx.static(state)
+
+    def __call__(self, x):
+        self.state["count"] = self.state["count"] + 1
+        return jnp.tanh(self.linear(x)) * self.state["count"]
+
+
+@odd
+def python_state_in_modules():
+    state = {"count": 0}
+    return [Noisy(i, state) for i in range(4)], lambda: state
+
+
+@odd
+def random_numbers_that_modules_share():
+    rngs = nnx.Rngs(0)
+    return [nnx.Dropout(0.5, rngs=rngs) for _ in range(4)], lambda: rngs.default.count[...]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_results_and_what_is_left(name):
+    check_what_is_left(ODD[name], method=options(list(ODD).index(name))["method"])
+
+
+@pytest.mark.parametrize("name", ["a_dict", "a_global", "objects_that_count"])
+def test_results_while_traced(name):
+    def value(run):
+        layers, _ = ODD[name]()
+        return jax.jit(jax.value_and_grad(lambda x: square(run(layers, x))))(X)
+
+    assert_agree(value(deeppcr.forward), value(loop))
+
+
+def test_what_is_printed(capsys):
+    """Once for each call of the loop, in its order."""
+
+    def make(i):
+        def layer(x):
+            print("layer", i)
+            jax.debug.print("x {}", i, ordered=True)
+            return jnp.sin(x)
+
+        return layer
+
+    def printed(run):
+        run([make(i) for i in range(3)], X)
+        jax.effects_barrier()
+        return capsys.readouterr().out
+
+    assert printed(deeppcr.forward) == printed(loop)
+
+
+def test_jit_keeps_what_it_read():
+    """`jax.jit` reads a dict once; the loop, and so `forward`, goes on with what it read."""
+
+    def run(forward):
+        table = {"scale": 1.0}
+        layers = [jax.jit(lambda x: x * table["scale"])] * 3
+        first = forward(layers, X)
+        table["scale"] = 2.0
+        return first, forward(layers, X)
+
+    assert_agree(run(deeppcr.forward), run(loop))
+
+
+def test_donated_states():
+    def run(forward):
+        x = jnp.array(X)
+        result = forward([jax.jit(lambda x: jnp.sin(x), donate_argnums=0)] * 3, x)
+        return result, x.is_deleted()
+
+    assert_agree(run(deeppcr.forward), run(loop))
+
+
+@pytest.mark.parametrize("x", [np.asarray(X), np.float32(0.5), 0.5], ids=["array", "scalar", "0.5"])
+def test_states_that_are_not_of_jax(x):
+    def asks(x):
+        return x * 2 if isinstance(x, np.ndarray) else x * 3 if isinstance(x, float) else x * 4
+
+    layers = [asks, jnp.sin, jnp.sin, asks]
+    assert_agree(deeppcr.forward(layers, x), loop(layers, x))
+
+
+def test_effects_are_the_reason():
+    layers = [shows] * 2
+    assert "sequential: it has side effects" in str(deeppcr.layers.describe(layers, X))
+    with pytest.raises(ValueError, match=r"layers\[0\] cannot be called on shapes alone.*Counts"):
+        deeppcr.layers.describe([Counts()], X)
+
+
+def test_effects_in_stacks_are_refused():
+    with pytest.raises(ValueError, match="effects"):
+        deeppcr.stack([shows] * 2, X)
+    with pytest.raises(ValueError, match="effects"):
+        deeppcr.stack([shows] * 2)(X)
+    with pytest.raises(ValueError, match="its state"):
+        deeppcr.stack([a_list()[0][2]] * 2, X)
+    with pytest.raises(TypeError, match=r"layers\[1\].*Plain.*no pytree"):
+        deeppcr.stack([jnp.sin, Plain(WEIGHTS[0])])
+
+
+def test_layers_before_one_that_raises_are_called():
+    seen = []
+
+    def broken(x):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        deeppcr.forward([lambda x: (seen.append(1), x)[1], broken, jnp.sin], X)
+    assert seen == [1]
