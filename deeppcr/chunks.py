@@ -75,7 +75,7 @@ def run_in_chunks(
     if size >= length:
         return f(state, inputs)
     count = -(-length // size)
-    again = count * size - length
+    repeated = count * size - length
 
     def chunk(carry: Any, index: Array) -> tuple[Any, tuple[Leaves, Leaves]]:
         end, early = carry
@@ -84,15 +84,17 @@ def run_in_chunks(
         here = [lax.dynamic_slice_in_dim(x, start, size) for x in inputs]
         last, states, outputs = f(state, here)
         # The state after which the last chunk begins, if it begins early.
-        before = [z[-1 - again] for z in states] if again else last
+        before = [z[-1 - repeated] for z in states] if repeated else last
         return (last, before), (states, outputs)
 
-    def joined(y: Array) -> Array:
+    def whole_of(y: Array) -> Array:
         whole = y.reshape((count * size, *y.shape[2:]))
-        if not again:
+        if not repeated:
             return whole
-        return jnp.concatenate([whole[: (count - 1) * size], whole[(count - 1) * size + again :]])
+        return jnp.concatenate(
+            [whole[: (count - 1) * size], whole[(count - 1) * size + repeated :]]
+        )
 
     (last, _), found = lax.scan(chunk, (state, state), jnp.arange(count, dtype=jnp.int32))
-    states, outputs = jax.tree.map(joined, found)
+    states, outputs = jax.tree.map(whole_of, found)
     return last, states, outputs

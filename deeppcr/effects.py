@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 
 from deeppcr.avals import abstract, varying_axes
+from deeppcr.partition import combine, floating, partition
 from depth.counts import named_axes
 from depth.jaxprs import (
     bind,
@@ -27,14 +27,14 @@ LIBRARY = tuple(
     for folder in ("lax", "nn", "numpy", "scipy")
 )
 
+CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 LOCAL = ("axis_index", "pvary", "reduced_vary_cast")  # they name axes, and do not communicate
 MAPPED = ("all_gather", "pmax", "pmin", "ppermute", "psum")  # what `jax.vmap` maps, named or not
 
 
 def has_custom_vjp(jaxpr: Any) -> bool:
     """Whether a function with a `jax.custom_vjp` is called, at any depth."""
-    names = {each.primitive.name for each in equations(jaxpr)}
-    return not names.isdisjoint(("custom_vjp_call", "custom_vjp_call_jaxpr"))
+    return any(each.primitive.name in CUSTOM_VJP for each in equations(jaxpr))
 
 
 def has_users_rule(jaxpr: Any) -> bool:
@@ -61,22 +61,16 @@ def why_forwards_only(jaxpr: Any) -> str:
     """
     if not any(map(_may_be_forwards_only, equations(jaxpr))):
         return ""
-    arguments = [abstract(variable.aval) for variable in (*jaxpr.constvars, *jaxpr.invars)]
-    floating = [jnp.issubdtype(argument.dtype, jnp.inexact) for argument in arguments]
+    variables = [*jaxpr.constvars, *jaxpr.invars]
+    arguments, moves = [abstract(x.aval) for x in variables], floating(variables)
 
     def gradient(arguments: list[Any]) -> Any:
         def f(moving: list[Any]) -> list[Any]:
-            rest = iter(moving)
-            values = [
-                next(rest) if moves else value
-                for value, moves in zip(arguments, floating, strict=True)
-            ]
-            known = dict(zip([*jaxpr.constvars, *jaxpr.invars], values, strict=True))
+            known = dict(zip(variables, combine(arguments, moves, moving), strict=True))
             results = interpret(jaxpr, known, jaxpr.outvars, bind)
-            return [y for y in results if jnp.issubdtype(y.dtype, jnp.inexact)]
+            return partition(results, floating(results))
 
-        moving = [value for value, moves in zip(arguments, floating, strict=True) if moves]
-        results, pull = jax.vjp(f, moving)
+        results, pull = jax.vjp(f, partition(arguments, moves))
         return pull(results)
 
     try:

@@ -152,8 +152,8 @@ def ahead(budget: int) -> int:
     return 0 if platform() == "cpu" else min(AHEAD, budget)
 
 
-def unless(right: Array, found: T, again: Callable[[], T], expected: bool = False) -> T:
-    """``found`` if it is ``right``, on all shards alike, else ``again()``, of the same structure.
+def unless(right: Array, found: T, otherwise: Callable[[], T], expected: bool = False) -> T:
+    """``found`` if ``right``, on all shards alike, else ``otherwise()``, of the same structure.
 
     Implemented as a loop of at most one trip. Under `jax.vmap` a branch would compute both sides
     and select. ``expected``: see `fallback`.
@@ -162,7 +162,7 @@ def unless(right: Array, found: T, again: Callable[[], T], expected: bool = Fals
     with fallback(REPAIR, expected):
         result: tuple[Array, T] = lax.while_loop(
             lambda state: ~state[0],
-            lambda state: like((jnp.ones_like(state[0]), again()), start),
+            lambda state: like((jnp.ones_like(state[0]), otherwise()), start),
             start,
         )
     return result[1]

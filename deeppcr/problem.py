@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.adjoint import Adjoint, Way
+from deeppcr.adjoint import Adjoint, AdjointSolver, Autodiff
 from deeppcr.adjoint.resolve import resolve_adjoint
 from deeppcr.axis import ChainSharding
 from deeppcr.chain import TracedChain
@@ -241,7 +241,7 @@ class Problem:
             return run
         return dataclasses.replace(run, ran=run.ran.because(Why.CHOSEN))
 
-    def adjoints(self) -> dict[str, Way]:
+    def adjoints(self) -> dict[str, AdjointSolver | Autodiff]:
         """The adjoint, by platform."""
         shapes, adjoint = self.chain.abstract, self.adjoint
         method = None if isinstance(self.method, Auto) else self.method
@@ -254,7 +254,7 @@ class Problem:
             )
         elif isinstance(adjoint, Adjoint) and self.linearize_adjoint is not None:
             found = {DEFAULT: dataclasses.replace(adjoint, linearize=self.linearize_adjoint)}
-        return {name: resolve_adjoint(way, method, shapes) for name, way in found.items()}
+        return {name: resolve_adjoint(each, method, shapes) for name, each in found.items()}
 
 
 def kept_structure(structure: Any) -> Any:

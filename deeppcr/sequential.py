@@ -65,7 +65,7 @@ class Sequential:
         check_progress(self.progress)
         check_flag("fused", self.fused)
 
-    def bind(self, chain: TracedChain, asked: TracedChain) -> "Sequential | FusedLoop":
+    def bind(self, chain: TracedChain, unpadded: TracedChain) -> "Sequential | FusedLoop":
         """The solver of a chain."""
         return FusedLoop.of(self, chain) if self.fused else self
 

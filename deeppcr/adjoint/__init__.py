@@ -13,7 +13,7 @@ resolve.py          the adjoint of one chain: as given, or as chosen
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.jacobian import Adjoint, JacobianAdjoint
-from deeppcr.adjoint.rules import Autodiff, Way, pushes
+from deeppcr.adjoint.rules import Autodiff, pushes
 from deeppcr.adjoint.solver import AdjointSolver
 
 __all__ = [
@@ -22,6 +22,5 @@ __all__ = [
     "Autodiff",
     "Backpropagation",
     "JacobianAdjoint",
-    "Way",
     "pushes",
 ]

@@ -23,6 +23,8 @@ from jax.extend.core import Literal
 
 from deeppcr.adjoint.transposed import transposed_by, zero_tangent
 from deeppcr.avals import abstract
+from deeppcr.effects import CUSTOM_VJP
+from deeppcr.partition import combine, floating, partition
 from deeppcr.rewrites.cut_first import apply, evaluate
 from deeppcr.state import Leaves
 from deeppcr.step import Step
@@ -37,7 +39,6 @@ from depth.jaxprs import (
 )
 from depth.primitives import primitive
 
-RULES = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 Replace = Callable[[Any, Sequence[Any]], list[Any]]
 _FOUND: WeakKeyDictionary[Step, tuple[Step, Step]] = WeakKeyDictionary()
 
@@ -104,7 +105,7 @@ def _replacement(replace: Replace) -> Callable[[Any, list[Any]], list[Any] | Non
 
 
 def _is_rule(equation: Any) -> bool:
-    return equation.primitive.name in RULES
+    return equation.primitive.name in CUSTOM_VJP
 
 
 def _holds_rule(equation: Any) -> bool:
@@ -138,13 +139,8 @@ def _with_programs(equation: Any, run: Callable[[Any, Sequence[Any]], list[Any]]
 def _forward_rule(equation: Any, operands: Sequence[Any]) -> list[Any]:
     """The output of the forward rule, which replaces that of the function."""
     constants = equation.params.get("num_consts", 0)  # which it closes over
-    mask = [i >= constants and moves for i, moves in enumerate(_floating(equation.invars))]
+    mask = [i >= constants and moves for i, moves in enumerate(floating(equation.invars))]
     return _pull(equation, operands, mask)[0]
-
-
-def _floating(atoms: Sequence[Any]) -> list[bool]:
-    """Which of the values are floating, and so differentiable."""
-    return [jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in atoms]
 
 
 def _pull(equation: Any, operands: Sequence[Any], mask: Sequence[bool]) -> tuple[list[Any], Any]:
@@ -155,14 +151,10 @@ def _pull(equation: Any, operands: Sequence[Any], mask: Sequence[bool]) -> tuple
     """
 
     def f(differentiated: list[Any]) -> tuple[list[Any], list[Any]]:
-        rest = iter(differentiated)
-        values = [next(rest) if moves else x for x, moves in zip(operands, mask, strict=True)]
-        results = bind(equation, values)
-        given = zip(results, _floating(equation.outvars), strict=True)
-        return [y for y, moves in given if moves], results
+        results = bind(equation, combine(operands, mask, differentiated))
+        return partition(results, floating(equation.outvars)), results
 
-    chosen = [x for x, moves in zip(operands, mask, strict=True) if moves]
-    _, back, results = jax.vjp(f, chosen, has_aux=True)
+    _, back, results = jax.vjp(f, partition(operands, mask), has_aux=True)
     return results, lambda cotangents: back(cotangents)[0]
 
 
@@ -179,16 +171,14 @@ def _both_modes(equation: Any, operands: Sequence[Any]) -> list[Any]:
             for t in tangents
         ]
         results, rule = _pull(equation, primals, mask)
-        known = [x for x, moves in zip(primals, mask, strict=True) if moves]
-        moved = [t for t, moves in zip(tangents, mask, strict=True) if moves]
-        moved = [jnp.asarray(t, x.dtype) for t, x in zip(moved, known, strict=True)]
-        given = _floating(equation.outvars)
-        like = [y for y, moves in zip(results, given, strict=True) if moves]
-        pushed = map(_batched_in_front, transposed_by(rule, moved, like, known))
-        return list(map(_batched_in_front, results)), [
-            next(pushed) if moves else zero_tangent(y)
-            for y, moves in zip(results, given, strict=True)
-        ]
+        known, given = partition(primals, mask), floating(equation.outvars)
+        pairs = zip(partition(tangents, mask), known, strict=True)
+        moved = [jnp.asarray(t, x.dtype) for t, x in pairs]
+        pushed = transposed_by(rule, moved, partition(results, given), known)
+        zeros = list(map(zero_tangent, results))
+        return list(map(_batched_in_front, results)), combine(
+            zeros, given, map(_batched_in_front, pushed)
+        )
 
     call.defjvp(push, symbolic_zeros=True)
     return list(call(*operands))

@@ -165,8 +165,8 @@ class JacobianAdjoint:
         blocks = self.linearization.blocks(chain, layout.flatten(states))
         if self.is_exact:
             is_right, (_, t) = self._by_exact(system, blocks)
-            again = partial(BACKPROPAGATION.forward, chain, states, b, enter)
-            return unless(is_right, layout.unflatten(t), again)
+            by_steps = partial(BACKPROPAGATION.forward, chain, states, b, enter)
+            return unless(is_right, layout.unflatten(t), by_steps)
 
         def products(t: Array) -> Array:
             return layout.flatten(jax.jvp(chain, (states,), (layout.unflatten(t),))[1])
@@ -192,8 +192,8 @@ class JacobianAdjoint:
 
         if self.is_exact:
             is_right, left = self._by_exact(system, blocks)
-            again = partial(BACKPROPAGATION.backward, chain, states, g, enter)
-            return unless(is_right, unflattened(*left), again)
+            by_steps = partial(BACKPROPAGATION.backward, chain, states, g, enter)
+            return unless(is_right, unflattened(*left), by_steps)
 
         _, pull = jax.vjp(chain, states)
 

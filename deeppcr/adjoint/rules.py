@@ -35,11 +35,12 @@ from jax.interpreters import ad
 
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.solver import AdjointSolver
-from deeppcr.adjoint.transposed import joined, nothing_of, one_of, scaled, zeros_of
+from deeppcr.adjoint.transposed import linear_in, nothing_of, one_of, scaled, zeros_of
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import scan_in_chunks
 from deeppcr.linear_system import linear_system
+from deeppcr.partition import combine, partition
 from deeppcr.ran import Ran
 from deeppcr.rewrites.gradients import plain_gradients
 from deeppcr.sequential import run_differentiated
@@ -97,12 +98,8 @@ class Autodiff:
         return run, t, by_outputs, of_last
 
 
-Way = AdjointSolver | Autodiff
-"""How derivatives are computed."""
-
-
 def pushes(
-    ways: Mapping[str, Way],
+    adjoints: Mapping[str, AdjointSolver | Autodiff],
     solve: Callable[[TracedChain], Run],
     chain: TracedChain,
     tangents: TracedChain,
@@ -114,7 +111,9 @@ def pushes(
     of the same values.
     """
     moved = _Moved.split(chain, tangents)
-    found = {name: partial(_push, way, solve, chain, moved) for name, way in ways.items()}
+    found = {
+        name: partial(_push, adjoint, solve, chain, moved) for name, adjoint in adjoints.items()
+    }
     return found, moved.tangents
 
 
@@ -141,14 +140,11 @@ class _Part:
 
     def of(self, leaves: Leaves) -> Leaves:
         """Those among ``leaves``."""
-        return [leaf for leaf, moves in zip(leaves, self.mask, strict=True) if moves]
+        return partition(leaves, self.mask)
 
     def put(self, leaves: Leaves, moving: Leaves) -> Leaves:
         """``leaves``, with the differentiated ones replaced by ``moving``."""
-        rest = iter(moving)
-        return [
-            next(rest) if moves else leaf for leaf, moves in zip(leaves, self.mask, strict=True)
-        ]
+        return combine(leaves, self.mask, moving)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +172,7 @@ class _Moved:
         program = step.evaluated
         variables = [*program.invars[step.states :], *program.constvars]
         masks = (*self.inputs.mask, *self.captured.mask)
-        moving = [x for x, moves in zip(variables, masks, strict=True) if moves]
-        moved = moved_by(program, moving)
+        moved = moved_by(program, partition(variables, masks))
         next_state = [z for z in program.outvars[: step.states] if not is_literal(z)]
         return any(self.initial.mask) or not moved.isdisjoint(next_state)
 
@@ -205,7 +200,7 @@ class _Moved:
 
 
 def _push(
-    way: Way,
+    adjoint: AdjointSolver | Autodiff,
     solve: Callable[[TracedChain], Run],
     chain: TracedChain,
     moved: _Moved,
@@ -213,8 +208,8 @@ def _push(
 ) -> _Pushed:
     """See `pushes`."""
     moved = moved.with_tangents(tangents)
-    if isinstance(way, Autodiff):
-        return way.push(partial(solve, chain), chain, moved)
+    if isinstance(adjoint, Autodiff):
+        return adjoint.push(partial(solve, chain), chain, moved)
     step, solved = differentiated(chain.step)
     run = solve(dataclasses.replace(chain, step=solved))
     chain = dataclasses.replace(chain, step=step)
@@ -229,7 +224,7 @@ def _push(
         f = partial(outputs, z=states, after=run.trajectory)
         none = [list(map(jnp.zeros_like, leaves)) for leaves in (run.trajectory, run.last)]
         return run, none[0], jax.jvp(f, (x, c), (dx, dc))[1], none[1]
-    t = _tangents(chain, states, moved, way)
+    t = _tangents(chain, states, moved, adjoint)
     starts = chain.before(moved.enter(chain.initial, dz), t)
     by_outputs = jax.jvp(outputs, (x, c, states, run.trajectory), (dx, dc, starts, t))[1]
     return run, t, by_outputs, list(map(last_of, t)) if run.last else []
@@ -285,7 +280,7 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
         return lam, (add(by_initial, moved.initial.of(leave)), add(by_inputs, from_x), by_captured)
 
     right = [jnp.zeros_like(z) for z in states], moved.tangents
-    arguments = linear_system(system, joined(right, right), solve, transpose_solve)
+    arguments = linear_system(system, linear_in(right, right), solve, transpose_solve)
     try:
         found = lax.custom_linear_solve(*arguments)
     except Exception:
@@ -293,7 +288,7 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
             raise
         found = lax.custom_linear_solve(*arguments[:3])
         return _as_transposable_as_the_step(chain, states, moved, found[0])
-    t: Leaves = joined(found[0], found)
+    t: Leaves = linear_in(found[0], found)
     return t
 
 

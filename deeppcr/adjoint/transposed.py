@@ -49,9 +49,9 @@ def transposed_by(
         return g, add(by_t, rule(g))
 
     right = [jnp.zeros(y.shape, y.dtype) for y in shapes], t
-    parts = linear_system(system, joined(right, right), solve, transpose_solve)
+    parts = linear_system(system, linear_in(right, right), solve, transpose_solve)
     found = lax.custom_linear_solve(*parts)
-    pushed: Leaves = joined(found[0], found)
+    pushed: Leaves = linear_in(found[0], found)
     return pushed
 
 
@@ -81,12 +81,12 @@ def zero_tangent(x: Array) -> Any:
     return np.zeros(x.shape, jax.dtypes.float0)
 
 
-def joined(tree: Any, others: Any) -> Any:
+def linear_in(tree: Any, others: Any) -> Any:
     """The same leaves, each a linear function of all ``others``, too, at no cost.
 
     `jax.lax.custom_linear_solve` transposes only if every right-hand side is linear in the
-    tangents. The right-hand sides of its transpose are the cotangents of its solution. So both are
-    joined, and it can be transposed again and again.
+    tangents. The right-hand sides of its transpose are the cotangents of its solution. So both
+    depend on all, and it can be transposed any number of times.
     """
     nothing = nothing_of(others)
     return jax.tree.map(lambda leaf: leaf + zeros_of(nothing, leaf), tree)

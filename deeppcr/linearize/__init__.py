@@ -10,8 +10,7 @@
     Clipped(...)       any of them, with entries of limited size
 
 A new linearisation is one file with a `Linearization`. `jacobian` has the derivatives of all steps;
-`columns` applies a linear function to all unit vectors at once. On a GPU, `kept` takes the blocks
-of "dense" from what the test of the iterate before has computed.
+`columns` applies a linear function to all unit vectors at once.
 """
 
 from deeppcr.linearize.block_diagonal import BlockDiagonal
@@ -27,7 +26,6 @@ from deeppcr.linearize.choose import (
 from deeppcr.linearize.clipped import Clipped
 from deeppcr.linearize.dense import Dense
 from deeppcr.linearize.diagonal import Diagonal
-from deeppcr.linearize.kept import keep_derivative, kept_blocks
 from deeppcr.linearize.linearization import Linearization, constant
 from deeppcr.linearize.scalar import Scalar, Zero
 from deeppcr.linearize.surrogate import Surrogate, TracedSurrogate
@@ -49,7 +47,5 @@ __all__ = [
     "constant",
     "exact_linearization",
     "find_linearization",
-    "keep_derivative",
-    "kept_blocks",
     "memory_budget",
 ]

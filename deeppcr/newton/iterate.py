@@ -23,8 +23,6 @@ class Iterate(NamedTuple):
         known: int32, the number of states from the start of the chain that equal the sequential
             program's to the last bit, when the window moved last.
         whole: ``[L, *batch, w]``, all states; empty if the window is the chain.
-        derivative: what the blocks of the next iteration take from the states; () if nothing is
-            kept of it.
         damping: its state; a `Trial` if it is "auto".
         history: the state of the acceleration.
         residuals: by iteration, that of the guess first; empty unless recorded.
@@ -40,7 +38,6 @@ class Iterate(NamedTuple):
     convergence: Convergence
     known: Array
     whole: Array
-    derivative: Any
     damping: Any
     history: Any
     residuals: Array

@@ -26,8 +26,6 @@ from deeppcr.linearize import (
     Scalar,
     TracedSurrogate,
     Zero,
-    keep_derivative,
-    kept_blocks,
 )
 from deeppcr.loops import ITERATION, iterate
 from deeppcr.newton.auto_damping import Trial
@@ -195,7 +193,6 @@ class NewtonSolver:
             convergence=Convergence.unknown(states),
             known=jnp.int32(0),
             whole=whole,
-            derivative=(),
             damping=(),
             history=acceleration.begin(states) if acceleration else (),
             residuals=residuals,
@@ -212,11 +209,7 @@ class NewtonSolver:
         """The next iterate: blocks, the linear recurrence, its residual."""
         window, axis, options = chain.window(now.start, self.window), chain.axis, self.options
         origin = axis.before(now.entry, now.states)
-        blocks: Blocks = (
-            kept_blocks(window, origin, now.value, now.derivative)
-            if now.derivative
-            else self.linearization.blocks(window, origin)
-        )
+        blocks: Blocks = self.linearization.blocks(window, origin)
         damping, history, reached = now.damping, now.history, self._progress(chain, now)
         if options.damping and not self._is_auto:
             converged = axis.index(self.window) < reached.prefix - now.start
@@ -325,8 +318,7 @@ class NewtonSolver:
         """
         origin = window.axis.before(now.entry, now.states)
         value = window.evaluate_only(origin)
-        derivative = keep_derivative(self.linearization, window, origin, value)
-        now = now._replace(value=value, derivative=derivative)
+        now = now._replace(value=value)
         return self._tested(window, now, value, now.states, origin, update, solved)
 
     def _tested(

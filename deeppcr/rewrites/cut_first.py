@@ -51,9 +51,9 @@ class Slices(NamedTuple):
             return cls(shape, ((starts, ends, tuple(params["strides"] or [1] * len(shape))),))
         sizes, axis, bounds = params["sizes"], params["axis"], []
         for end, length in zip(accumulate(sizes), sizes, strict=True):
-            starts, ends = [0] * len(shape), list(shape)
-            starts[axis], ends[axis] = end - length, end
-            bounds.append((tuple(starts), tuple(ends), (1,) * len(shape)))
+            first, last = [0] * len(shape), list(shape)
+            first[axis], last[axis] = end - length, end
+            bounds.append((tuple(first), tuple(last), (1,) * len(shape)))
         return cls(shape, tuple(bounds), (tuple(sizes), axis))
 
     def cut(self, value: Any, replace: Replacement | None) -> list[Any]:

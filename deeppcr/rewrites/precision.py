@@ -97,8 +97,8 @@ class _Conversion:
         """A derivative rule: a function of tracers, or one that returns a program first."""
 
         def call(*arguments: Any) -> Any:
-            asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-            with jax.default_matmul_precision(asked or "highest"):
+            users = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+            with jax.default_matmul_precision(users or "highest"):
                 result = rule.call_wrapped(*arguments)
             if isinstance(result, tuple) and result and hasattr(result[0], "eqns"):
                 return self.program(result[0]), *result[1:]

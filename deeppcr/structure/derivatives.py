@@ -10,11 +10,11 @@ operand.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from deeppcr.partition import combine, floating, partition
 from deeppcr.structure.groups import Labels
 from deeppcr.structure.walk import Visit
-from depth.jaxprs import Program, called, without_constants
+from depth.jaxprs import Program, bind, called, without_constants
 
 
 def derivative_rule(visit: Visit) -> list[Labels]:
@@ -33,32 +33,26 @@ def derivative_rule(visit: Visit) -> list[Labels]:
 
 def _custom_jvp(visit: Visit, values: list[Labels]) -> list[Labels]:
     """The values of a `jax.custom_jvp`, with their tangents."""
-    floats = _floating(visit.equation.invars)
-    tangents = [labels for labels, moves in zip(visit.operands, floats, strict=True) if moves]
-    found = _follow(visit, _pushed, tangents)
-    again, moved = found[: len(values)], iter(found[len(values) :])
-    results = zip(values, again, _floating(visit.equation.outvars), visit.results, strict=True)
-    return [
-        visit.groups.combine(a, b, next(moved) if moves else None, shape=shape)
-        for a, b, moves, shape in results
-    ]
+    found = _follow(visit, _pushed, partition(visit.operands, floating(visit.equation.invars)))
+    primal, pushed = found[: len(values)], found[len(values) :]
+    none: list[Labels] = [None] * len(values)
+    moved = combine(none, floating(visit.equation.outvars), pushed)
+    results = zip(values, primal, moved, visit.results, strict=True)
+    return [visit.groups.combine(*labels, shape=shape) for *labels, shape in results]
 
 
 def _custom_vjp(visit: Visit, values: list[Labels]) -> list[Labels]:
     """The values of a `jax.custom_vjp`, with the cotangents that its rule returns."""
-    floats = _floating(visit.equation.outvars)
-    groups, results = visit.groups, []
+    floats, groups, results = floating(visit.equation.outvars), visit.groups, []
     for labels, moves, shape in zip(values, floats, visit.results, strict=True):
         # Results that do not depend on the state may still have cotangents.
         results.append(groups.combine(labels, groups.new(shape) if moves else None, shape=shape))
-    cotangents = [labels for labels, moves in zip(results, floats, strict=True) if moves]
-    found = _follow(visit, _pulled, cotangents)
-    again, back = found[: len(values)], iter(found[len(values) :])
-    results = [
-        groups.combine(a, b, shape=s) for a, b, s in zip(results, again, visit.results, strict=True)
-    ]
-    for labels, moves in zip(visit.operands, _floating(visit.equation.invars), strict=True):
-        received = next(back) if moves else None
+    found = _follow(visit, _pulled, partition(results, floats))
+    primal, back = found[: len(values)], found[len(values) :]
+    pairs = zip(results, primal, visit.results, strict=True)
+    results = [groups.combine(a, b, shape=s) for a, b, s in pairs]
+    moving = partition(visit.operands, floating(visit.equation.invars))
+    for labels, received in zip(moving, back, strict=True):
         if labels is not None and received is not None:
             both = (labels != 0) & (received != 0)
             groups.unite(labels[both], received[both])
@@ -95,10 +89,6 @@ def _follow(visit: Visit, make: Any, moving: list[Labels]) -> list[Labels]:
     return visit.walk.program(program, [*visit.operands, *moving], differentiated=True)
 
 
-def _floating(atoms: Any) -> list[bool]:
-    return [jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in atoms]
-
-
 def _pushed(equation: Any) -> Program:
     """``(*operands, *tangents) -> (*results, *tangents)``, tangents of floating values."""
     return _differentiated(
@@ -124,29 +114,15 @@ def _flat(found: Any) -> list[Any]:
 
 
 def _differentiated(equation: Any, moving: Any, transform: Any) -> Program:
-    floats, given = _floating(equation.invars), _floating(equation.outvars)
+    moves = floating(equation.invars)
     operands = [atom.aval for atom in equation.invars]
-    others = [atom.aval for atom, moves in zip(moving, _floating(moving), strict=True) if moves]
+    others = [atom.aval for atom in partition(moving, floating(moving))]
 
     def run(operands: list[Any], others: list[Any]) -> Any:
         def function(x: list[Any]) -> tuple[list[Any], list[Any]]:
-            floating = iter(x)
-            values = [
-                next(floating) if moves else value
-                for value, moves in zip(operands, floats, strict=True)
-            ]
-            with equation.ctx.manager:
-                results = equation.primitive.bind(
-                    *values, **equation.primitive.get_bind_params(equation.params)
-                )
-            return [result for result, moves in zip(results, given, strict=True) if moves], list(
-                results
-            )
+            results = bind(equation, combine(operands, moves, x))
+            return partition(results, floating(results)), list(results)
 
-        return transform(
-            function,
-            [value for value, moves in zip(operands, floats, strict=True) if moves],
-            others,
-        )
+        return transform(function, partition(operands, moves), others)
 
     return Program.of(jax.make_jaxpr(run)(operands, others))

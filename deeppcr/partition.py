@@ -1,0 +1,22 @@
+"""What moves among values, and what stays: jax differentiates functions of what moves alone."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+
+def floating(values: Iterable[Any]) -> list[bool]:
+    """Which of these arrays, or variables of a program, are floating, and so differentiable."""
+    return [jnp.issubdtype(getattr(x, "aval", x).dtype, jnp.inexact) for x in values]
+
+
+def partition(values: Sequence[Any], moves: Sequence[bool]) -> list[Any]:
+    """The values that move."""
+    return [x for x, does in zip(values, moves, strict=True) if does]
+
+
+def combine(values: Sequence[Any], moves: Sequence[bool], moving: Iterable[Any]) -> list[Any]:
+    """All values, those that move replaced by ``moving``, in order."""
+    rest = iter(moving)
+    return [next(rest) if does else x for x, does in zip(values, moves, strict=True)]
