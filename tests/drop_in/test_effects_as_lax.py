@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental import checkify, io_callback
 
+import deeppcr
 from tests.drop_in.kinds import LENGTH, SCANS, assert_same, over
 from tests.problems import normal
 
@@ -35,6 +36,18 @@ def by_debug(log, *values):
 
 def by_print(log, *values):
     jax.debug.print("{} {}", *values, ordered=True)
+
+
+def in_jit(log, *values):
+    jax.jit(partial(by_debug, log))(*values)
+
+
+def in_branch(log, z, count):
+    jax.lax.cond(count < 3, partial(by_debug, log), lambda *_: None, z, count)
+
+
+def in_inner_scan(log, *values):
+    deeppcr.scan(lambda z, _: (by_debug(log, *values), (0.5 * z, None))[1], 0.1, length=2)
 
 
 def run(scan, tell, log, z):
@@ -65,7 +78,8 @@ def effects():
     """Everything under "auto", and a little elsewhere; an io_callback has no derivative."""
     for transform in ORDERED:
         yield by_debug, transform, SCANS["auto"]
-    yield by_print, "jit", SCANS["auto"]
+    for tell in (by_print, in_jit, in_branch, in_inner_scan):
+        yield tell, "jit", SCANS["auto"]
     for mode in ("sequential", "sequential, backprop"):
         yield by_debug, "jit of grad", SCANS[mode]
     for mode in ("auto", "sequential, backprop"):
@@ -83,7 +97,8 @@ def test_ordered_effects(tell, transform, scan, capfd):
     (actual, *logged), (expected, *right) = outcome(scan), outcome(jax.lax.scan)
     assert_same(actual, expected)
     assert logged == right
-    assert len(right[0]) + right[1].count("\n") == LENGTH
+    often = {in_branch: 3, in_inner_scan: 2 * LENGTH}.get(tell, LENGTH)
+    assert len(right[0]) + right[1].count("\n") == often
 
 
 @EFFECTIVE
@@ -166,3 +181,34 @@ def test_checks(name, around, scan):
     lost = name == "a check of the user's" and around == "of grad"  # by jax.lax.scan, too
     assert (expected is None) == (name.startswith("nothing") or lost)
     np.testing.assert_allclose(result, right, atol=1e-10)
+
+
+def test_solve_and_forward():
+    log = Log()
+
+    def step(z, x):
+        by_debug(log, z)
+        return jnp.tanh(z + x)
+
+    solution = deeppcr.solve(deeppcr.Chain(step, XS), jnp.float64(0.3))
+    assert log.read() == [[z] for z in [0.3, *solution.trajectory[:-1].tolist()]]
+    x = deeppcr.forward([lambda z: step(z, 0.1)] * 5, jnp.float64(0.3))
+    logged = log.read()
+    assert logged[0] == [0.3]
+    assert len(logged) == 5
+    assert float(x) == float(jnp.tanh(logged[-1][0] + 0.1))
+
+
+@pytest.mark.parametrize(
+    "options", [{"method": "newton"}, {"adjoint": deeppcr.Adjoint("diagonal")}], ids=str
+)
+def test_newton_refuses(options):
+    log = Log()
+    with pytest.raises(
+        ValueError, match=r"side effects \(debug_callback\).*expected a step without any"
+    ):
+        run(partial(deeppcr.scan, **options), by_debug, log, 0.3)
+    chain = deeppcr.Chain(lambda z, x: (by_debug(log, z), z + x)[1], XS)
+    with pytest.raises(ValueError, match="side effects"):
+        deeppcr.solve(chain, jnp.float64(0.3), **options)
+    assert log.read() == []
