@@ -30,6 +30,7 @@ from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.models.data import find_package
+from experiments.models.training import affine
 
 Network = Callable[[Any, Array], Array]
 
@@ -142,7 +143,7 @@ def module(weights: dict[str, Array], x: Array) -> Array:
     """Six layers with their biases, added to what came in."""
     y = x
     for layer in range(6):
-        y = jnp.tanh(y @ weights[f"w{layer}"] + weights[f"b{layer}"])
+        y = jnp.tanh(affine(y, weights[f"w{layer}"], weights[f"b{layer}"]))
     return x + y
 
 

@@ -416,11 +416,11 @@ def main(argv: list[str]) -> None:
     drawn = zoo.small() if quick else zoo.specimens(options.chains, options.seed)
     chains: list[command.Job] = [partial(both, regret, specimen) for specimen in drawn]
     hard = [partial(logistic, 256)] if quick else [logistic, network]
-    sizes = product(*(((4,), (64,)) if quick else (WIDTHS, LENGTHS)))
+    sizes = product(*([[4], [64]] if quick else [WIDTHS, LENGTHS]), [1])
     jobs: dict[str, list[command.Job]] = {
         "regret": chains[:FIRST],
         "giving-up": [partial(giving_up, make, device, Effort(rounds)) for make in hard],
-        "map": [partial(both, cell, zoo.Specimen("gru", *size, 1)) for size in sizes],
+        "map": [partial(both, cell, zoo.Specimen("gru", *size)) for size in sizes],
     }
     todo = [job for part, some in jobs.items() if part in options.parts for job in some]
     todo += chains[FIRST:] if "regret" in options.parts else []

@@ -202,7 +202,7 @@ def picture(rows: Sequence[Row]) -> Figures:
         "Gradient of a GRU: how many times faster deeppcr is than the best loop",
         [found[key] for key in sorted(found)],
         "speedup",
-        f"speedup over the fastest of {loops(gradients)}\nright of 1: deeppcr is faster",
+        f"speedup over the fastest of {loops(gradients)} [times]\nright of 1: deeppcr is faster",
         lambda row: f"{row['w']} units, T = {row['L']:,}",
         program=lambda row: f"batch {row['batch']}; open: predicted",
         predicted="predicted speedup",

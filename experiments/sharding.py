@@ -144,7 +144,7 @@ def by_loop(size: Size, scan: Scan = lax.scan) -> Callable[..., Any]:
 
 def by_chain(chain: deeppcr.Chain, mesh: Mesh, method: str) -> Callable[..., Any]:
     """The training step over the devices; its weights stay where they are."""
-    options = {"method": method, "adjoint": deeppcr.Sharded(mesh, "chain"), "batch_ndim": 1}
+    options: Any = {"method": method, "adjoint": deeppcr.Sharded(mesh, "chain"), "batch_ndim": 1}
 
     def last(weights: Any, z: Array) -> Array:
         found: Array = deeppcr.solve(dataclasses.replace(chain, inputs=weights), z, **options).value

@@ -248,7 +248,7 @@ def dots(
     rows = [row | {"case": case(row), "named": program(row)} for row in rows if key in row]
     cases = list(dict.fromkeys(row["case"] for row in rows))
     known = looks(rows, "named")
-    drawing, (axes,) = sheet(title, height=1.5 + 0.36 * len(cases))
+    drawing, (axes,) = sheet(title, height=min(1.5 + 0.36 * len(cases), WIDTH))
     axes.set_xscale("log")
     for k, (name, look) in enumerate(known.items()):
         aside = 0.5 / len(known) * (k - (len(known) - 1) / 2)  # equal numbers hide nothing
@@ -387,6 +387,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def short(value: float) -> str:
+    """As on an axis: 0.1, 1,000, 10 M."""
+    return f"{value:g}" if value < 1 else f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.0f} M"
+
+
 def level(axes: Any, text: str, at: float = 1.0, side: str = "left") -> None:
     """A horizontal line, and what it is, above its left or right end."""
     axes.axhline(at, color="black", linewidth=1)
@@ -403,7 +408,7 @@ def plain_numbers(axis: Any) -> None:
     decades = np.log10(high / low)
     subs = (1, 2, 5) if decades < 1.5 else (1, 3) if decades < 2.5 else (1,)
     axis.set_major_locator(LogLocator(subs=subs, numticks=9 if decades < 4.5 else 5))
-    axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    axis.set_major_formatter(lambda value, _: short(value))
     axis.set_minor_formatter(NullFormatter())
 
 

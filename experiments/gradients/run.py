@@ -186,7 +186,7 @@ def pictures(rows: Sequence[Row]) -> Figures:
         each = list(best([row for row in mine if row["direction"] == direction]))
         named = [row | {"net": f"{row['kind'].upper()}, {row['w']} units"} for row in each]
         if named:
-            panels[direction] = (named, "speedup", f"speedup over the fastest of\n{loops(mine)}")
+            panels[direction] = (named, "speedup", f"speedup over the fastest of\n{loops(mine)} [times]")
     if panels:
         title, dashed = "GRU and LSTM, batch 1: the best parallel program", "predicted speedup"
         found["length"] = lines(
@@ -210,7 +210,7 @@ def pictures(rows: Sequence[Row]) -> Figures:
         found["training"] = curves("A GRU learns: the same curve by every program", tasks)
     if heard := parts.get("heard"):
         title = "Pretrained LSTM (silero-vad): every program hears the same"
-        said = "frame of 32 ms", "probability of speech"
+        said = "frame of 32 ms", "probability of speech [0 to 1]"
         found["speech"] = curves(title, {"": heard}, "probabilities", *said, log=False)
     return found
 

@@ -253,7 +253,9 @@ class Trainings:
     def jobs(self, names: Sequence[str], stops: Sequence[int]) -> list[tuple[str, command.Job]]:
         """A case for every training: by all variants, and of some stopped after k iterations."""
         runs = {SCAN: by_scan(lax.scan)} | {name: VARIANTS[name].run for name in names}
-        found = [("training", partial(self.rows, "training", *each)) for each in runs.items()]
+        found: list[tuple[str, command.Job]] = [
+            ("training", partial(self.rows, "training", *each)) for each in runs.items()
+        ]
         for variant, k in product([name for name in names if name in STOPPED], stops):
             name = f"{variant}, approximate: {k} iteration{'s' * (k > 1)}"
             run = VARIANTS[variant].stopped(k).run
@@ -302,7 +304,7 @@ def pictures(rows: Sequence[Row]) -> Figures:
     if approximate:
         title = "Gradient, if stopped after k iterations (down is better)"
         named = [row | {"program": row["variant"]} for row in approximate]
-        said = "error relative to backpropagation"
+        said = "error relative to backpropagation [ratio]"
         errors = {"": (named, "gradient error", said)}
         found["errors"] = lines(title, errors, "k", "iterations k of Newton's method")
     return found

@@ -1,6 +1,5 @@
 """The bench: rows, wrong programs, times, costs, result files, tables, data, plots."""
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -16,15 +15,13 @@ from jax import Array
 import deeppcr
 from deeppcr import loops
 from depth.models import generic_cpu
-from experiments.bench import command, costs, engine, plots, results, timing
+from experiments.bench import costs, engine, results, timing
 from experiments.bench.columns import BENCH
-from experiments.bench.command import parser
 from experiments.bench.engine import Case, Outcome, Variant, bench, distance, measure
 from experiments.bench.programs import baselines, unrolled
 from experiments.bench.summary import best, errors
-from experiments.bench.table import Row, show, table
+from experiments.bench.table import WIDTH, Row, layout, markdown, show
 from experiments.bench.timing import Build, Effort
-from experiments.models import data
 
 DEVICE = generic_cpu(2)
 LENGTH = 20
@@ -86,20 +83,8 @@ def rows() -> dict[str, Row]:
 
 def test_a_row_says_what_was_predicted_and_what_came_of_it() -> None:
     newton, scan = rows()["newton"], rows()["lax.scan"]
-    known = {
-        "L",
-        "direction",
-        "program",
-        "baseline",
-        "ms",
-        "min ms",
-        "max ms",
-        "CPU ms",
-        "repeats",
-        "trace s",
-        "compile s",
-        "temp MB",
-    }
+    known = {"L", "direction", "program", "baseline", "ms", "min ms", "max ms", "CPU ms"}
+    known |= {"repeats", "trace s", "compile s", "temp MB"}
     known |= {"depth", "work", "predicted ms", "log2", "error", "iterations", "residual", "ended"}
     known |= {"speedup", "over lax.scan", "depth speedup", "predicted speedup"}
     assert known == newton.keys()
@@ -233,13 +218,13 @@ def test_what_is_slow_is_called_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "clock", lambda call: call())
     times = {"fast": lambda: 1.0, "slow": lambda: 9.0}
     found = timing.interleave(times, Effort(4, slow=5.0))
-    assert {name: one.count for name, one in found.items()} == {"fast": 4, "slow": 2}
+    assert {name: len(one.seconds) for name, one in found.items()} == {"fast": 4, "slow": 2}
 
 
 def test_short_programs_are_called_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "clock", lambda call: 1 / 1024)
     found = timing.interleave({"short": lambda: None}, Effort(3, share=8 / 1024, most=5))
-    assert found["short"].count == 1 + 5 + 5
+    assert len(found["short"].seconds) == 1 + 5 + 5
 
 
 def test_loops_are_found_by_their_scope() -> None:
@@ -293,29 +278,18 @@ def test_distance_is_relative_to_the_largest_entry() -> None:
     assert distance(jnp.zeros(0), jnp.zeros(0)) == 0
 
 
-def test_repeats_are_a_number_from_one_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parser("toy", "A toy.").parse_args(["--repeats", "0"])
-    assert "expected an integer of at least 1, got 0" in capsys.readouterr().err
-
-
 def test_calls_are_interleaved() -> None:
     calls: list[str] = []
     functions = {name: lambda name=name: calls.append(name) for name in "ABC"}
     times = timing.interleave(functions, Effort(3, most=1))
     assert "".join(calls) == "ABC" * 3
     assert list(times) == ["A", "B", "C"]
-    assert all(time.count == 3 for time in times.values())
+    assert all(len(time.seconds) == 3 for time in times.values())
 
 
 def test_a_round_is_the_least() -> None:
     with pytest.raises(ValueError, match="at least 1 round, got 0"):
         Effort(0)
-
-
-def test_timing_is_read_off_the_seconds() -> None:
-    time = timing.Timing((3.0, 1.0, 2.0, 10.0))
-    assert (time.minimum, time.median, time.maximum, time.count) == (1.0, 2.5, 10.0, 4)
 
 
 def test_build_compiles_and_says_what_it_cost() -> None:
@@ -327,31 +301,54 @@ def test_build_compiles_and_says_what_it_cost() -> None:
     assert build.temporary_bytes is None or build.temporary_bytes >= 0
 
 
-def test_table_aligns_numbers_right_and_text_left() -> None:
+# -- tables and result files
+
+
+def test_a_table_aligns_its_cells_and_fits_the_terminal() -> None:
     rows = [{"run": "scan", "ms": 1.23456, "steps": 12}, {"run": "newton", "ms": np.float32(20)}]
     assert show(rows).splitlines() == [
-        "run       ms  steps",
-        "scan    1.23     12",
-        "newton    20",
+        *("run       ms  steps", "scan    1.23     12", "newton    20"),
     ]
+    columns = {f"column {k}": "a number" for k in range(40)}
+    wide: list[Row] = [dict.fromkeys(columns, 123456.0) | {"note": 50 * "word "} for _ in "ab"]
+    text, names = layout(wide, columns)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert names == list(columns)[: len(names)]
+    assert 5 < len(names) < 40
+    assert show([], columns) == ""
 
 
-def test_table_of_nothing_is_empty() -> None:
-    assert show([]) == ""
-    assert table(["a"], []) == "a"
+def test_what_all_rows_share_stands_above_the_table_and_notes_below() -> None:
+    rows = [{"L": 8, "program": "scan", "ms": 1.0}, {"L": 8, "program": "newton", "note": "wrong"}]
+    text, names = layout(rows, {"L": "", "program": "", "compile s": "", "ms": ""}, "part")
+    assert text.splitlines() == [
+        *("part: L = 8", "program  ms", "scan      1", "newton"),
+        "newton: wrong",
+    ]
+    assert names == ["L", "program", "ms"]
+
+
+def test_a_table_in_markdown() -> None:
+    rows = [{"run": "a | b", "ms": 1.23456, "ok": True}, {"run": "c", "ms": 20}]
+    assert markdown(rows).splitlines() == [
+        *("| run | ms | ok |", "|---|--:|---|", r"| a \| b | 1.23 | True |", "| c | 20 |  |"),
+    ]
+    assert markdown([]) == ""
 
 
 def test_results_come_back_as_written(tmp_path: Path) -> None:
-    rows = [
-        {"length": 8, "seconds": np.float64(0.5)},
-        {"length": np.int32(16), "seconds": jnp.array(1.5)},
-    ]
-    path = results.write("toy", rows, folder=tmp_path)
+    path = results.path_of("toy", tmp_path)
+    rows = [{"L": 8, "seconds": np.float64(0.5)}, {"L": np.int32(16), "seconds": jnp.array(1.5)}]
+    results.write(path, rows, quick=True)
     (environment,), back = results.read(path)
     assert path == tmp_path / results.device() / "toy.jsonl"
-    assert back == [{"length": 8, "seconds": 0.5}, {"length": 16, "seconds": 1.5}]
-    wanted = {"device", "cores", "jax", "jaxlib", "numpy", "python", "commit", "time"}
+    assert back == [{"L": 8, "seconds": 0.5}, {"L": 16, "seconds": 1.5}]
+    wanted = {"device", "cores", "jax", "jaxlib", "numpy", "python", "commit", "time", "quick"}
     assert wanted <= environment.keys()
+    both = tmp_path / "both.jsonl"
+    both.write_text(2 * path.read_text())
+    environments, rows = results.read(both)  # a file that was put together has several
+    assert (len(environments), len(rows)) == (2, 4)
 
 
 def crash() -> Iterator[dict[str, int]]:
@@ -364,59 +361,11 @@ def crash() -> Iterator[dict[str, int]]:
     [(crash(), RuntimeError), ([{"fine": 1}, {"not data": object()}], TypeError)],
     ids=["measuring", "writing"],
 )
-def test_a_crash_leaves_the_last_results(
-    tmp_path: Path, rows: object, error: type[Exception]
-) -> None:
-    path = results.write("toy", [{"length": 0}], folder=tmp_path)
+def test_a_crash_leaves_the_last_results(tmp_path: Path, rows: Any, error: Any) -> None:
+    path = results.path_of("toy", tmp_path)
+    results.write(path, [{"length": 0}])
     before = path.read_bytes()
     with pytest.raises(error):
-        results.write("toy", rows, folder=tmp_path)
+        results.write(path, rows)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_every_line_of_a_result_file_is_json(tmp_path: Path) -> None:
-    path = results.write("toy", [{"length": 0}, {"length": 1}], folder=tmp_path)
-    assert len([json.loads(line) for line in path.read_text().splitlines()]) == 3
-
-
-def test_digits_are_split_scaled_and_always_the_same() -> None:
-    split = data.digits()
-    assert len(split.train_x) + len(split.test_x) == 1797
-    assert split.train_x.dtype == split.test_x.dtype == np.float32
-    assert split.train_y.dtype == split.test_y.dtype == np.int32
-    assert set(split.test_y) == set(range(10))
-    np.testing.assert_allclose(split.train_x.mean(axis=0), 0, atol=1e-6)
-    assert set(np.round(split.train_x.std(axis=0), 4)) == {0.0, 1.0}
-    np.testing.assert_array_equal(split.train_x, data.digits().train_x)
-
-
-def test_a_file_that_was_put_together_has_several_environments(tmp_path: Path) -> None:
-    paths = [results.write(name, [{"name": name}], folder=tmp_path) for name in ("a", "b")]
-    both = tmp_path / "both.jsonl"
-    both.write_text("".join(path.read_text() for path in paths))
-    environments, rows = results.read(both)
-    assert (len(environments), rows) == (2, [{"name": "a"}, {"name": "b"}])
-
-
-def test_what_is_stopped_midway_leaves_its_rows(tmp_path: Path) -> None:
-    record = results.Record(tmp_path / "new" / "toy.jsonl", quick=True)
-    record.add({"L": 1}, {"L": 2})
-    (environment,), rows = results.read(record.path)
-    assert (environment["complete"], rows) == (False, [{"L": 1}, {"L": 2}])
-    assert environment["quick"] is True
-    record.add({"L": 3})
-    record.write(complete=True)
-    (environment,), rows = results.read(record.path)
-    assert (environment["complete"], len(rows)) == (True, 3)
-
-
-def test_without_matplotlib_there_is_a_line_instead_of_a_figure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _: None)
-    options = parser("toy", None).parse_args(["--plot", str(tmp_path / "none.png")])
-    record = command.record(options)
-    record.rows = [{"L": 1}]
-    command.conclude(options, record, pytest.fail)
-    assert "no figure: matplotlib is not installed" in capsys.readouterr().out

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.bench import headline, pictures, plots, results
+from experiments import digits, report
+from experiments.bench import plots, results
 from experiments.diffusion import figure as diffusion
 
 pytest.importorskip("matplotlib")
@@ -16,21 +17,8 @@ pytest.importorskip("matplotlib")
 ROOT = Path(__file__).parents[2]
 STORED = {path.stem: path for path in sorted((ROOT / "experiments/results/cpu").glob("*.jsonl"))}
 SMALLEST = 8.0  # points
-COUNTS = (
-    "iteration",
-    "layer",
-    "unit",
-    "step",
-    "devices",
-    "width",
-    "blocks",
-    "chain",
-    "launches",
-    "kernels",
-    "nodes",
-    "numbers",
-    "rows",
-)
+COUNTS = ("iteration", "layer", "unit", "step", "devices", "width", "blocks", "chain", "nodes")
+COUNTS += ("cycles", "rows", "frame", "numbers")
 
 
 @cache
@@ -45,22 +33,15 @@ def gallery() -> dict[str, np.ndarray]:
     return {name: generator.uniform(-1, 1, (10, 64)) for name in ("noise", *stopped)}
 
 
-def calls() -> list[dict[str, Any]]:
-    times = {"second ms": 3.0, "later ms": 0.4}
-    return [{"entry": "scan", "program": name, **times} for name in ("lax.scan", "deeppcr.scan")]
-
-
 @cache
 def drawn(name: str) -> dict[str, Any]:
     """The pictures of an experiment, laid out as they are saved."""
     if name == "headline":
-        found = headline.pictures(rows("gradients"))
-    elif name == "calls":
-        found = pictures.calls(calls())
+        found = report.picture(rows("gradients"))
     elif name == "digits":
-        programs = ("lax.scan", "deeppcr")
+        programs = ("layer by layer", "deeppcr, auto")
         trained = [{"program": of, "losses": [2.0, 1.0, 0.5]} for of in programs]
-        found = pictures.digits([*trained, *({"program": of, "ms": 2.0} for of in programs)])
+        found = digits.pictures([*trained, *({"program": of, "ms": 2.0} for of in programs)])
     elif name == "diffusion":
         found = diffusion.pictures(rows(name), gallery())
     else:
@@ -70,7 +51,7 @@ def drawn(name: str) -> dict[str, Any]:
     return found
 
 
-NAMES = [*dict.fromkeys([*STORED, "headline", "calls", "digits"])]
+NAMES = [*STORED, "headline", "digits"]
 
 
 def panels(drawing: Any) -> list[Any]:
@@ -192,10 +173,12 @@ def test_pictures_keep_the_rules_and_are_stored(name: str) -> None:
 
 
 def test_colours_of_speedups_meet_at_one() -> None:
-    maps = {"a": np.array([[0.5, 3.0]]), "b": np.array([[np.nan, 1.0]])}
-    drawing = plots.styled(plots.speedup_maps)("of", maps, ([1, 2], [8]), ("L", "w"), "speedup")
-    for axes in panels(drawing):
-        (image,) = axes.images
+    rows = [{"L": L, "w": 8, "speedup": speedup} for L, speedup in ((1, 0.5), (2, 3.0))]
+    axes = ("L", "steps"), ("w", "units")
+    maps = {"a": (rows, "speedup"), "b": (rows[:1], "speedup")}
+    drawing = plots.styled(plots.speedup_maps)("of", maps, *axes, "speedup")
+    for panel in panels(drawing):
+        (image,) = panel.images
         assert image.norm.vmin * image.norm.vmax == pytest.approx(1)
         red, _, blue, _ = image.cmap(image.norm(0.3))
         assert red > blue  # slower
@@ -218,33 +201,23 @@ def every_picture_is_stored(name: str) -> None:
     assert all((path.parent / each).read_bytes().startswith(b"\x89PNG") for each in found)
 
 
-def test_the_first_picture_is_written_to_the_path_and_others_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "few.png"
-    assert plots.save(path, drawn("calls") | drawn("digits")) == [path, tmp_path / "few_digits.png"]
-    assert all(file.stat().st_size > 10_000 for file in tmp_path.iterdir())
+def test_the_first_picture_is_written_to_the_path_and_others_beside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(plots.STYLE, "savefig.dpi", 30)
+    copy = tmp_path / "compile_time.jsonl"
+    copy.write_bytes(STORED["compile_time"].read_bytes())
+    plots.main([str(copy)])
+    names = ["compile_time.png", "compile_time_training.png"]
+    assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in names]
 
 
 def test_without_rows_the_picture_says_so(tmp_path: Path) -> None:
     for name in STORED:
         assert plots.drawer(name)([]) == {}
     path = tmp_path / "empty.png"
-    assert plots.save(path, {}) == [path]
+    assert plots.save(path, report.picture([])) == [path]
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert headline.draw([], path) == [path]
-
-
-def test_stored_pictures_are_drawn_anew(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(plots.STYLE, "savefig.dpi", 30)
-    copy = tmp_path / "prediction.jsonl"
-    copy.write_bytes(STORED["prediction"].read_bytes())
-    calls, other = (tmp_path / f"{name}.jsonl" for name in ("calls", "unknown"))
-    calls.write_text('{"entry": "scan", "program": "lax.scan", "second ms": 3.0, "later ms": 0.4}')
-    other.write_text("")
-    plots.main([str(copy), str(calls), str(other)])
-    names = ["prediction.png", "prediction_analysis.png", "calls.png"]
-    assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in names]
 
 
 def test_loops_are_named() -> None:
@@ -255,22 +228,3 @@ def test_loops_are_named() -> None:
     assert plots.loops(found) == "lax.scan with unroll 1, 4, 16 and a Python loop"
     assert plots.loops(found[:1]) == "lax.scan with unroll 1"
     assert plots.loops([]) == ""
-
-
-def test_the_headline_shows_every_gru_once() -> None:
-    (axes,) = drawn("headline")["headline"].axes
-    cells = {
-        (row["w"], row["L"], row["batch"])
-        for row in rows("gradients")
-        if row["program"] == "auto"
-        and (row.get("kind"), row.get("direction")) == ("gru", "gradient")
-    }
-    filled = [
-        line
-        for line in axes.lines
-        if line.get_marker() == "o"
-        and len(line.get_xdata()) == 1
-        and line.get_markerfacecolor() == line.get_color()
-    ]
-    assert len(filled) == len(cells) > 5
-    assert axes.get_yscale() == "log"

@@ -7,14 +7,12 @@ import jax
 import pytest
 
 from deeppcr.loops import FALLBACK
-from experiments.bench import plots
+from experiments import mlp
 from experiments.bench.costs import is_fallback
 from experiments.gradients import network
 from experiments.kernels import cycles, targets
-from experiments.kernels import figure as kernels_figure
 from experiments.kernels import run as kernels
 from experiments.kernels.launches import Dump, Total, read
-from experiments.mlp import run as mlp
 from tests.targets import target_or_skip
 
 TEXT = """HloModule jit_f, is_scheduled=true
@@ -190,7 +188,7 @@ class RecordedTpu(targets.Tpu):
         return None
 
 
-def test_rows_say_what_is_launched_and_what_that_takes():
+def test_rows_say_what_is_launched():
     (case,) = [case for case in cases() if case.labels["direction"] == "forward"]
     rows = {row["program"]: row for row in kernels.rows(case, Recorded("H200", None))}
     loops = ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16"]
@@ -199,15 +197,11 @@ def test_rows_say_what_is_launched_and_what_that_takes():
     assert newton["iterations"] >= 3
     # Its loop is a fallback in that text.
     assert (newton["nodes"], newton["launches"], newton["waits"]) == (35, 24, 2)
-    assert newton["latency ms"] == pytest.approx(
-        1e3 * (72e-6 + 24 * 2.5e-6 + 22 * 1.2e-6 + 2 * 15e-6)
-    )
-    assert newton["fewer nodes"] == newton["latency speedup"] == 1
-    captured = rows["newton, captured"]
-    assert captured["fewer launches"] == 24
-    assert captured["predicted ms"] < newton["predicted ms"]
+    assert newton["fewer nodes"] == 1
+    assert rows["newton, captured"]["fewer launches"] == 24
     assert 0 < newton["depth"] < rows["lax.scan"]["depth"]
     assert newton["predicted ms"] < rows["lax.scan"]["predicted ms"]
+    assert kernels.named(newton).startswith("tanh, L = 1,024, w = 8, forward")
 
 
 def test_rows_say_how_many_cycles_a_call_takes():
@@ -219,34 +213,6 @@ def test_rows_say_how_many_cycles_a_call_takes():
     assert newton["cycles"] == 1 + 10 * 50 + (trips * 700 + (trips + 1) * 3) + 20
     assert newton["cycles a trip"] == 700
     assert "nodes" not in newton
-
-
-def test_the_figure_has_a_line_for_every_case(tmp_path):
-    case = {
-        "kind": "tanh",
-        "L": 1024,
-        "w": 8,
-        "batch": 1,
-        "direction": "forward",
-        "latency ms": 0.1,
-        "predicted ms": 0.2,
-    }
-    rows = [case | {"program": "lax.scan", "sequential": True, "nodes": 4000, "launches": 3000}]
-    rows += [case | {"program": "newton", "sequential": False, "nodes": 100, "launches": 10}]
-    rows += [
-        row | {"program": f"{row['program']}, captured", "captured": True, "launches": 1}
-        for row in rows
-    ]
-    rows += [
-        {key: case[key] for key in ("kind", "L", "w", "direction")}
-        | {"program": "lax.scan", "sequential": True, "cycles": 7_000_000, "target": "TPU v5e"}
-    ]
-    rows += [rows[0] | {"kind": None, "data": "digits", "direction": "training step"}]
-    assert kernels_figure.named(rows[1]) == "tanh, L = 1,024, w = 8, forward"
-    assert kernels_figure.named(rows[-1]) == "digits, L = 1,024, w = 8, training step"
-    plots.save(tmp_path / "figure.png", kernels_figure.pictures(rows))
-    plots.save(tmp_path / "empty.png", kernels_figure.pictures([]))
-    assert (tmp_path / "figure.png").stat().st_size > (tmp_path / "empty.png").stat().st_size > 0
 
 
 def test_programs_are_compiled_for_the_target_where_jax_can():

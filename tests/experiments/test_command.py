@@ -1,0 +1,299 @@
+"""The command lines: a run of cases, its progress and Ctrl-C, the list of all, the suite."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from experiments import __main__ as program
+from experiments import suite
+from experiments.bench import command, plots, progress, results
+from experiments.bench.command import parser
+from experiments.bench.plots import Figures, sheet
+from experiments.bench.progress import PROGRESS, Progress
+from experiments.bench.table import Row
+from tests.experiments.conftest import interrupted
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(tmp_path: Path, *cases: Callable[[], Iterator[Row]], **options: Any) -> None:
+    """Run cases as an experiment does."""
+
+    def pictures(rows: list[Row]) -> Figures:
+        return {topic: sheet("")[0] for topic in ("speedups", "times")}
+
+    line = ["--keep", "toy", "--out", str(tmp_path)]
+    line += [part for name in options for part in (f"--{name}", str(options[name]))]
+    tables = {"": {"L": "length", "ms": "time", "note": "what is wrong"}, "both": {"L": "length"}}
+    summary = lambda rows: iter(["a word", [{"part": "both", "L": 9}]])  # noqa: E731
+    parsed = parser("toy", None).parse_args(line)
+    command.run(parsed, cases, tables, summary=summary, pictures=pictures, together=["both"])
+
+
+def test_a_run_prints_tables_and_their_legend_and_leaves_rows_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = [{"L": 1, "ms": 2.5}, {"L": 2, "ms": 3.5}], [{"L": 3, "note": "slow"}]
+    both = [{"part": "both", "L": 4}]
+    run(tmp_path, lambda: iter(first), lambda: iter([*both, *second]), lambda: iter(both))
+    folder = tmp_path / results.device()
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        *("L   ms", "1  2.5", "2  3.5", "", "L = 3", "3: slow", ""),
+        *("both: L = 4", "", "a word", "", "both: L = 9", ""),
+        *("Columns", "  L   length", "  ms  time", ""),
+        f"rows     {folder / 'toy.jsonl'}",
+        *(f"picture  {folder / name}" for name in ("toy.png", "toy_times.png")),
+    ]
+    assert printed.err == ""
+    (environment,), rows = results.read(folder / "toy.jsonl")
+    assert (environment["complete"], rows) == (True, [*first, *both, *second, *both])
+
+
+def test_a_run_that_is_not_kept_or_cannot_draw(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _: None)
+    options = parser("toy", None).parse_args([])
+    command.run(options, [lambda: iter([{"L": 1}])], {}, pictures=pytest.fail)
+    assert [path.name for path in command.SCRATCH.iterdir()] == ["toy.jsonl"]
+    assert "no figure: matplotlib is not installed" in capsys.readouterr().out
+
+
+def test_what_is_stopped_leaves_its_rows_and_their_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def case() -> Iterator[Row]:
+        yield {"L": 1, "ms": 2.5}
+        raise KeyboardInterrupt
+
+    path = results.path_of("toy", tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path, case, pytest.fail)
+    assert ended.value.code == 130
+    (environment,), rows = results.read(path)
+    assert (environment["complete"], rows) == (False, [{"L": 1, "ms": 2.5}])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["L = 1", " ms", "2.5"]
+    assert lines[-1] == f"Stopped by Ctrl-C: 0 of 2 cases done, rows so far in {path}"
+
+    run(tmp_path, pytest.fail, seconds=-1.0)
+    stopped = f"Stopped after -1 s, as --seconds says: 0 of 1 cases done, rows so far in {path}"
+    printed = capsys.readouterr().out
+    assert stopped in printed
+    assert "no picture: there are no rows to draw" in printed
+
+
+def test_repeats_are_a_number_from_one_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser("toy", "A toy.").parse_args(["--repeats", "0"])
+    assert "expected an integer of at least 1, got 0" in capsys.readouterr().err
+
+
+ENDLESS = """
+import runpy, sys
+import jax
+from experiments import calls
+from experiments.bench.progress import PROGRESS
+
+def measure(entry, calls, count):
+    yield {"entry": entry, "program": "lax.scan", "second ms": 1.0}
+    while True:
+        PROGRESS.say("compiling")
+        jax.jit(lambda x: x + 1.0)(1.0)  # is compiled each time
+
+calls.measure, calls.entries = measure, lambda length, layers: dict.fromkeys("abcde", {})
+runpy.run_module("experiments", run_name="__main__")
+"""
+
+
+def test_ctrl_c_on_a_real_run(tmp_path: Path) -> None:
+    """SIGINT to a process, once it has written its first rows."""
+
+    def written() -> list[Path]:
+        return [path for path in tmp_path.glob("*/calls.jsonl") if results.read(path)[1]]
+
+    code, out, err = interrupted([ENDLESS, "calls", "--out", str(tmp_path)], written)
+    found = written()
+    assert code == 130
+    assert "Traceback" not in err
+    assert list(found[0].parent.iterdir()) == found  # neither a temporary file nor a picture
+    last = rf"Stopped by Ctrl-C: \d of 5 cases done, rows so far in {re.escape(str(found[0]))}"
+    assert re.fullmatch(last, out.splitlines()[-1])
+
+
+def test_a_swallowed_ctrl_c_is_raised_again() -> None:
+    """Python swallows exceptions in callbacks and destructors."""
+
+    class Callback:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with PROGRESS.interrupts():
+        Callback()
+        with pytest.raises(KeyboardInterrupt):
+            PROGRESS.say("going on")
+    PROGRESS.say("not once more")
+
+
+# -- progress
+
+
+def test_progress_has_case_count_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    shown = Progress()
+    assert shown.line() == "importing jax"
+    shown.reset("preparing", 8)
+    shown.case(2)
+    now[0] = 45.0
+    shown.say("compiling newton / blocks", 0.25)
+    assert shown.line() == "case 3 of 8, compiling newton / blocks, 1:55 left"
+    assert list(shown.steps("training", "ab", 2)) == ["a", "b"]
+    assert shown.line() == "case 3 of 8, training, step 2 of 2, 1:39 left"
+    shown.reset("preparing", 8, unit="experiment", seconds=60.0)
+    assert shown.line() == "experiment 1 of 8, preparing, 1:00 left"
+    assert [progress.clock(seconds) for seconds in (5, 130, 3700)] == ["0:05", "2:10", "1:01:40"]
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "expected"),
+    [
+        (True, f"{progress.ERASE}case 1 of 2, timing{progress.ERASE}"),
+        (False, "case 1 of 2, timing\n"),
+    ],
+)
+def test_a_terminal_has_one_line_and_a_log_has_many(
+    is_terminal: bool,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "PATIENCE", 3600.0)  # the first seconds are silent
+    shown = Progress()
+    with shown.shown():
+        shown.reset("preparing", 2)
+        shown.say("timing")
+        shown._write()
+        shown.print("a table")
+        shown.print("another")
+    assert stream.getvalue() == expected
+    assert capsys.readouterr().out == "a table\nanother\n"
+
+
+# -- python -m experiments
+
+
+def test_alone_it_lists_every_experiment_with_its_question_and_its_duration() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    first = next(k for k, line in enumerate(lines) if line.split() == ["takes", "answers"])
+    listed = {line.split()[0]: line for line in lines[first + 1 :] if line.startswith("  ")}
+    assert list(listed) == sorted(program.registry())
+    assert not {"bench", "models", "results", "__main__"} & listed.keys()
+    for name in listed.keys() - {"report", "suite"}:
+        assert re.fullmatch(rf"  {name} +\d+ (min|h) +.*\?", listed[name])
+    assert done.stderr == ""
+
+
+def test_an_experiment_is_called_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match=r"no experiment is called 'digit'; there are: .*digits"):
+        program.main(["digit"])
+    seen: list[list[str]] = []
+    module = SimpleNamespace(main=seen.append)
+    monkeypatch.setattr(program.importlib, "import_module", lambda _: module)
+    program.main(["digits", "--steps", "3"])
+    assert seen == [["--steps", "3"]]
+
+
+def test_a_missing_extra_is_named_and_a_missing_module_of_ours_is_a_bug(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "optax", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "experiments.digits", raising=False)
+    said = r'^digits needs optax, .*: pip install "deeppcr\[experiments\]"$'
+    with pytest.raises(SystemExit, match=said):
+        program.main(["digits"])
+    monkeypatch.setitem(sys.modules, "experiments.digits", None)
+    with pytest.raises(ModuleNotFoundError, match=r"experiments\.digits"):
+        program.main(["digits"])
+
+
+# -- the suite
+
+LINES = {
+    "mlp": "print('fine')",
+    "resnet": "print('so far'); raise ValueError('too small')",
+    "field": "import sys; sys.exit('field needs torch, which is not installed')",
+    "sharding": "import time; time.sleep(60)",
+    "calls": "print('also')",
+}
+
+
+def test_what_crashes_hangs_or_lacks_a_package_is_a_line_and_the_rest_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fake(name: str, *_: Any) -> list[str]:
+        return [sys.executable, "-S", "-c", LINES[name]]
+
+    monkeypatch.setattr(suite, "GRACE", 0.2)
+    monkeypatch.setattr(suite, "LEAST", 0.1)
+    monkeypatch.setattr(suite, "command", fake)
+    monkeypatch.setitem(suite.WEIGHTS, "sharding", 0.01)
+    suite.main(["--budget", "20", "--only", *LINES, "--logs", str(tmp_path / "logs")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "mlp: done",
+        "resnet: failed (1): ValueError: too small",
+        "field: failed (1): field needs torch, which is not installed",
+    ]
+    assert lines[3].startswith("sharding: stopped after ")
+    assert lines[4] == "calls: done"
+    assert lines[-1] == f"logs     {tmp_path / 'logs'}"
+    assert (tmp_path / "logs" / "resnet.log").read_text().startswith("so far")
+    monkeypatch.setattr(suite, "LEAST", 1000.0)
+    suite.main(["--budget", "20", "--only", "calls"])
+    assert "calls: not started: 20 s were left" in capsys.readouterr().out
+
+
+def test_every_experiment_is_in_the_suite() -> None:
+    assert {"digits", "report", "suite"} == program.registry().keys() - suite.WEIGHTS
+    line = suite.command("mlp", float("inf"), False, None)
+    assert line[1:] == ["-m", "experiments", "mlp", "--keep", "mlp"]
+    line = suite.command("mlp", 100.0, True, Path("out"))
+    assert line[-5:] == ["--quick", "--out", "out", "--seconds", "80"]
+
+
+def test_ctrl_c_ends_the_experiment_prints_the_table_and_leaves_no_process(tmp_path: Path) -> None:
+    """A real SIGINT to a real suite, whose experiment runs on."""
+    marker, pid = tmp_path / "started", tmp_path / "pid"
+    endless = "import os, pathlib, time; "
+    endless += f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); "
+    endless += f"pathlib.Path({str(marker)!r}).touch(); time.sleep(60)"
+    line = f"[suite.sys.executable, '-S', '-c', {endless!r}]"
+    program = f"""
+from experiments import suite
+suite.command = lambda *_: {line}
+suite.main(["--only", "mlp", "calls", "--logs", {str(tmp_path / "logs")!r}])
+"""
+    code, out, err = interrupted([program], marker.exists)
+    assert code == 130
+    assert "Traceback" not in err
+    assert out.splitlines()[-1].startswith("Stopped by Ctrl-C: 0 of 2 experiments")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)

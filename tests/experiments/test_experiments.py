@@ -1,0 +1,484 @@
+"""Every experiment runs from its command line to its files once, in small; and what it concludes."""
+
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deeppcr import Adjoint, Newton
+from experiments import (
+    calls,
+    compile_time,
+    decide,
+    digits,
+    iterations,
+    mlp,
+    prediction,
+    recurrence,
+    report,
+    sharding,
+)
+from experiments.bench import engine, results
+from experiments.bench.engine import Case, distance
+from experiments.bench.results import FOLDER
+from experiments.bench.table import WIDTH, Row, layout, legend
+from experiments.bench.timing import Effort
+from experiments.field import run as field
+from experiments.field.claims import Claim
+from experiments.gradients import run as gradients
+from experiments.gradients import silero
+from experiments.gradients.layers import Layer
+from experiments.gradients.network import PARTS, Network, Size
+from experiments.models import chains, published, zoo
+from experiments.resnet import network
+from experiments.resnet import run as resnet
+from tests.experiments.conftest import DEVICE, Run
+
+TABLES: dict[str, Mapping[str, Any]] = {
+    "decide": decide.TABLES,
+    "digits": digits.TABLES,
+    "field": field.TABLES,
+    "gradients": gradients.TABLES,
+    "iterations": iterations.TABLES,
+    "prediction": {"times": prediction.TIMES},
+    "recurrence": {"": recurrence.BENCH, "solvers": recurrence.SOLVER_COLUMNS},
+    "resnet": resnet.TABLES,
+    "sharding": {"chain": sharding.ROW, sharding.MEASURED: sharding.SCALING},
+    "compile_time": {"layers": compile_time.LAYERS, "training": compile_time.TRAINING},
+}
+FEW = ("--quick", "--repeats", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def standard_promotion() -> Iterator[None]:
+    """Optax raises a float to the power of an int32 counter, which strict promotion forbids."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that compile and run in a second."""
+    gru = zoo.Specimen("tanh", 2, 12, 1)
+    for module, name, value in (
+        (mlp, "LOOPS", dict.fromkeys(mlp.DIRECTIONS, 0)),
+        (mlp, "sizes", lambda *_: [mlp.Size("tanh", 12, 2, 1)]),
+        (recurrence, "PARALLEL", ("pcr",)),
+        (decide, "WIDTHS", (2,)),
+        (decide, "logistic", lambda length, original=decide.logistic: original(12)),
+        (decide, "FAR_DEVICES", ("H200",)),
+        (zoo, "small", lambda: iter([gru])),
+        (prediction, "cases", lambda quick: [*_cases()]),
+        (gradients, "grid", lambda quick: [Size(Network("gru", 2), 6)]),
+        (gradients, "layers", lambda quick: [Layer("GRUCell", length=5, units=2, batch=2)]),
+        (silero, "read_weights", lambda at: None),
+        (resnet, "QUICK", resnet.Scale((4,), 4, 3, 60.0, 1e9, (1,), ("dense / dense",))),
+        (resnet, "LONGEST_LOOP", 0),
+        (calls, "entries", lambda *_, original=calls.entries: original(8, 2)),
+        (iterations, "QUICK_FORMS", ("dense", "plain", "trust region")),
+        (iterations, "problem", lambda kind, size, length: _problem(kind)),
+        (iterations, "LOOP", 0),
+        (iterations, "LOGISTIC_LENGTH", 12),
+        (compile_time, "LENGTHS", (2,)),
+        (field, "claims", lambda quick: _claims()),
+        (field, "window_claims", lambda quick: iter(())),
+        (field, "QUICK_GAINS", (0.6, 1.8)),
+        (field, "QUICK_LENGTHS", (16, 32)),
+        (sharding, "COUNTS", (2, 1)),
+    ):
+        monkeypatch.setattr(module, name, value)
+
+
+def _cases() -> Iterator[Case]:
+    run, arguments = prediction.recurrent(2, 12, 1)
+    labels = {"part": "times", "chain": "gru n=2"}
+    newton = {"newton": prediction.newton(2, 12, 1)}
+    yield Case(labels, [arguments], {"scan": run}, newton)
+
+
+def _claims() -> Iterator[Claim]:
+    yield Claim("RNN", "", "1", lambda: published.contracting_rnn(64), most=1)
+
+
+def _problem(kind: str) -> iterations.Problem:
+    return iterations.Problem("tanh", chains.mlp_chain(2, 12, "tanh", jax.random.key(0)))
+
+
+def programs(rows: list[Row], **labels: Any) -> list[str]:
+    return [row["program"] for row in rows if labels.items() <= row.items()]
+
+
+RUNS: dict[str, tuple[Any, tuple[str, ...], int]] = {  # module, options, number of rows
+    "calls": (calls, ("--quick", "--calls", "1"), 15),
+    "compile_time": (compile_time, (*FEW, "--lengths", "2"), 5 + 5),
+    "decide": (decide, FEW, 2 + 3 + 2),
+    "digits": (digits, ("--depth", "6", "--width", "4", "--steps", "4", "--repeats", "1"), 3 + 3),
+    "field": (field, FEW, 1 + 4 + 1),
+    "gradients": (
+        gradients,
+        (*FEW, "--lengths", "6", "--widths", "2", "--steps", "2"),
+        6 + 4 + 4 + 4,
+    ),
+    "iterations": (iterations, FEW, 2 + 5 + 3 * 2 + 3),
+    "mlp": (mlp, FEW, 3 + 4 + 3),
+    "prediction": (prediction, FEW, 2),
+    "recurrence": (
+        recurrence,
+        (*FEW, "--lengths", "12", "--widths", "2", "--solvers", "pcr"),
+        5 + 1,
+    ),
+    "resnet": (resnet, FEW, 2 + 2 + 1),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.usefixtures("small")
+def test_it_runs_from_start_to_end(name: str, run_command: Run) -> None:
+    module, options, count = RUNS[name]
+    rows, text = run_command(module, *options)
+    assert len(rows) == count, [row.get("program") for row in rows]
+    assert not [row for row in rows if "note" in row], rows
+    assert "Columns" in text
+    for row in rows:  # what is compared with jax.lax.scan computes the same
+        assert row.get("ended", "converged") != "converged" or row.get("error", 0) < 1e-3, row
+        if {"baseline", "speedup"} <= row.keys():
+            assert min(row["speedup"], row.get("predicted ms", 1.0)) > 0
+    (SAID.get(name) or (lambda rows: None))(rows)
+
+
+def in_decide(rows: list[Row]) -> None:
+    judged = [row for row in rows if row["part"] == "regret"]
+    assert {row["direction"] for row in judged} == {"forward", "gradient"}
+    assert all(row["regret %"] >= 0 and row["chosen"].startswith("seq") for row in judged)
+    assert {"sequential", "newton", "auto"} < judged[0]["seconds"].keys()
+    mapped = [row for row in rows if row["part"] == "map"]
+    assert all({"realised", "predicted, here", "predicted, H200"} < row.keys() for row in mapped)
+    assert [row["method"] for row in rows if row["part"] == "giving-up"] == [
+        *("sequential", "auto", "newton")
+    ]
+
+
+def in_gradients(rows: list[Row]) -> None:
+    adjoints = ["adjoint, backprop", "adjoint, recurrence", "adjoint, pcr"]
+    assert programs(rows, part="adjoints") == ["lax.scan", "unrolled", "auto", *adjoints]
+    assert programs(rows, part="grid") == ["lax.scan", "unrolled", "auto", "newton"]
+    assert programs(rows, part="layers")[::3] == ["lax.scan", "auto"]
+    trained = [row for row in rows if row["part"] == "training"]
+    assert [row["program"] for row in trained][1:] == ["auto", "newton", "lax.scan, nudged"]
+    assert all(row["losses differ"] < 1e-5 and row["alike for"] == 2 for row in trained)
+
+
+def in_iterations(rows: list[Row]) -> None:
+    assert programs(rows, part="damping") == ["lax.scan", "plain", "trust region"]
+    none, once, last, *_ = [row for row in rows if row["part"] == "accuracy"]
+    assert none["error"] > once["error"] > last["error"]
+    assert (none["k"], once["k"], once["ended"]) == (0, 1, "not yet")
+
+
+def in_resnet(rows: list[Row]) -> None:
+    first, exact, stopped = (row for row in rows if "losses" in row)
+    np.testing.assert_allclose(exact["losses"], first["losses"], atol=1e-5)
+    assert exact["gradient error"] < 1e-5
+    assert stopped["gradient error"] > 1e-4
+    assert (stopped["k"], stopped["ended"]) == (1, "not converged")
+    assert first["accuracy"] == pytest.approx(exact["accuracy"], abs=0.01)
+
+
+def in_digits(rows: list[Row]) -> None:
+    trained = [row for row in rows if "losses" in row]
+    assert [row["program"] for row in trained] == [*digits.RUNS]
+    assert all(row["losses differ"] < 1e-5 and row["gradients differ"] < 1e-5 for row in trained)
+    assert trained[0]["iterations"] == 0 < trained[2]["iterations"]
+
+
+SAID = {
+    "decide": in_decide,
+    "gradients": in_gradients,
+    "iterations": in_iterations,
+    "resnet": in_resnet,
+    "digits": in_digits,
+}
+
+
+# -- sharding: two simulated devices
+
+
+def test_every_layout_of_devices_learns_what_one_device_does() -> None:
+    layouts = [
+        sharding.Layout(batch=2, method="lax.scan"),
+        sharding.Layout(chain=2),
+        sharding.Layout(chain=2, method="sequential"),
+    ]
+    found = list(sharding.rows(sharding.Size(8, 2, 4), layouts, Effort(1)))
+    assert [row["row"].partition(", ")[2] for row in found] == [
+        "batch 2-way, lax.scan",
+        "chain 2-way, newton",
+        "chain 2-way, sequential",
+    ]
+    assert not [row for row in found if "note" in row]
+    for row in found:
+        assert row["error"] < 1e-5
+        assert {"speedup", "over lax.scan", "over one device", "depth speedup"} <= row.keys()
+    whole, half, _ = (row["parameter bytes"] for row in found)
+    assert whole == 2 * half == 8 * (4 + 2) * 4
+    assert found[1]["iterations"] > 1
+
+
+def test_with_fewer_devices_it_runs_again_where_they_are_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(sharding, "has_devices", lambda: False)
+    monkeypatch.setattr(sharding.os, "execve", lambda *given: seen.append(given) or sys.exit())
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    with pytest.raises(SystemExit):
+        sharding.main(["--quick"])
+    (_, line, environment), *_ = seen
+    assert line[1:] == ["-m", "experiments", "sharding", "--quick"]
+    assert environment["JAX_PLATFORMS"] == "cpu"
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with pytest.raises(SystemExit, match="expected 8 devices"):
+        sharding.main(["--quick"])
+
+
+# -- programs compute the same
+
+
+def test_every_adjoint_has_the_gradient_of_the_scan() -> None:
+    for part in PARTS:
+        case = Size(Network("lstm", 2), 5, 2, part).case("gradient")
+        runs = {name: one.run for name, one in case.variants.items() if name != "auto"}
+        runs["lax.scan"] = case.baselines["lax.scan"]
+        found = jax.jit(
+            lambda *given, runs=runs: {name: run(*given) for name, run in runs.items()}
+        )(*case.arguments[0])
+        for name in runs:
+            assert distance(found[name], found["lax.scan"]) < 1e-5, name
+    (_, start, xs), (_, _, others) = case.arguments
+    assert (xs.shape, start[0].shape) == ((5, 2, 2), (2, 2))
+    assert (xs != others).all()
+
+
+@pytest.mark.parametrize("kind", recurrence.KINDS)
+def test_all_programs_solve_the_same_recurrence(kind: str) -> None:
+    case = recurrence.case(kind, 9, 3, ("pcr",))
+    every = {**case.baselines, **case.variants}
+    A, b = (np.asarray(x, np.float64) for x in case.arguments[0])
+    y, expected = np.zeros(3), []
+    for block, vector in zip(A, b, strict=True):
+        y = (block @ y if kind == "dense" else block * y) + vector
+        expected.append(y)
+    for name, run in every.items():
+        np.testing.assert_allclose(
+            jax.jit(run)(*case.arguments[0]), expected, atol=1e-5, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("kind", zoo.KINDS)
+def test_every_kind_of_chain_runs_and_has_the_size_it_says(kind: str) -> None:
+    specimen = zoo.Specimen(kind, 4, 5, 2)
+    task = zoo.task(specimen)
+    states = jax.eval_shape(task.forward(jax.lax.scan), *task.arguments)
+    assert len(states) == 5
+    assert math.prod(states.shape[1:]) == 4 * 2
+    found = list(zoo.specimens(12))
+    assert [one.kind for one in found] == [*zoo.KINDS] * 2
+    assert found == list(zoo.specimens(12))
+
+
+def test_a_stack_of_convolutions_is_a_sum_over_neighbours_and_named_by_its_jacobians() -> None:
+    random = np.random.default_rng(0)
+    z, weight = random.normal(size=(2, 4, 4, 3)), random.normal(size=(3, 3, 3, 3))
+    padded = np.pad(z, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    expected = sum(
+        padded[:, i : i + 4, j : j + 4] @ weight[i, j] for i in range(3) for j in range(3)
+    )
+    np.testing.assert_allclose(network.products(jnp.asarray(z), jnp.asarray(weight)), expected)
+    with pytest.raises(ValueError, match="side is 3, expected a divisor of 8"):
+        network.initial(network.Shape(blocks=1, side=3), pixels=64)
+    settings = {name: one for name, one in network.VARIANTS.items() if name != "auto"}
+    for name, setting in settings.items():
+        method = setting.method
+        method = method.linearize if isinstance(method, Newton) else method
+        assert name == f"{method} / {setting.adjoint.linearize}"
+    counted = network.VARIANTS["sequential / identity"].counting
+    assert counted.method == Newton(linearize="identity")
+    adjoint = Adjoint(linearize="identity")
+    assert network.Setting(Newton(), adjoint).counting == network.Setting(Newton(), adjoint)
+
+
+# -- what is concluded
+
+
+def test_only_what_is_right_is_compared() -> None:
+    labels = {"kind": "dense", "L": 8, "w": 2, "batch": 1, "direction": "forward"}
+    rows: list[Row] = [
+        labels | {"program": "lax.scan", "baseline": True, "ms": 4.0, "speedup": 0.5},
+        labels | {"program": "sequential", "baseline": True, "ms": 2.0, "speedup": 1.0},
+        labels | {"program": "pcr", "baseline": False, "ms": 1.0, "speedup": 2.0},
+        labels | {"program": "chunked", "baseline": False, "ms": 0.5, "note": "wrong"},
+        labels | {"program": "associative_scan", "baseline": False, "ms": 3.0, "speedup": 2 / 3},
+    ]
+    found = recurrence.compared(rows, "sequential")
+    assert (found["sequential"], found["sequential ms"]) == ("sequential", 2.0)
+    assert (found["parallel"], found["scan/best parallel"], found["auto/best"]) == ("pcr", 3.0, 2.0)
+
+
+def test_the_summary_of_the_gradients_has_means_and_the_least() -> None:
+    cells = ("direction", "over lax.scan", "speedup")
+    rows = [
+        dict(zip(cells, values, strict=True)) | {"part": "adjoints", "program": "auto"}
+        for values in (("gradient", 2, 1), ("gradient", 8, 4), ("forward", 3, 3))
+    ]
+    mean, *_ = list(gradients.summary(rows))[1:]
+    assert mean == (
+        "adjoints, gradient, auto: 4.00x lax.scan (geometric mean; least 2.00x), "
+        "2.00x the fastest loop (least 1.00x)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.5, "2.0x faster than"), (1.0, "as fast as"), (3.0, "3.0x slower than")],
+)
+def test_the_demo_says_in_plain_words_what_came_out(seconds: float, words: str) -> None:
+    assert digits.compared(seconds, 1.0) == words
+    rows: list[Row] = [
+        {"part": "training", "program": name, "losses differ": 0.1, "iterations": 2.0}
+        for name in digits.RUNS
+    ]
+    (verdict,) = digits.summary(digits.Settings(), rows)
+    assert verdict.startswith("NOT the same training: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "holds"),
+    [
+        ({"most": 6}, ("converged", 6, 1e-7), True),
+        ({"most": 6}, ("converged", 7, 1e-7), False),
+        ({"most": 6}, ("finished sequentially", 6, 0.0), False),
+        ({"error": 2.4e-7}, ("converged", 99, 2e-7), True),
+        ({"error": 2.4e-7}, ("converged", 1, 3e-7), False),
+        ({"most": 6}, ("converged", 6, 1e-2), False),
+        ({"converges": False}, ("finished sequentially", 256, 0.0), True),
+        ({"converges": False}, ("converged", 2, 0.0), False),
+    ],
+)
+def test_which_claims_pass(
+    given: dict[str, Any], found: tuple[str, int, float], holds: bool
+) -> None:
+    claim = Claim("", "", "", pytest.fail, {"linearize": "identity", "atol": 1e-6}, **given)
+    assert claim.holds(*found) is holds
+    assert (claim.said, claim.method) == ("Picard, atol 1e-6", Newton("identity", atol=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("iterations", "verdict"),
+    [
+        ({-0.5: (4, 5), -0.001: (5, 40), 0.5: (10, 90)}, "yes"),
+        ({-0.5: (4, 40), 0.5: (10, 90)}, "no"),
+        ({-0.5: (4, 5), 0.5: (10, 12)}, "no"),
+        ({-0.5: (4, 5)}, "no"),
+    ],
+)
+def test_the_verdict_on_predictability(iterations: Any, verdict: str) -> None:
+    rows = [
+        {"gain": rate, "growth rate": rate, "L": length, "iterations": count}
+        for rate, counts in iterations.items()
+        for length, count in zip((10, 100), counts, strict=True)
+    ]
+    assert field.verdict(rows)["pass"] == verdict
+
+
+def test_an_error_is_relative_to_the_largest_state_and_finite() -> None:
+    states = {"a": jnp.array([1.0, -4.0]), "b": jnp.array([0.0])}
+    moved = {"a": jnp.array([1.0, -3.0]), "b": jnp.array([0.5])}
+    assert iterations.error(moved, states) == 0.25
+    assert iterations.finite("error", math.inf) == {}
+
+
+def test_too_large_jacobians_are_skipped_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = iterations.Problem("gru", chains.gru_chain(8, 5, jax.random.key(0)))
+    names = ["dense", "blocks 4", "diagonal", "4 probes", "scalar", "zero"]
+    assert [name for name, _ in iterations.forms(problem)] == names
+    monkeypatch.setattr(iterations, "MOST", 1.0)
+    assert dict(iterations.forms(problem))["dense"].startswith("skipped: Jacobians of ")
+
+
+def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, _ = decide.Chain.both(zoo.Specimen("tanh", 2, 4, 1))
+    monkeypatch.setattr(engine, "_check", lambda one, *_: setattr(one, "note", "wrong"))
+    row = decide.regret(chain, DEVICE, Effort(1))
+    assert "auto: wrong" in row["note"]
+    assert not {"regret %", "fastest"} & row.keys()
+
+
+# -- stored rows
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (FOLDER / "cpu").glob("*.jsonl")))
+def test_the_tables_of_stored_rows_fit_the_terminal(name: str) -> None:
+    _, rows = results.read(FOLDER / "cpu" / f"{name}.jsonl")
+    for part, columns in TABLES.get(name, {"": mlp.BENCH}).items():
+        mine = [row for row in rows if row.get("part", "") == part]
+        text, _ = layout(mine, columns, part)
+        assert max(map(len, text.splitlines()), default=0) <= WIDTH
+        assert len(legend(columns).splitlines()) == len(columns)
+
+
+def row(program: str, ms: float, **more: Any) -> Row:
+    case = {"kind": "tanh", "L": 1024, "w": 8, "batch": 1, "direction": "forward", **more}
+    case |= {"program": program, "baseline": program == "lax.scan", "ms": ms, "speedup": 8 / ms}
+    return case | {"predicted speedup": 1.0 if program == "lax.scan" else 5.0}
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    """The results of a CPU and of a GPU."""
+    loop = {"depth speedup": 1.0}
+    cpu = [row("lax.scan", 8.0), row("newton", 16.0), row("auto", 1.0) | loop]
+    stopped = row("unconverged", 0.1) | {"ended": "not converged"}
+    gpu = [row("lax.scan", 8.0), row("newton", 0.2), row("auto", 0.1) | {"depth speedup": 9.0}]
+    for name, rows in {"cpu": [*cpu, stopped], "gpu": gpu}.items():
+        results.write(tmp_path / name / "mlp.jsonl", rows, complete=name == "cpu")
+    return tmp_path
+
+
+def test_the_readme_says_what_the_files_say(toy: Path) -> None:
+    readme = toy / "README.md"
+    sentence = "<!-- measured: loop -->?<!-- end -->"
+    readme.write_text(f"# Toy {sentence}\n{report.BEGIN}\nold\n{report.END}\nthe rest\n")
+    devices = [one for one in report.read(toy) if one.rows]
+    report.rewrite(readme, report.readme(devices), report.measured_ranges(devices))
+    text = readme.read_text()
+    assert text.startswith("# Toy <!-- measured: loop -->0.1 to 0.1<!-- end -->\n")
+    assert text.endswith(f"\n{report.END}\nthe rest\n")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    of = {line[0] or "on the GPU": line[1:] for line in table}
+    # A sequential program never stands beside a published speedup.
+    assert of["the same, forward pass"] == ["30 (DeepPCR)", "cpu", "0.5", "5", "Newton's method"]
+    assert of["on the GPU"][1:] == ["gpu", "80", "5", '"auto"']
+    assert of[report.REWRITTEN] == ["", "cpu", "8", "5", "the loop, rewritten"]
+    assert of["the same, backward pass alone"] == ["200 (DeepPCR)", "", "", "", ""]
+    assert re.search(r"^cpu: .*gpu: .* Stopped early\.$", text, re.MULTILINE)
+    for wrong, said in ((report.BEGIN, "has 0 places for results"), ("loop", "no range is called")):
+        readme.write_text(text.replace(wrong, "else"))
+        with pytest.raises(SystemExit, match=said):
+            report.rewrite(readme, "", {"loop": ""})
+
+
+def test_our_own_readme_says_what_the_kept_files_say(tmp_path: Path) -> None:
+    ours = FOLDER.parents[1] / "README.md"
+    copy = tmp_path / "README.md"
+    copy.write_text(ours.read_text(encoding="utf-8"), encoding="utf-8")
+    devices = report.read()
+    report.rewrite(copy, report.readme(devices), report.measured_ranges(devices))
+    assert copy.read_text(encoding="utf-8") == ours.read_text(encoding="utf-8")
