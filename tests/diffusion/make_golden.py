@@ -1,7 +1,7 @@
 """Writes golden.npz: the samples of diffusers for every case, for tests without torch.
 
-And parity.jsonl: how far ours are from them, over every case, and the figures of diffusers' own
-tests beside ours. The tables of the documentation are made of it.
+And parity.jsonl: how far ours are from them, over every case. The tables of the documentation are
+made of it.
 
 python -m tests.diffusion.make_golden, where torch and diffusers are installed.
 """
@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import torch
 
-from tests.diffusion import full_loops, ours, reference
-from tests.diffusion.cases import CASES, PARALLEL, kept
+from tests.diffusion import ours, reference
+from tests.diffusion.cases import CASES, GIVEN, PARALLEL, kept
 
 HERE = Path(__file__).parent
 
@@ -35,17 +35,6 @@ def main() -> None:
     )
     rows = [{"diffusers": diffusers.__version__, "torch": torch.__version__}]
     rows += [compared(name, walk) for name, walk in walks.items()]
-    rows += [
-        {
-            "loop": name,
-            "scheduler": loop.scheduler,
-            "expected": loop.expected,
-            "found": full_loops.found(loop),
-            "tolerance": loop.tolerance,
-        }
-        for name, loop in full_loops.LOOPS.items()
-    ]
-    rows += [{"scheduler": name, "not run": why} for name, why in full_loops.NOT_RUN.items()]
     lines = [json.dumps(row) + "\n" for row in rows]
     (HERE / "parity.jsonl").write_text("".join(lines), encoding="utf-8")
 
@@ -56,18 +45,15 @@ def compared(name: str, walk: reference.Walk) -> dict[str, Any]:
     scale = np.abs(walk.samples).max(axis=(1, 2, 3), keepdims=True)
     difference = np.abs((ours.walk(case) - walk.samples) / scale).max()
     fields = {field: value for field, value in case.config.items() if field[0] != "_"}
-    if "trained_betas" in fields:
-        fields["trained_betas"] = "given"
-    options = {
-        option: "given" if option == "sigmas" else value for option, value in case.options.items()
-    }
+    fields |= case.options
+    fields |= dict.fromkeys(fields.keys() & set(GIVEN), "given")
     if case.start:
-        options |= {"start": case.start, "inpaint": "given"}
+        fields |= {"start": case.start, "inpaint": "given"}
     return {
         "case": name,
         "scheduler": case.config["_class_name"],
         "steps": case.steps,
-        "fields": fields | options,
+        "fields": fields,
         "difference": float(f"{difference:.1e}"),
     }
 

@@ -31,31 +31,19 @@ def walk(case: Case) -> np.ndarray:
     return np.stack(samples)
 
 
-def scan(case: Case, x: jax.Array, noise: jax.Array) -> jax.Array:
-    """The last sample, in jax."""
-    table = case.schedule().table(case.steps)
-    matrix = jnp.asarray(MATRIX, x.dtype)
+def in_jax(case: Case):
+    """The model of a case, as `sample` takes it."""
     output_of = doubled(model) if case.is_learned else model
-
-    def step(state, at):
-        output = table.evaluate(
-            lambda y, t: output_of(y, t.astype(x.dtype), jnp, matrix), state, at
-        )
-        return table.advance(state, output, at), None
-
-    last, _ = jax.lax.scan(step, table.begin(x), table.inputs(x.dtype) | {"noise": noise})
-    return table.newest(last)
+    return lambda y, t: output_of(y, t.astype(y.dtype), jnp, jnp.asarray(MATRIX, y.dtype))
 
 
 def originals(case: Case, first: np.ndarray, samples: np.ndarray) -> np.ndarray:
     """``[L, ...]``: what the model predicts for the samples before each step."""
-    output_of = doubled(model) if case.is_learned else model
-
-    def predict(y, t):
-        return output_of(y, t.astype(y.dtype), jnp, jnp.asarray(MATRIX, y.dtype))
-
     with jax.disable_jit():  # primitive by primitive, compiled once for all cases
-        found = pred_original_sample(
-            predict, case.schedule(), first, samples, steps=case.steps, start=case.start
+        return np.asarray(
+            pred_original_sample(
+                *(in_jax(case), case.schedule(), first, samples),
+                steps=case.steps,
+                start=case.start,
+            )
         )
-    return np.asarray(found)

@@ -62,7 +62,7 @@ def walk(case: Case) -> Walk:
     times = scheduler.timesteps[begin:]
     sigma = float(getattr(scheduler, "init_noise_sigma", 1.0))
     scale = getattr(scheduler, "scale_model_input", lambda x, t: x)
-    options = {"eta": case.eta} if "DDIM" in case.config["_class_name"] else {}
+    options = {name: value for name, value in case.options.items() if name == "eta"}
     image, first, mask = (torch.from_numpy(each) for each in (IMAGE, FIRST, MASK))
     x = add_noise(scheduler, image, first, times[:1]) if case.start else sigma * first
     start, samples, originals = x, [], []

@@ -66,22 +66,48 @@ def sequential(name):
     )(WEIGHTS, NOISE)
 
 
-def check(name, **options):
-    found = jax.jit(lambda weights, noise: run(name, weights, noise, **options))(WEIGHTS, NOISE)
+# Configurations and options of `sample`; others are in `test_images`. 20 steps: no multiple of 6 or 8.
+METHODS = [
+    *((name, {"method": "newton"}) for name in ("ddim clipped", "ddpm", "heun", "pndm")),
+    *(
+        (name, {"method": "picard", "coarse": 6, "window": 8})
+        for name in ("ancestral", "dpm solver", "flow")
+    ),
+    ("ddpm", {"method": "newton", "coarse": 1}),
+    ("dpm solver", {"method": "auto", "coarse": 4}),
+    ("dpm solver", {"method": "sequential"}),
+    ("dpm solver", {"method": Newton(linearize="diagonal")}),
+    ("dpm solver", {"method": "newton", "window": 8}),
+    ("dpm solver", {"method": Newton(linearize="identity", acceleration=Anderson())}),
+    ("dpm solver", {"method": "pcr", "adjoint": "pcr"}),
+    (
+        "dpm solver",  # the sampler's own coefficient
+        {"method": Newton(Scalar(jnp.asarray(schedule("dpm solver").table(STEPS).linear_part)))},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), METHODS)
+def test_samples_are_those_of_the_sequential_sampler(name, options):
+    told, steps = [], schedule(name).table(STEPS).steps
+    found = jax.jit(
+        lambda weights, noise: run(
+            *(name, weights, noise), **options, progress=lambda *news: told.append(news)
+        )
+    )(WEIGHTS, NOISE)
+    jax.effects_barrier()
     expected = sequential(name)
     assert found.value.shape == NOISE.shape
-    assert found.trajectory.shape == (schedule(name).table(STEPS).steps, *NOISE.shape)
+    assert found.trajectory.shape == (steps, *NOISE.shape)
     np.testing.assert_allclose(found.value, expected.value, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found.trajectory, expected.trajectory, rtol=1e-9, atol=1e-9)
-    return found
-
-
-# The others are solved by Newton's method in other tests, here and in `test_images`.
-@pytest.mark.parametrize("name", ["ddim clipped", "ddpm", "heun", "pndm"])
-def test_newton_with_noise_and_states_of_several_samples(name):
-    found = check(name, method="newton")
-    assert found.result == Result.CONVERGED
-    assert 0 < found.stats.iterations < STEPS
+    assert max(prefix for _, prefix, _ in told) == steps
+    assert max(iteration for iteration, *_ in told) == found.stats.iterations
+    if options["method"] == "newton":
+        assert found.result == Result.CONVERGED
+        assert found.stats.iterations < STEPS
+    if options.get("coarse") == 1:  # which is the sampler
+        assert found.stats.iterations <= 1
 
 
 def test_newton_with_a_learned_variance():
@@ -110,37 +136,6 @@ def test_guidance_takes_the_variance_of_the_condition():
     np.testing.assert_allclose(found, jnp.concatenate([4 * NOISE, 2 * NOISE], axis=1))
 
 
-# Noise that is scaled, a state of two steps, and another parametrisation.
-@pytest.mark.parametrize("name", ["ancestral", "dpm solver", "flow"])
-def test_a_coarse_start_and_a_window(name):
-    check(name, method="picard", coarse=6, window=8)  # 20 is divisible by neither
-
-
-METHODS = {
-    "auto, from a coarse sampler": {"method": "auto", "coarse": 4},
-    "sequential": {"method": "sequential"},
-    "diagonal": {"method": Newton(linearize="diagonal")},
-    "picard": {"method": "picard"},
-    "windows": {"method": "newton", "window": 8},
-    "the sampler's own coefficient": {
-        "method": Newton(
-            linearize=Scalar(jnp.asarray(schedule("dpm solver").table(STEPS).linear_part))
-        )
-    },
-    "accelerated": {"method": Newton(linearize="identity", acceleration=Anderson())},
-    "pcr": {"method": "pcr", "adjoint": "pcr"},
-}
-
-
-@pytest.mark.parametrize("options", METHODS.values(), ids=list(METHODS))
-def test_every_method_and_its_progress(options):
-    told = []
-    found = check("dpm solver", **options, progress=lambda *news: told.append(news))
-    jax.effects_barrier()
-    assert max(prefix for _, prefix, _ in told) == STEPS
-    assert max(iteration for iteration, *_ in told) == found.stats.iterations
-
-
 def test_a_coarse_start_saves_iterations():
     """At rounding level a single entry may decide, so it is seen at a tolerance above that."""
 
@@ -152,14 +147,8 @@ def test_a_coarse_start_saves_iterations():
         ]
         return [each.stats.iterations for each in found]
 
-    plain, coarse = check("ddim", method="newton"), check("ddim", method="newton", coarse=2)
-    assert coarse.stats.iterations <= plain.stats.iterations
     plain, coarse = iterations(WEIGHTS, NOISE)
     assert coarse < plain
-
-
-def test_a_coarse_start_at_every_step_is_the_sampler():
-    assert check("ddpm", method="newton", coarse=1).stats.iterations <= 1
 
 
 @pytest.mark.parametrize(("name", "method"), [("ddpm", "newton"), ("dpm solver", "picard")])
@@ -180,12 +169,6 @@ def test_gradients_are_those_of_the_sequential_sampler(name, method):
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8),
         *gradients(WEIGHTS, NOISE),
     )
-
-
-def test_noise_depends_on_the_key_alone():
-    runs = jax.jit(lambda key: run("ddpm", WEIGHTS, NOISE, key, method="picard").value)
-    np.testing.assert_allclose(runs(KEY), sequential("ddpm").value, rtol=1e-9, atol=1e-9)
-    assert not np.allclose(runs(KEY), runs(jax.random.key(9)), atol=1e-2)
 
 
 def test_images_without_a_batch_and_of_lower_precision():
@@ -226,8 +209,9 @@ def test_what_the_model_overflows_to_comes_out_as_from_the_sequential_sampler():
     np.testing.assert_allclose(found.trajectory, expected.trajectory, rtol=1e-9)
 
 
-def test_inside_a_loop_and_a_batch_of_keys():
-    keys = jax.random.split(KEY, 2)
+def test_noise_depends_on_the_key_alone():
+    """In a batch of keys as in a loop over them."""
+    keys = jnp.stack([KEY, jax.random.key(9)])
     each = jax.jit(jax.vmap(lambda key: run("ddpm", WEIGHTS, NOISE, key, method="newton").value))(
         keys
     )
@@ -237,20 +221,15 @@ def test_inside_a_loop_and_a_batch_of_keys():
         )
     )()
     np.testing.assert_allclose(each, in_turn, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(each[0], sequential("ddpm").value, rtol=1e-9, atol=1e-9)
+    assert not np.allclose(*each, atol=1e-2)
 
 
-def test_progress(capsys):
-    told = []
-    found = run("ddim", WEIGHTS, NOISE, method="newton", progress=lambda *news: told.append(news))
-    jax.effects_barrier()
-    assert [iteration for iteration, *_ in told] == list(range(int(found.stats.iterations) + 1))
-    run("ddim", WEIGHTS, NOISE, method="newton", progress=True)
+def test_progress_is_printed(capsys):
+    found = run("ddim", WEIGHTS, NOISE, method="newton", progress=True)
     jax.effects_barrier()
     last = f"iteration {int(found.stats.iterations)}: {STEPS} of {STEPS} steps, residual"
     assert last in capsys.readouterr().err
-    run("ddim", WEIGHTS, NOISE, method="sequential", progress=True)
-    jax.effects_barrier()
-    assert capsys.readouterr().err == f"sequential: {STEPS} of {STEPS} steps\n"
 
 
 def test_arguments_and_guidance():
@@ -316,56 +295,33 @@ def test_one_step():
 
 
 GOOD = {"model": lambda x, t: x, "schedule": schedule("ddim"), "x_T": NOISE, "steps": 10}
+SHAPE = r"expected .* shape of x_T, float64\[3, 6\]"
 BAD = [
-    (
-        {"schedule": CONFIGS["ddim"]},
-        TypeError,
-        "schedule is dict, expected a deeppcr.diffusion.Schedule",
-    ),
-    ({"model": 3}, TypeError, "model is int, expected a function"),
-    ({"args": NOISE}, TypeError, r"args is float64\[3, 6\], expected a tuple"),
-    (
-        {"model": lambda x, t: x[:, :2]},
-        TypeError,
-        r"model returns float64\[3, 2\], expected .* shape of x_T, float64\[3, 6\]",
-    ),
-    (
-        {"model": lambda x, t: jnp.concatenate([x, x])},  # no variance, but two batches
-        TypeError,
-        r"model returns float64\[6, 6\], expected .* shape of x_T, float64\[3, 6\]",
-    ),
-    ({"model": lambda x, t: (x, x)}, TypeError, "model returns tuple, expected an array"),
-    (
-        {"x_T": jnp.arange(6).reshape(2, 3)},
-        TypeError,
-        "x_T has dtype int64, expected a floating one",
-    ),
-    ({"steps": 0}, ValueError, "steps is 0"),
-    ({"steps": 2.5}, TypeError, "steps is 2.5"),
-    ({"steps": 1001}, ValueError, "steps is 1001"),
-    ({"coarse": 0}, ValueError, "coarse is 0"),
-    ({"window": 0}, ValueError, "window is 0"),
-    ({"method": "euler"}, ValueError, "method is 'euler'"),
-    ({"schedule": schedule("ddpm")}, ValueError, "key is None, but .*DDPMScheduler.* adds noise"),
-    (
-        {"x_T": jnp.float64(1.0)},
-        ValueError,
-        r"x_T has shape \[\], expected at least batch_ndim = 1 axes",
-    ),
-    ({"progress": 3}, TypeError, "progress is 3"),
+    ("schedule", CONFIGS["ddim"], TypeError, "schedule is dict, expected a deeppcr.diffusion.Sch"),
+    ("model", 3, TypeError, "model is int, expected a function"),
+    ("model", lambda x, t: x[:, :2], TypeError, rf"model returns float64\[3, 2\], {SHAPE}"),
+    # No variance, but two batches.
+    ("model", lambda x, t: jnp.concatenate([x, x]), TypeError, rf"float64\[6, 6\], {SHAPE}"),
+    ("model", lambda x, t: (x, x), TypeError, "model returns tuple, expected an array"),
+    ("args", NOISE, TypeError, r"args is float64\[3, 6\], expected a tuple"),
+    ("x_T", jnp.ones((2, 3), int), TypeError, "x_T has dtype int64, expected a floating one"),
+    ("x_T", jnp.float64(1.0), ValueError, r"x_T has shape \[\], expected at least batch_ndim = 1"),
+    ("steps", 0, ValueError, "steps is 0"),
+    ("steps", 2.5, TypeError, "steps is 2.5"),
+    ("coarse", 0, ValueError, "coarse is 0"),
+    ("window", 0, ValueError, "window is 0"),
+    ("method", "euler", ValueError, "method is 'euler'"),
+    ("schedule", schedule("ddpm"), ValueError, "key is None, but .*DDPMScheduler.* adds noise"),
+    ("progress", 3, TypeError, "progress is 3"),
 ]
 
 
-@pytest.mark.parametrize(("change", "error", "message"), BAD, ids=[message for *_, message in BAD])
-def test_bad_input(change, error, message):
-    arguments = GOOD | change
+@pytest.mark.parametrize(("name", "value", "error", "message"), BAD)
+def test_bad_input(name, value, error, message):
+    options = {"method": "newton"} | GOOD | {name: value}
+    arguments = [options.pop(each) for each in ("model", "schedule", "x_T")]
     with pytest.raises(error, match=message):
-        sample(
-            arguments.pop("model"),
-            arguments.pop("schedule"),
-            arguments.pop("x_T"),
-            **({"method": "newton"} | arguments),
-        )
+        sample(*arguments, **options)
 
 
 def test_the_public_names():

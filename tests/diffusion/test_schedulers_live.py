@@ -14,7 +14,7 @@ from deeppcr.diffusion import Schedule
 from deeppcr.diffusion.fields import FIELDS_OF_DIFFUSERS
 from deeppcr.diffusion.schedulers import INSTEAD, SCHEDULERS
 from tests.diffusion import ours, reference
-from tests.diffusion.cases import BETAS, CASES, PARALLEL, PREDICTIONS, SPACINGS
+from tests.diffusion.cases import CASES, OWN_CASES, PARALLEL
 
 # What diffusers says of its own use of torch and numpy.
 pytestmark = [
@@ -24,23 +24,19 @@ pytestmark = [
 ]
 
 
-# What is of the curve of betas or of one output alone has nothing to do with where a sampler starts.
-ANY_START = {*SPACINGS[1:], *PREDICTIONS, *BETAS}
+def starts_later(case):
+    """Whether it makes sense from an image: Runge-Kutta steps begin at the first time."""
+    is_pndm = "PNDM" in case.config["_class_name"]
+    return case.steps > 1 and not (is_pndm and not case.config.get("skip_prk_steps"))
 
 
-def from_images():
-    """Cases that have several steps, from an image."""
-    for name, case in CASES.items():
-        if name.split()[-1] in ANY_START:
-            continue
-        has_runge_kutta = "PNDM" in case.config["_class_name"] and not case.config.get(
-            "skip_prk_steps"
-        )
-        if case.steps > 1 and not has_runge_kutta:
-            yield f"{name} from an image", case._replace(start=max(case.steps // 3, 1))
-
-
-ALL = CASES | PARALLEL | dict(from_images())
+# What all schedulers have has nothing to do with where a sampler starts.
+ALL = CASES | PARALLEL
+ALL |= {
+    f"{name}, from an image": case._replace(start=max(case.steps // 3, 1))
+    for name, case in OWN_CASES.items()
+    if starts_later(case)
+}
 
 
 @pytest.mark.parametrize("name", ALL)
