@@ -14,11 +14,8 @@ from tests.diffusion.test_sample import CONFIGS, KEY, NOISE, STEPS, WEIGHTS, pre
 START = 7
 IMAGE = jnp.cos(jnp.arange(NOISE.size, dtype=NOISE.dtype)).reshape(NOISE.shape)
 MASK = jnp.array([True, False, True, True, False, True])
-PLMS = {"_class_name": "PNDMScheduler", "skip_prk_steps": True}
-
-
-def schedule(name):
-    return Schedule.from_config(PLMS if name == "pndm" else CONFIGS[name])
+SCHEDULES = {name: Schedule.from_config(config) for name, config in CONFIGS.items()}
+SCHEDULES["plms"] = Schedule.from_config(CONFIGS["pndm"] | {"skip_prk_steps": True})
 
 
 def model(x, t):
@@ -27,7 +24,7 @@ def model(x, t):
 
 def loop(name, image, mask):
     """The samples after every step."""
-    table = schedule(name).table(STEPS, START)
+    table = SCHEDULES[name].table(STEPS, START)
     inputs = table.inputs(image.dtype)
     if table.is_noisy:
         keys = [jax.random.fold_in(KEY, step) for step in range(table.steps)]
@@ -48,28 +45,25 @@ def loop(name, image, mask):
 
 
 def paint(name, image, mask, **options):
-    of = schedule(name)
-    x = of.add_noise(image, NOISE, steps=STEPS, start=START)
-    inpaint = Inpaint(image, mask, NOISE)
-    return sample(model, of, x, steps=STEPS, start=START, inpaint=inpaint, key=KEY, **options)
+    x = SCHEDULES[name].add_noise(image, NOISE, steps=STEPS, start=START)
+    options |= {"steps": STEPS, "start": START, "inpaint": Inpaint(image, mask, NOISE)}
+    return sample(model, SCHEDULES[name], x, key=KEY, **options)
 
 
-NEWTON = ("ancestral", "flow", "heun", "pndm")
-METHODS = {name: (name, {"method": "newton"}) for name in NEWTON} | {
-    "sequential": ("unipc", {"method": "sequential"}),
-    "diagonal": ("dpm solver", {"method": Newton(linearize="diagonal")}),
-    "picard, coarse, in windows": ("ddpm", {"method": "picard", "coarse": 4, "window": 5}),
-    "auto": ("ddim", {"method": "auto"}),
-}
+METHODS = [
+    *((name, {"method": "newton"}) for name in ("ancestral", "flow", "heun", "plms")),
+    ("unipc", {"method": "sequential"}),
+    ("dpm solver", {"method": Newton(linearize="diagonal")}),
+    ("ddpm", {"method": "picard", "coarse": 4, "window": 5}),
+    ("ddim", {"method": "auto"}),
+]
 
 
-@pytest.mark.parametrize("case", METHODS)
-def test_samples_are_those_of_a_loop(case):
-    name, options = METHODS[case]
+@pytest.mark.parametrize(("name", "options"), METHODS)
+def test_samples_are_those_of_a_loop(name, options):
     found = jax.jit(lambda image, mask: paint(name, image, mask, **options))(IMAGE, MASK)
-    expected = loop(name, IMAGE, MASK)
-    assert case not in NEWTON or found.result == Result.CONVERGED
-    np.testing.assert_allclose(found.trajectory, expected, rtol=1e-9, atol=1e-9)
+    assert options["method"] != "newton" or found.result == Result.CONVERGED
+    np.testing.assert_allclose(found.trajectory, loop(name, IMAGE, MASK), rtol=1e-9, atol=1e-9)
     np.testing.assert_array_equal(found.value[:, ~MASK], IMAGE[:, ~MASK])
     assert np.abs(found.value - IMAGE)[:, MASK].min() > 1e-3
 
@@ -90,75 +84,60 @@ def test_gradients_are_those_of_the_sequential_sampler():
 
 def test_low_precision_and_a_mask_for_each_sample():
     image, noise = IMAGE.astype(jnp.bfloat16), NOISE.astype(jnp.bfloat16)
-    of, mask = schedule("ddim"), jnp.arange(NOISE.shape[0])[:, None] != 1
-    x = of.add_noise(image, noise, steps=STEPS, start=START)
-    assert x.dtype == image.dtype
-    found = sample(
-        lambda x, t: jnp.tanh(x),
-        of,
-        x,
-        steps=STEPS,
-        start=START,
-        inpaint=Inpaint(image, mask, noise),
-        method="sequential",
-    ).value
-    assert found.dtype == image.dtype
+    mask = jnp.arange(NOISE.shape[0])[:, None] != 1
+    x = SCHEDULES["ddim"].add_noise(image, noise, steps=STEPS, start=START)
+    options = {"start": START, "inpaint": Inpaint(image, mask, noise), "method": "sequential"}
+    found = sample(lambda x, t: jnp.tanh(x), SCHEDULES["ddim"], x, steps=STEPS, **options).value
+    assert found.dtype == x.dtype == image.dtype
     np.testing.assert_array_equal(found[1], image[1])
     assert (found[0] != image[0]).any()
 
 
 def test_start_counts_the_steps_that_are_left_out():
     """Each step of a scheduler that remembers nothing is a step of the whole sampler."""
-    table, tail = (schedule("ddpm").table(STEPS, start) for start in (0, START))
+    table, tail = (SCHEDULES["ddpm"].table(STEPS, start) for start in (0, START))
     assert tail.steps == STEPS - START
     jax.tree.map(
         lambda a, b: np.testing.assert_array_equal(a[START:], b),
         table.inputs(jnp.float64),
         tail.inputs(jnp.float64),
     )
-    assert schedule("heun").table(STEPS, START).steps == 2 * (STEPS - START) - 1
+    assert SCHEDULES["heun"].table(STEPS, START).steps == 2 * (STEPS - START) - 1
 
 
-SMALL = {"steps": 10, "method": "sequential"}
+OF = SCHEDULES["ddim"]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda of: of.table(10, 10), ValueError, "start is 10, expected an integer < steps = 10"),
-        (lambda of: of.table(10, -1), ValueError, "start is -1, expected how many steps"),
-        (
-            lambda of: Schedule.from_config(CONFIGS["pndm"]).table(10, 1),
-            ValueError,
-            "start is 1, but Runge-Kutta steps begin at the first time: .* skip_prk_steps=True",
-        ),
-        (
-            lambda of: of.add_noise(IMAGE, NOISE[0], steps=10),
-            ValueError,
-            r"noise is float64\[6\], expected the shape \[3, 6\]",
-        ),
-        (
-            lambda of: of.add_noise(jnp.ones(3, int), NOISE, steps=10),
-            TypeError,
-            r"image is int64\[3\], expected floating",
-        ),
-        (
-            lambda of: sample(model, of, NOISE, inpaint=(IMAGE, MASK, NOISE), **SMALL),
-            TypeError,
-            "inpaint is tuple, expected a deeppcr.diffusion.Inpaint, or None",
-        ),
-        (
-            lambda of: sample(model, of, NOISE, inpaint=Inpaint(IMAGE[0], MASK, NOISE), **SMALL),
-            ValueError,
-            r"inpaint.image is float64\[6\], expected the shape \[3, 6\]",
-        ),
-        (
-            lambda of: sample(model, of, NOISE, inpaint=Inpaint(IMAGE, MASK[:2], NOISE), **SMALL),
-            ValueError,
-            r"inpaint.mask is bool\[2\], expected a shape that broadcasts .* \[3, 6\]",
-        ),
-    ],
-)
+def painted(*inpaint):
+    return lambda: sample(model, OF, NOISE, inpaint=Inpaint(*inpaint), steps=10, method="newton")
+
+
+BAD = [
+    (lambda: OF.table(10, 10), ValueError, "start is 10, expected an integer < steps = 10"),
+    (lambda: OF.table(10, -1), ValueError, "start is -1, expected how many steps"),
+    (lambda: SCHEDULES["pndm"].table(10, 1), ValueError, "start is 1, but .* skip_prk_steps=True"),
+    (
+        lambda: OF.add_noise(IMAGE, NOISE[0], steps=10),
+        *(ValueError, r"noise is float64\[6\], expected the shape \[3, 6\]"),
+    ),
+    (
+        lambda: OF.add_noise(jnp.ones(3, int), NOISE, steps=10),
+        *(TypeError, r"image is int64\[3\], expected floating"),
+    ),
+    (
+        lambda: sample(model, OF, NOISE, inpaint=(IMAGE, MASK, NOISE), steps=10),
+        *(TypeError, "inpaint is tuple, expected a deeppcr.diffusion.Inpaint, or None"),
+    ),
+    (painted(IMAGE[0], MASK, NOISE), ValueError, r"inpaint.image is float64\[6\], .* \[3, 6\]"),
+    (painted(IMAGE, MASK[:2], NOISE), ValueError, r"inpaint.mask is bool\[2\], .* \[3, 6\]"),
+    (
+        lambda: sample(model, OF, NOISE, coarse=2, steps=10, method="sequential"),
+        *(ValueError, "coarse is 2, but method is .* has no coarse"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD)
 def test_bad_images(call, error, message):
     with pytest.raises(error, match=message):
-        call(schedule("ddim"))
+        call()
