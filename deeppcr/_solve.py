@@ -15,7 +15,7 @@ from deeppcr.axis import ChainSharding, explicit_mesh, with_auto_axes
 from deeppcr.chain import TracedChain
 from deeppcr.choose import AdjointOption, MethodOption
 from deeppcr.newton import Newton
-from deeppcr.primitive import posed
+from deeppcr.primitive import bind_problem
 from deeppcr.problem import Problem
 from deeppcr.progress import report_end
 from deeppcr.sharding import lengthened, shardings_of, shortened, without_shardings
@@ -33,18 +33,20 @@ def solve_chain(
     if mesh := explicit_mesh(*arrays, shared=chain.axis.size > 1):
         return _solve_on_explicit_mesh(chain, method, adjoint, mesh)
     axis = chain.axis.on_auto_axes if isinstance(chain.axis, ChainSharding) else chain.axis
-    asked = dataclasses.replace(chain, axis=axis)
+    unpadded = dataclasses.replace(chain, axis=axis)
     if axis.backwards:
-        return _solve_backwards(asked, method, adjoint)
-    if isinstance(adjoint, Adjoint) and (adjoint.checkpoint or asked.length) < asked.length:
-        return _ended(solve_in_segments(asked, method, adjoint, solve_chain), method, asked.length)
-    chain = lengthened(asked)
-    bind, tree = posed(Problem.of(chain, asked, method, adjoint), keeps_states)
+        return _solve_backwards(unpadded, method, adjoint)
+    if isinstance(adjoint, Adjoint) and (adjoint.checkpoint or unpadded.length) < unpadded.length:
+        return _ended(
+            solve_in_segments(unpadded, method, adjoint, solve_chain), method, unpadded.length
+        )
+    chain = lengthened(unpadded)
+    bind, tree = bind_problem(Problem.of(chain, unpadded, method, adjoint), keeps_states)
     run: Run = jax.tree.unflatten(tree, bind())
-    if chain.length > asked.length:
-        run = shortened(run, asked.length)
+    if chain.length > unpadded.length:
+        run = shortened(run, unpadded.length)
     last = run.last or [_last(z, axis) for z in run.trajectory]
-    return _ended(dataclasses.replace(run, last=last), method, asked.length)
+    return _ended(dataclasses.replace(run, last=last), method, unpadded.length)
 
 
 def _ended(run: Run, method: MethodOption, length: int) -> Run:

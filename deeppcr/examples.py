@@ -143,7 +143,7 @@ class SolverPerExample:
     size: int
     captured: int
 
-    def bind(self, chain: TracedChain, asked: TracedChain) -> "SolverPerExample":
+    def bind(self, chain: TracedChain, unpadded: TracedChain) -> "SolverPerExample":
         """Itself: each example is bound on its own."""
         return self
 
@@ -152,7 +152,7 @@ class SolverPerExample:
 
         def one(*leaves: Any) -> Run:
             problem = jax.tree.unflatten(self.problem, leaves)
-            solver = problem.prepared(self.method).bind(*problem.chains)
+            solver = problem.with_arrays(self.method).bind(*problem.chains)
             run: Run = solver.solve(problem.chain)
             return run
 

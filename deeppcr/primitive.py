@@ -39,22 +39,22 @@ def solve(problem: Problem) -> Run:
     """The solution, differentiable in the arrays of the chain, to every order."""
     solvers = {}
     for platform, method in problem.methods().items():
-        solvers[platform] = problem.prepared(method).bind(*problem.chains)
+        solvers[platform] = problem.with_arrays(method).bind(*problem.chains)
     run = by_platform({name: solver.solve for name, solver in solvers.items()})(problem.chain)
-    return problem.explained(run)
+    return problem.with_reason(run)
 
 
 @partial(solve.defjvp, symbolic_zeros=True)
 def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
     (problem,), (moves,) = primals, tangents
 
-    def again(chain: TracedChain) -> Run:
+    def primal(chain: TracedChain) -> Run:
         run: Run = solve(dataclasses.replace(problem, chain=chain))
         return run
 
-    found, moved = pushes(problem.adjoints(), again, problem.chain, moves.chain)
+    found, moved = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
     run, *pushed = by_platform(found)(moved)
-    run = problem.explained(run)
+    run = problem.with_reason(run)
     return run, run.with_tangents(*pushed)
 
 
@@ -109,7 +109,7 @@ class _Structures(Signed, HoldsProgram):
         problem: Problem = jax.tree.unflatten(self.problem, operands)
         step = differentiated(problem.chain.step)[1]
         chain = dataclasses.replace(problem.chain, step=step)
-        return posed(dataclasses.replace(problem, chain=chain))[0]()
+        return bind_problem(dataclasses.replace(problem, chain=chain))[0]()
 
     @property
     def signature(self) -> Any | None:
@@ -117,7 +117,9 @@ class _Structures(Signed, HoldsProgram):
         return kept_structure(self.problem)
 
 
-def posed(problem: Problem, keeps_states: bool = True) -> tuple[Callable[[], Sequence[Any]], Any]:
+def bind_problem(
+    problem: Problem, keeps_states: bool = True
+) -> tuple[Callable[[], Sequence[Any]], Any]:
     """A function that returns the leaves of the solution, and the structure of the solution.
 
     ``keeps_states``: whether an eager solution has a trajectory, if it has a last state.
@@ -153,7 +155,7 @@ def _eagerly(problem: Problem, keeps_states: bool) -> Run:
 
 
 def _solution(problem: Problem, keeps_states: bool) -> Run:
-    bind, tree = posed(problem)
+    bind, tree = bind_problem(problem)
     run: Run = jax.tree.unflatten(tree, bind())
     return run if keeps_states or not run.last else dataclasses.replace(run, trajectory=[])
 
@@ -205,19 +207,19 @@ def _push(
     both = primals, tangents
     problem, moves = (jax.tree.unflatten(structures.problem, leaves) for leaves in both)
 
-    def again(chain: TracedChain) -> Run:
+    def primal(chain: TracedChain) -> Run:
         if chain.step is problem.chain.step:
             params = {"call_jaxpr": call_jaxpr, "structures": structures}
             leaves, tree = solve_chain_p.bind(*primals, **params), structures.run
         else:
-            bind, tree = posed(dataclasses.replace(problem, chain=chain))
+            bind, tree = bind_problem(dataclasses.replace(problem, chain=chain))
             leaves = bind()
         run: Run = jax.tree.unflatten(tree, leaves)
         return run
 
-    found, moved = pushes(problem.adjoints(), again, problem.chain, moves.chain)
+    found, moved = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
     run, t, by_outputs, last = by_platform(found)(moved)
-    results = jax.tree.leaves(problem.explained(run))
+    results = jax.tree.leaves(problem.with_reason(run))
     rest = [None] * (len(results) - len(t) - len(by_outputs) - len(last))  # of statistics
     tangents_out = [
         ad.Zero(jax.typeof(y).to_tangent_aval())
@@ -301,7 +303,7 @@ def _of_examples(
 
     def run(*operands: Any) -> list[Any]:
         problem: Problem = jax.tree.unflatten(structures.problem, operands)
-        return list(posed(problem.of_examples(size, axes))[0]())
+        return list(bind_problem(problem.of_examples(size, axes))[0]())
 
     if is_eager(operands):
         return run(*operands)

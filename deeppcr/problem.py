@@ -39,7 +39,7 @@ from deeppcr.linearize import (
 )
 from deeppcr.newton import Newton
 from deeppcr.newton.guess import users_guess
-from deeppcr.newton.precision import in_float32
+from deeppcr.newton.precision import in_float32 as chain_in_float32
 from deeppcr.newton.tolerance import is_number
 from deeppcr.platforms import DEFAULT, differing, platforms
 from deeppcr.ran import Why
@@ -69,7 +69,7 @@ class Examples(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["chain", "wide", "guess", "atol", "linearize", "linearize_adjoint"],
+    data_fields=["chain", "in_float32", "guess", "atol", "linearize", "linearize_adjoint"],
     meta_fields=["method", "adjoint", "length", "examples"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Problem:
 
     Attributes:
         chain: without the user's function.
-        wide: the same in float32 or better, without initial state and inputs; None if equal.
+        in_float32: the same in float32 or better, without initial state and inputs; None if equal.
         guess: leaves of the initial trajectory, if one was given.
         atol: ``[L]``, absolute tolerances, if there is one for each step.
         linearize: the user's linearisation; None for a name.
@@ -90,7 +90,7 @@ class Problem:
     """
 
     chain: TracedChain
-    wide: TracedChain | None
+    in_float32: TracedChain | None
     guess: Leaves | None
     atol: Any
     linearize: Linearization | None
@@ -102,10 +102,10 @@ class Problem:
 
     @classmethod
     def of(
-        cls, chain: TracedChain, asked: TracedChain, method: MethodOption, adjoint: AdjointOption
+        cls, chain: TracedChain, unpadded: TracedChain, method: MethodOption, adjoint: AdjointOption
     ) -> "Problem":
-        """The problem of ``chain``, which is ``asked`` padded to even shards."""
-        wide, guess, atol, linearize, of_adjoint = None, None, None, None, None
+        """The problem of ``chain``, which is ``unpadded`` padded to even shards."""
+        in_float32, guess, atol, linearize, of_adjoint = None, None, None, None, None
         if isinstance(method, Newton):
             linearize = find_linearization(method.linearize)
             method = dataclasses.replace(method, linearize="auto") if linearize else method
@@ -113,29 +113,35 @@ class Problem:
                 atol, method = method.atol, dataclasses.replace(method, atol=0.0)
         if isinstance(method, Newton | Auto):
             if not isinstance(method.initial_guess, str):
-                inputs = asked.axis.in_order(asked.inputs)
-                guess = users_guess(method.initial_guess, dataclasses.replace(asked, inputs=inputs))
+                inputs = unpadded.axis.in_order(unpadded.inputs)
+                guess = users_guess(
+                    method.initial_guess, dataclasses.replace(unpadded, inputs=inputs)
+                )
                 method = dataclasses.replace(method, initial_guess="apply")
-            found = in_float32(chain)
-            wide = None if found is chain else dataclasses.replace(found, initial=[], inputs=[])
+            found = chain_in_float32(chain)
+            in_float32 = (
+                None if found is chain else dataclasses.replace(found, initial=[], inputs=[])
+            )
         if isinstance(adjoint, Adjoint):
             of_adjoint = find_linearization(adjoint.linearize)
             adjoint = dataclasses.replace(adjoint, linearize="auto") if of_adjoint else adjoint
         linearize, of_adjoint = (
-            None if each is None else _bound(each, asked) for each in (linearize, of_adjoint)
+            None if each is None else _bound(each, unpadded) for each in (linearize, of_adjoint)
         )
         chain = dataclasses.replace(chain, function=None, adapt=None)
-        return cls(chain, wide, guess, atol, linearize, of_adjoint, method, adjoint, asked.length)
+        return cls(
+            chain, in_float32, guess, atol, linearize, of_adjoint, method, adjoint, unpadded.length
+        )
 
     @property
     def kept(self) -> "Problem | None":
         """The same with cached steps; None if a step or an option has no signature."""
-        step, wide = kept(self.chain.step), self.wide
-        wide_step = None if wide is None else kept(wide.step)
-        if step is None or (wide is not None and wide_step is None):
+        step, in_float32 = kept(self.chain.step), self.in_float32
+        float32_step = None if in_float32 is None else kept(in_float32.step)
+        if step is None or (in_float32 is not None and float32_step is None):
             return None
-        if wide is not None and wide_step is not None:
-            wide = dataclasses.replace(wide, step=wide_step)
+        if in_float32 is not None and float32_step is not None:
+            in_float32 = dataclasses.replace(in_float32, step=float32_step)
         chain = dataclasses.replace(self.chain, step=step)
         own = self.linearize, self.linearize_adjoint
         known = [each and each.kept for each in own]
@@ -145,11 +151,11 @@ class Problem:
         examples = self.examples and self.examples.kept
         if self.examples is not None and examples is None:
             return None
-        steps = dataclasses.replace(self, chain=chain, wide=wide, examples=examples)
+        steps = dataclasses.replace(self, chain=chain, in_float32=in_float32, examples=examples)
         problem = dataclasses.replace(steps, linearize=linearize, linearize_adjoint=of_adjoint)
         return problem if is_hashable(jax.tree.structure(problem)) else None
 
-    def prepared(self, method: Method) -> Any:
+    def with_arrays(self, method: Method) -> Any:
         """``method`` with the arrays of this problem, to be bound to `chains`."""
         if self.examples is not None and isinstance(method, Newton):
             return SolverPerExample(self.rest, method, *self.examples)
@@ -167,8 +173,8 @@ class Problem:
     def chains(self) -> tuple[TracedChain, TracedChain]:
         """The chain, and the user's chain without padding."""
         chain = self.chain
-        if self.wide is not None:
-            function = self.wide.step.as_function(self.wide.captured)
+        if self.in_float32 is not None:
+            function = self.in_float32.step.as_function(self.in_float32.captured)
             chain = dataclasses.replace(chain, function=function)
         return chain, dataclasses.replace(chain, length=self.length)
 
@@ -179,7 +185,7 @@ class Problem:
 
     @property
     def _beside(self) -> tuple[Any, ...]:
-        return self.wide, self.guess, self.atol, self.linearize, self.linearize_adjoint
+        return self.in_float32, self.guess, self.atol, self.linearize, self.linearize_adjoint
 
     @property
     def of_method(self) -> int:
@@ -195,7 +201,7 @@ class Problem:
         many, of_chain = chain_of_examples(chain, size, *each)
         moved, of_rest = at_front(self.rest, axes)
         beside = jax.tree.unflatten(jax.tree.structure(self._beside), moved)
-        names = "wide", "guess", "atol", "linearize", "linearize_adjoint"
+        names = "in_float32", "guess", "atol", "linearize", "linearize_adjoint"
         structure = jax.tree.structure(self)
         examples = Examples(structure, (*of_chain, *of_rest), size, len(chain.captured))
         parts = dict(zip(names, beside, strict=True))
@@ -235,7 +241,7 @@ class Problem:
                     found[name] = dataclasses.replace(method, memory=each)
         return differing({name: option.with_options(method) for name, method in found.items()})
 
-    def explained(self, run: Run) -> Run:
+    def with_reason(self, run: Run) -> Run:
         """The run, which tells whether "auto" chose its method."""
         if not isinstance(self.method, Auto):
             return run
@@ -273,11 +279,14 @@ def converted_structure(structure: Any, convert: Callable[[Program], Program]) -
     def converted(chain: TracedChain) -> TracedChain:
         return dataclasses.replace(chain, step=chain.step.converted(convert))
 
-    chain, wide = converted(problem.chain), problem.wide and converted(problem.wide)
+    chain, in_float32 = (
+        converted(problem.chain),
+        problem.in_float32 and converted(problem.in_float32),
+    )
     examples = problem.examples
     if examples is not None:
         examples = examples._replace(problem=converted_structure(examples.problem, convert))
-    new = dataclasses.replace(problem, chain=chain, wide=wide, examples=examples)
+    new = dataclasses.replace(problem, chain=chain, in_float32=in_float32, examples=examples)
     return jax.tree.structure(new)
 
 
@@ -300,9 +309,9 @@ class SolverPerShard:
     inner: Any
     sharding: ChainSharding
 
-    def bind(self, chain: TracedChain, asked: TracedChain) -> "SolverPerShard":
+    def bind(self, chain: TracedChain, unpadded: TracedChain) -> "SolverPerShard":
         """The same with the method bound to the chain."""
-        return dataclasses.replace(self, inner=self.inner.bind(chain, asked))
+        return dataclasses.replace(self, inner=self.inner.bind(chain, unpadded))
 
     def solve(self, chain: TracedChain) -> Run:
         """Solve the chain on the devices that hold it."""

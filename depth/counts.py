@@ -107,7 +107,7 @@ def collisions(equation: Any) -> int:
 def contracted(equation: Any) -> int:
     """The number of terms of each element of a product."""
     (axes, _), _ = equation.params["dimension_numbers"]
-    return prod(shape(equation.invars[0])[axis] for axis in axes)
+    return prod(map(shape(equation.invars[0]).__getitem__, axes))
 
 
 def contracted_ragged(equation: Any) -> int:

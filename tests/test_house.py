@@ -144,7 +144,7 @@ import jax
 before = dict(jax.config.values)
 sys.modules |= dict.fromkeys({others}, None)
 import deeppcr, depth
-import experiments.mlp.run, experiments.gradients.run
+import experiments.mlp, experiments.gradients.run
 import experiments.suite, experiments.report
 after = jax.config.values
 changed = {{key for key in before if key in after and after[key] != before[key]}}

@@ -45,7 +45,36 @@ def loss(xs, **options):
         z = jnp.tanh(WEIGHT @ z + x)
         return z, z
 
-    return deeppcr.scan(step, jnp.zeros(2), xs, method="newton", **options)[1].sum()
+    return deeppcr.scan(step, jnp.zeros(2), xs, **options)[1].sum()
+
+
+def calls(call):
+    """The number of calls of functions of ours."""
+    found = 0
+
+    def look(frame, event, _):
+        nonlocal found
+        found += event == "call" and frame.f_code.co_filename.startswith(OURS)
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+@pytest.mark.parametrize("wrt", [jax.grad, lambda f: f], ids=["gradient", "forward"])
+def test_a_default_call_is_at_most_20_functions_deep_and_decides_at_once(wrt):
+    def lower(**options):
+        return jax.jit(wrt(partial(loss, **options))).lower(XS)
+
+    lower()  # what later calls find
+    path = deepest(lower)
+    assert len(path) <= 20, "\n".join(path)
+    named = partial(lower, method="sequential", adjoint="backprop")
+    assert calls(lower) <= 1.2 * calls(named)
 
 
 def test_a_solve_is_at_most_16_functions_deep():
@@ -62,5 +91,7 @@ def test_a_solve_is_at_most_16_functions_deep():
 @pytest.mark.parametrize(("adjoint", "most"), [("sequential", 18), ("pcr", 21)])
 def test_its_gradient_is_at_most_so_many_functions_deep(adjoint, most):
     """A parallel solution is judged, and corrected."""
-    path = deepest(lambda: jax.jit(jax.grad(partial(loss, adjoint=adjoint))).lower(XS))
+    path = deepest(
+        lambda: jax.jit(jax.grad(partial(loss, method="newton", adjoint=adjoint))).lower(XS)
+    )
     assert len(path) <= most, "\n".join(path)

@@ -10,7 +10,6 @@ from jax import lax
 
 import deeppcr
 from deeppcr import Newton
-from deeppcr.choose import Choice
 from deeppcr.problem import Problem
 from tests.problems import assert_agree, normal
 

@@ -113,10 +113,10 @@ def scan(
 
         return jax.tree.leaves(lax.scan(step, carry, xs, length, reverse, unroll))
 
-    leaves, tree = jax.tree.flatten((constants, jax.tree.leaves(carry), jax.tree.leaves(xs)))
-    # A new object each time, so that jax caches nothing for it.
-    flat = jax.make_jaxpr(lambda *leaves: loop(*jax.tree.unflatten(tree, leaves)))(*leaves)
-    found = one_function_p.bind(*leaves, call_jaxpr=flat)
+    operands = constants, jax.tree.leaves(carry), jax.tree.leaves(xs)
+    # `loop` is a new object each time, so that jax caches nothing for it.
+    flat = jax.make_jaxpr(loop)(*operands)
+    found = one_function_p.bind(*jax.tree.leaves(operands), call_jaxpr=flat)
     whole: tuple[Any, Any] = jax.tree.unflatten(jax.tree.structure(results), found)
     return whole
 
