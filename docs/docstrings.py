@@ -10,8 +10,8 @@ from typing import Any
 
 from griffe import AliasResolutionError, Extension
 
-EXAMPLE = re.compile(r"^Example(?:, (?P<which>.*))?:$")
-EDGE = re.compile(r"^=+( +=+)+$")
+EXAMPLE = re.compile(r"^Example(?:, (.*))?:$", re.MULTILINE)
+TABLE = re.compile(r"^(=+(?: +=+)+)\n(.*?)\n\1\n(.*?)\n\1$", re.DOTALL | re.MULTILINE)
 NAME = re.compile(r"(?<![`\[])`(?:deeppcr\.|depth\.)?(?P<name>\w+)`(?!`)")
 WORD = re.compile(r"(?<![\w.\"'])[A-Z]\w*")
 ALIASES = ("|", "Literal[", "Callable[")  # what the value of a type alias contains
@@ -27,14 +27,14 @@ class Docstrings(Extension):
             if not pkg[name].is_module:
                 public[name] = f"{pkg.path}.{name}"
             elif name in pkg[name].members:  # a function with the name of its module
-                public[name] = f"{pkg.path}.{name}.{name}"
+                public[name] = pkg[name].members[name].canonical_path
         rewrite(pkg, lambda found: link(found, public))
 
 
 def rewrite(of: Any, link: Any) -> None:
     """Rewrite the docstring and signature of ``of``, and those of its members."""
     if of.docstring:
-        of.docstring.value = NAME.sub(link, "\n".join(as_markdown(of.docstring.value.split("\n"))))
+        of.docstring.value = NAME.sub(link, as_markdown(of.docstring.value))
     if of.is_function:
         for parameter in of.parameters:
             parameter.annotation = spelled_out(parameter.annotation, of)
@@ -78,20 +78,9 @@ def link(found: re.Match[str], public: dict[str, str]) -> str:
     return f"[`{name}`][{public[name]}]" if name in public else found[0]
 
 
-def as_markdown(lines: list[str]) -> list[str]:
+def as_markdown(text: str) -> str:
     """Sections of examples with the heading that the parser expects, and tables as code."""
-    edges = [index for index, line in enumerate(lines) if EDGE.match(line)]
-    rewritten = []
-    for index, line in enumerate(lines):
-        if found := EXAMPLE.match(line):
-            rewritten += [
-                "Examples:",
-                *([f"    {found['which'].capitalize()}:", ""] if found["which"] else []),
-            ]
-        elif index in edges[::3]:  # a table has three: above its head, below it, and at its end
-            rewritten.append("```text")
-        elif index in edges[2::3]:
-            rewritten.append("```")
-        elif index not in edges:
-            rewritten.append(line)
-    return rewritten
+    text = TABLE.sub(r"```text\n\2\n\3\n```", text)
+    return EXAMPLE.sub(
+        lambda f: f"Examples:\n    {f[1].capitalize()}:\n" if f[1] else "Examples:", text
+    )

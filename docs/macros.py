@@ -3,13 +3,11 @@
 A comment in a page, which GitHub does not show, is a macro of mkdocs-macros:
 
     <!-- {{ table("iterations_width") }} -->      a table for each device
-    <!-- {{ picture("iterations_width") }} -->    a picture for each device
-    <!-- {{ pictures("iterations") }} -->         all others of an experiment: iterations_*.png
+    <!-- {{ pictures("mlp", "mlp_times") }} -->   pictures for each device
 """
 
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from statistics import geometric_mean
@@ -26,7 +24,6 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 PARITY = ROOT / "tests" / "diffusion" / "parity.jsonl"  # by tests/diffusion/make_golden.py
 LONG = 20  # rows: a longer table is folded away
-STOPPED = (0, 1, 2, 3, 4, 6, 8, 16, 64)  # iterations
 Rows = dict[str, list[Row]]  # of one device, by experiment
 Table = Callable[[Rows], pd.DataFrame]
 
@@ -34,8 +31,7 @@ Table = Callable[[Rows], pd.DataFrame]
 def define_env(env: Any) -> None:
     """See mkdocs-macros."""
     env.macro(table)
-    env.macro(lambda name: pictures([name], env.page.url), "picture")
-    env.macro(lambda name: pictures(topics(name, env.page.markdown), env.page.url), "pictures")
+    env.macro(lambda *names: pictures(names, env.page.url), "pictures")
 
 
 def on_post_build(env: Any) -> None:
@@ -46,15 +42,9 @@ def on_post_build(env: Any) -> None:
         target.write_bytes(picture.read_bytes())
 
 
-def topics(name: str, page: str) -> list[str]:
-    """The pictures of an experiment that a page does not show by themselves."""
-    found = sorted({path.stem for path in RESULTS.glob(f"*/{name}_*.png")})
-    return [name, *(topic for topic in found if f'picture("{topic}")' not in page)]
-
-
-def pictures(names: Iterable[str], url: str = "") -> str:
+def pictures(names: Sequence[str], url: str = "") -> str:
     """Pictures of each device, one below the other, as links to themselves."""
-    names, up, found = list(names), "../" * url.count("/"), []
+    up, found = "../" * url.count("/"), []
     for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
         for name in names:
             if (folder / f"{name}.png").exists():
@@ -86,10 +76,7 @@ def table(name: str) -> str:
     return "\n\n".join(parts) or "*Not measured yet.*"
 
 
-@cache
-def devices() -> list[report.Device]:
-    """All that is kept."""
-    return report.read(RESULTS)
+devices = cache(report.read)  # all that is kept
 
 
 def _shown(found: pd.DataFrame, source: str) -> str:
@@ -106,9 +93,9 @@ def _shown(found: pd.DataFrame, source: str) -> str:
 
 def _cell(value: Any) -> Any:
     """A value as a table shows it: large numbers without exponents, nothing for what is missing."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None or (isinstance(value, float) and value != value):
         return ""
-    if isinstance(value, float) and abs(value) >= 1000 and math.isfinite(value):
+    if isinstance(value, float) and abs(value) >= 1000 and value < 1e300:
         return int(float(f"{value:.2e}"))
     return value
 
@@ -272,9 +259,9 @@ def iterations_accuracy(rows: Rows) -> pd.DataFrame:
     found = []
     for key, group in mine.groupby(keys, sort=False):
         line = dict(zip(keys, key, strict=True))
-        for k in STOPPED:
+        for k in (0, 1, 2, 3, 4, 6, 8, 16, 64):
             then = group[(group["k"] == k) | ((group["ended"] == "converged") & (group["k"] < k))]
-            error = "" if then.empty else f"{then['error'].fillna(math.inf).iloc[0]:.1g}"
+            error = "" if then.empty else f"{then['error'].fillna(float('inf')).iloc[0]:.1g}"
             line[f"k\u00a0=\u00a0{k}"] = error.replace("inf", "overflow")
         found.append(line)
     return pd.DataFrame(found)

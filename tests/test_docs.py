@@ -1,12 +1,12 @@
-"""The documentation: its Python runs and prints what it says; its reference is complete."""
+"""The README and the site: their Python runs and prints what it says, and nothing is missing."""
 
+import functools
 import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,18 +14,20 @@ import deeppcr
 import deeppcr.diffusion
 import depth
 from experiments import report
+from tests.pages import blocks, run
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+EVERY = [ROOT / "README.md", *PAGES]
+SITE = "make docs installs what the site is built with"
 
 MODULES = {"layers", "sharding", "diffusion"}  # their own names are in the reference
 
 
 def test_every_python_block_and_every_example_in_docstrings_runs(tmp_path):
     """In one process: users have float32, and no strictness but that warnings are errors here."""
-    every = [ROOT / "README.md", *PAGES]
-    pages = [str(page) for page in every if "```python" in page.read_text(encoding="utf-8")]
+    pages = [str(page) for page in EVERY if "```python" in page.read_text(encoding="utf-8")]
     assert len(pages) >= 7
     command = [sys.executable, "-W", "error", "-m", "tests.pages", *pages, "deeppcr", "depth"]
     surroundings = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "4"}
@@ -35,84 +37,79 @@ def test_every_python_block_and_every_example_in_docstrings_runs(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-FORMULAS = r"""# A page
-
-A state $z_l$ in `$HOME`, and a block:
-
-$$
-A_l \approx \frac{\partial f}{\partial z}, \quad \max_l r_l < 1
-$$
-
-```sh
-echo $HOME
-```
-
-::: toy.step
-"""
-
-TOY = '''
-__all__ = ["step"]
-
-
-def step(z: float) -> None:
-    r"""One step, $\\lambda_{l-1}$.
-
-    Args:
-        z: a state, of shape $w$.
-    """
-'''
-
-
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    """Builds a site of one page, as ours is built, and returns its main part."""
-    pytest.importorskip("mkdocs", reason="make docs installs what the site is built with")
-    from mkdocs.commands.build import build
-    from mkdocs.config import load_config
-
-    def built(markdown):
-        pages = tmp_path / "docs"
-        pages.mkdir()
-        (pages / "index.md").write_text(markdown)
-        config = load_config(
-            str(ROOT / "mkdocs.yml"),
-            docs_dir=str(pages),
-            site_dir=str(tmp_path / "site"),
-            nav=["index.md"],
-        )
-        config.plugins.on_startup(command="build", dirty=False)
-        build(config)
-        html = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-        return html[html.index("<article") : html.index("</article")]
-
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "toy.py").write_text(TOY)
-    return built
-
-
-def test_formulas_are_typeset(site):
-    html = site(FORMULAS)
-    assert "<msub><mi>z</mi><mi>l</mi></msub>" in html
-    assert "<munder><mi>max</mi>" in html
-    assert "<msub><mi>λ</mi>" in html  # of the docstring
-    assert html.count("<math") == 4
-    assert html.count("$HOME") == 2
-    assert "$" not in re.sub(r"<(pre|code).*?</\1>", "", html, flags=re.DOTALL)
+def test_blocks_are_found_and_keep_their_lines():
+    text = "one\n```python\na = 1\n```\n```sh\nls\n```\n```python\nb = a\nc = 2\n```\n"
+    assert list(blocks(text)) == ["\n\na = 1\n", "\n\n\n\n\n\n\n\nb = a\nc = 2\n"]
 
 
 @pytest.mark.parametrize(
-    ("page", "complaint"),
+    ("comment", "is_right"),
     [
-        ("It costs 5 $ a step.", "a dollar sign outside of formulas and code: 'It costs 5"),
-        (r"Blocks $\blocks_l$.", r"\blocks is not known to latex2mathml"),
-        ("Rows $a & b$.", "an & outside of a matrix"),
-        ("# About $z_l$", "a formula in a heading"),
+        ("# 3", True),
+        ("# ...", True),
+        ("x = 1  # whatever", True),
+        ("# 4", False),
+        ("# 3\n# 3", False),
     ],
 )
-def test_what_cannot_be_typeset_stops_the_build(site, caplog, page, complaint):
-    with pytest.raises(Exception, match="BuildError"):
-        site(page)
-    assert complaint in caplog.text
+def test_what_a_page_says_is_printed(comment, is_right):
+    page = f"one\n\n```python\nprint(1 + 2)\n{comment}\n```\n"
+    if is_right:
+        run(page, "page.md")
+    else:
+        with pytest.raises(AssertionError, match=r"page\.md, line 4 prints\n3\n"):
+            run(page, "page.md")
+
+
+def test_the_readme_is_read_in_one_sitting():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+# -- formulas
+
+CODE = re.compile(r"^```.*?^```|`[^`\n]+`|<!--.*?-->", re.DOTALL | re.MULTILINE)
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
+
+
+def wrong_formulas(text):
+    """What of a page cannot be typeset: unknown commands, braces, headings, and stray dollars."""
+    katex = (DOCS / "assets/katex/katex.min.js").read_text(encoding="utf-8")
+    text = CODE.sub("", text)
+    formulas = ["".join(found) for found in FORMULA.findall(text)]
+    commands = {name for latex in formulas for name in re.findall(r"\\([a-zA-Z]+)", latex)}
+    found = [f"\\{name}" for name in commands if f'"\\\\{name}"' not in katex]
+    found += [latex for latex in formulas if latex.count("{") != latex.count("}")]
+    found += [latex for latex in formulas if "&" in latex and r"\begin" not in latex]
+    found += [line for line in text.splitlines() if re.match(r"#+ .*\$", line)]
+    return found + [line for line in FORMULA.sub("", text).splitlines() if "$" in line]
+
+
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: page.name)
+def test_formulas_can_be_typeset(page):
+    assert not wrong_formulas(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["It costs 5 $ a step.", r"$\blocks_l$", "Rows $a & b$.", "# About $z_l$", "$a_{l$ and $b$"],
+)
+def test_formulas_that_cannot_be_typeset_are_found(page):
+    assert wrong_formulas(page)
+    assert not wrong_formulas(r"$\lVert z_l \rVert$ in `$HOME`, $\text{so}$")
+
+
+def test_formulas_are_drawn_without_a_network():
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for name in re.findall(r"assets/katex/[\w.-]+", config):
+        assert (DOCS / name).exists()
+    style = (DOCS / "assets/katex/katex.min.css").read_text(encoding="utf-8")
+    fonts = set(re.findall(r"url\((fonts/[\w-]+\.woff2)\)", style))
+    assert len(fonts) == 20
+    assert all((DOCS / "assets/katex" / font).exists() for font in fonts)
+    assert "://" not in "".join(re.findall(r"extra_.*", config))
+
+
+# -- what pages link to, and what they say
 
 
 def test_the_reference_has_every_public_name():
@@ -172,9 +169,9 @@ def figures(text):
     ]
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: page.name)
 def test_no_figure_is_typed_into_prose(page):
-    """Measured figures are generated from the result files: see docs/measured.py and report.py."""
+    """Measured figures are generated from the result files: see docs/macros.py and report.py."""
     assert not figures(page.read_text(encoding="utf-8"))
 
 
@@ -183,33 +180,101 @@ def test_figures_in_prose_are_found():
     assert not figures(f"{report.BEGIN}\n| 2.9x |\n{report.END}\n`4 ms`, 4 x 2\n```\n12 ms\n```")
 
 
-def module(name):
-    """A module of ``docs`` that the site is built with."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+# -- tables and pictures
+
+MARKER = re.compile(r"<!-- \{\{ (table|pictures)\((.*)\) \}\} -->")
+
+
+@functools.cache
+def macros():
+    """The module that fills tables and pictures in."""
+    pytest.importorskip("pandas", reason=SITE)
+    spec = importlib.util.spec_from_file_location("macros", DOCS / "macros.py")
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
 
 
-@pytest.fixture(scope="module")
-def measured():
-    """The module that fills tables and pictures in."""
-    return module("measured")
+def marked(kind):
+    """The names in all markers of a kind."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    return {name for of, names in MARKER.findall(text) if of == kind
+            for name in re.findall(r'"(\w+)"', names)}  # fmt: skip
 
 
-def test_the_changelog_is_that_of_the_repository(tmp_path, monkeypatch):
-    pytest.importorskip("mkdocs", reason="make docs installs what the site is built with")
-    monkeypatch.syspath_prepend(DOCS)
-    hooks = module("hooks")
-    monkeypatch.setattr(hooks, "ROOT", tmp_path)
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="changelog.md"))
-    assert hooks.on_page_markdown("# Changes", page) == "# Changes"  # not written yet
-    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n")
-    assert hooks.on_page_markdown("# Changes", page) == "# Changelog\n"
+def test_every_table_is_shown_and_measured():
+    assert marked("table") == set(macros().TABLES)
+    for name in marked("table"):
+        assert "Not measured yet" not in macros().table(name), name
+
+
+def test_every_picture_is_shown():
+    drawn = {path.stem for path in (ROOT / "experiments/results").rglob("*.png")}
+    assert marked("pictures") == drawn - {"headline"}
+
+
+def test_a_marker_that_names_nothing_is_an_error():
+    with pytest.raises(ValueError, match="no table is called 'fun'; there are: gradients_memory, "):
+        macros().table("fun")
+    with pytest.raises(ValueError, match=r"there is no picture fun\.png in "):
+        macros().pictures(["fun"])
+
+
+def test_pictures_say_where_they_are(tmp_path, monkeypatch):
+    for name in ("a/mlp", "a/mlp_times", "b/mlp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.png").write_bytes(b"")
+    monkeypatch.setattr(macros(), "RESULTS", tmp_path)
+    found = macros().pictures(["mlp", "mlp_times"], "experiments/layers/")
+    place = "../../experiments/results/{}.png"
+    found = re.findall(r'src="([^"]*)"', found)
+    assert found == [place.format(name) for name in ("a/mlp", "a/mlp_times", "b/mlp")]
+
+
+def toy(monkeypatch, experiment, rows):
+    """The only results there are."""
+    head = {"processor": "Toy", "cores": 1, "jax": "0.10.2", "time": "2026-01-02T03"}
+    device = report.Device(Path("toy"), {experiment: [head]}, {experiment: rows})
+    monkeypatch.setattr(macros(), "devices", lambda: [device])
+
+
+def test_a_table_of_the_site_is_made_of_rows(monkeypatch):
+    row = {"part": "width", "chain": "gru", "w": 2, "L": 64, "program": "lax.scan", "ms": 2.0}
+    dense = {"program": "dense", "baseline": False, "ms": 5000.0, "speedup": 1 / 2500}
+    rows = [
+        row | {"baseline": True, "speedup": 1.0},
+        row | dense | {"iterations": 5, "ended": "converged", "temp MB": 1.5},
+    ]
+    toy(monkeypatch, "iterations", rows)
+    lines = macros().table("iterations_width").splitlines()
+    assert "| 2 | 64 | 5 (2,500x) |" in lines
+    assert '<p class="source">toy: Toy, 1 core, jax 0.10.2, 2026-01-02.</p>' in lines
+    assert macros().table("diffusion_rounding") == "*Not measured yet.*"
+
+
+def test_counts_of_a_sampler_are_listed_by_its_number_of_steps(monkeypatch):
+    row = {"part": "iterations", "scheduler": "Heun", "program": "dense", "ended": "converged"}
+    row |= {"tolerance": "rounding"}
+    rows = [
+        row | {"L": 1000, "iterations": 6},
+        row | {"L": 50, "iterations": 5},
+        row | {"L": 50, "iterations": 2, "tolerance": "1e-3"},
+        row | {"L": 50, "iterations": 312, "program": "diagonal", "ended": "not converged"},
+        row | {"L": 1000, "program": "diagonal", "note": "not run"},
+    ]
+    toy(monkeypatch, "diffusion", rows)
+    assert macros().table("diffusion_rounding").splitlines()[2:5] == [
+        "| scheduler | dense, 50 / 1000 steps | diagonal, 50 / 1000 steps |",
+        "|---|---|---|",
+        "| Heun | 5 / 6 | over 312 / - |",
+    ]
+
+
+# -- the site as mkdocs makes it
 
 
 def test_a_link_to_the_repository_appears_once_it_is_known(monkeypatch):
-    pytest.importorskip("mkdocs", reason="make docs installs what the site is built with")
+    pytest.importorskip("mkdocs_macros", reason=SITE)
     from mkdocs.config import load_config
 
     monkeypatch.delenv("DEEPPCR_REPOSITORY", raising=False)
@@ -218,75 +283,41 @@ def test_a_link_to_the_repository_appears_once_it_is_known(monkeypatch):
     assert load_config(str(ROOT / "mkdocs.yml")).repo_url == "https://git.example.org/toy"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_tables_and_pictures_of_pages_are_there(measured, page):
-    text = measured.fill(page.read_text(encoding="utf-8"), up="")
-    assert not re.findall(r"<!-- (?:table|picture).*", text)
-    assert "Not measured yet" not in text
+TOY = '''
+__all__ = ["step"]
 
 
-def test_all_that_is_measured_is_shown(measured):
-    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    tables = set(re.findall(r"<!-- table: (\w+) -->", text))
-    assert tables == set(measured.TABLES)
-    filled = "\n".join(measured.fill(page.read_text(encoding="utf-8"), up="") for page in PAGES)
-    drawn = {path.name for path in (ROOT / "experiments/results").rglob("*.png")}
-    assert drawn - {"headline.png"} == set(re.findall(r"\]\([^)]*/(\w+\.png)\)\]", filled))
+def step(z: float) -> None:
+    r"""One step, $\\lambda_{l-1}$.
+
+    Args:
+        z: a state, of shape $w$.
+    """
+'''
 
 
-def test_a_marker_that_names_nothing_is_an_error(measured):
-    with pytest.raises(ValueError, match="no table is called 'fun'; there are: overview, "):
-        measured.fill("<!-- table: fun -->", up="")
-    with pytest.raises(ValueError, match=r"there is no picture fun\.png in "):
-        measured.fill("<!-- pictures: fun -->", up="")
+def test_a_page_is_filled_and_formulas_are_marked(tmp_path, monkeypatch):
+    pytest.importorskip("mkdocs_macros", reason=SITE)
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
 
-
-def test_pictures_say_where_they_are(measured, tmp_path, monkeypatch):
-    (tmp_path / "toy").mkdir()
-    for name in ("mlp", "mlp_forward", "mlp_times"):
-        (tmp_path / "toy" / f"{name}.png").write_bytes(b"")
-    monkeypatch.setattr(measured, "RESULTS", tmp_path)
-    text = measured.fill("<!-- picture: mlp_times -->\n<!-- pictures: mlp -->\n", up="../")
-    place = "../experiments/results/toy/{}.png"
-    shown = [place.format(name) for name in ("mlp_times", "mlp", "mlp_forward")]
-    assert re.findall(r"!\[[^]]*\]\(([^)]*)\)", text) == shown
-
-
-def test_a_table_of_the_site_is_made_of_rows(measured, monkeypatch):
-    row = {"part": "width", "chain": "gru", "w": 2, "L": 64, "ms": 2.0, "temp MB": 1.5}
-    rows = [
-        row | {"program": "lax.scan", "baseline": True},
-        row | {"program": "dense", "baseline": False, "ms": 5000.0, "speedup": 1 / 2500}
-        | {"iterations": 5, "ended": "converged"},
-    ]  # fmt: skip
-    rows = [{key: line[key] for key in (*list(row)[:4], "program", *line)} for line in rows]
-    head = {"processor": "Toy", "cores": 1, "jax": "0.10.2", "time": "2026-01-02T03"}
-    toy = report.Device("toy", ROOT, {"iterations": [head]}, {"iterations": rows})
-    monkeypatch.setattr(measured, "devices", lambda: [toy])
-    lines = measured.fill("<!-- table: iterations_width -->", up="").splitlines()
-    assert "| 2 | 64 | 2 | 5 (2,500x) | 1.5 |" in lines
-    assert '<p class="source">toy: Toy, 1 core, jax 0.10.2, 2026-01-02.</p>' in lines
-
-
-def test_counts_of_a_sampler_are_listed_by_its_number_of_steps(measured):
-    row = {"part": "iterations", "scheduler": "Heun", "program": "dense", "ended": "converged"}
-    row |= {"tolerance": "rounding"}
-    rows = [
-        row | {"L": 1000, "iterations": 6},
-        row | {"L": 50, "iterations": 5},
-        row | {"L": 50, "iterations": 2, "tolerance": "1e-3"},
-        row | {"L": 50, "iterations": 312, "program": "diagonal", "ended": "not converged"},
-        {key: row[key] for key in ("part", "scheduler", "program", "tolerance")}
-        | {"L": 1000, "program": "diagonal", "note": "not run"},
-    ]
-    assert measured.diffusion_rounding({"diffusion": rows}) == [
-        {
-            "scheduler": "Heun",
-            "dense, 50 / 1000 steps": "5 / 6",
-            "diagonal, 50 / 1000 steps": "over 312 / -",
-        }
-    ]
-    assert measured.diffusion_rounding({}) == []
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "toy.py").write_text(TOY)
+    (tmp_path / "docs").mkdir()
+    page = 'A state $z_l$ in `$HOME`.\n\n<!-- {{ table("calls_eager") }} -->\n\n::: toy.step\n'
+    (tmp_path / "docs/index.md").write_text(page + '\n--8<-- "CHANGELOG.md"\n')
+    places = {"docs_dir": str(tmp_path / "docs"), "site_dir": str(tmp_path / "site")}
+    config = load_config(str(ROOT / "mkdocs.yml"), nav=["index.md"], **places)
+    config.plugins.on_startup(command="build", dirty=False)
+    build(config)
+    html = (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    assert r'<span class="arithmatex">\(z_l\)</span>' in html
+    assert r"\lambda_{l-1}" in html  # of the docstring
+    assert html.count("$HOME") == 1
+    assert "solve_bidiagonal" in html  # of the table
+    assert "Unreleased" in html  # of the changelog
+    assert (tmp_path / "site/experiments/results/cpu/calls.png").exists()
 
 
 def test_every_page_is_in_the_navigation():
