@@ -21,15 +21,8 @@ from experiments.networks import load_model
 from experiments.networks.load import NETWORKS, WEIGHTS, build
 from tests.networks.published import PUBLISHED
 
-HERE = Path(__file__).parent
-GOLDEN = {
-    "plain": ("golden_unet/plain", ""),
-    "fourier": ("golden_unet/fourier", ""),
-    "half": ("golden_unet/half", ""),
-    "text": ("golden_text_unet", "unet"),
-    "dit": ("golden_dit/learned", "transformer"),
-    "older dit": ("golden_dit/older", "transformer"),
-}
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = ("plain", "fourier", "classes", "text", "dit", "older dit")
 ARGUMENTS = ("x", "t", "labels", "text", "pooled", "time_ids")
 # To compile, not to run.
 quick = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -37,12 +30,12 @@ quick = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 @cache
 def golden(name):
-    return dict(np.load(HERE / GOLDEN[name][0] / "golden.npz"))
+    return dict(np.load(GOLDEN / name / "golden.npz"))
 
 
 @cache
 def network(name="plain", dtype=None):
-    return load_model(HERE / GOLDEN[name][0], dtype)
+    return load_model(GOLDEN / name, dtype)
 
 
 def given(name, **changed):
@@ -50,7 +43,7 @@ def given(name, **changed):
     return [known[argument] for argument in ARGUMENTS if argument in known]
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", NAMES)
 def test_predictions_are_those_of_diffusers(name):
     found, known = quick(network(name))(*given(name)), golden(name)["predicted"]
     assert found.dtype == jnp.float32
@@ -90,7 +83,7 @@ def test_steps_in_parallel_are_one_batch():
     assert len(one) == len(every) > 0
     for equation in every:
         if equation.primitive.name == "conv_general_dilated":
-            assert equation.invars[0].aval.shape[0] == 6
+            assert equation.invars[0].aval.shape[0] == 9
             assert equation.params["feature_group_count"] == 1
             assert equation.params["batch_group_count"] == 1
 
@@ -98,7 +91,7 @@ def test_steps_in_parallel_are_one_batch():
 def test_guided_latents_are_those_of_diffusers():
     """In parallel. The schedule has no use for the learned variance."""
     known, model = golden("dit"), network("dit")
-    schedule = Schedule.from_config(HERE / "golden_dit" / "learned")
+    schedule = Schedule.from_config(GOLDEN / "dit")
     args = known["labels"], np.full_like(known["labels"], model.null_label)
 
     @quick
@@ -143,8 +136,8 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "field", "value", "message"), BAD)
 def test_a_field_that_is_not_supported_is_named(name, field, value, message):
-    folder, inside = GOLDEN[name]
-    config = json.loads((HERE / folder / inside / "config.json").read_text())
+    folder = GOLDEN / name / ("transformer" if name == "dit" else "unet")
+    config = json.loads((folder / "config.json").read_text())
     with pytest.raises(ValueError, match=f"{field}.*{message}"):
         build(config | {field: value})
 
@@ -152,7 +145,7 @@ def test_a_field_that_is_not_supported_is_named(name, field, value, message):
 @pytest.fixture
 def folder(tmp_path):
     """A copy of a network, to be spoiled."""
-    return Path(shutil.copytree(HERE / "golden_unet" / "plain", tmp_path / "copy"))
+    return Path(shutil.copytree(GOLDEN / "plain" / "unet", tmp_path / "copy"))
 
 
 SPOILED = {
@@ -192,8 +185,8 @@ CALLS = [
     ("plain", (X[:, :, 1:], T), ValueError, r"x has shape \[2, 1, 7, 8\], expected .* of 2"),
     ("plain", (X, jnp.arange(3)), ValueError, r"t has shape \[3\], expected a scalar or \[2\]"),
     ("plain", (X, T, T), TypeError, "labels are given, expected None"),
-    ("fourier", (X, T), TypeError, "labels is None, expected a number for each image"),
-    ("text", (X, T, jnp.ones((2, 3, 6), jnp.float32)), TypeError, "pooled is None .* arrays"),
+    ("classes", (X, T), TypeError, "labels is None, expected a number for each image"),
+    ("text", (X, T, jnp.ones((2, 3, 12), jnp.float32)), TypeError, "pooled is None .* arrays"),
     ("dit", (X, T), TypeError, "labels is None"),
 ]
 
