@@ -22,6 +22,7 @@ DECISION = "newton decision"
 DAMPING = "newton damping"
 REFINEMENT = "adjoint refinement"
 FALLBACK = "sequential fallback"
+STEP = "newton step"
 CORRECTION = "linear correction"
 REPAIR = "linear fallback"
 MOST_AT_ONCE = 128  # steps that a GPU takes between two waits of the host: what a wait is worth
@@ -57,7 +58,7 @@ def iterate(
     def after(trips: Any, state: Any) -> Any:  # the counter of the loop is the only one
         return state._replace(iterations=begun + jnp.asarray(trips, jnp.int32))
 
-    with _named(name, min(expected, budget), count):
+    with named(name, min(expected, budget), count):
         if count:
             first = lax.fori_loop(0, count, lambda trips, state: trip(after(trips, state)), start)
             start = after(count, first)
@@ -67,14 +68,14 @@ def iterate(
     def decided(state: T, first: bool = False) -> T:
         """After a decision, unless it is the ``first``: trips until the next is due, or the end."""
         if not first:  # a branch would copy the state, where most loops make no trip (jax 0.10.2)
-            with _named(DECISION, 0):
+            with named(DECISION, 0):
                 state = lax.while_loop(lambda now: goes_on(now) & is_due(now), decide, state)
-        with _named(name, min(expected, budget), count):
+        with named(name, min(expected, budget), count):
             return lax.while_loop(lambda now: goes_on(now) & ~is_due(now), trip, state)
 
     if is_gpu():  # the host waits for every condition: one more, and the trip is compiled twice
         start = decided(start, first=True)
-    with _named(DAMPING, 0 if is_gpu() else 1):
+    with named(DAMPING, 0 if is_gpu() else 1):
         return lax.while_loop(goes_on, decided, start)
 
 
@@ -88,7 +89,7 @@ def fallback(name: str, expected: bool = False) -> AbstractContextManager[None]:
     ``expected``: whether it is known beforehand that it will run; then nothing is known of its
     number of trips.
     """
-    return _named(name, None if expected else 0)
+    return named(name, None if expected else 0)
 
 
 def steps_from(
@@ -139,7 +140,8 @@ def steps_from(
     return found[2]
 
 
-def _named(name: str, trips: int | None, before: int = 0) -> AbstractContextManager[None]:
+def named(name: str, trips: int | None, before: int = 0) -> AbstractContextManager[None]:
+    """A scope for one loop, and the number of trips to expect: see `depth.loops.named_loop`."""
     return named_loop(name, trips, by="deeppcr", before=before)
 
 

@@ -6,13 +6,15 @@ DeepPCR (Danieli et al., NeurIPS 2023) and DEER (Lim et al., ICLR 2024).
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Blocks, Matrices
-from deeppcr.linearize.jacobian import matrices
+from deeppcr.linearize.jacobian import differentiable, pushed
 from deeppcr.linearize.linearization import Linearization
-from deeppcr.state import StateLayout
+from deeppcr.rewrites.columns import columns
+from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step
 from deeppcr.structure import find_structure
 
@@ -31,7 +33,14 @@ class Dense(Linearization):
         If batch elements interact, a block is the sum of the derivatives of one element with
         respect to all of them.
         """
-        return Matrices(matrices(chain, states))
+
+        def one(state: Array, inputs: Leaves) -> Array:
+            return jnp.moveaxis(columns(pushed(chain, state, inputs), state), 0, -1)
+
+        with differentiable(chain.step):
+            derivatives = jax.vmap(one)(states, chain.inputs)
+        by_rows = chain.step.has_custom_vjp
+        return Matrices(jnp.swapaxes(derivatives, -1, -2) if by_rows else derivatives)
 
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
         """See `Linearization`."""

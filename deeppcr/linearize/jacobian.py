@@ -17,7 +17,6 @@ from jax import Array, lax
 from deeppcr.avals import like
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import platform
-from deeppcr.rewrites.columns import columns
 from deeppcr.state import Leaves
 from deeppcr.step import Step
 
@@ -28,17 +27,6 @@ AT_ONCE = 1 << 26
 CACHED = 1 << 22
 # Up to this many directions there is too little to gain.
 FEW = 4
-
-
-def matrices(chain: TracedChain, states: Array) -> Array:
-    """``df/dz`` as ``[L, *batch, w, w]``, at ``states: [L, *batch, w]``."""
-
-    def one(state: Array, inputs: Leaves) -> Array:
-        return jnp.moveaxis(columns(_pushed(chain, state, inputs), state), 0, -1)
-
-    with _differentiable(chain.step):
-        derivatives = jax.vmap(one)(states, chain.inputs)
-    return jnp.swapaxes(derivatives, -1, -2) if chain.step.has_custom_vjp else derivatives
 
 
 def diagonals(chain: TracedChain, states: Array, directions: np.ndarray) -> Array:
@@ -167,14 +155,14 @@ def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Arr
     basis = like(jnp.broadcast_to(wide, (len(vectors), *shape)), states)
 
     def one(state: Array, inputs: Leaves) -> Array:
-        return jax.vmap(_pushed(chain, state, inputs), out_axes=-1)(basis)
+        return jax.vmap(pushed(chain, state, inputs), out_axes=-1)(basis)
 
-    with _differentiable(chain.step):
+    with differentiable(chain.step):
         return jax.vmap(one)(states, chain.inputs)
 
 
 @contextmanager
-def _differentiable(step: Step) -> Iterator[None]:
+def differentiable(step: Step) -> Iterator[None]:
     """Raise an error that says what to do if jax cannot differentiate the step."""
     try:
         yield
@@ -189,7 +177,7 @@ def _differentiable(step: Step) -> Iterator[None]:
         ) from error
 
 
-def _pushed(chain: TracedChain, state: Array, inputs: Leaves) -> Callable[[Array], Array]:
+def pushed(chain: TracedChain, state: Array, inputs: Leaves) -> Callable[[Array], Array]:
     """The derivative of one step as a linear function; its transpose in reverse mode only."""
     layout, step = chain.layout, chain.step
 

@@ -35,13 +35,14 @@ trajectories. It does not pay in a window that slides on after fewer than about 
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.checks import describe
+from deeppcr.newton.transforms import Transform, Trip
 
 ROUNDING = 16  # units in the last place
 LONGEST = 8  # the elimination is unrolled: its operations grow with the cube of the history
@@ -231,6 +232,22 @@ class Anderson:
         explained = (weights * right).sum(axis=0)
         share = jnp.where(total > least, explained / total, jnp.zeros_like(total))
         return weights * share[None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerated(Transform):
+    """Extrapolated from the last few iterates. Its own state: the history."""
+
+    anderson: Anderson
+
+    def begin(self, states: Array) -> Any:
+        return self.anderson.begin(states)
+
+    def __call__(self, states: Array, own: Any, trip: Trip) -> tuple[Array, Any]:
+        return self.anderson(own, trip.states, states, trip.chain.axis)
+
+    def shift(self, own: Any, distance: Array) -> Any:
+        return self.anderson.shift(own, distance)
 
 
 def _solve(lower: list[list[Array]], right: list[Array]) -> list[Array]:

@@ -60,19 +60,13 @@ class Trial(NamedTuple):
     kept: Array
 
     @classmethod
-    def begin(cls, value: Array, same: Array) -> Self:
-        """Before the first iteration.
-
-        Args:
-            value: f of every state, ``[L, *batch, w]``.
-            same: int32, the number of states that are exact.
-        """
+    def begin(cls, states: Array) -> Self:
+        """Before the first trip; ``states``: ``[L, *batch, w]``, the guess."""
         # Of what a program can set at its start XLA's CPU client leaves half to another thread, if
         # it is more than eight arrays: a short solve then takes 1.1 to 1.3 times as long (jax
-        # 0.10.2). So the numbers are one array, and all arrays are made of others.
-        kind, zero = jnp.where(same < len(value), jnp.int32(PLAIN), DONE), jnp.int32(0)
-        numbers = jnp.stack([kind, zero, zero, zero])
-        return cls(numbers, largest(value[:1]), jnp.stack([value, value]))
+        # 0.10.2). So the numbers are one array.
+        numbers = jnp.full(4, PLAIN, jnp.int32)
+        return cls(numbers, largest(states[:1]), jnp.stack([states, states]))
 
     @property
     def kind(self) -> Array:

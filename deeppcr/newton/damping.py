@@ -26,16 +26,16 @@ on Metropolis chains and more on trained GRUs; with a region half as large they 
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.axis import LOCAL, ChainAxis
+from deeppcr.avals import like
 from deeppcr.checks import describe
 from deeppcr.linear import Blocks, LinearSolver
+from deeppcr.newton.transforms import Transform, Trip
 
 SWEEPS = 2  # Jacobi iterations after each update
 
@@ -67,58 +67,24 @@ class TrustRegion:
         if not self.radius > 0:
             raise ValueError(f"radius is {describe(self.radius)}, expected a number > 0.")
 
-    def begin(self, states: Array, value: Array, axis: ChainAxis = LOCAL) -> Array:
-        """The sizes of the entries, ``[*batch, w]``.
-
-        Args:
-            states: the initial guess, ``[L, *batch, w]``.
-            value: f of every state, ``[L, *batch, w]``.
-            axis: the chain axis.
-        """
-        return axis.largest(jnp.maximum(largest(states), largest(value)))
-
-    def update(
-        self,
-        solver: LinearSolver,
-        blocks: Blocks,
-        states: Array,
-        value: Array,
-        converged: Array,
-        sizes: Array,
-        evaluate: Callable[[Array], Array],
-        axis: ChainAxis = LOCAL,
-    ) -> tuple[Array, Any]:
-        """The next states.
-
-        Args:
-            solver: of the linear recurrence.
-            blocks: at the states.
-            states: ``[L, *batch, w]``.
-            value: f of every state, ``[L, *batch, w]``.
-            converged: bool ``[L]``.
-            sizes: what `begin` or the last call returned.
-            evaluate: f, applied to every state.
-            axis: the chain axis.
-
-        Returns:
-            the states and the sizes.
-        """
-        known = converged.reshape((-1, *(1,) * (states.ndim - 1)))
-        sizes = jnp.maximum(
-            sizes, axis.largest(largest(jnp.where(known, states, jnp.zeros_like(states))))
-        )
-        unit = self.unit(sizes)
-        residual = self._residual(states, value, unit)
-        limit = shrinkage(solver.solve_unguarded(_finite(blocks), residual) / unit)
-        before = axis.before(jnp.ones_like(limit[0]), limit)
+    def update(self, solver: LinearSolver, sizes: Array, trip: Trip) -> Array:
+        """The next states; ``sizes``: of the entries, ``[*batch, w]``."""
+        unit, blocks = self.unit(sizes), _finite(trip.blocks)
+        residual = self._residual(trip.states, trip.value, unit)
+        limit = shrinkage(solver.solve_unguarded(blocks, residual) / unit)
+        before = trip.chain.axis.before(jnp.ones_like(limit[0]), limit)
         gain = jnp.where(before > 0, jnp.minimum(1, limit / jnp.where(before > 0, before, 1)), 0)
-        update = solver.solve_unguarded(_finite(blocks).scale(gain), residual)
+        update = solver.solve_unguarded(blocks.scale(gain), residual)
         finite_update = jnp.where(jnp.isfinite(update), update, jnp.zeros_like(update))
-        after = states + finite_update * shrinkage(update / unit)[..., None]
-        for _ in range(SWEEPS):
-            swept = evaluate(after)
-            after = jnp.where(jnp.isfinite(swept).all(axis=-1)[..., None], swept, after)
-        return after, sizes
+        after = trip.states + finite_update * shrinkage(update / unit)[..., None]
+
+        def sweep(_: Array, states: Array) -> Array:
+            swept = like(trip.evaluate(states), states)
+            return jnp.where(jnp.isfinite(swept).all(axis=-1)[..., None], swept, states)
+
+        after = like(after, after, trip.value)
+        swept: Array = lax.fori_loop(0, SWEEPS, sweep, after)
+        return swept
 
     def unit(self, sizes: Array) -> Array:
         """The size of the trust region, ``[1, *batch, w]``."""
@@ -130,6 +96,23 @@ class TrustRegion:
         finite = jnp.isfinite(residual).all(axis=-1)
         residual = jnp.where(finite[..., None], residual, jnp.zeros_like(residual))
         return residual * shrinkage(residual / unit)[..., None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Damped(Transform):
+    """The same within a trust region. Its own state: the sizes of the entries."""
+
+    solver: LinearSolver
+    region: TrustRegion
+
+    def begin(self, states: Array) -> Any:
+        return jnp.zeros_like(states[0])
+
+    def __call__(self, states: Array, own: Any, trip: Trip) -> tuple[Array, Any]:
+        seen = jnp.where(trip.indices < trip.converged, states, 0)
+        seen = jnp.where(trip.is_first, jnp.maximum(jnp.abs(states), jnp.abs(trip.value)), seen)
+        sizes = jnp.maximum(own, trip.chain.axis.largest(largest(seen)))
+        return self.region.update(self.solver, sizes, trip), sizes
 
 
 def _finite(blocks: Blocks) -> Blocks:

@@ -7,39 +7,35 @@ from jax import Array
 
 from deeppcr.newton.auto_damping import Trial
 from deeppcr.newton.convergence import Convergence
+from deeppcr.newton.window import Window
 
 
 class Iterate(NamedTuple):
     """The state of the loop.
 
     Attributes:
-        iterations: int32, the number of trips of the loop.
-        start: int32, the index of the first step of the window.
-        entry: the state before it.
-        states: ``[W, *batch, w]``, the window.
+        iterations: int32, the number of trips of the loop. Below 0 before the initial trajectory
+            has been tested: see `takes_value`.
+        states: ``[W, *batch, w]``, those of the window.
         value: ``f`` applied to every state of the iterate: one step closer to the answer, and
-            rounded as the user's own program rounds.
+            rounded as the user's own program rounds. Before the first trip, the guess.
         convergence: of the states.
-        known: int32, the number of states from the start of the chain that equal the sequential
-            program's to the last bit, when the window moved last.
-        whole: ``[L, *batch, w]``, all states; empty if the window is the chain.
-        damping: its state; a `Trial` if it is "auto".
-        history: the state of the acceleration.
-        residuals: by iteration, that of the guess first; empty unless recorded.
+        window: the steps that are solved at once.
+        damping: a `Trial` if the damping is "auto", else ().
+        own: the states of the transforms.
+        residuals: one more than iterations, that of the guess in the second place; empty unless
+            recorded.
         reported: int32, the number of converged states reported to the user last: an estimate of
             what has converged may be taken back, a report may not.
     """
 
     iterations: Array
-    start: Array
-    entry: Array
     states: Array
     value: Array
     convergence: Convergence
-    known: Array
-    whole: Array
+    window: Window
     damping: Any
-    history: Any
+    own: Any
     residuals: Array
     reported: Array
 
@@ -50,9 +46,17 @@ class Iterate(NamedTuple):
         return self.iterations - self.damping.moves if is_auto else self.iterations
 
     @property
-    def takes_value(self) -> Array | bool:
-        """Whether the next states are those in ``value``, and not Newton's: bool."""
+    def is_damped(self) -> Array | bool:
+        """Whether the trip is one of the damping that takes `value`: bool."""
         return isinstance(self.damping, Trial) and self.damping.takes_value
+
+    @property
+    def takes_value(self) -> Array | bool:
+        """Whether the next states are those in ``value``, and not Newton's: bool.
+
+        So it is in the first trips, which apply the step to the guess, and test what comes out.
+        """
+        return (self.iterations < 0) | self.is_damped
 
     @property
     def is_due(self) -> Array:
@@ -81,17 +85,18 @@ class Progress(NamedTuple):
     @classmethod
     def of(cls, now: Iterate, total: int) -> Self:
         """The progress of an iterate; ``total``: the number of steps that are solved at once."""
-        found, follows = now.convergence, now.start <= now.known
+        found, start, known = now.convergence, now.window.start, now.window.known
+        follows = start <= known
         # Exact to the last bit: the states that ``f`` reproduces, and the one after them.
         reached = jnp.minimum(found.same + jnp.int32(1), jnp.int32(total))
         right = jnp.where(follows, jnp.minimum(reached, found.finite), 0)
         # The step makes it of a state that is right, and so does every later iteration.
         known_to_be = (found.finite <= found.converged) | (follows & (found.finite <= found.same))
-        exact = jnp.where(follows, now.start + reached, now.known)
+        exact = jnp.where(follows, start + reached, known)
         # ``value`` is returned: if all states but the last are right, so is all of it.
-        is_exact = (exact - now.start >= total) & (found.finite >= total)
+        is_exact = (exact - start >= total) & (found.finite >= total)
         return cls(
-            prefix=now.start + jnp.maximum(found.converged, right),
+            prefix=start + jnp.maximum(found.converged, right),
             exact=exact,
             stuck=(found.finite < total) & known_to_be,
             worst=jnp.where(is_exact, 0, found.worst),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.avals import abstract
+from deeppcr.avals import abstract, like
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Blocks, LinearSolver, ShardSolver, name_of
@@ -27,15 +27,18 @@ from deeppcr.linearize import (
     TracedSurrogate,
     Zero,
 )
-from deeppcr.loops import ITERATION, iterate
+from deeppcr.loops import ITERATION, STEP, iterate, named
+from deeppcr.newton.acceleration import Accelerated
 from deeppcr.newton.auto_damping import Trial
 from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
-from deeppcr.newton.damping import TrustRegion
+from deeppcr.newton.damping import Damped, TrustRegion
 from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.iterate import Iterate, Progress
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
+from deeppcr.newton.transforms import Guarded, Solved, Transform, Trip
+from deeppcr.newton.window import Window, forward
 from deeppcr.platforms import platform
 from deeppcr.ran import Ran
 from deeppcr.solution import Result, Run, Stats, unrecorded
@@ -53,6 +56,10 @@ KINDS: dict[type, str] = {
     Clipped: "clipped",
 }
 
+
+Next = tuple[Array, Array, list[Any], Array]
+"""Whether they are known, the next states, those of the transforms, and whether the size of the
+update says nothing."""
 
 SMALL = 4  # entries of a block, up to which a product of two is cheap
 
@@ -126,37 +133,135 @@ class NewtonSolver:
             inputs=cast(chain.inputs, self.dtypes),
             captured=self.captured,
         )
-        start, recorded = wide.layout.flatten(wide.initial), self.budget + 1
-        residuals = jnp.full((recorded if self.options.record else 0,), unrecorded(), start.dtype)
-        end = iterate(*self._loop(wide, self._begin(wide, start, residuals)))
+        end = iterate(*self._loop(wide, self._begin(wide)))
         return self._finished(chain, wide, end)
-
-    @property
-    def _is_auto(self) -> bool:
-        return bool(self.options.damping == "auto")
 
     def _loop(self, chain: TracedChain, start: Iterate) -> tuple[Any, ...]:
         """The loop over iterations for ``chain``, as arguments of `iterate`."""
-        goes_on, trip = partial(self._goes_on, chain), partial(self._iteration, chain)
+        goes_on, trip = partial(self._goes_on, chain), partial(self._trip, chain)
         loop = ITERATION, goes_on, trip, start, self.budget, self.expected
         if not self._is_auto:
             return loop
         return *loop, lambda now: now.is_due, partial(self._decide, chain)
 
+    def _begin(self, chain: TracedChain) -> Iterate:
+        """Before the first trip."""
+        entry, applies = chain.layout.flatten(chain.initial), self.options.initial_guess == "apply"
+        first = first_trajectory("constant", self.guess, chain, entry, self.window)
+        # The first trips apply the step to the guess, and test the result, so that the loop alone
+        # has a copy of both. Where a branch costs time they are in front of it.
+        early = 1 + (applies and self.guess is None)
+        recorded = self.budget + 2 if self.options.record else 0
+        states = first[: self.window]
+        now = Iterate(
+            iterations=jnp.int32(-early),
+            states=states,
+            value=states,
+            convergence=Convergence.unknown(states),
+            window=Window.begin(entry, first, self.window, chain.length),
+            damping=Trial.begin(states) if self._is_auto else (),
+            own=[each.begin(states) for each in self._transforms],
+            residuals=jnp.full(recorded, unrecorded(), states.dtype),
+            reported=jnp.int32(0),
+        )
+        if _branches(chain):
+            return now
+        for _ in range(early):
+            states = jnp.where(jnp.isfinite(now.value), now.value, now.states)
+            applied = now._replace(iterations=now.iterations + jnp.int32(1), states=states)
+            found = self._checked(chain, applied, jnp.full_like(states, jnp.inf))
+            now = found._replace(convergence=now.convergence)
+        return found
+
     def _goes_on(self, chain: TracedChain, now: Iterate) -> Array:
         reached = self._progress(chain, now)
-        return (now.counted < self.budget) & (reached.prefix < chain.total) & ~reached.stuck
+        goes_on = (now.counted < self.budget) & (reached.prefix < chain.total) & ~reached.stuck
+        return (now.iterations < 0) | goes_on
+
+    def _trip(self, chain: TracedChain, now: Iterate) -> Iterate:
+        """The next states, f applied to them, and how far they have converged."""
+        window, reached = chain.window(now.window.start, self.window), self._progress(chain, now)
+        newton, skips = partial(self._newton, window, now, reached), now.takes_value
+        # A guess that overflows would spread to all later states.
+        applied = jnp.where(jnp.isfinite(now.value), now.value, now.states)
+        found: Next = like((skips, applied, now.own, jnp.zeros((), bool)), now)
+        if _branches(chain):
+            # Under `jax.vmap` a branch would compute both sides, with weights for each example.
+            with named(STEP, 1):
+                found = lax.while_loop(lambda found: ~found[0], newton, found)
+        else:
+            found = newton(found)
+        _, states, own, solved = found
+        if not _branches(chain) and self._is_auto:
+            states = jnp.where(skips, applied, states)
+        update = jnp.where(skips, jnp.inf, jnp.abs(states - now.states))
+        if platform() != "cpu":  # then they take the place of the last ones, without a copy
+            states, update = lax.optimization_barrier((states, update))
+        following = now._replace(iterations=now.iterations + jnp.int32(1), states=states, own=own)
+        if self.window < chain.length:
+            following, update = self._slide(chain, now, following, update, reached)
+        return self._checked(chain, following, update, solved)
+
+    def _newton(self, window: TracedChain, now: Iterate, reached: Progress, _: Next) -> Next:
+        """The states of the next iterate: blocks, the linear recurrence, transforms."""
+        entry, start, axis = now.window.entry, now.window.start, window.axis
+        origin = axis.before(entry, now.states)
+        blocks: Blocks = self.linearization.blocks(window, origin)
+        trip = Trip(
+            *(window, entry, now.states, origin, now.value, blocks),
+            *(now.counted == 0, reached.prefix - start, reached.exact - start),
+        )
+        states, own = now.states, []
+        for transform, before in zip(self._transforms, now.own, strict=True):
+            states, after = transform(states, before, trip)
+            own.append(after)
+        solved = self._keeps_size(blocks, axis) if self.is_affine else jnp.zeros((), bool)
+        found: Next = like((jnp.ones((), bool), states, own, solved), now)
+        return found
+
+    def _checked(
+        self, chain: TracedChain, now: Iterate, update: Array, solved: Array | None = None
+    ) -> Iterate:
+        """The iterate with ``f`` applied to its states, and how far they have converged.
+
+        ``solved``: whether the size of the last update says nothing: bool, None for False.
+        """
+        window = chain.window(now.window.start, self.window)
+        origin = window.axis.before(now.window.entry, now.states)
+        value = window.evaluate_only(origin)
+        criterion, solved = self._criterion(now.window.start), solved if self.is_affine else None
+
+        def tested() -> Convergence:
+            last, count = now.convergence, now.counted
+            found: Convergence = like(
+                criterion(value, now.states, origin, update, count, last, window.axis, solved), now
+            )
+            return found
+
+        found = tested
+        if _branches(chain):  # the states that the step is applied to first are no iterate
+            found = partial(lax.cond, now.iterations < 0, lambda: now.convergence, tested)
+        now = now._replace(value=value, convergence=found())
+        if not (self.options.record or self.options.progress):
+            return now
+        residuals, reported, reached = now.residuals, now.reported, self._progress(window, now)
+        if self.options.record:
+            residuals = residuals.at[now.counted + 1].set(reached.worst)
+        if self.options.progress:
+            reported = jnp.maximum(reported, reached.prefix)
+            self._report(now, now.counted, reported, reached.worst)
+        return now._replace(residuals=residuals, reported=reported)
 
     def _decide(self, chain: TracedChain, now: Iterate) -> Iterate:
         """The iterate with what the damping decides for the next trip."""
-        reached, start = self._progress(chain, now), now.entry
+        reached, window = self._progress(chain, now), now.window
         # A Jacobi iteration follows, which makes it the default, "apply".
-        guess = first_trajectory("constant", self.guess, chain, start, self.window)
+        guess = first_trajectory("constant", self.guess, chain, window.entry, self.window)
         value, trial = now.damping.decide(
             now.states,
             now.value,
             guess,
-            chain.axis.index(self.window) < reached.exact - now.start,
+            chain.axis.index(self.window) < reached.exact - window.start,
             now.iterations,
             reached.prefix,
             chain.total - reached.prefix,
@@ -165,93 +270,58 @@ class NewtonSolver:
         )
         following = now._replace(value=value, damping=trial)
         # After iterations in vain, residuals are those of the iterate before them.
-        is_later = lax.iota(jnp.int32, len(now.residuals)) > following.counted
+        is_later = lax.iota(jnp.int32, len(now.residuals)) > following.counted + 1
         forgotten = trial.goes_back & is_later
         return following._replace(
             convergence=now.convergence.restarted(trial.goes_back, following.counted),
             residuals=jnp.where(forgotten, unrecorded(), now.residuals),
         )
 
+    def _slide(
+        self, chain: TracedChain, last: Iterate, now: Iterate, update: Array, reached: Progress
+    ) -> tuple[Iterate, Array]:
+        """Move the window to the first state that has not converged.
+
+        That is known of the iterate before, and of states whose update is within the user's
+        tolerance.
+        """
+        window, states = now.window, now.states
+        before = chain.axis.before(window.entry, states)
+        within = self._criterion(window.start).within_tolerance(states, before, update)
+        known = chain.axis.indices(states.shape) < reached.prefix - window.start
+        found = jnp.where(known, now.value, states)
+        start = jnp.maximum(reached.prefix, window.start + within)
+        start = jnp.minimum(start, jnp.int32(chain.length - self.window))
+        start = jnp.where(last.takes_value, window.start, start)
+        distance, moved = start - window.start, window.moved(start, found, reached.exact)
+        guess = lax.dynamic_slice_in_dim(moved.whole, start, self.window)
+        if self.guess is None:  # states that enter start from the last one of the window
+            guess = jnp.broadcast_to(states[-1], guess.shape)
+        enters = chain.axis.indices(guess.shape) >= self.window - distance
+        following = now._replace(
+            states=jnp.where(enters, guess, forward(states, distance)),
+            convergence=now.convergence.shifted(distance, enters.all(axis=-1), now.iterations),
+            window=moved,
+            own=[
+                each.shift(own, distance)
+                for each, own in zip(self._transforms, now.own, strict=True)
+            ],
+        )
+        return following, jnp.where(enters, jnp.inf, forward(update, distance))
+
     def _progress(self, chain: TracedChain, now: Iterate) -> Progress:
         return Progress.of(now, chain.axis.total(self.window))
 
-    def _begin(self, chain: TracedChain, start: Array, residuals: Array) -> Iterate:
-        first = first_trajectory(self.options.initial_guess, self.guess, chain, start, self.window)
-        states, window = first[: self.window], chain.window(jnp.int32(0), self.window)
-        whole = jnp.zeros_like(first[:0])
-        if self.window < chain.length:
-            unknown = jnp.zeros((chain.length - len(first), *first.shape[1:]), first.dtype)
-            whole = jnp.concatenate([first, unknown])
-        acceleration = self.options.acceleration
-        damping = self.options.damping
-        now = Iterate(
-            iterations=jnp.int32(0),
-            start=jnp.int32(0),
-            entry=start,
-            states=states,
-            value=states,
-            convergence=Convergence.unknown(states),
-            known=jnp.int32(0),
-            whole=whole,
-            damping=(),
-            history=acceleration.begin(states) if acceleration else (),
-            residuals=residuals,
-            reported=jnp.int32(0),
-        )
-        now = self._checked(window, now, jnp.full_like(states, jnp.inf))
-        if self._is_auto:
-            now = now._replace(damping=Trial.begin(now.value, now.convergence.same))
-        elif damping:
-            now = now._replace(damping=damping.begin(states, now.value, chain.axis))
-        return now
+    @property
+    def _is_auto(self) -> bool:
+        return bool(self.options.damping == "auto")
 
-    def _iteration(self, chain: TracedChain, now: Iterate) -> Iterate:
-        """The next iterate: blocks, the linear recurrence, its residual."""
-        window, axis, options = chain.window(now.start, self.window), chain.axis, self.options
-        origin = axis.before(now.entry, now.states)
-        blocks: Blocks = self.linearization.blocks(window, origin)
-        damping, history, reached = now.damping, now.history, self._progress(chain, now)
-        if options.damping and not self._is_auto:
-            converged = axis.index(self.window) < reached.prefix - now.start
-            states, damping = options.damping.update(
-                self.solver,
-                blocks,
-                now.states,
-                now.value,
-                converged,
-                damping,
-                lambda states: window.evaluate(axis.before(now.entry, states)),
-                axis,
-            )
-        else:
-            # The first step starts from a known state. An update in place would be a kernel of its
-            # own on a GPU; on a TPU the iteration of a GRU would take 4 times as long (jax 0.10.2).
-            is_first = _index(window, now.value) == 0
-            b = jnp.where(is_first, now.value, now.value - blocks.apply_only(origin))
-            states = self.solver.solve_unguarded(blocks, b)
-        # Discard overflows, which would spread to all later steps for good.
-        states = jnp.where(jnp.isfinite(states), states, now.states)
-        # Keep states that are exact to the last bit: the recurrence reproduces them to rounding.
-        is_known = _index(window, states) < reached.exact - now.start
-        states = jnp.where(is_known | now.takes_value, now.value, states)
-        if options.acceleration:
-            states, history = options.acceleration(history, now.states, states, axis)
-        update = jnp.abs(states - now.states)
-        if self._is_auto:  # of a trip that is not Newton's the update says nothing
-            update = jnp.where(now.takes_value, jnp.inf, update)
-        if platform() != "cpu":  # then they take the place of the last ones, without a copy
-            states, update = lax.optimization_barrier((states, update))
-        following = now._replace(
-            iterations=now.iterations + jnp.int32(1),
-            states=states,
-            damping=damping,
-            history=history,
-        )
-        solved = self._keeps_size(blocks, axis) if self.is_affine else None
-        if self.window < chain.length:
-            following, update = self._slide(chain, following, update, reached)
-            window = chain.window(following.start, self.window)
-        return self._checked(window, following, update, solved)
+    @property
+    def _transforms(self) -> list[Transform]:
+        damping, acceleration = self.options.damping, self.options.acceleration
+        is_damped = isinstance(damping, TrustRegion)
+        solved = Damped(self.solver, damping) if is_damped else Solved(self.solver)
+        return [solved, Guarded(), *([Accelerated(acceleration)] if acceleration else [])]
 
     def _keeps_size(self, blocks: Blocks, axis: ChainAxis) -> Array:
         """Whether no block amplifies differences, by a bound on its norm: bool."""
@@ -270,88 +340,11 @@ class NewtonSolver:
             keeps |= largest(blocks.transpose().compose(blocks)) <= limit
         return keeps
 
-    def _slide(
-        self, chain: TracedChain, now: Iterate, update: Array, reached: Progress
-    ) -> tuple[Iterate, Array]:
-        """Move the window to the first state that has not converged.
-
-        That is known of the iterate before, and of states whose update is within the user's
-        tolerance.
-        """
-        before = chain.axis.before(now.entry, now.states)
-        within = self._criterion(now.start).within_tolerance(now.states, before, update)
-        known = _index(chain, now.states) < reached.prefix - now.start
-        found = jnp.where(known, now.value, now.states)
-        whole = self._whole(now._replace(value=found))
-        start = jnp.maximum(reached.prefix, now.start + within)
-        start = jnp.minimum(start, jnp.int32(chain.length - self.window))
-        distance = start - now.start
-        last = lax.dynamic_index_in_dim(found, jnp.maximum(distance - 1, 0), keepdims=False)
-        guess = lax.dynamic_slice_in_dim(whole, start, self.window)
-        if self.guess is None:  # states that enter start from the last one of the window
-            guess = jnp.broadcast_to(now.states[-1], guess.shape)
-        enters = _index(chain, guess) >= self.window - distance
-
-        def forward(tree: Any) -> Any:
-            return jax.tree.map(lambda leaf: jnp.roll(leaf, -distance, axis=0), tree)
-
-        states = jnp.where(enters, guess, forward(now.states))
-        update = jnp.where(enters, jnp.inf, forward(update))
-        acceleration = self.options.acceleration
-        following = now._replace(
-            start=start,
-            entry=jnp.where(distance > 0, last, now.entry),
-            states=states,
-            whole=whole,
-            convergence=now.convergence.shifted(distance, enters.all(axis=-1), now.iterations),
-            known=reached.exact,
-            history=acceleration.shift(now.history, distance) if acceleration else now.history,
-        )
-        return following, update
-
-    def _checked(
-        self, window: TracedChain, now: Iterate, update: Array, solved: Array | None = None
-    ) -> Iterate:
-        """The iterate with ``f`` applied to its states, and how far they have converged.
-
-        ``solved``: whether the size of the last update says nothing: bool, None for False.
-        """
-        origin = window.axis.before(now.entry, now.states)
-        value = window.evaluate_only(origin)
-        now = now._replace(value=value)
-        return self._tested(window, now, value, now.states, origin, update, solved)
-
-    def _tested(
-        self,
-        window: TracedChain,
-        now: Iterate,
-        value: Array,
-        states: Array,
-        origin: Array,
-        update: Array,
-        solved: Array | None,
-    ) -> Iterate:
-        """The iterate, and how far its ``states`` have converged; arrays as of `Criterion`."""
-        axis, criterion = window.axis, self._criterion(now.start)
-        last, count = now.convergence, now.counted
-        found = criterion(value, states, origin, update, count, last, axis, solved)
-        now = now._replace(convergence=found)
-        residuals, reported = now.residuals, now.reported
-        reached = self._progress(window, now)
-        if self.options.record:
-            residuals = residuals.at[count].set(reached.worst)
-        if self.options.progress:
-            reported = jnp.maximum(reported, reached.prefix)
-            self._report(now, count, reported, reached.worst)
-        return now._replace(residuals=residuals, reported=reported)
-
     def _report(self, now: Iterate, *numbers: Array) -> None:
         """Tell the user of an iteration, once."""
         report = partial(jax.debug.callback, self.options.progress)
-        if not self._is_auto:
-            report(*numbers)
-        else:
-            lax.cond(now.takes_value, lambda *_: None, report, *numbers)
+        silent = (now.iterations < 0) | now.is_damped
+        lax.cond(silent, lambda *_: None, report, *numbers)
 
     def _criterion(self, start: Array) -> Criterion:
         """The convergence criterion of the window that begins at ``start``."""
@@ -367,7 +360,9 @@ class NewtonSolver:
         """The run, after the sequential fallback if it is needed and requested."""
         end = self._progress(wide, last)
         ok = end.prefix >= chain.total
-        trajectory = cast(wide.layout.unflatten(self._whole(last)), chain.layout.dtypes)
+        trajectory = cast(
+            wide.layout.unflatten(last.window.all_states(last.value)), chain.layout.dtypes
+        )
         failure, worst = Result.NOT_CONVERGED, end.worst
         if self.options.on_failure == "sequential":
             failure, worst = Result.FINISHED_SEQUENTIALLY, jnp.where(ok, worst, 0)
@@ -378,7 +373,7 @@ class NewtonSolver:
         stats = Stats(last.counted, worst, end.prefix)
         if self.options.record:
             rate = growth_rate(wide, wide.layout.flatten(cast(origin, wide.layout.dtypes)))
-            stats = dataclasses.replace(stats, residuals=last.residuals, growth_rate=rate)
+            stats = dataclasses.replace(stats, residuals=last.residuals[1:], growth_rate=rate)
         plateau = self.criterion.is_plateau(end.worst)
         success = jnp.where(plateau, jnp.int32(Result.PLATEAU), jnp.int32(Result.CONVERGED))
         result = jnp.where(ok, success, jnp.int32(failure))
@@ -403,14 +398,7 @@ class NewtonSolver:
         blocks: Blocks = jax.eval_shape(partial(self.linearization.blocks, window), states)
         return blocks
 
-    def _whole(self, now: Iterate) -> Array:
-        """All states, with those of the window written into them."""
-        if not now.whole.size:
-            return now.value
-        return lax.dynamic_update_slice_in_dim(now.whole, now.value, now.start, 0)
 
-
-def _index(chain: TracedChain, states: Array) -> Array:
-    """The index of every state, broadcast to its entries."""
-    index = chain.axis.index(len(states)).reshape((-1, *(1,) * (states.ndim - 1)))
-    return jnp.broadcast_to(index, states.shape)
+def _branches(chain: TracedChain) -> bool:
+    """Whether a branch in a loop costs nothing: the host of a GPU waits for its condition."""
+    return platform() == "cpu" and chain.axis.size == 1
