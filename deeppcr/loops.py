@@ -6,8 +6,10 @@ and the number of trips to count: what the planner expects of iterations, none o
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -93,9 +95,13 @@ def fallback(name: str, expected: bool = False) -> AbstractContextManager[None]:
 
 
 def steps_from(
-    begin: Array, step: Callable[[Array, Leaves], Leaves], entry: Leaves, states: Leaves
-) -> Leaves:
-    """``states`` with those from ``begin`` on by ``step``, one after another.
+    begin: Array,
+    step: Callable[[Array, T], tuple[T, Leaves]],
+    carry: T,
+    states: Leaves,
+    backwards: bool = False,
+) -> tuple[T, Leaves]:
+    """What the last step carries on, and ``states`` with those from ``begin`` on by ``step``.
 
     In each trip of a loop whose end depends on data, the host of a GPU waits for the condition,
     longer than a small step takes. So there each trip is a loop of known length. If its last steps
@@ -103,27 +109,31 @@ def steps_from(
 
     Args:
         begin: int32, from 0 to L. If it is L, nothing runs.
-        step: ``(index, state before) -> state``.
-        entry: the state before the first step.
-        states: ``[L, ...]``, of which the one before ``begin`` is known.
+        step: ``(index, carry) -> (carry, state)``.
+        carry: that of the step ``begin``.
+        states: ``[L, ...]``.
+        backwards: whether the first step is the last of the arrays.
     """
     length = len(states[0])
     size = max(1, min(MOST_AT_ONCE, length // FEWEST_WAITS)) if is_gpu() else 1
 
-    def one(index: Array, now: tuple[Leaves, Leaves]) -> tuple[Leaves, Leaves]:
-        before, states = now  # indices after the end are those of the last step
-        found = step(index, before)
-        if size > 1:
-            pairs = zip(found, before, strict=True)
-            found = [jnp.where(index < length, new, old) for new, old in pairs]
-        return found, [
-            lax.dynamic_update_index_in_dim(rest, z, index, 0)
+    def one(index: Array, now: tuple[T, Leaves]) -> tuple[T, Leaves]:
+        before, states = now
+        after, found = step(index, before)
+        place = length - 1 - index if backwards else index
+        if size > 1:  # indices after the end are those of the last step
+            last = [lax.dynamic_index_in_dim(rest, place, keepdims=False) for rest in states]
+            after, found = jax.tree.map(
+                partial(jnp.where, index < length), (after, found), (before, last)
+            )
+        return after, [
+            lax.dynamic_update_index_in_dim(rest, z, place, 0)
             for rest, z in zip(states, found, strict=True)
         ]
 
-    def trip(now: tuple[Array, Leaves, Leaves]) -> tuple[Array, Leaves, Leaves]:
+    def trip(now: tuple[Array, T, Leaves]) -> tuple[Array, T, Leaves]:
         first, *state = now
-        start: tuple[Leaves, Leaves] = state[0], state[1]
+        start: tuple[T, Leaves] = state[0], state[1]
         if size == 1:
             return first + 1, *one(first, start)
         after = lax.fori_loop(
@@ -131,13 +141,10 @@ def steps_from(
         )
         return first + size, *after
 
-    known = [
-        jnp.where(begin == 0, z, lax.dynamic_index_in_dim(rest, begin - 1, keepdims=False))
-        for z, rest in zip(entry, states, strict=True)
-    ]
-    start = begin, known, states
-    found: tuple[Array, Leaves, Leaves] = lax.while_loop(lambda now: now[0] < length, trip, start)
-    return found[2]
+    start = begin, carry, states
+    _, *found = lax.while_loop(lambda now: now[0] < length, trip, start)
+    left: tuple[T, Leaves] = found[0], found[1]
+    return left
 
 
 def named(name: str, trips: int | None, before: int = 0) -> AbstractContextManager[None]:

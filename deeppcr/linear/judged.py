@@ -27,7 +27,8 @@ from jax import Array, lax
 
 from deeppcr.axis import ChainAxis
 from deeppcr.linear.blocks import Blocks
-from deeppcr.loops import CORRECTION, FALLBACK, fallback
+from deeppcr.loops import CORRECTION, FALLBACK, fallback, steps_from
+from deeppcr.state import Leaves
 
 UNITS = 16  # in the last place, up to which a residual is rounding
 FALLS = 4  # the factor by which a correction has to reduce the largest residual
@@ -94,8 +95,7 @@ class System:
         def shard(entry: Array, y: Array) -> Leaving:
             begin = jnp.clip(prefix - axis.rank * length, 0, length).astype(jnp.int32)
 
-            def step(index: Array, state: Leaving) -> Leaving:
-                passed, y = state
+            def step(index: Array, passed: Array) -> tuple[Array, Leaves]:
                 place = length - 1 - index if axis.backwards else index
                 known, right = (
                     lax.dynamic_index_in_dim(x, place, keepdims=False) for x in (y, self.b)
@@ -104,14 +104,12 @@ class System:
                 is_first = (index == 0) & (axis.rank == 0)
                 new = jnp.where(is_first, right, right + received)
                 new = jnp.where(index < begin, known, new)
-                passed = product(place, new) if self.transposed else new
-                return passed, lax.dynamic_update_index_in_dim(y, new, place, 0)
+                return product(place, new) if self.transposed else new, [new]
 
-            with fallback(FALLBACK, expected):  # from the last known step, which passes on its own
-                done: Leaving = lax.fori_loop(
-                    jnp.maximum(begin - 1, 0), jnp.int32(length), step, (entry, y)
-                )
-            return done
+            start = jnp.maximum(begin - 1, 0)  # the last known step passes on its own
+            with fallback(FALLBACK, expected):
+                passed, (done,) = steps_from(start, step, entry, [y], axis.backwards)
+            return passed, done
 
         left: Leaving = axis.sequentially(shard, jnp.zeros_like(y[0]), y)
         return left

@@ -16,13 +16,18 @@ def finish(chain: TracedChain, trajectory: Leaves, prefix: Array, expected: bool
     length = chain.length
 
     def run(entry: Leaves, trajectory: Leaves) -> tuple[Leaves, Leaves]:
-        def step(index: Array, before: Leaves) -> Leaves:
+        def step(index: Array, before: Leaves) -> tuple[Leaves, Leaves]:
             inputs = [lax.dynamic_index_in_dim(x, index, keepdims=False) for x in chain.inputs]
-            return chain.step(before, inputs, chain.captured)
+            after = chain.step(before, inputs, chain.captured)
+            return after, after
 
         begin = jnp.clip(prefix - chain.axis.rank * length, 0, length).astype(jnp.int32)
+        before = [
+            jnp.where(begin == 0, z, lax.dynamic_index_in_dim(rest, begin - 1, keepdims=False))
+            for z, rest in zip(entry, trajectory, strict=True)
+        ]
         with fallback(FALLBACK, expected):
-            finished = steps_from(begin, step, entry, trajectory)
+            _, finished = steps_from(begin, step, before, trajectory)
         return [leaf[-1] for leaf in finished], finished
 
     if chain.axis.size == 1:
