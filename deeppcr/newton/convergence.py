@@ -25,9 +25,10 @@ small relative to the entry, and stagnate for some iterations.
 
 A step may have a larger rounding error of its own, for example if it solves equations, or if the
 user asked for products in TF32. Then neither residuals nor updates of Newton's method fall any
-more, at whatever level. That ends the iteration, as a plateau, once every update is below the
-square root of rounding level, or at the level of such products: updates of an iteration that has
-not converged do not stand still there.
+more. That ends the iteration, as a plateau, once every update is below the square root of rounding
+level, or at the level of such products, and no residual is far above: updates of an iteration that
+has not converged do not stand still there. An update that is much smaller than the residual solves
+no equation: then products of blocks have lost their digits.
 """
 
 import dataclasses
@@ -212,7 +213,7 @@ class Criterion:
         residuals_fell, updates_fell = members(history, 4)[2:]
         stagnates = (plateau <= STAGNATION * coarsest) & (count - residuals_fell >= patience)
         if self.quadratic:
-            rests = moved <= self._rest
+            rests = (moved <= self._rest) & (plateau <= ROUNDING * self._rest)
             last_fell = jnp.maximum(residuals_fell, updates_fell)
             stagnates |= rests & (count - last_fell >= PLATEAU)
         return Convergence(
