@@ -17,35 +17,39 @@ class Cell(nnx.RNNCellBase):
     """A cell whose inputs are mapped linearly to all that its units read."""
 
     num_feature_axes = 1
+    parts: int  # what the units read of the inputs
+    weights = 0  # of a unit for itself, in ``recurrent``
+    states = 1  # arrays in the carry
 
     def __init__(
-        self, in_features: int, hidden_features: int, parts: int, param_dtype: Any, rngs: nnx.Rngs
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
     ) -> None:
         self.in_features, self.hidden_features = in_features, hidden_features
-        self.parts, self.param_dtype = parts, param_dtype
-        self.dense_i = nnx.Linear(
-            in_features, parts * hidden_features, param_dtype=param_dtype, rngs=rngs
-        )
+        self.param_dtype, size = param_dtype, self.parts * hidden_features
+        self.dense_i = nnx.Linear(in_features, size, param_dtype=param_dtype, rngs=rngs)
+        if self.weights:
+            self.recurrent = self.uniform(self.weights, rngs)
+
+    def uniform(self, rows: int, rngs: nnx.Rngs) -> nnx.Param:
+        """``[rows, units]``: one weight of a unit for itself in each row, within +-1."""
+        shape = (rows, self.hidden_features)
+        return nnx.Param(jax.random.uniform(rngs.params(), shape, self.param_dtype, -1.0, 1.0))
 
     def read(self, inputs: Array) -> list[Array]:
         """What the inputs ``[*batch, in_features]`` add to each part: ``[*batch, units]`` each."""
         return jnp.split(self.dense_i(inputs), self.parts, axis=-1)
 
-    def zeros(self, input_shape: tuple[int, ...]) -> Array:
-        """A state ``[*batch, units]`` for inputs ``[*batch, in_features]``."""
-        return jnp.zeros((*input_shape[:-1], self.hidden_features), self.param_dtype)
-
-    def weights(self, rows: int, rngs: nnx.Rngs) -> nnx.Param:
-        """``[rows, units]``: one weight of a unit for itself in each row, within +-1."""
-        shape = (rows, self.hidden_features)
-        values = jax.random.uniform(rngs.params(), shape, self.param_dtype, -1.0, 1.0)
-        return nnx.Param(values)
-
     def initialize_carry(
         self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Any = None
     ) -> Any:
         """Zeros; see `flax.nnx.RNNCellBase`."""
-        return self.zeros(input_shape)
+        zeros = jnp.zeros((*input_shape[:-1], self.hidden_features), self.param_dtype)
+        return zeros if self.states == 1 else (zeros,) * self.states
 
 
 class ParaGRU(Cell):
@@ -82,16 +86,7 @@ class ParaGRU(Cell):
         Language Models*, 2025, arXiv:2510.21450.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        *,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ) -> None:
-        super().__init__(in_features, hidden_features, 3, param_dtype, rngs)
-        self.recurrent = self.weights(3, rngs)
+    parts = weights = 3
 
     def __call__(self, carry: Array, inputs: Array) -> tuple[Array, Array]:
         """The next carry, which is also the output."""
@@ -138,22 +133,12 @@ class ParaLSTM(Cell):
         Language Models*, 2025, arXiv:2510.21450.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        *,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ) -> None:
-        super().__init__(in_features, hidden_features, 3, param_dtype, rngs)
-        self.recurrent, self.peephole = self.weights(3, rngs), self.weights(2, rngs)
+    parts = weights = 3
+    states = 2
 
-    def initialize_carry(
-        self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Any = None
-    ) -> tuple[Array, Array]:
-        """Zeros; see `flax.nnx.RNNCellBase`."""
-        return self.zeros(input_shape), self.zeros(input_shape)
+    def __init__(self, in_features: int, hidden_features: int, **options: Any) -> None:
+        super().__init__(in_features, hidden_features, **options)
+        self.peephole = self.uniform(2, options["rngs"])
 
     def __call__(
         self, carry: tuple[Array, Array], inputs: Array
@@ -196,15 +181,7 @@ class MinGRU(Cell):
         L. Feng et al., *Were RNNs All We Needed?*, 2024, arXiv:2410.01201, section 3.1.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        *,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ) -> None:
-        super().__init__(in_features, hidden_features, 2, param_dtype, rngs)
+    parts = 2
 
     def __call__(self, carry: Array, inputs: Array) -> tuple[Array, Array]:
         """The next carry, which is also the output."""
@@ -244,15 +221,7 @@ class MinLSTM(Cell):
         L. Feng et al., *Were RNNs All We Needed?*, 2024, arXiv:2410.01201, section 3.2.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        *,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ) -> None:
-        super().__init__(in_features, hidden_features, 3, param_dtype, rngs)
+    parts = 3
 
     def __call__(self, carry: Array, inputs: Array) -> tuple[Array, Array]:
         """The next carry, which is also the output."""

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from flax import linen
 
-from deeppcr.nn.over_time import Sequences, batch_axes, recur
+from deeppcr.nn.over_time import axes_of, batch_axes, options_of, recur
 
 
 class RNN(linen.RNN):
@@ -40,10 +40,7 @@ class RNN(linen.RNN):
         initial_carry: Any = None,
         init_key: Any = None,
         seq_lengths: Any = None,
-        return_carry: bool | None = None,
-        time_major: bool | None = None,
-        reverse: bool | None = None,
-        keep_order: bool | None = None,
+        **options: bool | None,
     ) -> Any:
         """Apply the cell to every entry of the sequences.
 
@@ -53,11 +50,8 @@ class RNN(linen.RNN):
             init_key: a random key for the initial carry of the cell; None for key 0.
             seq_lengths: integers ``[*batch]``, the number of valid entries of each sequence; as in
                 `deeppcr.nn.RNN`.
-            return_carry: overrides that of the layer, as do ``time_major``, ``reverse`` and
-                ``keep_order``.
-            time_major: see above.
-            reverse: see above.
-            keep_order: see above.
+            **options: ``return_carry``, ``time_major``, ``reverse`` and ``keep_order`` override
+                those of the layer.
 
         Returns:
             the outputs ``[*batch, time, ...]``, ``time`` first if ``time_major``; with
@@ -65,31 +59,18 @@ class RNN(linen.RNN):
 
         Raises:
             ValueError: ``inputs`` has too few axes, or ``seq_lengths`` is not ``[*batch]``.
+            TypeError: an option is unknown.
         """
+        return_carry, time_major, reverse, keep_order = options_of(self, options)
         if self.is_initializing() or self.variable_axes or self.variable_carry:
-            return super().__call__(
-                inputs,
-                initial_carry=initial_carry,
-                init_key=init_key,
-                seq_lengths=seq_lengths,
-                return_carry=return_carry,
-                time_major=time_major,
-                reverse=reverse,
-                keep_order=keep_order,
-            )
-        sequences = Sequences.of(
-            inputs,
-            self.cell.num_feature_axes,
-            seq_lengths,
-            self.time_major if time_major is None else time_major,
-            self.reverse if reverse is None else reverse,
-            self.keep_order if keep_order is None else keep_order,
-        )
-        return_carry = self.return_carry if return_carry is None else return_carry
+            given: dict[str, Any] = {"initial_carry": initial_carry, "init_key": init_key}
+            return super().__call__(inputs, seq_lengths=seq_lengths, **(given | options))
+        axis, batch = axes_of(inputs, self.cell.num_feature_axes, time_major)
         carry = initial_carry
         if carry is None:
             key = jax.random.key(0) if init_key is None else init_key
-            carry = self.cell.initialize_carry(key, sequences.shape_of_entry(inputs))
+            shape = inputs.shape[:axis] + inputs.shape[axis + 1 :]
+            carry = self.cell.initialize_carry(key, shape)
         cell, variables = self.cell.unbind()
         names = [name for name in self.split_rngs if isinstance(name, str) and self.has_rng(name)]
         streams = {name: self.make_rng(name) for name in names}
@@ -103,15 +84,11 @@ class RNN(linen.RNN):
             return (keys | {name: pair[0] for name, pair in pairs.items()}, carry), y
 
         _, last, outputs = recur(
-            step,
-            streams,
-            carry,
-            inputs,
-            sequences,
-            return_carry and seq_lengths is not None,
+            *(step, streams, carry, inputs, axis, batch, seq_lengths),
+            *(return_carry, reverse, keep_order),
             unroll=self.unroll,
             method=self.method,
             adjoint=self.adjoint,
-            batch_ndim=batch_axes(carry, sequences.batch),
+            batch_ndim=batch_axes(carry, batch),
         )
         return (last, outputs) if return_carry else outputs

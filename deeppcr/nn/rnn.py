@@ -10,7 +10,7 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.avals import of_step
 from deeppcr.choose import MethodOption, find_adjoint, find_method
 from deeppcr.linear import LinearSolver
-from deeppcr.nn.over_time import Sequences, batch_axes, recur
+from deeppcr.nn.over_time import axes_of, batch_axes, options_of, recur
 
 
 class RNN(nnx.RNN):
@@ -25,19 +25,11 @@ class RNN(nnx.RNN):
     Args:
         cell: a `flax.nnx.nn.recurrent.RNNCellBase`: `nnx.GRUCell`, `nnx.LSTMCell`, or your own
             ``cell(carry, x) -> (carry, y)``.
-        time_major: inputs are ``[time, *batch, *features]`` instead of ``[*batch, time,
-            *features]``.
-        return_carry: return the last carry, too.
-        reverse: read each sequence from its end.
-        keep_order: return the outputs of a reversed pass in the order of the inputs.
-        unroll: steps per trip of the loop, where the layer runs sequentially.
-        state_axes: as in `flax.nnx.RNN`, where None means that all variables of the cell are
-            carried along. Nothing else is supported.
-        broadcast_rngs: a filter for the random streams of the cell that are the same at all times,
-            as for dropout with one mask.
-        rngs: for the initial carry, as in `flax.nnx.RNN`.
         method: as in `deeppcr.scan`.
         adjoint: as in `deeppcr.scan`.
+        **options: of `flax.nnx.RNN`: ``time_major``, ``return_carry``, ``reverse``, ``keep_order``,
+            ``unroll`` (where the layer runs sequentially), ``broadcast_rngs``, ``rngs``. All
+            variables of the cell are carried along, as ``state_axes=None`` means there.
 
     Raises:
         TypeError: ``cell`` is one of `flax.linen`.
@@ -55,21 +47,14 @@ class RNN(nnx.RNN):
         self,
         cell: Any,
         *,
-        time_major: bool = False,
-        return_carry: bool = False,
-        reverse: bool = False,
-        keep_order: bool = False,
-        unroll: int = 1,
-        state_axes: Any = None,
-        broadcast_rngs: Any = None,
-        rngs: Any = True,
         method: str | MethodOption = "auto",
         adjoint: str | LinearSolver | Adjoint = "auto",
+        **options: Any,
     ) -> None:
-        if state_axes is not None:
+        if options.pop("state_axes", None) is not None:
             raise ValueError(
-                f"state_axes is {state_axes}, expected None: all variables of the cell are carried "
-                "along. Use flax.nnx.RNN for others."
+                "state_axes is given, expected None: all variables of the cell are carried along. "
+                "Use flax.nnx.RNN for others."
             )
         if isinstance(cell, linen.Module):
             raise TypeError(
@@ -78,16 +63,7 @@ class RNN(nnx.RNN):
             )
         find_method(method)  # check names before the first call
         find_adjoint(adjoint)
-        super().__init__(
-            cell,
-            time_major=time_major,
-            return_carry=return_carry,
-            reverse=reverse,
-            keep_order=keep_order,
-            unroll=unroll,
-            broadcast_rngs=broadcast_rngs,
-            rngs=rngs,
-        )
+        super().__init__(cell, **options)
         self.method, self.adjoint = method, adjoint
 
     def __call__(
@@ -96,11 +72,8 @@ class RNN(nnx.RNN):
         *,
         initial_carry: Any = None,
         seq_lengths: Any = None,
-        return_carry: bool | None = None,
-        time_major: bool | None = None,
-        reverse: bool | None = None,
-        keep_order: bool | None = None,
         rngs: Any = None,
+        **options: bool | None,
     ) -> Any:
         """Apply the cell to every entry of the sequences.
 
@@ -111,12 +84,9 @@ class RNN(nnx.RNN):
                 others are padding: a reversed pass leaves them at the end, and the last carry is
                 that of the last valid entry (the initial one, if there is none). Outputs of padding
                 mean nothing.
-            return_carry: overrides that of the layer, as do ``time_major``, ``reverse`` and
-                ``keep_order``.
-            time_major: see above.
-            reverse: see above.
-            keep_order: see above.
             rngs: `nnx.Rngs` or a stream, for the initial carry.
+            **options: ``return_carry``, ``time_major``, ``reverse`` and ``keep_order`` override
+                those of the layer.
 
         Returns:
             the outputs ``[*batch, time, ...]``, ``time`` first if ``time_major``; with
@@ -124,22 +94,16 @@ class RNN(nnx.RNN):
 
         Raises:
             ValueError: ``inputs`` has too few axes, or ``seq_lengths`` is not ``[*batch]``.
+            TypeError: an option is unknown.
         """
-        sequences = Sequences.of(
-            inputs,
-            self.cell.num_feature_axes,
-            seq_lengths,
-            self.time_major if time_major is None else time_major,
-            self.reverse if reverse is None else reverse,
-            self.keep_order if keep_order is None else keep_order,
-        )
-        return_carry = self.return_carry if return_carry is None else return_carry
+        return_carry, time_major, reverse, keep_order = options_of(self, options)
+        axis, batch = axes_of(inputs, self.cell.num_feature_axes, time_major)
         carry = initial_carry
         if carry is None:
             stream = self.rngs if rngs is None else rngs
             stream = stream.carry.fork() if isinstance(stream, nnx.Rngs) else stream
-            carry = self.cell.initialize_carry(sequences.shape_of_entry(inputs), stream)
-        all_carries = return_carry and seq_lengths is not None
+            shape = inputs.shape[:axis] + inputs.shape[axis + 1 :]
+            carry = self.cell.initialize_carry(shape, stream)
 
         @nnx.split_rngs(splits=1, only=self.broadcast_rngs, squeeze=True)
         def run(cell: Any) -> tuple[Any, Any]:
@@ -153,16 +117,12 @@ class RNN(nnx.RNN):
                 carry, y = cell(carry, x)
                 return (_split(cell, same)[2], carry), y
 
-            axes = batch_axes(carry, sequences.batch)
-            if axes and _moves(step, state, carry, sequences.by_time(inputs)):
+            axes = batch_axes(carry, batch)
+            if axes and _moves(step, state, carry, jnp.moveaxis(jnp.asarray(inputs), axis, 0)):
                 axes = 0
             after, last, outputs = recur(
-                step,
-                state,
-                carry,
-                inputs,
-                sequences,
-                all_carries,
+                *(step, state, carry, inputs, axis, batch, seq_lengths),
+                *(return_carry, reverse, keep_order),
                 unroll=self.unroll,
                 method=self.method,
                 adjoint=self.adjoint,

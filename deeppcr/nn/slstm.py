@@ -54,6 +54,8 @@ class SLSTM(Cell):
         appendix A.
     """
 
+    parts = states = 4
+
     def __init__(
         self,
         in_features: int,
@@ -67,18 +69,11 @@ class SLSTM(Cell):
             raise ValueError(
                 f"heads is {heads}, expected a divisor of hidden_features, {hidden_features}."
             )
-        super().__init__(in_features, hidden_features, 4, param_dtype, rngs)
+        super().__init__(in_features, hidden_features, param_dtype=param_dtype, rngs=rngs)
         self.heads, size = heads, hidden_features // heads
         shape = (4, heads, size, size)
         values = jax.random.normal(rngs.params(), shape, param_dtype) / size**0.5
         self.recurrent = nnx.Param(values)
-
-    def initialize_carry(
-        self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Any = None
-    ) -> State:
-        """Zeros; see `flax.nnx.RNNCellBase`."""
-        c, n, h, m = (self.zeros(input_shape) for _ in range(4))
-        return c, n, h, m
 
     def __call__(self, carry: State, inputs: Array) -> tuple[State, Array]:
         """The next carry and the output."""
