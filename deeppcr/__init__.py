@@ -4,8 +4,6 @@ from typing import Any
 
 from deeppcr import diffusion, layers, sharding
 from deeppcr._compiler import compiler_options
-from deeppcr._delay import delay
-from deeppcr._masking import masked, resetting
 from deeppcr._stack import Stack, stack, unstack
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
@@ -33,6 +31,7 @@ from deeppcr.newton.damping import TrustRegion
 from deeppcr.optim import Packed, Packing, pack
 from deeppcr.planning import Plan, Tuned, plan, tune
 from deeppcr.ran import Ran
+from deeppcr.recipes import delay, masked, resetting
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, Stats
 

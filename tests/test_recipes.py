@@ -1,0 +1,184 @@
+"""`delay` beside a loop over a list of states; `masked` and `resetting` beside loops with flags."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deeppcr
+from deeppcr import delay
+from tests.problems import assert_agree, normal
+
+STEPS, BATCH, WIDTH = 6, 2, 3
+XS = normal(0, STEPS, BATCH, WIDTH)
+P = normal(1, 3, WIDTH, WIDTH, scale=0.3)
+FLAGS = jnp.array([[1, 1, 1, 0, 0, 0], [1, 0, 1, 1, 0, 1]], bool).T
+INIT = {"h": jnp.ones((BATCH, WIDTH)), "count": jnp.zeros(BATCH, jnp.int32)}
+
+
+def linear(p):
+    """AR(3): a vector of series, with a matrix for each lag."""
+    return lambda states, x: sum(z @ matrix for z, matrix in zip(states, p, strict=True)) + x
+
+
+def nonlinear(p):
+    """Two steps back, and states that are pytrees."""
+
+    def f(states, x):
+        new, old = states
+        moved = jnp.tanh(new["z"] @ p[0] - 0.5 * old["z"] @ p[1] + x)
+        return {"z": moved, "energy": 0.5 * old["energy"] + jnp.sum(moved * new["z"])}
+
+    return f
+
+
+def one_state(p):
+    return lambda states, x: jnp.sin(states[0] @ p[0]) + x
+
+
+STATES = [jnp.full(WIDTH, 0.1 * (place + 1)) for place in range(3)]
+DELAYS = {
+    "linear": (linear, STATES, "sequential", "pcr"),
+    "nonlinear": (nonlinear, [{"z": z, "energy": z.sum()} for z in STATES[:2]], "newton", "pcr"),
+    "one state": (one_state, STATES[:1], "auto", "auto"),
+}
+
+
+def in_a_loop(f, states, xs):
+    states, found = list(states), []
+    for x in xs:
+        states = [f(tuple(states), x), *states[:-1]]
+        found.append(states[0])
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+
+
+@pytest.mark.parametrize("name", DELAYS)
+def test_delays_agree_with_a_loop(name):
+    make, states, method, adjoint = DELAYS[name]
+
+    def by_solve(p, states, xs):
+        step = delay(make(p), len(states))
+        chain, options = deeppcr.Chain(step, xs), {"method": method, "adjoint": adjoint}
+        return step.newest(deeppcr.solve(chain, step.window(states), **options).trajectory)
+
+    def by_scan(p, states, xs):
+        step = delay(make(p), len(states))
+        window, found = deeppcr.scan(step.emit, step.window(states), xs, method=method)
+        last = jax.tree.map(lambda z: z[-1], found)
+        assert jax.tree.structure(step.newest(window)) == jax.tree.structure(last)
+        return found
+
+    def graded(run, *args):
+        def loss(*args):
+            found = run(*args)
+            return sum(jnp.sum(jnp.cos(leaf)) for leaf in jax.tree.leaves(found)), found
+
+        return jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*args)
+
+    runs = by_solve, by_scan, lambda p, states, xs: in_a_loop(make(p), states, xs)
+    *found, expected = jax.jit(lambda *args: [graded(run, *args) for run in runs])(
+        P, states, XS[:, 0]
+    )
+    for each in found:
+        assert_agree(each, expected)
+
+
+def test_no_steps_return_no_states():
+    step = delay(lambda states, x: states[0] + x, 1)
+    assert deeppcr.scan(step.emit, step.window(STATES[:1]), XS[:0, 0])[1].shape == (0, WIDTH)
+
+
+def counting(carry, x):
+    h = jnp.tanh(1.5 * carry["h"] + x)
+    return {"h": h, "count": carry["count"] + 1}, h
+
+
+def where(flags, new, old):
+    return jax.tree.map(
+        lambda a, b: jnp.stack([(a if flag else b)[i] for i, flag in enumerate(flags)]), new, old
+    )
+
+
+def keep(carry, x, flags):
+    after, y = counting(carry, x)
+    return where(flags, after, carry), y
+
+
+FLAGGED = {
+    "masked": (deeppcr.masked(counting), keep),
+    "resetting": (
+        deeppcr.resetting(counting, {"h": jnp.ones(WIDTH), "count": 0}),
+        lambda carry, x, flags: counting(where(flags, INIT, carry), x),
+    ),
+}
+
+
+@pytest.mark.parametrize("method", ["sequential", "newton"])
+@pytest.mark.parametrize("kind", FLAGGED)
+def test_flags_agree_with_a_loop(kind, method):
+    f, by_hand = FLAGGED[kind]
+    carry, outputs = INIT, []
+    for x, flags in zip(XS, np.asarray(FLAGS), strict=True):
+        carry, y = by_hand(carry, x, flags)
+        outputs.append(y)
+    expected = carry, jnp.stack(outputs)
+    assert_agree(deeppcr.scan(f, INIT, (XS, FLAGS), method=method, batch_ndim=1), expected, 1e-11)
+    if method == "sequential":  # a step for jax's loop as well
+        assert_agree(jax.lax.scan(f, INIT, (XS, FLAGS)), expected, 1e-11)
+
+
+def test_newton_needs_no_more_iterations_than_on_a_segment():
+    def grows(z, x):
+        z = 1.6 * jnp.tanh(z) + x
+        return z, z
+
+    xs = normal(1, 512)
+
+    def iterations(every):
+        f, flags = deeppcr.resetting(grows, 0.0), jnp.arange(512) % every == 0
+        chain = deeppcr.Chain(lambda z, x: f(z, x)[0], (xs, flags))
+        return int(deeppcr.solve(chain, jnp.zeros(()), method="newton").stats.iterations)
+
+    assert iterations(4) <= 5 < iterations(512)
+
+
+three, short = delay(linear(P), 3), delay(lambda states, x: states[0].sum(), 2)
+masked, resetting = deeppcr.masked(counting), deeppcr.resetting
+BAD = [
+    (lambda: delay(linear, 0), ValueError, "k is 0, expected how many states f reads: an integer"),
+    (lambda: delay(linear, 1.5), TypeError, r"k is 1\.5, expected how many states f reads"),
+    (lambda: delay(3, 1), TypeError, "f is int, expected a function"),
+    (lambda: three.window(STATES[:2]), ValueError, "states has 2 entries, expected k = 3 states"),
+    (lambda: three.window(XS[0]), TypeError, "states is ArrayImpl, expected a tuple of k = 3"),
+    (
+        lambda: three.window([*STATES[:2], jnp.ones(1)]),
+        TypeError,
+        r"states\[2\] is float64\[1\], expected what states\[0\] is: float64\[3\]",
+    ),
+    (lambda: three.window([STATES[0], (STATES[1],), STATES[2]]), TypeError, r"states\[1\] is \("),
+    (
+        lambda: deeppcr.scan(three.emit, tuple(STATES[:2]), XS[:, 0]),
+        ValueError,
+        "the window has 2 entries, expected k = 3",
+    ),
+    (
+        lambda: deeppcr.scan(short.emit, short.window(STATES[:2]), XS[:, 0]),
+        TypeError,
+        r"what f returns is float64\[\], expected what the state that it reads is",
+    ),
+    (lambda: deeppcr.masked(3), TypeError, "step is 3, expected a function"),
+    (lambda: masked(INIT, XS[0]), TypeError, r"expected a pair: \(x, mask\)"),
+    (lambda: masked(INIT, (XS[0], 1)), TypeError, "mask has dtype int.*bool"),
+    (
+        lambda: resetting(counting, INIT)(INIT, (XS[0], FLAGS[:, 0])),
+        ValueError,
+        r"reset has shape \[6\] at each time.*\['count'\]",
+    ),
+    (lambda: resetting(counting, 0.0)(INIT, (XS[0], FLAGS[0])), ValueError, "initial is"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD, ids=range(len(BAD)))
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
