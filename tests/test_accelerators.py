@@ -10,10 +10,6 @@ from jax import lax
 
 import deeppcr
 from deeppcr import Adjoint, Chain, Newton, Result
-from deeppcr.linear import (
-    Diagonals,
-    Matrices,
-)
 from deeppcr.loops import FALLBACK, ahead, steps_from
 from deeppcr.platforms import compiled_for, platform, platforms
 from tests.problems import L, assert_agree, normal, rounding, trajectory
@@ -172,11 +168,3 @@ def test_a_solver_is_chosen_for_the_platform():
     assert (
         text["cpu"].count("scan[") == text["cuda"].count("scan[") == 1
     )  # the recurrence; the first iterations
-
-
-def test_products_that_are_not_differentiated_are_sums_over_columns():
-    y = normal(4, 64, WIDTH)
-    for blocks in (Matrices(normal(5, 64, WIDTH, WIDTH)), Diagonals(normal(5, 64, WIDTH))):
-        with compiled_for("cuda"):
-            assert "dot_general" not in str(jax.make_jaxpr(type(blocks).apply_only)(blocks, y))
-            assert_agree(blocks.apply_only(y), blocks.apply(y))

@@ -203,36 +203,6 @@ def test_a_rule_that_looks_at_zeros_sees_those_of_each_derivative(way):
         assert_agree(found, expected)
 
 
-def nested(depth, calls):
-    """A function whose rule calls one with a rule, and so on; ``calls`` has a call of each."""
-    if not depth:
-        return jnp.sin
-    below = nested(depth - 1, calls)
-    found = jax.custom_jvp(jnp.sin)
-
-    @found.defjvp
-    def _(primals, tangents):
-        calls.append(depth)
-        return found(*primals), below(primals[0]) * tangents[0]
-
-    return found
-
-
-@pytest.mark.parametrize("method", ["auto", "newton"])
-def test_no_rule_is_traced_more_often_because_it_is_nested(method):
-    def traced(depth):
-        calls = []
-        f = nested(depth, calls)
-
-        def loss(z):
-            return deeppcr.scan(lambda z, x: (f(z) + x, None), z, normal(1, 5, 3), method=method)[0]
-
-        jax.make_jaxpr(jax.grad(lambda z: loss(z).sum()))(jnp.ones(3))
-        return len(calls)
-
-    assert traced(6) <= 2 * traced(3)
-
-
 OF_JAX = {
     "relu": jax.nn.relu,
     "softplus": jax.nn.softplus,

@@ -134,18 +134,6 @@ def test_a_rule_made_anew_counts_as_another():
     assert "closes over values" in found[0][1]
 
 
-def test_a_tracer_is_the_same_as_itself():
-    seen = []
-
-    @jax.make_jaxpr
-    def f(x, y):
-        seen.append((signature(x) == signature(x), signature(x) == signature(y)))
-        return x
-
-    f(1.0, 1.0)
-    assert seen == [(True, False)]
-
-
 def test_what_cannot_be_compared_is_the_same_as_itself():
     class Unhashable:
         __hash__ = None

@@ -114,19 +114,6 @@ def test_one_example_that_is_nan_does_not_harm_the_others():
     assert_agree(actual, [wanted, wanted])
 
 
-def test_statistics_have_no_derivative():
-    chain = deeppcr.Chain(lambda z, x: jnp.sin(z + x), normal(0, L))
-
-    def value(z0):
-        solution = deeppcr.solve(chain, z0, method="newton")
-        return solution.value + solution.stats.residual
-
-    def states(z0):
-        return deeppcr.solve(chain, z0, adjoint="autodiff").value
-
-    assert_agree(*jax.jit(lambda z: (jax.grad(value)(z), jax.grad(states)(z)))(jnp.array(0.3)))
-
-
 @pytest.mark.usefixtures("_nothing_older")
 def test_no_tracer_leaks():
     with jax.checking_leaks():

@@ -138,19 +138,6 @@ def test_auto_takes_the_narrowest_form_that_is_exact(step, expected):
     )
 
 
-def test_what_is_exact():
-    def exact(step, linearize):
-        return choose(step, FIRST, normal(8, L, W), linearize).is_exact
-
-    assert all(exact(dense, x) for x in ("dense", BlockDiagonal(8)))
-    assert not any(
-        exact(dense, x) for x in ("diagonal", BlockDiagonal(7), "identity", "zero", Scalar(0.5))
-    )
-    assert all(exact(in_pairs, x) for x in ("dense", BlockDiagonal(2)))
-    assert not exact(in_pairs, "diagonal")
-    assert exact(elementwise, "diagonal")
-
-
 def test_memory_makes_windows_and_then_diagonals():
     xs = normal(8, 1000, W)
     one = 4 * 8 * (2 * W) ** 2  # bytes: four copies of a block of float64
@@ -223,23 +210,6 @@ def test_a_linearization_of_ones_own():
         return found
 
     assert_agree(*both(Z0))
-
-
-def test_the_rounding_of_long_sums_is_not_taken_for_updates():
-    """Updates of a state that sums many others never get below the rounding of that sum."""
-    weight = normal(0, 32, 32).astype(jnp.float32) / 32**0.5
-    xs = normal(1, 400, 32).astype(jnp.float32)
-    start = 3 * normal(2, 8, 32).astype(jnp.float32)
-    chain = Chain(lambda z, x: z + 0.05 * jnp.tanh((z + x[None]) @ weight), xs)
-    slow = Newton(linearize="identity", linear="pcr", record=True)
-    found = solve(chain, start, method=slow, batch_ndim=1)
-    assert found.result == Result.CONVERGED
-    residuals = np.asarray(found.stats.residuals)
-    rounding = int(
-        np.argmax(residuals < 2 * np.nanmin(residuals))
-    )  # the first that is rounding only
-    assert found.stats.iterations <= rounding + 8
-    assert_agree(found.trajectory, trajectory(chain, start), 1e-5)
 
 
 def test_dense_blocks_of_a_batch_that_was_not_declared():

@@ -170,11 +170,3 @@ def test_eager_calls_see_what_the_surrogate_closes_over(compiled):
     assert second > first + 5
     weight = WEIGHT
     assert iterations() == first
-
-
-def test_over_devices():
-    mesh = jax.make_mesh((4,), ("chain",), devices=jax.devices("cpu")[:4])
-    chain, z0 = Chain(rnn, XS[:-1]), Z0  # of a length that the devices do not divide
-    solution = iterate(deeppcr.sharding.shard(chain, mesh, "chain"), z0, Surrogate(near))
-    assert solution.result == deeppcr.Result.CONVERGED
-    assert_agree(solution.trajectory, trajectory(chain, z0))

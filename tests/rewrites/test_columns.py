@@ -22,22 +22,16 @@ PLAIN = {
     "scaled before": lambda v: (SCALE * v) @ M,
     "cut": lambda v: jnp.concatenate([v[:2] @ PART, v[1:3] @ PART, v[2:] @ PART]),
     "a row": lambda v: (v[None] @ M)[0],
-    "repeated": lambda v: jnp.broadcast_to(v, (OUT, WIDTH)) * N,
-    "repeated, then contracted": lambda v: jnp.einsum(
-        "ij,jk->ik", jnp.broadcast_to(v, (OUT, WIDTH)), SQUARE
-    ),
     "examples of weights": lambda v: jnp.einsum(
         "bi,bij->bj", jnp.broadcast_to(v, (BATCH, WIDTH)), normal(6, BATCH, WIDTH, OUT)
     ),
     "weights first": lambda v: jnp.einsum(
         "bij,bi->bj", normal(6, BATCH, WIDTH, OUT), jnp.broadcast_to(v, (BATCH, WIDTH))
     ),
-    "transposed": lambda v: jnp.outer(v, SCALE).T @ M,
     "in a function": lambda v: jax.jit(lambda v: v @ M)(v),
     "nothing": lambda v: jnp.zeros(OUT) + 0 * v[0],
     "constant zero": lambda v: jnp.zeros(OUT),
     "narrow": lambda v: (v.astype(np.float32) @ M.astype(np.float32)).astype(np.float64),
-    "convolved": lambda v: jnp.convolve(v, SCALE[:2]),
 }
 
 
@@ -45,7 +39,6 @@ EXAMPLES = {
     "right": lambda v: jnp.einsum("oi,bi->ob", N, v),
     "weights of each example": lambda v: jnp.einsum("bi,bij->bj", v, normal(6, BATCH, WIDTH, OUT)),
     "contracted over examples": lambda v: jnp.einsum("bi,bj->ij", v, normal(7, BATCH, OUT)),
-    "cut": lambda v: v[:1, 1:3] @ PART,
 }
 
 
@@ -82,20 +75,3 @@ def test_weights_that_are_not_finite_stay_in_their_entries():
     found = columns(lambda v: v @ SQUARE.at[1, 2].set(jnp.inf), jnp.zeros(WIDTH))
     assert np.isinf(found[1, 2])
     assert np.isfinite(found).sum() == WIDTH**2 - 1
-
-
-def test_inside_of_vmap_and_of_a_derivative():
-    weights = normal(8, 5, WIDTH, WIDTH)
-
-    def total(weights):
-        return jnp.square(
-            jax.vmap(lambda w: columns(lambda v: jnp.sin(w[0]) * (v @ w), w[0]))(weights)
-        ).sum()
-
-    def expected(weights):
-        return jnp.square(jnp.sin(weights[:, :1]) * weights).sum()
-
-    assert_agree(
-        *(jax.jit(jax.grad(f))(weights) for f in (total, expected)),
-        rounding(jnp.float64, 2 * WIDTH**2),
-    )

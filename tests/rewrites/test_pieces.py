@@ -49,15 +49,6 @@ def test_derivatives_are_those_of_numpy():
     assert_agree(by_rows(of_one(stack)), by_rows(jnp.stack))
 
 
-def test_gradients_of_some_pieces():
-    x = jnp.concatenate(ROWS)
-    grads = [
-        jax.jit(jax.grad(lambda x, f=f: jnp.sum(f(x)[2] ** 3)))(x)
-        for f in (lambda x: split([x], [SIZES])[0], lambda x: lax.split(x, SIZES))
-    ]
-    assert_agree(*grads)
-
-
 def test_columns_of_which_some_do_not_move():
     """Integers, arrays that are not differentiated, and results that nobody uses."""
     counts = [jnp.arange(2), jnp.arange(3)]
