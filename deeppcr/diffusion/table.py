@@ -19,6 +19,7 @@ Without a correction, ``x0`` is folded into the other terms in float64.
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -300,25 +301,18 @@ def coarse_guess(
     large step (Song et al., ICLR 2021, section 4.2).
     """
 
-    def chunk(state: Any, inputs: Any) -> tuple[Any, Any]:
-        """Several steps with one call of the model, at the first."""
-        output = table.evaluate(model, state, jax.tree.map(lambda x: x[0], inputs))
-
-        def step(state: Any, at: Any) -> tuple[Any, Any]:
-            state = table.advance(state, output, at)
-            return state, state
-
-        return lax.scan(step, state, inputs)
+    evaluate = partial(table.evaluate, model)
 
     def trajectory(state: Any, inputs: Any) -> Any:
-        count, rest = divmod(table.steps, every)
-        whole, parts = table.steps - rest, []
-        if count:
-            chunks = jax.tree.map(lambda x: x[:whole].reshape((count, every, *x.shape[1:])), inputs)
-            state, states = lax.scan(chunk, state, chunks)
-            parts.append(jax.tree.map(lambda x: x.reshape((whole, *x.shape[2:])), states))
-        if rest:
-            parts.append(chunk(state, jax.tree.map(lambda x: x[whole:], inputs))[1])
-        return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+        def step(carry: Any, xs: Any) -> tuple[Any, Any]:
+            (state, output), (is_called, at) = carry, xs
+            output = lax.cond(is_called, evaluate, lambda *_: output, state, at)
+            state = table.advance(state, output, at)
+            return (state, output), state
+
+        first = jax.tree.map(lambda x: x[0], inputs)
+        unused = jax.eval_shape(evaluate, state, first)
+        carry = state, jnp.zeros_like(unused)
+        return lax.scan(step, carry, (jnp.arange(table.steps) % every == 0, inputs))[1]
 
     return trajectory
