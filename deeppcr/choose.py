@@ -2,7 +2,7 @@
 
 - What cannot be solved in parallel is `jax.lax.scan`.
 - On a CPU: the loop, and backpropagation; of a step with wide products, jax's own derivative, which
-  does not evaluate them again. Nothing parallel has been faster there: on 120 chains of six kinds
+  does not evaluate them again, and of a few layers, because it compiles faster. Nothing parallel has been faster there: on 120 chains of six kinds
   this pair is within 6 % of the best candidate, in the mean (jax 0.10.2, 2 cores).
 - On an accelerator: the least of three times, in seconds. A loop launches some kernels in each
   step. One kernel runs all steps, and takes as long as its instructions. Newton's method takes some
@@ -32,11 +32,14 @@ from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential, fused_step
 from deeppcr.structure import find_structure
 from depth.counts import contracted, matrices
-from depth.jaxprs import equations
+from depth.jaxprs import equations, is_literal, moved_by
 
 # Operations of the products of a step, from which on a CPU leaves its derivative to jax: GRU, 64
 # units, a batch of 64: 3e6, 0.8 of the time; LSTM, 128 units: 0.3e6, 1.6 times (jax 0.10.2).
 WIDE = 5e5
+# Layers up to which a CPU leaves their derivative to jax: that takes half the time to compile, and
+# 1 to 1.2 times as long to run.
+FEW_LAYERS = 32
 
 # Measured on an H100 (jax 0.11.2), in seconds.
 CALL = 72e-6  # of x + 1
@@ -194,8 +197,11 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
         is_newton = step.forwards_only and isinstance(method, Newton)
         return Choice(Adjoint() if is_newton else Autodiff(), {}, reason)
     if platform == "cpu":
-        if products_of(chain) > WIDE and not isinstance(method, Newton):
-            return Choice(Autodiff(), {}, "on a CPU, for wide products")
+        if not isinstance(method, Newton):
+            if products_of(chain) > WIDE:
+                return Choice(Autodiff(), {}, "on a CPU, for wide products")
+            if chain.length <= FEW_LAYERS and has_layers(chain):
+                return Choice(Autodiff(), {}, "on a CPU, for few layers: it compiles faster")
         return Choice(Backpropagation(), {}, "on a CPU no parallel adjoint is faster")
     times = {"loop": BACKWARD * loop_seconds(chain), "blocks": solve_seconds(chain)}
     if times["blocks"] <= times["loop"]:
@@ -214,6 +220,15 @@ def products_of(chain: TracedChain) -> int:
     """The operations of the products of one step."""
     found = (each for each in equations(chain.step.jaxpr) if each.primitive.name == "dot_general")
     return sum(2 * math.prod(matrices(each)) * contracted(each) for each in found)
+
+
+def has_layers(chain: TracedChain) -> bool:
+    """Whether a step multiplies its state by weights of its own, as a layer does."""
+    program, states = chain.step.jaxpr, chain.step.states
+    own, moved = set(program.invars[states:]), moved_by(program, program.invars[:states])
+    products = (each.invars for each in program.eqns if each.primitive.name == "dot_general")
+    variables = ({atom for atom in each if not is_literal(atom)} for each in products)
+    return any(each & moved and each & own - moved for each in variables)
 
 
 def kernel_seconds(chain: TracedChain) -> float | None:
