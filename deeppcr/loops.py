@@ -123,28 +123,27 @@ def steps_from(
         place = length - 1 - index if backwards else index
         if size > 1:  # indices after the end are those of the last step
             last = [lax.dynamic_index_in_dim(rest, place, keepdims=False) for rest in states]
-            after, found = jax.tree.map(
-                partial(jnp.where, index < length), (after, found), (before, last)
-            )
+            is_step = index < length
+            after = jax.tree.map(partial(jnp.where, is_step), after, before)
+            found = [jnp.where(is_step, z, old) for z, old in zip(found, last, strict=True)]
         return after, [
             lax.dynamic_update_index_in_dim(rest, z, place, 0)
             for rest, z in zip(states, found, strict=True)
         ]
 
     def trip(now: tuple[Array, T, Leaves]) -> tuple[Array, T, Leaves]:
-        first, *state = now
-        start: tuple[T, Leaves] = state[0], state[1]
+        first, before, known = now
+        start = before, known
         if size == 1:
             return first + 1, *one(first, start)
-        after = lax.fori_loop(
+        after: Any = lax.fori_loop(
             np.int32(0), np.int32(size), lambda index, now: one(first + index, now), start
         )
         return first + size, *after
 
     start = begin, carry, states
-    _, *found = lax.while_loop(lambda now: now[0] < length, trip, start)
-    left: tuple[T, Leaves] = found[0], found[1]
-    return left
+    found: tuple[Array, T, Leaves] = lax.while_loop(lambda now: now[0] < length, trip, start)
+    return found[1:]
 
 
 def named(name: str, trips: int | None, before: int = 0) -> AbstractContextManager[None]:

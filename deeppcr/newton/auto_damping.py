@@ -7,12 +7,12 @@ step by step,
 
 with the size ``s`` of the states, and applies f twice to all states (Jacobi iterations), which maps
 them back to the range of the step. So a damped iteration is four trips of the loop: Newton's, one
-that moves to the clipped states, and two of Jacobi. All four linearise, solve and evaluate, because
-the body of the loop is the one of plain iterations, and data decide what a trip does: the last
-three discard the solution for ``value``, states that are known already. So a damped iteration takes
-as long as four plain ones, although it counts as one. In L + 1 trips, not iterations, every chain
-converges. What comes next is decided between trips, outside of the loop of plain iterations. In
-that loop the damping costs a comparison of numbers and selections by one of them.
+that moves to the clipped states, and two of Jacobi. The last three take ``value``, states that are
+known already. On a CPU they do not linearise and solve; elsewhere, where a branch costs a wait of
+the host, they discard the solution. So a damped iteration takes up to as long as four plain ones,
+although it counts as one. In L + 1 trips, not iterations, every chain converges. What comes next is
+decided between trips, outside of the loop of plain iterations. In that loop the damping costs a
+comparison of numbers and selections by one of them.
 
 The trial of the trust region ends where it promises nothing: if few states have converged from the
 start, and few residuals are small anywhere. A chain that forgets its past converges in many places

@@ -171,18 +171,12 @@ def _checked(what: str, found: Any, tree: Any, expected: list[Any], where: str =
     return leaves
 
 
-def first_trajectory(
-    guess: Guess, given: Leaves | None, chain: TracedChain, start: Array, window: int
-) -> Array:
-    """The initial states: ``[L, *batch, w]`` if they are given, else the first ``window``.
+def first_trajectory(given: Leaves | None, chain: TracedChain, start: Array, window: int) -> Array:
+    """The states to begin with: ``[L, *batch, w]`` if they are given, else the first ``window``.
 
     The initial state replaces entries that are not finite, which would spread to all later states.
     """
-    if given is not None:
-        states = chain.layout.flatten(cast(given, chain.layout.dtypes))
-    else:
-        states = jnp.broadcast_to(start, (window, *start.shape))
-        if guess == "constant":
-            return states
-        states = chain.window(0, window).evaluate(states)
+    if given is None:
+        return jnp.broadcast_to(start, (window, *start.shape))
+    states = chain.layout.flatten(cast(given, chain.layout.dtypes))
     return jnp.where(jnp.isfinite(states), states, start)

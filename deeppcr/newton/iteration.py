@@ -1,8 +1,11 @@
 """Linearise, solve, check, repeat: the loop of every Newton-like method.
 
+    while the states have not converged:             `_goes_on`
+        states = transforms(states)                  `_newton`: linearise, solve, transforms
+        value, convergence = test(step(states))      `_checked`
+
 The loop works on the whole chain, or on a window that slides along it: the next W states that have
-not converged. After each iteration the window moves past those that have. So the solve holds W
-blocks, and the trajectory is its only array of L steps. A window of L steps never moves.
+not converged.
 """
 
 import dataclasses
@@ -147,7 +150,7 @@ class NewtonSolver:
     def _begin(self, chain: TracedChain) -> Iterate:
         """Before the first trip."""
         entry, applies = chain.layout.flatten(chain.initial), self.options.initial_guess == "apply"
-        first = first_trajectory("constant", self.guess, chain, entry, self.window)
+        first = first_trajectory(self.guess, chain, entry, self.window)
         # The first trips apply the step to the guess, and test the result, so that the loop alone
         # has a copy of both. Where a branch costs time they are in front of it.
         early = 1 + (applies and self.guess is None)
@@ -256,7 +259,7 @@ class NewtonSolver:
         """The iterate with what the damping decides for the next trip."""
         reached, window = self._progress(chain, now), now.window
         # A Jacobi iteration follows, which makes it the default, "apply".
-        guess = first_trajectory("constant", self.guess, chain, window.entry, self.window)
+        guess = first_trajectory(self.guess, chain, window.entry, self.window)
         value, trial = now.damping.decide(
             now.states,
             now.value,

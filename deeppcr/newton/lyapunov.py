@@ -11,7 +11,7 @@ If the rate is positive, differences grow, and each iteration of Newton's method
 more of the first states exact. If it is negative, all states of a smooth chain converge together,
 quadratically, once the iterates are near (Gonzalez et al., *Predictability enables parallelization
 of nonlinear state space models*, 2025). A step that jumps, or that has several attractors, may take
-hundreds of iterations at a negative rate: `deeppcr.newton.sample` tries it.
+hundreds of iterations at a negative rate.
 """
 
 import math
@@ -72,15 +72,3 @@ def growth_rate(chain: TracedChain, states: Array) -> Array:
     )
     _, logs = lax.scan(body, begin, parts, reverse=backwards)
     return chain.axis.mean(logs.mean((0, 1))).max()
-
-
-def forecast_iterations(rate: float, length: int) -> int:
-    """A rule of thumb for the number of Newton iterations with exact Jacobians.
-
-    If differences decay, errors are squared along the whole chain, and long chains take some more
-    iterations from a poor initial guess. If they grow, each iteration makes as many more states
-    exact as it takes differences to grow by about sqrt(e). For tanh and gated recurrent networks,
-    pendulums and the logistic map of 200 to 1000 steps the rule is right within a factor of 2 to 3,
-    unless iterates leave the region of the trajectory, where the rate may differ.
-    """
-    return min(length + 1, round(4 + math.log2(max(length, 1)) / 2 + 2 * max(rate, 0.0) * length))

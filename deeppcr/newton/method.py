@@ -88,7 +88,7 @@ class Newton:
             ``(initial state, inputs) -> trajectory``. No derivatives pass through it.
         damping: "auto", `TrustRegion` or None. "auto": plain iterations; if the residual has not
             fallen for 6 of them, and states converge too slowly, a trust region is tried, from the
-            initial trajectory. Each of its iterations counts as one and takes as long as four
+            initial trajectory. Each of its iterations counts as one and takes up to as long as four
             plain ones. If converged states do not advance fast enough, the iteration goes back to
             where it was and stays plain, and iterations in vain are not counted: up to twice as
             many as ``max_iterations`` may run, which take up to four times as long.

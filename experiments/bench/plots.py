@@ -389,7 +389,9 @@ def number(value: float) -> str:
 
 def short(value: float) -> str:
     """As on an axis: 0.1, 1,000, 10 M."""
-    return f"{value:g}" if value < 1 else f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.0f} M"
+    return (
+        f"{value:g}" if value < 1 else f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.0f} M"
+    )
 
 
 def level(axes: Any, text: str, at: float = 1.0, side: str = "left") -> None:

@@ -186,7 +186,11 @@ def pictures(rows: Sequence[Row]) -> Figures:
         each = list(best([row for row in mine if row["direction"] == direction]))
         named = [row | {"net": f"{row['kind'].upper()}, {row['w']} units"} for row in each]
         if named:
-            panels[direction] = (named, "speedup", f"speedup over the fastest of\n{loops(mine)} [times]")
+            panels[direction] = (
+                named,
+                "speedup",
+                f"speedup over the fastest of\n{loops(mine)} [times]",
+            )
     if panels:
         title, dashed = "GRU and LSTM, batch 1: the best parallel program", "predicted speedup"
         found["length"] = lines(
