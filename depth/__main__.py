@@ -20,20 +20,10 @@ from depth.cost import predict
 from depth.models import at_hand, devices
 from depth.report import seconds, table
 
-DTYPES = {
-    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    **{
-        f"{short}{bits}": f"{long}{bits}"
-        for short, long in (("i", "int"), ("u", "uint"))
-        for bits in (8, 16, 32, 64)
-    },
-    "bf16": "bfloat16",
-    "c64": "complex64",
-    "c128": "complex128",
-    "bool": "bool",
-    "pred": "bool",
-}
-
+DTYPES = {"bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
+DTYPES |= {"bool": "bool", "pred": "bool"} | {f"f{bits}": f"float{bits}" for bits in (16, 32, 64)}
+for _kind in ("int", "uint"):
+    DTYPES |= {f"{_kind[0]}{bits}": f"{_kind}{bits}" for bits in (8, 16, 32, 64)}
 WIDE = ("float64", "int64", "uint64", "complex128")
 
 
@@ -44,9 +34,8 @@ def argument(text: str) -> jax.ShapeDtypeStruct:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no type such as f32[8,16]; dtypes: {', '.join(DTYPES)}"
         )
-    return jax.ShapeDtypeStruct(
-        tuple(int(size) for size in found[2].split(",") if size.strip()), DTYPES[found[1]]
-    )
+    sizes = tuple(int(size) for size in found[2].split(",") if size.strip())
+    return jax.ShapeDtypeStruct(sizes, DTYPES[found[1]])
 
 
 def trips(text: str) -> int:

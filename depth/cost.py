@@ -188,16 +188,6 @@ class Cost:
         return not (self.unknown or self.expected)
 
     @property
-    def critical_work(self) -> int:
-        """Arithmetic operations of the equations on the critical path."""
-        return sum(operations.work for operations in self.critical_path)
-
-    @property
-    def critical_bytes(self) -> int:
-        """The bytes that the equations on the critical path read and write."""
-        return sum(operations.bytes for operations in self.critical_path)
-
-    @property
     def parallelism(self) -> float:
         """Work over depth: the number of processors that the program could keep busy."""
         return self.work / max(self.depth, 1)

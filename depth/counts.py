@@ -48,11 +48,6 @@ def elements(equation: Any) -> int:
     return max(map(size, (*equation.invars, *equation.outvars)), default=0)
 
 
-def constant(value: int) -> Count:
-    """The same for every equation."""
-    return lambda equation: value
-
-
 # -- reductions ------------------------------------------------------------------------------------
 
 
@@ -131,11 +126,6 @@ def convolved(equation: Any) -> int:
     return prod(kernel[axis] for axis in equation.params["dimension_numbers"].rhs_spec[1:])
 
 
-def transformed(equation: Any) -> int:
-    """The elements that are transformed together."""
-    return prod(equation.params["fft_lengths"])
-
-
 def order(equation: Any) -> int:
     """The order n of the last matrix axis of the first operand."""
     return shape(equation.invars[0])[-1]
@@ -180,21 +170,15 @@ def named_axes(equation: Any) -> frozenset[Any]:
     return frozenset(axis for axis in _axes(equation) if not isinstance(axis, int | np.integer))
 
 
-class Unbound(Exception):
-    """A collective over an axis whose size is not known."""
-
-
 def devices(equation: Any, axis_sizes: dict[str, int]) -> int:
-    """The number of devices, and of elements of each, that a collective reduces over."""
+    """The number of devices, and of elements of each, that a collective reduces over.
+
+    Raises:
+        KeyError: the size of an axis is not known.
+    """
     if groups := equation.params.get("axis_index_groups"):
         return len(groups[0])
     if isinstance(equation.params.get("axis_size"), int):
         return equation.params["axis_size"]
-    if unbound := [
-        axis for axis in _axes(equation) if not isinstance(axis, int) and axis not in axis_sizes
-    ]:
-        raise Unbound(f"the size of axis {unbound[0]!r} is not known here")
-    extent = shape(equation.invars[0])
-    return prod(
-        extent[axis] if isinstance(axis, int) else axis_sizes[axis] for axis in _axes(equation)
-    )
+    extent, axes = shape(equation.invars[0]), _axes(equation)
+    return prod(extent[axis] if isinstance(axis, int) else axis_sizes[axis] for axis in axes)

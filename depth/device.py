@@ -11,7 +11,7 @@ from typing import Any
 
 # Kinds of kernels that are not fused with the operations around them.
 CALLED = ("product", "transposed product", "convolution")
-OPTIONAL = ("cache_bandwidth", "node_latency", "condition_latency", "operation_latency")
+OPTIONAL = ("cache_bandwidth", "node_latency", "operation_latency")
 TABLES = ("rates", "vector_rates", "step_latencies")
 
 
@@ -52,8 +52,6 @@ class Device:
         node_latency: Seconds of a small kernel in a CUDA graph that depends on the one before it.
             XLA makes a graph of 5 kernels or more in a row, also in a trip of a loop, and launches
             it in ``kernel_latency``. None: no graphs.
-        condition_latency: Seconds per trip of a loop in a CUDA graph, without its kernels; see
-            `captured`. None: no such loops.
         operation_latency: Seconds of an arithmetic operation in a thread that waits for the one
             before it, for recurrences that are one kernel (``deeppcr.Sequential(fused=True)``).
             None: no such kernels.
@@ -89,7 +87,6 @@ class Device:
     small_loop: float = 0.0
     platform: str | None = None
     node_latency: float | None = None
-    condition_latency: float | None = None
     operation_latency: float | None = None
 
     def __post_init__(self) -> None:
@@ -157,33 +154,6 @@ class Device:
         """Bytes per second for a kernel that moves ``amount`` bytes."""
         cached = self.cache_bandwidth if amount <= self.cache else None
         return cached or self.bandwidth
-
-    def captured(self) -> "Device":
-        """The device for programs that XLA compiles with loops and branches in CUDA graphs.
-
-        Then the host launches a whole program as one graph, and waits for no condition: every
-        kernel is a node of the graph, and the device evaluates the condition of each trip.
-
-        Raises:
-            ValueError: If the device has no such graphs.
-
-        Example:
-            >>> gpu = depth.devices["H200"]
-            >>> gpu.captured().kernel_latency < gpu.kernel_latency
-            True
-        """
-        if self.node_latency is None or self.condition_latency is None:
-            raise ValueError(
-                f"{self.name} captures no loops: its node_latency is {self.node_latency!r} and its "
-                f"condition_latency {self.condition_latency!r}, expected seconds for both"
-            )
-        return self.replace(
-            kernel_latency=self.node_latency,
-            loop_latency=self.condition_latency,
-            trip_latency=self.condition_latency,
-            node_latency=None,
-            condition_latency=None,
-        )
 
     def replace(self, **changes: Any) -> "Device":
         """A copy with some attributes replaced.

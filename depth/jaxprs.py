@@ -111,14 +111,11 @@ def called(equation: Any) -> Any | None:
         return None
     for program in (equation.params[name] for name in _CALLED if name in equation.params):
         jaxpr = without_constants(program)
-        if hasattr(jaxpr, "eqns") and fits(equation, jaxpr):
-            return program
+        if hasattr(jaxpr, "eqns"):
+            sizes = len(jaxpr.invars), len(jaxpr.outvars)
+            if sizes == (len(equation.invars), len(equation.outvars)):
+                return program
     return None
-
-
-def fits(equation: Any, jaxpr: Any) -> bool:
-    """Whether a program has the operands and results of the equation."""
-    return len(jaxpr.invars) == len(equation.invars) and len(jaxpr.outvars) == len(equation.outvars)
 
 
 # -- walking --------------------------------------------------------------------------------------
@@ -299,8 +296,7 @@ def _calls_for(equation: Any, wanted: Callable[[Any], bool]) -> bool:
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _OURS = tuple(
-    os.path.join(os.path.dirname(__file__), name)
-    for name in ("analysis.py", "structures.py", "__main__.py")
+    os.path.join(os.path.dirname(__file__), name) for name in ("analysis.py", "__main__.py")
 )
 
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from depth.control import Branches, Call, Scan, While
 from depth.counts import contracted, matrices, nbytes, shape, size
-from depth.graph import START, Block, Node
+from depth.graph import START, Block, Branches, Call, Node, Scan, While
 from depth.primitives import primitive
 
 HOLDERS = frozenset(

@@ -57,11 +57,10 @@ class Known:
         equation = self._made_by.get(atom)
         if equation is None or (function := primitive(equation).numpy) is None:
             return None
-        operands = []
-        for operand in equation.invars:
-            if (value := self.value(operand, depth + 1)) is None:
-                return None
-            operands.append(value)
+        values = [self.value(operand, depth + 1) for operand in equation.invars]
+        operands = [value for value in values if value is not None]
+        if len(operands) < len(values):
+            return None
         with np.errstate(all="ignore"):  # integers wrap around, as they do on the device
             results = function(equation, operands)
         result = np.asarray(results[equation.outvars.index(atom)])

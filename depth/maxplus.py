@@ -26,7 +26,11 @@ class Algebra:
         dtype: of arrays.
         never: minus infinity: no path.
         threshold: lower values are minus infinity plus a finite number.
+        all_trips: whether a loop of unknown length may make any number of trips; else it makes the
+            number that is best for each path.
     """
+
+    all_trips = False
 
     def __init__(self, longest: int):
         fits = longest < 1 << 60

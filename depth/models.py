@@ -24,9 +24,8 @@ from depth.platforms import chosen_device, compiled_for, cores, first_device
 _T, _G, _US = 1e12, 2**30, 1e-6
 _GPU = (
     "latencies: kernels in a CUDA stream take 3 to 5 us, a lax.scan of a scalar 8 us a step "
-    "(QuantEcon, JAX 0.8.1); a wait of the host 15 us, a node of a CUDA graph 0.4 of a launch, a "
-    "trip of a loop in a graph three nodes (its condition, the kernel that sets what follows, the "
-    "start of its body): models; see module"
+    "(QuantEcon, JAX 0.8.1); a wait of the host 15 us, a node of a CUDA graph 0.4 of a launch: "
+    "models; see module"
 )
 _HOPPER = (
     "measured on an H100 with jax 0.11.2: a call, a node of a CUDA graph, waits of the host of 9 "
@@ -88,7 +87,6 @@ def _gpu(name: str) -> Device:
         call_latency=call * _US,
         vector_rates={"arithmetic": single * _T},
         node_latency=node * _US,
-        condition_latency=3 * node * _US,
         operation_latency=cycles / (ghz * 1e9),
     )
 
@@ -121,14 +119,13 @@ class Devices(Mapping[str, Device]):
     """
 
     def __init__(self, *models: Device):
-        self._models = {model.name: model for model in models}
-        self._names = {name.lower(): name for name in self._models}
+        self._models = {model.name.lower(): model for model in models}
 
     def __getitem__(self, name: str) -> Device:
-        return self._models[self._names[name.lower()]]
+        return self._models[name.lower()]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._models)
+        return (model.name for model in self._models.values())
 
     def __len__(self) -> int:
         return len(self._models)
@@ -210,22 +207,6 @@ def generic_cpu(cores: int) -> Device:
     )
 
 
-def generic_accelerator(platform: str) -> Device:
-    """An accelerator of which only the platform is known.
-
-    "tpu" has the figures of TPU v5e, every other platform those of A100.
-    """
-    name, like = (
-        ("generic TPU", devices["TPU v5e"])
-        if platform == "tpu"
-        else ("generic GPU", devices["A100"])
-    )
-    return like.replace(
-        name=name,
-        source=f"the figures of {like.name}, since this device has none; {like.source}",
-    )
-
-
 def find_device(device: "Device | str") -> Device:
     """The `Device` itself, or the one in `devices` of that name."""
     if isinstance(device, Device):
@@ -300,11 +281,13 @@ def model_of(device: jax.Device) -> Device:
 @lru_cache(maxsize=16)
 def _generic(platform: str, cores: int, flags: str) -> Device:
     """The same object each time, so that choices for it can be cached by identity."""
-    if platform != "cpu":
-        return generic_accelerator(platform)
-    limits = [float(limit) for limit in _SMALL_LOOP.findall(flags)]
-    device = generic_cpu(cores)
-    return device.replace(small_loop=limits[-1]) if limits else device
+    if platform == "cpu":
+        limits = [float(limit) for limit in _SMALL_LOOP.findall(flags)]
+        device = generic_cpu(cores)
+        return device.replace(small_loop=limits[-1]) if limits else device
+    name, like = ("TPU", "TPU v5e") if platform == "tpu" else ("GPU", "A100")
+    source = f"the figures of {like}, since this device has none; {devices[like].source}"
+    return devices[like].replace(name=f"generic {name}", source=source)
 
 
 @contextmanager

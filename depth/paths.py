@@ -70,7 +70,9 @@ class Itemised(Algebra):
         for block in top.programs():
             for node in block.nodes:
                 if node.depth:
-                    row = _row(node, block)
+                    equation, where = node.equation, location(node.equation, block.caller)
+                    amounts = node.depth, primitive(equation).work(equation), traffic(equation)
+                    row = Operations(equation.primitive.name, where, 1, *amounts)
                     self._digit[id(node)] = self._items.setdefault(row, len(self._items))
         self._bits = top.longest.bit_length() + 1
         super().__init__((top.longest + 1) << self._bits * len(self._items))
@@ -85,13 +87,6 @@ class Itemised(Algebra):
         mask = (1 << self._bits) - 1
         counts = {row: number >> self._bits * k & mask for row, k in self._items.items()}
         return Counter({row: count for row, count in counts.items() if count})
-
-
-def _row(node: Node, block: Block) -> Operations:
-    equation = node.equation
-    work = primitive(equation).work(equation)
-    where = location(equation, block.caller)
-    return Operations(equation.primitive.name, where, 1, node.depth, work, traffic(equation))
 
 
 class Paths:

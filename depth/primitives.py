@@ -13,18 +13,20 @@ elementwise operation counts 1 whatever its size.
 
 Work is the number of arithmetic operations: one for each element of an elementwise result, two for
 each product and addition of a contraction, one for each combination of a reduction.  A primitive
-that contains programs counts as these do: `depth.structures`.
+that contains programs counts as these do: `depth.reader`.
 """
 
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from depth import counts
-from depth.counts import Count, ceil_log2, constant, elements, results, size
+from depth.counts import Count, ceil_log2, elements, results, size
 from depth.moves import MOVES, Array, Move
 
-NONE, ONE = constant(0), constant(1)
+NONE: Count = lambda equation: 0  # noqa: E731
+ONE: Count = lambda equation: 1  # noqa: E731
 
 
 class Primitive(NamedTuple):
@@ -89,13 +91,6 @@ def enter(names: str, kind: str, depth: Count = NONE, work: Count = NONE, **know
         PRIMITIVES[name] = Primitive(kind, depth, work, **known)
 
 
-def linear(**ways: str) -> None:
-    """Set the operands in which primitives of the table are linear."""
-    for way, names in ways.items():
-        for name in names.split():
-            PRIMITIVES[name] = PRIMITIVES[name]._replace(linear=way)
-
-
 def elementwise(names: str, depth: Count = ONE, **known: Any) -> None:
     """Enter elementwise primitives."""
     enter(names, "elementwise", depth, results, in_place=True, **known)
@@ -107,14 +102,10 @@ def move(names: str, **known: Any) -> None:
         enter(name, "move", numpy=MOVES.get(name), **known)
 
 
-def product(name: str, contracted: Count) -> None:
+def product(name: str, terms: Count) -> None:
     """Enter a product, by the number of terms of each element of its result."""
-    enter(
-        name,
-        "product",
-        lambda equation: 1 + ceil_log2(contracted(equation)),
-        lambda equation: 2 * results(equation) * contracted(equation),
-    )
+    work: Count = lambda equation: 2 * results(equation) * terms(equation)  # noqa: E731
+    enter(name, "product", lambda equation: 1 + ceil_log2(terms(equation)), work)
 
 
 def opaque(names: str, bound: str, depth: Count = ONE, work: Count = results) -> None:
@@ -275,8 +266,8 @@ product("conv_general_dilated", counts.convolved)
 enter(
     "fft",
     "product",
-    lambda equation: 1 + ceil_log2(counts.transformed(equation)),
-    lambda equation: 5 * elements(equation) * ceil_log2(counts.transformed(equation)),
+    lambda equation: 1 + ceil_log2(prod(equation.params["fft_lengths"])),
+    lambda equation: 5 * elements(equation) * ceil_log2(prod(equation.params["fft_lengths"])),
 )
 # Textbook elimination, one column after another.  Cholesky: root, division, product and subtraction
 # for each column, of which the last needs the root only.  LU: the pivot's search, division, product
@@ -316,6 +307,11 @@ opaque(
     lambda equation: ceil_log2(counts.matrix(equation)),
     counts.matrix_work(9),
 )
+opaque(
+    "call_hi_primitive call_hi_primitive_linearized",
+    "a primitive of hijax, whose program is not visible; counted as one operation",
+)
+opaque("select_and_scatter", "a reduction over windows by programs; counted as one operation")
 opaque("random_gamma", "rejection sampling: draws as often as it must; counted once")
 opaque(
     """
@@ -349,7 +345,7 @@ enter(
     "effect",
 )
 
-# -- programs inside, and references: `depth.structures` ------------------------------------------
+# -- programs inside, and references: `depth.reader` ------------------------------------------
 
 holder("jit pjit closed_call core_call checkpoint remat remat2", "call", inlines=True)
 holder(
@@ -365,31 +361,28 @@ holder(
 )
 holder("scan while", "loop")
 holder("cond", "branch")
-holder(
-    """
-    call_hi_primitive call_hi_primitive_linearized custom_linear_solve pallas_call reduce
-    reduce_window run_state select_and_scatter shard_map
-    """,
-    "program",
-)
+holder("custom_linear_solve pallas_call reduce reduce_window shard_map", "program")
 holder(
     """
     accum_grad_in_ref addupdate box_get box_set core_map empty_ref freeze get get_mutable
-    masked_swap new_box new_log new_ref run_scoped swap
+    masked_swap new_box new_log new_ref run_scoped run_state swap
     """,
     "reference",
 )
 
 # -- linearity -------------------------------------------------------------------------------------
 
-linear(
-    jointly="""
+LINEAR = {
+    "jointly": """
     add add_any broadcast_in_dim complex concatenate conj convert_element_type copy cumsum
     dynamic_slice dynamic_update_slice fft gather imag name neg pad pvary real reduce_precision
     reduce_sum reduce_window_sum reshape rev scatter scatter-add scatter-sub select_n slice split
     squeeze stack sub tile transpose unstack
     """,
-    each="conv_general_dilated dot_general mul ragged_dot_general",
-    first="div",
-    last="triangular_solve tridiagonal_solve",
-)
+    "each": "conv_general_dilated dot_general mul ragged_dot_general",
+    "first": "div",
+    "last": "triangular_solve tridiagonal_solve",
+}
+for _way, _names in LINEAR.items():
+    for _name in _names.split():
+        PRIMITIVES[_name] = PRIMITIVES[_name]._replace(linear=_way)

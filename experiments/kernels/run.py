@@ -115,7 +115,7 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
             row |= target.count(lowered, options, partial(_trips, iterations))
             first = first or row
             row |= {f"fewer {key}": first[key] / row[key] for key in target.ratios}
-            predicted = 1e3 * depth.predict(cost, device.captured() if options else device)
+            predicted = 1e3 * depth.predict(cost, device)
             row |= {"depth": cost.depth, "predicted ms": predicted}
             yield row
 

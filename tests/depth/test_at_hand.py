@@ -5,10 +5,15 @@ import jax.numpy as jnp
 import pytest
 
 import depth
-from depth.models import generic_accelerator, generic_cpu, model_of
+from depth.models import generic_cpu, model_of
 from depth.platforms import cores
 
 HERE = generic_cpu(cores())
+
+
+def generic_accelerator(platform):
+    name, like = ("TPU", "TPU v5e") if platform == "tpu" else ("GPU", "A100")
+    return depth.devices[like].replace(name=f"generic {name}")
 
 
 class Other:

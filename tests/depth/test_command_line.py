@@ -13,7 +13,7 @@ import jax
 import pytest
 
 import depth
-from depth.__main__ import DTYPES, argument, main
+from depth.__main__ import argument, main
 
 ROOT = Path(__file__).parents[2]
 MODEL = '''
@@ -204,11 +204,6 @@ def test_types(text, shape, dtype):
     assert (got.shape, got.dtype) == (shape, dtype)
 
 
-@pytest.mark.parametrize("short", DTYPES)
-def test_every_dtype_is_one(short):
-    assert argument(f"{short}[2]").dtype == DTYPES[short]
-
-
 def test_wide_types_are_wide_without_x64(run):
     jax.config.update("jax_enable_x64", False)
     assert "bytes    392, " in run(
@@ -262,16 +257,3 @@ BAD = {
 @pytest.mark.parametrize(("argv", "named"), BAD.values(), ids=BAD)
 def test_bad_input_is_named(fails, argv, named):
     assert named in fails(*argv)
-
-
-def test_a_module_that_lacks_another_names_that(fails, place):
-    Path(place, "model_lacking.py").write_text("import lost_somewhere\n")
-    assert "lost_somewhere" in fails("model_lacking:step")
-
-
-def test_help_lists_what_there_is(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
-    assert stopped.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert all(name in text for name in ("H100", "--trip-counts", "file.py:function"))

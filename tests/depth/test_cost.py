@@ -50,19 +50,8 @@ def test_one_after_the_other(first, second):
     assert both.traffic == a.traffic + b.traffic
     assert both.by_output == a.depth + b.by_output
     assert sum(row.depth for row in both.critical_path) == both.depth
-    assert both.critical_work == a.critical_work + b.critical_work
     for device in DEVICES:
         assert both.seconds(device) == pytest.approx(a.seconds(device) + b.seconds(device))
-
-
-def test_a_sum_is_the_whole_program():
-    """Where nothing could be fused across the seam: a sort is a kernel of its own."""
-    whole = depth.analyze(lambda x: jnp.sin(lax.sort(x)), X)
-    parts = depth.analyze(lax.sort, X) + depth.analyze(jnp.sin, X)
-    assert (whole.depth, whole.work, whole.bytes) == (parts.depth, parts.work, parts.bytes)
-    assert whole.traffic == parts.traffic
-    for device in DEVICES:
-        assert depth.predict(whole, device) == pytest.approx(depth.predict(parts, device))
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -99,29 +88,6 @@ def test_a_loop_that_depends_on_data_waits_in_every_iteration():
     assert asked - counted == pytest.approx(5 * (3.0 - 1.0))
 
 
-def test_loops_of_sums():
-    a, b = depth.analyze(jnp.sin, X), depth.analyze(product, X)
-    nested = (a + b.repeat(3)).repeat(2) + a
-    assert nested.depth == 2 * (a.depth + 3 * b.depth) + a.depth
-    assert nested.work == 2 * (a.work + 3 * b.work) + a.work
-    assert nested.by_output == nested.depth
-    rows = [(row.primitive, row.count) for row in nested.critical_path]
-    assert rows == [("dot_general", 6), ("sin", 6), ("sin", 2 + 1)]  # sines of two lines
-    assert nested == (a + b.repeat(3)).repeat(2) + a
-    assert nested != a + nested
-
-
-def test_nothing_costs_nothing():
-    cost = analyzed("product")
-    for same in (depth.Cost() + cost, cost + depth.Cost()):
-        assert (same.depth, same.work, same.traffic) == (cost.depth, cost.work, cost.traffic)
-    nothing = depth.Cost()
-    assert (nothing.depth, nothing.work, nothing.by_output, nothing.critical_path) == (0, 0, (), ())
-    assert nothing.seconds("H200") == 0
-    assert str(nothing)
-    assert sum([cost, cost], depth.Cost()).depth == 2 * cost.depth
-
-
 def test_what_is_not_known_of_either_is_not_known_of_the_sum():
     known, unknown = analyzed("sines"), depth.analyze(until, X)
     for total in (known + unknown, unknown + known, unknown.repeat(3), unknown + unknown):
@@ -156,16 +122,6 @@ def test_traffic_of_loops_and_branches():
 
 
 # -- tables ----------------------------------------------------------------------------------------
-
-
-def test_numbers_stand_to_the_right_and_words_to_the_left():
-    text = table(("run", "ms", "note"), [("scan", "1.23", ""), ("newton", "20 us", "x")])
-    assert text.splitlines() == ["run        ms  note", "scan     1.23", "newton  20 us  x"]
-
-
-def test_alignment_may_be_given():
-    text = table(("a", "b", "c"), [("1", "x", "22"), ("333", "yy", "2")], "<>")
-    assert text.splitlines() == ["a     b   c", "1     x  22", "333  yy   2"]
 
 
 def test_sections_blank_lines_and_no_header():

@@ -6,9 +6,9 @@ import pytest
 from jax import lax
 
 from tests.depth.cases import f
-from tests.depth.test_prediction import FREE, LOOPS, W, X, Y, loop, seconds, until
+from tests.depth.test_prediction import FREE, LOOPS, W, X, Y, loop, seconds
 
-GPU = FREE.replace(**LOOPS, node_latency=2.0, condition_latency=7.0)
+GPU = FREE.replace(**LOOPS, node_latency=2.0)
 
 
 def products(times):
@@ -35,22 +35,3 @@ def vectors(unroll):
 )
 def test_five_kernels_in_a_row_are_launched_at_once(program, arguments, expected):
     assert seconds(program, *arguments, device=GPU) == expected
-
-
-@pytest.mark.parametrize(
-    ("program", "arguments", "trips", "expected"),
-    [
-        (loop(lax.sin, 9), (X,), None, 9 * (7 + 2)),
-        (until, (X,), 3, 3 * (7 + 2 + 2)),
-        (products(4), (Y, W), None, 4 * 2),
-    ],
-    ids=["a loop", "until", "no loop"],
-)
-def test_a_captured_program_has_nodes_and_conditions_only(program, arguments, trips, expected):
-    found = seconds(program, *arguments, device=GPU.captured(), trip_counts=trips)
-    assert found == expected
-
-
-def test_a_device_without_graphs_captures_nothing():
-    with pytest.raises(ValueError, match="free captures no loops: its node_latency is None"):
-        FREE.captured()

@@ -34,13 +34,19 @@ PROGRAMS = {
     ),
     "a scan": (
         lambda x, y, z: jax.lax.scan(swapped, (x, y, z), None, 3),
-        [{0, 1}, {0, 1}, {2}, {0, 1}],
+        [{1}, {0}, {2}, {0, 1}],
     ),
     "a loop": (
         lambda x, y, z: jax.lax.while_loop(
             lambda c: c[0] < z, lambda c: (c[0] + 1, c[1] * c[2], c[2]), (x, y, z)
         ),
         [{0, 2}, {0, 1, 2}, {2}],
+    ),
+    "a loop that exchanges": (
+        lambda x, y, z: jax.lax.while_loop(
+            lambda c: c[0] < 9, lambda c: (c[0] * 2, c[2], c[1]), (x, y, z)
+        ),
+        [{0}, {0, 1, 2}, {0, 1, 2}],
     ),
 }
 

