@@ -73,8 +73,7 @@ def _gpu(name: str) -> Device:
     """
     double, single, half, bandwidth, memory, launch, node, call, ghz, cycles = _GPUS[name]
     rates = {"float64": double, "float32": single, "float16": half}
-    if name != "V100":
-        rates["bfloat16"] = half
+    rates |= {} if name == "V100" else {"bfloat16": half}
     return Device(
         name,
         kernel_latency=launch * _US,
