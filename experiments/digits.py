@@ -108,22 +108,15 @@ def residual_layer(depth: int) -> Callable[[jax.Array, Affine], jax.Array]:
 
 def initial(settings: Settings, features: int) -> Network:
     """The weights that every run starts from."""
-    random = np.random.default_rng(settings.seed)
+    random, width = np.random.default_rng(settings.seed), settings.width
 
-    def affine(inputs: int, outputs: int, *layers: int) -> Affine:
+    def layer(inputs: int, outputs: int, *layers: int) -> Affine:
         weight = random.standard_normal((*layers, inputs, outputs)) / math.sqrt(inputs)
-        bias = np.zeros((*layers, outputs))
-        return jnp.asarray(weight, jnp.float32), jnp.asarray(bias, jnp.float32)
+        return jnp.asarray(weight, jnp.float32), jnp.zeros((*layers, outputs), jnp.float32)
 
-    width = settings.width
     return Network(
-        affine(features, width), affine(width, width, settings.depth), affine(width, CLASSES)
+        layer(features, width), layer(width, width, settings.depth), layer(width, CLASSES)
     )
-
-
-def batches(settings: Settings, count: int) -> np.ndarray:
-    """Indices of the digits that each step sees, (steps, batch), the same for every run."""
-    return data.batches(count, settings.steps, settings.batch, settings.seed + 1)
 
 
 def logits(stack: Stack, network: Network, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -132,102 +125,71 @@ def logits(stack: Stack, network: Network, x: jax.Array) -> tuple[jax.Array, jax
     return affine(state, *network.last), iterations
 
 
-def loss(stack: Stack, network: Network, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The mean cross-entropy, and the Newton iterations it took."""
-    scores, iterations = logits(stack, network, x)
-    return optax.softmax_cross_entropy_with_integer_labels(scores, y).mean(), iterations
-
-
-@dataclass(frozen=True)
-class Training:
-    """A training.
-
-    Attributes:
-        losses: of each step.
-        iterations: of each step.
-        gradient: of the first step.
-        accuracy: on held-out digits.
-    """
-
-    losses: np.ndarray
-    iterations: np.ndarray
-    gradient: Network
-    accuracy: float
-
-
 def training_step(stack: Stack, optimizer: Any) -> Callable[..., tuple[Any, ...]]:
     """``(network, moments, x, y) -> (network, moments, loss, iterations, gradient)``."""
 
+    def loss(network: Network, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scores, iterations = logits(stack, network, x)
+        return optax.softmax_cross_entropy_with_integer_labels(scores, y).mean(), iterations
+
     def step(network: Network, moments: Any, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        value_and_grad = jax.value_and_grad(lambda n: loss(stack, n, x, y), has_aux=True)
-        (value, iterations), gradient = value_and_grad(network)
+        (value, count), gradient = jax.value_and_grad(loss, has_aux=True)(network, x, y)
         updates, moments = optimizer.update(gradient, moments)
-        return optax.apply_updates(network, updates), moments, value, iterations, gradient
+        return optax.apply_updates(network, updates), moments, value, count, gradient
 
     return step
 
 
-def adam(settings: Settings) -> Any:
-    """The optimizer."""
-    return optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
-
-
-def train(name: str, stack: Stack, settings: Settings, split: data.Split) -> Training:
-    """Train the network."""
-    optimizer = adam(settings)
-    network = initial(settings, split.train_x.shape[1])
-    moments = optimizer.init(network)
-    step = jax.jit(training_step(stack, optimizer))
-    losses, iterations, first = [], [], None
-    chosen = batches(settings, len(split.train_y))
-    for batch in PROGRESS.steps(f"training by {name}", chosen, len(chosen)):
-        x, y = split.train_x[batch], split.train_y[batch]
-        network, moments, value, count, gradient = step(network, moments, x, y)
-        first = first or gradient
-        losses.append(float(value))
-        iterations.append(int(count))
-    scores, _ = jax.jit(lambda network, x: logits(stack, network, x))(network, split.test_x)
-    right = np.argmax(scores, axis=1) == split.test_y
-    gradient = jax.device_get(first)
-    return Training(np.array(losses), np.array(iterations), gradient, float(np.mean(right)))
-
-
-class Trainings:
-    """Trainings from the same weights on the same batches, compared with the first."""
+class Demo:
+    """Trainings from the same weights on the same batches, and the time of a step."""
 
     def __init__(self, settings: Settings, split: data.Split):
         self.settings, self.split = settings, split
-        self.first: Training | None = None
+        rate = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
+        self.optimizer = optax.adam(rate)
+        self.network = initial(settings, split.train_x.shape[1])
+        given = len(split.train_y), settings.steps, settings.batch, settings.seed + 1
+        self.batches = data.batches(*given)
+        self.first: Row = {}
 
-    def row(self, name: str) -> Row:
-        """Train by one of `RUNS`."""
-        found = train(name, RUNS[name], self.settings, self.split)
-        first = self.first = self.first or found
-        return {
+    def train(self, name: str) -> Iterator[Row]:
+        """Train by one of `RUNS`, and compare with the first of them."""
+        network, moments = self.network, self.optimizer.init(self.network)
+        step = jax.jit(training_step(RUNS[name], self.optimizer))
+        losses, iterations, gradients = list[float](), list[int](), list[Network]()
+        for batch in PROGRESS.steps(f"training by {name}", self.batches, len(self.batches)):
+            x, y = self.split.train_x[batch], self.split.train_y[batch]
+            network, moments, value, count, gradient = step(network, moments, x, y)
+            losses.append(float(value))
+            iterations.append(int(count))
+            gradients = gradients or [jax.device_get(gradient)]
+        scores, _ = jax.jit(partial(logits, RUNS[name]))(network, self.split.test_x)
+        self.first = self.first or {"losses": losses, "gradient": gradients[0]}
+        apart = np.abs(np.subtract(losses, self.first["losses"]))
+        yield {
             "part": "training",
             "program": name,
-            "steps": len(found.losses),
-            "last loss": float(found.losses[-1]),
-            "losses differ": float(np.max(np.abs(found.losses - first.losses))),
-            "gradients differ": distance(found.gradient, first.gradient),
-            "accuracy": found.accuracy,
-            "iterations": float(np.mean(found.iterations)),
-            "losses": found.losses.tolist(),
+            "steps": len(losses),
+            "last loss": losses[-1],
+            "losses differ": float(apart.max()),
+            "gradients differ": distance(gradients[0], self.first["gradient"]),
+            "accuracy": float(np.mean(np.argmax(scores, axis=1) == self.split.test_y)),
+            "iterations": float(np.mean(iterations)),
+            "losses": losses,
         }
 
-
-def case(settings: Settings, split: data.Split) -> Case:
-    """A training step."""
-    optimizer = adam(settings)
-    network = initial(settings, split.train_x.shape[1])
-    chosen = batches(settings, len(split.train_y))[:2]
-    given = [(network, optimizer.init(network), split.train_x[k], split.train_y[k]) for k in chosen]
-    steps = {name: training_step(stack, optimizer) for name, stack in RUNS.items()}
-    programs = {
-        name: Variant(step, comparable=lambda result: (result[2], result[4]))
-        for name, step in steps.items()
-    }
-    return Case({"part": "step"}, given, {BASELINE: programs.pop(BASELINE)}, programs)
+    def case(self) -> Case:
+        """A training step."""
+        moments, split = self.optimizer.init(self.network), self.split
+        given = [(self.network, moments, split.train_x[k], split.train_y[k]) for k in self.batches]
+        programs = {
+            name: Variant(
+                training_step(stack, self.optimizer),
+                comparable=lambda result: (result[2], result[4]),
+            )
+            for name, stack in RUNS.items()
+        }
+        return Case({"part": "step"}, given[:2], {BASELINE: programs.pop(BASELINE)}, programs)
 
 
 @styled
@@ -280,19 +242,14 @@ def main(argv: list[str]) -> None:
     options = arguments.parse_args(argv)
     given = {name: getattr(options, name) for name in ("depth", "width", "batch", "steps")}
     given = ({"steps": 300} if options.quick else {}) | {k: n for k, n in given.items() if n}
-    settings, split = replace(usual, **given), data.digits()
-    trainings = Trainings(settings, split)
-
-    def trained(name: str) -> Iterator[Row]:
-        yield trainings.row(name)
-
-    def timed() -> Iterator[Row]:
-        effort = Effort(options.repeats, most=1)
-        return bench(case(settings, split), depth.at_hand(), effort)
-
+    settings = replace(usual, **given)
+    demo, effort = Demo(settings, data.digits()), Effort(options.repeats, most=1)
     command.run(
         options,
-        [*(partial(trained, name) for name in RUNS), timed],
+        [
+            *(partial(demo.train, name) for name in RUNS),
+            lambda: bench(demo.case(), depth.at_hand(), effort),
+        ],
         TABLES,
         summary=partial(summary, settings),
         pictures=pictures,

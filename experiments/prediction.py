@@ -88,15 +88,6 @@ def associative(a: Array, b: Array) -> Array:
     return lax.associative_scan(combine, (a, b))[1]
 
 
-def halving(size: int, steps: int) -> Program:
-    """A loop whose end depends on data: it ends once the state is small."""
-
-    def run(x: Array) -> Array:
-        return lax.while_loop(lambda x: x[0] > 2.0**-steps, lambda x: x / 2, x)
-
-    return run, (jnp.ones(size),)
-
-
 def gradient(run: Function, arguments: tuple[Any, ...]) -> Function:
     """The gradient of the mean square of a program's result with respect to all arguments."""
     return jax.grad(lambda *args: jnp.mean(run(*args) ** 2), tuple(range(len(arguments))))
@@ -155,11 +146,6 @@ def cases(quick: bool = False) -> Iterator[Case]:
         program = recurrence("sequential"), blocks
         chain = f"recurrence n={n} L={length}"
         yield case(chain, "sequential", program, associative_scan=associative, **others)
-    for size, trips in some((8, 1000), (100_000, 50)):
-        run, arguments = halving(size, trips)
-        counted = Variant(run, iterations=lambda trips=trips: trips)  # type: ignore[misc]
-        chain = f"halving n={size} trips={trips}"
-        yield case(chain, "while_loop", (counted, arguments))  # type: ignore[arg-type]
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:

@@ -34,7 +34,6 @@ WEIGHTS = {  # shares of the time that is left, the most important first
     "decide": 3,
     "iterations": 2,
     "field": 2,
-    "sharding": 1,
     "kernels": 1,
     "recurrence": 1,
     "prediction": 2,

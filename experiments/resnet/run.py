@@ -99,7 +99,6 @@ ON_ACCELERATOR = Scale((1024, 256, 64), 1024, 300, 20.0, 5.0, (1, 2, 3, 5))
 class Task:
     """Digits to learn with a network of some shape."""
 
-    name: str
     shape: Shape
     batch: int
     steps: int
@@ -107,12 +106,12 @@ class Task:
     @cached_property
     def split(self) -> data.Split:
         """The digits."""
-        return data.mnist() if self.name == "mnist" else data.digits()
+        return data.digits()
 
     @property
     def labels(self) -> Row:
         """The cells that all rows of the task share."""
-        row: Row = {"data": self.name, "activation": "tanh", "L": self.shape.blocks}
+        row: Row = {"data": "digits", "activation": "tanh", "L": self.shape.blocks}
         return row | {"w": self.shape.width, "batch": self.batch}
 
     def initial(self) -> State:
@@ -325,7 +324,7 @@ def main(argv: list[str]) -> None:
     scale = dataclasses.replace(scale, **{name: value for name, value in given.items() if value})
 
     def task(length: int) -> Task:
-        return Task(data.handwritten(), Shape(length), BATCH, scale.steps)
+        return Task(Shape(length), BATCH, scale.steps)
 
     device, effort = depth.at_hand(), Effort(options.repeats)
     jobs: list[tuple[str, command.Job]] = [

