@@ -7,7 +7,16 @@ import pytest
 
 from deeppcr import Newton
 from deeppcr.diffusion import Schedule, pred_original_sample
-from tests.diffusion.test_sample import KEY, NOISE, STEPS, WEIGHTS, run, sequential
+from tests.diffusion.test_sample import (
+    CONFIGS,
+    KEY,
+    NOISE,
+    STEPS,
+    WEIGHTS,
+    predict,
+    run,
+    sequential,
+)
 
 SAMPLE = jnp.cos(jnp.arange(NOISE.size, dtype=NOISE.dtype)).reshape(NOISE.shape)
 # By prediction type, with the noise e: the output of a model that knows the sample.
@@ -51,6 +60,18 @@ def test_the_sample_that_the_model_knows_is_predicted_from_any(
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match=r"trajectory is float64\[3, 6\], expected .*, 3, 6\]"):
         pred_original_sample(model, of, NOISE, NOISE, **options)
+
+
+def test_the_last_step_of_ddim_goes_to_what_is_predicted_from_the_sample_before_it():
+    def of_weights(x, t, weights):
+        return predict(weights, x, t)
+
+    found = pred_original_sample(
+        *(of_weights, Schedule.from_config(CONFIGS["ddim"]), NOISE, sequential("ddim").trajectory),
+        steps=STEPS,
+        args=(WEIGHTS,),
+    )
+    np.testing.assert_allclose(found[-1], sequential("ddim").value, rtol=1e-4)
 
 
 def test_samples_after_some_iterations():
