@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_name, suggests_keywords
-from deeppcr.fused import CannotFuse
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.linear.choose import FEW_STEPS, pcr_suits
 from deeppcr.linearize import exact_linearization
@@ -28,8 +27,9 @@ from deeppcr.newton import Newton
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.expected import USUAL
 from deeppcr.newton.guess import Guess
+from deeppcr.platforms import compiled_for
 from deeppcr.progress import Progress
-from deeppcr.sequential import Sequential, fused_step
+from deeppcr.sequential import Sequential, kernel_of
 from deeppcr.structure import find_structure
 from depth.counts import contracted, matrices
 from depth.jaxprs import equations, is_literal, moved_by
@@ -53,8 +53,6 @@ MARGIN = 0.8
 UNROLL = 16  # steps of a loop in one CUDA graph
 # The most equations of a step that is unrolled, since XLA compiles each of them so many times.
 MOST_UNROLLED = 64
-# The most instructions of a step whose values stay in registers: tanh, 32 units, 2944: 64 us.
-MOST_IN_REGISTERS = 1024
 # The gradient of a loop by jax, over the loop: GRU and tanh layers, 1 to 128 units: 2 to 7.
 BACKWARD = 4
 
@@ -174,7 +172,7 @@ def choose_method(chain: TracedChain, platform: str, iterations: int = USUAL) ->
     unroll = UNROLL if sum(1 for _ in equations(step.jaxpr)) <= MOST_UNROLLED < length else 1
     times = {"loop": loop_seconds(chain)}
     methods: dict[str, Method] = {"loop": Sequential(unroll=min(unroll, length))}
-    if platform == "cuda" and (kernel := kernel_seconds(chain)):
+    if kernel := kernel_seconds(chain, platform):
         times["kernel"], methods["kernel"] = kernel, Sequential(fused=True)
     if length > FEW_STEPS and not step.not_differentiable:
         each = solve_seconds(chain)
@@ -231,15 +229,11 @@ def has_layers(chain: TracedChain) -> bool:
     return any(each & moved and each & own - moved for each in variables)
 
 
-def kernel_seconds(chain: TracedChain) -> float | None:
+def kernel_seconds(chain: TracedChain, platform: str) -> float | None:
     """Of the loop in one kernel, each thread running one chain of the batch; None without one."""
-    try:
-        step = fused_step(chain)
-    except CannotFuse:
-        return None
-    if step.instructions > MOST_IN_REGISTERS:
-        return None
-    return chain.length * (STEP + INSTRUCTION * step.instructions)
+    with compiled_for(platform):
+        step = kernel_of(chain)
+    return step and chain.length * (STEP + INSTRUCTION * step.instructions)
 
 
 def solve_seconds(chain: TracedChain) -> float:

@@ -4,16 +4,26 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.chain import TracedChain
-from deeppcr.loops import FALLBACK, fallback, steps_from
+from deeppcr.fused import fused_scan
+from deeppcr.loops import FALLBACK, fallback, steps_from, unless
+from deeppcr.sequential import kernel_of
 from deeppcr.state import Leaves
 
 
 def finish(chain: TracedChain, trajectory: Leaves, prefix: Array, expected: bool = False) -> Leaves:
     """Run the steps after ``prefix`` one by one; the loop makes no trip if there are none.
 
-    ``expected``: whether it is known beforehand that there are some.
+    On a GPU all steps run again where one kernel does that. ``expected``: whether it is known
+    beforehand that there are some.
     """
     length = chain.length
+    if step := kernel_of(chain):
+
+        def kernel() -> Leaves:
+            return fused_scan(step, chain.initial, chain.inputs, chain.captured, False, length)[1]
+
+        with fallback(FALLBACK, expected):
+            return unless(prefix == length, trajectory, kernel)
 
     def run(entry: Leaves, trajectory: Leaves) -> tuple[Leaves, Leaves]:
         def step(index: Array, before: Leaves) -> tuple[Leaves, Leaves]:

@@ -104,6 +104,20 @@ def test_bad_options():
         deeppcr.solve_bidiagonal(A, b, solver=Recurrence(fused=True))
 
 
+def test_it_finishes_what_newtons_method_does_not():
+    def chaotic(z, x):
+        return jnp.float32(3.7) * z * (1 - z) + 0 * x, z
+
+    start, xs = jnp.full(2, 0.3, jnp.float32), numbers(16, 2)
+    newton = deeppcr.Newton(max_iterations=2, damping=None)
+    ours = partial(deeppcr.scan, chaotic, method=newton)
+    expected = jax.jit(partial(jax.lax.scan, chaotic))(start, xs)
+    assert_agree(on_a_gpu(ours, start, xs), expected, 1e-2)  # which amplifies rounding
+    assert kernels_of(chaotic, newton, start, xs) == 1
+    many = jax.vmap(ours)(jnp.stack([start, start]), jnp.stack([xs, xs]))
+    assert_agree(jax.tree.map(lambda z: z[1], many), expected, 1e-2)
+
+
 def test_auto_takes_it_where_it_is_the_fastest():
     shape = jax.ShapeDtypeStruct((500, 2), "float32")
     plan = deeppcr.plan(Chain(CELL, shape), H, device="H200")
