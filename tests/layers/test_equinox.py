@@ -82,15 +82,3 @@ def test_filter_grad():
         return eqx.filter_jit(eqx.filter_value_and_grad(lambda m, x: square(run(m, x))))(mlps(), X)
 
     assert_agree(gradient(partial(deeppcr.forward, adjoint="pcr")), gradient(loop))
-
-
-def test_sequential():
-    dropout = eqx.nn.Dropout(0.5, inference=True)
-    layers = [m for linear in linears() for m in (linear, eqx.nn.Lambda(jax.nn.relu), dropout)]
-    sequential = eqx.nn.Sequential(layers)
-    assert chains(sequential) == [(0, N, 3, "")]
-    run = partial(deeppcr.forward, adjoint="backprop")
-    gradient = eqx.filter_jit(eqx.filter_value_and_grad(lambda m: square(run(m, X))))(sequential)
-    assert_agree(
-        gradient, eqx.filter_jit(eqx.filter_value_and_grad(lambda m: square(m(X))))(sequential)
-    )

@@ -18,23 +18,6 @@ def test_no_layers():
     assert_agree(deeppcr.forward([], X), X)
 
 
-def test_pytree_states():
-    layers = [
-        jax.tree_util.Partial(lambda w, s: {"a": jnp.tanh(w @ s["b"]), "b": s["a"] + s["b"]}, w)
-        for w in WEIGHTS
-    ]
-    x = {"a": X, "b": 2 * X}
-    assert_agree(deeppcr.forward(layers, x, method="newton"), loop(layers, x))
-
-
-def test_integer_states_run_in_order():
-    """Tokens on their way to an embedding: layers alike, of a state without derivatives."""
-    bump = [jax.tree_util.Partial(lambda n, x: (x + n) % 7, jnp.array(n)) for n in (1, 2, 3)]
-    layers = [*bump, lambda x: normal(0, 7, 3)[x], *denses(N)]
-    tokens = jnp.array([1, 5, 6])
-    assert_agree(deeppcr.forward(layers, tokens), loop(layers, tokens))
-
-
 def test_a_chain_of_layers_already_stacked():
     layers = denses(N)
     chain = Chain.from_layers(layers, X)
@@ -85,18 +68,6 @@ def test_batches_by_shape():
         assert f"f64[{shape}]" in program
 
 
-def test_layers_alike_become_one_chain():
-    """One loop with one copy of the layer's program, not N."""
-
-    def tanhs(count):
-        layers = [dense(i) for i in range(count)]
-        return str(jax.make_jaxpr(partial(deeppcr.forward, layers, adjoint="backprop"))(X)).count(
-            "= tanh "
-        )
-
-    assert tanhs(3) == tanhs(12) == 1
-
-
 def test_a_list_that_jit_traces_compiles_quickly():
     """A short one as its loop, a long one as a scan; with options, or stacked, as a chain."""
 
@@ -133,28 +104,3 @@ def test_a_list_without_options_names_what_is_wrong():
         deeppcr.forward(layers, X, batch_ndim=3)
     with pytest.raises(TypeError, match=r"layers\[2\] \(Dense\) was given float64\[3\]"):
         deeppcr.forward([*layers[:2], dense(2, 5), layers[3]], X)
-
-
-def test_random_layers_and_layers_that_interact_within_a_batch():
-    def dropout(key, x):
-        return jnp.where(jax.random.bernoulli(key, 0.8, x.shape), 1.1 * jnp.tanh(x), 0.0)
-
-    def batch_norm(weight, x):
-        y = x @ weight
-        spread = jnp.sqrt(y.var(0, keepdims=True) + 0.1)
-        return (y - jnp.broadcast_to(y.mean(0), y.shape)) / jnp.broadcast_to(spread, y.shape)
-
-    keys = jax.random.split(jax.random.key(1), N)
-    lists = (
-        [jax.tree_util.Partial(dropout, key) for key in keys],
-        [jax.tree_util.Partial(batch_norm, w) for w in WEIGHTS],
-    )
-
-    def value(forward, x):
-        return sum(jnp.sum(jnp.sin(forward(layers, x))) for layers in lists)
-
-    ours = partial(deeppcr.forward, method="newton", adjoint="backprop")
-    actual, expected = (
-        jax.jit(jax.value_and_grad(partial(value, each)))(BATCH) for each in (ours, loop)
-    )
-    assert_agree(actual, expected)

@@ -57,16 +57,6 @@ def test_runs_and_periods(text):
     assert [segment[:3] for segment in chains(letters(text))] == FOUND[text]
 
 
-def test_blocks_between_two_other_widths():
-    layers = [dense(0, 5, 3), *[dense(i) for i in range(1, 4)], dense(7, 3, 2)]
-    assert [segment[:3] for segment in chains(layers, normal(1, 5))] == [
-        (0, 1, 1),
-        (1, 3, 1),
-        (4, 1, 1),
-    ]
-    check(lambda layers: layers, layers, normal(1, 2, 5), method="newton", adjoint="backprop")
-
-
 def test_widths_that_come_back():
     """Down and up again, three times: a step of two layers; and widths that never come back."""
     layers = [layer for i in range(3) for layer in (dense(i, 3, 2), dense(i, 2, 3))]
@@ -157,16 +147,6 @@ def test_describe(name):
         == table.strip()
     )
     assert str(deeppcr.layers.describe(tuple(layers()), jnp.zeros(shape))) == table.strip()
-
-
-def test_describe_takes_what_forward_takes():
-    modules = [a(i) for i in range(4)]
-    text = str(deeppcr.layers.describe(modules, X))
-    assert "0..3" in text
-    assert str(deeppcr.layers.describe(deeppcr.stack(modules), X)) == text
-    assert str(deeppcr.layers.describe((lambda p, x: p(x), modules), X)) == text
-    assert str(deeppcr.layers.describe((layer for layer in modules), X)) == text
-    assert deeppcr.Chain.from_layers(deeppcr.stack(modules), X).length == 4
 
 
 def over(layer):

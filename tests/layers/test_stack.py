@@ -7,7 +7,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import deeppcr
@@ -112,57 +111,6 @@ def test_is_a_pytree():
     assert len(set(paths)) == 2
 
 
-def test_jit_traces_once():
-    traced = []
-
-    @jax.jit
-    def call(stack, x):
-        traced.append(1)
-        return stack(x)
-
-    stack = deeppcr.stack(denses(N))
-    for other in (
-        stack,
-        deeppcr.stack([dense(10 + i) for i in range(N)]),
-        jax.tree.map(lambda leaf: 2 * leaf, stack),
-    ):
-        call(other, X)
-    assert len(traced) == 1
-    static = jax.jit(
-        lambda structure, leaves: jax.tree.unflatten(structure, leaves)(X), static_argnums=0
-    )
-    leaves, structure = jax.tree.flatten(stack)
-    assert_agree(static(structure, leaves), stack(X))
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "masked"])
-def test_training_with_optax(optimizer):
-    """As with the list of layers, in one jitted and donated loop."""
-    optimizer = {
-        "adam": optax.adam(0.1),
-        "masked": optax.masked(
-            optax.sgd(0.1, momentum=0.9), lambda tree: jax.tree.map(lambda leaf: True, tree)
-        ),
-    }[optimizer]
-
-    def train(params, run):
-        def step(_, carry):
-            params, state = carry
-            gradient = jax.grad(lambda params: square(run(params, BATCH)))(params)
-            updates, state = optimizer.update(gradient, state, params)
-            return optax.apply_updates(params, updates), state
-
-        with jax.numpy_dtype_promotion("standard"):  # of optax's own making
-            trained = jax.jit(
-                lambda params: jax.lax.fori_loop(0, 3, step, (params, optimizer.init(params)))[0],
-                donate_argnums=0,
-            )
-            return trained(params)
-
-    trained = train(deeppcr.stack(denses(N)), deeppcr.forward)
-    assert_agree(deeppcr.unstack(trained), train(denses(N), loop))
-
-
 def test_vmap_over_an_ensemble():
     stacks = [deeppcr.stack([dense(10 * k + i) for i in range(N)]) for k in range(3)]
     ensemble = stacked(stacks)
@@ -210,15 +158,6 @@ def test_copies_and_pickles():
         copy.deepcopy(deeppcr.stack([closure(w) for w in WEIGHTS]))(X),
         loop([closure(w) for w in WEIGHTS], X),
     )
-
-
-def test_from_layers_and_solve():
-    layers = denses(N)
-    stack = deeppcr.stack(layers)
-    for given in (layers, stack, (layer for layer in layers), (lambda p, x: p(x), layers)):
-        chain = deeppcr.Chain.from_layers(given, X)
-        assert chain.length == N
-        assert_agree(deeppcr.solve(chain, X, method="newton").value, loop(layers, X))
 
 
 @pytest.mark.parametrize(
