@@ -20,7 +20,7 @@ from deeppcr.rewrites.cut_first import apply
 from deeppcr.rewrites.terms import is_real_product, term_by_term
 from deeppcr.state import float32_or_better
 from depth.counts import contracted, matrices
-from depth.jaxprs import equations, rewritten
+from depth.jaxprs import rewritten
 
 # Multiplications up to which a product is written out: from 4096 on XLA cuts the sum into tasks for
 # its threads. Up to TINY of them, a sum of SHORT terms is written term by term, not as a reduction.
@@ -74,11 +74,6 @@ def _is_of_vectors(equation: Any) -> bool:
     _, rows, columns = matrices(equation)
     is_one_axis = len(axes[0]) == 1 and 0 < contracted(equation) <= LONGEST
     return is_one_axis and bool(batch[0]) and min(rows, columns) == 1
-
-
-def has_small_products(jaxpr: Any, most: int = MOST) -> bool:
-    """Whether `write_out` changes a program on a CPU."""
-    return any(is_small_product(equation, most) for equation in equations(jaxpr))
 
 
 def is_small_product(equation: Any, most: int = MOST) -> bool:
