@@ -91,6 +91,8 @@ def test_what_is_stopped_leaves_its_rows_and_their_table(
     printed = capsys.readouterr().out
     assert stopped in printed
     assert "no picture: there are no rows to draw" in printed
+    (environment,), _ = results.read(path)
+    assert environment["complete"] is False
 
 
 def test_repeats_are_a_number_from_one_on(capsys: pytest.CaptureFixture[str]) -> None:
